@@ -1,0 +1,146 @@
+r"""ASGO: one-sided adaptive structured gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._momentum import momentum
+from ..transforms._precondition import precondition
+from ..transforms._refresh import Refresh, as_policy
+from ..transforms._validate import check_choice
+from ._assemble import assemble
+
+
+def scale_by_asgo(
+    *,
+    b1: jax.typing.ArrayLike | None = None,
+    b2: jax.typing.ArrayLike | None = None,
+    eps: jax.typing.ArrayLike = 1e-6,
+    refresh: Refresh = 1,
+    variant: str = "practical",
+    side: str | None = None,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformation:
+    """The direction of `asgo` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    check_choice("variant", variant, ("practical", "theoretical", "from_momentum"))
+    check_choice("side", side, (None, "left", "right", "smaller"))
+    theoretical = variant == "theoretical"
+    if theoretical and not (b1 is None and b2 is None):
+        raise ValueError(f"variant='theoretical' has no b1 and b2, got b1={b1!r}, b2={b2!r}.")
+    return precondition(
+        None if theoretical else momentum(0.9 if b1 is None else b1, dtype=dtype),
+        refresh=as_policy(refresh, offset=1, first=True),
+        sides=("left" if theoretical else "smaller") if side is None else side,
+        square="right",
+        root=2,
+        b2=None if theoretical else (0.95 if b2 is None else b2),
+        eps=eps,
+        eps_outside=theoretical,
+        statistics="momentum" if variant == "from_momentum" else "gradient",
+    )
+
+
+def asgo(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    b1: jax.typing.ArrayLike | None = None,
+    b2: jax.typing.ArrayLike | None = None,
+    eps: jax.typing.ArrayLike = 1e-6,
+    refresh: Refresh = 1,
+    variant: str = "practical",
+    side: str | None = None,
+    dtype: jax.typing.DTypeLike | None = None,
+    block_size: int | None = None,
+    head_wise: bool = False,
+    matrices: Selection | None = "all",
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""ASGO: momentum preconditioned on its smaller side by the gradients' second moment.
+
+    Use it in place of Shampoo when one factor is enough: half the state or less and one root per
+    matrix. Its root is an eigendecomposition, at each step by default: give `refresh=` a period.
+
+    .. math::
+      M_t = b_1 M_{t-1} + (1-b_1) G_t, \qquad V_t = b_2 V_{t-1} + (1-b_2)\, G_t G_t^\top, \qquad
+      D_t = (V_t + \epsilon I)^{-1/2} M_t
+
+    on the left if `m < n`, else, with :math:`G^\top G`, on the right (also for `m = n`, as
+    printed). Nothing is bias-corrected. Every parameter takes part; a vector, bias or scale is a
+    matrix with one row and so gets one adaptive number, as in AdaGrad-norm.
+
+    State per `m × n` matrix: `mn` for the momentum and `2 min(m, n)²` for factor and root. Work per
+    step: `4mn · min(m, n)` FLOPs; per refresh one eigendecomposition of order `min(m, n)`.
+
+    Relations, each with a test of its name: from momentum with `b2 = 0`, `eps = 0`, `refresh = 1`
+    it is exact Muon without Nesterov; transposing a non-square gradient transposes the direction.
+
+    Args:
+      learning_rate: a number or a schedule.
+      b1: decay rate of the momentum (0.9).
+      b2: decay rate of the statistics (0.95).
+      eps: damping, inside the root; 0 takes the root on the range of `V` only.
+      refresh: period or policy of the root, at steps 1, k + 1, 2k + 1, … by default.
+      variant: "practical" (Algorithm 2); "from_momentum" (Eq. 4: statistics of `M` instead of `G`);
+        "theoretical" (Algorithm 1: sums, no momentum, left side, damping outside the root).
+      side: "left", "right" or "smaller" in place of the variant's own.
+      dtype: dtype of the momentum; the parameters' if `None`.
+      block_size: cut matrices into balanced blocks of at most this many rows and columns.
+      head_wise: whether query and key kernels `(D, H, K)` are one matrix per head (Appendix B); for
+        merged kernels give `MatrixAxes(0, 1, column_heads=H)`.
+      matrices: which parameters are matrices; "all" as in the paper; see `MatrixRule`.
+      weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
+      stack: whether same-shaped matrices share one array; `None` decides by size.
+      weight_decay: decoupled weight decay, times the learning rate.
+      weight_decay_mask: which parameters decay, as in `optax.adamw`.
+      adam_learning_rate: AdamW's learning rate for other parameters; `None` means the same.
+      adam_b1: AdamW's first decay rate.
+      adam_b2: AdamW's second decay rate.
+      adam_eps: AdamW's epsilon.
+      adam_weight_decay: AdamW's weight decay; `None` means the same.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.asgo(0.01, refresh=10)
+      >>> state = optimizer.init(params)
+      >>> updates, state = optimizer.update(params, state, params)
+      >>> params = optax.apply_updates(params, updates)
+
+    References:
+      An et al., `ASGO: Adaptive Structured Gradient Optimization
+      <https://arxiv.org/abs/2503.20762>`_, Algorithms 1 and 2, Eq. 4, Appendix B.
+    """
+    return assemble(
+        scale_by_asgo(
+            b1=b1, b2=b2, eps=eps, refresh=refresh, variant=variant, side=side, dtype=dtype
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers, head_wise),
+        block_size=block_size,
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

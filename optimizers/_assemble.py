@@ -1,0 +1,83 @@
+"""What every full optimizer shares: routing, weight decay, learning rate, AdamW for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optax
+
+from ..transforms._matrix_rule import MatrixRule
+from ..transforms._matrix_view import on_matrices
+from ..transforms._routing import route
+from ..transforms._validate import check_decay, check_interval
+
+
+def assemble(
+    direction: optax.GradientTransformation,
+    learning_rate: optax.ScalarOrSchedule,
+    rule: MatrixRule,
+    *,
+    block_size: int | None = None,
+    stack: bool | None = None,
+    weight_decay: Any = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: Any = 0.9,
+    adam_b2: Any = 0.999,
+    adam_eps: Any = 1e-8,
+    adam_weight_decay: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Makes a full optimizer from the direction of the matrices.
+
+    Args:
+      direction: transformation on batches of matrices, without learning rate, sign and decay.
+      learning_rate: of the matrices; a number or a schedule.
+      rule: which parameters are matrices.
+      block_size: see `on_matrices`.
+      stack: see `on_matrices`.
+      weight_decay: decoupled weight decay of the matrices, times the learning rate.
+      weight_decay_mask: tree of booleans or callable, as in `optax.add_decayed_weights`.
+      adam_learning_rate: of all other parameters; `None` means as the matrices.
+      adam_b1: AdamW's decay rate of the first moment.
+      adam_b2: AdamW's decay rate of the second moment.
+      adam_eps: AdamW's epsilon.
+      adam_weight_decay: AdamW's weight decay; `None` means as the matrices.
+
+    Returns:
+      A transformation on the whole tree of parameters.
+    """
+    adam_learning_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+    adam_weight_decay = weight_decay if adam_weight_decay is None else adam_weight_decay
+    _check_learning_rate("learning_rate", learning_rate)
+    _check_learning_rate("adam_learning_rate", adam_learning_rate)
+    check_interval("weight_decay", weight_decay, 0.0)
+    check_interval("adam_weight_decay", adam_weight_decay, 0.0)
+    check_decay("adam_b1", adam_b1)
+    check_decay("adam_b2", adam_b2)
+    check_interval("adam_eps", adam_eps, 0.0)
+    matrices = optax.chain(
+        on_matrices(direction, rule, block_size=block_size, stack=stack),
+        optax.add_decayed_weights(weight_decay, weight_decay_mask)
+        if _decays(weight_decay)
+        else optax.identity(),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+    adam = {"b1": adam_b1, "b2": adam_b2, "eps": adam_eps}
+    others = (
+        optax.adamw(
+            adam_learning_rate, weight_decay=adam_weight_decay, mask=weight_decay_mask, **adam
+        )
+        if _decays(adam_weight_decay)
+        else optax.adam(adam_learning_rate, **adam)
+    )
+    return route(matrices, others, rule)
+
+
+def _decays(weight_decay: Any) -> bool:
+    # An injected hyper-parameter is an array and may change later; a plain 0 needs no parameters.
+    return not (isinstance(weight_decay, (int, float)) and weight_decay == 0)
+
+
+def _check_learning_rate(name: str, value: optax.ScalarOrSchedule) -> None:
+    if not callable(value):
+        check_interval(name, value, 0.0)

@@ -1,0 +1,128 @@
+r"""RACS: row- and column-scaled SGD."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._norm_growth import limit_norm_growth
+from ..transforms._row_column_scaling import scale_by_rows_and_columns
+from ._assemble import assemble
+
+
+def scale_by_racs(
+    *,
+    b2: jax.typing.ArrayLike = 0.9,
+    scale: jax.typing.ArrayLike = 0.05,
+    gamma: jax.typing.ArrayLike = 1.01,
+    iterations: int = 5,
+    bias_correction: bool = False,
+) -> optax.GradientTransformation:
+    """The direction of `racs` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    return optax.chain(
+        scale_by_rows_and_columns(b2, iterations=iterations, bias_correction=bias_correction),
+        limit_norm_growth(gamma),
+        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def racs(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    b2: jax.typing.ArrayLike = 0.9,
+    scale: jax.typing.ArrayLike = 0.05,
+    gamma: jax.typing.ArrayLike = 1.01,
+    iterations: int = 5,
+    bias_correction: bool = False,
+    output_layer: Selection | None = "auto",
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""RACS: rows and columns scaled to the principal singular pair of the squared gradient.
+
+    Use it when memory decides: its state is `m + n + 1` numbers per matrix, next to nothing, and a
+    step costs ten passes over the gradient and no matrix product. It has no momentum, so that small
+    batches cost it more than others.
+
+    .. math::
+      s = \frac{(G^{\odot 2})^\top q}{\|q\|^2}, \quad q = \frac{G^{\odot 2} s}{\|s\|^2}
+      \quad (\text{five rounds from } q = 1), \qquad
+      \bar s \leftarrow b_2 \bar s + (1 - b_2) s, \quad \bar q \leftarrow b_2 \bar q + (1 - b_2) q
+
+    .. math::
+      \tilde G = \mathrm{diag}(\bar q)^{-1/2}\, G\, \mathrm{diag}(\bar s)^{-1/2}, \qquad
+      D = \alpha\, \eta\, \tilde G, \quad
+      \eta = \gamma / \max(\|\tilde G\| / \phi, \gamma), \quad \phi \leftarrow \eta \|\tilde G\|
+
+    The averages start at 0 and are not bias-corrected, as printed; zero rows and columns give 0;
+    while :math:`\phi = 0` the limiter rests. Embeddings, norms, biases and the output layer go to
+    AdamW.
+
+    Relations, each with a test of its name: without averaging (`b2 = 0`) and with many iterations
+    the scales are the leading singular pair of :math:`G^{\odot 2}`; directions do not depend on the
+    gradient's scale when `b2 = 0`.
+
+    Args:
+      learning_rate: a number or a schedule.
+      b2: decay rate of the two averages; 0 is the paper's ablation without them.
+      scale: the paper's α (0.02 at 1.3B parameters).
+      gamma: largest growth of the direction's norm from one step to the next.
+      iterations: rounds of the fixed point.
+      bias_correction: whether to correct the averages' start at 0 (not in the paper).
+      output_layer: the output layer, left to AdamW: "auto" finds it, a pattern or predicate names
+        it, `None` treats it like any matrix.
+      matrices: which parameters are matrices; `None` is the rule for Flax, see `MatrixRule`.
+      weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
+      stack: whether same-shaped matrices share one array; `None` decides by size.
+      weight_decay: decoupled weight decay, times the learning rate.
+      weight_decay_mask: which parameters decay, as in `optax.adamw`.
+      adam_learning_rate: AdamW's learning rate for other parameters; `None` means the same.
+      adam_b1: AdamW's first decay rate.
+      adam_b2: AdamW's second decay rate.
+      adam_eps: AdamW's epsilon.
+      adam_weight_decay: AdamW's weight decay; `None` means the same.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.racs(0.02, adam_learning_rate=1e-3)
+      >>> state = optimizer.init(params)
+      >>> updates, state = optimizer.update(params, state, params)
+      >>> params = optax.apply_updates(params, updates)
+
+    References:
+      Gong et al., `Towards Efficient Optimizer Design for LLM via Structured Fisher Approximation
+      <https://arxiv.org/abs/2502.07752>`_, Algorithm 1, Eq. 16, Proposition 3.
+    """
+    return assemble(
+        scale_by_racs(
+            b2=b2, scale=scale, gamma=gamma, iterations=iterations, bias_correction=bias_correction
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers, output_layer=output_layer),
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

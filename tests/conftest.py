@@ -1,0 +1,12 @@
+"""Settings for the whole suite: eight simulated devices, and ranks never promoted in silence."""
+
+import os
+
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -1,0 +1,1 @@
+"""NumPy float64 transcriptions, written from the papers and independent of the library."""

@@ -1,0 +1,171 @@
+"""Shampoo in float64 NumPy: the original, the practical one, and the stale one.
+
+Papers. 001 (5aae00e9785908af), Algorithm 5: the original. 000 (daed924f843711ab), Algorithm 2 and
+Eq. 2: practical 32-bit Shampoo. 004 (3b28275a008bcb29), Algorithms 1 + 2: Shampoo with stale roots.
+Every function returns `(directions, states)`, two lists with one entry per gradient; the update
+is `W <- W - lr * D`.
+
+Readings chosen where a paper is silent or unclear:
+
+- 001 Alg. 5 prints `W + lr ...`: a slip, the sign is minus. `L = eps I + sum G G'` is at least
+  `eps I`, so an eigenvalue below `eps` is rounding and is floored at `eps` (no other damping).
+- 000 Alg. 2 writes `L-bar_k` in lines 4-5 and `L_k` in line 10: one and the same variable.
+  Statistics come before the root within one step. Every T1, T2 is counted by `k mod T = 0`, k from
+  1, so that the first statistic falls on step T1 and the first root on step T2; `I` before.
+- `lambda_max` (maximum singular value, power iteration) and the root (Schur-Newton) are computed
+  exactly, by one eigendecomposition. Damping is `eps * lambda_max`, inside the root. The paper's
+  root is 4; `root` is ours. Eigenvalues are clamped at 0 before damping is added.
+- Blocks: the paper caps the order of a factor (1200) and says no more. Equal blocks of
+  `ceil(m / k)` rows, `k = ceil(m / block_size)`, the last one shorter; each has its own factors and
+  its own grafting. States are then dicts `{(i, j): state of the block}`.
+- 004 Algs 1 + 2 as printed use at step t the root made at t - 1. Algorithm 3 and the proofs do not:
+  no lag here. Statistics every step from 0, no bias correction; `eps0` is absolute.
+  `root` (p) is not stated for the paper's runs. Section 4.1 puts refreshes at `t = 0 mod f`, Alg. 2
+  at `(t - 1) mod f = 0`: the algorithm is followed.
+- Grafting. "norm": `D = G_hat |P| / |G_hat|`, P being the matrix that is preconditioned
+  (the gradient; its EMA when `precondition="momentum"`). "adam" (004 J.1 names it without a
+  formula): the norm of Adam's step from the raw gradient with `b1`, `b2` (the factors' b2), bias
+  corrected, 1e-8 outside the root. `G_hat = 0` gives 0.
+- `precondition="momentum"` (an option, ours): `M = EMA_b1(M, G)`, no bias correction.
+"""
+
+import numpy as np
+
+
+def inverse_root(A, root, damping):
+    """`(A + damping I)^(-1/root)`, eigenvalues of A clamped at 0."""
+    d, Q = np.linalg.eigh(A)
+    return (Q * (np.maximum(d, 0.0) + damping) ** (-1.0 / root)) @ Q.T
+
+
+def rescale(G_hat, norm):
+    """`G_hat * norm / |G_hat|`, and 0 where `G_hat` is 0."""
+    own = np.linalg.norm(G_hat)
+    return G_hat * (norm / own) if own > 0 else np.zeros_like(G_hat)
+
+
+def adam_step(m, v, G, t, b1, b2, eps=1e-8):
+    """Adam's moments after step t (from 1) and its step."""
+    m = b1 * m + (1 - b1) * G
+    v = b2 * v + (1 - b2) * G**2
+    return m, v, (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
+
+
+def shampoo_original(gradients, *, eps):
+    """001 Algorithm 5."""
+    m, n = gradients[0].shape
+    L, R = eps * np.eye(m), eps * np.eye(n)  # input line
+    directions, states = [], []
+    for G in gradients:
+        L = L + G @ G.T
+        R = R + G.T @ G
+        d_L, Q_L = np.linalg.eigh(L)
+        d_R, Q_R = np.linalg.eigh(R)
+        L_hat = (Q_L * np.maximum(d_L, eps) ** -0.25) @ Q_L.T  # L^(-1/4)
+        R_hat = (Q_R * np.maximum(d_R, eps) ** -0.25) @ Q_R.T  # R^(-1/4)
+        directions.append(L_hat @ G @ R_hat)
+        states.append({"L": L, "R": R, "L_hat": L_hat, "R_hat": R_hat})
+    return directions, states
+
+
+def shampoo_practical(
+    gradients,
+    *,
+    b=0.95,
+    eps=1e-6,
+    root=4,
+    statistics_every,
+    refresh_every,
+    graft="norm",
+    block_size=None,
+):
+    """000 Algorithm 2; `statistics_every` is T1, `refresh_every` is T2."""
+    options = dict(
+        b=b,
+        eps=eps,
+        root=root,
+        statistics_every=statistics_every,
+        refresh_every=refresh_every,
+        graft=graft,
+    )
+    if block_size is not None:
+        return _in_blocks(gradients, block_size, options)
+    m, n = gradients[0].shape
+    L, R = eps * np.eye(m), eps * np.eye(n)  # input line
+    L_hat, R_hat = np.eye(m), np.eye(n)
+    directions, states = [], []
+    for k, G in enumerate(gradients, start=1):  # line 1
+        if k % statistics_every == 0:  # line 3
+            L = b * L + (1 - b) * G @ G.T  # line 4
+            R = b * R + (1 - b) * G.T @ G  # line 5
+        if k % refresh_every == 0:  # line 9
+            lambda_L = np.linalg.eigvalsh(L)[-1]  # line 10
+            lambda_R = np.linalg.eigvalsh(R)[-1]
+            L_hat = inverse_root(L, root, lambda_L * eps)  # line 11
+            R_hat = inverse_root(R, root, lambda_R * eps)
+        G_hat = L_hat @ G @ R_hat  # line 15
+        D = rescale(G_hat, np.linalg.norm(G)) if graft == "norm" else G_hat
+        directions.append(D)
+        states.append({"L": L, "R": R, "L_hat": L_hat, "R_hat": R_hat, "G_hat": G_hat})
+    return directions, states
+
+
+def _edges(order, block_size):
+    count = -(-order // block_size)
+    size = -(-order // count)
+    return [(start, min(start + size, order)) for start in range(0, order, size)]
+
+
+def _in_blocks(gradients, block_size, options):
+    """000 C.3: "blocks derived from large matrices", each an Algorithm 2 of its own."""
+    directions = [np.zeros_like(G) for G in gradients]
+    states = [{} for _ in gradients]
+    for i, (top, bottom) in enumerate(_edges(gradients[0].shape[0], block_size)):
+        for j, (left, right) in enumerate(_edges(gradients[0].shape[1], block_size)):
+            parts = [G[top:bottom, left:right] for G in gradients]
+            for t, (D, state) in enumerate(zip(*shampoo_practical(parts, **options))):
+                directions[t][top:bottom, left:right] = D
+                states[t][i, j] = state
+    return directions, states
+
+
+def shampoo_stale(
+    gradients, *, b2, eps0, root, period, graft=None, b1=0.95, precondition="gradient"
+):
+    """004 Algorithms 1 + 2, without the lag; `period` is f."""
+    m, n = gradients[0].shape
+    L, R = np.zeros((m, m)), np.zeros((n, n))  # Alg. 1 line 1
+    M, mu, nu = np.zeros((m, n)), np.zeros((m, n)), np.zeros((m, n))
+    directions, states = [], []
+    for t, G in enumerate(gradients, start=1):  # Alg. 1 line 2
+        L = b2 * L + (1 - b2) * G @ G.T  # Alg. 1 line 5
+        R = b2 * R + (1 - b2) * G.T @ G  # Alg. 1 line 6
+        if (t - 1) % period == 0:  # Alg. 2 line 1
+            L_hat = inverse_root(L, root, eps0)  # Alg. 2 lines 3, 5
+            R_hat = inverse_root(R, root, eps0)  # Alg. 2 lines 4, 6
+        M = b1 * M + (1 - b1) * G
+        P = M if precondition == "momentum" else G
+        G_hat = L_hat @ P @ R_hat  # Alg. 1 line 10
+        mu, nu, step = adam_step(mu, nu, G, t, b1, b2)
+        D = graft_onto(graft, G_hat, P, step)
+        directions.append(D)
+        states.append(
+            {
+                "L": L,
+                "R": R,
+                "L_hat": L_hat,
+                "R_hat": R_hat,
+                "G_hat": G_hat,
+                "M": M,
+                "m": mu,
+                "v": nu,
+            }
+        )
+    return directions, states
+
+
+def graft_onto(graft, G_hat, P, adam):
+    """None, "norm" (the norm of P) or "adam" (the norm of Adam's step; 004 J.1)."""
+    if graft is None:
+        return G_hat
+    return rescale(G_hat, np.linalg.norm({"norm": P, "adam": adam}[graft]))

@@ -1,0 +1,1 @@
+"""Everything that computes: the parts of which the methods are chains."""

@@ -1,0 +1,82 @@
+"""Names of leaves: one spelling for the same parameter in every kind of tree.
+
+A leaf is named by the keys that lead to it, joined by "/": `block_0/attention/query/kernel`.
+Boxes that hold one array under `.value` (NNX variables, Linen's `Partitioned`) do not show in
+the name, so that a pattern written for Linen also fits NNX and an `nnx.State` in either form.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax.tree_util import GetAttrKey, keystr
+
+
+class NamedLeaves(NamedTuple):
+    """A tree taken apart: `leaves[i]` is called `names[i]`; absent leaves stay as holes."""
+
+    names: tuple[str, ...]
+    leaves: tuple[Any, ...]
+    treedef: Any
+
+    def present(self) -> dict[str, Any]:
+        """The leaves that are there, by name."""
+        return {n: x for n, x in zip(self.names, self.leaves, strict=True) if not is_hole(x)}
+
+    def rebuild(self, by_name: dict[str, Any]) -> Any:
+        """The same tree with the leaves of `by_name`; holes stay holes."""
+        pairs = zip(self.names, self.leaves, strict=True)
+        return self.treedef.unflatten([x if is_hole(x) else by_name[n] for n, x in pairs])
+
+
+def is_hole(leaf: Any) -> bool:
+    """Whether `leaf` stands for a parameter that is not there (None, or masked by Optax)."""
+    return leaf is None or isinstance(leaf, optax.MaskedNode)
+
+
+def named_leaves(tree: Any) -> NamedLeaves:
+    """Takes `tree` apart into named leaves.
+
+    Raises:
+      ValueError: if two leaves have the same name.
+    """
+    with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_hole)
+    paths = [path for path, _ in with_path]
+    # `.value` is a box's only child; a field called `value` among others keeps its name.
+    children = Counter(path[:-1] for path in paths)
+    children.update({path[:i] for path in paths for i in range(len(path) - 1)})
+
+    def name(path: tuple[Any, ...]) -> str:
+        boxed = len(path) > 1 and path[-1] == GetAttrKey("value") and children[path[:-1]] == 1
+        return keystr(path[:-1] if boxed else path, simple=True, separator="/")
+
+    names = tuple(name(path) for path in paths)
+    for twice, count in Counter(names).items():
+        if count > 1:
+            raise ValueError(f"two parameters have the same path {twice!r}: rename one of them.")
+    return NamedLeaves(names, tuple(leaf for _, leaf in with_path), treedef)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a glob pattern fits the name or a node above it (`*` also crosses "/")."""
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
+
+
+def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str]) -> None:
+    """Requires every pattern to fit at least one of the names.
+
+    Raises:
+      ValueError: naming the argument and the first pattern that fits nothing.
+    """
+    names = list(names)
+    for pattern in patterns:
+        if not any(matches(name, pattern) for name in names):
+            shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+            raise ValueError(
+                f"{argument}: the pattern {pattern!r} fits no parameter; the paths are {shown}."
+            )

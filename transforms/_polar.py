@@ -1,0 +1,139 @@
+r"""The polar factor $U V^\top$ of $X = U \Sigma V^\top$: exactly, or by Newton-Schulz iteration.
+
+| function | cost for `m × n`, `m ≤ n` | rank-deficient `X` |
+|---|---|---|
+| `polar_svd` | one thin SVD, `O(m²n)` | zero singular values stay zero |
+| `polar_qdwh` | at most 6 QR or Cholesky steps, `O(m²n)` | null space filled arbitrarily |
+| `newton_schulz` | `steps · (4m²n + 2m³)` FLOPs | zero singular values stay zero |
+
+Newton-Schulz: $X \leftarrow aX + (bA + cA^2)X$, $A = XX^\top$, from $X / (\|X\|_F + \epsilon)$, on
+the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = a\sigma + b\sigma^3
++ c\sigma^5$ and leaves the singular vectors alone.
+
+*Numerics.* Newton-Schulz works in the dtype of `X` (bfloat16 is what it was made for); SVD and QDWH
+in float32 at least. A zero matrix gives zero. Iterations run in one loop: compile time and
+temporaries do not depend on their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+_POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+_SAFETY = 1.01  # Algorithm 1 of the paper: guards all but the last against sigma slightly above 1
+
+NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
+    # Jordan et al., Muon (2024): largest slope at 0; singular values end in about [0.7, 1.2].
+    "quintic": ((3.4445, -4.7750, 2.0315),),
+    # An et al., ASGO, section C.3: converges to 1, slowly from small singular values.
+    "classical": ((2.0, -1.5, 0.5),),
+    # Amsel et al., "The Polar Express", arXiv:2505.16932, Algorithm 1: optimal for singular values
+    # in [1e-3, 1]; the last row repeats.
+    "polar_express": (
+        *((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS[:-1]),
+        _POLAR_EXPRESS[-1],
+    ),
+}
+"""Published coefficients (a, b, c), one row per iteration; the last row repeats."""
+
+Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
+
+
+def coefficient_rows(
+    coefficients: Coefficients, steps: int
+) -> tuple[tuple[float, float, float], ...]:
+    """The (a, b, c) of each of `steps` iterations; a shorter schedule repeats its last row.
+
+    Raises:
+      ValueError: if a name is unknown or the shape is neither (3,) nor (k, 3).
+    """
+    if isinstance(coefficients, str):
+        if coefficients not in NEWTON_SCHULZ_COEFFICIENTS:
+            raise ValueError(
+                f"coefficients must be one of {', '.join(map(repr, NEWTON_SCHULZ_COEFFICIENTS))}, "
+                f"three numbers or rows of three; got {coefficients!r}."
+            )
+        rows = NEWTON_SCHULZ_COEFFICIENTS[coefficients]
+    else:
+        nested = [row if isinstance(row, Sequence) else None for row in coefficients]
+        rows = (coefficients,) if None in nested else coefficients
+    rows = [tuple(float(x) for x in row) for row in rows]  # pyright: ignore
+    if not rows or any(len(row) != 3 for row in rows):
+        raise ValueError(
+            f"coefficients must be three numbers or rows of three, got {coefficients!r}."
+        )
+    return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))  # pyright: ignore
+
+
+def newton_schulz(
+    x: jax.Array,
+    coefficients: Coefficients = "quintic",
+    steps: int = 5,
+    eps: jax.typing.ArrayLike = 1e-8,
+) -> jax.Array:
+    """Approximates the polar factor of `x (..., m, n)` by `steps` Newton-Schulz iterations.
+
+    Args:
+      x: a batch of matrices.
+      coefficients: a name in `NEWTON_SCHULZ_COEFFICIENTS`, three numbers `(a, b, c)`, or a row of
+        three for each iteration (the last repeats).
+      steps: number of iterations.
+      eps: added to the Frobenius norm by which `x` is divided.
+
+    Returns:
+      An array like `x`.
+    """
+    rows = coefficient_rows(coefficients, steps)
+    transposed = x.shape[-2] > x.shape[-1]
+    if transposed:
+        x = x.mT
+    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + jnp.asarray(eps, x.dtype))
+    table = jnp.asarray(rows, x.dtype)
+
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        a, b, c = table[i] if len(set(rows)) > 1 else rows[0]
+        gram = x @ x.mT
+        return a * x + (b * gram + c * (gram @ gram)) @ x
+
+    x = jax.lax.fori_loop(0, steps, step, x)
+    return x.mT if transposed else x
+
+
+def polar_svd(x: jax.Array) -> jax.Array:
+    """The polar factor `U Vᵀ` of `x (..., m, n)` by SVD, on the range of `x` only.
+
+    Singular values up to `max(m, n) · eps · σ_max` count as zero and stay zero.
+    """
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    u, s, vt = jnp.linalg.svd(work, full_matrices=False)
+    cutoff = max(x.shape[-2:]) * jnp.finfo(work.dtype).eps * s[..., :1]
+    u = u * (s > cutoff)[..., None, :]
+    return jnp.matmul(u, vt, precision=jax.lax.Precision.HIGHEST).astype(x.dtype)
+
+
+def polar_qdwh(x: jax.Array) -> jax.Array:
+    """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`), one at a time.
+
+    For `x` of full rank; directions in which `x` vanishes come back orthonormal, not zero.
+    """
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.shape[-2] < x.shape[-1]
+
+    def one(a: jax.Array) -> jax.Array:
+        unitary = jax.scipy.linalg.polar(a.T if wide else a, method="qdwh")[0]
+        return unitary.T if wide else unitary
+
+    flat = work.reshape(-1, *x.shape[-2:])
+    return jax.lax.map(one, flat).reshape(x.shape).astype(x.dtype)

@@ -1,0 +1,105 @@
+r"""Row and column scaling: the two diagonals of RACS.
+
+$$s = \frac{(G^{\odot 2})^\top q}{\|q\|^2}, \qquad q = \frac{G^{\odot 2} s}{\|s\|^2} \qquad
+\text{(a few rounds from } q = 1\text{)}$$
+$$\bar s \leftarrow b\,\bar s + (1-b)\,s, \quad \bar q \leftarrow b\,\bar q + (1-b)\,q, \quad
+D = \mathrm{diag}(\bar q)^{-1/2}\, G\, \mathrm{diag}(\bar s)^{-1/2}$$
+
+Gong et al., arXiv:2502.07752, Eq. 16 and Algorithm 1, lines 5-8. The rounds are power iterations on
+$G^{\odot 2}$: for a positive $G^{\odot 2}$ they converge to its principal singular pair
+(Proposition 3).
+
+*Numerics.* float32 whatever the dtype of `G`. Rows and columns that have been zero throughout give
+zero. Cost per matrix: `4mn` FLOPs a round, memory-bound; state `m + n` numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ._trees import map_unzip
+from ._validate import check_decay, check_matrices, check_positive_int
+
+
+class RowColumnState(NamedTuple):
+    """State of `scale_by_rows_and_columns`."""
+
+    count: jax.Array  # t, int32 scalar
+    rows: Any  # q̄, float32 (..., m)
+    columns: Any  # s̄, float32 (..., n)
+
+
+def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Array, jax.Array]:
+    """The pair `q (..., m)`, `s (..., n)` of Eq. 16 for `squares = G² (..., m, n)`."""
+    q = jnp.ones(squares.shape[:-1], squares.dtype)
+
+    def over(x: jax.Array, y: jax.Array) -> jax.Array:
+        norm = jnp.sum(y * y, axis=-1, keepdims=True)
+        return jnp.where(norm > 0, x / jnp.where(norm > 0, norm, 1), 0)
+
+    s = jnp.zeros(squares.shape[:-2] + squares.shape[-1:], squares.dtype)
+    for _ in range(iterations):
+        s = over(jnp.einsum("...mn,...m->...n", squares, q), q)
+        q = over(jnp.einsum("...mn,...n->...m", squares, s), s)
+    return q, s
+
+
+def scale_by_rows_and_columns(
+    b: jax.typing.ArrayLike = 0.9,
+    *,
+    iterations: int = 5,
+    bias_correction: bool = False,
+) -> optax.GradientTransformation:
+    """Scales rows and columns by running averages of RACS's two diagonals.
+
+    Args:
+      b: decay rate of the averages, which start at 0; `b = 0` uses the current gradient alone.
+      iterations: rounds of the fixed-point iteration.
+      bias_correction: whether to divide the averages by `1 - bᵗ`. As printed they are not
+        corrected, so that the first direction is `1 / (1 - b)` times longer.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: if `b` is outside [0, 1), `iterations < 1`, or a leaf is no matrix.
+    """
+    check_decay("b", b)
+    check_positive_int("iterations", iterations)
+
+    def init(params: Any) -> RowColumnState:
+        check_matrices(params, "scale_by_rows_and_columns")
+        return RowColumnState(
+            count=jnp.zeros([], jnp.int32),
+            rows=jax.tree.map(lambda p: jnp.zeros(p.shape[:-1], jnp.float32), params),
+            columns=jax.tree.map(
+                lambda p: jnp.zeros(p.shape[:-2] + p.shape[-1:], jnp.float32), params
+            ),
+        )
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        count: Any = optax.safe_increment(state.count)
+        weight = 1 - b**count if bias_correction else 1.0
+
+        def scaled(g: jax.Array, rows: jax.Array, columns: jax.Array):
+            work = g.astype(jnp.float32)
+            q, s = row_column_scales(work * work, iterations)
+            mean_q = b * rows + (1 - b) * q
+            mean_s = b * columns + (1 - b) * s
+            left = _inverse_square_root(mean_q / weight)[..., :, None]
+            right = _inverse_square_root(mean_s / weight)[..., None, :]
+            return (left * work * right).astype(g.dtype), mean_q, mean_s
+
+        directions, rows, columns = map_unzip(3, scaled, updates, state.rows, state.columns)
+        return directions, RowColumnState(count, rows, columns)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _inverse_square_root(x: Any) -> jax.Array:
+    return jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, x, 1)), 0)

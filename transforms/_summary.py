@@ -1,0 +1,237 @@
+"""Looking into an optimizer: how it treats each parameter, and where its state is.
+
+All three functions trace `optimizer.init` abstractly: nothing is computed or allocated, so that
+they work on the abstract parameters of a model of any size and on any composition of
+transformations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._matrix_axes import MatrixForm
+from ._matrix_view import MatrixViewState, ViewRecord
+from ._paths import named_leaves
+from ._recording import recording
+from ._routing import RoutingRecord
+
+
+def state_bytes(optimizer: Any, params: Any) -> int:
+    """The bytes of the optimizer's state for `params`, from `jax.eval_shape` alone.
+
+    Args:
+      optimizer: any Optax transformation.
+      params: parameters, or `jax.ShapeDtypeStruct`s in their place.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, curvax
+      >>> params = {"kernel": jax.ShapeDtypeStruct((8192, 28672), jnp.bfloat16)}
+      >>> curvax.state_bytes(curvax.racs(0.1, output_layer=None), params)
+      147468
+    """
+    return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(optimizer.init, params))))
+
+
+def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, Any]:
+    """The entries of one parameter in an optimizer's state.
+
+    Args:
+      optimizer: the transformation that made `state`.
+      params: the parameters (or their shapes) for which it was made.
+      state: the state.
+      path: path of the parameter, such as "block_0/mlp/kernel".
+
+    Returns:
+      Arrays by their place in the state. Entries of a matrix have the axis of its matrices
+      (batch, heads, blocks) first. Counters and other entries shared by all are left out.
+
+    Raises:
+      ValueError: if there is no such parameter, listing the paths that there are.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"a": {"kernel": jnp.ones((2, 3))}, "b": {"kernel": jnp.ones((2, 3))}}
+      >>> optimizer = curvax.muon(0.1)
+      >>> entries = curvax.state_of(optimizer, params, optimizer.init(params), "b/kernel")
+      >>> {place: array.shape for place, array in entries.items()}
+      {'inner_states/matrices/inner_state/0/inner/0/0/mu/2x3': (1, 2, 3)}
+    """
+    names = named_leaves(params).present()
+    if path not in names:
+        raise ValueError(
+            f"path: there is no parameter {path!r}; the parameters are {', '.join(names)}."
+        )
+    entries = _entries(optimizer, params)
+    leaves = jax.tree.leaves(state)
+    if len(leaves) != len(entries):
+        raise ValueError(
+            f"state has {len(leaves)} arrays, but this optimizer's state for these parameters has "
+            f"{len(entries)}: give the optimizer and parameters that made it."
+        )
+    return {
+        entry.place: leaf if part is None else leaf[part]
+        for entry, leaf in zip(entries, leaves, strict=True)
+        for owner, part in entry.owners
+        if owner == path
+    }
+
+
+def summarize(optimizer: Any, params: Any) -> str:
+    """A table of how the optimizer treats each parameter, and of the bytes of its state.
+
+    Args:
+      optimizer: any Optax transformation.
+      params: parameters or their shapes.
+
+    Returns:
+      A Markdown table with one line per parameter (its matrices as batch × rows × columns, the
+      stack or entry that holds them, or why it is none, and its share of the state), followed
+      by one line per part of the state.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> print(curvax.summarize(curvax.muon(0.1), params))
+      | parameter | shape | treated as | state bytes |
+      |---|---|---|---|
+      | dense/bias | 8 float32 | no matrix: vector | 64 |
+      | dense/kernel | 4×8 float32 | 1 matrix 4×8 in stack 4x8 | 128 |
+      | shared | | | 8 |
+      | **total** | | | **200** |
+      <BLANKLINE>
+      | part of the state | bytes |
+      |---|---|
+      | mu | 160 |
+      | nu | 32 |
+      | count | 8 |
+    """
+    entries, events = _entries_and_events(optimizer, params)
+    treatment = _treatments(events)
+    own, parts, shared = dict.fromkeys(named_leaves(params).present(), 0), {}, 0
+    for entry in entries:
+        parts[entry.field] = parts.get(entry.field, 0) + _bytes(entry.leaf)
+        if not entry.owners:
+            shared += _bytes(entry.leaf)
+        for owner, part in entry.owners:
+            whole = _bytes(entry.leaf)
+            share = 1 if part is None else (part.stop - part.start) / entry.leaf.shape[0]
+            own[owner] += round(whole * share)
+    rows = [
+        f"| {name} | {_shape(leaf)} | {treatment.get(name, 'as stored')} | {own[name]:,} |"
+        for name, leaf in named_leaves(params).present().items()
+    ]
+    total = sum(own.values()) + shared
+    by_part = sorted(parts.items(), key=lambda item: -item[1])
+    return "\n".join(
+        [
+            "| parameter | shape | treated as | state bytes |",
+            "|---|---|---|---|",
+            *rows,
+            f"| shared | | | {shared:,} |",
+            f"| **total** | | | **{total:,}** |",
+            "",
+            "| part of the state | bytes |",
+            "|---|---|",
+            *(f"| {field} | {size:,} |" for field, size in by_part),
+        ]
+    )
+
+
+class _Entry(NamedTuple):
+    """One array of a state and the parameters whose it is."""
+
+    place: str
+    field: str
+    leaf: jax.ShapeDtypeStruct
+    owners: tuple[tuple[str, slice | None], ...]  # and the slice of a shared first axis
+
+
+def _entries(optimizer: Any, params: Any) -> list[_Entry]:
+    return _entries_and_events(optimizer, params)[0]
+
+
+def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[_Entry], list[Any]]:
+    """Every array of the state, in the state's order, and what was recorded."""
+    found: list[list[_Entry]] = []
+    names = sorted(named_leaves(params).present(), key=len, reverse=True)
+    events: list[Any] = []
+
+    def traced(params: Any) -> Any:
+        with recording() as recorded:
+            state = optimizer.init(params)
+        views = {id(e.state): e for e in recorded if isinstance(e, ViewRecord)}
+        found.append(list(_walk(state, views, names)))
+        events.extend(recorded)
+        return state
+
+    jax.eval_shape(traced, params)
+    return found[0], events
+
+
+def _walk(state: Any, views: dict[int, ViewRecord], names: list[str]) -> Iterator[_Entry]:
+    is_view = lambda x: isinstance(x, MatrixViewState)  # noqa: E731
+    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_view):
+        view = views.get(id(node)) if is_view(node) else None
+        for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
+            keys = (*path, *inner_path)
+            place = jax.tree_util.keystr(keys, simple=True, separator="/")
+            owners = _owners_by_name(place, names) if view is None else _owners(view, inner_path)
+            yield _Entry(place.removesuffix("/value"), _field(keys), _abstract(leaf), owners)
+
+
+def _owners(view: ViewRecord, path: tuple[Any, ...]) -> tuple[tuple[str, slice | None], ...]:
+    keys = {getattr(key, "key", None) for key in path}
+    for group in view.groups:
+        if group.key in keys:
+            return tuple((form.name, place) for form, place in group.slices())
+    return ()
+
+
+def _owners_by_name(place: str, names: list[str]) -> tuple[tuple[str, slice | None], ...]:
+    # A moment's place ends in its parameter's path; the longest such path is the parameter's.
+    place = place.removesuffix("/value")
+    owner = next((n for n in names if place == n or place.endswith(f"/{n}")), None)
+    return () if owner is None else ((owner, None),)
+
+
+def _field(keys: tuple[Any, ...]) -> str:
+    """The innermost field of a state's tuple on the way to a leaf."""
+    fields = [k.name for k in keys if isinstance(k, jax.tree_util.GetAttrKey) and k.name != "value"]
+    return fields[-1] if fields else "state"
+
+
+def _treatments(events: list[Any]) -> dict[str, str]:
+    treatment: dict[str, str] = {}
+    for event in events:
+        if isinstance(event, RoutingRecord):
+            reasons = {n: t for n, t in event.treatments.items() if isinstance(t, str)}
+            treatment |= {n: f"no matrix: {reason}" for n, reason in reasons.items()}
+        elif isinstance(event, ViewRecord):
+            for group in event.groups:
+                treatment |= {form.name: _describe(form, group.key) for form in group.members}
+    return treatment
+
+
+def _describe(form: MatrixForm, key: str) -> str:
+    matrices = "1 matrix" if form.count == 1 else f"{form.count} matrices"
+    tiles = form.row_tiles * form.column_tiles
+    tiled = f" ({form.row_tiles}×{form.column_tiles} tiles)" if tiles > 1 else ""
+    where = "an entry of its own" if key == form.name else f"stack {key}"
+    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}"
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
+
+
+def _bytes(leaf: Any) -> int:
+    return math.prod(leaf.shape) * leaf.dtype.itemsize
+
+
+def _shape(leaf: Any) -> str:
+    return f"{'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
