@@ -7,9 +7,7 @@ made, and tools to look into them, are below.
 
 from importlib import metadata as _metadata
 
-from .optimizers._asgo import asgo, scale_by_asgo
-from .optimizers._muon import muon, scale_by_muon
-from .optimizers._racs import racs, scale_by_racs
+from .optimizers import asgo, muon, racs, scale_by_asgo, scale_by_muon, scale_by_racs
 from .transforms._inverse_root import inverse_root
 from .transforms._matrix_axes import MatrixAxes
 from .transforms._matrix_rule import MatrixRule, find_output_layer

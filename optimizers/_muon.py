@@ -25,10 +25,7 @@ def scale_by_muon(
     eps: jax.typing.ArrayLike = 1e-8,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """The direction of `muon` on batches of matrices `(..., m, n)`; see there for the arguments.
-
-    Unlike `muon` it does not scale by the matrix's shape.
-    """
+    """The direction of `muon` on batches of matrices `(..., m, n)`, without its scale by shape."""
     return optax.chain(
         momentum(
             b1,
@@ -68,8 +65,7 @@ def muon(
     r"""Muon: momentum, orthogonalized by Newton-Schulz iteration.
 
     Use it for the hidden matrices of transformers and convolutional nets: state like momentum
-    SGD's, steps often better than AdamW's. Not for embeddings, norms and biases, which go to AdamW
-    here.
+    SGD's. Not for embeddings, norms and biases, which go to AdamW here.
 
     .. math::
       M_t = b_1 M_{t-1} + (1 - b_1) G_t, \qquad \hat M_t = U \Sigma V^\top, \qquad D_t = U V^\top
@@ -82,8 +78,7 @@ def muon(
     Relations, each with a test of its name: equals `optax.contrib.muon` step for step on trees of
     2-D leaves. What differs from it: parameters are chosen by Flax path as well as shape (biases
     and embeddings of two axes go to AdamW, attention kernels are merged), `adam_weight_decay=None`
-    means `weight_decay` instead of 0, and its `adaptive` and other preconditionings are not
-    offered.
+    means `weight_decay` instead of 0; `adaptive` and other preconditionings are not offered.
 
     Args:
       learning_rate: a number or a schedule.
@@ -91,8 +86,7 @@ def muon(
       nesterov: whether to use Nesterov momentum.
       accumulate: "ema" (bias-corrected average) or "sum" (`b1 M + G`).
       method: "newton_schulz", "svd" (exact) or "qdwh".
-      coefficients: "quintic" (Muon's), "classical", "polar_express", three numbers or rows of
-        three.
+      coefficients: "quintic" (Muon's), "classical", "polar_express", or rows of three numbers.
       steps: Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.
       consistent_rms: `c` scales directions by `c · √max(m, n)` in place of `√max(1, n/m)`.

@@ -1,0 +1,61 @@
+"""The optimizers that go through the contract suite, one row each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import curvax
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """An optimizer and what the suite has to know about it."""
+
+    name: str
+    optimizer: Callable[..., Any]  # the full optimizer; its first argument is the learning rate
+    direction: Callable[..., Any]  # its scale_by_ factory
+    settings: Mapping[str, Any]  # small ones, taken by both
+    everything: bool  # whether vectors, biases and scalars are matrices too
+    fields: frozenset[str]  # fields of the state that hold entries of a matrix
+    static: tuple[str, ...]  # arguments that inject_hyperparams has to leave alone
+
+    def make(self, learning_rate: Any = 0.1, **settings: Any) -> Any:
+        """The full optimizer."""
+        return self.optimizer(learning_rate, **{**self.settings, **settings})
+
+    def make_direction(self) -> Any:
+        """The direction alone, for batches of matrices."""
+        return self.direction(**self.settings)
+
+
+REGISTRY = (
+    Row(
+        name="muon",
+        optimizer=curvax.muon,
+        direction=curvax.scale_by_muon,
+        settings={"steps": 3},
+        everything=False,
+        fields=frozenset({"mu"}),
+        static=("steps",),
+    ),
+    Row(
+        name="racs",
+        optimizer=curvax.racs,
+        direction=curvax.scale_by_racs,
+        settings={"iterations": 2},
+        everything=False,
+        fields=frozenset({"rows", "columns", "norm"}),
+        static=("iterations",),
+    ),
+    Row(
+        name="asgo",
+        optimizer=curvax.asgo,
+        direction=curvax.scale_by_asgo,
+        settings={"refresh": 2},
+        everything=True,
+        fields=frozenset({"mu", "statistic", "root"}),
+        static=("refresh",),
+    ),
+)
