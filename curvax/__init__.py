@@ -1,14 +1,33 @@
 """Matrix-structured optimizers for JAX, as Optax transformations.
 
-Full optimizers, for a whole tree of parameters: `muon`, `racs`, `asgo`. Their directions, for
-batches of matrices: `scale_by_muon`, `scale_by_racs`, `scale_by_asgo`. The parts of which they are
-made, and tools to look into them, are below.
+Full optimizers, for a whole tree of parameters, and their directions, for batches of matrices, as
+`scale_by_<method>`: `muon`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`, `dr_shampoo`. The parts of
+which they are made, and tools to look into them, are below; refresh policies are in
+`curvax.policies`.
 """
 
 from importlib import metadata as _metadata
 
-from .optimizers import asgo, muon, racs, scale_by_asgo, scale_by_muon, scale_by_racs
-from .transforms._inverse_root import inverse_root
+from . import policies
+from .optimizers import (
+    asgo,
+    dasgo,
+    dr_shampoo,
+    foam,
+    muon,
+    racs,
+    scale_by_asgo,
+    scale_by_dasgo,
+    scale_by_dr_shampoo,
+    scale_by_foam,
+    scale_by_muon,
+    scale_by_racs,
+    scale_by_shampoo,
+    shampoo,
+)
+from .transforms._diagonal import precondition_columns
+from .transforms._graft import graft
+from .transforms._iterative_roots import power_iteration
 from .transforms._matrix_axes import MatrixAxes
 from .transforms._matrix_rule import MatrixRule, find_output_layer
 from .transforms._matrix_view import on_matrices
@@ -18,8 +37,10 @@ from .transforms._orthogonalize import orthogonalize, scale_by_shape
 from .transforms._polar import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
 from .transforms._precondition import precondition
 from .transforms._refresh import every
+from .transforms._roots import inverse_root
 from .transforms._routing import route
 from .transforms._row_column_scaling import row_column_scales, scale_by_rows_and_columns
+from .transforms._storage import dense
 from .transforms._summary import state_bytes, state_of, summarize
 
 try:
@@ -32,8 +53,13 @@ __all__ = [
     "MatrixAxes",
     "MatrixRule",
     "asgo",
+    "dasgo",
+    "dense",
+    "dr_shampoo",
     "every",
     "find_output_layer",
+    "foam",
+    "graft",
     "inverse_root",
     "limit_norm_growth",
     "momentum",
@@ -43,15 +69,23 @@ __all__ = [
     "orthogonalize",
     "polar_qdwh",
     "polar_svd",
+    "policies",
+    "power_iteration",
     "precondition",
+    "precondition_columns",
     "racs",
     "route",
     "row_column_scales",
     "scale_by_asgo",
+    "scale_by_dasgo",
+    "scale_by_dr_shampoo",
+    "scale_by_foam",
     "scale_by_muon",
     "scale_by_racs",
     "scale_by_rows_and_columns",
+    "scale_by_shampoo",
     "scale_by_shape",
+    "shampoo",
     "state_bytes",
     "state_of",
     "summarize",

@@ -39,7 +39,7 @@ def scale_by_asgo(
         root=2,
         b2=None if theoretical else (0.95 if b2 is None else b2),
         eps=eps,
-        eps_outside=theoretical,
+        damping="outside" if theoretical else "absolute",
         statistics="momentum" if variant == "from_momentum" else "gradient",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -17,6 +18,7 @@ def assemble(
     learning_rate: optax.ScalarOrSchedule,
     rule: MatrixRule,
     *,
+    base: Callable[[Any], optax.GradientTransformation] | None = None,
     block_size: int | None = None,
     stack: bool | None = None,
     weight_decay: Any = 0.0,
@@ -33,6 +35,8 @@ def assemble(
       direction: transformation on batches of matrices, without learning rate, sign and decay.
       learning_rate: of the matrices; a number or a schedule.
       rule: which parameters are matrices.
+      base: from a learning rate to the optimizer that takes the direction as its gradient; `None`
+        is plain descent with decoupled weight decay.
       block_size: see `on_matrices`.
       stack: see `on_matrices`.
       weight_decay: decoupled weight decay of the matrices, times the learning rate.
@@ -45,6 +49,9 @@ def assemble(
 
     Returns:
       A transformation on the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument that is not allowed.
     """
     adam_learning_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     adam_weight_decay = weight_decay if adam_weight_decay is None else adam_weight_decay
@@ -55,12 +62,17 @@ def assemble(
     check_decay("adam_b1", adam_b1)
     check_decay("adam_b2", adam_b2)
     check_interval("adam_eps", adam_eps, 0.0)
+    if base is None:
+        descent = optax.chain(
+            optax.add_decayed_weights(weight_decay, weight_decay_mask)
+            if _decays(weight_decay)
+            else optax.identity(),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    else:
+        descent = _base(base, learning_rate)
     matrices = optax.chain(
-        on_matrices(direction, rule, block_size=block_size, stack=stack),
-        optax.add_decayed_weights(weight_decay, weight_decay_mask)
-        if _decays(weight_decay)
-        else optax.identity(),
-        optax.scale_by_learning_rate(learning_rate),
+        on_matrices(direction, rule, block_size=block_size, stack=stack), descent
     )
     adam = {"b1": adam_b1, "b2": adam_b2, "eps": adam_eps}
     others = (
@@ -71,6 +83,16 @@ def assemble(
         else optax.adam(adam_learning_rate, **adam)
     )
     return route(matrices, others, rule)
+
+
+def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    made = base(learning_rate) if callable(base) else base
+    if not (callable(base) and isinstance(made, optax.GradientTransformation)):
+        raise ValueError(
+            "base must be a callable from a learning rate to an Optax transformation, such as "
+            f"optax.adamw; got {base!r}, which gives {made!r}."
+        )
+    return made
 
 
 def _decays(weight_decay: Any) -> bool:

@@ -5,15 +5,18 @@ For a gradient $G$ `(m, n)` and the matrix $M$ that is preconditioned ($G$ itsel
 $$L \leftarrow b_2 L + (1-b_2)\, S S^\top, \quad R \leftarrow b_2 R + (1-b_2)\, S^\top S, \quad
 D = (L + \epsilon I)^{-1/p}\, M\, (R + \epsilon I)^{-1/p}$$
 
-where $S$ is $G$ (or $M$), either factor may be absent, and the roots are computed at the steps that
-the refresh policy names; between them the last roots stay in use. Before the first refresh a root
-is the identity.
+where $S$ is $G$ (or $M$), either factor may be absent, and the refresh policy says when roots are
+computed and with how much damping; between refreshes the last roots stay in use. Before the first
+refresh a root is the identity.
 
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
-`Precision.HIGHEST` where a product feeds a root. Eigenvalues are clamped at 0; `eps = 0` takes
-roots on the range only. A decomposition that comes back non-finite leaves the last root in place.
-Cost of a factor of order `d` beside `k`: `2d²k` FLOPs for the statistic, `2d²k` for the product,
-`O(d³)` at a refresh; `8d²` bytes.
+`Precision.HIGHEST` where a product feeds a root. A root that comes back non-finite is not used:
+the last good one stays, and the factor counts it. *Cost* of a factor of order `d` beside `k`:
+`2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
+with a policy that keeps eigenpairs. Factors that are due are worked on one after the other.
+
+Under `vmap` the step is a tracer per replica, and loops and branches become selects: refreshes are
+then computed at every step. `optax.MultiSteps` updates once in `k` mini-steps; steps count updates.
 """
 
 from __future__ import annotations
@@ -24,17 +27,19 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._inverse_root import HIGHEST, inverse_root_eigenvalues, map_spectrum
-from ._refresh import Every
+from ._due import visit_due
+from ._factor import Factor, FactorRule
+from ._refresh import Every, RefreshPolicy
+from ._roots import check_root_arguments
+from ._storage import Storage, dense
 from ._trees import map_unzip
-from ._validate import check_choice, check_decay, check_interval, check_matrices, check_positive_int
-
-
-class Factor(NamedTuple):
-    """One side's preconditioner of a batch of matrices; order `d` is `m` (left) or `n` (right)."""
-
-    statistic: jax.Array  # L or R, (..., d, d)
-    root: jax.Array  # the inverse root in use, (..., d, d)
+from ._validate import (
+    check_choice,
+    check_decay,
+    check_interval,
+    check_matrices,
+    check_positive_int,
+)
 
 
 class PreconditionState(NamedTuple):
@@ -49,27 +54,38 @@ class PreconditionState(NamedTuple):
 def precondition(
     momentum: optax.GradientTransformation | None = None,
     *,
-    refresh: Every,
+    refresh: RefreshPolicy,
     sides: str = "both",
     square: str = "left",
     root: int = 4,
     b2: jax.typing.ArrayLike | None = 0.95,
     eps: jax.typing.ArrayLike = 1e-6,
-    eps_outside: bool = False,
+    damping: str = "absolute",
+    solver: str = "eigh",
+    initial: jax.typing.ArrayLike = 0.0,
     statistics: str = "gradient",
+    statistics_every: int = 1,
+    warmup_steps: int = 0,
+    storage: Storage | None = None,
 ) -> optax.GradientTransformation:
     """Preconditions matrices by inverse roots of their Kronecker factors.
 
     Args:
       momentum: transformation of the gradient that gives the preconditioned `M`; `None` is `M = G`.
-      refresh: policy for the roots, for example `every(10)`.
+      refresh: policy for the roots: `every(10)`, FOAM's, DR's, or one of your own.
       sides: "both", "left", "right", or "smaller": the factor of the smaller order alone.
       square: side that "smaller" takes for square matrices, "left" or "right".
       root: p, of the inverse p-th root.
-      b2: decay rate of the statistics, which start at 0 and are not bias-corrected; `None` sums.
-      eps: damping, absolute. 0 takes the root on the factor's range only.
-      eps_outside: whether the damping is added to `L^(1/p)` instead of `L`.
+      b2: decay rate of the statistics, which are not bias-corrected; `None` sums.
+      eps: damping. 0 takes the root on the factor's range only ("eigh").
+      damping: "absolute"; "relative", a multiple of the largest eigenvalue; "floor", eigenvalues
+        are at least `eps`; or "outside", added to `L^(1/p)` instead of `L`.
+      solver: "eigh", "coupled_newton" (p a power of 2) or "newton_schulz" (p = 2).
+      initial: the statistics start as this multiple of the identity.
       statistics: "gradient" or "momentum": what the statistics are formed from.
+      statistics_every: T1; statistics are updated at steps `t mod T1 = 0`.
+      warmup_steps: steps that only gather statistics; the direction is 0 until they are over.
+      storage: how factors and roots are kept; `dense()` by default.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -80,10 +96,19 @@ def precondition(
     check_choice("sides", sides, ("both", "left", "right", "smaller"))
     check_choice("square", square, ("left", "right"))
     check_choice("statistics", statistics, ("gradient", "momentum"))
-    check_positive_int("root", root)
+    check_root_arguments(root, solver, damping)
     check_interval("eps", eps, 0.0)
+    check_interval("initial", initial, 0.0)
+    check_positive_int("statistics_every", statistics_every)
+    if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
+        raise ValueError(f"warmup_steps must be an integer of at least 0, got {warmup_steps!r}.")
     if b2 is not None:
         check_decay("b2", b2)
+    storage = dense() if storage is None else storage
+    if not isinstance(storage, Storage):
+        raise ValueError(f"storage must be a storage such as curvax.dense(), got {storage!r}.")
+    check_policy(refresh, eps, damping, solver)
+    rule = FactorRule(refresh, storage, root, eps, damping, solver, b2, initial)
     average = optax.identity() if momentum is None else momentum
 
     def has(side: str, x: jax.Array) -> bool:
@@ -91,23 +116,18 @@ def precondition(
         smaller = square if m == n else ("left" if m < n else "right")
         return sides in ("both", side) or (sides == "smaller" and smaller == side)
 
+    def start(side: str, x: jax.Array) -> Factor | None:
+        if not has(side, x):
+            return None
+        order = x.shape[-2] if side == "left" else x.shape[-1]
+        return rule.start(x.shape[:-2], order, jnp.promote_types(x.dtype, jnp.float32))
+
     def init(params: Any) -> PreconditionState:
         check_matrices(params, "precondition")
-
-        def factor(side: str, x: jax.Array) -> Factor | None:
-            if not has(side, x):
-                return None
-            order = x.shape[-2] if side == "left" else x.shape[-1]
-            shape = (*x.shape[:-2], order, order)
-            dtype = jnp.promote_types(x.dtype, jnp.float32)
-            return Factor(
-                jnp.zeros(shape, dtype), jnp.broadcast_to(jnp.eye(order, dtype=dtype), shape)
-            )
-
         return PreconditionState(
             count=jnp.zeros([], jnp.int32),
-            left=jax.tree.map(lambda x: factor("left", x), params),
-            right=jax.tree.map(lambda x: factor("right", x), params),
+            left=jax.tree.map(lambda x: start("left", x), params),
+            right=jax.tree.map(lambda x: start("right", x), params),
             momentum=average.init(params),
         )
 
@@ -115,46 +135,80 @@ def precondition(
         count: Any = optax.safe_increment(state.count)
         matrices, momentum_state = average.update(updates, state.momentum, params)
         source = updates if statistics == "gradient" else matrices
-
-        def accumulate(s: jax.Array, left: Factor | None, right: Factor | None):
-            return _accumulate(s, left, b2), _accumulate(s.mT, right, b2)
-
-        factors = map_unzip(2, accumulate, source, state.left, state.right)
-        left, right = jax.lax.cond(refresh.due(count), refreshed, lambda same: same, factors)
-        (directions,) = map_unzip(1, _applied, matrices, left, right)
+        left, right = _gathered(rule, source, state, statistics_every, count)
+        left, right = _refreshed(rule, updates, left, right, count)
+        (directions,) = map_unzip(1, lambda *x: (_applied(rule, *x),), matrices, left, right)
+        if warmup_steps:
+            directions = jax.tree.map(lambda d: jnp.where(count > warmup_steps, d, 0), directions)
         return directions, PreconditionState(count, left, right, momentum_state)
-
-    def refreshed(factors: Any) -> Any:
-        def root_of(factor: Factor) -> Factor:
-            new = map_spectrum(
-                factor.statistic,
-                lambda d: inverse_root_eigenvalues(d, root, eps, damping_outside=eps_outside),
-            )
-            good = jnp.isfinite(new).all(axis=(-2, -1), keepdims=True)
-            return factor._replace(root=jnp.where(good, new, factor.root))
-
-        return jax.tree.map(root_of, factors, is_leaf=lambda x: isinstance(x, Factor))
 
     return optax.GradientTransformation(init, update)
 
 
-def _accumulate(
-    s: jax.Array, factor: Factor | None, b2: jax.typing.ArrayLike | None
-) -> Factor | None:
-    """The factor with `s sᵀ` taken into its statistic."""
-    if factor is None:
-        return None
-    s = s.astype(factor.statistic.dtype)
-    gram = jnp.matmul(s, s.mT, precision=HIGHEST)
-    old = factor.statistic
-    return factor._replace(statistic=old + gram if b2 is None else b2 * old + (1 - b2) * gram)
+def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping: str, solver: str) -> None:
+    """Requires a refresh policy that fits the other arguments.
+
+    Raises:
+      ValueError: naming the argument and what is allowed.
+    """
+    if not isinstance(refresh, RefreshPolicy) or callable(refresh):
+        raise ValueError(f"refresh must be a policy such as curvax.every(10), got {refresh!r}.")
+    if refresh.keeps_eigenpairs:
+        check_choice("solver (with this refresh policy)", solver, ("eigh",))
+        check_choice("damping (with this refresh policy)", damping, ("absolute",))
+        check_interval("eps (with this refresh policy)", eps, 0.0, open_low=True)
+    most = getattr(refresh, "max_damping", None)
+    if most is not None:
+        check_interval("eps (below the refresh policy's max_damping)", eps, 0.0, most)
 
 
-def _applied(m: jax.Array, left: Factor | None, right: Factor | None) -> tuple[jax.Array]:
+def _gathered(
+    rule: FactorRule, source: Any, state: PreconditionState, period: int, count: jax.Array
+) -> Any:
+    """Both sides' factors with this step's statistics, if they are due."""
+
+    def taken_in(s: jax.Array, left: Factor | None, right: Factor | None):
+        new_left = None if left is None else rule.accumulated(left, s)
+        return new_left, None if right is None else rule.accumulated(right, s.mT)
+
+    def gather(factors: Any) -> Any:
+        return map_unzip(2, taken_in, source, *factors)
+
+    factors = (state.left, state.right)
+    if period == 1:
+        return gather(factors)
+    return jax.lax.cond(count % period == 0, gather, lambda same: same, factors)
+
+
+def _refreshed(
+    rule: FactorRule, like: Any, left: Any, right: Any, count: jax.Array
+) -> tuple[Any, Any]:
+    """Both sides' factors after the visits that are due at this step."""
+    leaves, treedef = jax.tree.flatten(like)
+    sides = [treedef.flatten_up_to(side) for side in (left, right)]
+    places = [(s, i) for s in (0, 1) for i in range(len(leaves)) if sides[s][i] is not None]
+    order = [leaves[i].shape[-2] if s == 0 else leaves[i].shape[-1] for s, i in places]
+    schedule: Every = rule.policy.schedule
+    visited = visit_due(
+        rule.visited,
+        [sides[s][i] for s, i in places],
+        [leaves[i].shape[:-2] for _, i in places],
+        [float(d) ** 3 for d in order],
+        schedule,
+        count,
+    )
+    for (s, i), factor in zip(places, visited, strict=True):
+        sides[s][i] = factor
+    return treedef.unflatten(sides[0]), treedef.unflatten(sides[1])
+
+
+def _applied(
+    rule: FactorRule, m: jax.Array, left: Factor | None, right: Factor | None
+) -> jax.Array:
     """`L^(-1/p) m R^(-1/p)`, in the dtype of `m`."""
     x = m
     if left is not None:
-        x = left.root @ x.astype(left.root.dtype)
+        x = rule.applied(left, x)
     if right is not None:
-        x = x.astype(right.root.dtype) @ right.root
-    return (x.astype(m.dtype),)
+        x = rule.applied(right, x.mT).mT
+    return x.astype(m.dtype)

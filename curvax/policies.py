@@ -1,0 +1,21 @@
+"""Refresh policies for `refresh=`, and what is needed to write one.
+
+`every`, `foam` and `diagonal_residual` make policies; `RefreshPolicy` is what a policy must have,
+`Check` what it sees, `Verdict` what it answers.
+"""
+
+from .transforms._diagonal_residual import diagonal_residual, residual_and_diagonal
+from .transforms._foam import damping_proxy, foam
+from .transforms._refresh import Check, Every, RefreshPolicy, Verdict, every
+
+__all__ = [
+    "Check",
+    "Every",
+    "RefreshPolicy",
+    "Verdict",
+    "damping_proxy",
+    "diagonal_residual",
+    "every",
+    "foam",
+    "residual_and_diagonal",
+]

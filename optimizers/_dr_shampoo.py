@@ -1,0 +1,149 @@
+r"""DR-Shampoo: Shampoo refreshed when its basis no longer diagonalizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._diagonal_residual import diagonal_residual
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._storage import Storage
+from ._assemble import assemble
+from ._shampoo_direction import scale_by_shampoo
+
+
+def scale_by_dr_shampoo(
+    *,
+    check_every: int = 20,
+    threshold: float = 0.1,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.995,
+    eps: jax.typing.ArrayLike = 1e-9,
+    root: int = 2,
+    graft: str | None = "adam",
+    update_eigenvalues: bool = True,
+    stagger: bool = False,
+    storage: Storage | None = None,
+) -> optax.GradientTransformation:
+    """The direction of `dr_shampoo` on batches of matrices `(..., m, n)`; see there."""
+    return scale_by_shampoo(
+        b2=b2,
+        eps=eps,
+        root=root,
+        refresh=diagonal_residual(
+            check_every, threshold, update_eigenvalues=update_eigenvalues, stagger=stagger
+        ),
+        statistics_every=1,
+        graft=graft,
+        adam_graft_b1=b1,
+        damping="absolute",
+        initial=0.0,
+        storage=storage,
+    )
+
+
+def dr_shampoo(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    check_every: int = 20,
+    threshold: float = 0.1,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.995,
+    eps: jax.typing.ArrayLike = 1e-9,
+    root: int = 2,
+    graft: str | None = "adam",
+    update_eigenvalues: bool = True,
+    stagger: bool = False,
+    base: Callable[[Any], optax.GradientTransformation] | None = None,
+    storage: Storage | None = None,
+    block_size: int | None = None,
+    head_wise: bool = False,
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""DR-Shampoo: refreshes a factor when `QᵀLQ` is too far from diagonal.
+
+    A simple adaptive refresh to compare `foam` with: its threshold does not depend on scale, but a
+    small residual does not bound the root's error (Nam and Ahn, Appendix I, give a 2×2 family for
+    which it vanishes while the error does not).
+
+    .. math::
+      \|Q^\top L Q - \mathrm{diag}(Q^\top L Q)\| > \tau\, \|Q^\top L Q\|
+
+    State per `m × n` matrix: `3(m² + n²)` numbers and the grafted Adam's `2mn`. Work between checks
+    is Shampoo's, a check three products of the factor's order.
+
+    Relations, each with a test of its name: with a threshold next to 0 it is Shampoo refreshed at
+    every check.
+
+    Args:
+      learning_rate: a number or a schedule.
+      check_every: f, steps between checks, at steps 1, f + 1, …
+      threshold: τ, the residual above which a factor is refreshed.
+      b1: first decay rate of the grafted Adam.
+      b2: decay rate of the statistics and of the grafted Adam's second moment.
+      eps: damping.
+      root: p.
+      graft: "adam", "norm" or `None`.
+      update_eigenvalues: whether a check without a refresh takes `diag(QᵀLQ)` as eigenvalues.
+      stagger: spread the checks over the period.
+      base: optimizer that takes the direction as its gradient; `None` is plain descent.
+      storage: how factors and roots are kept.
+      block_size: cut matrices into balanced blocks of at most this many rows and columns.
+      head_wise, matrices, weight_dimension_numbers, stack: see `muon`.
+      weight_decay, weight_decay_mask: decoupled weight decay, without a `base`; see `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.dr_shampoo(1e-3, check_every=50, threshold=0.05)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Eschenhagen et al., Purifying Shampoo, 2025; Nam and Ahn, `FOAM
+      <https://arxiv.org/abs/2606.02365>`_, Appendices I and J.5.
+    """
+    return assemble(
+        scale_by_dr_shampoo(
+            check_every=check_every,
+            threshold=threshold,
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            root=root,
+            graft=graft,
+            update_eigenvalues=update_eigenvalues,
+            stagger=stagger,
+            storage=storage,
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers, head_wise),
+        base=base,
+        block_size=block_size,
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

@@ -1,0 +1,150 @@
+r"""FOAM: Shampoo with adaptive damping between refreshes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._foam import foam as foam_policy
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._storage import Storage
+from ._assemble import assemble
+from ._shampoo_direction import scale_by_shampoo
+
+
+def scale_by_foam(
+    *,
+    check_every: int = 20,
+    threshold: float = 0.75,
+    max_damping: float = 3e-7,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.995,
+    eps: jax.typing.ArrayLike = 1e-9,
+    root: int = 2,
+    graft: str | None = "adam",
+    stagger: bool = False,
+    storage: Storage | None = None,
+) -> optax.GradientTransformation:
+    """The direction of `foam` on batches of matrices `(..., m, n)`; see there."""
+    return scale_by_shampoo(
+        b2=b2,
+        eps=eps,
+        root=root,
+        refresh=foam_policy(check_every, threshold, max_damping, stagger=stagger),
+        statistics_every=1,
+        graft=graft,
+        adam_graft_b1=b1,
+        damping="absolute",
+        initial=0.0,
+        storage=storage,
+    )
+
+
+def foam(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    check_every: int = 20,
+    threshold: float = 0.75,
+    max_damping: float = 3e-7,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.995,
+    eps: jax.typing.ArrayLike = 1e-9,
+    root: int = 2,
+    graft: str | None = "adam",
+    stagger: bool = False,
+    base: Callable[[Any], optax.GradientTransformation] | None = None,
+    storage: Storage | None = None,
+    block_size: int | None = None,
+    head_wise: bool = False,
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""FOAM: Shampoo that damps a stale factor more, and decomposes it anew only when it must.
+
+    Use it where eigendecompositions dominate Shampoo's time: each factor is checked every `f` steps
+    by three matrix products, and refreshed only if the damping that would hold its estimated error
+    at `threshold` exceeds `max_damping`. What is saved depends on scales: ε_max is absolute, so
+    tune it to the size of your gradients' second moments.
+
+    .. math::
+      h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,
+      \qquad \tilde\epsilon = \max(\epsilon_0, \epsilon h / \tau)
+
+    State per `m × n` matrix: `3(m² + n²)` numbers and the grafted Adam's `2mn`. Work between checks
+    is Shampoo's; counters and the last `h` and ε of every factor are in the state (`state_of`).
+
+    For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with its options.
+
+    Relations, each with a test of its name: with an infinite threshold it is stale Shampoo
+    refreshed once; with a threshold next to 0 it is Shampoo refreshed at every check.
+
+    Args:
+      learning_rate: a number or a schedule.
+      check_every: f, steps between checks, at steps 1, f + 1, …
+      threshold: τ, the error estimate at which damping holds a stale root.
+      max_damping: ε_max, above which a factor is refreshed instead.
+      b1: first decay rate of the grafted Adam.
+      b2: decay rate of the statistics and of the grafted Adam's second moment.
+      eps: ε0, the damping after a refresh.
+      root: p; the paper does not say which, its code uses 2.
+      graft: "adam", "norm" or `None`.
+      stagger: spread the checks over the period.
+      base: optimizer that takes the direction as its gradient; `None` is plain descent.
+      storage: how factors and roots are kept.
+      block_size: cut matrices into balanced blocks of at most this many rows and columns.
+      head_wise, matrices, weight_dimension_numbers, stack: see `muon`.
+      weight_decay, weight_decay_mask: decoupled weight decay, without a `base`; see `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.foam(1e-3, check_every=50, threshold=0.4, max_damping=1e-7)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Nam and Ahn, `FOAM <https://arxiv.org/abs/2606.02365>`_, Algorithm 3, section 6, Appendix K.
+    """
+    return assemble(
+        scale_by_foam(
+            check_every=check_every,
+            threshold=threshold,
+            max_damping=max_damping,
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            root=root,
+            graft=graft,
+            stagger=stagger,
+            storage=storage,
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers, head_wise),
+        base=base,
+        block_size=block_size,
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

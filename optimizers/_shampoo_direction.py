@@ -1,0 +1,55 @@
+r"""The direction of Shampoo, which `shampoo`, `foam` and `dr_shampoo` share."""
+
+from __future__ import annotations
+
+import jax
+import optax
+
+from ..transforms._graft import graft as graft_lengths
+from ..transforms._momentum import momentum
+from ..transforms._precondition import precondition
+from ..transforms._refresh import Refresh, as_policy
+from ..transforms._storage import Storage
+from ..transforms._validate import check_choice
+
+
+def scale_by_shampoo(
+    *,
+    b2: jax.typing.ArrayLike | None = 0.95,
+    eps: jax.typing.ArrayLike = 1e-6,
+    root: int = 4,
+    refresh: Refresh = 500,
+    statistics_every: int = 100,
+    graft: str | None = "norm",
+    b1: jax.typing.ArrayLike | None = None,
+    adam_graft_b1: jax.typing.ArrayLike = 0.95,
+    damping: str = "relative",
+    initial: jax.typing.ArrayLike | None = None,
+    solver: str = "eigh",
+    side: str = "both",
+    warmup_steps: int = 0,
+    storage: Storage | None = None,
+) -> optax.GradientTransformation:
+    """The direction of `shampoo` on batches of matrices `(..., m, n)`; see there."""
+    check_choice("graft", graft, ("norm", "adam", None))
+    average = None if b1 is None else momentum(b1)
+    preconditioned = precondition(
+        average,
+        refresh=as_policy(refresh, offset=0, first=False),
+        sides=side,
+        root=root,
+        b2=b2,
+        eps=eps,
+        damping=damping,
+        solver=solver,
+        initial=eps if initial is None else initial,
+        statistics_every=statistics_every,
+        warmup_steps=warmup_steps,
+        storage=storage,
+    )
+    if graft is None:
+        return preconditioned
+    if graft == "adam":
+        moments = optax.scale_by_adam(adam_graft_b1, 0.999 if b2 is None else b2)  # pyright: ignore
+        return graft_lengths(preconditioned, moments)
+    return graft_lengths(preconditioned, optax.identity() if average is None else average)

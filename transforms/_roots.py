@@ -1,0 +1,83 @@
+"""One door to the inverse roots: by solver name, on batches, with an error estimate."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ._inverse_root import DAMPINGS, inverse_root_by_eigh
+from ._iterative_roots import coupled_newton, newton_schulz_root
+from ._validate import check_choice, check_interval, check_positive_int
+
+SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
+
+
+def check_root_arguments(root: int, solver: str, damping: str) -> None:
+    """Requires a solver that can take this root with this kind of damping.
+
+    Raises:
+      ValueError: naming the argument and what is allowed.
+    """
+    check_choice("solver", solver, SOLVERS)
+    check_choice("damping", damping, DAMPINGS)
+    check_positive_int("root", root)
+    if solver == "newton_schulz" and root != 2:
+        raise ValueError(f"root must be 2 for solver='newton_schulz', got {root!r}.")
+    if solver == "coupled_newton" and root & (root - 1):
+        raise ValueError(f"root must be a power of 2 for solver='coupled_newton', got {root!r}.")
+    if solver != "eigh" and damping in ("floor", "outside"):
+        raise ValueError(f"damping={damping!r} needs solver='eigh', got {solver!r}.")
+
+
+def solve_root(
+    a: jax.Array, root: int, eps: jax.typing.ArrayLike, damping: str, solver: str
+) -> tuple[jax.Array, jax.Array]:
+    """The inverse root of one matrix `a (n, n)` and an error estimate, without checks."""
+    if solver == "coupled_newton":
+        return coupled_newton(a, root, eps, relative=damping == "relative")
+    if solver == "newton_schulz":
+        return newton_schulz_root(a, eps, relative=damping == "relative")
+    return inverse_root_by_eigh(a, root, eps, damping)
+
+
+def inverse_root(
+    a: jax.Array,
+    root: int = 2,
+    eps: jax.typing.ArrayLike = 0.0,
+    *,
+    damping: str = "absolute",
+    solver: str = "eigh",
+) -> tuple[jax.Array, jax.Array]:
+    """Inverse roots `(A + eps · I)^(-1/root)` of symmetric positive semi-definite matrices.
+
+    Matrices of a batch are taken one after the other: temporaries do not grow with the batch.
+
+    Args:
+      a: `(..., n, n)`, symmetric; computed in float32 at least.
+      root: p. "coupled_newton" takes powers of 2, "newton_schulz" 2 alone.
+      eps: damping.
+      damping: "absolute"; "relative", a multiple of the largest eigenvalue; or, with "eigh" only,
+        "floor" (eigenvalues at least `eps`) or "outside" (`(A^(1/p) + eps · I)^(-1)`).
+      solver: "eigh", "coupled_newton" or "newton_schulz". With `eps = 0` a rank-deficient matrix
+        gets its root on the range only ("eigh"); the iterations do not converge on it.
+
+    Returns:
+      The roots, like `a`, and an error estimate for each, `(...)`: the relative residual of the
+      decomposition, or `max |X^p A - I|` of the iterations.
+
+    Raises:
+      ValueError: naming the argument that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> root, error = curvax.inverse_root(jnp.diag(jnp.array([4.0, 0.25])))
+      >>> root.tolist()
+      [[0.5, 0.0], [0.0, 2.0]]
+    """
+    check_root_arguments(root, solver, damping)
+    check_interval("eps", eps, 0.0)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
+    work = a.astype(jnp.promote_types(a.dtype, jnp.float32)).reshape(-1, *a.shape[-2:])
+    roots, errors = jax.lax.map(lambda x: solve_root(x, root, eps, damping, solver), work)
+    return roots.reshape(a.shape).astype(a.dtype), errors.reshape(a.shape[:-2])

@@ -1,0 +1,88 @@
+"""Storages: how a preconditioner keeps its factors and roots between steps.
+
+A storage is a value with
+
+* `encode_factor(x, previous)` and `decode_factor(stored)` for statistics: `previous` is what was
+stored
+  before (None at the start), for codes that feed their own error back;
+* `encode_root(x)` and `decode_root(stored)` for inverse roots;
+* `one_by_one`: whether decoded matrices should exist one at a time. The preconditioner then loops
+  over the matrices of a batch, so that memory holds one decoded factor instead of all.
+
+Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """What `storage=` takes; see the module."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether to decode one matrix at a time."""
+        ...
+
+    def encode_factor(self, x: jax.Array, previous: Any) -> Any:
+        """The stored form of a statistic."""
+        ...
+
+    def decode_factor(self, stored: Any) -> jax.Array:
+        """The statistic, in float32 at least."""
+        ...
+
+    def encode_root(self, x: jax.Array) -> Any:
+        """The stored form of an inverse root."""
+        ...
+
+    def decode_root(self, stored: Any) -> jax.Array:
+        """The inverse root, in float32 at least."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """See `dense`."""
+
+    dtype: Any = None
+
+    one_by_one = False
+
+    def encode_factor(self, x: jax.Array, previous: Any) -> jax.Array:
+        """Rounds to the dtype."""
+        del previous
+        return x if self.dtype is None else x.astype(self.dtype)
+
+    def decode_factor(self, stored: jax.Array) -> jax.Array:
+        """Widens to float32 at least."""
+        return stored.astype(jnp.promote_types(stored.dtype, jnp.float32))
+
+    def encode_root(self, x: jax.Array) -> jax.Array:
+        """Rounds to the dtype."""
+        return self.encode_factor(x, None)
+
+    def decode_root(self, stored: jax.Array) -> jax.Array:
+        """Widens to float32 at least."""
+        return self.decode_factor(stored)
+
+
+def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
+    """Keeps factors and roots as plain arrays.
+
+    Args:
+      dtype: their floating dtype; `None` is float32, or float64 for float64 parameters. In
+        bfloat16 a running average with `b2` above 0.99 stops moving: it is meant for roots.
+
+    Raises:
+      ValueError: if the dtype is not a real floating one.
+    """
+    if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+        raise ValueError(f"dtype must be a real floating dtype, got {dtype!r}.")
+    return Dense(None if dtype is None else jnp.dtype(dtype))
