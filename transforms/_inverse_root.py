@@ -67,7 +67,7 @@ def inverse_root_by_eigh(
     The estimate is `‖A Q - Q diag(d)‖ / ‖A‖` (Frobenius): a backward error, a few times eps(dtype).
     """
     q, d = eigh(a)
-    residual = jnp.linalg.norm(jnp.matmul(a, q, precision=HIGHEST) - q * d)
+    residual = jnp.linalg.norm(jnp.matmul(a, q, precision=HIGHEST) - q * d[None, :])
     norm = jnp.linalg.norm(a)
     error = jnp.where(norm > 0, residual / jnp.where(norm > 0, norm, 1), 0)
     return from_eigen(q, root_eigenvalues(d, root, damping, kind)), error
