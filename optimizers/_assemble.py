@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -71,8 +72,10 @@ def assemble(
         )
     else:
         descent = _base(base, learning_rate)
+    # Behind the routing the output layer is gone already, and so is what it would be found by.
+    inside = dataclasses.replace(rule, output_layer=None)
     matrices = optax.chain(
-        on_matrices(direction, rule, block_size=block_size, stack=stack), descent
+        on_matrices(direction, inside, block_size=block_size, stack=stack), descent
     )
     adam = {"b1": adam_b1, "b2": adam_b2, "eps": adam_eps}
     others = (

@@ -10,6 +10,7 @@ import optax
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._norm_growth import limit_norm_growth
 from ..transforms._row_column_scaling import scale_by_rows_and_columns
+from ..transforms._validate import check_interval
 from ._assemble import assemble
 
 
@@ -22,6 +23,7 @@ def scale_by_racs(
     bias_correction: bool = False,
 ) -> optax.GradientTransformation:
     """The direction of `racs` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    check_interval("scale", scale, 0.0)
     return optax.chain(
         scale_by_rows_and_columns(b2, iterations=iterations, bias_correction=bias_correction),
         limit_norm_growth(gamma),

@@ -9,7 +9,7 @@ from typing import Any
 import curvax
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Row:
     """An optimizer and what the suite has to know about it."""
 
@@ -53,7 +53,7 @@ REGISTRY = (
         name="asgo",
         optimizer=curvax.asgo,
         direction=curvax.scale_by_asgo,
-        settings={"refresh": 2},
+        settings={"b1": 0.9, "b2": 0.95, "eps": 0.01, "refresh": 2},
         everything=True,
         fields=frozenset({"mu", "statistic", "root"}),
         static=("refresh",),

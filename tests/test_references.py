@@ -1,9 +1,9 @@
 """Trajectories against NumPy float64 transcriptions of the papers, direction and state.
 
-Every case runs on a whole family of gradients at once (wide, tall, square, odd sizes, rank
-deficient, one row, one column, a batch, rows and columns of zeros, a first gradient of zero), in
-float32 and in float64. The gradients are exact in float32, so that what is compared is the work of
-the optimizer alone. Bounds are `factor · condition · eps`, with the condition number of the method:
+Every case runs on a whole family of gradients at once (a batch of wide ones, tall, square, rank
+deficient, one row, with a row and a column of zeros and steps without gradient), in float32 and in
+float64. The gradients are exact in float32, so that what is compared is the work of the optimizer
+alone. Bounds are `factor · condition · eps`, with the condition number of the method:
 
 - Newton-Schulz: an iteration multiplies perturbations by at most `max |p'| = a`, so `condition`
   is the product of the first coefficients (485 for Muon's five steps);
@@ -12,7 +12,12 @@ the optimizer alone. Bounds are `factor · condition · eps`, with the condition
   in the range of `V`, the error is at most `κ₊ · (λ_max / λ_min)^(1/2)`, where `κ₊` is the
   condition of `V + eps` on the range of `V` and `λ_min` belongs to the whole space;
 - RACS adds and multiplies positive numbers: condition 1.
+
+Where a condition number leaves less than a digit of float32, float64 alone is compared.
 """
+
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +31,12 @@ from reference.racs import racs as reference_racs
 import curvax
 
 STEPS = 24
-DTYPES = ("float32", "float64")
+
+
+def _in_both_dtypes(cases: Iterable[str], in_float32: Iterable[str]) -> Any:
+    """Parametrizes by case and dtype: all in float64, in float32 those that differ in numerics."""
+    pairs = [*((case, "float64") for case in cases), *((case, "float32") for case in in_float32)]
+    return pytest.mark.parametrize(("case", "dtype"), pairs)
 
 
 def _gradients() -> dict[str, np.ndarray]:
@@ -43,18 +53,14 @@ def _gradients() -> dict[str, np.ndarray]:
 
     holes = normal(6, 8)
     holes[:, 2, :], holes[:, :, 5] = 0, 0
-    idle = normal(3, 5)
-    idle[0], idle[10] = 0, 0
+    holes[0], holes[10] = 0, 0
     return {
-        "wide": normal(5, 9),
+        "wide": normal(2, 5, 9),
         "tall": normal(11, 6),
         "square": normal(6, 6),
         "row": normal(1, 7),
-        "column": normal(7, 1),
-        "batch": normal(2, 4, 7),
         "rank 3": integers(STEPS, 9, 3) @ integers(3, 7) / 64,  # one row space throughout
         "holes": holes,
-        "idle": idle,
     }
 
 
@@ -83,14 +89,18 @@ def _expected(reference, gradient: np.ndarray, **arguments):
 
 
 def _spread(values: np.ndarray) -> float:
-    """The ratio of the largest to the smallest entry along the last axis that is not rounding."""
-    noise = 1e-12 * values.max(axis=-1, keepdims=True)
-    smallest = np.where(values > noise, values, np.inf).min(axis=-1)
-    return float(np.max(np.where(np.isfinite(smallest), values.max(axis=-1) / smallest, 1.0)))
+    """The ratio of the largest to the smallest along the last axis, of those beyond rounding."""
+    largest = values.max(axis=-1, keepdims=True)
+    smallest = np.where(values > 1e-12 * largest, values, np.inf).min(axis=-1, keepdims=True)
+    return float(np.max(np.where(largest > 0, largest / smallest, 1.0)))
 
 
 def _resolution(dtype: str) -> float:
     return float(np.finfo(dtype).eps)
+
+
+def _says_something(condition: float, dtype: str) -> bool:
+    return 16 * condition * _resolution(dtype) < 0.1
 
 
 # Muon
@@ -135,11 +145,10 @@ def _muon_condition(gradient: np.ndarray, arguments) -> float:
     return float(np.prod([row[0] for row in rows]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", MUON)
+@_in_both_dtypes(MUON, ("defaults", "classical", "polar_express", "svd of a sum", "qdwh"))
 def test_muon_follows_the_transcription(case, dtype):
     ours, theirs = MUON[case]
-    full_rank = {n: g for n, g in GRADIENTS.items() if n not in ("rank 3", "holes", "idle")}
+    full_rank = {n: g for n, g in GRADIENTS.items() if n not in ("rank 3", "holes")}
     gradients = full_rank if case == "qdwh" else GRADIENTS
     with jax.enable_x64(dtype == "float64"):
         directions, states = _run(curvax.scale_by_muon(**ours), gradients, dtype)
@@ -159,28 +168,26 @@ def test_muon_follows_the_transcription(case, dtype):
 RACS = {
     "defaults": {},
     "without averages": {"b2": 0.0},
-    "one round": {"b2": 0.0, "iterations": 1},
-    "twelve rounds, wide limit": {"b2": 0.6, "iterations": 12, "gamma": 1.2, "scale": 0.02},
-    "limit 1": {"b2": 0.9, "gamma": 1.0},
-    "no limit": {"b2": 0.5, "gamma": float("inf")},
+    "one round": {"b2": 0.5, "iterations": 1},
+    "seven rounds": {"b2": 0.6, "iterations": 7, "gamma": 1.2, "scale": 0.02},
+    "no growth": {"gamma": 1.0, "iterations": 2},
 }
 
 
-def _racs(gradient: np.ndarray, arguments):
+def _racs(gradient: np.ndarray, arguments: dict[str, Any]):
     names = {"b2": "b", "scale": "alpha"}
-    return _expected(
-        reference_racs, gradient, **{names.get(k, k): v for k, v in arguments.items()}
-    )
+    renamed = {names.get(name, name): value for name, value in arguments.items()}
+    return _expected(reference_racs, gradient, **renamed)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", RACS)
+# Its state is float32 for parameters of any dtype: one case in float64 suffices.
+@_in_both_dtypes(["defaults"], RACS)
 def test_racs_follows_the_transcription(case, dtype):
-    # Its state is float32 for parameters of any dtype.
     eps, factor = _resolution("float32"), 2 * STEPS
+    gradients = {name: GRADIENTS[name] for name in ("wide", "tall", "row", "holes")}
     with jax.enable_x64(dtype == "float64"):
-        directions, states = _run(curvax.scale_by_racs(**RACS[case]), GRADIENTS, dtype)
-        for name, gradient in GRADIENTS.items():
+        directions, states = _run(curvax.scale_by_racs(**RACS[case]), gradients, dtype)
+        for name, gradient in gradients.items():
             desired, expected = _racs(gradient, RACS[case])
             for t in range(STEPS):
                 scales, limiter, _ = states[t]
@@ -194,11 +201,10 @@ def test_racs_follows_the_transcription(case, dtype):
 
 @pytest.mark.parametrize("case", ["defaults", "without averages"])
 def test_the_racs_trajectories_meet_the_limiter_and_its_absence(case):
-    gamma = 1.01
     for name in ("wide", "tall", "square"):
         norms = np.array([state["phi"] for state in _racs(GRADIENTS[name], RACS[case])[1]])
-        limited = np.isclose(norms[1:] / norms[:-1], gamma, rtol=1e-12)
-        assert 3 <= limited.sum() <= STEPS - 4, name
+        limited = np.isclose(norms[1:], 1.01 * norms[:-1], rtol=1e-12)
+        assert limited.any() and not limited.all(), name
 
 
 # ASGO
@@ -251,40 +257,43 @@ def _asgo_conditions(states, arguments, theoretical: bool) -> tuple[float, float
     of_direction, of_root = 1.0, 1.0
     for state in states:
         values = np.maximum(np.linalg.eigvalsh(state["V"]), 0)
-        largest = values.max(axis=-1, keepdims=True)
-        on_range = values > 1e-12 * largest
-        if theoretical:  # the damping stands outside the root: eps² is its size inside
-            damped = (np.sqrt(np.where(on_range, values, 0)) + eps) ** 2
-        else:
-            damped = np.where(on_range, values, 0) + eps
-        range_only = _spread(np.where(on_range, damped, 0))
-        whole = range_only if eps == 0 else _spread(damped)
-        of_direction = max(of_direction, range_only * np.sqrt(whole))
-        of_root = max(of_root, whole)
+        values = np.where(values > 1e-12 * values.max(axis=-1, keepdims=True), values, 0)
+        # What is inverted and then rooted; damping outside the root is eps² inside.
+        damped = (np.sqrt(values) + eps) ** 2 if theoretical else values + eps
+        on_range = _spread(np.where(values > 0, damped, 0))
+        whole = np.max(damped.max(axis=-1) / damped.min(axis=-1)) if eps > 0 else on_range
+        of_direction = max(of_direction, on_range * np.sqrt(whole))
+        of_root = max(of_root, float(whole))
     return of_direction, of_root
 
 
-def _assert_asgo_matches(directions, states, case: str, names) -> None:
+def _assert_asgo_matches(directions, states, case: str, names) -> int:
+    """Compares all steps; returns how many parameters' directions could be compared."""
     _, reference, arguments = ASGO[case]
     theoretical = reference is reference_asgo.asgo_theoretical
+    compared = 0
     for name in names:
         desired, expected = _expected(reference, GRADIENTS[name], **arguments)
-        of_direction, of_root = _asgo_conditions(expected, arguments, theoretical)
+        conditions = _asgo_conditions(expected, arguments, theoretical)
+        dtype = directions[0][name].dtype.name
+        direction_says, root_says = (_says_something(c, dtype) for c in conditions)
+        compared += direction_says
         for t in range(STEPS):
             factor = _factor(states[t], name)
-            assert_close(directions[t][name], desired[t], condition=of_direction)
             assert_close(factor.statistic, expected[t]["V"])
             assert states[t].count == t + 1
-            if theoretical:
-                assert_close(
-                    np.asarray(factor.root, np.float64) @ expected[t]["Lambda"],
-                    _range_projector(expected[t]["V"], arguments.get("eps", 1e-6)),
-                    condition=of_root,
-                    eps=_resolution(factor.root.dtype.name),
-                )
-            else:
-                assert_close(factor.root, expected[t]["Lambda_inv"], condition=of_root)
+            if not theoretical:
                 assert_close(states[t].momentum.mu[name], expected[t]["M"])
+            if direction_says:
+                assert_close(directions[t][name], desired[t], condition=conditions[0])
+            if root_says and theoretical:
+                product = np.asarray(factor.root, np.float64) @ expected[t]["Lambda"]
+                identity = _range_projector(expected[t]["V"], arguments.get("eps", 1e-6))
+                eps = _resolution(dtype)
+                assert_close(product, identity, condition=conditions[1], eps=eps)
+            elif root_says:
+                assert_close(factor.root, expected[t]["Lambda_inv"], condition=conditions[1])
+    return compared
 
 
 def _range_projector(v: np.ndarray, eps: float) -> np.ndarray:
@@ -294,24 +303,25 @@ def _range_projector(v: np.ndarray, eps: float) -> np.ndarray:
     return (vectors * keep[..., None, :]) @ vectors.mT
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", ASGO)
+@_in_both_dtypes(ASGO, ("defaults", "period 7 undamped", "from momentum", "theoretical"))
 def test_asgo_follows_the_transcription(case, dtype):
     with jax.enable_x64(dtype == "float64"):
         directions, states = _run(curvax.scale_by_asgo(**ASGO[case][0]), GRADIENTS, dtype)
         assert all(d.dtype == dtype for d in directions[-1].values())
-        _assert_asgo_matches(directions, states, case, GRADIENTS)
+        compared = _assert_asgo_matches(directions, states, case, GRADIENTS)
+    assert compared >= (3 if dtype == "float32" else len(GRADIENTS))
 
 
 def test_asgo_refreshed_one_step_later_does_not_follow_the_transcription():
     late = curvax.scale_by_asgo(b2=0.8, refresh=curvax.every(3, offset=2))
-    directions, states = _run(late, GRADIENTS, "float32")
-    for name in GRADIENTS:
-        with pytest.raises(AssertionError, match="exceeds the bound"):
-            _assert_asgo_matches(directions, states, "period 3", [name])
+    with jax.enable_x64(True):
+        directions, states = _run(late, GRADIENTS, "float64")
+        for name in GRADIENTS:
+            with pytest.raises(AssertionError, match="exceeds the bound"):
+                _assert_asgo_matches(directions, states, "period 3", [name])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_head_wise_asgo_follows_the_transcription(dtype):
     heads, arguments = 3, {"b1": 0.8, "b2": 0.7}
     gradient = np.random.default_rng(1).standard_normal((STEPS, 4, 18)).astype(np.float32)

@@ -44,6 +44,15 @@ class MatrixAxes:
     column_heads: int = 1
 
     def __post_init__(self):
+        for argument, axes in (("rows", self.rows), ("columns", self.columns)):
+            given = (axes,) if isinstance(axes, int) else axes
+            if not (
+                isinstance(given, Sequence)
+                and all(isinstance(axis, int) and not isinstance(axis, bool) for axis in given)
+            ):
+                raise ValueError(
+                    f"{argument} must be an integer or a sequence of integers, got {axes!r}."
+                )
         check_positive_int("row_heads", self.row_heads)
         check_positive_int("column_heads", self.column_heads)
 

@@ -12,7 +12,9 @@ and its kernel 3-D. The default rule looks at the parameter's path and shape:
 | kernel of a layer whose name contains "conv" | all axes but the last × last |
 | anything else with three axes or more | an error that asks for a specification |
 
-A stack of layers is never merged into a matrix axis: such leaves ask for a specification.
+A stack of layers is never merged into a matrix axis: a bias with an axis too many gives it away,
+and such kernels ask for a specification. (Give one for scanned convolutions and attention without
+bias.)
 """
 
 from __future__ import annotations
@@ -80,10 +82,29 @@ class MatrixRule:
             check_real(name, leaf)
         specified = _specified(self.weight_dimension_numbers, params, named.names)
         excluded = self._output_layer(leaves, named.names)
-        return {
-            name: self._treat(name, leaf, specified.get(name, _UNSPECIFIED), leaves, excluded)
-            for name, leaf in leaves.items()
-        }
+        chosen = self._chosen(leaves, named.names)
+        shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+
+        def treatment(name: str) -> Treatment:
+            axes = specified.get(name, _UNSPECIFIED)
+            if name in excluded:
+                return "output layer"
+            if axes is None:
+                return "weight_dimension_numbers is None"
+            if chosen is not None and name not in chosen:
+                return "not selected by matrices"
+            if axes is not _UNSPECIFIED:
+                return axes
+            return _flax_axes(name, shapes, chosen=chosen is not None, head_wise=self.head_wise)
+
+        return {name: treatment(name) for name in leaves}
+
+    def _chosen(self, leaves: Mapping[str, Any], names: Sequence[str]) -> frozenset[str] | None:
+        if self.matrices is None:
+            return None
+        if self.matrices == "all":
+            return frozenset(leaves)
+        return _selected("matrices", self.matrices, leaves, names)
 
     def _output_layer(self, leaves: Mapping[str, Any], names: Sequence[str]) -> frozenset[str]:
         if self.output_layer is None:
@@ -91,21 +112,6 @@ class MatrixRule:
         if self.output_layer == "auto":
             return find_output_layer(leaves)
         return _selected("output_layer", self.output_layer, leaves, names)
-
-    def _treat(self, name, leaf, specified, leaves, excluded) -> Treatment:
-        if name in excluded:
-            return "output layer"
-        if specified is None:
-            return "weight_dimension_numbers is None"
-        chosen = self.matrices is not None and (
-            self.matrices == "all" or name in _selected("matrices", self.matrices, leaves, leaves)
-        )
-        if self.matrices is not None and not chosen:
-            return "not selected by matrices"
-        if specified is not _UNSPECIFIED:
-            return specified
-        shapes = {n: tuple(x.shape) for n, x in leaves.items()}
-        return _flax_axes(name, shapes, chosen=chosen, head_wise=self.head_wise)
 
 
 _UNSPECIFIED: Any = object()
@@ -164,14 +170,14 @@ def _flax_axes(
         return "embedding"
     if ndim == 2:
         return MatrixAxes(rows=0, columns=1)
-    if ndim == 3 and last == "kernel" and layer in _ATTENTION_IN:
+    bias = shapes.get(f"{name.removesuffix(last)}bias")
+    if ndim == 3 and last == "kernel" and layer in _ATTENTION_IN and bias in (None, shape[1:]):
         if head_wise and layer != "value":
             return MatrixAxes(rows=0, columns=2)
         return MatrixAxes(rows=0, columns=(1, 2))
-    if ndim == 3 and last == "kernel" and layer == "out":
+    if ndim == 3 and last == "kernel" and layer == "out" and bias in (None, shape[2:]):
         return MatrixAxes(rows=(0, 1), columns=2)
-    bias = shapes.get(f"{name.removesuffix(last)}bias", shape[-1:])
-    if last in ("kernel", "weight") and "conv" in layer.lower() and len(bias) == 1:
+    if last in ("kernel", "weight") and "conv" in layer.lower() and bias in (None, shape[-1:]):
         return MatrixAxes(rows=tuple(range(ndim - 1)), columns=ndim - 1)
     if sum(size > 1 for size in shape) <= 1:
         return one_row if chosen else "vector"
@@ -211,7 +217,8 @@ def _specified(spec: Any, params: Any, names: Sequence[str]) -> dict[str, Matrix
     """The entries of `weight_dimension_numbers` by path; None where it says "no matrix"."""
     if spec is None:
         return {}
-    if callable(spec) and not _is_entry(spec):
+    # A tree may be callable too (a module); a function is a leaf that is no entry.
+    if callable(spec) and not all(map(_is_entry, jax.tree.leaves(spec, is_leaf=_is_entry))):
         spec = spec(params)
     if isinstance(spec, Mapping) and spec and all(map(_is_entry, spec.values())):
         check_patterns("weight_dimension_numbers", map(str, spec), names)
@@ -229,10 +236,11 @@ def _specified_by_tree(spec: Any, names: Sequence[str]) -> dict[str, MatrixAxes 
                 f"weight_dimension_numbers has {entry!r} at {place!r}; entries must be "
                 "curvax.MatrixAxes, optax.contrib.MuonDimensionNumbers or None."
             )
-        entries[place.removesuffix("/value")] = entry
+        entries[place] = entry
 
     def covering(name: str) -> str | None:
-        return next((p for p in entries if p in ("", name) or name.startswith(f"{p}/")), None)
+        boxed = ("", name, f"{name}/value")
+        return next((p for p in entries if p in boxed or name.startswith(f"{p}/")), None)
 
     above = {name: covering(name) for name in names}
     lacking = [n for n, p in above.items() if p is None]

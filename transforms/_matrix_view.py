@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from ._matrix_axes import MatrixAxes, MatrixForm, matrix_form
@@ -96,7 +97,9 @@ def on_matrices(
     """Runs `inner` on the matrices of a tree of parameters.
 
     `inner` sees a dict whose leaves are batches of matrices `(N, m, n)`: gradients, parameters
-    and all of its state. Its updates come back in the shapes and dtypes of the gradients.
+    and all of its state. Its updates come back in the shapes and dtypes of the gradients. Matrices
+    of one shape share a stack whatever their dtypes; it has the widest. A matrix whose gradient is
+    not finite takes part in that step with a zero gradient, so that no state is ever poisoned.
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).
@@ -152,11 +155,13 @@ def on_matrices(
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        if params is not None:
+            check_same_shapes(updates, params)
         groups = layout(updates)
         matrices = None if params is None else gather(groups, params)
-        directions, inner_state = inner.update(
-            gather(groups, updates), state.inner, matrices, **extra_args
-        )
+        gradients = jax.tree.map(_finite_or_zero, gather(groups, updates))
+        inner_state = _on_mesh_of(gradients, state.inner)
+        directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
         return scatter(groups, directions, updates), MatrixViewState(inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -165,6 +170,20 @@ def on_matrices(
 def is_placeholder(params: Any) -> bool:
     """Whether `params` is the leafless placeholder of `optax.tree.map_params`."""
     return not jax.tree.leaves(params) and type(params).__name__ == "_ParamsPlaceholder"
+
+
+def check_same_shapes(updates: Any, params: Any) -> None:
+    """Requires every gradient to have its parameter's shape.
+
+    Raises:
+      ValueError: naming the parameter and both shapes.
+    """
+    shapes = {name: jnp.shape(x) for name, x in named_leaves(params).present().items()}
+    for name, x in named_leaves(updates).present().items():
+        if name in shapes and jnp.shape(x) != shapes[name]:
+            raise ValueError(
+                f"the gradient of {name!r} has shape {jnp.shape(x)}, its parameter {shapes[name]}."
+            )
 
 
 def gather(groups: tuple[Group, ...], tree: Any) -> dict[str, jax.Array]:
@@ -193,7 +212,8 @@ def scatter(groups: tuple[Group, ...], stacks: Any, like: Any) -> Any:
 
 def _explicit_sharding(x: Any) -> NamedSharding | None:
     """The sharding of `x` if its mesh has Explicit axes (JAX's default), else None."""
-    sharding = getattr(jax.typeof(x), "sharding", None)
+    concrete = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    sharding = x.sharding if concrete else getattr(jax.typeof(x), "sharding", None)
     if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
         return sharding
     return None
@@ -207,6 +227,20 @@ def _unsharded(x: Any) -> Any:
     if sharding is None:
         return x
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
+
+
+def _on_mesh_of(gradients: dict[str, jax.Array], state: Any) -> Any:
+    # A state that was made without a mesh may not meet gradients on an Explicit one.
+    sharding = next(filter(None, map(_explicit_sharding, gradients.values())), None)
+    if sharding is None:
+        return state
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.tree.map(lambda x: jax.sharding.reshard(x, whole), state)
+
+
+def _finite_or_zero(x: jax.Array) -> jax.Array:
+    finite = jnp.isfinite(x).all(axis=(-2, -1), keepdims=True)
+    return jnp.where(finite, x, jnp.zeros_like(x))
 
 
 def _sharded_like(x: jax.Array, like: Any) -> jax.Array:

@@ -7,7 +7,8 @@ The output is $M_t$; with `nesterov` it is $b_1 M_t + (1-b_1) G_t$ ("ema") or $b
 ("sum"). `bias_correction` ("ema" only) divides $M_t$ by $1-b_1^t$; in the look-ahead, as in Adam
 with Nesterov momentum (Dozat, 2016), $M_t$ is divided by $1-b_1^{t+1}$ and $G_t$ by $1-b_1^t$.
 
-*Numerics.* The sum is formed in the promoted dtype of gradient and state and stored in `dtype`.
+*Numerics.* The sum is formed in the promoted dtype of gradient and state and stored in `dtype`;
+the output has the gradient's dtype.
 State: one array per leaf and a counter.
 """
 
@@ -80,6 +81,7 @@ def momentum(
         if nesterov:
             ahead = jax.tree.map(lambda m, g: b1 * m + weight * g, ahead, gradient)
         stored = jax.tree.map(lambda m, old: m.astype(old.dtype), mu, state.mu)
+        ahead = jax.tree.map(lambda m, g: m.astype(g.dtype), ahead, updates)
         return ahead, MomentumState(count, stored)
 
     return optax.GradientTransformation(init, update)

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from ._scaling import power_of_two
+
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -59,6 +61,10 @@ def coefficient_rows(
     Raises:
       ValueError: if a name is unknown or the shape is neither (3,) nor (k, 3).
     """
+    if not isinstance(coefficients, (str, Sequence)):
+        raise ValueError(
+            f"coefficients must be a name, three numbers or rows of three; got {coefficients!r}."
+        )
     if isinstance(coefficients, str):
         if coefficients not in NEWTON_SCHULZ_COEFFICIENTS:
             raise ValueError(
@@ -99,7 +105,7 @@ def newton_schulz(
     transposed = x.shape[-2] > x.shape[-1]
     if transposed:
         x = x.mT
-    x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + jnp.asarray(eps, x.dtype))
+    x = _normalized(x, eps)
     table = jnp.asarray(rows, x.dtype)
 
     def step(i: jax.Array, x: jax.Array) -> jax.Array:
@@ -109,6 +115,16 @@ def newton_schulz(
 
     x = jax.lax.fori_loop(0, steps, step, x)
     return x.mT if transposed else x
+
+
+def _normalized(x: jax.Array, eps: jax.typing.ArrayLike) -> jax.Array:
+    """`x / (‖x‖ + eps)`, in range for entries of any size; zero stays zero."""
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1), keepdims=True))
+    near_one = jnp.ldexp(work, -exponent)
+    norm = jnp.linalg.norm(near_one, axis=(-2, -1), keepdims=True)
+    norm = norm + jnp.ldexp(jnp.asarray(eps, work.dtype), -exponent)
+    return (near_one / jnp.where(norm > 0, norm, 1)).astype(x.dtype)
 
 
 def polar_svd(x: jax.Array) -> jax.Array:

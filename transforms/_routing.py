@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, NamedTuple
 
+import jax
 import optax
 
 from ._matrix_rule import MatrixRule, Treatment
@@ -54,7 +55,16 @@ def route(
             _warn_without_matrices(treatments)
         return partition.init(params)
 
-    return optax.GradientTransformationExtraArgs(init, partition.update)
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        new_updates, new_state = partition.update(updates, state, params, **extra_args)
+        return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _with_dtypes_of(like: Any, tree: Any) -> Any:
+    # Optax's Adam promotes its moments and updates when gradients are wider than the parameters.
+    return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), tree, like)
 
 
 def _warn_without_matrices(treatments: dict[str, Treatment]) -> None:

@@ -2,8 +2,8 @@ r"""Row and column scaling: the two diagonals of RACS.
 
 $$s = \frac{(G^{\odot 2})^\top q}{\|q\|^2}, \qquad q = \frac{G^{\odot 2} s}{\|s\|^2} \qquad
 \text{(a few rounds from } q = 1\text{)}$$
-$$\bar s \leftarrow b\,\bar s + (1-b)\,s, \quad \bar q \leftarrow b\,\bar q + (1-b)\,q, \quad
-D = \mathrm{diag}(\bar q)^{-1/2}\, G\, \mathrm{diag}(\bar s)^{-1/2}$$
+$$\bar s \leftarrow b_2\,\bar s + (1-b_2)\,s, \quad \bar q \leftarrow b_2\,\bar q + (1-b_2)\,q,
+\quad D = \mathrm{diag}(\bar q)^{-1/2}\, G\, \mathrm{diag}(\bar s)^{-1/2}$$
 
 Gong et al., arXiv:2502.07752, Eq. 16 and Algorithm 1, lines 5-8. The rounds are power iterations on
 $G^{\odot 2}$: for a positive $G^{\odot 2}$ they converge to its principal singular pair
@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ._scaling import power_of_two
 from ._trees import map_unzip
 from ._validate import check_decay, check_matrices, check_positive_int
 
@@ -49,7 +50,7 @@ def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Arra
 
 
 def scale_by_rows_and_columns(
-    b: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.9,
     *,
     iterations: int = 5,
     bias_correction: bool = False,
@@ -57,18 +58,18 @@ def scale_by_rows_and_columns(
     """Scales rows and columns by running averages of RACS's two diagonals.
 
     Args:
-      b: decay rate of the averages, which start at 0; `b = 0` uses the current gradient alone.
+      b2: decay rate of the averages, which start at 0; `b2 = 0` uses the current gradient alone.
       iterations: rounds of the fixed-point iteration.
-      bias_correction: whether to divide the averages by `1 - bᵗ`. As printed they are not
-        corrected, so that the first direction is `1 / (1 - b)` times longer.
+      bias_correction: whether to divide the averages by `1 - b2ᵗ`. As printed they are not
+        corrected, so that the first direction is `1 / (1 - b2)` times longer.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: if `b` is outside [0, 1), `iterations < 1`, or a leaf is no matrix.
+      ValueError: if `b2` is outside [0, 1), `iterations < 1`, or a leaf is no matrix.
     """
-    check_decay("b", b)
+    check_decay("b2", b2)
     check_positive_int("iterations", iterations)
 
     def init(params: Any) -> RowColumnState:
@@ -84,13 +85,17 @@ def scale_by_rows_and_columns(
     def update(updates: Any, state: Any, params: Any = None):
         del params
         count: Any = optax.safe_increment(state.count)
-        weight = 1 - b**count if bias_correction else 1.0
+        weight = 1 - b2**count if bias_correction else 1.0
 
         def scaled(g: jax.Array, rows: jax.Array, columns: jax.Array):
             work = g.astype(jnp.float32)
-            q, s = row_column_scales(work * work, iterations)
-            mean_q = b * rows + (1 - b) * q
-            mean_s = b * columns + (1 - b) * s
+            # Scaled by a power of two, which changes no bit, the fourth powers below are in range.
+            exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1)))
+            near_one = jnp.ldexp(work, -exponent[..., None, None])
+            q, s = row_column_scales(near_one * near_one, iterations)
+            s = jnp.ldexp(s, 2 * exponent[..., None])
+            mean_q = b2 * rows + (1 - b2) * q
+            mean_s = b2 * columns + (1 - b2) * s
             left = _inverse_square_root(mean_q / weight)[..., :, None]
             right = _inverse_square_root(mean_s / weight)[..., None, :]
             return (left * work * right).astype(g.dtype), mean_q, mean_s

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from ._matrix_axes import MatrixForm
 from ._matrix_view import MatrixViewState, ViewRecord
-from ._paths import named_leaves
+from ._paths import is_hole, named_leaves
 from ._recording import recording
 from ._routing import RoutingRecord
 
@@ -158,14 +158,13 @@ def _entries(optimizer: Any, params: Any) -> list[_Entry]:
 def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[_Entry], list[Any]]:
     """Every array of the state, in the state's order, and what was recorded."""
     found: list[list[_Entry]] = []
-    names = sorted(named_leaves(params).present(), key=len, reverse=True)
     events: list[Any] = []
 
     def traced(params: Any) -> Any:
         with recording() as recorded:
             state = optimizer.init(params)
         views = {id(e.state): e for e in recorded if isinstance(e, ViewRecord)}
-        found.append(list(_walk(state, views, names)))
+        found.append(list(_walk(state, views, params)))
         events.extend(recorded)
         return state
 
@@ -173,15 +172,37 @@ def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[_Entry], list
     return found[0], events
 
 
-def _walk(state: Any, views: dict[int, ViewRecord], names: list[str]) -> Iterator[_Entry]:
-    is_view = lambda x: isinstance(x, MatrixViewState)  # noqa: E731
-    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_view):
-        view = views.get(id(node)) if is_view(node) else None
+def _walk(state: Any, views: dict[int, ViewRecord], params: Any) -> Iterator[_Entry]:
+    named = named_leaves(params)
+    shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
+
+    def is_moment(node: Any) -> bool:
+        """Whether `node` is a copy of the parameters, perhaps with holes."""
+        leaves, treedef = jax.tree.flatten(node, is_leaf=is_hole)
+        return treedef == named.treedef and all(
+            is_hole(x) or jnp.shape(x) == shape for x, shape in zip(leaves, shapes, strict=True)
+        )
+
+    def is_unit(node: Any) -> bool:
+        return isinstance(node, MatrixViewState) or is_moment(node)
+
+    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_unit):
+        view = views.get(id(node)) if isinstance(node, MatrixViewState) else None
+        copy = is_moment(node) and not isinstance(node, MatrixViewState)
+        if copy:
+            place = _place(path)
+            for name, leaf in named_leaves(node).present().items():
+                full = "/".join(filter(None, (place, name)))
+                yield _Entry(full, _field(path), _abstract(leaf), ((name, None),))
+            continue
         for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
             keys = (*path, *inner_path)
-            place = jax.tree_util.keystr(keys, simple=True, separator="/")
-            owners = _owners_by_name(place, names) if view is None else _owners(view, inner_path)
-            yield _Entry(place.removesuffix("/value"), _field(keys), _abstract(leaf), owners)
+            owners = () if view is None else _owners(view, inner_path)
+            yield _Entry(_place(keys), _field(keys), _abstract(leaf), owners)
+
+
+def _place(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def _owners(view: ViewRecord, path: tuple[Any, ...]) -> tuple[tuple[str, slice | None], ...]:
@@ -190,13 +211,6 @@ def _owners(view: ViewRecord, path: tuple[Any, ...]) -> tuple[tuple[str, slice |
         if group.key in keys:
             return tuple((form.name, place) for form, place in group.slices())
     return ()
-
-
-def _owners_by_name(place: str, names: list[str]) -> tuple[tuple[str, slice | None], ...]:
-    # A moment's place ends in its parameter's path; the longest such path is the parameter's.
-    place = place.removesuffix("/value")
-    owner = next((n for n in names if place == n or place.endswith(f"/{n}")), None)
-    return () if owner is None else ((owner, None),)
 
 
 def _field(keys: tuple[Any, ...]) -> str:

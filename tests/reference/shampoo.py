@@ -123,7 +123,7 @@ def _in_blocks(gradients, block_size, options):
     for i, (top, bottom) in enumerate(_edges(gradients[0].shape[0], block_size)):
         for j, (left, right) in enumerate(_edges(gradients[0].shape[1], block_size)):
             parts = [G[top:bottom, left:right] for G in gradients]
-            for t, (D, state) in enumerate(zip(*shampoo_practical(parts, **options))):
+            for t, (D, state) in enumerate(zip(*shampoo_practical(parts, **options), strict=True)):
                 directions[t][top:bottom, left:right] = D
                 states[t][i, j] = state
     return directions, states

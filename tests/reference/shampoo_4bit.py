@@ -171,7 +171,7 @@ def shampoo_4bit(
             )
         )
     directions, states = [], []
-    for G, S_L, S_R in zip(gradients, *sides):
+    for G, S_L, S_R in zip(gradients, *sides, strict=True):
         G_hat = S_L["L_hat"] @ G @ S_R["R_hat"]  # line 15
         norm = np.linalg.norm(G_hat)
         if graft == "norm":  # Alg. 2 line 15

@@ -1,0 +1,124 @@
+"""What the test files share: one tolerance, generators of matrices and gradients, a driver."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+def resolution(*arrays: Any) -> float:
+    """The machine epsilon of the coarsest floating dtype among `arrays`; 0 without one."""
+    dtypes = [jnp.result_type(x) for x in arrays]
+    inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
+    return max((float(jnp.finfo(dtype).eps) for dtype in inexact), default=0.0)
+
+
+def tolerance(
+    actual: Any, desired: Any, factor: float, condition: float = 1.0, eps: float | None = None
+) -> float:
+    """The bound of `assert_close` for two arrays: `factor · condition · eps · max |desired|`."""
+    eps = resolution(actual, desired) if eps is None else eps
+    scale = float(np.max(np.abs(np.asarray(desired, np.float64)), initial=0.0))
+    return factor * condition * eps * scale
+
+
+def assert_close(
+    actual: Any,
+    desired: Any,
+    factor: float = 16.0,
+    *,
+    condition: float = 1.0,
+    eps: float | None = None,
+) -> None:
+    """Requires two trees of arrays to agree up to rounding, leaf by leaf.
+
+    The bound, for every entry of a leaf:
+
+        |actual - desired| <= factor · condition · eps · max |desired|
+
+    where `eps` is the machine epsilon of the coarser of the two dtypes, so that a comparison with
+    a float64 reference is as sharp as the float32 result allows; with integers alone it is 0. The
+    largest entry sets the scale because rounding errors of products do. `factor` covers the growth
+    of errors with sizes and steps, `condition` the condition number by which the operation
+    multiplies them. `eps` overrides the epsilon where work is done in another dtype. Entries that
+    are not finite never agree; `factor = 0` asks for equality.
+    """
+    left, left_tree = jax.tree_util.tree_flatten_with_path(actual)
+    right, right_tree = jax.tree.flatten(desired)
+    assert left_tree == right_tree, f"structures differ:\n{left_tree}\n{right_tree}"
+    for (path, x), y in zip(left, right, strict=True):
+        place = jax.tree_util.keystr(path) or "the array"
+        bound = tolerance(x, y, factor, condition, eps)
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        assert x.shape == y.shape, f"{place}: shapes {x.shape} and {y.shape}"
+        assert np.isfinite(x).all() and np.isfinite(y).all(), f"{place} is not finite"
+        error = float(np.max(np.abs(x - y), initial=0.0))
+        assert error <= bound, f"{place}: error {error:.3g} exceeds the bound {bound:.3g}"
+
+
+def generator(key: jax.Array, *place: int) -> np.random.Generator:
+    """NumPy's generator for a JAX key: nothing to compile, and the same numbers everywhere."""
+    return np.random.default_rng([*map(int, jax.random.key_data(key)), *place])
+
+
+def orthogonal(key: jax.Array, n: int, columns: int) -> np.ndarray:
+    """A float64 matrix `(n, columns)` with orthonormal columns, uniformly distributed."""
+    q, r = np.linalg.qr(generator(key).standard_normal((n, columns)))
+    return q * np.sign(np.diag(r))
+
+
+def with_spectrum(
+    key: jax.Array, m: int, n: int, singular_values: Sequence[float] | np.ndarray
+) -> np.ndarray:
+    """A float64 matrix `(m, n)` with these singular values and random singular vectors.
+
+    At most `min(m, n)` values; those left out are 0, so that `[1.0]` gives a matrix of rank 1.
+    """
+    values = np.asarray(singular_values, np.float64)
+    assert values.ndim == 1 and len(values) <= min(m, n), values.shape
+    left, right = (jax.random.fold_in(key, side) for side in range(2))
+    u, v = orthogonal(left, m, len(values)), orthogonal(right, n, len(values))
+    return (u * values) @ v.T
+
+
+def normal_like(key: jax.Array, tree: Any, dtype: jax.typing.DTypeLike | None = None) -> Any:
+    """A tree of standard normal arrays in the shapes (and dtypes, without `dtype`) of `tree`.
+
+    Each leaf's numbers follow from the key, its path and its shape alone.
+    """
+
+    def drawn(path: Any, x: Any) -> jax.Array:
+        place = zlib.crc32(jax.tree_util.keystr(path).encode())
+        entries = generator(key, place).standard_normal(jnp.shape(x))
+        return jnp.asarray(entries, jnp.result_type(x) if dtype is None else dtype)
+
+    return jax.tree_util.tree_map_with_path(drawn, tree)
+
+
+def gradients_like(
+    tree: Any, steps: int, seed: int = 0, dtype: jax.typing.DTypeLike | None = None
+) -> list[Any]:
+    """A list of `steps` trees of gradients, from `normal_like`."""
+    keys = [jax.random.fold_in(jax.random.key(seed), step) for step in range(steps)]
+    return [normal_like(key, tree, dtype) for key in keys]
+
+
+def run(
+    transformation: Any, gradients: Iterable[Any], params: Any, *, jit: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """The updates and states of every step of a transformation; parameters stay as they are."""
+    transformation = optax.with_extra_args_support(transformation)
+    step = jax.jit(transformation.update) if jit else transformation.update
+    state = transformation.init(params)
+    updates, states = [], []
+    for gradient in gradients:
+        update, state = step(gradient, state, params)
+        updates.append(update)
+        states.append(state)
+    return updates, states

@@ -1,0 +1,366 @@
+"""Bad arguments and parameters: each is a `ValueError` that says what is wrong and what is allowed.
+
+A case passes if the message holds all its fragments: the argument's name or the parameter's path,
+the value, and (part of) what is allowed.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from registry import REGISTRY, Row
+
+import curvax
+from curvax import MatrixAxes
+
+METHODS = {row.name: row.optimizer for row in REGISTRY}
+every_optimizer = pytest.mark.parametrize("row", REGISTRY, ids=lambda row: row.name)
+
+
+def rejection(call: Callable[[], Any]) -> str:
+    """The message of the `ValueError` that `call` raises."""
+    with pytest.raises(ValueError) as error:
+        call()
+    return str(error.value)
+
+
+def assert_names(message: str, fragments: tuple[str, ...]) -> None:
+    for fragment in fragments:
+        assert fragment in message, f"{fragment!r} is not in {message!r}"
+
+
+class Argument(NamedTuple):
+    """A bad argument of a method, and what else the message holds besides name and value."""
+
+    method: str
+    name: str
+    value: Any
+    allowed: str
+
+
+def shared(name: str, value: Any, allowed: str) -> list[Argument]:
+    return [Argument(row.name, name, value, allowed) for row in REGISTRY]
+
+
+ARGUMENTS = [
+    # Every optimizer.
+    *shared("learning_rate", -0.1, "[0, inf)"),
+    *shared("learning_rate", "0.1", "[0, inf)"),
+    *shared("weight_decay", -0.1, "[0, inf)"),
+    *shared("adam_learning_rate", -1, "[0, inf)"),
+    *shared("adam_weight_decay", -1.0, "[0, inf)"),
+    *shared("adam_b1", 1.0, "[0, 1)"),
+    *shared("adam_b2", -0.5, "[0, 1)"),
+    *shared("adam_eps", -1e-8, "[0, inf)"),
+    *shared("stack", "yes", "None, True, False"),
+    *shared("matrices", 3, "pattern"),
+    *shared("matrices", ["kernel", 3], "pattern"),
+    # Muon.
+    Argument("muon", "b1", 1.0, "[0, 1)"),
+    Argument("muon", "b1", 1, "[0, 1)"),
+    Argument("muon", "b1", -0.1, "[0, 1)"),
+    Argument("muon", "b1", float("nan"), "[0, 1)"),
+    Argument("muon", "b1", None, "[0, 1)"),
+    Argument("muon", "b1", jnp.float32(1.5), "[0, 1)"),
+    Argument("muon", "accumulate", "mean", "'ema', 'sum'"),
+    Argument("muon", "method", "newton", "'newton_schulz', 'svd', 'qdwh'"),
+    Argument("muon", "coefficients", "cubic", "'quintic', 'classical', 'polar_express'"),
+    Argument("muon", "coefficients", (1.0, 2.0), "three numbers"),
+    Argument("muon", "coefficients", ((1.0, 2.0, 3.0), (1.0,)), "three numbers"),
+    Argument("muon", "coefficients", (), "three numbers"),
+    Argument("muon", "coefficients", 3.0, "three numbers"),
+    Argument("muon", "coefficients", None, "three numbers"),
+    Argument("muon", "steps", 0, "at least 1"),
+    Argument("muon", "steps", -5, "at least 1"),
+    Argument("muon", "steps", 2.5, "at least 1"),
+    Argument("muon", "steps", True, "at least 1"),
+    Argument("muon", "eps", -1e-8, "[0, inf)"),
+    Argument("muon", "consistent_rms", 0.0, "(0, inf)"),
+    Argument("muon", "consistent_rms", -0.2, "(0, inf)"),
+    # RACS.
+    Argument("racs", "b2", 1.0, "[0, 1)"),
+    Argument("racs", "b2", -0.1, "[0, 1)"),
+    Argument("racs", "gamma", 0.9, "[1, inf]"),
+    Argument("racs", "scale", -1.0, "inf)"),
+    Argument("racs", "scale", "0.05", "inf)"),
+    Argument("racs", "iterations", 0, "at least 1"),
+    Argument("racs", "iterations", -1, "at least 1"),
+    Argument("racs", "output_layer", 3, "pattern"),
+    # ASGO.
+    Argument("asgo", "b1", 1.0, "[0, 1)"),
+    Argument("asgo", "b2", 1.0, "[0, 1)"),
+    Argument("asgo", "b2", -1, "[0, 1)"),
+    Argument("asgo", "eps", -1e-6, "[0, inf)"),
+    Argument("asgo", "refresh", 0, "at least 1"),
+    Argument("asgo", "refresh", -10, "at least 1"),
+    Argument("asgo", "refresh", 2.5, "policy"),
+    Argument("asgo", "refresh", True, "policy"),
+    Argument("asgo", "refresh", lambda step: True, "policy"),
+    Argument("asgo", "refresh", "10", "policy"),
+    Argument("asgo", "variant", "practica", "'practical', 'theoretical', 'from_momentum'"),
+    Argument("asgo", "side", "both", "'left', 'right', 'smaller'"),
+    Argument("asgo", "side", "top", "'left', 'right', 'smaller'"),
+    Argument("asgo", "block_size", 0, "at least 1"),
+    Argument("asgo", "block_size", -4, "at least 1"),
+    Argument("asgo", "block_size", 2.0, "at least 1"),
+]
+
+
+@pytest.mark.parametrize("case", ARGUMENTS, ids=lambda c: f"{c.method}-{c.name}-{c.value!r:.20}")
+def test_factories_reject_bad_arguments(case: Argument) -> None:
+    factory = METHODS[case.method]
+    if case.name == "learning_rate":
+        message = rejection(lambda: factory(case.value))
+    else:
+        message = rejection(lambda: factory(0.1, **{case.name: case.value}))
+    assert_names(message, (case.name, repr(case.value), case.allowed))
+
+
+PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
+    (lambda: curvax.every(0), ("k must", "got 0", "at least 1")),
+    (lambda: curvax.every(-3), ("k must", "got -3", "at least 1")),
+    (lambda: curvax.every(2, offset=0.5), ("offset must", "0.5", "integer")),
+    (lambda: curvax.momentum(1.0), ("b1", "1.0", "[0, 1)")),
+    (lambda: curvax.momentum(accumulate="max"), ("accumulate", "'max'", "'ema', 'sum'")),
+    (
+        lambda: curvax.momentum(accumulate="sum", bias_correction=True),
+        ("bias_correction=True", "accumulate='ema'"),
+    ),
+    (lambda: curvax.limit_norm_growth(0.5), ("gamma", "0.5", "[1, inf]")),
+    (lambda: curvax.orthogonalize("qr"), ("method", "'qr'", "'svd'")),
+    (lambda: curvax.orthogonalize(steps=0), ("steps", "0", "at least 1")),
+    (lambda: curvax.scale_by_rows_and_columns(1.0), ("b2 must", "1.0", "[0, 1)")),
+    (lambda: curvax.scale_by_shape(-1.0), ("consistent_rms", "-1.0", "(0, inf)")),
+    (lambda: curvax.MatrixAxes(0, 1, row_heads=0), ("row_heads", "0", "at least 1")),
+    (lambda: curvax.MatrixAxes(0, 1, column_heads=1.5), ("column_heads", "1.5", "at least 1")),
+    (lambda: curvax.MatrixAxes(1.5, 1), ("rows", "1.5", "integer")),
+    (lambda: curvax.MatrixAxes(0, "1"), ("columns", "'1'", "integer")),
+    (lambda: curvax.asgo(0.1, variant="theoretical", b1=0.9), ("variant", "b1", "0.9")),
+    (
+        lambda: curvax.on_matrices(optax.identity(), curvax.MatrixRule(), matrices="all"),
+        ("rule", "matrices", "not both"),
+    ),
+    (
+        lambda: curvax.newton_schulz(jnp.eye(2), coefficients="none"),
+        ("coefficients", "'none'", "'quintic'"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("factory", "fragments"), PARTS, ids=[" ".join(p[1][:2]) for p in PARTS])
+def test_parts_reject_bad_arguments(factory: Callable[[], Any], fragments: tuple[str, ...]) -> None:
+    assert_names(rejection(factory), fragments)
+
+
+DENSE = {"dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}
+
+
+def of_kernel(leaf: Any) -> Any:
+    return {"dense": {"kernel": leaf, "bias": jnp.ones(6)}}
+
+
+@pytest.mark.parametrize(
+    ("params", "fragments"),
+    [
+        (of_kernel(jnp.ones((4, 6), jnp.int32)), ("'dense/kernel'", "int32", "real floating")),
+        (of_kernel(jnp.ones((4, 6), bool)), ("'dense/kernel'", "bool", "real floating")),
+        (of_kernel(jnp.ones((4, 6), jnp.complex64)), ("'dense/kernel'", "complex64", "real")),
+        (of_kernel(jax.random.key(0)), ("'dense/kernel'", "key", "real floating")),
+        (of_kernel(jnp.ones((0, 6))), ("'dense/kernel'", "(0, 6)", "at least 1")),
+        (of_kernel(jnp.ones((4, 0))), ("'dense/kernel'", "(4, 0)", "at least 1")),
+        ({"bias": jnp.ones(0), **DENSE}, ("'bias'", "(0,)", "at least 1")),
+        ({"step": jnp.int32(0), **DENSE}, ("'step'", "int32", "real floating")),
+        (
+            of_kernel(jnp.ones((2, 4, 6))),
+            ("'dense/kernel'", "(2, 4, 6)", "weight_dimension_numbers", "MatrixAxes", "batch"),
+        ),
+        (of_kernel(jnp.ones((2, 2, 4, 6))), ("'dense/kernel'", "(2, 2, 4, 6)", "MatrixAxes")),
+        ([{"kernel": jnp.ones((2, 4, 6))}], ("'0/kernel'", "(2, 4, 6)", "MatrixAxes")),
+    ],
+    ids=[
+        *("integers", "booleans", "complex", "random key", "no rows", "no columns"),
+        *("empty vector", "counter", "3-D", "4-D", "3-D in a list"),
+    ],
+)
+@every_optimizer
+def test_init_rejects_bad_parameters(row: Row, params: Any, fragments: tuple[str, ...]) -> None:
+    optimizer = row.make()
+    assert_names(rejection(lambda: optimizer.init(params)), fragments)
+    assert_names(rejection(lambda: jax.eval_shape(optimizer.init, params)), fragments)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "fragments"),
+    [
+        (jnp.ones(3), ("'w'", "(3,)", "rows, columns")),
+        (jnp.ones((3, 3), jnp.int32), ("'w'", "int32", "real floating")),
+        (jnp.ones((0, 3)), ("'w'", "(0, 3)", "at least 1")),
+    ],
+    ids=["vector", "integers", "no rows"],
+)
+@every_optimizer
+def test_directions_reject_what_is_no_matrix(
+    row: Row, leaf: Any, fragments: tuple[str, ...]
+) -> None:
+    assert_names(rejection(lambda: row.make_direction().init({"w": leaf})), fragments)
+
+
+@pytest.mark.parametrize(
+    ("axes", "fragments"),
+    [
+        (MatrixAxes(0, 0), ("'dense/kernel'", "(2, 4, 6)", "rows=0", "columns=0", "twice")),
+        (MatrixAxes((0, 1), (1, 2)), ("'dense/kernel'", "rows=(0, 1)", "columns=(1, 2)", "twice")),
+        (MatrixAxes(1, -2), ("'dense/kernel'", "rows=1", "columns=-2", "twice")),
+        (MatrixAxes((0, 0), 1), ("'dense/kernel'", "rows=(0, 0)", "twice")),
+        (MatrixAxes(0, 3), ("'dense/kernel'", "no axis 3", "columns", "-3 to 2")),
+        (MatrixAxes(-4, 1), ("'dense/kernel'", "no axis -4", "rows", "-3 to 2")),
+        (MatrixAxes(1, 2, row_heads=3), ("'dense/kernel'", "3 row_heads", "4 rows")),
+        (MatrixAxes(1, 2, column_heads=4), ("'dense/kernel'", "4 column_heads", "6 columns")),
+        (
+            optax.contrib.MuonDimensionNumbers(reduction_axis=5, output_axis=0),
+            ("'dense/kernel'", "no axis 5", "-3 to 2"),
+        ),
+    ],
+    ids=[
+        *("same axis", "one of several twice", "twice by sign", "twice in rows", "absent column"),
+        *("absent row", "heads in rows", "heads in columns", "absent in Optax's entry"),
+    ],
+)
+@every_optimizer
+def test_init_rejects_bad_axes(row: Row, axes: Any, fragments: tuple[str, ...]) -> None:
+    params = of_kernel(jnp.ones((2, 4, 6)))
+    optimizer = row.make(weight_dimension_numbers={"dense/kernel": axes})
+    assert_names(rejection(lambda: optimizer.init(params)), fragments)
+
+
+@pytest.mark.parametrize(
+    ("spec", "fragments"),
+    [
+        ({"dens/*": MatrixAxes(0, 1)}, ("weight_dimension_numbers", "'dens/*'", "dense/kernel")),
+        (
+            {"dense/*": MatrixAxes(0, 1), "head/*": None},
+            ("weight_dimension_numbers", "'head/*'", "dense/kernel"),
+        ),
+        (
+            {"dense": {"kernel": MatrixAxes(0, 1)}},
+            ("weight_dimension_numbers", "structure", "'dense/bias'"),
+        ),
+        (
+            {"dense": {"kernel": MatrixAxes(0, 1), "bias": None, "scale": None}},
+            ("weight_dimension_numbers", "structure", "'dense/scale'"),
+        ),
+        (
+            [MatrixAxes(0, 1), None],
+            ("weight_dimension_numbers", "structure", "dense/kernel"),
+        ),
+        ({"dense": {"kernel": (0, 1), "bias": None}}, ("weight_dimension_numbers", "MatrixAxes")),
+        ({"dense/kernel": "rows"}, ("weight_dimension_numbers", "'rows'", "MatrixAxes")),
+        (3, ("weight_dimension_numbers", "3", "MatrixAxes")),
+        (lambda params: 3, ("weight_dimension_numbers", "3", "MatrixAxes")),
+        (
+            lambda params: {"dense": {"kernel": MatrixAxes(0, 1)}},
+            ("weight_dimension_numbers", "structure", "'dense/bias'"),
+        ),
+    ],
+    ids=[
+        *("pattern fits nothing", "second pattern fits nothing", "leaf lacks", "leaf too many"),
+        *("another structure", "bare tuple", "text", "number", "callable number", "callable lacks"),
+    ],
+)
+@every_optimizer
+def test_init_rejects_specifications_that_do_not_fit(
+    row: Row, spec: Any, fragments: tuple[str, ...]
+) -> None:
+    def make_and_init() -> Any:
+        return row.make(weight_dimension_numbers=spec).init(DENSE)
+
+    assert_names(rejection(make_and_init), fragments)
+
+
+@pytest.mark.parametrize("argument", ["matrices", "output_layer"])
+def test_init_rejects_patterns_that_fit_nothing(argument: str) -> None:
+    optimizer = curvax.racs(0.1, **{argument: ["dense/*", "decoder/*"]})
+    message = rejection(lambda: optimizer.init(DENSE))
+    assert_names(message, (argument, "'decoder/*'", "dense/kernel"))
+
+
+def test_on_matrices_rejects_what_is_no_matrix() -> None:
+    view = curvax.on_matrices(curvax.orthogonalize())
+    message = rejection(lambda: view.init(DENSE))
+    assert_names(message, ("'dense/bias'", "vector", "matrices=", "weight_dimension_numbers"))
+
+
+def test_heads_are_not_cut_unevenly() -> None:
+    axes = MatrixAxes(0, 1, column_heads=2)
+    optimizer = curvax.asgo(0.1, block_size=2, weight_dimension_numbers={"dense/kernel": axes})
+    message = rejection(lambda: optimizer.init(DENSE))
+    assert_names(message, ("'dense/kernel'", "block_size=2", "3 columns", "divides"))
+
+
+def test_two_parameters_with_one_path_are_rejected() -> None:
+    params = {"a": {"b": jnp.ones((2, 2))}, "a/b": jnp.ones((2, 2))}
+    assert_names(rejection(lambda: curvax.muon(0.1).init(params)), ("'a/b'", "same path"))
+
+
+@every_optimizer
+def test_update_rejects_gradients_of_another_shape(row: Row) -> None:
+    optimizer = row.make()
+    state = jax.eval_shape(optimizer.init, DENSE)
+    gradient = of_kernel(jnp.ones((4, 8)))
+    message = rejection(lambda: jax.eval_shape(optimizer.update, gradient, state, DENSE))
+    assert_names(message, ("dense/kernel", "(4, 8)"))
+
+
+@every_optimizer
+def test_update_says_that_weight_decay_needs_params(row: Row) -> None:
+    optimizer = row.make(weight_decay=0.1)
+    state = jax.eval_shape(optimizer.init, DENSE)
+    assert_names(rejection(lambda: jax.eval_shape(optimizer.update, DENSE, state)), ("params",))
+
+
+@every_optimizer
+def test_tracers_are_not_validated(row: Row) -> None:
+    """A factory may be called while tracing, as `optax.inject_hyperparams` does."""
+    names = ("weight_decay", "b1", "b2", "eps", "gamma", "scale", "adam_b1", "adam_b2", "adam_eps")
+    hyperparameters = {
+        name: 1.5 if name == "gamma" else 0.5
+        for name in names
+        if name in row.settings or name in (row.optimizer.__kwdefaults__ or {})
+    }
+    assert len(hyperparameters) >= 5
+    gradient = optax.tree.ones_like(DENSE)
+
+    @jax.jit
+    def step(values: dict[str, Any]) -> Any:
+        optimizer = row.make(0.1, **values)
+        return optimizer.update(gradient, optimizer.init(DENSE), DENSE)[0]
+
+    traced = step(hyperparameters)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(traced))
+    bad = functools.partial(row.make, 0.1, **{**hyperparameters, "adam_b1": 1.5})
+    assert_names(rejection(bad), ("adam_b1", "1.5"))
+
+
+@every_optimizer
+def test_injected_hyperparameters_are_validated_where_they_are_numbers(row: Row) -> None:
+    inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
+    optimizer = inject(0.1, weight_decay=-1.0, **row.settings)
+    assert_names(rejection(lambda: optimizer.init(DENSE)), ("weight_decay", "-1"))
+    valid = inject(0.1, weight_decay=0.1, **row.settings)
+    update = jax.jit(valid.update)
+    updates, _ = update(DENSE, jax.jit(valid.init)(DENSE), DENSE)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("name", ["rows=1.5", "value [0, 1)"])
+def test_names_in_messages_are_compared_literally(name: str) -> None:
+    """The negative control: a fragment that is not in the message is found out."""
+    with pytest.raises(AssertionError, match=re.escape(repr(name))):
+        assert_names("another message", (name,))

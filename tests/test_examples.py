@@ -1,0 +1,284 @@
+"""The examples learn, stop cleanly, continue bit for bit, and refuse bad input in plain words."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+TUNING = ROOT / "benchmarks" / "results" / "tune_lm.json"
+OPTIMIZERS = ("adamw", "muon", "racs", "asgo")
+STEPS = 150
+SMALL = (
+    f"--steps {STEPS} --width 32 --depth 1 --batch 16 --context 32 "
+    "--eval-every 15 --checkpoint-every 20"
+).split()
+
+pytestmark = pytest.mark.filterwarnings("default")  # other libraries' affair
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen:
+    paths = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment.pop("XLA_FLAGS", None)  # one device, as a user has
+    return subprocess.Popen(
+        [sys.executable, EXAMPLES / script, *map(str, arguments)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=300)
+    return process.returncode, output, errors
+
+
+def train_lm(*arguments: object) -> tuple[int, str, str]:
+    return finish(start("train_lm.py", *SMALL, *arguments))
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """The module train_lm."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("train_lm")
+
+
+def checkpoint(run: Path) -> dict[str, np.ndarray]:
+    """Every array of the last checkpoint: parameters, optimizer state, step, smoothed loss."""
+    with ocp.CheckpointManager(run / "checkpoints") as manager:
+        items = ocp.args.Composite(state=ocp.args.StandardRestore())
+        state = manager.restore(None, args=items)["state"]
+    return {jax.tree_util.keystr(k): np.asarray(x) for k, x in jax.tree.leaves_with_path(state)}
+
+
+def metrics(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_time(lines: list[dict]) -> list[dict]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def saving(saves: Path) -> bool:
+    """Whether there is an incomplete checkpoint."""
+    return any("tmp" in entry.name for entry in saves.iterdir())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """All optimizers, trained without interruption."""
+    out = tmp_path_factory.mktemp("finished")
+    code, output, errors = train_lm("--out", out)
+    assert code == 0, errors
+    return out, output
+
+
+def test_every_optimizer_learns_more_than_letter_frequencies(finished):
+    out, output = finished
+    frequencies = float(output.split("give a loss of ")[1].split()[0].rstrip("."))
+    assert 3 < frequencies < 3.5
+    for name in OPTIMIZERS:
+        lines = metrics(out / name)
+        assert [line["step"] for line in lines] == list(range(15, STEPS + 1, 15))
+        assert all(0 < line["seconds"] < 300 for line in lines)
+        assert lines[-1]["validation_loss"] < frequencies - 0.3, name
+        assert lines[-1]["validation_loss"] < lines[0]["validation_loss"] - 0.2, name
+        assert f"\n{name} " in output
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_all_start_from_the_same_parameters_and_see_the_same_batches(script):
+    corpus = script.read_corpus(None, 32)
+    config = {"text": corpus.digest, "width": 32, "depth": 1, "batch": 16, "context": 32}
+    losses = []
+    for name in ("adamw", "racs"):
+        with jax.numpy_rank_promotion("allow"):
+            state, step, _ = script.make_run(script.Config(name, 1e-9, **config), corpus)
+            losses.append([float((state := step(state, corpus.train))["loss"]) for _ in range(3)])
+    np.testing.assert_allclose(losses, [losses[0]] * 2, rtol=1e-5)
+    assert len(set(losses[0])) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"), [("muon", signal.SIGKILL), ("asgo", signal.SIGINT)], ids=lambda x: str(x)
+)
+def test_a_stopped_run_continues_bit_for_bit(tmp_path, finished, name, stop):
+    process = start("train_lm.py", *SMALL, "--out", tmp_path, "--optimizers", name)
+    saves = tmp_path / name / "checkpoints"
+    deadline = time.monotonic() + 120
+    while True:
+        assert process.poll() is None, finish(process)
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+        if not (saves / "40").exists():
+            continue
+        if stop == signal.SIGINT:
+            break
+        if saving(saves):  # kill it in the middle of the next save
+            process.send_signal(signal.SIGSTOP)
+            if saving(saves):
+                break
+            process.send_signal(signal.SIGCONT)
+    process.send_signal(stop)
+    code, output, errors = finish(process)
+    assert "Traceback" not in errors
+    if stop == signal.SIGINT:
+        assert code == 130
+        assert "Stopped and saved" in output
+        assert "--resume" in output
+    else:
+        assert code == -signal.SIGKILL
+        assert saving(saves)
+
+    # Half a line, as a crash may leave it, and one later than any checkpoint.
+    with (tmp_path / name / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": STEPS + 15, "train_loss": 0.0}) + '\n{"step": 1')
+    resumed = start("train_lm.py", *SMALL, "--out", tmp_path, "--optimizers", name, "--resume")
+    code, _, errors = finish(resumed)
+    assert code == 0, errors
+
+    uninterrupted, continued = checkpoint(finished[0] / name), checkpoint(tmp_path / name)
+    assert continued.keys() == uninterrupted.keys()
+    assert any("params" in key for key in continued)
+    assert any("opt_state" in key for key in continued)
+    for key, value in continued.items():
+        np.testing.assert_array_equal(value, uninterrupted[key], err_msg=key)
+    lines = metrics(tmp_path / name)
+    assert without_time(lines) == without_time(metrics(finished[0] / name))
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+
+
+def test_a_finished_run_is_not_trained_again(finished):
+    out, _ = finished
+    before = (out / "muon" / "metrics.jsonl").read_bytes()
+    code, output, _ = train_lm("--out", out, "--optimizers", "muon", "--resume")
+    assert code == 0
+    assert "\nmuon " in output
+    assert (out / "muon" / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.fixture
+def refusal(script, capsys):
+    """What train_lm.py says to arguments that it refuses, before anything is trained."""
+
+    def refused(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as exit:
+            script.parse([*SMALL, *map(str, arguments)])
+        assert exit.value.code == 2
+        return capsys.readouterr().err.split("error: ")[1]
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "allowed"),
+    [
+        ("--optimizers", "adamw,mouon", "adamw, muon, racs, asgo"),
+        ("--optimizers", "", "adamw, muon, racs, asgo"),
+        ("--steps", "0", "from 1 on"),
+        ("--steps", "-5", "from 1 on"),
+        ("--batch", "2.5", "from 1 on"),
+        ("--eval-every", "0", "from 1 on"),
+        ("--checkpoint-every", "x", "from 1 on"),
+        ("--width", "33", "a multiple of 32"),
+        ("--seed", "-1", "from 0 to"),
+        ("--learning-rate", "-0.1", "positive"),
+        ("--learning-rate", "nan", "positive"),
+    ],
+)
+def test_a_bad_argument_is_named_with_its_value_and_what_is_allowed(
+    refusal, argument, value, allowed
+):
+    message = refusal(f"{argument}={value}")
+    assert argument in message
+    assert value.split(",")[-1] in message
+    assert allowed in message
+
+
+def test_a_bad_text_is_named(refusal, tmp_path):
+    path = tmp_path / "corpus.txt"
+    for argument in (path, tmp_path):  # absent; a directory
+        message = refusal("--text", argument)
+        assert "--text" in message
+        assert f"cannot read '{argument}'" in message
+    path.write_bytes(b"")
+    assert f"--text: '{path}' has 0 characters" in refusal("--text", path)
+    path.write_text("a" * 329)
+    assert "has 329 characters, and --context 32 needs 330 or more" in refusal("--text", path)
+    path.write_bytes(b"a" * 500 + b"\xff")
+    assert f"--text: '{path}' must be UTF-8, and byte 500 is not" in refusal("--text", path)
+
+
+def test_a_run_is_not_overwritten(refusal, finished):
+    message = refusal("--out", finished[0])
+    assert f"--out: '{finished[0] / 'adamw'}' holds a run: add --resume" in message
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(refusal, finished, tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("some other text. " * 100)
+    for arguments, setting in [
+        (("--seed", 7), "seed is 0 there and 7 here"),
+        (("--width", 64), "width is 32 there and 64 here"),
+        (("--steps", 99), "steps is 150 there and 99 here"),
+        (("--learning-rate", 0.5), "and 0.5 here"),
+        (("--text", path), "text is"),
+    ]:
+        message = refusal("--out", finished[0], "--resume", *arguments)
+        assert f"--resume: '{finished[0] / 'adamw'}' is a run of another configuration" in message
+        assert setting in message
+
+
+def test_resume_without_a_checkpoint_is_refused(refusal, tmp_path):
+    message = refusal("--out", tmp_path, "--resume", "--optimizers", "muon,racs")
+    assert f"--resume: '{tmp_path}' has no checkpoint of muon, racs" in message
+
+
+def test_an_output_directory_that_cannot_be_made_is_named(refusal, tmp_path):
+    (tmp_path / "file").touch()
+    assert f"--out: cannot write in '{tmp_path / 'file'}'" in refusal("--out", tmp_path / "file")
+
+
+def test_a_refusal_reaches_the_user_without_a_traceback():
+    code, output, errors = train_lm("--optimizers", "sgd")
+    assert code == 2
+    assert output == ""
+    assert "Traceback" not in errors
+    assert "'sgd' is not one of adamw, muon, racs, asgo" in errors
+
+
+def test_another_text_is_learned(tmp_path):
+    # Greek, an emoji, Windows line ends: characters are characters.
+    path = tmp_path / "text.txt"
+    path.write_bytes("Ἐν ἀρχῇ ἦν ὁ λόγος 🙂\r\n".encode() * 100)
+    code, _, errors = train_lm("--text", path, "--out", tmp_path / "runs", "--optimizers", "racs")
+    assert code == 0, errors
+    assert metrics(tmp_path / "runs" / "racs")[-1]["validation_loss"] < 0.5
+
+
+def test_the_learning_rates_are_the_tuned_ones_and_interior_to_the_grid(script):
+    tuning = json.loads(TUNING.read_text())
+    assert tuning["best"] == script.LEARNING_RATES
+    for rate in tuning["best"].values():
+        assert min(tuning["grid"]) < rate < max(tuning["grid"])
+
+
+def test_digits():
+    code, output, errors = finish(start("train_digits.py", "--epochs", 4))
+    assert code == 0, errors
+    for name in OPTIMIZERS:
+        assert f"\n{name} " in output

@@ -1,0 +1,708 @@
+"""The matrix view: which parameters are matrices, how they are cut out, and in which trees."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.core import FrozenDict
+from helpers import assert_close, gradients_like, normal_like, run, with_spectrum
+
+import curvax
+from curvax import MatrixAxes, MatrixRule
+from curvax.transforms._matrix_axes import matrix_form
+
+# Directions on batches of matrices, in settings in which their errors stay near one rounding, so
+# that two ways of running them agree in the default bound of assert_close.
+DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "muon": functools.partial(curvax.scale_by_muon, coefficients="classical", steps=3),
+    "racs": curvax.scale_by_racs,
+    "asgo-left": functools.partial(curvax.scale_by_asgo, side="left", eps=0.1),
+    "asgo-right": functools.partial(curvax.scale_by_asgo, side="right", eps=0.1),
+    "svd": functools.partial(curvax.orthogonalize, "svd"),
+}
+every_direction = pytest.mark.parametrize("direction", DIRECTIONS)
+
+
+def conditioned_gradients(shape: tuple[int, ...], steps: int = 2, seed: int = 0) -> list[Any]:
+    """Gradients `(..., m, n)` whose matrices have singular values between 1 and 2."""
+    *batch, m, n = shape
+    gradients = []
+    for step in range(steps):
+        keys = [
+            jax.random.fold_in(jax.random.key(seed), step * 100 + i)
+            for i in range(math.prod(batch))
+        ]
+        values = np.linspace(1, 2, min(m, n))
+        matrices = np.stack([with_spectrum(key, m, n, values) for key in keys])
+        gradients.append(jnp.asarray(matrices.reshape(shape), jnp.float32))
+    return gradients
+
+
+@functools.cache
+def compiled(direction: str) -> tuple[Any, Any]:
+    """`init` and the jitted `update` of a direction, which compiles once for each shape."""
+    transformation = DIRECTIONS[direction]()
+    return transformation.init, jax.jit(transformation.update)
+
+
+def runs_alone(direction: str, gradients: list[Any]) -> list[Any]:
+    """The directions of a batch of matrices without any view."""
+    init, update = compiled(direction)
+    state, updates = init(gradients[0]), []
+    for gradient in gradients:
+        direction_of, state = update(gradient, state)
+        updates.append(direction_of)
+    return updates
+
+
+def runs_in_view(direction: str, gradients: list[Any], **view: Any) -> list[Any]:
+    """The directions of a parameter called "w" in `on_matrices`."""
+    view.setdefault("matrices", "w")
+    transformation = curvax.on_matrices(DIRECTIONS[direction](), **view)
+    named = [{"w": gradient} for gradient in gradients]
+    return [update["w"] for update in run(transformation, named, named[0])[0]]
+
+
+# --- One parameter as matrices -------------------------------------------------------------------
+
+
+@st.composite
+def parameters_and_axes(draw: st.DrawFn) -> tuple[tuple[int, ...], MatrixAxes, int | None]:
+    """A shape, a way to see it as matrices, and a block size (with heads: none)."""
+    shape = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    order = draw(st.permutations(range(len(shape))))
+    first, second = sorted(draw(st.tuples(*[st.integers(0, len(shape))] * 2)))
+    rows, columns = tuple(order[:first]), tuple(order[first:second])
+    negative = draw(st.booleans())
+    heads = [
+        draw(st.sampled_from([d for d in range(1, size + 1) if size % d == 0]))
+        for size in (math.prod(shape[a] for a in rows), math.prod(shape[a] for a in columns))
+    ]
+    axes = MatrixAxes(rows, tuple(a - len(shape) for a in columns) if negative else columns, *heads)
+    block_size = draw(st.none() | st.integers(1, 6)) if heads == [1, 1] else None
+    return shape, axes, block_size
+
+
+def tiles_by_hand(x: np.ndarray, axes: MatrixAxes, block_size: int | None) -> list[np.ndarray]:
+    """The matrices of `x`, unpadded, in the order of batch, row tile, column tile."""
+    rows, columns = (tuple(a % x.ndim for a in part) for part in (axes.rows, axes.columns))  # pyright: ignore
+    batch = [a for a in range(x.ndim) if a not in (*rows, *columns)]
+    sizes = [math.prod(x.shape[a] for a in part) for part in (batch, rows, columns)]
+    stack = np.transpose(x, (*batch, *rows, *columns)).reshape(sizes)
+
+    def edges(size: int, heads: int) -> list[tuple[int, int]]:
+        tiles = heads if block_size is None else -(-size // block_size)
+        length = -(-size // tiles)
+        return [(i * length, min((i + 1) * length, size)) for i in range(tiles)]
+
+    return [
+        matrix[top:bottom, left:right]
+        for matrix in stack
+        for top, bottom in edges(sizes[1], axes.row_heads)
+        for left, right in edges(sizes[2], axes.column_heads)
+    ]
+
+
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@hypothesis.given(parameters_and_axes())
+def test_matrices_are_the_tiles_of_the_parameter(
+    drawn: tuple[tuple[int, ...], MatrixAxes, int | None],
+) -> None:
+    shape, axes, block_size = drawn
+    form = matrix_form("w", shape, axes, block_size)
+    x = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    matrices = np.asarray(form.to_matrices(x))  # pyright: ignore
+    assert matrices.shape == (form.count, *form.tile)
+    assert block_size is None or max(form.tile) <= block_size
+    for matrix, tile in zip(matrices, tiles_by_hand(x, axes, block_size), strict=True):
+        padded = np.zeros(form.tile)
+        padded[: tile.shape[0], : tile.shape[1]] = tile
+        np.testing.assert_array_equal(matrix, padded)
+    np.testing.assert_array_equal(form.from_matrices(matrices), x)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("size", "block_size", "blocks", "length"),
+    [(10, 4, 3, 4), (9, 8, 2, 5), (12, 4, 3, 4), (3, 4, 1, 3), (1201, 1200, 2, 601)],
+)
+def test_blocks_are_balanced(size: int, block_size: int, blocks: int, length: int) -> None:
+    form = matrix_form("w", (size, 1), MatrixAxes(0, 1), block_size)
+    assert (form.row_tiles, form.tile[0]) == (blocks, length)
+
+
+@every_direction
+def test_padding_never_changes_a_block(direction: str) -> None:
+    # 7 × 10 in blocks of at most 4 is 2 × 3 blocks of 4 × 4, of which the last are 3 and 2 wide.
+    gradients = conditioned_gradients((7, 10), steps=3)
+    updates = runs_in_view(direction, gradients, block_size=4)
+    for rows in (slice(0, 4), slice(4, 7)):
+        for columns in (slice(0, 4), slice(4, 8), slice(8, 10)):
+            alone = runs_alone(direction, [g[rows, columns] for g in gradients])
+            blocks = [update[rows, columns] for update in updates]
+            # A block of a well-conditioned matrix is less well conditioned.
+            assert_close(blocks, alone, condition=16)
+
+
+@every_direction
+def test_one_block_is_the_whole_matrix(direction: str) -> None:
+    gradients = conditioned_gradients((4, 6))
+    updates = runs_in_view(direction, gradients, block_size=6)
+    assert_close(updates, runs_alone(direction, gradients))
+
+
+@every_direction
+@pytest.mark.parametrize("merged", [False, True], ids=["separate", "merged"])
+def test_heads_run_alone(direction: str, merged: bool) -> None:
+    features, heads, width = 6, 3, 4
+    batch = conditioned_gradients((heads, features, width))
+    alone = runs_alone(direction, batch)
+    if merged:
+        gradients = [jnp.concatenate(list(g), axis=1) for g in batch]
+        updates = runs_in_view(
+            direction,
+            gradients,
+            weight_dimension_numbers={"w": MatrixAxes(0, 1, column_heads=heads)},
+        )
+        updates = [jnp.stack(jnp.split(u, heads, axis=1)) for u in updates]
+    else:
+        gradients = [g.transpose(1, 0, 2) for g in batch]
+        updates = runs_in_view(
+            direction, gradients, weight_dimension_numbers={"w": MatrixAxes(0, 2)}
+        )
+        updates = [u.transpose(1, 0, 2) for u in updates]
+    assert_close(updates, alone)
+
+
+@every_direction
+def test_heads_in_rows_run_alone(direction: str) -> None:
+    heads = 2
+    batch = conditioned_gradients((heads, 3, 5))
+    gradients = [jnp.concatenate(list(g), axis=0) for g in batch]
+    spec = {"w": MatrixAxes(0, 1, row_heads=heads)}
+    updates = runs_in_view(direction, gradients, weight_dimension_numbers=spec)
+    updates = [jnp.stack(jnp.split(u, heads, axis=0)) for u in updates]
+    assert_close(updates, runs_alone(direction, batch))
+
+
+def test_head_wise_splits_queries_and_keys_alone() -> None:
+    kernels = {f"{name}/kernel": jnp.ones((8, 2, 4)) for name in ("query", "key", "value")}
+    head_wise = MatrixRule(head_wise=True)(kernels)
+    assert head_wise == {
+        "query/kernel": MatrixAxes(rows=0, columns=2),
+        "key/kernel": MatrixAxes(rows=0, columns=2),
+        "value/kernel": MatrixAxes(rows=0, columns=(1, 2)),
+    }
+
+
+@every_direction
+def test_scanned_layers_run_alone(direction: str) -> None:
+    layers = conditioned_gradients((3, 4, 6))
+    spec = {"w": MatrixAxes(rows=1, columns=2)}
+    updates = runs_in_view(direction, layers, weight_dimension_numbers=spec)
+    for layer in range(3):
+        alone = runs_alone(direction, [g[layer] for g in layers])
+        assert_close([u[layer] for u in updates], alone)
+
+
+@every_direction
+def test_stacked_unstacked_and_bare_agree(direction: str) -> None:
+    shapes = {"a": (4, 6), "b": (4, 6), "c": (6, 4), "layers": (2, 4, 6)}
+    columns = [conditioned_gradients(shape, seed=i) for i, shape in enumerate(shapes.values())]
+    gradients = [dict(zip(shapes, step, strict=True)) for step in zip(*columns, strict=True)]
+    expected = {name: runs_alone(direction, [g[name] for g in gradients])[-1] for name in shapes}
+    spec = {"layers": MatrixAxes(rows=1, columns=2)}
+    for stack in (True, False):
+        view = curvax.on_matrices(
+            DIRECTIONS[direction](), stack=stack, weight_dimension_numbers=spec
+        )
+        summary = curvax.summarize(view, gradients[0])
+        assert summary.count("in stack 4x6") == (3 if stack else 0)
+        assert summary.count("in an entry of its own") == (0 if stack else 4)
+        assert_close(run(view, gradients, gradients[0])[0][-1], expected)
+
+
+def test_large_matrices_keep_an_entry_of_their_own() -> None:
+    params = {f"{name}/kernel": jnp.zeros((129, 128)) for name in "ab"}
+    params |= {f"{name}/kernel": jnp.zeros((128, 128)) for name in "cd"}
+    for stack, keys in (
+        (None, {"a/kernel", "b/kernel", "128x128"}),
+        (True, {"129x128", "128x128"}),
+        (False, set(params)),
+    ):
+        state = curvax.on_matrices(curvax.momentum(), stack=stack).init(params)
+        assert set(state.inner.mu) == keys
+
+
+def test_a_stack_and_a_parameter_of_the_same_name_stay_apart() -> None:
+    params = {"4x6": jnp.zeros((300, 300)), "a": jnp.zeros((4, 6)), "b": jnp.zeros((4, 6))}
+    state = curvax.on_matrices(curvax.momentum()).init(params)
+    assert sorted(x.shape for x in state.inner.mu.values()) == [(1, 300, 300), (2, 4, 6)]
+
+
+def test_a_stack_of_mixed_dtypes_has_the_widest_and_updates_their_own() -> None:
+    # Layouts follow from shapes alone: gradients may come in other dtypes than parameters.
+    params = {"a": jnp.ones((4, 6)), "b": jnp.ones((4, 6), jnp.bfloat16)}
+    for stack, of_b in ((True, "float32"), (False, "bfloat16")):
+        view = curvax.on_matrices(curvax.momentum(), stack=stack)
+        updates, state = view.update(params, view.init(params), params)
+        for name, dtype in (("a", "float32"), ("b", of_b)):
+            entries = curvax.state_of(view, params, state, name)
+            assert [x.dtype for x in entries.values() if x.ndim] == [jnp.dtype(dtype)]
+            assert updates[name].dtype == params[name].dtype
+
+
+# --- Specifications ------------------------------------------------------------------------------
+
+SPEC_PARAMS = {
+    "dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)},
+    "layers": {"kernel": jnp.ones((2, 4, 6)), "gate": jnp.ones((2, 4, 6))},
+}
+LAYERS = MatrixAxes(rows=1, columns=2)
+OPTAX_LAYERS = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2)
+SPEC_TREE = {
+    "dense": {"kernel": MatrixAxes(0, 1), "bias": None},
+    "layers": {"kernel": LAYERS, "gate": LAYERS},
+}
+SPECS = {
+    "tree": SPEC_TREE,
+    "callable": lambda params: jax.tree.map(
+        lambda x: {1: None, 2: MatrixAxes(0, 1), 3: LAYERS}[x.ndim], params
+    ),
+    "prefix": {"dense": SPEC_TREE["dense"], "layers": LAYERS},
+    "pattern": {"layers/*": LAYERS},
+    "pattern of a node": {"layers": LAYERS},
+    "first pattern wins": {"layers/kernel": LAYERS, "*/gate": LAYERS, "layers/*": None},
+    "optax": {"layers": OPTAX_LAYERS},
+    "optax in a tree": {
+        "dense": SPEC_TREE["dense"],
+        "layers": dict.fromkeys(SPEC_TREE["layers"], OPTAX_LAYERS),
+    },
+    "negative axes": {"layers/*": MatrixAxes(rows=-2, columns=-1)},
+}
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_all_ways_to_specify_axes_are_the_same(spec: Any) -> None:
+    params = {k: normal_like(jax.random.key(0), v) for k, v in SPEC_PARAMS.items()}
+    results = []
+    for way in (SPEC_TREE, spec):
+        # Both look at the tree, once whole and once with holes where other parameters were.
+        optimizer = curvax.muon(0.1, weight_dimension_numbers=way, method="svd", stack=False)
+        updates, states = run(optimizer, [params], params, jit=False)
+        results.append((updates[0], states[0]))
+    assert_close(results[1], results[0], factor=0)
+    matrices = results[1][1].inner_states["matrices"].inner_state[0].inner[0][0].mu
+    assert {name: x.shape for name, x in matrices.items()} == {
+        "dense/kernel": (1, 4, 6),
+        "layers/gate": (2, 4, 6),
+        "layers/kernel": (2, 4, 6),
+    }
+
+
+@pytest.mark.parametrize("last", ["out", "wo"])
+def test_a_prefix_may_end_at_a_node_called_value(last: str) -> None:
+    params = {"attention": {n: {"kernel": jnp.ones((4, 4))} for n in ("key", "value", last)}}
+    spec = {"attention": {"key": MatrixAxes(0, 1), "value": None, last: MatrixAxes(1, 0)}}
+    assert MatrixRule(weight_dimension_numbers=spec)(params) == {
+        "attention/key/kernel": MatrixAxes(0, 1),
+        "attention/value/kernel": "weight_dimension_numbers is None",
+        f"attention/{last}/kernel": MatrixAxes(1, 0),
+    }
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        "a/*",
+        ["a/kernel"],
+        ("a",),
+        ["a/kernel", "a/none"],
+        lambda path, leaf: path == "a/kernel" and leaf.ndim == 2,
+    ],
+    ids=["pattern", "list", "node", "absent leaf", "predicate"],
+)
+def test_matrices_can_be_selected(selection: Any) -> None:
+    params = {"a": {"kernel": jnp.ones((4, 4)), "none": None}, "b": {"kernel": jnp.ones((4, 4))}}
+    treatments = MatrixRule(matrices=selection)(params)
+    assert treatments == {"a/kernel": MatrixAxes(0, 1), "b/kernel": "not selected by matrices"}
+
+
+def test_all_takes_every_parameter_as_a_matrix() -> None:
+    params = {
+        "embed/embedding": jnp.ones((9, 4)),
+        "query/bias": jnp.ones((2, 4)),
+        "norm/scale": jnp.ones(4),
+        "t": jnp.ones(()),
+        "mask": jnp.ones((1, 1, 5)),
+    }
+    forms = {
+        name: matrix_form(name, params[name].shape, axes)
+        for name, axes in MatrixRule(matrices="all")(params).items()
+        if isinstance(axes, MatrixAxes)
+    }
+    assert {name: (form.count, *form.tile) for name, form in forms.items()} == {
+        "embed/embedding": (1, 9, 4),
+        "query/bias": (1, 1, 8),
+        "norm/scale": (1, 1, 4),
+        "t": (1, 1, 1),
+        "mask": (1, 1, 5),
+    }
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"matrices": ["a/*", "b/*"], "weight_dimension_numbers": {"b/*": None}},
+        {"matrices": ["a/*", "head/*"], "output_layer": "auto"},
+        {"matrices": ["a/*", "head/*"], "output_layer": "head/*"},
+        {"matrices": ["a/*", "head/*"], "output_layer": lambda path, leaf: path.startswith("head")},
+    ],
+    ids=["specified as none", "output layer found", "output layer named", "output layer predicate"],
+)
+def test_a_pattern_may_fit_only_what_is_no_matrix_for_another_reason(rule: dict[str, Any]) -> None:
+    params = {name: {"kernel": jnp.ones((4, 4))} for name in ("a", "b", "head")}
+    optimizer = curvax.racs(0.1, **{"output_layer": None, **rule})
+    updates, states = run(optimizer, [params], params, jit=False)
+    assert all(jnp.any(x) for x in jax.tree.leaves(updates))
+    places = curvax.state_of(optimizer, params, states[0], "a/kernel")
+    assert any("rows" in place.split("/") for place in places)
+
+
+# --- The default rule ----------------------------------------------------------------------------
+
+
+class LinenTransformer(nn.Module):
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        x = nn.Embed(32, 8, name="embed")(tokens)
+        x = nn.MultiHeadDotProductAttention(2, name="attention")(nn.LayerNorm(name="norm")(x))
+        x = nn.Dense(8, name="mlp")(nn.Dense(16, name="wide")(x))
+        return nn.Dense(32, name="decoder")(nn.RMSNorm(name="ln_f")(x))
+
+
+class NnxTransformer(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.embed = nnx.Embed(32, 8, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.norm, self.ln_f = nnx.LayerNorm(8, rngs=rngs), nnx.RMSNorm(8, rngs=rngs)
+        self.wide, self.mlp = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)
+        self.decoder = nnx.Linear(8, 32, rngs=rngs)
+
+
+def transformer(kind: str) -> Any:
+    """The abstract parameters of the transformer above."""
+    if kind == "linen":
+        tokens = jax.ShapeDtypeStruct((1, 4), jnp.int32)
+        return jax.eval_shape(LinenTransformer().init, jax.random.key(0), tokens)["params"]
+    state = nnx.state(nnx.eval_shape(lambda: NnxTransformer(nnx.Rngs(0))), nnx.Param)
+    return nnx.to_pure_dict(state) if kind == "nnx pure dict" else state
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx", "nnx pure dict"])
+@pytest.mark.parametrize("output_layer", [None, "auto"])
+def test_the_default_rule_on_a_transformer(kind: str, output_layer: str | None) -> None:
+    attention_in, plain = MatrixAxes(rows=0, columns=(1, 2)), MatrixAxes(rows=0, columns=1)
+    expected = {
+        "attention/key/bias": "bias of key",
+        "attention/key/kernel": attention_in,
+        "attention/out/bias": "vector",
+        "attention/out/kernel": MatrixAxes(rows=(0, 1), columns=2),
+        "attention/query/bias": "bias of query",
+        "attention/query/kernel": attention_in,
+        "attention/value/bias": "bias of value",
+        "attention/value/kernel": attention_in,
+        "decoder/bias": "vector",
+        "decoder/kernel": "output layer" if output_layer else plain,
+        "embed/embedding": "embedding",
+        "ln_f/scale": "vector",
+        "mlp/bias": "vector",
+        "mlp/kernel": plain,
+        "norm/bias": "vector",
+        "norm/scale": "vector",
+        "wide/bias": "vector",
+        "wide/kernel": plain,
+    }
+    assert MatrixRule(output_layer=output_layer)(transformer(kind)) == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "expected"),
+    [
+        ("Conv_0/kernel", (3, 3, 4, 8), MatrixAxes((0, 1, 2), 3)),
+        ("conv/kernel", (3, 4, 8), MatrixAxes((0, 1), 2)),
+        ("layers/conv1/kernel", (3, 3, 3, 4, 8), MatrixAxes((0, 1, 2, 3), 4)),
+        ("GroupNorm_0/scale", (2, 4), "scale of GroupNorm_0"),
+        ("ln_1/weight", (2, 4), "weight of ln_1"),
+        ("position_embedding", (1, 16, 8), "embedding"),
+        ("wte/weight", (32, 8), "embedding"),
+        ("unembed/kernel", (8, 32), MatrixAxes(0, 1)),
+        ("patch_embed/kernel", (12, 8), MatrixAxes(0, 1)),
+        ("0", (4, 8), MatrixAxes(0, 1)),
+        ("cls_token", (1, 1, 8), "vector"),
+    ],
+)
+def test_the_default_rule_on_single_parameters(
+    path: str, shape: tuple[int, ...], expected: Any
+) -> None:
+    assert MatrixRule()({path: jax.ShapeDtypeStruct(shape, jnp.float32)}) == {path: expected}
+
+
+@pytest.mark.parametrize("layer", ["Dense_0", "query", "value", "out"])
+def test_a_scanned_dense_layer_is_never_merged(layer: str) -> None:
+    """Its kernel `(layers, in, out)` has as many axes as an attention kernel; its bias tells."""
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return nn.Dense(8, name=layer)(x), None
+
+    blocks = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+    x = jax.ShapeDtypeStruct((1, 8), jnp.float32)
+    params = jax.eval_shape(blocks().init, jax.random.key(0), x, None)["params"]
+    assert params[layer]["kernel"].shape == (3, 8, 8)
+    with pytest.raises(ValueError, match=f"{layer}/kernel.*weight_dimension_numbers"):
+        MatrixRule()(params)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "output_layer", "found"),
+    [
+        ({"embed/embedding": (32, 8), "dec/kernel": (8, 32), "mlp/kernel": (8, 8)}, "auto", "dec"),
+        ({"lm_head/kernel": (8, 32), "mlp/kernel": (8, 8)}, "auto", "lm_head"),
+        ({"readout_0/weight": (8, 32), "mlp/weight": (8, 8)}, "auto", "readout_0"),
+        # Both by shape, one of them by name too: the hidden layer stays a matrix.
+        ({"wte/embedding": (32, 8), "up/kernel": (8, 32), "head/kernel": (8, 32)}, "auto", "head"),
+        ({"a/kernel": (8, 32), "b/kernel": (8, 8)}, "a/*", "a"),
+        ({"a/kernel": (8, 32), "b/kernel": (8, 8)}, ["a"], "a"),
+        ({"a/kernel": (8, 32), "b/kernel": (8, 8)}, lambda path, x: x.shape[1] == 32, "a"),
+        ({"a/kernel": (8, 32), "b/kernel": (8, 8)}, "auto", None),
+        ({"head/kernel": (8, 32), "b/kernel": (8, 8)}, None, None),
+    ],
+    ids=[
+        *("by shape", "by name", "by numbered name", "by both", "by pattern", "by node"),
+        *("by predicate", "none to find", "not asked for"),
+    ],
+)
+def test_the_output_layer_goes_to_adam(
+    shapes: Mapping[str, tuple[int, ...]], output_layer: Any, found: str | None
+) -> None:
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    optimizer = curvax.racs(0.1, output_layer=output_layer)
+    state = jax.jit(optimizer.init)(params)
+    for name in params:
+        places = curvax.state_of(optimizer, params, state, name)
+        in_adam = any("nu" in place.split("/") for place in places)
+        assert in_adam == (name.split("/")[0] == found or "embed" in name), name
+
+
+def test_a_second_head_beside_the_output_layer_is_a_matrix() -> None:
+    # A value head beside the language model's: by name both are output layers, by shape one is.
+    shapes = {"embed/embedding": (32, 8), "lm_head/kernel": (8, 32), "head/kernel": (8, 2)}
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    optimizer = curvax.racs(0.1)
+    updates, _ = run(optimizer, [params], params, jit=False)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(updates))
+
+
+# --- Trees of every kind -------------------------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    kernel: Any
+    bias: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Network:
+    dense: Layer
+    head: Layer
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class CallableLayer:
+    """Like an Equinox module: a pytree of its parameters that is also the function."""
+
+    weight: Any
+    bias: Any = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.weight
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class CallableNetwork:
+    dense: CallableLayer
+    head: CallableLayer
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(self.dense(x))
+
+
+class NnxNetwork(nnx.Module):
+    def __init__(self) -> None:
+        self.dense = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(6, 4, use_bias=False, rngs=nnx.Rngs(0))
+
+
+def as_dict(kernel: Any, bias: Any, head: Any) -> Any:
+    return {"dense": {"kernel": kernel, "bias": bias}, "head": {"kernel": head}}
+
+
+def as_nnx_state(kernel: Any, bias: Any, head: Any) -> Any:
+    structure = jax.tree.structure(nnx.state(NnxNetwork(), nnx.Param))
+    return structure.unflatten(jax.tree.leaves(as_dict(kernel, bias, head)))
+
+
+def as_partitioned(kernel: Any, bias: Any, head: Any) -> Any:
+    return as_dict(
+        nn.Partitioned(kernel, ("in", "out")),
+        nn.Partitioned(bias, ("out",)),
+        nn.Partitioned(head, (None, "out")),
+    )
+
+
+TREES: dict[str, Callable[..., Any]] = {
+    "Linen dict": as_dict,
+    "frozen dict": lambda *leaves: FrozenDict(as_dict(*leaves)),
+    "Partitioned boxes": as_partitioned,
+    "nnx.State": as_nnx_state,
+    "flat dict": lambda kernel, bias, head: {"kernel": kernel, "b": bias, "head": head},
+    "tuple": lambda kernel, bias, head: (kernel, bias, head),
+    "list": lambda kernel, bias, head: [kernel, (bias,), [head]],
+    "dataclass": lambda kernel, bias, head: Network(Layer(kernel, bias), Layer(head)),
+    "callable": lambda kernel, bias, head: CallableNetwork(
+        CallableLayer(kernel, bias), CallableLayer(head)
+    ),
+}
+LIKE_FLAX = ("Linen dict", "frozen dict", "Partitioned boxes", "nnx.State", "dataclass")
+METHODS: dict[str, Callable[..., Any]] = {
+    "muon": functools.partial(curvax.muon, steps=2),
+    "racs": functools.partial(curvax.racs, output_layer=None, iterations=2),
+    "asgo": curvax.asgo,
+}
+
+
+@functools.cache
+def tree_gradients() -> list[tuple[jax.Array, ...]]:
+    leaves = (jnp.zeros((4, 6)), jnp.zeros(6), jnp.zeros((6, 4)))
+    return gradients_like(leaves, 2)
+
+
+@functools.cache
+def expected_of_trees(method: str) -> tuple[list[Any], list[Any]]:
+    gradients = [as_dict(*leaves) for leaves in tree_gradients()]
+    optimizer = METHODS[method](0.1, weight_decay=0.1)
+    return run(optimizer, gradients, gradients[0], jit=False)
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_kind_of_tree(method: str, tree: str) -> None:
+    build = TREES[tree]
+    gradients = [build(*leaves) for leaves in tree_gradients()]
+    optimizer = METHODS[method](0.1, weight_decay=0.1)
+    updates, states = run(optimizer, gradients, gradients[0], jit=False)
+    expected, expected_states = expected_of_trees(method)
+    for update, plain in zip(updates, expected, strict=True):
+        leaves = plain["dense"]["kernel"], plain["dense"]["bias"], plain["head"]["kernel"]
+        assert_close(update, build(*leaves), 4)
+    matrices = [s[-1].inner_states["matrices"] for s in (states, expected_states)]
+    assert_close(matrices[0], matrices[1], 4)
+    assert any(x.ndim >= 2 and jnp.any(x) for x in jax.tree.leaves(matrices[0]))
+
+
+@pytest.mark.parametrize("tree", LIKE_FLAX)
+def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None:
+    gradients = tree_gradients()[0]
+    params = TREES[tree](*gradients)
+    optimizer = curvax.muon(0.1, stack=False)
+    state = optimizer.init(params)
+    for name, fields in (("dense/kernel", "mu"), ("dense/bias", "mu nu"), ("head/kernel", "mu")):
+        places = curvax.state_of(optimizer, params, state, name)
+        assert [place.split("/")[-3] for place in places] == fields.split(), name
+        assert all(place.endswith(name) for place in places)
+
+
+def test_a_callable_tree_of_axes_is_a_tree() -> None:
+    """A callable tree must not be taken for a function from parameters to a specification."""
+    params = TREES["callable"](*tree_gradients()[0])
+    spec = jax.tree.map(lambda x: MatrixAxes(1, 0) if x.ndim == 2 else None, params)
+    treatments = MatrixRule(weight_dimension_numbers=spec)(params)
+    assert treatments == {
+        "dense/weight": MatrixAxes(1, 0),
+        "dense/bias": "weight_dimension_numbers is None",
+        "head/weight": MatrixAxes(1, 0),
+    }
+
+
+def test_a_callable_tree_of_booleans_is_a_mask() -> None:
+    params = TREES["callable"](*tree_gradients()[0])
+    mask = jax.tree.map(lambda x: x.ndim == 2, params)
+    optimizer = curvax.muon(0.1, steps=2, weight_decay=0.1, weight_decay_mask=mask)
+    plain = curvax.muon(0.1, steps=2)
+    gradients = [params]
+    decayed, undecayed = (run(o, gradients, params, jit=False)[0][0] for o in (optimizer, plain))
+    assert_close(decayed.dense.bias, undecayed.dense.bias, factor=0)
+    assert_close(decayed.head.weight, undecayed.head.weight - 0.01 * params.head.weight, 4)
+
+
+def test_tied_parameters_are_one_parameter() -> None:
+    class Tied(nnx.Module):
+        def __init__(self) -> None:
+            self.first = nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0))
+            self.second = nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0))
+            self.second.kernel = self.first.kernel
+
+    def loss(model: Tied) -> jax.Array:
+        return jnp.sum(jnp.sin(model.second(model.first(jnp.eye(4)))))
+
+    model = Tied()
+    before = model.first.kernel[...]
+    optimizer = nnx.Optimizer(model, curvax.muon(0.1, method="svd"), wrt=nnx.Param)
+    optimizer.update(model, nnx.grad(loss)(model))
+    gradient = jax.grad(lambda w: jnp.sum(jnp.sin(w @ w)))(before)
+    plain = {"first": {"kernel": before}}
+    (updates,), _ = run(
+        curvax.muon(0.1, method="svd"), [{"first": {"kernel": gradient}}], plain, jit=False
+    )
+    assert model.first.kernel is model.second.kernel
+    # The two gradients agree up to rounding, of which small singular values make more.
+    step = model.first.kernel[...] - before
+    assert_close(step, updates["first"]["kernel"], condition=64)
+
+
+def test_low_rank_factors_are_matrices_and_the_rest_stays() -> None:
+    model = nnx.LoRALinear(4, 6, lora_rank=2, rngs=nnx.Rngs(0))
+    kernel = model.kernel[...]
+    factors = nnx.state(model, nnx.LoRAParam)
+    gradients = normal_like(jax.random.key(3), factors)
+    transformation = curvax.muon(0.1, method="svd")
+    optimizer = nnx.Optimizer(model, transformation, wrt=nnx.LoRAParam)
+    summary = curvax.summarize(transformation, factors)
+    assert "lora/lora_a | 4×2 float32 | 1 matrix 4×2" in summary
+    assert "lora/lora_b | 2×6 float32 | 1 matrix 2×6" in summary
+    before = jax.tree.map(jnp.copy, nnx.to_pure_dict(factors))
+    optimizer.update(model, gradients)
+    plain = nnx.to_pure_dict(gradients)
+    (updates,), _ = run(curvax.muon(0.1, method="svd"), [plain], before, jit=False)
+    after = nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam))
+    assert_close(after, optax.apply_updates(before, updates), 4)
+    assert_close(model.kernel[...], kernel, factor=0)

@@ -1,0 +1,328 @@
+"""Looking into optimizers: what becomes of each parameter, and the bytes of the state."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+from helpers import assert_close, gradients_like, run
+from registry import REGISTRY, Row
+
+import curvax
+
+every_optimizer = pytest.mark.parametrize("row", REGISTRY, ids=lambda row: row.name)
+SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+
+
+class LinenNetwork(nn.Module):
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        layers = self.variable("params", "layers", lambda: {"kernel": jnp.ones((3, 4, 6))})
+        x = nn.Dense(6, name="up")(x) + jnp.sum(layers.value["kernel"])
+        return nn.Dense(4, name="down", use_bias=False)(x)
+
+
+class Layers(nnx.Module):
+    def __init__(self) -> None:
+        self.kernel = nnx.Param(jnp.ones((3, 4, 6)))
+
+
+class NnxNetwork(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layers = Layers()
+        self.up = nnx.Linear(4, 6, rngs=rngs)
+        self.down = nnx.Linear(6, 4, use_bias=False, rngs=rngs)
+
+
+def ones(abstract: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), abstract)
+
+
+@functools.cache
+def linen_params() -> Any:
+    x = jax.ShapeDtypeStruct((1, 4), jnp.float32)
+    return ones(jax.eval_shape(LinenNetwork().init, jax.random.key(0), x)["params"])
+
+
+@functools.cache
+def nnx_params() -> Any:
+    return ones(nnx.state(nnx.eval_shape(lambda: NnxNetwork(nnx.Rngs(0))), nnx.Param))
+
+
+NETWORKS: dict[str, Callable[[], Any]] = {"linen": linen_params, "nnx": nnx_params}
+NAMES = ("down/kernel", "layers/kernel", "up/bias", "up/kernel")
+
+WRAPPERS: dict[str, Callable[[Row], Any]] = {
+    "plain": lambda row: row.make(weight_dimension_numbers=SPEC),
+    "chain": lambda row: optax.chain(
+        optax.clip_by_global_norm(1.0), row.make(weight_dimension_numbers=SPEC)
+    ),
+    "inject_hyperparams": lambda row: optax.inject_hyperparams(
+        row.optimizer, static_args=row.static
+    )(0.1, weight_dimension_numbers=SPEC, **row.settings),
+    "MultiSteps": lambda row: optax.MultiSteps(row.make(weight_dimension_numbers=SPEC), 2),
+    "apply_if_finite": lambda row: optax.apply_if_finite(
+        row.make(weight_dimension_numbers=SPEC), 3
+    ),
+}
+
+
+def actual_bytes(tree: Any) -> int:
+    return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+
+def table(summary: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The cells of the two tables by their first cell: parameters, and parts of the state."""
+    parameters, parts = ({} for _ in range(2))
+    blocks = summary.split("\n\n")
+    assert len(blocks) == 2, summary
+    for cells, block in zip((parameters, parts), blocks, strict=True):
+        for line in block.splitlines()[2:]:
+            assert re.fullmatch(r"\|.*\|", line), line
+            name, *rest = (cell.strip(" *") for cell in line[1:-1].split("|"))
+            assert name not in cells, f"two lines for {name!r}"
+            cells[name] = rest
+    return parameters, parts
+
+
+def number(cell: str) -> int:
+    return int(cell.replace(",", ""))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("network", NETWORKS)
+@every_optimizer
+def test_bytes_add_up(row: Row, network: str, wrapper: str) -> None:
+    params = NETWORKS[network]()
+    optimizer = WRAPPERS[wrapper](row)
+    total = curvax.state_bytes(optimizer, params)
+    assert total == actual_bytes(optimizer.init(params))
+    parameters, parts = table(curvax.summarize(optimizer, params))
+    assert number(parameters.pop("total")[-1]) == total
+    assert sum(number(cells[-1]) for cells in parameters.values()) == total
+    assert sum(number(cells[-1]) for cells in parts.values()) == total
+    assert number(parameters.pop("shared")[-1]) < 200  # counters and numbers
+    assert tuple(sorted(parameters)) == NAMES
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("network", NETWORKS)
+@every_optimizer
+def test_entries_of_a_parameter_are_its_share(row: Row, network: str, wrapper: str) -> None:
+    """`state_of` and `summarize` agree, and the entries are those of the actual state."""
+    params = NETWORKS[network]()
+    optimizer = WRAPPERS[wrapper](row)
+    state = optimizer.init(params)
+    parameters, _ = table(curvax.summarize(optimizer, params))
+    for name in NAMES:
+        entries = curvax.state_of(optimizer, params, state, name)
+        assert actual_bytes(entries) == number(parameters[name][-1]), name
+        fields = {part for place in entries for part in place.split("/")}
+        if name == "up/bias" and not row.everything:
+            assert {"mu", "nu"} <= fields
+        else:
+            matrices = 3 if name == "layers/kernel" else 1
+            own = {p: x for p, x in entries.items() if row.fields & set(p.split("/"))}
+            assert row.fields <= fields
+            if wrapper != "MultiSteps":  # which keeps whole gradients too
+                assert {x.shape[0] for x in own.values()} == {matrices}, name
+
+
+@every_optimizer
+def test_treatments_are_shown(row: Row) -> None:
+    expected = {
+        "down/kernel": ["6×4 float32", "1 matrix 6×4 in stack 6x4"],
+        "layers/kernel": ["3×4×6 float32", "3 matrices 4×6 in stack 4x6"],
+        "up/kernel": ["4×6 float32", "1 matrix 4×6 in stack 4x6"],
+        "up/bias": [
+            "6 float32",
+            "1 matrix 1×6 in stack 1x6" if row.everything else "no matrix: vector",
+        ],
+    }
+    summaries = set()
+    for params in (linen_params(), nnx_params(), jax.eval_shape(lambda: linen_params())):
+        optimizer = row.make(weight_dimension_numbers=SPEC)
+        summaries.add(curvax.summarize(optimizer, params))
+        parameters, _ = table(curvax.summarize(optimizer, params))
+        assert {name: parameters[name][:2] for name in NAMES} == expected
+    assert len(summaries) == 1
+
+
+def test_blocks_heads_and_own_entries_are_shown() -> None:
+    params = {
+        "query": {"kernel": jnp.ones((8, 2, 4)), "bias": jnp.ones((2, 4))},
+        "mlp": {"kernel": jnp.ones((10, 7))},
+        "embed": {"embedding": jnp.ones((9, 4))},
+    }
+    optimizer = curvax.asgo(
+        0.1,
+        block_size=4,
+        matrices=None,
+        stack=False,
+        weight_dimension_numbers={"query/kernel": curvax.MatrixAxes(0, (1, 2), column_heads=2)},
+    )
+    parameters, _ = table(curvax.summarize(optimizer, params))
+    shown = {name: cells[1] for name, cells in parameters.items() if len(cells) > 1}
+    assert shown["mlp/kernel"] == "6 matrices 4×4 (3×2 tiles) in an entry of its own"
+    assert shown["query/kernel"] == "4 matrices 4×4 (2×2 tiles) in an entry of its own"
+    assert shown["query/bias"] == "no matrix: bias of query"
+    assert shown["embed/embedding"] == "no matrix: embedding"
+
+
+def test_entries_are_slices_of_the_stack() -> None:
+    params = {f"{name}/kernel": jnp.ones((4, 6)) for name in "abc"}
+    optimizer = curvax.muon(0.1, b1=0.0, nesterov=False)
+    gradients = gradients_like(params, 1)
+    _, (state,) = run(optimizer, gradients, params, jit=False)
+    for name, gradient in gradients[0].items():
+        ((place, momentum),) = curvax.state_of(optimizer, params, state, name).items()
+        assert place.endswith("mu/4x6")
+        assert_close(momentum[0], gradient, factor=1)
+
+
+def test_entries_after_steps_are_found_through_wrappers() -> None:
+    params = nnx_params()
+    gradients = gradients_like(params, 1)
+    base = curvax.muon(0.1, weight_dimension_numbers=SPEC)
+    _, plain = run(base, gradients, params, jit=False)
+    expected = curvax.state_of(base, params, plain[-1], "up/kernel")
+    wrapped = optax.chain(optax.scale(1.0), optax.apply_if_finite(base, 3))
+    _, states = run(wrapped, gradients, params, jit=False)
+    entries = curvax.state_of(wrapped, params, states[-1], "up/kernel")
+    assert_close(list(entries.values()), list(expected.values()))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_an_unknown_path_lists_the_valid_ones(network: str) -> None:
+    params = NETWORKS[network]()
+    optimizer = curvax.muon(0.1, weight_dimension_numbers=SPEC)
+    state = optimizer.init(params)
+    with pytest.raises(ValueError) as error:
+        curvax.state_of(optimizer, params, state, "up/kernels")
+    assert "'up/kernels'" in str(error.value)
+    assert all(name in str(error.value) for name in NAMES)
+
+
+def test_a_state_of_another_optimizer_is_rejected() -> None:
+    params = linen_params()
+    optimizer = curvax.muon(0.1, weight_dimension_numbers=SPEC)
+    other = optax.adam(0.1).init(params)
+    with pytest.raises(ValueError, match="state has 9 arrays.*optimizer"):
+        curvax.state_of(optimizer, params, other, "up/kernel")
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"a": {"value": jnp.ones((4, 4))}, "b": jnp.ones(4)},
+        {"attention": {"value": {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}}},
+        {"count": jnp.ones(3), "mu": jnp.ones((4, 4)), "nu": jnp.ones(2)},
+        {"kernel": jnp.ones((4, 4)), "a": {"kernel": jnp.ones((4, 4)), "b": jnp.ones(2)}},
+        (jnp.ones((4, 4)), jnp.ones(3)),
+        jnp.ones((4, 4)),
+    ],
+    ids=["leaf value", "node value", "names of fields", "one path ends another", "tuple", "array"],
+)
+@pytest.mark.parametrize("optimizer", [curvax.muon(0.1), optax.adam(0.1)], ids=["muon", "adam"])
+def test_names_do_not_confuse_entries(optimizer: Any, params: Any) -> None:
+    """A parameter owns its moments, whatever its name; counters are nobody's."""
+    parameters, _ = table(curvax.summarize(optimizer, params))
+    shared = number(parameters.pop("shared")[-1])
+    counters = [x for x in jax.tree.leaves(optimizer.init(params)) if x.dtype == jnp.int32]
+    assert shared == 4 * len(counters)
+    parameters.pop("total")
+    leaves = jax.tree.leaves(params)
+    assert len(parameters) == len(leaves)
+    moments = [1 if "matrix" in c[1][:8] else 2 for c in parameters.values()]
+    sizes = [number(cells[-1]) // 4 for cells in parameters.values()]
+    assert sizes == [k * leaf.size for k, leaf in zip(moments, leaves, strict=True)]
+
+
+def llama(layers: int, width: int, hidden: int, vocabulary: int, head_dim: int) -> Any:
+    """Abstract bfloat16 parameters in LLaMA's shapes, with grouped keys and values."""
+    heads, groups = width // head_dim, 8
+
+    def of(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+    layer = {
+        "attention": {
+            "query": {"kernel": of(width, heads, head_dim)},
+            "key": {"kernel": of(width, groups, head_dim)},
+            "value": {"kernel": of(width, groups, head_dim)},
+            "out": {"kernel": of(heads, head_dim, width)},
+        },
+        "mlp": {
+            "gate": {"kernel": of(width, hidden)},
+            "up": {"kernel": of(width, hidden)},
+            "down": {"kernel": of(hidden, width)},
+        },
+        "attention_norm": {"scale": of(width)},
+        "mlp_norm": {"scale": of(width)},
+    }
+    return {
+        "embed": {"embedding": of(vocabulary, width)},
+        **{f"layer_{i}": layer for i in range(layers)},
+        "norm": {"scale": of(width)},
+        "lm_head": {"kernel": of(width, vocabulary)},
+    }
+
+
+LLAMA_70B = {"layers": 80, "width": 8192, "hidden": 28672, "vocabulary": 32000, "head_dim": 128}
+
+
+def llama_bytes(
+    method: str, layers: int, width: int, hidden: int, vocabulary: int, head_dim: int
+) -> int:
+    """The state's bytes from the formulas of the docstrings."""
+    grouped = 8 * head_dim
+    shapes = layers * (
+        [(width, width)] * 2 + [(width, grouped)] * 2 + [(width, hidden)] * 2 + [(hidden, width)]
+    )
+    vectors = (2 * layers + 1) * [(1, width)]
+    embedding, output = (vocabulary, width), (width, vocabulary)
+    adam = vectors + [embedding] + ([output] if method == "racs" else [])
+    if method == "asgo":
+        shapes, adam = shapes + vectors + [embedding, output], []
+    if method == "muon":
+        shapes = [*shapes, output]
+    per_matrix = {
+        "muon": lambda m, n: 2 * m * n,
+        "racs": lambda m, n: 4 * (m + n + 1),
+        "asgo": lambda m, n: 2 * m * n + 4 * 2 * min(m, n) ** 2,
+    }[method]
+    return sum(per_matrix(m, n) for m, n in shapes) + sum(2 * 2 * m * n for m, n in adam)
+
+
+@every_optimizer
+def test_bytes_for_a_model_of_70_billion_parameters(row: Row) -> None:
+    params = llama(**LLAMA_70B)
+    size = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    assert 68e9 < size < 70e9
+    start = time.perf_counter()
+    total = curvax.state_bytes(row.make(), params)
+    seconds = time.perf_counter() - start
+    exact = llama_bytes(row.name, **LLAMA_70B)
+    assert exact <= total < exact + 64 * len(jax.tree.leaves(params))  # counters
+    assert seconds < 10  # about 1 on an idle core; nothing is allocated or computed
+
+
+@every_optimizer
+def test_bytes_of_a_small_model_are_those_of_its_state(row: Row) -> None:
+    abstract = llama(layers=2, width=32, hidden=48, vocabulary=40, head_dim=4)
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
+    optimizer = row.make()
+    total = curvax.state_bytes(optimizer, abstract)
+    assert total == actual_bytes(jax.jit(optimizer.init)(params))
+    formula = llama_bytes(row.name, 2, 32, 48, 40, 4)
+    assert formula <= total < formula + 64 * len(jax.tree.leaves(params))  # counters
