@@ -228,12 +228,10 @@ def memory(order: int = 256) -> str:
         }.items():
             transform = curvax.precondition(refresh=policy, root=2, eps=1e-9)
             program = Steps(transform.update, transform.init(grads), grads)
-            analysis = program.compiled.memory_analysis()
+            temporaries = program.compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore
             # Products of the whole batch, for its statistics and directions, are as large as it.
-            beyond = (analysis.temp_size_in_bytes - grads["stack"].nbytes) / (4 * order**2)
-            rows.append(
-                f"| {name} | {count} | {analysis.temp_size_in_bytes / 1e6:.1f} | {beyond:.1f} |"
-            )
+            beyond = (temporaries - grads["stack"].nbytes) / (4 * order**2)
+            rows.append(f"| {name} | {count} | {temporaries / 1e6:.1f} | {beyond:.1f} |")
     return "\n".join(
         [
             f"| policy | matrices of order {order} | temporaries, MB | beyond a batch, matrices |",
@@ -245,7 +243,7 @@ def memory(order: int = 256) -> str:
 
 def main() -> None:
     """Prints the tables that the arguments ask for."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="What refresh policies cost.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", choices=["steps", "checks", "stagger", "memory"])
     args = parser.parse_args()

@@ -70,7 +70,7 @@ class Program:
         self.traced = time.perf_counter() - start
         self.compiled = lowered.compile()
         self.compile_seconds = time.perf_counter() - start
-        self.temporaries = self.compiled.memory_analysis().temp_size_in_bytes
+        self.temporaries = self.compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore
         self.times: list[float] = []
 
     def step(self) -> None:
@@ -86,7 +86,7 @@ class Program:
         return 1e3 * statistics.median(self.times[1:])
 
 
-def take_turns(programs: dict[str, Program], rounds: int, name: str) -> None:
+def take_turns(programs: dict[Any, Program], rounds: int, name: str) -> None:
     """Steps every program once a round, so that noise meets all of them."""
     for _ in tqdm(range(rounds + 1), desc=name, file=sys.stderr):
         for program in programs.values():
@@ -144,7 +144,7 @@ def recompilations(method: str) -> str:
     state = optimizer.init(params)
     for _ in range(3):
         _, state = update(params, state, params)
-    return f"compilations in three calls: {update._cache_size()}"
+    return f"compilations in three calls: {update._cache_size()}"  # pyright: ignore
 
 
 def stacking(rounds: int) -> str:
@@ -171,7 +171,7 @@ def stacking(rounds: int) -> str:
 
 def main() -> None:
     """Prints the tables that the arguments ask for."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Compile time and step time.")
     parser.add_argument("--method", choices=sorted(METHODS), default="muon")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3, help="compilations of each program")

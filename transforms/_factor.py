@@ -70,6 +70,8 @@ class FactorRule:
             s = s.astype(old.dtype)
             gram = jnp.matmul(s, s.mT, precision=HIGHEST)
             new = old + gram if self.b2 is None else self.b2 * old + (1 - self.b2) * gram
+            # A running average would keep a NaN forever: what is not finite is not taken in.
+            new = jnp.where(jnp.isfinite(new).all(axis=(-2, -1), keepdims=True), new, old)
             return self.storage.encode_factor(new, stored)
 
         return factor._replace(statistic=self._over_batch(taken_in, factor.statistic, s))

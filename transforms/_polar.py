@@ -121,7 +121,7 @@ def _normalized(x: jax.Array, eps: jax.typing.ArrayLike) -> jax.Array:
     """`x / (‖x‖ + eps)`, in range for entries of any size; zero stays zero."""
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1), keepdims=True))
-    near_one = jnp.ldexp(work, -exponent)
+    near_one = work * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
     norm = jnp.linalg.norm(near_one, axis=(-2, -1), keepdims=True)
     norm = norm + jnp.ldexp(jnp.asarray(eps, work.dtype), -exponent)
     return (near_one / jnp.where(norm > 0, norm, 1)).astype(x.dtype)

@@ -91,7 +91,8 @@ def scale_by_rows_and_columns(
             work = g.astype(jnp.float32)
             # Scaled by a power of two, which changes no bit, the fourth powers below are in range.
             exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1)))
-            near_one = jnp.ldexp(work, -exponent[..., None, None])
+            scale = jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent[..., None, None])
+            near_one = work * scale
             q, s = row_column_scales(near_one * near_one, iterations)
             s = jnp.ldexp(s, 2 * exponent[..., None])
             mean_q = b2 * rows + (1 - b2) * q
