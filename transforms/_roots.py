@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from ._inverse_root import DAMPINGS, inverse_root_by_eigh
 from ._iterative_roots import coupled_newton, newton_schulz_root
-from ._scaling import power_of_two
 from ._validate import check_choice, check_interval, check_positive_int
 
 SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
@@ -34,23 +33,11 @@ def solve_root(
     a: jax.Array, root: int, eps: jax.typing.ArrayLike, damping: str, solver: str
 ) -> tuple[jax.Array, jax.Array]:
     """The inverse root of one matrix `a (n, n)` and an error estimate, without checks."""
-    # Scaled by a power of two, which is exact, so that squares of entries of any size are in range.
-    exponent = power_of_two(jnp.max(jnp.abs(a)))
-    a = jnp.ldexp(a, -exponent)
-    eps = jnp.asarray(eps, a.dtype)
-    if damping == "outside":
-        eps = eps * jnp.exp2(-exponent / root).astype(a.dtype)
-    elif damping != "relative":
-        eps = jnp.ldexp(eps, -exponent)
     if solver == "coupled_newton":
-        x, error = coupled_newton(a, root, eps, relative=damping == "relative")
-    elif solver == "newton_schulz":
-        x, error = newton_schulz_root(a, eps, relative=damping == "relative")
-    else:
-        x, error = inverse_root_by_eigh(a, root, eps, damping)
-    x = x * jnp.exp2(-exponent / root).astype(a.dtype)
-    # An iteration that stops at its start would hand back a finite root of what is not finite.
-    return jnp.where(jnp.isfinite(a).all(), x, jnp.nan), error
+        return coupled_newton(a, root, eps, relative=damping == "relative")
+    if solver == "newton_schulz":
+        return newton_schulz_root(a, eps, relative=damping == "relative")
+    return inverse_root_by_eigh(a, root, eps, damping)
 
 
 def inverse_root(
