@@ -6,11 +6,10 @@ sides of an identity are the same work in floating point, but not in the same or
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from helpers import assert_close, gradients_like, run
