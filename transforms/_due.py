@@ -50,6 +50,22 @@ def visit_due(
     return results
 
 
+def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) -> Any:
+    """`f(given, state)` if due, else `state`; `f` keeps structure, shapes and dtypes.
+
+    A `lax.cond` would copy the state that it hands through; a loop of no rounds does not.
+    """
+    return jax.lax.fori_loop(0, due.astype(jnp.int32), lambda j, s: f(_anew(given, j), s), state)
+
+
+def _anew(x: Any, j: jax.Array) -> Any:
+    """`x`, as something that depends on the round `j` of a loop.
+
+    XLA moves what is the same in every round out of a loop, and it would be done at every step.
+    """
+    return jax.lax.optimization_barrier((x, j))[0]
+
+
 def _loop(visit: Any, batch: Any, ndim: int, entries: jax.Array, rounds: jax.Array) -> Any:
     leaves, treedef = jax.tree.flatten(batch)
     flat = [x.reshape(-1, *x.shape[ndim:]) for x in leaves]
@@ -57,6 +73,7 @@ def _loop(visit: Any, batch: Any, ndim: int, entries: jax.Array, rounds: jax.Arr
     def body(j: jax.Array, flat: list[jax.Array]) -> list[jax.Array]:
         i = entries[j]
         one = [jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in flat]
+        one = _anew(one, j)  # the only entry of a batch of one is the same in every round
         new = jax.tree.leaves(visit(treedef.unflatten(one)))
         # An entry that `visit` hands back as it was is not written.
         return [

@@ -29,7 +29,9 @@ class Factor(NamedTuple):
     error: jax.Array  # the solver's error estimate at the last refresh, float32 (...)
     checks: jax.Array  # times the factor was due, int32 (...)
     refreshes: jax.Array  # inverse roots computed anew, int32 (...)
-    rejected: jax.Array  # refreshes that came back non-finite and were not used, int32 (...)
+    rejected: (
+        jax.Array
+    )  # checks whose statistic or root was not finite: nothing changed, int32 (...)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,18 +72,21 @@ class FactorRule:
             s = s.astype(old.dtype)
             gram = jnp.matmul(s, s.mT, precision=HIGHEST)
             new = old + gram if self.b2 is None else self.b2 * old + (1 - self.b2) * gram
-            # A running average would keep a NaN forever: what is not finite is not taken in.
-            new = jnp.where(jnp.isfinite(new).all(axis=(-2, -1), keepdims=True), new, old)
+            # A running average would keep a NaN forever: what is not finite is not taken in. No
+            # entry of a Gram matrix is larger than the largest on its diagonal.
+            finite = jnp.isfinite(jnp.diagonal(new, axis1=-2, axis2=-1)).all(axis=-1)
+            new = jnp.where(finite[..., None, None], new, old)
             return self.storage.encode_factor(new, stored)
 
         return factor._replace(statistic=self._over_batch(taken_in, factor.statistic, s))
 
-    def applied(self, factor: Factor, x: jax.Array) -> jax.Array:
-        """The root times `x (..., d, k)`."""
+    def applied(self, factor: Factor, x: jax.Array, *, left: bool) -> jax.Array:
+        """The root times `x (..., d, k)`; with the root on the right, `x (..., k, d)` times it."""
 
         def product(stored: Any, x: jax.Array) -> jax.Array:
             root = self.storage.decode_root(stored)
-            return root @ x.astype(root.dtype)
+            x = x.astype(root.dtype)
+            return root @ x if left else x @ root
 
         return self._over_batch(product, factor.root, x)
 
@@ -94,7 +99,7 @@ class FactorRule:
             root, error = solve_root(statistic, self.root, self.eps, self.damping, self.solver)
             new, refresh = factor._replace(error=error.astype(jnp.float32)), jnp.bool_(True)
         new = new._replace(root=self.storage.encode_root(root))
-        good = jnp.isfinite(root).all()
+        good = jnp.isfinite(root).all() & jnp.isfinite(statistic).all()
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
         return kept._replace(
             statistic=factor.statistic,

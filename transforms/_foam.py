@@ -50,7 +50,7 @@ def damping_proxy(
     )
     error = rotated - jnp.diag(eigenvalues)
     noise = rounding_floor * jnp.finfo(error.dtype).eps * jnp.max(jnp.abs(eigenvalues))
-    error = jnp.where(jnp.abs(error) > noise, error, 0)
+    error = jnp.where(jnp.abs(error) <= noise, 0, error)
     damped = jnp.maximum(eigenvalues, 0) + damping
     whitening = damped**-0.5
     change = jnp.linalg.norm(whitening[:, None] * error * whitening[None, :])  # RC

@@ -6,16 +6,20 @@ $$M_0 = z A_\epsilon, \quad X_0 = z^{1/p} I, \quad T = \tfrac{(p+1) I - M}{p}, \
 X \leftarrow X T, \quad M \leftarrow T^p M$$
 with $z = (1 + p) / (2 \lambda)$, $\lambda \ge \lambda_{\max}$: $M \to I$ and $X \to
 A_\epsilon^{-1/p}$. It stops when $\max |M - I|$ is below the tolerance, no longer finite, or grows
-by more than a fifth (rounding has taken over); then the iterate before is returned.
+by more than a fifth (rounding has taken over: from the second step on $M \preceq I$, whose largest
+difference from $I$ can only fall); then the iterate before is returned.
 
 *Newton-Schulz*, for $p = 2$ (Gong et al., arXiv:2502.07752, B.8): $Y_0 = A_\epsilon /
 \|A_\epsilon\|$, $Z_0 = I$, $T = (3I - ZY)/2$, $Y \leftarrow YT$, $Z \leftarrow TZ$; $Z /
 \sqrt{\|A_\epsilon\|} \to A_\epsilon^{-1/2}$.
 
 *Rank deficiency.* Both need damping: an eigenvalue of 0 has no inverse root, and one below
-`eps(dtype) · λ_max` is not resolved. Without damping they diverge along the null space; the
-error estimate says so. *Cost* per iteration, order `n`: `2n³ (1 + ⌈log₂ p⌉ + 1)` FLOPs (Newton),
-`6n³` (Newton-Schulz). On a CPU `eigh` is cheaper, on a GPU dear at large orders.
+`eps(dtype) · λ_max` is not resolved. Without damping they diverge along the null space, where
+rounding makes `M` look converged; so the error estimate is taken from the root itself, `max |X^p
+A_ε - I|`. *Cost* per iteration, order `n`: `2n³ (1 + ⌈log₂ p⌉ + 1)` FLOPs (Newton), `6n³`
+(Newton-Schulz). On a CPU `eigh` is cheaper, on a GPU dear at large orders.
+
+*Range.* The squares of what they are given have to be in range: `solve_root` scales.
 """
 
 from __future__ import annotations
@@ -64,7 +68,7 @@ class _Newton(NamedTuple):
 def coupled_newton(
     a: jax.Array, root: int, damping: jax.typing.ArrayLike, *, relative: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """`(a + damping · I)^(-1/root)` for `a (n, n)` and its error estimate `max |X^root A - I|`.
+    """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
 
     With `relative` the damping is a multiple of the largest eigenvalue.
     """
@@ -78,7 +82,7 @@ def coupled_newton(
     tolerance = a.shape[-1] * jnp.finfo(a.dtype).eps
 
     def running(s: _Newton) -> jax.Array:
-        better = (s.count == 0) | (s.error <= 1.2 * s.best_error)
+        better = (s.count <= 1) | (s.error <= 1.2 * s.best_error)
         return (s.count < MAX_ITERATIONS) & (s.error > tolerance) & better
 
     def step(s: _Newton) -> _Newton:
@@ -92,15 +96,15 @@ def coupled_newton(
     x = eye * z ** (1 / root)
     error = jnp.max(jnp.abs(m - eye))
     end = jax.lax.while_loop(running, step, _Newton(x, m, error, x, error, jnp.int32(0)))
-    worse = ~(end.error <= 1.2 * end.best_error)
-    root_of_a = jnp.where(worse, end.best, end.x)
-    return root_of_a, jnp.where(worse, end.best_error, end.error)
+    worse = (end.count > 1) & ~(end.error <= 1.2 * end.best_error)
+    x = jnp.where(worse, end.best, end.x)
+    return x, _residual(x, root, a)
 
 
 def newton_schulz_root(
     a: jax.Array, damping: jax.typing.ArrayLike, *, relative: bool = False, iterations: int = 40
 ) -> tuple[jax.Array, jax.Array]:
-    """`(a + damping · I)^(-1/2)` for `a (n, n)` and its error estimate `max |Z Y - I|`."""
+    """`(a + damping · I)^(-1/2)` for `a (n, n)` and its error `max |X² (a + damping·I) - I|`."""
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
     largest = power_iteration(a) if relative else 1
     a = a + jnp.asarray(damping, a.dtype) * largest * eye
@@ -112,9 +116,15 @@ def newton_schulz_root(
         t = (3 * eye - jnp.matmul(z, y, precision=HIGHEST)) / 2
         return jnp.matmul(y, t, precision=HIGHEST), jnp.matmul(t, z, precision=HIGHEST)
 
-    y, z = jax.lax.fori_loop(0, iterations, step, (a / norm, eye))
-    error = jnp.max(jnp.abs(jnp.matmul(z, y, precision=HIGHEST) - eye))
-    return z / jnp.sqrt(norm), error
+    _, z = jax.lax.fori_loop(0, iterations, step, (a / norm, eye))
+    x = z / jnp.sqrt(norm)
+    return x, _residual(x, 2, a)
+
+
+def _residual(x: jax.Array, root: int, a: jax.Array) -> jax.Array:
+    """`max |x^root a - I|`."""
+    eye = jnp.eye(a.shape[-1], dtype=a.dtype)
+    return jnp.max(jnp.abs(jnp.matmul(_power(x, root), a, precision=HIGHEST) - eye))
 
 
 def _power(t: jax.Array, exponent: int) -> jax.Array:

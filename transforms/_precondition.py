@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._due import visit_due
+from ._due import at_most_once, visit_due
 from ._factor import Factor, FactorRule
 from ._refresh import Every, RefreshPolicy
 from ._roots import check_root_arguments
@@ -171,13 +171,13 @@ def _gathered(
         new_left = None if left is None else rule.accumulated(left, s)
         return new_left, None if right is None else rule.accumulated(right, s.mT)
 
-    def gather(factors: Any) -> Any:
+    def gather(source: Any, factors: Any) -> Any:
         return map_unzip(2, taken_in, source, *factors)
 
     factors = (state.left, state.right)
     if period == 1:
-        return gather(factors)
-    return jax.lax.cond(count % period == 0, gather, lambda same: same, factors)
+        return gather(source, factors)
+    return at_most_once(gather, count % period == 0, source, factors)
 
 
 def _refreshed(
@@ -208,7 +208,7 @@ def _applied(
     """`L^(-1/p) m R^(-1/p)`, in the dtype of `m`."""
     x = m
     if left is not None:
-        x = rule.applied(left, x)
+        x = rule.applied(left, x, left=True)
     if right is not None:
-        x = rule.applied(right, x.mT).mT
+        x = rule.applied(right, x, left=False)
     return x.astype(m.dtype)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from ._inverse_root import DAMPINGS, inverse_root_by_eigh
 from ._iterative_roots import coupled_newton, newton_schulz_root
+from ._scaling import power_of_two
 from ._validate import check_choice, check_interval, check_positive_int
 
 SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
@@ -32,12 +33,30 @@ def check_root_arguments(root: int, solver: str, damping: str) -> None:
 def solve_root(
     a: jax.Array, root: int, eps: jax.typing.ArrayLike, damping: str, solver: str
 ) -> tuple[jax.Array, jax.Array]:
-    """The inverse root of one matrix `a (n, n)` and an error estimate, without checks."""
+    """The inverse root of one matrix `a (n, n)` and an error estimate, without checks.
+
+    The solvers see the matrix scaled to entries near 1 by a power of `2^root`: exactly, so that
+    squares stay in range and no digit changes. What is not finite comes back as NaN.
+    """
+    multiple = power_of_two(jnp.max(jnp.abs(a))) // root  # of `root`, the exponent of the scale
+    one = jnp.ones((), a.dtype)
+    scale = jnp.ldexp(one, -root * multiple)
+    near_one, given = a * scale, jnp.asarray(eps, a.dtype)
+    relative = damping == "relative"
+    if damping == "outside":
+        given = given * jnp.ldexp(one, -multiple)
+    elif not relative:
+        # Positive damping stays positive: without any, a root is taken on the range alone.
+        given = jnp.where(given > 0, jnp.maximum(given * scale, jnp.finfo(a.dtype).tiny), 0)
     if solver == "coupled_newton":
-        return coupled_newton(a, root, eps, relative=damping == "relative")
-    if solver == "newton_schulz":
-        return newton_schulz_root(a, eps, relative=damping == "relative")
-    return inverse_root_by_eigh(a, root, eps, damping)
+        x, error = coupled_newton(near_one, root, given, relative=relative)
+    elif solver == "newton_schulz":
+        x, error = newton_schulz_root(near_one, given, relative=relative)
+    else:
+        x, error = inverse_root_by_eigh(near_one, root, given, damping)
+    finite = jnp.isfinite(a).all()
+    x = jnp.where(finite, x * jnp.ldexp(one, -multiple), jnp.nan)
+    return x, jnp.where(finite, error, jnp.nan)
 
 
 def inverse_root(
@@ -63,7 +82,7 @@ def inverse_root(
 
     Returns:
       The roots, like `a`, and an error estimate for each, `(...)`: the relative residual of the
-      decomposition, or `max |X^p A - I|` of the iterations.
+      decomposition, or, of the iterations, `max |X^p (A + eps · I) - I|`.
 
     Raises:
       ValueError: naming the argument that is not allowed.
