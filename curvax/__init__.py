@@ -25,6 +25,7 @@ from .optimizers import (
     scale_by_shampoo,
     shampoo,
 )
+from .transforms._cholesky import cholesky
 from .transforms._diagonal import precondition_columns
 from .transforms._graft import graft
 from .transforms._iterative_roots import power_iteration
@@ -36,6 +37,7 @@ from .transforms._norm_growth import limit_norm_growth
 from .transforms._orthogonalize import orthogonalize, scale_by_shape
 from .transforms._polar import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
 from .transforms._precondition import precondition
+from .transforms._quantized import quantized
 from .transforms._refresh import every
 from .transforms._roots import inverse_root
 from .transforms._routing import route
@@ -53,6 +55,7 @@ __all__ = [
     "MatrixAxes",
     "MatrixRule",
     "asgo",
+    "cholesky",
     "dasgo",
     "dense",
     "dr_shampoo",
@@ -73,6 +76,7 @@ __all__ = [
     "power_iteration",
     "precondition",
     "precondition_columns",
+    "quantized",
     "racs",
     "route",
     "row_column_scales",

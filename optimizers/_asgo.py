@@ -11,6 +11,7 @@ from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._momentum import momentum
 from ..transforms._precondition import precondition
 from ..transforms._refresh import Refresh, as_policy
+from ..transforms._storage import Storage
 from ..transforms._validate import check_choice
 from ._assemble import assemble
 
@@ -22,6 +23,7 @@ def scale_by_asgo(
     eps: jax.typing.ArrayLike = 1e-6,
     refresh: Refresh = 1,
     variant: str = "practical",
+    storage: Storage | None = None,
     side: str | None = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
@@ -41,6 +43,7 @@ def scale_by_asgo(
         eps=eps,
         damping="outside" if theoretical else "absolute",
         statistics="momentum" if variant == "from_momentum" else "gradient",
+        storage=storage,
     )
 
 
@@ -52,6 +55,7 @@ def asgo(
     eps: jax.typing.ArrayLike = 1e-6,
     refresh: Refresh = 1,
     variant: str = "practical",
+    storage: Storage | None = None,
     side: str | None = None,
     dtype: jax.typing.DTypeLike | None = None,
     block_size: int | None = None,
@@ -94,21 +98,15 @@ def asgo(
       refresh: period or policy of the root, at steps 1, k + 1, 2k + 1, … by default.
       variant: "practical" (Algorithm 2); "from_momentum" (Eq. 4: statistics of `M` instead of `G`);
         "theoretical" (Algorithm 1: sums, no momentum, left side, damping outside the root).
+      storage: how factors and roots are kept; `dense()` by default.
       side: "left", "right" or "smaller" in place of the variant's own.
       dtype: dtype of the momentum; the parameters' if `None`.
       block_size: cut matrices into balanced blocks of at most this many rows and columns.
       head_wise: whether query and key kernels `(D, H, K)` are one matrix per head (Appendix B); for
         merged kernels give `MatrixAxes(0, 1, column_heads=H)`.
       matrices: which parameters are matrices; "all" as in the paper; see `MatrixRule`.
-      weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
-      stack: whether same-shaped matrices share one array; `None` decides by size.
-      weight_decay: decoupled weight decay, times the learning rate.
-      weight_decay_mask: which parameters decay, as in `optax.adamw`.
-      adam_learning_rate: AdamW's learning rate for other parameters; `None` means the same.
-      adam_b1: AdamW's first decay rate.
-      adam_b2: AdamW's second decay rate.
-      adam_eps: AdamW's epsilon.
-      adam_weight_decay: AdamW's weight decay; `None` means the same.
+      weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -120,8 +118,7 @@ def asgo(
       >>> import curvax, jax.numpy as jnp, optax
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.asgo(0.01, refresh=10)
-      >>> state = optimizer.init(params)
-      >>> updates, state = optimizer.update(params, state, params)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
       >>> params = optax.apply_updates(params, updates)
 
     References:
@@ -130,7 +127,14 @@ def asgo(
     """
     return assemble(
         scale_by_asgo(
-            b1=b1, b2=b2, eps=eps, refresh=refresh, variant=variant, side=side, dtype=dtype
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            refresh=refresh,
+            variant=variant,
+            storage=storage,
+            side=side,
+            dtype=dtype,
         ),
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers, head_wise),

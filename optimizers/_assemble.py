@@ -70,6 +70,11 @@ def assemble(
             else optax.identity(),
             optax.scale_by_learning_rate(learning_rate),
         )
+    elif isinstance(weight_decay, (int, float)) and weight_decay != 0:
+        raise ValueError(
+            "weight_decay must be 0 with a base, which does its own (such as "
+            f"functools.partial(optax.adamw, weight_decay=0.1)); got {weight_decay!r}."
+        )
     else:
         descent = _base(base, learning_rate)
     # Behind the routing the output layer is gone already, and so is what it would be found by.

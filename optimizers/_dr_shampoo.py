@@ -11,6 +11,7 @@ import optax
 from ..transforms._diagonal_residual import diagonal_residual
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._storage import Storage
+from ..transforms._validate import check_decay
 from ._assemble import assemble
 from ._shampoo_direction import scale_by_shampoo
 
@@ -29,6 +30,8 @@ def scale_by_dr_shampoo(
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `dr_shampoo` on batches of matrices `(..., m, n)`; see there."""
+    check_decay("b1", b1)
+    check_decay("b2", b2)
     return scale_by_shampoo(
         b2=b2,
         eps=eps,
@@ -98,11 +101,9 @@ def dr_shampoo(
       graft: "adam", "norm" or `None`.
       update_eigenvalues: whether a check without a refresh takes `diag(QᵀLQ)` as eigenvalues.
       stagger: spread the checks over the period.
-      base: optimizer that takes the direction as its gradient; `None` is plain descent.
-      storage: how factors and roots are kept.
-      block_size: cut matrices into balanced blocks of at most this many rows and columns.
-      head_wise, matrices, weight_dimension_numbers, stack: see `muon`.
-      weight_decay, weight_decay_mask: decoupled weight decay, without a `base`; see `muon`.
+      base, storage, block_size: see `shampoo`; `base=None` is plain descent.
+      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
+        `muon`; weight decay is the base's, if there is one.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:

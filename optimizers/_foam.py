@@ -11,6 +11,7 @@ import optax
 from ..transforms._foam import foam as foam_policy
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._storage import Storage
+from ..transforms._validate import check_decay
 from ._assemble import assemble
 from ._shampoo_direction import scale_by_shampoo
 
@@ -29,6 +30,8 @@ def scale_by_foam(
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `foam` on batches of matrices `(..., m, n)`; see there."""
+    check_decay("b1", b1)
+    check_decay("b2", b2)
     return scale_by_shampoo(
         b2=b2,
         eps=eps,
@@ -83,7 +86,6 @@ def foam(
 
     State per `m × n` matrix: `3(m² + n²)` numbers and the grafted Adam's `2mn`. Work between checks
     is Shampoo's; counters and the last `h` and ε of every factor are in the state (`state_of`).
-
     For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with its options.
 
     Relations, each with a test of its name: with an infinite threshold it is stale Shampoo
@@ -100,11 +102,9 @@ def foam(
       root: p; the paper does not say which, its code uses 2.
       graft: "adam", "norm" or `None`.
       stagger: spread the checks over the period.
-      base: optimizer that takes the direction as its gradient; `None` is plain descent.
-      storage: how factors and roots are kept.
-      block_size: cut matrices into balanced blocks of at most this many rows and columns.
-      head_wise, matrices, weight_dimension_numbers, stack: see `muon`.
-      weight_decay, weight_decay_mask: decoupled weight decay, without a `base`; see `muon`.
+      base, storage, block_size: see `shampoo`; `base=None` is plain descent.
+      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
+        `muon`; weight decay is the base's, if there is one.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:

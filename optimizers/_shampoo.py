@@ -89,7 +89,7 @@ def shampoo(
       block_size: cut matrices into balanced blocks of at most this many rows and columns, each
         grafted on its own.
       head_wise, matrices, weight_dimension_numbers, stack: see `muon`.
-      weight_decay, weight_decay_mask: decoupled weight decay, without a `base`; see `muon`.
+      weight_decay, weight_decay_mask: decoupled weight decay; with a `base` it is the base's.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:

@@ -10,7 +10,7 @@ from ..transforms._momentum import momentum
 from ..transforms._precondition import precondition
 from ..transforms._refresh import Refresh, as_policy
 from ..transforms._storage import Storage
-from ..transforms._validate import check_choice
+from ..transforms._validate import check_choice, check_decay
 
 
 def scale_by_shampoo(
@@ -32,6 +32,8 @@ def scale_by_shampoo(
 ) -> optax.GradientTransformation:
     """The direction of `shampoo` on batches of matrices `(..., m, n)`; see there."""
     check_choice("graft", graft, ("norm", "adam", None))
+    check_choice("side", side, ("both", "left", "right", "smaller"))
+    check_decay("adam_graft_b1", adam_graft_b1)
     average = None if b1 is None else momentum(b1)
     preconditioned = precondition(
         average,

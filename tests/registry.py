@@ -20,15 +20,20 @@ class Row:
     everything: bool  # whether vectors, biases and scalars are matrices too
     fields: frozenset[str]  # fields of the state that hold entries of a matrix
     static: tuple[str, ...]  # arguments that inject_hyperparams has to leave alone
+    descent: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the optimizer's own
 
     def make(self, learning_rate: Any = 0.1, **settings: Any) -> Any:
         """The full optimizer."""
-        return self.optimizer(learning_rate, **{**self.settings, **settings})
+        return self.optimizer(learning_rate, **{**self.settings, **self.descent, **settings})
 
     def make_direction(self) -> Any:
         """The direction alone, for batches of matrices."""
         return self.direction(**self.settings)
 
+
+FACTORS = frozenset({"statistic", "root", "damping", "proxy", "checks", "refreshes", "rejected"})
+EIGENPAIRS = FACTORS | {"eigenvectors", "eigenvalues"}
+ADAM = frozenset({"mu", "nu"})  # of a grafted Adam
 
 REGISTRY = (
     Row(
@@ -57,5 +62,42 @@ REGISTRY = (
         everything=True,
         fields=frozenset({"mu", "statistic", "root"}),
         static=("refresh",),
+    ),
+    Row(
+        name="dasgo",
+        optimizer=curvax.dasgo,
+        direction=curvax.scale_by_dasgo,
+        settings={"b1": 0.9, "b2": 0.95, "eps": 0.01},
+        everything=True,
+        fields=frozenset({"mu", "columns"}),
+        static=(),
+    ),
+    Row(
+        name="shampoo",
+        optimizer=curvax.shampoo,
+        direction=curvax.scale_by_shampoo,
+        settings={"b2": 0.95, "eps": 0.01, "refresh": 2, "statistics_every": 1},
+        everything=False,
+        fields=FACTORS,
+        static=("root", "refresh", "statistics_every", "base", "warmup_steps", "block_size"),
+        descent={"base": None},
+    ),
+    Row(
+        name="foam",
+        optimizer=curvax.foam,
+        direction=curvax.scale_by_foam,
+        settings={"check_every": 2, "max_damping": 1.0, "b1": 0.9, "b2": 0.95, "eps": 0.01},
+        everything=False,
+        fields=EIGENPAIRS | ADAM,
+        static=("check_every", "root"),
+    ),
+    Row(
+        name="dr_shampoo",
+        optimizer=curvax.dr_shampoo,
+        direction=curvax.scale_by_dr_shampoo,
+        settings={"check_every": 2, "b1": 0.9, "b2": 0.95, "eps": 0.01},
+        everything=False,
+        fields=EIGENPAIRS | ADAM,
+        static=("check_every", "root"),
     ),
 )

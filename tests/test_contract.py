@@ -59,6 +59,10 @@ GROWTH = {
     "muon": 3.4445**3,  # an iteration multiplies what is small by 3.4445, and there are three
     "racs": 4.0,
     "asgo": 512.0,  # the condition number of its damped statistics
+    "dasgo": 4.0,
+    "shampoo": 128.0,  # the inverse of its relative damping
+    "foam": 512.0,  # as ASGO
+    "dr_shampoo": 512.0,  # as ASGO
 }
 
 
@@ -90,7 +94,8 @@ def assert_matrix_branch(row: Row, params: Any, state: Any) -> None:
             assert {"mu", "nu", "others"} <= fields, f"{name}: {fields}"
             assert "no matrix" in summary[name]
         else:
-            assert row.fields <= fields and "nu" not in fields, f"{name}: {fields}"
+            adamws = {"nu", "others"} - row.fields  # a grafted Adam has its own nu
+            assert row.fields <= fields and not adamws & fields, f"{name}: {fields}"
             assert {entry.shape[0] for entry in entries.values()} == {matrices[0]}, name
             momenta = [x.shape for place, x in entries.items() if "mu" in place.split("/")]
             assert momenta in ([], [matrices]), name
@@ -322,7 +327,7 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     inject = optax.inject_hyperparams(
         row.optimizer, static_args=row.static, hyperparam_dtype=jnp.float32
     )
-    injected = inject(0.1, **row.settings)
+    injected = inject(0.1, **row.settings, **row.descent)
     gradients = gradients_like(params, 2)
     state = injected.init(params)
     decays = [name for name in state.hyperparams if name.removeprefix("adam_") in ("b1", "b2")]
@@ -339,7 +344,7 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
 def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
     params = small_tree()
     inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
-    injected = inject(lambda step: 0.1 / (1 + step), **row.settings)
+    injected = inject(lambda step: 0.1 / (1 + step), **row.settings, **row.descent)
     step = jax.jit(injected.update)
     state = injected.init(params)
     gradients = gradients_like(params, 3)

@@ -280,6 +280,8 @@ def llama(layers: int, width: int, hidden: int, vocabulary: int, head_dim: int) 
 
 LLAMA_70B = {"layers": 80, "width": 8192, "hidden": 28672, "vocabulary": 32000, "head_dim": 128}
 
+FACTOR = 4 * (3 + len(("checks", "refreshes", "indefinite", "rejected")))  # and ε, proxy, error
+
 
 def llama_bytes(
     method: str, layers: int, width: int, hidden: int, vocabulary: int, head_dim: int
@@ -292,14 +294,27 @@ def llama_bytes(
     vectors = (2 * layers + 1) * [(1, width)]
     embedding, output = (vocabulary, width), (width, vocabulary)
     adam = vectors + [embedding] + ([output] if method == "racs" else [])
-    if method == "asgo":
+    if method in ("asgo", "dasgo"):
         shapes, adam = shapes + vectors + [embedding, output], []
-    if method == "muon":
+    if method in ("muon", "shampoo", "foam", "dr_shampoo"):
         shapes = [*shapes, output]
+
+    def policy(m: int, n: int) -> int:  # two factors with eigenpairs, and the grafted Adam
+        return sum(4 * (3 * d**2 + d) + FACTOR for d in (m, n)) + 2 * 4 * m * n
+
+    def blocks(m: int, n: int) -> int:  # of at most 1200 rows and columns
+        rows, columns = (-(-d // 1200) for d in (m, n))
+        tile = -(-m // rows), -(-n // columns)
+        return rows * columns * sum(4 * 2 * d**2 + FACTOR for d in tile)
+
     per_matrix = {
         "muon": lambda m, n: 2 * m * n,
         "racs": lambda m, n: 4 * (m + n + 1),
         "asgo": lambda m, n: 2 * m * n + 4 * 2 * min(m, n) ** 2,
+        "dasgo": lambda m, n: 2 * m * n + 4 * n,
+        "shampoo": blocks,
+        "foam": policy,
+        "dr_shampoo": policy,
     }[method]
     return sum(per_matrix(m, n) for m, n in shapes) + sum(2 * 2 * m * n for m, n in adam)
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from ._inverse_root import HIGHEST
 from ._refresh import Check, Every, Verdict
-from ._validate import check_interval, check_positive_int
+from ._validate import check_bool, check_interval, check_positive_int
 
 
 def residual_and_diagonal(
@@ -74,6 +74,8 @@ def diagonal_residual(
       ValueError: naming the argument, if `check_every < 1` or `threshold <= 0`.
     """
     check_positive_int("check_every", check_every)
+    check_bool("stagger", stagger)
+    check_bool("update_eigenvalues", update_eigenvalues)
     check_interval("threshold", threshold, 0.0, open_low=True, open_high=False)
     schedule = Every(check_every, offset=1, first=True, stagger=stagger)
     return DiagonalResidual(schedule, threshold, update_eigenvalues)

@@ -50,6 +50,19 @@ def visit_due(
     return results
 
 
+def visit_all(
+    visit: Callable[[Any], Any], batch: Any, batch_shape: tuple[int, ...], count: jax.Array
+) -> Any:
+    """Replaces every entry of a batch by what `visit` makes of it, one after the other, in place.
+
+    The loops of several batches run one after the other as well, in the same temporaries: their
+    number of rounds has to look as if it depended on the step, or XLA unrolls a single round.
+    """
+    size = math.prod(batch_shape)
+    rounds = jnp.where(count > 0, size, 0)
+    return _loop(visit, batch, len(batch_shape), jnp.arange(size), rounds)
+
+
 def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) -> Any:
     """`f(given, state)` if due, else `state`; `f` keeps structure, shapes and dtypes.
 

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._inverse_root import HIGHEST, eigh, from_eigen, root_eigenvalues
+from ._due import visit_all
+from ._inverse_root import HIGHEST, eigh, from_eigen, is_indefinite, root_eigenvalues
+from ._recording import record
 from ._refresh import Check, RefreshPolicy
 from ._roots import solve_root
-from ._storage import Storage
+from ._storage import Storage, StorageRecord
 
 
 class Factor(NamedTuple):
@@ -29,9 +31,8 @@ class Factor(NamedTuple):
     error: jax.Array  # the solver's error estimate at the last refresh, float32 (...)
     checks: jax.Array  # times the factor was due, int32 (...)
     refreshes: jax.Array  # inverse roots computed anew, int32 (...)
-    rejected: (
-        jax.Array
-    )  # checks whose statistic or root was not finite: nothing changed, int32 (...)
+    indefinite: jax.Array  # refreshes whose statistic had a negative eigenvalue, int32 (...)
+    rejected: jax.Array  # checks whose statistic or root was not finite: no change, int32 (...)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,7 @@ class FactorRule:
         """The factor of a batch before the first step: the root is the identity."""
         eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
         keeps = self.policy.keeps_eigenpairs
+        record(StorageRecord(order, self.storage.describe(order)))
         return Factor(
             statistic=self.storage.encode_factor(self.initial * eye, None),
             root=self.storage.encode_root(eye),
@@ -61,43 +63,68 @@ class FactorRule:
             error=jnp.zeros(batch, jnp.float32),
             checks=jnp.zeros(batch, jnp.int32),
             refreshes=jnp.zeros(batch, jnp.int32),
+            indefinite=jnp.zeros(batch, jnp.int32),
             rejected=jnp.zeros(batch, jnp.int32),
         )
 
-    def accumulated(self, factor: Factor, s: jax.Array) -> Factor:
-        """The factor with `s sᵀ` taken into its statistic, for `s (..., d, k)`."""
+    def one_by_one(self, *orders: int) -> bool:
+        """Whether matrices of one of these orders are to be decoded one at a time."""
+        return any(map(self.storage.one_by_one, orders))
 
-        def taken_in(stored: Any, s: jax.Array) -> Any:
+    def accumulated(self, factor: Factor, s: jax.Array, left: bool, count: jax.Array) -> Factor:
+        """The factor with `s sᵀ`, or on the right `sᵀ s`, taken in, for `s (..., m, n)`."""
+
+        def taken_in(entry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+            stored, s = entry
             old = self.storage.decode_factor(stored)
-            s = s.astype(old.dtype)
-            gram = jnp.matmul(s, s.mT, precision=HIGHEST)
+            x = s.astype(old.dtype)
+            gram = jnp.matmul(*((x, x.mT) if left else (x.mT, x)), precision=HIGHEST)
             new = old + gram if self.b2 is None else self.b2 * old + (1 - self.b2) * gram
             # A running average would keep a NaN forever: what is not finite is not taken in. No
             # entry of a Gram matrix is larger than the largest on its diagonal.
             finite = jnp.isfinite(jnp.diagonal(new, axis1=-2, axis2=-1)).all(axis=-1)
             new = jnp.where(finite[..., None, None], new, old)
-            return self.storage.encode_factor(new, stored)
+            return self.storage.encode_factor(new, stored), s
 
-        return factor._replace(statistic=self._over_batch(taken_in, factor.statistic, s))
+        entry = (factor.statistic, s)
+        if self.one_by_one(s.shape[-2 if left else -1]):
+            new, _ = visit_all(taken_in, entry, s.shape[:-2], count)
+        else:
+            new, _ = taken_in(entry)
+        return factor._replace(statistic=new)
 
-    def applied(self, factor: Factor, x: jax.Array, *, left: bool) -> jax.Array:
-        """The root times `x (..., d, k)`; with the root on the right, `x (..., k, d)` times it."""
+    def applied(
+        self, m: jax.Array, left: Factor | None, right: Factor | None, count: jax.Array
+    ) -> jax.Array:
+        """`L^(-1/p) m R^(-1/p)` for `m (..., rows, columns)`, in its dtype."""
 
-        def product(stored: Any, x: jax.Array) -> jax.Array:
-            root = self.storage.decode_root(stored)
-            x = x.astype(root.dtype)
-            return root @ x if left else x @ root
+        def product(entry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
+            m, left, right = entry
+            x = m
+            if left is not None:
+                root = self.storage.decode_root(left)
+                x = root @ x.astype(root.dtype)
+            if right is not None:
+                root = self.storage.decode_root(right)
+                x = x.astype(root.dtype) @ root
+            return x.astype(m.dtype), left, right
 
-        return self._over_batch(product, factor.root, x)
+        sides = [None if factor is None else factor.root for factor in (left, right)]
+        entry = (m, *sides)
+        orders = [d for d, side in zip(m.shape[-2:], sides, strict=True) if side is not None]
+        if self.one_by_one(*orders):
+            return visit_all(product, entry, m.shape[:-2], count)[0]
+        return product(entry)[0]
 
     def visited(self, factor: Factor) -> Factor:
         """A single factor after a check: what the policy says, done and counted."""
         statistic = self.storage.decode_factor(factor.statistic)
         if self.policy.keeps_eigenpairs:
-            root, new, refresh = self._examined(factor, statistic)
+            root, new, refresh, indefinite = self._examined(factor, statistic)
         else:
-            root, error = solve_root(statistic, self.root, self.eps, self.damping, self.solver)
-            new, refresh = factor._replace(error=error.astype(jnp.float32)), jnp.bool_(True)
+            solved = solve_root(statistic, self.root, self.eps, self.damping, self.solver)
+            new = factor._replace(error=solved.error.astype(jnp.float32))
+            root, refresh, indefinite = solved.root, jnp.bool_(True), solved.indefinite
         new = new._replace(root=self.storage.encode_root(root))
         good = jnp.isfinite(root).all() & jnp.isfinite(statistic).all()
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
@@ -106,12 +133,13 @@ class FactorRule:
             proxy=new.proxy,
             checks=factor.checks + 1,
             refreshes=factor.refreshes + (refresh & good),
+            indefinite=factor.indefinite + (indefinite & good),
             rejected=factor.rejected + ~good,
         )
 
     def _examined(
         self, factor: Factor, statistic: jax.Array
-    ) -> tuple[jax.Array, Factor, jax.Array]:
+    ) -> tuple[jax.Array, Factor, jax.Array, jax.Array]:
         assert factor.eigenvectors is not None and factor.eigenvalues is not None
         check = Check(
             statistic,
@@ -137,13 +165,5 @@ class FactorRule:
             damping=damping.astype(factor.damping.dtype),
             proxy=verdict.proxy.astype(jnp.float32),
         )
-        return root, new, jnp.asarray(verdict.refresh)
-
-    def _over_batch(self, f: Any, stored: Any, x: jax.Array) -> Any:
-        """`f(stored, x)` on the whole batch, or one matrix at a time if the storage wants that."""
-        if not self.storage.one_by_one or x.ndim == 2:
-            return f(stored, x)
-        batch = x.shape[:-2]
-        flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[len(batch) :]), (stored, x))
-        out = jax.lax.map(lambda pair: f(*pair), flat)
-        return jax.tree.map(lambda a: a.reshape(*batch, *a.shape[1:]), out)
+        refresh = jnp.asarray(verdict.refresh)
+        return root, new, refresh, refresh & is_indefinite(d)

@@ -15,7 +15,9 @@ first check there is nothing to keep: it refreshes.
 *Numerics.* Powers take $\max(d, 0)$. Entries of $E$ that are rounding noise, up to
 `rounding_floor · eps(dtype) · d_max`, count as zero: whitened by $1/\epsilon$ they would force a
 refresh of every rank-deficient float32 factor at every check, though a refresh has the same
-rounding in it. Cost of a check: three products of the factor's order.
+rounding in it. Rows that have been zero throughout, such as the padding of blocks, have no part in
+$\alpha$. $h$ bounds nothing where $E$ is indefinite: it can be far below the true error. Cost of a
+check: three products of the factor's order.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import jax.numpy as jnp
 
 from ._inverse_root import HIGHEST
 from ._refresh import Check, Every, Verdict
-from ._validate import check_interval, check_positive_int
+from ._validate import check_bool, check_interval, check_positive_int
 
 ROUNDING_FLOOR = 8.0
 """Multiples of `eps · d_max` up to which an entry of E is noise. Among small eigenvalues, where it
@@ -54,8 +56,12 @@ def damping_proxy(
     damped = jnp.maximum(eigenvalues, 0) + damping
     whitening = damped**-0.5
     change = jnp.linalg.norm(whitening[:, None] * error * whitening[None, :])  # RC
-    roots = damped ** (-1 / root)
-    return jnp.max(roots) / jnp.linalg.norm(roots) * change / root
+    # Ours: rows that have been 0 throughout, such as the padding of blocks, do not count in α.
+    live = jnp.any(statistic != 0, axis=-1)
+    share = jnp.sum(jnp.where(live[:, None], jnp.square(eigenvectors), 0), axis=0)
+    roots = jnp.where(share > 0.5, damped ** (-1 / root), 0)
+    norm = jnp.linalg.norm(roots)
+    return jnp.max(roots) / jnp.where(norm > 0, norm, 1) * change / root
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +129,7 @@ def foam(
         or if both ablations are asked for.
     """
     check_positive_int("check_every", check_every)
+    check_bool("stagger", stagger)
     check_interval("threshold", threshold, 0.0, float("inf"), open_low=True, open_high=False)
     check_interval("max_damping", max_damping, 0.0, open_low=True, open_high=False)
     check_interval("rounding_floor", rounding_floor, 0.0)

@@ -44,14 +44,18 @@ def graft(
       >>> import curvax, jax.numpy as jnp, optax
       >>> muon_with_adams_length = curvax.graft(curvax.scale_by_muon(), optax.scale_by_adam())
     """
+    for name, part in (("direction", direction), ("length", length)):
+        if not isinstance(part, optax.GradientTransformation):
+            raise ValueError(f"{name} must be an Optax transformation, got {part!r}.")
 
     def init(params: Any) -> GraftState:
         check_matrices(params, "graft")
-        return GraftState(direction.init(params), length.init(params))
+        return GraftState(direction.init(params), length.init(_widened(params)))
 
     def update(updates: Any, state: Any, params: Any = None):
         directions, direction_state = direction.update(updates, state.direction, params)
-        lengths, length_state = length.update(updates, state.length, params)
+        wide = None if params is None else _widened(params)
+        lengths, length_state = length.update(_widened(updates), state.length, wide)
         return (
             jax.tree.map(rescaled, directions, lengths),
             GraftState(direction_state, length_state),
@@ -65,6 +69,11 @@ def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
     norm, target = _norm(x), _norm(like)
     factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
     return (x * factor).astype(x.dtype)
+
+
+def _widened(tree: Any) -> Any:
+    """In float32 at least: Adam's second moment would stand still in bfloat16."""
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
 def _norm(x: jax.Array) -> jax.Array:

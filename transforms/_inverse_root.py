@@ -54,6 +54,11 @@ def root_eigenvalues(
     return jnp.where(usable, jnp.where(usable, base, 1) ** power, 0)
 
 
+def is_indefinite(d: jax.Array) -> jax.Array:
+    """Whether an eigenvalue of `d (n,)` is negative by more than rounding."""
+    return jnp.min(d) < -d.shape[-1] * jnp.finfo(d.dtype).eps * jnp.max(jnp.abs(d))
+
+
 def from_eigen(q: jax.Array, d: jax.Array) -> jax.Array:
     """`Q diag(d) Qᵀ` for `q (..., n, n)` and `d (..., n)`."""
     return jnp.matmul(q * d[..., None, :], q.mT, precision=HIGHEST)
@@ -61,8 +66,8 @@ def from_eigen(q: jax.Array, d: jax.Array) -> jax.Array:
 
 def inverse_root_by_eigh(
     a: jax.Array, root: int, damping: jax.typing.ArrayLike = 0.0, kind: str = "absolute"
-) -> tuple[jax.Array, jax.Array]:
-    """`a^(-1/root)` for `a (n, n)`, and the decomposition's relative residual as error estimate.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`a^(-1/root)` for `a (n, n)`, an error estimate, and whether `a` is indefinite.
 
     The estimate is `‖A Q - Q diag(d)‖ / ‖A‖` (Frobenius): a backward error, a few times eps(dtype).
     Squares of the entries have to be in range: `solve_root` scales.
@@ -71,4 +76,4 @@ def inverse_root_by_eigh(
     residual = jnp.linalg.norm(jnp.matmul(a, q, precision=HIGHEST) - q * d[None, :])
     norm = jnp.linalg.norm(a)
     error = jnp.where(norm > 0, residual / jnp.where(norm > 0, norm, 1), 0)
-    return from_eigen(q, root_eigenvalues(d, root, damping, kind)), error
+    return from_eigen(q, root_eigenvalues(d, root, damping, kind)), error, is_indefinite(d)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._validate import check_choice, check_decay
+from ._validate import check_choice, check_decay, check_dtype
 
 
 class MomentumState(NamedTuple):
@@ -64,6 +64,8 @@ def momentum(
     check_choice("accumulate", accumulate, ("ema", "sum"))
     if bias_correction and accumulate == "sum":
         raise ValueError("bias_correction=True needs accumulate='ema'; a sum has no bias.")
+    if dtype is not None:
+        check_dtype("dtype", dtype)
 
     def init(params: Any) -> MomentumState:
         return MomentumState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params, dtype=dtype))

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from ._due import at_most_once, visit_due
 from ._factor import Factor, FactorRule
@@ -110,6 +111,8 @@ def precondition(
     check_policy(refresh, eps, damping, solver)
     rule = FactorRule(refresh, storage, root, eps, damping, solver, b2, initial)
     average = optax.identity() if momentum is None else momentum
+    if not isinstance(average, optax.GradientTransformation):
+        raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
 
     def has(side: str, x: jax.Array) -> bool:
         m, n = x.shape[-2:]
@@ -137,7 +140,7 @@ def precondition(
         source = updates if statistics == "gradient" else matrices
         left, right = _gathered(rule, source, state, statistics_every, count)
         left, right = _refreshed(rule, updates, left, right, count)
-        (directions,) = map_unzip(1, lambda *x: (_applied(rule, *x),), matrices, left, right)
+        (directions,) = map_unzip(1, lambda *x: (rule.applied(*x, count),), matrices, left, right)
         if warmup_steps:
             directions = jax.tree.map(lambda d: jnp.where(count > warmup_steps, d, 0), directions)
         return directions, PreconditionState(count, left, right, momentum_state)
@@ -158,7 +161,7 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping: str, solver: 
         check_choice("damping (with this refresh policy)", damping, ("absolute",))
         check_interval("eps (with this refresh policy)", eps, 0.0, open_low=True)
     most = getattr(refresh, "max_damping", None)
-    if most is not None:
+    if most is not None and not isinstance(most, Tracer):
         check_interval("eps (below the refresh policy's max_damping)", eps, 0.0, most)
 
 
@@ -168,8 +171,8 @@ def _gathered(
     """Both sides' factors with this step's statistics, if they are due."""
 
     def taken_in(s: jax.Array, left: Factor | None, right: Factor | None):
-        new_left = None if left is None else rule.accumulated(left, s)
-        return new_left, None if right is None else rule.accumulated(right, s.mT)
+        new_left = None if left is None else rule.accumulated(left, s, True, count)
+        return new_left, None if right is None else rule.accumulated(right, s, False, count)
 
     def gather(source: Any, factors: Any) -> Any:
         return map_unzip(2, taken_in, source, *factors)
@@ -200,15 +203,3 @@ def _refreshed(
     for (s, i), factor in zip(places, visited, strict=True):
         sides[s][i] = factor
     return treedef.unflatten(sides[0]), treedef.unflatten(sides[1])
-
-
-def _applied(
-    rule: FactorRule, m: jax.Array, left: Factor | None, right: Factor | None
-) -> jax.Array:
-    """`L^(-1/p) m R^(-1/p)`, in the dtype of `m`."""
-    x = m
-    if left is not None:
-        x = rule.applied(left, x, left=True)
-    if right is not None:
-        x = rule.applied(right, x, left=False)
-    return x.astype(m.dtype)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 
-from ._validate import check_positive_int
+from ._validate import check_bool, check_positive_int
 
 
 class Check(NamedTuple):
@@ -118,6 +118,8 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
     check_positive_int("k", k)
     if isinstance(offset, bool) or not isinstance(offset, int):
         raise ValueError(f"offset must be an integer, got {offset!r}.")
+    check_bool("first", first)
+    check_bool("stagger", stagger)
     return Every(k, offset, first, stagger)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -30,10 +32,18 @@ def check_root_arguments(root: int, solver: str, damping: str) -> None:
         raise ValueError(f"damping={damping!r} needs solver='eigh', got {solver!r}.")
 
 
+class Solved(NamedTuple):
+    """An inverse root."""
+
+    root: jax.Array  # (n, n)
+    error: jax.Array  # estimate, see `inverse_root`
+    indefinite: jax.Array  # whether there was a negative eigenvalue; iterations do not see it
+
+
 def solve_root(
     a: jax.Array, root: int, eps: jax.typing.ArrayLike, damping: str, solver: str
-) -> tuple[jax.Array, jax.Array]:
-    """The inverse root of one matrix `a (n, n)` and an error estimate, without checks.
+) -> Solved:
+    """The inverse root of one matrix `a (n, n)`, without checks.
 
     The solvers see the matrix scaled to entries near 1 by a power of `2^root`: exactly, so that
     squares stay in range and no digit changes. What is not finite comes back as NaN.
@@ -48,15 +58,16 @@ def solve_root(
     elif not relative:
         # Positive damping stays positive: without any, a root is taken on the range alone.
         given = jnp.where(given > 0, jnp.maximum(given * scale, jnp.finfo(a.dtype).tiny), 0)
+    indefinite = jnp.bool_(False)
     if solver == "coupled_newton":
         x, error = coupled_newton(near_one, root, given, relative=relative)
     elif solver == "newton_schulz":
         x, error = newton_schulz_root(near_one, given, relative=relative)
     else:
-        x, error = inverse_root_by_eigh(near_one, root, given, damping)
+        x, error, indefinite = inverse_root_by_eigh(near_one, root, given, damping)
     finite = jnp.isfinite(a).all()
     x = jnp.where(finite, x * jnp.ldexp(one, -multiple), jnp.nan)
-    return x, jnp.where(finite, error, jnp.nan)
+    return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
 
 
 def inverse_root(
@@ -98,5 +109,5 @@ def inverse_root(
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
     work = a.astype(jnp.promote_types(a.dtype, jnp.float32)).reshape(-1, *a.shape[-2:])
-    roots, errors = jax.lax.map(lambda x: solve_root(x, root, eps, damping, solver), work)
-    return roots.reshape(a.shape).astype(a.dtype), errors.reshape(a.shape[:-2])
+    solved = jax.lax.map(lambda x: solve_root(x, root, eps, damping, solver), work)
+    return solved.root.reshape(a.shape).astype(a.dtype), solved.error.reshape(a.shape[:-2])

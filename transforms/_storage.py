@@ -3,11 +3,12 @@
 A storage is a value with
 
 * `encode_factor(x, previous)` and `decode_factor(stored)` for statistics: `previous` is what was
-stored
-  before (None at the start), for codes that feed their own error back;
+  stored before, for codes that feed their own error back and for failures (at the start it is None,
+  and `x` a multiple of the identity);
 * `encode_root(x)` and `decode_root(stored)` for inverse roots;
-* `one_by_one`: whether decoded matrices should exist one at a time. The preconditioner then loops
-  over the matrices of a batch, so that memory holds one decoded factor instead of all.
+* `one_by_one(order)`: whether decoded matrices should exist one at a time. The preconditioner then
+  loops over the matrices of a batch, so that memory holds one decoded factor instead of all;
+* `describe(order)`: how matrices of this order are kept, in a few words for `summarize`.
 
 Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.
 """
@@ -15,19 +16,24 @@ Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same le
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+
+from ._validate import check_dtype
 
 
 @runtime_checkable
 class Storage(Protocol):
     """What `storage=` takes; see the module."""
 
-    @property
-    def one_by_one(self) -> bool:
+    def one_by_one(self, order: int) -> bool:
         """Whether to decode one matrix at a time."""
+        ...
+
+    def describe(self, order: int) -> str:
+        """How matrices of this order are kept."""
         ...
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
@@ -47,13 +53,28 @@ class Storage(Protocol):
         ...
 
 
+class StorageRecord(NamedTuple):
+    """What `recording` collects of a factor: how matrices of its order are kept."""
+
+    order: int
+    form: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Dense:
     """See `dense`."""
 
     dtype: Any = None
 
-    one_by_one = False
+    def one_by_one(self, order: int) -> bool:
+        """There is nothing to decode."""
+        del order
+        return False
+
+    def describe(self, order: int) -> str:
+        """The dtype."""
+        del order
+        return "dense" if self.dtype is None else str(self.dtype)
 
     def encode_factor(self, x: jax.Array, previous: Any) -> jax.Array:
         """Rounds to the dtype."""
@@ -83,6 +104,4 @@ def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
     Raises:
       ValueError: if the dtype is not a real floating one.
     """
-    if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
-        raise ValueError(f"dtype must be a real floating dtype, got {dtype!r}.")
-    return Dense(None if dtype is None else jnp.dtype(dtype))
+    return Dense(None if dtype is None else check_dtype("dtype", dtype))

@@ -19,6 +19,7 @@ from ._matrix_view import MatrixViewState, ViewRecord
 from ._paths import is_hole, named_leaves
 from ._recording import recording
 from ._routing import RoutingRecord
+from ._storage import StorageRecord
 
 
 def state_bytes(optimizer: Any, params: Any) -> int:
@@ -198,7 +199,8 @@ def _walk(state: Any, views: dict[int, ViewRecord], params: Any) -> Iterator[_En
         for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
             keys = (*path, *inner_path)
             owners = () if view is None else _owners(view, inner_path)
-            yield _Entry(_place(keys), _field(keys), _abstract(leaf), owners)
+            field = _field(path, inner_path)
+            yield _Entry(_place(keys), field, _abstract(leaf), owners)
 
 
 def _place(path: tuple[Any, ...]) -> str:
@@ -213,30 +215,42 @@ def _owners(view: ViewRecord, path: tuple[Any, ...]) -> tuple[tuple[str, slice |
     return ()
 
 
-def _field(keys: tuple[Any, ...]) -> str:
-    """The innermost field of a state's tuple on the way to a leaf."""
-    fields = [k.name for k in keys if isinstance(k, jax.tree_util.GetAttrKey) and k.name != "value"]
-    return fields[-1] if fields else "state"
+def _field(path: tuple[Any, ...], within: tuple[Any, ...] = ()) -> str:
+    """The innermost field of a state's tuple on the way to a leaf; in an entry, all from there."""
+    last = max(
+        (i for i, k in enumerate(within) if isinstance(k, jax.tree_util.DictKey)), default=-1
+    )
+    names = _names(within[last + 1 :]) if last >= 0 else []
+    return "/".join(names) or (_names((*path, *within)) or ["state"])[-1]
+
+
+def _names(path: tuple[Any, ...]) -> list[str]:
+    """The fields of tuples on a path."""
+    return [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey) and k.name != "value"]
 
 
 def _treatments(events: list[Any]) -> dict[str, str]:
     treatment: dict[str, str] = {}
+    kept = {event.order: event.form for event in events if isinstance(event, StorageRecord)}
     for event in events:
         if isinstance(event, RoutingRecord):
             reasons = {n: t for n, t in event.treatments.items() if isinstance(t, str)}
             treatment |= {n: f"no matrix: {reason}" for n, reason in reasons.items()}
         elif isinstance(event, ViewRecord):
             for group in event.groups:
-                treatment |= {form.name: _describe(form, group.key) for form in group.members}
+                treatment |= {form.name: _describe(form, group.key, kept) for form in group.members}
     return treatment
 
 
-def _describe(form: MatrixForm, key: str) -> str:
+def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
     matrices = "1 matrix" if form.count == 1 else f"{form.count} matrices"
     tiles = form.row_tiles * form.column_tiles
     tiled = f" ({form.row_tiles}×{form.column_tiles} tiles)" if tiles > 1 else ""
     where = "an entry of its own" if key == form.name else f"stack {key}"
-    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}"
+    forms = {order: kept[order] for order in sorted(set(form.tile)) if order in kept}
+    stored = "; ".join(f"order {order}: {text}" for order, text in forms.items())
+    stored = f"; {stored}" if set(forms.values()) - {"dense"} else ""
+    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}"
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -72,6 +72,23 @@ def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
         raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
 
 
+def check_bool(name: str, value: Any) -> None:
+    """Requires a bool."""
+    if not isinstance(value, (bool, np.bool_, Tracer)):
+        raise ValueError(f"{name} must be True or False, got {value!r}.")
+
+
+def check_dtype(name: str, value: Any) -> np.dtype:
+    """The dtype that `value` names, which has to be a real floating one."""
+    try:
+        dtype = jnp.dtype(value)
+    except TypeError:
+        dtype = None
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{name} must be a real floating dtype, got {value!r}.")
+    return dtype
+
+
 def check_matrices(tree: Any, method: str) -> None:
     """Requires every leaf of `tree` to be a real matrix or a batch of them, `(..., m, n)`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

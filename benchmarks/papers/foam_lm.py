@@ -1,0 +1,321 @@
+"""FOAM, stale Shampoo and DR-Shampoo on the example's language model.
+
+    python -m benchmarks.papers.foam_lm           # one seed, about 15 minutes
+    python -m benchmarks.papers.foam_lm --full    # three seeds, about 45 minutes
+
+Every run is `examples/train_lm.py`'s model, data, schedule and number of steps, with Adam-grafted
+Shampoo at one learning rate, tuned for stale Shampoo on the printed grid. For the three published
+settings of FOAM, unretuned, and both roots: the eigendecompositions executed against the fixed
+schedule with the same f, what checks and refreshes cost, and the validation loss. Then a grid over
+threshold and largest damping on a seed of its own, for a setting that needs at most a fifth of the
+decompositions at a loss no worse, and that setting on the other seeds.
+
+Runs that have finished are kept under runs/foam_lm and are not repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+import curvax
+
+from . import _report
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+import train_lm  # pyright: ignore[reportMissingImports]
+
+PUBLISHED = {  # f, τ, ε_max, ε0: the paper's Table 6 and section 7
+    "ViT": (20, 0.75, 3e-7, 1e-9),
+    "Conformer": (50, 0.4, 1e-7, 1e-9),
+    "GPT-2": (75, 0.4, 1e-10, 1e-12),
+}
+RATES = (2e-3, 4e-3, 8e-3, 1.6e-2)
+GRID_THRESHOLDS = (0.4, 0.75)
+GRID_DAMPINGS = (1e-6, 1e-5, 1e-4)
+GRID_PERIOD = 20
+RUNS = Path("runs", "foam_lm")
+FACTORS = 2 * (6 * train_lm.Config.depth + 1)  # attention's four, two of the MLP, the output
+
+
+class Run(NamedTuple):
+    """What one training run leaves."""
+
+    loss: float
+    history: list[list[float]]  # step, ε (geometric mean), h (median)
+    decompositions: int
+    checks: int
+    rejected: int
+
+
+def factors_of(state: Any) -> list[Any]:
+    """Every factor in an optimizer's state."""
+    is_factor = lambda x: hasattr(x, "refreshes")  # noqa: E731
+    return [x for x in jax.tree.leaves(state, is_leaf=is_factor) if is_factor(x)]
+
+
+def train(make: Any, rate: float, steps: int, seed: int, corpus: Any) -> Run:
+    """Trains the example's model with an optimizer from `make(schedule, weight_decay=…)`."""
+    said = repr((make.func.__name__, make.keywords, rate, steps, seed, corpus.digest))
+    kept = RUNS / f"{hashlib.sha256(said.encode()).hexdigest()[:16]}.json"
+    if kept.exists():
+        return Run(**json.loads(kept.read_text())["run"])
+    config = dataclasses.replace(
+        train_lm.Config("this", rate, corpus.digest), steps=steps, seed=seed
+    )
+    train_lm.OPTIMIZERS["this"] = make
+    state, step, evaluate = train_lm.make_run(config, corpus)
+    compiled = step.lower(state, corpus.train).compile()
+    history, factors = [], []
+    for i in tqdm(range(1, steps + 1), leave=False, file=sys.stderr):
+        state = compiled(state, corpus.train)
+        if i % 5 == 1 or i == steps:
+            factors = factors_of(state["opt_state"])
+            damping = np.concatenate([np.ravel(f.damping) for f in factors])
+            proxy = np.concatenate([np.ravel(f.proxy) for f in factors])
+            mean = float(np.exp(np.mean(np.log(damping))))
+            history.append([i, mean, float(np.median(proxy))])
+    count = lambda field: sum(int(np.sum(getattr(f, field))) for f in factors)  # noqa: E731
+    loss = float(evaluate(state["params"], corpus.validation))
+    run = Run(loss, history, count("refreshes"), count("checks"), count("rejected"))
+    RUNS.mkdir(parents=True, exist_ok=True)
+    unfinished = kept.with_suffix(".part")
+    unfinished.write_text(json.dumps({"settings": said, "run": run._asdict()}))
+    unfinished.rename(kept)
+    return run
+
+
+def stale(period: int, root: int, eps: float) -> Any:
+    """Shampoo refreshed on a fixed schedule, otherwise as FOAM."""
+    return functools.partial(
+        curvax.shampoo,
+        refresh=curvax.every(period, offset=1),
+        statistics_every=1,
+        b2=0.995,
+        eps=eps,
+        root=root,
+        graft="adam",
+        base=None,
+        damping="absolute",
+        initial=0.0,
+        block_size=None,
+    )
+
+
+def foam(period: int, threshold: float, most: float, eps: float, root: int) -> Any:
+    """FOAM with one setting."""
+    return functools.partial(
+        curvax.foam,
+        check_every=period,
+        threshold=threshold,
+        max_damping=most,
+        eps=eps,
+        root=root,
+    )
+
+
+def residual(period: int, threshold: float, eps: float, root: int) -> Any:
+    """DR-Shampoo with one setting."""
+    return functools.partial(
+        curvax.dr_shampoo, check_every=period, threshold=threshold, eps=eps, root=root
+    )
+
+
+def costs(corpus: Any, root: int) -> tuple[float, float, float]:
+    """Milliseconds of a step with nothing due, and what checking or refreshing all factors adds."""
+    programs = []
+    for make in (
+        foam(10**6, 1.0, 1.0, 1e-9, root),  # nothing is due
+        foam(1, 1e30, 1e20, 1e-9, root),  # all checked, none refreshed
+        stale(1, root, 1e-9),  # all refreshed, none checked
+    ):
+        config = train_lm.Config("this", 1e-4, corpus.digest)
+        train_lm.OPTIMIZERS["this"] = make
+        state, step, _ = train_lm.make_run(config, corpus)
+        compiled = step.lower(state, corpus.train).compile()
+        programs.append([compiled, compiled(state, corpus.train), []])
+    for _ in tqdm(range(15), desc="step times", leave=False, file=sys.stderr):
+        for program in programs:
+            begin = time.perf_counter()
+            program[1] = jax.block_until_ready(program[0](program[1], corpus.train))
+            program[2].append(1e3 * (time.perf_counter() - begin))
+    idle, checked, refreshed = (statistics.median(times[2:]) for _, _, times in programs)
+    return idle, checked - idle, refreshed - idle
+
+
+def summary(runs: list[Run]) -> str:
+    """Mean of the losses, with their range."""
+    losses = [run.loss for run in runs]
+    return f"{np.mean(losses):.4f} ({min(losses):.4f}-{max(losses):.4f})"
+
+
+def scheduled(steps: int, period: int) -> int:
+    """Decompositions of the fixed schedule."""
+    return FACTORS * len(range(0, steps, period))
+
+
+TITLES = (
+    "setting",
+    "policy",
+    "decompositions",
+    "share",
+    "validation loss (range)",
+    "s in checks",
+    "s in refreshes",
+    "s, whole run",
+)
+
+
+class Table:
+    """Rows of the comparison, and the runs behind them."""
+
+    def __init__(self, go: Any, seeds: tuple[int, ...], steps: int, times: dict[int, Any]):
+        """Takes how to train, on which seeds, and what steps, checks and refreshes cost."""
+        self.go, self.seeds, self.steps, self.times = go, seeds, steps, times
+        self.rows: list[list[str]] = []
+        self.runs: dict[str, list[Run]] = {}
+
+    def add(self, setting: str, policy: str, make: Any, period: int, root: int) -> list[Run]:
+        """Trains with one policy on every seed."""
+        runs = self.runs[f"{setting}: {policy}"] = [self.go(make, seed=seed) for seed in self.seeds]
+        most, (idle, check, refresh) = scheduled(self.steps, period), self.times[root]
+        done = np.mean([run.decompositions for run in runs])
+        checks = 0.0 if policy == "stale" else np.mean([run.checks for run in runs])
+        in_checks, in_refreshes = (
+            x / FACTORS * ms / 1e3 for x, ms in ((checks, check), (done, refresh))
+        )
+        self.rows.append(
+            [
+                setting,
+                policy,
+                f"{done:.0f} of {most}",
+                f"{100 * done / most:.0f} %",
+                summary(runs),
+                f"{in_checks:.1f}",
+                f"{in_refreshes:.1f}",
+                f"{self.steps * idle / 1e3 + in_checks + in_refreshes:.1f}",
+            ]
+        )
+        tqdm.write(" | ".join(self.rows[-1]), file=sys.stderr)
+        return runs
+
+
+def main() -> None:
+    """Runs everything and writes table, numbers and figure."""
+    args = _report.arguments(__doc__, "three seeds")
+    steps, seeds = train_lm.Config.steps, (1, 2, 3) if args.full else (1,)
+    corpus = train_lm.read_corpus(None, train_lm.Config.context)
+    bare = functools.partial(train, steps=steps, corpus=corpus)
+
+    tuning = {rate: bare(stale(20, 2, 1e-9), rate, seed=args.seed).loss for rate in RATES}
+    rate = min(tuning, key=tuning.__getitem__)
+    go = functools.partial(bare, rate=rate)
+    times = {root: costs(corpus, root) for root in (2, 4)}
+    published = Table(go, seeds, steps, times)
+    for name, (period, threshold, most, eps) in PUBLISHED.items():
+        for root in (2, 4):
+            setting = f"{name}, f = {period}, p = {root}"
+            published.add(setting, "stale", stale(period, root, eps), period, root)
+            make = foam(period, threshold, most, eps, root)
+            published.add(setting, "FOAM", make, period, root)
+            if name == "ViT":
+                make = residual(period, 0.1, eps, root)
+                published.add(setting, "DR, τ = 0.1", make, period, root)
+
+    grid, best = search(go, args.seed, steps)
+    found = Table(go, seeds, steps, times)
+    setting = f"f = {GRID_PERIOD}, p = 2"
+    found.add(setting, "stale", stale(GRID_PERIOD, 2, 1e-9), GRID_PERIOD, 2)
+    found.add(setting, "FOAM, {:g}, {:g}".format(*best), grid_foam(*best), GRID_PERIOD, 2)
+    idle, check, refresh = times[2]
+    body = "\n\n".join(
+        [
+            f"{len(seeds)} seed(s); 4-layer model of the example, {steps} steps. Learning rate, "
+            "tuned for stale Shampoo (f = 20, p = 2): "
+            + ", ".join(f"{r:g} → {loss:.3f}" for r, loss in tuning.items())
+            + f"; taken: {rate:g}.",
+            f"p = 2: a step with nothing due takes {idle:.0f} ms, checking all {FACTORS} factors "
+            f"adds {check:.0f} ms, refreshing all {refresh:.0f} ms. Seconds in the tables are "
+            "counts times these.",
+            _report.table(TITLES, published.rows),
+            f"Grid at {setting}, ε0 = 1e-9, seed {args.seed}; the cheapest whose loss is no worse "
+            f"than stale Shampoo's, else the best:",
+            grid,
+            "That setting on the seeds above:",
+            _report.table(TITLES, found.rows),
+        ]
+    )
+    settings = {"steps": steps, "seeds": seeds, "learning_rate": rate, "tuning": tuning}
+    results = {
+        name: [run._asdict() for run in runs]
+        for name, runs in {**published.runs, **found.runs}.items()
+    }
+    title = "FOAM, stale Shampoo and DR-Shampoo on the language model"
+    curves = {name: runs for name, runs in published.runs.items() if "p = 2" in name}
+    _report.write(args, "foam_lm", title, body, settings, results, draw(curves))
+
+
+def grid_foam(threshold: float, most: float) -> Any:
+    """FOAM at a point of the grid."""
+    return foam(GRID_PERIOD, threshold, most, 1e-9, 2)
+
+
+def search(go: Any, seed: int, steps: int) -> tuple[str, tuple[float, float]]:
+    """FOAM over the grid of thresholds and largest dampings: the table, and the point to take."""
+    fixed = go(stale(GRID_PERIOD, 2, 1e-9), seed=seed)
+    rows = [["stale", "", f"{fixed.decompositions}", "100 %", f"{fixed.loss:.4f}"]]
+    points = {}
+    for threshold in GRID_THRESHOLDS:
+        for most in GRID_DAMPINGS:
+            run = points[threshold, most] = go(grid_foam(threshold, most), seed=seed)
+            share = 100 * run.decompositions / scheduled(steps, GRID_PERIOD)
+            number = f"{run.decompositions}"
+            rows.append(
+                [f"{threshold:g}", f"{most:g}", number, f"{share:.0f} %", f"{run.loss:.4f}"]
+            )
+            tqdm.write(" | ".join(rows[-1]), file=sys.stderr)
+    good = {point: run for point, run in points.items() if run.loss <= fixed.loss}
+    if good:
+        best = min(good, key=lambda point: good[point].decompositions)
+    else:
+        best = min(points, key=lambda point: points[point].loss)
+    titles = ["threshold τ", "largest damping ε_max", "decompositions", "share", "validation loss"]
+    return _report.table(titles, rows), best
+
+
+def draw(curves: dict[str, list[Run]]) -> Figure:
+    """Damping and h over steps, for p = 2."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    foams = {name: runs for name, runs in curves.items() if "stale" not in name}
+    for color, (name, runs) in zip(_report.COLORS, foams.items(), strict=False):
+        steps = [line[0] for line in runs[0].history]
+        for axis, column in ((left, 1), (right, 2)):
+            if axis is left and "DR" in name:
+                continue
+            values = np.array([[line[column] for line in run.history] for run in runs])
+            axis.plot(steps, values.mean(0), color=color, label=name)
+            axis.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
+    left.set(xlabel="step", ylabel="damping ε in use (geometric mean over factors)", yscale="log")
+    right.set(xlabel="step", ylabel="FOAM's h, DR's residual (median over factors)", yscale="log")
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+    right.legend(title="p = 2, range of the seeds", frameon=False)
+    return figure
+
+
+if __name__ == "__main__":
+    main()
