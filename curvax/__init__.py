@@ -37,6 +37,7 @@ from .transforms._norm_growth import limit_norm_growth
 from .transforms._orthogonalize import orthogonalize, scale_by_shape
 from .transforms._polar import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
 from .transforms._precondition import precondition
+from .transforms._quantize_state import quantize_state
 from .transforms._quantized import quantized
 from .transforms._refresh import every
 from .transforms._roots import inverse_root
@@ -76,6 +77,7 @@ __all__ = [
     "power_iteration",
     "precondition",
     "precondition_columns",
+    "quantize_state",
     "quantized",
     "racs",
     "route",

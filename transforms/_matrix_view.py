@@ -67,6 +67,21 @@ class ViewRecord(NamedTuple):
     state: MatrixViewState
 
 
+class CopyRecord(NamedTuple):
+    """What `recording` collects where the state of a matrix view is replaced by another."""
+
+    state: MatrixViewState
+    copy: MatrixViewState
+
+
+def record_copies(state: Any, copy: Any) -> None:
+    """Tells `recording` that `copy`, which a wrapper made of `state`, stands in its place."""
+    is_view = lambda node: isinstance(node, MatrixViewState)  # noqa: E731
+    views = [filter(is_view, jax.tree.leaves(x, is_leaf=is_view)) for x in (state, copy)]
+    for old, new in zip(*views, strict=True):
+        record(CopyRecord(old, new))
+
+
 def lay_out(
     shapes: dict[str, tuple[int, ...]],
     axes: dict[str, MatrixAxes],

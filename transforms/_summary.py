@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ._codec import Coded
 from ._matrix_axes import MatrixForm
-from ._matrix_view import MatrixViewState, ViewRecord
+from ._matrix_view import CopyRecord, MatrixViewState, ViewRecord
 from ._paths import is_hole, named_leaves
+from ._quantize_state import is_coded
 from ._recording import recording
 from ._routing import RoutingRecord
 from ._storage import StorageRecord
@@ -165,6 +167,8 @@ def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[_Entry], list
         with recording() as recorded:
             state = optimizer.init(params)
         views = {id(e.state): e for e in recorded if isinstance(e, ViewRecord)}
+        copies = [e for e in recorded if isinstance(e, CopyRecord)]
+        views |= {id(e.copy): views[id(e.state)] for e in copies}
         found.append(list(_walk(state, views, params)))
         events.extend(recorded)
         return state
@@ -177,11 +181,15 @@ def _walk(state: Any, views: dict[int, ViewRecord], params: Any) -> Iterator[_En
     named = named_leaves(params)
     shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
 
+    def is_whole(node: Any) -> bool:
+        """Whether `node` is what there is of one parameter in a copy of them."""
+        return is_hole(node) or is_coded(node)
+
     def is_moment(node: Any) -> bool:
         """Whether `node` is a copy of the parameters, perhaps with holes."""
-        leaves, treedef = jax.tree.flatten(node, is_leaf=is_hole)
+        leaves, treedef = jax.tree.flatten(node, is_leaf=is_whole)
         return treedef == named.treedef and all(
-            is_hole(x) or jnp.shape(x) == shape for x, shape in zip(leaves, shapes, strict=True)
+            is_whole(x) or jnp.shape(x) == shape for x, shape in zip(leaves, shapes, strict=True)
         )
 
     def is_unit(node: Any) -> bool:
@@ -189,12 +197,14 @@ def _walk(state: Any, views: dict[int, ViewRecord], params: Any) -> Iterator[_En
 
     for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_unit):
         view = views.get(id(node)) if isinstance(node, MatrixViewState) else None
-        copy = is_moment(node) and not isinstance(node, MatrixViewState)
-        if copy:
-            place = _place(path)
-            for name, leaf in named_leaves(node).present().items():
-                full = "/".join(filter(None, (place, name)))
-                yield _Entry(full, _field(path), _abstract(leaf), ((name, None),))
+        if is_moment(node) and not isinstance(node, MatrixViewState):
+            leaves = jax.tree.leaves(node, is_leaf=is_whole)
+            for name, entry in zip(named.names, leaves, strict=True):
+                for inner_path, leaf in jax.tree_util.tree_leaves_with_path(entry):
+                    full = "/".join(filter(None, (_place(path), name, _place(inner_path))))
+                    field = "/".join((_field(path), *_names(inner_path)))
+                    if not is_hole(leaf):
+                        yield _Entry(full, field, _abstract(leaf), ((name, None),))
             continue
         for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
             keys = (*path, *inner_path)
@@ -220,8 +230,10 @@ def _field(path: tuple[Any, ...], within: tuple[Any, ...] = ()) -> str:
     last = max(
         (i for i, k in enumerate(within) if isinstance(k, jax.tree_util.DictKey)), default=-1
     )
-    names = _names(within[last + 1 :]) if last >= 0 else []
-    return "/".join(names) or (_names((*path, *within)) or ["state"])[-1]
+    outside, inside = _names((*path, *within[: last + 1])), _names(within[last + 1 :])
+    if last < 0 or (inside and inside[0] not in Coded._fields):
+        return "/".join(inside if last >= 0 else (outside + inside)[-1:]) or "state"
+    return "/".join((*outside[-1:], *inside))
 
 
 def _names(path: tuple[Any, ...]) -> list[str]:
