@@ -1,9 +1,9 @@
 """Matrix-structured optimizers for JAX, as Optax transformations.
 
 Full optimizers, for a whole tree of parameters, and their directions, for batches of matrices, as
-`scale_by_<method>`: `muon`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`, `dr_shampoo`. The parts of
-which they are made, and tools to look into them, are below; refresh policies are in
-`curvax.policies`.
+`scale_by_<method>`: `muon`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`, `dr_shampoo`, `soap`,
+`eigen_adam`. The parts of which they are made, and tools to look into them, are below; refresh
+policies are in `curvax.policies`.
 """
 
 from importlib import metadata as _metadata
@@ -13,25 +13,31 @@ from .optimizers import (
     asgo,
     dasgo,
     dr_shampoo,
+    eigen_adam,
     foam,
     muon,
     racs,
     scale_by_asgo,
     scale_by_dasgo,
     scale_by_dr_shampoo,
+    scale_by_eigen_adam,
     scale_by_foam,
     scale_by_muon,
     scale_by_racs,
     scale_by_shampoo,
+    scale_by_soap,
     shampoo,
+    soap,
 )
 from .transforms._cholesky import cholesky
 from .transforms._diagonal import precondition_columns
+from .transforms._eigenbasis import in_eigenbasis
 from .transforms._graft import graft
 from .transforms._iterative_roots import power_iteration
 from .transforms._matrix_axes import MatrixAxes
 from .transforms._matrix_rule import MatrixRule, find_output_layer
 from .transforms._matrix_view import on_matrices
+from .transforms._moment_ratio import moment_ratio
 from .transforms._momentum import momentum
 from .transforms._norm_growth import limit_norm_growth
 from .transforms._orthogonalize import orthogonalize, scale_by_shape
@@ -60,12 +66,15 @@ __all__ = [
     "dasgo",
     "dense",
     "dr_shampoo",
+    "eigen_adam",
     "every",
     "find_output_layer",
     "foam",
     "graft",
+    "in_eigenbasis",
     "inverse_root",
     "limit_norm_growth",
+    "moment_ratio",
     "momentum",
     "muon",
     "newton_schulz",
@@ -85,13 +94,16 @@ __all__ = [
     "scale_by_asgo",
     "scale_by_dasgo",
     "scale_by_dr_shampoo",
+    "scale_by_eigen_adam",
     "scale_by_foam",
     "scale_by_muon",
     "scale_by_racs",
     "scale_by_rows_and_columns",
     "scale_by_shampoo",
     "scale_by_shape",
+    "scale_by_soap",
     "shampoo",
+    "soap",
     "state_bytes",
     "state_of",
     "summarize",

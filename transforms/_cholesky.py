@@ -131,7 +131,7 @@ def decomposed(x: jax.Array, eps: jax.typing.ArrayLike) -> tuple[jax.Array, jax.
     Tried again with more on the diagonal where it fails, up to `RETRIES` times.
     """
     order = x.shape[-1]
-    eye = jnp.eye(order, dtype=x.dtype)
+    eye = jnp.broadcast_to(jnp.eye(order, dtype=x.dtype), x.shape)
     largest = jnp.max(jnp.diagonal(x, axis1=-2, axis2=-1), axis=-1)
     rounding = order * jnp.finfo(x.dtype).eps * largest
 

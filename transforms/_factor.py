@@ -1,6 +1,6 @@
 r"""One Kronecker factor: its statistic, its inverse root, and what becomes of them at a refresh.
 
-All functions but `accumulated` and `applied` see a single factor `(d, d)`; batches are looped over.
+`visited` sees a single factor `(d, d)`; batches are looped over.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from ._due import visit_all
-from ._inverse_root import HIGHEST, eigh, from_eigen, is_indefinite, root_eigenvalues
+from ._inverse_root import eigh, from_eigen, is_indefinite, root_eigenvalues
 from ._recording import record
 from ._refresh import Check, RefreshPolicy
 from ._roots import solve_root
-from ._storage import Storage, StorageRecord
+from ._statistic import StatisticRule
+from ._storage import StorageRecord
 
 
 class Factor(NamedTuple):
@@ -36,16 +37,14 @@ class Factor(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FactorRule:
+class FactorRule(StatisticRule):
     """The static choices that a preconditioner makes for all of its factors."""
 
     policy: RefreshPolicy
-    storage: Storage
     root: int
     eps: Any
     damping: str
     solver: str
-    b2: Any  # None sums
     initial: Any  # the statistic starts as initial · I
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Factor:
@@ -66,32 +65,6 @@ class FactorRule:
             indefinite=jnp.zeros(batch, jnp.int32),
             rejected=jnp.zeros(batch, jnp.int32),
         )
-
-    def one_by_one(self, *orders: int) -> bool:
-        """Whether matrices of one of these orders are to be decoded one at a time."""
-        return any(map(self.storage.one_by_one, orders))
-
-    def accumulated(self, factor: Factor, s: jax.Array, left: bool, count: jax.Array) -> Factor:
-        """The factor with `s sᵀ`, or on the right `sᵀ s`, taken in, for `s (..., m, n)`."""
-
-        def taken_in(entry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-            stored, s = entry
-            old = self.storage.decode_factor(stored)
-            x = s.astype(old.dtype)
-            gram = jnp.matmul(*((x, x.mT) if left else (x.mT, x)), precision=HIGHEST)
-            new = old + gram if self.b2 is None else self.b2 * old + (1 - self.b2) * gram
-            # A running average would keep a NaN forever: what is not finite is not taken in. No
-            # entry of a Gram matrix is larger than the largest on its diagonal.
-            finite = jnp.isfinite(jnp.diagonal(new, axis1=-2, axis2=-1)).all(axis=-1)
-            new = jnp.where(finite[..., None, None], new, old)
-            return self.storage.encode_factor(new, stored), s
-
-        entry = (factor.statistic, s)
-        if self.one_by_one(s.shape[-2 if left else -1]):
-            new, _ = visit_all(taken_in, entry, s.shape[:-2], count)
-        else:
-            new, _ = taken_in(entry)
-        return factor._replace(statistic=new)
 
     def applied(
         self, m: jax.Array, left: Factor | None, right: Factor | None, count: jax.Array

@@ -109,7 +109,7 @@ def precondition(
     if not isinstance(storage, Storage):
         raise ValueError(f"storage must be a storage such as curvax.dense(), got {storage!r}.")
     check_policy(refresh, eps, damping, solver)
-    rule = FactorRule(refresh, storage, root, eps, damping, solver, b2, initial)
+    rule = FactorRule(storage, b2, refresh, root, eps, damping, solver, initial)
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")

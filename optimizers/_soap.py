@@ -1,0 +1,148 @@
+r"""SOAP: Adam in the eigenbases of Shampoo's factors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._eigenbasis import in_eigenbasis
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._moment_ratio import moment_ratio
+from ..transforms._refresh import Refresh, as_policy
+from ..transforms._storage import Storage
+from ..transforms._validate import check_choice
+from ._assemble import assemble
+
+
+def scale_by_soap(
+    *,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.95,
+    b3: jax.typing.ArrayLike = 0.95,
+    eps: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    method: str = "eigh",
+    skip_first: bool = False,
+    refresh: Refresh = 10,
+    storage: Storage | None = None,
+    side: str = "both",
+) -> optax.GradientTransformation:
+    """The direction of `soap` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    check_choice("side", side, ("both", "left", "right", "smaller"))
+    return in_eigenbasis(
+        moment_ratio(b1, b2, eps, bias_correction=bias_correction),
+        refresh=as_policy(refresh, offset=0, first=True),
+        sides=side,
+        b3=b3,
+        method=method,
+        storage=storage,
+        skip_first=skip_first,
+    )
+
+
+def soap(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.95,
+    b3: jax.typing.ArrayLike = 0.95,
+    eps: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    method: str = "eigh",
+    skip_first: bool = False,
+    refresh: Refresh = 10,
+    storage: Storage | None = None,
+    side: str = "both",
+    block_size: int | None = None,
+    head_wise: bool = False,
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""SOAP: Adam in the eigenbases of Shampoo's factors.
+
+    Use it for Adam's step sizes in directions that fit the loss better, at Shampoo's state and
+    somewhat more work between refreshes; `eigen_adam` rotates one side only.
+
+    .. math::
+      L \leftarrow b_3 L + (1-b_3) G G^\top, \quad R \leftarrow b_3 R + (1-b_3) G^\top G, \quad
+      v \leftarrow b_2 v + (1-b_2) (U_L^\top G U_R)^2, \quad
+      D = U_L \frac{U_L^\top M U_R}{\sqrt v} U_R^\top
+
+    with the eigenvectors `U` of `L` and `R`, computed at step 1 and at `t mod refresh = 0` and used
+    at once, and the momentum `M` with decay rate `b1`. Nothing is bias-corrected and nothing added
+    to the root by default; entries of `√v` that are rounding noise give 0 (see `moment_ratio`).
+
+    State per `m × n` matrix: `2mn + 2m² + 2n²` numbers. Work between refreshes: `6mn(m + n)` FLOPs;
+    a refresh decomposes both factors.
+
+    Relations, each with a test of its name: with identity bases it is Adam without bias correction;
+    on one side it is `eigen_adam`; transposing the gradient transposes the direction.
+
+    Args:
+      learning_rate: a number or a schedule.
+      b1: decay rate of the momentum.
+      b2: decay rate of the second moment.
+      b3: decay rate of the factors; 0 is AdaDiag++.
+      eps: added to the root of the second moment.
+      bias_correction: correct both moments as Adam does.
+      method: "eigh", or "qr" for one step of orthogonal iteration in place of a decomposition.
+      skip_first: do not move at the first step, as the official code.
+      refresh: period or policy of the bases.
+      storage: how factors and bases are kept.
+      side: "both", "left", "right" or "smaller".
+      block_size: cut matrices into balanced blocks of at most this many rows and columns.
+      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
+        `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.soap(3e-3, refresh=10, weight_decay=0.01)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Vyas et al., `SOAP <https://arxiv.org/abs/2409.11321>`_, 2024; as Algorithm 6 of Gong et al.,
+      `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_.
+    """
+    return assemble(
+        scale_by_soap(
+            b1=b1,
+            b2=b2,
+            b3=b3,
+            eps=eps,
+            bias_correction=bias_correction,
+            method=method,
+            skip_first=skip_first,
+            refresh=refresh,
+            storage=storage,
+            side=side,
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers, head_wise),
+        block_size=block_size,
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )
