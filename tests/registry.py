@@ -100,4 +100,23 @@ REGISTRY = (
         fields=EIGENPAIRS | ADAM,
         static=("check_every", "root"),
     ),
+    Row(
+        # On the smaller side the first gradient's statistic has full rank: no basis is arbitrary.
+        name="soap",
+        optimizer=curvax.soap,
+        direction=curvax.scale_by_soap,
+        settings={"b1": 0.9, "b3": 0.9, "eps": 0.1, "refresh": 2, "side": "smaller"},
+        everything=False,
+        fields=frozenset({"statistic", "basis", "mu", "nu"}),
+        static=("refresh",),
+    ),
+    Row(
+        name="eigen_adam",
+        optimizer=curvax.eigen_adam,
+        direction=curvax.scale_by_eigen_adam,
+        settings={"b1": 0.9, "b3": 0.9, "eps": 0.1, "refresh": 2, "side": "smaller"},
+        everything=False,
+        fields=frozenset({"statistic", "basis", "mu", "nu"}),
+        static=("refresh",),
+    ),
 )

@@ -63,6 +63,8 @@ GROWTH = {
     "shampoo": 128.0,  # the inverse of its relative damping
     "foam": 512.0,  # as ASGO
     "dr_shampoo": 512.0,  # as ASGO
+    "soap": 512.0,  # the gaps between the eigenvalues of its statistics
+    "eigen_adam": 512.0,  # as SOAP
 }
 
 

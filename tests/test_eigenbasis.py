@@ -47,12 +47,14 @@ def _side_of_full_rank(shape) -> str:
     return "left" if shape[0] <= shape[1] else "right"
 
 
+CORRECTED: dict[str, Any] = {"eps": 1e-8, "bias_correction": True}
+RATES: dict[str, Any] = {"b1": 0.9, "b2": 0.99, "b3": 0.8}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
-    "corrected": ({"eps": 1e-8, "bias_correction": True},) * 2,
-    "first step skipped": ({"skip_first": True},) * 2,
+    "corrected": (CORRECTED, CORRECTED),
+    "first step skipped": ({"skip_first": True}, {"skip_first": True}),
     "by QR": ({"method": "qr"}, {"refresh": "qr", "carry_v": "permute"}),
-    "other decay rates": ({"b1": 0.9, "b2": 0.99, "b3": 0.8},) * 2,
+    "other decay rates": (RATES, RATES),
 }
 
 

@@ -63,7 +63,7 @@ def _gradients(shapes=SHAPES, steps=STEPS, seed=0) -> dict[str, np.ndarray]:
     def drawn(shape):
         sign = generator.choice([-1.0, 1.0], (steps, *shape[:-2], 1, 1))
         noise = calm.reshape(-1, *[1] * len(shape)) * generator.standard_normal((steps, *shape))
-        return np.float32(0.6 * (sign * generator.standard_normal(shape) + noise))
+        return np.asarray(0.6 * (sign * generator.standard_normal(shape) + noise), np.float32)
 
     return {name: drawn(shape) for name, shape in shapes.items()}
 
@@ -314,7 +314,7 @@ def test_no_decomposition_is_outside_a_loop_or_branch(name, layout):
         stack = layout == "stacked"
         transformation = curvax.on_matrices(transformation, matrices="all", stack=stack)
     state = jax.eval_shape(transformation.init, params)
-    program = jax.jit(transformation.update).lower(params, state).compile().as_text()
+    program: Any = jax.jit(transformation.update).lower(params, state).compile().as_text()
     entry = program[program.index("ENTRY") :]
     assert "syevd" in program and "syevd" not in entry
 
@@ -382,7 +382,7 @@ def test_a_user_policy_is_obeyed():
     raised = 0
     for t in range(STEPS):
         g = np.float64(gradients["w"][t])
-        statistic = 0.8 * statistic + 0.2 * g @ g.T
+        statistic = 0.8 * statistic + 0.2 * (g @ g.T)
         if t % 2 == 0:
             ratio = np.trace(statistic) / trace if trace else np.inf
             if not 1 / 1.3 <= ratio <= 1.3:
@@ -552,7 +552,7 @@ def test_statistics_every_and_warm_up():
     for t in range(1, STEPS + 1):
         if t % 3 == 0:
             g = np.float64(gradients["w"][t - 1])
-            statistic = 0.75 * statistic + 0.25 * g @ g.T
+            statistic = 0.75 * statistic + 0.25 * (g @ g.T)
         assert_close(factor.statistic[t - 1], statistic)
     assert not np.any(warm["w"][:5])
     assert np.array_equal(warm["w"][5:], updates["w"][5:])
@@ -566,8 +566,9 @@ def test_statistics_every_and_warm_up():
 
 def _temporaries(transformation, params) -> int:
     state = jax.eval_shape(transformation.init, params)
-    compiled = jax.jit(transformation.update, donate_argnums=(0, 1)).lower(params, state).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    step = jax.jit(transformation.update, donate_argnums=(0, 1))
+    memory: Any = step.lower(params, state).compile().memory_analysis()
+    return memory.temp_size_in_bytes
 
 
 def _between_refreshes():

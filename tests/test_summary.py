@@ -296,7 +296,7 @@ def llama_bytes(
     adam = vectors + [embedding] + ([output] if method == "racs" else [])
     if method in ("asgo", "dasgo"):
         shapes, adam = shapes + vectors + [embedding, output], []
-    if method in ("muon", "shampoo", "foam", "dr_shampoo"):
+    if method in ("muon", "shampoo", "foam", "dr_shampoo", "soap", "eigen_adam"):
         shapes = [*shapes, output]
 
     def policy(m: int, n: int) -> int:  # two factors with eigenpairs, and the grafted Adam
@@ -315,6 +315,8 @@ def llama_bytes(
         "shampoo": blocks,
         "foam": policy,
         "dr_shampoo": policy,
+        "soap": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 16,  # one proxy, 3 counters
+        "eigen_adam": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 16,
     }[method]
     return sum(per_matrix(m, n) for m, n in shapes) + sum(2 * 2 * m * n for m, n in adam)
 

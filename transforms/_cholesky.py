@@ -141,7 +141,7 @@ def decomposed(x: jax.Array, eps: jax.typing.ArrayLike) -> tuple[jax.Array, jax.
 
     def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
         count, c, failed = state
-        more, still = attempt(eps + rounding * 10.0**count)
+        more, still = attempt(eps + rounding * jnp.power(10.0, count))
         return count + 1, jnp.where(failed[..., None, None], more, c), failed & still
 
     first = attempt(jnp.full(x.shape[:-2], eps, x.dtype))

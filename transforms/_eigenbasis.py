@@ -144,12 +144,14 @@ def in_eigenbasis(
         left, right = map_unzip(2, taken_in, updates, state.left, state.right)
         left, carried = _refreshed(rule, updates, left, state.inner, count, left=True)
         right, carried = _refreshed(rule, updates, right, carried, count, left=False)
-        (rotated,) = map_unzip(1, lambda *x: (rule.rotated(*x, count),), updates, left, right)
+
+        def turned(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
+            return (rule.rotated(x, left, right, count, back=back),)
+
+        (rotated,) = map_unzip(1, turned, updates, left, right)
         moved, inner_state = inner.update(rotated, carried)
-        back = functools.partial(rule.rotated, back=True)
-        (directions,) = map_unzip(
-            1, lambda g, *x: (back(*x, count).astype(g.dtype),), updates, moved, left, right
-        )
+        (wide,) = map_unzip(1, functools.partial(turned, back=True), moved, left, right)
+        directions = jax.tree.map(lambda d, g: d.astype(g.dtype), wide, updates)
         if skip_first:
             first = count == 1
             directions = jax.tree.map(lambda d: jnp.where(first, 0, d), directions)
@@ -208,9 +210,10 @@ class BasisRule(StatisticRule):
         x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         sides = [None if basis is None else basis.basis for basis in (left, right)]
         orders = [d for d, side in zip(x.shape[-2:], sides, strict=True) if side is not None]
+        entry = (x, sides[0], sides[1])
         if self.one_by_one(*orders):
-            return visit_all(product, (x, *sides), x.shape[:-2], count)[0]
-        return product((x, *sides))[0]
+            return visit_all(product, entry, x.shape[:-2], count)[0]
+        return product(entry)[0]
 
     def visited(self, entry: tuple[Any, Any, Any], *, left: bool) -> tuple[Any, Any, Any]:
         """One side of a single matrix at a check, with its moments."""

@@ -83,7 +83,7 @@ class FactorRule(StatisticRule):
             return x.astype(m.dtype), left, right
 
         sides = [None if factor is None else factor.root for factor in (left, right)]
-        entry = (m, *sides)
+        entry = (m, sides[0], sides[1])
         orders = [d for d, side in zip(m.shape[-2:], sides, strict=True) if side is not None]
         if self.one_by_one(*orders):
             return visit_all(product, entry, m.shape[:-2], count)[0]

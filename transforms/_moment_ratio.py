@@ -71,7 +71,7 @@ def moment_ratio(
         del params
         count: Any = optax.safe_increment(state.count)
 
-        def one(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        def one(g: Any, m: Any, v: Any) -> tuple[jax.Array, ...]:
             work = g.astype(m.dtype)
             m = b1 * m + (1 - b1) * work
             v = b2 * v + (1 - b2) * work**2

@@ -140,7 +140,11 @@ def precondition(
         source = updates if statistics == "gradient" else matrices
         left, right = _gathered(rule, source, state, statistics_every, count)
         left, right = _refreshed(rule, updates, left, right, count)
-        (directions,) = map_unzip(1, lambda *x: (rule.applied(*x, count),), matrices, left, right)
+
+        def applied(m: jax.Array, left: Factor | None, right: Factor | None):
+            return (rule.applied(m, left, right, count),)
+
+        (directions,) = map_unzip(1, applied, matrices, left, right)
         if warmup_steps:
             directions = jax.tree.map(lambda d: jnp.where(count > warmup_steps, d, 0), directions)
         return directions, PreconditionState(count, left, right, momentum_state)

@@ -22,9 +22,9 @@ from ._validate import check_positive_int
 MIN_ELEMENTS = 4096
 """Factors of fewer elements are not quantized (arXiv:2412.10663, C.3)."""
 
-ONE_BY_ONE_FROM = 512
-"""From this order on, matrices are decoded one at a time: as fast as all at once, in one matrix's
-memory. Below, a loop over them is slower (`python benchmarks/storage_time.py`)."""
+ONE_BY_ONE_FROM = 128
+"""From this order on, matrices are decoded one at a time: faster than all at once, and in one
+matrix's memory (`python benchmarks/storage_time.py --only decoding`)."""
 
 
 class Square(NamedTuple):

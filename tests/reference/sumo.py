@@ -107,7 +107,7 @@ def sumo(
     r = min(rank, m, n)
     scale = alpha if shape_factor is None else alpha * shape_factor * np.sqrt(max(m, n))
 
-    Q = M = None
+    Q = M = np.zeros((0, 0))  # set at t = 1
     O_norm = 0.0
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):
