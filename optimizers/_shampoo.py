@@ -25,7 +25,7 @@ def shampoo(
     eps: jax.typing.ArrayLike = 1e-6,
     root: int = 4,
     refresh: Refresh = 500,
-    statistics_every: int = 100,
+    statistics_every: int | None = None,
     graft: str | None = "norm",
     base: Callable[[Any], optax.GradientTransformation] | None = _SGD,
     b1: jax.typing.ArrayLike | None = None,
@@ -51,9 +51,10 @@ def shampoo(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shampoo: gradients preconditioned from both sides, grafted onto a base optimizer.
 
-    Use it when curvature matters and a refresh every hundred steps is affordable; `asgo` needs half
-    the state. The defaults are the practical Shampoo of the 4-bit paper; the original is `b2=None,
-    damping="floor", refresh=1, statistics_every=1, graft=None, base=None`.
+    Use it when curvature matters and memory allows two factors; `asgo` needs half the state. It is
+    its base optimizer until the first refresh, at step 500 by default. The defaults are the
+    practical Shampoo of the 4-bit paper; the original is `b2=None, damping="floor", refresh=1,
+    statistics_every=1, graft=None, base=None`.
 
     .. math::
       L \leftarrow b_2 L + (1-b_2) G G^\top, \quad R \leftarrow b_2 R + (1-b_2) G^\top G, \quad
@@ -74,7 +75,7 @@ def shampoo(
       eps: damping, and the start of the statistics.
       root: p, 4 (Shampoo) or 2 (Shampoo²).
       refresh: period or policy of the roots.
-      statistics_every: steps between statistics.
+      statistics_every: T1, steps between statistics; `None` is 100, or the roots' period if shorter.
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own).
       base: from a learning rate to the optimizer that takes the direction as its gradient, such as
         `optax.adamw`; `None` is plain descent with `weight_decay`.

@@ -19,7 +19,7 @@ def scale_by_shampoo(
     eps: jax.typing.ArrayLike = 1e-6,
     root: int = 4,
     refresh: Refresh = 500,
-    statistics_every: int = 100,
+    statistics_every: int | None = None,
     graft: str | None = "norm",
     b1: jax.typing.ArrayLike | None = None,
     adam_graft_b1: jax.typing.ArrayLike = 0.95,
@@ -35,9 +35,12 @@ def scale_by_shampoo(
     check_choice("side", side, ("both", "left", "right", "smaller"))
     check_decay("adam_graft_b1", adam_graft_b1)
     average = None if b1 is None else momentum(b1)
+    policy = as_policy(refresh, offset=0, first=False)
+    if statistics_every is None:
+        statistics_every = min(100, policy.schedule.period)
     preconditioned = precondition(
         average,
-        refresh=as_policy(refresh, offset=0, first=False),
+        refresh=policy,
         sides=side,
         root=root,
         b2=b2,

@@ -27,6 +27,6 @@ def test_the_step_compiles_once(namespace):
 def test_the_combined_method_gives_an_orthogonal_direction(namespace):
     params = {"a": {"kernel": jnp.eye(3) + 1}}
     optimizer = namespace["optimizer"]
-    updates, _ = optimizer.update(params, optimizer.init(params))
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
     norm = float(jnp.linalg.norm(updates["a"]["kernel"]))
     assert abs(norm - 0.02 * 3**0.5) < 1e-6  # an orthogonal 3×3 matrix has the norm √3

@@ -47,9 +47,9 @@ class MatrixRule:
     """Decides for every parameter whether it is a matrix (or a batch of them), and how.
 
     Args:
-      matrices: which parameters are matrices. `None` is the table above; `"all"` takes every
-        parameter (a vector, a `bias` or a `scale` is then a matrix with one row); a glob
-        pattern on paths, several of them, or a predicate `(path, leaf) -> bool` selects.
+      matrices: which parameters are matrices. `None` is Flax's: kernels, not biases, scales and
+        embeddings; `"all"` takes every parameter (a vector, a `bias` or a `scale` is then a matrix
+        with one row); a glob pattern on paths (`*` also crosses "/"), several of them, or a predicate `(path, leaf) -> bool` selects.
       weight_dimension_numbers: axes, for parameters where the rule's are not wanted: a tree
         (or prefix tree) of `MatrixAxes`, `optax.contrib.MuonDimensionNumbers` or `None` (no
         matrix) with the structure of the parameters; a callable from the parameters to such a

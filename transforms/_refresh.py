@@ -138,5 +138,6 @@ def as_policy(refresh: Any, *, offset: int, first: bool) -> RefreshPolicy:
         raise ValueError(
             "refresh must be a period of at least 1 step or a policy such as curvax.every(10), "
             f"got {refresh!r}."
+            + (" optax.inject_hyperparams needs it in static_args." * hasattr(refresh, "dtype"))
         )
     return every(refresh, offset=offset, first=first)
