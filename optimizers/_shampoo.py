@@ -75,7 +75,7 @@ def shampoo(
       eps: damping, and the start of the statistics.
       root: p, 4 (Shampoo) or 2 (Shampoo²).
       refresh: period or policy of the roots.
-      statistics_every: T1, steps between statistics; `None` is 100, or the roots' period if shorter.
+      statistics_every: T1, steps between statistics; `None` is 100, or the roots' period if less.
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own).
       base: from a learning rate to the optimizer that takes the direction as its gradient, such as
         `optax.adamw`; `None` is plain descent with `weight_decay`.
