@@ -9,11 +9,13 @@ largest magnitude $s$. With $b$ bits a code $j \in \{0 \dots 2^b - 1\}$ stands f
 | "linear" | $k / (2^b - 1)$ |
 | "unsigned" | $((j + 1) / 2^b)^2$, for what is not negative: 0 has no code |
 
-(Li et al., arXiv:2412.10663, Eqs 3 and 4.) An element $x$ takes the nearest code to $x / s$: as
-many as there are midpoints, rounded to the dtype of `x`, below $x / s$; so the lower of two codes
-that are equally near. A tile of zeros has scale 0 and decodes to zeros. Four-bit codes of a row lie
-two in a byte: column $c$ in the low half of byte $c$, column $c + \lceil n / 2 \rceil$ in its
-high half; rows share no byte.
+(Li et al., arXiv:2412.10663, Eqs 3 and 4.) With $v_j = n_j / T$ in integers, an element $x$ takes
+as many codes up from 0 as there are neighbors with $s\,(n_j + n_{j+1}) < 2T\,x$: the nearest, and
+of two that are equally near the lower. Both products are rounded once (after an exact scaling that
+keeps them in range), and nothing is divided, since compilers replace divisions. Decoding gives
+$(n_j \cdot \tfrac 1 T) \cdot s$, each product rounded, and exactly $\pm s$ at the ends. A tile of
+zeros has scale 0 and decodes to zeros. Four-bit codes of a row lie two in a byte: column $c$ in the
+low half of byte $c$, column $c + \lceil n / 2 \rceil$ in its high half; rows share no byte.
 
 *Error.* At most half the largest gap between neighboring $v_j$, times $s$: 0.1244 for 4-bit
 "linear2" (not $2^{-4}$, as the paper's Proposition B.1 has it), 0.0078 for 8 bits. *Cost* in
@@ -24,7 +26,7 @@ NaN spoils its tile.
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,16 +60,25 @@ class Codec:
         """The code that stands for 0 in the maps that have one."""
         return 2 ** (self.bits - 1) - 1
 
+    @property
+    def unit(self) -> int:
+        """T, by which the codes' integers are divided."""
+        top = 2**self.bits - 1
+        return {"linear2": top**2, "linear": top, "unsigned": (top + 1) ** 2}[self.map]
+
+    def integers(self, codes: Any) -> Any:
+        """The integers n_j for which the codes stand, exact in any float; codes as floats."""
+        top = 2**self.bits - 1
+        if self.map == "unsigned":
+            return (codes + 1) ** 2
+        k = 2 * codes - top
+        if self.map == "linear":
+            return k
+        return abs(k) * k * (codes != self.zero)
+
     def values(self) -> np.ndarray:
         """The numbers that the codes stand for, ascending, in float64."""
-        top = 2**self.bits - 1
-        j = np.arange(top + 1)
-        if self.map == "unsigned":
-            return ((j + 1) / (top + 1)) ** 2
-        k = 2 * j - top
-        if self.map == "linear":
-            return k / top
-        return np.where(j == self.zero, 0, k * abs(k)) / top**2
+        return self.integers(np.arange(2.0**self.bits)) / self.unit
 
 
 class Coded(NamedTuple):
@@ -106,26 +117,31 @@ def spread(scales: jax.Array, block: int, m: int, n: int) -> jax.Array:
 
 def quantize(x: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     """The code, uint8, of every element of `x (..., m, n)`."""
-    wide = spread(scales, codec.block, *x.shape[-2:])
-    unit = jnp.where(wide > 0, x / jnp.where(wide > 0, wide, 1), 0)
-    values = codec.values()
-    midpoints = jnp.asarray((values[1:] + values[:-1]) / 2, x.dtype)
-    method = "compare_all" if codec.bits == 4 else "scan_unrolled"
-    return jnp.searchsorted(midpoints, unit, side="left", method=method).astype(jnp.uint8)
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    scales = scales.astype(dtype)
+    # Exact, and far above what is subnormal for every element that does not round to 0.
+    in_range = jnp.where(scales > 1, 2.0**-20, 1.0).astype(dtype)
+    low = spread(scales * in_range, codec.block, *x.shape[-2:])
+    high = 2 * codec.unit * (x.astype(dtype) * spread(in_range, codec.block, *x.shape[-2:]))
+    codes = jnp.zeros(x.shape, dtype)
+    for bit in reversed(range(codec.bits)):  # a binary search among the midpoints
+        higher = codes + 2**bit
+        midpoint = codec.integers(higher - 1) + codec.integers(higher)
+        codes = jnp.where(low * midpoint < high, higher, codes)
+    nothing = 0 if codec.map == "unsigned" else codec.zero
+    return jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
 
 
 def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     """The number that every code `(..., m, n)` stands for, in the dtype of the scales."""
-    dtype, top = scales.dtype, 2**codec.bits - 1
-    # Integers up to 2^16 are exact, so that there is one rounding here and one at the scale.
-    if codec.map == "unsigned":
-        values = jnp.square((codes.astype(dtype) + 1) / (top + 1))
-    else:
-        k = 2 * codes.astype(dtype) - top
-        values = k / top if codec.map == "linear" else k * jnp.abs(k) / top**2
-    if codec.map == "linear2":
-        values = jnp.where(codes == codec.zero, 0, values)
-    return values * spread(scales, codec.block, *codes.shape[-2:])
+    dtype = jnp.promote_types(scales.dtype, jnp.float32)
+    integers = codec.integers(codes.astype(dtype))
+    share = jnp.where(
+        jnp.abs(integers) == codec.unit, jnp.sign(integers), integers * (1 / codec.unit)
+    )
+    return (share * spread(scales.astype(dtype), codec.block, *codes.shape[-2:])).astype(
+        scales.dtype
+    )
 
 
 def pack(codes: jax.Array, codec: Codec) -> jax.Array:

@@ -49,7 +49,8 @@ class MatrixRule:
     Args:
       matrices: which parameters are matrices. `None` is Flax's: kernels, not biases, scales and
         embeddings; `"all"` takes every parameter (a vector, a `bias` or a `scale` is then a matrix
-        with one row); a glob pattern on paths (`*` also crosses "/"), several of them, or a predicate `(path, leaf) -> bool` selects.
+        with one row); a glob pattern on paths (`*` also crosses "/"), several of them, or a
+        predicate `(path, leaf) -> bool` selects.
       weight_dimension_numbers: axes, for parameters where the rule's are not wanted: a tree
         (or prefix tree) of `MatrixAxes`, `optax.contrib.MuonDimensionNumbers` or `None` (no
         matrix) with the structure of the parameters; a callable from the parameters to such a

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ._codec import Codec, Coded, decode, encode
-from ._validate import check_positive_int
+from ._validate import check_bool, check_positive_int
 
 MIN_ELEMENTS = 4096
 """Factors of fewer elements are not quantized (arXiv:2412.10663, C.3)."""
@@ -131,6 +131,7 @@ def quantized(
       <https://arxiv.org/abs/2412.10663>`_, section 3.2, Eqs 3 to 6.
     """
     check_positive_int("min_elements", min_elements)
+    check_bool("keep_diagonal", keep_diagonal)
     if map == "unsigned":
         raise ValueError("map must be 'linear2' or 'linear' for factors, got 'unsigned'.")
     return Quantized(Codec(bits, block, map), keep_diagonal, min_elements)

@@ -36,8 +36,12 @@ class StatisticRule:
             # A running average would keep a NaN forever: what is not finite is not taken in. No
             # entry of a Gram matrix is larger than the largest on its diagonal.
             finite = jnp.isfinite(jnp.diagonal(new, axis1=-2, axis2=-1)).all(axis=-1)
-            new = jnp.where(finite[..., None, None], new, old)
-            return self.storage.encode_factor(new, stored), s
+            coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
+
+            def kept(a: jax.Array, b: jax.Array) -> jax.Array:
+                return jnp.where(finite.reshape(*finite.shape, *[1] * (a.ndim - finite.ndim)), a, b)
+
+            return jax.tree.map(kept, coded, stored), s
 
         entry = (factor.statistic, s)
         if self.one_by_one(s.shape[-2 if left else -1]):
