@@ -381,7 +381,7 @@ def test_a_user_policy_is_obeyed():
     statistic, trace, damping, refreshes = np.zeros((5, 5)), 0.0, EPS, 0
     raised = 0
     for t in range(STEPS):
-        g = np.float64(gradients["w"][t])
+        g = np.asarray(gradients["w"][t], np.float64)
         statistic = 0.8 * statistic + 0.2 * (g @ g.T)
         if t % 2 == 0:
             ratio = np.trace(statistic) / trace if trace else np.inf
@@ -551,7 +551,7 @@ def test_statistics_every_and_warm_up():
     statistic = 0.5 * np.eye(5)
     for t in range(1, STEPS + 1):
         if t % 3 == 0:
-            g = np.float64(gradients["w"][t - 1])
+            g = np.asarray(gradients["w"][t - 1], np.float64)
             statistic = 0.75 * statistic + 0.25 * (g @ g.T)
         assert_close(factor.statistic[t - 1], statistic)
     assert not np.any(warm["w"][:5])

@@ -241,7 +241,7 @@ def _next_of_transcription(mode: str, before, gram, after, block: int):
     c, settings = np.linalg.cholesky(damped), {"b": B2, "eps": EPS, "block": block}
     if mode == "cq":
         return [cq(before[0], gram, **settings)], [c], _condition(damped)
-    stored, _ = cq_ef(*before, gram, be=BE, **settings)
+    stored, _ = cq_ef(before[0], before[1], gram, be=BE, **settings)
     e = load(before[1], block)
     # Eq. 11 of the codes that the library took.
     error = BE * e + (1 - BE) * (c + e - load(after[0], block))
@@ -493,7 +493,7 @@ def test_every_method_keeps_its_factors_in_codes(method, mode):
             damped = np.maximum(factor.eigenvalues[-1], 0) + np.float64(factor.damping[-1])
             root = (q * damped**-0.5) @ q.T
             found = _decoded(_at(factor.root, -1), order, 4)
-            scales = store(root - np.diag(np.diag(root)), 4)[1]
+            scales: Any = store(root - np.diag(np.diag(root)), 4)[1]
             wide = np.repeat(np.repeat(scales, 4, 0), 4, 1)[:order, :order]
             slack = 256 * EPS32 * damped.max() / damped.min() * np.abs(root).max()
             assert (np.abs(found - root) <= HALF_GAP * wide + slack).all()
@@ -523,7 +523,8 @@ def test_a_failed_decomposition_is_tried_again_with_more_damping():
     assert not failed.any() and np.isfinite(c).all()
     assert _same(c[1], plain[1]), "the one that did not fail is as it was"
     added = 1000 * order * EPS32 * float(jnp.max(jnp.diagonal(x[0])))
-    error = np.linalg.norm(np.float64(c[0]) @ np.float64(c[0]).T - np.float64(x[0]), 2)
+    first, target = np.asarray(c[0], np.float64), np.asarray(x[0], np.float64)
+    error = np.linalg.norm(first @ first.T - target, 2)
     assert 1e-6 < error <= 1.1 * added
     storage = _storage("cq", 16)
     encode = jax.jit(storage.encode_factor)
@@ -760,7 +761,8 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, statistics_ever
         transformation = _shampoo(storage, **settings)
         state = jax.eval_shape(transformation.init, tree)
         step = jax.jit(transformation.update, donate_argnums=(0, 1)).lower(tree, state)
-        return step.compile(QUICK).memory_analysis().temp_size_in_bytes
+        memory: Any = step.compile(QUICK).memory_analysis()
+        return memory.temp_size_in_bytes
 
     dense = temporaries(curvax.dense())
     for mode in MODES if layout == "one stack" else ("cq_ef",):

@@ -135,7 +135,7 @@ def decomposed(x: jax.Array, eps: jax.typing.ArrayLike) -> tuple[jax.Array, jax.
     largest = jnp.max(jnp.diagonal(x, axis1=-2, axis2=-1), axis=-1)
     rounding = order * jnp.finfo(x.dtype).eps * largest
 
-    def attempt(added: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def attempt(added: Any) -> tuple[jax.Array, jax.Array]:
         c = jax.lax.linalg.cholesky(x + added[..., None, None] * eye)
         return c, ~jnp.isfinite(c).all(axis=(-2, -1))
 

@@ -313,7 +313,7 @@ def draw(curves: dict[str, list[Run]]) -> Figure:
     right.set(xlabel="step", ylabel="FOAM's h, DR's residual (median over factors)", yscale="log")
     for axis in (left, right):
         axis.grid(alpha=0.3)
-    right.legend(title="p = 2, range of the seeds", frameon=False)
+    figure.legend(title="p = 2, range of the seeds", loc="outside lower center", ncols=2)
     return figure
 
 
