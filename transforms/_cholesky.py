@@ -168,7 +168,9 @@ def cholesky(
       bits: 4 or 8.
       block: width of the square tiles that share a scale; even.
       error_feedback: βe, decay rate of the running error that is added before coding (CQ+EF; the
-        paper takes 0.95); `None` for none.
+        paper takes 0.95); `None` for none. In 4 bits 0.95 helps for flat spectra only: the code of
+        the error is too coarse for its small increments, and at condition numbers of 3 to 100 the
+        decoded factor is off by up to ten times as much as without. 0 helps at all of them.
       eps: added to the factor before its decomposition, at every update: an absolute damping.
       map: "linear2" or "linear", see `encode`.
       min_elements: smaller matrices stay dense.
