@@ -7,13 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._eigenbasis import in_eigenbasis
 from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._moment_ratio import moment_ratio
-from ..transforms._refresh import Refresh, as_policy
+from ..transforms._refresh import Refresh
 from ..transforms._storage import Storage
-from ..transforms._validate import check_choice
 from ._assemble import assemble
+from ._soap import scale_by_soap
 
 
 def scale_by_eigen_adam(
@@ -30,15 +28,17 @@ def scale_by_eigen_adam(
     side: str = "left",
 ) -> optax.GradientTransformation:
     """The direction of `eigen_adam` on batches of matrices `(..., m, n)`; see there."""
-    check_choice("side", side, ("both", "left", "right", "smaller"))
-    return in_eigenbasis(
-        moment_ratio(b1, b2, eps, bias_correction=bias_correction),
-        refresh=as_policy(refresh, offset=0, first=True),
-        sides=side,
+    return scale_by_soap(
+        b1=b1,
+        b2=b2,
         b3=b3,
+        eps=eps,
+        bias_correction=bias_correction,
         method=method,
-        storage=storage,
         skip_first=skip_first,
+        refresh=refresh,
+        storage=storage,
+        side=side,
     )
 
 

@@ -32,13 +32,13 @@ import optax
 
 from ._bases import eigenbasis, refined_basis
 from ._carry import find_moments
-from ._due import visit_all, visit_due
+from ._due import visit_due
 from ._inverse_root import HIGHEST
 from ._recording import record
-from ._refresh import Check, RefreshPolicy
-from ._statistic import StatisticRule
-from ._storage import Storage, StorageRecord, dense
-from ._trees import map_unzip
+from ._refresh import Check, RefreshPolicy, check_refresh
+from ._statistic import SIDES, StatisticRule, has_side
+from ._storage import Storage, StorageRecord, as_storage
+from ._trees import map_unzip, widened
 from ._validate import check_bool, check_choice, check_decay, check_matrices
 
 
@@ -98,31 +98,24 @@ def in_eigenbasis(
     """
     if not isinstance(inner, optax.GradientTransformation):
         raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
-    if not isinstance(refresh, RefreshPolicy) or callable(refresh):
-        raise ValueError(f"refresh must be a policy such as curvax.every(10), got {refresh!r}.")
+    check_refresh(refresh)
     if hasattr(refresh, "max_damping"):
         raise ValueError(f"refresh must not adapt a damping, a basis has none; got {refresh!r}.")
-    check_choice("sides", sides, ("both", "left", "right", "smaller"))
+    check_choice("sides", sides, SIDES)
     check_decay("b3", b3)
     check_choice("method", method, ("eigh", "qr"))
     check_bool("skip_first", skip_first)
-    storage = dense() if storage is None else storage
-    if not isinstance(storage, Storage):
-        raise ValueError(f"storage must be a storage such as curvax.dense(), got {storage!r}.")
-    rule = BasisRule(storage, b3, refresh, method)
+    rule = BasisRule(as_storage(storage), b3, refresh, method)
 
     def start(side: str, x: jax.Array) -> Basis | None:
-        m, n = x.shape[-2:]
-        if sides not in ("both", side) and not (
-            sides == "smaller" and side == ("left" if m <= n else "right")
-        ):
+        if not has_side(sides, side, x.shape):
             return None
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
-        return rule.start(x.shape[:-2], m if side == "left" else n, dtype)
+        order = x.shape[-2 if side == "left" else -1]
+        return rule.start(x.shape[:-2], order, jnp.promote_types(x.dtype, jnp.float32))
 
     def init(params: Any) -> EigenbasisState:
         check_matrices(params, "in_eigenbasis")
-        inner_state = inner.init(_widened(params))
+        inner_state = inner.init(widened(params))
         find_moments(inner_state, params)
         return EigenbasisState(
             count=jnp.zeros([], jnp.int32),
@@ -146,9 +139,10 @@ def in_eigenbasis(
         right, carried = _refreshed(rule, updates, right, carried, count, left=False)
 
         def turned(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
-            return (rule.rotated(x, left, right, count, back=back),)
+            sides = [None if basis is None else basis.basis for basis in (left, right)]
+            return (rule.between(x, sides, (not back, back), count),)
 
-        (rotated,) = map_unzip(1, turned, updates, left, right)
+        (rotated,) = map_unzip(1, turned, widened(updates), left, right)
         moved, inner_state = inner.update(rotated, carried)
         (wide,) = map_unzip(1, functools.partial(turned, back=True), moved, left, right)
         directions = jax.tree.map(lambda d, g: d.astype(g.dtype), wide, updates)
@@ -185,36 +179,6 @@ class BasisRule(StatisticRule):
             rejected=zeros(jnp.int32),
         )
 
-    def rotated(
-        self,
-        x: jax.Array,
-        left: Basis | None,
-        right: Basis | None,
-        count: jax.Array,
-        *,
-        back: bool = False,
-    ) -> jax.Array:
-        """`U_Lᵀ x U_R`, or back `U_L x U_Rᵀ`, for `x (..., m, n)`; float32 at least."""
-
-        def product(entry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
-            x, left, right = entry
-            y = x
-            if left is not None:
-                u = self.storage.decode_root(left)
-                y = (u if back else u.mT) @ y
-            if right is not None:
-                u = self.storage.decode_root(right)
-                y = y @ (u.mT if back else u)
-            return y, left, right
-
-        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        sides = [None if basis is None else basis.basis for basis in (left, right)]
-        orders = [d for d, side in zip(x.shape[-2:], sides, strict=True) if side is not None]
-        entry = (x, sides[0], sides[1])
-        if self.one_by_one(*orders):
-            return visit_all(product, entry, x.shape[:-2], count)[0]
-        return product(entry)[0]
-
     def visited(self, entry: tuple[Any, Any, Any], *, left: bool) -> tuple[Any, Any, Any]:
         """One side of a single matrix at a check, with its moments."""
         basis, first, second = entry
@@ -227,26 +191,28 @@ class BasisRule(StatisticRule):
             verdict = self.policy.examine(check)
             refresh, proxy = jnp.asarray(verdict.refresh), verdict.proxy.astype(jnp.float32)
 
-        def renewed(_: Any) -> tuple[jax.Array, jax.Array]:
-            in_order = jnp.arange(len(old))
+        in_order = jnp.arange(len(old))
+
+        def renewed() -> tuple[Any, jax.Array, jax.Array]:
             if self.method == "eigh":
-                return eigenbasis(statistic), in_order
-            return jax.lax.cond(
-                never,
-                lambda: (eigenbasis(statistic), in_order),
-                lambda: refined_basis(statistic, old),
-            )
+                new, order = eigenbasis(statistic), in_order
+            else:
+                new, order = jax.lax.cond(
+                    never,
+                    lambda: (eigenbasis(statistic), in_order),
+                    lambda: refined_basis(statistic, old),
+                )
+            return self.storage.encode_root(new), order, jnp.isfinite(new).all()
 
-        def kept(_: Any) -> tuple[jax.Array, jax.Array]:
-            return old, jnp.arange(len(old))
+        def kept() -> tuple[Any, jax.Array, jax.Array]:
+            return basis.basis, in_order, jnp.bool_(True)
 
-        new, order = jax.lax.cond(refresh, renewed, kept, None)
-        good = jnp.isfinite(new).all() & jnp.isfinite(statistic).all()
+        stored, order, finite = jax.lax.cond(refresh, renewed, kept)
+        good = finite & jnp.isfinite(statistic).all()
         changed = refresh & good
-        stored = self.storage.encode_root(new)
+        used = self.storage.decode_root(stored)
 
         def turned(moments: tuple[Any, Any]) -> tuple[Any, Any]:
-            used = self.storage.decode_root(stored)
             turn = jnp.matmul(used.mT, old, precision=HIGHEST).astype(old.dtype)
             first, second = moments
             if left:
@@ -255,8 +221,8 @@ class BasisRule(StatisticRule):
 
         first, second = jax.lax.cond(changed, turned, lambda same: same, (first, second))
         if eigenvalues is not None:
-            product = jnp.matmul(statistic, new, precision=HIGHEST)
-            eigenvalues = jnp.where(changed, jnp.sum(new * product, axis=0), eigenvalues)
+            product = jnp.matmul(statistic, used, precision=HIGHEST)
+            eigenvalues = jnp.where(changed, jnp.sum(used * product, axis=0), eigenvalues)
         basis = basis._replace(
             basis=jax.tree.map(lambda a, b: jnp.where(changed, a, b), stored, basis.basis),
             eigenvalues=eigenvalues,
@@ -300,7 +266,3 @@ def _refreshed(
         for k, leaf in zip(moments.first[i] + moments.second[i], [*first, *second], strict=True):
             leaves[k] = leaf
     return treedef.unflatten(sides), inner_treedef.unflatten(leaves)
-
-
-def _widened(tree: Any) -> Any:
-    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)

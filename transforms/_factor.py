@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._due import visit_all
 from ._inverse_root import eigh, from_eigen, is_indefinite, root_eigenvalues
 from ._recording import record
 from ._refresh import Check, RefreshPolicy
@@ -65,29 +64,6 @@ class FactorRule(StatisticRule):
             indefinite=jnp.zeros(batch, jnp.int32),
             rejected=jnp.zeros(batch, jnp.int32),
         )
-
-    def applied(
-        self, m: jax.Array, left: Factor | None, right: Factor | None, count: jax.Array
-    ) -> jax.Array:
-        """`L^(-1/p) m R^(-1/p)` for `m (..., rows, columns)`, in its dtype."""
-
-        def product(entry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
-            m, left, right = entry
-            x = m
-            if left is not None:
-                root = self.storage.decode_root(left)
-                x = root @ x.astype(root.dtype)
-            if right is not None:
-                root = self.storage.decode_root(right)
-                x = x.astype(root.dtype) @ root
-            return x.astype(m.dtype), left, right
-
-        sides = [None if factor is None else factor.root for factor in (left, right)]
-        entry = (m, sides[0], sides[1])
-        orders = [d for d, side in zip(m.shape[-2:], sides, strict=True) if side is not None]
-        if self.one_by_one(*orders):
-            return visit_all(product, entry, m.shape[:-2], count)[0]
-        return product(entry)[0]
 
     def visited(self, factor: Factor) -> Factor:
         """A single factor after a check: what the policy says, done and counted."""

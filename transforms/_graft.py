@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ._trees import widened
 from ._validate import check_matrices
 
 
@@ -50,12 +51,13 @@ def graft(
 
     def init(params: Any) -> GraftState:
         check_matrices(params, "graft")
-        return GraftState(direction.init(params), length.init(_widened(params)))
+        return GraftState(direction.init(params), length.init(widened(params)))
 
     def update(updates: Any, state: Any, params: Any = None):
         directions, direction_state = direction.update(updates, state.direction, params)
-        wide = None if params is None else _widened(params)
-        lengths, length_state = length.update(_widened(updates), state.length, wide)
+        # Adam's second moment would stand still in bfloat16.
+        wide = None if params is None else widened(params)
+        lengths, length_state = length.update(widened(updates), state.length, wide)
         return (
             jax.tree.map(rescaled, directions, lengths),
             GraftState(direction_state, length_state),
@@ -69,11 +71,6 @@ def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
     norm, target = _norm(x), _norm(like)
     factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
     return (x * factor).astype(x.dtype)
-
-
-def _widened(tree: Any) -> Any:
-    """In float32 at least: Adam's second moment would stand still in bfloat16."""
-    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
 def _norm(x: jax.Array) -> jax.Array:

@@ -30,9 +30,10 @@ from jax.core import Tracer
 
 from ._due import at_most_once, visit_due
 from ._factor import Factor, FactorRule
-from ._refresh import Every, RefreshPolicy
+from ._refresh import Every, RefreshPolicy, check_refresh
 from ._roots import check_root_arguments
-from ._storage import Storage, dense
+from ._statistic import SIDES, has_side
+from ._storage import Storage, as_storage
 from ._trees import map_unzip
 from ._validate import (
     check_choice,
@@ -94,7 +95,7 @@ def precondition(
     Raises:
       ValueError: naming an argument outside its range, or a leaf that is no matrix.
     """
-    check_choice("sides", sides, ("both", "left", "right", "smaller"))
+    check_choice("sides", sides, SIDES)
     check_choice("square", square, ("left", "right"))
     check_choice("statistics", statistics, ("gradient", "momentum"))
     check_root_arguments(root, solver, damping)
@@ -105,22 +106,14 @@ def precondition(
         raise ValueError(f"warmup_steps must be an integer of at least 0, got {warmup_steps!r}.")
     if b2 is not None:
         check_decay("b2", b2)
-    storage = dense() if storage is None else storage
-    if not isinstance(storage, Storage):
-        raise ValueError(f"storage must be a storage such as curvax.dense(), got {storage!r}.")
     check_policy(refresh, eps, damping, solver)
-    rule = FactorRule(storage, b2, refresh, root, eps, damping, solver, initial)
+    rule = FactorRule(as_storage(storage), b2, refresh, root, eps, damping, solver, initial)
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
 
-    def has(side: str, x: jax.Array) -> bool:
-        m, n = x.shape[-2:]
-        smaller = square if m == n else ("left" if m < n else "right")
-        return sides in ("both", side) or (sides == "smaller" and smaller == side)
-
     def start(side: str, x: jax.Array) -> Factor | None:
-        if not has(side, x):
+        if not has_side(sides, side, x.shape, square):
             return None
         order = x.shape[-2] if side == "left" else x.shape[-1]
         return rule.start(x.shape[:-2], order, jnp.promote_types(x.dtype, jnp.float32))
@@ -142,7 +135,8 @@ def precondition(
         left, right = _refreshed(rule, updates, left, right, count)
 
         def applied(m: jax.Array, left: Factor | None, right: Factor | None):
-            return (rule.applied(m, left, right, count),)
+            roots = [None if factor is None else factor.root for factor in (left, right)]
+            return (rule.between(m, roots, (False, False), count),)
 
         (directions,) = map_unzip(1, applied, matrices, left, right)
         if warmup_steps:
@@ -158,8 +152,7 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping: str, solver: 
     Raises:
       ValueError: naming the argument and what is allowed.
     """
-    if not isinstance(refresh, RefreshPolicy) or callable(refresh):
-        raise ValueError(f"refresh must be a policy such as curvax.every(10), got {refresh!r}.")
+    check_refresh(refresh)
     if refresh.keeps_eigenpairs:
         check_choice("solver (with this refresh policy)", solver, ("eigh",))
         check_choice("damping (with this refresh policy)", damping, ("absolute",))

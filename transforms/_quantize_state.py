@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._codec import Codec, Coded, decode, encode
+from ._codec import Codec, decode, encode
 from ._matrix_view import record_copies
 from ._quantized import MIN_ELEMENTS
 from ._validate import check_positive_int
@@ -118,8 +118,3 @@ def quantize_state(
 
 def _as_matrix(x: jax.Array) -> jax.Array:
     return x[None] if x.ndim == 1 else x
-
-
-def is_coded(x: Any) -> bool:
-    """Whether `x` is a leaf in codes."""
-    return isinstance(x, Coded)

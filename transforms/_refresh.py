@@ -123,6 +123,16 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
     return Every(k, offset, first, stagger)
 
 
+def check_refresh(refresh: Any) -> None:
+    """Requires a refresh policy.
+
+    Raises:
+      ValueError: if `refresh` is something else.
+    """
+    if not isinstance(refresh, RefreshPolicy) or callable(refresh):
+        raise ValueError(f"refresh must be a policy such as curvax.every(10), got {refresh!r}.")
+
+
 Refresh = int | RefreshPolicy
 
 

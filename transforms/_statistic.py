@@ -1,8 +1,9 @@
-r"""Running second moments of one side of a gradient, in whatever form they are stored."""
+r"""Running second moments of a gradient's sides and what is made of them, however stored."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,18 @@ import jax.numpy as jnp
 from ._due import visit_all
 from ._inverse_root import HIGHEST
 from ._storage import Storage
+
+SIDES = ("both", "left", "right", "smaller")
+
+
+def has_side(sides: str, side: str, shape: tuple[int, ...], square: str = "left") -> bool:
+    """Whether "left" or "right" is among the `sides` of matrices of this shape.
+
+    "smaller" is the side of the smaller order, and `square` if they are equal.
+    """
+    m, n = shape[-2:]
+    smaller = square if m == n else ("left" if m < n else "right")
+    return sides in ("both", side) or (sides == "smaller" and smaller == side)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,3 +62,36 @@ class StatisticRule:
         else:
             new, _ = taken_in(entry)
         return factor._replace(statistic=new)
+
+    def between(
+        self,
+        m: jax.Array,
+        sides: Sequence[Any],
+        transposed: tuple[bool, bool],
+        count: jax.Array,
+    ) -> jax.Array:
+        """`A m B` for `m (..., rows, columns)`, in its dtype, with stored roots or bases A and B.
+
+        Args:
+          m: the matrices.
+          sides: the stored forms of A and B, None for a side that is left alone.
+          transposed: which of them are transposed.
+          count: the step, from 1.
+        """
+
+        def product(entry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
+            m, left, right = entry
+            x = m
+            if left is not None:
+                a = self.storage.decode_root(left)
+                x = (a.mT if transposed[0] else a) @ x.astype(a.dtype)
+            if right is not None:
+                b = self.storage.decode_root(right)
+                x = x.astype(b.dtype) @ (b.mT if transposed[1] else b)
+            return x.astype(m.dtype), left, right
+
+        entry = (m, sides[0], sides[1])
+        orders = [d for d, side in zip(m.shape[-2:], sides, strict=True) if side is not None]
+        if self.one_by_one(*orders):
+            return visit_all(product, entry, m.shape[:-2], count)[0]
+        return product(entry)[0]

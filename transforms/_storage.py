@@ -105,3 +105,15 @@ def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
       ValueError: if the dtype is not a real floating one.
     """
     return Dense(None if dtype is None else check_dtype("dtype", dtype))
+
+
+def as_storage(storage: Any) -> Storage:
+    """`storage`, or `dense()` for None.
+
+    Raises:
+      ValueError: if it is something else.
+    """
+    storage = dense() if storage is None else storage
+    if not isinstance(storage, Storage):
+        raise ValueError(f"storage must be a storage such as curvax.dense(), got {storage!r}.")
+    return storage

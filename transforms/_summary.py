@@ -18,7 +18,6 @@ from ._codec import Coded
 from ._matrix_axes import MatrixForm
 from ._matrix_view import CopyRecord, MatrixViewState, ViewRecord
 from ._paths import is_hole, named_leaves
-from ._quantize_state import is_coded
 from ._recording import recording
 from ._routing import RoutingRecord
 from ._storage import StorageRecord
@@ -183,7 +182,7 @@ def _walk(state: Any, views: dict[int, ViewRecord], params: Any) -> Iterator[_En
 
     def is_whole(node: Any) -> bool:
         """Whether `node` is what there is of one parameter in a copy of them."""
-        return is_hole(node) or is_coded(node)
+        return is_hole(node) or isinstance(node, Coded)
 
     def is_moment(node: Any) -> bool:
         """Whether `node` is a copy of the parameters, perhaps with holes."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):
@@ -17,3 +18,8 @@ def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest:
     columns = [treedef.flatten_up_to(r) for r in rest]
     results = [f(*row) for row in zip(leaves, *columns, strict=True)]
     return tuple(treedef.unflatten([result[i] for result in results]) for i in range(outputs))
+
+
+def widened(tree: Any) -> Any:
+    """The arrays of `tree` in float32 at least."""
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
