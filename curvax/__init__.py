@@ -1,33 +1,48 @@
 """Matrix-structured optimizers for JAX, as Optax transformations.
 
 Full optimizers, for a whole tree of parameters, and their directions, for batches of matrices, as
-`scale_by_<method>`: `muon`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`, `dr_shampoo`, `soap`,
-`eigen_adam`. The parts of which they are made, and tools to look into them, are below; refresh
-policies are in `curvax.policies`.
+`scale_by_<method>`: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`,
+`dr_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`. The parts of which
+they are made, and tools to look into them, are below; refresh policies are in `curvax.policies`,
+and what subspaces are made of in `curvax.subspaces`.
 """
 
 from importlib import metadata as _metadata
 
-from . import policies
+from . import policies, subspaces
 from .optimizers import (
+    alice,
+    apollo,
     asgo,
     dasgo,
     dr_shampoo,
     eigen_adam,
+    fira,
     foam,
+    galore,
     muon,
+    osgdm,
     racs,
+    scale_by_alice,
+    scale_by_apollo,
     scale_by_asgo,
     scale_by_dasgo,
     scale_by_dr_shampoo,
     scale_by_eigen_adam,
+    scale_by_fira,
     scale_by_foam,
+    scale_by_galore,
     scale_by_muon,
+    scale_by_osgdm,
     scale_by_racs,
     scale_by_shampoo,
     scale_by_soap,
+    scale_by_sumo,
+    scale_by_swan,
     shampoo,
     soap,
+    sumo,
+    swan,
 )
 from .transforms._cholesky import cholesky
 from .transforms._diagonal import precondition_columns
@@ -40,6 +55,7 @@ from .transforms._matrix_view import on_matrices
 from .transforms._moment_ratio import moment_ratio
 from .transforms._momentum import momentum
 from .transforms._norm_growth import limit_norm_growth
+from .transforms._normalize import normalize_columns, normalize_rows
 from .transforms._orthogonalize import orthogonalize, scale_by_shape
 from .transforms._polar import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
 from .transforms._precondition import precondition
@@ -50,6 +66,7 @@ from .transforms._roots import inverse_root
 from .transforms._routing import route
 from .transforms._row_column_scaling import row_column_scales, scale_by_rows_and_columns
 from .transforms._storage import dense
+from .transforms._subspace import in_subspace
 from .transforms._summary import state_bytes, state_of, summarize
 
 try:
@@ -61,6 +78,8 @@ __all__ = [
     "NEWTON_SCHULZ_COEFFICIENTS",
     "MatrixAxes",
     "MatrixRule",
+    "alice",
+    "apollo",
     "asgo",
     "cholesky",
     "dasgo",
@@ -69,17 +88,23 @@ __all__ = [
     "eigen_adam",
     "every",
     "find_output_layer",
+    "fira",
     "foam",
+    "galore",
     "graft",
     "in_eigenbasis",
+    "in_subspace",
     "inverse_root",
     "limit_norm_growth",
     "moment_ratio",
     "momentum",
     "muon",
     "newton_schulz",
+    "normalize_columns",
+    "normalize_rows",
     "on_matrices",
     "orthogonalize",
+    "osgdm",
     "polar_qdwh",
     "polar_svd",
     "policies",
@@ -91,20 +116,30 @@ __all__ = [
     "racs",
     "route",
     "row_column_scales",
+    "scale_by_alice",
+    "scale_by_apollo",
     "scale_by_asgo",
     "scale_by_dasgo",
     "scale_by_dr_shampoo",
     "scale_by_eigen_adam",
+    "scale_by_fira",
     "scale_by_foam",
+    "scale_by_galore",
     "scale_by_muon",
+    "scale_by_osgdm",
     "scale_by_racs",
     "scale_by_rows_and_columns",
     "scale_by_shampoo",
     "scale_by_shape",
     "scale_by_soap",
+    "scale_by_sumo",
+    "scale_by_swan",
     "shampoo",
     "soap",
     "state_bytes",
     "state_of",
+    "subspaces",
     "summarize",
+    "sumo",
+    "swan",
 ]

@@ -1,4 +1,4 @@
-"""Finding the moments in the state of an element-wise transformation, by the names of their fields.
+"""Moments that follow a change of basis: where they are in a state, and what becomes of them.
 
 A transformation that works in a changing space keeps moments that have to follow it. They are
 recognized by where they are: a field `mu` or `trace` holds first moments, which turn with the
@@ -8,10 +8,14 @@ nothing is known of how it should follow.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
+
+from ._inverse_root import HIGHEST
 
 FIRST = ("mu", "trace")
 SECOND = ("nu",)
@@ -51,3 +55,88 @@ def find_moments(state: Any, like: Any) -> Moments:
                     f"{', '.join(map(repr, FIRST + SECOND))} only."
                 )
     return Moments(tuple(map(tuple, first)), tuple(map(tuple, second)))
+
+
+@runtime_checkable
+class Carry(Protocol):
+    """What `carry=` takes: what moments `(r, n)` do when the basis of their rows changes."""
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether it matters which moments are first and which second ones."""
+        ...
+
+    def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """A first moment in the new basis; `turn (r, r)` is `U_newᵀ U_old`."""
+        ...
+
+    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """A second moment in the new basis."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """See `keep`."""
+
+    needs_names = False
+
+    def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """As it was."""
+        del turn
+        return moment
+
+    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """As it was."""
+        del turn
+        return moment
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotate:
+    """See `rotate`."""
+
+    needs_names = True
+
+    def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """Turned."""
+        return jnp.matmul(turn, moment, precision=HIGHEST).astype(moment.dtype)
+
+    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """Mixed by the squares of the turn."""
+        return self.first(moment, turn**2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reset:
+    """See `reset`."""
+
+    needs_names = True
+
+    def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """Zero."""
+        del turn
+        return jnp.zeros_like(moment)
+
+    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """Zero."""
+        return self.first(moment, turn)
+
+
+def keep() -> Keep:
+    """Moments stay as they are, whatever the new basis (GaLore, Alice)."""
+    return Keep()
+
+
+def rotate() -> Rotate:
+    r"""First moments turn with the basis (SUMO): $M \leftarrow R M$, $R = U_{new}^\top U_{old}$.
+
+    What lies outside the new subspace is lost. Second moments become $(R \circ R)\, v$: what the
+    squares are expected to be if the old coordinates are uncorrelated, never negative.
+    """
+    return Rotate()
+
+
+def reset() -> Reset:
+    """Moments start again from zero; counters, as of Adam's bias correction, go on."""
+    return Reset()

@@ -29,6 +29,7 @@ def visit_due(
     costs: Sequence[float],
     schedule: Every,
     count: jax.Array,
+    select: Callable[[int, jax.Array], jax.Array] | None = None,
 ) -> list[Any]:
     """Replaces the due entries of every batch by what `visit` makes of them.
 
@@ -39,6 +40,8 @@ def visit_due(
       costs: what a visit to one entry of each batch costs, in any unit.
       schedule: which steps are due.
       count: the step, from 1.
+      select: from the number of a batch and which of its entries the schedule says are due, bool
+        (size,), to those that are.
     """
     sizes = [math.prod(shape) for shape in batch_shapes]
     tables = _deal(sizes, costs, schedule.period) if schedule.stagger else None
@@ -46,6 +49,10 @@ def visit_due(
     for i, (batch, shape) in enumerate(zip(batches, batch_shapes, strict=True)):
         everything = jnp.arange(sizes[i]), jnp.where(schedule.due(count), sizes[i], 0)
         entries, rounds = everything if tables is None else _turn(tables[i], schedule, count)
+        if select is not None:
+            scheduled = jnp.where(jnp.arange(len(entries)) < rounds, entries, sizes[i])
+            due = select(i, jnp.zeros(sizes[i], bool).at[scheduled].set(True, mode="drop"))
+            entries, rounds = jnp.nonzero(due, size=sizes[i])[0], jnp.sum(due)
         results.append(_loop(visit, batch, len(shape), entries, rounds))
     return results
 

@@ -21,6 +21,7 @@ import optax
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ._keys import members_of
 from ._matrix_axes import MatrixAxes, MatrixForm, matrix_form
 from ._matrix_rule import MatrixRule
 from ._paths import named_leaves
@@ -165,7 +166,9 @@ def on_matrices(
         if is_placeholder(params):
             return MatrixViewState(inner.init(params))
         groups = layout(params)
-        state = MatrixViewState(inner.init(gather(groups, params)))
+        members = {g.key: tuple((form.name, form.count) for form in g.members) for g in groups}
+        with members_of(members):
+            state = MatrixViewState(inner.init(gather(groups, params)))
         record(ViewRecord(groups, state))
         return state
 

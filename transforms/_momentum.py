@@ -87,3 +87,26 @@ def momentum(
         return ahead, MomentumState(count, stored)
 
     return optax.GradientTransformation(init, update)
+
+
+def descend_with_momentum(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike,
+    weight_decay: jax.typing.ArrayLike,
+    weight_decay_mask: Any,
+) -> optax.GradientTransformation:
+    r"""Descent whose momentum takes in whole steps, $M \leftarrow b_1 M + \mathrm{lr}\,D$.
+
+    Under a schedule every direction keeps the learning rate of its own step. Weight decay is
+    decoupled and stays out of the momentum.
+    """
+    check_decay("b1", b1)
+
+    def decay(count: Any) -> Any:
+        rate: Any = learning_rate(count) if callable(learning_rate) else learning_rate
+        return -rate * weight_decay
+
+    steps = optax.chain(optax.scale_by_learning_rate(learning_rate), optax.trace(b1))
+    if isinstance(weight_decay, (int, float)) and weight_decay == 0:
+        return steps
+    return optax.chain(steps, optax.add_decayed_weights(decay, weight_decay_mask))

@@ -7,8 +7,8 @@ with $\eta_t = 1$ as long as $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et 
 arXiv:2502.07752, Algorithm 1 lines 9-10 and Algorithm 3). As printed, one zero gradient would set
 $\phi = 0$ and stop the matrix forever; here the limiter starts afresh.
 
-*Numerics.* Norms are Frobenius norms per matrix, in float32. Cost: one pass; state: a number per
-matrix.
+*Numerics.* Norms are Frobenius norms per matrix, in float32 at least. Cost: one pass; state: a
+number per matrix.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._validate import check_interval, check_matrices
 class NormGrowthState(NamedTuple):
     """State of `limit_norm_growth`."""
 
-    norm: Any  # φ, float32, shape (...) for leaves (..., m, n): the last norm after limiting
+    norm: Any  # φ, the last norm after limiting, (...) for leaves (..., m, n), float32 at least
 
 
 def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTransformation:
@@ -54,16 +54,17 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
 
     def init(params: Any) -> NormGrowthState:
         check_matrices(params, "limit_norm_growth")
-        return NormGrowthState(jax.tree.map(lambda p: jnp.zeros(p.shape[:-2], jnp.float32), params))
+        zeros = jax.tree.map(
+            lambda p: jnp.zeros(p.shape[:-2], jnp.promote_types(p.dtype, jnp.float32)), params
+        )
+        return NormGrowthState(zeros)
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
 
         def factor_and_norm(x: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-            norm = jnp.linalg.norm(x.astype(jnp.float32), axis=(-2, -1))
-            limited = (last > 0) & (norm > gamma * last)
-            factor = jnp.where(limited, gamma * last / jnp.where(limited, norm, 1), 1)
-            return factor, jnp.where(limited, gamma * last, norm)
+            norm = jnp.linalg.norm(x.astype(last.dtype), axis=(-2, -1))
+            return limited_norm(norm, last, gamma)
 
         factors, norms = map_unzip(2, factor_and_norm, updates, state.norm)
         limited = jax.tree.map(
@@ -72,3 +73,12 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
         return limited, NormGrowthState(norms)
 
     return optax.GradientTransformation(init, update)
+
+
+def limited_norm(
+    norm: jax.Array, last: jax.Array, gamma: jax.typing.ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """The factor η and the norm after it, from a norm and the last one after limiting."""
+    limited = (last > 0) & (norm > gamma * last)
+    factor = jnp.where(limited, gamma * last / jnp.where(limited, norm, 1), 1)
+    return factor, jnp.where(limited, gamma * last, norm)

@@ -14,7 +14,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._polar import Coefficients, coefficient_rows, newton_schulz, polar_qdwh, polar_svd
+from ._polar import (
+    Coefficients,
+    coefficient_rows,
+    newton_schulz,
+    polar_qdwh,
+    polar_qr_svd,
+    polar_svd,
+)
 from ._validate import check_choice, check_interval, check_matrices, check_positive_int
 
 
@@ -24,16 +31,19 @@ def orthogonalize(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
     eps: jax.typing.ArrayLike = 1e-8,
+    norm: str = "frobenius",
 ) -> optax.GradientTransformation:
     """Replaces every matrix `(..., m, n)` by its polar factor `U Vᵀ`.
 
     Args:
       method: "newton_schulz" (approximate, matrix products only), "svd" (exact; singular values
-        that are zero stay zero) or "qdwh" (exact for full rank).
+        that are zero stay zero), "qr_svd" (the same by way of the smaller order: for long matrices)
+        or "qdwh" (exact for full rank).
       coefficients: of Newton-Schulz: "quintic" (Muon's), "classical", "polar_express", three
         numbers, or a row of three per iteration.
       steps: Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.
+      norm: that norm: "frobenius", or "gram" for the root of the Frobenius norm of `G Gᵀ`.
 
     Returns:
       A stateless transformation.
@@ -49,13 +59,17 @@ def orthogonalize(
       >>> transform.update(grads, transform.init(grads))[0].round(3).tolist()
       [[1.0, 0.0], [0.0, 1.0]]
     """
-    check_choice("method", method, ("newton_schulz", "svd", "qdwh"))
+    check_choice("method", method, ("newton_schulz", "svd", "qr_svd", "qdwh"))
     check_positive_int("steps", steps)
     check_interval("eps", eps, 0.0)
+    check_choice("norm", norm, ("frobenius", "gram"))
     coefficient_rows(coefficients, steps)
     polar = {
-        "newton_schulz": partial(newton_schulz, coefficients=coefficients, steps=steps, eps=eps),
+        "newton_schulz": partial(
+            newton_schulz, coefficients=coefficients, steps=steps, eps=eps, norm=norm
+        ),
         "svd": polar_svd,
+        "qr_svd": polar_qr_svd,
         "qdwh": polar_qdwh,
     }[method]
 

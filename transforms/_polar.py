@@ -3,6 +3,7 @@ r"""The polar factor $U V^\top$ of $X = U \Sigma V^\top$: exactly, or by Newton-
 | function | cost for `m × n`, `m ≤ n` | rank-deficient `X` |
 |---|---|---|
 | `polar_svd` | one thin SVD, `O(m²n)` | zero singular values stay zero |
+| `polar_qr_svd` | a QR and an SVD of order `m`, `O(m²n)` | the same |
 | `polar_qdwh` | at most 6 QR or Cholesky steps, `O(m²n)` | null space filled arbitrarily |
 | `newton_schulz` | `steps · (4m²n + 2m³)` FLOPs | zero singular values stay zero |
 
@@ -11,8 +12,8 @@ the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = 
 + c\sigma^5$ and leaves the singular vectors alone.
 
 *Numerics.* Newton-Schulz works in the dtype of `X` (bfloat16 is what it was made for); SVD and QDWH
-in float32 at least. A zero matrix gives zero. Iterations run in one loop: compile time and
-temporaries do not depend on their number.
+in float32 at least. A zero matrix gives zero, one that is not finite NaN. Iterations run in one
+loop: compile time and temporaries do not depend on their number.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ def newton_schulz(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
     eps: jax.typing.ArrayLike = 1e-8,
+    norm: str = "frobenius",
 ) -> jax.Array:
     """Approximates the polar factor of `x (..., m, n)` by `steps` Newton-Schulz iterations.
 
@@ -96,7 +98,9 @@ def newton_schulz(
       coefficients: a name in `NEWTON_SCHULZ_COEFFICIENTS`, three numbers `(a, b, c)`, or a row of
         three for each iteration (the last repeats).
       steps: number of iterations.
-      eps: added to the Frobenius norm by which `x` is divided.
+      eps: added to the norm by which `x` is divided.
+      norm: "frobenius", or "gram": the root of the Frobenius norm of `x xᵀ`, which is nearer to the
+        largest singular value.
 
     Returns:
       An array like `x`.
@@ -105,7 +109,7 @@ def newton_schulz(
     transposed = x.shape[-2] > x.shape[-1]
     if transposed:
         x = x.mT
-    x = _normalized(x, eps)
+    x = _normalized(x, eps, norm)
     table = jnp.asarray(rows, x.dtype)
 
     def step(i: jax.Array, x: jax.Array) -> jax.Array:
@@ -117,26 +121,42 @@ def newton_schulz(
     return x.mT if transposed else x
 
 
-def _normalized(x: jax.Array, eps: jax.typing.ArrayLike) -> jax.Array:
+def _normalized(x: jax.Array, eps: jax.typing.ArrayLike, kind: str) -> jax.Array:
     """`x / (‖x‖ + eps)`, in range for entries of any size; zero stays zero."""
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1), keepdims=True))
     near_one = work * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
-    norm = jnp.linalg.norm(near_one, axis=(-2, -1), keepdims=True)
+    if kind == "gram":
+        norm = jnp.sqrt(jnp.linalg.norm(near_one @ near_one.mT, axis=(-2, -1), keepdims=True))
+    else:
+        norm = jnp.linalg.norm(near_one, axis=(-2, -1), keepdims=True)
     norm = norm + jnp.ldexp(jnp.asarray(eps, work.dtype), -exponent)
     return (near_one / jnp.where(norm > 0, norm, 1)).astype(x.dtype)
 
 
-def polar_svd(x: jax.Array) -> jax.Array:
+def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
     """The polar factor `U Vᵀ` of `x (..., m, n)` by SVD, on the range of `x` only.
 
-    Singular values up to `max(m, n) · eps · σ_max` count as zero and stay zero.
+    Singular values up to `size · eps · σ_max` count as zero and stay zero; `size` is `max(m, n)`.
     """
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    u, s, vt = jnp.linalg.svd(work, full_matrices=False)
-    cutoff = max(x.shape[-2:]) * jnp.finfo(work.dtype).eps * s[..., :1]
-    u = u * (s > cutoff)[..., None, :]
+    finite = jnp.isfinite(work).all(axis=(-2, -1), keepdims=True)
+    # LAPACK's SVD of an infinite entry may never end.
+    u, s, vt = jnp.linalg.svd(jnp.where(finite, work, 0), full_matrices=False)
+    cutoff = (size or max(x.shape[-2:])) * jnp.finfo(work.dtype).eps * s[..., :1]
+    u = jnp.where(finite, u * (s > cutoff)[..., None, :], jnp.nan)
     return jnp.matmul(u, vt, precision=jax.lax.Precision.HIGHEST).astype(x.dtype)
+
+
+def polar_qr_svd(x: jax.Array) -> jax.Array:
+    """As `polar_svd`, by a QR decomposition first: the SVD is of the smaller order alone."""
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.shape[-2] < x.shape[-1]
+    q, r = jnp.linalg.qr(work.mT if wide else work)
+    # Singular values count as zero by the size of `x`, not by that of its small factor.
+    small = polar_svd(r, max(x.shape[-2:]))
+    polar = jnp.matmul(q, small, precision=jax.lax.Precision.HIGHEST)
+    return (polar.mT if wide else polar).astype(x.dtype)
 
 
 def polar_qdwh(x: jax.Array) -> jax.Array:

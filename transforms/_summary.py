@@ -21,6 +21,7 @@ from ._paths import is_hole, named_leaves
 from ._recording import recording
 from ._routing import RoutingRecord
 from ._storage import StorageRecord
+from ._subspace import RankRecord
 
 
 def state_bytes(optimizer: Any, params: Any) -> int:
@@ -243,13 +244,17 @@ def _names(path: tuple[Any, ...]) -> list[str]:
 def _treatments(events: list[Any]) -> dict[str, str]:
     treatment: dict[str, str] = {}
     kept = {event.order: event.form for event in events if isinstance(event, StorageRecord)}
+    ranks = {event.shape: event.text for event in events if isinstance(event, RankRecord)}
     for event in events:
         if isinstance(event, RoutingRecord):
             reasons = {n: t for n, t in event.treatments.items() if isinstance(t, str)}
             treatment |= {n: f"no matrix: {reason}" for n, reason in reasons.items()}
         elif isinstance(event, ViewRecord):
             for group in event.groups:
-                treatment |= {form.name: _describe(form, group.key, kept) for form in group.members}
+                for form in group.members:
+                    rank = ranks.get(form.tile)
+                    text = _describe(form, group.key, kept)
+                    treatment[form.name] = f"{text}; {rank}" if rank else text
     return treatment
 
 

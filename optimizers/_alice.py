@@ -1,0 +1,146 @@
+r"""Alice: low-rank Eigen-Adam with tracking, switching and compensation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._below_norm import SubspaceRefresh
+from ..transforms._carry import Carry
+from ..transforms._compensation import Compensation
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._subspace_bases import BasisFinder
+from ._alice_direction import scale_by_alice
+from ._assemble import assemble
+
+
+def alice(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    rank: int = 128,
+    leading: int = 40,
+    scale: jax.typing.ArrayLike = 0.3,
+    compensation_scale: jax.typing.ArrayLike = 0.4,
+    gamma: jax.typing.ArrayLike = 1.01,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.9,
+    b3: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    tracking: bool = True,
+    switching: str | BasisFinder = "complement",
+    compensation: str | Compensation | None = "optimal",
+    refresh: SubspaceRefresh = 200,
+    carry: Carry | None = None,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Alice: low-rank Eigen-Adam with tracking, switching and compensation.
+
+    Use it for the quality of a full-rank method at about GaLore's state. `tracking=False` is
+    Alice-0.
+
+    .. math::
+      \sigma = U^\top G, \quad \tilde Q \leftarrow b_3 \tilde Q + (1-b_3)\, \sigma\sigma^\top, \quad
+      \omega = M / \sqrt v, \quad D = \alpha (U \omega + \alpha_c C)
+
+    with moments `M`, `v` of σ (decay rates `b1`, `b2`) and the compensation
+    :math:`C = \eta\sqrt{m-r}\,(G - U\sigma)\,\mathrm{diag}(p)^{-1/2}` of `subspaces.optimal`. At
+    step 1 and at `t mod refresh = 0`, a step of subspace iteration on
+    :math:`b_3\, U \tilde Q U^\top + (1-b_3)\, GG^\top` (at step 1 its exact eigenvectors), of
+    which the `leading` columns stay and the others are drawn from the orthogonal complement, at
+    step 1 too. Moments and :math:`\tilde Q` stay as they are. Entries of `√v` that are rounding
+    noise and columns with `p ≤ 0` give 0.
+
+    State per `m × n` matrix, `m ≤ n`: `mr + 2nr + n + r² + 1` numbers, without `r²` for Alice-0.
+    Work between refreshes: `4mnr + 2nr²` FLOPs and a pass over the gradient.
+
+    Relations, each with a test of its name: without tracking, switching and compensation and with
+    GaLore's Adam it is `galore`; at full rank with one basis it is `eigen_adam` in that basis.
+
+    Args:
+      learning_rate: a number or a schedule.
+      rank: dimension of the subspace.
+      leading: columns that a switch keeps.
+      scale: the paper's α (0.25 at 1.3B parameters).
+      compensation_scale: the paper's α_c (0.2 at 1.3B).
+      gamma: largest growth of ‖C‖ from one step to the next.
+      b1: decay rate of the first moment and of `p`.
+      b2: decay rate of the second moment.
+      b3: decay rate of the tracked second moment.
+      eps: added to `√v`.
+      bias_correction: correct both moments as Adam does.
+      tracking: whether the subspace's second moment is remembered for the next basis.
+      switching: "complement", "full_basis", "gaussian_mix", "gaussian", "none" (subspace iteration
+        alone), "evd" (exact), or a basis.
+      compensation: "optimal", "fira", "fira+", "none", or a compensation.
+      refresh: period of the basis.
+      carry: what moments do when it changes; `None` is `subspaces.keep()`, as published.
+      side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
+        "std": the official code's, which goes right if square.
+      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+      seed: of random draws.
+      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.alice(1e-2, rank=2, leading=1)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Gong et al., `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_,
+      Algorithms 2, 3, 4 and 10, Theorems 5.1 and 5.2, section F.7.
+    """
+    return assemble(
+        scale_by_alice(
+            rank=rank,
+            leading=leading,
+            scale=scale,
+            compensation_scale=compensation_scale,
+            gamma=gamma,
+            b1=b1,
+            b2=b2,
+            b3=b3,
+            eps=eps,
+            bias_correction=bias_correction,
+            tracking=tracking,
+            switching=switching,
+            compensation=compensation,
+            refresh=refresh,
+            carry=carry,
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers),
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

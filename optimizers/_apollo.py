@@ -1,0 +1,123 @@
+r"""Apollo: gradients scaled by Adam in a random subspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._below_norm import SubspaceRefresh
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ._apollo_direction import scale_by_apollo
+from ._assemble import assemble
+
+
+def apollo(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    rank: int = 128,
+    variant: str = "random",
+    scale: jax.typing.ArrayLike = 1.0,
+    sqrt_scale: bool = False,
+    gamma: jax.typing.ArrayLike = float("inf"),
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    refresh: SubspaceRefresh = 200,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+    output_layer: Selection | None = "auto",
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Apollo: gradients scaled by Adam in a random subspace.
+
+    Use it for Adam-like steps at nearly the memory of SGD: a low-rank Adam only decides the size of
+    each column's step.
+
+    .. math::
+      \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
+      D = \alpha\, G\, \mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)
+
+    with entries of `U` of variance `1/r`, drawn anew at step 1 and at `t mod refresh = 0` and
+    otherwise regenerated from their key; columns with σ = 0 give 0. Embeddings, norms, biases and
+    the output layer go to AdamW.
+
+    State per `m × n` matrix, `m ≤ n`: `2nr` numbers (`mr` more for "svd"). Work between refreshes:
+    `2mnr` FLOPs and drawing `mr` numbers.
+
+    Relations, each with a test of its name: with one column per scale and rank 1 it is "mini".
+
+    Args:
+      learning_rate: a number or a schedule.
+      rank: dimension of the subspace.
+      variant: "random"; "svd": the leading singular vectors instead; "mini": rank 1 and one scale
+        `‖Δ‖ / ‖σ‖` for the matrix.
+      scale: α.
+      sqrt_scale: multiply by √α instead, as the official code.
+      gamma: largest growth of the direction's norm (the official code has 1.01; the paper no
+        limiter).
+      b1: Adam's first decay rate.
+      b2: Adam's second decay rate.
+      eps: Adam's epsilon.
+      refresh: period of the subspace.
+      side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
+        "std": the official code's, which goes right if square.
+      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+      seed: of random draws.
+      output_layer: the output layer, left to AdamW, see `racs`.
+      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.apollo(1e-2, rank=2, output_layer=None)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Zhu et al., `APOLLO <https://arxiv.org/abs/2412.05270>`_, 2024; as Algorithm 9 of Gong et al.,
+      `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_.
+    """
+    return assemble(
+        scale_by_apollo(
+            rank=rank,
+            variant=variant,
+            scale=scale,
+            sqrt_scale=sqrt_scale,
+            gamma=gamma,
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            refresh=refresh,
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers, output_layer=output_layer),
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

@@ -1,0 +1,128 @@
+r"""Fira: GaLore with the rest of the gradient added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._below_norm import SubspaceRefresh
+from ..transforms._carry import Carry
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._subspace_bases import BasisFinder
+from ._assemble import assemble
+from ._fira_direction import scale_by_fira
+
+
+def fira(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    rank: int = 128,
+    scale: jax.typing.ArrayLike = 0.3,
+    gamma: jax.typing.ArrayLike = 1.01,
+    plus: jax.typing.ArrayLike | None = None,
+    residual: str = "complement",
+    scale_compensation: bool = True,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    refresh: SubspaceRefresh = 200,
+    basis: BasisFinder | None = None,
+    carry: Carry | None = None,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Fira: GaLore with the rest of the gradient added.
+
+    Use it in place of `galore`: the same state but for a number, and every direction is learned
+    from.
+
+    .. math::
+      \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
+      C = (G - U\sigma)\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|), \quad D = \alpha (U\Delta + C)
+
+    with `U` as in `galore` and `C` behind the norm-growth limiter; columns with σ = 0 give 0.
+
+    State per `m × n` matrix, `m ≤ n`: `mr + 2nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
+    and a pass over the gradient.
+
+    Relations, each with a test of its name: at full rank it is `galore`.
+
+    Args:
+      learning_rate: a number or a schedule.
+      rank: dimension of the subspace.
+      scale: GaLore's α.
+      gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
+      plus: Fira+: `C` gets the norm of the low-rank part, times this number (0.4 in the paper).
+      residual: "complement", or "scaled" for `G - α U σ`, as the official code.
+      scale_compensation: whether α applies to `C` as well; not in the official code.
+      b1: Adam's first decay rate.
+      b2: Adam's second decay rate.
+      eps: Adam's epsilon.
+      refresh: period of the basis, or a policy: `policies.below_norm`.
+      basis: how it is found; `None` is `subspaces.svd()`, the exact decomposition.
+      carry: what moments do when it changes; `None` is `subspaces.keep()`, as published.
+      side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
+        "std": the official code's, which goes right if square.
+      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+      seed: of random draws.
+      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.fira(1e-2, rank=2)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Chen et al., `Fira <https://arxiv.org/abs/2410.01623>`_, 2024; Fira+ in section F.7 of Gong
+      et al., `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_.
+    """
+    return assemble(
+        scale_by_fira(
+            rank=rank,
+            scale=scale,
+            gamma=gamma,
+            plus=plus,
+            residual=residual,
+            scale_compensation=scale_compensation,
+            b1=b1,
+            b2=b2,
+            eps=eps,
+            refresh=refresh,
+            basis=basis,
+            carry=carry,
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers),
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

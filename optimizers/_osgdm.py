@@ -1,0 +1,109 @@
+r"""OSGDM: momentum of orthogonalized gradients."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._momentum import descend_with_momentum
+from ..transforms._orthogonalize import orthogonalize
+from ..transforms._polar import Coefficients
+from ..transforms._validate import check_interval
+from ._assemble import assemble
+
+
+def scale_by_osgdm(
+    *,
+    method: str = "svd",
+    coefficients: Coefficients = "quintic",
+    steps: int = 5,
+) -> optax.GradientTransformation:
+    """The orthogonalized gradient of `osgdm`, before its momentum, which holds whole steps."""
+    return orthogonalize(method, coefficients=coefficients, steps=steps)
+
+
+def osgdm(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    b1: jax.typing.ArrayLike = 0.9,
+    method: str = "svd",
+    coefficients: Coefficients = "quintic",
+    steps: int = 5,
+    head_wise: bool = False,
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""OSGDM: momentum of orthogonalized gradients.
+
+    Use it to see what the order of `muon`'s two parts does: here every gradient is orthogonalized
+    and momentum comes after, so that the step of a noisy gradient is as long as any other's.
+
+    .. math::
+      O = U V^\top \text{ of } G = U \Sigma V^\top, \qquad M \leftarrow b_1 M + \mathrm{lr}\, O,
+      \qquad W \leftarrow W - M - \mathrm{lr}\, \lambda W
+
+    The learning rate enters the momentum: under a schedule every `O` keeps that of its own step,
+    and `scale_by_osgdm` ends before it. Zero singular values stay zero.
+
+    State per `m × n` matrix: `mn` numbers. Work per step: an SVD, or `steps · (4m²n + 2m³)` FLOPs
+    of Newton-Schulz for `m ≤ n`.
+
+    Relations, each with a test of its name: without momentum it is exact `muon` without momentum.
+
+    Args:
+      learning_rate: a number or a schedule.
+      b1: decay rate of the momentum.
+      method: "svd", "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
+      coefficients: of Newton-Schulz.
+      steps: Newton-Schulz iterations.
+      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
+        `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.osgdm(1e-2)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Refael et al., `SUMO <https://arxiv.org/abs/2505.24749>`_, 2025, section 2.
+    """
+    check_interval("weight_decay", weight_decay, 0.0)
+    descent = functools.partial(
+        descend_with_momentum,
+        b1=b1,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+    )
+    return assemble(
+        scale_by_osgdm(method=method, coefficients=coefficients, steps=steps),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers, head_wise),
+        base=descent,
+        stack=stack,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=weight_decay if adam_weight_decay is None else adam_weight_decay,
+    )

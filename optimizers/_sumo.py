@@ -1,0 +1,133 @@
+r"""SUMO: orthogonalized momentum in a low-rank subspace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._below_norm import SubspaceRefresh
+from ..transforms._carry import Carry
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._orthogonalize import scale_by_shape
+from ..transforms._polar import Coefficients
+from ..transforms._subspace_bases import BasisFinder
+from ._assemble import assemble
+from ._sumo_direction import scale_by_sumo
+
+
+def sumo(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    rank: int = 128,
+    scale: jax.typing.ArrayLike = 1.0,
+    b1: jax.typing.ArrayLike = 0.95,
+    accumulate: str = "sum",
+    method: str = "qr_svd",
+    coefficients: Coefficients = "quintic",
+    steps: int = 5,
+    gamma: jax.typing.ArrayLike = 1.1,
+    refresh: SubspaceRefresh = 200,
+    basis: BasisFinder | None = None,
+    carry: Carry | None = None,
+    side: str = "larger",
+    clamp_rank: bool = True,
+    seed: int = 0,
+    consistent_rms: jax.typing.ArrayLike | None = None,
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""SUMO: orthogonalized momentum in a low-rank subspace.
+
+    Use it for Muon's directions at a fraction of its state and work, above all for fine-tuning.
+
+    .. math::
+      \hat G = Q^\top G, \quad M \leftarrow b_1 M + \hat G, \quad O = U V^\top
+      \text{ of } M = U \Sigma V^\top, \quad D = \alpha\, Q\, O
+
+    with an orthonormal basis `Q` of the gradient's leading range at steps 1, `refresh` + 1, …; the
+    moment turns with it, :math:`M \leftarrow (Q_{new}^\top Q_{old}) M`. As printed the **larger**
+    side is projected, so that `M` is `r × min(m, n)`. The limiter keeps ‖O‖ from growing by more
+    than γ; with an exact method ‖O‖ is the root of the rank of `M`, and it acts when that grows.
+    Zero singular values stay zero.
+
+    State per `m × n` matrix, `m ≥ n`: `mr + nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
+    and an SVD of order `r`.
+
+    Relations, each with a test of its name: at full rank without momentum it is exact `muon`.
+
+    Args:
+      learning_rate: a number or a schedule.
+      rank: dimension of the subspace.
+      scale: the paper's α (4 at rank 4 and 2 at rank 8 in its fine-tuning).
+      b1: decay rate of the moment (μ).
+      accumulate: "sum" (`b1 M + Ĝ`) or "ema" (Definition C.1).
+      method: "qr_svd", "svd", "qdwh" or "newton_schulz".
+      coefficients: of Newton-Schulz, see `orthogonalize`.
+      steps: Newton-Schulz iterations.
+      gamma: largest growth of ‖O‖; infinity switches the limiter off.
+      refresh: period of the basis, or a policy: `policies.below_norm`.
+      basis: how it is found; `None` is `subspaces.randomized()`, as published.
+      carry: what the moment does when it changes; `None` is `subspaces.rotate()`, as published.
+      side: "larger" (left if square), "smaller", "left", "right" or "std", see `galore`.
+      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+      seed: of random draws.
+      consistent_rms: `c` scales directions by `c · √max(m, n)`; `None` does not.
+      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.sumo(1e-2, rank=2)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Refael et al., `SUMO <https://arxiv.org/abs/2505.24749>`_, 2025, Algorithm 1, Definition C.1.
+    """
+    direction = scale_by_sumo(
+        rank=rank,
+        scale=scale,
+        b1=b1,
+        accumulate=accumulate,
+        method=method,
+        coefficients=coefficients,
+        steps=steps,
+        gamma=gamma,
+        refresh=refresh,
+        basis=basis,
+        carry=carry,
+        side=side,
+        clamp_rank=clamp_rank,
+        seed=seed,
+    )
+    if consistent_rms is not None:
+        direction = optax.chain(direction, scale_by_shape(consistent_rms))
+    return assemble(
+        direction,
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers),
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

@@ -1,0 +1,54 @@
+r"""SUMO: orthogonalized momentum in a low-rank subspace: the direction."""
+
+from __future__ import annotations
+
+import jax
+import optax
+
+from ..transforms._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms._carry import Carry, rotate
+from ..transforms._momentum import momentum
+from ..transforms._norm_growth import limit_norm_growth
+from ..transforms._orthogonalize import orthogonalize
+from ..transforms._polar import Coefficients
+from ..transforms._subspace import in_subspace
+from ..transforms._subspace_bases import BasisFinder, randomized
+from ..transforms._validate import check_interval
+
+
+def scale_by_sumo(
+    *,
+    rank: int = 128,
+    scale: jax.typing.ArrayLike = 1.0,
+    b1: jax.typing.ArrayLike = 0.95,
+    accumulate: str = "sum",
+    method: str = "qr_svd",
+    coefficients: Coefficients = "quintic",
+    steps: int = 5,
+    gamma: jax.typing.ArrayLike = 1.1,
+    refresh: SubspaceRefresh = 200,
+    basis: BasisFinder | None = None,
+    carry: Carry | None = None,
+    side: str = "larger",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """The direction of `sumo` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    check_interval("scale", scale, 0.0)
+    return optax.chain(
+        in_subspace(
+            optax.chain(
+                momentum(b1, accumulate=accumulate),
+                orthogonalize(method, coefficients=coefficients, steps=steps),
+                limit_norm_growth(gamma),
+            ),
+            rank,
+            basis=randomized() if basis is None else basis,
+            refresh=as_subspace_policy(refresh, offset=1),
+            carry=rotate() if carry is None else carry,
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+    )

@@ -1,0 +1,109 @@
+r"""SWAN: normalized and whitened gradients, without any state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._normalize import normalize_rows
+from ..transforms._orthogonalize import orthogonalize
+from ..transforms._polar import Coefficients
+from ._assemble import assemble
+
+
+def scale_by_swan(
+    *,
+    method: str = "svd",
+    coefficients: Coefficients = (1.5, -0.5, 0.0),
+    steps: int = 5,
+    norm: str = "gram",
+) -> optax.GradientTransformation:
+    """The direction of `swan` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    return optax.chain(
+        normalize_rows(),
+        orthogonalize(method, coefficients=coefficients, steps=steps, eps=0.0, norm=norm),
+    )
+
+
+def swan(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    method: str = "svd",
+    coefficients: Coefficients = (1.5, -0.5, 0.0),
+    steps: int = 5,
+    norm: str = "gram",
+    head_wise: bool = False,
+    matrices: Selection | None = None,
+    weight_dimension_numbers: Any = None,
+    stack: bool | None = None,
+    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_b1: jax.typing.ArrayLike = 0.9,
+    adam_b2: jax.typing.ArrayLike = 0.999,
+    adam_eps: jax.typing.ArrayLike = 1e-8,
+    adam_weight_decay: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""SWAN: normalized and whitened gradients, without any state.
+
+    Use it where no state at all can be afforded; it has no momentum, so that small batches cost it
+    more than others.
+
+    .. math::
+      \tilde G = (G - \mathrm{mean}) / \mathrm{std} \text{ of each row}, \qquad
+      D = (\tilde G \tilde G^\top)^{-1/2} \tilde G
+
+    with the pseudo-inverse root: zero singular values stay zero. State: none. Work: an SVD, or with
+    "newton_schulz" `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`: the same as Newton-Schulz on the root
+    of :math:`\tilde G \tilde G^\top` (section B.8).
+
+    Relations, each with a test of its name: it does not depend on the gradient's scale nor on what
+    is added to a row.
+
+    Args:
+      learning_rate: a number or a schedule.
+      method: "svd" (exact), "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
+      coefficients: of Newton-Schulz; the paper's are (1.5, -0.5, 0).
+      steps: Newton-Schulz iterations.
+      norm: what Newton-Schulz divides by, see `orthogonalize`.
+      head_wise: whether query and key kernels `(D, H, K)` are one matrix per head.
+      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+
+    Returns:
+      The transformation for the whole tree of parameters.
+
+    Raises:
+      ValueError: naming the argument or parameter that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.swan(1e-3)
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+
+    References:
+      Ma et al., `SWAN <https://arxiv.org/abs/2412.13148>`_, 2024; as Eqs 30-32 and section B.8 of
+      Gong et al., `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_.
+    """
+    return assemble(
+        scale_by_swan(
+            method=method,
+            coefficients=coefficients,
+            steps=steps,
+            norm=norm,
+        ),
+        learning_rate,
+        MatrixRule(matrices, weight_dimension_numbers, head_wise),
+        stack=stack,
+        weight_decay=weight_decay,
+        weight_decay_mask=weight_decay_mask,
+        adam_learning_rate=adam_learning_rate,
+        adam_b1=adam_b1,
+        adam_b2=adam_b2,
+        adam_eps=adam_eps,
+        adam_weight_decay=adam_weight_decay,
+    )

@@ -1,0 +1,629 @@
+"""Low-rank methods against their transcriptions, and what holds of every subspace.
+
+Where a gradient's rank is below that of the subspace, the last columns of a basis are arbitrary;
+the transcription is then given the bases that were found.
+"""
+
+import functools
+import itertools
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close
+from reference import alice as alice_reference
+from reference import galore as galore_reference
+from reference.sumo import sumo as sumo_reference
+
+import curvax
+from curvax import policies, subspaces
+from curvax.transforms._keys import key_for
+from curvax.transforms._subspace_bases import SubspaceCheck, complement_basis
+
+STEPS = 30
+RANK = 3
+SHAPES = {"wide": (6, 9), "tall": (11, 5), "square": (7, 7)}
+
+
+def _gradients(shape, seed=0):
+    """Noise about a mean of well separated directions."""
+    generator = np.random.default_rng([seed, *shape])
+    m, n = shape
+    left, _ = np.linalg.qr(generator.standard_normal((m, m)))
+    right, _ = np.linalg.qr(generator.standard_normal((n, n)))
+    k = min(m, n)
+    mean = (left[:, :k] * 4.0 ** -np.arange(k)) @ right[:, :k].T
+    return [8 * mean + 0.3 * generator.standard_normal(shape) for _ in range(STEPS)]
+
+
+GRADIENTS = {name: _gradients(shape) for name, shape in SHAPES.items()}
+
+
+def _trajectories(transformation, gradients=GRADIENTS, dtype="float64"):
+    """Directions and states of all steps for all shapes, from one program."""
+    stacked = {name: jnp.asarray(np.stack(g), dtype) for name, g in gradients.items()}
+
+    def step(state, gradient):
+        direction, state = transformation.update(gradient, state)
+        return state, (direction, state)
+
+    def run(stacked):
+        first = jax.tree.map(lambda g: g[0], stacked)
+        return jax.lax.scan(step, transformation.init(first), stacked)[1]
+
+    return jax.tree.map(np.asarray, jax.jit(run)(stacked))
+
+
+def _due(period, offset=0):
+    return [t for t in range(1, STEPS + 1) if t == 1 or (t - offset) % period == 0]
+
+
+def _oriented(name, x, side="smaller"):
+    """A state of ours as the transcription has it, with the projected side on the left."""
+    m, n = SHAPES[name]
+    right = side == "right" or (side == "smaller" and m > n)
+    return np.swapaxes(x, -1, -2) if right else np.asarray(x)
+
+
+CONDITION = 1e4  # gaps between singular values; the smallest second moments
+
+
+def _assert_follows(transformation, reference, moments=("mu", "nu")):
+    """Every direction, basis and moment of every shape is the transcription's."""
+    with jax.enable_x64(True):
+        directions, states = _trajectories(transformation)
+        state = (
+            states[0] if isinstance(states, tuple) and hasattr(states[0], "subspaces") else states
+        )
+        for name, gradients in GRADIENTS.items():
+            subspace = jax.tree.map(lambda x: x, state.subspaces[name])
+            desired, theirs = reference(gradients, subspace)
+            assert_close(directions[name], np.stack(desired), 64, condition=CONDITION)
+            if subspace.basis is not None:
+                bases = np.stack([s["U"] for s in theirs])
+                assert_close(subspace.basis, bases, 64, condition=CONDITION)
+            inner = state.inner
+            for field, key in zip(moments, ("m", "v"), strict=True):
+                found = _oriented(name, getattr(inner, field)[name])
+                wanted = np.stack([s[key] for s in theirs])
+                assert_close(found, wanted, 64, condition=CONDITION)
+    return state
+
+
+@pytest.mark.parametrize("period", [1, 4, 7])
+def test_galore_follows_the_transcription(period):
+    state = _assert_follows(
+        curvax.scale_by_galore(rank=RANK, refresh=period),
+        lambda g, _: galore_reference.galore(g, rank=RANK, K=period),
+    )
+    assert state.subspaces["wide"].refreshes[-1] == len(_due(period))
+
+
+FIRA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "complement": ({}, {}),
+    "official": (
+        {"residual": "scaled", "scale_compensation": False},
+        {"residual": "scaled", "scale_compensation": False},
+    ),
+    "plus": ({"plus": 0.4}, {"plus": True}),
+    "unlimited": ({"gamma": float("inf")}, {"limiter": False}),
+}
+
+
+@pytest.mark.parametrize("variant", FIRA)
+def test_fira_follows_the_transcription(variant):
+    ours, theirs = FIRA[variant]
+    _assert_follows(
+        curvax.scale_by_fira(rank=RANK, refresh=4, **ours),
+        lambda g, _: galore_reference.fira(g, rank=RANK, K=4, **theirs),
+    )
+
+
+def _draws(subspace, period, mixed):
+    """The transcription's random choices, from the keys in our state."""
+    due = _due(period)
+
+    def key(t):
+        own = key_for(subspace.key[0], jnp.int32(due.index(t)))
+        return jax.random.split(own)[1] if mixed else own
+
+    return {
+        "draw": lambda t, available, count: np.asarray(
+            jax.random.permutation(key(t), available)[:count]
+        ),
+        "gaussian": lambda t, shape: np.asarray(jax.random.normal(key(t), shape, "float64")),
+        "complement": lambda t, u: np.asarray(complement_basis(jnp.asarray(u))),
+    }
+
+
+ALICE: dict[str, dict[str, Any]] = {
+    "alice": {},
+    "alice_0": {"tracking": False},
+    "full_basis": {"switching": "full_basis"},
+    "gaussian_mix": {"switching": "gaussian_mix"},
+    "gaussian": {"switching": "gaussian"},
+    "no switch": {"switching": "none"},
+    "evd": {"switching": "evd"},
+    "fira": {"compensation": "fira"},
+    "fira+": {"compensation": "fira+"},
+    "none": {"compensation": "none", "bias_correction": True, "eps": 1e-8},
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "period"), [("alice", 1), ("alice", 7), *((variant, 4) for variant in ALICE)]
+)
+def test_alice_follows_the_transcription(variant, period):
+    options = {"rank": RANK, "leading": 2, "b3": 0.9, **ALICE[variant]}
+    state = _assert_follows(
+        curvax.scale_by_alice(refresh=period, **options),
+        lambda g, subspace: alice_reference.alice(
+            g, K=period, **_draws(subspace, period, variant != "gaussian"), **options
+        ),
+    )
+    assert (state.subspaces["wide"].tracked is None) == (variant == "alice_0")
+
+
+def test_alices_tracked_moment_and_energies_follow_the_transcription():
+    with jax.enable_x64(True):
+        transformation = curvax.scale_by_alice(rank=RANK, leading=2, b3=0.9, refresh=4)
+        _, (state, _) = _trajectories(transformation)
+        for name, gradients in GRADIENTS.items():
+            subspace = state.subspaces[name]
+            _, theirs = alice_reference.alice(
+                gradients, rank=RANK, leading=2, b3=0.9, K=4, **_draws(subspace, 4, True)
+            )
+            for ours, key in (
+                (subspace.tracked, "Q_tilde"),
+                (subspace.compensation.energy, "p"),
+                (subspace.compensation.norm, "phi"),
+            ):
+                assert_close(ours, np.stack([s[key] for s in theirs]), 64, condition=CONDITION)
+
+
+APOLLO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "random": ({}, {}),
+    "svd": ({"variant": "svd"}, {"variant": "svd"}),
+    "mini": ({"variant": "mini"}, {"mini": True, "rank": 1}),
+    "official": (
+        {"gamma": 1.01, "sqrt_scale": True, "scale": 4.0},
+        {"limiter": True, "sqrt_scale": True, "alpha": 4.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", APOLLO)
+def test_apollo_follows_the_transcription(variant):
+    ours, theirs = APOLLO[variant]
+    due = _due(4)
+
+    def reference(gradients, subspace):
+        rank = theirs.get("rank", RANK)
+        rows = min(gradients[0].shape)
+
+        def projection(t):
+            key = key_for(subspace.key[0], jnp.int32(due.index(t)))
+            return np.asarray(jax.random.normal(key, (rows, rank), "float64")) / np.sqrt(rank)
+
+        given = None if variant == "svd" else projection
+        return galore_reference.apollo(
+            gradients, **{"rank": RANK, "K": 4, "projection": given, **theirs}
+        )
+
+    state = _assert_follows(curvax.scale_by_apollo(rank=RANK, refresh=4, **ours), reference)
+    assert (state.subspaces["wide"].basis is None) == (variant != "svd")
+
+
+SUMO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {"limiter": True}),
+    "average": ({"accumulate": "ema", "b1": 0.8}, {"momentum": "ema", "mu": 0.8}),
+    "by Newton-Schulz": ({"method": "newton_schulz"}, {"exact": False, "limiter": True}),
+    "smaller side": ({"side": "smaller"}, {}),
+    "shape": ({"scale": 4.0}, {"alpha": 4.0}),
+}
+
+
+@pytest.mark.parametrize(
+    ("variant", "period"), [("plain", 1), ("plain", 7), *((variant, 4) for variant in SUMO)]
+)
+def test_sumo_follows_the_transcription(variant, period):
+    ours, theirs = SUMO[variant]
+    transformation = curvax.scale_by_sumo(
+        rank=RANK, refresh=period, basis=subspaces.svd(), gamma=1.1, **ours
+    )
+    with jax.enable_x64(True):
+        directions, (state, _) = _trajectories(transformation)
+        for name, gradients in GRADIENTS.items():
+            options = dict(theirs)
+            if "side" in ours:
+                m, n = SHAPES[name]
+                options["side"] = "left" if m <= n else "right"
+            desired, states = sumo_reference(gradients, rank=RANK, period=period, **options)
+            assert_close(directions[name], np.stack(desired), 64, condition=CONDITION)
+            moments = np.stack([s["M"] for s in states])
+            assert_close(state.inner[0].mu[name], moments, 64, condition=CONDITION)
+            bases = np.stack([s["Q"] for s in states])
+            assert_close(state.subspaces[name].basis, bases, 64, condition=CONDITION)
+    assert state.subspaces["wide"].refreshes[-1] == len(_due(period, 1))
+
+
+def test_sumo_refreshed_by_norm_follows_the_transcription():
+    gradients = {
+        name: [g * (0.01 if t % 5 == 3 else 1) for t, g in enumerate(gs)]
+        for name, gs in GRADIENTS.items()
+    }
+    norms = [np.linalg.norm(g) for gs in gradients.values() for g in gs]
+    threshold = float(np.exp(np.mean(np.log([min(norms), max(norms)]))))
+    transformation = curvax.scale_by_sumo(
+        rank=RANK, refresh=policies.below_norm(threshold), basis=subspaces.svd()
+    )
+    with jax.enable_x64(True):
+        directions, (state, _) = _trajectories(transformation, gradients)
+        for name, gs in gradients.items():
+            desired, states = sumo_reference(gs, rank=RANK, threshold=threshold, limiter=True)
+            assert_close(directions[name], np.stack(desired), 64, condition=CONDITION)
+            refreshed = np.cumsum([s["refreshed"] for s in states])
+            assert_close(state.subspaces[name].refreshes, refreshed, factor=0)
+            assert 1 < refreshed[-1] < STEPS
+
+
+def test_given_the_bases_rank_deficient_gradients_follow_the_transcription():
+    """Rank 1 below the subspace's 3, in float64, with every compensation."""
+    generator = np.random.default_rng(5)
+    shapes = {"wide": (6, 9), "tall": (11, 5)}
+    gradients = {
+        name: [
+            np.outer(generator.standard_normal(m), generator.standard_normal(n))
+            for _ in range(STEPS)
+        ]
+        for name, (m, n) in shapes.items()
+    }
+    with jax.enable_x64(True):
+        directions, (state, _) = _trajectories(
+            curvax.scale_by_fira(rank=RANK, refresh=4, gamma=float("inf")), gradients
+        )
+        for name, gs in gradients.items():
+            bases = state.subspaces[name].basis
+            desired, _ = galore_reference.fira(
+                gs,
+                rank=RANK,
+                K=4,
+                basis=lambda t, _: np.asarray(bases[t - 1]),  # noqa: B023
+                limiter=False,  # at a refresh only rounding is outside, of which no norm is sure
+            )
+            # At step 1 Adam raises rounding by the inverse of its epsilon.
+            assert_close(directions[name], np.stack(desired), 64, condition=1e8)
+
+
+@functools.cache
+def _subspace_runs(dtype="float32"):
+    """States of in_subspace for every finder, over all steps."""
+    found = {}
+    for name, basis in FINDERS.items():
+        transformation = curvax.in_subspace(
+            optax.scale_by_adam(),
+            RANK,
+            basis=basis,
+            refresh=curvax.every(4),
+            carry=subspaces.rotate() if basis.kept else None,
+            compensation=subspaces.optimal(),
+            tracking=basis.kept,
+        )
+        found[name] = _trajectories(transformation, dtype=dtype)
+    return found
+
+
+FINDERS = {
+    "svd": subspaces.svd(),
+    "randomized": subspaces.randomized(2),
+    "iterated": subspaces.iterated(),
+    "by QR": subspaces.iterated(rotate=False),
+    "complement": subspaces.complement(2),
+    "full_basis": subspaces.full_basis(1),
+    "complement of a random one": subspaces.complement(2, subspaces.randomized(2)),
+    "gaussian_mix": subspaces.gaussian_mix(2),
+    "gaussian": subspaces.gaussian(kept=False),
+}
+
+
+@pytest.mark.parametrize("finder", FINDERS)
+def test_bases_are_what_they_say_and_every_field_advances(finder):
+    directions, states = _subspace_runs()[finder]
+    basis = FINDERS[finder]
+    for name in SHAPES:
+        assert np.isfinite(directions[name]).all()
+        subspace = states.subspaces[name]
+        assert subspace.refreshes[-1] == len(_due(4)) and not subspace.rejected.any()
+        if basis.orthonormal:
+            gram = np.asarray(subspace.basis.mT @ subspace.basis)
+            eye = np.broadcast_to(np.eye(RANK), gram.shape)
+            assert_close(gram, eye, 32, eps=float(np.finfo("float32").eps))
+        if basis.kept:
+            moved = [
+                t
+                for t in range(2, STEPS + 1)
+                if (subspace.basis[t - 1] != subspace.basis[t - 2]).any()
+            ]
+            assert moved == _due(4)[1:]
+        for field in ("tracked", "compensation"):
+            for leaf in jax.tree.leaves(getattr(subspace, field)):
+                for before, after in itertools.pairwise(leaf):
+                    assert (before != after).any(), (field, name)
+        for moment in (states.inner.mu[name], states.inner.nu[name]):
+            assert all((x != y).any() for x, y in itertools.pairwise(moment))
+
+
+def test_turning_the_gradients_turns_the_directions():
+    """With leading singular vectors `f(Q G) = Q f(G)` on the left; transposing swaps the sides."""
+    q, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((6, 6)))
+    gradients = GRADIENTS["wide"]
+    turned = {"turned": [q @ g for g in gradients], "transposed": [g.T for g in gradients]}
+    with jax.enable_x64(True):
+        for method in (curvax.scale_by_alice, curvax.scale_by_fira):
+            options = {"switching": "evd"} if method is curvax.scale_by_alice else {}
+            direction = method(rank=RANK, refresh=4, **options)
+            plain, _ = _trajectories(direction, {"x": gradients})
+            found, _ = _trajectories(direction, turned)
+            # The sign of a column is fixed by its largest entry, which turning changes, and moments
+            # that are kept see it: compare up to the first refresh after the first.
+            assert_close(found["turned"][:3], q @ plain["x"][:3], 64, condition=CONDITION)
+            assert_close(found["transposed"], plain["x"].mT, 64, condition=CONDITION)
+
+
+def test_with_rotate_the_signs_of_a_basis_do_not_matter():
+    q, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((6, 6)))
+    gradients = GRADIENTS["wide"]
+    direction = curvax.scale_by_sumo(rank=RANK, refresh=4, basis=subspaces.svd(), side="left")
+    with jax.enable_x64(True):
+        plain, _ = _trajectories(direction, {"x": gradients})
+        turned, _ = _trajectories(direction, {"x": [q @ g for g in gradients]})
+        assert_close(turned["x"], q @ plain["x"], 64, condition=CONDITION)
+
+
+def test_carry_rules_are_their_formulas():
+    turn = jnp.asarray(np.linalg.qr(np.random.default_rng(2).standard_normal((3, 3)))[0], "float32")
+    moment = jnp.arange(12.0).reshape(3, 4)
+    assert_close(subspaces.rotate().first(moment, turn), turn @ moment, 4)
+    assert_close(subspaces.rotate().second(moment, turn), turn**2 @ moment, 4)
+    assert (subspaces.rotate().second(moment, turn) >= 0).all()
+    for kind in ("first", "second"):
+        assert_close(getattr(subspaces.keep(), kind)(moment, turn), moment, factor=0)
+        assert_close(getattr(subspaces.reset(), kind)(moment, turn), 0 * moment, factor=0)
+
+
+@pytest.mark.parametrize("carry", ["rotate", "reset"])
+def test_moments_follow_a_change_of_basis(carry):
+    inner = optax.scale_by_adam(0.9, 0.99)
+    rule = getattr(subspaces, carry)()
+    direction = curvax.in_subspace(
+        inner, RANK, basis=subspaces.svd(), refresh=curvax.every(4), carry=rule
+    )
+    with jax.enable_x64(True):
+        _, states = _trajectories(direction)
+        for name in ("wide", "tall"):
+            basis = states.subspaces[name].basis
+            mu, nu = (_oriented(name, x[name]) for x in (states.inner.mu, states.inner.nu))
+            for t in (3, 4):  # before and at the refresh of step 4
+                g = _oriented(name, GRADIENTS[name][t - 1])
+                turn = basis[t - 1].T @ basis[t - 2]
+                before = (mu[t - 2], nu[t - 2])
+                if t == 4:
+                    before = (rule.first(before[0], turn), rule.second(before[1], turn))
+                sigma = basis[t - 1].T @ g
+                assert_close(mu[t - 1], 0.9 * before[0] + 0.1 * sigma, 64)
+                assert_close(nu[t - 1], 0.99 * before[1] + 0.01 * sigma**2, 64)
+
+
+def test_a_state_of_unknown_fields_cannot_be_carried():
+    class State(dict):
+        pass
+
+    def init(params):
+        return {"memory": params}
+
+    inner = optax.GradientTransformation(init, lambda u, s, p=None: (u, s))
+    for carry in (subspaces.rotate(), subspaces.reset()):
+        direction = curvax.in_subspace(
+            inner, 2, basis=subspaces.svd(), refresh=curvax.every(2), carry=carry
+        )
+        with pytest.raises(ValueError, match="how it follows a change of basis is known for"):
+            direction.init(jnp.zeros((4, 6)))
+    kept = curvax.in_subspace(inner, 2, basis=subspaces.svd(), refresh=curvax.every(2))
+    kept.init(jnp.zeros((4, 6)))
+
+
+ELEMENTS = {
+    "galore": (curvax.scale_by_galore, lambda m, n, r: m * r + 2 * n * r),
+    "fira": (curvax.scale_by_fira, lambda m, n, r: m * r + 2 * n * r + 1),
+    "alice": (curvax.scale_by_alice, lambda m, n, r: m * r + 2 * n * r + n + r * r + 1),
+    "apollo": (curvax.scale_by_apollo, lambda m, n, r: 2 * n * r + 1),
+    "sumo": (curvax.scale_by_sumo, lambda m, n, r: m * r + n * r + 1),
+}
+
+
+@pytest.mark.parametrize("method", ELEMENTS)
+@pytest.mark.parametrize("shape", [(16, 40), (40, 16)])
+def test_state_elements_are_the_formula(method, shape):
+    make, formula = ELEMENTS[method]
+    state = jax.eval_shape(make(rank=4).init, jnp.zeros(shape))
+    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
+    # φ of a limiter is one of them; SUMO projects the larger side, the others the smaller.
+    assert sum(x.size for x in floats) == formula(*sorted(shape), 4)
+
+
+def test_zero_gradients_leave_a_subspace_alone_until_there_is_one():
+    gradients = {"x": [np.zeros((6, 9))] * 2 + GRADIENTS["wide"][2:]}
+    for method in (curvax.scale_by_alice, curvax.scale_by_sumo, curvax.scale_by_apollo):
+        directions, states = _trajectories(method(rank=RANK, refresh=7), gradients, "float32")
+        state = next(s for s in states if hasattr(s, "subspaces"))
+        subspace = state.subspaces["x"]
+        assert np.isfinite(directions["x"]).all() and not directions["x"][:2].any()
+        assert subspace.refreshes[:3].tolist() == [0, 0, 1]
+        assert subspace.rejected[:3].tolist() == [1, 2, 2]
+        assert directions["x"][2].any()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_basis_that_is_not_finite_is_not_used(bad):
+    gradients = {"x": [g.copy() for g in GRADIENTS["wide"]]}
+    gradients["x"][3][0, 0] = bad  # at the refresh of step 4
+    direction = curvax.in_subspace(
+        optax.identity(), RANK, basis=subspaces.svd(), refresh=curvax.every(4)
+    )
+    _, states = _trajectories(direction, gradients, "float32")
+    subspace = states.subspaces["x"]
+    assert_close(subspace.basis[3], subspace.basis[2], factor=0)
+    assert subspace.rejected[-1] == 1 and np.isfinite(subspace.basis).all()
+
+
+@pytest.mark.parametrize("finder", ["svd", "randomized", "complement", "gaussian_mix"])
+def test_bases_do_not_depend_on_the_gradients_scale(finder):
+    gradient = jnp.asarray(GRADIENTS["wide"][0], "float32")
+    direction = curvax.in_subspace(
+        optax.identity(), RANK, basis=FINDERS[finder], refresh=curvax.every(1)
+    )
+    step = jax.jit(direction.update)
+    bases = [
+        step(gradient * jnp.float32(2.0**power), direction.init(gradient))[1].subspaces.basis
+        for power in (0, -100, 100)
+    ]
+    assert_close(bases[1:], [bases[0]] * 2, factor=0)
+
+
+def test_keys_do_not_depend_on_the_stack():
+    params = {"a": {"kernel": jnp.ones((3, 6, 8))}, "b": {"kernel": jnp.ones((6, 8))}}
+    axes = {"a/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+    inner = curvax.scale_by_apollo(rank=2)
+    keys = []
+    for stack in (True, False):
+        view = curvax.on_matrices(inner, weight_dimension_numbers=axes, stack=stack)
+        state = view.init(params)
+        keys.append(
+            [
+                next(x for p, x in curvax.state_of(view, params, state, name).items() if "key" in p)
+                for name in ("a/kernel", "b/kernel")
+            ]
+        )
+    assert_close(keys[0], keys[1], factor=0)
+    assert len({tuple(map(int, row)) for key in keys[0] for row in key}) == 4
+    other = curvax.on_matrices(
+        curvax.scale_by_apollo(rank=2, seed=1), weight_dimension_numbers=axes
+    ).init(params)
+    assert not (jax.tree.leaves(other.inner[0].subspaces["6x8"].key)[0][:3] == keys[0][0]).all()
+
+
+@pytest.mark.parametrize("finder", ["randomized", "iterated", "by QR"])
+def test_the_gradients_gram_matrix_is_never_formed(finder):
+    m, n = 64, 80
+    direction = curvax.in_subspace(
+        optax.identity(), RANK, basis=FINDERS[finder], refresh=curvax.every(4, first=False)
+    )
+    basis = FINDERS[finder]
+    gradient = jnp.zeros((m, n))
+    check = SubspaceCheck(
+        gradient, gradient[:, :RANK], None, None, jnp.bool_(False), jax.random.key(0)
+    )
+    jaxpr = jax.make_jaxpr(lambda g: basis.find(check._replace(gradient=g), RANK))(gradient)
+    start = "svd" if "iterated" in finder or "QR" in finder else None
+    text = str(jaxpr)
+    assert f"f32[{m},{m}]" not in text.split("branches")[0] or start
+    hlo = jax.jit(direction.update).lower(gradient, direction.init(gradient)).as_text()
+    assert f"tensor<{m}x{m}xf32>" not in hlo or start
+
+
+def test_randomized_bases_capture_nearly_all_that_the_exact_ones_do():
+    m, n, rank = 96, 160, 12
+    generator = np.random.default_rng(3)
+    left = np.linalg.qr(generator.standard_normal((m, m)))[0]
+    right = np.linalg.qr(generator.standard_normal((n, m)))[0]
+    for power, least in ((1.0, 0.99), (0.5, 0.95)):
+        g = jnp.asarray((left * np.arange(1, m + 1) ** -power) @ right.T, "float32")
+        check = SubspaceCheck(g, g[:, :rank], None, None, jnp.bool_(True), jax.random.key(0))
+        energies = [
+            float(jnp.sum((basis.find(check, rank).T @ g) ** 2))
+            for basis in (subspaces.randomized(), subspaces.svd())
+        ]
+        assert least * energies[1] <= energies[0] <= 1.0001 * energies[1]
+
+
+def test_summaries_show_the_rank_and_errors_name_the_parameter():
+    params = {"small": {"kernel": jnp.ones((3, 9))}, "large": {"kernel": jnp.ones((12, 10))}}
+    text = curvax.summarize(curvax.galore(0.1, rank=5), params)
+    assert "3×9 in stack 3x9; rank 3 instead of 5 on the left" in text
+    assert "12×10 in stack 12x10; rank 5 on the right" in text
+    with pytest.raises(
+        ValueError, match=r"rank must be at most 3 for the parameter 'small/kernel'"
+    ):
+        curvax.galore(0.1, rank=5, clamp_rank=False).init(params)
+
+
+IN_SUBSPACE: dict[str, Any] = {"basis": subspaces.svd(), "refresh": curvax.every(2)}
+BAD = {
+    "rank": (lambda: curvax.galore(0.1, rank=0), "rank must be an integer of at least 1, got 0"),
+    "leading": (lambda: curvax.alice(0.1, leading=-1), "leading must be an integer"),
+    "switching": (lambda: curvax.alice(0.1, switching="x"), "switching must be one of"),
+    "compensation": (lambda: curvax.alice(0.1, compensation="x"), "compensation must be one of"),
+    "a compensation": (
+        lambda: curvax.in_subspace(optax.identity(), 2, compensation=1, **IN_SUBSPACE),
+        "compensation must be None or a value",
+    ),
+    "carry": (lambda: curvax.galore(0.1, carry="rotate"), "carry must be a value"),
+    "basis": (lambda: curvax.galore(0.1, basis="svd"), "basis must be a basis such as"),
+    "side": (lambda: curvax.galore(0.1, side="both"), "side must be one of"),
+    "refresh": (
+        lambda: curvax.galore(0.1, refresh=policies.foam(5, threshold=0.5, max_damping=1e-3)),
+        "refresh of a subspace must be",
+    ),
+    "residual": (lambda: curvax.fira(0.1, residual="x"), "residual must be one of"),
+    "plus": (lambda: curvax.fira(0.1, plus=-1.0), "plus must be a number in"),
+    "plus and residual": (
+        lambda: curvax.fira(0.1, plus=0.4, residual="scaled"),
+        "residual must be 'complement' for Fira",
+    ),
+    "gamma": (lambda: curvax.alice(0.1, gamma=0.5), "gamma must be a number in"),
+    "scale": (lambda: curvax.galore(0.1, scale=-1.0), "scale must be a number in"),
+    "compensation_scale": (
+        lambda: curvax.alice(0.1, compensation_scale=-1.0),
+        "compensation_scale must be a number in",
+    ),
+    "variant": (lambda: curvax.apollo(0.1, variant="x"), "variant must be one of"),
+    "inner": (lambda: curvax.in_subspace(1, 2, **IN_SUBSPACE), "inner must be an Optax"),
+    "b3": (lambda: curvax.alice(0.1, b3=1.0), "b3 must be a number in"),
+    "threshold": (lambda: policies.below_norm(-1.0), "threshold must be a number in"),
+    "check_every": (lambda: policies.below_norm(1.0, check_every=0), "check_every must be"),
+    "oversampling": (lambda: subspaces.randomized(-1), "oversampling must be an integer"),
+    "finder": (
+        lambda: subspaces.complement(2, subspaces.gaussian()),
+        "finder must give an orthonormal basis",
+    ),
+    "drawn anew": (
+        lambda: curvax.in_subspace(
+            optax.identity(),
+            2,
+            basis=subspaces.gaussian(kept=False),
+            refresh=curvax.every(2),
+            carry=subspaces.rotate(),
+        ),
+        "basis is drawn anew at each step",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_named(name):
+    make, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_parameters_key_is_its_paths():
+    """Written down, so that keys stay the same in later versions."""
+    state = curvax.scale_by_apollo(rank=1, seed=3).init({"a": jnp.zeros((2, 2))})[0]
+    own = jax.random.fold_in(jax.random.key(3, impl="threefry2x32"), zlib.crc32(b"a"))
+    assert_close(
+        state.subspaces["a"].key, jax.random.key_data(jax.random.fold_in(own, 0)), factor=0
+    )

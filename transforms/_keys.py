@@ -1,0 +1,67 @@
+"""Random keys, one for every matrix, that do not depend on how matrices are stacked.
+
+A matrix's key comes from a seed, the path of its parameter and its place within the parameter.
+`on_matrices` says which parameters' matrices a stack holds; elsewhere a leaf's own path counts.
+Keys are kept as uint32 key data, which every checkpoint format can store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+IMPLEMENTATION = "threefry2x32"
+
+Members = tuple[tuple[str, int], ...]  # names of parameters and how many matrices each has
+
+_members: contextvars.ContextVar[dict[str, Members] | None] = contextvars.ContextVar(
+    "members", default=None
+)
+
+
+@contextlib.contextmanager
+def members_of(stacks: dict[str, Members]) -> Iterator[None]:
+    """Says inside which parameters' matrices the leaves of each key hold."""
+    token = _members.set(stacks)
+    try:
+        yield
+    finally:
+        _members.reset(token)
+
+
+def matrix_names(tree: Any) -> list[Members]:
+    """For every leaf `(..., m, n)` the parameters whose matrices it holds, in order."""
+    stacks = _members.get() or {}
+    names = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        names.append(stacks.get(name, ((name, math.prod(leaf.shape[:-2])),)))
+    return names
+
+
+def matrix_keys(tree: Any, seed: int) -> Any:
+    """A tree like `tree`, whose leaves are `(..., m, n)`, with uint32 key data `(..., 2)`."""
+    leaves, treedef = jax.tree.flatten(tree)
+    base = jax.random.key(seed, impl=IMPLEMENTATION)
+
+    def keys_of(members: Members, batch: tuple[int, ...]) -> jax.Array:
+        parts = []
+        for name, count in members:
+            own = jax.random.fold_in(base, zlib.crc32(name.encode()))
+            parts.append(jax.vmap(lambda i, own=own: jax.random.fold_in(own, i))(jnp.arange(count)))
+        return jax.random.key_data(jnp.concatenate(parts)).reshape(*batch, -1)
+
+    pairs = zip(matrix_names(tree), leaves, strict=True)
+    return treedef.unflatten([keys_of(members, leaf.shape[:-2]) for members, leaf in pairs])
+
+
+def key_for(data: jax.Array, number: jax.Array) -> jax.Array:
+    """The key of the draw of this number, from a matrix's key data `(2,)`."""
+    return jax.random.fold_in(jax.random.wrap_key_data(data, impl=IMPLEMENTATION), number)

@@ -1,0 +1,389 @@
+r"""Element-wise transformations in low-rank subspaces of the gradients.
+
+For a gradient $G$ `(m, n)` whose rows are projected, a basis $U$ `(m, r)` of its last refresh and
+any transformation $f$,
+
+$$\sigma = U^\top G, \qquad \Delta = f(\sigma), \qquad D = U \Delta + C$$
+
+with a compensation $C$ for what lies outside the subspace (`_compensation.py`), or none. On the
+right side everything is transposed: $U$ `(n, r)`, $\sigma = G U$ `(m, r)`. Before the first refresh
+$U$ is the first `r` columns of the identity. A refresh at a step comes before the projection.
+
+*Tracking.* $\tilde Q \leftarrow b_3 \tilde Q + (1-b_3)\,\sigma\sigma^\top$ `(r, r)` remembers the
+energies within the subspace for the next basis (`_subspace_bases.py`). *Moments* of $f$ follow a
+change of basis by a rule (`_carry.py`), $\tilde Q$ as a first moment on both sides.
+
+*Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A basis that is not
+finite, or would come from zeros alone, is not used: the last one stays, `rejected` counts it, and
+as long as there has been none, every step tries again. *Random draws* of a refresh come from the
+key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr` FLOPs between refreshes, `2r²n` more
+with tracking, one pass over `G` more with compensation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ._below_norm import check_subspace_refresh
+from ._carry import Carry, find_moments, keep
+from ._compensation import Compensation, Parts, check_compensation
+from ._due import visit_due
+from ._keys import key_for, matrix_keys, matrix_names
+from ._recording import record
+from ._refresh import Every
+from ._scaling import power_of_two
+from ._statistic import has_side
+from ._subspace_bases import BasisFinder, SubspaceCheck, check_finder
+from ._trees import map_unzip, widened
+from ._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
+
+SIDES = ("smaller", "larger", "left", "right", "std")
+
+
+class Subspace(NamedTuple):
+    """The subspace of a batch of matrices; `d` is `m` on the left and `n` on the right."""
+
+    basis: jax.Array | None  # U (..., d, r); None if it is drawn from the key at each step
+    tracked: jax.Array | None  # Q̃ (..., r, r), with tracking
+    key: jax.Array  # uint32 (..., 2)
+    refreshes: jax.Array  # bases computed, int32 (...)
+    rejected: jax.Array  # refreshes without a usable basis, int32 (...)
+    compensation: Any  # state of the compensation
+
+
+class SubspaceState(NamedTuple):
+    """State of `in_subspace`."""
+
+    count: jax.Array  # t, int32 scalar
+    subspaces: Any  # a Subspace for every leaf
+    inner: Any  # state of the inner transformation, for the projected matrices
+
+
+class RankRecord(NamedTuple):
+    """What `recording` collects of a stack of matrices: their rank."""
+
+    shape: tuple[int, int]
+    text: str
+
+
+def in_subspace(
+    inner: optax.GradientTransformation,
+    rank: int,
+    *,
+    basis: BasisFinder,
+    refresh: Any,
+    carry: Carry | None = None,
+    compensation: Compensation | None = None,
+    tracking: bool = False,
+    b3: jax.typing.ArrayLike = 0.999,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """Runs a transformation on gradients projected to a subspace of rank `rank`.
+
+    Args:
+      inner: a transformation of the projected matrices, which sees no parameters, such as
+        `optax.scale_by_adam()`. One that takes norms of whole trees would mix matrices; per matrix
+        there are `limit_norm_growth`, `graft` and `orthogonalize`.
+      rank: dimension of the subspaces.
+      basis: how they are found: a value of `curvax.subspaces`, such as `svd()`.
+      refresh: `every(k)`, or `policies.below_norm(threshold)`.
+      carry: what becomes of moments when a basis changes: `subspaces.keep()` (the default),
+        `rotate()` or `reset()`.
+      compensation: what is made of the rest of the gradient: `None` (nothing),
+        `subspaces.optimal()`, `fira()`, `fira_plus()` or `channel_scaling()`.
+      tracking: whether the energies within the subspace are remembered for the next basis.
+      b3: decay rate of the tracked second moment.
+      side: which side is projected: "smaller" or "larger" of the two orders (left if they are
+        equal), "left" (rows), "right" (columns), or "std": the smaller, right if they are equal.
+      clamp_rank: take `min(m, n)` where the rank is above it, which `summarize` shows; otherwise it
+        is an error.
+      seed: of all random draws.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: naming an argument outside its range, or a leaf that is no matrix.
+
+    Example:
+      >>> import curvax, optax
+      >>> low_rank_lion = curvax.in_subspace(
+      ...     optax.scale_by_lion(),
+      ...     128,
+      ...     basis=curvax.subspaces.randomized(),
+      ...     refresh=curvax.every(200),
+      ...     carry=curvax.subspaces.rotate(),
+      ... )
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    carry = keep() if carry is None else carry
+    check_positive_int("rank", rank)
+    check_finder("basis", basis)
+    check_subspace_refresh(refresh)
+    check_compensation(compensation)
+    if not isinstance(carry, Carry) or callable(carry):
+        raise ValueError(f"carry must be a value such as curvax.subspaces.rotate(), got {carry!r}.")
+    check_bool("tracking", tracking)
+    check_decay("b3", b3)
+    check_choice("side", side, SIDES)
+    check_bool("clamp_rank", clamp_rank)
+    if not basis.kept and (tracking or carry.needs_names):
+        raise ValueError(f"basis is drawn anew at each step: nothing can follow it; got {basis!r}.")
+    rule = SubspaceRule(rank, basis, carry, compensation, b3 if tracking else None, side)
+
+    def init(params: Any) -> SubspaceState:
+        check_matrices(params, "in_subspace")
+        if not clamp_rank:
+            _check_rank(rank, params)
+        projected = jax.tree.map(rule.like_projected, params)
+        inner_state = inner.init(projected)
+        if carry.needs_names:
+            find_moments(inner_state, projected)
+        return SubspaceState(
+            count=jnp.zeros([], jnp.int32),
+            subspaces=jax.tree.map(rule.start, params, matrix_keys(params, seed)),
+            inner=inner_state,
+        )
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        count: Any = optax.safe_increment(state.count)
+        wide = widened(updates)
+        subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
+        bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
+        projected = jax.tree.map(rule.project, wide, bases)
+        moved, inner_state = inner.update(projected, inner_state)
+        directions, subspaces = map_unzip(
+            2, rule.combined, wide, subspaces, bases, projected, moved
+        )
+        directions = jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates)
+        return directions, SubspaceState(count, subspaces, inner_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class SubspaceRule:
+    """The static choices made for all subspaces."""
+
+    rank: int
+    basis: BasisFinder
+    carry: Carry
+    compensation: Compensation | None
+    b3: Any  # None without tracking
+    side: str
+
+    def is_left(self, x: Any) -> bool:
+        """Whether the rows of these matrices are projected."""
+        m, n = x.shape[-2:]
+        if self.side in ("larger", "std"):
+            return m >= n if self.side == "larger" else m < n
+        return has_side(self.side, "left", x.shape)
+
+    def orders(self, x: Any) -> tuple[int, int, int]:
+        """The projected order, the other one, and the rank."""
+        m, n = x.shape[-2:]
+        return (*((m, n) if self.is_left(x) else (n, m)), min(self.rank, m, n))
+
+    def like_projected(self, x: Any) -> jax.Array:
+        """Zeros like σ."""
+        _, columns, rank = self.orders(x)
+        shape = (rank, columns) if self.is_left(x) else (columns, rank)
+        return jnp.zeros((*x.shape[:-2], *shape), jnp.promote_types(x.dtype, jnp.float32))
+
+    def start(self, x: Any, key: jax.Array) -> Subspace:
+        """The subspaces of a batch of matrices before the first step."""
+        rows, columns, rank = self.orders(x)
+        batch, dtype = x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)
+        side = "left" if self.is_left(x) else "right"
+        asked = "" if rank == self.rank else f" instead of {self.rank}"
+        record(RankRecord(x.shape[-2:], f"rank {rank}{asked} on the {side}"))
+        eye = jnp.eye(rows, rank, dtype=dtype)
+        return Subspace(
+            basis=jnp.tile(eye, (*batch, 1, 1)) if self.basis.kept else None,
+            tracked=None if self.b3 is None else jnp.zeros((*batch, rank, rank), dtype),
+            key=key,
+            refreshes=jnp.zeros(batch, jnp.int32),
+            rejected=jnp.zeros(batch, jnp.int32),
+            compensation=None
+            if self.compensation is None
+            else self.compensation.init(batch, columns, dtype),
+        )
+
+    def project(self, g: jax.Array, u: jax.Array) -> jax.Array:
+        """σ."""
+        return u.mT @ g if self.is_left(g) else g @ u
+
+    def check(self, g: jax.Array, subspace: Subspace, number: jax.Array) -> SubspaceCheck:
+        """What the finder sees of a single matrix, scaled by a power of two."""
+        rows, _, rank = self.orders(g)
+        # LAPACK's SVD of an infinite entry may never end; what comes of zeros is not used.
+        g = jnp.where(jnp.isfinite(g).all(), g, 0)
+        exponent = power_of_two(jnp.max(jnp.abs(g)))
+        factor = jnp.ldexp(jnp.ones([], g.dtype), -exponent)
+        basis = jnp.eye(rows, rank, dtype=g.dtype) if subspace.basis is None else subspace.basis
+        return SubspaceCheck(
+            gradient=(g if self.is_left(g) else g.mT) * factor,
+            basis=basis,
+            tracked=None if subspace.tracked is None else subspace.tracked * factor * factor,
+            b3=self.b3,
+            first=subspace.refreshes == 0,
+            key=key_for(subspace.key, number),
+        )
+
+    def visited(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A single matrix's subspace after a refresh, with its moments."""
+        subspace, g, first, second = entry
+        check = self.check(g, subspace, subspace.refreshes)
+        rank = self.orders(g)[2]
+        good = jnp.isfinite(g).all() & jnp.any(g != 0)
+        if subspace.basis is not None:
+            new = self.basis.find(check, rank).astype(g.dtype)
+            if subspace.tracked is not None:
+                good |= jnp.any(subspace.tracked != 0)
+            good &= jnp.isfinite(new).all()
+            used = jnp.where(good, new, subspace.basis)
+            turn = jnp.matmul(used.mT, subspace.basis, precision=jax.lax.Precision.HIGHEST)
+
+            def followed(rule: Any, moment: jax.Array) -> jax.Array:
+                if self.is_left(g):
+                    return rule(moment, turn)
+                return rule(moment.mT, turn).mT
+
+            if self.carry.needs_names:
+                first, second = (
+                    [jnp.where(good, followed(rule, x), x) for x in moments]
+                    for rule, moments in ((self.carry.first, first), (self.carry.second, second))
+                )
+            tracked = subspace.tracked
+            if tracked is not None:
+                half = self.carry.first(tracked, turn)
+                tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
+            subspace = subspace._replace(basis=used, tracked=tracked)
+        subspace = subspace._replace(
+            refreshes=subspace.refreshes + good, rejected=subspace.rejected + ~good
+        )
+        return subspace, g, first, second
+
+    def refreshed(
+        self, gradients: Any, state: SubspaceState, refresh: Any, count: jax.Array
+    ) -> tuple[Any, Any]:
+        """The subspaces after the refreshes due at this step, and the inner state that follows."""
+        matrices, treedef = jax.tree.flatten(gradients)
+        subspaces = treedef.flatten_up_to(state.subspaces)
+        leaves, inner_treedef = jax.tree.flatten(state.inner)
+        first = second = [()] * len(matrices)
+        if self.carry.needs_names:
+            first, second = find_moments(state.inner, jax.tree.map(self.like_projected, gradients))
+        entries = [
+            (subspace, g, [leaves[k] for k in i], [leaves[k] for k in j])
+            for subspace, g, i, j in zip(subspaces, matrices, first, second, strict=True)
+        ]
+
+        def select(i: int, due: jax.Array) -> jax.Array:
+            subspace, g = subspaces[i], matrices[i]
+            never = subspace.refreshes == 0
+            if isinstance(refresh, Every):
+                again = never & (subspace.rejected > 0)
+            else:
+                sigma = self.project(g, self.basis_in_use(g, subspace))
+                norm = jnp.linalg.norm(sigma, axis=(-2, -1))
+                due &= refresh.renews(norm).reshape(-1)
+                again = never
+            return due | again.reshape(-1)
+
+        visited = visit_due(
+            self.visited,
+            entries,
+            [g.shape[:-2] for g in matrices],
+            [float(self.orders(g)[0] * self.orders(g)[1] * self.orders(g)[2]) for g in matrices],
+            refresh.schedule,
+            count,
+            select,
+        )
+        for i, (subspace, _, firsts, seconds) in enumerate(visited):
+            subspaces[i] = subspace
+            places = (*first[i], *second[i])
+            for k, leaf in zip(places, [*firsts, *seconds], strict=True):
+                leaves[k] = leaf
+        return treedef.unflatten(subspaces), inner_treedef.unflatten(leaves)
+
+    def basis_in_use(self, g: jax.Array, subspace: Subspace) -> jax.Array:
+        """U for a batch of matrices: the state's, or drawn from their keys."""
+        if subspace.basis is not None:
+            return subspace.basis
+        rank = self.orders(g)[2]
+
+        def drawn(g: jax.Array, subspace: Subspace) -> jax.Array:
+            return self.basis.find(self.check(g, subspace, subspace.refreshes - 1), rank)
+
+        for _ in g.shape[:-2]:
+            drawn = jax.vmap(drawn)
+        return drawn(g, subspace)
+
+    def combined(
+        self, g: jax.Array, subspace: Subspace, u: jax.Array, sigma: jax.Array, moved: jax.Array
+    ) -> tuple[jax.Array, Subspace]:
+        """The direction and the state after it, of a batch of matrices."""
+        left = self.is_left(g)
+        if subspace.tracked is not None:
+            gram = sigma @ sigma.mT if left else sigma.mT @ sigma
+            tracked = self.b3 * subspace.tracked + (1 - self.b3) * gram
+            subspace = subspace._replace(tracked=tracked)
+        back = functools.partial(self.back, left=left)
+        if self.compensation is None:
+            return back(u, moved), subspace
+        parts = self.parts(g, u, sigma, moved)
+        s, state = self.compensation.scales(parts, subspace.compensation)
+        subspace = subspace._replace(compensation=state)
+        s = s[..., None, :] if left else s[..., None]
+        if self.compensation.residual is None:
+            return g * s, subspace
+        return back(u, moved - self.compensation.residual * sigma * s) + g * s, subspace
+
+    def back(self, u: jax.Array, x: jax.Array, left: bool) -> jax.Array:
+        """What `x` in the subspace is in the whole space."""
+        return u @ x if left else x @ u.mT
+
+    def parts(self, g: jax.Array, u: jax.Array, sigma: jax.Array, moved: jax.Array) -> Parts:
+        """The norms that a compensation sees."""
+        rows, _, rank = self.orders(g)
+        left = self.is_left(g)
+        assert self.compensation is not None
+
+        def squares(x: jax.Array) -> jax.Array:
+            return jnp.sum(x * x, axis=-2 if left else -1)
+
+        gradient, projected, inner = squares(g), squares(sigma), squares(moved)
+        outside = gradient - projected
+        noise = jnp.abs(outside) <= rows * jnp.finfo(g.dtype).eps * gradient
+        outside = jnp.where(noise, 0, outside)
+        rho = self.compensation.residual
+        if rho is None:
+            residual = low_rank = jnp.zeros_like(gradient)
+        elif self.basis.orthonormal:
+            residual = jnp.maximum(outside, 0) + (1 - rho) ** 2 * projected
+            low_rank = jnp.sum(inner, axis=-1)
+        else:
+            residual = squares(g - rho * self.back(u, sigma, left))
+            low_rank = jnp.sum(squares(self.back(u, moved, left)), axis=-1)
+        return Parts(gradient, projected, outside, residual, inner, low_rank, rows - rank)
+
+
+def _check_rank(rank: int, params: Any) -> None:
+    for names, x in zip(matrix_names(params), jax.tree.leaves(params), strict=True):
+        if rank > min(x.shape[-2:]):
+            raise ValueError(
+                f"rank must be at most {min(x.shape[-2:])} for the parameter {names[0][0]!r}, "
+                f"whose matrices are {x.shape[-2]}×{x.shape[-1]}; got {rank}. clamp_rank=True "
+                "takes the largest that there is."
+            )
