@@ -1,13 +1,22 @@
 """Settings for the whole suite: eight simulated devices, and ranks never promoted in silence.
 
-LAPACK gets one thread: its threads and XLA's would wait for each other's cores.
+LAPACK gets one thread: its threads and XLA's would wait for each other's cores. Most of the suite's
+time is compilation of programs that run once, so XLA does not optimize them, unless the caller's
+XLA_FLAGS choose a level: `XLA_FLAGS=--xla_backend_optimization_level=3 pytest` tests what users
+run. Tests that read or compare compiled programs choose it themselves (`helpers.OPTIMIZED`).
 """
 
 import os
 
+from jaxlib.version import __version_info__
+
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
+    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+    if __version_info__ < (0, 11):  # later XLA has no other emitters; these compile 3 times faster
+        os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

@@ -10,6 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxlib.version import __version_info__
+
+# Compiler options that undo tests/conftest.py, for what depends on the compiled program.
+OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
+if __version_info__ < (0, 11):
+    OPTIMIZED["xla_cpu_use_fusion_emitters"] = True
 
 
 def resolution(*arrays: Any) -> float:

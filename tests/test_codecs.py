@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import OPTIMIZED
 
 from curvax.transforms._codec import (
     MAPS,
@@ -25,8 +26,10 @@ from curvax.transforms._codec import (
 )
 from curvax.transforms._triangle import fold, join, strictly_lower, unfold
 
-ENCODE = jax.jit(encode, static_argnums=1)
-DECODE = jax.jit(decode, static_argnums=(1, 2))
+# Optimized: that may not change a bit either.
+compiled = functools.partial(jax.jit, compiler_options=OPTIMIZED)
+ENCODE = compiled(encode, static_argnums=1)
+DECODE = compiled(decode, static_argnums=(1, 2))
 BITS = (4, 8)
 SHAPES = [(1, 9), (13, 10), (2, 2, 4, 4)]
 PRODUCTS = 4  # rounding errors between a scale and a decoded number
@@ -121,7 +124,7 @@ def test_the_four_bit_table_by_hand():
 def test_codes_decode_to_the_table(bits, map, jit):
     """As specified, bit for bit: the integer times 1/T, rounded; and exactly 1 at the ends."""
     codec, codes = Codec(bits, 2**bits, map), jnp.arange(2**bits, dtype=jnp.uint8)[None]
-    read = jax.jit(dequantize, static_argnums=2) if jit else dequantize
+    read = compiled(dequantize, static_argnums=2) if jit else dequantize
     integers = np.array([float(v * codec.unit) for v in _values(bits, map)], np.float32)[None]
     desired = integers * np.float32(1 / codec.unit)
     desired = np.where(abs(integers) == codec.unit, np.sign(integers), desired)
@@ -183,7 +186,7 @@ def test_of_two_codes_equally_near_the_lower_is_taken(dtype, map, bits, layout):
         x, block = (rows.reshape(1, -1), 2) if layout == "many tiles" else (rows, 2**bits)
         codec = Codec(bits, block, map)
 
-        @jax.jit
+        @compiled
         def codes_of(x):
             return quantize(x, tile_scales(x, block), codec)
 
@@ -328,7 +331,7 @@ def test_jit_changes_no_bit(shape, bits, map):
     assert _all_same(ENCODE(x, codec), coded)
     decoded = decode(coded, codec, shape[-1])
     assert _same(DECODE(coded, codec, shape[-1]), decoded)
-    both = jax.jit(lambda x: decode(encode(x, codec), codec, shape[-1]))
+    both = compiled(lambda x: decode(encode(x, codec), codec, shape[-1]))
     assert _same(both(x), decoded)
 
 

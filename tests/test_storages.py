@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, with_spectrum
+from helpers import OPTIMIZED, assert_close, with_spectrum
 from reference.shampoo_4bit import cq, cq_ef, linear2_codebook, load, shampoo_4bit, store, vq
 
 import curvax
@@ -26,7 +26,6 @@ STEPS, T1, T2, B2, BE, EPS = 30, 2, 5, 0.9, 0.8, 1e-6
 MODES = ("vq", "cq", "cq_ef")
 HALF_GAP = float(np.diff(linear2_codebook(4)).max()) / 2
 EPS32 = float(np.finfo(np.float32).eps)
-QUICK = {"xla_backend_optimization_level": 0}  # to compile; the passes over HLO are as always
 
 every_mode = pytest.mark.parametrize("mode", MODES)
 
@@ -53,7 +52,7 @@ def _run(transformation, *runs):
     def trajectory(gradients):
         return jax.lax.scan(step, transformation.init(_at(gradients, 0)), gradients)[1]
 
-    compiled = jax.jit(trajectory).lower(runs[0]).compile(QUICK)
+    compiled = jax.jit(trajectory)
     results = [jax.tree.map(np.asarray, compiled(gradients)) for gradients in runs]
     return results if len(runs) > 1 else results[0]
 
@@ -402,7 +401,7 @@ def test_jit_scan_vmap_and_stacks_agree(mode):
 
         def last(transformation, gradients):
             state = transformation.init(_at(gradients, 0))
-            update = jax.jit(transformation.update).lower(_at(gradients, 0), state).compile(QUICK)
+            update = jax.jit(transformation.update)
             for t in range(6):
                 direction, state = update(_at(gradients, t), state)
             return direction, state
@@ -429,7 +428,7 @@ def test_jit_scan_vmap_and_stacks_agree(mode):
             state, directions = jax.lax.scan(step, transformation.init({"w": g[0]}), g)
             return directions["w"][-1], state.direction.left["w"]
 
-        mapped = jax.jit(jax.vmap(replica, in_axes=1)).lower(pair).compile(QUICK)
+        mapped = jax.jit(jax.vmap(replica, in_axes=1))
         assert_same(*mapped(pair))
 
 
@@ -740,8 +739,8 @@ def test_arguments_at_the_end_of_what_is_allowed():
 
 @pytest.mark.parametrize("layout", ["one stack", "leaf by leaf"])
 def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
-    """Temporaries of a step of 24 factors of order 512: at most two matrices beyond those of
-    float32, whose products are of all matrices at once, and the same as for 6 factors.
+    """Temporaries of a step of 16 factors of order 512: at most two matrices beyond those of
+    float32, whose products are of all matrices at once, and the same as for 4 factors.
 
     All buffers are donated. Without the decompositions, which would take minutes to compile: they
     see one matrix at a time.
@@ -762,11 +761,11 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
         transformation = _shampoo(storage, graft=None, refresh=1000, statistics_every=1)
         state = jax.eval_shape(transformation.init, tree)
         step = jax.jit(transformation.update, donate_argnums=(0, 1)).lower(tree, state)
-        memory: Any = step.compile(QUICK).memory_analysis()
+        memory: Any = step.compile(OPTIMIZED).memory_analysis()
         return memory.temp_size_in_bytes / (4 * order**2)
 
-    dense = temporaries(curvax.dense(), 12)
+    dense = temporaries(curvax.dense(), 8)
     for mode in MODES if layout == "one stack" else ("cq_ef",):
-        few, many = (temporaries(_storage(mode), count) for count in (3, 12))
+        few, many = (temporaries(_storage(mode), count) for count in (2, 8))
         assert many <= dense + 2, f"{mode}: {many:.2f} matrices, {dense:.2f} in float32"
         assert many <= few + 0.1, f"{mode}: {many:.2f} matrices, {few:.2f} of a quarter of them"
