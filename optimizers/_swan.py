@@ -11,6 +11,7 @@ from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._normalize import normalize_rows
 from ..transforms._orthogonalize import orthogonalize
 from ..transforms._polar import Coefficients
+from ..transforms._working_dtype import in_float32
 from ._assemble import assemble
 
 
@@ -22,9 +23,12 @@ def scale_by_swan(
     norm: str = "gram",
 ) -> optax.GradientTransformation:
     """The direction of `swan` on batches of matrices `(..., m, n)`; see there for the arguments."""
-    return optax.chain(
-        normalize_rows(),
-        orthogonalize(method, coefficients=coefficients, steps=steps, eps=0.0, norm=norm),
+    # Centered rows are orthogonal to (1, …, 1) only as exactly as they are kept.
+    return in_float32(
+        optax.chain(
+            normalize_rows(),
+            orthogonalize(method, coefficients=coefficients, steps=steps, eps=0.0, norm=norm),
+        )
     )
 
 

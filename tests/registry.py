@@ -33,6 +33,8 @@ class Row:
 
 FACTORS = frozenset({"statistic", "root", "damping", "proxy", "checks", "refreshes", "rejected"})
 EIGENPAIRS = FACTORS | {"eigenvectors", "eigenvalues"}
+SUBSPACE = frozenset({"key", "refreshes", "rejected"})
+LOW_RANK = {"rank": 3, "refresh": 2, "eps": 0.1}
 ADAM = frozenset({"mu", "nu"})  # of a grafted Adam
 
 REGISTRY = (
@@ -118,5 +120,69 @@ REGISTRY = (
         everything=False,
         fields=frozenset({"statistic", "basis", "mu", "nu"}),
         static=("refresh",),
+    ),
+    Row(
+        name="galore",
+        optimizer=curvax.galore,
+        direction=curvax.scale_by_galore,
+        settings=LOW_RANK,
+        everything=False,
+        fields=SUBSPACE | {"basis", "mu", "nu"},
+        static=("rank", "refresh", "seed"),
+    ),
+    Row(
+        name="fira",
+        optimizer=curvax.fira,
+        direction=curvax.scale_by_fira,
+        settings=LOW_RANK,
+        everything=False,
+        fields=SUBSPACE | {"basis", "mu", "nu", "norm"},
+        static=("rank", "refresh", "seed"),
+    ),
+    Row(
+        name="alice",
+        optimizer=curvax.alice,
+        direction=curvax.scale_by_alice,
+        settings={**LOW_RANK, "leading": 2, "b3": 0.9},
+        everything=False,
+        fields=SUBSPACE | {"basis", "tracked", "mu", "nu", "energy", "norm"},
+        static=("rank", "leading", "refresh", "seed"),
+    ),
+    Row(
+        name="apollo",
+        optimizer=curvax.apollo,
+        direction=curvax.scale_by_apollo,
+        settings=LOW_RANK,
+        everything=False,
+        fields=SUBSPACE | {"mu", "nu", "norm"},
+        static=("rank", "refresh", "seed"),
+    ),
+    Row(
+        name="sumo",
+        optimizer=curvax.sumo,
+        direction=curvax.scale_by_sumo,
+        settings={"rank": 3, "refresh": 2},
+        everything=False,
+        fields=SUBSPACE | {"basis", "mu", "norm"},
+        static=("rank", "steps", "refresh", "seed"),
+    ),
+    Row(
+        name="swan",
+        optimizer=curvax.swan,
+        direction=curvax.scale_by_swan,
+        settings={},
+        everything=False,
+        fields=frozenset(),
+        static=("coefficients", "steps"),
+    ),
+    Row(
+        name="osgdm",
+        optimizer=curvax.osgdm,
+        direction=curvax.scale_by_osgdm,
+        settings={},
+        everything=False,
+        fields=frozenset({"trace"}),
+        static=("steps",),
+        descent={"b1": 0.0},  # steps that are taken in do not change with later learning rates
     ),
 )
