@@ -63,7 +63,8 @@ def sumo(
     State per `m × n` matrix, `m ≥ n`: `mr + nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
     and an SVD of order `r`.
 
-    Relations, each with a test of its name: at full rank without momentum it is exact `muon`.
+    Relations, each with a test of its name: at full rank without momentum it is exact `muon`,
+    on the smaller side or refreshed at every step.
 
     Args:
       learning_rate: a number or a schedule.

@@ -1,0 +1,188 @@
+"""What low-rank methods are in special cases; SWAN and OSGDM against their transcriptions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close
+from reference import swan as swan_reference
+from reference.osgdm import osgdm as osgdm_reference
+
+import curvax
+from curvax import subspaces
+from curvax.transforms._moment_ratio import moment_ratio
+
+STEPS = 12
+NEVER = curvax.every(10**6)  # but for the first step
+
+
+def _gradients(shape, seed=0, steps=STEPS):
+    generator = np.random.default_rng([seed, *shape])
+    return generator.standard_normal((steps, *shape))
+
+
+def _directions(transformation, gradients):
+    def step(state, gradient):
+        direction, state = transformation.update(gradient, state)
+        return state, direction
+
+    run = jax.jit(lambda g: jax.lax.scan(step, transformation.init(g[0]), g)[1])
+    return np.asarray(run(jnp.asarray(gradients)))
+
+
+def _assert_same(first, second, shapes=((6, 9), (9, 6), (7, 7)), condition=1e4, **maps):
+    with jax.enable_x64(True):
+        for shape in shapes:
+            g = _gradients(shape)
+            assert_close(
+                _directions(first, g), _directions(second, g), 64, condition=condition, **maps
+            )
+
+
+def test_galore_at_full_rank_with_one_basis_is_adam_in_that_basis():
+    with jax.enable_x64(True):
+        g = _gradients((6, 9))
+        u = np.asarray(subspaces.svd().find(_check(g[0]), 6))
+        adam = _directions(optax.scale_by_adam(), u.T @ g)
+        galore = _directions(curvax.scale_by_galore(rank=6, refresh=NEVER, scale=1.0), g)
+        assert_close(galore, u @ adam, 64, condition=1e4)
+
+
+def _check(g):
+    return subspaces.SubspaceCheck(
+        jnp.asarray(g), jnp.asarray(g), None, None, jnp.bool_(True), jax.random.key(0)
+    )
+
+
+def test_alice_without_its_parts_is_galore():
+    """Without tracking, switching and compensation, around GaLore's Adam, with exact bases."""
+    alice = curvax.in_subspace(
+        moment_ratio(0.9, 0.999, 1e-8, bias_correction=True),
+        3,
+        basis=subspaces.svd(),
+        refresh=curvax.every(4, offset=0),
+    )
+    parts = curvax.scale_by_alice(
+        rank=3,
+        b2=0.999,
+        eps=1e-8,
+        bias_correction=True,
+        tracking=False,
+        switching="evd",
+        compensation="none",
+        scale=1.0,
+        refresh=4,
+    )
+    _assert_same(alice, curvax.scale_by_galore(rank=3, refresh=4, scale=1.0))
+    _assert_same(parts, curvax.scale_by_galore(rank=3, refresh=4, scale=1.0))
+
+
+def test_fira_at_full_rank_is_galore():
+    _assert_same(curvax.scale_by_fira(rank=9, refresh=4), curvax.scale_by_galore(rank=9, refresh=4))
+
+
+def test_alice_at_full_rank_with_one_basis_is_eigen_adam():
+    alice = curvax.scale_by_alice(
+        rank=9, leading=9, b1=0.9, b2=0.95, scale=1.0, switching="none", refresh=NEVER
+    )
+    eigen_adam = curvax.scale_by_eigen_adam(b1=0.9, b2=0.95, refresh=NEVER, side="smaller")
+    _assert_same(alice, eigen_adam)
+
+
+def test_apollo_mini_is_apollo_of_one_column():
+    """One row in all is projected to a number: its columns are the whole matrix's only one."""
+    with jax.enable_x64(True):
+        g = _gradients((6, 1))
+        mini = _directions(curvax.scale_by_apollo(variant="mini", side="left"), g)
+        apollo = _directions(curvax.scale_by_apollo(rank=1, side="left"), g)
+        assert_close(mini, apollo, 64)
+
+
+def test_sumo_at_full_rank_without_momentum_is_exact_muon():
+    """On the larger side a basis holds the range of its own gradient alone."""
+    muon = curvax.scale_by_muon(b1=0.0, nesterov=False, method="svd")
+    for side, refresh in (("smaller", 4), ("larger", 1)):
+        _assert_same(curvax.scale_by_sumo(rank=9, b1=0.0, refresh=refresh, side=side), muon)
+
+
+def test_osgdm_without_momentum_is_exact_muon_without_momentum():
+    params = {"dense": {"kernel": jnp.zeros((6, 9))}}
+    gradient = {"dense": {"kernel": jnp.asarray(_gradients((6, 9))[0], "float32")}}
+    osgdm = curvax.osgdm(0.1, b1=0.0)
+    muon = curvax.muon(0.1, b1=0.0, nesterov=False, method="svd", consistent_rms=1 / 3)
+    updates = [o.update(gradient, o.init(params), params)[0] for o in (osgdm, muon)]
+    assert_close(updates[0], updates[1], 64)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_osgdm_follows_the_transcription_under_a_schedule(decay):
+    """Every direction keeps its own learning rate; weight decay stays out of the momentum."""
+    rates = [0.1 / (1 + t) for t in range(STEPS)]
+    gradients = _gradients((5, 8))
+    wanted, _ = osgdm_reference(list(gradients), rates, gamma=0.9)
+    with jax.enable_x64(True):
+        optimizer = curvax.osgdm(lambda t: 0.1 / (1 + t), b1=0.9, weight_decay=decay)
+        params = {"kernel": jnp.ones((5, 8))}
+        state, step = optimizer.init(params), jax.jit(optimizer.update)
+        for gradient, rate, move in zip(gradients, rates, wanted, strict=True):
+            updates, state = step({"kernel": jnp.asarray(gradient)}, state, params)
+            expected = -move - rate * decay * np.asarray(params["kernel"])
+            assert_close(updates["kernel"], expected, 256)
+            params = optax.apply_updates(params, updates)
+
+
+@pytest.mark.parametrize("method", ["svd", "newton_schulz"])
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (6, 6)])
+def test_swan_follows_the_transcription(method, shape):
+    gradients = _gradients(shape, steps=4)
+    theirs = {"svd": "exact"}.get(method, method)
+    wanted, _ = swan_reference.swan(list(gradients), method=theirs)
+    with jax.enable_x64(True):
+        found = _directions(curvax.scale_by_swan(method=method), gradients)
+        assert_close(found, np.stack(wanted), 256)
+
+
+def test_swan_does_not_see_scales_nor_what_is_added_to_a_row():
+    g = jnp.asarray(_gradients((5, 8))[0], "float32")
+    swan = curvax.scale_by_swan()
+    plain, scaled, shifted = (swan.update(x, swan.init(x))[0] for x in (g, 8 * g, g + 2.0))
+    assert_close(scaled, plain, 16)
+    assert_close(shifted, plain, 256)
+
+
+def test_swan_in_bfloat16_keeps_the_rank():
+    """Rows sum to 0, so the rank of (8, 6) is 5: rounding must not fill the sixth direction."""
+    g = jnp.asarray(_gradients((8, 6))[0], "bfloat16")
+    swan = curvax.scale_by_swan()
+    singular = np.linalg.svd(np.asarray(swan.update(g, swan.init(g))[0], np.float64))[1]
+    assert singular[4] > 0.9 and singular[5] < 0.05
+
+
+def test_columns_are_normalized_as_in_the_transcription():
+    g = _gradients((5, 8))[0]
+    g[:, 3] = 0
+    columns = curvax.normalize_columns()
+    found = columns.update(jnp.asarray(g, "float32"), columns.init(jnp.asarray(g)))[0]
+    assert_close(found, swan_reference.normalize_columns(g), 16)
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (40, 5), (6, 6)])
+def test_orthogonalizing_by_qr_first_changes_nothing(shape):
+    deficient = _gradients(shape)[0]
+    deficient[0] = deficient[1]
+    batch = jnp.asarray(np.stack([_gradients(shape)[0], deficient, 0 * deficient]), "float32")
+    results = [
+        transform.update(batch, transform.init(batch))[0]
+        for transform in map(curvax.orthogonalize, ("svd", "qr_svd"))
+    ]
+    assert_close(results[1], results[0], 256)
+
+
+@pytest.mark.parametrize("method", ["svd", "qr_svd"])
+def test_a_matrix_with_an_infinite_entry_gives_nan_and_leaves_others_alone(method):
+    batch = np.stack([_gradients((5, 8))[0]] * 2)
+    batch[0, 2, 3] = np.inf
+    transform = curvax.orthogonalize(method)
+    found = transform.update(jnp.asarray(batch, "float32"), optax.EmptyState())[0]
+    assert np.isnan(found[0]).all() and np.isfinite(found[1]).all()
