@@ -206,7 +206,7 @@ def svd() -> Svd:
     return Svd()
 
 
-def randomized(oversampling: int = 10, *, iterations: int = 2) -> Randomized:
+def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:
     """The leading singular vectors, nearly, by a randomized range finder: `O(m n r)`.
 
     The range of `(GGᵀ)^iterations Ω` for a Gaussian `Ω (m, r + oversampling)`, orthonormalized
