@@ -30,11 +30,14 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK = (
 COLORS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 
 
-def arguments(doc: str | None, full: str) -> argparse.Namespace:
-    """`--full`, which runs at the size that `full` describes; `--seed`; and `--out`."""
+def arguments(doc: str | None, full: str | None = None) -> argparse.Namespace:
+    """`--full`, if there is a larger size and `full` describes it; `--seed`; and `--out`."""
     description, _, _ = (doc or "").partition("\n")
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--full", action="store_true", help=full)
+    if full is None:
+        parser.set_defaults(full=False)
+    else:
+        parser.add_argument("--full", action="store_true", help=full)
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where the results go")
     return parser.parse_args()
