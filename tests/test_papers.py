@@ -30,21 +30,29 @@ def models(memory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def counts(memory, models) -> dict[tuple[str, str], Any]:
-    """By row and size, of Table 3 of RACS and Alice."""
+    """By row and size, of Table 3 of RACS and Alice.
+
+    Fira, which is GaLore and a number, and the rows that only move the last layer to Adam are here
+    for the smallest model alone; the script has them all.
+    """
     return {
         (str(row), name): memory.count(row.optimizer(memory.SIZES[name]), params)
         for row in memory.ROWS
         for name, params in models.items()
+        if name == "60M" or not (row.name == "Fira" or "last layer" in str(row))
     }
 
 
 def test_memory_is_what_alice_prints_in_table_3(memory, counts):
     """Every figure within 0.01 GiB; with Alice's tracked moment at two bytes it would not be."""
-    for row in memory.ROWS:
-        for name, printed in zip(memory.SIZES, row.published, strict=True):
-            found = counts[str(row), name]
-            assert abs(found.gib - printed) <= 0.01, (str(row), name, found.gib)
-            assert (found.tracked > 0) == (row.name == "Alice")
+    printed = {
+        (str(row), name): figure
+        for row in memory.ROWS
+        for name, figure in zip(memory.SIZES, row.published, strict=True)
+    }
+    for place, found in counts.items():
+        assert abs(found.gib - printed[place]) <= 0.01, (place, found.gib)
+        assert (found.tracked > 0) == (place[0].partition(",")[0] == "Alice")
     alice = counts["Alice", "1.3B"]
     assert 4.42 - (alice.gib - 2 * alice.tracked / 2**30) > 0.05
 
