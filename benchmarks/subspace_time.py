@@ -49,7 +49,12 @@ def products_alone(grads: Any, rank: int) -> Steps:
 
 def with_gradients_as_params(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Optax's GaLore asks for parameters, although without weight decay it only reads shapes."""
-    return optax.GradientTransformation(inner.init, lambda g, s, p=None: inner.update(g, s, g))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        return inner.update(updates, state, updates)
+
+    return optax.GradientTransformation(inner.init, update)
 
 
 def low_rank(rounds: int) -> str:
@@ -133,7 +138,7 @@ def finders(rounds: int) -> str:
 
     programs = {name: find(name) for name in bases}
     times: dict[str, list[float]] = {name: [] for name in bases}
-    found: dict[str, Any] = {}
+    found: dict[tuple[str, str], Any] = {}
     for i in tqdm(range(rounds + 1), desc="finders", file=sys.stderr):
         for name, program in programs.items():
             for spectrum, g in spectra.items():

@@ -157,7 +157,8 @@ def in_subspace(
     def update(updates: Any, state: Any, params: Any = None):
         del params
         count: Any = optax.safe_increment(state.count)
-        wide = widened(updates)
+        # Written once: XLA would compute it for each of its uses.
+        wide = jax.lax.optimization_barrier(widened(updates))
         subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
         projected = jax.tree.map(rule.project, wide, bases)
