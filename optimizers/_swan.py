@@ -28,7 +28,8 @@ def scale_by_swan(
         optax.chain(
             normalize_rows(),
             orthogonalize(method, coefficients=coefficients, steps=steps, eps=0.0, norm=norm),
-        )
+        ),
+        "swan",
     )
 
 

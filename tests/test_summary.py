@@ -132,18 +132,23 @@ def test_entries_of_a_parameter_are_its_share(row: Row, network: str, wrapper: s
             assert {"mu", "nu"} <= fields
         else:
             matrices = 3 if name == "layers/kernel" else 1
-            own = {p: x for p, x in entries.items() if row.fields & set(p.split("/"))}
+            own_fields = row.fields - {"trace"}  # OSGDM's is that of the parameter, not a matrix's
+            own = {p: x for p, x in entries.items() if own_fields & set(p.split("/"))}
             assert row.fields <= fields
             if wrapper != "MultiSteps":  # which keeps whole gradients too
-                assert {x.shape[0] for x in own.values()} == {matrices}, name
+                assert {x.shape[0] for x in own.values()} == ({matrices} if own else set()), name
 
 
 @every_optimizer
 def test_treatments_are_shown(row: Row) -> None:
+    wide = tall = ""
+    if "rank" in row.settings:
+        sides = ("right", "left") if row.name == "sumo" else ("left", "right")
+        wide, tall = (f"; rank {row.settings['rank']} on the {side}" for side in sides)
     expected = {
-        "down/kernel": ["6×4 float32", "1 matrix 6×4 in stack 6x4"],
-        "layers/kernel": ["3×4×6 float32", "3 matrices 4×6 in stack 4x6"],
-        "up/kernel": ["4×6 float32", "1 matrix 4×6 in stack 4x6"],
+        "down/kernel": ["6×4 float32", f"1 matrix 6×4 in stack 6x4{tall}"],
+        "layers/kernel": ["3×4×6 float32", f"3 matrices 4×6 in stack 4x6{wide}"],
+        "up/kernel": ["4×6 float32", f"1 matrix 4×6 in stack 4x6{wide}"],
         "up/bias": [
             "6 float32",
             "1 matrix 1×6 in stack 1x6" if row.everything else "no matrix: vector",
@@ -293,10 +298,10 @@ def llama_bytes(
     )
     vectors = (2 * layers + 1) * [(1, width)]
     embedding, output = (vocabulary, width), (width, vocabulary)
-    adam = vectors + [embedding] + ([output] if method == "racs" else [])
+    adam = vectors + [embedding] + ([output] if method in ("racs", "apollo") else [])
     if method in ("asgo", "dasgo"):
         shapes, adam = shapes + vectors + [embedding, output], []
-    if method in ("muon", "shampoo", "foam", "dr_shampoo", "soap", "eigen_adam"):
+    elif method not in ("racs", "apollo"):
         shapes = [*shapes, output]
 
     def policy(m: int, n: int) -> int:  # two factors with eigenpairs, and the grafted Adam
@@ -306,6 +311,10 @@ def llama_bytes(
         rows, columns = (-(-d // 1200) for d in (m, n))
         tile = -(-m // rows), -(-n // columns)
         return rows * columns * sum(4 * 2 * d**2 + FACTOR for d in tile)
+
+    def low_rank(elements: Callable[[int, int, int], int]) -> Callable[[int, int], int]:
+        """Of the smaller and the larger side and the rank; with key and two counters."""
+        return lambda m, n: 4 * elements(min(m, n), max(m, n), 3) + 16
 
     per_matrix = {
         "muon": lambda m, n: 2 * m * n,
@@ -317,6 +326,13 @@ def llama_bytes(
         "dr_shampoo": policy,
         "soap": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 16,  # one proxy, 3 counters
         "eigen_adam": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 16,
+        "galore": low_rank(lambda a, b, r: a * r + 2 * b * r),
+        "fira": low_rank(lambda a, b, r: a * r + 2 * b * r + 1),
+        "alice": low_rank(lambda a, b, r: a * r + 2 * b * r + r * r + b + 1),
+        "apollo": low_rank(lambda a, b, r: 2 * b * r + 1),
+        "sumo": low_rank(lambda a, b, r: b * r + a * r + 1),
+        "swan": lambda m, n: 0,
+        "osgdm": lambda m, n: 2 * m * n,
     }[method]
     return sum(per_matrix(m, n) for m, n in shapes) + sum(2 * 2 * m * n for m, n in adam)
 

@@ -8,9 +8,10 @@ import jax
 import optax
 
 from ._trees import widened
+from ._validate import check_matrices
 
 
-def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:
     """Runs `inner` in float32 at least, and rounds to the gradients' dtypes at the end alone.
 
     Between the parts of a chain, updates have the gradients' dtype. Where one part leaves something
@@ -18,6 +19,7 @@ def in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformat
     """
 
     def init(params: Any) -> Any:
+        check_matrices(params, method)
         return inner.init(widened(params))
 
     def update(updates: Any, state: Any, params: Any = None):
