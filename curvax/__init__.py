@@ -44,6 +44,7 @@ from .optimizers import (
     sumo,
     swan,
 )
+from .transforms._adapter import Adapter, extract_adapter
 from .transforms._cholesky import cholesky
 from .transforms._diagonal import precondition_columns
 from .transforms._eigenbasis import in_eigenbasis
@@ -76,6 +77,7 @@ except _metadata.PackageNotFoundError:  # a checkout that is not installed
 
 __all__ = [
     "NEWTON_SCHULZ_COEFFICIENTS",
+    "Adapter",
     "MatrixAxes",
     "MatrixRule",
     "alice",
@@ -87,6 +89,7 @@ __all__ = [
     "dr_shampoo",
     "eigen_adam",
     "every",
+    "extract_adapter",
     "find_output_layer",
     "fira",
     "foam",
