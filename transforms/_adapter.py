@@ -90,7 +90,7 @@ def _factors(
     dtype = jnp.promote_types(jnp.result_type(before, after), jnp.float32)
     u, s, vt = jnp.linalg.svd(after.astype(dtype) - before.astype(dtype), full_matrices=False)
     if rank is None:
-        kept = jnp.sum(s > tolerance * s[..., :1], axis=-1)
+        kept = jnp.sum(s > (tolerance or 0.0) * s[..., :1], axis=-1)
         rank = max(1, int(jnp.max(kept)))
     r = min(rank, s.shape[-1])
     signed = with_fixed_signs(u[..., :r])
