@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._below_norm import SubspaceRefresh
 from ..transforms._carry import Carry
 from ..transforms._compensation import Compensation
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._subspace_bases import BasisFinder
+from ..transforms._subspace_refresh import SubspaceRefresh
 from ._alice_direction import scale_by_alice
 from ._assemble import assemble
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._below_norm import SubspaceRefresh
 from ..transforms._matrix_rule import MatrixRule, Selection
+from ..transforms._subspace_refresh import SubspaceRefresh
 from ._apollo_direction import scale_by_apollo
 from ._assemble import assemble
 
@@ -20,7 +20,7 @@ def apollo(
     variant: str = "random",
     scale: jax.typing.ArrayLike = 1.0,
     sqrt_scale: bool = False,
-    gamma: jax.typing.ArrayLike = float("inf"),
+    gamma: jax.typing.ArrayLike | None = None,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._below_norm import SubspaceRefresh, as_subspace_policy
 from ..transforms._compensation import channel_scaling
 from ..transforms._norm_growth import limit_norm_growth
 from ..transforms._subspace import in_subspace
 from ..transforms._subspace_bases import gaussian, svd
+from ..transforms._subspace_refresh import SubspaceRefresh, as_subspace_policy
 from ..transforms._validate import check_choice, check_interval
 
 
@@ -19,7 +19,7 @@ def scale_by_apollo(
     variant: str = "random",
     scale: jax.typing.ArrayLike = 1.0,
     sqrt_scale: bool = False,
-    gamma: jax.typing.ArrayLike = float("inf"),
+    gamma: jax.typing.ArrayLike | None = None,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
@@ -43,6 +43,6 @@ def scale_by_apollo(
             clamp_rank=clamp_rank,
             seed=seed,
         ),
-        limit_norm_growth(gamma),
+        optax.identity() if gamma is None else limit_norm_growth(gamma),
         optax.scale(scale**0.5 if sqrt_scale else scale),  # pyright: ignore[reportArgumentType]
     )

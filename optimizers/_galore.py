@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._below_norm import SubspaceRefresh, as_subspace_policy
 from ..transforms._carry import Carry
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._subspace import in_subspace
 from ..transforms._subspace_bases import BasisFinder, svd
+from ..transforms._subspace_refresh import SubspaceRefresh, as_subspace_policy
 from ..transforms._validate import check_interval
 from ._assemble import assemble
 

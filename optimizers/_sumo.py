@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._below_norm import SubspaceRefresh
 from ..transforms._carry import Carry
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._orthogonalize import scale_by_shape
 from ..transforms._polar import Coefficients
 from ..transforms._subspace_bases import BasisFinder
+from ..transforms._subspace_refresh import SubspaceRefresh
 from ._assemble import assemble
 from ._sumo_direction import scale_by_sumo
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._below_norm import SubspaceRefresh, as_subspace_policy
 from ..transforms._carry import Carry, rotate
 from ..transforms._momentum import momentum
 from ..transforms._norm_growth import limit_norm_growth
@@ -13,6 +12,7 @@ from ..transforms._orthogonalize import orthogonalize
 from ..transforms._polar import Coefficients
 from ..transforms._subspace import in_subspace
 from ..transforms._subspace_bases import BasisFinder, randomized
+from ..transforms._subspace_refresh import SubspaceRefresh, as_subspace_policy
 from ..transforms._validate import check_interval
 
 

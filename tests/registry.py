@@ -154,7 +154,7 @@ REGISTRY = (
         direction=curvax.scale_by_apollo,
         settings=LOW_RANK,
         everything=False,
-        fields=SUBSPACE | {"mu", "nu", "norm"},
+        fields=SUBSPACE | {"mu", "nu"},
         static=("rank", "refresh", "seed"),
     ),
     Row(

@@ -62,3 +62,6 @@ def test_bad_arguments_are_named():
         curvax.extract_adapter(before, after, tolerance=1.5)
     with pytest.raises(ValueError, match="after must be a tree like before"):
         curvax.extract_adapter(before, {"up": after["up"]}, rank=1)
+    after["up"]["kernel"] = after["up"]["kernel"].at[0, 0].set(jnp.inf)
+    with pytest.raises(ValueError, match="change of the parameter 'up/kernel' must be finite"):
+        curvax.extract_adapter(before, after, rank=1)

@@ -334,7 +334,7 @@ def test_tracers_are_not_validated(row: Row) -> None:
         for name in names
         if name in row.settings or name in (row.optimizer.__kwdefaults__ or {})
     }
-    assert len(hyperparameters) >= 4
+    assert len(hyperparameters) >= (4 if row.name == "swan" else 5)  # SWAN has none of its own
     gradient = optax.tree.ones_like(DENSE)
 
     @jax.jit

@@ -329,7 +329,7 @@ def llama_bytes(
         "galore": low_rank(lambda a, b, r: a * r + 2 * b * r),
         "fira": low_rank(lambda a, b, r: a * r + 2 * b * r + 1),
         "alice": low_rank(lambda a, b, r: a * r + 2 * b * r + r * r + b + 1),
-        "apollo": low_rank(lambda a, b, r: 2 * b * r + 1),
+        "apollo": low_rank(lambda a, b, r: 2 * b * r),
         "sumo": low_rank(lambda a, b, r: b * r + a * r + 1),
         "swan": lambda m, n: 0,
         "osgdm": lambda m, n: 2 * m * n,

@@ -25,6 +25,7 @@ from ._matrix_axes import MatrixAxes
 from ._matrix_rule import MatrixRule
 from ._matrix_view import check_same_shapes, gather, lay_out
 from ._paths import named_leaves
+from ._trees import widened
 from ._validate import check_interval, check_positive_int
 
 
@@ -58,7 +59,8 @@ def extract_adapter(
       An `Adapter` by the path of each parameter that is a matrix, with its relative error.
 
     Raises:
-      ValueError: unless exactly one of `rank` and `tolerance` is given, or if the trees differ.
+      ValueError: unless exactly one of `rank` and `tolerance` is given, if the trees differ, or if
+        a matrix has changed by something that is not finite.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -81,14 +83,16 @@ def extract_adapter(
     leaves = named_leaves(before).present()
     groups = lay_out({n: tuple(leaves[n].shape) for n in axes}, axes, stack=False)
     old, new = gather(groups, before), gather(groups, after)
-    return {g.key: _factors(old[g.key], new[g.key], rank, tolerance) for g in groups}
+    old, new = widened(old), widened(new)
+    changes = {name: new[name] - old[name] for name in old}
+    for name, change in changes.items():
+        if not jnp.isfinite(change).all():  # LAPACK's SVD of it may never end
+            raise ValueError(f"the change of the parameter {name!r} must be finite.")
+    return {name: _factors(change, rank, tolerance) for name, change in changes.items()}
 
 
-def _factors(
-    before: jax.Array, after: jax.Array, rank: int | None, tolerance: float | None
-) -> Adapter:
-    dtype = jnp.promote_types(jnp.result_type(before, after), jnp.float32)
-    u, s, vt = jnp.linalg.svd(after.astype(dtype) - before.astype(dtype), full_matrices=False)
+def _factors(change: jax.Array, rank: int | None, tolerance: float | None) -> Adapter:
+    u, s, vt = jnp.linalg.svd(change, full_matrices=False)
     if rank is None:
         kept = jnp.sum(s > (tolerance or 0.0) * s[..., :1], axis=-1)
         rank = max(1, int(jnp.max(kept)))

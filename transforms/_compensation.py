@@ -269,6 +269,8 @@ def fira_compensation(
     """
     check_choice("residual", residual, ("complement", "scaled"))
     check_bool("scale_compensation", scale_compensation)
+    if not scale_compensation:
+        check_interval("scale", scale, 0.0, open_low=True)
     weight = 1.0 if scale_compensation else 1 / scale
     if plus is None:
         rho = 1.0 if residual == "complement" else scale

@@ -15,9 +15,9 @@ change of basis by a rule (`_carry.py`), $\tilde Q$ as a first moment on both si
 
 *Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A basis that is not
 finite, or would come from zeros alone, is not used: the last one stays, `rejected` counts it, and
-as long as there has been none, every step tries again. *Random draws* of a refresh come from the
-key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr` FLOPs between refreshes, `2r²n` more
-with tracking, one pass over `G` more with compensation.
+as long as there has been none, every step that has a gradient tries again. *Random draws* of a
+refresh come from the key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr` FLOPs between
+refreshes, `2r²n` more with tracking, one pass over `G` more with compensation.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._below_norm import check_subspace_refresh
 from ._carry import Carry, find_moments, keep
 from ._compensation import Compensation, Parts, check_compensation
 from ._due import visit_due
@@ -40,6 +39,7 @@ from ._refresh import Every
 from ._scaling import power_of_two
 from ._statistic import has_side
 from ._subspace_bases import BasisFinder, SubspaceCheck, check_finder
+from ._subspace_refresh import check_subspace_refresh
 from ._trees import map_unzip, widened
 from ._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
 
@@ -244,16 +244,22 @@ class SubspaceRule:
     def visited(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
         """A single matrix's subspace after a refresh, with its moments."""
         subspace, g, first, second = entry
-        check = self.check(g, subspace, subspace.refreshes)
-        rank = self.orders(g)[2]
-        good = jnp.isfinite(g).all() & jnp.any(g != 0)
+        energy = jnp.any(g != 0)
+        if subspace.tracked is not None:
+            energy |= jnp.any(subspace.tracked != 0)
+        good = jnp.isfinite(g).all() & energy
         if subspace.basis is not None:
-            new = self.basis.find(check, rank).astype(g.dtype)
-            if subspace.tracked is not None:
-                good |= jnp.any(subspace.tracked != 0)
+            old, rank = subspace.basis, self.orders(g)[2]
+
+            def found() -> jax.Array:
+                check = self.check(g, subspace, subspace.refreshes)
+                return self.basis.find(check, rank).astype(old.dtype)
+
+            # A parameter whose gradients stay zero is tried at every step: it may cost nothing.
+            new = jax.lax.cond(good, found, lambda: old)
             good &= jnp.isfinite(new).all()
-            used = jnp.where(good, new, subspace.basis)
-            turn = jnp.matmul(used.mT, subspace.basis, precision=jax.lax.Precision.HIGHEST)
+            used = jnp.where(good, new, old)
+            turn = jnp.matmul(used.mT, old, precision=jax.lax.Precision.HIGHEST)
 
             def followed(rule: Any, moment: jax.Array) -> jax.Array:
                 if self.is_left(g):

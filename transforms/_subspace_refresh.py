@@ -1,8 +1,11 @@
-r"""Refreshing a subspace when little of the gradient is left in it.
+r"""When subspaces are refreshed: by a period, or when little of the gradient is left in them.
 
-A basis is computed anew at a check at which $\|U^\top G\|_F \le \varsigma$, with the basis of the
-last refresh (Refael et al., SUMO, arXiv:2505.24749, Algorithm 1, the criterion in place of a
-period).
+`every(k)` serves as everywhere. A policy for subspaces alone is a value with a `schedule`, an
+`Every`, and `renews(norm)`, asked at its steps for the norms of the projected gradients.
+
+With `below_norm` a basis is computed anew at a check at which $\|U^\top G\|_F \le \varsigma$, with
+the basis of the last refresh (Refael et al., SUMO, arXiv:2505.24749, Algorithm 1, the criterion in
+place of a period).
 """
 
 from __future__ import annotations
@@ -22,8 +25,6 @@ class BelowNorm:
 
     threshold: Any
     check_every: int
-
-    keeps_eigenpairs = False
 
     @property
     def schedule(self) -> Every:
