@@ -298,7 +298,7 @@ def search(go: Any, seed: int, steps: int) -> tuple[str, tuple[float, float]]:
 
 def draw(curves: dict[str, list[Run]]) -> Figure:
     """Damping and h over steps, for p = 2."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     foams = {name: runs for name, runs in curves.items() if "stale" not in name}
     for color, (name, runs) in zip(_report.COLORS, foams.items(), strict=False):
@@ -307,13 +307,16 @@ def draw(curves: dict[str, list[Run]]) -> Figure:
             if axis is left and "DR" in name:
                 continue
             values = np.array([[line[column] for line in run.history] for run in runs])
+            values[values == 0] = np.nan  # no check yet
             axis.plot(steps, values.mean(0), color=color, label=name)
             axis.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
-    left.set(xlabel="step", ylabel="damping ε in use (geometric mean over factors)", yscale="log")
-    right.set(xlabel="step", ylabel="FOAM's h, DR's residual (median over factors)", yscale="log")
+    left.set(title="damping ε in use, geometric mean", xlabel="step", yscale="log")
+    right.set(title="FOAM's h, DR's residual, median", xlabel="step", yscale="log")
     for axis in (left, right):
         axis.grid(alpha=0.3)
-    figure.legend(title="p = 2, range of the seeds", loc="outside lower center", ncols=2)
+    lines, names = right.get_legend_handles_labels()  # both panels have the same colors
+    title = "over all factors; range of the seeds"
+    figure.legend(lines, names, title=title, loc="outside lower center", ncols=2)
     return figure
 
 
