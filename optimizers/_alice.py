@@ -91,7 +91,7 @@ def alice(
       carry: what moments do when it changes; `None` is `subspaces.keep()`, as published.
       side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
         "std": the official code's, which goes right if square.
-      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+      clamp_rank: take the nearest `rank` and `leading` that a matrix allows; otherwise an error.
       seed: of random draws.
       matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
@@ -136,6 +136,7 @@ def alice(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers),
         stack=stack,
+        guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

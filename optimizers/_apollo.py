@@ -113,6 +113,7 @@ def apollo(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers, output_layer=output_layer),
         stack=stack,
+        guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

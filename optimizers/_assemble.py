@@ -22,6 +22,7 @@ def assemble(
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     block_size: int | None = None,
     stack: bool | None = None,
+    guard: bool = True,
     weight_decay: Any = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -40,6 +41,7 @@ def assemble(
         is plain descent with decoupled weight decay.
       block_size: see `on_matrices`.
       stack: see `on_matrices`.
+      guard: see `on_matrices`.
       weight_decay: decoupled weight decay of the matrices, times the learning rate.
       weight_decay_mask: tree of booleans or callable, as in `optax.add_decayed_weights`.
       adam_learning_rate: of all other parameters; `None` means as the matrices.
@@ -80,7 +82,7 @@ def assemble(
     # Behind the routing the output layer is gone already, and so is what it would be found by.
     inside = dataclasses.replace(rule, output_layer=None)
     matrices = optax.chain(
-        on_matrices(direction, inside, block_size=block_size, stack=stack), descent
+        on_matrices(direction, inside, block_size=block_size, stack=stack, guard=guard), descent
     )
     adam = {"b1": adam_b1, "b2": adam_b2, "eps": adam_eps}
     others = (

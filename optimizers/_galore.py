@@ -139,6 +139,7 @@ def galore(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers),
         stack=stack,
+        guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

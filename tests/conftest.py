@@ -6,6 +6,7 @@ XLA_FLAGS choose a level: `XLA_FLAGS=--xla_backend_optimization_level=3 pytest` 
 run. Tests that read or compare compiled programs choose it themselves (`helpers.OPTIMIZED`).
 """
 
+import gc
 import os
 
 from jaxlib.version import __version_info__
@@ -23,3 +24,4 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import jax
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+gc.set_threshold(20_000, 20, 100)  # tracing makes many small objects that live: 6 % of the time

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
+
 import curvax
 
 
@@ -185,4 +187,10 @@ REGISTRY = (
         static=("steps",),
         descent={"b1": 0.0},  # steps that are taken in do not change with later learning rates
     ),
+)
+
+# A row's tests share compiled programs, so they run in one worker.
+every_optimizer = pytest.mark.parametrize(
+    "row",
+    [pytest.param(row, id=row.name, marks=pytest.mark.xdist_group(row.name)) for row in REGISTRY],
 )

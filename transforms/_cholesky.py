@@ -58,6 +58,7 @@ class Cholesky(Quantized):
 
     error_feedback: Any = None
     eps: Any = 1e-6
+    damping: str = "relative"
 
     def describe(self, order: int) -> str:
         """How factors of this order are kept."""
@@ -77,7 +78,7 @@ class Cholesky(Quantized):
             c = jnp.sqrt(jnp.where(jnp.eye(order, dtype=bool), x, 0))
             error = jnp.zeros_like(x)
         else:
-            c, failed = decomposed(x, self.eps)
+            c, failed = decomposed(x, self.eps, self.damping)
             error = self._error(previous)
         diagonal = jnp.diagonal(c, axis1=-2, axis2=-1)
         target = jnp.where(lower, c, 0) + error
@@ -125,8 +126,10 @@ class Cholesky(Quantized):
         return jnp.where(strictly_lower(stored.diagonal.shape[-1]), values, 0)
 
 
-def decomposed(x: jax.Array, eps: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
-    """The lower Cholesky factor of `x + eps · I`, `(..., d, d)`, and where there is none.
+def decomposed(
+    x: jax.Array, eps: jax.typing.ArrayLike, damping: str
+) -> tuple[jax.Array, jax.Array]:
+    """The lower Cholesky factor of `x + ε I`, `(..., d, d)`, and where there is none.
 
     Tried again with more on the diagonal where it fails, up to `RETRIES` times.
     """
@@ -134,6 +137,7 @@ def decomposed(x: jax.Array, eps: jax.typing.ArrayLike) -> tuple[jax.Array, jax.
     eye = jnp.broadcast_to(jnp.eye(order, dtype=x.dtype), x.shape)
     largest = jnp.max(jnp.diagonal(x, axis1=-2, axis2=-1), axis=-1)
     rounding = order * jnp.finfo(x.dtype).eps * largest
+    epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping == "relative" else 1)
 
     def attempt(added: Any) -> tuple[jax.Array, jax.Array]:
         c = jax.lax.linalg.cholesky(x + added[..., None, None] * eye)
@@ -141,10 +145,10 @@ def decomposed(x: jax.Array, eps: jax.typing.ArrayLike) -> tuple[jax.Array, jax.
 
     def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
         count, c, failed = state
-        more, still = attempt(eps + rounding * jnp.power(10.0, count))
+        more, still = attempt(epsilon + rounding * jnp.power(10.0, count))
         return count + 1, jnp.where(failed[..., None, None], more, c), failed & still
 
-    first = attempt(jnp.full(x.shape[:-2], eps, x.dtype))
+    first = attempt(jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:-2]))
     running = lambda s: (s[0] <= RETRIES) & s[2].any()  # noqa: E731
     _, c, failed = jax.lax.while_loop(running, again, (jnp.int32(1), *first))
     return c, failed
@@ -156,6 +160,7 @@ def cholesky(
     *,
     error_feedback: jax.typing.ArrayLike | None = None,
     eps: jax.typing.ArrayLike = 1e-6,
+    damping: str = "relative",
     map: str = "linear2",
     min_elements: int = MIN_ELEMENTS,
 ) -> Cholesky:
@@ -171,7 +176,10 @@ def cholesky(
         paper takes 0.95); `None` for none. In 4 bits 0.95 helps for flat spectra only: the code of
         the error is too coarse for its small increments, and at condition numbers of 3 to 100 the
         decoded factor is off by up to ten times as much as without. 0 helps at all of them.
-      eps: added to the factor before its decomposition, at every update: an absolute damping.
+      eps: ε, added to the factor before its decomposition, at every update.
+      damping: "relative": eps times the factor's largest entry (1 for zeros), so that nothing
+        depends on the gradients' scale; "absolute": eps itself, as published, which small gradients
+        disappear behind.
       map: "linear2" or "linear", see `encode`.
       min_elements: smaller matrices stay dense.
 
@@ -193,6 +201,7 @@ def cholesky(
     check_positive_int("min_elements", min_elements)
     check_choice("map", map, ("linear2", "linear"))
     check_interval("eps", eps, 0.0, open_low=True)
+    check_choice("damping", damping, ("relative", "absolute"))
     if error_feedback is not None:
         check_decay("error_feedback", error_feedback)
-    return Cholesky(Codec(bits, block, map), True, min_elements, error_feedback, eps)
+    return Cholesky(Codec(bits, block, map), True, min_elements, error_feedback, eps, damping)

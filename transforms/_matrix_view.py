@@ -21,12 +21,13 @@ import optax
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ._finite import finite_or_zero
 from ._keys import members_of
 from ._matrix_axes import MatrixAxes, MatrixForm, matrix_form
 from ._matrix_rule import MatrixRule
 from ._paths import named_leaves
 from ._recording import record
-from ._validate import check_choice, check_positive_int
+from ._validate import check_bool, check_choice, check_positive_int
 
 STACK_LIMIT = 128 * 128
 """Matrices of at most this many elements are stacked by default.
@@ -108,6 +109,7 @@ def on_matrices(
     *,
     block_size: int | None = None,
     stack: bool | None = None,
+    guard: bool = True,
     **rule_arguments: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on the matrices of a tree of parameters.
@@ -124,6 +126,8 @@ def on_matrices(
       block_size: cut matrices into balanced blocks of at most this many rows and columns.
       stack: `True` stacks all matrices of one shape, `False` none, `None` those of at most
         `STACK_LIMIT` elements.
+      guard: whether gradients that are not finite become zero here; `False` where `inner` begins
+        with `in_subspace`, which sees to it in the projections, for less.
 
     Returns:
       A transformation on the tree. Every leaf has to be a matrix; the full optimizers send the
@@ -147,6 +151,7 @@ def on_matrices(
     if block_size is not None:
         check_positive_int("block_size", block_size)
     check_choice("stack", stack, (None, True, False))
+    check_bool("guard", guard)
     inner = optax.with_extra_args_support(inner)
 
     def layout(tree: Any) -> tuple[Group, ...]:
@@ -177,7 +182,9 @@ def on_matrices(
             check_same_shapes(updates, params)
         groups = layout(updates)
         matrices = None if params is None else gather(groups, params)
-        gradients = jax.tree.map(_finite_or_zero, gather(groups, updates))
+        gradients = gather(groups, updates)
+        if guard:
+            gradients = jax.tree.map(finite_or_zero, gradients)
         inner_state = _on_mesh_of(gradients, state.inner)
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
         return scatter(groups, directions, updates), MatrixViewState(inner_state)
@@ -254,12 +261,6 @@ def _on_mesh_of(gradients: dict[str, jax.Array], state: Any) -> Any:
         return state
     whole = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.tree.map(lambda x: jax.sharding.reshard(x, whole), state)
-
-
-def _finite_or_zero(x: jax.Array) -> jax.Array:
-    # 0 · x is 0 or NaN: a sum that XLA computes in one pass, without an array of flags.
-    finite = jnp.sum(0 * x, axis=(-2, -1), keepdims=True) == 0
-    return jnp.where(finite, x, jnp.zeros_like(x))
 
 
 def _sharded_like(x: jax.Array, like: Any) -> jax.Array:

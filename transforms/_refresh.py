@@ -123,6 +123,9 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
     return Every(k, offset, first, stagger)
 
 
+_FOR_SUBSPACES = " This policy is for subspaces: a factor has no projected gradient."
+
+
 def check_refresh(refresh: Any) -> None:
     """Requires a refresh policy.
 
@@ -130,7 +133,10 @@ def check_refresh(refresh: Any) -> None:
       ValueError: if `refresh` is something else.
     """
     if not isinstance(refresh, RefreshPolicy) or callable(refresh):
-        raise ValueError(f"refresh must be a policy such as curvax.every(10), got {refresh!r}.")
+        raise ValueError(
+            f"refresh must be a policy such as curvax.every(10), got {refresh!r}."
+            + _FOR_SUBSPACES * hasattr(refresh, "renews")
+        )
 
 
 Refresh = int | RefreshPolicy
@@ -148,6 +154,7 @@ def as_policy(refresh: Any, *, offset: int, first: bool) -> RefreshPolicy:
         raise ValueError(
             "refresh must be a period of at least 1 step or a policy such as curvax.every(10), "
             f"got {refresh!r}."
-            + (" optax.inject_hyperparams needs it in static_args." * hasattr(refresh, "dtype"))
+            + " optax.inject_hyperparams needs it in static_args." * hasattr(refresh, "dtype")
+            + _FOR_SUBSPACES * hasattr(refresh, "renews")
         )
     return every(refresh, offset=offset, first=first)

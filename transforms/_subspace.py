@@ -13,11 +13,11 @@ $U$ is the first `r` columns of the identity. A refresh at a step comes before t
 energies within the subspace for the next basis (`_subspace_bases.py`). *Moments* of $f$ follow a
 change of basis by a rule (`_carry.py`), $\tilde Q$ as a first moment on both sides.
 
-*Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A basis that is not
-finite, or would come from zeros alone, is not used: the last one stays, `rejected` counts it, and
-as long as there has been none, every step that has a gradient tries again. *Random draws* of a
-refresh come from the key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr` FLOPs between
-refreshes, `2r²n` more with tracking, one pass over `G` more with compensation.
+*Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient that is not
+finite counts as zero. A basis that is not finite, or would come from zeros alone, is not used: the
+last one stays, `rejected` counts it, and as long as there has been none, every step tries again.
+*Random draws* of a refresh come from the key `fold_in(key, refreshes)` of its matrix. *Cost*:
+`4mnr` FLOPs between refreshes, `2r²n` more with tracking, one pass over `G` more with compensation.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ import optax
 from ._carry import Carry, find_moments, keep
 from ._compensation import Compensation, Parts, check_compensation
 from ._due import visit_due
-from ._keys import key_for, matrix_keys, matrix_names
-from ._recording import record
+from ._finite import finite_or_zero, is_finite
+from ._keys import key_for, matrix_keys
+from ._rank import check_ranks, record_rank
 from ._refresh import Every
 from ._scaling import power_of_two
 from ._statistic import has_side
@@ -63,13 +64,6 @@ class SubspaceState(NamedTuple):
     count: jax.Array  # t, int32 scalar
     subspaces: Any  # a Subspace for every leaf
     inner: Any  # state of the inner transformation, for the projected matrices
-
-
-class RankRecord(NamedTuple):
-    """What `recording` collects of a stack of matrices: their rank."""
-
-    shape: tuple[int, int]
-    text: str
 
 
 def in_subspace(
@@ -103,8 +97,8 @@ def in_subspace(
       b3: decay rate of the tracked second moment.
       side: which side is projected: "smaller" or "larger" of the two orders (left if they are
         equal), "left" (rows), "right" (columns), or "std": the smaller, right if they are equal.
-      clamp_rank: take `min(m, n)` where the rank is above it, which `summarize` shows; otherwise it
-        is an error.
+      clamp_rank: take `min(m, n)` where the rank is above it, and the nearest `leading` that a
+        switched basis allows, which `summarize` shows; otherwise it is an error.
       seed: of all random draws.
 
     Returns:
@@ -143,7 +137,7 @@ def in_subspace(
     def init(params: Any) -> SubspaceState:
         check_matrices(params, "in_subspace")
         if not clamp_rank:
-            _check_rank(rank, params)
+            check_ranks(params, rank, basis, rule.orders)
         projected = jax.tree.map(rule.like_projected, params)
         inner_state = inner.init(projected)
         if carry.needs_names:
@@ -157,14 +151,13 @@ def in_subspace(
     def update(updates: Any, state: Any, params: Any = None):
         del params
         count: Any = optax.safe_increment(state.count)
-        # Written once: XLA would compute it for each of its uses.
-        wide = jax.lax.optimization_barrier(widened(updates))
+        wide = jax.tree.map(_widened_once, updates)
         subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
-        projected = jax.tree.map(rule.project, wide, bases)
+        projected, finite = map_unzip(2, rule.project, wide, bases)
         moved, inner_state = inner.update(projected, inner_state)
         directions, subspaces = map_unzip(
-            2, rule.combined, wide, subspaces, bases, projected, moved
+            2, rule.combined, wide, subspaces, bases, projected, finite, moved
         )
         directions = jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates)
         return directions, SubspaceState(count, subspaces, inner_state)
@@ -205,9 +198,7 @@ class SubspaceRule:
         """The subspaces of a batch of matrices before the first step."""
         rows, columns, rank = self.orders(x)
         batch, dtype = x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)
-        side = "left" if self.is_left(x) else "right"
-        asked = "" if rank == self.rank else f" instead of {self.rank}"
-        record(RankRecord(x.shape[-2:], f"rank {rank}{asked} on the {side}"))
+        record_rank(x.shape[-2:], self.rank, rank, self.is_left(x), self.basis)
         eye = jnp.eye(rows, rank, dtype=dtype)
         return Subspace(
             basis=jnp.tile(eye, (*batch, 1, 1)) if self.basis.kept else None,
@@ -220,15 +211,18 @@ class SubspaceRule:
             else self.compensation.init(batch, columns, dtype),
         )
 
-    def project(self, g: jax.Array, u: jax.Array) -> jax.Array:
-        """σ."""
-        return u.mT @ g if self.is_left(g) else g @ u
+    def project(self, g: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """σ, zero for a matrix that is not finite, and whether it is.
+
+        Any entry that is not finite makes one of σ not finite, and σ is smaller to look at.
+        """
+        sigma = u.mT @ g if self.is_left(g) else g @ u
+        finite = is_finite(sigma)
+        return jnp.where(finite, sigma, 0), finite
 
     def check(self, g: jax.Array, subspace: Subspace, number: jax.Array) -> SubspaceCheck:
-        """What the finder sees of a single matrix, scaled by a power of two."""
+        """What the finder sees of a single finite matrix, scaled by a power of two."""
         rows, _, rank = self.orders(g)
-        # LAPACK's SVD of an infinite entry may never end; what comes of zeros is not used.
-        g = jnp.where(jnp.isfinite(g).all(), g, 0)
         exponent = power_of_two(jnp.max(jnp.abs(g)))
         factor = jnp.ldexp(jnp.ones([], g.dtype), -exponent)
         basis = jnp.eye(rows, rank, dtype=g.dtype) if subspace.basis is None else subspace.basis
@@ -243,11 +237,11 @@ class SubspaceRule:
 
     def visited(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
         """A single matrix's subspace after a refresh, with its moments."""
-        subspace, g, first, second = entry
-        energy = jnp.any(g != 0)
+        subspace, gradient, first, second = entry
+        g = finite_or_zero(gradient)  # LAPACK's SVD of an infinite entry may never end
+        good = jnp.any(g != 0)
         if subspace.tracked is not None:
-            energy |= jnp.any(subspace.tracked != 0)
-        good = jnp.isfinite(g).all() & energy
+            good |= jnp.any(subspace.tracked != 0)
         if subspace.basis is not None:
             old, rank = subspace.basis, self.orders(g)[2]
 
@@ -262,9 +256,7 @@ class SubspaceRule:
             turn = jnp.matmul(used.mT, old, precision=jax.lax.Precision.HIGHEST)
 
             def followed(rule: Any, moment: jax.Array) -> jax.Array:
-                if self.is_left(g):
-                    return rule(moment, turn)
-                return rule(moment.mT, turn).mT
+                return rule(moment, turn) if self.is_left(g) else rule(moment.mT, turn).mT
 
             if self.carry.needs_names:
                 first, second = (
@@ -279,7 +271,7 @@ class SubspaceRule:
         subspace = subspace._replace(
             refreshes=subspace.refreshes + good, rejected=subspace.rejected + ~good
         )
-        return subspace, g, first, second
+        return subspace, gradient, first, second
 
     def refreshed(
         self, gradients: Any, state: SubspaceState, refresh: Any, count: jax.Array
@@ -298,14 +290,13 @@ class SubspaceRule:
 
         def select(i: int, due: jax.Array) -> jax.Array:
             subspace, g = subspaces[i], matrices[i]
-            never = subspace.refreshes == 0
+            again = subspace.refreshes == 0
             if isinstance(refresh, Every):
-                again = never & (subspace.rejected > 0)
+                again &= subspace.rejected > 0
             else:
-                sigma = self.project(g, self.basis_in_use(g, subspace))
+                sigma, _ = self.project(g, self.basis_in_use(g, subspace))
                 norm = jnp.linalg.norm(sigma, axis=(-2, -1))
                 due &= refresh.renews(norm).reshape(-1)
-                again = never
             return due | again.reshape(-1)
 
         visited = visit_due(
@@ -331,14 +322,21 @@ class SubspaceRule:
         rank = self.orders(g)[2]
 
         def drawn(g: jax.Array, subspace: Subspace) -> jax.Array:
-            return self.basis.find(self.check(g, subspace, subspace.refreshes - 1), rank)
+            check = self.check(finite_or_zero(g), subspace, subspace.refreshes - 1)
+            return self.basis.find(check, rank)
 
         for _ in g.shape[:-2]:
             drawn = jax.vmap(drawn)
         return drawn(g, subspace)
 
     def combined(
-        self, g: jax.Array, subspace: Subspace, u: jax.Array, sigma: jax.Array, moved: jax.Array
+        self,
+        g: jax.Array,
+        subspace: Subspace,
+        u: jax.Array,
+        sigma: jax.Array,
+        finite: jax.Array,
+        moved: jax.Array,
     ) -> tuple[jax.Array, Subspace]:
         """The direction and the state after it, of a batch of matrices."""
         left = self.is_left(g)
@@ -349,7 +347,8 @@ class SubspaceRule:
         back = functools.partial(self.back, left=left)
         if self.compensation is None:
             return back(u, moved), subspace
-        parts = self.parts(g, u, sigma, moved)
+        parts = self.parts(g, u, sigma, finite, moved)
+        g = jnp.where(finite, g, 0)
         s, state = self.compensation.scales(parts, subspace.compensation)
         subspace = subspace._replace(compensation=state)
         s = s[..., None, :] if left else s[..., None]
@@ -361,7 +360,9 @@ class SubspaceRule:
         """What `x` in the subspace is in the whole space."""
         return u @ x if left else x @ u.mT
 
-    def parts(self, g: jax.Array, u: jax.Array, sigma: jax.Array, moved: jax.Array) -> Parts:
+    def parts(
+        self, g: jax.Array, u: jax.Array, sigma: jax.Array, finite: jax.Array, moved: jax.Array
+    ) -> Parts:
         """The norms that a compensation sees."""
         rows, _, rank = self.orders(g)
         left = self.is_left(g)
@@ -370,7 +371,9 @@ class SubspaceRule:
         def squares(x: jax.Array) -> jax.Array:
             return jnp.sum(x * x, axis=-2 if left else -1)
 
-        gradient, projected, inner = squares(g), squares(sigma), squares(moved)
+        # Sums of the raw gradient are set to zero, not the gradient, which would be written again.
+        gradient = jnp.where(finite[..., 0], squares(g), 0)
+        projected, inner = squares(sigma), squares(moved)
         outside = gradient - projected
         noise = jnp.abs(outside) <= rows * jnp.finfo(g.dtype).eps * gradient
         outside = jnp.where(noise, 0, outside)
@@ -381,16 +384,12 @@ class SubspaceRule:
             residual = jnp.maximum(outside, 0) + (1 - rho) ** 2 * projected
             low_rank = jnp.sum(inner, axis=-1)
         else:
-            residual = squares(g - rho * self.back(u, sigma, left))
+            residual = squares(jnp.where(finite, g, 0) - rho * self.back(u, sigma, left))
             low_rank = jnp.sum(squares(self.back(u, moved, left)), axis=-1)
         return Parts(gradient, projected, outside, residual, inner, low_rank, rows - rank)
 
 
-def _check_rank(rank: int, params: Any) -> None:
-    for names, x in zip(matrix_names(params), jax.tree.leaves(params), strict=True):
-        if rank > min(x.shape[-2:]):
-            raise ValueError(
-                f"rank must be at most {min(x.shape[-2:])} for the parameter {names[0][0]!r}, "
-                f"whose matrices are {x.shape[-2]}×{x.shape[-1]}; got {rank}. clamp_rank=True "
-                "takes the largest that there is."
-            )
+def _widened_once(x: jax.Array) -> jax.Array:
+    """`x` in float32 at least, written once: XLA would convert it for each of its uses."""
+    wide = widened(x)
+    return x if wide.dtype == x.dtype else jax.lax.optimization_barrier(wide)

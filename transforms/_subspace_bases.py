@@ -175,19 +175,23 @@ class Switched:
         """Gaussian columns are not orthogonal to the others."""
         return self.source != "gaussian"
 
+    def stay(self, rank: int, rows: int) -> int:
+        """How many columns stay; if the complement is too small, more of the leading ones."""
+        leading = min(self.leading, rank)
+        return max(leading, 2 * rank - rows) if self.source == "complement" else leading
+
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """The leading columns, and others in the place of the rest."""
         own, draws = jax.random.split(check.key)
         u = self.finder.find(check._replace(key=own), rank)
-        leading, rows = min(self.leading, rank), u.shape[0]
+        rows = u.shape[0]
+        leading = self.stay(rank, rows)
         if self.source == "gaussian":
             noise = jax.random.normal(draws, (rows, rank - leading), u.dtype)
             return jnp.concatenate([u[:, :leading], _unit_columns(noise)], axis=1)
         rest = complement_basis(u)
         if self.source == "full":
             rest = jnp.concatenate([u[:, leading:], rest], axis=1)
-        else:  # if the complement is too small, more of the leading ones stay
-            leading = max(leading, 2 * rank - rows)
         chosen = jax.random.permutation(draws, rest.shape[1])[: rank - leading]
         return jnp.concatenate([u[:, :leading], rest[:, chosen]], axis=1)
 

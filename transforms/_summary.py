@@ -18,10 +18,10 @@ from ._codec import Coded
 from ._matrix_axes import MatrixForm
 from ._matrix_view import CopyRecord, MatrixViewState, ViewRecord
 from ._paths import is_hole, named_leaves
+from ._rank import RankRecord
 from ._recording import recording
 from ._routing import RoutingRecord
 from ._storage import StorageRecord
-from ._subspace import RankRecord
 
 
 def state_bytes(optimizer: Any, params: Any) -> int:
