@@ -130,7 +130,7 @@ def decoding(rounds: int) -> str:
 def steps(rounds: int) -> str:
     """Whole steps between refreshes, without statistics and with."""
     tables = []
-    for order, count in ((256, 24), (512, 12), (1024, 6)):
+    for order, count in ((256, 8), (512, 4), (1024, 3)):
         for every in (NEVER, 1):
             contenders = {}
             for name, storage in tqdm(STORAGES.items(), leave=False):

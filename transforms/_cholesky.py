@@ -171,7 +171,8 @@ def cholesky(
 
     Args:
       bits: 4 or 8.
-      block: width of the square tiles that share a scale; even.
+      block: width of the square tiles that share a scale; even. 16 costs 4 % more bytes than 64 and
+        halves what a language model's loss is above that of float32.
       error_feedback: βe, decay rate of the running error that is added before coding (CQ+EF; the
         paper takes 0.95); `None` for none. In 4 bits 0.95 helps for flat spectra only: the code of
         the error is too coarse for its small increments, and at condition numbers of 3 to 100 the

@@ -36,7 +36,7 @@ def quantize_state(
     *,
     bits: int = 8,
     block: int = 64,
-    unsigned: Collection[str] = ("nu", "v"),
+    unsigned: Collection[str] = ("nu", "v", "rows", "columns"),
     where: Callable[[str, Any], bool] | None = None,
     min_elements: int = MIN_ELEMENTS,
 ) -> optax.GradientTransformationExtraArgs:
@@ -47,7 +47,8 @@ def quantize_state(
         or a method of this library.
       bits: 4 or 8.
       block: width of the square tiles that share a scale; even.
-      unsigned: fields whose leaves are never negative, coded without a zero.
+      unsigned: fields whose leaves are never negative, coded without a zero: second moments, and
+        the scales of `racs` and `dasgo`.
       where: from a leaf's path in the state, such as "0/mu/dense/kernel", and the leaf to whether
         it is coded; by default every floating leaf of at least `min_elements` elements.
       min_elements: see `where`.

@@ -1,0 +1,231 @@
+"""The twin of an optimizer, which shows what an error in its state does to its updates.
+
+A code changes what it keeps by some relative error, and a method makes of that an error of its
+updates that depends on damping, eigenvalues, gaps between them, and time. No formula serves all
+methods, so the twin runs them: dense, in float64, and whatever a coded run keeps in codes is moved
+after every step by as much as the code would move it, in directions of its own. Its updates differ
+from the exact ones about as much as those of the coded run may. Moved by nothing it is exact.
+
+How much the codes move things is measured on the exact run's own state, with a coding in NumPy of
+its own: a mistake in the library's codes cannot loosen the bound that it has to keep.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from reference.shampoo_4bit import linear2_codebook
+
+from curvax.transforms._cholesky import Cholesky
+from curvax.transforms._quantized import Quantized
+from curvax.transforms._storage import dense
+
+ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
+"""What float32 moves in a step: sums of products of matrices of order 6 to 8, decompositions."""
+
+FACTORS, ROOTS = ("statistic",), ("root", "basis")  # fields that a storage codes
+SIGNED, POSITIVE = ("mu", "trace"), ("nu", "rows", "columns")  # moments; the second ones divide
+FIELDS = (*FACTORS, *ROOTS, *SIGNED, *POSITIVE, "refreshes")
+
+
+class Errors(NamedTuple):
+    """By how much things are moved, relative to their Frobenius norms."""
+
+    gradients: Any = 0.0
+    factors: Any = 0.0
+    triangles: Any = 0.0  # the factors' Cholesky factors, below the diagonal
+    roots: Any = 0.0
+    signed: Any = 0.0
+    positive: Any = 0.0  # of square roots, which is what divides
+
+
+def field(path: tuple[Any, ...]) -> str:
+    """The innermost field on the way to a leaf of a state."""
+    names = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
+    return names[-1] if names else ""
+
+
+def leaves_in(state: Any, names: Sequence[str]) -> dict[str, list[Any]]:
+    """The leaves of a state in fields of these names."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {name: [x for path, x in leaves if field(path) == name] for name in names}
+
+
+def trajectory(
+    optimizer: Any,
+    params: Any,
+    state: Any,
+    gradients: Any,
+    names: Sequence[str] = ("refreshes",),
+    after: Callable[[Any], Any] = lambda state: state,
+) -> tuple[Any, dict[str, list[Any]]]:
+    """Updates and fields of the state at all steps, time first; parameters stay as they are."""
+
+    def step(state: Any, gradient: Any) -> Any:
+        updates, state = optimizer.update(gradient, state, params)
+        state = after(state)
+        return state, (updates, leaves_in(state, names))
+
+    return jax.lax.scan(step, state, gradients)[1]
+
+
+class Twin:
+    """An optimizer in float64, compiled once for all errors."""
+
+    def __init__(self, make: Callable[[Any], Any], params: Any, gradients: Any):
+        """From `make`, which takes a storage and gives the optimizer."""
+
+        def moved(errors: Errors, draws: jax.Array, params: Any, state: Any, gradients: Any) -> Any:
+            optimizer = make(Moving(errors, draws))
+            shift = jax.vmap(functools.partial(_shifted, error=errors.gradients, draws=draws))
+            after = functools.partial(_shifted_moments, errors=errors, draws=draws)
+            gradients = jax.tree.map(shift, gradients)
+            return trajectory(optimizer, params, state, gradients, FIELDS, after)
+
+        self._moved = jax.jit(moved)
+        with jax.enable_x64(True):
+            params, gradients = jax.tree.map(
+                lambda x: jnp.asarray(x, jnp.float64), (params, gradients)
+            )
+            self._given = params, make(dense()).init(params), gradients
+        self.updates, self.states = self.run(Errors(), np.ones((4, 8, 8)))
+
+    def run(self, errors: Errors, draws: np.ndarray) -> Any:
+        """The trajectory with errors in the directions of `draws (N, d, d)`, normal numbers."""
+        with jax.enable_x64(True):
+            errors, draws = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (errors, draws))
+            return jax.tree.map(np.asarray, self._moved(errors, draws, *self._given))
+
+
+@dataclasses.dataclass(frozen=True)
+class Moving:
+    """A dense storage that moves what it is given."""
+
+    errors: Errors
+    draws: jax.Array
+
+    def one_by_one(self, order: int) -> bool:
+        del order
+        return False
+
+    def describe(self, order: int) -> str:
+        return f"dense of order {order}"
+
+    def encode_factor(self, x: jax.Array, previous: Any) -> jax.Array:
+        if previous is None:
+            return x
+        c = jnp.linalg.cholesky(x)
+        d = _shifted(c, self.errors.triangles, jnp.tril(self.draws, -1))
+        change = jnp.where(self.errors.triangles > 0, d @ d.mT - c @ c.mT, 0)
+        return _shifted(x + change, self.errors.factors, self.draws + self.draws.mT)
+
+    def decode_factor(self, stored: jax.Array) -> jax.Array:
+        return stored
+
+    def encode_root(self, x: jax.Array) -> jax.Array:
+        return _shifted(x, self.errors.roots, self.draws)
+
+    def decode_root(self, stored: jax.Array) -> jax.Array:
+        return stored
+
+
+def _shifted(x: jax.Array, error: Any, draws: jax.Array) -> jax.Array:
+    """`x (…, m, n)`, each matrix moved by `error` times its norm."""
+    n = draws[(0,) * (3 - x.ndim) + tuple(slice(d) for d in x.shape)]
+    axes = tuple(range(x.ndim))[-2:]
+    size, unit = (jnp.sqrt(jnp.sum(y * y, axes, keepdims=True)) for y in (x, n))
+    return x + (error * size / jnp.where(unit > 0, unit, 1) * n).astype(x.dtype)
+
+
+def _shifted_moments(state: Any, errors: Errors, draws: jax.Array) -> Any:
+    def shifted(path: Any, x: jax.Array) -> jax.Array:
+        if field(path) in SIGNED:
+            return _shifted(x, errors.signed, draws)
+        if field(path) in POSITIVE:
+            return jnp.square(_shifted(jnp.sqrt(x), errors.positive, draws))
+        return x
+
+    return jax.tree_util.tree_map_with_path(shifted, state)
+
+
+def coding_errors(states: Any, storage: Any, moments: tuple[int, int] | None) -> Errors:
+    """By how much codes move what they keep of a trajectory, and float32 everything.
+
+    Args:
+      states: of all steps, time first.
+      storage: of factors and roots; None if there are none.
+      moments: bits of the codes of moments and the width of their tiles; None if they are plain.
+    """
+
+    found: dict[str, float] = {}
+    if isinstance(storage, Quantized):
+        factors, roots = (list(_matrices(states, *names)) for names in (FACTORS, ROOTS))
+        found["roots"] = _largest((_coded_squares(x, storage), x) for x in roots)
+        if isinstance(storage, Cholesky):
+            found["triangles"] = _largest(_coded_triangles(x, storage) for x in factors)
+        else:
+            found["factors"] = _largest((_coded_squares(x, storage), x) for x in factors)
+    if moments is not None:
+        bits, block = moments
+        table, unsigned = linear2_codebook(bits), ((np.arange(2**bits) + 1) / 2**bits) ** 2
+        signed, positive = (list(_matrices(states, *names)) for names in (SIGNED, POSITIVE))
+        found["signed"] = _largest((coded(x, table, block), x) for x in signed)
+        found["positive"] = _largest(
+            (np.sqrt(coded(x, unsigned, block)), np.sqrt(x)) for x in positive
+        )
+    rounding = Errors(*[ROUNDING] * len(Errors._fields))._replace(triangles=0.0)
+    return rounding._replace(**found)
+
+
+def coded(x: np.ndarray, table: np.ndarray, block: int) -> np.ndarray:
+    """Every element's nearest number in the table, times its tile's largest magnitude."""
+    m, n = x.shape[-2:]
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, -m % block), (0, -n % block)])
+    rows, columns = (d // block for d in padded.shape[-2:])
+    tiles = padded.reshape(*x.shape[:-2], rows, block, columns, block)
+    scales = np.abs(tiles).max((-3, -1), keepdims=True)
+    shares = tiles / np.where(scales > 0, scales, 1)
+    nearest = table[np.argmin(np.abs(shares[..., None] - table), axis=-1)]
+    return (nearest * scales).reshape(padded.shape)[..., :m, :n]
+
+
+def _coded_squares(x: np.ndarray, storage: Quantized) -> np.ndarray:
+    """Squares in codes but for the diagonal."""
+    diagonal = np.eye(x.shape[-1]) * x
+    table = linear2_codebook(storage.codec.bits)
+    return diagonal + coded(x - diagonal, table, storage.codec.block)
+
+
+def _coded_triangles(x: np.ndarray, storage: Cholesky) -> tuple[np.ndarray, np.ndarray]:
+    """Cholesky factors in codes, each of which may feed its error to the next, and exact ones."""
+    exact = np.linalg.cholesky(x)  # what it adds to the diagonal is next to nothing
+    decay, error, found = storage.error_feedback, np.zeros_like(x[0]), []
+    for target in exact:
+        target = target + error
+        found.append(_coded_squares(target, storage))
+        if decay is not None:
+            error = _coded_squares(decay * error + (1 - decay) * (target - found[-1]), storage)
+    return np.stack(found), exact
+
+
+def _matrices(states: Any, *names: str) -> Iterator[np.ndarray]:
+    """Every matrix's trajectory `(T, m, n)`; a vector's is that of a matrix with one row."""
+    for x in itertools.chain(*(states[name] for name in names)):
+        x = x[:, None] if x.ndim == 2 else x
+        yield from x.reshape(len(x), -1, *x.shape[-2:]).swapaxes(0, 1)
+
+
+def _largest(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """The largest error of all steps, relative to the second of a pair; at least `ROUNDING`."""
+    errors = [ROUNDING]
+    for x, exact in pairs:
+        error, size = (np.sqrt(np.sum(np.square(y), (-2, -1))) for y in (x - exact, exact))
+        errors += list(error / np.where(size > 0, size, 1))
+    return max(errors)
