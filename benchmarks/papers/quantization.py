@@ -120,7 +120,7 @@ def draw(order: int, decades: float, key: jax.Array) -> jax.Array:
 
 def stored(a: jax.Array) -> dict[str, jax.Array]:
     """What is left of `a` in each storage; the paper's ε, 1e-6, is added before CQ's Cholesky."""
-    vq, cq = curvax.quantized(min_elements=1), curvax.cholesky(min_elements=1)
+    vq, cq = curvax.quantized(min_elements=1), curvax.cholesky(damping="absolute", min_elements=1)
     start = cq.encode_factor(jnp.eye(a.shape[-1], dtype=a.dtype), None)
     return {
         "VQ": vq.decode_factor(vq.encode_factor(a, None)),
