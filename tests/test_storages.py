@@ -563,6 +563,17 @@ def test_relative_damping_is_eps_times_the_largest_entry():
     assert not failed.any() and _same(c, 0.5 * jnp.eye(6))
 
 
+def test_matrices_are_decomposed_one_at_a_time():
+    """Batches of decompositions that run at once can wait for each other on a CPU, forever."""
+
+    def decomposed(x):
+        return _cholesky.decomposed(x, 1e-6, "relative")
+
+    program = jax.jit(decomposed).lower(jax.ShapeDtypeStruct((3, 8, 8), jnp.float32)).as_text()
+    calls = [line for line in program.splitlines() if "potrf" in line]
+    assert calls and all("tensor<8x8xf32>" in c and "tensor<3x8" not in c for c in calls)
+
+
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
 @pytest.mark.parametrize("mode", ["cq", "cq_ef"])
 def test_if_all_fail_what_was_stored_stays_and_is_counted(mode, bad):

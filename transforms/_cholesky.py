@@ -131,25 +131,30 @@ def decomposed(
 ) -> tuple[jax.Array, jax.Array]:
     """The lower Cholesky factor of `x + ε I`, `(..., d, d)`, and where there is none.
 
-    Tried again with more on the diagonal where it fails, up to `RETRIES` times.
+    Tried again with more on the diagonal where it fails, up to `RETRIES` times. One matrix after
+    the other: on CPUs the decomposition of a batch waits for XLA's threads, and as many batches at
+    once as there are threads wait for each other, forever (jaxlib 0.10).
     """
     order = x.shape[-1]
-    eye = jnp.broadcast_to(jnp.eye(order, dtype=x.dtype), x.shape)
-    largest = jnp.max(jnp.diagonal(x, axis1=-2, axis2=-1), axis=-1)
+    if x.ndim > 2:
+        one_by_one = jax.lax.map(
+            lambda one: decomposed(one, eps, damping), x.reshape(-1, order, order)
+        )
+        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), one_by_one)
+    largest = jnp.max(jnp.diagonal(x))
     rounding = order * jnp.finfo(x.dtype).eps * largest
     epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping == "relative" else 1)
 
     def attempt(added: Any) -> tuple[jax.Array, jax.Array]:
-        c = jax.lax.linalg.cholesky(x + added[..., None, None] * eye)
-        return c, ~jnp.isfinite(c).all(axis=(-2, -1))
+        c = jax.lax.linalg.cholesky(x + added * jnp.eye(order, dtype=x.dtype))
+        return c, ~jnp.isfinite(c).all()
 
     def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
-        count, c, failed = state
-        more, still = attempt(epsilon + rounding * jnp.power(10.0, count))
-        return count + 1, jnp.where(failed[..., None, None], more, c), failed & still
+        count, _, _ = state
+        return count + 1, *attempt(epsilon + rounding * jnp.power(10.0, count))
 
-    first = attempt(jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:-2]))
-    running = lambda s: (s[0] <= RETRIES) & s[2].any()  # noqa: E731
+    running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731
+    first = attempt(jnp.asarray(epsilon, x.dtype))
     _, c, failed = jax.lax.while_loop(running, again, (jnp.int32(1), *first))
     return c, failed
 

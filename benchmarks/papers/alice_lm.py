@@ -1,0 +1,229 @@
+"""Alice's parts switched on and off: Table 5 and the variants of Figure 5, on a small model.
+
+    python -m benchmarks.papers.alice_lm        # about twenty minutes on two CPU cores
+
+Gong et al., arXiv:2502.07752, sections 7.2 and F.7, on the model of `_small_lm.py`:
+
+- Table 5 and Figure 5a: subspaces by exact decomposition or switched, with tracking and without,
+  no compensation; then Alice with everything, and Alice-0, which does not track;
+- Figure 5b: what the columns beyond the leading ones are replaced by, with tracking. The paper does
+  not say whether with compensation: both are here;
+- Figure 5c: the compensation, with tracking and switching;
+- Figure 5d: the last layer left to AdamW or not, for Alice, GaLore and Fira;
+- Figure 5e: RACS with and without its averages.
+
+Each variant has its own learning rate, tuned as all others are. In 5a to 5c the last layer is
+trained by the method, as in the paper.
+
+Runs that have finished are kept under runs/small_lm and are not repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+import curvax
+
+from . import _report
+from ._small_lm import (
+    ALICE,
+    METHODS,
+    SEEDS,
+    Found,
+    Method,
+    Study,
+    draw_curves,
+    spread,
+    styles,
+    tuning_table,
+)
+
+
+def alice(**options: Any) -> Method:
+    """Alice with parts of its own."""
+    return Method(curvax.alice, {**ALICE, **options})
+
+
+def with_adam_head(name: str) -> Method:
+    """A method that leaves the last layer to AdamW."""
+    method = METHODS[name]
+    options = {**method.options, "weight_dimension_numbers": {"head/kernel": None}}
+    return Method(method.make, options)
+
+
+BARE = {"compensation": "none"}
+TRACKED = alice(switching="evd", **BARE)
+SWITCHED = alice(**BARE)
+PUBLISHED = {  # Table 5: evaluation perplexity at 130M
+    "none of them": 26.96,
+    "tracking": 27.35,
+    "tracking and switching": 25.11,
+    "tracking, switching and compensation": 21.95,
+}
+TABLE_5 = dict(
+    zip(
+        PUBLISHED,
+        (alice(tracking=False, switching="evd", **BARE), TRACKED, SWITCHED, METHODS["Alice"]),
+        strict=True,
+    )
+)
+
+
+class Panel(NamedTuple):
+    """A part of Figure 5."""
+
+    title: str
+    variants: dict[str, Method]
+    reference: str  # the paper's choice among them
+
+
+PANELS = {
+    "5a": Panel(
+        "tracking and switching, without compensation",
+        {
+            "exact subspaces, no tracking": TABLE_5["none of them"],
+            "exact subspaces, tracking": TRACKED,
+            "switching, no tracking": alice(tracking=False, **BARE),
+            "switching, tracking": SWITCHED,
+        },
+        "switching, tracking",
+    ),
+    "5b": Panel(
+        "switching, without compensation",
+        {
+            "Gaussian": alice(switching="gaussian", **BARE),
+            "Gaussian mix": alice(switching="gaussian_mix", **BARE),
+            "full basis": alice(switching="full_basis", **BARE),
+            "complement": SWITCHED,
+        },
+        "complement",
+    ),
+    "5b with compensation": Panel(
+        "switching, with compensation",
+        {
+            "Gaussian": alice(switching="gaussian"),
+            "Gaussian mix": alice(switching="gaussian_mix"),
+            "full basis": alice(switching="full_basis"),
+            "complement": METHODS["Alice"],
+        },
+        "complement",
+    ),
+    "5c": Panel(
+        "compensation",
+        {
+            "none": SWITCHED,
+            "Fira": alice(compensation="fira"),
+            "Fira+": alice(compensation="fira+"),
+            "optimal": METHODS["Alice"],
+            "optimal, no tracking (Alice-0)": alice(tracking=False),
+        },
+        "optimal",
+    ),
+    "5d": Panel(
+        "the last layer, by the method or by AdamW",
+        {
+            name + head: make(name)
+            for name in ("GaLore", "Fira", "Alice")
+            for head, make in (("", METHODS.__getitem__), (", head by AdamW", with_adam_head))
+        },
+        "Alice",
+    ),
+    "5e": Panel(
+        "RACS's averages",
+        {"without": Method(curvax.racs, {"b2": 0.0}), "RACS": METHODS["RACS"]},
+        "RACS",
+    ),
+}
+
+
+def lines(found: dict[str, Found], reference: str) -> list[list[str]]:
+    """The lines of a table."""
+    return [
+        [
+            name,
+            spread(x.losses, ".4f"),
+            "" if name == reference else spread(x.losses - found[reference].losses, "+.4f"),
+            f"{x.rate:g}",
+            f"{len(x.tuning)}",
+        ]
+        for name, x in found.items()
+    ]
+
+
+TITLES = ("validation loss, mean (range)", "learning rate", "rates tried")
+
+
+def table(first: str, found: dict[str, Found], reference: str) -> str:
+    """A part of the figure as a table."""
+    loss, *rest = TITLES
+    titles = [first, loss, f"beyond “{reference}”, mean (range)", *rest]
+    return _report.table(titles, lines(found, reference))
+
+
+def table_5(found: dict[str, Found]) -> str:
+    """Table 5, with the paper's column."""
+    loss, *rest = TITLES
+    titles = ["components", "paper: perplexity, LLaMA 130M", loss, "beyond all of them", *rest]
+    rows = lines(found, list(found)[-1])
+    return _report.table(
+        titles,
+        [
+            [row[0], f"{published:.2f}", *row[1:]]
+            for row, published in zip(rows, PUBLISHED.values(), strict=True)
+        ],
+    )
+
+
+def draw(found: dict[str, dict[str, Found]]) -> Figure:
+    """One panel for each part."""
+    figure = Figure(figsize=(15, 9.5), layout="constrained")
+    for axis, (name, panel) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
+        draw_curves(axis, found[name], styles(panel.variants))
+        axis.set(title=f"({name[1]}) {panel.title}")
+        axis.legend(frameon=False, fontsize="small", title="variant, learning rate")
+    seeds = ", ".join(map(str, SEEDS))
+    figure.suptitle(f"Mean and range of seeds {seeds}, each variant at its own best learning rate")
+    return figure
+
+
+def main() -> None:
+    """Runs everything and writes tables, numbers and figure."""
+    args = _report.arguments(__doc__)
+    groups = {"Table 5": TABLE_5, **{name: panel.variants for name, panel in PANELS.items()}}
+    distinct = {method.said for variants in groups.values() for method in variants.values()}
+    study = Study(args.seed, len(distinct) + 1)  # and AdamW, for its learning rate
+    found = {name: study.find_all(variants) for name, variants in groups.items()}
+    study.bar.close()
+    parts = [
+        study.head(),
+        f"Rank {ALICE['rank']}, {ALICE['leading']} leading columns, a new subspace every "
+        f"{ALICE['refresh']} steps. “Beyond” is taken seed by seed.",
+        "## Table 5",
+        table_5(found["Table 5"]),
+    ]
+    for name, panel in PANELS.items():
+        parts += [f"## Figure {name}: {panel.title}"]
+        parts += [table("variant", found[name], panel.reference)]
+    parts += [f"## The tuning\n\nValidation loss by learning rate, seed {args.seed}."]
+    tuned: dict[str, tuple[str, Found]] = {}  # a variant is in several parts
+    for name, variants in groups.items():
+        for variant, method in variants.items():
+            tuned.setdefault(method.said, (f"{name}: {variant}", found[name][variant]))
+    parts += [tuning_table(dict(tuned.values()))]
+    _report.write(
+        args,
+        "alice_lm",
+        "Alice's parts: Table 5 and Figure 5 on a small language model",
+        "\n\n".join(parts),
+        study.settings(
+            {f"{g}: {n}": m for g, variants in groups.items() for n, m in variants.items()}
+        ),
+        {name: {k: x.asdict() for k, x in part.items()} for name, part in found.items()},
+        draw(found),
+    )
+
+
+if __name__ == "__main__":
+    main()

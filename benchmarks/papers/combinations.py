@@ -1,0 +1,227 @@
+"""Four combinations that the papers leave as future work, each a line of code, on a small model.
+
+    python -m benchmarks.papers.combinations        # about eight minutes on two CPU cores
+
+SOAP with factors and bases in 4 bits (CQ+EF), ASGO with its roots refreshed as FOAM has it, SOAP in
+a low-rank subspace, and SUMO with its moment in 4 bits, beside their plain forms, on the model of
+`_small_lm.py`; each at its own best learning rate. The lines printed are those that ran.
+
+FOAM's threshold and its largest damping over ASGO's own are those of the ViT in Nam and Ahn,
+arXiv:2606.02365 (0.75 and 300); roots are checked as often as the plain form refreshes them.
+
+Runs that have finished are kept under runs/small_lm and are not repeated.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+
+import curvax
+
+from . import _report
+from ._small_lm import (
+    METHODS,
+    PERIOD,
+    RANK,
+    SEEDS,
+    Found,
+    Method,
+    Study,
+    Watch,
+    draw_curves,
+    spread,
+    styles,
+    tuning_table,
+)
+
+# The combinations; `rest` is weight decay and AdamW's learning rate for what is no matrix.
+
+
+def soap_4bit(rate: Any, **rest: Any) -> optax.GradientTransformation:
+    return curvax.soap(rate, storage=curvax.cholesky(error_feedback=0.95), **rest)
+
+
+def asgo_foam(rate: Any, **rest: Any) -> optax.GradientTransformation:
+    return curvax.asgo(rate, refresh=curvax.policies.foam(10, 0.75, max_damping=3e-4), **rest)
+
+
+def scale_by_low_rank_soap() -> optax.GradientTransformation:
+    return curvax.in_subspace(
+        curvax.in_eigenbasis(curvax.moment_ratio(0.95, 0.95), refresh=curvax.every(10)),
+        RANK,
+        basis=curvax.subspaces.svd(),
+        refresh=curvax.every(PERIOD),
+    )
+
+
+def low_rank_soap(
+    rate: Any, *, weight_decay: float, adam_learning_rate: Any
+) -> optax.GradientTransformation:
+    # A direction that has no full optimizer in the library: routing, weight decay and rate.
+    return curvax.route(
+        optax.chain(
+            curvax.on_matrices(scale_by_low_rank_soap(), guard=False),
+            optax.add_decayed_weights(weight_decay),
+            optax.scale_by_learning_rate(rate),
+        ),
+        optax.adamw(adam_learning_rate, weight_decay=weight_decay),
+        curvax.MatrixRule(),
+    )
+
+
+def sumo_4bit(rate: Any, **rest: Any) -> optax.GradientTransformation:
+    return curvax.quantize_state(
+        curvax.sumo(rate, rank=RANK, refresh=PERIOD, **rest),
+        bits=4,
+        where=lambda place, _: place.startswith("inner_states/matrices") and "/mu/" in place,
+    )
+
+
+class Combination(NamedTuple):
+    """A combination and what it is compared with; its plain form comes first."""
+
+    name: str
+    line: Callable[..., optax.GradientTransformation]
+    method: Method
+    others: dict[str, Method]
+
+    @property
+    def code(self) -> str:
+        """The expression that is returned."""
+        _, _, expression = inspect.getsource(self.line).partition("    return ")
+        return textwrap.dedent("    " + expression).strip()
+
+    @property
+    def plain(self) -> str:
+        """The name of its plain form."""
+        return next(iter(self.others))
+
+
+EVERY_10 = "ASGO, root every 10 steps"
+COMBINATIONS = (
+    Combination("4-bit SOAP", soap_4bit, Method(soap_4bit), {"SOAP": METHODS["SOAP"]}),
+    Combination(
+        "FOAM-refreshed ASGO",
+        asgo_foam,
+        Method(asgo_foam),
+        {
+            EVERY_10: Method(curvax.asgo, {"refresh": 10}),
+            "ASGO, root at every step": METHODS["ASGO"],
+        },
+    ),
+    Combination(
+        "low-rank SOAP",
+        scale_by_low_rank_soap,
+        Method(low_rank_soap),
+        {"SOAP": METHODS["SOAP"], "GaLore": METHODS["GaLore"]},
+    ),
+    Combination("SUMO, 4-bit moment", sumo_4bit, Method(sumo_4bit), {"SUMO": METHODS["SUMO"]}),
+)
+
+
+# What they are to save.
+
+
+def count_refreshes(optimizer: Any, state: Any) -> list[jax.Array]:
+    """Roots computed so far, of every factor."""
+    del optimizer
+    is_factor = lambda x: hasattr(x, "refreshes") and hasattr(x, "root")  # noqa: E731
+    leaves = jax.tree.leaves(state["opt_state"], is_leaf=is_factor)
+    return [leaf.refreshes.sum() for leaf in leaves if is_factor(leaf)]
+
+
+REFRESHES = Watch("refreshes of all factors", count_refreshes)
+
+
+def refreshes_of(found: Found) -> np.ndarray:
+    """Roots computed in a run, by seed."""
+    return np.array([sum(run.watched[-1]) for run in found.runs])
+
+
+def table(combination: Combination, found: dict[str, Found]) -> str:
+    """The combination and what it is compared with."""
+    plain = found[combination.plain]
+    rows = []
+    for name, x in found.items():
+        rows.append(
+            [
+                name,
+                f"{x.rate:g}",
+                f"{len(x.tuning)}",
+                spread(x.losses, ".4f"),
+                "" if name == combination.plain else spread(x.losses - plain.losses, "+.4f"),
+                f"{x.state_bytes:,}",
+                f"{plain.state_bytes / x.state_bytes:.2f}",
+            ]
+        )
+        if combination.line is asgo_foam:
+            rows[-1].append(spread(refreshes_of(x), ".0f"))
+    titles = [
+        "method",
+        "learning rate",
+        "rates tried",
+        "validation loss, mean (range)",
+        f"beyond “{combination.plain}”, mean (range)",
+        "optimizer state, bytes",
+        "plain form's over these",
+        *(["roots computed"] if combination.line is asgo_foam else []),
+    ]
+    return _report.table(titles, rows)
+
+
+def draw(found: dict[str, dict[str, Found]]) -> Figure:
+    """A panel for each combination."""
+    figure = Figure(figsize=(12, 9.5), layout="constrained")
+    for axis, (name, methods) in zip(figure.subplots(2, 2).flat, found.items(), strict=True):
+        draw_curves(axis, methods, styles(methods))
+        axis.set(title=name)
+        axis.legend(frameon=False, title="method, learning rate")
+    seeds = ", ".join(map(str, SEEDS))
+    figure.suptitle(f"Mean and range of seeds {seeds}, each method at its own best learning rate")
+    return figure
+
+
+def main() -> None:
+    """Runs everything and writes table, numbers and figure."""
+    args = _report.arguments(__doc__)
+    groups = {c.name: {**c.others, c.name: c.method} for c in COMBINATIONS}
+    distinct = {method.said: method for methods in groups.values() for method in methods.values()}
+    study = Study(args.seed, len(distinct) + 1)  # and AdamW, for its learning rate
+    found: dict[str, dict[str, Found]] = {}
+    parts = [study.head()]
+    for combination in COMBINATIONS:
+        watch = REFRESHES if combination.line is asgo_foam else None
+        methods = groups[combination.name]
+        found[combination.name] = {n: study.find(m, watch) for n, m in methods.items()}
+        parts += [
+            f"## {combination.name}",
+            f"```python\n{combination.code}\n```",
+            table(combination, found[combination.name]),
+        ]
+    study.bar.close()
+    tuned = {name: x for methods in found.values() for name, x in methods.items()}
+    parts += [
+        f"## The tuning\n\nValidation loss by learning rate, seed {args.seed}.",
+        tuning_table(tuned),
+    ]
+    _report.write(
+        args,
+        "combinations",
+        "Four combinations that the papers leave as future work",
+        "\n\n".join(parts),
+        study.settings({name: m for methods in groups.values() for name, m in methods.items()}),
+        {name: {k: x.asdict() for k, x in part.items()} for name, part in found.items()},
+        draw(found),
+    )
+
+
+if __name__ == "__main__":
+    main()
