@@ -25,7 +25,10 @@ SMALL = (
     f"--eval-every {EVERY} --checkpoint-every 20"
 ).split()
 
-pytestmark = pytest.mark.filterwarnings("default")  # other libraries' affair
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # other libraries' affair
+    pytest.mark.xdist_group("examples"),  # one worker trains what several tests look at
+]
 
 
 def start(script: str, *arguments: object) -> subprocess.Popen:

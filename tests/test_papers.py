@@ -14,6 +14,8 @@ import curvax
 
 ROOT = Path(__file__).parent.parent
 
+pytestmark = pytest.mark.xdist_group("papers")  # one worker builds the models
+
 
 @pytest.fixture(scope="module")
 def memory():
