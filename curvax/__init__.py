@@ -3,8 +3,9 @@
 Full optimizers, for a whole tree of parameters, and their directions, for batches of matrices, as
 `scale_by_<method>`: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`,
 `dr_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`. The parts of which
-they are made, and tools to look into them, are below; refresh policies are in `curvax.policies`,
-and what subspaces are made of in `curvax.subspaces`.
+they are made, `assemble`, which makes a full optimizer of any direction, and tools to look into
+them are below; refresh policies are in `curvax.policies`, what subspaces are made of in
+`curvax.subspaces`.
 """
 
 from importlib import metadata as _metadata
@@ -14,6 +15,7 @@ from .optimizers import (
     alice,
     apollo,
     asgo,
+    assemble,
     dasgo,
     dr_shampoo,
     eigen_adam,
@@ -83,6 +85,7 @@ __all__ = [
     "alice",
     "apollo",
     "asgo",
+    "assemble",
     "cholesky",
     "dasgo",
     "dense",

@@ -5,6 +5,7 @@ from ._alice_direction import scale_by_alice
 from ._apollo import apollo
 from ._apollo_direction import scale_by_apollo
 from ._asgo import asgo, scale_by_asgo
+from ._assemble import assemble
 from ._dasgo import dasgo, scale_by_dasgo
 from ._dr_shampoo import dr_shampoo, scale_by_dr_shampoo
 from ._eigen_adam import eigen_adam, scale_by_eigen_adam
@@ -26,6 +27,7 @@ __all__ = [
     "alice",
     "apollo",
     "asgo",
+    "assemble",
     "dasgo",
     "dr_shampoo",
     "eigen_adam",

@@ -17,7 +17,7 @@ from ..transforms._validate import check_decay, check_interval
 def assemble(
     direction: optax.GradientTransformation,
     learning_rate: optax.ScalarOrSchedule,
-    rule: MatrixRule,
+    rule: MatrixRule | None = None,
     *,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     block_size: int | None = None,
@@ -31,12 +31,13 @@ def assemble(
     adam_eps: Any = 1e-8,
     adam_weight_decay: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes a full optimizer from the direction of the matrices.
+    """Makes a full optimizer from the direction of the matrices: what every method here is.
 
     Args:
-      direction: transformation on batches of matrices, without learning rate, sign and decay.
+      direction: transformation on batches of matrices, without learning rate, sign and decay: a
+        `scale_by_<method>`, or a chain of parts.
       learning_rate: of the matrices; a number or a schedule.
-      rule: which parameters are matrices.
+      rule: which parameters are matrices; `MatrixRule()` by default.
       base: from a learning rate to the optimizer that takes the direction as its gradient; `None`
         is plain descent with decoupled weight decay.
       block_size: see `on_matrices`.
@@ -55,7 +56,21 @@ def assemble(
 
     Raises:
       ValueError: naming the argument that is not allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> moments = curvax.moment_ratio(0.9, 0.95)
+      >>> eigen = curvax.in_eigenbasis(moments, refresh=curvax.every(10))
+      >>> low_rank_soap = curvax.in_subspace(
+      ...     eigen, rank=2, basis=curvax.subspaces.svd(), refresh=curvax.every(100)
+      ... )
+      >>> optimizer = curvax.assemble(low_rank_soap, 0.01, weight_decay=0.1)
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
     """
+    rule = MatrixRule() if rule is None else rule
+    if not isinstance(rule, MatrixRule):
+        raise ValueError(f"rule must be a MatrixRule, got {rule!r}.")
     adam_learning_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
     adam_weight_decay = weight_decay if adam_weight_decay is None else adam_weight_decay
     _check_learning_rate("learning_rate", learning_rate)

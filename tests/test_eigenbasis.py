@@ -249,8 +249,28 @@ def test_moments_are_found_by_name():
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     found = [[names[i] for i in which[0]] for which in moments]
     assert found == [["0/mu/a"], ["0/nu/a"]]
-    with pytest.raises(ValueError, match="field 'sum_of_squares' holds an array for every"):
-        curvax.in_eigenbasis(optax.scale_by_rss(), refresh=curvax.every(2)).init(like)
+
+
+@pytest.mark.parametrize(
+    ("inner", "field"),
+    [
+        (optax.scale_by_rss(), "sum_of_squares"),
+        (curvax.in_eigenbasis(curvax.moment_ratio(), refresh=curvax.every(2)), "statistic"),
+        (curvax.precondition(refresh=curvax.every(2)), "statistic"),
+        (curvax.quantize_state(optax.scale_by_adam(), min_elements=1), "codes"),
+        (curvax.scale_by_racs(), "rows"),
+    ],
+)
+def test_states_that_nobody_could_turn_are_refused(inner, field):
+    like = {"a": jnp.zeros((2, 6, 8))}
+    message = f"field '{field}' holds more than a number for every"
+    with pytest.raises(ValueError, match=message):
+        curvax.in_eigenbasis(inner, refresh=curvax.every(2)).init(like)
+    carry = curvax.subspaces.rotate()
+    with pytest.raises(ValueError, match=message):
+        curvax.in_subspace(
+            inner, 3, basis=curvax.subspaces.svd(), refresh=curvax.every(2), carry=carry
+        ).init(like)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 A transformation that works in a changing space keeps moments that have to follow it. They are
 recognized by where they are: a field `mu` or `trace` holds first moments, which turn with the
-space; `nu` holds second moments. Any other field with an array for every matrix is an error, since
-nothing is known of how it should follow.
+space; `nu` holds second moments. Any other field that holds more than a number for every matrix is
+an error, since nothing is known of how it should follow: factors, bases, codes, scales of rows.
 """
 
 from __future__ import annotations
@@ -32,29 +32,36 @@ def find_moments(state: Any, like: Any) -> Moments:
     """Where a state keeps moments of the matrices in `like`, a tree of arrays.
 
     Raises:
-      ValueError: if a field of another name holds arrays of the matrices' shapes.
+      ValueError: if another field holds more than a number for every matrix.
     """
     matrices = jax.tree_util.tree_leaves_with_path(like)
+    most_axes = max((matrix.ndim - 2 for _, matrix in matrices), default=0)  # of a number for each
     first: list[list[int]] = [[] for _ in matrices]
     second: list[list[int]] = [[] for _ in matrices]
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
-        for number, (suffix, matrix) in enumerate(matrices):
-            head = path[: len(path) - len(suffix)]
-            if leaf.shape != matrix.shape or path[len(head) :] != suffix:
-                continue
-            names = [key.name for key in head if isinstance(key, GetAttrKey)]
-            field = names[-1] if names else None
-            if field in FIRST:
-                first[number].append(index)
-            elif field in SECOND:
-                second[number].append(index)
-            else:
-                raise ValueError(
-                    f"the inner transformation's state field {field!r} holds an array for every "
-                    f"matrix; how it follows a change of basis is known for "
-                    f"{', '.join(map(repr, FIRST + SECOND))} only."
-                )
+        field, numbers = _place(path, leaf, matrices)
+        if field in FIRST + SECOND and numbers:
+            for number in numbers:
+                (first if field in FIRST else second)[number].append(index)
+        elif leaf.ndim > most_axes:
+            raise ValueError(
+                f"the inner transformation's state field {field!r} holds more than a number for "
+                f"every matrix; how it follows a change of basis is known for "
+                f"{', '.join(map(repr, FIRST + SECOND))} only."
+            )
     return Moments(tuple(map(tuple, first)), tuple(map(tuple, second)))
+
+
+def _place(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> tuple[str | None, list[int]]:
+    """The field that a leaf of a state is in, and the numbers of the matrices that it is like."""
+    numbers = [
+        number
+        for number, (suffix, matrix) in enumerate(matrices)
+        if leaf.shape == matrix.shape and path[len(path) - len(suffix) :] == suffix
+    ]
+    own = len(matrices[numbers[0]][0]) if numbers else 0  # of the path, the matrix's own
+    names = [key.name for key in path[: len(path) - own] if isinstance(key, GetAttrKey)]
+    return (names[-1] if names else None), numbers
 
 
 @runtime_checkable

@@ -53,27 +53,17 @@ def asgo_foam(rate: Any, **rest: Any) -> optax.GradientTransformation:
     return curvax.asgo(rate, refresh=curvax.policies.foam(10, 0.75, max_damping=3e-4), **rest)
 
 
-def scale_by_low_rank_soap() -> optax.GradientTransformation:
-    return curvax.in_subspace(
-        curvax.in_eigenbasis(curvax.moment_ratio(0.95, 0.95), refresh=curvax.every(10)),
-        RANK,
-        basis=curvax.subspaces.svd(),
-        refresh=curvax.every(PERIOD),
-    )
-
-
-def low_rank_soap(
-    rate: Any, *, weight_decay: float, adam_learning_rate: Any
-) -> optax.GradientTransformation:
-    # A direction that has no full optimizer in the library: routing, weight decay and rate.
-    return curvax.route(
-        optax.chain(
-            curvax.on_matrices(scale_by_low_rank_soap(), guard=False),
-            optax.add_decayed_weights(weight_decay),
-            optax.scale_by_learning_rate(rate),
+def low_rank_soap(rate: Any, **rest: Any) -> optax.GradientTransformation:
+    return curvax.assemble(
+        curvax.in_subspace(
+            curvax.in_eigenbasis(curvax.moment_ratio(0.95, 0.95), refresh=curvax.every(10)),
+            RANK,
+            basis=curvax.subspaces.svd(),
+            refresh=curvax.every(PERIOD),
         ),
-        optax.adamw(adam_learning_rate, weight_decay=weight_decay),
-        curvax.MatrixRule(),
+        rate,
+        guard=False,  # a subspace looks for what is not finite in its projections
+        **rest,
     )
 
 
@@ -119,7 +109,7 @@ COMBINATIONS = (
     ),
     Combination(
         "low-rank SOAP",
-        scale_by_low_rank_soap,
+        low_rank_soap,
         Method(low_rank_soap),
         {"SOAP": METHODS["SOAP"], "GaLore": METHODS["GaLore"]},
     ),
