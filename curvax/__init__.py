@@ -49,6 +49,7 @@ from .optimizers import (
 from .transforms._adapter import Adapter, extract_adapter
 from .transforms._cholesky import cholesky
 from .transforms._diagonal import precondition_columns
+from .transforms._distribute import distribute
 from .transforms._eigenbasis import in_eigenbasis
 from .transforms._graft import graft
 from .transforms._iterative_roots import power_iteration
@@ -61,6 +62,7 @@ from .transforms._norm_growth import limit_norm_growth
 from .transforms._normalize import normalize_columns, normalize_rows
 from .transforms._orthogonalize import orthogonalize, scale_by_shape
 from .transforms._polar import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
+from .transforms._portable import place_state, portable_state
 from .transforms._precondition import precondition
 from .transforms._quantize_state import quantize_state
 from .transforms._quantized import quantized
@@ -68,6 +70,7 @@ from .transforms._refresh import every
 from .transforms._roots import inverse_root
 from .transforms._routing import route
 from .transforms._row_column_scaling import row_column_scales, scale_by_rows_and_columns
+from .transforms._state_sharding import state_sharding
 from .transforms._storage import dense
 from .transforms._subspace import in_subspace
 from .transforms._summary import state_bytes, state_of, summarize
@@ -89,6 +92,7 @@ __all__ = [
     "cholesky",
     "dasgo",
     "dense",
+    "distribute",
     "dr_shampoo",
     "eigen_adam",
     "every",
@@ -111,9 +115,11 @@ __all__ = [
     "on_matrices",
     "orthogonalize",
     "osgdm",
+    "place_state",
     "polar_qdwh",
     "polar_svd",
     "policies",
+    "portable_state",
     "power_iteration",
     "precondition",
     "precondition_columns",
@@ -144,6 +150,7 @@ __all__ = [
     "soap",
     "state_bytes",
     "state_of",
+    "state_sharding",
     "subspaces",
     "summarize",
     "sumo",

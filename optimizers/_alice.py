@@ -13,7 +13,7 @@ from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._subspace_bases import BasisFinder
 from ..transforms._subspace_refresh import SubspaceRefresh
 from ._alice_direction import scale_by_alice
-from ._assemble import assemble
+from ._assemble import MeshAxis, assemble
 
 
 def alice(
@@ -40,6 +40,8 @@ def alice(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -78,9 +80,7 @@ def alice(
       scale: the paper's α (0.25 at 1.3B parameters).
       compensation_scale: the paper's α_c (0.2 at 1.3B).
       gamma: largest growth of ‖C‖ from one step to the next.
-      b1: decay rate of the first moment and of `p`.
-      b2: decay rate of the second moment.
-      b3: decay rate of the tracked second moment.
+      b1, b2, b3: decay rates: of the first moment and of `p`; of the second moment; of Q̃.
       eps: added to `√v`.
       bias_correction: correct both moments as Adam does.
       tracking: whether the subspace's second moment is remembered for the next basis.
@@ -93,7 +93,8 @@ def alice(
         "std": the official code's, which goes right if square.
       clamp_rank: take the nearest `rank` and `leading` that a matrix allows; otherwise an error.
       seed: of random draws.
-      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
+        see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -136,6 +137,8 @@ def alice(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers),
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,

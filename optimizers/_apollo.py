@@ -10,7 +10,7 @@ import optax
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._subspace_refresh import SubspaceRefresh
 from ._apollo_direction import scale_by_apollo
-from ._assemble import assemble
+from ._assemble import MeshAxis, assemble
 
 
 def apollo(
@@ -32,6 +32,8 @@ def apollo(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -76,7 +78,8 @@ def apollo(
       clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
       seed: of random draws.
       output_layer: the output layer, left to AdamW, see `racs`.
-      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
+        see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -113,6 +116,8 @@ def apollo(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers, output_layer=output_layer),
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,

@@ -8,43 +8,10 @@ import jax
 import optax
 
 from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._momentum import momentum
-from ..transforms._precondition import precondition
-from ..transforms._refresh import Refresh, as_policy
+from ..transforms._refresh import Refresh
 from ..transforms._storage import Storage
-from ..transforms._validate import check_choice
-from ._assemble import assemble
-
-
-def scale_by_asgo(
-    *,
-    b1: jax.typing.ArrayLike | None = None,
-    b2: jax.typing.ArrayLike | None = None,
-    eps: jax.typing.ArrayLike = 1e-6,
-    refresh: Refresh = 1,
-    variant: str = "practical",
-    storage: Storage | None = None,
-    side: str | None = None,
-    dtype: jax.typing.DTypeLike | None = None,
-) -> optax.GradientTransformation:
-    """The direction of `asgo` on batches of matrices `(..., m, n)`; see there for the arguments."""
-    check_choice("variant", variant, ("practical", "theoretical", "from_momentum"))
-    check_choice("side", side, (None, "left", "right", "smaller"))
-    theoretical = variant == "theoretical"
-    if theoretical and not (b1 is None and b2 is None):
-        raise ValueError(f"variant='theoretical' has no b1 and b2, got b1={b1!r}, b2={b2!r}.")
-    return precondition(
-        None if theoretical else momentum(0.9 if b1 is None else b1, dtype=dtype),
-        refresh=as_policy(refresh, offset=1, first=True),
-        sides=("left" if theoretical else "smaller") if side is None else side,
-        square="right",
-        root=2,
-        b2=None if theoretical else (0.95 if b2 is None else b2),
-        eps=eps,
-        damping="outside" if theoretical else "absolute",
-        statistics="momentum" if variant == "from_momentum" else "gradient",
-        storage=storage,
-    )
+from ._asgo_direction import scale_by_asgo
+from ._assemble import MeshAxis, assemble
 
 
 def asgo(
@@ -63,6 +30,8 @@ def asgo(
     matrices: Selection | None = "all",
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -105,7 +74,7 @@ def asgo(
       head_wise: whether query and key kernels `(D, H, K)` are one matrix per head (Appendix B); for
         merged kernels give `MatrixAxes(0, 1, column_heads=H)`.
       matrices: which parameters are matrices; "all" as in the paper; see `MatrixRule`.
-      weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask: see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -140,6 +109,8 @@ def asgo(
         MatrixRule(matrices, weight_dimension_numbers, head_wise),
         block_size=block_size,
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

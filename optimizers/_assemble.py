@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import optax
 
 from ..transforms._matrix_rule import MatrixRule
 from ..transforms._matrix_view import on_matrices
 from ..transforms._routing import route
 from ..transforms._validate import check_decay, check_interval
+
+MeshAxis = str | Sequence[str] | None
 
 
 def assemble(
@@ -22,6 +25,8 @@ def assemble(
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     block_size: int | None = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     guard: bool = True,
     weight_decay: Any = 0.0,
     weight_decay_mask: Any = None,
@@ -42,6 +47,8 @@ def assemble(
         is plain descent with decoupled weight decay.
       block_size: see `on_matrices`.
       stack: see `on_matrices`.
+      mesh: see `on_matrices`.
+      mesh_axis: see `on_matrices`.
       guard: see `on_matrices`.
       weight_decay: decoupled weight decay of the matrices, times the learning rate.
       weight_decay_mask: tree of booleans or callable, as in `optax.add_decayed_weights`.
@@ -97,7 +104,16 @@ def assemble(
     # Behind the routing the output layer is gone already, and so is what it would be found by.
     inside = dataclasses.replace(rule, output_layer=None)
     matrices = optax.chain(
-        on_matrices(direction, inside, block_size=block_size, stack=stack, guard=guard), descent
+        on_matrices(
+            direction,
+            inside,
+            block_size=block_size,
+            stack=stack,
+            guard=guard,
+            mesh=mesh,
+            mesh_axis=mesh_axis,
+        ),
+        descent,
     )
     adam = {"b1": adam_b1, "b2": adam_b2, "eps": adam_eps}
     others = (

@@ -10,7 +10,7 @@ import optax
 from ..transforms._diagonal import precondition_columns
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._momentum import momentum
-from ._assemble import assemble
+from ._assemble import MeshAxis, assemble
 
 
 def scale_by_dasgo(
@@ -35,6 +35,8 @@ def dasgo(
     matrices: Selection | None = "all",
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -71,6 +73,8 @@ def dasgo(
       matrices: which parameters are matrices; "all" as in the paper; see `MatrixRule`.
       weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
       stack: whether same-shaped matrices share one array; `None` decides by size.
+      mesh: devices among which the matrices are divided; see `on_matrices`.
+      mesh_axis: the axis or axes of the mesh along which they are; all by default.
       weight_decay: decoupled weight decay, times the learning rate.
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
       adam_learning_rate: AdamW's learning rate for other parameters; `None` means the same.
@@ -100,6 +104,8 @@ def dasgo(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers, head_wise),
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

@@ -8,44 +8,10 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._diagonal_residual import diagonal_residual
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._storage import Storage
-from ..transforms._validate import check_decay
-from ._assemble import assemble
-from ._shampoo_direction import scale_by_shampoo
-
-
-def scale_by_dr_shampoo(
-    *,
-    check_every: int = 20,
-    threshold: float = 0.1,
-    b1: jax.typing.ArrayLike = 0.95,
-    b2: jax.typing.ArrayLike = 0.995,
-    eps: jax.typing.ArrayLike = 1e-9,
-    root: int = 2,
-    graft: str | None = "adam",
-    update_eigenvalues: bool = True,
-    stagger: bool = False,
-    storage: Storage | None = None,
-) -> optax.GradientTransformation:
-    """The direction of `dr_shampoo` on batches of matrices `(..., m, n)`; see there."""
-    check_decay("b1", b1)
-    check_decay("b2", b2)
-    return scale_by_shampoo(
-        b2=b2,
-        eps=eps,
-        root=root,
-        refresh=diagonal_residual(
-            check_every, threshold, update_eigenvalues=update_eigenvalues, stagger=stagger
-        ),
-        statistics_every=1,
-        graft=graft,
-        adam_graft_b1=b1,
-        damping="absolute",
-        initial=0.0,
-        storage=storage,
-    )
+from ._assemble import MeshAxis, assemble
+from ._dr_shampoo_direction import scale_by_dr_shampoo
 
 
 def dr_shampoo(
@@ -67,6 +33,8 @@ def dr_shampoo(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -102,8 +70,8 @@ def dr_shampoo(
       update_eigenvalues: whether a check without a refresh takes `diag(QᵀLQ)` as eigenvalues.
       stagger: spread the checks over the period.
       base, storage, block_size: see `shampoo`; `base=None` is plain descent.
-      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
-        `muon`; weight decay is the base's, if there is one.
+      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
+        weight_decay_mask: see `muon`; weight decay is the base's, if there is one.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -140,6 +108,8 @@ def dr_shampoo(
         base=base,
         block_size=block_size,
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

@@ -10,36 +10,8 @@ import optax
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._refresh import Refresh
 from ..transforms._storage import Storage
-from ._assemble import assemble
-from ._soap import scale_by_soap
-
-
-def scale_by_eigen_adam(
-    *,
-    b1: jax.typing.ArrayLike = 0.95,
-    b2: jax.typing.ArrayLike = 0.95,
-    b3: jax.typing.ArrayLike = 0.95,
-    eps: jax.typing.ArrayLike = 0.0,
-    bias_correction: bool = False,
-    method: str = "eigh",
-    skip_first: bool = False,
-    refresh: Refresh = 10,
-    storage: Storage | None = None,
-    side: str = "left",
-) -> optax.GradientTransformation:
-    """The direction of `eigen_adam` on batches of matrices `(..., m, n)`; see there."""
-    return scale_by_soap(
-        b1=b1,
-        b2=b2,
-        b3=b3,
-        eps=eps,
-        bias_correction=bias_correction,
-        method=method,
-        skip_first=skip_first,
-        refresh=refresh,
-        storage=storage,
-        side=side,
-    )
+from ._assemble import MeshAxis, assemble
+from ._eigen_adam_direction import scale_by_eigen_adam
 
 
 def eigen_adam(
@@ -60,6 +32,8 @@ def eigen_adam(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -100,8 +74,8 @@ def eigen_adam(
       storage: how factor and basis are kept.
       side: "both", "left", "right" or "smaller".
       block_size: cut matrices into balanced blocks of at most this many rows and columns.
-      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
-        `muon`.
+      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
+        weight_decay_mask: see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -137,6 +111,8 @@ def eigen_adam(
         MatrixRule(matrices, weight_dimension_numbers, head_wise),
         block_size=block_size,
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

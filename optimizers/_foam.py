@@ -8,42 +8,10 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._foam import foam as foam_policy
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._storage import Storage
-from ..transforms._validate import check_decay
-from ._assemble import assemble
-from ._shampoo_direction import scale_by_shampoo
-
-
-def scale_by_foam(
-    *,
-    check_every: int = 20,
-    threshold: float = 0.75,
-    max_damping: float = 3e-7,
-    b1: jax.typing.ArrayLike = 0.95,
-    b2: jax.typing.ArrayLike = 0.995,
-    eps: jax.typing.ArrayLike = 1e-9,
-    root: int = 2,
-    graft: str | None = "adam",
-    stagger: bool = False,
-    storage: Storage | None = None,
-) -> optax.GradientTransformation:
-    """The direction of `foam` on batches of matrices `(..., m, n)`; see there."""
-    check_decay("b1", b1)
-    check_decay("b2", b2)
-    return scale_by_shampoo(
-        b2=b2,
-        eps=eps,
-        root=root,
-        refresh=foam_policy(check_every, threshold, max_damping, stagger=stagger),
-        statistics_every=1,
-        graft=graft,
-        adam_graft_b1=b1,
-        damping="absolute",
-        initial=0.0,
-        storage=storage,
-    )
+from ._assemble import MeshAxis, assemble
+from ._foam_direction import scale_by_foam
 
 
 def foam(
@@ -65,6 +33,8 @@ def foam(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -103,8 +73,8 @@ def foam(
       graft: "adam", "norm" or `None`.
       stagger: spread the checks over the period.
       base, storage, block_size: see `shampoo`; `base=None` is plain descent.
-      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
-        `muon`; weight decay is the base's, if there is one.
+      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
+        weight_decay_mask: see `muon`; weight decay is the base's, if there is one.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -140,6 +110,8 @@ def foam(
         base=base,
         block_size=block_size,
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

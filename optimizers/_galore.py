@@ -9,42 +9,10 @@ import optax
 
 from ..transforms._carry import Carry
 from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._subspace import in_subspace
-from ..transforms._subspace_bases import BasisFinder, svd
-from ..transforms._subspace_refresh import SubspaceRefresh, as_subspace_policy
-from ..transforms._validate import check_interval
-from ._assemble import assemble
-
-
-def scale_by_galore(
-    *,
-    rank: int = 128,
-    scale: jax.typing.ArrayLike = 0.3,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
-    eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
-    basis: BasisFinder | None = None,
-    carry: Carry | None = None,
-    side: str = "smaller",
-    clamp_rank: bool = True,
-    seed: int = 0,
-) -> optax.GradientTransformation:
-    """The direction of `galore` on batches of matrices `(..., m, n)`; see there."""
-    check_interval("scale", scale, 0.0)
-    return optax.chain(
-        in_subspace(
-            optax.scale_by_adam(b1, b2, eps),
-            rank,
-            basis=svd() if basis is None else basis,
-            refresh=as_subspace_policy(refresh, offset=0),
-            carry=carry,
-            side=side,
-            clamp_rank=clamp_rank,
-            seed=seed,
-        ),
-        optax.scale(scale),  # pyright: ignore[reportArgumentType]
-    )
+from ..transforms._subspace_bases import BasisFinder
+from ..transforms._subspace_refresh import SubspaceRefresh
+from ._assemble import MeshAxis, assemble
+from ._galore_direction import scale_by_galore
 
 
 def galore(
@@ -64,6 +32,8 @@ def galore(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -103,7 +73,8 @@ def galore(
         "std": the official code's, which goes right if square.
       clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
       seed: of random draws.
-      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
+        see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -139,6 +110,8 @@ def galore(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers),
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,

@@ -8,34 +8,10 @@ import jax
 import optax
 
 from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._momentum import momentum
-from ..transforms._orthogonalize import orthogonalize, scale_by_shape
+from ..transforms._orthogonalize import scale_by_shape
 from ..transforms._polar import Coefficients
-from ._assemble import assemble
-
-
-def scale_by_muon(
-    *,
-    b1: jax.typing.ArrayLike = 0.95,
-    nesterov: bool = True,
-    accumulate: str = "ema",
-    method: str = "newton_schulz",
-    coefficients: Coefficients = "quintic",
-    steps: int = 5,
-    eps: jax.typing.ArrayLike = 1e-8,
-    dtype: jax.typing.DTypeLike | None = None,
-) -> optax.GradientTransformation:
-    """The direction of `muon` on batches of matrices `(..., m, n)`, without its scale by shape."""
-    return optax.chain(
-        momentum(
-            b1,
-            accumulate=accumulate,
-            nesterov=nesterov,
-            bias_correction=accumulate == "ema",
-            dtype=dtype,
-        ),
-        orthogonalize(method, coefficients=coefficients, steps=steps, eps=eps),
-    )
+from ._assemble import MeshAxis, assemble
+from ._muon_direction import scale_by_muon
 
 
 def muon(
@@ -54,6 +30,8 @@ def muon(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -95,6 +73,8 @@ def muon(
       matrices: which parameters are matrices; `None` is the rule for Flax, see `MatrixRule`.
       weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
       stack: whether same-shaped matrices share one array; `None` decides by size.
+      mesh: devices among which the matrices are divided; see `on_matrices`.
+      mesh_axis: the axis or axes of the mesh along which they are; all by default.
       weight_decay: decoupled weight decay, times the learning rate.
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
       adam_learning_rate: AdamW's learning rate for other parameters; `None` means the same.
@@ -140,6 +120,8 @@ def muon(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers, head_wise),
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

@@ -13,7 +13,7 @@ from ..transforms._momentum import descend_with_momentum
 from ..transforms._orthogonalize import orthogonalize
 from ..transforms._polar import Coefficients
 from ..transforms._validate import check_interval
-from ._assemble import assemble
+from ._assemble import MeshAxis, assemble
 
 
 def scale_by_osgdm(
@@ -37,6 +37,8 @@ def osgdm(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -68,8 +70,8 @@ def osgdm(
       method: "svd", "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
       coefficients: of Newton-Schulz.
       steps: Newton-Schulz iterations.
-      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
-        `muon`.
+      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
+        weight_decay_mask: see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -100,6 +102,8 @@ def osgdm(
         MatrixRule(matrices, weight_dimension_numbers, head_wise),
         base=descent,
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
         adam_b1=adam_b1,

@@ -11,7 +11,7 @@ from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._norm_growth import limit_norm_growth
 from ..transforms._row_column_scaling import scale_by_rows_and_columns
 from ..transforms._validate import check_interval
-from ._assemble import assemble
+from ._assemble import MeshAxis, assemble
 
 
 def scale_by_racs(
@@ -43,6 +43,8 @@ def racs(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -87,6 +89,8 @@ def racs(
       matrices: which parameters are matrices; `None` is the rule for Flax, see `MatrixRule`.
       weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
       stack: whether same-shaped matrices share one array; `None` decides by size.
+      mesh: devices among which the matrices are divided; see `on_matrices`.
+      mesh_axis: the axis or axes of the mesh along which they are; all by default.
       weight_decay: decoupled weight decay, times the learning rate.
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
       adam_learning_rate: AdamW's learning rate for other parameters; `None` means the same.
@@ -120,6 +124,8 @@ def racs(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers, output_layer=output_layer),
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

@@ -12,7 +12,7 @@ import optax
 from ..transforms._matrix_rule import MatrixRule, Selection
 from ..transforms._refresh import Refresh
 from ..transforms._storage import Storage
-from ._assemble import assemble
+from ._assemble import MeshAxis, assemble
 from ._shampoo_direction import scale_by_shampoo
 
 _SGD = functools.partial(optax.sgd, momentum=0.9)
@@ -41,6 +41,8 @@ def shampoo(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -89,7 +91,7 @@ def shampoo(
       side: "both", "left", "right" or "smaller".
       block_size: cut matrices into balanced blocks of at most this many rows and columns, each
         grafted on its own.
-      head_wise, matrices, weight_dimension_numbers, stack: see `muon`.
+      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis: see `muon`.
       weight_decay, weight_decay_mask: decoupled weight decay; with a `base` it is the base's.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
@@ -132,6 +134,8 @@ def shampoo(
         base=base,
         block_size=block_size,
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

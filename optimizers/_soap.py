@@ -7,39 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._eigenbasis import in_eigenbasis
 from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._moment_ratio import moment_ratio
-from ..transforms._refresh import Refresh, as_policy
+from ..transforms._refresh import Refresh
 from ..transforms._storage import Storage
-from ..transforms._validate import check_choice
-from ._assemble import assemble
-
-
-def scale_by_soap(
-    *,
-    b1: jax.typing.ArrayLike = 0.95,
-    b2: jax.typing.ArrayLike = 0.95,
-    b3: jax.typing.ArrayLike = 0.95,
-    eps: jax.typing.ArrayLike = 0.0,
-    bias_correction: bool = False,
-    method: str = "eigh",
-    skip_first: bool = False,
-    refresh: Refresh = 10,
-    storage: Storage | None = None,
-    side: str = "both",
-) -> optax.GradientTransformation:
-    """The direction of `soap` on batches of matrices `(..., m, n)`; see there for the arguments."""
-    check_choice("side", side, ("both", "left", "right", "smaller"))
-    return in_eigenbasis(
-        moment_ratio(b1, b2, eps, bias_correction=bias_correction),
-        refresh=as_policy(refresh, offset=0, first=True),
-        sides=side,
-        b3=b3,
-        method=method,
-        storage=storage,
-        skip_first=skip_first,
-    )
+from ._assemble import MeshAxis, assemble
+from ._soap_direction import scale_by_soap
 
 
 def soap(
@@ -60,6 +32,8 @@ def soap(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -101,8 +75,8 @@ def soap(
       storage: how factors and bases are kept.
       side: "both", "left", "right" or "smaller".
       block_size: cut matrices into balanced blocks of at most this many rows and columns.
-      head_wise, matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see
-        `muon`.
+      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
+        weight_decay_mask: see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -138,6 +112,8 @@ def soap(
         MatrixRule(matrices, weight_dimension_numbers, head_wise),
         block_size=block_size,
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

@@ -13,7 +13,7 @@ from ..transforms._orthogonalize import scale_by_shape
 from ..transforms._polar import Coefficients
 from ..transforms._subspace_bases import BasisFinder
 from ..transforms._subspace_refresh import SubspaceRefresh
-from ._assemble import assemble
+from ._assemble import MeshAxis, assemble
 from ._sumo_direction import scale_by_sumo
 
 
@@ -38,6 +38,8 @@ def sumo(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -83,7 +85,8 @@ def sumo(
       clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
       seed: of random draws.
       consistent_rms: `c` scales directions by `c · √max(m, n)`; `None` does not.
-      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
+        see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -124,6 +127,8 @@ def sumo(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers),
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,

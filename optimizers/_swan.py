@@ -12,7 +12,7 @@ from ..transforms._normalize import normalize_rows
 from ..transforms._orthogonalize import orthogonalize
 from ..transforms._polar import Coefficients
 from ..transforms._working_dtype import in_float32
-from ._assemble import assemble
+from ._assemble import MeshAxis, assemble
 
 
 def scale_by_swan(
@@ -44,6 +44,8 @@ def swan(
     matrices: Selection | None = None,
     weight_dimension_numbers: Any = None,
     stack: bool | None = None,
+    mesh: jax.sharding.Mesh | None = None,
+    mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -75,7 +77,8 @@ def swan(
       steps: Newton-Schulz iterations.
       norm: what Newton-Schulz divides by, see `orthogonalize`.
       head_wise: whether query and key kernels `(D, H, K)` are one matrix per head.
-      matrices, weight_dimension_numbers, stack, weight_decay, weight_decay_mask: see `muon`.
+      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
+        see `muon`.
       adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
 
     Returns:
@@ -104,6 +107,8 @@ def swan(
         learning_rate,
         MatrixRule(matrices, weight_dimension_numbers, head_wise),
         stack=stack,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,

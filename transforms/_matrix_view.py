@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.core import Tracer
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from ._distribute import distribute
 from ._finite import finite_or_zero
 from ._keys import members_of
 from ._matrix_axes import MatrixAxes, MatrixForm, matrix_form
 from ._matrix_rule import MatrixRule
 from ._paths import named_leaves
+from ._placeholder import is_placeholder
 from ._recording import record
 from ._validate import check_bool, check_choice, check_positive_int
 
@@ -110,6 +112,8 @@ def on_matrices(
     block_size: int | None = None,
     stack: bool | None = None,
     guard: bool = True,
+    mesh: Mesh | None = None,
+    mesh_axis: str | Sequence[str] | None = None,
     **rule_arguments: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on the matrices of a tree of parameters.
@@ -128,6 +132,10 @@ def on_matrices(
         `STACK_LIMIT` elements.
       guard: whether gradients that are not finite become zero here; `False` where `inner` begins
         with `in_subspace`, which sees to it in the projections, for less.
+      mesh: devices among which the matrices are divided, see `distribute`; all of one shape are
+        then stacked, unless `stack` is `False`.
+      mesh_axis: the mesh axis or axes along which they are; all by default. Without a mesh the axis
+        of the `pmap` or `shard_map` inside which all this is called.
 
     Returns:
       A transformation on the tree. Every leaf has to be a matrix; the full optimizers send the
@@ -152,6 +160,14 @@ def on_matrices(
         check_positive_int("block_size", block_size)
     check_choice("stack", stack, (None, True, False))
     check_bool("guard", guard)
+    divided = mesh is not None or mesh_axis is not None
+    if divided:
+        inner = (
+            distribute(inner, axis_name=mesh_axis, guard=guard)
+            if mesh is None
+            else distribute(inner, mesh, mesh_axis, guard=guard)
+        )
+        stack, guard = True if stack is None else stack, False
     inner = optax.with_extra_args_support(inner)
 
     def layout(tree: Any) -> tuple[Group, ...]:
@@ -170,6 +186,7 @@ def on_matrices(
     def init(params: Any) -> MatrixViewState:
         if is_placeholder(params):
             return MatrixViewState(inner.init(params))
+        check_on_mesh(params, mesh)
         groups = layout(params)
         members = {g.key: tuple((form.name, form.count) for form in g.members) for g in groups}
         with members_of(members):
@@ -180,21 +197,17 @@ def on_matrices(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         if params is not None:
             check_same_shapes(updates, params)
+        check_on_mesh(updates, mesh)
         groups = layout(updates)
         matrices = None if params is None else gather(groups, params)
         gradients = gather(groups, updates)
         if guard:
             gradients = jax.tree.map(finite_or_zero, gradients)
-        inner_state = _on_mesh_of(gradients, state.inner)
+        inner_state = state.inner if divided else _on_mesh_of(gradients, state.inner)
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
         return scatter(groups, directions, updates), MatrixViewState(inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def is_placeholder(params: Any) -> bool:
-    """Whether `params` is the leafless placeholder of `optax.tree.map_params`."""
-    return not jax.tree.leaves(params) and type(params).__name__ == "_ParamsPlaceholder"
 
 
 def check_same_shapes(updates: Any, params: Any) -> None:
@@ -208,6 +221,23 @@ def check_same_shapes(updates: Any, params: Any) -> None:
         if name in shapes and jnp.shape(x) != shapes[name]:
             raise ValueError(
                 f"the gradient of {name!r} has shape {jnp.shape(x)}, its parameter {shapes[name]}."
+            )
+
+
+def check_on_mesh(tree: Any, mesh: Mesh | None) -> None:
+    """Requires leaves whose mesh is known to be on the given one, if one is given.
+
+    Raises:
+      ValueError: naming the parameter and both meshes.
+    """
+    if mesh is None:
+        return
+    for name, x in named_leaves(tree).present().items():
+        there = getattr(_sharding_of(x), "mesh", mesh)
+        same = there == mesh if isinstance(there, Mesh) else there.shape_tuple == mesh.shape_tuple
+        if not (same or there.empty):
+            raise ValueError(
+                f"{name!r} lies on the mesh {there}, but mesh= is {mesh}: give that of parameters."
             )
 
 
@@ -235,10 +265,15 @@ def scatter(groups: tuple[Group, ...], stacks: Any, like: Any) -> Any:
     return named.rebuild(out)
 
 
+def _sharding_of(x: Any) -> Any:
+    """What is known of where `x` lies; while tracing, on meshes with Explicit axes alone."""
+    concrete = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    return x.sharding if concrete else getattr(jax.typeof(x), "sharding", None)
+
+
 def _explicit_sharding(x: Any) -> NamedSharding | None:
     """The sharding of `x` if its mesh has Explicit axes (JAX's default), else None."""
-    concrete = isinstance(x, jax.Array) and not isinstance(x, Tracer)
-    sharding = x.sharding if concrete else getattr(jax.typeof(x), "sharding", None)
+    sharding = _sharding_of(x)
     if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
         return sharding
     return None
@@ -246,7 +281,7 @@ def _explicit_sharding(x: Any) -> NamedSharding | None:
 
 def _unsharded(x: Any) -> Any:
     # On an Explicit mesh JAX refuses to merge sharded axes or to multiply along them, so every
-    # matrix is made whole first. `distribute` will divide the work instead.
+    # matrix is made whole first. With `mesh=` the work is divided instead.
     x = jnp.asarray(x)
     sharding = _explicit_sharding(x)
     if sharding is None:

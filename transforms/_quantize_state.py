@@ -22,6 +22,7 @@ import optax
 from ._codec import Codec, decode, encode
 from ._matrix_view import record_copies
 from ._quantized import MIN_ELEMENTS
+from ._shared_state import is_divided
 from ._validate import check_positive_int
 
 
@@ -104,6 +105,7 @@ def quantize_state(
 
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
+        _check_undivided(plain)
         stored = jax.tree_util.tree_map_with_path(coded, plain)
         record_copies(plain, stored)
         return QuantizedState(stored)
@@ -115,6 +117,15 @@ def quantize_state(
         return updates, QuantizedState(jax.tree_util.tree_map_with_path(coded, new, state.inner))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_undivided(state: Any) -> None:
+    if any(map(is_divided, jax.tree.leaves(state, is_leaf=is_divided))):
+        raise ValueError(
+            "quantize_state: inner divides its state among devices (mesh=), and codes would not "
+            "follow. Code inside: "
+            "curvax.assemble(curvax.quantize_state(scale_by_…()), learning_rate, mesh=…)."
+        )
 
 
 def _as_matrix(x: jax.Array) -> jax.Array:

@@ -9,8 +9,8 @@ import jax
 import optax
 
 from ._matrix_rule import MatrixRule, Treatment
-from ._matrix_view import is_placeholder
 from ._paths import named_leaves
+from ._placeholder import is_placeholder
 from ._recording import record
 
 MATRICES, OTHERS = "matrices", "others"

@@ -15,9 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from ._codec import Coded
+from ._distribute import DivisionRecord
 from ._matrix_axes import MatrixForm
 from ._matrix_view import CopyRecord, MatrixViewState, ViewRecord
 from ._paths import is_hole, named_leaves
+from ._portable import portable_state
 from ._rank import RankRecord
 from ._recording import recording
 from ._routing import RoutingRecord
@@ -69,13 +71,8 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
         raise ValueError(
             f"path: there is no parameter {path!r}; the parameters are {', '.join(names)}."
         )
-    entries = _entries(optimizer, params)
-    leaves = jax.tree.leaves(state)
-    if len(leaves) != len(entries):
-        raise ValueError(
-            f"state has {len(leaves)} arrays, but this optimizer's state for these parameters has "
-            f"{len(entries)}: give the optimizer and parameters that made it."
-        )
+    entries = entries_of(optimizer, params)
+    leaves = jax.tree.leaves(portable_state(optimizer, params, state))
     return {
         entry.place: leaf if part is None else leaf[part]
         for entry, leaf in zip(entries, leaves, strict=True)
@@ -145,7 +142,7 @@ def summarize(optimizer: Any, params: Any) -> str:
     )
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """One array of a state and the parameters whose it is."""
 
     place: str
@@ -154,13 +151,14 @@ class _Entry(NamedTuple):
     owners: tuple[tuple[str, slice | None], ...]  # and the slice of a shared first axis
 
 
-def _entries(optimizer: Any, params: Any) -> list[_Entry]:
+def entries_of(optimizer: Any, params: Any) -> list[Entry]:
+    """Every array of the optimizer's state, in its portable form, and whose it is."""
     return _entries_and_events(optimizer, params)[0]
 
 
-def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[_Entry], list[Any]]:
+def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[Entry], list[Any]]:
     """Every array of the state, in the state's order, and what was recorded."""
-    found: list[list[_Entry]] = []
+    found: list[list[Entry]] = []
     events: list[Any] = []
 
     def traced(params: Any) -> Any:
@@ -169,7 +167,8 @@ def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[_Entry], list
         views = {id(e.state): e for e in recorded if isinstance(e, ViewRecord)}
         copies = [e for e in recorded if isinstance(e, CopyRecord)]
         views |= {id(e.copy): views[id(e.state)] for e in copies}
-        found.append(list(_walk(state, views, params)))
+        layouts = {id(e.state): e.layout for e in recorded if isinstance(e, DivisionRecord)}
+        found.append(list(_walk(state, views, layouts, params)))
         events.extend(recorded)
         return state
 
@@ -177,7 +176,7 @@ def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[_Entry], list
     return found[0], events
 
 
-def _walk(state: Any, views: dict[int, ViewRecord], params: Any) -> Iterator[_Entry]:
+def _walk(state: Any, views: Any, layouts: Any, params: Any) -> Iterator[Entry]:
     named = named_leaves(params)
     shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
 
@@ -204,13 +203,15 @@ def _walk(state: Any, views: dict[int, ViewRecord], params: Any) -> Iterator[_En
                     full = "/".join(filter(None, (_place(path), name, _place(inner_path))))
                     field = "/".join((_field(path), *_names(inner_path)))
                     if not is_hole(leaf):
-                        yield _Entry(full, field, _abstract(leaf), ((name, None),))
+                        yield Entry(full, field, _abstract(leaf), ((name, None),))
             continue
+        if isinstance(node, MatrixViewState) and id(node.inner) in layouts:
+            node = MatrixViewState(layouts[id(node.inner)].joined_shapes)
         for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
             keys = (*path, *inner_path)
             owners = () if view is None else _owners(view, inner_path)
             field = _field(path, inner_path)
-            yield _Entry(_place(keys), field, _abstract(leaf), owners)
+            yield Entry(_place(keys), field, _abstract(leaf), owners)
 
 
 def _place(path: tuple[Any, ...]) -> str:
@@ -244,6 +245,7 @@ def _names(path: tuple[Any, ...]) -> list[str]:
 def _treatments(events: list[Any]) -> dict[str, str]:
     treatment: dict[str, str] = {}
     kept = {event.order: event.form for event in events if isinstance(event, StorageRecord)}
+    devices = {k: n for e in events if isinstance(e, DivisionRecord) for k, n in e.devices()}
     ranks = {event.shape: event.text for event in events if isinstance(event, RankRecord)}
     for event in events:
         if isinstance(event, RoutingRecord):
@@ -254,7 +256,8 @@ def _treatments(events: list[Any]) -> dict[str, str]:
                 for form in group.members:
                     rank = ranks.get(form.tile)
                     text = _describe(form, group.key, kept)
-                    treatment[form.name] = f"{text}; {rank}" if rank else text
+                    spread = devices.get(group.key)
+                    treatment[form.name] = "; ".join(filter(None, (text, rank, spread)))
     return treatment
 
 

@@ -1,0 +1,43 @@
+"""The direction of `galore`: the chain of parts that it is."""
+
+from __future__ import annotations
+
+import jax
+import optax
+
+from ..transforms._carry import Carry
+from ..transforms._subspace import in_subspace
+from ..transforms._subspace_bases import BasisFinder, svd
+from ..transforms._subspace_refresh import SubspaceRefresh, as_subspace_policy
+from ..transforms._validate import check_interval
+
+
+def scale_by_galore(
+    *,
+    rank: int = 128,
+    scale: jax.typing.ArrayLike = 0.3,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    refresh: SubspaceRefresh = 200,
+    basis: BasisFinder | None = None,
+    carry: Carry | None = None,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """The direction of `galore` on batches of matrices `(..., m, n)`; see there."""
+    check_interval("scale", scale, 0.0)
+    return optax.chain(
+        in_subspace(
+            optax.scale_by_adam(b1, b2, eps),
+            rank,
+            basis=svd() if basis is None else basis,
+            refresh=as_subspace_policy(refresh, offset=0),
+            carry=carry,
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+    )

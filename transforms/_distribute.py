@@ -1,0 +1,264 @@
+"""Dividing matrices among devices: each stores and works on its own.
+
+`distribute(inner, mesh)` stands in the place of `inner` behind the matrix view. Batch entries never
+influence each other, so a device runs `inner` on its matrices alone, within `shard_map`:
+statistics, checks and refreshes of a matrix happen on its owner, without any communication. Per
+step gradients go to their owners and updates come back.
+
+*Numerics.* Those of one device, except that with `stagger` every device spreads its own refreshes
+over the period. *Memory.* A device has the state of its own matrices (`_shares.py`).
+*Communication.* See `docs/distribution.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ._finite import finite_or_zero
+from ._placeholder import is_placeholder
+from ._recording import record
+from ._shared_state import DistributedState, StateLayout
+from ._shares import Round
+from ._validate import check_bool, check_choice
+
+Stacks = dict[str, jax.Array]
+
+
+class DivisionRecord(NamedTuple):
+    """What `recording` collects of a division."""
+
+    state: DistributedState
+    layout: StateLayout
+    mesh: Mesh | None
+    axes: tuple[str, ...]
+
+    def devices(self) -> Iterator[tuple[str, str]]:
+        """Every stack, and how many devices share its matrices."""
+        number = self.layout.shares.devices
+        for key, stack in self.layout.stacks.items():
+            yield key, f"on {min(number, stack.shape[0])} of {number} devices"
+
+
+def distribute(
+    inner: optax.GradientTransformation,
+    mesh: Mesh | None = None,
+    axis: str | Sequence[str] | None = None,
+    *,
+    axis_name: str | Sequence[str] | None = None,
+    guard: bool = True,
+) -> optax.GradientTransformationExtraArgs:
+    """Runs a transformation on stacks of matrices with the matrices divided among devices.
+
+    Args:
+      inner: a transformation on a dictionary of stacks `(N, m, n)` whose matrices do not influence
+        each other. `on_matrices(inner, mesh=…)` makes the stacks and calls this.
+      mesh: the devices; its axes may be Auto or Explicit.
+      axis: the mesh axis or axes among whose devices matrices are divided; all by default.
+      axis_name: in place of a mesh, the axis or axes of the `pmap` or `shard_map` within which
+        `init` and `update` are called. Gradients have to be the same on all its devices; the state
+        is each device's own.
+      guard: whether gradients that are not finite become zero, as in `on_matrices`.
+
+    Returns:
+      The same transformation, with a state that is divided among the devices.
+
+    Raises:
+      ValueError: if there is no such axis.
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("devices",))
+      >>> divided = curvax.distribute(curvax.orthogonalize("svd"), mesh)
+      >>> stacks = {"2x3": jnp.ones((12, 2, 3))}
+      >>> updates, state = jax.jit(divided.update)(stacks, divided.init(stacks))
+      >>> updates["2x3"].shape
+      (12, 2, 3)
+    """
+    check_bool("guard", guard)
+    inner = optax.with_extra_args_support(inner)
+    if mesh is None:
+        axes = _names("axis_name", axis_name)
+        if axis is not None:
+            raise ValueError(f"axis={axis!r} needs a mesh.")
+        return _within(inner, axes, guard)
+    if axis_name is not None:
+        raise ValueError(f"axis_name={axis_name!r} is for mapped functions, without a mesh.")
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
+    axes = mesh.axis_names if axis is None else _names("axis", axis)
+    for name in axes:
+        check_choice("axis (mesh_axis)", name, mesh.axis_names)
+    return _over(inner, mesh, axes, guard)
+
+
+def _over(
+    inner: optax.GradientTransformationExtraArgs, mesh: Mesh, axes: tuple[str, ...], guard: bool
+) -> optax.GradientTransformationExtraArgs:
+    """`distribute` on whole arrays."""
+    devices = math.prod(mesh.shape[a] for a in axes)
+    explicit = AxisType.Explicit in mesh.axis_types
+
+    def put(x: jax.Array, spec: P) -> jax.Array:
+        sharding = NamedSharding(mesh, spec)
+        if explicit:
+            return jax.sharding.reshard(x, sharding)
+        return jax.lax.with_sharding_constraint(x, sharding)
+
+    def spec_of(x: Any) -> P:
+        return P(axes) if x.ndim else P()
+
+    def in_transit(x: jax.Array) -> jax.Array:
+        """A stack on its way to its owners or back: cut by columns, if that can be.
+
+        From and to whole arrays that is free, from and to cut ones an exchange of what is owned.
+        """
+        divides = x.shape[2] % devices == 0 and not explicit
+        return put(x, P(None, None, axes) if divides else P())
+
+    def init(params: Any) -> Any:
+        if is_placeholder(params):
+            return DistributedState(inner.init(params), params)
+        layout = StateLayout(inner.init, _abstract(params), devices)
+        state = layout.divided(inner.init(params))
+        state = jax.tree.map(lambda x: put(x, spec_of(x)), state)
+        record(DivisionRecord(state, layout, mesh, axes))
+        return state
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        layout = StateLayout(inner.init, _abstract(updates if params is None else params), devices)
+        given = []
+        for stacks in (updates, params):
+            if stacks is not None:
+                whole, left = layout.shares.split(jax.tree.map(in_transit, stacks))
+                whole = {key: put(x, P(axes)) for key, x in whole.items()}
+                given.append((whole, {key: put(x, P()) for key, x in left.items()}))
+        state = jax.tree.map(lambda x: put(x, spec_of(x)), state)
+        specs = jax.tree.map(spec_of, state)
+        whole, rows, state = jax.shard_map(
+            _Own(inner, layout, axes, guard, extra_args).update,
+            mesh=mesh,
+            in_specs=(specs, *[(P(axes), P())] * len(given)),
+            out_specs=(P(axes), P(axes), specs),
+            check_vma=False,
+        )(state, *given)
+        whole = jax.tree.map(in_transit, whole)
+        return layout.shares.joined(updates, whole, [put(x, P()) for x in rows]), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _within(
+    inner: optax.GradientTransformationExtraArgs, axes: tuple[str, ...], guard: bool
+) -> optax.GradientTransformationExtraArgs:
+    """`distribute` inside a mapped function, on this device's arrays."""
+
+    def devices() -> int:
+        try:
+            return jax.lax.axis_size(axes)
+        except NameError as error:
+            raise ValueError(
+                f"axis_name: {', '.join(map(repr, axes))} is not an axis of an enclosing pmap or "
+                "shard_map. Call init and update inside one, or give mesh=."
+            ) from error
+
+    def own(x: jax.Array) -> jax.Array:
+        size = x.shape[0] // devices()
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * size, size)
+
+    def init(params: Any) -> Any:
+        if is_placeholder(params):
+            return DistributedState(inner.init(params), params)
+        layout = StateLayout(inner.init, _abstract(params), devices())
+        state = layout.divided(inner.init(params))
+        state = jax.tree.map(lambda x: own(x) if x.ndim else x, state)
+        record(DivisionRecord(state, layout, None, axes))
+        return state
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        layout = StateLayout(
+            inner.init, _abstract(updates if params is None else params), devices()
+        )
+        given = []
+        for stacks in (updates, params):
+            if stacks is not None:
+                whole, left = layout.shares.split(stacks)
+                given.append((jax.tree.map(own, whole), left))
+        work = _Own(inner, layout, axes, guard, extra_args)
+        whole, rows, state = work.update(state, *given)
+        whole, rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axes, tiled=True), (whole, rows))
+        return layout.shares.joined(updates, whole, rows), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class _Own:
+    """What a device does with its own matrices, within a mapped axis."""
+
+    def __init__(self, inner: Any, layout: StateLayout, axes: Any, guard: bool, extra_args: Any):
+        self.inner, self.layout, self.axes, self.extra_args = inner, layout, axes, extra_args
+        self.checked = finite_or_zero if guard else lambda x: x
+
+    def update(self, state: DistributedState, gradients: Any, params: Any = (None, None)):
+        """This device's updates and its state; of singles both as flat rows."""
+        index = jax.lax.axis_index(self.axes)
+        scalars = self.layout.scalars(state.whole)
+        updates, whole = self.inner.update(
+            jax.tree.map(self.checked, gradients[0]), state.whole, params[0], **self.extra_args
+        )
+        rows, singles = [], []
+        for r, buffers in zip(self.layout.shares.rounds, state.singles, strict=True):
+            own = {dtype: x[0] for dtype, x in buffers.items()}
+            row, own = self._single(r, index, own, scalars, gradients[1], params[1])
+            rows.append(row[None])
+            singles.append({dtype: x[None] for dtype, x in own.items()})
+        return updates, tuple(rows), DistributedState(whole, tuple(singles))
+
+    def _single(self, r: Round, index: Any, buffers: Any, scalars: Any, left: Any, params: Any):
+        lengths = {dtype: x.size for dtype, x in buffers.items()}
+        size, dtype = _row_of([left[key] for key in r.kinds])
+
+        def work(key: str) -> Callable[[Any, Any], Any]:
+            def branch(entry: jax.Array, buffers: Any) -> Any:
+                def one(x: jax.Array) -> jax.Array:
+                    return jax.lax.dynamic_index_in_dim(x, entry)
+
+                gradient = {key: self.checked(one(left[key]))}
+                parameter = None if params is None else {key: one(params[key])}
+                state = self.layout.single_state(key, buffers, scalars)
+                update, state = self.inner.update(gradient, state, parameter, **self.extra_args)
+                row = update[key].astype(dtype).reshape(-1)
+                row = jnp.pad(row, (0, size - row.size))
+                return row, self.layout.packed(self.layout.own_leaves(key, state), lengths)
+
+            return branch
+
+        def nothing(entry: jax.Array, buffers: Any) -> Any:
+            del entry
+            return jnp.zeros(size, dtype), buffers
+
+        kind, entry = (jnp.asarray(table)[index] for table in (r.kind, r.entry))
+        return jax.lax.switch(kind, [*map(work, r.kinds), nothing], entry, buffers)
+
+
+def _row_of(stacks: Sequence[Any]) -> tuple[int, Any]:
+    """Length and dtype of a round's updates."""
+    return max(math.prod(x.shape[1:]) for x in stacks), jnp.result_type(*stacks)
+
+
+def _abstract(stacks: Stacks) -> dict[str, jax.ShapeDtypeStruct]:
+    return {key: jax.ShapeDtypeStruct(x.shape, x.dtype) for key, x in stacks.items()}
+
+
+def _names(argument: str, axes: Any) -> tuple[str, ...]:
+    names = (axes,) if isinstance(axes, str) else axes
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{argument} must be the name of an axis or several, got {axes!r}.")
+    return tuple(names)
