@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ._finite import finite_or_zero
+from ._meshes import cut_by_columns, explicit_sharding, is_explicit, put, sharded_like
 from ._placeholder import is_placeholder
 from ._recording import record
 from ._shared_state import DistributedState, StateLayout
@@ -91,12 +92,7 @@ def distribute(
         return _within(inner, axes, guard)
     if axis_name is not None:
         raise ValueError(f"axis_name={axis_name!r} is for mapped functions, without a mesh.")
-    if not isinstance(mesh, Mesh):
-        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
-    axes = mesh.axis_names if axis is None else _names("axis", axis)
-    for name in axes:
-        check_choice("axis (mesh_axis)", name, mesh.axis_names)
-    return _over(inner, mesh, axes, guard)
+    return _over(inner, mesh, mesh_axes(mesh, axis), guard)
 
 
 def _over(
@@ -104,31 +100,23 @@ def _over(
 ) -> optax.GradientTransformationExtraArgs:
     """`distribute` on whole arrays."""
     devices = math.prod(mesh.shape[a] for a in axes)
-    explicit = AxisType.Explicit in mesh.axis_types
-
-    def put(x: jax.Array, spec: P) -> jax.Array:
-        sharding = NamedSharding(mesh, spec)
-        if explicit:
-            return jax.sharding.reshard(x, sharding)
-        return jax.lax.with_sharding_constraint(x, sharding)
 
     def spec_of(x: Any) -> P:
         return P(axes) if x.ndim else P()
 
-    def in_transit(x: jax.Array) -> jax.Array:
-        """A stack on its way to its owners or back: cut by columns, if that can be.
-
-        From and to whole arrays that is free, from and to cut ones an exchange of what is owned.
-        """
-        divides = x.shape[2] % devices == 0 and not explicit
-        return put(x, P(None, None, axes) if divides else P())
+    def travelling(x: jax.Array, stack: jax.Array) -> jax.Array:
+        """`x`, or a part of it, as its stack lies, as far as that is known."""
+        if not is_explicit(mesh):
+            return cut_by_columns(x, mesh, axes)
+        sharding = explicit_sharding(stack)
+        return put(x, mesh, P() if sharding is None else P(None, *sharding.spec[1:]))
 
     def init(params: Any) -> Any:
         if is_placeholder(params):
             return DistributedState(inner.init(params), params)
         layout = StateLayout(inner.init, _abstract(params), devices)
         state = layout.divided(inner.init(params))
-        state = jax.tree.map(lambda x: put(x, spec_of(x)), state)
+        state = jax.tree.map(lambda x: put(x, mesh, spec_of(x)), state)
         record(DivisionRecord(state, layout, mesh, axes))
         return state
 
@@ -137,10 +125,10 @@ def _over(
         given = []
         for stacks in (updates, params):
             if stacks is not None:
-                whole, left = layout.shares.split(jax.tree.map(in_transit, stacks))
-                whole = {key: put(x, P(axes)) for key, x in whole.items()}
-                given.append((whole, {key: put(x, P()) for key, x in left.items()}))
-        state = jax.tree.map(lambda x: put(x, spec_of(x)), state)
+                whole, left = layout.shares.split(jax.tree.map(travelling, stacks, stacks))
+                whole = {key: put(x, mesh, P(axes)) for key, x in whole.items()}
+                given.append((whole, {key: put(x, mesh, P()) for key, x in left.items()}))
+        state = jax.tree.map(lambda x: put(x, mesh, spec_of(x)), state)
         specs = jax.tree.map(spec_of, state)
         whole, rows, state = jax.shard_map(
             _Own(inner, layout, axes, guard, extra_args).update,
@@ -149,8 +137,9 @@ def _over(
             out_specs=(P(axes), P(axes), specs),
             check_vma=False,
         )(state, *given)
-        whole = jax.tree.map(in_transit, whole)
-        return layout.shares.joined(updates, whole, [put(x, P()) for x in rows]), state
+        whole = {key: travelling(x, updates[key]) for key, x in whole.items()}
+        rows = [put(x, mesh, P()) for x in rows]
+        return layout.shares.joined(updates, whole, rows, sharded_like), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -194,7 +183,7 @@ def _within(
         work = _Own(inner, layout, axes, guard, extra_args)
         whole, rows, state = work.update(state, *given)
         whole, rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axes, tiled=True), (whole, rows))
-        return layout.shares.joined(updates, whole, rows), state
+        return layout.shares.joined(updates, whole, rows, lambda x, _: x), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -255,6 +244,20 @@ def _row_of(stacks: Sequence[Any]) -> tuple[int, Any]:
 
 def _abstract(stacks: Stacks) -> dict[str, jax.ShapeDtypeStruct]:
     return {key: jax.ShapeDtypeStruct(x.shape, x.dtype) for key, x in stacks.items()}
+
+
+def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the mesh axes among whose devices matrices are divided.
+
+    Raises:
+      ValueError: if `mesh` is no mesh or has no such axis.
+    """
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
+    axes = mesh.axis_names if axis is None else _names("axis (mesh_axis)", axis)
+    for name in axes:
+        check_choice("axis (mesh_axis)", name, mesh.axis_names)
+    return axes
 
 
 def _names(argument: str, axes: Any) -> tuple[str, ...]:

@@ -91,6 +91,13 @@ class MatrixForm:
         """Rows and columns of all tiles side by side."""
         return self.row_tiles * self.tile[0], self.column_tiles * self.tile[1]
 
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether the array's last axis is the matrices' columns, so that it may stay cut there."""
+        in_order = self.permutation == tuple(range(len(self.shape)))
+        whole = self.row_tiles == self.column_tiles == 1
+        return in_order and whole and self.shape[-1:] == (self.columns,)
+
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
         x = x.transpose(self.permutation).reshape(self.batch, self.rows, self.columns)

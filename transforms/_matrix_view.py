@@ -12,20 +12,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
-from ._distribute import distribute
+from ._distribute import distribute, mesh_axes
 from ._finite import finite_or_zero
 from ._keys import members_of
 from ._matrix_axes import MatrixAxes, MatrixForm, matrix_form
 from ._matrix_rule import MatrixRule
+from ._meshes import (
+    check_on_mesh,
+    cut_by_columns,
+    is_cut,
+    on_mesh_of,
+    sharded_like,
+    unsharded,
+)
 from ._paths import named_leaves
 from ._placeholder import is_placeholder
 from ._recording import record
@@ -56,6 +63,9 @@ class Group:
         for form in self.members:
             yield form, slice(start, start + form.count)
             start += form.count
+
+
+Cut = Callable[[jax.Array], jax.Array]
 
 
 class MatrixViewState(NamedTuple):
@@ -170,6 +180,12 @@ def on_matrices(
         stack, guard = True if stack is None else stack, False
     inner = optax.with_extra_args_support(inner)
 
+    def cut(x: jax.Array) -> jax.Array:
+        assert mesh is not None
+        return cut_by_columns(x, mesh, mesh_axes(mesh, mesh_axis))
+
+    travelling = None if mesh is None else cut
+
     def layout(tree: Any) -> tuple[Group, ...]:
         treatments = rule(tree)
         for name, treatment in treatments.items():
@@ -199,11 +215,11 @@ def on_matrices(
             check_same_shapes(updates, params)
         check_on_mesh(updates, mesh)
         groups = layout(updates)
-        matrices = None if params is None else gather(groups, params)
-        gradients = gather(groups, updates)
+        matrices = None if params is None else gather(groups, params, travelling)
+        gradients = gather(groups, updates, travelling)
         if guard:
             gradients = jax.tree.map(finite_or_zero, gradients)
-        inner_state = state.inner if divided else _on_mesh_of(gradients, state.inner)
+        inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
         return scatter(groups, directions, updates), MatrixViewState(inner_state)
 
@@ -224,30 +240,25 @@ def check_same_shapes(updates: Any, params: Any) -> None:
             )
 
 
-def check_on_mesh(tree: Any, mesh: Mesh | None) -> None:
-    """Requires leaves whose mesh is known to be on the given one, if one is given.
+def gather(groups: tuple[Group, ...], tree: Any, cut: Cut | None = None) -> dict[str, jax.Array]:
+    """The stacks of matrices of `tree`, by the groups' keys.
 
-    Raises:
-      ValueError: naming the parameter and both meshes.
+    On an Explicit mesh they are whole, or cut by `cut` if any of their leaves is.
     """
-    if mesh is None:
-        return
-    for name, x in named_leaves(tree).present().items():
-        there = getattr(_sharding_of(x), "mesh", mesh)
-        same = there == mesh if isinstance(there, Mesh) else there.shape_tuple == mesh.shape_tuple
-        if not (same or there.empty):
-            raise ValueError(
-                f"{name!r} lies on the mesh {there}, but mesh= is {mesh}: give that of parameters."
-            )
-
-
-def gather(groups: tuple[Group, ...], tree: Any) -> dict[str, jax.Array]:
-    """The stacks of matrices of `tree`, by the groups' keys."""
     leaves = named_leaves(tree).present()
 
     def stacked(group: Group) -> jax.Array:
-        cut = [form.to_matrices(_unsharded(leaves[form.name])) for form in group.members]
-        return cut[0] if len(cut) == 1 else jnp.concatenate(cut)
+        own = {form: jnp.asarray(leaves[form.name]) for form in group.members}
+        if cut is not None and any(is_cut(leaf) for leaf in own.values()):
+            parts = [
+                form.to_matrices(cut(leaf))
+                if form.keeps_columns
+                else cut(form.to_matrices(unsharded(leaf)))
+                for form, leaf in own.items()
+            ]
+        else:
+            parts = [form.to_matrices(unsharded(leaf)) for form, leaf in own.items()]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
     return {group.key: stacked(group) for group in groups}
 
@@ -260,44 +271,7 @@ def scatter(groups: tuple[Group, ...], stacks: Any, like: Any) -> Any:
     for group in groups:
         for form, place in group.slices():
             x = stacks[group.key]
-            x = form.from_matrices(x[place] if len(group.members) > 1 else x)
-            out[form.name] = _sharded_like(x.astype(leaves[form.name].dtype), leaves[form.name])
+            x = x[place] if len(group.members) > 1 else x
+            x = form.from_matrices(x if form.keeps_columns else unsharded(x))
+            out[form.name] = sharded_like(x.astype(leaves[form.name].dtype), leaves[form.name])
     return named.rebuild(out)
-
-
-def _sharding_of(x: Any) -> Any:
-    """What is known of where `x` lies; while tracing, on meshes with Explicit axes alone."""
-    concrete = isinstance(x, jax.Array) and not isinstance(x, Tracer)
-    return x.sharding if concrete else getattr(jax.typeof(x), "sharding", None)
-
-
-def _explicit_sharding(x: Any) -> NamedSharding | None:
-    """The sharding of `x` if its mesh has Explicit axes (JAX's default), else None."""
-    sharding = _sharding_of(x)
-    if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
-        return sharding
-    return None
-
-
-def _unsharded(x: Any) -> Any:
-    # On an Explicit mesh JAX refuses to merge sharded axes or to multiply along them, so every
-    # matrix is made whole first. With `mesh=` the work is divided instead.
-    x = jnp.asarray(x)
-    sharding = _explicit_sharding(x)
-    if sharding is None:
-        return x
-    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec()))
-
-
-def _on_mesh_of(gradients: dict[str, jax.Array], state: Any) -> Any:
-    # A state that was made without a mesh may not meet gradients on an Explicit one.
-    sharding = next(filter(None, map(_explicit_sharding, gradients.values())), None)
-    if sharding is None:
-        return state
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-    return jax.tree.map(lambda x: jax.sharding.reshard(x, whole), state)
-
-
-def _sharded_like(x: jax.Array, like: Any) -> jax.Array:
-    sharding = _explicit_sharding(like)
-    return x if sharding is None else jax.sharding.reshard(x, sharding)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,15 +48,26 @@ class Shares:
         left = {k: x[self.whole(k) :] for k, x in stacks.items() if len(x) > self.whole(k)}
         return whole, left
 
-    def joined(self, like: Stacks, whole: Stacks, rows: Sequence[jax.Array]) -> Stacks:
-        """Stacks from both parts; of what is left there is a row `(devices, …)` for every round."""
+    def joined(
+        self, like: Stacks, whole: Stacks, rows: Sequence[jax.Array], place: Callable[..., Any]
+    ) -> Stacks:
+        """Stacks from both parts, of which the second is put together in flat rows.
+
+        Args:
+          like: stacks with the shapes and dtypes wanted.
+          whole: what is divided evenly.
+          rows: for every round `(devices, length)`, the matrices end to end.
+          place: brings a matrix of a row `(1, m, n)` to where its stack in `like` lies.
+        """
         left: dict[str, dict[int, jax.Array]] = {key: {} for key in like}
         for r, row in zip(self.rounds, rows, strict=True):
             for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
                 if kind < len(r.kinds):
                     key = r.kinds[kind]
                     shape = (1, *like[key].shape[1:])
-                    left[key][entry] = row[device, : math.prod(shape)].reshape(shape)
+                    left[key][entry] = place(
+                        row[device, : math.prod(shape)].reshape(shape), like[key]
+                    )
         stacks = {}
         for key, x in like.items():
             parts = [whole[key]] if key in whole else []
