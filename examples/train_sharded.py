@@ -17,12 +17,10 @@ directory. Ctrl-C or a crash loses the steps since the last checkpoint and nothi
 """
 
 import argparse
-import dataclasses
-import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import _runs
 import jax
@@ -31,16 +29,13 @@ import numpy as np
 import optax
 import train_lm
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 import curvax
+from curvax import optimizers
 
-METHODS = (
-    "muon racs asgo dasgo shampoo foam dr_shampoo soap eigen_adam galore fira alice apollo sumo "
-    "osgdm swan"
-).split()
+METHODS = [name for name in optimizers.__all__ if name != "assemble" and "scale_by_" not in name]
 SETTINGS = {"asgo": {"refresh": 10}, "shampoo": {"refresh": 10, "base": optax.adamw}}
 
 # The axis of a kernel that is cut along "model": outputs or heads, and then the inputs of the layer
@@ -55,51 +50,44 @@ def make_optimizer(config: train_lm.Config, mesh: Mesh | None) -> optax.Gradient
     return getattr(curvax, config.optimizer)(schedule, mesh=mesh, **settings)
 
 
-def spec_of(path: tuple, shape: tuple[int, ...], mesh: Mesh, fsdp: bool) -> P:
+def spec_of(path: tuple, shape: tuple[int, ...], mesh: Mesh, fsdp: bool) -> PartitionSpec:
     """How a parameter lies on the mesh: cut along axes that can be, the longest along "data"."""
-    layer = jax.tree_util.keystr(path[-3:-2], simple=True)  # of …/layer/kernel/value
-    axis = MODEL_AXIS.get(layer)
-    spec: list[str | None] = [None] * len(shape)
-    if axis is not None and shape[axis] % mesh.shape["model"] == 0:
-        spec[axis] = "model"
+    axis = MODEL_AXIS.get(jax.tree_util.keystr(path[-3:-2], simple=True))  # …/layer/kernel/value
+    model = mesh.shape["model"]
+    spec = ["model" if i == axis and n % model == 0 else None for i, n in enumerate(shape)]
     free = [i for i in range(len(shape)) if not spec[i] and shape[i] % mesh.shape["data"] == 0]
     if fsdp and free:
         spec[max(free, key=shape.__getitem__)] = "data"
-    return P(*spec)
+    return PartitionSpec(*spec)
 
 
 def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
-    """Abstract state (shapes and where they lie), `begin`, `train_step`, `to_disk`, `from_disk`.
-
-    The state is that of `train_lm.py`: parameters, optimizer state, step and smoothed loss.
-    """
+    """First state and step, to be called; and the state's ways into a checkpoint and back."""
     optimizer = make_optimizer(config, mesh)
     graph, _ = nnx.split(nnx.eval_shape(lambda: train_lm.GPT(config, symbols)), nnx.Param)
-    whole = NamedSharding(mesh, P())
+    whole = NamedSharding(mesh, PartitionSpec())
 
     def begin() -> dict[str, Any]:
         params = nnx.state(train_lm.GPT(config, symbols), nnx.Param)
         state = {"params": params, "opt_state": optimizer.init(params)}
         return state | {"step": jnp.zeros((), jnp.int32), "loss": jnp.zeros(())}
 
-    def lying(shapes: Any, shardings: Any) -> Any:
-        return jax.tree.map(
-            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
-        )
+    def on_mesh(path: tuple, x: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, spec_of(path, x.shape, mesh, fsdp))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    shapes = jax.eval_shape(begin)
-    specs = jax.tree_util.tree_map_with_path(
-        lambda path, x: NamedSharding(mesh, spec_of(path, x.shape, mesh, fsdp)), shapes["params"]
-    )
-    params = lying(shapes["params"], specs)
+    params = jax.tree_util.tree_map_with_path(on_mesh, jax.eval_shape(begin)["params"])
+    lying = jax.tree.map(lambda x: x.sharding, params)
     opt_state = curvax.state_sharding(optimizer, params, mesh)
-    shardings = {"params": specs, "opt_state": opt_state, "step": whole, "loss": whole}
+    shardings = {"params": lying, "opt_state": opt_state, "step": whole, "loss": whole}
 
     def train_step(state: dict[str, Any], text: jax.Array) -> dict[str, Any]:
         key = jax.random.fold_in(jax.random.key(config.seed), state["step"])
         starts = jax.random.randint(key, (config.batch, 1), 0, len(text) - config.context)
         windows = text[starts + jnp.arange(config.context + 1)]
-        windows = jax.lax.with_sharding_constraint(windows, NamedSharding(mesh, P("data")))
+        windows = jax.lax.with_sharding_constraint(
+            windows, NamedSharding(mesh, PartitionSpec("data"))
+        )
 
         def loss_of(params: Any) -> jax.Array:
             logits = nnx.merge(graph, params)(windows[:, :-1])
@@ -112,29 +100,25 @@ def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
         smoothed = state["loss"] + (loss - state["loss"]) / jnp.minimum(step, 20)
         return {"params": params, "opt_state": opt_state, "step": step, "loss": smoothed}
 
-    def to_disk(state: dict[str, Any]) -> dict[str, Any]:
+    def portable(state: dict[str, Any]) -> dict[str, Any]:
         return state | {"opt_state": curvax.portable_state(optimizer, params, state["opt_state"])}
 
-    def from_disk(state: dict[str, Any]) -> dict[str, Any]:
+    def divided(state: dict[str, Any]) -> dict[str, Any]:
         return state | {"opt_state": curvax.place_state(optimizer, params, state["opt_state"])}
 
-    first = jax.jit(begin, out_shardings=shardings)  # every device makes its own part
+    # Every device makes its own part of the first state; a step puts the next in its place.
+    first = jax.jit(begin, out_shardings=shardings)
     step = jax.jit(
         train_step, donate_argnums=0, in_shardings=(shardings, whole), out_shardings=shardings
     )
-    return lying(shapes, shardings), first, step, to_disk, from_disk
+    return first, step, portable, divided
 
 
 def mesh_shape(text: str) -> tuple[int, int]:
     sizes = text.split(",")
     if len(sizes) != 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise argparse.ArgumentTypeError(f"must be two numbers from 1 on, as 4,2, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be two numbers from 1 on, as in 4,2, not {text!r}")
     return int(sizes[0]), int(sizes[1])
-
-
-def bytes_per_device(tree: Any) -> int:
-    leaves = jax.tree.leaves(tree)
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
 def main(argv: list[str]) -> None:
@@ -156,56 +140,48 @@ def main(argv: list[str]) -> None:
         add(f"--{name}", type=_runs.whole, default=default, help="(%(default)s)")
     args = parser.parse_args(argv)
 
-    def refuse(argument: str, why: str) -> NoReturn:
-        parser.error(f"argument --{argument}: {why}")
-
-    if not 0 <= args.process < args.processes:
-        refuse("process", f"must be from 0 to {args.processes - 1}, not {args.process}")
-    if args.processes > 1 and not args.coordinator:
-        refuse("coordinator", "several processes need one, such as localhost:7777")
-    if args.width % 32:
-        refuse("width", f"must be a multiple of 32, not {args.width}")
+    if not (0 <= args.process < args.processes and (args.processes == 1 or args.coordinator)):
+        wanted = f"a --process from 0 to {args.processes - 1} and a --coordinator"
+        parser.error(f"argument --processes: {args.processes} need {wanted}")
     # What decides which devices there are comes before the first array.
     if args.devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", args.devices)
     if args.processes > 1:
         jax.distributed.initialize(args.coordinator, args.processes, args.process)
-    data, model = args.mesh or (jax.device_count(), 1)
-    if data * model != jax.device_count():
-        refuse("mesh", f"{data} × {model} devices, but there are {jax.device_count()} (--devices)")
-    if args.batch % data:
-        refuse("batch", f"must be a multiple of the mesh's first number {data}, not {args.batch}")
+    devices = jax.device_count()
+    data, model = args.mesh or (devices, 1)
+    if data * model != devices:
+        parser.error(f"argument --mesh: {data} × {model} devices, but there are {devices}")
+    for name, divisor in ("width", 32), ("batch", data):
+        if (size := getattr(args, name)) % divisor:
+            parser.error(f"argument --{name}: must be a multiple of {divisor}, not {size}")
     mesh = jax.make_mesh((data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
     corpus = train_lm.read_corpus(None, args.context)
-    settings = {name: getattr(args, name) for name in sizes} | {"weight_decay": 0.0}
+    settings: dict[str, Any] = {name: getattr(args, name) for name in sizes} | {"weight_decay": 0}
     config = train_lm.Config(args.optimizer, args.learning_rate, corpus.digest, **settings)
     try:
         checkpoints = _runs.Checkpoints(args.out)
     except OSError as error:
-        refuse("out", f"cannot write in {str(args.out)!r} ({error.strerror})")
-    about, here = checkpoints.about(), dataclasses.asdict(config)
-    if about and not args.resume:
-        refuse("out", f"{str(args.out)!r} holds a run: add --resume, or name another")
-    if args.resume and not about:
-        refuse("resume", f"{str(args.out)!r} has no checkpoint")
-    there = about["config"] if about else here
-    if other := [
-        f"{k} is {there.get(k)!r} there and {v!r} here"
-        for k, v in here.items()
-        if there.get(k) != v
-    ]:
-        refuse("resume", f"{str(args.out)!r} is a run of another configuration: {'; '.join(other)}")
+        parser.error(f"argument --out: cannot write in {str(args.out)!r} ({error.strerror})")
+    about, here = checkpoints.about(), vars(config)
+    if bool(about) != args.resume:
+        why = "holds a run: add --resume or name another" if about else "has no checkpoint"
+        parser.error(f"argument {'--out' if about else '--resume'}: {str(args.out)!r} {why}")
+    for key, value in about["config"].items() if about else ():
+        if value != here[key]:
+            why = f"of another configuration: {key} is {value!r} there and {here[key]!r} here"
+            parser.error(f"argument --resume: {str(args.out)!r} is a run {why}")
 
-    like, begin, train_step, to_disk, from_disk = make_run(config, corpus.symbols, mesh, args.fsdp)
-    state = from_disk(checkpoints.restore(like=to_disk(like))) if about else begin()
-    text = jax.device_put(np.asarray(corpus.train), NamedSharding(mesh, P()))
+    begin, train_step, portable, divided = make_run(config, corpus.symbols, mesh, args.fsdp)
+    like = begin.eval_shape()  # with shardings: every device reads its own part
+    state = divided(checkpoints.restore(like=portable(like))) if about else begin()
+    text = jax.device_put(np.asarray(corpus.train), NamedSharding(mesh, PartitionSpec()))
     train_step = train_step.lower(like, text).compile()
-    first, seconds = int(state["step"]), 0.0
+    first, loss, seconds = int(state["step"]), float(state["loss"]), 0.0
     steps = range(first + 1, config.steps + 1)
-    quiet = args.process > 0
-    bar = tqdm(steps, initial=first, total=config.steps, unit="step", disable=quiet)
+    bar = tqdm(steps, initial=first, total=config.steps, unit="step", disable=args.process > 0)
     for step in bar:
         start = time.perf_counter()
         state = train_step(state, text)
@@ -213,17 +189,14 @@ def main(argv: list[str]) -> None:
         seconds += time.perf_counter() - start
         bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         if step % args.checkpoint_every == 0 or step == config.steps:
-            checkpoints.save(step, to_disk(state), {"config": here})
+            checkpoints.save(step, portable(state), {"config": here})
 
-    if not quiet:
+    if args.process == 0:
+        own = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state["opt_state"]))
         alone = curvax.state_bytes(make_optimizer(config, None), like["params"])
-        whole = sum(x.nbytes for x in jax.tree.leaves(state["params"]))
-        own = [bytes_per_device(like[part]) for part in ("params", "opt_state")]
-        speed = f"{1000 * seconds / len(steps):.1f} ms/step" if steps else "trained before"
-        print(f"{config.optimizer}, mesh {data},{model}: loss {float(state['loss']):.6f}, {speed}")
-        print("bytes             parameters   optimizer state")
-        print(f"on each device  {own[0]:>12,}{own[1]:>18,}")
-        print(f"on one alone    {whole:>12,}{alone:>18,}")
+        milliseconds = 1000 * seconds / max(1, len(steps))
+        print(f"{'loss':>10}{'ms/step':>10}{'state bytes per device':>26}{'on one device':>16}")
+        print(f"{loss:>10.6f}{milliseconds:>10.1f}{own:>26,}{alone:>16,}")
 
 
 if __name__ == "__main__":

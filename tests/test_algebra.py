@@ -323,10 +323,10 @@ def square_bytes(storage: str, d: int, *, factor: bool) -> int:
         return d * d + scales + diagonal
     if not factor or storage == "quantized":
         return d * half + scales + diagonal
-    failures = 4
+    failures, wide = 4, tiles(d) + 1
     if storage == "cholesky":
-        return half**2 + scales + diagonal + failures
-    return d * half + 2 * scales + diagonal + failures
+        return half**2 + 4 * wide * -(-wide // 2) + diagonal + failures
+    return d * half + 4 * wide**2 + diagonal + failures
 
 
 def tiles(d: int) -> int:

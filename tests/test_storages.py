@@ -100,15 +100,28 @@ def _as_triples(stored, order: int):
         return [(codes, wide(stored.scales), wide(stored.diagonal))]
     codes = _halves(stored.codes)[..., :order]
     if isinstance(stored, _cholesky.Triangle):
-        square = np.full((order, order), 7, np.uint8)
-        for i, row in enumerate(codes):
-            r, mirrored = order // 2 + i, order - 1 - (order // 2 + i)
-            square[mirrored, :mirrored] = row[::-1][:mirrored]
-            square[r, :r] = row[:r]  # the row in the middle is its own mirror image
-        return [(np.where(lower, square, 7), wide(stored.scales), wide(stored.diagonal))]
-    c = (np.where(lower, codes, 7), wide(stored.scales), wide(stored.diagonal))
-    e = (np.where(lower, codes.T, 7), wide(stored.error_scales), np.zeros(order))
+        square, scales = _unfolded(codes, 7), _unfolded(wide(stored.scales), 0)
+        return [(np.where(lower, square, 7), _of_tiles(scales), wide(stored.diagonal))]
+    scales = wide(stored.scales)
+    c = (np.where(lower, codes, 7), _of_tiles(scales), wide(stored.diagonal))
+    e = (np.where(lower, codes.T, 7), _of_tiles(scales.T), np.zeros(order))
     return [c, e]
+
+
+def _unfolded(rows: np.ndarray, empty: float) -> np.ndarray:
+    """The square of which the strictly lower triangle is folded in `rows`."""
+    order = rows.shape[1]
+    square = np.full((order, order), empty, rows.dtype)
+    for i, row in enumerate(rows):
+        r, mirrored = order // 2 + i, order - 1 - (order // 2 + i)
+        square[mirrored, :mirrored] = row[::-1][:mirrored]
+        square[r, :r] = row[:r]  # the row in the middle is its own mirror image
+    return square
+
+
+def _of_tiles(scales: np.ndarray) -> np.ndarray:
+    """Scales of the tiles on and below the diagonal; 0 above."""
+    return np.tril(scales[1:, :-1])
 
 
 def _decoded(stored, order: int, block: int) -> np.ndarray:
@@ -332,9 +345,10 @@ def test_forms_and_bytes_are_those_of_the_docstrings(mode, order, block):
         assert failures is None or failures.dtype == jnp.int32
         assert {x.dtype for x in fields.values()} == {jnp.dtype(jnp.float32)}
     d, half, tiles = order, -(-order // 2), (-(-order // block)) ** 2
+    wide = -(-order // block) + 1
     square = d * half + 4 * tiles + 4 * d
-    triangle = half**2 + 4 * tiles + 4 * d + 4
-    both = d * half + 8 * tiles + 4 * d + 4
+    triangle = half**2 + 4 * wide * -(-wide // 2) + 4 * d + 4
+    both = d * half + 4 * wide**2 + 4 * d + 4
     assert _bytes(root) == square
     assert _bytes(statistic) == {"vq": square, "cq": triangle, "cq_ef": both}[mode]
     eight, eight_root = _stored_forms(mode, order, block=block, bits=8)
@@ -548,7 +562,7 @@ def test_relative_damping_makes_codes_independent_of_the_scale(power):
     plain, scaled = coded(jnp.float32(1)), coded(jnp.float32(2.0**power))
     root = jnp.float32(2.0 ** (power // 2))
     assert _same(scaled.codes, plain.codes)
-    for field in ("scales", "error_scales", "diagonal"):
+    for field in ("scales", "diagonal"):
         assert _same(getattr(scaled, field), root * getattr(plain, field)), field
 
 

@@ -11,9 +11,10 @@ semi-definite matrix. Inverse roots are coded squares, as in `_quantized.py`.
 *Failure.* A decomposition that fails is tried again with `10, 100, 1000` times the rounding of `L`
 on the diagonal; if the last one fails as well, what was stored stays, and `failures` counts it.
 
-*Bytes* of an order `d`, block `B`, in 4 bits: the triangle alone `⌈d/2⌉² + 4 ⌈d/B⌉² + 4 d + 4`,
-with error feedback `d ⌈d/2⌉ + 8 ⌈d/B⌉² + 4 d + 4`; the root as in `_quantized.py`. *Cost* of a
-statistic: one product of triangles and one Cholesky decomposition, `7 d³ / 3` FLOPs.
+*Bytes* of an order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 4 bits: the triangle alone
+`⌈d/2⌉² + 4 T ⌈T/2⌉ + 4 d + 4`, with error feedback `d ⌈d/2⌉ + 4 T² + 4 d + 4`; the root as in
+`_quantized.py`. *Cost* of a statistic: one product of triangles and one Cholesky decomposition,
+`7 d³ / 3` FLOPs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import jax.numpy as jnp
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._inverse_root import HIGHEST
 from ._quantized import MIN_ELEMENTS, Quantized
-from ._triangle import fold, join, strictly_lower, unfold
+from ._triangle import fold, join, strictly_lower, unfold, with_room, without_room
 from ._validate import check_choice, check_decay, check_interval, check_positive_int
 
 RETRIES = 3
@@ -37,7 +38,7 @@ class Triangle(NamedTuple):
     """A batch of lower triangles C in codes, two half-triangles to a square."""
 
     codes: jax.Array  # uint8 (..., ⌈d/2⌉, ⌈d/2⌉)
-    scales: jax.Array  # (..., ⌈d/B⌉, ⌈d/B⌉)
+    scales: jax.Array  # of the tiles of C, folded, (..., ⌈T/2⌉, T)
     diagonal: jax.Array  # (..., d)
     failures: jax.Array  # decompositions that failed, int32 (...)
 
@@ -46,8 +47,7 @@ class TriangleAndError(NamedTuple):
     """A batch of lower triangles C and of their errors E, in the codes of one square."""
 
     codes: jax.Array  # uint8 (..., d, ⌈d/2⌉): C below the diagonal, Eᵀ above
-    scales: jax.Array  # of C, (..., ⌈d/B⌉, ⌈d/B⌉)
-    error_scales: jax.Array  # of E, the same
+    scales: jax.Array  # of the tiles of C below the diagonal, of those of E above, (..., T, T)
     diagonal: jax.Array  # of C, (..., d)
     failures: jax.Array  # decompositions that failed, int32 (...)
 
@@ -86,7 +86,8 @@ class Cholesky(Quantized):
         codes = quantize(target, scales, self.codec)
         count = failed.astype(jnp.int32)
         if self.error_feedback is None:
-            new = Triangle(pack(fold(codes), self.codec), scales, diagonal, count)
+            folded = fold(with_room(scales))
+            new = Triangle(pack(fold(codes), self.codec), folded, diagonal, count)
         else:
             found = jnp.where(lower, dequantize(codes, scales, self.codec), 0)
             decay = self.error_feedback
@@ -94,7 +95,8 @@ class Cholesky(Quantized):
             error_scales = tile_scales(error, self.codec.block)
             error_codes = quantize(error, error_scales, self.codec)
             packed = pack(join(codes, error_codes), self.codec)
-            new = TriangleAndError(packed, scales, error_scales, diagonal, count)
+            joint = join(with_room(scales), with_room(error_scales))
+            new = TriangleAndError(packed, joint, diagonal, count)
         if previous is None:
             return new
 
@@ -108,21 +110,25 @@ class Cholesky(Quantized):
         if not isinstance(stored, (Triangle, TriangleAndError)):
             return stored
         order = stored.diagonal.shape[-1]
-        values = dequantize(self._codes(stored), stored.scales, self.codec)
+        codes, scales = self._squares(stored)
+        values = dequantize(codes, without_room(scales), self.codec)
         c = jnp.where(strictly_lower(order), values, 0)
         c = jnp.where(jnp.eye(order, dtype=bool), stored.diagonal[..., None], c)
         return jnp.matmul(c, c.mT, precision=HIGHEST)
 
-    def _codes(self, stored: Triangle | TriangleAndError) -> jax.Array:
-        """The square of codes that has those of C below its diagonal."""
+    def _squares(self, stored: Triangle | TriangleAndError) -> tuple[jax.Array, jax.Array]:
+        """The squares of codes and of scales that have those of C below the diagonal."""
         codes = unpack(stored.codes, self.codec, stored.diagonal.shape[-1])
-        return unfold(codes) if isinstance(stored, Triangle) else codes
+        if isinstance(stored, TriangleAndError):
+            return codes, stored.scales
+        return unfold(codes), unfold(stored.scales)
 
     def _error(self, stored: Triangle | TriangleAndError) -> jax.Array:
         """E, or a zero without error feedback."""
         if isinstance(stored, Triangle):
             return jnp.zeros((), stored.scales.dtype)
-        values = dequantize(self._codes(stored).mT, stored.error_scales, self.codec)
+        codes, scales = (x.mT for x in self._squares(stored))
+        values = dequantize(codes, without_room(scales), self.codec)
         return jnp.where(strictly_lower(stored.diagonal.shape[-1]), values, 0)
 
 
@@ -176,7 +182,7 @@ def cholesky(
 
     Args:
       bits: 4 or 8.
-      block: width of the square tiles that share a scale; even. 16 costs 4 % more bytes than 64 and
+      block: width of the square tiles that share a scale; even. 16 costs 3 % more bytes than 64 and
         halves what a language model's loss is above that of float32.
       error_feedback: βe, decay rate of the running error that is added before coding (CQ+EF; the
         paper takes 0.95); `None` for none. In 4 bits 0.95 helps for flat spectra only: the code of

@@ -1,0 +1,264 @@
+"""`train_sharded.py` and `train_pmap.py` run on simulated devices and as two processes, survive
+SIGKILL, and continue on other meshes.
+"""
+
+import importlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from helpers import assert_close
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+STEPS, EVERY = 16, 4
+# Shampoo decomposes at steps 0 and 10: an interrupted run has roots to take along.
+SMALL = (
+    f"--optimizer shampoo --learning-rate 0.03 --steps {STEPS} --checkpoint-every {EVERY} "
+    "--width 64 --depth 1 --batch 8 --context 16"
+).split()
+SECONDS = 200  # for any one process, on a busy machine
+
+# Other devices add in another order. What that changes in 16 steps, through inverse fourth roots
+# of factors that are damped by 1e-6 of their largest eigenvalue, is this many times float32's
+# resolution; TODO measured.
+GROWTH = 1e4
+
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # other libraries' affair
+    pytest.mark.xdist_group("sharded_examples"),  # one worker trains what several tests look at
+]
+
+
+class Children:
+    """Processes of the examples, none of which outlives its test."""
+
+    def __init__(self, cache: Path):
+        self.cache, self.running = cache, []
+
+    def start(self, script: str, *arguments: object) -> subprocess.Popen:
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT)))),
+            "XLA_FLAGS": re.sub(r"--xla_force_host\S+", "", os.environ["XLA_FLAGS"]),
+        }
+        # What one process has compiled the next need not.
+        environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(self.cache))
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        process = subprocess.Popen(
+            [sys.executable, EXAMPLES / script, *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.running.append(process)
+        return process
+
+    def train(self, *arguments: object) -> subprocess.Popen:
+        return self.start("train_sharded.py", *SMALL, *arguments)
+
+    def end(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+def finish(process: subprocess.Popen) -> str:
+    """What a process prints, which has to end well and in time."""
+    output, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors[-4000:]
+    return output
+
+
+def loss_in(output: str) -> float:
+    """The loss in the final table of train_sharded.py."""
+    return float(output.split("on one device\n")[1].split()[0])
+
+
+def checkpoint(run: Path, step: int = STEPS) -> dict[str, np.ndarray]:
+    path = run / "checkpoints" / str(step) / "state"
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.metadata(path).item_metadata.tree
+        whole = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        state = reader.restore(path, restore_args=whole)
+    return {jax.tree_util.keystr(k): x for k, x in jax.tree.leaves_with_path(state)}
+
+
+def copied(run: Path, to: Path, last: int) -> Path:
+    """A run as it was when `last` was its last checkpoint."""
+    shutil.copytree(run, to)
+    for entry in (to / "checkpoints").iterdir():
+        if not entry.name.isdecimal() or int(entry.name) > last:
+            shutil.rmtree(entry)
+    return to
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def children(cache: Path) -> Iterator[Children]:
+    children = Children(cache)
+    try:
+        yield children
+    finally:
+        children.end()
+
+
+@pytest.fixture(scope="module")
+def finished(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run on 4 × 2 devices, without interruption."""
+    out = tmp_path_factory.mktemp("finished")
+    children = Children(cache)
+    try:
+        return out, finish(children.train("--devices", 8, "--mesh", "4,2", "--out", out))
+    finally:
+        children.end()
+
+
+@pytest.fixture(scope="module")
+def killed(cache: Path, finished: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, killed while it writes its second checkpoint."""
+    del finished  # whose compiled programs it uses
+    out = tmp_path_factory.mktemp("killed")
+    saves = out / "checkpoints"
+    children = Children(cache)
+    try:
+        process = children.train("--devices", 8, "--mesh", "4,2", "--out", out)
+        deadline = time.monotonic() + SECONDS
+        while True:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+            if (saves / str(EVERY)).exists() and writing(saves):
+                process.send_signal(signal.SIGSTOP)
+                if writing(saves):
+                    break
+                process.send_signal(signal.SIGCONT)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    finally:
+        children.end()
+    return out
+
+
+def writing(saves: Path) -> bool:
+    """Whether there is an incomplete checkpoint."""
+    return any("tmp" in entry.name for entry in saves.iterdir())
+
+
+def test_a_divided_model_learns(finished):
+    _, output = finished
+    assert loss_in(output) < 4.3  # the mean of all steps; a model that knows nothing has ln 103
+    per_device, alone = (int(x.replace(",", "")) for x in output.split()[-2:])
+    assert per_device < alone / 2
+
+
+def test_a_killed_run_continues_bit_for_bit(killed, finished, children, tmp_path):
+    assert writing(killed / "checkpoints")
+    out = tmp_path / "run"
+    shutil.copytree(killed, out)
+    process = children.train("--devices", 8, "--mesh", "4,2", "--out", out, "--resume")
+    output, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, errors
+    assert f"{EVERY}/{STEPS} [" in errors  # the bar began at the last complete checkpoint
+    assert loss_in(output) == loss_in(finished[1])
+    continued, uninterrupted = checkpoint(out), checkpoint(finished[0])
+    assert any("opt_state" in key for key in continued)
+    assert_close(continued, uninterrupted, factor=0)
+
+
+def test_a_run_continues_on_fewer_devices(killed, finished, children, tmp_path):
+    """8 → 4 → 1, up to rounding."""
+    final = checkpoint(finished[0])
+    four = copied(killed, tmp_path / "four", last=EVERY)
+    before = checkpoint(four, EVERY)
+    outputs = [
+        finish(children.train("--devices", 4, "--mesh", "2,2", "--fsdp", "--out", four, "--resume"))
+    ]
+    one = copied(four, tmp_path / "one", last=STEPS - EVERY)
+    outputs.append(finish(children.train("--devices", 1, "--out", one, "--resume")))
+    for run, output in zip((four, one), outputs, strict=True):
+        np.testing.assert_allclose(loss_in(output), loss_in(finished[1]), rtol=1e-5)
+        assert_close(checkpoint(run), final, condition=GROWTH)
+    with pytest.raises(AssertionError):  # the tolerance is far less than what training changes
+        assert_close(before, final, condition=10 * GROWTH)
+
+
+def test_two_processes_train_as_one(finished, children, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    together = ("--processes", 2, "--coordinator", address, "--devices", 4, "--mesh", "4,2")
+    processes = [
+        children.train(*together, "--process", i, "--out", tmp_path / "run") for i in (0, 1)
+    ]
+    outputs = [finish(process) for process in processes]
+    assert "on one device" not in outputs[1]  # only the first reports
+    np.testing.assert_allclose(loss_in(outputs[0]), loss_in(finished[1]), rtol=1e-5)
+    assert_close(checkpoint(tmp_path / "run"), checkpoint(finished[0]), condition=GROWTH)
+
+
+@pytest.fixture
+def refusal(monkeypatch, capsys):
+    """What train_sharded.py says to arguments that it refuses. It sees this process's 8 devices."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    script = importlib.import_module("train_sharded")
+
+    def refused(*arguments: object) -> str:
+        with pytest.raises(SystemExit) as exit:
+            script.main([*SMALL, *map(str, arguments)])
+        assert exit.value.code == 2
+        return capsys.readouterr().err.split("error: ")[1].strip()
+
+    return refused
+
+
+def test_bad_arguments_are_refused(refusal, tmp_path):
+    assert "--mesh: 3 × 2 devices, but there are 8" in refusal("--mesh", "3,2")
+    for mesh in ("8", "4,0", "4,x", "2,2,2", ""):
+        assert f"as in 4,2, not {mesh!r}" in refusal(f"--mesh={mesh}")
+    assert "--batch: must be a multiple of 8, not 12" in refusal("--mesh", "8,1", "--batch", 12)
+    assert "--width: must be a multiple of 32, not 48" in refusal("--width", 48)
+    assert "'adamw' (choose from" in refusal("--optimizer", "adamw")
+    assert "--processes: 2 need a --process from 0 to 1" in refusal("--processes", 2)
+    assert "--processes: 1 need a --process from 0 to 0" in refusal("--process", 1)
+    (tmp_path / "file").touch()
+    assert f"--out: cannot write in '{tmp_path / 'file'}'" in refusal("--out", tmp_path / "file")
+    assert f"--resume: '{tmp_path}' has no checkpoint" in refusal("--out", tmp_path, "--resume")
+
+
+def test_a_run_is_neither_overwritten_nor_continued_as_another(refusal, finished):
+    out = finished[0]
+    assert f"--out: '{out}' holds a run: add --resume" in refusal("--out", out)
+    for arguments, setting in [
+        (("--optimizer", "soap"), "optimizer is 'shampoo' there and 'soap' here"),
+        (("--learning-rate", 1), "learning_rate is 0.03 there and 1.0 here"),
+        (("--depth", 2), "depth is 1 there and 2 here"),
+    ]:
+        message = refusal("--out", out, "--resume", *arguments)
+        assert message.endswith(f"--resume: '{out}' is a run of another configuration: {setting}")
+
+
+def test_pmap_learns_the_same_on_four_devices_as_on_one(children):
+    starts = [children.start("train_pmap.py", "--devices", n, "--steps", 30) for n in (1, 4)]
+    losses = [[float(x) for x in re.findall(r"loss (\S+)", finish(p))] for p in starts]
+    for first, last in losses:
+        assert last < first / 4
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
