@@ -1,23 +1,53 @@
-"""The README's code runs as it stands, top to bottom."""
+"""The code of the README and of docs/ runs as it stands, top to bottom."""
 
 import pathlib
 import re
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-README = pathlib.Path(__file__).parents[1] / "README.md"
+ROOT = pathlib.Path(__file__).parents[1]
+README = ROOT / "README.md"
+
+
+def blocks_of(page):
+    """The Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
 @pytest.fixture(scope="module")
 def namespace():
     """What the README's Python blocks define, run one after the other."""
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = blocks_of(README)
     assert len(blocks) >= 3
     names: dict = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
     return names
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.stem)
+def test_pages_run(page):
+    names: dict = {}
+    for block in blocks_of(page):
+        exec(compile(block, str(page), "exec"), names)
+
+
+def test_every_combination_takes_steps():
+    page = ROOT / "docs" / "combinations.md"
+    names: dict = {}
+    params = {"a": {"kernel": jax.ShapeDtypeStruct((96, 128), "float32")}}
+    optimizers = []
+    for line in re.split(r"(?m)^(?=optimizer = )", "".join(blocks_of(page))):
+        exec(compile(line, str(page), "exec"), names)
+        optimizers += [names["optimizer"]] if "optimizer" in names else []
+    assert len(optimizers) == 5
+    for optimizer in optimizers:
+        state = jax.eval_shape(optimizer.init, params)
+        updates, after = jax.eval_shape(optimizer.update, params, state, params)
+        assert updates["a"]["kernel"].shape == (96, 128)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
 
 
 def test_the_step_compiles_once(namespace):

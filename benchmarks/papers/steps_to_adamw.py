@@ -121,6 +121,7 @@ def draw(found: dict[str, Found], all_steps: int) -> Figure:
         title="dashed: the paper's claim for Alice; seeds and their mean",
         xlabel=f"AdamW's {all_steps} steps over the steps to its last validation loss",
         xlim=(0, 1.1 * most),
+        ylim=(-0.6, len(names) - 0.4),
     )
     right.set_yticks(range(len(names)), names)
     right.grid(alpha=0.3)
