@@ -44,10 +44,9 @@ MODEL_AXIS = {"query": 1, "key": 1, "value": 1, "out": 0, "up": 1, "down": 0}
 
 
 def make_optimizer(config: train_lm.Config, mesh: Mesh | None) -> optax.GradientTransformation:
-    rate, steps = config.learning_rate, max(21, config.steps)
+    rate, steps, name = config.learning_rate, max(21, config.steps), config.optimizer
     schedule = optax.warmup_cosine_decay_schedule(rate / 20, rate, 20, steps)
-    settings = SETTINGS.get(config.optimizer, {})
-    return getattr(curvax, config.optimizer)(schedule, mesh=mesh, **settings)
+    return getattr(curvax, name)(schedule, mesh=mesh, **SETTINGS.get(name, {}))
 
 
 def spec_of(path: tuple, shape: tuple[int, ...], mesh: Mesh, fsdp: bool) -> PartitionSpec:
@@ -139,7 +138,6 @@ def main(argv: list[str]) -> None:
     for name, default in defaults.items():
         add(f"--{name}", type=_runs.whole, default=default, help="(%(default)s)")
     args = parser.parse_args(argv)
-
     if not (0 <= args.process < args.processes and (args.processes == 1 or args.coordinator)):
         wanted = f"a --process from 0 to {args.processes - 1} and a --coordinator"
         parser.error(f"argument --processes: {args.processes} need {wanted}")
@@ -194,9 +192,8 @@ def main(argv: list[str]) -> None:
     if args.process == 0:
         own = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state["opt_state"]))
         alone = curvax.state_bytes(make_optimizer(config, None), like["params"])
-        milliseconds = 1000 * seconds / max(1, len(steps))
         print(f"{'loss':>10}{'ms/step':>10}{'state bytes per device':>26}{'on one device':>16}")
-        print(f"{loss:>10.6f}{milliseconds:>10.1f}{own:>26,}{alone:>16,}")
+        print(f"{loss:>10.6f}{1000 * seconds / max(1, len(steps)):>10.1f}{own:>26,}{alone:>16,}")
 
 
 if __name__ == "__main__":

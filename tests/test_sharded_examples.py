@@ -23,17 +23,15 @@ from helpers import assert_close
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 STEPS, EVERY = 16, 4
-# Shampoo decomposes at steps 0 and 10: an interrupted run has roots to take along.
 SMALL = (
-    f"--optimizer shampoo --learning-rate 0.03 --steps {STEPS} --checkpoint-every {EVERY} "
+    f"--learning-rate 0.03 --steps {STEPS} --checkpoint-every {EVERY} "
     "--width 64 --depth 1 --batch 8 --context 16"
 ).split()
 SECONDS = 200  # for any one process, on a busy machine
 
-# Other devices add in another order. What that changes in 16 steps, through inverse fourth roots
-# of factors that are damped by 1e-6 of their largest eigenvalue, is this many times float32's
-# resolution; TODO measured.
-GROWTH = 1e4
+# Other devices add up in another order. In 16 steps of Muon that came to 18 times the resolution
+# of the largest entry of an array; the last four steps alone change parameters by 400,000 times.
+GROWTH = 16.0
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # other libraries' affair
@@ -165,7 +163,7 @@ def writing(saves: Path) -> bool:
 
 def test_a_divided_model_learns(finished):
     _, output = finished
-    assert loss_in(output) < 4.3  # the mean of all steps; a model that knows nothing has ln 103
+    assert loss_in(output) < 4.5  # on average; it begins at 5.2
     per_device, alone = (int(x.replace(",", "")) for x in output.split()[-2:])
     assert per_device < alone / 2
 
@@ -195,10 +193,10 @@ def test_a_run_continues_on_fewer_devices(killed, finished, children, tmp_path):
     one = copied(four, tmp_path / "one", last=STEPS - EVERY)
     outputs.append(finish(children.train("--devices", 1, "--out", one, "--resume")))
     for run, output in zip((four, one), outputs, strict=True):
-        np.testing.assert_allclose(loss_in(output), loss_in(finished[1]), rtol=1e-5)
+        np.testing.assert_allclose(loss_in(output), loss_in(finished[1]), rtol=2e-6)
         assert_close(checkpoint(run), final, condition=GROWTH)
-    with pytest.raises(AssertionError):  # the tolerance is far less than what training changes
-        assert_close(before, final, condition=10 * GROWTH)
+    with pytest.raises(AssertionError):  # training changes far more than the tolerance
+        assert_close(before, final, condition=100 * GROWTH)
 
 
 def test_two_processes_train_as_one(finished, children, tmp_path):
@@ -211,7 +209,7 @@ def test_two_processes_train_as_one(finished, children, tmp_path):
     ]
     outputs = [finish(process) for process in processes]
     assert "on one device" not in outputs[1]  # only the first reports
-    np.testing.assert_allclose(loss_in(outputs[0]), loss_in(finished[1]), rtol=1e-5)
+    np.testing.assert_allclose(loss_in(outputs[0]), loss_in(finished[1]), rtol=2e-6)
     assert_close(checkpoint(tmp_path / "run"), checkpoint(finished[0]), condition=GROWTH)
 
 
@@ -248,7 +246,7 @@ def test_a_run_is_neither_overwritten_nor_continued_as_another(refusal, finished
     out = finished[0]
     assert f"--out: '{out}' holds a run: add --resume" in refusal("--out", out)
     for arguments, setting in [
-        (("--optimizer", "soap"), "optimizer is 'shampoo' there and 'soap' here"),
+        (("--optimizer", "soap"), "optimizer is 'muon' there and 'soap' here"),
         (("--learning-rate", 1), "learning_rate is 0.03 there and 1.0 here"),
         (("--depth", 2), "depth is 1 there and 2 here"),
     ]:

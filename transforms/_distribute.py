@@ -125,8 +125,8 @@ def _over(
         given = []
         for stacks in (updates, params):
             if stacks is not None:
-                whole, left = layout.shares.split(jax.tree.map(travelling, stacks, stacks))
-                whole = {key: put(x, mesh, P(axes)) for key, x in whole.items()}
+                whole, left = layout.shares.split(stacks)
+                whole = {k: put(travelling(x, stacks[k]), mesh, P(axes)) for k, x in whole.items()}
                 given.append((whole, {key: put(x, mesh, P()) for key, x in left.items()}))
         state = jax.tree.map(lambda x: put(x, mesh, spec_of(x)), state)
         specs = jax.tree.map(spec_of, state)
