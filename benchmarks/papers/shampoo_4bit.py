@@ -6,7 +6,7 @@
 Shampoo on AdamW as in the paper (Li et al., arXiv:2412.10663, section 6), with float32 factors and
 roots, vanilla quantization (VQ), Cholesky quantization (CQ) and CQ with error feedback (CQ+EF), and
 AdamW alone, on the models and data of `examples/train_digits.py` and `examples/train_lm.py`. Tiles
-are of the published width, B = 64, and for CQ+EF also of 16, which costs 4 % more bytes, and of 32,
+are of the published width, B = 64, and for CQ+EF also of 16, which costs 3 % more bytes, and of 32,
 1 % more, with the error fed back without averaging (βe = 0 in the place of 0.95).
 Statistics are taken every 5 steps and roots every 20, not every 100 and 500, because the runs have
 some 200 steps. The learning rate is tuned for float32 on the printed grid, which grows until the
