@@ -20,7 +20,7 @@ from flax.training.train_state import TrainState
 from helpers import assert_close, gradients_like, normal_like, resolution, run, tolerance
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from registry import Row, every_optimizer
+from registry import REGISTRY, Row, every_optimizer
 
 import curvax
 
@@ -146,9 +146,11 @@ def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> Non
     assert_close(on_one_device(row, "bfloat16")[0], updates, GROWTH[row.name])
 
 
-@pytest.mark.parametrize("mesh", ["auto", "explicit"])
 @every_optimizer
-def test_a_mesh_gives_the_same_updates(row: Row, mesh: str) -> None:
+def test_a_mesh_gives_the_same_updates(row: Row) -> None:
+    """The kinds of axes in turns; with all work divided, see `test_distribution.py`."""
+    mesh = ("auto", "explicit")[REGISTRY.index(row) % 2]
+
     def on_mesh(tree: Any) -> Any:
         return {name: jax.device_put(tree[name], shardings[name]) for name in ON_MESH}
 
@@ -597,9 +599,24 @@ def test_extreme_gradients_give_finite_updates(row: Row, rank: int, scale: float
 def test_a_non_finite_gradient_does_not_poison_the_state(row: Row, bad: float) -> None:
     params = small_tree()
     first, second, third = gradients_like(params, 3)
-    second["dense"]["kernel"] = second["dense"]["kernel"].at[0, 0].set(bad)
+    for name, place in (("kernel", (0, 0)), ("bias", 0)):
+        second["dense"][name] = second["dense"][name].at[place].set(bad)
     updates, states = run(compiled(row), [first, second, third], params, jit=False)
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves((updates[2], states[2])))
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, -jnp.inf, 1e30])
+def test_adamws_leaf_with_a_gradient_that_would_poison_it_counts_as_zero(bad: float) -> None:
+    params = small_tree()
+    first, second, third = gradients_like(params, 3)
+    zero = {**second, "dense": {**second["dense"], "bias": jnp.zeros(6)}}
+    second["dense"]["bias"] = second["dense"]["bias"].at[0].set(bad)
+    muon = next(row for row in REGISTRY if row.name == "muon")
+    found, expected = (
+        run(compiled(muon), [first, gradient, third], params, jit=False)
+        for gradient in (second, zero)
+    )
+    assert_close(found, expected, factor=0)
 
 
 def test_the_tolerance_rejects_what_is_outside_its_bound() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import optax
 
 
 def is_finite(x: jax.Array) -> jax.Array:
@@ -17,3 +20,21 @@ def is_finite(x: jax.Array) -> jax.Array:
 def finite_or_zero(x: jax.Array) -> jax.Array:
     """Matrices `(..., m, n)`, each zero if it is not finite."""
     return jnp.where(is_finite(x), x, jnp.zeros_like(x))
+
+
+def guarded(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """`inner`, with zeros for every leaf of the gradient that would poison second moments.
+
+    Those are leaves whose sum of squares is not finite (in float32 at least): one that is NaN or
+    infinite, or large enough for its square to be.
+    """
+    inner = optax.with_extra_args_support(inner)
+
+    def sound(x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        return jnp.where(jnp.isfinite(jnp.sum(jnp.square(wide))), x, jnp.zeros_like(x))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        return inner.update(jax.tree.map(sound, updates), state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
