@@ -221,7 +221,9 @@ def test_a_state_of_another_optimizer_is_rejected() -> None:
     params = linen_params()
     optimizer = curvax.muon(0.1, weight_dimension_numbers=SPEC)
     other = optax.adam(0.1).init(params)
-    with pytest.raises(ValueError, match="state has .* where this optimizer has .* another optimizer"):
+    with pytest.raises(
+        ValueError, match="state has .* where this optimizer has .* another optimizer"
+    ):
         curvax.state_of(optimizer, params, other, "up/kernel")
 
 

@@ -86,10 +86,9 @@ def distribute(
     check_bool("guard", guard)
     inner = optax.with_extra_args_support(inner)
     if mesh is None:
-        axes = _names("axis_name", axis_name)
         if axis is not None:
             raise ValueError(f"axis={axis!r} needs a mesh.")
-        return _within(inner, axes, guard)
+        return _within(inner, _names("axis_name (mesh_axis)", axis_name), guard)
     if axis_name is not None:
         raise ValueError(f"axis_name={axis_name!r} is for mapped functions, without a mesh.")
     return _over(inner, mesh, mesh_axes(mesh, axis), guard)
@@ -121,7 +120,7 @@ def _over(
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        layout = StateLayout(inner.init, _abstract(updates if params is None else params), devices)
+        layout = _layout(inner, updates, params, state, devices)
         given = []
         for stacks in (updates, params):
             if stacks is not None:
@@ -172,9 +171,7 @@ def _within(
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        layout = StateLayout(
-            inner.init, _abstract(updates if params is None else params), devices()
-        )
+        layout = _layout(inner, updates, params, state, devices())
         given = []
         for stacks in (updates, params):
             if stacks is not None:
@@ -186,6 +183,22 @@ def _within(
         return layout.shares.joined(updates, whole, rows, lambda x, _: x), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _layout(inner: Any, updates: Any, params: Any, state: Any, devices: int) -> StateLayout:
+    """The layout of a state that `init` made for the parameters.
+
+    Raises:
+      ValueError: if it cannot be known without them, or is another.
+    """
+    layout = StateLayout(inner.init, _abstract(updates if params is None else params), devices)
+    if not layout.fits(state):
+        raise ValueError(
+            "update needs params, whose dtypes are not those of the gradients."
+            if params is None
+            else "state: it is that of other parameters, or of another number of devices."
+        )
+    return layout
 
 
 class _Own:
@@ -257,11 +270,14 @@ def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
     axes = mesh.axis_names if axis is None else _names("axis (mesh_axis)", axis)
     for name in axes:
         check_choice("axis (mesh_axis)", name, mesh.axis_names)
+    if len(set(mesh.axis_types)) > 1:
+        raise ValueError(f"mesh: its axes must be all Auto or all Explicit, got {mesh.axis_types}.")
     return axes
 
 
 def _names(argument: str, axes: Any) -> tuple[str, ...]:
     names = (axes,) if isinstance(axes, str) else axes
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{argument} must be the name of an axis or several, got {axes!r}.")
+    listed = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    if not listed or not names or len(set(names)) < len(names):
+        raise ValueError(f"{argument} must be the name of an axis or of several, got {axes!r}.")
     return tuple(names)

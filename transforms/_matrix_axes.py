@@ -96,7 +96,9 @@ class MatrixForm:
         """Whether the array's last axis is the matrices' columns, so that it may stay cut there."""
         in_order = self.permutation == tuple(range(len(self.shape)))
         whole = self.row_tiles == self.column_tiles == 1
-        return in_order and whole and self.shape[-1:] == (self.columns,)
+        # With Explicit axes JAX merges no others of an array that is cut.
+        unmerged = self.shape[-2:] == (self.rows, self.columns) and len(self.shape) <= 3
+        return in_order and whole and unmerged
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""

@@ -27,8 +27,13 @@ class Division(NamedTuple):
     state: Any
     records: tuple[DivisionRecord, ...]
 
-    def map(self, f: Callable[[Any, DivisionRecord], Any], state: Any) -> Any:
-        """`state` with `f(node, record)` in place of its divided parts.
+    def map(
+        self,
+        f: Callable[[Any, DivisionRecord], Any],
+        state: Any,
+        undivided: Callable[[Any], Any] = lambda leaf: leaf,
+    ) -> Any:
+        """`state` with `f(node, record)` for its divided parts and `undivided(leaf)` for others.
 
         Raises:
           ValueError: if `state` has another structure than this optimizer's.
@@ -36,7 +41,7 @@ class Division(NamedTuple):
         treedef = jax.tree.structure(self.state, is_leaf=is_divided)
         records = iter(self.records)
         nodes = [
-            f(node, next(records)) if is_divided(own) else node
+            f(node, next(records)) if is_divided(own) else undivided(node)
             for own, node in zip(
                 jax.tree.leaves(self.state, is_leaf=is_divided),
                 treedef.flatten_up_to(state),
@@ -103,7 +108,8 @@ def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
             )
         return _moved(record.layout.joined, node, shardings, mesh)
 
-    return whole.map(joined, state)
+    mesh = next((record.mesh for record in whole.records), None)
+    return whole.map(joined, state, lambda x: _target(x, mesh))
 
 
 def place_state(optimizer: Any, params: Any, portable: Any) -> Any:
@@ -136,6 +142,14 @@ def place_state(optimizer: Any, params: Any, portable: Any) -> Any:
     return whole.map(divided, portable)
 
 
+def _target(x: Any, mesh: Mesh | None) -> Any:
+    """A shape with a sharding that says where an undivided array is to be restored; else `x`."""
+    if mesh is None or not isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else P()
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+
 def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> Any:
     """`f(tree)` with these shardings, by the compiler's choice of transfers.
 
@@ -144,16 +158,14 @@ def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> An
     """
     auto = Mesh(mesh.devices, mesh.axis_names)
 
-    def on(mesh: Mesh, sharding: Any) -> Any:
-        return NamedSharding(mesh, sharding.spec) if isinstance(sharding, NamedSharding) else None
-
     def placed(x: Any) -> Any:
-        sharding = on(auto, getattr(x, "sharding", None))
-        return x if sharding is None else jax.device_put(x, sharding)
+        sharding = getattr(x, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
+            return jax.device_put(x, NamedSharding(auto, sharding.spec))
+        return jax.device_put(x, NamedSharding(auto, P()))
 
-    done = jax.jit(f, out_shardings=jax.tree.map(lambda s: on(auto, s), shardings))(
-        jax.tree.map(placed, tree)
-    )
+    there = jax.tree.map(lambda s: NamedSharding(auto, s.spec), shardings)
+    done = jax.jit(f, out_shardings=there)(jax.tree.map(placed, tree))
     return jax.device_put(done, shardings)
 
 

@@ -123,8 +123,8 @@ def _check_undivided(state: Any) -> None:
     if any(map(is_divided, jax.tree.leaves(state, is_leaf=is_divided))):
         raise ValueError(
             "quantize_state: inner divides its state among devices (mesh=), and codes would not "
-            "follow. Code inside: "
-            "curvax.assemble(curvax.quantize_state(scale_by_…()), learning_rate, mesh=…)."
+            "follow. Code inside: curvax.assemble(curvax.quantize_state(scale_by_…(), "
+            "where=lambda place, leaf: leaf.ndim > 1), learning_rate, mesh=…)."
         )
 
 

@@ -56,11 +56,47 @@ class StateLayout:
         self.stacks, self.shares = stacks, shares
         joined, self.owners, self.treedef = state({key: x.shape[0] for key, x in stacks.items()})
         self.joined_shapes = self.treedef.unflatten(joined)  # the state of one device
-        _, self.whole_owners, self.whole_treedef = state(
+        self.whole_leaves, self.whole_owners, self.whole_treedef = state(
             {key: shares.whole(key) for key, each in shares.each.items() if each}
         )
         kinds = dict.fromkeys(key for r in shares.rounds for key in r.kinds)
         self.single = {key: state({key: 1}) for key in kinds}
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Requires the state on some matrices to be a part of the state on all.
+
+        Raises:
+          ValueError: if it has other arrays.
+        """
+        dtypes = {
+            key: [
+                leaf.dtype
+                for leaf, owner in zip(
+                    jax.tree.leaves(self.joined_shapes), self.owners, strict=True
+                )
+                if owner == key
+            ]
+            for key in self.stacks
+        }
+        parts = [(self.whole_leaves, self.whole_owners), *(x[:2] for x in self.single.values())]
+        for leaves, owners in parts:
+            for key in {owner for owner in owners if owner is not None}:
+                own = [x.dtype for x, owner in zip(leaves, owners, strict=True) if owner == key]
+                if own != dtypes[key]:
+                    raise ValueError(
+                        "the transformation's state depends on how many matrices a stack has, so "
+                        "that it cannot be divided. (quantize_state, by the size of a stack: give "
+                        "where=lambda place, leaf: leaf.ndim > 1.)"
+                    )
+
+    def fits(self, state: DistributedState) -> bool:
+        """Whether a state has the arrays of this layout; of singles by dtype alone."""
+        whole = [x.dtype for x in jax.tree.leaves(state.whole)]
+        singles = [set(buffers) for buffers in state.singles]
+        return whole == [x.dtype for x in self.whole_leaves] and singles == [
+            set(self.lengths(r.kinds)) for r in self.shares.rounds
+        ]
 
     def packed(self, leaves: list[jax.Array], lengths: Mapping[str, int]) -> Buffers:
         """The state's arrays of one matrix, each `(1, …)`, as buffers."""

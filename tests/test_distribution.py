@@ -1,0 +1,1079 @@
+"""Matrices divided among devices: the numbers of one device, a share of its state and its work.
+
+Every method is compared with itself on one device, on meshes with Auto and Explicit axes, for
+parameters that are whole on every device or cut by rows, by columns and by both. By default each
+method takes one or two of these eight cells, in turns. All of them:
+
+    CURVAX_ALL_CELLS=1 pytest tests/test_distribution.py
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from helpers import OPTIMIZED, assert_close, gradients_like, normal_like, run
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from registry import REGISTRY, Row
+from test_contract import GROWTH
+
+import curvax
+from benchmarks.hlo import Collective, collectives
+from curvax.transforms import _factor, _inverse_root, _shares
+
+STEPS = 3
+ROWS = {row.name: row for row in REGISTRY}
+AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+ALL_CELLS = bool(os.environ.get("CURVAX_ALL_CELLS"))
+both_axis_types = pytest.mark.parametrize("kind", AXIS_TYPES)
+
+
+class Leaf(NamedTuple):
+    """A shape, and how meshes cut it: of four devices "x", or of two times two, "x" and "y"."""
+
+    shape: tuple[int, ...]
+    by_row: P
+    by_column: P
+    by_both: P
+
+
+# Seven matrices of one shape: on four devices one each, and three are left.
+LEAVES = {
+    "layers/kernel": Leaf((4, 8, 16), P(None, "x"), P("x"), P("x", None, "y")),
+    "out/kernel": Leaf((4, 2, 16), P("x"), P(None, None, "x"), P("x", None, "y")),
+    "query/kernel": Leaf((8, 4, 4), P("x"), P(None, "x"), P("x", "y")),
+    "wide/kernel": Leaf((8, 16), P("x"), P(None, "x"), P("x", "y")),
+    "wide/bias": Leaf((16,), P("x"), P("x"), P(("x", "y"))),
+}
+SHAPES = {name: leaf.shape for name, leaf in LEAVES.items()}
+SCANNED = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+CUTS = ("whole", "by_row", "by_column", "by_both")
+
+# Two shapes: on four devices one matrix each, and a round of two tall ones and a wide one.
+TWO_SHAPES = {**{f"{i}/kernel": (4, 6) for i in range(5)}, "a/bias": (6,)}
+TWO_SHAPES |= {"tall/kernel": (6, 4), "taller/kernel": (6, 4)}
+
+
+# Meshes and what lies on them.
+
+
+@functools.cache
+def mesh_of(kind: str = "auto", *shape: int) -> Mesh:
+    """The first devices, four of them by default."""
+    shape = shape or (4,)
+    devices = np.array(jax.devices()[: math.prod(shape)]).reshape(shape)
+    return Mesh(devices, tuple("xyz"[: len(shape)]), axis_types=(AXIS_TYPES[kind],) * len(shape))
+
+
+def on(mesh: Mesh, tree: Any, specs: Mapping[str, P] | None = None) -> Any:
+    """A copy of a tree of parameters on a mesh; whole on every device by default."""
+    if specs is None:
+        return jax.tree.map(lambda x: jax.device_put(np.asarray(x), NamedSharding(mesh, P())), tree)
+    return {
+        k: jax.device_put(np.asarray(x), NamedSharding(mesh, specs[k])) for k, x in tree.items()
+    }
+
+
+def begin(optimizer: Any, params: Any, mesh: Mesh) -> Any:
+    """The state as it lies on a mesh."""
+    return jax.jit(optimizer.init, out_shardings=curvax.state_sharding(optimizer, params, mesh))(
+        params
+    )
+
+
+def steps(optimizer: Any, gradients: Any, params: Any, mesh: Mesh) -> tuple[list[Any], Any]:
+    """Updates of every step on a mesh, and the last state."""
+    state, step, updates = begin(optimizer, params, mesh), jax.jit(optimizer.update), []
+    for gradient in gradients:
+        update, state = step(gradient, state, params)
+        updates.append(update)
+    return updates, state
+
+
+def given(shapes: Mapping[str, tuple[int, ...]], number: int = STEPS) -> tuple[Any, list[Any]]:
+    """Parameters of these shapes, and gradients."""
+    params = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    params = normal_like(jax.random.key(1), params)
+    return params, gradients_like(params, number)
+
+
+def shards(tree: Any) -> dict[int, int]:
+    """The bytes of arrays on every device."""
+    found: collections.Counter[int] = collections.Counter()
+    for x in jax.tree.leaves(tree):
+        for part in x.addressable_shards:
+            found[part.device.id] += part.data.nbytes
+    return found
+
+
+# Every method, on every kind of mesh.
+
+CELLS: list[tuple[str, str]] = list(itertools.product(AXIS_TYPES, CUTS))
+
+ONE_TYPE = {"shampoo": "explicit", "foam": "auto", "dr_shampoo": "explicit"}
+ONE_TYPE |= {"galore": "explicit", "fira": "auto", "alice": "explicit"}
+ONE_TYPE |= {"apollo": "auto", "sumo": "auto", "asgo": "auto"}
+ONE_TYPE |= {"soap": "explicit", "eigen_adam": "explicit"}
+"""Methods that take long to compile: they take one cell."""
+
+
+def cells_of(place: int) -> list[tuple[str, str]]:
+    """Which cells the method at this place of the registry takes: one of each type of axes."""
+    if ALL_CELLS:
+        return CELLS
+    cells = {"auto": CUTS[place % 4], "explicit": CUTS[(place + place // 4) % 4]}
+    one = ONE_TYPE.get(REGISTRY[place].name)
+    return [cell for cell in cells.items() if one in (None, cell[0])]
+
+
+SAMPLE = [
+    pytest.param(
+        row, *cell, id="-".join((row.name, *cell)), marks=pytest.mark.xdist_group(row.name)
+    )
+    for place, row in enumerate(REGISTRY)
+    for cell in cells_of(place)
+]
+
+
+@functools.cache
+def on_one_device(row: Row) -> tuple[list[Any], Any]:
+    """Updates and the last state."""
+    params, gradients = given(SHAPES)
+    updates, states = run(row.make(weight_dimension_numbers=SCANNED), gradients, params)
+    return updates, states[-1]
+
+
+@pytest.mark.parametrize(("row", "kind", "cut"), SAMPLE)
+def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut: str) -> None:
+    mesh = mesh_of(kind, *((2, 2) if cut == "by_both" else (4,)))
+    specs = {name: getattr(leaf, cut, P()) for name, leaf in LEAVES.items()}
+    whole, gradients = given(SHAPES)
+    optimizer = row.make(weight_dimension_numbers=SCANNED, mesh=mesh)
+    params = on(mesh, whole, specs)
+    updates, state = steps(optimizer, [on(mesh, g, specs) for g in gradients], params, mesh)
+    expected, expected_state = on_one_device(row)
+    assert_close(updates, expected, GROWTH[row.name])
+    if kind == "auto" or row.name in ONE_TYPE:
+        portable = curvax.portable_state(optimizer, params, state)
+        assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected_state)
+        keys = entries(portable, "key"), entries(expected_state, "key")
+        assert all(map(np.array_equal, *keys))  # the same draws
+    for name in SHAPES:
+        for update in updates:
+            assert update[name].dtype == params[name].dtype
+            if kind == "explicit":
+                like = params[name].sharding
+                assert update[name].sharding.is_equivalent_to(like, update[name].ndim), name
+    # Its matrices were divided: what belongs to them is on no device in full.
+    summary = curvax.summarize(optimizer, params)
+    assert summary.count("on 4 of 4 devices") == 4
+    parts = [x for x in divided_arrays(state) if x.ndim]
+    assert all(not x.is_fully_replicated for x in parts)
+    assert bool(parts) == bool(row.fields - {"trace"})  # OSGDM's is behind the view
+
+
+def test_the_sample_has_every_cell_with_several_methods() -> None:
+    count = collections.Counter(cell for i in range(len(REGISTRY)) for cell in cells_of(i))
+    assert set(count) == set(CELLS) and min(count.values()) >= 2
+
+
+def divided_arrays(state: Any) -> list[Any]:
+    """The arrays of the divided parts of a state."""
+    from curvax.transforms._shared_state import is_divided
+
+    nodes = filter(is_divided, jax.tree.leaves(state, is_leaf=is_divided))
+    return jax.tree.leaves(list(nodes))
+
+
+def shapes_and_dtypes(tree: Any) -> tuple[Any, list[Any]]:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [(x.shape, x.dtype) for x in leaves]
+
+
+# Every other way in which an optimizer can differ.
+
+
+class Variant(NamedTuple):
+    """An optimizer from `mesh=`, and its parameters."""
+
+    make: Callable[..., Any]
+    shapes: Mapping[str, tuple[int, ...]] = TWO_SHAPES
+    factor: float = 512.0
+    dtypes: Mapping[str, str] = {}
+    mesh: tuple[int, ...] = (4,)
+
+
+ONE_SHAPE = {f"{i}/kernel": (4, 6) for i in range(5)}
+TILES = {"block": 4, "min_elements": 1}
+ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
+
+
+MIXED = (AxisType.Auto, AxisType.Explicit)
+
+
+def coded_muon(**settings: Any) -> Any:
+    """Coded by a rule that does not look at how many matrices a stack has."""
+    moments = curvax.quantize_state(
+        curvax.scale_by_muon(steps=3), block=4, where=lambda _, leaf: leaf.ndim > 1
+    )
+    return curvax.assemble(moments, 0.1, stack=True, **settings)
+
+
+def blocked_muon(**settings: Any) -> Any:
+    """All in blocks of three rows and at most three columns."""
+    return curvax.assemble(curvax.scale_by_muon(steps=3), 0.1, block_size=3, **settings)
+
+
+VARIANTS = {
+    "blocks": Variant(blocked_muon),
+    "a base, warm-up, decay": Variant(
+        functools.partial(ROWS["shampoo"].make, base=ADAMW, warmup_steps=1, side="left")
+    ),
+    "quantized": Variant(
+        functools.partial(ROWS["eigen_adam"].make, storage=curvax.quantized(**TILES)), ONE_SHAPE
+    ),
+    "error feedback": Variant(
+        functools.partial(ROWS["asgo"].make, storage=curvax.cholesky(error_feedback=0.95, **TILES)),
+        ONE_SHAPE,
+    ),
+    "randomized basis": Variant(
+        functools.partial(ROWS["galore"].make, basis=curvax.subspaces.randomized()), ONE_SHAPE
+    ),
+    "heads": Variant(
+        functools.partial(ROWS["muon"].make, head_wise=True, weight_decay=0.1),
+        {"query/kernel": (8, 6, 2), "key/kernel": (8, 5, 2), "wide/kernel": (8, 6)},
+    ),
+    "one entry each, named as stacks and fields are": Variant(
+        functools.partial(ROWS["muon"].make, stack=False),
+        {"4x6": (4, 6), "mu": (4, 6), "whole": (4, 6), "tall/kernel": (6, 4)},
+    ),
+    "two dtypes in a stack": Variant(
+        functools.partial(ROWS["muon"].make, stack=True),
+        dtypes={"0/kernel": "bfloat16", "3/kernel": "bfloat16", "tall/kernel": "bfloat16"},
+    ),
+    "coded moments": Variant(coded_muon, factor=1e5),
+    "more devices than matrices": Variant(ROWS["soap"].make, {"wide/kernel": (4, 6)}, mesh=(8,)),
+    "one device": Variant(ROWS["muon"].make, mesh=(1,)),
+    "no matrices left over": Variant(ROWS["muon"].make, {f"{i}/kernel": (4, 6) for i in range(4)}),
+}
+"""Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_optimizer_on_a_mesh_is_the_optimizer_on_one_device(name: str) -> None:
+    variant = VARIANTS[name]
+    kind = ("auto", "explicit")[list(VARIANTS).index(name) % 2]
+    params, gradients = given(variant.shapes)
+    params, *gradients = (
+        {k: x.astype(variant.dtypes.get(k, "float32")) for k, x in tree.items()}
+        for tree in (params, *gradients)
+    )
+    expected, states = run(variant.make(), gradients, params)
+    mesh = mesh_of(kind, *variant.mesh)
+    optimizer, placed = variant.make(mesh=mesh), on(mesh, params)
+    updates, state = steps(optimizer, [on(mesh, g) for g in gradients], placed, mesh)
+    assert_close(updates, expected, variant.factor)
+    portable = curvax.portable_state(optimizer, placed, state)
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(states[-1])
+    for ours, theirs in zip(entries(portable, "key"), entries(states[-1], "key"), strict=True):
+        assert np.array_equal(ours, theirs)
+    assert_same_arrays(curvax.place_state(optimizer, placed, portable), state)
+
+
+def entries(state: Any, field: str) -> list[Any]:
+    """The leaves of a state below fields of this name."""
+    return [
+        x
+        for path, x in jax.tree_util.tree_leaves_with_path(state)
+        if jax.tree_util.GetAttrKey(field) in path
+    ]
+
+
+def assert_same_arrays(one: Any, other: Any) -> None:
+    """The same structure, numbers bit for bit, and shardings."""
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert x.dtype == y.dtype and np.array_equal(x, y)
+        assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+
+
+@pytest.mark.parametrize(
+    ("params_dtype", "gradients_dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")]
+)
+def test_gradients_of_another_dtype_need_the_parameters(
+    params_dtype: str, gradients_dtype: str
+) -> None:
+    """The layout of the state follows from the parameters' dtypes."""
+    params, gradients = given(TWO_SHAPES, 2)
+    params = jax.tree.map(lambda x: x.astype(params_dtype), params)
+    gradients = [jax.tree.map(lambda x: x.astype(gradients_dtype), g) for g in gradients]
+    expected, _ = run(ROWS["muon"].make(stack=True), gradients, params)
+    optimizer = ROWS["muon"].make(mesh=mesh_of())
+    updates, state = run(optimizer, gradients, params)
+    assert_close(updates, expected, GROWTH["muon"])
+    with pytest.raises(ValueError, match="update needs params"):
+        optimizer.update(gradients[0], state[-1])
+
+
+def test_staggered_refreshes_come_once_a_period_for_every_matrix() -> None:
+    """Which step of the period is a matrix's depends on the devices."""
+    params, gradients = given(TWO_SHAPES, 5)
+    optimizer = ROWS["asgo"].make(mesh=mesh_of(), refresh=curvax.every(2, stagger=True))
+    updates, state = steps(optimizer, gradients, params, mesh_of())
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
+    counts = entries(curvax.portable_state(optimizer, params, state), "refreshes")
+    assert {int(n) for x in counts for n in x} == {3}  # at the first step, and in both periods
+
+
+@pytest.mark.parametrize(("name", "each", "stack"), [("racs", 2, True), ("soap", 1, False)])
+def test_the_same_work_gives_the_same_bits(name: str, each: int, stack: bool) -> None:
+    """RACS always; what multiplies matrices, if a device has one of a shape, as without stacks.
+
+    XLA's products of a batch depend on its size, and there are no others in RACS.
+    """
+    params, gradients = given({f"{i}/kernel": (32, 48) for i in range(2 * each)}, 2)
+    found = []
+    for mesh in (None, mesh_of("auto", 2)):
+        place = functools.partial(on, mesh) if mesh else lambda tree: tree
+        optimizer = ROWS[name].make(mesh=mesh, stack=True if mesh else stack)
+        step = jax.jit(optimizer.update)
+        state, updates = optimizer.init(place(params)), []
+        for gradient in gradients:
+            update, state = step(place(gradient), state, place(params))
+            updates.append(update)
+        found.append(updates)
+    assert_close(found[1], found[0], factor=0)
+
+
+# Meshes of every kind.
+
+
+def other_meshes() -> dict[str, tuple[Mesh, Any]]:
+    """Meshes, and the axes among whose devices matrices are divided."""
+    devices, auto = np.array(jax.devices()), (AxisType.Auto, AxisType.Auto)
+    explicit = (AxisType.Explicit, AxisType.Explicit)
+    grid = devices.reshape(2, 4)
+    return {
+        "one axis of two": (Mesh(grid, ("x", "y"), axis_types=auto), "y"),
+        "one Explicit axis of two": (Mesh(grid, ("x", "y"), axis_types=explicit), ["x"]),
+        "two axes in another order": (Mesh(grid, ("x", "y"), axis_types=auto), ("y", "x")),
+        "some devices, in another order": (Mesh(devices[:3:-1], "x", axis_types=auto[:1]), None),
+    }
+
+
+@functools.cache
+def muon_on_one_device() -> list[Any]:
+    params, gradients = given(TWO_SHAPES)
+    return run(ROWS["muon"].make(), gradients, params)[0]
+
+
+@pytest.mark.parametrize("name", other_meshes())
+def test_any_axes_of_any_mesh(name: str) -> None:
+    mesh, axes = other_meshes()[name]
+    params, gradients = given(TWO_SHAPES)
+    optimizer = ROWS["muon"].make(mesh=mesh, mesh_axis=axes)
+    params = on(mesh, params)
+    updates, state = steps(optimizer, [on(mesh, g) for g in gradients], params, mesh)
+    assert_close(updates, muon_on_one_device(), GROWTH["muon"])
+    if "order" in name:
+        portable = curvax.portable_state(optimizer, params, state)
+        assert_same_arrays(curvax.place_state(optimizer, params, portable), state)
+    names = mesh.axis_names if axes is None else (axes,) if isinstance(axes, str) else axes
+    number = math.prod(mesh.shape[name] for name in names)
+    assert {
+        len({str(i) for i in x.sharding.devices_indices_map(x.shape).values()})
+        for x in divided_arrays(state)
+        if x.ndim
+    } == {number}
+
+
+@both_axis_types
+def test_inside_the_context_of_a_mesh(kind: str) -> None:
+    params, gradients = given(TWO_SHAPES)
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        updates, _ = steps(ROWS["muon"].make(mesh=mesh), gradients, params, mesh)
+    assert_close(updates, muon_on_one_device(), GROWTH["muon"])
+
+
+def test_inside_pmap() -> None:
+    """Where a device's state is its own alone."""
+    params, gradients = given(TWO_SHAPES)
+    optimizer, devices = ROWS["muon"].make(mesh_axis="x"), jax.devices()[:4]
+    each = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * 4), tree)  # noqa: E731
+    state = jax.pmap(optimizer.init, axis_name="x", devices=devices)(each(params))
+    step = jax.pmap(optimizer.update, axis_name="x", devices=devices)
+    for gradient, expected in zip(gradients, muon_on_one_device(), strict=True):
+        updates, state = step(each(gradient), state, each(params))
+        for device in range(4):
+            own = jax.tree.map(lambda x: x[device], updates)  # noqa: B023
+            assert_close(own, expected, GROWTH["muon"])
+    moments = {x.shape for x in entries(state, "whole") + entries(state, "singles") if x.ndim > 1}
+    assert moments == {(4, 1, 4, 6), (4, 1, 24)}  # on each a wide matrix and one that was left
+
+
+@both_axis_types
+def test_inside_shard_map(kind: str) -> None:
+    """Over two axes, in an order of their own."""
+    params, gradients = given(TWO_SHAPES)
+    mesh = mesh_of(kind, 2, 2)
+    optimizer = ROWS["muon"].make(mesh_axis=("y", "x"))
+
+    def trajectory(params: Any, gradients: Any) -> Any:
+        state, updates = optimizer.init(params), []
+        for gradient in gradients:
+            update, state = optimizer.update(gradient, state, params)
+            updates.append(update)
+        return updates
+
+    mapped = jax.shard_map(trajectory, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    updates = jax.jit(mapped)(on(mesh, params), on(mesh, gradients))
+    assert_close(updates, muon_on_one_device(), GROWTH["muon"])
+
+
+# Who has which matrices.
+
+
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@hypothesis.given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=3),
+        st.tuples(st.integers(1, 40), st.integers(1, 64), st.integers(1, 64)),
+        max_size=6,
+    ),
+    st.integers(1, 17),
+)
+def test_every_matrix_is_on_one_device_and_no_device_has_much_more_than_others(
+    shapes: dict[str, tuple[int, int, int]], devices: int
+) -> None:
+    shares = _shares.share(shapes, devices)
+    number, load = np.zeros(devices, int), np.zeros(devices)
+    found: dict[str, list[int]] = {}
+    for key, shape in shapes.items():
+        assert shares.whole(key) == shares.each[key] * devices <= shape[0]
+        found[key] = list(range(shares.whole(key)))
+        number += shares.each[key]
+        load += shares.each[key] * _shares.cost(*shape[1:])
+    for r in shares.rounds:
+        assert len(r.kind) == len(r.entry) == devices
+        assert len(set(r.kinds)) == len(r.kinds) == len(set(r.kind) - {len(r.kinds)})
+        for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
+            if kind < len(r.kinds):
+                found[r.kinds[kind]].append(shares.whole(r.kinds[kind]) + entry)
+                number[device] += 1
+                load[device] += _shares.cost(*shapes[r.kinds[kind]][1:])
+    for key, shape in shapes.items():
+        assert sorted(found[key]) == list(range(shape[0]))
+    dearest = max((_shares.cost(*shape[1:]) for shape in shapes.values()), default=0)
+    assert max(number) - min(number) <= len(shares.rounds)
+    assert max(number) < number.mean() + 1
+    assert max(load) - min(load) <= dearest * (1 + 1e-9)
+    # The least that the rounds need: as many as there are matrices left for a device.
+    assert len(shares.rounds) == math.ceil(sum(n[0] % devices for n in shapes.values()) / devices)
+
+
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)), max_size=4),
+    st.integers(1, 5),
+)
+def test_stacks_are_taken_apart_and_put_together(
+    shapes: list[tuple[int, int, int]], devices: int
+) -> None:
+    stacks: Any = {
+        str(i): np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + 1000 * i
+        for i, shape in enumerate(shapes)
+    }
+    shares = _shares.share({key: x.shape for key, x in stacks.items()}, devices)
+    whole, left = shares.split(stacks)
+    assert all(len(x) == shares.whole(key) for key, x in whole.items())
+    rows = []
+    for r in shares.rounds:
+        length = max(left[key][0].size for key in r.kinds)
+        row = np.full((devices, length), np.nan, np.float32)
+        for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
+            if kind < len(r.kinds):
+                own = left[r.kinds[kind]][entry].ravel()
+                row[device, : own.size] = own
+        rows.append(row)
+    joined = shares.joined(stacks, whole, rows, lambda x, like: x)
+    assert joined.keys() == stacks.keys()
+    assert all(np.array_equal(joined[key], x) for key, x in stacks.items())
+
+
+def test_a_device_decomposes_the_factors_of_its_own_matrices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twelve matrices of two shapes on four devices, and a thirteenth: a quarter, and one more."""
+    shapes = {f"{i}/kernel": (4, 6) for i in range(8)} | {f"t{i}/kernel": (6, 4) for i in range(5)}
+    params, gradients = given(shapes, 4)
+    log: collections.Counter[int] = collections.Counter()
+    plain = _inverse_root.eigh
+
+    def logged(a: jax.Array) -> Any:
+        device = jax.lax.axis_index("x")
+        jax.debug.callback(lambda device, _: log.update([int(device)]), device, a[0, 0])
+        return plain(a)
+
+    for module in (_inverse_root, _factor):
+        monkeypatch.setattr(module, "eigh", logged)
+    mesh = mesh_of()
+    optimizer = ROWS["shampoo"].make(mesh=mesh, side="left")
+    step, state, executed = jax.jit(optimizer.update), begin(optimizer, params, mesh), []
+    for gradient in gradients:
+        _, state = step(gradient, state, params)
+        jax.effects_barrier()
+        executed.append([log.pop(device, 0) for device in range(4)])
+    assert [sorted(counts) for counts in executed] == 2 * [[0] * 4, [3, 3, 3, 4]]
+    portable = curvax.portable_state(optimizer, params, state)
+    assert {int(n) for x in entries(portable, "refreshes") for n in x} == {2}
+
+
+# What a state takes, and what is exchanged at a step.
+
+DEVICES = 8
+
+
+def layers(order: int, scanned: bool) -> dict[str, tuple[int, ...]]:
+    """The matrices of twelve layers of a transformer: scanned ones in one array, or an array each.
+
+    Either way they are the same stacks, on different ways there.
+    """
+    one = {f"{name}/kernel": (order, order) for name in "qkvo"}
+    one |= {"up/kernel": (order, 4 * order), "down/kernel": (4 * order, order)}
+    if scanned:
+        return {name: (12, *shape) for name, shape in one.items()}
+    return {f"{layer}/{name}": shape for layer in range(12) for name, shape in one.items()}
+
+
+def scanned_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Which axes the matrices are, where there is one more."""
+    axes = curvax.MatrixAxes(rows=1, columns=2)
+    three = {name: axes for name, shape in shapes.items() if len(shape) == 3}
+    return {"weight_dimension_numbers": three} if three else {}
+
+
+def abstract(shapes: Mapping[str, tuple[int, ...]], sharding: Any) -> dict[str, Any]:
+    return {k: jax.ShapeDtypeStruct(s, "float32", sharding=sharding) for k, s in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("shampoo", "auto"), ("soap", "explicit"), ("muon", "auto"), ("alice", "explicit")],
+)
+def test_a_device_has_its_share_of_the_state(name: str, kind: str) -> None:
+    mesh = mesh_of(kind, DEVICES)
+    shapes = layers(16, scanned=True) | {"head/kernel": (16, 4)}  # one that is left over
+    make = functools.partial(ROWS[name].make, **scanned_axes(shapes))
+    optimizer, params = make(mesh=mesh), abstract(shapes, NamedSharding(mesh, P()))
+    zeros = on(mesh, {k: np.zeros(s, np.float32) for k, s in shapes.items()})
+    shardings = curvax.state_sharding(optimizer, params, mesh)
+    state = jax.jit(optimizer.init, out_shardings=shardings)(zeros)
+    on_devices, one = shards(state), curvax.state_bytes(make(), params)
+    assert len(on_devices) == DEVICES
+    assert one / DEVICES <= max(on_devices.values()) <= 1.15 * one / DEVICES
+    # All devices together, padding counted; scalars are counted once.
+    total = curvax.state_bytes(optimizer, params)
+    assert one <= total <= sum(on_devices.values()) <= total + 64 * DEVICES
+
+
+def exchanged(make: Any, shapes: Any, specs: P, mesh: Mesh) -> list[Collective]:
+    """The collectives of a step, parameters cut like this."""
+    optimizer, params = make(), abstract(shapes, NamedSharding(mesh, specs))
+    shardings = curvax.state_sharding(optimizer, params, mesh)
+    state = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        jax.eval_shape(optimizer.init, params),
+        shardings,
+    )
+    outputs = jax.tree.map(lambda x: x.sharding, (params, state))
+    step = jax.jit(optimizer.update, out_shardings=outputs)
+    program: Any = step.lower(params, state, params).compile().as_text()
+    return collectives(program)
+
+
+LAYOUTS = {"whole": (), "by_row": ("x",), "by_column": (None, "x")}
+TRAFFIC = [("muon", *cell, True) for cell in itertools.product(AXIS_TYPES, LAYOUTS)]
+TRAFFIC += [("muon", "auto", "whole", False), ("shampoo", "auto", "by_row", True)]
+if ALL_CELLS:
+    TRAFFIC = list(itertools.product(("muon", "shampoo"), AXIS_TYPES, LAYOUTS, (True, False)))
+
+
+@pytest.mark.parametrize(("name", "kind", "layout", "scanned"), TRAFFIC)
+def test_a_step_exchanges_at_most_twice_the_matrices(
+    name: str, kind: str, layout: str, scanned: bool
+) -> None:
+    """And nothing within a refresh or another loop, where devices would wait for each other."""
+    mesh, shapes = mesh_of(kind, DEVICES), layers(8, scanned)
+    make = functools.partial(ROWS[name].make, mesh=mesh, **scanned_axes(shapes))
+    specs = P(None, *LAYOUTS[layout]) if scanned else P(*LAYOUTS[layout])
+    found = exchanged(make, shapes, specs, mesh)
+    assert found and not any(x.inside for x in found)
+    matrices = 4 * sum(map(math.prod, shapes.values()))
+    received = sum(x.received(DEVICES) for x in found)
+    # Every device needs the updates of others' matrices, at the least of its own part of each.
+    assert matrices / DEVICES <= received <= 2 * matrices
+
+
+def test_muon_gathers_far_less_often_than_optax_does() -> None:
+    """Whose iterations multiply matrices that are cut. In one layer."""
+    mesh = mesh_of("auto", DEVICES)
+    shapes = {name: shape[1:] for name, shape in layers(8, scanned=True).items()}
+    ours = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, P("x"), mesh)
+    theirs = exchanged(lambda: optax.contrib.muon(0.1, ns_steps=5), shapes, P("x"), mesh)
+    kinds = ("all-gather", "all-reduce")
+    gathers = [sum(x.kind in kinds for x in found) for found in (ours, theirs)]
+    assert 10 * gathers[0] <= gathers[1], gathers
+
+
+def test_the_reader_of_programs_finds_what_is_there() -> None:
+    """The negative control: exchanges within a loop, within a branch, and outside."""
+    mesh, reduce = mesh_of(), functools.partial(jax.lax.psum, axis_name="x")
+
+    def mapped(x: jax.Array) -> Any:
+        looped = jax.lax.fori_loop(0, x.shape[0], lambda _, y: reduce(jnp.sin(y)), x)
+        branch = jax.lax.cond(
+            reduce(x)[0] > 0,
+            lambda y: jax.lax.all_gather(y, "x"),
+            lambda y: jnp.stack([y] * 4),
+            looped,
+        )
+        return branch, jax.lax.all_to_all(branch, "x", 0, 0)
+
+    step = jax.shard_map(mapped, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
+    program: Any = jax.jit(step).lower(jnp.ones(12)).compile(OPTIMIZED).as_text()
+    found = collections.Counter((x.kind, x.inside) for x in collectives(program))
+    assert found["all-reduce", True] == 1 and found["all-reduce", False] == 1
+    assert found["all-gather", True] == 1 and found["all-gather", False] == 0
+    assert found["all-to-all", False] == 1
+    sizes = {x.kind: x.received(4) for x in collectives(program)}
+    assert sizes == {"all-reduce": 12, "all-gather": 48 * 3 / 4, "all-to-all": 48}
+
+
+# Checkpoints.
+
+
+@functools.cache
+def trained(name: str, kind: str = "auto", *shape: int) -> tuple[Any, Any, Any, Any]:
+    """A method after two steps: itself, its jitted step, parameters and state."""
+    params, gradients = given(TWO_SHAPES)
+    if not shape:
+        optimizer = ROWS[name].make()
+        step, state = jax.jit(optimizer.update), optimizer.init(params)
+    else:
+        mesh = mesh_of(kind, *shape)
+        params, gradients = on(mesh, params), on(mesh, gradients)
+        optimizer = ROWS[name].make(mesh=mesh)
+        step, state = jax.jit(optimizer.update), begin(optimizer, params, mesh)
+    for gradient in gradients[:2]:
+        _, state = step(gradient, state, params)
+    return optimizer, step, params, state
+
+
+def continued(place: tuple[Any, ...], state: Any) -> Any:
+    """The third step from a state, where `trained(*place)` is."""
+    _, step, params, _ = trained(*place)
+    gradient = given(TWO_SHAPES)[1][2]
+    return step(on(mesh_of(*place[1:]), gradient) if len(place) > 2 else gradient, state, params)[0]
+
+
+def of_matrices(state: Any) -> Any:
+    """The part of a full optimizer's state that is divided, or would be."""
+    return state.inner_states["matrices"]
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize("place", [("eigen_adam", "auto", 8), ("muon", "explicit", 8)])
+def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> None:
+    one, _, _, expected = trained(place[0])
+    optimizer, _, params, state = trained(*place)
+    portable = curvax.portable_state(optimizer, params, state)
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected)
+    for path in ("4/kernel", "tall/kernel"):
+        ours = curvax.state_of(optimizer, params, state, path)
+        theirs = curvax.state_of(one, params, expected, path)
+        assert len(ours) >= 1
+        assert_close(ours, theirs, GROWTH[place[0]])
+    shapes = curvax.portable_state(optimizer, params, jax.eval_shape(optimizer.init, params))
+    assert shapes_and_dtypes(shapes) == shapes_and_dtypes(portable)
+    for x, y in zip(*map(jax.tree.leaves, map(of_matrices, (shapes, portable))), strict=True):
+        assert x.sharding == y.sharding
+    untouched = curvax.portable_state(one, params, expected)
+    assert all(x is y for x, y in zip(*map(jax.tree.leaves, (untouched, expected)), strict=True))
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize("place", [("muon", "auto", 8), ("muon", "explicit", 8)])
+def test_a_state_put_back_goes_on_bit_for_bit(place: tuple[Any, ...]) -> None:
+    optimizer, _, params, state = trained(*place)
+    portable = curvax.portable_state(optimizer, params, state)
+    again = curvax.place_state(optimizer, params, portable)
+    assert_same_arrays(again, state)
+    assert_close(continued(place, again), continued(place, state), factor=0)
+    from_host = curvax.place_state(optimizer, params, jax.tree.map(np.asarray, portable))
+    assert_same_arrays(of_matrices(from_host), of_matrices(state))
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize("there", [("auto", 4), ("auto", 2, 2), ("explicit", 4), ("auto", 1)])
+def test_matrices_move_to_another_mesh_without_a_checkpoint(there: tuple[Any, ...]) -> None:
+    optimizer, _, params, state = trained("muon", "auto", 8)
+    portable = curvax.portable_state(optimizer, params, state)
+    target, _, target_params, _ = trained("muon", *there)
+    moved = curvax.place_state(target, target_params, portable)
+    back = curvax.portable_state(target, target_params, moved)
+    assert_close(of_matrices(back), of_matrices(portable), factor=0)
+
+
+@pytest.mark.xdist_group("checkpoints")
+@both_axis_types
+def test_a_state_of_one_device_can_be_divided(kind: str) -> None:
+    """One that was put on its device, as a restored one is."""
+    state = trained("muon")[3]
+    target, _, params, _ = trained("muon", kind, 4)
+    placed = curvax.place_state(target, params, jax.device_put(state, jax.devices()[0]))
+    back = curvax.portable_state(target, params, placed)
+    assert_close(of_matrices(back), of_matrices(state), factor=0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@functools.cache
+def checkpoint(directory: Path, *place: Any) -> Path:
+    optimizer, _, params, state = trained(*place)
+    path = directory / "-".join(map(str, place))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, curvax.portable_state(optimizer, params, state))
+    return path
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize(
+    ("name", "source", "there"),
+    [
+        ("muon", ("auto", 8), ("auto", 8)),
+        ("eigen_adam", ("auto", 8), ("auto", 4)),
+        ("muon", ("auto", 8), ("auto", 2, 2)),
+        ("muon", ("auto", 8), ("auto", 1)),
+        ("muon", ("auto", 8), ("auto",)),
+        ("muon", ("auto",), ("auto", 4)),
+        ("muon", ("explicit", 8), ("explicit", 8)),
+        ("muon", ("explicit", 8), ("explicit", 4)),
+        ("muon", ("auto", 8), ("explicit", 8)),
+    ],
+)
+def test_a_checkpoint_can_be_restored_anywhere(
+    directory: Path, name: str, source: tuple[Any, ...], there: tuple[Any, ...]
+) -> None:
+    optimizer, _, params, _ = trained(name, *there)
+    target = curvax.portable_state(optimizer, params, jax.eval_shape(optimizer.init, params))
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(checkpoint(directory, name, *source), target)
+    state = curvax.place_state(optimizer, params, restored)
+    updates = continued((name, *there), state)
+    expected = continued((name, *source), trained(name, *source)[3])
+    assert_close(updates, expected, 0 if source == there else GROWTH[name])
+
+
+@pytest.mark.xdist_group("checkpoints")
+def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path) -> None:
+    """The portable state is a copy: steps that give the state away cannot spoil it."""
+    optimizer, _, params, state = trained("muon", "auto", 8)
+    mine = jax.tree.map(jnp.copy, state)
+    portable = curvax.portable_state(optimizer, params, mine)
+    expected = jax.tree.map(np.array, portable)
+    step = jax.jit(optimizer.update, donate_argnums=1)
+    gradient = on(mesh_of("auto", 8), given(TWO_SHAPES)[1][2])
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", of_matrices(portable))
+        step(gradient, mine, params)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", of_matrices(portable))
+    assert_close(restored, of_matrices(expected), factor=0)
+
+
+# With Optax around it.
+
+
+def wrapped(name: str) -> Callable[..., Any]:
+    """From `mesh=` to Muon or EigenAdam inside of something of Optax."""
+    row = ROWS["eigen_adam" if "eigen" in name else "muon"]
+    if "hyperparameters" in name:
+        inject = optax.inject_hyperparams(row.optimizer, static_args=(*row.static, "mesh"))
+        return functools.partial(inject, 0.1, **row.settings, **row.descent)
+    if name == "MultiSteps":
+        return lambda **mesh: optax.MultiSteps(row.make(**mesh), 2).gradient_transformation()
+    if name == "apply_if_finite":
+        return lambda **mesh: optax.apply_if_finite(row.make(**mesh), 2)
+    assert name == "chain, masked"
+    mask = {key: key != "3/kernel" for key in TWO_SHAPES}
+    return lambda **mesh: optax.chain(optax.scale(2.0), optax.masked(row.make(**mesh), mask))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("hyperparameters", "auto"),
+        ("hyperparameters of eigen_adam", "auto"),
+        ("MultiSteps", "explicit"),
+        ("apply_if_finite", "explicit"),
+        ("chain, masked", "auto"),
+    ],
+)
+def test_inside_of_optax(name: str, kind: str) -> None:
+    params, gradients = given(TWO_SHAPES)
+    mesh, make = mesh_of(kind), wrapped(name)
+    optimizer, placed = make(mesh=mesh), on(mesh, params)
+    updates, state = steps(optimizer, [on(mesh, g) for g in gradients], placed, mesh)
+    expected, states = run(make(), gradients, params)
+    assert_close(updates, expected, GROWTH["eigen_adam" if "eigen" in name else "muon"])
+    portable = curvax.portable_state(optimizer, placed, state)
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(states[-1])
+
+
+@both_axis_types
+def test_a_donated_state_is_used_and_nothing_is_compiled_twice(kind: str) -> None:
+    """A state that could not be used would be a warning, and so an error."""
+    params, gradients = given(TWO_SHAPES)
+    mesh = mesh_of(kind)
+    optimizer, traces, updates = ROWS["muon"].make(mesh=mesh), [], []
+
+    def update(*arguments: Any) -> Any:
+        traces.append(None)
+        return optimizer.update(*arguments)
+
+    params, gradients = on(mesh, params), on(mesh, gradients)
+    shardings = curvax.state_sharding(optimizer, params, mesh)
+    state = first = begin(optimizer, params, mesh)
+    step = jax.jit(update, donate_argnums=1, out_shardings=(None, shardings))
+    for gradient in gradients:
+        new, state = step(gradient, state, params)
+        updates.append(new)
+    assert all(x.is_deleted() for x in jax.tree.leaves(first))
+    assert len(traces) == 1 and step._cache_size() == 1
+    assert_close(updates, muon_on_one_device(), GROWTH["muon"])
+
+
+@both_axis_types
+def test_init_without_jit_and_parameters_that_are_nowhere(kind: str) -> None:
+    """Arrays that were not put anywhere; the divided part is compiled once."""
+    params, gradients = given(TWO_SHAPES)
+    optimizer = curvax.on_matrices(ROWS["muon"].make_direction(), mesh=mesh_of(kind))
+    params.pop("a/bias")
+    step, state = jax.jit(optimizer.update), optimizer.init(params)
+    for gradient in gradients:
+        gradient.pop("a/bias")
+        updates, state = step(gradient, state, params)
+    assert step._cache_size() == 1
+    plain = curvax.on_matrices(ROWS["muon"].make_direction())
+    assert_close(updates, run(plain, gradients, params)[0][-1], GROWTH["muon"])
+
+
+@both_axis_types
+def test_steps_can_be_scanned(kind: str) -> None:
+    params, gradients = given(TWO_SHAPES)
+    mesh = mesh_of(kind)
+    optimizer, params = ROWS["muon"].make(mesh=mesh), on(mesh, params)
+    together = on(mesh, jax.tree.map(lambda *x: np.stack(x), *gradients))
+
+    def step(state: Any, gradient: Any) -> Any:
+        updates, state = optimizer.update(gradient, state, params)
+        return state, updates
+
+    state = begin(optimizer, params, mesh)
+    _, updates = jax.jit(lambda *args: jax.lax.scan(step, *args))(state, together)
+    expected = jax.tree.map(lambda *x: jnp.stack(x), *muon_on_one_device())
+    assert_close(updates, expected, GROWTH["muon"])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("muon", "explicit"), ("shampoo", "auto")])
+def test_map_params_maps_what_it_maps_on_one_device(name: str, kind: str) -> None:
+    params, _ = given(TWO_SHAPES)
+    mapped = []
+    for mesh in (None, mesh_of(kind)):
+        optimizer = ROWS[name].make(mesh=mesh)
+        state = optax.tree.map_params(optimizer, lambda x: x + 1, optimizer.init(params))
+        mapped.append(curvax.portable_state(optimizer, params, state))
+    assert_close(mapped[1], mapped[0], factor=0)
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+@pytest.mark.parametrize("victim", ["0/kernel", "4/kernel", "tall/kernel"])
+def test_a_bad_gradient_touches_no_other_matrix(victim: str, bad: float) -> None:
+    """Of a matrix that is one of many on its device, and of two that were dealt out."""
+    _, gradients = given(TWO_SHAPES)
+    mesh = mesh_of()
+    _, step, params, state = trained("eigen_adam", "auto", 4)
+    clean = on(mesh, gradients[2])
+    hit = on(mesh, {**clean, victim: clean[victim].at[1, 2].set(bad)})
+    zero = on(mesh, {**clean, victim: jnp.zeros_like(clean[victim])})
+    (wanted, _), (updates, after), (without, there) = (
+        step(g, state, params) for g in (clean, hit, zero)
+    )
+    for name in TWO_SHAPES:
+        assert_close(updates[name], (without if name == victim else wanted)[name], factor=0)
+    assert_close(after, there, factor=0)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(after))
+
+
+# Looking into it.
+
+
+def test_copies_of_the_parameters_lie_as_they_do() -> None:
+    mesh = mesh_of("auto", 2, 2)
+    shapes = {"wide/kernel": (4, 6), "embed/embedding": (8, 4), "wide/bias": (6,)}
+    specs = {"wide/kernel": P("x", "y"), "embed/embedding": P("y"), "wide/bias": P("x")}
+    params = on(mesh, given(shapes)[0], specs)
+    optimizer = ROWS["shampoo"].make(mesh=mesh, base=ADAMW)
+    shardings = curvax.state_sharding(optimizer, params, mesh)
+    state = begin(optimizer, params, mesh)
+    assert jax.tree.structure(shardings) == jax.tree.structure(state)
+    placed = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): s.spec
+        for path, s in jax.tree_util.tree_leaves_with_path(shardings)
+    }
+    for field in ("mu", "nu"):
+        for name, spec in specs.items():
+            (found,) = {s for place, s in placed.items() if place.endswith(f"/{field}/{name}")}
+            assert found == spec
+    assert {s for place, s in placed.items() if place.endswith("count")} == {P()}
+    abstract = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
+    )
+    assert curvax.state_sharding(optimizer, abstract, mesh) == shardings
+
+
+def test_the_summary_says_on_how_many_devices_matrices_are() -> None:
+    params, _ = given(TWO_SHAPES)
+    summary = curvax.summarize(ROWS["muon"].make(mesh=mesh_of("auto", 8)), params)
+    lines = {line.split(" | ")[0].strip("| "): line for line in summary.splitlines()}
+    for name in TWO_SHAPES:
+        if "bias" not in name:
+            number = 5 if name[0].isdigit() else 2
+            assert f"on {number} of 8 devices" in lines[name]
+    assert "devices" not in lines["a/bias"]
+    assert "devices" not in curvax.summarize(ROWS["muon"].make(), params)
+
+
+# What is refused.
+
+
+def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
+    """What is done, and what the error has to name."""
+    params, gradients = given(TWO_SHAPES)
+    muon, shampoo, alice = (ROWS[name].make for name in ("muon", "shampoo", "alice"))
+    mesh, other = mesh_of(), mesh_of("auto", 8)
+    upper = Mesh(np.array(jax.devices()[4:]), "x", axis_types=(AxisType.Auto,))
+
+    def placed(source: Any, target: Any) -> Any:
+        state = jax.eval_shape(source.init, params)
+        return curvax.place_state(target, params, curvax.portable_state(source, params, state))
+
+    return {
+        "unknown axis": (lambda: muon(mesh=mesh, mesh_axis="model"), r"mesh_axis.*'x'.*'model'"),
+        "one unknown": (lambda: muon(mesh=mesh, mesh_axis=("x", "y")), r"mesh_axis.*'x'.*'y'"),
+        "no name": (lambda: muon(mesh=mesh, mesh_axis=0), r"axis.*0"),
+        "both kinds of axes": (
+            lambda: muon(mesh=jax.make_mesh((2, 2), ("x", "y"), axis_types=MIXED)),
+            "all Auto or all Explicit",
+        ),
+        "a rule by the size of a stack": (
+            lambda: curvax.assemble(
+                curvax.quantize_state(curvax.scale_by_muon(), block=4, min_elements=80),
+                0.1,
+                mesh=mesh,
+            ).init({f"{i}/kernel": jnp.ones((4, 6)) for i in range(5)}),
+            "depends on how many matrices",
+        ),
+        "no axes": (lambda: muon(mesh=mesh, mesh_axis=()), "axis"),
+        "an axis twice": (lambda: muon(mesh=mesh, mesh_axis=("x", "x")), "axis.*'x'"),
+        "no mesh": (lambda: muon(mesh="x"), "mesh.*'x'"),
+        "an abstract mesh": (lambda: muon(mesh=mesh.abstract_mesh), "mesh must be"),
+        "two places": (
+            lambda: curvax.distribute(curvax.orthogonalize(), mesh, axis_name="x"),
+            "axis_name='x'",
+        ),
+        "an axis without a mesh": (
+            lambda: curvax.distribute(curvax.orthogonalize(), axis="x"),
+            r"\baxis='x'",
+        ),
+        "nothing": (lambda: curvax.distribute(curvax.orthogonalize()), "mesh|axis_name"),
+        "outside of a map": (lambda: muon(mesh_axis="x").init(params), "'x' is not an axis"),
+        "parameters elsewhere": (
+            lambda: muon(mesh=mesh).init(on(upper, params)),
+            "'0/kernel' lies on the mesh",
+        ),
+        "gradients elsewhere": (
+            lambda: jax.jit(muon(mesh=mesh).update)(
+                on(other, gradients[0]), muon(mesh=mesh).init(params)
+            ),
+            "'0/kernel' lies on the mesh",
+        ),
+        "codes around it": (
+            lambda: curvax.quantize_state(muon(mesh=mesh)).init(params),
+            "quantize_state.*mesh=",
+        ),
+        "another rank": (
+            lambda: placed(alice(mesh=mesh), alice(mesh=mesh, rank=2)),
+            r"portable.*basis.*\b2\b",
+        ),
+        "other blocks": (
+            lambda: placed(shampoo(mesh=mesh), shampoo(mesh=mesh, block_size=3)),
+            "portable.*blocks",
+        ),
+        "another optimizer": (lambda: placed(muon(mesh=mesh), shampoo(mesh=mesh)), "portable"),
+        "a divided state": (
+            lambda: curvax.place_state(
+                muon(mesh=mesh), params, jax.eval_shape(muon(mesh=mesh).init, params)
+            ),
+            "portable",
+        ),
+        "a state of other devices": (
+            lambda: curvax.portable_state(
+                muon(mesh=mesh), params, jax.eval_shape(muon(mesh=other).init, params)
+            ),
+            "state has",
+        ),
+        "a state of one device": (
+            lambda: curvax.state_of(muon(mesh=mesh), params, muon().init(params), "0/kernel"),
+            "state has",
+        ),
+        "sharding on another mesh": (
+            lambda: curvax.state_sharding(muon(mesh=mesh), params, other),
+            "Mesh.*'x': 4.*'x': 8",
+        ),
+        "sharding of parameters elsewhere": (
+            lambda: curvax.state_sharding(muon(), on(other, params), mesh),
+            "'0/kernel' lies on",
+        ),
+        "sharding without a mesh": (
+            lambda: curvax.state_sharding(muon(), params, "x"),
+            "mesh must be",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", bad_inputs())
+def test_bad_input_is_named(name: str) -> None:
+    action, message = bad_inputs()[name]
+    with pytest.raises(ValueError, match=message):
+        action()
