@@ -14,17 +14,22 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from hlo import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 import curvax
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from hlo import collectives  # pyright: ignore[reportMissingImports]
 
 DEVICES = 8
 LAYERS, WIDTH = 12, 64

@@ -27,13 +27,13 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from helpers import OPTIMIZED, assert_close, gradients_like, normal_like, run
+from hlo import Collective, collectives
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from registry import REGISTRY, Row
 from test_contract import GROWTH
 
 import curvax
-from benchmarks.hlo import Collective, collectives
 from curvax.transforms import _factor, _inverse_root, _shares
 
 STEPS = 3
