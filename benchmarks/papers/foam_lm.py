@@ -1,7 +1,7 @@
 """FOAM, stale Shampoo and DR-Shampoo on the example's language model.
 
-    python -m benchmarks.papers.foam_lm           # one seed, about 15 minutes
-    python -m benchmarks.papers.foam_lm --full    # three seeds, about 45 minutes
+    python -m benchmarks.papers.foam_lm           # one seed, about 50 minutes
+    python -m benchmarks.papers.foam_lm --full    # three seeds, about 100 minutes
 
 Every run is `examples/train_lm.py`'s model, data, schedule and number of steps, with Adam-grafted
 Shampoo at one learning rate, tuned for stale Shampoo on the printed grid. For the three published
@@ -53,7 +53,7 @@ GRID = {  # for each number of steps and f: τ and ε_max
     (600, 5): ((0.4, 1e-8), (0.75, 3e-9), (0.75, 1e-8), (0.75, 1e-7)),
 }
 ASGO_RATES = (3.2e-2, 6.4e-2, 1.28e-1)
-ASGO_GRID = ((0.4, 1e-5), (0.75, 1e-5), (0.4, 1e-4))
+ASGO_GRID = ((0.1, 3e-6), (0.2, 3e-6), (0.1, 1e-5), (0.4, 1e-5), (0.75, 1e-5), (0.4, 1e-4))
 MOST_SHARE = 0.2  # of the fixed schedule's decompositions
 RUNS = Path("runs", "foam_lm")
 FACTORS = 2 * (6 * train_lm.Config.depth + 1)  # attention's four, two of the MLP, the output
