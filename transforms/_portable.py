@@ -94,13 +94,7 @@ def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
     _check_shapes("state", whole.state, state)
 
     def joined(node: Any, record: DivisionRecord) -> Any:
-        shapes = record.layout.joined_shapes
-        mesh = record.mesh
-        if mesh is None:
-            raise ValueError(
-                "a state that was divided by axis_name= can only be joined where all of it is: "
-                "use mesh= for checkpoints."
-            )
+        shapes, mesh = record.layout.joined_shapes, _mesh_of(record)
         shardings = jax.tree.map(lambda x: _other_axis(mesh, record.axes, x), shapes)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(node)):
             return jax.tree.map(
@@ -132,14 +126,21 @@ def place_state(optimizer: Any, params: Any, portable: Any) -> Any:
     _check_shapes("portable", shapes, portable)
 
     def divided(node: Any, record: DivisionRecord) -> Any:
-        mesh = record.mesh
-        if mesh is None:
-            return record.layout.divided(node)
+        mesh = _mesh_of(record)
         parts = jax.eval_shape(record.layout.divided, record.layout.joined_shapes)
         shardings = jax.tree.map(lambda x: first_axis(mesh, record.axes, x), parts)
         return _moved(record.layout.divided, node, shardings, mesh)
 
     return whole.map(divided, portable)
+
+
+def _mesh_of(record: DivisionRecord) -> Mesh:
+    if record.mesh is None:
+        raise ValueError(
+            "a state divided inside a mapped function (mesh_axis= without mesh=) has no portable "
+            "form there, where a device has its own part alone: use mesh= for checkpoints."
+        )
+    return record.mesh
 
 
 def _target(x: Any, mesh: Mesh | None) -> Any:
