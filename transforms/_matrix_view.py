@@ -11,6 +11,7 @@ updates. Compiling: each leaf of a stack costs XLA one slice (about 6 ms), nothi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -180,11 +181,9 @@ def on_matrices(
         stack, guard = True if stack is None else stack, False
     inner = optax.with_extra_args_support(inner)
 
-    def cut(x: jax.Array) -> jax.Array:
-        assert mesh is not None
-        return cut_by_columns(x, mesh, mesh_axes(mesh, mesh_axis))
-
-    travelling = None if mesh is None else cut
+    cut = None
+    if mesh is not None:
+        cut = functools.partial(cut_by_columns, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
 
     def layout(tree: Any) -> tuple[Group, ...]:
         treatments = rule(tree)
@@ -215,8 +214,8 @@ def on_matrices(
             check_same_shapes(updates, params)
         check_on_mesh(updates, mesh)
         groups = layout(updates)
-        matrices = None if params is None else gather(groups, params, travelling)
-        gradients = gather(groups, updates, travelling)
+        matrices = None if params is None else gather(groups, params, cut)
+        gradients = gather(groups, updates, cut)
         if guard:
             gradients = jax.tree.map(finite_or_zero, gradients)
         inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
