@@ -52,6 +52,7 @@ from .transforms._diagonal import precondition_columns
 from .transforms._distribute import distribute
 from .transforms._eigenbasis import in_eigenbasis
 from .transforms._graft import graft
+from .transforms._inject import inject_hyperparams
 from .transforms._iterative_roots import power_iteration
 from .transforms._matrix_axes import MatrixAxes
 from .transforms._matrix_rule import MatrixRule, find_output_layer
@@ -67,9 +68,11 @@ from .transforms._precondition import precondition
 from .transforms._quantize_state import quantize_state
 from .transforms._quantized import quantized
 from .transforms._refresh import every
+from .transforms._report import report
 from .transforms._roots import inverse_root
 from .transforms._routing import route
 from .transforms._row_column_scaling import row_column_scales, scale_by_rows_and_columns
+from .transforms._state_format import check_state, describe_state
 from .transforms._state_sharding import state_sharding
 from .transforms._storage import dense
 from .transforms._subspace import in_subspace
@@ -89,9 +92,11 @@ __all__ = [
     "apollo",
     "asgo",
     "assemble",
+    "check_state",
     "cholesky",
     "dasgo",
     "dense",
+    "describe_state",
     "distribute",
     "dr_shampoo",
     "eigen_adam",
@@ -104,6 +109,7 @@ __all__ = [
     "graft",
     "in_eigenbasis",
     "in_subspace",
+    "inject_hyperparams",
     "inverse_root",
     "limit_norm_growth",
     "moment_ratio",
@@ -126,6 +132,7 @@ __all__ = [
     "quantize_state",
     "quantized",
     "racs",
+    "report",
     "route",
     "row_column_scales",
     "scale_by_alice",

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,8 +49,8 @@ class Checkpoints:
 
     def __init__(self, directory: Path):
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-        path = (directory / "checkpoints").absolute()
-        self.manager = ocp.CheckpointManager(path, options=options)
+        self.path = (directory / "checkpoints").absolute()
+        self.manager = ocp.CheckpointManager(self.path, options=options)
 
     def save(self, step: int, state: Any, about: dict) -> None:
         """Writes the state, and what is to be known before a state is built to restore it into."""
@@ -59,13 +60,23 @@ class Checkpoints:
     def about(self) -> dict | None:
         if self.manager.latest_step() is None:
             return None
-        items = {"about": ocp.args.JsonRestore()}
-        return self.manager.restore(None, args=ocp.args.Composite(**items))["about"]
+        return self._read(about=ocp.args.JsonRestore())
 
     def restore(self, like: Any) -> Any:
         like = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        items = {"state": ocp.args.StandardRestore(like)}
-        return self.manager.restore(None, args=ocp.args.Composite(**items))["state"]
+        return self._read(state=ocp.args.StandardRestore(like))
+
+    def _read(self, **item: Any) -> Any:
+        try:
+            (value,) = self.manager.restore(None, args=ocp.args.Composite(**item)).values()
+        except Exception as error:  # of many kinds, for a file that is cut off or missing
+            last = self.path / str(self.manager.latest_step())
+            reason = str(error).splitlines()[0][:200]
+            sys.exit(
+                f"error: the checkpoint {str(last)!r} cannot be read ({reason}). Delete it "
+                "to go on from the one before it, if there is one."
+            )
+        return value
 
 
 def checkpoint_in(directory: Path) -> dict | None:

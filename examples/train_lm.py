@@ -205,10 +205,16 @@ def train(
 ) -> _runs.Result:
     """Train from the last checkpoint in `directory`, or from the start where there is none."""
     state, train_step, evaluate = make_run(config, corpus)
-    state_bytes = curvax.state_bytes(config.make_optimizer(), state["params"])
+    optimizer = config.make_optimizer()
+    state_bytes = curvax.state_bytes(optimizer, state["params"])
+    description = curvax.describe_state(optimizer, state["params"])
     checkpoints = _runs.Checkpoints(directory)
     about = checkpoints.about()
     if about:
+        try:
+            curvax.check_state(optimizer, state["params"], about["opt_state"])
+        except ValueError as error:
+            sys.exit(f"error: argument --resume: {error}")
         state = checkpoints.restore(like=state)
     else:
         about = {"step": 0, "seconds": 0.0, "compile_seconds": 0.0}
@@ -243,7 +249,8 @@ def train(
             metrics.append(step=step, train_loss=train_loss, validation_loss=loss, seconds=seconds)
         if saving:  # after the metrics, which may be ahead of a checkpoint but never behind it
             about = {"step": step, "seconds": seconds, "compile_seconds": compile_seconds}
-            checkpoints.save(step, state, about | {"config": dataclasses.asdict(config)})
+            about |= {"config": dataclasses.asdict(config), "opt_state": description}
+            checkpoints.save(step, state, about)
         speed = (step - waited) * config.batch * config.context / elapsed
         shown = f"loss {train_loss:.3f}, {speed:,.0f} tokens/s"
         if metrics.lines:

@@ -174,6 +174,9 @@ def main(argv: list[str]) -> None:
 
     begin, train_step, portable, divided = make_run(config, corpus.symbols, mesh, args.fsdp)
     like = begin.eval_shape()  # with shardings: every device reads its own part
+    alone = make_optimizer(config, None), like["params"]  # on one device
+    if about:
+        curvax.check_state(*alone, about["opt_state"])
     state = divided(checkpoints.restore(like=portable(like))) if about else begin()
     text = jax.device_put(np.asarray(corpus.train), NamedSharding(mesh, PartitionSpec()))
     train_step = train_step.lower(like, text).compile()
@@ -187,13 +190,14 @@ def main(argv: list[str]) -> None:
         seconds += time.perf_counter() - start
         bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         if step % args.checkpoint_every == 0 or step == config.steps:
-            checkpoints.save(step, portable(state), {"config": here})
+            about = {"config": here, "opt_state": curvax.describe_state(*alone)}
+            checkpoints.save(step, portable(state), about)
 
     if args.process == 0:
         own = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state["opt_state"]))
-        alone = curvax.state_bytes(make_optimizer(config, None), like["params"])
         print(f"{'loss':>10}{'ms/step':>10}{'state bytes per device':>26}{'on one device':>16}")
-        print(f"{loss:>10.6f}{1000 * seconds / max(1, len(steps)):>10.1f}{own:>26,}{alone:>16,}")
+        speed = f"{1000 * seconds / max(1, len(steps)):>10.1f}"
+        print(f"{loss:>10.6f}{speed}{own:>26,}{curvax.state_bytes(*alone):>16,}")
 
 
 if __name__ == "__main__":

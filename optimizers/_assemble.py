@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._finite import guarded
+from ..transforms._guard import guard_leaves
 from ..transforms._matrix_rule import MatrixRule
 from ..transforms._matrix_view import on_matrices
 from ..transforms._routing import route
@@ -124,7 +124,7 @@ def assemble(
         if _decays(adam_weight_decay)
         else optax.adam(adam_learning_rate, **adam)
     )
-    return route(matrices, guarded(others), rule)
+    return route(matrices, guard_leaves(others), rule)
 
 
 def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:

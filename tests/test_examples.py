@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -247,6 +248,45 @@ def test_a_checkpoint_of_another_configuration_is_refused(refusal, finished, tmp
         message = refusal("--out", finished[0], "--resume", *arguments)
         assert f"--resume: '{finished[0] / 'adamw'}' is a run of another configuration" in message
         assert setting in message
+
+
+@pytest.fixture
+def resumption(script, finished, tmp_path):
+    """A copy of a finished run, and what resuming it says before it ends."""
+    shutil.copytree(finished[0] / "racs", tmp_path / "racs")
+
+    def resumed() -> str:
+        arguments = [*SMALL, "--optimizers", "racs", "--out", str(tmp_path), "--resume"]
+        with jax.numpy_rank_promotion("allow"), pytest.raises(SystemExit) as error:
+            script.main(arguments)
+        return str(error.value)
+
+    return tmp_path / "racs" / "checkpoints" / str(STEPS), resumed
+
+
+def test_a_checkpoint_that_is_cut_off_is_refused(resumption):
+    last, resumed = resumption
+    largest = max(last.joinpath("state").rglob("*"), key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    assert f"the checkpoint {str(last)!r} cannot be read" in resumed()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda it: it | {"curvax_state_format": 0}, "format 0, from an older version"),
+        (lambda it: it | {"curvax_state_format": 99}, "format 99, from a later version"),
+        (lambda it: it | {"arrays": {}}, "nothing in the checkpoint, float32"),
+        (lambda it: {}, "this is not what curvax.describe_state gives"),
+    ],
+    ids=("older", "later", "other arrays", "foreign"),
+)
+def test_a_checkpoint_of_another_format_is_refused(resumption, change, message):
+    last, resumed = resumption
+    file = last / "about" / "metadata"
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps(about | {"opt_state": change(about["opt_state"])}))
+    assert message in resumed()
 
 
 def test_resume_without_a_checkpoint_is_refused(refusal, tmp_path):

@@ -432,7 +432,10 @@ def test_practical_shampoo_in_ragged_blocks(dtype):
         desired, expected = shampoo_practical(
             list(g), b=B2, eps=eps, refresh_every=5, block_size=BLOCK, **settings
         )
-        sides = {"L": states.inner.direction.left["4x4"], "R": states.inner.direction.right["4x4"]}
+        sides = {
+            "L": states.inner.inner.direction.left["4x4"],
+            "R": states.inner.inner.direction.right["4x4"],
+        }
         for t in range(STEPS):
             blocks = expected[t].items()
             condition = max(
@@ -463,7 +466,10 @@ def test_foam_decides_block_by_block(dtype):
         arguments = {"check_every": 3, "threshold": FOAM_THRESHOLD, "max_damping": most}
         arguments |= {"base_damping": eps, "root": 2, "b1": B1, "b2": B2, "graft": "adam"}
         desired, expected = foam(list(g[:, rows, columns]), **arguments)
-        states_of = {"L": states.inner.direction.left, "R": states.inner.direction.right}
+        states_of = {
+            "L": states.inner.inner.direction.left,
+            "R": states.inner.inner.direction.right,
+        }
         for side, factors in states_of.items():
             factor = jax.tree.map(lambda x, place=place: x[:, place], factors["4x4"])
             evds = np.array([state[f"evds_{side}"] for state in expected])

@@ -432,7 +432,7 @@ def test_jit_scan_vmap_and_stacks_agree(mode):
         for stack in (True, False):
             view = curvax.on_matrices(transformation, matrices="all", stack=stack)
             found, state = last(view, gradients)
-            left = state.inner.direction.left
+            left = state.inner.inner.direction.left
             parts = [left["6x9"]] if stack else [left["a"], left["b"]]
             join = lambda *x: np.concatenate([np.reshape(y, (-1, *y.shape[1:])) for y in x])  # noqa: E731
             factor = jax.tree.map(join, *parts)

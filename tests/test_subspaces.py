@@ -488,7 +488,12 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     zero = {"x": [np.where(np.isfinite(g).all(), g, 0) for g in bad["x"]]}
     direction = ELEMENTS[method][0](rank=RANK, refresh=4)
     found, expected = (_trajectories(direction, g, "float32") for g in (bad, zero))
-    assert_close(found, expected, factor=0)
+    assert_close(found[0], expected[0], factor=0)
+    skipped = found[1][0].subspaces["x"].skipped
+    assert skipped.tolist() == np.cumsum([not np.isfinite(g).all() for g in bad["x"]]).tolist()
+    plain = expected[1][0].subspaces["x"]._replace(skipped=skipped)
+    assert_close(found[1][0].subspaces, {"x": plain}, factor=0)
+    assert_close(found[1][0].inner, expected[1][0].inner, factor=0)
 
 
 @pytest.mark.parametrize("finder", ["svd", "randomized", "complement", "gaussian_mix"])
@@ -500,7 +505,7 @@ def test_bases_do_not_depend_on_the_gradients_scale(finder):
     step = jax.jit(direction.update)
     bases = [
         step(gradient * jnp.float32(2.0**power), direction.init(gradient))[1].subspaces.basis
-        for power in (0, -100, 100)
+        for power in (0, -100, 60)
     ]
     assert_close(bases[1:], [bases[0]] * 2, factor=0)
 
@@ -524,7 +529,9 @@ def test_keys_do_not_depend_on_the_stack():
     other = curvax.on_matrices(
         curvax.scale_by_apollo(rank=2, seed=1), weight_dimension_numbers=axes
     ).init(params)
-    assert not (jax.tree.leaves(other.inner[0].subspaces["6x8"].key)[0][:3] == keys[0][0]).all()
+    assert not (
+        jax.tree.leaves(other.inner.inner[0].subspaces["6x8"].key)[0][:3] == keys[0][0]
+    ).all()
 
 
 @pytest.mark.parametrize("rotate", [None, True, False])

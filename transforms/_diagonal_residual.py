@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from ._inverse_root import HIGHEST
 from ._refresh import Check, Every, Verdict
+from ._scaling import power_of_two
 from ._validate import check_bool, check_interval, check_positive_int
 
 
@@ -30,8 +31,10 @@ def residual_and_diagonal(
         eigenvectors.mT, jnp.matmul(statistic, eigenvectors, precision=HIGHEST), precision=HIGHEST
     )
     diagonal = jnp.diagonal(rotated)
-    norm = jnp.linalg.norm(rotated)
-    off = jnp.linalg.norm(rotated - jnp.diag(diagonal))
+    exponent = power_of_two(jnp.max(jnp.abs(rotated)))
+    near_one = rotated * jnp.ldexp(jnp.ones([], rotated.dtype), -exponent)
+    norm = jnp.linalg.norm(near_one)
+    off = jnp.linalg.norm(near_one - jnp.diag(jnp.diagonal(near_one)))
     return jnp.where(norm > 0, off / jnp.where(norm > 0, norm, 1), 0), diagonal
 
 

@@ -22,13 +22,12 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ._finite import finite_or_zero
 from ._meshes import cut_by_columns, explicit_sharding, is_explicit, put, sharded_like
 from ._placeholder import is_placeholder
 from ._recording import record
 from ._shared_state import DistributedState, StateLayout
 from ._shares import Round
-from ._validate import check_bool, check_choice
+from ._validate import check_choice
 
 Stacks = dict[str, jax.Array]
 
@@ -54,7 +53,6 @@ def distribute(
     axis: str | Sequence[str] | None = None,
     *,
     axis_name: str | Sequence[str] | None = None,
-    guard: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs a transformation on stacks of matrices with the matrices divided among devices.
 
@@ -66,7 +64,6 @@ def distribute(
       axis_name: in place of a mesh, the axis or axes of the `pmap` or `shard_map` within which
         `init` and `update` are called. Gradients have to be the same on all its devices; the state
         is each device's own.
-      guard: whether gradients that are not finite become zero, as in `on_matrices`.
 
     Returns:
       The same transformation, with a state that is divided among the devices.
@@ -83,19 +80,18 @@ def distribute(
       >>> updates["2x3"].shape
       (12, 2, 3)
     """
-    check_bool("guard", guard)
     inner = optax.with_extra_args_support(inner)
     if mesh is None:
         if axis is not None:
             raise ValueError(f"axis={axis!r} needs a mesh.")
-        return _within(inner, _names("axis_name (mesh_axis)", axis_name), guard)
+        return _within(inner, _names("axis_name (mesh_axis)", axis_name))
     if axis_name is not None:
         raise ValueError(f"axis_name={axis_name!r} is for mapped functions, without a mesh.")
-    return _over(inner, mesh, mesh_axes(mesh, axis), guard)
+    return _over(inner, mesh, mesh_axes(mesh, axis))
 
 
 def _over(
-    inner: optax.GradientTransformationExtraArgs, mesh: Mesh, axes: tuple[str, ...], guard: bool
+    inner: optax.GradientTransformationExtraArgs, mesh: Mesh, axes: tuple[str, ...]
 ) -> optax.GradientTransformationExtraArgs:
     """`distribute` on whole arrays."""
     devices = math.prod(mesh.shape[a] for a in axes)
@@ -129,13 +125,23 @@ def _over(
                 given.append((whole, {key: put(x, mesh, P()) for key, x in left.items()}))
         state = jax.tree.map(lambda x: put(x, mesh, spec_of(x)), state)
         specs = jax.tree.map(spec_of, state)
-        whole, rows, state = jax.shard_map(
-            _Own(inner, layout, axes, guard, extra_args).update,
+        work = jax.shard_map(
+            _Own(inner, layout, axes, extra_args).update,
             mesh=mesh,
             in_specs=(specs, *[(P(axes), P())] * len(given)),
             out_specs=(P(axes), P(axes), specs),
             check_vma=False,
-        )(state, *given)
+        )
+        try:
+            whole, rows, state = work(state, *given)
+        except NotImplementedError as error:
+            if "Closing over" not in str(error):
+                raise
+            raise ValueError(
+                "mesh: with Explicit axes an optimizer's numbers may not be traced (as those of "
+                "inject_hyperparams are): JAX lets no shard_map see them from outside. Give a mesh "
+                "with Auto axes: jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
+            ) from error
         whole = {key: travelling(x, updates[key]) for key, x in whole.items()}
         rows = [put(x, mesh, P()) for x in rows]
         return layout.shares.joined(updates, whole, rows, sharded_like), state
@@ -144,7 +150,7 @@ def _over(
 
 
 def _within(
-    inner: optax.GradientTransformationExtraArgs, axes: tuple[str, ...], guard: bool
+    inner: optax.GradientTransformationExtraArgs, axes: tuple[str, ...]
 ) -> optax.GradientTransformationExtraArgs:
     """`distribute` inside a mapped function, on this device's arrays."""
 
@@ -177,7 +183,7 @@ def _within(
             if stacks is not None:
                 whole, left = layout.shares.split(stacks)
                 given.append((jax.tree.map(own, whole), left))
-        work = _Own(inner, layout, axes, guard, extra_args)
+        work = _Own(inner, layout, axes, extra_args)
         whole, rows, state = work.update(state, *given)
         whole, rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axes, tiled=True), (whole, rows))
         return layout.shares.joined(updates, whole, rows, lambda x, _: x), state
@@ -204,17 +210,14 @@ def _layout(inner: Any, updates: Any, params: Any, state: Any, devices: int) -> 
 class _Own:
     """What a device does with its own matrices, within a mapped axis."""
 
-    def __init__(self, inner: Any, layout: StateLayout, axes: Any, guard: bool, extra_args: Any):
+    def __init__(self, inner: Any, layout: StateLayout, axes: Any, extra_args: Any):
         self.inner, self.layout, self.axes, self.extra_args = inner, layout, axes, extra_args
-        self.checked = finite_or_zero if guard else lambda x: x
 
     def update(self, state: DistributedState, gradients: Any, params: Any = (None, None)):
         """This device's updates and its state; of singles both as flat rows."""
         index = jax.lax.axis_index(self.axes)
         scalars = self.layout.scalars(state.whole)
-        updates, whole = self.inner.update(
-            jax.tree.map(self.checked, gradients[0]), state.whole, params[0], **self.extra_args
-        )
+        updates, whole = self.inner.update(gradients[0], state.whole, params[0], **self.extra_args)
         rows, singles = [], []
         for r, buffers in zip(self.layout.shares.rounds, state.singles, strict=True):
             own = {dtype: x[0] for dtype, x in buffers.items()}
@@ -232,7 +235,7 @@ class _Own:
                 def one(x: jax.Array) -> jax.Array:
                     return jax.lax.dynamic_index_in_dim(x, entry)
 
-                gradient = {key: self.checked(one(left[key]))}
+                gradient = {key: one(left[key])}
                 parameter = None if params is None else {key: one(params[key])}
                 state = self.layout.single_state(key, buffers, scalars)
                 update, state = self.inner.update(gradient, state, parameter, **self.extra_args)

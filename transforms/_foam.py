@@ -94,7 +94,7 @@ class Foam:
             refresh, damping = False, jnp.minimum(damping, self.max_damping)
         else:
             refresh = ~(damping <= self.max_damping)
-        proxy = jnp.where(check.first, jnp.zeros_like(h), h)
+        proxy = jnp.where(check.first, 0, jnp.minimum(h, jnp.finfo(jnp.float32).max))
         return Verdict(check.first | refresh, proxy, damping, check.eigenvalues)
 
 

@@ -22,7 +22,7 @@ import optax
 from jax.sharding import Mesh
 
 from ._distribute import distribute, mesh_axes
-from ._finite import finite_or_zero
+from ._guard import guard_matrices
 from ._keys import members_of
 from ._matrix_axes import MatrixAxes, MatrixForm, matrix_form
 from ._matrix_rule import MatrixRule
@@ -132,7 +132,8 @@ def on_matrices(
     `inner` sees a dict whose leaves are batches of matrices `(N, m, n)`: gradients, parameters
     and all of its state. Its updates come back in the shapes and dtypes of the gradients. Matrices
     of one shape share a stack whatever their dtypes; it has the widest. A matrix whose gradient is
-    not finite takes part in that step with a zero gradient, so that no state is ever poisoned.
+    not usable, because the sum of its squares is not finite in float32, takes part in that step
+    with a zero gradient, so that no state is ever poisoned; `skipped` in the state counts it.
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).
@@ -141,7 +142,7 @@ def on_matrices(
       block_size: cut matrices into balanced blocks of at most this many rows and columns.
       stack: `True` stacks all matrices of one shape, `False` none, `None` those of at most
         `STACK_LIMIT` elements.
-      guard: whether gradients that are not finite become zero here; `False` where `inner` begins
+      guard: whether gradients that are not usable become zero here; `False` where `inner` begins
         with `in_subspace`, which sees to it in the projections, for less.
       mesh: devices among which the matrices are divided, see `distribute`; all of one shape are
         then stacked, unless `stack` is `False`.
@@ -171,15 +172,15 @@ def on_matrices(
         check_positive_int("block_size", block_size)
     check_choice("stack", stack, (None, True, False))
     check_bool("guard", guard)
+    inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
     divided = mesh is not None or mesh_axis is not None
     if divided:
         inner = (
-            distribute(inner, axis_name=mesh_axis, guard=guard)
+            distribute(inner, axis_name=mesh_axis)
             if mesh is None
-            else distribute(inner, mesh, mesh_axis, guard=guard)
+            else distribute(inner, mesh, mesh_axis)
         )
-        stack, guard = True if stack is None else stack, False
-    inner = optax.with_extra_args_support(inner)
+        stack = True if stack is None else stack
 
     cut = None
     if mesh is not None:
@@ -216,8 +217,6 @@ def on_matrices(
         groups = layout(updates)
         matrices = None if params is None else gather(groups, params, cut)
         gradients = gather(groups, updates, cut)
-        if guard:
-            gradients = jax.tree.map(finite_or_zero, gradients)
         inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
         return scatter(groups, directions, updates), MatrixViewState(inner_state)

@@ -7,7 +7,8 @@ with $\eta_t = 1$ as long as $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et 
 arXiv:2502.07752, Algorithm 1 lines 9-10 and Algorithm 3). As printed, one zero gradient would set
 $\phi = 0$ and stop the matrix forever; here the limiter starts afresh.
 
-*Numerics.* Norms are Frobenius norms per matrix, in float32 at least. Cost: one pass; state: a
+*Numerics.* Norms are Frobenius norms per matrix, in float32 at least. A direction whose norm is not
+finite becomes zero, and $\phi$ stays. Cost: one pass; state: a
 number per matrix.
 """
 
@@ -81,4 +82,6 @@ def limited_norm(
     """The factor η and the norm after it, from a norm and the last one after limiting."""
     limited = (last > 0) & (norm > gamma * last)
     factor = jnp.where(limited, gamma * last / jnp.where(limited, norm, 1), 1)
-    return factor, jnp.where(limited, gamma * last, norm)
+    finite = jnp.isfinite(norm)
+    new = jnp.where(limited, gamma * last, norm)
+    return jnp.where(finite, factor, 0), jnp.where(finite, new, last)

@@ -9,8 +9,12 @@ Gong et al., arXiv:2502.07752, Eq. 16 and Algorithm 1, lines 5-8. The rounds are
 $G^{\odot 2}$: for a positive $G^{\odot 2}$ they converge to its principal singular pair
 (Proposition 3).
 
-*Numerics.* float32 whatever the dtype of `G`. Rows and columns that have been zero throughout give
-zero. Cost per matrix: `4mn` FLOPs a round, memory-bound; state `m + n` numbers.
+*Numerics.* float32 at least. Rows and columns that have been zero throughout give zero. Where
+$G^{\odot 2}$ falls into blocks, or nearly so, the fixed point vanishes outside of one of them, and
+$D$ would have no bound: entries of $\bar q$ and $\bar s$ below `eps(dtype)²` times the largest,
+rounding noise of a gradient squared, count as that much, so that
+$|D_{ij}| \le |G_{ij}| / (\mathrm{eps}^2 \sqrt{\max \bar q\, \max \bar s})$. Cost per matrix:
+`4mn` FLOPs a round, memory-bound; state `m + n` numbers.
 """
 
 from __future__ import annotations
@@ -30,8 +34,8 @@ class RowColumnState(NamedTuple):
     """State of `scale_by_rows_and_columns`."""
 
     count: jax.Array  # t, int32 scalar
-    rows: Any  # q̄, float32 (..., m)
-    columns: Any  # s̄, float32 (..., n)
+    rows: Any  # q̄ (..., m), float32 at least
+    columns: Any  # s̄ (..., n), float32 at least
 
 
 def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Array, jax.Array]:
@@ -74,12 +78,14 @@ def scale_by_rows_and_columns(
 
     def init(params: Any) -> RowColumnState:
         check_matrices(params, "scale_by_rows_and_columns")
+
+        def zeros(shape: tuple[int, ...], p: Any) -> jax.Array:
+            return jnp.zeros(shape, jnp.promote_types(p.dtype, jnp.float32))
+
         return RowColumnState(
             count=jnp.zeros([], jnp.int32),
-            rows=jax.tree.map(lambda p: jnp.zeros(p.shape[:-1], jnp.float32), params),
-            columns=jax.tree.map(
-                lambda p: jnp.zeros(p.shape[:-2] + p.shape[-1:], jnp.float32), params
-            ),
+            rows=jax.tree.map(lambda p: zeros(p.shape[:-1], p), params),
+            columns=jax.tree.map(lambda p: zeros(p.shape[:-2] + p.shape[-1:], p), params),
         )
 
     def update(updates: Any, state: Any, params: Any = None):
@@ -88,7 +94,7 @@ def scale_by_rows_and_columns(
         weight = 1 - b2**count if bias_correction else 1.0
 
         def scaled(g: jax.Array, rows: jax.Array, columns: jax.Array):
-            work = g.astype(jnp.float32)
+            work = g.astype(rows.dtype)
             # Scaled by a power of two, which changes no bit, the fourth powers below are in range.
             exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1)))
             scale = jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent[..., None, None])
@@ -108,4 +114,5 @@ def scale_by_rows_and_columns(
 
 
 def _inverse_square_root(x: Any) -> jax.Array:
-    return jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, x, 1)), 0)
+    noise = jnp.finfo(x.dtype).eps ** 2 * jnp.max(x, axis=-1, keepdims=True)
+    return jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, jnp.maximum(x, noise), 1)), 0)

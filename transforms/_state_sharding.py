@@ -52,8 +52,9 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
     whole = NamedSharding(mesh, P())
 
     def of_copy(entry: Entry) -> NamedSharding:
-        owner = entry.owners[0][0] if entry.owners else None
-        shape, sharding = lying.get(owner, (None, whole))
+        if len(entry.owners) != 1:
+            return whole
+        shape, sharding = lying.get(entry.owners[0][0], (None, whole))
         return sharding if shape == tuple(entry.leaf.shape) else whole
 
     undivided = [of_copy(entry) for entry in entries_of(optimizer, params)]

@@ -13,9 +13,10 @@ $U$ is the first `r` columns of the identity. A refresh at a step comes before t
 energies within the subspace for the next basis (`_subspace_bases.py`). *Moments* of $f$ follow a
 change of basis by a rule (`_carry.py`), $\tilde Q$ as a first moment on both sides.
 
-*Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient that is not
-finite counts as zero. A basis that is not finite, or would come from zeros alone, is not used: the
-last one stays, `rejected` counts it, and as long as there has been none, every step tries again.
+*Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient whose squares
+do not sum to a finite number in the projection counts as zero, and `skipped` counts it. A basis
+that is not finite, or would come from zeros alone, is not used: the last one stays, `rejected`
+counts it, and as long as there has been none, every step tries again.
 *Random draws* of a refresh come from the key `fold_in(key, refreshes)` of its matrix. *Cost*:
 `4mnr` FLOPs between refreshes, `2r²n` more with tracking, one pass over `G` more with compensation.
 """
@@ -33,7 +34,7 @@ import optax
 from ._carry import Carry, find_moments, keep
 from ._compensation import Compensation, Parts, check_compensation
 from ._due import visit_due
-from ._finite import finite_or_zero, is_finite
+from ._finite import is_usable, usable_or_zero
 from ._keys import key_for, matrix_keys
 from ._rank import check_ranks, record_rank
 from ._refresh import Every
@@ -55,6 +56,7 @@ class Subspace(NamedTuple):
     key: jax.Array  # uint32 (..., 2)
     refreshes: jax.Array  # bases computed, int32 (...)
     rejected: jax.Array  # refreshes without a usable basis, int32 (...)
+    skipped: jax.Array  # steps without a usable gradient, int32 (...)
     compensation: Any  # state of the compensation
 
 
@@ -154,10 +156,10 @@ def in_subspace(
         wide = jax.tree.map(_widened_once, updates)
         subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
-        projected, finite = map_unzip(2, rule.project, wide, bases)
+        projected, usable = map_unzip(2, rule.project, wide, bases)
         moved, inner_state = inner.update(projected, inner_state)
         directions, subspaces = map_unzip(
-            2, rule.combined, wide, subspaces, bases, projected, finite, moved
+            2, rule.combined, wide, subspaces, bases, projected, usable, moved
         )
         directions = jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates)
         return directions, SubspaceState(count, subspaces, inner_state)
@@ -206,19 +208,20 @@ class SubspaceRule:
             key=key,
             refreshes=jnp.zeros(batch, jnp.int32),
             rejected=jnp.zeros(batch, jnp.int32),
-            compensation=None
-            if self.compensation is None
-            else self.compensation.init(batch, columns, dtype),
+            skipped=jnp.zeros(batch, jnp.int32),
+            compensation=self.compensation and self.compensation.init(batch, columns, dtype),
         )
 
     def project(self, g: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """σ, zero for a matrix that is not finite, and whether it is.
+        """σ, zero for a matrix that is not usable, and whether it is.
 
-        Any entry that is not finite makes one of σ not finite, and σ is smaller to look at.
+        What is not finite makes σ so too, which is smaller; a compensation sums squares of g too.
         """
         sigma = u.mT @ g if self.is_left(g) else g @ u
-        finite = is_finite(sigma)
-        return jnp.where(finite, sigma, 0), finite
+        usable = is_usable(sigma)
+        if self.compensation is not None:
+            usable &= jnp.isfinite(_squares(g, self.is_left(g)).sum(-1))[..., None, None]
+        return jnp.where(usable, sigma, 0), usable
 
     def check(self, g: jax.Array, subspace: Subspace, number: jax.Array) -> SubspaceCheck:
         """What the finder sees of a single finite matrix, scaled by a power of two."""
@@ -238,7 +241,7 @@ class SubspaceRule:
     def visited(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
         """A single matrix's subspace after a refresh, with its moments."""
         subspace, gradient, first, second = entry
-        g = finite_or_zero(gradient)  # LAPACK's SVD of an infinite entry may never end
+        g = usable_or_zero(gradient)  # LAPACK's SVD of an infinite entry may never end
         good = jnp.any(g != 0)
         if subspace.tracked is not None:
             good |= jnp.any(subspace.tracked != 0)
@@ -322,7 +325,7 @@ class SubspaceRule:
         rank = self.orders(g)[2]
 
         def drawn(g: jax.Array, subspace: Subspace) -> jax.Array:
-            check = self.check(finite_or_zero(g), subspace, subspace.refreshes - 1)
+            check = self.check(usable_or_zero(g), subspace, subspace.refreshes - 1)
             return self.basis.find(check, rank)
 
         for _ in g.shape[:-2]:
@@ -335,23 +338,23 @@ class SubspaceRule:
         subspace: Subspace,
         u: jax.Array,
         sigma: jax.Array,
-        finite: jax.Array,
+        usable: jax.Array,
         moved: jax.Array,
     ) -> tuple[jax.Array, Subspace]:
         """The direction and the state after it, of a batch of matrices."""
         left = self.is_left(g)
+        subspace = subspace._replace(skipped=subspace.skipped + ~usable[..., 0, 0])
         if subspace.tracked is not None:
             gram = sigma @ sigma.mT if left else sigma.mT @ sigma
-            tracked = self.b3 * subspace.tracked + (1 - self.b3) * gram
-            subspace = subspace._replace(tracked=tracked)
+            subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)
         back = functools.partial(self.back, left=left)
         if self.compensation is None:
             return back(u, moved), subspace
-        parts = self.parts(g, u, sigma, finite, moved)
-        g = jnp.where(finite, g, 0)
+        parts = self.parts(g, u, sigma, usable, moved)
+        g = jnp.where(usable, g, 0)
         s, state = self.compensation.scales(parts, subspace.compensation)
         subspace = subspace._replace(compensation=state)
-        s = s[..., None, :] if left else s[..., None]
+        s = jnp.expand_dims(s, -2 if left else -1)
         if self.compensation.residual is None:
             return g * s, subspace
         return back(u, moved - self.compensation.residual * sigma * s) + g * s, subspace
@@ -361,18 +364,15 @@ class SubspaceRule:
         return u @ x if left else x @ u.mT
 
     def parts(
-        self, g: jax.Array, u: jax.Array, sigma: jax.Array, finite: jax.Array, moved: jax.Array
+        self, g: jax.Array, u: jax.Array, sigma: jax.Array, usable: jax.Array, moved: jax.Array
     ) -> Parts:
         """The norms that a compensation sees."""
         rows, _, rank = self.orders(g)
         left = self.is_left(g)
         assert self.compensation is not None
-
-        def squares(x: jax.Array) -> jax.Array:
-            return jnp.sum(x * x, axis=-2 if left else -1)
-
+        squares = functools.partial(_squares, left=left)
         # Sums of the raw gradient are set to zero, not the gradient, which would be written again.
-        gradient = jnp.where(finite[..., 0], squares(g), 0)
+        gradient = jnp.where(usable[..., 0], squares(g), 0)
         projected, inner = squares(sigma), squares(moved)
         outside = gradient - projected
         noise = jnp.abs(outside) <= rows * jnp.finfo(g.dtype).eps * gradient
@@ -384,9 +384,14 @@ class SubspaceRule:
             residual = jnp.maximum(outside, 0) + (1 - rho) ** 2 * projected
             low_rank = jnp.sum(inner, axis=-1)
         else:
-            residual = squares(jnp.where(finite, g, 0) - rho * self.back(u, sigma, left))
+            residual = squares(jnp.where(usable, g, 0) - rho * self.back(u, sigma, left))
             low_rank = jnp.sum(squares(self.back(u, moved, left)), axis=-1)
         return Parts(gradient, projected, outside, residual, inner, low_rank, rows - rank)
+
+
+def _squares(x: jax.Array, left: bool) -> jax.Array:
+    """Sums of squares along the projected side."""
+    return jnp.sum(x * x, axis=-2 if left else -1)
 
 
 def _widened_once(x: jax.Array) -> jax.Array:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from ._codec import Coded
 from ._distribute import DivisionRecord
+from ._guard import GuardRecord
 from ._matrix_axes import MatrixForm
 from ._matrix_view import CopyRecord, MatrixViewState, ViewRecord
 from ._paths import is_hole, named_leaves
@@ -37,7 +38,7 @@ def state_bytes(optimizer: Any, params: Any) -> int:
       >>> import jax, jax.numpy as jnp, optax, curvax
       >>> params = {"kernel": jax.ShapeDtypeStruct((8192, 28672), jnp.bfloat16)}
       >>> curvax.state_bytes(curvax.racs(0.1, output_layer=None), params)
-      147468
+      147472
     """
     return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(optimizer.init, params))))
 
@@ -64,7 +65,8 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
       >>> optimizer = curvax.muon(0.1)
       >>> entries = curvax.state_of(optimizer, params, optimizer.init(params), "b/kernel")
       >>> {place: array.shape for place, array in entries.items()}
-      {'inner_states/matrices/inner_state/0/inner/0/0/mu/2x3': (1, 2, 3)}
+      {'inner_states/matrices/inner_state/0/inner/skipped/2x3': (1,),
+       'inner_states/matrices/inner_state/0/inner/inner/0/0/mu/2x3': (1, 2, 3)}
     """
     names = named_leaves(params).present()
     if path not in names:
@@ -99,15 +101,16 @@ def summarize(optimizer: Any, params: Any) -> str:
       >>> print(curvax.summarize(curvax.muon(0.1), params))
       | parameter | shape | treated as | state bytes |
       |---|---|---|---|
-      | dense/bias | 8 float32 | no matrix: vector | 64 |
-      | dense/kernel | 4×8 float32 | 1 matrix 4×8 in stack 4x8 | 128 |
+      | dense/bias | 8 float32 | no matrix: vector | 68 |
+      | dense/kernel | 4×8 float32 | 1 matrix 4×8 in stack 4x8 | 132 |
       | shared | | | 8 |
-      | **total** | | | **200** |
+      | **total** | | | **208** |
       <BLANKLINE>
       | part of the state | bytes |
       |---|---|
       | mu | 160 |
       | nu | 32 |
+      | skipped | 8 |
       | count | 8 |
     """
     entries, events = _entries_and_events(optimizer, params)
@@ -167,8 +170,9 @@ def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[Entry], list[
         views = {id(e.state): e for e in recorded if isinstance(e, ViewRecord)}
         copies = [e for e in recorded if isinstance(e, CopyRecord)]
         views |= {id(e.copy): views[id(e.state)] for e in copies}
+        guards = {id(e.skipped): e.names for e in recorded if isinstance(e, GuardRecord)}
         layouts = {id(e.state): e.layout for e in recorded if isinstance(e, DivisionRecord)}
-        found.append(list(_walk(state, views, layouts, params)))
+        found.append(list(_walk(state, views, guards, layouts, params)))
         events.extend(recorded)
         return state
 
@@ -176,7 +180,7 @@ def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[Entry], list[
     return found[0], events
 
 
-def _walk(state: Any, views: Any, layouts: Any, params: Any) -> Iterator[Entry]:
+def _walk(state: Any, views: Any, guards: Any, layouts: Any, params: Any) -> Iterator[Entry]:
     named = named_leaves(params)
     shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
 
@@ -210,6 +214,9 @@ def _walk(state: Any, views: Any, layouts: Any, params: Any) -> Iterator[Entry]:
         for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
             keys = (*path, *inner_path)
             owners = () if view is None else _owners(view, inner_path)
+            if id(leaf) in guards:
+                names = guards[id(leaf)]
+                owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(names))
             field = _field(path, inner_path)
             yield Entry(_place(keys), field, _abstract(leaf), owners)
 

@@ -1,0 +1,274 @@
+"""Properties that hold whatever the gradients are, and a strategy that looks for exceptions.
+
+An example is a few steps of a batch of three matrices, each of its own kind and size. Methods are
+compiled once for each of `SHAPES`; everything else is data. `test_fuzz.py` and `benchmarks/fuzz.py`
+share this file.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+from registry import Row
+
+import curvax
+
+BATCH = 3
+MOST_STEPS = 4
+# Vectors and scalars as matrices, square, prime, wide and tall.
+SHAPES = (
+    *((1, 1), (1, 2), (2, 1), (1, 7), (7, 1)),
+    *((2, 2), (3, 3), (4, 4), (7, 7), (8, 8)),
+    *((2, 3), (3, 2), (3, 5), (5, 3), (2, 13), (13, 2)),
+    *((7, 11), (11, 7), (5, 16), (16, 5)),
+)
+
+# The registry's settings, with the papers' ε, behind which no division hides.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "muon": {"eps": 0.0},
+    "racs": {"output_layer": None},
+    "asgo": {"eps": 1e-6},
+    "dasgo": {"eps": 1e-6},
+    "shampoo": {"eps": 1e-6, "initial": 0.0},
+    "foam": {"eps": 1e-9, "max_damping": 3e-7},
+    "dr_shampoo": {"eps": 1e-9},
+    "soap": {"eps": 0.0, "side": "both"},
+    "eigen_adam": {"eps": 0.0},
+    "galore": {"eps": 1e-8},
+    "fira": {"eps": 1e-8},
+    "alice": {"eps": 0.0},
+    "apollo": {"eps": 1e-8, "output_layer": None},
+}
+
+SCALE_FREE = ("muon", "racs", "alice", "sumo", "swan", "osgdm")
+"""Methods whose direction is the same, bit for bit, for a gradient that is a power of two larger.
+
+The others have an ε, a root that is no power of two, or LAPACK's eigendecomposition.
+"""
+
+
+# What is drawn.
+
+
+def _low_rank(random: np.random.Generator, m: int, n: int) -> np.ndarray:
+    rank = random.integers(1, min(m, n) + 1)
+    return random.standard_normal((m, rank)) @ random.standard_normal((rank, n))
+
+
+def _with(value: float, random: np.random.Generator, m: int, n: int) -> np.ndarray:
+    x = random.standard_normal((m, n))
+    x[random.integers(m), random.integers(n)] = value
+    return x
+
+
+def _sparse(random: np.random.Generator, m: int, n: int) -> np.ndarray:
+    return random.standard_normal((m, n)) * (random.random((m, n)) < 0.3)
+
+
+def _graded(random: np.random.Generator, m: int, n: int) -> np.ndarray:
+    rows, columns = 10.0 ** -random.integers(0, 5, m), 10.0 ** -random.integers(0, 5, n)
+    return rows[:, None] * random.standard_normal((m, n)) * columns
+
+
+def _diagonal(random: np.random.Generator, m: int, n: int) -> np.ndarray:
+    x = np.zeros((m, n))
+    np.fill_diagonal(x, 10.0 ** -random.integers(0, 8, min(m, n)))
+    return x
+
+
+KINDS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
+    "zero": lambda random, m, n: np.zeros((m, n)),
+    "constant": lambda random, m, n: np.full((m, n), random.standard_normal()),
+    "normal": lambda random, m, n: random.standard_normal((m, n)),
+    "integers": lambda random, m, n: random.integers(-2, 3, (m, n)).astype(float),
+    "low rank": _low_rank,
+    "sparse": _sparse,
+    "graded": _graded,
+    "diagonal": _diagonal,
+    "one huge element": functools.partial(_with, 1e6),
+    "denormal": lambda random, m, n: 2.0**-140 * random.standard_normal((m, n)),
+    "NaN": functools.partial(_with, math.nan),
+    "infinite": functools.partial(_with, math.inf),
+    "minus infinite": functools.partial(_with, -math.inf),
+}
+ORDINARY = tuple(KINDS)[:9]  # whose squares are in range, and stay so if they are scaled a little
+
+
+class Step(NamedTuple):
+    """A batch of gradients: the kind of each matrix, and the power of two by which it is scaled."""
+
+    kinds: tuple[str, ...]
+    exponents: tuple[int, ...]
+
+
+class Example(NamedTuple):
+    """Some steps of gradients for a batch of matrices."""
+
+    seed: int
+    steps: tuple[Step, ...]
+    other: Step  # what is put in the place of the first matrix at every step
+
+    def gradients(self, m: int, n: int) -> list[np.ndarray]:
+        """The batches, `(BATCH, m, n)` each."""
+        return [self._batch(m, n, t, step) for t, step in enumerate(self.steps)]
+
+    def with_another_first(self, m: int, n: int) -> list[np.ndarray]:
+        """The same with another first matrix."""
+        batches = []
+        for t, batch in enumerate(self.gradients(m, n)):
+            batches.append(batch.copy())
+            batches[-1][0] = self._batch(m, n, t + MOST_STEPS, self.other)[0]
+        return batches
+
+    def _batch(self, m: int, n: int, place: int, step: Step) -> np.ndarray:
+        random = np.random.default_rng([self.seed, place])
+        drawn = [
+            np.ldexp(KINDS[kind](random, m, n), exponent)
+            for kind, exponent in zip(step.kinds, step.exponents, strict=True)
+        ]
+        with np.errstate(over="ignore"):
+            return np.stack(drawn).astype(np.float32)
+
+
+def steps(kinds: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Step]:
+    """Batches of these kinds and sizes."""
+    kind, exponent = st.sampled_from(kinds), st.integers(least, most)
+    several = [st.tuples(*[strategy] * BATCH) for strategy in (kind, exponent)]
+    return st.builds(Step, *several)
+
+
+EXTREME = -150, 127  # float32's exponents, and some on either side of where squares leave it
+
+
+def examples() -> st.SearchStrategy[Example]:
+    """Half of them ordinary in all their steps, the others of any kind and size."""
+
+    def example(kinds: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Example]:
+        of_any = steps(kinds, least, most)
+        several = st.lists(of_any, min_size=1, max_size=MOST_STEPS).map(tuple)
+        return st.builds(Example, st.integers(0, 2**32 - 1), several, steps(tuple(KINDS), *EXTREME))
+
+    return example(ORDINARY, -4, 4) | example(tuple(KINDS), *EXTREME)
+
+
+# The bounds.
+
+
+def _of_moments(b1: float, b2: float, t: int, corrected: bool = False) -> float:
+    """The largest `|M| / √v` at step `t` of averages with these decay rates: Cauchy and Schwarz."""
+    ratio = (1 - b1) * math.sqrt(sum((b1**2 / b2) ** k for k in range(t)) / (1 - b2))
+    return ratio * (math.sqrt(1 - b2**t) / (1 - b1**t) if corrected else 1)
+
+
+def _low(m: int, n: int) -> float:
+    """Frobenius norm of a projected matrix of ones, at rank 3 on the smaller side."""
+    return math.sqrt(min(3, m, n) * max(m, n))
+
+
+def _eigenbasis(m: int, n: int, t: int) -> float:
+    # Moments turn with the basis and may meet a second moment just above what counts as noise.
+    noise = max(m, n) * float(np.finfo(np.float32).eps)
+    return m * n / (noise * math.sqrt(0.05 * 0.95**t))
+
+
+BOUNDS: dict[str, Callable[..., float]] = {
+    "muon": lambda m, n, t, g: 1.21 * math.sqrt(min(m, n) * max(1, n / m)),
+    "asgo": lambda m, n, t, g: g / math.sqrt(1e-6),
+    "dasgo": lambda m, n, t, g: _of_moments(0.9, 0.95, t) * math.sqrt(n),
+    "shampoo": lambda m, n, t, g: g,
+    "foam": lambda m, n, t, g: _of_moments(0.9, 0.95, t, True) * math.sqrt(m * n),
+    "dr_shampoo": lambda m, n, t, g: _of_moments(0.9, 0.95, t, True) * math.sqrt(m * n),
+    "soap": lambda m, n, t, g: _eigenbasis(m, n, t),
+    "eigen_adam": lambda m, n, t, g: _eigenbasis(m, n, t),
+    "galore": lambda m, n, t, g: 0.3 * _of_moments(0.9, 0.999, t, True) * _low(m, n),
+    "alice": lambda m, n, t, g: (
+        0.3 * _of_moments(0.9, 0.9, t) * _low(m, n) + 0.12 * math.sqrt(m * n / 0.1)
+    ),
+    "sumo": lambda m, n, t, g: math.sqrt(min(3, m, n)),
+    "swan": lambda m, n, t, g: math.sqrt(min(m, n)),
+    "osgdm": lambda m, n, t, g: math.sqrt(min(m, n)),
+}
+"""The Frobenius norm of a direction of shape `m × n` at step `t`, at most, for any gradients up to
+the norm `g`. RACS, Fira and Apollo divide by scales that nothing keeps from being small; RACS and
+Fira limit how fast that norm grows."""
+
+
+# The properties.
+
+
+@functools.cache
+def compiled(row: Row, shape: tuple[int, int]) -> tuple[Any, Any]:
+    """The state at the start and the jitted step, for a batch of matrices of one shape."""
+    optimizer = row.make(
+        1.0,
+        weight_dimension_numbers={"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)},
+        **SETTINGS.get(row.name, {}),
+    )
+    params = {"layers": {"kernel": jnp.zeros((BATCH, *shape))}}
+
+    def step(gradient: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        updates, state = optimizer.update({"layers": {"kernel": gradient}}, state, params)
+        return updates["layers"]["kernel"], state
+
+    return optimizer.init(params), jax.jit(step)
+
+
+def run(
+    row: Row, shape: tuple[int, int], gradients: list[np.ndarray]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The updates of all steps `(t, BATCH, m, n)` and the entries of the last state."""
+    state, step = compiled(row, shape)
+    updates = []
+    for gradient in gradients:
+        update, state = step(gradient, state)
+        updates.append(update)
+    entries = jax.tree_util.tree_leaves_with_path(state)
+    return np.stack(updates), {jax.tree_util.keystr(k): np.asarray(x) for k, x in entries}
+
+
+def check(row: Row, shape: tuple[int, int], example: Example) -> None:
+    """Every property of one example."""
+    gradients = example.gradients(*shape)
+    updates, state = run(row, shape, gradients)
+    assert np.isfinite(updates).all(), "an update is not finite"
+    bad = [name for name, x in state.items() if not np.isfinite(x).all()]
+    assert not bad, f"the state is not finite: {', '.join(bad)}"
+
+    again, state_again = run(row, shape, gradients)
+    np.testing.assert_array_equal(updates, again, "a second run differs")
+    for name, x in state.items():
+        np.testing.assert_array_equal(x, state_again[name], f"a second run differs: {name}")
+
+    others, _ = run(row, shape, example.with_another_first(*shape))
+    np.testing.assert_array_equal(
+        updates[:, 1:], others[:, 1:], "another entry of the batch counts"
+    )
+
+    if row.name in BOUNDS:
+        assert_bounded(row, gradients, updates)
+    ordinary = all(kind in ORDINARY for step in example.steps for kind in step.kinds)
+    within = all(abs(exponent) <= 4 for step in example.steps for exponent in step.exponents)
+    if row.name in SCALE_FREE and ordinary and within:
+        factor = np.float32(2.0 ** (1 + example.seed % 8))
+        scaled, _ = run(row, shape, [factor * gradient for gradient in gradients])
+        np.testing.assert_array_equal(scaled, updates, f"times {factor:g} changes the direction")
+
+
+def assert_bounded(row: Row, gradients: list[np.ndarray], updates: np.ndarray) -> None:
+    """Every update against its bound. Gradients whose squares overflow count as zero."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.sum(np.square(np.stack(gradients)), axis=(-2, -1))  # float32 (t, BATCH)
+        lengths = np.linalg.norm(np.stack(gradients).astype(np.float64), axis=(-2, -1))
+    lengths = np.where(np.isfinite(squares), lengths, 0)
+    found = np.linalg.norm(updates.astype(np.float64), axis=(-2, -1))
+    for t, largest in enumerate(np.maximum.accumulate(lengths), start=1):
+        for length, g in zip(found[t - 1], largest, strict=True):
+            bound = BOUNDS[row.name](*updates.shape[-2:], t, float(g))
+            assert length <= 1.001 * bound, f"step {t}: length {length:.3g}, bound {bound:.3g}"

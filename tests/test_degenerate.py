@@ -1,0 +1,260 @@
+"""Degenerate input: updates and states stay finite, bounded and reproducible, whatever comes in.
+
+A method's step is compiled once for a tree of odd shapes and once for 10,000 × 8; inputs are data.
+`BOUNDS` states how long the direction of each method can be when a gradient comes again at every
+step; with stale roots and bases no method has a bound for gradients that change.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from registry import REGISTRY, Row, every_optimizer
+
+import curvax
+
+SHAPES = {
+    "one/kernel": (1, 1),
+    "row/kernel": (1, 5),
+    "column/kernel": (5, 1),
+    "prime/kernel": (7, 13),
+    "pair/kernel": (2, 6, 6),
+    "vector/bias": (5,),
+}
+SPEC = {"pair/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+LONG = {"long/kernel": (10_000, 8)}
+STEPS = 3
+
+# A factor of order 10,000 has 400 MB, and its decomposition takes hours. What a user does about it:
+# one side alone, or blocks.
+FOR_LONG: dict[str, dict[str, Any]] = {
+    "shampoo": {"side": "smaller"},
+    "foam": {"block_size": 100},
+    "dr_shampoo": {"block_size": 100},
+}
+
+
+# The inputs: from a standard normal matrix to a degenerate one.
+
+
+def with_a_huge_element(x: np.ndarray) -> np.ndarray:
+    huge = x.copy()
+    huge.flat[:: x.shape[-1] * x.shape[-2]] = 1e6  # the first of every matrix
+    return huge
+
+
+INPUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "zero": np.zeros_like,
+    "constant": np.ones_like,
+    "rank 1": lambda x: x[..., :, :1] * x[..., :1, :],
+    "one huge element": with_a_huge_element,
+    "denormal": lambda x: 1e-40 * x,
+    **{f"times {s:g}": functools.partial(np.multiply, s) for s in (1e-30, 1e-15, 1e15, 1e30)},
+}
+"""Those times 1e30 have squares beyond float32: they count as zero gradients."""
+
+
+def gradient(
+    shapes: dict[str, tuple[int, ...]], name: str | None, seed: int = 0
+) -> dict[str, jax.Array]:
+    """Gradients: one of the inputs, or plain normal ones."""
+    random = np.random.default_rng(seed)
+    change = INPUTS[name] if name else np.copy
+
+    def drawn(shape: tuple[int, ...]) -> jax.Array:
+        matrix = random.standard_normal(shape if len(shape) > 1 else (1, *shape))
+        return jnp.asarray(change(matrix).reshape(shape), jnp.float32)
+
+    return {key: drawn(shape) for key, shape in shapes.items()}
+
+
+# The bounds.
+
+
+def of_moments(b1: float, b2: float, corrected: bool = False) -> float:
+    """The largest `|M| / √v` of averages with these decay rates after `STEPS` steps.
+
+    By Cauchy and Schwarz `|M| ≤ (1 - b1) √(Σ (b1²/b2)^k / (1 - b2)) √v`, with `G²` or the squared
+    norm of `G` in `v`.
+    """
+    series = sum((b1**2 / b2) ** k for k in range(STEPS))
+    ratio = (1 - b1) * math.sqrt(series / (1 - b2))
+    return ratio * (math.sqrt(1 - b2**STEPS) / (1 - b1**STEPS) if corrected else 1)
+
+
+def low_rank(m: int, n: int) -> float:
+    """Frobenius norm of a projected matrix of ones, at rank 3 on the smaller side."""
+    return math.sqrt(min(3, m, n) * max(m, n))
+
+
+KAPPA = 10.0
+"""`‖column‖ ≤ KAPPA ‖its projection‖` for every column of these gradients.
+
+Fira and Apollo scale columns by what becomes of their projections. Nothing bounds that in general.
+"""
+
+ADAM = of_moments(0.9, 0.999, corrected=True)
+
+
+def adam(m: int, n: int) -> float:
+    """AdamW's, for what is no matrix."""
+    return ADAM * math.sqrt(m * n)
+
+
+BOUNDS: dict[str, Callable[..., float]] = {
+    # Singular values after Newton-Schulz, at most the largest value of the quintic in [0, 1.2].
+    "muon": lambda m, n, g: 1.21 * math.sqrt(min(m, n) * max(1, n / m)),
+    # For the largest ratio ρ of squares in G no scale q_i s_j is below G_ij² / ρ².
+    "racs": lambda m, n, g: 0.05 / 0.1 * math.sqrt(m * n) * spread(g),
+    # V ≥ 0.05 G Gᵀ for the same G throughout, and M ≤ (1 - 0.9³) G.
+    "asgo": lambda m, n, g: (1 - 0.9**STEPS) * math.sqrt(min(m, n) / 0.05),
+    # Columns of M are ratios to the norms in v.
+    "dasgo": lambda m, n, g: of_moments(0.9, 0.95) * math.sqrt(n),
+    # Grafting: the length of the gradient, and that of Adam's direction.
+    "shampoo": lambda m, n, g: float(np.linalg.norm(g.astype(np.float64))),
+    "foam": lambda m, n, g: of_moments(0.9, 0.95, corrected=True) * math.sqrt(m * n),
+    "dr_shampoo": lambda m, n, g: of_moments(0.9, 0.95, corrected=True) * math.sqrt(m * n),
+    # Entries in the eigenbasis are ratios.
+    "soap": lambda m, n, g: of_moments(0.9, 0.95) * math.sqrt(m * n),
+    "eigen_adam": lambda m, n, g: of_moments(0.9, 0.95) * math.sqrt(m * n),
+    # Entries in the subspace are ratios, and the basis is orthonormal.
+    "galore": lambda m, n, g: 0.3 * ADAM * low_rank(m, n),
+    # The residual is a multiple of the projection and scaled like it.
+    "fira": lambda m, n, g: 0.3 * ADAM * low_rank(m, n) * KAPPA,
+    # Columns of the residual are ratios to their energies, times √(order - rank).
+    "alice": lambda m, n, g: (
+        0.3 * of_moments(0.9, 0.9) * low_rank(m, n) + 0.3 * 0.4 * math.sqrt(m * n / 0.1)
+    ),
+    "apollo": lambda m, n, g: ADAM * low_rank(m, n) * KAPPA,
+    # Polar factors: the root of the rank.
+    "sumo": lambda m, n, g: math.sqrt(min(3, m, n)),
+    "swan": lambda m, n, g: math.sqrt(min(m, n)),
+    "osgdm": lambda m, n, g: math.sqrt(min(m, n)),
+}
+"""The Frobenius norm of the direction of an `m × n` matrix `g`, at most, in the first steps.
+
+With the registry's settings, and for the same `g` at all of the `STEPS`. Most are attained.
+"""
+
+
+def spread(g: np.ndarray) -> float:
+    """The largest square over the smallest; 1 for a zero matrix."""
+    squares = np.square(g.astype(np.float64))
+    return float(squares.max() / squares.min()) if squares.any() else 1.0
+
+
+# The properties.
+
+
+@functools.cache
+def compiled(row: Row, kind: str) -> tuple[Any, Any]:
+    """The state at the start and the jitted step, for odd shapes or the long one."""
+    settings = {"weight_dimension_numbers": SPEC} if kind == "odd" else FOR_LONG.get(row.name, {})
+    optimizer = row.make(1.0, **settings)
+    params = gradient(SHAPES if kind == "odd" else LONG, "zero")
+    return optimizer.init(params), jax.jit(lambda g, s: optimizer.update(g, s, params))
+
+
+def run(row: Row, kind: str, gradients: list[Any]) -> tuple[list[Any], Any]:
+    """The updates of every step, and the last state, as NumPy arrays."""
+    state, step = compiled(row, kind)
+    updates = []
+    for g in gradients:
+        update, state = step(g, state)
+        updates.append(update)
+    return jax.tree.map(np.asarray, (updates, state))
+
+
+def assert_sound(row: Row, kind: str, name: str) -> None:
+    """One input, three times over: finite, bounded, and bit for bit the same in a second run."""
+    same = [gradient(SHAPES if kind == "odd" else LONG, name)] * STEPS
+    updates, state = run(row, kind, same)
+    again = run(row, kind, same)
+    assert_finite((updates, state), name)
+    for x, y in zip(jax.tree.leaves((updates, state)), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(x, y)
+    usable = not name.endswith("1e+30")
+    for update in updates:
+        for key, leaf in update.items():
+            of_adam = key == "vector/bias" and not row.everything
+            for d, g in zip(matrices(leaf), matrices(same[0][key]), strict=True):
+                length = float(np.linalg.norm(d.astype(np.float64)))
+                bound = 1.001 * (adam(*g.shape) if of_adam else BOUNDS[row.name](*g.shape, g))
+                bound = bound if usable and g.any() else 0.0
+                assert length <= bound, f"{name}, {key}: {length:.3g} exceeds {bound:.3g}"
+
+
+def assert_finite(tree: Any, name: str) -> None:
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        assert np.isfinite(x).all(), f"{name}: {jax.tree_util.keystr(path)} is not finite"
+
+
+def matrices(x: Any) -> np.ndarray:
+    x = np.atleast_2d(x)
+    return x.reshape(-1, *x.shape[-2:])
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@every_optimizer
+def test_degenerate_gradients(row: Row, name: str) -> None:
+    assert_sound(row, "odd", name)
+
+
+@pytest.mark.parametrize("name", ["constant", "one huge element", "times 1e-30", "times 1e+30"])
+@every_optimizer
+def test_ten_thousand_rows(row: Row, name: str) -> None:
+    assert_sound(row, "long", name)
+
+
+@every_optimizer
+def test_degenerate_gradients_between_ordinary_ones(row: Row) -> None:
+    """Roots and bases are those of another gradient: finite all the same."""
+    for name in INPUTS:
+        gradients = [gradient(SHAPES, None, 1), gradient(SHAPES, name), gradient(SHAPES, None, 2)]
+        updates, state = run(row, "odd", gradients)
+        assert_finite((updates, state), name)
+
+
+@pytest.mark.parametrize("name", ["muon", "galore"])
+def test_thousands_of_tiny_leaves_are_traced(name: str) -> None:
+    """As one stack of matrices, with a random key for each of them in the second."""
+    row = next(row for row in REGISTRY if row.name == name)
+    gradients = {f"layer_{i:04}": {"kernel": np.full((2, 2), 1.0 + i)} for i in range(2_000)}
+    gradients = jax.tree.map(lambda x: x.astype(np.float32), gradients)
+    optimizer = row.make(1.0)
+    state = jax.eval_shape(optimizer.init, gradients)
+    assert len(jax.tree.leaves(state)) < 20
+    updates, after = jax.eval_shape(optimizer.update, gradients, state, gradients)
+    assert jax.tree.structure(updates) == jax.tree.structure(gradients)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def test_thousands_of_tiny_leaves_are_updated() -> None:
+    racs = next(row for row in REGISTRY if row.name == "racs").make(1.0)
+    gradients = {f"layer_{i:04}": {"kernel": jnp.full((2, 2), 1.0 + i)} for i in range(2_000)}
+    state = racs.init(gradients)
+
+    @jax.jit
+    def ends(gradients: Any) -> Any:  # of all other updates XLA compiles nothing: 6 ms each
+        updates, _ = racs.update(gradients, state, gradients)
+        return updates["layer_0000"]["kernel"], updates["layer_1999"]["kernel"]
+
+    for update in ends(gradients):
+        np.testing.assert_allclose(update, -0.05 / 0.1 * np.ones((2, 2)), rtol=1e-5)
+
+
+def test_bounds_are_of_directions_not_of_gradients() -> None:
+    """The negative control: for a large gradient, all but Shampoo's are far below its length."""
+    assert set(BOUNDS) == {row.name for row in REGISTRY}
+    large = np.asarray(gradient(SHAPES, "times 1e+15")["prime/kernel"])
+    length = float(np.linalg.norm(large.astype(np.float64)))
+    bounds = {name: bound(*large.shape, large) for name, bound in BOUNDS.items()}
+    assert bounds.pop("shampoo") == length
+    assert max(bounds.values()) < 1e-6 * length

@@ -1,0 +1,109 @@
+"""Hyper-parameters in the state: `optax.inject_hyperparams` with the arguments it needs here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+
+def inject_hyperparams(
+    factory: Callable[..., optax.GradientTransformation],
+    static_args: str | Iterable[str] = (),
+    hyperparam_dtype: jax.typing.DTypeLike = jnp.float32,
+) -> Callable[..., optax.GradientTransformationExtraArgs]:
+    """`optax.inject_hyperparams` that leaves alone what has to be static, and keeps float32.
+
+    Use it to read, set or schedule numbers while training. Optax's own takes every integer for a
+    hyper-parameter and every callable for a schedule, so that a `rank` or a period becomes an
+    array and a mask is called with the step; and it rounds to the parameters' dtype, in which 0.999
+    is 1 for bfloat16. Here hyper-parameters are the arguments, given or by default, that are
+
+    - a float or a floating array without axes (an integer too, where the default is a float or the
+      argument is a learning rate);
+    - a schedule: a callable that makes a number of a step, or an Optax `StatefulSchedule`.
+
+    Everything else is static: integers, flags, names, policies, storages, masks, base optimizers.
+
+    Args:
+      factory: an optimizer or transformation, of this library or any other.
+      static_args: names of further arguments that are to stay as they are.
+      hyperparam_dtype: dtype of the hyper-parameters in the state.
+
+    Returns:
+      A callable with the arguments of `factory`, each of them a number or a schedule where that is
+      a number. It makes a transformation whose state has the numbers in `hyperparams`.
+
+    Raises:
+      ValueError: if `factory` has no argument of a name in `static_args`.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> schedule = optax.linear_schedule(0.02, 0.0, 100)
+      >>> optimizer = curvax.inject_hyperparams(curvax.galore)(schedule, rank=2, weight_decay=0.1)
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> state = optimizer.init(params)
+      >>> state.hyperparams["weight_decay"] = jnp.float32(0.2)
+      >>> updates, state = optimizer.update(params, state, params)
+      >>> "rank" in state.hyperparams, round(float(state.hyperparams["b2"]), 6)
+      (False, 0.999)
+    """
+    named = {static_args} if isinstance(static_args, str) else set(static_args)
+    optax.inject_hyperparams(factory, named)  # knows the arguments' names
+    parameters = inspect.signature(factory).parameters
+
+    @functools.wraps(factory)
+    def injected(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
+        bound = inspect.signature(factory).bind(*args, **kwargs)
+        bound.apply_defaults()
+        static = set(named)
+        for name, value in bound.arguments.items():
+            if name in named:
+                continue
+            if _is_whole(value) and _is_real(parameters[name]):
+                bound.arguments[name] = float(value)
+            elif not (_is_number(value) or _is_schedule(value)):
+                static.add(name)
+        inject = optax.inject_hyperparams(factory, static, hyperparam_dtype)  # pyright: ignore
+        return inject(*bound.args, **bound.kwargs)  # pyright: ignore
+
+    return injected
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a float or a floating array without axes."""
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
+    return isinstance(value, float)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_real(parameter: inspect.Parameter) -> bool:
+    """Whether an argument is a real number by its default or name, even if it is given whole."""
+    return isinstance(parameter.default, float) or parameter.name.endswith("learning_rate")
+
+
+def _is_schedule(value: Any) -> bool:
+    """Whether it makes a number of a step; classes, such as dtypes, are callable but none."""
+    if isinstance(value, optax.schedules.StatefulSchedule):
+        return True
+    if not callable(value) or isinstance(value, type):
+        return False
+    try:
+        result = jax.eval_shape(value, jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception:  # a mask, a predicate or an optimizer may raise anything on a step
+        return False
+    return (
+        isinstance(result, jax.ShapeDtypeStruct)
+        and result.shape == ()
+        and jnp.issubdtype(result.dtype, jnp.number)
+    )
