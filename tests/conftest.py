@@ -20,7 +20,10 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
-    os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+    # In one piece each: the cores have other workers' programs to compile.
+    os.environ["XLA_FLAGS"] += (
+        " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    )
     if __version_info__ < (0, 11):  # later XLA has no other emitters; these compile 3 times faster
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -32,7 +32,7 @@ class Factor(NamedTuple):
     checks: jax.Array  # times the factor was due, int32 (...)
     refreshes: jax.Array  # inverse roots computed anew, int32 (...)
     indefinite: jax.Array  # refreshes whose statistic had a negative eigenvalue, int32 (...)
-    rejected: jax.Array  # checks whose statistic or root was not finite: no change, int32 (...)
+    rejected: jax.Array  # checks with a statistic or root not finite, or of zeros: no change (...)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +68,23 @@ class FactorRule(StatisticRule):
     def visited(self, factor: Factor) -> Factor:
         """A single factor after a check: what the policy says, done and counted."""
         statistic = self.storage.decode_factor(factor.statistic)
-        if self.policy.keeps_eigenpairs:
-            root, new, refresh, indefinite = self._examined(factor, statistic)
-        else:
-            solved = solve_root(statistic, self.root, self.eps, self.damping, self.solver)
-            new = factor._replace(error=solved.error.astype(jnp.float32))
-            root, refresh, indefinite = solved.root, jnp.bool_(True), solved.indefinite
-        new = new._replace(root=self.storage.encode_root(root))
-        good = jnp.isfinite(root).all() & jnp.isfinite(statistic).all()
+
+        def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
+            if self.policy.keeps_eigenpairs:
+                root, new, refresh, indefinite = self._examined(factor, statistic)
+            else:
+                found = solve_root(statistic, self.root, self.eps, self.damping, self.solver)
+                new = factor._replace(error=found.error.astype(jnp.float32))
+                root, refresh, indefinite = found.root, jnp.bool_(True), found.indefinite
+            good = jnp.isfinite(root).all() & jnp.isfinite(statistic).all()
+            return new._replace(root=self.storage.encode_root(root)), good, refresh, indefinite
+
+        def nothing() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
+            return factor, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
+
+        # All damping and nothing else is no root: of zeros alone none is made.
+        live = jnp.any(statistic != 0)
+        new, good, refresh, indefinite = jax.lax.cond(live, solved, nothing)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
         return kept._replace(
             statistic=factor.statistic,
@@ -85,6 +94,10 @@ class FactorRule(StatisticRule):
             indefinite=factor.indefinite + (indefinite & good),
             rejected=factor.rejected + ~good,
         )
+
+    def untried(self, factor: Factor) -> jax.Array:
+        """Which factors were due and have no root yet: they are tried again at every step."""
+        return (factor.refreshes == 0) & (factor.rejected > 0)
 
     def _examined(
         self, factor: Factor, statistic: jax.Array

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,14 @@ from ._polar import (
     polar_qr_svd,
     polar_svd,
 )
+from ._trees import map_unzip
 from ._validate import check_choice, check_interval, check_matrices, check_positive_int
+
+
+class OrthogonalizeState(NamedTuple):
+    """State of `orthogonalize` by a decomposition."""
+
+    failures: Any  # decompositions that failed: the direction was zero, int32 (...) for a leaf
 
 
 def orthogonalize(
@@ -46,7 +53,8 @@ def orthogonalize(
       norm: that norm: "frobenius", or "gram" for the root of the Frobenius norm of `G Gᵀ`.
 
     Returns:
-      A stateless transformation.
+      A transformation. With "newton_schulz" it is stateless; otherwise the state counts the
+      decompositions that failed, whose directions are zero.
 
     Raises:
       ValueError: on an unknown method or coefficients, `steps < 1`, `eps < 0`, or leaves that are
@@ -73,13 +81,24 @@ def orthogonalize(
         "qdwh": polar_qdwh,
     }[method]
 
-    def init(params: Any) -> optax.EmptyState:
+    def init(params: Any) -> Any:
         check_matrices(params, "orthogonalize")
-        return optax.EmptyState()
+        if method == "newton_schulz":
+            return optax.EmptyState()
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape[:-2], jnp.int32), params)
+        return OrthogonalizeState(zeros)
+
+    def checked(x: jax.Array, failures: jax.Array) -> tuple[jax.Array, jax.Array]:
+        factor = polar(x)
+        finite = jnp.isfinite(factor).all(axis=(-2, -1))
+        return jnp.where(finite[..., None, None], factor, 0), failures + ~finite
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
-        return jax.tree.map(polar, updates), state
+        if method == "newton_schulz":
+            return jax.tree.map(polar, updates), state
+        factors, failures = map_unzip(2, checked, updates, state.failures)
+        return factors, OrthogonalizeState(failures)
 
     return optax.GradientTransformation(init, update)
 

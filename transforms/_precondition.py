@@ -11,7 +11,9 @@ refresh a root is the identity.
 
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
 `Precision.HIGHEST` where a product feeds a root. A root that comes back non-finite is not used:
-the last good one stays, and the factor counts it. *Cost* of a factor of order `d` beside `k`:
+the last good one stays, and the factor counts it. Neither is one of a statistic that is zero still,
+after a first gradient that was zero or not usable: it would be `ε^(-1/p) I`, far too long for what
+follows. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
 with a policy that keeps eigenpairs. Factors that are due are worked on one after the other.
 
@@ -189,6 +191,11 @@ def _refreshed(
     places = [(s, i) for s in (0, 1) for i in range(len(leaves)) if sides[s][i] is not None]
     order = [leaves[i].shape[-2] if s == 0 else leaves[i].shape[-1] for s, i in places]
     schedule: Every = rule.policy.schedule
+
+    def select(i: int, due: jax.Array) -> jax.Array:
+        s, k = places[i]
+        return due | rule.untried(sides[s][k]).reshape(-1)
+
     visited = visit_due(
         rule.visited,
         [sides[s][i] for s, i in places],
@@ -196,6 +203,7 @@ def _refreshed(
         [float(d) ** 3 for d in order],
         schedule,
         count,
+        select,
     )
     for (s, i), factor in zip(places, visited, strict=True):
         sides[s][i] = factor

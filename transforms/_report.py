@@ -29,11 +29,12 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
     """A table of what has happened to each parameter so far, from the state's own counters.
 
     * `skipped`: steps whose gradient was not usable (NaN, infinite, or squares that overflow) and
-      counted as zero;
+      counted as zero; of a low-rank method also those without any basis to project it to;
     * `checks`: times a factor or basis was due; `refreshes`: times it was computed anew;
     * `rejected`: checks whose result was not finite, so that the last good one stayed; for a
       subspace also refreshes on zeros alone;
-    * `failures`: Cholesky decompositions of a coded factor that failed with every damping;
+    * `failures`: decompositions that failed: of a momentum to be orthogonalized (the direction was
+      zero), or Cholesky's of a factor in codes (which stayed as it was);
     * `indefinite`: refreshes of a statistic with a negative eigenvalue;
     * `damping`: in use; `error`: the solver's estimate at the last refresh; `proxy`: the figure by
       which an adaptive policy decided at the last check.
