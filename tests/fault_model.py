@@ -3,7 +3,8 @@
 A *unit* is what is skipped alone: a matrix (one entry of a batch), or a leaf that goes to AdamW. A
 fault puts one value into a part of the gradients at one step or at ten, and strikes the units that
 hold that part. What has to happen is the same for all of them: at these steps what was struck takes
-part with a zero gradient, bit for bit, which `skipped` counts, and nothing else changes.
+part with a zero gradient, bit for bit, and stands still; `skipped` counts it, and nothing else
+changes.
 
 Faults are data: masks over whole trajectories, so that one compiled program serves all of them.
 `test_faults.py` and `benchmarks/faults.py` share this file.
@@ -97,6 +98,11 @@ def widened(masks: Masks) -> Masks:
         return np.broadcast_to(hit, mask.shape)
 
     return {name: whole(mask) for name, mask in masks.items()}
+
+
+def stands_still(method: str, name: str) -> bool:
+    """Whether nothing moves a leaf that is struck; OSGDM's momentum is behind its matrices."""
+    return method != "osgdm" or name.endswith("bias")
 
 
 def injected(gradients: Any, masks: Any, value: Any) -> Any:

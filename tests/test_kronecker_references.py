@@ -340,8 +340,11 @@ def _assert_same_decisions(factor, states, conditions, case, side, period, dtype
         assert (error <= bound).all(), np.max(error / bound)
 
 
-@pytest.mark.parametrize(("period", "root"), PERIODS_AND_ROOTS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "period", "root"),
+    [("float64", *both) for both in PERIODS_AND_ROOTS]
+    + [("float32", *both) for both in PERIODS_AND_ROOTS[1:4]],
+)
 @pytest.mark.parametrize("case", CASES)
 def test_trajectories_follow_the_transcription(case, dtype, period, root):
     if root not in CASES[case].roots:

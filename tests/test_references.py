@@ -53,7 +53,7 @@ def _gradients() -> dict[str, np.ndarray]:
 
     holes = normal(6, 8)
     holes[:, 2, :], holes[:, :, 5] = 0, 0
-    holes[0], holes[10] = 0, 0
+    holes[3], holes[10] = 0, 0
     return {
         "wide": normal(2, 5, 9),
         "tall": normal(11, 6),

@@ -11,6 +11,7 @@ first, each to the step with the least work so far.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -50,9 +51,7 @@ def visit_due(
         everything = jnp.arange(sizes[i]), jnp.where(schedule.due(count), sizes[i], 0)
         entries, rounds = everything if tables is None else _turn(tables[i], schedule, count)
         if select is not None:
-            scheduled = jnp.where(jnp.arange(len(entries)) < rounds, entries, sizes[i])
-            due = select(i, jnp.zeros(sizes[i], bool).at[scheduled].set(True, mode="drop"))
-            entries, rounds = jnp.nonzero(due, size=sizes[i])[0], jnp.sum(due)
+            entries, rounds = _selected(functools.partial(select, i), entries, rounds, sizes[i])
         results.append(_loop(visit, batch, len(shape), entries, rounds))
     return results
 
@@ -103,6 +102,17 @@ def _loop(visit: Any, batch: Any, ndim: int, entries: jax.Array, rounds: jax.Arr
 
     flat = jax.lax.fori_loop(0, rounds, body, flat)
     return treedef.unflatten([y.reshape(x.shape) for y, x in zip(flat, leaves, strict=True)])
+
+
+def _selected(
+    select: Callable[[jax.Array], jax.Array], entries: jax.Array, rounds: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array]:
+    """The entries to visit of a batch of `size`, and how many, after `select`."""
+    if size == 1:
+        return jnp.zeros(1, jnp.int32), select(rounds[None] > 0)[0].astype(jnp.int32)
+    scheduled = jnp.where(jnp.arange(len(entries)) < rounds, entries, size)
+    due = select(jnp.zeros(size, bool).at[scheduled].set(True, mode="drop"))
+    return jnp.nonzero(due, size=size)[0], jnp.sum(due)
 
 
 def _turn(table: np.ndarray, schedule: Every, count: jax.Array) -> tuple[jax.Array, jax.Array]:

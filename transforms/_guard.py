@@ -1,8 +1,8 @@
 """Keeping gradients that would poison a state out of it, and counting them.
 
 A matrix whose sum of squares is not finite (in float32 at least) takes part in the step with a zero
-gradient: momentum decays and goes on moving it, statistics decay, and nothing else is affected. The
-same holds for every leaf of `guard_leaves`. One pass over the gradient tells.
+gradient, and its direction is zero: momentum and statistics decay, nothing moves it, and nothing
+else is affected. The same holds for every leaf of `guard_leaves`. One pass over the gradient tells.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from ._finite import is_usable
 from ._paths import named_leaves
 from ._placeholder import is_placeholder
 from ._recording import record
-from ._trees import map_unzip
 
 
 class GuardState(NamedTuple):
@@ -45,13 +44,11 @@ def guard_matrices(
         return GuardState(skipped, inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        def sound(g: jax.Array, skipped: jax.Array) -> tuple[jax.Array, jax.Array]:
-            usable = is_usable(g)
-            return jnp.where(usable, g, jnp.zeros_like(g)), skipped + ~usable[..., 0, 0]
-
-        updates, skipped = map_unzip(2, sound, updates, state.skipped)
+        usable = jax.tree.map(is_usable, updates)
+        updates = jax.tree.map(_where, usable, updates)
         updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
-        return updates, GuardState(skipped, inner_state)
+        skipped = jax.tree.map(lambda n, u: n + ~u[..., 0, 0], state.skipped, usable)
+        return jax.tree.map(_where, usable, updates), GuardState(skipped, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -69,13 +66,15 @@ def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransform
         return GuardState(skipped, inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        leaves, treedef = jax.tree.flatten(updates)
-        usable = [is_usable(x, axis=None) for x in leaves]
-        sound = [jnp.where(u, x, jnp.zeros_like(x)) for u, x in zip(usable, leaves, strict=True)]
-        skipped = state.skipped + ~jnp.stack(usable) if leaves else state.skipped
-        updates, inner_state = inner.update(
-            treedef.unflatten(sound), state.inner, params, **extra_args
-        )
-        return updates, GuardState(skipped, inner_state)
+        usable = jax.tree.map(lambda x: is_usable(x, axis=None), updates)
+        updates = jax.tree.map(_where, usable, updates)
+        updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
+        flags = jax.tree.leaves(usable)
+        skipped = state.skipped + ~jnp.stack(flags) if flags else state.skipped
+        return jax.tree.map(_where, usable, updates), GuardState(skipped, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _where(usable: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.where(usable, x, jnp.zeros_like(x))

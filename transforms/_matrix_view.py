@@ -132,8 +132,8 @@ def on_matrices(
     `inner` sees a dict whose leaves are batches of matrices `(N, m, n)`: gradients, parameters
     and all of its state. Its updates come back in the shapes and dtypes of the gradients. Matrices
     of one shape share a stack whatever their dtypes; it has the widest. A matrix whose gradient is
-    not usable, because the sum of its squares is not finite in float32, takes part in that step
-    with a zero gradient, so that no state is ever poisoned; `skipped` in the state counts it.
+    not usable, because the sum of its squares is not finite in float32, skips that step: its state
+    takes in a zero gradient, and its update is zero; `skipped` in the state counts it.
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).

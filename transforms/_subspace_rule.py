@@ -217,6 +217,7 @@ class SubspaceRule:
     ) -> tuple[jax.Array, Subspace]:
         """The direction and the state after it, of a batch of matrices."""
         left = self.is_left(g)
+        moved = jnp.where(usable, moved, 0)
         subspace = subspace._replace(skipped=subspace.skipped + ~usable[..., 0, 0])
         if subspace.tracked is not None:
             gram = sigma @ sigma.mT if left else sigma.mT @ sigma
