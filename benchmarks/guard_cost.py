@@ -3,7 +3,7 @@
     python -m benchmarks.guard_cost                  # about 15 minutes on two CPU cores
     python -m benchmarks.guard_cost --rounds 5       # only to see that it works
 
-*Update alone*: RACS's and Muon's update of 12 layers (`step_time.py`), state donated; bound 1.10.
+*Update alone*: RACS's and Muon's update of 12 layers (`_trees.py`), state donated; bound 1.10.
 *Training step*: the model of `examples/train_lm.py` at its own size, state donated; bound 1.03.
 Without guards, the optimizer is made while both of them, that of the matrices and that of AdamW's
 leaves, are replaced by nothing; no argument of a method does that. Low-rank methods are not here:
@@ -33,8 +33,8 @@ import optax
 from tqdm import tqdm
 
 import curvax
+from benchmarks._trees import layers
 from benchmarks.papers import _report
-from benchmarks.step_time import layers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 

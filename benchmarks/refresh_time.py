@@ -1,17 +1,20 @@
-"""What refresh policies cost: between refreshes, at checks, and staggered.
+"""What refreshes cost: checks that refresh nothing, staggering, memory, and finding subspaces.
 
-    python benchmarks/refresh_time.py                 # all tables
-    python benchmarks/refresh_time.py --only steps    # steps, checks, stagger or memory
+    python -m benchmarks refresh                           # all tables, about five minutes
+    python -m benchmarks refresh --only checks,stagger
 
-Every program is compiled with its state donated, contenders take turns, medians are shown, and the
-ratio is to the first row of the table, which is what the method cannot do without.
+*Checks*: FOAM's and DR-Shampoo's, that leave everything as it is, beside three products of the
+factor's order and an eigendecomposition. *Stagger*: consecutive steps of Shampoo, its refreshes
+together and spread over the period. *Memory*: temporaries of a step with a refresh. *Finders*: the
+randomized range finder beside the exact decomposition, and the energy that its subspace holds.
+
+States are donated and the programs of a table take turns. Steps between refreshes are in
+`python -m benchmarks step`.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,142 +23,72 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from step_time import layers
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import curvax
+from curvax import subspaces
 
-NEVER = 10**6
+from . import _record
+from ._timing import Program, percentile, take_turns
 
+SECTIONS = ("checks", "stagger", "memory", "finders")
+# Order of a factor; m, n and rank of the finders' matrix.
+PRESETS = {"cpu": (512, 1024, 4096, 128), "gpu": (2048, 4096, 11008, 512)}
 
-class Steps:
-    """A compiled `(state, gradients) -> (updates, state)` and the times it took."""
-
-    def __init__(self, update: Callable[..., Any], state: Any, grads: Any):
-        """Compiles for one tree of gradients."""
-        self.grads, self.state = grads, state
-        # JAX gives donated buffers to outputs of their shape in order: the state comes first, or
-        # the updates of square matrices take the buffers of its factors.
-        swapped = jax.jit(lambda g, s: update(g, s)[::-1], donate_argnums=1)
-        self.compiled = swapped.lower(grads, state).compile()
-        self.times: list[float] = []
-
-    def run(self) -> None:
-        """One step, timed."""
-        start = time.perf_counter()
-        self.state, updates = self.compiled(self.grads, self.state)
-        jax.block_until_ready((updates, self.state))
-        self.times.append(1e3 * (time.perf_counter() - start))
-
-    def median(self) -> float:
-        """Median over the steps after the first three, in ms."""
-        return statistics.median(self.times[3:])
-
-
-def measure(contenders: dict[str, Steps], rounds: int, name: str) -> str:
-    """A table of median times and ratios to the first contender."""
-    for _ in tqdm(range(rounds + 3), desc=name, file=sys.stderr):
-        for steps in contenders.values():
-            steps.run()
-    first = next(iter(contenders.values())).median()
-    rows = [f"| {n} | {s.median():.1f} | {s.median() / first:.2f} |" for n, s in contenders.items()]
-    return "\n".join([f"| {name} | ms | ratio |", "|---|---|---|", *rows])
+TIMES = {"program": ("program", ""), "ms": ("ms", ".1f"), "ratio": ("ratio", ".2f")}
+STAGGER = {
+    "staggered": ("staggered", ""),
+    "median": ("median, ms", ".1f"),
+    "p99": ("p99, ms", ".1f"),
+    "ratio": ("ratio", ".2f"),
+    "refreshes": ("refreshes", "d"),
+}
+MEMORY = {
+    "policy": ("policy", ""),
+    "matrices": ("matrices", "d"),
+    "temporaries": ("temporaries, MB", ".1f"),
+    "beyond": ("beyond a batch, matrices", ".1f"),
+}
+FINDERS = {
+    "basis": ("basis", ""),
+    "ms": ("ms", ".0f"),
+    "ratio": ("ratio", ".3f"),
+    "energy_1": ("energy, σ_i = 1/i", ".5f"),
+    "energy_half": ("energy, 1/√i", ".5f"),
+}
 
 
-def started(transform: optax.GradientTransformation, grads: Any) -> Steps:
-    """The transformation after its first step, in which everything is refreshed."""
+def started(transform: Any, grads: Any) -> Program:
+    """A transformation after its first step, in which everything is refreshed."""
     _, state = jax.jit(transform.update)(grads, transform.init(grads))
-    return Steps(transform.update, state, grads)
+    return Program(lambda state, grads: transform.update(grads, state)[::-1], state, grads)
 
 
-def products_alone(grads: Any, with_statistics: bool) -> Steps:
-    """Shampoo's matrix products and nothing else: two to apply the roots, two for statistics."""
-    square = lambda n: jnp.eye(n) + 0.1  # noqa: E731
-    state = jax.tree.map(
-        lambda g: [square(g.shape[0]), square(g.shape[1]), square(g.shape[0]), square(g.shape[1])],
-        grads,
-    )
-
-    def update(grads: Any, state: Any) -> tuple[Any, Any]:
-        def one(g: jax.Array, s: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-            left, right, left_root, right_root = s
-            if with_statistics:
-                left = 0.95 * left + 0.05 * (g @ g.T)
-                right = 0.95 * right + 0.05 * (g.T @ g)
-            return left_root @ g @ right_root, [left, right, left_root, right_root]
-
-        leaves, treedef = jax.tree.flatten(grads)
-        pairs = [one(g, s) for g, s in zip(leaves, treedef.flatten_up_to(state), strict=True)]
-        return treedef.unflatten([p[0] for p in pairs]), treedef.unflatten([p[1] for p in pairs])
-
-    return Steps(update, state, grads)
+def measured(programs: dict[str, Program], rounds: int, name: str) -> list[dict[str, Any]]:
+    """Median times, and their ratios to the first program's."""
+    take_turns(programs, rounds, name)
+    first = next(iter(programs.values())).median
+    return [{"program": n, "ms": p.median, "ratio": p.median / first} for n, p in programs.items()]
 
 
-def shampoo(refresh: Any, statistics_every: int = 1, **kw: Any) -> optax.GradientTransformation:
-    """Shampoo as the adaptive methods use it, without grafting, on a tree of matrices."""
-    direction = curvax.scale_by_shampoo(
-        b2=0.95,
-        eps=1e-9,
-        root=2,
-        refresh=refresh,
-        statistics_every=statistics_every,
-        graft=None,
-        damping="absolute",
-        initial=0.0,
-        **kw,
-    )
-    return curvax.on_matrices(direction)
-
-
-def steps(rounds: int) -> str:
-    """Steps on which nothing is due, on the 12-layer tree."""
-    grads = layers()
-    stale = curvax.every(NEVER, offset=1)
-    with_statistics = {
-        "products alone, with statistics": products_alone(grads, True),
-        "Shampoo between refreshes": started(shampoo(stale), grads),
-    }
-    without = {
-        "products alone": products_alone(grads, False),
-        "Shampoo between refreshes, no statistics due": started(shampoo(stale, NEVER), grads),
-    }
-    policies = {
-        "Shampoo between refreshes": started(shampoo(stale), grads),
-        "FOAM, no check due": started(shampoo(curvax.policies.foam(NEVER)), grads),
-        "DR, no check due": started(shampoo(curvax.policies.diagonal_residual(NEVER)), grads),
-    }
-    return "\n\n".join(
-        [
-            measure(with_statistics, rounds, "12 layers of width 256, statistics due"),
-            measure(without, rounds, "12 layers of width 256, no statistics due"),
-            measure(policies, rounds, "12 layers of width 256, by policy"),
-        ]
-    )
-
-
-def checks(rounds: int, order: int = 512, count: int = 4) -> str:
+def checks(rounds: int, order: int, seed: int, count: int = 4) -> _record.Table:
     """A check that refreshes nothing, beside three products of its order and a decomposition."""
-    key = jax.random.key(0)
-    factors = jax.random.normal(key, (count, order, 2 * order))
+    factors = jax.random.normal(jax.random.key(seed), (count, order, 2 * order))
     factors = factors @ factors.mT / (2 * order)
-    grads = {"factors": factors}
 
-    def products(grads: Any, state: Any) -> tuple[Any, Any]:
-        def three(x: jax.Array) -> jax.Array:
-            return (x @ x) @ x @ x
+    def products(state: Any, factors: jax.Array) -> Any:
+        return state, jax.lax.map(lambda x: (x @ x) @ x @ x, factors)
 
-        return jax.lax.map(three, grads["factors"]), state
+    def decompositions(state: Any, factors: jax.Array) -> Any:
+        return state, jax.lax.map(jnp.linalg.eigh, factors)
 
-    def decompositions(grads: Any, state: Any) -> tuple[Any, Any]:
-        return jax.lax.map(jnp.linalg.eigh, grads["factors"]), state
-
-    def check(policy: Any) -> Steps:
+    def check(policy: Any) -> Program:
         # One side, one matrix a factor: statistics never due, so that checks are all that happens.
         transform = curvax.precondition(
             refresh=policy, sides="left", root=2, b2=0.0, eps=1e-9, statistics_every=2
         )
-        thin = {"w": jnp.linalg.cholesky(factors)[..., : order // 64]}
+        thin = {"w": jnp.linalg.cholesky(factors)[..., : max(1, order // 64)]}
         state = transform.init(thin)
         _, state = jax.jit(transform.update)(thin, state)
         full = state.left["w"]._replace(statistic=factors)
@@ -164,99 +97,163 @@ def checks(rounds: int, order: int = 512, count: int = 4) -> str:
         # From here on the count stays where a check is due and statistics are not.
         fixed = jnp.int32(2)
 
-        def update(grads: Any, state: Any) -> tuple[Any, Any]:
-            updates, new = transform.update(grads, state._replace(count=fixed))
-            return updates, new
+        def step(state: Any, grads: Any) -> Any:
+            return transform.update(grads, state._replace(count=fixed))[::-1]
 
-        return Steps(update, state, thin)
+        # What is donated must be its own: here `factors` is still everybody's.
+        return Program(step, jax.tree.map(jnp.copy, state), thin)
 
-    foam = curvax.policies.foam(1, float("inf"), 1.0)
-    residual = curvax.policies.diagonal_residual(1, 1e9)
-    table = measure(
-        {
-            "three products": Steps(products, jnp.zeros(()), grads),
-            "FOAM check, nothing refreshed": check(foam),
-            "DR check, nothing refreshed": check(residual),
-            "eigendecomposition": Steps(decompositions, jnp.zeros(()), grads),
-        },
-        rounds,
-        f"{count} factors of order {order}",
-    )
-    return table
+    programs = {
+        "three products": Program(products, jnp.zeros(()), factors),
+        "FOAM check, nothing refreshed": check(curvax.policies.foam(1, float("inf"), 1.0)),
+        "DR check, nothing refreshed": check(curvax.policies.diagonal_residual(1, 1e9)),
+        "eigendecomposition": Program(decompositions, jnp.zeros(()), factors),
+    }
+    title = f"Checks of {count} factors of order {order}"
+    return _record.Table(title, TIMES, measured(programs, rounds, "checks"))
 
 
-def stagger(steps_timed: int, order: int = 512, period: int = 50, count: int = 64) -> str:
+def stagger(steps: int, order: int, seed: int, period: int = 50, count: int = 64) -> _record.Table:
     """Step times of Shampoo with its refreshes together and staggered."""
-    grads = {f"w{i:02d}": jax.random.normal(jax.random.key(i), (order, 64)) for i in range(count)}
+    keys = jax.random.split(jax.random.key(seed), count)
+    grads = {f"w{i:02d}": jax.random.normal(key, (order, 64)) for i, key in enumerate(keys)}
     rows = []
     for staggered in (False, True):
         policy = curvax.every(period, offset=1, stagger=staggered)
         transform = curvax.on_matrices(
             curvax.precondition(refresh=policy, sides="left", root=4, eps=1e-6)
         )
-        run = started(transform, grads)
-        for _ in tqdm(range(steps_timed), desc=f"stagger={staggered}", file=sys.stderr):
-            run.run()
-        times = np.array(run.times)
-        refreshes = jax.tree.leaves(
-            jax.tree.map(
-                lambda f: f.refreshes,
-                run.state.inner.left,
-                is_leaf=lambda x: hasattr(x, "refreshes"),
-            )
-        )
-        median, p99 = np.median(times), np.percentile(times, 99)
-        rows.append(
-            f"| {staggered} | {median:.1f} | {p99:.1f} | {p99 / median:.2f} | "
-            f"{sum(int(r.sum()) for r in refreshes)} |"
-        )
-    head = f"{count} factors of order {order}, k = {period}, {steps_timed} consecutive steps\n\n"
-    return head + "\n".join(
-        ["| stagger | median, ms | p99, ms | ratio | refreshes |", "|---|---|---|---|---|", *rows]
-    )
+        program = started(transform, grads)
+        for _ in tqdm(range(steps), desc=f"stagger={staggered}", file=sys.stderr):
+            program.run()
+        median, p99 = (percentile(program.times, q) or 0.0 for q in (50, 99))
+        counts = [
+            x
+            for path, x in jax.tree_util.tree_leaves_with_path(program.state)
+            if jax.tree_util.GetAttrKey("refreshes") in path
+        ]
+        row = {"staggered": "yes" if staggered else "no", "median": median, "p99": p99}
+        row |= {"ratio": p99 / median, "refreshes": sum(int(x.sum()) for x in counts)}
+        rows.append(row)
+    title = f"{count} factors of order {order}, a refresh every {period} of {steps} steps"
+    return _record.Table(title, STAGGER, rows, "The ratio is p99 to median.")
 
 
-def memory(order: int = 256) -> str:
+def memory(order: int) -> _record.Table:
     """Temporaries of a step with a refresh, for few and many matrices of one shape."""
     rows = []
     for count in (4, 32):
-        grads = {"stack": jnp.ones((count, order, order))}
+        grads = {"stack": jax.ShapeDtypeStruct((count, order, order), jnp.float32)}
         for name, policy in {
             "every": curvax.every(10),
             "foam": curvax.policies.foam(10),
             "diagonal_residual": curvax.policies.diagonal_residual(10),
         }.items():
             transform = curvax.precondition(refresh=policy, root=2, eps=1e-9)
-            program = Steps(transform.update, transform.init(grads), grads)
-            temporaries = program.compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore
+            step = jax.jit(
+                lambda state, grads, t=transform: t.update(grads, state)[::-1], donate_argnums=0
+            )
+            lowered = step.lower(jax.eval_shape(transform.init, grads), grads)
+            sizes: Any = lowered.compile().memory_analysis()
+            temporaries, one = sizes.temp_size_in_bytes, 4 * order**2
+            row = {"policy": name, "matrices": count, "temporaries": temporaries / 1e6}
             # Products of the whole batch, for its statistics and directions, are as large as it.
-            beyond = (temporaries - grads["stack"].nbytes) / (4 * order**2)
-            rows.append(f"| {name} | {count} | {temporaries / 1e6:.1f} | {beyond:.1f} |")
-    return "\n".join(
-        [
-            f"| policy | matrices of order {order} | temporaries, MB | beyond a batch, matrices |",
-            "|---|---|---|---|",
-            *rows,
-        ]
+            rows.append(row | {"beyond": temporaries / one - count})
+    return _record.Table(f"Temporaries of a step, matrices of order {order}", MEMORY, rows)
+
+
+def finders(rounds: int, m: int, n: int, rank: int, seed: int) -> _record.Table:
+    """The randomized range finder against the exact decomposition."""
+    generator = np.random.default_rng(seed)
+    left = np.linalg.qr(generator.standard_normal((m, m)))[0]
+    right = np.linalg.qr(generator.standard_normal((n, m)))[0]
+    bases = {"svd": subspaces.svd(), "randomized": subspaces.randomized()}
+    spectra = {
+        name: jnp.asarray((left * np.arange(1, m + 1) ** -power) @ right.T, "float32")
+        for name, power in (("energy_1", 1.0), ("energy_half", 0.5))
+    }
+
+    def find(name: str) -> Any:
+        def one(g: jax.Array) -> jax.Array:
+            check = subspaces.SubspaceCheck(
+                g, g[:, :rank], None, None, jnp.bool_(True), jax.random.key(seed)
+            )
+            return bases[name].find(check, rank)
+
+        return jax.jit(one)
+
+    programs = {name: find(name) for name in bases}
+    times: dict[str, list[float]] = {name: [] for name in bases}
+    found: dict[tuple[str, str], Any] = {}
+    for i in tqdm(range(rounds + 1), desc="finders", file=sys.stderr):
+        for name, program in programs.items():
+            for spectrum, g in spectra.items():
+                start = time.perf_counter()
+                found[name, spectrum] = jax.block_until_ready(program(g))
+                if i:
+                    times[name].append(1e3 * (time.perf_counter() - start))
+    rows = []
+    for name in bases:
+        ms = percentile(times[name], 50) or 0.0
+        row: dict[str, Any] = {"basis": name, "ms": ms}
+        row["ratio"] = ms / (percentile(times["svd"], 50) or 1.0)
+        for spectrum, g in spectra.items():
+            energy = [float(jnp.sum((found[key, spectrum].T @ g) ** 2)) for key in (name, "svd")]
+            row[spectrum] = energy[0] / energy[1]
+        rows.append(row)
+    title = f"Subspaces of rank {rank} of {m}×{n}"
+    return _record.Table(
+        title, FINDERS, rows, "Energy: of G in the subspace, over that in the exact one."
     )
+
+
+def draw(tables: list[_record.Table]) -> Figure:
+    """A panel of bars for every table."""
+    wide, high = min(4, len(tables)), -(-len(tables) // 4)
+    figure = Figure(figsize=(4.2 * wide, 3.2 * high), layout="constrained")
+    panels = figure.subplots(high, wide, squeeze=False).flat
+    for axis in panels[len(tables) :]:
+        axis.set_axis_off()
+    for axis, table in zip(panels, tables, strict=False):
+        first, *keys = table.columns
+        shown = [key for key in ("median", "p99", "ms", "temporaries", "bytes") if key in keys]
+        told = [first, *(k for k in ("matrices", "order", "layout", "statistics") if k in keys)]
+        names = [", ".join(str(row[key]) for key in told) for row in table.rows]
+        y = np.arange(len(names))
+        for i, key in enumerate(shown):
+            values = [row[key] for row in table.rows]
+            label = table.columns[key][0]
+            axis.barh(y + 0.4 * i, values, 0.4, color=_record.COLORS[i], label=label)
+        axis.set_yticks(y + 0.2 * (len(shown) - 1), names, fontsize=8)
+        axis.invert_yaxis()
+        axis.set(xlabel=table.columns[shown[0]][0].rpartition(", ")[2])
+        axis.set_title(table.title, fontsize=8, loc="right")
+        if len(shown) > 1:
+            axis.legend(frameon=False, fontsize=8)
+    return figure
 
 
 def main() -> None:
     """Prints the tables that the arguments ask for."""
-    parser = argparse.ArgumentParser(description="What refresh policies cost.")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", choices=["steps", "checks", "stagger", "memory"])
+    parser = _record.arguments(__doc__, SECTIONS)
+    add = parser.add_argument
+    add("--rounds", type=int, default=20, help="of checks; a seventh of finders (%(default)s)")
+    add("--steps", type=int, default=200, help="of stagger (%(default)s)")
+    add("--order", type=int, help="of factors, in place of the preset's")
     args = parser.parse_args()
-    print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}\n")
-    tables: dict[str, Callable[[], str]] = {
-        "steps": functools.partial(steps, args.rounds),
-        "checks": functools.partial(checks, args.rounds),
-        "stagger": functools.partial(stagger, 200),
-        "memory": memory,
+    order, m, n, rank = PRESETS[args.preset]
+    if args.order is not None:
+        order, m, n, rank = args.order, 2 * args.order, 8 * args.order, max(1, args.order // 4)
+    makers: dict[str, Callable[[], _record.Table]] = {
+        "checks": functools.partial(checks, args.rounds, order, args.seed),
+        "stagger": functools.partial(stagger, args.steps, order, args.seed),
+        "memory": functools.partial(memory, max(1, order // 2)),
+        "finders": functools.partial(finders, max(1, args.rounds // 7), m, n, rank, args.seed),
     }
-    for name, table in tables.items():
-        if args.only in (None, name):
-            print(table(), end="\n\n")
+    tables = [makers[name]() for name in args.only]
+    about = "Medians, state donated; the programs of a table take turns."
+    settings = {"rounds": args.rounds, "steps": args.steps, "order": order}
+    _record.write(args, "refresh", "What refreshes cost", about, tables, draw(tables), settings)
 
 
 if __name__ == "__main__":

@@ -1,194 +1,221 @@
-"""Compile time and step time of an optimizer, as ratios to its peer measured in the same run.
+"""Milliseconds of every method's update, between refreshes and at them, beside its peers.
 
-    python benchmarks/step_time.py --method muon      # the table below for one method
-    python benchmarks/step_time.py --stacking         # from which size on stacking costs time
+    python -m benchmarks step                                # all methods, on both trees
+    python -m benchmarks step --methods muon,racs --only gpt2
+    python -m benchmarks step --only stacking                # from which size on stacking costs
 
-Trees: *many* is 200 separate matrices of 32×64; *layers* is 12 layers of four 256×256, one 256×1024
-and one 1024×256. States are donated, the programs take turns, and medians are shown. `optax` is
-`optax.contrib.muon` with the same dtype and iterations; `stack` is a program that only stacks the
-leaves by shape and takes them apart again.
+The trees are the kernels of attention and MLP of GPT-2-small and of LLaMA-130M, at a third of the
+width and with two layers on a CPU; embeddings, norms and biases are left out, because all methods
+give them to AdamW (ASGO and DASGO apart). Gradients are Gaussian and stay the same. Storages and
+other variants are on the first tree alone.
+
+States are donated and the programs of a table take turns. A method's products are those it cannot
+do without between refreshes (`_floors.py`), compiled for the same tree. Every method refreshes all
+that it has once in ten steps, FOAM and DR-Shampoo too, whose threshold no factor meets here. Step 1
+is not counted. A program that has used up its seconds stops, so the slowest have fewer steps; of
+less than a hundred the 99th percentile is about the largest.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import optax
+import numpy as np
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import curvax
 
-METHODS: dict[str, Callable[..., Any]] = {
-    "muon": lambda **kw: curvax.muon(0.02, **kw),
-    "racs": lambda **kw: curvax.racs(0.02, output_layer=None, **kw),
-    "asgo": lambda **kw: curvax.asgo(0.02, refresh=1000, **kw),
+from . import _floors, _record
+from ._methods import FAMILIES, Method, chosen
+from ._timing import Program, percentile, ratio, take_turns, update_of
+from ._trees import GPT2_SMALL, LLAMA_130M, Shapes, kernels
+
+SECTIONS = ("gpt2", "llama", "stacking")
+MODELS = {"gpt2": GPT2_SMALL, "llama": LLAMA_130M}
+# Width, layers, rank, rounds.
+PRESETS = {"cpu": (256, 2, 64, 60), "gpu": (768, 12, 256, 200)}
+PERIOD = 10
+SIZES = (32, 64, 96, 128, 192, 256, 384)
+
+COLUMNS = {
+    "method": ("method", ""),
+    "p50": ("p50, ms", ".2f"),
+    "p99": ("p99, ms", ".2f"),
+    "steps": ("steps", "d"),
+    "products": ("its products, ms", ".2f"),
+    "over_products": ("over them", ".2f"),
+    "aim": ("aim", ""),
+    "over_adamw": ("over AdamW", ".2f"),
+    "peer": ("peer", ""),
+    "over_peer": ("over it", ".2f"),
+    "peer_aim": ("aim", ""),
+    "refresh_p50": ("refresh, p50, ms", ".2f"),
+    "refresh_p99": ("p99, ms", ".2f"),
+    "refreshes": ("refreshes", "d"),
+    "temporaries": ("temporaries, MB", ".1f"),
+}
+STACKING = {
+    "size": ("size", "d"),
+    "stacked": ("stacked, ms", ".2f"),
+    "single": ("one by one, ms", ".2f"),
+    "ratio": ("ratio", ".2f"),
+    "stacked_compile": ("stacked, compile, s", ".2f"),
+    "single_compile": ("one by one, compile, s", ".2f"),
 }
 
 
-def many() -> dict[str, jax.Array]:
-    """200 separate matrices of 32×64."""
-    return {f"layer_{i:03d}": jnp.full((32, 64), 1.0 + i) for i in range(200)}
+def split(times: list[float], method: Method) -> tuple[list[float], list[float]]:
+    """The times between refreshes and at them, without step 1."""
+    still, at = [], []
+    for step, time in enumerate(times[1:], 2):
+        due = method.refreshes and step % PERIOD == method.offset
+        (at if due else still).append(time)
+    return still, at
 
 
-def layers(width: int = 256, depth: int = 12) -> dict[str, dict[str, jax.Array]]:
-    """The matrices of `depth` transformer layers."""
-    key = jax.random.key(0)
-    shapes = {f"attention_{i}": (width, width) for i in range(4)}
-    shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
-    return {
-        f"layer_{i:02d}": {
-            name: jax.random.normal(jax.random.fold_in(key, 6 * i + j), shape)
-            for j, (name, shape) in enumerate(shapes.items())
-        }
-        for i in range(depth)
-    }
-
-
-def stack_only() -> optax.GradientTransformation:
-    """Stacks all leaves of one shape, multiplies by -1, and takes them apart again."""
-    return curvax.on_matrices(optax.scale(-1.0), stack=True)
-
-
-class Program:
-    """An optimizer's update, compiled for a tree of parameters with its state donated."""
-
-    def __init__(self, optimizer: optax.GradientTransformation, params: Any):
-        """Compiles the update and takes its time."""
-        self.params = params
-        self.state = optimizer.init(params)
-        # JAX gives donated buffers to outputs of their shape in order: the state comes first.
-        update = jax.jit(lambda g, s, p: optimizer.update(g, s, p)[::-1], donate_argnums=1)
-        start = time.perf_counter()
-        lowered = update.lower(params, self.state, params)
-        self.traced = time.perf_counter() - start
-        self.compiled = lowered.compile()
-        self.compile_seconds = time.perf_counter() - start
-        self.temporaries = self.compiled.memory_analysis().temp_size_in_bytes  # pyright: ignore
-        self.times: list[float] = []
-
-    def step(self) -> None:
-        """Runs and times one update."""
-        start = time.perf_counter()
-        self.state, updates = self.compiled(self.params, self.state, self.params)
-        jax.block_until_ready(updates)
-        self.times.append(time.perf_counter() - start)
-
-    @property
-    def milliseconds(self) -> float:
-        """Median of the timed steps, without the first."""
-        return 1e3 * statistics.median(self.times[1:])
-
-
-def take_turns(programs: dict[Any, Program], rounds: int, name: str) -> None:
-    """Steps every program once a round, so that noise meets all of them."""
-    for _ in tqdm(range(rounds + 1), desc=name, file=sys.stderr):
-        for program in programs.values():
-            program.step()
-
-
-def compile_ratios(method: str, repeats: int) -> str:
-    """Compile time on the tree *many*."""
-    contenders = {
-        f"curvax.{method}": METHODS[method],
-        "optax.contrib.muon": lambda: optax.contrib.muon(0.02),
-        "stack and unstack": stack_only,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for _ in tqdm(range(repeats), desc="compile", file=sys.stderr):
-        for name, make in contenders.items():
-            jax.clear_caches()
-            seconds[name].append(Program(make(), many()).compile_seconds)
-    best = {name: min(times) for name, times in seconds.items()}
-    ours = best[f"curvax.{method}"]
-    rows = [f"| {name} | {t:.2f} | {ours / t:.2f} |" for name, t in best.items()]
-    head = f"200 matrices of 32×64, best of {repeats} compilations\n\n"
-    return head + "\n".join(["| program | compile, s | curvax / this |", "|---|---|---|", *rows])
-
-
-def step_ratios(method: str, rounds: int) -> str:
-    """Step time and temporaries on the tree *layers*, default and forced stacking."""
-    programs = {
-        f"curvax.{method}": Program(METHODS[method](), layers()),
-        f"curvax.{method}, stack=True": Program(METHODS[method](stack=True), layers()),
-        "optax.contrib.muon": Program(optax.contrib.muon(0.02), layers()),
-    }
-    take_turns(programs, rounds, "step")
-    ours = programs[f"curvax.{method}"].milliseconds
-    rows = [
-        f"| {name} | {p.milliseconds:.0f} | {ours / p.milliseconds:.2f} | "
-        f"{p.temporaries / 1e6:.0f} | {p.compile_seconds:.2f} |"
-        for name, p in programs.items()
-    ]
-    head = f"12 layers of width 256, median of {rounds} steps, state donated\n\n"
-    return head + "\n".join(
-        [
-            "| program | step, ms | curvax / this | temporaries, MB | compile, s |",
-            "|---|---|---|---|---|",
-            *rows,
-        ]
-    )
-
-
-def recompilations(method: str) -> str:
-    """Calls of the jitted update after the first that compile again."""
-    optimizer = METHODS[method]()
-    params = layers(width=16, depth=2)
-    update = jax.jit(optimizer.update)
-    state = optimizer.init(params)
-    for _ in range(3):
-        _, state = update(params, state, params)
-    return f"compilations in three calls: {update._cache_size()}"  # pyright: ignore
-
-
-def stacking(rounds: int) -> str:
-    """Muon's step on 24 square matrices of one size: one stack against one by one."""
+def measure(
+    model: Shapes, rank: int, rounds: int, seconds: float, methods: dict[str, Method], seed: int
+) -> list[dict[str, Any]]:
+    """The rows of one tree's table."""
+    grads = kernels(model, seed)
+    floors = {name: m.floor(rank) for name, m in methods.items() if m.floor is not None}
+    programs: dict[Any, Program] = {}
+    for name, method in tqdm(methods.items(), desc="compile", file=sys.stderr):
+        programs[name] = update_of(method.make(PERIOD, rank), grads)
+    # Floors are equal where methods have the same products.
+    programs |= {floor: _floors.program(floor, grads) for floor in set(floors.values())}
+    take_turns(programs, rounds, str(model), seconds)
+    found = {}
+    for name, method in methods.items():
+        still, at = split(programs[name].times, method)
+        found[name] = {"p50": percentile(still, 50), "p99": percentile(still, 99)}
+        found[name] |= {"steps": len(still), "refreshes": len(at) or None}
+        found[name] |= {"refresh_p50": percentile(at, 50), "refresh_p99": percentile(at, 99)}
+        found[name]["temporaries"] = programs[name].temporaries / 1e6
     rows = []
-    for size in (32, 64, 96, 128, 192, 256, 384):
-        params = {f"w{i:02d}": jnp.eye(size) + i for i in range(24)}
-        programs = {s: Program(curvax.muon(0.02, stack=s), params) for s in (True, False)}
+    for name, method in methods.items():
+        p50 = found[name]["p50"]
+        row = {"method": name, **found[name], "peer": method.peer}
+        row["over_adamw"] = ratio(p50, found["optax.adamw"]["p50"])
+        if name in floors:
+            row["products"] = programs[floors[name]].median
+            row["over_products"] = ratio(p50, row["products"])
+        if method.peer is not None:
+            row["over_peer"] = ratio(p50, found[method.peer]["p50"])
+        row["aim"] = aim(row.get("over_products"), method.aim)
+        row["peer_aim"] = aim(row.get("over_peer"), method.peer_aim)
+        rows.append(row)
+    return rows
+
+
+def aim(value: float | None, bound: float | None) -> str | None:
+    """What a ratio is held to."""
+    return None if value is None or bound is None else _record.verdict(value, bound)
+
+
+def stacking(rounds: int, count: int = 24) -> list[dict[str, Any]]:
+    """Muon's step on square matrices of one size: one stack against one by one."""
+    rows = []
+    for size in SIZES:
+        params = {f"w{i:02d}": jnp.eye(size) + i for i in range(count)}
+        programs = {s: update_of(curvax.muon(0.02, stack=s), params) for s in (True, False)}
         take_turns(programs, rounds, f"{size}×{size}")
         stacked, single = programs[True], programs[False]
         rows.append(
-            f"| {size} | {stacked.milliseconds:.2f} | {single.milliseconds:.2f} | "
-            f"{stacked.milliseconds / single.milliseconds:.2f} | {stacked.compile_seconds:.2f} | "
-            f"{single.compile_seconds:.2f} |"
+            {
+                "size": size,
+                "stacked": stacked.median,
+                "single": single.median,
+                "ratio": stacked.median / single.median,
+                "stacked_compile": stacked.compile_seconds,
+                "single_compile": single.compile_seconds,
+            }
         )
-    return "\n".join(
-        [
-            "| size | stacked, ms | single, ms | ratio | stacked compile, s | single compile, s |",
-            "|---|---|---|---|---|---|",
-            *rows,
-        ]
-    )
+    return rows
+
+
+def draw(tables: list[_record.Table]) -> Figure:
+    """Median and 99th percentile of every method, on one scale; its products beside it."""
+    figure = Figure(figsize=(5.5 * len(tables), 0.22 * max(len(t.rows) for t in tables) + 1.6))
+    figure.set_layout_engine("constrained")
+    handles: Any = None
+    for axis, table in zip(figure.subplots(1, len(tables), squeeze=False)[0], tables, strict=True):
+        rows = table.rows
+        if "size" in rows[0]:
+            sizes = [row["size"] for row in rows]
+            for key, color in (("stacked", _record.BLUE), ("single", _record.VERMILION)):
+                axis.plot(sizes, [row[key] for row in rows], "o-", color=color, label=key)
+            axis.set(xlabel="order of 24 matrices", ylabel="ms", yscale="log", title=table.title)
+            axis.legend(frameon=False)
+            continue
+        y = np.arange(len(rows))
+        marks = {
+            "products": ("|", _record.BLACK, "its products alone"),
+            "p50": ("o", _record.BLUE, "between refreshes"),
+            "p99": (".", _record.SKY, "the same, p99"),
+            "refresh_p50": ("D", _record.VERMILION, "at a refresh"),
+        }
+        for key, (marker, color, label) in marks.items():
+            x = [np.nan if row.get(key) is None else row[key] for row in rows]
+            size = 10 if marker == "|" else 5
+            axis.plot(x, y, marker, color=color, markersize=size, label=label, mew=1.5)
+        axis.set_yticks(y, [row["method"] for row in rows], fontsize=8)
+        axis.invert_yaxis()
+        axis.grid(alpha=0.3)
+        axis.set(xscale="log", xlabel="ms per update", title=table.title)
+        handles = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    return figure
 
 
 def main() -> None:
     """Prints the tables that the arguments ask for."""
-    parser = argparse.ArgumentParser(description="Compile time and step time.")
-    parser.add_argument("--method", choices=sorted(METHODS), default="muon")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=3, help="compilations of each program")
-    parser.add_argument(
-        "--stacking", action="store_true", help="print the sweep over sizes instead"
-    )
+    parser = _record.arguments(__doc__, SECTIONS)
+    add = parser.add_argument
+    add("--methods", type=_record.names(FAMILIES), default=FAMILIES, help="separated by commas")
+    add("--plain", action="store_true", help="without storages and other variants")
+    for name in ("width", "layers", "rank", "rounds"):
+        add(f"--{name}", type=int, help="in place of the preset's")
+    add("--seconds", type=float, default=20.0, help="of one program (%(default)s)")
     args = parser.parse_args()
-    device = jax.devices()[0]
-    print(f"jax {jax.__version__}, optax {optax.__version__}, {device.device_kind}\n")
-    if args.stacking:
-        print(stacking(args.rounds))
-        return
-    print(compile_ratios(args.method, args.repeats))
-    print()
-    print(step_ratios(args.method, args.rounds))
-    print()
-    print(recompilations(args.method))
+    preset = zip(("width", "layers", "rank", "rounds"), PRESETS[args.preset], strict=True)
+    settings = {name: getattr(args, name) or value for name, value in preset}
+    rank, rounds = settings["rank"], settings["rounds"]
+    tables = []
+    for section in args.only:
+        if section == "stacking":
+            rows = stacking(rounds)
+            tables.append(_record.Table("Muon on 24 matrices of one size", STACKING, rows))
+            continue
+        methods = chosen(args.methods, variants=section == "gpt2" and not args.plain)
+        model = MODELS[section].scaled(settings["width"], settings["layers"])
+        rows = measure(model, rank, rounds, args.seconds, methods, args.seed)
+        title = {"gpt2": "GPT-2-small's kernels", "llama": "LLaMA-130M's kernels"}[section]
+        tables.append(_record.Table(title, COLUMNS, rows, f"{model}; rank {rank}."))
+    _record.write(
+        args,
+        "step",
+        "Time of a step",
+        about(),
+        tables,
+        draw(tables),
+        settings | {"seconds": args.seconds},
+    )
+
+
+def about() -> str:
+    """What the page says of itself."""
+    return (
+        "An optimizer's update on the kernels alone, state donated, all programs of a table in "
+        "turns. *Its products*: what the method multiplies between refreshes (and decomposes at "
+        "every step, if it does), alone. *Refresh*: of everything that the method has, once in "
+        f"{PERIOD} steps. Aims are for steps between refreshes. With less than a hundred steps "
+        "the p99 is about the largest."
+    )
 
 
 if __name__ == "__main__":

@@ -1,32 +1,55 @@
 """What 4-bit preconditioners cost and save: state, temporaries and time, beside float32.
 
-    python benchmarks/storage_time.py                  # all tables, about 10 minutes
-    python benchmarks/storage_time.py --only bytes     # bytes, temporaries, decoding or steps
+    python -m benchmarks storage                     # all tables, about 10 minutes
+    python -m benchmarks storage --only bytes        # bytes, temporaries, decoding or steps
 
-Programs are compiled with their state donated, contenders take turns, medians are shown, and every
-ratio is to the table's first row.
+States are donated, the programs of a table take turns, and every ratio is to the table's first row.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from refresh_time import NEVER, measure, started
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import curvax
 
+from . import _record
+from .refresh_time import TIMES, draw, measured, started
+
+SECTIONS = ("bytes", "temporaries", "decoding", "steps")
+NEVER = 10**6
+# Orders; the one of `temporaries`, and its number of matrices; rows of a batch for the others.
+PRESETS = {
+    "cpu": ((256, 512, 1024), 1024, 24, 8 * 256),
+    "gpu": ((1024, 2048, 4096), 4096, 24, 8 * 1024),
+}
 STORAGES = {
     "float32": curvax.dense(),
     "VQ": curvax.quantized(),
     "CQ": curvax.cholesky(),
     "CQ+EF": curvax.cholesky(error_feedback=0.95),
+}
+BYTES = {
+    "storage": ("storage", ""),
+    "order": ("order", "d"),
+    "bytes": ("bytes", ",d"),
+    "saved": ("float32 / this", ".2f"),
+    "over_vq": ("this / VQ", ".3f"),
+}
+TEMPORARIES = {
+    "storage": ("storage", ""),
+    "layout": ("layout", ""),
+    "statistics": ("statistics", ""),
+    "temporaries": ("temporaries, MB", ".1f"),
+    "beyond": ("decoded matrices beyond float32", "+.2f"),
 }
 
 
@@ -44,31 +67,26 @@ def shampoo(storage: Any, statistics_every: int = NEVER) -> Any:
     )
 
 
-def grads(order: int, count: int, stacked: bool) -> Any:
+def grads(order: int, count: int, stacked: bool, seed: int = 0) -> Any:
     """`count` square gradients, in one stack or each for itself."""
-    stack = jax.random.normal(jax.random.key(0), (count, order, order))
+    stack = jax.random.normal(jax.random.key(seed), (count, order, order))
     return {"stack": stack} if stacked else {f"{i:02}": g for i, g in enumerate(stack)}
 
 
-def state_bytes() -> str:
+def state_bytes(orders: tuple[int, ...]) -> list[_record.Table]:
     """Bytes of factors and roots."""
     rows = []
-    for order in (256, 512, 1024):
+    for order in orders:
         tree = {"w": jax.ShapeDtypeStruct((order, order), jnp.float32)}
-        found = {
-            name: curvax.state_bytes(shampoo(storage), tree) for name, storage in STORAGES.items()
-        }
+        found = {name: curvax.state_bytes(shampoo(kept), tree) for name, kept in STORAGES.items()}
         for name, number in found.items():
-            rows.append(
-                f"| {order} | {name} | {number:,} | {found['float32'] / number:.2f} "
-                f"| {number / found['VQ']:.3f} |"
-            )
-    return "\n".join(
-        ["| order | storage | bytes | float32 / this | this / VQ |", "|---|---|---|---|---|", *rows]
-    )
+            row: dict[str, Any] = {"storage": name, "order": order, "bytes": number}
+            row |= {"saved": found["float32"] / number, "over_vq": number / found["VQ"]}
+            rows.append(row)
+    return [_record.Table("Bytes of the two factors and roots of a square matrix", BYTES, rows)]
 
 
-def temporaries(order: int = 1024, count: int = 24) -> str:
+def temporaries(order: int, count: int) -> list[_record.Table]:
     """Temporaries of a step, in decoded matrices beyond those of float32."""
     rows = []
     for every in (NEVER, 1):
@@ -81,15 +99,17 @@ def temporaries(order: int = 1024, count: int = 24) -> str:
                 state = jax.eval_shape(transform.init, tree)
                 memory: Any = step.lower(tree, state).compile().memory_analysis()
                 sizes[name] = memory.temp_size_in_bytes
-                beyond = (sizes[name] - sizes["float32"]) / (4 * order**2)
-                layout = "one stack" if stacked else "leaf by leaf"
-                due = "due" if every == 1 else "not due"
                 rows.append(
-                    f"| {layout} | {due} | {name} | {sizes[name] / 1e6:.1f} | {beyond:+.2f} |"
+                    {
+                        "storage": name,
+                        "layout": "one stack" if stacked else "leaf by leaf",
+                        "statistics": "due" if every == 1 else "not due",
+                        "temporaries": sizes[name] / 1e6,
+                        "beyond": (sizes[name] - sizes["float32"]) / (4 * order**2),
+                    }
                 )
-    head = f"{count} matrices of order {order}, two factors each\n\n"
-    titles = "| layout | statistics | storage | temporaries, MB | decoded matrices beyond float32 |"
-    return head + "\n".join([titles, "|---|---|---|---|---|", *rows])
+    title = f"Temporaries of a step, {count} matrices of order {order}"
+    return [_record.Table(title, TEMPORARIES, rows)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,51 +132,68 @@ class OneByOne(AtOnce):
         return True
 
 
-def decoding(rounds: int) -> str:
+def decoding(rounds: int, orders: tuple[int, ...], height: int, seed: int) -> list[_record.Table]:
     """One matrix at a time against all at once, and each in an entry of its own."""
     tables = []
-    for order, count in ((128, 48), (256, 24), (512, 12), (1024, 6)):
+    for order in (orders[0] // 2, *orders):
+        count = max(2, 3 * height // order)
         vq = curvax.quantized()
-        contenders = {
-            "all at once": started(shampoo(AtOnce(vq.codec)), grads(order, count, True)),
-            "one at a time": started(shampoo(OneByOne(vq.codec)), grads(order, count, True)),
-            "leaf by leaf": started(shampoo(vq), grads(order, count, False)),
-            "float32": started(shampoo(curvax.dense()), grads(order, count, True)),
+        programs = {
+            "all at once": started(shampoo(AtOnce(vq.codec)), grads(order, count, True, seed)),
+            "one at a time": started(shampoo(OneByOne(vq.codec)), grads(order, count, True, seed)),
+            "leaf by leaf": started(shampoo(vq), grads(order, count, False, seed)),
+            "float32": started(shampoo(curvax.dense()), grads(order, count, True, seed)),
         }
-        tables.append(measure(contenders, rounds, f"VQ, {count} of order {order}"))
-    return "\n\n".join(tables)
+        title = f"Decoding VQ, {count} of order {order}"
+        tables.append(_record.Table(title, TIMES, measured(programs, rounds, title)))
+    return tables
 
 
-def steps(rounds: int) -> str:
+def steps(rounds: int, orders: tuple[int, ...], height: int, seed: int) -> list[_record.Table]:
     """Whole steps between refreshes, without statistics and with."""
     tables = []
-    for order, count in ((256, 8), (512, 4), (1024, 3)):
+    for order in orders:
+        count = max(2, height // order)
         for every in (NEVER, 1):
-            contenders = {}
-            for name, storage in tqdm(STORAGES.items(), leave=False):
-                tree = grads(order, count, False)
-                contenders[name] = started(shampoo(storage, every), tree)
+            programs = {}
+            for name, storage in tqdm(STORAGES.items(), desc="compile", file=sys.stderr):
+                tree = grads(order, count, False, seed)
+                programs[name] = started(shampoo(storage, every), tree)
             due = "statistics due" if every == 1 else "no statistics due"
-            tables.append(measure(contenders, rounds, f"{count} of order {order}, {due}"))
-    return "\n\n".join(tables)
+            title = f"A step, {count} of order {order}, {due}"
+            tables.append(_record.Table(title, TIMES, measured(programs, rounds, title)))
+    return tables
+
+
+def figure_of(tables: list[_record.Table]) -> Figure:
+    """Times; of bytes and temporaries where there are no times."""
+    timed = [table for table in tables if table.columns is TIMES]
+    return draw(timed or tables)
 
 
 def main() -> None:
     """Prints the tables that the arguments ask for."""
-    parser = argparse.ArgumentParser(description="What 4-bit preconditioners cost and save.")
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--only", choices=["bytes", "temporaries", "decoding", "steps"])
+    parser = _record.arguments(__doc__, SECTIONS)
+    parser.add_argument("--rounds", type=int, default=12, help="(%(default)s)")
+    parser.add_argument("--order", type=int, help="the only one, in place of the preset's")
     args = parser.parse_args()
-    print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}\n")
-    tables: dict[str, Callable[[], str]] = {
-        "bytes": state_bytes,
-        "temporaries": temporaries,
-        "decoding": functools.partial(decoding, args.rounds),
-        "steps": functools.partial(steps, args.rounds),
+    orders, largest, count, height = PRESETS[args.preset]
+    if args.order is not None:
+        orders, largest, count, height = (args.order,), args.order, 2, 2 * args.order
+    makers: dict[str, Callable[[], list[_record.Table]]] = {
+        "bytes": functools.partial(state_bytes, orders),
+        "temporaries": functools.partial(temporaries, largest, count),
+        "decoding": functools.partial(decoding, args.rounds, orders, height, args.seed),
+        "steps": functools.partial(steps, args.rounds, orders, height, args.seed),
     }
-    for name, table in tables.items():
-        if args.only in (None, name):
-            print(table(), end="\n\n", flush=True)
+    tables = [table for name in args.only for table in makers[name]()]
+    about = (
+        "Shampoo's factors and roots, state donated, the programs of a table in turns; ratios are "
+        "to the first row of a table."
+    )
+    settings = {"rounds": args.rounds, "orders": orders}
+    figure = figure_of(tables)
+    _record.write(args, "storage", "4-bit preconditioners", about, tables, figure, settings)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from ._validate import check_bool, check_choice, check_positive_int
 STACK_LIMIT = 128 * 128
 """Matrices of at most this many elements are stacked by default.
 
-Measured with `python benchmarks/step_time.py --stacking` (Muon on two CPU cores): stacking small
+Measured with `python -m benchmarks step --only stacking` (Muon on two CPU cores): stacking small
 matrices saves compile time and dispatch, large ones run faster one by one, without the copies."""
 
 

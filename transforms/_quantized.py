@@ -24,7 +24,7 @@ MIN_ELEMENTS = 4096
 
 ONE_BY_ONE_FROM = 128
 """From this order on, matrices are decoded one at a time: faster than all at once, and in one
-matrix's memory (`python benchmarks/storage_time.py --only decoding`)."""
+matrix's memory (`python -m benchmarks storage --only decoding`)."""
 
 
 class Square(NamedTuple):

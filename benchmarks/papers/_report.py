@@ -1,33 +1,44 @@
 """What the scripts of this folder leave behind: a Markdown table, its numbers as JSON, a figure."""
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from matplotlib.figure import Figure
 
-FOLDER = Path(__file__).parent.parent / "results" / "papers"
-PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "matplotlib")
-
-# Okabe and Ito's palette, which color-blind readers can tell apart.
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#000000",
+from .._record import (
+    BLACK,
+    BLUE,
+    COLORS,
+    GREEN,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    machine,
+    table,
 )
-COLORS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK)
+from .._record import FOLDER as _FOLDER
+
+__all__ = [
+    "BLACK",
+    "BLUE",
+    "COLORS",
+    "GREEN",
+    "ORANGE",
+    "PURPLE",
+    "SKY",
+    "VERMILION",
+    "arguments",
+    "machine",
+    "table",
+    "write",
+]
+
+FOLDER = _FOLDER / "papers"
 
 
 def arguments(doc: str | None, full: str | None = None) -> argparse.Namespace:
@@ -41,29 +52,6 @@ def arguments(doc: str | None, full: str | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--out", type=Path, default=FOLDER, help="where the results go")
     return parser.parse_args()
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, its first column on the left and the others on the right."""
-    lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def machine() -> dict[str, Any]:
-    """The hardware and the versions that numbers depend on."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((x.split(": ")[1] for x in lines if x.startswith("model name")), cpu)
-    device = jax.devices()[0]
-    hardware = f"{os.cpu_count()} cores of {cpu}"
-    if device.platform != "cpu":
-        hardware += f", {device.device_kind}"
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {
-        "hardware": f"{hardware}, {device.platform} backend",
-        "versions": {"python": platform.python_version(), **versions},
-    }
 
 
 def write(

@@ -1,0 +1,61 @@
+"""Every measurement of the library behind one command.
+
+    python -m benchmarks                                        # what there is
+    python -m benchmarks step --preset cpu --methods muon,racs  # one of them
+    python -m benchmarks step --help                            # its arguments
+
+Each prints Markdown tables and writes them, their numbers as JSON and a figure to `--out`, by
+default `benchmarks/results`, with versions, hardware, seed and command.
+"""
+
+import argparse
+import ast
+import runpy
+import sys
+from pathlib import Path
+
+# Not imported before one is chosen: some settle what JAX does before it starts.
+SUITES = {
+    "step": "step_time",
+    "compile": "compile_time",
+    "memory": "memory",
+    "refresh": "refresh_time",
+    "storage": "storage_time",
+    "scale": "scale",
+    "papers": "papers.__main__",
+    "guard": "guard_cost",
+    "faults": "faults",
+    "soak": "soak",
+    "fuzz": "fuzz",
+}
+
+
+def first_line(module: str) -> str:
+    """What a module says of itself."""
+    path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+
+
+def main() -> None:
+    """Runs the suite that the arguments name, with the arguments after it, or lists all."""
+    suites = {name: first_line(module) for name, module in SUITES.items()}
+    width = max(map(len, suites))
+    listing = "\n".join(f"  {name:{width}}  {line}" for name, line in suites.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measurements of curvax.",
+        epilog=f"suites:\n{listing}\n\n`python -m benchmarks SUITE --help` has the arguments.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("suite", nargs="?", choices=SUITES, metavar="SUITE", help="see below")
+    args = parser.parse_args(sys.argv[1:2])
+    if args.suite is None:
+        print(parser.format_help(), end="")
+        return
+    # The name in the help of a suite, which reads its arguments from the second on.
+    sys.argv[:2] = [f"python -m benchmarks {args.suite}"]
+    runpy.run_module(f"benchmarks.{SUITES[args.suite]}", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

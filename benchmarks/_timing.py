@@ -1,0 +1,80 @@
+"""Compiled steps that take turns, so that what else the machine does meets all of them alike."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from tqdm import tqdm
+
+
+class Program:
+    """A compiled step from a state, which it takes over, to the next, and the times it took."""
+
+    def __init__(self, step: Callable[..., Any], state: Any, *given: Any):
+        """Compiles `step(state, *given) -> (state, result)`, whose state is donated.
+
+        JAX gives donated buffers to outputs of their shape in order: the state comes first, or the
+        updates of square matrices take the buffers of its factors.
+        """
+        self.state, self.given = state, given
+        start = time.perf_counter()
+        lowered = jax.jit(step, donate_argnums=0).lower(state, *given)
+        self.trace_seconds = time.perf_counter() - start
+        self.compiled: Any = lowered.compile()
+        self.compile_seconds = time.perf_counter() - start  # tracing included
+        self.temporaries: int = self.compiled.memory_analysis().temp_size_in_bytes
+        self.times: list[float] = []
+
+    def run(self) -> None:
+        """One step, timed in milliseconds."""
+        start = time.perf_counter()
+        self.state, result = self.compiled(self.state, *self.given)
+        jax.block_until_ready((self.state, result))
+        self.times.append(1e3 * (time.perf_counter() - start))
+
+    @property
+    def median(self) -> Any:
+        """Of all steps but the first."""
+        return percentile(self.times[1:], 50)
+
+
+def update_of(optimizer: optax.GradientTransformation, grads: Any) -> Program:
+    """An optimizer's update from its first state; gradients are the parameters too."""
+
+    def step(state: Any, grads: Any) -> Any:
+        return optimizer.update(grads, state, grads)[::-1]
+
+    return Program(step, jax.jit(optimizer.init)(grads), grads)
+
+
+def take_turns(
+    programs: Mapping[Any, Program], rounds: int, name: str, seconds: float = float("inf")
+) -> None:
+    """A step of every program in each round, after one that does not count.
+
+    Args:
+      programs: what takes turns.
+      rounds: how often.
+      name: shown beside the progress.
+      seconds: a program whose steps took so long in all is left out from then on.
+    """
+    for _ in tqdm(range(rounds + 1), desc=name, unit="round", file=sys.stderr):
+        for program in programs.values():
+            if sum(program.times[1:]) < 1e3 * seconds:
+                program.run()
+
+
+def percentile(times: Any, q: float) -> float | None:
+    """The q-th percentile, None of nothing."""
+    return float(np.percentile(times, q)) if len(times) else None
+
+
+def ratio(one: float | None, other: float | None) -> float | None:
+    """One over the other, where there are both."""
+    return one / other if one is not None and other else None

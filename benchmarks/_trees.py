@@ -1,0 +1,86 @@
+"""Trees of parameters with the shapes of well-known models, and trees for special questions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Shapes(NamedTuple):
+    """A transformer's sizes: GPT-2's MLP has two kernels, LLaMA's three."""
+
+    width: int
+    inner: int
+    layers: int
+    vocabulary: int
+    gated: bool = True
+    kv_width: int | None = None  # of keys and values, where it is not the width
+
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """The kernels of one layer."""
+        d, kv = self.width, self.kv_width or self.width
+        shapes = {"query": (d, d), "key": (d, kv), "value": (d, kv), "out": (d, d)}
+        shapes |= {"gate": (d, self.inner)} if self.gated else {}
+        return shapes | {"up": (d, self.inner), "down": (self.inner, d)}
+
+    def scaled(self, width: int, layers: int) -> Shapes:
+        """The same at another width."""
+        return self._replace(width=width, inner=self.inner * width // self.width, layers=layers)
+
+    @property
+    def parameters(self) -> int:
+        """How many, with embedding and last layer."""
+        layer = sum(m * n for m, n in self.matrices().values())
+        return self.layers * layer + (1 + self.gated) * self.vocabulary * self.width
+
+    def __str__(self) -> str:
+        """Layers and shapes."""
+        inner = f"{2 + self.gated} of {self.width}×{self.inner} in the MLP"
+        return f"{self.layers} layers of width {self.width}, {inner}"
+
+
+GPT2_SMALL = Shapes(768, 3072, 12, 50257, gated=False)
+# Table 10 of arXiv:2502.07752, as in benchmarks/papers/low_rank_memory.py; then Touvron et al.,
+# arXiv:2302.13971 (7B, 13B) and arXiv:2307.09288 (70B, whose 8 heads of keys and values are 1024).
+LLAMA_130M = Shapes(768, 2048, 12, 32000)
+LLAMA = {
+    "1.3B": Shapes(2048, 5461, 24, 32000),
+    "7B": Shapes(4096, 11008, 32, 32000),
+    "13B": Shapes(5120, 13824, 40, 32000),
+    "70B": Shapes(8192, 28672, 80, 32000, kv_width=1024),
+}
+
+
+def kernels(model: Shapes, seed: int) -> Any:
+    """Gaussian kernels of attention and MLP, the only parameters that every method treats."""
+    key = jax.random.key(seed)
+    return {
+        f"layer_{i:02}": {
+            name: {"kernel": jax.random.normal(jax.random.fold_in(key, 10 * i + j), shape)}
+            for j, (name, shape) in enumerate(model.matrices().items())
+        }
+        for i in range(model.layers)
+    }
+
+
+def layers(width: int = 256, depth: int = 12) -> dict[str, dict[str, jax.Array]]:
+    """The matrices of `depth` transformer layers, bare."""
+    key = jax.random.key(0)
+    shapes = {f"attention_{i}": (width, width) for i in range(4)}
+    shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
+    return {
+        f"layer_{i:02d}": {
+            name: jax.random.normal(jax.random.fold_in(key, 6 * i + j), shape)
+            for j, (name, shape) in enumerate(shapes.items())
+        }
+        for i in range(depth)
+    }
+
+
+def many(leaves: int, shapes: int = 1) -> dict[str, jax.Array]:
+    """Separate small matrices, of so many different shapes, the first of which is 32×64."""
+    return {
+        f"w{i:03}": jnp.full((32, 64 + 2 * (i % shapes)), 1.0 + i, "float32") for i in range(leaves)
+    }

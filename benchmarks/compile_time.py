@@ -1,0 +1,169 @@
+"""Seconds of tracing and compiling an update, against the number of leaves and of shapes.
+
+    python -m benchmarks compile                        # all methods, about ten minutes
+    python -m benchmarks compile --methods muon,soap --only leaves
+
+Leaves are separate matrices of 32×64, or so many shapes from 32×64 to 32×94. *stack and unstack* is
+a program that only stacks the leaves by shape and takes them apart again, which XLA does one slice
+at a time. Programs take turns, caches are cleared before each compilation, and the best is shown.
+Aims are for 400 leaves: 0.35 times `optax.contrib.muon`, 1.25 times stacking alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import optax
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+import curvax
+
+from . import _record
+from ._methods import FAMILIES, chosen
+from ._timing import ratio, update_of
+from ._trees import many
+
+SECTIONS = ("leaves", "shapes")
+LEAVES, SHAPES, LEAVES_OF_SHAPES = (1, 10, 100, 400), (1, 4, 16), 48
+RANK = 8
+STACKING, PEER = "stack and unstack", "optax.contrib.muon"
+AIMS = {STACKING: 1.25, PEER: 0.35}
+GRAYS = {STACKING: "black", PEER: "0.5"}
+
+
+def programs(families: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
+    """What is compiled."""
+    methods = chosen(families, variants=False) | chosen(("muon",), variants=False)
+    made = {name: lambda m=m: m.make(10, RANK) for name, m in methods.items()}
+    made = {name: make for name, make in made.items() if "." in name or name in families}
+    return {STACKING: lambda: curvax.on_matrices(optax.scale(-1.0), stack=True), **made}
+
+
+def compilations(optimizer: Any, grads: Any) -> int:
+    """How often three calls of a jitted update compile."""
+    update, state = jax.jit(optimizer.update), optimizer.init(grads)
+    for _ in range(3):
+        _, state = update(grads, state, grads)
+    return update._cache_size()  # pyright: ignore
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Programs that an earlier process compiled are not loaded."""
+    enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+
+
+def measure(
+    making: dict[str, Callable[[], Any]], trees: dict[int, Any], repeats: int, aims: bool
+) -> list[dict[str, Any]]:
+    """A row for every program, with its best times on every tree."""
+    best: dict[tuple[str, int], float] = {}
+    traced: dict[tuple[str, int], float] = {}
+    rounds = [(name, size) for _ in range(repeats) for size in trees for name in making]
+    with without_cache():
+        for name, size in tqdm(rounds, desc="compile", file=sys.stderr):
+            jax.clear_caches()
+            program = update_of(making[name](), trees[size])
+            if program.compile_seconds < best.get((name, size), float("inf")):
+                best[name, size] = program.compile_seconds
+                traced[name, size] = program.trace_seconds
+    most, rows = max(trees), []
+    for name in making:
+        row: dict[str, Any] = {"program": name}
+        row |= {str(size): best[name, size] for size in trees}
+        row["traced"] = traced[name, most]
+        row["compilations"] = compilations(making[name](), trees[min(trees)])
+        for other, bound in AIMS.items():
+            row[f"over {other}"] = over = ratio(best[name, most], best.get((other, most)))
+            if aims and over is not None and name in FAMILIES:
+                row[f"aim, {other}"] = _record.verdict(over, bound)
+        rows.append(row)
+    return rows
+
+
+def columns(trees: dict[int, Any], counted: str, aims: bool) -> dict[str, tuple[str, str]]:
+    """Headings."""
+    most = max(trees)
+    found = {"program": ("program", "")}
+    found |= {str(size): (f"{size} {counted}, s", ".2f") for size in trees}
+    found["traced"] = (f"tracing of {most}, s", ".2f")
+    for other in AIMS:
+        found[f"over {other}"] = (f"over {other}", ".2f")
+        if aims:
+            found[f"aim, {other}"] = ("aim", "")
+    return found | {"compilations": ("compilations in 3 calls", "d")}
+
+
+def draw(tables: list[_record.Table], sizes: list[tuple[int, ...]]) -> Figure:
+    """Seconds against the number of leaves or shapes."""
+    figure = Figure(figsize=(5.5 * len(tables) + 2, 4.5), layout="constrained")
+    panels = figure.subplots(1, len(tables), squeeze=False)[0]
+    for axis, table, x in zip(panels, tables, sizes, strict=True):
+        own = [row["program"] for row in table.rows if row["program"] in FAMILIES]
+        for row in table.rows:
+            name = row["program"]
+            style: dict[str, Any] = {"color": GRAYS.get(name, "0.8"), "lw": 3}
+            if name in own:
+                dashes = ("-", "--", ":")[own.index(name) // 7]
+                style = {"color": _record.COLORS[own.index(name) % 7], "ls": dashes, "lw": 1.2}
+            axis.plot(x, [row[str(size)] for size in x], marker=".", label=name, **style)
+        axis.set(xscale="log", yscale="log", ylabel="seconds", xlabel=table.title)
+        axis.set_xticks(x, [str(size) for size in x])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside right center",
+        fontsize=8,
+        frameon=False,
+    )
+    return figure
+
+
+def main() -> None:
+    """Prints the tables that the arguments ask for."""
+    parser = _record.arguments(__doc__, SECTIONS)
+    add = parser.add_argument
+    add("--methods", type=_record.names(FAMILIES), default=FAMILIES, help="separated by commas")
+    add("--most", type=int, default=max(LEAVES), help="leaves at most (%(default)s)")
+    add("--repeats", type=int, default=2, help="compilations of each (%(default)s)")
+    args = parser.parse_args()
+    making = programs(args.methods)
+    tables, sizes = [], []
+    if "leaves" in args.only:
+        trees = {n: many(n) for n in sorted({*LEAVES, args.most}) if n <= args.most}
+        held = args.most >= max(LEAVES)
+        rows = measure(making, trees, args.repeats, held)
+        title = "Leaves of one shape"
+        tables.append(_record.Table(title, columns(trees, "leaves", held), rows))
+        sizes.append(tuple(trees))
+    if "shapes" in args.only:
+        leaves = min(LEAVES_OF_SHAPES, args.most)
+        trees = {n: many(leaves, n) for n in SHAPES if n <= leaves}
+        rows = measure(making, trees, args.repeats, False)
+        title = f"Distinct shapes of {leaves} leaves"
+        tables.append(_record.Table(title, columns(trees, "shapes", False), rows))
+        sizes.append(tuple(trees))
+    about = (
+        "Seconds from a jitted update to its program, tracing included: the best of "
+        f"{args.repeats} compilations, the programs in turns. *Stack and unstack* only stacks the "
+        "leaves by shape and takes them apart again. Ratios and aims are for the last number."
+    )
+    settings = {"most": args.most, "repeats": args.repeats, "rank": RANK}
+    _record.write(
+        args, "compile", "Time of compilation", about, tables, draw(tables, sizes), settings
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Bytes of state against the papers' formulas, temporaries, and the peak of a training step.
+
+    python -m benchmarks memory                          # all methods, about five minutes
+    python -m benchmarks memory --only formulas          # from shapes alone, seconds
+    python -m benchmarks memory --methods racs --only steps
+
+*Formulas*: the numbers of the state of one `m × n` matrix as the README has them, times four bytes,
+beside `curvax.state_bytes`; what is more are counters, flags and random keys, and the m + n
+eigenvalues of FOAM and DR-Shampoo. 4-bit storages have
+their own figures (`python -m benchmarks storage`).
+
+*Steps*: the model of `examples/train_lm.py` (GPT-2-small's sizes on a GPU), compiled with
+parameters and state donated, and never run. The peak is what XLA reserves: arguments, results that
+do not take the place of an argument, and temporaries, of which activations and gradients are most.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+import curvax
+
+from . import _record
+from ._methods import FAMILIES, chosen
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import train_lm  # pyright: ignore[reportMissingImports]
+
+SECTIONS = ("formulas", "steps")
+SHAPES = {"wide": (768, 3072), "square": (768, 768), "tall": (3072, 768)}
+# Width, layers, context, batch, symbols, rank.
+PRESETS = {"cpu": (256, 2, 64, 16, 100, 64), "gpu": (768, 12, 1024, 8, 50257, 256)}
+
+FORMULAS = {
+    "method": ("method", ""),
+    **{
+        key: (heading, form)
+        for name, (m, n) in SHAPES.items()
+        for key, heading, form in (
+            (f"{name}_formula", f"{m}×{n}: formula", ",d"),
+            (f"{name}_bytes", "bytes", ",d"),
+            (f"{name}_more", "more", "+,d"),
+        )
+    },
+}
+STEPS = {
+    "method": ("method", ""),
+    "state": ("state, MB", ".2f"),
+    "update": ("temporaries of the update, MB", ".2f"),
+    "step": ("of the training step, MB", ".2f"),
+    "peak": ("peak of the step, MB", ".2f"),
+    "over_adamw": ("over AdamW's", ".3f"),
+}
+
+
+def formulas(families: tuple[str, ...], rank: int) -> list[dict[str, Any]]:
+    """The state of one matrix, as printed and as it is."""
+    rows = []
+    for name, method in chosen(families).items():
+        if method.numbers is None:
+            continue
+        row: dict[str, Any] = {"method": name}
+        for shape_name, shape in SHAPES.items():
+            # The sides are fixed, or SUMO's larger one, or as in the formulas the smaller.
+            fixed = name in ("eigen_adam", "dasgo")
+            m, n = shape if fixed else sorted(shape, reverse=name == "sumo")
+            printed = 4 * method.numbers(m, n, rank)
+            tree = {"layer": {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}}
+            found = curvax.state_bytes(method.make(10, rank), tree)
+            row |= {f"{shape_name}_formula": printed, f"{shape_name}_bytes": found}
+            row[f"{shape_name}_more"] = found - printed
+        rows.append(row)
+    return rows
+
+
+def abstract_model(preset: tuple[int, ...], seed: int) -> tuple[Any, Any, Any]:
+    """Graph, abstract parameters and abstract windows of text."""
+    width, depth, context, batch, symbols, _ = preset
+    sizes = {"width": width, "depth": depth, "context": context, "batch": batch, "seed": seed}
+    config = train_lm.Config("adamw", 1.0, "", **sizes)
+    graph, params = nnx.split(nnx.eval_shape(lambda: train_lm.GPT(config, symbols)), nnx.Param)
+    return graph, params, jax.ShapeDtypeStruct((batch, context + 1), jnp.int32)
+
+
+def bytes_of(tree: Any) -> int:
+    """Of all arrays."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def steps(
+    families: tuple[str, ...], preset: tuple[int, ...], variants: bool, seed: int
+) -> list[dict[str, Any]]:
+    """What the update and the whole training step of every method reserve."""
+    graph, params, windows = abstract_model(preset, seed)
+    rows = []
+    methods = chosen(families, variants)
+    for name, method in tqdm(methods.items(), desc="compile", file=sys.stderr):
+        optimizer = method.make(10, preset[-1])
+        state = jax.eval_shape(optimizer.init, params)
+
+        def loss_of(params: Any, windows: Any) -> jax.Array:
+            logits = nnx.merge(graph, params)(windows[:, :-1])
+            return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
+
+        def step(state: Any, params: Any, windows: Any, optimizer: Any = optimizer) -> Any:
+            grads = jax.grad(loss_of)(params, windows)
+            updates, state = optimizer.update(grads, state, params)
+            return state, optax.apply_updates(params, updates)
+
+        def update(state: Any, params: Any, optimizer: Any = optimizer) -> Any:
+            return optimizer.update(params, state, params)[::-1]
+
+        whole: Any = jax.jit(step, donate_argnums=(0, 1)).lower(state, params, windows).compile()
+        alone: Any = jax.jit(update, donate_argnums=0).lower(state, params).compile()
+        memory = whole.memory_analysis()
+        peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
+        rows.append(
+            {
+                "method": name,
+                "state": bytes_of(state) / 1e6,
+                "update": alone.memory_analysis().temp_size_in_bytes / 1e6,
+                "step": memory.temp_size_in_bytes / 1e6,
+                "peak": peak / 1e6,
+            }
+        )
+    adamw = next(row["peak"] for row in rows if row["method"] == "optax.adamw")
+    return [{**row, "over_adamw": row["peak"] / adamw} for row in rows]
+
+
+def draw(tables: list[_record.Table], params: float) -> Figure:
+    """State against formula, and what a training step reserves."""
+    height = 0.2 * max(len(t.rows) for t in tables) + 1.8
+    figure = Figure(figsize=(6 * len(tables), height), layout="constrained")
+    panels = figure.subplots(1, len(tables), squeeze=False)[0]
+    for axis, table in zip(panels, tables, strict=True):
+        y = np.arange(len(table.rows))
+        if "wide_bytes" in table.rows[0]:
+            marks = {"wide_formula": ("|", 14, "formula"), "wide_bytes": (".", 6, "state_bytes")}
+            for i, (key, (marker, size, label)) in enumerate(marks.items()):
+                x = [row[key] or np.nan for row in table.rows]
+                axis.plot(x, y, marker, color=_record.COLORS[1 - i], ms=size, label=label)
+            axis.set(xscale="log", xlabel="bytes of the state of a 768×3072 matrix")
+            place = "outside lower left"
+        else:
+            left = np.zeros(len(y))
+            state = np.array([row["state"] for row in table.rows])
+            rest = np.array([row["peak"] for row in table.rows]) - state - params
+            widths = {"parameters": np.full(len(y), params), "optimizer state": state}
+            for i, (label, x) in enumerate((widths | {"everything else": rest}).items()):
+                axis.barh(y, x, left=left, color=_record.COLORS[i], label=label)
+                left += x
+            axis.set(xlabel="peak of a training step, MB")
+            place = "outside lower right"
+        handles = axis.get_legend_handles_labels()
+        figure.legend(*handles, loc=place, ncols=3, fontsize=8, frameon=False)
+        axis.set_yticks(y, [row["method"] for row in table.rows], fontsize=7)
+        axis.invert_yaxis()
+        axis.grid(axis="x", alpha=0.3)
+    return figure
+
+
+def main() -> None:
+    """Prints the tables that the arguments ask for."""
+    parser = _record.arguments(__doc__, SECTIONS)
+    add = parser.add_argument
+    add("--methods", type=_record.names(FAMILIES), default=FAMILIES, help="separated by commas")
+    add("--plain", action="store_true", help="without storages and other variants")
+    add("--width", type=int, help="in place of the preset's")
+    add("--layers", type=int, help="in place of the preset's")
+    args = parser.parse_args()
+    width, layers, *rest = PRESETS[args.preset]
+    preset = (args.width or width, args.layers or layers, *rest)
+    names = ("width", "layers", "context", "batch", "symbols", "rank")
+    settings: dict[str, Any] = dict(zip(names, preset, strict=True))
+    tables = []
+    params = bytes_of(abstract_model(preset, args.seed)[1]) / 1e6
+    if "formulas" in args.only:
+        rows = formulas(args.methods, settings["rank"])
+        note = (
+            f"Bytes of one matrix's state at rank {settings['rank']}. What is more are counters, "
+            "flags and random keys, and the eigenvalues of FOAM and DR-Shampoo."
+        )
+        tables.append(_record.Table("State against formula", FORMULAS, rows, note))
+    if "steps" in args.only:
+        rows = steps(args.methods, preset, not args.plain, args.seed)
+        note = f"Parameters of {params:.2f} MB; " + ", ".join(
+            f"{name} {value}" for name, value in settings.items()
+        )
+        tables.append(_record.Table("A training step", STEPS, rows, note + "."))
+    about = (
+        "Bytes from shapes and from compiled programs (`memory_analysis`); nothing was run. The "
+        "peak is arguments, results that take no argument's place, and temporaries."
+    )
+    figure = draw(tables, params)
+    _record.write(args, "memory", "Memory", about, tables, figure, settings)
+
+
+if __name__ == "__main__":
+    main()
