@@ -488,7 +488,8 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     zero = {"x": [np.where(np.isfinite(g).all(), g, 0) for g in bad["x"]]}
     direction = ELEMENTS[method][0](rank=RANK, refresh=4)
     found, expected = (_trajectories(direction, g, "float32") for g in (bad, zero))
-    assert_close(found[0], expected[0], factor=0)
+    still = np.array([not np.isfinite(g).all() for g in bad["x"]])[:, None, None]
+    assert_close(found[0], {"x": np.where(still, 0, expected[0]["x"])}, factor=0)
     skipped = found[1][0].subspaces["x"].skipped
     assert skipped.tolist() == np.cumsum([not np.isfinite(g).all() for g in bad["x"]]).tolist()
     plain = expected[1][0].subspaces["x"]._replace(skipped=skipped)

@@ -162,6 +162,8 @@ def decomposed(
     running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731
     first = attempt(jnp.asarray(epsilon, x.dtype))
     _, c, failed = jax.lax.while_loop(running, again, (jnp.int32(1), *first))
+    if damping == "relative":  # zeros have no largest entry: they stay zeros
+        c = jnp.where(largest == 0, 0, c)
     return c, failed
 
 
@@ -189,7 +191,7 @@ def cholesky(
         the error is too coarse for its small increments, and at condition numbers of 3 to 100 the
         decoded factor is off by up to ten times as much as without. 0 helps at all of them.
       eps: ε, added to the factor before its decomposition, at every update.
-      damping: "relative": eps times the factor's largest entry (1 for zeros), so that nothing
+      damping: "relative": eps times the factor's largest entry (zeros stay zeros), so that nothing
         depends on the gradients' scale; "absolute": eps itself, as published, which small gradients
         disappear behind.
       map: "linear2" or "linear", see `encode`.
