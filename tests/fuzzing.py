@@ -47,7 +47,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "apollo": {"eps": 1e-8, "output_layer": None},
 }
 
-SCALE_FREE = ("muon", "racs", "alice", "sumo", "swan", "osgdm")
+SCALE_FREE = ("muon", "racs", "swan", "osgdm")
 """Methods whose direction is the same, bit for bit, for a gradient that is a power of two larger.
 
 The others have an ε, a root that is no power of two, or LAPACK's eigendecomposition.

@@ -141,8 +141,11 @@ def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
     """
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     finite = jnp.isfinite(work).all(axis=(-2, -1), keepdims=True)
-    # LAPACK's SVD of an infinite entry may never end.
-    u, s, vt = jnp.linalg.svd(jnp.where(finite, work, 0), full_matrices=False)
+    # LAPACK's SVD of an infinite entry may never end, and rounds by the scale of what it gets.
+    sound = jnp.where(finite, work, 0)
+    exponent = power_of_two(jnp.max(jnp.abs(sound), axis=(-2, -1), keepdims=True))
+    near_one = sound * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
+    u, s, vt = jnp.linalg.svd(near_one, full_matrices=False)
     cutoff = (size or max(x.shape[-2:])) * jnp.finfo(work.dtype).eps * s[..., :1]
     u = jnp.where(finite, u * (s > cutoff)[..., None, :], jnp.nan)
     return jnp.matmul(u, vt, precision=jax.lax.Precision.HIGHEST).astype(x.dtype)
