@@ -935,9 +935,7 @@ def test_a_bad_gradient_touches_no_other_matrix(victim: str, bad: float) -> None
     clean = on(mesh, gradients[2])
     hit = on(mesh, {**clean, victim: clean[victim].at[1, 2].set(bad)})
     zero = on(mesh, {**clean, victim: jnp.zeros_like(clean[victim])})
-    (wanted, _), (updates, after), (_, there) = (
-        step(g, state, params) for g in (clean, hit, zero)
-    )
+    (wanted, _), (updates, after), (_, there) = (step(g, state, params) for g in (clean, hit, zero))
     for name in TWO_SHAPES:
         assert_close(updates[name], 0 * wanted[name] if name == victim else wanted[name], factor=0)
     numbers = [[x for x in jax.tree.leaves(s) if x.dtype == jnp.float32] for s in (after, there)]
