@@ -660,4 +660,8 @@ def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, 
     shampoo = _shampoo(POLICIES[name], side="both")
     grown = _temporaries_per_matrix(shampoo, layout, few, many)
     unavoidable = _unavoidable_temporaries(layout, few, many)
-    assert grown <= unavoidable + 0.1, f"{grown:.2f} matrices per matrix, {unavoidable:.2f} needed"
+    # XLA packs whole matrices, here or there two of them; all at once would need one of each more.
+    packing = max(0.1, 2 / (many - few))
+    assert grown <= unavoidable + packing, (
+        f"{grown:.2f} matrices per matrix, {unavoidable:.2f} needed"
+    )

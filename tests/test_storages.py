@@ -574,7 +574,7 @@ def test_relative_damping_is_eps_times_the_largest_entry():
     assert not failed.any()
     assert_close(c @ c.mT, x + 0.25 * largest * jnp.eye(6)[None], 32)
     c, failed = _cholesky.decomposed(jnp.zeros((6, 6)), 0.25, "relative")
-    assert not failed.any() and _same(c, 0.5 * jnp.eye(6))
+    assert not failed.any() and not c.any()  # zeros stay zeros
 
 
 def test_matrices_are_decomposed_one_at_a_time():

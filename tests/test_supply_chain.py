@@ -22,7 +22,10 @@ jax.block_until_ready(jax.jit(lambda x: jnp.linalg.eigh(x @ x.T))(jnp.ones((3, 3
 seen = []
 def hook(event, arguments):
     name = event.split(".")[0]
-    reads = event == "open" and str(arguments[0]).endswith((".py", ".pyc", ".zip"))
+    # What Python looks into to import a module, and to tell the version of an installed package.
+    reads = event == "open" and str(arguments[0]).endswith(
+        (".py", ".pyc", ".zip", "-info", "/METADATA", "/PKG-INFO")
+    )
     if name in ("socket", "urllib", "http", "ftplib", "subprocess", "pickle", "ctypes") or (
         event in ("open", "os.system", "os.exec", "os.fork", "os.remove", "os.rename", "os.mkdir")
         and not reads

@@ -61,7 +61,7 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       | parameter | skipped | checks | refreshes | rejected | indefinite | damping | error | proxy |
       |---|---:|---:|---:|---:|---:|---:|---:|---:|
       | dense/bias | 0 | 1 | 1 | 0 | 0 | 1e-06 | 0 | 0 |
-      | dense/kernel | 1 | 1 | 1 | 0 | 0 | 1e-06 | 0 | 0 |
+      | dense/kernel | 1 | 1 | 0 | 1 | 0 | 1e-06 | 0 | 0 |
     """
     leaves = jax.tree.leaves(portable_state(optimizer, params, state))
     found: dict[str, dict[str, list[jax.Array]]] = {}
