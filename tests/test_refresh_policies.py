@@ -624,44 +624,34 @@ def _between_refreshes():
     return optax.GradientTransformation(init, update)
 
 
-def _temporaries_per_matrix(transformation, layout, few, many):
-    """By how many matrices the temporaries grow with each matrix."""
+def _temporaries_per_matrix(transformation, layout, count):
+    """The temporaries of a step, in matrices for each of the matrices that there are."""
     order = 64
-
-    def params(count):
-        if layout == "a batch":
-            return jax.ShapeDtypeStruct((count, order, order), jnp.float32)
-        matrix = jax.ShapeDtypeStruct((order, order), jnp.float32)
-        return {f"{i:02}": matrix for i in range(count)}
-
+    params: Any = jax.ShapeDtypeStruct((count, order, order), jnp.float32)
     if layout != "a batch":
+        matrix = jax.ShapeDtypeStruct((order, order), jnp.float32)
+        params = {f"{i:02}": matrix for i in range(count)}
         stack = layout == "stacked"
         transformation = curvax.on_matrices(transformation, matrices="all", stack=stack)
-    sizes = [_temporaries(transformation, params(count)) for count in (few, many)]
-    return (sizes[1] - sizes[0]) / (many - few) / (4 * order**2)
+    return _temporaries(transformation, params) / count / (4 * order**2)
 
 
 @functools.cache
-def _unavoidable_temporaries(layout, few, many):
-    return _temporaries_per_matrix(_between_refreshes(), layout, few, many)
+def _unavoidable_temporaries(layout, count):
+    return _temporaries_per_matrix(_between_refreshes(), layout, count)
 
 
-@pytest.mark.parametrize(
-    ("layout", "few", "many"),
-    [
-        ("a batch", 4, 32),
-        ("stacked", 4, 32),
-        ("unstacked", 2, 8),
-    ],
-)
+@pytest.mark.parametrize(("layout", "count"), [("a batch", 32), ("stacked", 32), ("unstacked", 8)])
 @pytest.mark.parametrize("name", ["every", "FOAM"])
-def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, layout, few, many):
-    """Beyond those of a step without refreshes; buffers are donated."""
+def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, layout, count):
+    """All in all no more than those of a step without refreshes; buffers are donated.
+
+    Totals, not the growth from few matrices to many: XLA packs buffers now like this, now like
+    that, so that differences jump by whole matrices.
+    """
     shampoo = _shampoo(POLICIES[name], side="both")
-    grown = _temporaries_per_matrix(shampoo, layout, few, many)
-    unavoidable = _unavoidable_temporaries(layout, few, many)
-    # XLA packs whole matrices, here or there two of them; all at once would need one of each more.
-    packing = max(0.1, 2 / (many - few))
-    assert grown <= unavoidable + packing, (
-        f"{grown:.2f} matrices per matrix, {unavoidable:.2f} needed"
+    needed = _temporaries_per_matrix(shampoo, layout, count)
+    unavoidable = _unavoidable_temporaries(layout, count)
+    assert needed <= unavoidable + 0.1, (
+        f"{needed:.2f} matrices per matrix, {unavoidable:.2f} needed"
     )
