@@ -4,15 +4,10 @@ LAPACK gets one thread: its threads and XLA's would wait for each other's cores.
 time is compilation of programs that run once, so XLA does not optimize them, unless the caller's
 XLA_FLAGS choose a level: `XLA_FLAGS=--xla_backend_optimization_level=3 pytest` tests what users
 run. Tests that read or compare compiled programs choose it themselves (`helpers.OPTIMIZED`).
-Compiled programs are kept in a folder of this run, for the other worker and the examples that tests
-start.
 """
 
-import atexit
 import gc
 import os
-import shutil
-import tempfile
 
 from jaxlib.version import __version_info__
 
@@ -28,12 +23,6 @@ if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    programs = tempfile.mkdtemp(prefix="curvax-tests-")
-    atexit.register(shutil.rmtree, programs, ignore_errors=True)
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = programs
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
 

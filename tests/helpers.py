@@ -10,7 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.interpreters.partial_eval import dce_jaxpr
 from jaxlib.version import __version_info__
+
+import curvax
+from curvax.transforms._summary import entries_of
 
 # Compiler options that undo tests/conftest.py, for what depends on the compiled program.
 OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
@@ -128,3 +132,19 @@ def run(
         updates.append(update)
         states.append(state)
     return updates, states
+
+
+def program(f: Any, *args: Any) -> str:
+    """What `f` computes, from arrays or their shapes: equal for functions that do the same."""
+    jaxpr = jax.make_jaxpr(f)(*args).jaxpr
+    return str(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
+
+
+def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, dict[str, Any]]:
+    """What `curvax.state_of` returns, for all parameters at once."""
+    leaves = jax.tree.leaves(curvax.portable_state(optimizer, params, state))
+    found: dict[str, dict[str, Any]] = {}
+    for entry, leaf in zip(entries_of(optimizer, params), leaves, strict=True):
+        for owner, part in entry.owners:
+            found.setdefault(owner, {})[entry.place] = leaf if part is None else leaf[part]
+    return found

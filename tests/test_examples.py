@@ -56,6 +56,15 @@ def train_lm(*arguments: object) -> tuple[int, str, str]:
     return finish(start("train_lm.py", *SMALL, *arguments))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs(tmp_path_factory):
+    """What one process has compiled the next need not; none runs beside another."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield
+
+
 @pytest.fixture
 def script(monkeypatch):
     """The module train_lm."""

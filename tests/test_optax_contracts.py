@@ -17,17 +17,10 @@ import pytest
 from flax import nnx
 from helpers import assert_close, gradients_like, normal_like, run
 from registry import REGISTRY, Row, every_optimizer
-from test_contract import GROWTH, Model, compiled, shapes_and_dtypes, small_tree
+from test_contract import GROWTH, Model, compiled, shapes_and_dtypes, small_run, small_tree
 
 import curvax
 from curvax import inject_hyperparams
-
-
-@functools.cache
-def plain_run(row: Row) -> tuple[list[Any], list[Any]]:
-    """Three plain steps, with which others are compared."""
-    params = small_tree()
-    return run(compiled(row), gradients_like(params, 3), params, jit=False)
 
 
 @every_optimizer
@@ -46,7 +39,7 @@ def test_frozen_matrices_stand_still(row: Row) -> None:
     params = small_tree()
     mask = {"dense": {"kernel": False, "bias": False}, "head": {"kernel": True}}
     gradient = gradients_like(params, 1)
-    plain = plain_run(row)[0][0]
+    plain = small_run(row)[0][0]
     frozen = optax.chain(compiled(row), optax.freeze(mask))
     (updates,), _ = run(frozen, gradient, params, jit=False)
     assert not jnp.any(updates["head"]["kernel"])
@@ -65,7 +58,7 @@ def test_nnx_model_and_optimizer(row: Row) -> None:
     structure = jax.tree.structure(nnx.state(both.model, nnx.Param))
     for gradient in gradients_like(small_tree(), 3):
         both.update(structure.unflatten(jax.tree.leaves(gradient)))
-    expected = functools.reduce(optax.apply_updates, plain_run(row)[0], small_tree())
+    expected = functools.reduce(optax.apply_updates, small_run(row)[0], small_tree())
     trained = nnx.to_pure_dict(nnx.state(both.model, nnx.Param))
     assert_close(trained, expected, GROWTH[row.name])
 
@@ -95,7 +88,7 @@ def test_debugging_modes_find_nothing(row: Row) -> None:
     gradients = [first, optax.tree.zeros_like(second), jax.tree.map(rank_one, third)]
     with jax.debug_nans(True), jax.enable_checks(True):
         updates, _ = run(row.make(), gradients, params)
-    assert_close(updates[0], plain_run(row)[0][0], GROWTH[row.name])
+    assert_close(updates[0], small_run(row)[0][0], GROWTH[row.name])
 
 
 # 64 bits.
@@ -138,7 +131,7 @@ def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     if row.name == "apollo":  # draws of another dtype are other numbers
         assert all(np.isfinite(x).all() and np.any(x) for x in jax.tree.leaves(updates))
         return
-    expected, eps = plain_run(row)[0][0], float(jnp.finfo(jnp.float32).eps)
+    expected, eps = small_run(row)[0][0], float(jnp.finfo(jnp.float32).eps)
     growth = GROWTH[row.name]
     assert_close(updates["dense"]["kernel"], expected["dense"]["kernel"], growth, eps=eps)
     # Adam divides by 1 - b2, which in float32 has 1,000 times the relative error of b2.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 from flax import nnx
-from helpers import assert_close, gradients_like, run
+from helpers import assert_close, gradients_like, run, states_by_parameter
 from registry import REGISTRY, Row, every_optimizer
 
 import curvax
@@ -122,8 +122,13 @@ def test_entries_of_a_parameter_are_its_share(row: Row, network: str, wrapper: s
     optimizer = WRAPPERS[wrapper](row)
     state = optimizer.init(params)
     parameters, _ = table(curvax.summarize(optimizer, params))
-    for name in NAMES:
-        entries = curvax.state_of(optimizer, params, state, name)
+    found = states_by_parameter(optimizer, params, state)
+    assert sorted(found) == list(NAMES)
+    one = NAMES[sum(map(ord, row.name + wrapper)) % len(NAMES)]
+    assert jax.tree.all(
+        jax.tree.map(jnp.array_equal, curvax.state_of(optimizer, params, state, one), found[one])
+    )
+    for name, entries in found.items():
         assert actual_bytes(entries) == number(parameters[name][-1]), name
         fields = {part for place in entries for part in place.split("/")}
         if name == "up/bias" and not row.everything:
