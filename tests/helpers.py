@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,6 +21,16 @@ from curvax.transforms._summary import entries_of
 OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
 if __version_info__ < (0, 11):
     OPTIMIZED["xla_cpu_use_fusion_emitters"] = True
+
+ALL_CELLS = "CURVAX_ALL_CELLS" in os.environ  # all of what is otherwise sampled
+
+
+def share(cases: Iterable[Any], of: int) -> list[Any]:
+    """Every `of`-th case of a product, or all of them where CURVAX_ALL_CELLS asks for it.
+
+    With a number prime to those of the product's factors each value of each factor is among them.
+    """
+    return list(cases)[:: 1 if ALL_CELLS else of]
 
 
 def resolution(*arrays: Any) -> float:

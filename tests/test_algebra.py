@@ -23,7 +23,6 @@ import functools
 import inspect
 import itertools
 import math
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +42,7 @@ from algebra import (
     leaves_in,
     trajectory,
 )
-from helpers import with_spectrum
+from helpers import ALL_CELLS, with_spectrum
 
 import curvax
 from curvax import policies
@@ -223,7 +222,7 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(chosen, key=cells.index)
 
 
-SAMPLE = ALL if os.environ.get("CURVAX_ALL_CELLS") else pairwise(ALL)
+SAMPLE = ALL if ALL_CELLS else pairwise(ALL)
 
 
 # What they run on.

@@ -13,7 +13,6 @@ import collections
 import functools
 import itertools
 import math
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from helpers import OPTIMIZED, assert_close, gradients_like, normal_like, run
+from helpers import ALL_CELLS, OPTIMIZED, assert_close, gradients_like, normal_like, run
 from hlo import Collective, collectives
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -39,7 +38,6 @@ from curvax.transforms import _factor, _inverse_root, _shares
 STEPS = 3
 ROWS = {row.name: row for row in REGISTRY}
 AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
-ALL_CELLS = bool(os.environ.get("CURVAX_ALL_CELLS"))
 both_axis_types = pytest.mark.parametrize("kind", AXIS_TYPES)
 
 

@@ -6,6 +6,7 @@ on sides where statistics have full rank from the first step: for `(m, n)` with 
 """
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
+from helpers import assert_close, share
 from reference.soap import adadiag, eigen_adam, soap
 
 import curvax
@@ -58,9 +59,9 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("period", [1, 4, 7])
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "variant", "period"), share(itertools.product(SHAPES, VARIANTS, [1, 4, 7]), of=4)
+)
 def test_one_side_follows_the_transcription(name, variant, period):
     shape, (ours, theirs) = SHAPES[name], VARIANTS[variant]
     side, gradients = _side_of_full_rank(shape), _gradients(SHAPES[name])

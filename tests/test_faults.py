@@ -15,7 +15,6 @@ import collections
 import contextlib
 import functools
 import math
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ from fault_model import (
     struck,
     widened,
 )
-from helpers import normal_like
+from helpers import ALL_CELLS, normal_like
 from registry import REGISTRY
 from test_algebra import ALL
 
@@ -53,8 +52,7 @@ from curvax.transforms._summary import entries_of
 PERIOD, STEPS = 4, 20
 SHAPES = {"dense/kernel": (4, 6), "dense/bias": (6,), "head/kernel": (6, 4), "layers": (2, 4, 6)}
 SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
-EVERYTHING = os.environ.get("CURVAX_ALL_CELLS")
-SHARE = 1 if EVERYTHING else 7  # prime to the number of faults: each share has all values and parts
+SHARE = 1 if ALL_CELLS else 7  # prime to the number of faults: each share has all values and parts
 UNSEEN = [  # a first basis has columns of the identity: to them another row's 1e30 is 0
     fault for fault in FAULTS if (fault.value, fault.moment, fault.steps) == ("1e30", "step 1", 1)
 ]
@@ -72,7 +70,7 @@ CHOSEN = (
     Cell("apollo", "below_norm"),
     Cell("sumo", "every"),
 )
-SAMPLE = CELLS if EVERYTHING else CHOSEN
+SAMPLE = CELLS if ALL_CELLS else CHOSEN
 ADAPTS = ("foam", "dr_shampoo", "diagonal_residual", "below_norm")  # look before they refresh
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
 DECOMPOSITIONS = ("eigh", "svd", "qr", "cholesky")

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, share
 from reference.asgo import dasgo
 from reference.dr_shampoo import dr_shampoo
 from reference.foam import foam
@@ -340,12 +340,14 @@ def _assert_same_decisions(factor, states, conditions, case, side, period, dtype
         assert (error <= bound).all(), np.max(error / bound)
 
 
+WAYS = [("float64", *both) for both in PERIODS_AND_ROOTS]
+WAYS += [("float32", *both) for both in PERIODS_AND_ROOTS[1:4]]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "period", "root"),
-    [("float64", *both) for both in PERIODS_AND_ROOTS]
-    + [("float32", *both) for both in PERIODS_AND_ROOTS[1:4]],
+    ("case", "dtype", "period", "root"),
+    share(((case, *way) for case in CASES for way in WAYS), of=4),
 )
-@pytest.mark.parametrize("case", CASES)
 def test_trajectories_follow_the_transcription(case, dtype, period, root):
     if root not in CASES[case].roots:
         root = CASES[case].roots[0]
