@@ -8,6 +8,7 @@ should be matrices were: a path for vectors alone would pass most of the rest.
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -143,6 +144,25 @@ def test_every_kind_of_leaf(row: Row, dtype: str) -> None:
             assert update[name].dtype == params[name].dtype
             assert jnp.isfinite(update[name]).all() and jnp.any(update[name] != 0), name
     assert_matrix_branch(row, params, states[-1])
+
+
+@every_optimizer
+def test_no_batch_is_decomposed(row: Row) -> None:
+    """Several at once may wait for each other forever; see `transforms/_one_by_one.py`."""
+    params = {
+        f"{i}/{m}x{n}/kernel": jnp.ones((m, n)) for i in range(3) for m, n in [(4, 6), (6, 4)]
+    }
+    optimizer = row.make()
+    state = jax.eval_shape(optimizer.init, params)
+    text = program(optimizer.update, params, state, params)
+    kinds = "|".join(("eigh", "svd", "qr", "geqrf", "householder_product", "cholesky", "lu"))
+    found = re.findall(rf"^\s*((?:\w+:\w+\[[\d,]*\] ?)+) *= ({kinds})\b", text, re.MULTILINE)
+    decomposes = row.name not in ("muon", "racs", "dasgo", "apollo")
+    assert bool(found) == decomposes
+    for results, kind in found:
+        for shape in re.findall(r"\[([\d,]*)\]", results):
+            batch = [int(n) for n in shape.split(",")][:-2]
+            assert np.prod(batch, initial=1) == 1, f"{kind}: {results}"
 
 
 @every_optimizer

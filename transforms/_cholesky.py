@@ -27,6 +27,7 @@ import jax.numpy as jnp
 
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._inverse_root import HIGHEST
+from ._one_by_one import one_by_one
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._triangle import fold, join, strictly_lower, unfold, with_room, without_room
 from ._validate import check_choice, check_decay, check_interval, check_positive_int
@@ -137,16 +138,11 @@ def decomposed(
 ) -> tuple[jax.Array, jax.Array]:
     """The lower Cholesky factor of `x + ε I`, `(..., d, d)`, and where there is none.
 
-    Tried again with more on the diagonal where it fails, up to `RETRIES` times. One matrix after
-    the other: on CPUs the decomposition of a batch waits for XLA's threads, and as many batches at
-    once as there are threads wait for each other, forever (jaxlib 0.10).
+    Tried again with more on the diagonal where it fails, up to `RETRIES` times.
     """
-    order = x.shape[-1]
     if x.ndim > 2:
-        one_by_one = jax.lax.map(
-            lambda one: decomposed(one, eps, damping), x.reshape(-1, order, order)
-        )
-        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), one_by_one)
+        return one_by_one(lambda one: decomposed(one, eps, damping), x)
+    order = x.shape[-1]
     largest = jnp.max(jnp.diagonal(x))
     rounding = order * jnp.finfo(x.dtype).eps * largest
     epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping == "relative" else 1)

@@ -12,17 +12,19 @@ the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = 
 + c\sigma^5$ and leaves the singular vectors alone.
 
 *Numerics.* Newton-Schulz works in the dtype of `X` (bfloat16 is what it was made for); SVD and QDWH
-in float32 at least. A zero matrix gives zero, one that is not finite NaN. Iterations run in one
-loop: compile time and temporaries do not depend on their number.
+in float32 at least, one matrix after the other. A zero matrix gives zero, one that is not finite
+NaN. Iterations run in one loop: compile time and temporaries do not depend on their number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from ._one_by_one import one_by_one
 from ._scaling import power_of_two
 
 _POLAR_EXPRESS = (
@@ -145,7 +147,7 @@ def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
     sound = jnp.where(finite, work, 0)
     exponent = power_of_two(jnp.max(jnp.abs(sound), axis=(-2, -1), keepdims=True))
     near_one = sound * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
-    u, s, vt = jnp.linalg.svd(near_one, full_matrices=False)
+    u, s, vt = one_by_one(partial(jnp.linalg.svd, full_matrices=False), near_one)
     cutoff = (size or max(x.shape[-2:])) * jnp.finfo(work.dtype).eps * s[..., :1]
     u = jnp.where(finite, u * (s > cutoff)[..., None, :], jnp.nan)
     return jnp.matmul(u, vt, precision=jax.lax.Precision.HIGHEST).astype(x.dtype)
@@ -155,7 +157,7 @@ def polar_qr_svd(x: jax.Array) -> jax.Array:
     """As `polar_svd`, by a QR decomposition first: the SVD is of the smaller order alone."""
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = x.shape[-2] < x.shape[-1]
-    q, r = jnp.linalg.qr(work.mT if wide else work)
+    q, r = one_by_one(jnp.linalg.qr, work.mT if wide else work)
     # Singular values count as zero by the size of `x`, not by that of its small factor.
     small = polar_svd(r, max(x.shape[-2:]))
     polar = jnp.matmul(q, small, precision=jax.lax.Precision.HIGHEST)
@@ -163,7 +165,7 @@ def polar_qr_svd(x: jax.Array) -> jax.Array:
 
 
 def polar_qdwh(x: jax.Array) -> jax.Array:
-    """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`), one at a time.
+    """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
 
     For `x` of full rank; directions in which `x` vanishes come back orthonormal, not zero.
     """
@@ -174,5 +176,4 @@ def polar_qdwh(x: jax.Array) -> jax.Array:
         unitary = jax.scipy.linalg.polar(a.T if wide else a, method="qdwh")[0]
         return unitary.T if wide else unitary
 
-    flat = work.reshape(-1, *x.shape[-2:])
-    return jax.lax.map(one, flat).reshape(x.shape).astype(x.dtype)
+    return one_by_one(one, work).astype(x.dtype)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from ._inverse_root import DAMPINGS, inverse_root_by_eigh
 from ._iterative_roots import coupled_newton, newton_schulz_root
+from ._one_by_one import one_by_one
 from ._scaling import power_of_two
 from ._validate import check_choice, check_interval, check_positive_int
 
@@ -108,6 +109,6 @@ def inverse_root(
     check_interval("eps", eps, 0.0)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
-    work = a.astype(jnp.promote_types(a.dtype, jnp.float32)).reshape(-1, *a.shape[-2:])
-    solved = jax.lax.map(lambda x: solve_root(x, root, eps, damping, solver), work)
-    return solved.root.reshape(a.shape).astype(a.dtype), solved.error.reshape(a.shape[:-2])
+    work = a.astype(jnp.promote_types(a.dtype, jnp.float32))
+    solved = one_by_one(lambda x: solve_root(x, root, eps, damping, solver), work)
+    return solved.root.astype(a.dtype), solved.error
