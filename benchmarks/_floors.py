@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 import curvax
-from curvax.transforms._polar import polar_qr_svd
+from curvax.transforms._polar import iterated, polar_qr_svd
 
 from ._timing import Program
 
@@ -65,15 +65,10 @@ def averaged(factor: jax.Array, g: jax.Array) -> jax.Array:
 
 def newton_schulz(x: jax.Array) -> jax.Array:
     """Five iterations on the smaller side, from what is normalized already."""
-    a, b, c = QUINTIC
     tall = x.shape[0] > x.shape[1]
     x = x.mT if tall else x
-
-    def iteration(_: int, x: jax.Array) -> jax.Array:
-        gram = x @ x.mT
-        return a * x + (b * gram + c * gram @ gram) @ x
-
-    x = jax.lax.fori_loop(0, 5, iteration, x)
+    for count in (3, 2) if x.shape[1] >= 2 * x.shape[0] else (1,) * 5:
+        x = iterated(x, [QUINTIC] * count)
     return x.mT if tall else x
 
 

@@ -20,9 +20,7 @@ import contextlib
 import functools
 import importlib
 import shlex
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,16 +31,13 @@ import optax
 from tqdm import tqdm
 
 import curvax
+from benchmarks._timing import Program
+from benchmarks._training_step import Make, corpus_for, training_step
 from benchmarks._trees import layers
 from benchmarks.papers import _report
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-import train_lm  # pyright: ignore[reportMissingImports]
-
 RESULT = Path(__file__).parent / "results" / "guard_cost.md"
 NAMES = ("with", "without", "with, again")
-Make = Callable[..., optax.GradientTransformation]
 
 UPDATES: dict[str, Make] = {
     "racs": functools.partial(curvax.racs, output_layer=None),
@@ -74,48 +69,15 @@ def unguarded() -> Iterator[None]:
         yield
 
 
-class Program:
-    """A compiled step from a state, which it takes over, to the next."""
-
-    def __init__(self, step: Any, state: Any, *given: Any):
-        """Compiles it; `step` is jitted and donates its first argument."""
-        self.state, self.given = state, given
-        self.compiled = step.lower(state, *given).compile()
-        self.times: list[float] = []
-
-    def step(self) -> None:
-        """Runs and times one step."""
-        begin = time.perf_counter()
-        self.state = self.compiled(self.state, *self.given)
-        jax.block_until_ready(self.state)
-        self.times.append(time.perf_counter() - begin)
-
-    @property
-    def milliseconds(self) -> float:
-        """Median, without the first round."""
-        return 1e3 * statistics.median(self.times[1:])
-
-
 def update_of(make: Make) -> Program:
-    """An update alone; the last updates are kept with the state, so that they are computed."""
+    """An update alone."""
     gradient = layers()
     optimizer = make(0.02)
 
-    def step(carry: Any, gradient: Any) -> Any:
-        state, _ = carry
-        updates, state = optimizer.update(gradient, state, gradient)
-        return state, updates
+    def step(state: Any, gradient: Any) -> Any:
+        return optimizer.update(gradient, state, gradient)[::-1]
 
-    start = optimizer.init(gradient), jax.tree.map(lambda x: 0 * x, gradient)
-    return Program(jax.jit(step, donate_argnums=0), start, gradient)
-
-
-def training_of(make: Make, corpus: Any) -> Program:
-    """A whole step of the example: its loss, gradient, update and everything else it computes."""
-    with mock.patch.dict(train_lm.OPTIMIZERS, this=make):
-        config = train_lm.Config("this", 1e-3, corpus.digest)
-        state, step, _ = train_lm.make_run(config, corpus)
-    return Program(step, state, corpus.train)
+    return Program(step, jax.jit(optimizer.init)(gradient), gradient)
 
 
 def measure(program: Callable[[], Program], rounds: int, name: str) -> dict[str, float]:
@@ -131,8 +93,8 @@ def measure(program: Callable[[], Program], rounds: int, name: str) -> dict[str,
         assert bool(counters) == (which != "without"), f"{which}: {counters}"
     for i in tqdm(range(rounds + 1), desc=name, leave=False, file=sys.stderr):
         for which in NAMES[:: (-1) ** i]:
-            programs[which].step()
-    return {which: programs[which].milliseconds for which in NAMES}
+            programs[which].run()
+    return {which: programs[which].median for which in NAMES}
 
 
 def is_counter(path: Any) -> bool:
@@ -168,11 +130,11 @@ def main() -> None:
         for name, make in UPDATES.items()
         if name in args.methods
     ]
-    corpus = train_lm.read_corpus(None, train_lm.Config.context)
+    corpus = corpus_for()
     steps = [
         row(
             name,
-            measure(lambda: training_of(TRAINED[name], corpus), args.rounds, f"training, {name}"),  # noqa: B023
+            measure(lambda: training_step(TRAINED[name], corpus), args.rounds, f"training, {name}"),  # noqa: B023
             STEP_BOUND,
         )
         for name in args.methods

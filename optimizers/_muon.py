@@ -51,7 +51,8 @@ def muon(
     where :math:`\hat M_t` is bias-corrected and, with Nesterov, mixed once more with :math:`G_t`.
     Then :math:`W \leftarrow W - \mathrm{lr} \, (\sqrt{\max(1, n/m)}\, D_t + \lambda W)`.
 
-    State per `m × n` matrix: `mn` numbers. Work per step: `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`.
+    State per `m × n` matrix: `mn` numbers. Work per step: `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`;
+    from `n = 2m` on `8m²n + 28m³` for five steps.
 
     Relations, each with a test of its name: equals `optax.contrib.muon` step for step on trees of
     2-D leaves. What differs from it: parameters are chosen by Flax path as well as shape (biases

@@ -113,9 +113,10 @@ def test_exact_polar_factors_do_not_depend_on_the_scale(method, exponent):
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"), [("quintic", 5), ("classical", 8), ("polar_express", 5)]
+    ("name", "steps"),
+    [("quintic", 5), ("quintic", 6), ("classical", 1), ("classical", 8), ("polar_express", 5)],
 )
-@pytest.mark.parametrize("shape", [(8, 13), (13, 8), (9, 9)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 13), (13, 8), (9, 9), (6, 12), (20, 6)], ids=str)
 def test_newton_schulz_maps_singular_values_and_keeps_singular_vectors(name, steps, shape):
     x = _matrices(shape)
     u, values, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)

@@ -1,0 +1,38 @@
+"""A whole training step of the language model of `examples/train_lm.py`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import optax
+
+from ._timing import Program
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import train_lm  # pyright: ignore[reportMissingImports]
+
+Make = Callable[..., optax.GradientTransformation]
+
+
+def corpus_for(context: int = train_lm.Config.context) -> Any:
+    """The example's text."""
+    return train_lm.read_corpus(None, context)
+
+
+def training_step(make: Make, corpus: Any, **sizes: int) -> Program:
+    """Loss, gradient, update and all else that the example computes in a step.
+
+    Args:
+      make: from a schedule and `weight_decay=` to the optimizer.
+      corpus: from `corpus_for`.
+      sizes: fields of the example's `Config` in the place of its own.
+    """
+    with mock.patch.dict(train_lm.OPTIMIZERS, this=make):
+        config = train_lm.Config("this", 1e-3, corpus.digest, **sizes)
+        state, step, _ = train_lm.make_run(config, corpus)
+    return Program(lambda state, text: (step(state, text), ()), state, corpus.train)

@@ -1,0 +1,162 @@
+"""What optimizers add to a training step of the language model, at the papers' periods.
+
+    python -m benchmarks overhead                        # about ten minutes
+    python -m benchmarks overhead --methods racs,galore
+
+The model, batch and schedule are those of `examples/train_lm.py`. A method runs once without its
+periodic work, and for each kind of that once with it at every step; programs take turns. What it
+costs is the first, and of every other what it adds to the first over its period. The periods are
+those of the papers: 200 for subspaces (GaLore, Alice; SUMO's is not said), 100 for the statistics
+and 500 for the roots of 4-bit Shampoo, 1 (GPT-2) and 15 (NanoGPT) for ASGO's root; 10 for SOAP is
+in common use. Ranks are a quarter of the width.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+
+import curvax
+
+from . import _record
+from ._timing import Program, take_turns
+from ._training_step import Make, corpus_for, training_step
+
+NEVER = curvax.every(10**6, offset=1)
+PRESETS = {
+    "cpu": {"width": 128, "depth": 4, "context": 64, "batch": 32},  # the example's
+    "gpu": {"width": 768, "depth": 12, "context": 1024, "batch": 8},
+}
+ADAMW = "optax.adamw"
+
+COLUMNS = {
+    "method": ("method", ""),
+    "ms": ("between, ms", ".1f"),
+    "periodic": ("with periodic work, ms (its period)", ""),
+    "mean": ("mean, ms", ".1f"),
+    "over_adamw": ("over AdamW's", ".3f"),
+    "aim": ("aim", ""),
+}
+
+
+class Method(NamedTuple):
+    """An optimizer without its periodic work, and with each kind of it at every step."""
+
+    between: Make
+    periodic: tuple[tuple[int, Make], ...] = ()  # the period of each
+    aim: float | None = None  # over AdamW
+
+
+def refreshed(make: Any, period: int, aim: float | None = None, **settings: Any) -> Method:
+    """A method with one kind of periodic work."""
+    between = functools.partial(make, refresh=NEVER, **settings)
+    return Method(between, ((period, functools.partial(make, refresh=1, **settings)),), aim)
+
+
+def adamw_shampoo(rate: Any, *, weight_decay: float, **settings: Any) -> Any:
+    """Shampoo in 4 bits on AdamW."""
+    base = functools.partial(optax.adamw, weight_decay=weight_decay)
+    storage = curvax.cholesky(error_feedback=0.95)
+    return curvax.shampoo(
+        rate, base=base, storage=storage, adam_weight_decay=weight_decay, **settings
+    )
+
+
+def methods_for(width: int) -> dict[str, Method]:
+    """What is compared, for a model of this width."""
+    rank = width // 4
+    never = 10**6
+    shampoo = functools.partial(adamw_shampoo, statistics_every=never, refresh=never)
+    statistics = functools.partial(adamw_shampoo, statistics_every=1, refresh=never)
+    roots = functools.partial(adamw_shampoo, statistics_every=never, refresh=1)
+    return {
+        ADAMW: Method(optax.adamw),
+        "racs": Method(curvax.racs, aim=1.10),
+        "galore": refreshed(curvax.galore, 200, 1.10, rank=rank),
+        "alice": refreshed(curvax.alice, 200, 1.10, rank=rank, leading=rank * 40 // 128),
+        "sumo": refreshed(curvax.sumo, 200, 1.10, rank=rank),
+        "shampoo, CQ+EF": Method(shampoo, ((100, statistics), (500, roots)), 1.15),
+        "asgo": refreshed(curvax.asgo, 1, 1.15),
+        "asgo, period 15": refreshed(curvax.asgo, 15, 1.15),
+        "soap": refreshed(curvax.soap, 10),
+    }
+
+
+def row_of(name: str, method: Method, ms: dict[Any, float], adamw: float) -> dict[str, Any]:
+    """A method's line, from the median of every program."""
+    between = ms[name, 0]
+    periodic = [(period, ms[name, i]) for i, (period, _) in enumerate(method.periodic, 1)]
+    mean = between + sum((full - between) / period for period, full in periodic)
+    return {
+        "method": name,
+        "ms": between,
+        "periodic": ", ".join(f"{full:.1f} ({period})" for period, full in periodic),
+        "periodic_ms": [full for _, full in periodic],
+        "mean": mean,
+        "over_adamw": mean / adamw,
+        "bound": method.aim,
+        "aim": None if method.aim is None else _record.verdict(mean / adamw, method.aim),
+    }
+
+
+def measure(names: tuple[str, ...], sizes: dict[str, int], rounds: int) -> list[dict[str, Any]]:
+    """The lines of the table."""
+    corpus = corpus_for(sizes["context"])
+    known = methods_for(sizes["width"])
+    chosen = {name: known[name] for name in known if name in names or name == ADAMW}
+    programs: dict[Any, Program] = {}
+    for name, method in chosen.items():
+        for i, make in enumerate((method.between, *(m for _, m in method.periodic))):
+            programs[name, i] = training_step(make, corpus, **sizes)
+    take_turns(programs, rounds, "training steps")
+    ms = {key: program.median for key, program in programs.items()}
+    return [row_of(name, method, ms, ms[ADAMW, 0]) for name, method in chosen.items()]
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Means over AdamW's, and what they are held to."""
+    figure = Figure(figsize=(7, 0.35 * len(rows) + 1.4), layout="constrained")
+    axis = figure.subplots()
+    y = np.arange(len(rows))
+    axis.barh(y, [100 * (row["over_adamw"] - 1) for row in rows], color=_record.BLUE)
+    for i, row in enumerate(rows):
+        if row["bound"]:
+            bound = 100 * (row["bound"] - 1)
+            axis.plot([bound, bound], [i - 0.4, i + 0.4], color=_record.VERMILION)
+    axis.set_yticks(y, [row["method"] for row in rows])
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3, axis="x")
+    axis.set(xlabel="beyond AdamW's training step, %; the line: its aim")
+    return figure
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = _record.arguments(__doc__)
+    names = tuple(name for name in methods_for(128) if name != ADAMW)
+    add = parser.add_argument
+    add("--methods", type=_record.names(names), default=names, help="separated by commas")
+    add("--rounds", type=int, default=20, help="of every program (%(default)s)")
+    for name in PRESETS["cpu"]:
+        add(f"--{name}", type=int, help="in place of the preset's")
+    args = parser.parse_args()
+    preset = PRESETS[args.preset]
+    sizes = {name: getattr(args, name) or value for name, value in preset.items()}
+    rows = measure(args.methods, sizes, args.rounds)
+    about = (
+        "The language model of `examples/train_lm.py`, a whole training step. *Between*: without "
+        "the method's periodic work; *with periodic work*: with one kind of it at every step. "
+        "*Mean*: the first, and of each of the others what it adds over its period."
+    )
+    table = _record.Table("Training step", COLUMNS, rows)
+    settings = {"rounds": args.rounds, **sizes}
+    title = "What optimizers add to a training step"
+    _record.write(args, "overhead", title, about, [table], draw(rows), settings)
+
+
+if __name__ == "__main__":
+    main()
