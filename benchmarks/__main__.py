@@ -16,7 +16,9 @@ from pathlib import Path
 
 # Not imported before one is chosen: some settle what JAX does before it starts.
 SUITES = {
+    "train": "train",
     "step": "step_time",
+    "overhead": "overhead",
     "compile": "compile_time",
     "memory": "memory",
     "refresh": "refresh_time",

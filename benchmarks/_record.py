@@ -124,6 +124,7 @@ def write(
     tables: Sequence[Table],
     figure: Figure,
     settings: Mapping[str, Any],
+    more: Mapping[str, Figure] | None = None,
 ) -> None:
     """Writes `<suite>.md`, `.json` and `.png`, and prints the first.
 
@@ -135,6 +136,7 @@ def write(
       tables: the results.
       figure: the same, to look at.
       settings: sizes of the measurement.
+      more: other figures, for `<suite>_<name>.png`.
     """
     command = shlex.join(["python", "-m", "benchmarks", suite, *sys.argv[1:]])
     record = {"command": command, "seed": args.seed, "preset": args.preset, **machine()}
@@ -156,5 +158,7 @@ def write(
     path = args.out / suite
     path.with_suffix(".md").write_text(page)
     path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    figure.savefig(path.with_suffix(".png"), dpi=150)
+    figures = {suite: figure} | {f"{suite}_{name}": drawn for name, drawn in (more or {}).items()}
+    for name, drawn in figures.items():
+        drawn.savefig(args.out / f"{name}.png", dpi=150)
     print(page)

@@ -11,6 +11,7 @@ reasonable ones, not tuned: `train_lm.py` is the comparison.
 
 import argparse
 import functools
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -40,23 +41,28 @@ class Network(nn.Module):
         return nn.Dense(10, name="head")(x)
 
 
-# A fifth of the images, drawn at random, is kept for testing.
-images, labels = load_digits(return_X_y=True)
-shuffled = np.random.default_rng(0).permutation(len(images))
-images = jnp.asarray(images[shuffled].reshape(-1, 8, 8, 1) / 16, jnp.float32)
-labels = jnp.asarray(labels[shuffled])
-train_images, test_images = images[360:], images[:360]
-train_labels, test_labels = labels[360:], labels[:360]
+class Digits(NamedTuple):
+    images: jax.Array  # (number, 8, 8, 1), from 0 to 1
+    labels: jax.Array
+
+
+def read_digits() -> tuple[Digits, Digits]:
+    """Images to learn from, and a fifth, drawn at random, that is kept for testing."""
+    images, labels = load_digits(return_X_y=True)
+    shuffled = np.random.default_rng(0).permutation(len(images))
+    images = jnp.asarray(images[shuffled].reshape(-1, 8, 8, 1) / 16, jnp.float32)
+    labels = jnp.asarray(labels[shuffled])
+    return Digits(images[360:], labels[360:]), Digits(images[:360], labels[:360])
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def train_epoch(state: TrainState, order: jax.Array) -> TrainState:
-    """One pass over the training images; `order` is `(batches, BATCH)`."""
+def train_epoch(state: TrainState, digits: Digits, order: jax.Array) -> TrainState:
+    """One pass over the images; `order` is `(batches, BATCH)`."""
 
     def step(state, batch):
         def loss_of(params):
-            logits = state.apply_fn({"params": params}, train_images[batch])
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits, train_labels[batch])
+            logits = state.apply_fn({"params": params}, digits.images[batch])
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, digits.labels[batch])
             return losses.mean()
 
         return state.apply_gradients(grads=jax.grad(loss_of)(state.params)), None
@@ -65,33 +71,42 @@ def train_epoch(state: TrainState, order: jax.Array) -> TrainState:
 
 
 @jax.jit
-def accuracy(state: TrainState) -> jax.Array:
-    logits = state.apply_fn({"params": state.params}, test_images)
-    return (logits.argmax(-1) == test_labels).mean()
+def accuracy(state: TrainState, digits: Digits) -> jax.Array:
+    logits = state.apply_fn({"params": state.params}, digits.images)
+    return (logits.argmax(-1) == digits.labels).mean()
 
 
-parser = argparse.ArgumentParser(description="Read handwritten digits, once with each optimizer.")
-parser.add_argument("--epochs", type=int, default=12, help="(%(default)s)")
-epochs = parser.parse_args().epochs
-if epochs < 1:
-    parser.error(f"argument --epochs: must be 1 or more, not {epochs}")
+def main() -> None:
+    about = "Read handwritten digits, once with each optimizer."
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--epochs", type=int, default=12, help="(%(default)s)")
+    epochs = parser.parse_args().epochs
+    if epochs < 1:
+        parser.error(f"argument --epochs: must be 1 or more, not {epochs}")
 
-network = Network()
-print(f"{len(train_images)} images to learn from, {len(test_images)} to read")
-print("optimizer   state MB   test accuracy after each epoch")
-accuracies = {}
-for name, make_optimizer in OPTIMIZERS.items():
-    optimizer = make_optimizer(weight_decay=0.01)
-    params = network.init(jax.random.key(0), train_images[:1])["params"]
-    state = TrainState.create(apply_fn=network.apply, params=params, tx=optimizer)
-    print(f"{name:<9}{curvax.state_bytes(optimizer, params) / 1e6:>11.2f}", end="  ", flush=True)
-    shuffle = np.random.default_rng(0)
-    for _ in range(epochs):
-        batches = len(train_images) // BATCH
-        order = shuffle.permutation(len(train_images))[: batches * BATCH].reshape(batches, BATCH)
-        state = train_epoch(state, jnp.asarray(order))
-        accuracies[name] = float(accuracy(state))
-        print(f" {accuracies[name]:.3f}", end="", flush=True)
-    print()
+    network = Network()
+    train, test = read_digits()
+    number = len(train.images)
+    print(f"{number} images to learn from, {len(test.images)} to read")
+    print("optimizer   state MB   test accuracy after each epoch")
+    accuracies = {}
+    for name, make_optimizer in OPTIMIZERS.items():
+        optimizer = make_optimizer(weight_decay=0.01)
+        params = network.init(jax.random.key(0), train.images[:1])["params"]
+        state = TrainState.create(apply_fn=network.apply, params=params, tx=optimizer)
+        megabytes = curvax.state_bytes(optimizer, params) / 1e6
+        print(f"{name:<9}{megabytes:>11.2f}", end="  ", flush=True)
+        shuffle = np.random.default_rng(0)
+        for _ in range(epochs):
+            batches = number // BATCH
+            order = shuffle.permutation(number)[: batches * BATCH].reshape(batches, BATCH)
+            state = train_epoch(state, train, jnp.asarray(order))
+            accuracies[name] = float(accuracy(state, test))
+            print(f" {accuracies[name]:.3f}", end="", flush=True)
+        print()
 
-assert min(accuracies.values()) > 0.9, accuracies
+    assert min(accuracies.values()) > 0.9, accuracies
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,9 @@
 """Alice's parts switched on and off: Table 5 and the variants of Figure 5, on a small model.
 
-    python -m benchmarks.papers.alice_lm        # about twenty minutes on two CPU cores
+    python -m benchmarks.papers.alice_lm        # about half an hour on two CPU cores
 
-Gong et al., arXiv:2502.07752, sections 7.2 and F.7, on the model of `_small_lm.py`:
+Gong et al., arXiv:2502.07752, sections 7.2 and F.7, on the model of `python -m benchmarks train
+--only lm`:
 
 - Table 5 and Figure 5a: subspaces by exact decomposition or switched, with tracking and without,
   no compensation; then Alice with everything, and Alice-0, which does not track;
@@ -12,10 +13,10 @@ Gong et al., arXiv:2502.07752, sections 7.2 and F.7, on the model of `_small_lm.
 - Figure 5d: the last layer left to AdamW or not, for Alice, GaLore and Fira;
 - Figure 5e: RACS with and without its averages.
 
-Each variant has its own learning rate, tuned as all others are. In 5a to 5c the last layer is
-trained by the method, as in the paper.
+Each variant has its own learning rate, tuned as all others are (`_tuning.py`). In 5a to 5c the last
+layer is trained by the method, as in the paper.
 
-Runs that have finished are kept under runs/small_lm and are not repeated.
+Runs that have finished are kept under runs/tuned and are not repeated.
 """
 
 from __future__ import annotations
@@ -26,19 +27,16 @@ from matplotlib.figure import Figure
 
 import curvax
 
+from .. import _tasks
+from .._curves import draw_curves, spread, styles, tuning_table
+from .._optimizers import methods_for
+from .._training import Method
+from .._tuning import Found, Study
 from . import _report
-from ._small_lm import (
-    ALICE,
-    METHODS,
-    SEEDS,
-    Found,
-    Method,
-    Study,
-    draw_curves,
-    spread,
-    styles,
-    tuning_table,
-)
+
+TASK = _tasks.lm()
+METHODS = methods_for(TASK)
+ALICE = METHODS["alice"].options
 
 
 def alice(**options: Any) -> Method:
@@ -65,7 +63,7 @@ PUBLISHED = {  # Table 5: evaluation perplexity at 130M
 TABLE_5 = dict(
     zip(
         PUBLISHED,
-        (alice(tracking=False, switching="evd", **BARE), TRACKED, SWITCHED, METHODS["Alice"]),
+        (alice(tracking=False, switching="evd", **BARE), TRACKED, SWITCHED, METHODS["alice"]),
         strict=True,
     )
 )
@@ -106,7 +104,7 @@ PANELS = {
             "Gaussian": alice(switching="gaussian"),
             "Gaussian mix": alice(switching="gaussian_mix"),
             "full basis": alice(switching="full_basis"),
-            "complement": METHODS["Alice"],
+            "complement": METHODS["alice"],
         },
         "complement",
     ),
@@ -116,7 +114,7 @@ PANELS = {
             "none": SWITCHED,
             "Fira": alice(compensation="fira"),
             "Fira+": alice(compensation="fira+"),
-            "optimal": METHODS["Alice"],
+            "optimal": METHODS["alice"],
             "optimal, no tracking (Alice-0)": alice(tracking=False),
         },
         "optimal",
@@ -124,7 +122,7 @@ PANELS = {
     "5d": Panel(
         "the last layer, by the method or by AdamW",
         {
-            name + head: make(name)
+            name + head: make(name.lower())
             for name in ("GaLore", "Fira", "Alice")
             for head, make in (("", METHODS.__getitem__), (", head by AdamW", with_adam_head))
         },
@@ -132,7 +130,7 @@ PANELS = {
     ),
     "5e": Panel(
         "RACS's averages",
-        {"without": Method(curvax.racs, {"b2": 0.0}), "RACS": METHODS["RACS"]},
+        {"without": Method(curvax.racs, {"b2": 0.0}), "RACS": METHODS["racs"]},
         "RACS",
     ),
 }
@@ -146,13 +144,12 @@ def lines(found: dict[str, Found], reference: str) -> list[list[str]]:
             spread(x.losses, ".4f"),
             "" if name == reference else spread(x.losses - found[reference].losses, "+.4f"),
             f"{x.rate:g}",
-            f"{len(x.tuning)}",
         ]
         for name, x in found.items()
     ]
 
 
-TITLES = ("validation loss, mean (range)", "learning rate", "rates tried")
+TITLES = ("validation loss, mean (range)", "learning rate")
 
 
 def table(first: str, found: dict[str, Found], reference: str) -> str:
@@ -180,11 +177,10 @@ def draw(found: dict[str, dict[str, Found]]) -> Figure:
     """One panel for each part."""
     figure = Figure(figsize=(15, 9.5), layout="constrained")
     for axis, (name, panel) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
-        draw_curves(axis, found[name], styles(panel.variants))
+        draw_curves(axis, found[name], styles(panel.variants), TASK.unit)
         axis.set(title=f"({name[1]}) {panel.title}")
         axis.legend(frameon=False, fontsize="small", title="variant, learning rate")
-    seeds = ", ".join(map(str, SEEDS))
-    figure.suptitle(f"Mean and range of seeds {seeds}, each variant at its own best learning rate")
+    figure.suptitle("Mean and range of three seeds, each variant at its own best learning rate")
     return figure
 
 
@@ -192,10 +188,9 @@ def main() -> None:
     """Runs everything and writes tables, numbers and figure."""
     args = _report.arguments(__doc__)
     groups = {"Table 5": TABLE_5, **{name: panel.variants for name, panel in PANELS.items()}}
-    distinct = {method.said for variants in groups.values() for method in variants.values()}
-    study = Study(args.seed, len(distinct) + 1)  # and AdamW, for its learning rate
+    methods = [method for variants in groups.values() for method in variants.values()]
+    study = Study(TASK, methods, args.seed).run()
     found = {name: study.find_all(variants) for name, variants in groups.items()}
-    study.bar.close()
     parts = [
         study.head(),
         f"Rank {ALICE['rank']}, {ALICE['leading']} leading columns, a new subspace every "
@@ -206,20 +201,18 @@ def main() -> None:
     for name, panel in PANELS.items():
         parts += [f"## Figure {name}: {panel.title}"]
         parts += [table("variant", found[name], panel.reference)]
-    parts += [f"## The tuning\n\nValidation loss by learning rate, seed {args.seed}."]
     tuned: dict[str, tuple[str, Found]] = {}  # a variant is in several parts
     for name, variants in groups.items():
         for variant, method in variants.items():
             tuned.setdefault(method.said, (f"{name}: {variant}", found[name][variant]))
-    parts += [tuning_table(dict(tuned.values()))]
+    parts += [tuning_table(dict(tuned.values()), args.seed).markdown()]
     _report.write(
         args,
         "alice_lm",
         "Alice's parts: Table 5 and Figure 5 on a small language model",
         "\n\n".join(parts),
-        study.settings(
-            {f"{g}: {n}": m for g, variants in groups.items() for n, m in variants.items()}
-        ),
+        study.settings()
+        | {"methods": {f"{g}: {n}": m.said for g, ms in groups.items() for n, m in ms.items()}},
         {name: {k: x.asdict() for k, x in part.items()} for name, part in found.items()},
         draw(found),
     )

@@ -1,15 +1,16 @@
 """Four combinations that the papers leave as future work, each a line of code, on a small model.
 
-    python -m benchmarks.papers.combinations        # about eight minutes on two CPU cores
+    python -m benchmarks.papers.combinations        # about ten minutes on two CPU cores
 
 SOAP with factors and bases in 4 bits (CQ+EF), ASGO with its roots refreshed as FOAM has it, SOAP in
 a low-rank subspace, and SUMO with its moment in 4 bits, beside their plain forms, on the model of
-`_small_lm.py`; each at its own best learning rate. The lines printed are those that ran.
+`python -m benchmarks train --only lm`; each at its own best learning rate (`_tuning.py`). The lines
+printed are those that ran.
 
 Roots are checked at every step, where the plain form refreshes them; FOAM's threshold and largest
 damping and SOAP's tiles and error feedback were chosen among four settings each on seed 0.
 
-Runs that have finished are kept under runs/small_lm and are not repeated.
+Runs that have finished are kept under runs/tuned and are not repeated.
 """
 
 from __future__ import annotations
@@ -26,21 +27,16 @@ from matplotlib.figure import Figure
 
 import curvax
 
+from .. import _tasks
+from .._curves import draw_curves, spread, styles, tuning_table
+from .._optimizers import methods_for
+from .._training import Method, Watch
+from .._tuning import Found, Study
 from . import _report
-from ._small_lm import (
-    METHODS,
-    PERIOD,
-    RANK,
-    SEEDS,
-    Found,
-    Method,
-    Study,
-    Watch,
-    draw_curves,
-    spread,
-    styles,
-    tuning_table,
-)
+
+TASK = _tasks.lm()
+METHODS = methods_for(TASK)
+RANK, PERIOD = (METHODS["galore"].options[name] for name in ("rank", "refresh"))
 
 # The combinations; `rest` is weight decay and AdamW's learning rate for what is no matrix.
 
@@ -75,6 +71,20 @@ def sumo_4bit(rate: Any, **rest: Any) -> optax.GradientTransformation:
     )
 
 
+# What they are to save.
+
+
+def count_refreshes(optimizer: Any, state: Any) -> list[jax.Array]:
+    """Roots computed so far, of every factor."""
+    del optimizer
+    is_factor = lambda x: hasattr(x, "refreshes") and hasattr(x, "root")  # noqa: E731
+    leaves = jax.tree.leaves(state["opt_state"], is_leaf=is_factor)
+    return [leaf.refreshes.sum() for leaf in leaves if is_factor(leaf)]
+
+
+REFRESHES = Watch("refreshes of all factors", count_refreshes)
+
+
 class Combination(NamedTuple):
     """A combination and what it is compared with; its plain form comes first."""
 
@@ -101,7 +111,7 @@ COMBINATIONS = (
         soap_4bit,
         Method(soap_4bit),
         {
-            "SOAP": METHODS["SOAP"],
+            "SOAP": METHODS["soap"],
             "SOAP, CQ+EF in 8 bits": Method(
                 curvax.soap, {"storage": curvax.cholesky(bits=8, error_feedback=0.95)}
             ),
@@ -110,34 +120,23 @@ COMBINATIONS = (
     Combination(
         "FOAM-refreshed ASGO",
         asgo_foam,
-        Method(asgo_foam),
+        Method(asgo_foam, watch=REFRESHES),
         {
-            "ASGO, root at every step": METHODS["ASGO"],
-            "ASGO, root every 10 steps": Method(curvax.asgo, {"refresh": 10}),
+            "ASGO, root at every step": Method(curvax.asgo, watch=REFRESHES),
+            "ASGO, root every 10 steps": Method(curvax.asgo, {"refresh": 10}, REFRESHES),
         },
     ),
     Combination(
         "low-rank SOAP",
         low_rank_soap,
         Method(low_rank_soap),
-        {"SOAP": METHODS["SOAP"], "GaLore": METHODS["GaLore"]},
+        {"SOAP": METHODS["soap"], "GaLore": METHODS["galore"]},
     ),
-    Combination("SUMO, 4-bit moment", sumo_4bit, Method(sumo_4bit), {"SUMO": METHODS["SUMO"]}),
+    Combination("SUMO, 4-bit moment", sumo_4bit, Method(sumo_4bit), {"SUMO": METHODS["sumo"]}),
 )
 
 
-# What they are to save.
-
-
-def count_refreshes(optimizer: Any, state: Any) -> list[jax.Array]:
-    """Roots computed so far, of every factor."""
-    del optimizer
-    is_factor = lambda x: hasattr(x, "refreshes") and hasattr(x, "root")  # noqa: E731
-    leaves = jax.tree.leaves(state["opt_state"], is_leaf=is_factor)
-    return [leaf.refreshes.sum() for leaf in leaves if is_factor(leaf)]
-
-
-REFRESHES = Watch("refreshes of all factors", count_refreshes)
+# What comes of them.
 
 
 def refreshes_of(found: Found) -> np.ndarray:
@@ -154,7 +153,6 @@ def table(combination: Combination, found: dict[str, Found]) -> str:
             [
                 name,
                 f"{x.rate:g}",
-                f"{len(x.tuning)}",
                 spread(x.losses, ".4f"),
                 "" if name == combination.plain else spread(x.losses - plain.losses, "+.4f"),
                 f"{x.state_bytes:,}",
@@ -166,7 +164,6 @@ def table(combination: Combination, found: dict[str, Found]) -> str:
     titles = [
         "method",
         "learning rate",
-        "rates tried",
         "validation loss, mean (range)",
         f"beyond “{combination.plain}”, mean (range)",
         "optimizer state, bytes",
@@ -180,11 +177,10 @@ def draw(found: dict[str, dict[str, Found]]) -> Figure:
     """A panel for each combination."""
     figure = Figure(figsize=(12, 9.5), layout="constrained")
     for axis, (name, methods) in zip(figure.subplots(2, 2).flat, found.items(), strict=True):
-        draw_curves(axis, methods, styles(methods))
+        draw_curves(axis, methods, styles(methods), TASK.unit)
         axis.set(title=name)
         axis.legend(frameon=False, title="method, learning rate")
-    seeds = ", ".join(map(str, SEEDS))
-    figure.suptitle(f"Mean and range of seeds {seeds}, each method at its own best learning rate")
+    figure.suptitle("Mean and range of three seeds, each method at its own best learning rate")
     return figure
 
 
@@ -192,31 +188,23 @@ def main() -> None:
     """Runs everything and writes table, numbers and figure."""
     args = _report.arguments(__doc__)
     groups = {c.name: {**c.others, c.name: c.method} for c in COMBINATIONS}
-    distinct = {method.said: method for methods in groups.values() for method in methods.values()}
-    study = Study(args.seed, len(distinct) + 1)  # and AdamW, for its learning rate
-    found: dict[str, dict[str, Found]] = {}
+    methods = {name: method for group in groups.values() for name, method in group.items()}
+    study = Study(TASK, methods.values(), args.seed).run()
+    found = {name: study.find_all(group) for name, group in groups.items()}
     parts = [study.head()]
     for combination in COMBINATIONS:
-        watch = REFRESHES if combination.line is asgo_foam else None
-        methods = groups[combination.name]
-        found[combination.name] = {n: study.find(m, watch) for n, m in methods.items()}
         parts += [
             f"## {combination.name}",
             f"```python\n{combination.code}\n```",
             table(combination, found[combination.name]),
         ]
-    study.bar.close()
-    tuned = {name: x for methods in found.values() for name, x in methods.items()}
-    parts += [
-        f"## The tuning\n\nValidation loss by learning rate, seed {args.seed}.",
-        tuning_table(tuned),
-    ]
+    parts += [tuning_table(study.find_all(methods), args.seed).markdown()]
     _report.write(
         args,
         "combinations",
         "Four combinations that the papers leave as future work",
         "\n\n".join(parts),
-        study.settings({name: m for methods in groups.values() for name, m in methods.items()}),
+        study.settings() | {"methods": {name: m.said for name, m in methods.items()}},
         {name: {k: x.asdict() for k, x in part.items()} for name, part in found.items()},
         draw(found),
     )

@@ -2,7 +2,8 @@
 
     python -m benchmarks.papers.sumo_lm        # about five minutes on two CPU cores
 
-Refael et al., arXiv:2505.24749, on the model of `_small_lm.py`, in its last block:
+Refael et al., arXiv:2505.24749, on the model of `python -m benchmarks train --only lm`, in its last
+block:
 
 - Figure 1: condition number κ = σ_max / σ_min of the first-order moment during training with
   GaLore, and its singular values at one step. Beside GaLore's moment there are those of SUMO, which
@@ -13,7 +14,7 @@ Refael et al., arXiv:2505.24749, on the model of `_small_lm.py`, in its last blo
 - Figure 2: SUMO with exact orthogonalization and with Newton-Schulz, and GaLore, each at its own
   best learning rate.
 
-Runs that have finished are kept under runs/small_lm and are not repeated.
+Runs that have finished are kept under runs/tuned and are not repeated.
 """
 
 from __future__ import annotations
@@ -29,42 +30,24 @@ from matplotlib.lines import Line2D
 
 import curvax
 
+from .. import _tasks
+from .._curves import LINES, draw_curves, spread, styles, tuning_table
+from .._optimizers import methods_for
+from .._training import Method, Watch
+from .._tuning import Found, Study
 from . import _report
-from ._small_lm import (
-    EVAL_EVERY,
-    LINES,
-    LOW_RANK,
-    METHODS,
-    SEEDS,
-    SIZES,
-    Found,
-    Method,
-    Study,
-    Watch,
-    draw_curves,
-    spread,
-    styles,
-    tuning_table,
-)
 
-BLOCK = f"blocks/{SIZES['depth'] - 1}"
+TASK = _tasks.lm()
+BLOCK = f"blocks/{TASK.sizes['depth'] - 1}"
 LAYERS = {
     "query": f"{BLOCK}/attention/query/kernel",
     "attention output": f"{BLOCK}/attention/out/kernel",
     "up": f"{BLOCK}/up/kernel",
     "down": f"{BLOCK}/down/kernel",
 }
-WATCHED = ("GaLore", "SUMO", "Muon")
 SPECTRUM_AT = 100  # Figure 1b
 LINE = 10  # Figure 1a
 ITERATIONS = 5
-ORTHOGONALIZED = {
-    "SUMO, exact": METHODS["SUMO"],
-    "SUMO, Newton-Schulz": Method(
-        curvax.sumo, {**LOW_RANK, "method": "newton_schulz", "steps": ITERATIONS}
-    ),
-    "GaLore": METHODS["GaLore"],
-}
 
 
 def singular_values(optimizer: Any, state: Any) -> dict[str, jax.Array]:
@@ -78,6 +61,19 @@ def singular_values(optimizer: Any, state: Any) -> dict[str, jax.Array]:
 
 
 SPECTRA = Watch(f"singular values of {', '.join(LAYERS.values())}", singular_values)
+LOW_RANK = methods_for(TASK)["sumo"].options
+WATCHED = {
+    "GaLore": Method(curvax.galore, LOW_RANK, SPECTRA),
+    "SUMO": Method(curvax.sumo, LOW_RANK, SPECTRA),
+    "Muon": Method(curvax.muon, watch=SPECTRA),
+}
+ORTHOGONALIZED = {
+    "SUMO, exact": WATCHED["SUMO"],
+    "SUMO, Newton-Schulz": Method(
+        curvax.sumo, {**LOW_RANK, "method": "newton_schulz", "steps": ITERATIONS}
+    ),
+    "GaLore": WATCHED["GaLore"],
+}
 
 
 def spectra_of(found: Found) -> dict[str, np.ndarray]:
@@ -149,21 +145,19 @@ def training_table(found: dict[str, Found]) -> str:
             [
                 name,
                 f"{x.rate:g}",
-                f"{len(x.tuning)}",
                 spread(x.losses, ".4f"),
                 "" if name == "SUMO, exact" else spread(x.losses - exact, "+.4f"),
                 ", ".join(f"{s:.0f}" if np.isfinite(s) else "never" for s in steps),
-                spread([SIZES["steps"] / s for s in steps], ".2f"),
+                spread([TASK.steps / s for s in steps], ".2f"),
             ]
         )
     titles = [
         "method",
         "learning rate",
-        "rates tried",
         "validation loss, mean (range)",
         "beyond exact, mean (range)",
-        f"steps to GaLore's last loss, seeds {', '.join(map(str, SEEDS))}",
-        f"GaLore's {SIZES['steps']} over these (0: never)",
+        "steps to GaLore's last loss, by seed",
+        f"GaLore's {TASK.steps} over these (0: never)",
     ]
     return _report.table(titles, rows)
 
@@ -218,7 +212,7 @@ def draw(
         xlabel="step",
         ylabel="‖X - UVᵀ‖ / √r, mean and range of the seeds",
     )
-    draw_curves(axes[1, 2], found, styles(found))
+    draw_curves(axes[1, 2], found, styles(found), TASK.unit)
     axes[1, 2].set(title="2: SUMO, exact and with Newton-Schulz; GaLore")
     axes[1, 2].legend(frameon=False, title="method, learning rate; mean and range")
     for axis in axes.flat:
@@ -236,24 +230,22 @@ def draw(
 def main() -> None:
     """Runs everything and writes tables, numbers and figure."""
     args = _report.arguments(__doc__)
-    study = Study(args.seed, 1 + len(ORTHOGONALIZED) + len(WATCHED))
-    found = study.find_all(ORTHOGONALIZED)
-    watched = {name: study.find(METHODS[name], SPECTRA) for name in WATCHED}
-    study.bar.close()
+    study = Study(TASK, [*ORTHOGONALIZED.values(), *WATCHED.values()], args.seed).run()
+    found, watched = study.find_all(ORTHOGONALIZED), study.find_all(WATCHED)
     spectra = {name: spectra_of(x) for name, x in watched.items()}
     steps = watched["SUMO"].curves[0, :, 0]
     body = "\n\n".join(
         [
             study.head(),
             f"Rank {LOW_RANK['rank']}, a new subspace every {LOW_RANK['refresh']} steps.",
-            f"## Figure 1\n\nThe first-order moment in the last block, every {EVAL_EVERY} steps: "
-            "κ = σ_max / σ_min; the share of the energy outside the first singular direction (Eq. "
-            f"1, mean of the seeds); ‖X - UVᵀ‖ / √r after {ITERATIONS} steps of Newton-Schulz.",
+            "## Figure 1\n\nThe first-order moment in the last block, every "
+            f"{TASK.eval_every} steps: κ = σ_max / σ_min; the share of the energy outside the "
+            "first singular direction (Eq. 1, mean of the seeds); "
+            f"‖X - UVᵀ‖ / √r after {ITERATIONS} steps of Newton-Schulz.",
             moments_table(spectra, steps),
             "## Figure 2\n\n“Beyond” is taken seed by seed, as are steps to GaLore's last loss.",
             training_table(found),
-            f"## The tuning\n\nValidation loss by learning rate, seed {args.seed}.",
-            tuning_table(found | {"Muon": watched["Muon"]}),
+            tuning_table(found | {"Muon": watched["Muon"]}, args.seed).markdown(),
         ]
     )
     results = {
@@ -269,7 +261,7 @@ def main() -> None:
         "sumo_lm",
         "SUMO's moment during training, and exact orthogonalization against Newton-Schulz",
         body,
-        study.settings(ORTHOGONALIZED | {name: METHODS[name] for name in WATCHED}),
+        study.settings() | {"methods": {k: m.said for k, m in (WATCHED | ORTHOGONALIZED).items()}},
         results,
         draw(spectra, steps, found),
     )

@@ -1,0 +1,291 @@
+"""Loss, and steps and seconds to AdamW's loss, of every method, tuned as AdamW is.
+
+    python -m benchmarks train                              # all methods: most of an hour
+    python -m benchmarks train --methods muon,racs --only lm
+    python -m benchmarks train --preset gpu --text book.txt # a GPT of 85 million parameters: a day
+
+The models are those of `examples/train_lm.py` and `examples/train_digits.py`, the optimizers all of
+the library's and their peers in Optax; AdamW always takes part. How learning rates are found is
+told in `_tuning.py`: the same grid for all, every best value inside it, then three other seeds.
+
+A run that is finished is kept under runs/tuned until a source of the library, of the tasks or of
+the training changes, so that the command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+from . import _record
+from ._curves import limits_of, spread, tuning_table
+from ._optimizers import FAMILIES, NAMES, methods_for
+from ._tasks import DIGITS, LM, TASKS, Task
+from ._tuning import Found, Study, finite
+
+ADAMW = "optax.adamw"
+TITLES = {"lm": "A small language model", "digits": "Handwritten digits"}
+SCALES = {"lm": "linear", "digits": "log"}
+PRESETS: dict[str, dict[str, dict[str, int]]] = {
+    "cpu": {"lm": LM, "digits": DIGITS},
+    "gpu": {
+        "lm": {"steps": 2000, "batch": 64, "context": 256, "width": 768, "depth": 12},
+        "digits": DIGITS,
+    },
+}
+
+COLUMNS = {
+    "method": ("method", ""),
+    "rate": ("learning rate", "g"),
+    "loss": ("validation loss, mean (range)", ""),
+    "beyond": ("beyond AdamW's", ""),
+    "accuracy": ("test accuracy, %, mean (range)", ""),
+    "steps": ("steps to AdamW's loss, over AdamW's", ".2f"),
+    "time": ("time to it, over AdamW's", ".2f"),
+    "ms": ("ms/step", ".1f"),
+    "ms_over_adamw": ("over AdamW's", ".2f"),
+    "compile_seconds": ("compile, s", ".1f"),
+    "state_mb": ("state, MB", ".2f"),
+}
+
+
+# Tables.
+
+
+def shares(values: Sequence[float], whole: float) -> float | str:
+    """The mean of what was reached, over the whole; in words where a seed never got there."""
+    reached = [value / whole for value in values if math.isfinite(value)]
+    if len(reached) == len(values):
+        return float(np.mean(reached))
+    return f"{np.mean(reached):.2f} ({len(reached)} of {len(values)})" if reached else "never"
+
+
+def row_of(name: str, x: Found, adamw: Found) -> dict[str, Any]:
+    """A method's figures, those that are printed and those behind them."""
+    steps = [run.steps_to(target) for run, target in zip(x.runs, adamw.losses, strict=True)]
+    all_steps, whole = x.runs[0].steps[-1], adamw.seconds[-1]
+    times = [x.seconds_at(step) for step in steps]
+    accuracies = [100 * run.tested["accuracy"] for run in x.runs if "accuracy" in run.tested]
+    return {
+        "method": name,
+        "rate": x.rate,
+        "loss": spread(x.losses, ".3f"),
+        "beyond": "" if x is adamw else spread(x.losses - adamw.losses, "+.3f"),
+        "accuracy": spread(accuracies, ".1f") if accuracies else None,
+        "steps": shares(steps, all_steps),
+        "time": shares(times, whole),
+        "ms": 1e3 * x.seconds[-1] / all_steps,
+        "ms_over_adamw": x.seconds[-1] / whole,
+        "compile_seconds": x.compile_seconds,
+        "state_mb": x.state_bytes / 1e6,
+        "losses_by_seed": [finite(loss) for loss in x.losses],
+        "accuracy_by_seed": accuracies or None,
+        "steps_by_seed": [finite(step) for step in steps],
+        "seconds_by_seed": [finite(time) for time in times],
+        "tuning": {f"{rate:g}": finite(loss) for rate, loss in x.tuning.items()},
+        "curve": curve_of(x),
+    }
+
+
+def curve_of(x: Found) -> dict[str, list[Any]]:
+    """Every evaluation: seconds so far, and the loss of the seeds."""
+    losses = x.curves[:, :, 1]
+    bounds = {"mean": losses.mean(0), "min": losses.min(0), "max": losses.max(0)}
+    about = {"steps": x.runs[0].steps, "seconds": x.seconds.tolist()}
+    return about | {key: [finite(loss) for loss in values] for key, values in bounds.items()}
+
+
+def verdict(found: Mapping[str, Found], rows: Mapping[str, Any]) -> str:
+    """Who ends below AdamW with every seed and who above, and who is there in less time."""
+    adamw = found[ADAMW].losses
+    others = {name: x.losses for name, x in found.items() if name != ADAMW}
+    times = {name: rows[name]["time"] for name in others}
+    said = {
+        "Below AdamW with every seed": [n for n, x in others.items() if (x < adamw).all()],
+        "above it with every seed": [n for n, x in others.items() if (x > adamw).all()],
+        "down to its loss, with every seed, in less time than it takes": [
+            name for name, time in times.items() if isinstance(time, float) and time < 1
+        ],
+    }
+    return "; ".join(f"{what}: {', '.join(names) or 'none'}" for what, names in said.items()) + "."
+
+
+def claim(row: Mapping[str, Any]) -> str:
+    """What the paper says of Alice's steps, and what they are here."""
+    steps = row["steps"]
+    return (
+        "Gong et al. (arXiv:2502.07752, Table 2) have Alice on LLaMA at Adam's loss in less than "
+        f"half of Adam's steps; here it is {steps if isinstance(steps, str) else f'{steps:.2f}'}."
+    )
+
+
+def tables_of(study: Study, methods: Mapping[str, Any], image: str) -> list[_record.Table]:
+    """The comparison, best loss first, and the tuning."""
+    task, found = study.task, study.find_all(methods)
+    rows = {name: row_of(name, x, found[ADAMW]) for name, x in found.items()}
+    columns = {key: x for key, x in COLUMNS.items() if rows[ADAMW][key] is not None}
+    notes = [study.head(), verdict(found, rows)]
+    notes += [claim(rows["alice"])] if task.name == "lm" and "alice" in rows else []
+    notes += [f"![validation loss over steps and over seconds]({image})"]
+    title = TITLES[task.name]
+    best_first = sorted(rows.values(), key=lambda row: found[row["method"]].losses.mean())
+    tuning = tuning_table(found, study.seed, f"{title}: the tuning")
+    calls = "; ".join(f"{name}: `{method.call}`" for name, method in methods.items())
+    return [
+        _record.Table(title, columns, best_first, "\n\n".join(notes)),
+        tuning._replace(note=f"{tuning.note} What was called: {calls}."),
+    ]
+
+
+# Figures.
+
+
+def draw(task: Task, found: Mapping[str, Found]) -> Figure:
+    """A pair of panels for each family, loss against step and against seconds, with AdamW."""
+    families = panels(found)
+    columns = min(3, len(families))
+    rows = -(-len(families) // columns)
+    figure = Figure(figsize=(1 + 4.2 * columns, 1 + 6.4 * rows), layout="constrained")
+    axes = figure.subplots(2 * rows, columns, squeeze=False, sharey=True)
+    for axis in axes.flat:
+        axis.set_visible(False)  # until something is drawn
+    for i, (family, names) in enumerate(families.items()):
+        row, column = divmod(i, columns)
+        pair = axes[2 * row : 2 * row + 2, column]
+        for axis, seconds in zip(pair, (False, True), strict=True):
+            draw_family(axis, found, names, seconds)
+            if column == 0:
+                axis.set(ylabel=f"validation loss ({task.unit})")
+        pair[0].set(title=family)
+        pair[0].legend(frameon=False, fontsize="small", loc="upper right")
+    scale = SCALES[task.name]
+    axes[0, 0].set(yscale=scale, ylim=limits_of(found.values(), scale))
+    if scale == "log":
+        axes[0, 0].yaxis.set(
+            major_locator=LogLocator(subs=(1, 2, 5)),
+            major_formatter=StrMethodFormatter("{x:g}"),
+            minor_locator=NullLocator(),
+        )
+    figure.suptitle(
+        f"{TITLES[task.name]}: every method at its own best learning rate\n"
+        "lines: mean of three seeds, shaded: their range; dotted: AdamW's loss at the end",
+        fontsize="medium",
+    )
+    return figure
+
+
+def panels(found: Mapping[str, Found]) -> dict[str, list[str]]:
+    """The families that were measured; what is in 4 bits has its form in float32 beside it."""
+    families: dict[str, list[str]] = {}
+    for family, names in FAMILIES.items():
+        forms = [form for name in names for form in (name.removesuffix("_4bit"), name)]
+        there = [name for name in dict.fromkeys(forms) if name in found]
+        if found.keys() & set(names):
+            families[family.capitalize()] = there
+    return families or {"AdamW": []}
+
+
+def draw_family(
+    axis: Axes, found: Mapping[str, Found], names: Sequence[str], seconds: bool
+) -> None:
+    """The curves of some methods, and AdamW's."""
+    axis.set_visible(True)
+    axis.set(xlabel="seconds of training" if seconds else "step")
+    axis.axhline(float(found[ADAMW].losses.mean()), color="gray", lw=0.9, linestyle=":")
+    for name in (ADAMW, *names):
+        x = found[name]
+        over = x.seconds if seconds else x.runs[0].steps
+        losses = x.curves[:, :, 1]
+        color, style = ("gray", "-") if name == ADAMW else look_of(name, names)
+        axis.plot(over, losses.mean(0), style, color=color, label=name)
+        axis.fill_between(over, losses.min(0), losses.max(0), color=color, alpha=0.2, lw=0)
+    axis.grid(alpha=0.3)
+
+
+def core(name: str) -> str:
+    """What a method is a form of."""
+    return name.rpartition(".")[2].removesuffix("_4bit")
+
+
+def look_of(name: str, names: Sequence[str]) -> tuple[str, str]:
+    """One color for all forms of a method; dashed is Optax's, or float32 beside 4 bits."""
+    dashed = name.startswith("optax.") or f"{name}_4bit" in names
+    index = list(dict.fromkeys(map(core, names))).index(core(name))
+    return _record.COLORS[index], "--" if dashed else "-"
+
+
+# The command.
+
+
+def about(studies: Sequence[Study]) -> str:
+    """What the page says of itself."""
+    runs = sum(len(study.runs) for study in studies)
+    cached = runs - sum(study.trained for study in studies)
+    parts = [
+        "Optimizers at learning rates tuned alike. *Beyond AdamW's*, *steps* and *time* are taken "
+        "seed by seed. *Steps*: where the validation loss is first down to that of AdamW's last "
+        "step, with a straight line between two evaluations, over the steps of the run; *time* "
+        "likewise, over AdamW's seconds for the whole run. Smaller is better, below 1 is sooner "
+        "than AdamW's end, where AdamW itself may have been before; *never* if no seed gets there, "
+        "and in parentheses how many do, if not all. *ms/step*: from one evaluation to the next "
+        "the median of the three seeds, refreshes included, evaluations and compilation not; the "
+        "methods take turns.",
+        "Each method has its own defaults, but for ranks (a quarter of the width) and periods that "
+        "fit the length of a run. `optax.contrib.muon` and `optax.contrib.galore` take arrays of "
+        "two axes for matrices, embeddings too, and no others: they were told the axes of every "
+        "kernel, and embeddings were left to AdamW. Shampoo's direction goes through AdamW. In 4 "
+        "bits: `curvax.cholesky(error_feedback=0.95)` for Shampoo, `curvax.quantized()` for SOAP "
+        "and ASGO.",
+    ]
+    if cached:
+        parts.append(f"{cached} of the {runs} runs came from the cache.")
+    return "\n\n".join(parts)
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = _record.arguments(__doc__, tuple(TASKS))
+    add = parser.add_argument
+    help = "compared besides AdamW, separated by commas"
+    add("--methods", type=_record.names(NAMES), default=NAMES, help=f"{help} ({', '.join(NAMES)})")
+    add("--text", help="for lm, a UTF-8 file in the place of Python's documentation")
+    for name in LM:
+        add(f"--{name}", type=int, help="in the place of the preset's")
+    return parser.parse_args()
+
+
+def make_task(name: str, args: argparse.Namespace) -> Task:
+    """A task at the preset's sizes, or the arguments'."""
+    sizes = dict(PRESETS[args.preset][name])
+    sizes |= {key: value for key in sizes if (value := getattr(args, key)) is not None}
+    return TASKS[name](text=args.text, **sizes) if name == "lm" else TASKS[name](**sizes)
+
+
+def main() -> None:
+    """Trains what the arguments ask for and prints the comparison."""
+    args = parse()
+    tables, figures, settings, studies = [], {}, {}, []
+    for name in args.only:
+        task = make_task(name, args)
+        known = methods_for(task)
+        methods = {n: known[n] for n in NAMES if n in args.methods or n == ADAMW}
+        study = Study(task, methods.values(), args.seed).run()
+        image = f"train_{name}.png" if figures else "train.png"
+        tables += tables_of(study, methods, image)
+        figures[name] = draw(task, study.find_all(methods))
+        settings[name] = study.settings()
+        studies.append(study)
+    figure = figures.pop(args.only[0])
+    title = "Training with tuned optimizers"
+    _record.write(args, "train", title, about(studies), tables, figure, settings, figures)
+
+
+if __name__ == "__main__":
+    main()
