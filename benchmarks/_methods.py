@@ -94,8 +94,8 @@ def with_factors() -> dict[str, Method]:
         if name == "shampoo":
             plain = plain._replace(offset=0)
             every_step = kind(functools.partial(make, statistics_every=1))
-            found["shampoo, statistics at every step"] = Method(
-                every_step, lambda _: Roots(True), 1.3
+            found["shampoo, statistics at every step"] = plain._replace(
+                make=every_step, floor=lambda _: Roots(True), numbers=None
             )
         found[name] = plain
         for label, storage in STORAGES.items():

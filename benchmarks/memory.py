@@ -6,8 +6,8 @@
 
 *Formulas*: the numbers of the state of one `m × n` matrix as the README has them, times four bytes,
 beside `curvax.state_bytes`; what is more are counters, flags and random keys, and the m + n
-eigenvalues of FOAM and DR-Shampoo. 4-bit storages have
-their own figures (`python -m benchmarks storage`).
+eigenvalues of FOAM and DR-Shampoo. Peers and 4-bit storages have no formula here; what codes take
+by order is in `python -m benchmarks storage`.
 
 *Steps*: the model of `examples/train_lm.py` (GPT-2-small's sizes on a GPU), compiled with
 parameters and state donated, and never run. The peak is what XLA reserves: arguments, results that
@@ -69,18 +69,16 @@ def formulas(families: tuple[str, ...], rank: int) -> list[dict[str, Any]]:
     """The state of one matrix, as printed and as it is."""
     rows = []
     for name, method in chosen(families).items():
-        if method.numbers is None:
-            continue
         row: dict[str, Any] = {"method": name}
         for shape_name, shape in SHAPES.items():
             # The sides are fixed, or SUMO's larger one, or as in the formulas the smaller.
             fixed = name in ("eigen_adam", "dasgo")
             m, n = shape if fixed else sorted(shape, reverse=name == "sumo")
-            printed = 4 * method.numbers(m, n, rank)
+            printed = method.numbers and 4 * method.numbers(m, n, rank)
             tree = {"layer": {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}}
             found = curvax.state_bytes(method.make(10, rank), tree)
             row |= {f"{shape_name}_formula": printed, f"{shape_name}_bytes": found}
-            row[f"{shape_name}_more"] = found - printed
+            row[f"{shape_name}_more"] = None if printed is None else found - printed
         rows.append(row)
     return rows
 
