@@ -29,6 +29,7 @@ class Program:
         self.compiled: Any = lowered.compile()
         self.compile_seconds = time.perf_counter() - start  # tracing included
         self.temporaries: int = self.compiled.memory_analysis().temp_size_in_bytes
+        self.init_seconds = 0.0  # of compiling what made the state
         self.times: list[float] = []
 
     def run(self) -> None:
@@ -50,7 +51,12 @@ def update_of(optimizer: optax.GradientTransformation, grads: Any) -> Program:
     def step(state: Any, grads: Any) -> Any:
         return optimizer.update(grads, state, grads)[::-1]
 
-    return Program(step, jax.jit(optimizer.init)(grads), grads)
+    start = time.perf_counter()
+    init = jax.jit(optimizer.init).lower(grads).compile()
+    seconds = time.perf_counter() - start
+    program = Program(step, init(grads), grads)
+    program.init_seconds = seconds
+    return program
 
 
 def take_turns(

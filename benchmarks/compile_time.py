@@ -71,6 +71,7 @@ def measure(
     """A row for every program, with its best times on every tree."""
     best: dict[tuple[str, int], float] = {}
     traced: dict[tuple[str, int], float] = {}
+    started: dict[tuple[str, int], float] = {}
     rounds = [(name, size) for _ in range(repeats) for size in trees for name in making]
     with without_cache():
         for name, size in tqdm(rounds, desc="compile", file=sys.stderr):
@@ -79,11 +80,12 @@ def measure(
             if program.compile_seconds < best.get((name, size), float("inf")):
                 best[name, size] = program.compile_seconds
                 traced[name, size] = program.trace_seconds
+                started[name, size] = program.init_seconds
     most, rows = max(trees), []
     for name in making:
         row: dict[str, Any] = {"program": name}
         row |= {str(size): best[name, size] for size in trees}
-        row["traced"] = traced[name, most]
+        row["traced"], row["init"] = traced[name, most], started[name, most]
         row["compilations"] = compilations(making[name](), trees[min(trees)])
         for other, bound in AIMS.items():
             row[f"over {other}"] = over = ratio(best[name, most], best.get((other, most)))
@@ -99,6 +101,7 @@ def columns(trees: dict[int, Any], counted: str, aims: bool) -> dict[str, tuple[
     found = {"program": ("program", "")}
     found |= {str(size): (f"{size} {counted}, s", ".2f") for size in trees}
     found["traced"] = (f"tracing of {most}, s", ".2f")
+    found["init"] = (f"init of {most}, s", ".2f")
     for other in AIMS:
         found[f"over {other}"] = (f"over {other}", ".2f")
         if aims:
@@ -159,7 +162,8 @@ def main() -> None:
     about = (
         "Seconds from a jitted update to its program, tracing included: the best of "
         f"{args.repeats} compilations, the programs in turns. *Stack and unstack* only stacks the "
-        "leaves by shape and takes them apart again. Ratios and aims are for the last number."
+        "leaves by shape and takes them apart again. *Init*: the same of the program that makes "
+        "the state. Ratios and aims are for updates of the last number."
     )
     settings = {"most": args.most, "repeats": args.repeats, "rank": RANK}
     _record.write(

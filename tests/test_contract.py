@@ -345,6 +345,14 @@ def test_init_can_be_evaluated_abstractly(row: Row) -> None:
     assert shapes_and_dtypes(abstract) == shapes_and_dtypes(optimizer.init(params))
 
 
+@every_optimizer
+def test_init_does_not_grow_with_the_leaves_of_a_shape(row: Row) -> None:
+    """But for the zeros of OSGDM's momentum, which is behind the matrix view."""
+    few, many = ({f"{i}/kernel": jnp.ones((4, 6)) for i in range(n)} for n in (2, 8))
+    lines = [len(program(row.make().init, params).splitlines()) for params in (few, many)]
+    assert lines[1] <= lines[0] + (len(many) - len(few) if row.name == "osgdm" else 0)
+
+
 @pytest.mark.parametrize(
     ("params_dtype", "gradients_dtype"),
     [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")],

@@ -25,7 +25,15 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from helpers import ALL_CELLS, OPTIMIZED, assert_close, gradients_like, normal_like, run
+from helpers import (
+    ALL_CELLS,
+    OPTIMIZED,
+    assert_close,
+    gradients_like,
+    normal_like,
+    run,
+    states_by_parameter,
+)
 from hlo import Collective, collectives
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -684,6 +692,13 @@ def trained(name: str, kind: str = "auto", *shape: int) -> tuple[Any, Any, Any, 
     return optimizer, step, params, state
 
 
+@functools.cache
+def portable_of(*place: Any) -> Any:
+    """The portable form of the state of `trained`."""
+    optimizer, _, params, state = trained(*place)
+    return curvax.portable_state(optimizer, params, state)
+
+
 def continued(place: tuple[Any, ...], state: Any) -> Any:
     """The third step from a state, where `trained(*place)` is."""
     _, step, params, _ = trained(*place)
@@ -701,7 +716,7 @@ def of_matrices(state: Any) -> Any:
 def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> None:
     one, _, _, expected = trained(place[0])
     optimizer, _, params, state = trained(*place)
-    portable = curvax.portable_state(optimizer, params, state)
+    portable = portable_of(*place)
     assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected)
     for path in ("4/kernel", "tall/kernel"):
         ours = curvax.state_of(optimizer, params, state, path)
@@ -720,7 +735,7 @@ def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> Non
 @pytest.mark.parametrize("place", [("muon", "auto", 8), ("muon", "explicit", 8)])
 def test_a_state_put_back_goes_on_bit_for_bit(place: tuple[Any, ...]) -> None:
     optimizer, _, params, state = trained(*place)
-    portable = curvax.portable_state(optimizer, params, state)
+    portable = portable_of(*place)
     again = curvax.place_state(optimizer, params, portable)
     assert_same_arrays(again, state)
     assert_close(continued(place, again), continued(place, state), factor=0)
@@ -731,8 +746,7 @@ def test_a_state_put_back_goes_on_bit_for_bit(place: tuple[Any, ...]) -> None:
 @pytest.mark.xdist_group("checkpoints")
 @pytest.mark.parametrize("there", [("auto", 4), ("auto", 2, 2), ("explicit", 4), ("auto", 1)])
 def test_matrices_move_to_another_mesh_without_a_checkpoint(there: tuple[Any, ...]) -> None:
-    optimizer, _, params, state = trained("muon", "auto", 8)
-    portable = curvax.portable_state(optimizer, params, state)
+    portable = portable_of("muon", "auto", 8)
     target, _, target_params, _ = trained("muon", *there)
     moved = curvax.place_state(target, target_params, portable)
     back = curvax.portable_state(target, target_params, moved)
@@ -757,10 +771,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def checkpoint(directory: Path, *place: Any) -> Path:
-    optimizer, _, params, state = trained(*place)
     path = directory / "-".join(map(str, place))
     with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, curvax.portable_state(optimizer, params, state))
+        checkpointer.save(path, portable_of(*place))
     return path
 
 
@@ -927,20 +940,18 @@ def test_map_params_maps_what_it_maps_on_one_device(name: str, kind: str) -> Non
 @pytest.mark.parametrize("victim", ["0/kernel", "4/kernel", "tall/kernel"])
 def test_a_bad_gradient_touches_no_other_matrix(victim: str, bad: float) -> None:
     """Of a matrix that is one of many on its device, and of two that were dealt out."""
-    _, gradients = given(TWO_SHAPES)
-    mesh = mesh_of()
-    _, step, params, state = trained("eigen_adam", "auto", 4)
-    clean = on(mesh, gradients[2])
-    hit = on(mesh, {**clean, victim: clean[victim].at[1, 2].set(bad)})
-    zero = on(mesh, {**clean, victim: jnp.zeros_like(clean[victim])})
-    (wanted, _), (updates, after), (_, there) = (step(g, state, params) for g in (clean, hit, zero))
+    clean = jax.tree.map(np.asarray, given(TWO_SHAPES)[1][2])
+    optimizer, step, params, state = trained("eigen_adam", "auto", 4)
+    hit, zero = ({**clean, victim: clean[victim].copy()} for _ in range(2))
+    hit[victim][1, 2], zero[victim][:] = bad, 0
+    (wanted, _), (updates, after), (_, there) = (
+        step(on(mesh_of(), g), state, params) for g in (clean, hit, zero)
+    )
     for name in TWO_SHAPES:
         assert_close(updates[name], 0 * wanted[name] if name == victim else wanted[name], factor=0)
     numbers = [[x for x in jax.tree.leaves(s) if x.dtype == jnp.float32] for s in (after, there)]
     assert_close(*numbers, factor=0)
-    optimizer, _, params, _ = trained("eigen_adam", "auto", 4)
-    for name in TWO_SHAPES:
-        own = curvax.state_of(optimizer, params, after, name)
+    for name, own in states_by_parameter(optimizer, params, after).items():
         counts = [int(x.sum()) for place, x in own.items() if "skipped" in place.split("/")]
         assert counts == [int(name == victim)]
 

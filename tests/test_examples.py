@@ -15,9 +15,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from processes import EXAMPLES, ROOT, Process
 
-ROOT = Path(__file__).parent.parent
-EXAMPLES = ROOT / "examples"
 TUNING = ROOT / "benchmarks" / "results" / "tune_lm.json"
 OPTIMIZERS = ("adamw", "muon", "racs", "asgo")
 STEPS, EVERY = 120, 30
@@ -32,44 +31,30 @@ pytestmark = [
 ]
 
 
-def start(script: str, *arguments: object) -> subprocess.Popen:
-    paths = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    # One device, as a user has, and a little optimization, which training repays.
-    flags = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
-    environment["XLA_FLAGS"] = flags.replace("optimization_level=0", "optimization_level=1")
-    return subprocess.Popen(
-        [sys.executable, EXAMPLES / script, *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+# One device, as a user has, and a little optimization, which training repays.
+FLAGS = re.sub(r"--xla_force_host_platform_device_count=\d+", "", os.environ["XLA_FLAGS"])
+FLAGS = FLAGS.replace("optimization_level=0", "optimization_level=1")
 
 
-def finish(process: subprocess.Popen) -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=300)
-    return process.returncode, output, errors
+def start(script: str, *arguments: object) -> Process:
+    return Process(script, *arguments, flags=FLAGS)
+
+
+def finish(process: Process) -> tuple[int, str, str]:
+    return process.communicate(timeout=300)
 
 
 def train_lm(*arguments: object) -> tuple[int, str, str]:
     return finish(start("train_lm.py", *SMALL, *arguments))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def programs(tmp_path_factory):
-    """What one process has compiled the next need not; none runs beside another."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        yield
-
-
 @pytest.fixture
 def script(monkeypatch):
-    """The module train_lm."""
+    """The module train_lm, whose way with Ctrl-C ends with the test."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    return importlib.import_module("train_lm")
+    interrupted = signal.getsignal(signal.SIGINT)
+    yield importlib.import_module("train_lm")
+    signal.signal(signal.SIGINT, interrupted)
 
 
 def checkpoint(run: Path) -> dict[str, np.ndarray]:
@@ -178,12 +163,12 @@ def test_a_stopped_run_continues_bit_for_bit(tmp_path, finished, name, stop):
     assert seconds == sorted(seconds)
 
 
-def test_a_finished_run_is_not_trained_again(finished):
+def test_a_finished_run_is_not_trained_again(script, finished, capsys):
     out, _ = finished
     before = (out / "muon" / "metrics.jsonl").read_bytes()
-    code, output, _ = train_lm("--out", out, "--optimizers", "muon", "--resume")
-    assert code == 0
-    assert "\nmuon " in output
+    with jax.numpy_rank_promotion("allow"):
+        script.main([*SMALL, "--out", str(out), "--optimizers", "muon", "--resume"])
+    assert "\nmuon " in capsys.readouterr().out
     assert (out / "muon" / "metrics.jsonl").read_bytes() == before
 
 
@@ -309,11 +294,19 @@ def test_an_output_directory_that_cannot_be_made_is_named(refusal, tmp_path):
 
 
 def test_a_refusal_reaches_the_user_without_a_traceback():
-    code, output, errors = train_lm("--optimizers", "sgd")
-    assert code == 2
-    assert output == ""
-    assert "Traceback" not in errors
-    assert "'sgd' is not one of adamw, muon, racs, asgo" in errors
+    """From the command line, as a user starts it."""
+    paths = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "train_lm.py", "--optimizers", "sgd"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "XLA_FLAGS": FLAGS},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert "'sgd' is not one of adamw, muon, racs, asgo" in done.stderr
 
 
 def test_another_text_is_learned(tmp_path):

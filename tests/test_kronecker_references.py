@@ -344,9 +344,17 @@ WAYS = [("float64", *both) for both in PERIODS_AND_ROOTS]
 WAYS += [("float32", *both) for both in PERIODS_AND_ROOTS[1:4]]
 
 
+def _in_one_worker(case, *others):
+    """Tests of a case share its compiled programs."""
+    return pytest.param(case, *others, marks=pytest.mark.xdist_group(f"Kronecker, {case}"))
+
+
 @pytest.mark.parametrize(
     ("case", "dtype", "period", "root"),
-    share(((case, *way) for case in CASES for way in WAYS), of=4),
+    [
+        _in_one_worker(*cell)
+        for cell in share(((case, *way) for case in CASES for way in WAYS), of=4)
+    ],
 )
 def test_trajectories_follow_the_transcription(case, dtype, period, root):
     if root not in CASES[case].roots:
@@ -356,7 +364,7 @@ def test_trajectories_follow_the_transcription(case, dtype, period, root):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].policy])
+@pytest.mark.parametrize("case", [_in_one_worker(case) for case in CASES if CASES[case].policy])
 def test_the_trajectories_meet_every_decision_and_none_that_is_close(case, dtype):
     refreshed, kept, raised = 0, 0, 0
     for period, root in PERIODS_AND_ROOTS:
@@ -385,12 +393,12 @@ def test_the_trajectories_meet_every_decision_and_none_that_is_close(case, dtype
 @pytest.mark.parametrize(
     ("case", "ours", "theirs"),
     [
-        ("stale", (3, 2), (1, 2)),
-        ("stale", (3, 2), (7, 2)),
-        ("practical", (3, 2), (3, 4)),
-        ("FOAM", (3, 4), (1, 4)),
-        ("FOAM", (7, 4), (7, 2)),
-        ("DR", (3, 4), (7, 4)),
+        _in_one_worker("stale", (3, 2), (1, 2)),
+        _in_one_worker("stale", (3, 2), (7, 2)),
+        _in_one_worker("practical", (3, 2), (3, 4)),
+        _in_one_worker("FOAM", (3, 4), (1, 4)),
+        _in_one_worker("FOAM", (7, 4), (7, 2)),
+        _in_one_worker("DR", (3, 4), (7, 4)),
     ],
 )
 def test_another_period_or_root_would_be_noticed(case, ours, theirs):

@@ -1,5 +1,7 @@
 """What low-rank methods are in special cases; SWAN and OSGDM against their transcriptions."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,37 +24,47 @@ def _gradients(shape, seed=0, steps=STEPS):
     return generator.standard_normal((steps, *shape))
 
 
-def _directions(transformation, gradients):
+@functools.cache
+def _compiled(transformation):
     def step(state, gradient):
         direction, state = transformation.update(gradient, state)
         return state, direction
 
-    run = jax.jit(lambda g: jax.lax.scan(step, transformation.init(g[0]), g)[1])
-    return np.asarray(run(jnp.asarray(gradients)))
+    def run(gradients):
+        first = jax.tree.map(lambda g: g[0], gradients)
+        return jax.lax.scan(step, transformation.init(first), gradients)[1]
+
+    return jax.jit(run)
+
+
+def _directions(transformation, gradients):
+    """Of all steps, from one program for all leaves."""
+    return jax.tree.map(np.asarray, _compiled(transformation)(gradients))
+
+
+def _first(transformation, gradient):
+    """The direction and the state of a first step."""
+    return jax.jit(lambda g: transformation.update(g, transformation.init(g)))(gradient)
 
 
 def _assert_same(first, second, shapes=((6, 9), (9, 6), (7, 7)), condition=1e4, **maps):
+    gradients = {str(shape): _gradients(shape) for shape in shapes}
     with jax.enable_x64(True):
-        for shape in shapes:
-            g = _gradients(shape)
-            assert_close(
-                _directions(first, g), _directions(second, g), 64, condition=condition, **maps
-            )
+        found, expected = (_directions(x, gradients) for x in (first, second))
+    assert_close(found, expected, 64, condition=condition, **maps)
 
 
 def test_galore_at_full_rank_with_one_basis_is_adam_in_that_basis():
     with jax.enable_x64(True):
         g = _gradients((6, 9))
-        u = np.asarray(subspaces.svd().find(_check(g[0]), 6))
+        u = np.asarray(jax.jit(lambda g: subspaces.svd().find(_check(g), 6))(g[0]))
         adam = _directions(optax.scale_by_adam(), u.T @ g)
         galore = _directions(curvax.scale_by_galore(rank=6, refresh=NEVER, scale=1.0), g)
         assert_close(galore, u @ adam, 64, condition=1e4)
 
 
 def _check(g):
-    return subspaces.SubspaceCheck(
-        jnp.asarray(g), jnp.asarray(g), None, None, jnp.bool_(True), jax.random.key(0)
-    )
+    return subspaces.SubspaceCheck(g, g, None, None, jnp.bool_(True), jax.random.key(0))
 
 
 def test_alice_without_its_parts_is_galore():
@@ -74,8 +86,9 @@ def test_alice_without_its_parts_is_galore():
         scale=1.0,
         refresh=4,
     )
-    _assert_same(alice, curvax.scale_by_galore(rank=3, refresh=4, scale=1.0))
-    _assert_same(parts, curvax.scale_by_galore(rank=3, refresh=4, scale=1.0))
+    galore = curvax.scale_by_galore(rank=3, refresh=4, scale=1.0)
+    _assert_same(alice, galore)
+    _assert_same(parts, galore)
 
 
 def test_fira_at_full_rank_is_galore():
@@ -107,11 +120,13 @@ def test_sumo_at_full_rank_without_momentum_is_exact_muon():
 
 
 def test_osgdm_without_momentum_is_exact_muon_without_momentum():
-    params = {"dense": {"kernel": jnp.zeros((6, 9))}}
-    gradient = {"dense": {"kernel": jnp.asarray(_gradients((6, 9))[0], "float32")}}
+    params = {"dense": {"kernel": np.zeros((6, 9), np.float32)}}
+    gradient = {"dense": {"kernel": np.float32(_gradients((6, 9))[0])}}
     osgdm = curvax.osgdm(0.1, b1=0.0)
     muon = curvax.muon(0.1, b1=0.0, nesterov=False, method="svd", consistent_rms=1 / 3)
-    updates = [o.update(gradient, o.init(params), params)[0] for o in (osgdm, muon)]
+    updates = [
+        jax.jit(o.update)(gradient, jax.jit(o.init)(params), params)[0] for o in (osgdm, muon)
+    ]
     assert_close(updates[0], updates[1], 64)
 
 
@@ -123,13 +138,13 @@ def test_osgdm_follows_the_transcription_under_a_schedule(decay):
     wanted, _ = osgdm_reference(list(gradients), rates, gamma=0.9)
     with jax.enable_x64(True):
         optimizer = curvax.osgdm(lambda t: 0.1 / (1 + t), b1=0.9, weight_decay=decay)
-        params = {"kernel": jnp.ones((5, 8))}
-        state, step = optimizer.init(params), jax.jit(optimizer.update)
+        params = {"kernel": np.ones((5, 8))}
+        state, step = jax.jit(optimizer.init)(params), jax.jit(optimizer.update)
         for gradient, rate, move in zip(gradients, rates, wanted, strict=True):
-            updates, state = step({"kernel": jnp.asarray(gradient)}, state, params)
+            updates, state = step({"kernel": gradient}, state, params)
             expected = -move - rate * decay * np.asarray(params["kernel"])
             assert_close(updates["kernel"], expected, 256)
-            params = optax.apply_updates(params, updates)
+            params = {"kernel": params["kernel"] + np.asarray(updates["kernel"])}
 
 
 @pytest.mark.parametrize("method", ["svd", "newton_schulz"])
@@ -144,9 +159,9 @@ def test_swan_follows_the_transcription(method, shape):
 
 
 def test_swan_does_not_see_scales_nor_what_is_added_to_a_row():
-    g = jnp.asarray(_gradients((5, 8))[0], "float32")
-    swan = curvax.scale_by_swan()
-    plain, scaled, shifted = (swan.update(x, swan.init(x))[0] for x in (g, 8 * g, g + 2.0))
+    g = np.float32(_gradients((5, 8))[0])
+    of_all = _directions(curvax.scale_by_swan(), np.stack([g, 8 * g, g + 2]))  # nothing is kept
+    plain, scaled, shifted = of_all
     assert_close(scaled, plain, 16)
     assert_close(shifted, plain, 256)
 
@@ -154,16 +169,15 @@ def test_swan_does_not_see_scales_nor_what_is_added_to_a_row():
 def test_swan_in_bfloat16_keeps_the_rank():
     """Rows sum to 0, so the rank of (8, 6) is 5: rounding must not fill the sixth direction."""
     g = jnp.asarray(_gradients((8, 6))[0], "bfloat16")
-    swan = curvax.scale_by_swan()
-    singular = np.linalg.svd(np.asarray(swan.update(g, swan.init(g))[0], np.float64))[1]
+    direction, _ = _first(curvax.scale_by_swan(), g)
+    singular = np.linalg.svd(np.asarray(direction, np.float64))[1]
     assert singular[4] > 0.9 and singular[5] < 0.05
 
 
 def test_columns_are_normalized_as_in_the_transcription():
     g = _gradients((5, 8))[0]
     g[:, 3] = 0
-    columns = curvax.normalize_columns()
-    found = columns.update(jnp.asarray(g, "float32"), columns.init(jnp.asarray(g)))[0]
+    found, _ = _first(curvax.normalize_columns(), np.float32(g))
     assert_close(found, swan_reference.normalize_columns(g), 16)
 
 
@@ -171,11 +185,8 @@ def test_columns_are_normalized_as_in_the_transcription():
 def test_orthogonalizing_by_qr_first_changes_nothing(shape):
     deficient = _gradients(shape)[0]
     deficient[0] = deficient[1]
-    batch = jnp.asarray(np.stack([_gradients(shape)[0], deficient, 0 * deficient]), "float32")
-    results = [
-        transform.update(batch, transform.init(batch))[0]
-        for transform in map(curvax.orthogonalize, ("svd", "qr_svd"))
-    ]
+    batch = np.float32([_gradients(shape)[0], deficient, 0 * deficient])
+    results = [_first(curvax.orthogonalize(method), batch)[0] for method in ("svd", "qr_svd")]
     assert_close(results[1], results[0], 256)
 
 
@@ -183,8 +194,6 @@ def test_orthogonalizing_by_qr_first_changes_nothing(shape):
 def test_a_matrix_with_an_infinite_entry_gives_zero_and_leaves_others_alone(method):
     batch = np.stack([_gradients((5, 8))[0]] * 2)
     batch[0, 2, 3] = np.inf
-    transform = curvax.orthogonalize(method)
-    infinite = jnp.asarray(batch, "float32")
-    found, state = transform.update(infinite, transform.init(infinite))
+    found, state = _first(curvax.orthogonalize(method), np.float32(batch))
     assert not found[0].any() and found[1].any() and jnp.isfinite(found).all()
     assert state.failures.tolist() == [1, 0]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,7 +35,10 @@ DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "asgo-right": functools.partial(curvax.scale_by_asgo, side="right", eps=0.1),
     "svd": functools.partial(curvax.orthogonalize, "svd"),
 }
-every_direction = pytest.mark.parametrize("direction", DIRECTIONS)
+every_direction = pytest.mark.parametrize(
+    "direction",  # whose tests share compiled programs, so they run in one worker
+    [pytest.param(name, marks=pytest.mark.xdist_group(f"view {name}")) for name in DIRECTIONS],
+)
 
 
 def conditioned_gradients(shape: tuple[int, ...], steps: int = 2, seed: int = 0) -> list[Any]:
@@ -74,6 +79,30 @@ def runs_in_view(direction: str, gradients: list[Any], **view: Any) -> list[Any]
     transformation = curvax.on_matrices(DIRECTIONS[direction](), **view)
     named = [{"w": gradient} for gradient in gradients]
     return [update["w"] for update in run(transformation, named, named[0])[0]]
+
+
+def computations(f: Callable[..., Any], *args: Any) -> Any:
+    """For each output of `f` a digest of all that it follows from: equal if the same is computed.
+
+    The order in which outputs are computed is left out, and so are the names of arguments.
+    """
+    jaxpr, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+    known: dict[Any, str] = {}
+
+    def of(x: Any) -> str:
+        return repr(x) if hasattr(x, "val") else known[x]
+
+    def digest(text: str) -> str:
+        return hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", text).encode()).hexdigest()
+
+    for variable, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
+        known[variable] = digest(f"{variable.aval} {np.asarray(value).tobytes()}")
+    known |= {x: digest(f"argument {i} {x.aval}") for i, x in enumerate(jaxpr.jaxpr.invars)}
+    for equation in jaxpr.eqns:
+        inputs = [of(x) for x in equation.invars]
+        for i, x in enumerate(equation.outvars):
+            known[x] = digest(f"{equation.primitive} {equation.params} {inputs} {i} {x.aval}")
+    return jax.tree.unflatten(jax.tree.structure(shapes), map(of, jaxpr.jaxpr.outvars))
 
 
 # --- One parameter as matrices -------------------------------------------------------------------
@@ -159,42 +188,101 @@ def test_padding_never_changes_a_block(direction: str) -> None:
 @every_direction
 def test_one_block_is_the_whole_matrix(direction: str) -> None:
     gradients = conditioned_gradients((4, 6))
-    updates = runs_in_view(direction, gradients, block_size=6)
-    assert_close(updates, runs_alone(direction, gradients))
+
+    def computed(**view: Any) -> Any:
+        transformation = curvax.on_matrices(DIRECTIONS[direction](), matrices="a", **view)
+
+        def steps(params: Any, *gradients: Any) -> Any:
+            state, updates = transformation.init(params), []
+            for gradient in gradients:
+                update, state = transformation.update(gradient, state, params)
+                updates.append(update)
+            return updates, state
+
+        return computations(steps, *({"a": x} for x in (gradients[0], *gradients)))
+
+    assert computed(block_size=6) == computed()
+    assert computed(block_size=5) != computed()
+
+
+# Every way to be matrices, all of them 4 × 6 or 6 × 4: batches of them, and where the axes are.
+BATCHES = {"a": (1, 4, 6), "b": (1, 4, 6), "c": (1, 6, 4), "layers": (3, 4, 6)}
+BATCHES |= {"heads": (3, 6, 4), "merged heads": (3, 6, 4), "heads in rows": (2, 4, 6)}
+AXES = {
+    "layers": MatrixAxes(rows=1, columns=2),
+    "heads": MatrixAxes(0, 2),
+    "merged heads": MatrixAxes(0, 1, column_heads=3),
+    "heads in rows": MatrixAxes(0, 1, row_heads=2),
+}
+PLAIN = ("a", "b", "c", "layers")
+
+
+def as_parameter(name: str, batch: Any) -> Any:
+    """A batch of matrices as it lies in the parameter of this name."""
+    if name == "heads":
+        return np.moveaxis(batch, 0, 1)
+    if name in AXES and name != "layers":
+        return np.concatenate(list(batch), axis=1 if name == "merged heads" else 0)
+    return batch if name == "layers" else batch[0]
+
+
+def as_batch(name: str, parameter: Any) -> Any:
+    """The inverse of `as_parameter`."""
+    if name == "heads":
+        return np.moveaxis(parameter, 1, 0)
+    if name in AXES and name != "layers":
+        axis = 1 if name == "merged heads" else 0
+        return np.stack(np.split(parameter, BATCHES[name][0], axis=axis))
+    return parameter if name == "layers" else parameter[None]
+
+
+@functools.cache
+def batches() -> dict[str, list[np.ndarray]]:
+    return {
+        name: [np.asarray(g) for g in conditioned_gradients(shape, seed=i)]
+        for i, (name, shape) in enumerate(BATCHES.items())
+    }
+
+
+@functools.cache
+def alone(direction: str) -> dict[str, list[np.ndarray]]:
+    """The directions of every batch, each matrix by itself."""
+    found = {}
+    for name, gradients in batches().items():
+        number = BATCHES[name][0]
+        runs = [runs_alone(direction, [g[i] for g in gradients]) for i in range(number)]
+        found[name] = [np.stack(step) for step in zip(*runs, strict=True)]
+    return found
+
+
+@functools.cache
+def together(direction: str, stack: bool, names: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
+    """The directions of every batch, from one view of all of these parameters."""
+    gradients = [
+        {name: as_parameter(name, batches()[name][step]) for name in names} for step in range(2)
+    ]
+    axes = {name: AXES[name] for name in names if name in AXES}
+    view = curvax.on_matrices(DIRECTIONS[direction](), stack=stack, weight_dimension_numbers=axes)
+    summary = curvax.summarize(view, gradients[0])
+    assert summary.count("in stack 4x6") == (4 if stack else 0)
+    assert summary.count("in stack 6x4") == (3 if stack else 0)
+    assert summary.count("in an entry of its own") == (0 if stack else len(names))
+    updates, _ = run(view, gradients, gradients[0])
+    return {name: [as_batch(name, np.asarray(u[name])) for u in updates] for name in names}
 
 
 @every_direction
-@pytest.mark.parametrize("merged", [False, True], ids=["separate", "merged"])
-def test_heads_run_alone(direction: str, merged: bool) -> None:
-    features, heads, width = 6, 3, 4
-    batch = conditioned_gradients((heads, features, width))
-    alone = runs_alone(direction, batch)
-    if merged:
-        gradients = [jnp.concatenate(list(g), axis=1) for g in batch]
-        updates = runs_in_view(
-            direction,
-            gradients,
-            weight_dimension_numbers={"w": MatrixAxes(0, 1, column_heads=heads)},
-        )
-        updates = [jnp.stack(jnp.split(u, heads, axis=1)) for u in updates]
-    else:
-        gradients = [g.transpose(1, 0, 2) for g in batch]
-        updates = runs_in_view(
-            direction, gradients, weight_dimension_numbers={"w": MatrixAxes(0, 2)}
-        )
-        updates = [u.transpose(1, 0, 2) for u in updates]
-    assert_close(updates, alone)
+@pytest.mark.parametrize("name", AXES)
+def test_heads_and_scanned_layers_run_alone(direction: str, name: str) -> None:
+    viewed = together(direction, True, tuple(BATCHES))
+    assert_close(viewed[name], alone(direction)[name])
 
 
 @every_direction
-def test_heads_in_rows_run_alone(direction: str) -> None:
-    heads = 2
-    batch = conditioned_gradients((heads, 3, 5))
-    gradients = [jnp.concatenate(list(g), axis=0) for g in batch]
-    spec = {"w": MatrixAxes(0, 1, row_heads=heads)}
-    updates = runs_in_view(direction, gradients, weight_dimension_numbers=spec)
-    updates = [jnp.stack(jnp.split(u, heads, axis=0)) for u in updates]
-    assert_close(updates, runs_alone(direction, batch))
+def test_stacked_unstacked_and_bare_agree(direction: str) -> None:
+    for stack, names in ((True, tuple(BATCHES)), (False, PLAIN)):
+        viewed = together(direction, stack, names)
+        assert_close(viewed, {name: alone(direction)[name] for name in names})
 
 
 def test_head_wise_splits_queries_and_keys_alone() -> None:
@@ -205,33 +293,6 @@ def test_head_wise_splits_queries_and_keys_alone() -> None:
         "key/kernel": MatrixAxes(rows=0, columns=2),
         "value/kernel": MatrixAxes(rows=0, columns=(1, 2)),
     }
-
-
-@every_direction
-def test_scanned_layers_run_alone(direction: str) -> None:
-    layers = conditioned_gradients((3, 4, 6))
-    spec = {"w": MatrixAxes(rows=1, columns=2)}
-    updates = runs_in_view(direction, layers, weight_dimension_numbers=spec)
-    for layer in range(3):
-        alone = runs_alone(direction, [g[layer] for g in layers])
-        assert_close([u[layer] for u in updates], alone)
-
-
-@every_direction
-def test_stacked_unstacked_and_bare_agree(direction: str) -> None:
-    shapes = {"a": (4, 6), "b": (4, 6), "c": (6, 4), "layers": (2, 4, 6)}
-    columns = [conditioned_gradients(shape, seed=i) for i, shape in enumerate(shapes.values())]
-    gradients = [dict(zip(shapes, step, strict=True)) for step in zip(*columns, strict=True)]
-    expected = {name: runs_alone(direction, [g[name] for g in gradients])[-1] for name in shapes}
-    spec = {"layers": MatrixAxes(rows=1, columns=2)}
-    for stack in (True, False):
-        view = curvax.on_matrices(
-            DIRECTIONS[direction](), stack=stack, weight_dimension_numbers=spec
-        )
-        summary = curvax.summarize(view, gradients[0])
-        assert summary.count("in stack 4x6") == (3 if stack else 0)
-        assert summary.count("in an entry of its own") == (0 if stack else 4)
-        assert_close(run(view, gradients, gradients[0])[0][-1], expected)
 
 
 def test_large_matrices_keep_an_entry_of_their_own() -> None:
@@ -294,17 +355,27 @@ SPECS = {
 }
 
 
+def step_with(spec: Any) -> tuple[Any, Any]:
+    """What a first step computes with these axes, and the shapes of what matrices have."""
+    # Both look at the tree, once whole and once with holes where other parameters were.
+    optimizer = curvax.muon(0.1, weight_dimension_numbers=spec, method="svd", stack=False)
+
+    def step(params: Any) -> Any:
+        return optimizer.update(params, optimizer.init(params), params)
+
+    return computations(step, SPEC_PARAMS), jax.eval_shape(step, SPEC_PARAMS)[1]
+
+
+@functools.cache
+def step_with_tree() -> Any:
+    return step_with(SPEC_TREE)[0]
+
+
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_all_ways_to_specify_axes_are_the_same(spec: Any) -> None:
-    params = {k: normal_like(jax.random.key(0), v) for k, v in SPEC_PARAMS.items()}
-    results = []
-    for way in (SPEC_TREE, spec):
-        # Both look at the tree, once whole and once with holes where other parameters were.
-        optimizer = curvax.muon(0.1, weight_dimension_numbers=way, method="svd", stack=False)
-        updates, states = run(optimizer, [params], params, jit=False)
-        results.append((updates[0], states[0]))
-    assert_close(results[1], results[0], factor=0)
-    matrices = results[1][1].inner_states["matrices"].inner_state[0].inner.inner[0][0].mu
+    computed, state = step_with(spec)
+    assert computed == step_with_tree()
+    matrices = state.inner_states["matrices"].inner_state[0].inner.inner[0][0].mu
     assert {name: x.shape for name, x in matrices.items()} == {
         "dense/kernel": (1, 4, 6),
         "layers/gate": (2, 4, 6),
@@ -606,27 +677,55 @@ def tree_gradients() -> list[tuple[jax.Array, ...]]:
     return gradients_like(leaves, 2)
 
 
+def two_steps(method: str, tree: str) -> Callable[..., Any]:
+    """From two gradients, as leaves in the order of `TREES`: updates and what matrices have."""
+    build, optimizer = TREES[tree], METHODS[method](0.1, weight_decay=0.1)
+
+    def steps(*gradients: tuple[Any, ...]) -> tuple[list[Any], Any]:
+        params = build(*gradients[0])
+        state, updates = optimizer.init(params), []
+        for gradient in gradients:
+            update, state = optimizer.update(build(*gradient), state, params)
+            assert jax.tree.structure(update) == jax.tree.structure(params)
+            leaves = dict(
+                zip(jax.tree.leaves(build(0, 1, 2)), jax.tree.leaves(update), strict=True)
+            )
+            updates.append([leaves[i] for i in range(3)])
+        return updates, state.inner_states["matrices"]
+
+    return steps
+
+
 @functools.cache
-def expected_of_trees(method: str) -> tuple[list[Any], list[Any]]:
-    gradients = [as_dict(*leaves) for leaves in tree_gradients()]
-    optimizer = METHODS[method](0.1, weight_decay=0.1)
-    return run(optimizer, gradients, gradients[0], jit=False)
+def steps_of_dict(method: str) -> Any:
+    """What they compute for a dict, which is something."""
+    steps = two_steps(method, "Linen dict")
+    updates, matrices = jax.jit(steps)(*tree_gradients())
+    assert all(jnp.any(x) for x in jax.tree.leaves(updates))
+    assert any(x.ndim >= 2 and jnp.any(x) for x in jax.tree.leaves(matrices))
+    return computations(steps, *tree_gradients())
 
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_kind_of_tree(method: str, tree: str) -> None:
-    build = TREES[tree]
-    gradients = [build(*leaves) for leaves in tree_gradients()]
-    optimizer = METHODS[method](0.1, weight_decay=0.1)
-    updates, states = run(optimizer, gradients, gradients[0], jit=False)
-    expected, expected_states = expected_of_trees(method)
-    for update, plain in zip(updates, expected, strict=True):
-        leaves = plain["dense"]["kernel"], plain["dense"]["bias"], plain["head"]["kernel"]
-        assert_close(update, build(*leaves), 4)
-    matrices = [s[-1].inner_states["matrices"] for s in (states, expected_states)]
-    assert_close(matrices[0], matrices[1], 4)
-    assert any(x.ndim >= 2 and jnp.any(x) for x in jax.tree.leaves(matrices[0]))
+    """The same is computed, in whatever order."""
+    assert computations(two_steps(method, tree), *tree_gradients()) == steps_of_dict(method)
+
+
+def test_other_computations_would_be_noticed() -> None:
+    """The negative control."""
+    x = jnp.ones((2, 2))
+    plain, swapped, other = (
+        computations(f, x, x)
+        for f in (
+            lambda a, b: {"sum": a + 2 * b, "product": a @ b},
+            lambda a, b: {"product": a @ b, "sum": a + 2 * b},
+            lambda a, b: {"sum": b + 2 * a, "product": a @ b},
+        )
+    )
+    assert plain == swapped
+    assert plain["product"] == other["product"] and plain["sum"] != other["sum"]
 
 
 @pytest.mark.parametrize("tree", LIKE_FLAX)

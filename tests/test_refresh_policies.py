@@ -99,6 +99,15 @@ def _scan(transformation, gradients):
     return jax.jit(_trajectory(transformation))(gradients)
 
 
+@functools.cache
+def _trajectory_of(name):
+    """That of a policy of `POLICIES`, from ε and gradients, compiled once for all tests."""
+    return jax.jit(lambda eps, g: _trajectory(_shampoo(POLICIES[name], eps=eps))(g))
+
+
+shares_trajectories = pytest.mark.xdist_group("trajectories of policies")
+
+
 def _factors(state) -> list[Any]:
     """All factors of a state of `precondition`, on both sides."""
     is_factor = lambda x: isinstance(x, _factor.Factor)  # noqa: E731
@@ -210,9 +219,10 @@ def test_stacked_and_unstacked_matrices_are_refreshed_alike(executed, name):
             assert_close(updates[f"w{i}"], batched["w"][:, i], 64, condition=LARGEST / EPS)
 
 
+@shares_trajectories
 def test_a_scan_is_its_steps():
     transformation, gradients = _shampoo(POLICIES["FOAM"]), _gradients()
-    updates, states = _scan(transformation, gradients)
+    updates, states = _trajectory_of("FOAM")(EPS, gradients)
     for t, (update, state) in enumerate(_steps(transformation, gradients)):
         assert_close(jax.tree.map(lambda x, t=t: x[t], updates), update, 64)
         for one, other in zip(_factors(states), _factors(state), strict=True):
@@ -220,18 +230,15 @@ def test_a_scan_is_its_steps():
                 assert np.array_equal(getattr(one, field)[t], getattr(other, field))
 
 
+@shares_trajectories
 @pytest.mark.parametrize("name", ["every", "FOAM", "DR"])
 def test_two_optimizers_under_vmap_are_two_optimizers(name):
     """With dampings of their own; their branches become selects, which costs time alone."""
     replicas = [_gradients(seed=seed) for seed in (0, 1)]
     together = jax.tree.map(lambda *g: np.stack(g), *replicas)
-    dampings = jnp.array([EPS, 2 * EPS])
-
-    def trajectory(eps, gradients):
-        return _trajectory(_shampoo(POLICIES[name], eps=eps))(gradients)
-
-    updates, states = jax.jit(jax.vmap(trajectory))(dampings, together)
-    single, numbers = jax.jit(trajectory), []
+    dampings, numbers = (EPS, 2 * EPS), []
+    single = _trajectory_of(name)
+    updates, states = jax.jit(jax.vmap(single))(np.array(dampings, np.float32), together)
     for i, gradients in enumerate(replicas):
         alone, alone_states = single(dampings[i], gradients)
         assert_close(jax.tree.map(lambda x, i=i: x[i], updates), alone, 64)
@@ -242,12 +249,13 @@ def test_two_optimizers_under_vmap_are_two_optimizers(name):
     assert name == "every" or numbers[0] != numbers[1]
 
 
+@shares_trajectories
 def test_multi_steps_counts_updates():
     mini_steps, gradients = 3, _gradients()
     wrapped = optax.MultiSteps(_shampoo(POLICIES["FOAM"]), mini_steps)
     repeated = jax.tree.map(lambda g: np.repeat(g, mini_steps, axis=0), gradients)
     updates, states = _scan(wrapped, repeated)
-    plain, plain_states = _scan(_shampoo(POLICIES["FOAM"]), gradients)
+    plain, plain_states = _trajectory_of("FOAM")(EPS, gradients)
     last = slice(mini_steps - 1, None, mini_steps)
     assert_close(jax.tree.map(lambda x: x[last], updates), plain, 64)
     inner = jax.tree.map(lambda x: x[last], states.inner_opt_state)
@@ -305,23 +313,18 @@ def test_entries_are_dealt_out_once_and_evenly(period):
     assert load.max() <= max(4 / 3 * load.mean(), max(costs))
 
 
+@pytest.mark.xdist_group("optimized steps of policies")
 @pytest.mark.parametrize(
-    ("name", "layout"),
+    ("name", "layout", "number"),
     [
-        *itertools.product(["every", "FOAM"], ["a batch of one", "stacked"]),
-        *itertools.product(("every, staggered", "DR"), ["unstacked"]),
+        *itertools.product(["every", "FOAM"], ["a batch"], [1]),
+        *itertools.product(["every", "FOAM"], ["stacked"], [32]),
+        *itertools.product(["every, staggered", "DR"], ["unstacked"], [3]),
     ],
 )
-def test_no_decomposition_is_outside_a_loop_or_branch(name, layout):
+def test_no_decomposition_is_outside_a_loop_or_branch(name, layout, number):
     """A loop over one matrix has a body that never changes, which XLA would do at every step."""
-    transformation, number = _shampoo(POLICIES[name], side="both"), 1 if "one" in layout else 3
-    params: Any = jax.ShapeDtypeStruct((number, 64, 64), jnp.float32)
-    if "stacked" in layout:
-        params = dict.fromkeys("abc", jax.ShapeDtypeStruct((64, 64), jnp.float32))
-        stack = layout == "stacked"
-        transformation = curvax.on_matrices(transformation, matrices="all", stack=stack)
-    state = jax.eval_shape(transformation.init, params)
-    program: Any = jax.jit(transformation.update).lower(params, state).compile(OPTIMIZED).as_text()
+    program = _optimized_step(name, layout, number).as_text()
     entry = program[program.index("ENTRY") :]
     assert "syevd" in program and "syevd" not in entry
 
@@ -386,13 +389,14 @@ def test_the_state_tells_of_every_factor():
         assert (refreshes[-1] > 1).all() and (refreshes[-1] < checks[-1]).all()
 
 
+@shares_trajectories
 def test_factors_of_one_batch_decide_for_themselves():
     generator = np.random.default_rng(0)
     still = np.broadcast_to(generator.standard_normal((4, 6)), (STEPS, 4, 6))
     restless = generator.standard_normal((STEPS, 4, 6))
     gradients = {"w": np.float32(np.stack([still, restless, still], axis=1))}
-    for policy in (POLICIES["FOAM"], POLICIES["DR"]):
-        _, states = _scan(_shampoo(policy), gradients)
+    for name in ("FOAM", "DR"):
+        _, states = _trajectory_of(name)(EPS, gradients)
         for factor in _factors(states):
             number = factor.refreshes[-1]
             assert number[1] > number[0] and number[0] == number[2]
@@ -592,13 +596,6 @@ def test_statistics_every_and_warm_up():
 # Memory
 
 
-def _temporaries(transformation, params) -> int:
-    state = jax.eval_shape(transformation.init, params)
-    step = jax.jit(transformation.update, donate_argnums=(0, 1))
-    memory: Any = step.lower(params, state).compile(OPTIMIZED).memory_analysis()
-    return memory.temp_size_in_bytes
-
-
 def _between_refreshes():
     """What every step has to do: statistics, and products with roots that never change."""
     highest = jax.lax.Precision.HIGHEST
@@ -624,23 +621,32 @@ def _between_refreshes():
     return optax.GradientTransformation(init, update)
 
 
-def _temporaries_per_matrix(transformation, layout, count):
-    """The temporaries of a step, in matrices for each of the matrices that there are."""
-    order = 64
-    params: Any = jax.ShapeDtypeStruct((count, order, order), jnp.float32)
-    if layout != "a batch":
-        matrix = jax.ShapeDtypeStruct((order, order), jnp.float32)
-        params = {f"{i:02}": matrix for i in range(count)}
-        stack = layout == "stacked"
-        transformation = curvax.on_matrices(transformation, matrices="all", stack=stack)
-    return _temporaries(transformation, params) / count / (4 * order**2)
+ORDER = 64
 
 
 @functools.cache
-def _unavoidable_temporaries(layout, count):
-    return _temporaries_per_matrix(_between_refreshes(), layout, count)
+def _optimized_step(name, layout, number) -> Any:
+    """A compiled step on matrices of this order, with a policy or without refreshes."""
+    between = name == "between refreshes"
+    transformation = _between_refreshes() if between else _shampoo(POLICIES[name], side="both")
+    params: Any = jax.ShapeDtypeStruct((number, ORDER, ORDER), jnp.float32)
+    if layout != "a batch":
+        matrix = jax.ShapeDtypeStruct((ORDER, ORDER), jnp.float32)
+        params = {f"{i:02}": matrix for i in range(number)}
+        stack = layout == "stacked"
+        transformation = curvax.on_matrices(transformation, matrices="all", stack=stack)
+    state = jax.eval_shape(transformation.init, params)
+    step = jax.jit(transformation.update, donate_argnums=(0, 1))
+    return step.lower(params, state).compile(OPTIMIZED)
 
 
+def _temporaries_per_matrix(name, layout, number):
+    """The temporaries of a step, in matrices for each of the matrices that there are."""
+    memory = _optimized_step(name, layout, number).memory_analysis()
+    return memory.temp_size_in_bytes / number / (4 * ORDER**2)
+
+
+@pytest.mark.xdist_group("optimized steps of policies")
 @pytest.mark.parametrize(("layout", "count"), [("a batch", 32), ("stacked", 32), ("unstacked", 8)])
 @pytest.mark.parametrize("name", ["every", "FOAM"])
 def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, layout, count):
@@ -649,9 +655,8 @@ def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, 
     Totals, not the growth from few matrices to many: XLA packs buffers now like this, now like
     that, so that differences jump by whole matrices.
     """
-    shampoo = _shampoo(POLICIES[name], side="both")
-    needed = _temporaries_per_matrix(shampoo, layout, count)
-    unavoidable = _unavoidable_temporaries(layout, count)
+    needed = _temporaries_per_matrix(name, layout, count)
+    unavoidable = _temporaries_per_matrix("between refreshes", layout, count)
     assert needed <= unavoidable + 0.1, (
         f"{needed:.2f} matrices per matrix, {unavoidable:.2f} needed"
     )

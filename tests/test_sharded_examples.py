@@ -8,8 +8,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +17,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from helpers import assert_close
+from processes import EXAMPLES, Process
 
-ROOT = Path(__file__).parent.parent
-EXAMPLES = ROOT / "examples"
 STEPS, EVERY = 16, 4
 SMALL = (
     f"--learning-rate 0.03 --steps {STEPS} --checkpoint-every {EVERY} "
@@ -39,46 +36,33 @@ pytestmark = [
 ]
 
 
+FLAGS = re.sub(r"--xla_force_host\S+", "", os.environ["XLA_FLAGS"])
+
+
 class Children:
     """Processes of the examples, none of which outlives its test."""
 
-    def __init__(self, cache: Path):
-        self.cache, self.running = cache, []
+    def __init__(self):
+        self.running = []
 
-    def start(self, script: str, *arguments: object) -> subprocess.Popen:
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT)))),
-            "XLA_FLAGS": re.sub(r"--xla_force_host\S+", "", os.environ["XLA_FLAGS"]),
-        }
-        # What one process has compiled the next need not.
-        environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(self.cache))
-        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-        process = subprocess.Popen(
-            [sys.executable, EXAMPLES / script, *map(str, arguments)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.running.append(process)
-        return process
+    def start(self, script: str, *arguments: object) -> Process:
+        self.running.append(Process(script, *arguments, flags=FLAGS))
+        return self.running[-1]
 
-    def train(self, *arguments: object) -> subprocess.Popen:
+    def train(self, *arguments: object) -> Process:
         return self.start("train_sharded.py", *SMALL, *arguments)
 
     def end(self) -> None:
         for process in self.running:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+                process.kill()
+            process.communicate(timeout=SECONDS)
 
 
-def finish(process: subprocess.Popen) -> str:
+def finish(process: Process) -> str:
     """What a process prints, which has to end well and in time."""
-    output, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, errors[-4000:]
+    code, output, errors = process.communicate(timeout=SECONDS)
+    assert code == 0, errors[-4000:]
     return output
 
 
@@ -105,14 +89,9 @@ def copied(run: Path, to: Path, last: int) -> Path:
     return to
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.fixture
-def children(cache: Path) -> Iterator[Children]:
-    children = Children(cache)
+def children() -> Iterator[Children]:
+    children = Children()
     try:
         yield children
     finally:
@@ -120,10 +99,10 @@ def children(cache: Path) -> Iterator[Children]:
 
 
 @pytest.fixture(scope="module")
-def finished(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run on 4 × 2 devices, without interruption."""
     out = tmp_path_factory.mktemp("finished")
-    children = Children(cache)
+    children = Children()
     try:
         return out, finish(children.train("--devices", 8, "--mesh", "4,2", "--out", out))
     finally:
@@ -131,17 +110,17 @@ def finished(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
 
 
 @pytest.fixture(scope="module")
-def killed(cache: Path, finished: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed(finished: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, killed while it writes its second checkpoint."""
     del finished  # whose compiled programs it uses
     out = tmp_path_factory.mktemp("killed")
     saves = out / "checkpoints"
-    children = Children(cache)
+    children = Children()
     try:
         process = children.train("--devices", 8, "--mesh", "4,2", "--out", out)
         deadline = time.monotonic() + SECONDS
         while True:
-            assert process.poll() is None, process.communicate()
+            assert process.poll() is None, process.communicate(timeout=SECONDS)
             assert time.monotonic() < deadline
             time.sleep(0.001)
             if (saves / str(EVERY)).exists() and writing(saves):
@@ -150,7 +129,7 @@ def killed(cache: Path, finished: object, tmp_path_factory: pytest.TempPathFacto
                     break
                 process.send_signal(signal.SIGCONT)
         process.kill()
-        assert process.wait() == -signal.SIGKILL
+        assert process.communicate(timeout=SECONDS)[0] == -signal.SIGKILL
     finally:
         children.end()
     return out
@@ -173,8 +152,8 @@ def test_a_killed_run_continues_bit_for_bit(killed, finished, children, tmp_path
     out = tmp_path / "run"
     shutil.copytree(killed, out)
     process = children.train("--devices", 8, "--mesh", "4,2", "--out", out, "--resume")
-    output, errors = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, errors
+    code, output, errors = process.communicate(timeout=SECONDS)
+    assert code == 0, errors
     assert f"{EVERY}/{STEPS} [" in errors  # the bar began at the last complete checkpoint
     assert loss_in(output) == loss_in(finished[1])
     continued, uninterrupted = checkpoint(out), checkpoint(finished[0])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
+from helpers import assert_close, share
 from reference import alice as alice_reference
 from reference import galore as galore_reference
 from reference.sumo import sumo as sumo_reference
@@ -43,19 +43,46 @@ def _gradients(shape, seed=0):
 GRADIENTS = {name: _gradients(shape) for name, shape in SHAPES.items()}
 
 
-def _trajectories(transformation, gradients=GRADIENTS, dtype="float64"):
-    """Directions and states of all steps for all shapes, from one program."""
-    stacked = {name: jnp.asarray(np.stack(g), dtype) for name, g in gradients.items()}
+def _of_shapes(variant, variants):
+    """The gradients of two of the three shapes, by the variant's place: every variant meets two.
 
-    def step(state, gradient):
-        direction, state = transformation.update(gradient, state)
-        return state, (direction, state)
+    Of all three for the first variant, and where CURVAX_ALL_CELLS asks for it.
+    """
+    place, names = list(variants).index(variant), list(SHAPES)
+    taken = share(names[place % 3 :] + names[: place % 3], of=2) if place else names
+    return {name: GRADIENTS[name] for name in sorted(taken, key=names.index)}
 
-    def run(stacked):
+
+@functools.cache
+def _compiled(make):
+    """Directions and states of all steps for all shapes, compiled once for all periods.
+
+    From `make(period)`, gradients, and the period, which is traced.
+    """
+
+    def run(stacked, period):
+        transformation = make(period)
+
+        def step(state, gradient):
+            direction, state = transformation.update(gradient, state)
+            return state, (direction, state)
+
         first = jax.tree.map(lambda g: g[0], stacked)
         return jax.lax.scan(step, transformation.init(first), stacked)[1]
 
-    return jax.tree.map(np.asarray, jax.jit(run)(stacked))
+    return jax.jit(run)
+
+
+@functools.cache
+def _always(transformation):
+    return lambda period: transformation
+
+
+def _trajectories(transformation, gradients=GRADIENTS, dtype="float64", period=1):
+    """Directions and states of a transformation, or of what `transformation(period)` makes."""
+    stacked = {name: np.asarray(np.stack(g), dtype) for name, g in gradients.items()}
+    make = transformation if callable(transformation) else _always(transformation)
+    return jax.tree.map(np.asarray, _compiled(make)(stacked, period))
 
 
 def _due(period, offset=0):
@@ -72,14 +99,14 @@ def _oriented(name, x, side="smaller"):
 CONDITION = 1e4  # gaps between singular values; the smallest second moments
 
 
-def _assert_follows(transformation, reference, moments=("mu", "nu")):
+def _assert_follows(transformation, reference, given=GRADIENTS, period=1):
     """Every direction, basis and moment of every shape is the transcription's."""
     with jax.enable_x64(True):
-        directions, states = _trajectories(transformation)
+        directions, states = _trajectories(transformation, given, period=period)
         state = (
             states[0] if isinstance(states, tuple) and hasattr(states[0], "subspaces") else states
         )
-        for name, gradients in GRADIENTS.items():
+        for name, gradients in given.items():
             subspace = jax.tree.map(lambda x: x, state.subspaces[name])
             desired, theirs = reference(gradients, subspace)
             assert_close(directions[name], np.stack(desired), 64, condition=CONDITION)
@@ -87,20 +114,24 @@ def _assert_follows(transformation, reference, moments=("mu", "nu")):
                 bases = np.stack([s["U"] for s in theirs])
                 assert_close(subspace.basis, bases, 64, condition=CONDITION)
             inner = state.inner
-            for field, key in zip(moments, ("m", "v"), strict=True):
+            for field, key in (("mu", "m"), ("nu", "v")):
                 found = _oriented(name, getattr(inner, field)[name])
                 wanted = np.stack([s[key] for s in theirs])
                 assert_close(found, wanted, 64, condition=CONDITION)
-    return state
+    return next(iter(state.subspaces.values()))
 
 
+def _galore(period):
+    return curvax.scale_by_galore(rank=RANK, refresh=curvax.every(period))
+
+
+@pytest.mark.xdist_group("GaLore by period")
 @pytest.mark.parametrize("period", [1, 4, 7])
 def test_galore_follows_the_transcription(period):
-    state = _assert_follows(
-        curvax.scale_by_galore(rank=RANK, refresh=period),
-        lambda g, _: galore_reference.galore(g, rank=RANK, K=period),
+    subspace = _assert_follows(
+        _galore, lambda g, _: galore_reference.galore(g, rank=RANK, K=period), period=period
     )
-    assert state.subspaces["wide"].refreshes[-1] == len(_due(period))
+    assert subspace.refreshes[-1] == len(_due(period))
 
 
 FIRA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -120,6 +151,7 @@ def test_fira_follows_the_transcription(variant):
     _assert_follows(
         curvax.scale_by_fira(rank=RANK, refresh=4, **ours),
         lambda g, _: galore_reference.fira(g, rank=RANK, K=4, **theirs),
+        _of_shapes(variant, FIRA),
     )
 
 
@@ -154,28 +186,41 @@ ALICE: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache
+def _alice(variant):
+    options = {"rank": RANK, "leading": 2, "b3": 0.9, **ALICE[variant]}
+    return options, lambda period: curvax.scale_by_alice(refresh=curvax.every(period), **options)
+
+
 @pytest.mark.parametrize(
-    ("variant", "period"), [("alice", 1), ("alice", 7), *((variant, 4) for variant in ALICE)]
+    ("variant", "period"),
+    [
+        pytest.param(variant, period, marks=pytest.mark.xdist_group(f"Alice: {variant}"))
+        for variant, period in [("alice", 1), ("alice", 7), *((variant, 4) for variant in ALICE)]
+    ],
 )
 def test_alice_follows_the_transcription(variant, period):
-    options = {"rank": RANK, "leading": 2, "b3": 0.9, **ALICE[variant]}
-    state = _assert_follows(
-        curvax.scale_by_alice(refresh=period, **options),
+    options, make = _alice(variant)
+    subspace = _assert_follows(
+        make,
         lambda g, subspace: alice_reference.alice(
             g, K=period, **_draws(subspace, period, variant != "gaussian"), **options
         ),
+        _of_shapes(variant, ALICE),
+        period,
     )
-    assert (state.subspaces["wide"].tracked is None) == (variant == "alice_0")
+    assert (subspace.tracked is None) == (variant == "alice_0")
 
 
+@pytest.mark.xdist_group("Alice: alice")
 def test_alices_tracked_moment_and_energies_follow_the_transcription():
     with jax.enable_x64(True):
-        transformation = curvax.scale_by_alice(rank=RANK, leading=2, b3=0.9, refresh=4)
-        _, (state, _) = _trajectories(transformation)
+        options, make = _alice("alice")
+        _, (state, _) = _trajectories(make, period=4)
         for name, gradients in GRADIENTS.items():
             subspace = state.subspaces[name]
             _, theirs = alice_reference.alice(
-                gradients, rank=RANK, leading=2, b3=0.9, K=4, **_draws(subspace, 4, True)
+                gradients, K=4, **_draws(subspace, 4, True), **options
             )
             for ours, key in (
                 (subspace.tracked, "Q_tilde"),
@@ -214,8 +259,9 @@ def test_apollo_follows_the_transcription(variant):
             gradients, **{"rank": RANK, "K": 4, "projection": given, **theirs}
         )
 
-    state = _assert_follows(curvax.scale_by_apollo(rank=RANK, refresh=4, **ours), reference)
-    assert (state.subspaces["wide"].basis is None) == (variant != "svd")
+    transformation = curvax.scale_by_apollo(rank=RANK, refresh=4, **ours)
+    subspace = _assert_follows(transformation, reference, _of_shapes(variant, APOLLO))
+    assert (subspace.basis is None) == (variant != "svd")
 
 
 SUMO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -227,17 +273,31 @@ SUMO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@functools.cache
+def _sumo(variant):
+    ours, _ = SUMO[variant]
+    return lambda period: curvax.scale_by_sumo(
+        rank=RANK,
+        refresh=curvax.every(period, offset=1),
+        basis=subspaces.svd(),
+        gamma=1.1,
+        **ours,
+    )
+
+
 @pytest.mark.parametrize(
-    ("variant", "period"), [("plain", 1), ("plain", 7), *((variant, 4) for variant in SUMO)]
+    ("variant", "period"),
+    [
+        pytest.param(variant, period, marks=pytest.mark.xdist_group(f"SUMO: {variant}"))
+        for variant, period in [("plain", 1), ("plain", 7), *((variant, 4) for variant in SUMO)]
+    ],
 )
 def test_sumo_follows_the_transcription(variant, period):
     ours, theirs = SUMO[variant]
-    transformation = curvax.scale_by_sumo(
-        rank=RANK, refresh=period, basis=subspaces.svd(), gamma=1.1, **ours
-    )
+    given = _of_shapes(variant, SUMO)
     with jax.enable_x64(True):
-        directions, (state, _) = _trajectories(transformation)
-        for name, gradients in GRADIENTS.items():
+        directions, (state, _) = _trajectories(_sumo(variant), given, period=period)
+        for name, gradients in given.items():
             options = dict(theirs)
             if "side" in ours:
                 m, n = SHAPES[name]
@@ -248,7 +308,7 @@ def test_sumo_follows_the_transcription(variant, period):
             assert_close(state.inner[0].mu[name], moments, 64, condition=CONDITION)
             bases = np.stack([s["Q"] for s in states])
             assert_close(state.subspaces[name].basis, bases, 64, condition=CONDITION)
-    assert state.subspaces["wide"].refreshes[-1] == len(_due(period, 1))
+            assert state.subspaces[name].refreshes[-1] == len(_due(period, 1))
 
 
 def test_sumo_refreshed_by_norm_follows_the_transcription():
@@ -312,7 +372,7 @@ def _subspace_run(finder):
         compensation=subspaces.optimal(),
         tracking=basis.kept,
     )
-    return _trajectories(transformation, dtype="float32")
+    return _trajectories(transformation, _of_shapes(finder, FINDERS), dtype="float32")
 
 
 FINDERS = {
@@ -332,7 +392,7 @@ FINDERS = {
 def test_bases_are_what_they_say_and_every_field_advances(finder):
     directions, states = _subspace_run(finder)
     basis = FINDERS[finder]
-    for name in SHAPES:
+    for name in directions:
         assert np.isfinite(directions[name]).all()
         subspace = states.subspaces[name]
         assert subspace.refreshes[-1] == len(_due(4)) and not subspace.rejected.any()
@@ -359,17 +419,18 @@ def test_turning_the_gradients_turns_the_directions():
     """With leading singular vectors `f(Q G) = Q f(G)` on the left; transposing swaps the sides."""
     q, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((6, 6)))
     gradients = GRADIENTS["wide"]
-    turned = {"turned": [q @ g for g in gradients], "transposed": [g.T for g in gradients]}
+    pairs = [np.stack([g, q @ g]) for g in gradients]
+    all_three = {"plain, turned": pairs, "transposed": [g.T for g in gradients]}
     with jax.enable_x64(True):
         for method in (curvax.scale_by_alice, curvax.scale_by_fira):
             options = {"switching": "evd"} if method is curvax.scale_by_alice else {}
             direction = method(rank=RANK, refresh=4, **options)
-            plain, _ = _trajectories(direction, {"x": gradients})
-            found, _ = _trajectories(direction, turned)
+            found, _ = _trajectories(direction, all_three)
+            plain, turned = np.moveaxis(found["plain, turned"], 1, 0)
             # The sign of a column is fixed by its largest entry, which turning changes, and moments
             # that are kept see it: compare up to the first refresh after the first.
-            assert_close(found["turned"][:3], q @ plain["x"][:3], 64, condition=CONDITION)
-            assert_close(found["transposed"], plain["x"].mT, 64, condition=CONDITION)
+            assert_close(turned[:3], q @ plain[:3], 64, condition=CONDITION)
+            assert_close(found["transposed"], plain.mT, 64, condition=CONDITION)
 
 
 def test_with_rotate_the_signs_of_a_basis_do_not_matter():
@@ -499,14 +560,13 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(method):
 
 @pytest.mark.parametrize("finder", ["svd", "randomized", "complement", "gaussian_mix"])
 def test_bases_do_not_depend_on_the_gradients_scale(finder):
-    gradient = jnp.asarray(GRADIENTS["wide"][0], "float32")
+    gradient = np.float32(GRADIENTS["wide"][0])
     direction = curvax.in_subspace(
         optax.identity(), RANK, basis=FINDERS[finder], refresh=curvax.every(1)
     )
-    step = jax.jit(direction.update)
+    step, state = jax.jit(direction.update), direction.init(gradient)
     bases = [
-        step(gradient * jnp.float32(2.0**power), direction.init(gradient))[1].subspaces.basis
-        for power in (0, -100, 60)
+        step(gradient * np.float32(2.0**power), state)[1].subspaces.basis for power in (0, -100, 60)
     ]
     assert_close(bases[1:], [bases[0]] * 2, factor=0)
 
@@ -544,8 +604,9 @@ def test_the_gradients_gram_matrix_is_never_formed(rotate, tracking):
     direction = curvax.in_subspace(
         optax.identity(), RANK, basis=basis, refresh=curvax.every(4), tracking=tracking
     )
-    gradient = jnp.zeros((64, 80))
-    program = jax.jit(direction.update).lower(gradient, direction.init(gradient)).as_text()
+    gradient = jax.ShapeDtypeStruct((64, 80), jnp.float32)
+    state = jax.eval_shape(direction.init, gradient)
+    program = jax.jit(direction.update).lower(gradient, state).as_text()
     assert "tensor<64x80xf32>" in program
     for square in ("64x64", "80x80"):
         assert square not in program
@@ -571,7 +632,7 @@ def test_a_parameter_without_gradients_costs_no_decomposition():
     finder = CountingFinder()
     direction = curvax.in_subspace(optax.identity(), 2, basis=finder, refresh=curvax.every(3))
     step = jax.jit(direction.update)
-    gradient = jnp.asarray(GRADIENTS["wide"][0], "float32")
+    gradient = np.float32(GRADIENTS["wide"][0])
     state = direction.init(gradient)
     for g, found in ((0 * gradient, 0), (0 * gradient, 0), (gradient, 1), (gradient, 1)):
         _, state = jax.block_until_ready(step(g, state))
@@ -584,12 +645,15 @@ def test_randomized_bases_capture_nearly_all_that_the_exact_ones_do():
     generator = np.random.default_rng(3)
     left = np.linalg.qr(generator.standard_normal((m, m)))[0]
     right = np.linalg.qr(generator.standard_normal((n, m)))[0]
+    randomized, exact = (
+        jax.jit(functools.partial(basis.find, rank=rank))
+        for basis in (subspaces.randomized(), subspaces.svd())
+    )
     for power, least in ((1.0, 0.99), (0.5, 0.95)):
-        g = jnp.asarray((left * np.arange(1, m + 1) ** -power) @ right.T, "float32")
+        g = np.float32((left * np.arange(1, m + 1) ** -power) @ right.T)
         check = SubspaceCheck(g, g[:, :rank], None, None, jnp.bool_(True), jax.random.key(0))
         energies = [
-            float(jnp.sum((basis.find(check, rank).T @ g) ** 2))
-            for basis in (subspaces.randomized(), subspaces.svd())
+            float(np.sum((np.asarray(find(check)).T @ g) ** 2)) for find in (randomized, exact)
         ]
         assert least * energies[1] <= energies[0] <= 1.0001 * energies[1]
 

@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -97,15 +98,22 @@ def number(cell: str) -> int:
     return int(cell.replace(",", ""))
 
 
+@functools.cache
+def state_and_summary(row: Row, network: str, wrapper: str) -> tuple[Any, Any, str]:
+    """Of an optimizer: itself, its state, and what `summarize` says."""
+    params, optimizer = NETWORKS[network](), WRAPPERS[wrapper](row)
+    return optimizer, optimizer.init(params), curvax.summarize(optimizer, params)
+
+
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("network", NETWORKS)
 @every_optimizer
 def test_bytes_add_up(row: Row, network: str, wrapper: str) -> None:
     params = NETWORKS[network]()
-    optimizer = WRAPPERS[wrapper](row)
+    optimizer, state, summary = state_and_summary(row, network, wrapper)
     total = curvax.state_bytes(optimizer, params)
-    assert total == actual_bytes(optimizer.init(params))
-    parameters, parts = table(curvax.summarize(optimizer, params))
+    assert total == actual_bytes(state)
+    parameters, parts = table(summary)
     assert number(parameters.pop("total")[-1]) == total
     assert sum(number(cells[-1]) for cells in parameters.values()) == total
     assert sum(number(cells[-1]) for cells in parts.values()) == total
@@ -119,14 +127,13 @@ def test_bytes_add_up(row: Row, network: str, wrapper: str) -> None:
 def test_entries_of_a_parameter_are_its_share(row: Row, network: str, wrapper: str) -> None:
     """`state_of` and `summarize` agree, and the entries are those of the actual state."""
     params = NETWORKS[network]()
-    optimizer = WRAPPERS[wrapper](row)
-    state = optimizer.init(params)
-    parameters, _ = table(curvax.summarize(optimizer, params))
+    optimizer, state, summary = state_and_summary(row, network, wrapper)
+    parameters, _ = table(summary)
     found = states_by_parameter(optimizer, params, state)
     assert sorted(found) == list(NAMES)
     one = NAMES[sum(map(ord, row.name + wrapper)) % len(NAMES)]
     assert jax.tree.all(
-        jax.tree.map(jnp.array_equal, curvax.state_of(optimizer, params, state, one), found[one])
+        jax.tree.map(np.array_equal, curvax.state_of(optimizer, params, state, one), found[one])
     )
     for name, entries in found.items():
         assert actual_bytes(entries) == number(parameters[name][-1]), name
@@ -158,13 +165,12 @@ def test_treatments_are_shown(row: Row) -> None:
             "1 matrix 1×6 in stack 1x6" if row.everything else "no matrix: vector",
         ],
     }
-    summaries = set()
-    for params in (linen_params(), nnx_params(), jax.eval_shape(lambda: linen_params())):
-        optimizer = row.make(weight_dimension_numbers=SPEC)
-        summaries.add(curvax.summarize(optimizer, params))
-        parameters, _ = table(curvax.summarize(optimizer, params))
-        assert {name: parameters[name][:2] for name in NAMES} == expected
+    optimizer = row.make(weight_dimension_numbers=SPEC)
+    shapes = curvax.summarize(optimizer, jax.eval_shape(lambda: linen_params()))
+    summaries = {shapes, *(state_and_summary(row, kind, "plain")[2] for kind in NETWORKS)}
     assert len(summaries) == 1
+    parameters, _ = table(shapes)
+    assert {name: parameters[name][:2] for name in NAMES} == expected
 
 
 def test_blocks_heads_and_own_entries_are_shown() -> None:
@@ -192,7 +198,7 @@ def test_entries_are_slices_of_the_stack() -> None:
     params = {f"{name}/kernel": jnp.ones((4, 6)) for name in "abc"}
     optimizer = curvax.muon(0.1, b1=0.0, nesterov=False)
     gradients = gradients_like(params, 1)
-    _, (state,) = run(optimizer, gradients, params, jit=False)
+    _, (state,) = run(optimizer, gradients, params)
     for name, gradient in gradients[0].items():
         counter, (place, momentum) = curvax.state_of(optimizer, params, state, name).items()
         assert counter[0].endswith("skipped/4x6") and place.endswith("mu/4x6")
@@ -203,10 +209,10 @@ def test_entries_after_steps_are_found_through_wrappers() -> None:
     params = nnx_params()
     gradients = gradients_like(params, 1)
     base = curvax.muon(0.1, weight_dimension_numbers=SPEC)
-    _, plain = run(base, gradients, params, jit=False)
+    _, plain = run(base, gradients, params)
     expected = curvax.state_of(base, params, plain[-1], "up/kernel")
     wrapped = optax.chain(optax.scale(1.0), optax.apply_if_finite(base, 3))
-    _, states = run(wrapped, gradients, params, jit=False)
+    _, states = run(wrapped, gradients, params)
     entries = curvax.state_of(wrapped, params, states[-1], "up/kernel")
     assert_close(list(entries.values()), list(expected.values()))
 

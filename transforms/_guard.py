@@ -87,4 +87,5 @@ def _where_each(usable: jax.Array, x: jax.Array) -> jax.Array:
     two loops of: twice the time to compile every slice of a stack.
     """
     limit = jnp.where(usable, jnp.inf, 0.0).astype(x.dtype)
-    return jnp.where(jnp.abs(x) <= limit, x, limit - limit)  # ∞ - ∞: what is no number stays none
+    beyond = jnp.where(usable, jnp.nan, 0.0).astype(x.dtype)  # what is no number stays none
+    return jnp.where(jnp.abs(x) <= limit, x, beyond)
