@@ -48,7 +48,7 @@ def guard_matrices(
         updates = jax.tree.map(_where, usable, updates)
         updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
         skipped = jax.tree.map(lambda n, u: n + ~u[..., 0, 0], state.skipped, usable)
-        return jax.tree.map(_where_each, usable, updates), GuardState(skipped, inner_state)
+        return jax.tree.map(_where, usable, updates), GuardState(skipped, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -78,14 +78,3 @@ def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransform
 
 def _where(usable: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(usable, x, jnp.zeros_like(x))
-
-
-def _where_each(usable: jax.Array, x: jax.Array) -> jax.Array:
-    """`_where`, by a comparison for every element.
-
-    A choice that is the same for all elements of a loop, with a learning rate behind it, LLVM makes
-    two loops of: twice the time to compile every slice of a stack.
-    """
-    limit = jnp.where(usable, jnp.inf, 0.0).astype(x.dtype)
-    beyond = jnp.where(usable, jnp.nan, 0.0).astype(x.dtype)  # what is no number stays none
-    return jnp.where(jnp.abs(x) <= limit, x, beyond)

@@ -1,0 +1,70 @@
+"""Parts of a stack: the same as slices, from one kernel on CPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import OPTIMIZED, normal_like
+
+import curvax
+from curvax.transforms._take_apart import take_apart
+
+SIZES = ((4,), (1, 1, 1, 1), (2, 1, 3))
+
+
+def slices(stack: jax.Array, sizes: Any) -> list[jax.Array]:
+    starts = np.cumsum((0, *sizes))
+    return [stack[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parts_are_slices(sizes: tuple[int, ...], dtype: str) -> None:
+    stack = normal_like(jax.random.key(0), jnp.zeros((sum(sizes), 3, 5), dtype))
+    apart = lambda x: list(take_apart(x, sizes))  # noqa: E731
+    doubled = lambda x: [2 * part for part in apart(x)]  # noqa: E731
+    for parts in (apart(stack), jax.jit(apart)(stack)):
+        jax.tree.map(np.testing.assert_array_equal, parts, slices(stack, sizes))
+    twice = jnp.stack([stack, -stack])
+    want = [jnp.stack([part, -part]) for part in slices(stack, sizes)]
+    jax.tree.map(np.testing.assert_array_equal, jax.vmap(apart)(twice), want)
+    _, back = jax.vjp(doubled, stack)
+    np.testing.assert_array_equal(back(slices(stack, sizes))[0], 2 * stack)
+
+
+def view_of(leaves: int) -> tuple[Any, dict[str, jax.Array]]:
+    view = curvax.on_matrices(optax.scale(-0.1))
+    return view, {f"w{i}": jnp.full((4, 6), 1.0 + i) for i in range(leaves)}
+
+
+def test_a_cpu_compiles_no_slice_of_its_own_for_a_leaf() -> None:
+    view, params = view_of(12)
+    state = view.init(params)
+
+    def plainly(params: Any) -> Any:
+        return dict(enumerate(-0.1 * jnp.stack(list(params.values()))))
+
+    update = jax.jit(lambda x: view.update(x, state)[0])
+    program, plain = (
+        str(f.lower(params).compile(compiler_options=OPTIMIZED).as_text())
+        for f in (update, jax.jit(plainly))
+    )
+    assert plain.count(" slice(") == 12
+    assert program.count(" slice(") == 0
+    assert program.count(" dynamic-slice(") == program.count(" call(") == 12
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_other_platforms_are_given_slices(platform: str) -> None:
+    view, params = view_of(12)
+    state = view.init(params)
+    traced = jax.jit(lambda x: view.update(x, state)[0]).trace(params)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.slice") == 12
+    assert "inlineable" not in text and "dynamic_slice" not in text
+    assert "inlineable" in traced.lower(lowering_platforms=("cpu",)).as_text()
