@@ -226,6 +226,7 @@ def draw(tables: list[_record.Table]) -> Figure:
             axis.barh(y + 0.4 * i, values, 0.4, color=_record.COLORS[i], label=label)
         axis.set_yticks(y + 0.2 * (len(shown) - 1), names, fontsize=8)
         axis.invert_yaxis()
+        axis.set_ylabel(", ".join(table.columns[key][0] for key in told), fontsize=8)
         axis.set(xlabel=table.columns[shown[0]][0].rpartition(", ")[2])
         axis.set_title(table.title, fontsize=8, loc="right")
         if len(shown) > 1:
