@@ -5,7 +5,8 @@
     python -m benchmarks step --help                            # its arguments
 
 Each prints Markdown tables and writes them, their numbers as JSON and a figure to `--out`, by
-default `benchmarks/results`, with versions, hardware, seed and command.
+default `benchmarks/results`, with versions, hardware, seed and command; `pages` writes what is
+recorded there into `README.md` and `docs/choosing.md`.
 """
 
 import argparse
@@ -29,6 +30,7 @@ SUITES = {
     "faults": "faults",
     "soak": "soak",
     "fuzz": "fuzz",
+    "pages": "pages",
 }
 
 

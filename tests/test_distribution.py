@@ -108,6 +108,8 @@ def steps(optimizer: Any, gradients: Any, params: Any, mesh: Mesh) -> tuple[list
     for gradient in gradients:
         update, state = step(gradient, state, params)
         updates.append(update)
+    # JAX has another name for where things lie on a mesh of one device.
+    assert mesh.size == 1 or step._cache_size() == 1  # pyright: ignore
     return updates, state
 
 

@@ -53,9 +53,9 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
 
     def of_copy(entry: Entry) -> NamedSharding:
         if len(entry.owners) != 1:
-            return whole
+            return _spelled(whole, entry.leaf)
         shape, sharding = lying.get(entry.owners[0][0], (None, whole))
-        return sharding if shape == tuple(entry.leaf.shape) else whole
+        return _spelled(sharding if shape == tuple(entry.leaf.shape) else whole, entry.leaf)
 
     undivided = [of_copy(entry) for entry in entries_of(optimizer, params)]
     parts = division(optimizer, params)
@@ -63,7 +63,7 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
     def of_part(node: Any, record: Any) -> Any:
         if record.mesh != mesh:
             raise ValueError(f"the optimizer divides its state over {record.mesh}, not {mesh}.")
-        return jax.tree.map(lambda x: first_axis(mesh, record.axes, x), node)
+        return jax.tree.map(lambda x: _spelled(first_axis(mesh, record.axes, x), x), node)
 
     joined = parts.map(lambda _, record: record.layout.joined_shapes, parts.state)
     as_joined = jax.tree.unflatten(jax.tree.structure(joined), undivided)
@@ -80,3 +80,11 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
             )
         ]
     )
+
+
+def _spelled(sharding: NamedSharding, leaf: Any) -> NamedSharding:
+    """As JAX writes the sharding of a result; in other words a second step would compile again."""
+    if not sharding.mesh.are_all_axes_explicit:
+        return sharding
+    rest = (None,) * (leaf.ndim - len(sharding.spec))
+    return NamedSharding(sharding.mesh, P(*sharding.spec, *rest), memory_kind=sharding.memory_kind)

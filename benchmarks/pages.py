@@ -1,0 +1,192 @@
+"""Writes the tables of `README.md` and `docs/choosing.md` from the recorded results.
+
+    python -m benchmarks pages           # after new results
+    python -m benchmarks pages --check   # writes nothing; fails if a table differs
+
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; nothing in it is typed by
+hand but what `LIMITS` says. `tests/test_pages.py` checks that pages and results agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ._record import FOLDER, cell, table
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/choosing.md")
+PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
+
+# What no figure here says: why one might not take a method whose figures one likes.
+LIMITS = {
+    "optax.adamw": "",
+    "muon": "kernels of convolutions",
+    "osgdm": "an SVD at every step",
+    "swan": "an SVD at every step, no averages",
+    "racs": "no momentum",
+    "dasgo": "only the scales of columns adapt",
+    "asgo": "a root at every step by default",
+    "shampoo": "two orders of factors: large embeddings need `block_size`",
+    "shampoo_4bit": "codes cost time at every statistic",
+    "foam": "most state; how often it decomposes depends on the data",
+    "dr_shampoo": "most state; how often it decomposes depends on the data",
+    "soap": "much state, most products",
+    "soap_4bit": "codes lose what SOAP gains, and cost time at every step",
+    "eigen_adam": "one side only",
+    "asgo_4bit": "codes lose what ASGO gains",
+    "galore": "the rest of the gradient is lost",
+    "fira": "the rest is scaled, not preconditioned",
+    "alice": "more constants to set than GaLore",
+    "apollo": "only the scales of columns adapt",
+    "sumo": "made for fine-tuning: the rest of the gradient is lost",
+}
+BRIEF = (
+    "swan",
+    "soap",
+    "optax.contrib.muon",
+    "muon",
+    "racs",
+    "alice",
+    "asgo",
+    "shampoo",
+    "shampoo_4bit",
+    "optax.adamw",
+    "galore",
+    "sumo",
+)
+IN_BITS = {"shampoo_4bit": "shampoo, CQ+EF", "soap_4bit": "soap, VQ", "asgo_4bit": "asgo, VQ"}
+"""The 4-bit forms of `_optimizers` by the names that they have in `_methods`."""
+
+TRAINED = ("A small language model", "Handwritten digits")
+UPDATED, STORED, ADDED = "GPT-2-small's kernels", "State against formula", "Training step"
+NUMBERS = 768 * 3072  # of the matrix that states are counted for
+
+
+@functools.cache
+def recorded(suite: str, folder: Path = FOLDER) -> dict[str, Any]:
+    """What a suite left."""
+    return json.loads(folder.joinpath(f"{suite}.json").read_text())
+
+
+def results(suite: str, title: str, folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
+    """The rows of a recorded table by their method."""
+    record = recorded(suite, folder)
+    found = next((t["rows"] for t in record["tables"] if t["title"] == title), None)
+    if found is None:
+        raise ValueError(f"{suite}.json has no table {title!r}.")
+    return {row["method"]: row for row in found}
+
+
+def shown(name: str) -> str:
+    """A method's name as pages have it."""
+    return "AdamW" if name == "optax.adamw" else f"`{name}`"
+
+
+def bytes_per_number(name: str) -> str:
+    """Of the state of a 768×3072 matrix."""
+    return format(results("memory", STORED)[IN_BITS.get(name, name)]["wide_bytes"] / NUMBERS, ".2f")
+
+
+def source(suite: str) -> str:
+    """Command and machine of a record."""
+    record = recorded(suite)
+    versions = ", ".join(f"{name} {record['versions'][name]}" for name in ("jax", "optax", "flax"))
+    return f"`{record['command']}`, on {record['hardware']}; {versions}."
+
+
+def brief() -> str:
+    """The README's: some methods, what they reach, and what they cost."""
+    rows = []
+    model = results("train", TRAINED[0])
+    for name in sorted(BRIEF, key=lambda name: model[name]["loss"]):
+        row = model[name]
+        never = not isinstance(row["steps"], float)
+        rows.append(
+            [
+                shown(name),
+                row["loss"],
+                "never" if never else cell(row["steps"], ".2f"),
+                "never" if never else cell(row["time"], ".2f"),
+                cell(row["ms_over_adamw"], ".2f"),
+                bytes_per_number(name),
+            ]
+        )
+    titles = ["optimizer", "validation loss, mean (range)", "steps to AdamW's", "time to it"]
+    found = table([*titles, "time of a step", "state, bytes per parameter"], rows)
+    return f"{found}\n\n{source('train')}"
+
+
+def methods() -> str:
+    """All methods: state, cost, gain and limits."""
+    model, digits = (results("train", title) for title in TRAINED)
+    updates = results("step", UPDATED)
+    rows = []
+    for name in LIMITS:
+        update = updates[IN_BITS.get(name, name)]
+        rows.append(
+            [
+                shown(name),
+                bytes_per_number(name),
+                cell(update["p50"], ".1f"),
+                cell(update["refresh_p50"], ".0f"),
+                model[name]["beyond"],
+                digits[name]["beyond"],
+                cell(model[name]["ms_over_adamw"], ".2f"),
+                LIMITS[name],
+            ]
+        )
+    titles = ["method", "state, bytes per parameter", "update, ms", "at a refresh, ms"]
+    titles += ["language model: loss beyond AdamW's", "digits: the same"]
+    found = table([*titles, "language model: time of a step over AdamW's", "mind"], rows)
+    return "\n\n".join([found, *map(source, ("memory", "step", "train"))])
+
+
+def overheads() -> str:
+    """What a training step costs with some of them, at the papers' periods."""
+    rows = [
+        [shown(name) if "," not in name else name, cell(row["mean"], ".0f"), percent(row)]
+        for name, row in results("overhead", ADDED).items()
+    ]
+    found = table(["method", "training step, ms", "more than AdamW's"], rows)
+    return f"{found}\n\n{source('overhead')}"
+
+
+def percent(row: dict[str, Any]) -> str:
+    """How much longer than AdamW's."""
+    return "" if row["method"] == "optax.adamw" else f"{100 * (row['over_adamw'] - 1):+.1f} %"
+
+
+TABLES: dict[str, Callable[[], str]] = {"brief": brief, "methods": methods, "overheads": overheads}
+
+
+def pages() -> Iterator[tuple[Path, str, str]]:
+    """Every page: its path, its text, and the text that the results ask for."""
+    for name in PAGES:
+        path = ROOT / name
+        text = path.read_text()
+        yield path, text, PLACE.sub(lambda m: f"{m[1]}{m[2]}\n{TABLES[m[1]]()}\n\n", text)
+
+
+def main() -> None:
+    """Writes the pages, or tells whether they are what the results ask for."""
+    description, _, _ = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
+    args = parser.parse_args()
+    different = [(path, wanted) for path, text, wanted in pages() if text != wanted]
+    for path, wanted in different:
+        if not args.check:
+            path.write_text(wanted)
+        print(f"{path.relative_to(ROOT)}: {'differs' if args.check else 'written'}")
+    if args.check and different:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
