@@ -6,8 +6,8 @@ that are the same are compiled once. Here they are: each part is a call of one f
 told where the part begins, and which XLA may not inline; a barrier keeps it from writing the place
 into the function.
 
-*Cost.* At run time a copy of each part, as for any slice. Where XLA does not run calls, that is on
-everything but CPUs, parts are slices.
+*Cost.* At run time a copy of each part, as for any slice. On everything but CPUs parts are slices:
+there XLA need not run a function that it may not inline.
 """
 
 from __future__ import annotations
