@@ -1,6 +1,6 @@
 """Seconds of tracing and compiling an update, against the number of leaves and of shapes.
 
-    python -m benchmarks compile                        # all methods, about ten minutes
+    python -m benchmarks compile                        # all methods, about 20 minutes
     python -m benchmarks compile --methods muon,soap --only leaves
 
 Leaves are separate matrices of 32×64, or so many shapes from 32×64 to 32×94. *stack and unstack* is

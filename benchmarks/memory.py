@@ -1,6 +1,6 @@
 """Bytes of state against the papers' formulas, temporaries, and the peak of a training step.
 
-    python -m benchmarks memory                          # all methods, about five minutes
+    python -m benchmarks memory                          # all methods, about 10 minutes
     python -m benchmarks memory --only formulas          # from shapes alone, seconds
     python -m benchmarks memory --methods racs --only steps
 
