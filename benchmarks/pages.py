@@ -23,9 +23,10 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/choosing.md")
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
-# What no figure here says: why one might not take a method whose figures one likes.
+# The last column: why one might not take a method.
 LIMITS = {
     "optax.adamw": "",
+    "optax.contrib.muon": "kernels of convolutions",
     "muon": "kernels of convolutions",
     "osgdm": "an SVD at every step",
     "swan": "an SVD at every step, no averages",
@@ -40,6 +41,7 @@ LIMITS = {
     "soap_4bit": "codes lose what SOAP gains, and cost time at every step",
     "eigen_adam": "one side only",
     "asgo_4bit": "codes lose what ASGO gains",
+    "optax.contrib.galore": "the rest of the gradient is lost",
     "galore": "the rest of the gradient is lost",
     "fira": "the rest is scaled, not preconditioned",
     "alice": "more constants to set than GaLore",

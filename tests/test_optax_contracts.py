@@ -246,7 +246,7 @@ RATES = {  # where 0.1 is too much for Rosenbrock's valley
 GOAL = {
     "parabola": {"kernel": np.array([[1.0, -1.0, 1.0]])},
     "rosenbrock": {"kernel": np.array([[1.0, 1.0]])},
-    "matrix": {"kernel": np.array([[3.0, -2.0, 0.5], [1.0, 4.0, -1.0]])},
+    "matrix": {"kernel": np.array([[3.0, -2.0], [1.0, 4.0]])},
     "layers": {"kernel": np.arange(12.0).reshape(2, 2, 3) / 6 - 1, "bias": np.ones((2, 3))},
     "temperature": np.array(2.0),
 }
