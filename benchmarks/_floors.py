@@ -65,11 +65,9 @@ def averaged(factor: jax.Array, g: jax.Array) -> jax.Array:
 
 def newton_schulz(x: jax.Array) -> jax.Array:
     """Five iterations on the smaller side, from what is normalized already."""
-    tall = x.shape[0] > x.shape[1]
-    x = x.mT if tall else x
-    for count in (3, 2) if x.shape[1] >= 2 * x.shape[0] else (1,) * 5:
+    for count in (3, 2) if max(x.shape) >= 2 * min(x.shape) else (1,) * 5:
         x = iterated(x, [QUINTIC] * count)
-    return x.mT if tall else x
+    return x
 
 
 @dataclasses.dataclass(frozen=True)

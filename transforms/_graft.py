@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ._guard import TakesUsable, update_guarded
 from ._trees import widened
 from ._validate import check_matrices
 
@@ -53,17 +54,19 @@ def graft(
         check_matrices(params, "graft")
         return GraftState(direction.init(params), length.init(widened(params)))
 
-    def update(updates: Any, state: Any, params: Any = None):
-        directions, direction_state = direction.update(updates, state.direction, params)
+    def update(updates: Any, state: Any, params: Any = None, usable: Any = None, **_: Any):
+        directions, direction_state = update_guarded(
+            direction, updates, state.direction, params, usable
+        )
         # Adam's second moment would stand still in bfloat16.
         wide = None if params is None else widened(params)
-        lengths, length_state = length.update(widened(updates), state.length, wide)
+        lengths, length_state = update_guarded(length, widened(updates), state.length, wide, usable)
         return (
             jax.tree.map(rescaled, directions, lengths),
             GraftState(direction_state, length_state),
         )
 
-    return optax.GradientTransformation(init, update)
+    return TakesUsable(init, update)
 
 
 def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:

@@ -3,6 +3,9 @@
 A matrix whose sum of squares is not finite (in float32 at least) takes part in the step with a zero
 gradient, and its direction is zero: momentum and statistics decay, nothing moves it, and nothing
 else is affected. The same holds for every leaf of `guard_leaves`. One pass over the gradient tells.
+
+Zeros in the place of a gradient that is to be multiplied would be another copy of it. What
+`TakesUsable` gets the gradient as it is, and is told what is not usable.
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ class GuardRecord(NamedTuple):
     skipped: jax.Array | None
 
 
+class TakesUsable(optax.GradientTransformationExtraArgs):
+    """A transformation of matrices whose `update` has an argument `usable`.
+
+    It is a tree like the updates with booleans `(..., 1, 1)`, or `None` where all are usable. The
+    state takes in zeros for a matrix that is not; its direction may be anything.
+    """
+
+
 def guard_matrices(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
@@ -45,10 +56,11 @@ def guard_matrices(
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         usable = jax.tree.map(is_usable, updates)
-        updates = jax.tree.map(_where, usable, updates)
-        updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
+        updates, inner_state = update_guarded(
+            inner, updates, state.inner, params, usable, **extra_args
+        )
         skipped = jax.tree.map(lambda n, u: n + ~u[..., 0, 0], state.skipped, usable)
-        return jax.tree.map(_where, usable, updates), GuardState(skipped, inner_state)
+        return all_usable(usable, updates), GuardState(skipped, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -67,14 +79,34 @@ def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransform
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         usable = jax.tree.map(lambda x: is_usable(x, axis=None), updates)
-        updates = jax.tree.map(_where, usable, updates)
+        updates = all_usable(usable, updates)
         updates, inner_state = inner.update(updates, state.inner, params, **extra_args)
         flags = jax.tree.leaves(usable)
         skipped = state.skipped + ~jnp.stack(flags) if flags else state.skipped
-        return jax.tree.map(_where, usable, updates), GuardState(skipped, inner_state)
+        return all_usable(usable, updates), GuardState(skipped, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _where(usable: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.where(usable, x, jnp.zeros_like(x))
+def update_guarded(
+    inner: optax.GradientTransformation,
+    updates: Any,
+    state: Any,
+    params: Any,
+    usable: Any,
+    **extra_args: Any,
+) -> tuple[Any, Any]:
+    """`inner.update` on zeros for the matrices that are not `usable`, unless it takes that."""
+    if isinstance(inner, TakesUsable):
+        return inner.update(updates, state, params, usable=usable, **extra_args)
+    return inner.update(all_usable(usable, updates), state, params, **extra_args)
+
+
+def all_usable(usable: Any, updates: Any) -> Any:
+    """The updates, zero where they are not `usable`; `None` means that all are."""
+    return updates if usable is None else jax.tree.map(where_usable, usable, updates)
+
+
+def where_usable(usable: jax.Array | None, x: jax.Array) -> jax.Array:
+    """`x`, or zeros if it is not `usable`, which has its rank; `None` means that it is."""
+    return x if usable is None else jnp.where(usable, x, jnp.zeros_like(x))

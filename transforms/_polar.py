@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from ._one_by_one import one_by_one
+from ._products import gram_of
 from ._scaling import power_of_two
 
 _POLAR_EXPRESS = (
@@ -110,13 +111,10 @@ def newton_schulz(
       An array like `x`.
     """
     rows = coefficient_rows(coefficients, steps)
-    transposed = x.shape[-2] > x.shape[-1]
-    if transposed:
-        x = x.mT
     x = _normalized(x, eps, norm)
     table = jnp.asarray(rows, x.dtype)
     # Three at a time where that is less work; bfloat16 has no digits for products of polynomials.
-    at_once = 3 if x.shape[-1] >= 2 * x.shape[-2] and x.dtype != jnp.bfloat16 else 1
+    at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) and x.dtype != jnp.bfloat16 else 1
 
     def several(i: Any, x: jax.Array, count: int = at_once) -> jax.Array:
         chosen = [rows[0]] * count
@@ -126,21 +124,26 @@ def newton_schulz(
 
     whole, rest = divmod(steps, at_once)
     x = jax.lax.fori_loop(0, whole, several, x)
-    x = several(whole, x, rest) if rest else x
-    return x.mT if transposed else x
+    return several(whole, x, rest) if rest else x
 
 
 def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
-    """Newton-Schulz iterations of `x (..., m, n)`: two products with `x`, the others of order m.
+    """Newton-Schulz iterations of `x (..., m, n)`: two products with `x`, the others of its gram.
 
-    An iteration is `X ← BX`, `B = aI + bA + cA²`, `A = XXᵀ`, and makes `BAB` of `A`. Of few at a
-    time: in the product of the `B`s rounding grows faster than in `X`.
+    An iteration is `X ← BX`, `B = aI + bA + cA²`, `A = XXᵀ`, and makes `BAB` of `A`; where
+    `m > n`, all that on the right. Of few at a time: in the product of the `B`s rounding grows
+    faster than in `X`.
     """
-    gram = x @ x.mT
+    left = _is_wide(x)
+    gram = gram_of(x, left)
+
+    def applied(factor: jax.Array) -> jax.Array:
+        return factor @ x if left else x @ factor
+
     if len(rows) == 1:
         ((a, b, c),) = rows
-        return a * x + (b * gram + c * (gram @ gram)) @ x
-    eye = jnp.broadcast_to(jnp.eye(x.shape[-2], dtype=x.dtype), gram.shape)
+        return a * x + applied(b * gram + c * (gram @ gram))
+    eye = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=x.dtype), gram.shape)
 
     def factor_of(gram: jax.Array, row: Any) -> jax.Array:
         a, b, c = row
@@ -151,7 +154,11 @@ def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
         gram = factor @ gram @ factor
         factor = factor_of(gram, row)
         product = factor @ product
-    return product @ x
+    return applied(product)
+
+
+def _is_wide(x: jax.Array) -> bool:
+    return x.shape[-2] <= x.shape[-1]
 
 
 def _normalized(x: jax.Array, eps: jax.typing.ArrayLike, kind: str) -> jax.Array:
@@ -160,7 +167,8 @@ def _normalized(x: jax.Array, eps: jax.typing.ArrayLike, kind: str) -> jax.Array
     exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1), keepdims=True))
     near_one = work * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
     if kind == "gram":
-        norm = jnp.sqrt(jnp.linalg.norm(near_one @ near_one.mT, axis=(-2, -1), keepdims=True))
+        gram = gram_of(near_one, _is_wide(x))
+        norm = jnp.sqrt(jnp.linalg.norm(gram, axis=(-2, -1), keepdims=True))
     else:
         norm = jnp.linalg.norm(near_one, axis=(-2, -1), keepdims=True)
     norm = norm + jnp.ldexp(jnp.asarray(eps, work.dtype), -exponent)

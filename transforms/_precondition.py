@@ -32,6 +32,7 @@ from jax.core import Tracer
 
 from ._due import at_most_once, visit_due
 from ._factor import Factor, FactorRule
+from ._guard import TakesUsable, update_guarded
 from ._refresh import Every, RefreshPolicy, check_refresh
 from ._roots import check_root_arguments
 from ._statistic import SIDES, has_side
@@ -129,11 +130,16 @@ def precondition(
             momentum=average.init(params),
         )
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(updates: Any, state: Any, params: Any = None, usable: Any = None, **_: Any):
         count: Any = optax.safe_increment(state.count)
-        matrices, momentum_state = average.update(updates, state.momentum, params)
+        matrices, momentum_state = updates, state.momentum
+        if momentum is not None:
+            matrices, momentum_state = update_guarded(
+                momentum, updates, state.momentum, params, usable
+            )
         source = updates if statistics == "gradient" else matrices
-        left, right = _gathered(rule, source, state, statistics_every, count)
+        whole = usable if source is updates else None  # a momentum has taken in zeros already
+        left, right = _gathered(rule, source, whole, state, statistics_every, count)
         left, right = _refreshed(rule, updates, left, right, count)
 
         def applied(m: jax.Array, left: Factor | None, right: Factor | None):
@@ -145,7 +151,7 @@ def precondition(
             directions = jax.tree.map(lambda d: jnp.where(count > warmup_steps, d, 0), directions)
         return directions, PreconditionState(count, left, right, momentum_state)
 
-    return optax.GradientTransformation(init, update)
+    return TakesUsable(init, update)
 
 
 def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping: str, solver: str) -> None:
@@ -165,21 +171,28 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping: str, solver: 
 
 
 def _gathered(
-    rule: FactorRule, source: Any, state: PreconditionState, period: int, count: jax.Array
+    rule: FactorRule,
+    source: Any,
+    usable: Any,
+    state: PreconditionState,
+    period: int,
+    count: jax.Array,
 ) -> Any:
     """Both sides' factors with this step's statistics, if they are due."""
 
-    def taken_in(s: jax.Array, left: Factor | None, right: Factor | None):
-        new_left = None if left is None else rule.accumulated(left, s, True, count)
-        return new_left, None if right is None else rule.accumulated(right, s, False, count)
+    def taken_in(s: jax.Array, usable: Any, left: Factor | None, right: Factor | None):
+        new_left = None if left is None else rule.accumulated(left, s, True, count, usable)
+        return new_left, None if right is None else rule.accumulated(right, s, False, count, usable)
 
-    def gather(source: Any, factors: Any) -> Any:
-        return map_unzip(2, taken_in, source, *factors)
+    def gather(given: Any, factors: Any) -> Any:
+        source, usable = given
+        usable = jax.tree.map(lambda _: None, source) if usable is None else usable
+        return map_unzip(2, taken_in, source, usable, *factors)
 
     factors = (state.left, state.right)
     if period == 1:
-        return gather(source, factors)
-    return at_most_once(gather, count % period == 0, source, factors)
+        return gather((source, usable), factors)
+    return at_most_once(gather, count % period == 0, (source, usable), factors)
 
 
 def _refreshed(

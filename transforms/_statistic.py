@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from ._due import visit_all
+from ._guard import where_usable
 from ._inverse_root import HIGHEST
+from ._products import gram_of, times_transposed, transposed_times
 from ._storage import Storage
 
 SIDES = ("both", "left", "right", "smaller")
@@ -37,30 +39,44 @@ class StatisticRule:
         """Whether matrices of one of these orders are to be decoded one at a time."""
         return any(map(self.storage.one_by_one, orders))
 
-    def accumulated(self, factor: Any, s: jax.Array, left: bool, count: jax.Array) -> Any:
-        """The factor with `s sᵀ`, or on the right `sᵀ s`, taken in, for `s (..., m, n)`."""
+    def accumulated(
+        self,
+        factor: Any,
+        s: jax.Array,
+        left: bool,
+        count: jax.Array,
+        usable: jax.Array | None = None,
+    ) -> Any:
+        """The factor with `s sᵀ`, or on the right `sᵀ s`, taken in, for `s (..., m, n)`.
 
-        def taken_in(entry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-            stored, s = entry
+        Matrices that are not `usable (..., 1, 1)` count as zero; `None` means that all are.
+        """
+
+        def taken_in(entry: tuple[Any, jax.Array, Any]) -> tuple[Any, jax.Array, Any]:
+            stored, s, usable = entry
             old = self.storage.decode_factor(stored)
-            x = s.astype(old.dtype)
-            gram = jnp.matmul(*((x, x.mT) if left else (x.mT, x)), precision=HIGHEST)
-            new = old + gram if self.b2 is None else self.b2 * old + (1 - self.b2) * gram
+            gram = gram_of(s.astype(old.dtype), left, HIGHEST)
+
+            def averaged(old: jax.Array, gram: jax.Array) -> jax.Array:
+                gram = where_usable(usable, gram)
+                return old + gram if self.b2 is None else self.b2 * old + (1 - self.b2) * gram
+
             # A running average would keep a NaN forever: what is not finite is not taken in. No
             # entry of a Gram matrix is larger than the largest on its diagonal.
-            finite = jnp.isfinite(jnp.diagonal(new, axis1=-2, axis2=-1)).all(axis=-1)
+            finite = jnp.isfinite(averaged(_diagonal(old), _diagonal(gram))).all(axis=(-2, -1))
+            new = averaged(old, gram)
             coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
 
             def kept(a: jax.Array, b: jax.Array) -> jax.Array:
                 return jnp.where(finite.reshape(*finite.shape, *[1] * (a.ndim - finite.ndim)), a, b)
 
-            return jax.tree.map(kept, coded, stored), s
+            return jax.tree.map(kept, coded, stored), s, usable
 
-        entry = (factor.statistic, s)
+        entry = (factor.statistic, s, usable)
         if self.one_by_one(s.shape[-2 if left else -1]):
-            new, _ = visit_all(taken_in, entry, s.shape[:-2], count)
+            new, _, _ = visit_all(taken_in, entry, s.shape[:-2], count)
         else:
-            new, _ = taken_in(entry)
+            new, _, _ = taken_in(entry)
         return factor._replace(statistic=new)
 
     def between(
@@ -84,10 +100,12 @@ class StatisticRule:
             x = m
             if left is not None:
                 a = self.storage.decode_root(left)
-                x = (a.mT if transposed[0] else a) @ x.astype(a.dtype)
+                x = x.astype(a.dtype)
+                x = transposed_times(a, x) if transposed[0] else a @ x
             if right is not None:
                 b = self.storage.decode_root(right)
-                x = x.astype(b.dtype) @ (b.mT if transposed[1] else b)
+                x = x.astype(b.dtype)
+                x = times_transposed(x, b) if transposed[1] else x @ b
             return x.astype(m.dtype), left, right
 
         entry = (m, sides[0], sides[1])
@@ -95,3 +113,8 @@ class StatisticRule:
         if self.one_by_one(*orders):
             return visit_all(product, entry, m.shape[:-2], count)[0]
         return product(entry)[0]
+
+
+def _diagonal(x: jax.Array) -> jax.Array:
+    """The diagonals `(..., 1, d)` of `x (..., d, d)`."""
+    return jnp.diagonal(x, axis1=-2, axis2=-1)[..., None, :]

@@ -17,6 +17,7 @@ from ._compensation import Compensation, Parts
 from ._due import visit_due
 from ._finite import usable_or_zero
 from ._keys import key_for
+from ._products import gram_of, times_transposed, transposed_times
 from ._rank import record_rank
 from ._refresh import Every
 from ._scaling import power_of_two
@@ -89,7 +90,7 @@ class SubspaceRule:
         What is not finite makes σ so too, which is smaller; a compensation sums squares of g too.
         Without a basis that was due no gradient is usable: σ may not see what is wrong with it.
         """
-        sigma = u.mT @ g if self.is_left(g) else g @ u
+        sigma = transposed_times(u, g) if self.is_left(g) else g @ u
         total = jnp.sum(sigma * sigma, axis=(-2, -1))
         usable = jnp.isfinite(total) & ~(_untried(subspace) & (total > 0))
         if self.compensation is not None:
@@ -220,7 +221,7 @@ class SubspaceRule:
         moved = jnp.where(usable, moved, 0)
         subspace = subspace._replace(skipped=subspace.skipped + ~usable[..., 0, 0])
         if subspace.tracked is not None:
-            gram = sigma @ sigma.mT if left else sigma.mT @ sigma
+            gram = gram_of(sigma, left)
             subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)
         back = functools.partial(self.back, left=left)
         if self.compensation is None:
@@ -236,7 +237,7 @@ class SubspaceRule:
 
     def back(self, u: jax.Array, x: jax.Array, left: bool) -> jax.Array:
         """What `x` in the subspace is in the whole space."""
-        return u @ x if left else x @ u.mT
+        return u @ x if left else times_transposed(x, u)
 
     def parts(
         self, g: jax.Array, u: jax.Array, sigma: jax.Array, usable: jax.Array, moved: jax.Array

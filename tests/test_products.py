@@ -1,0 +1,65 @@
+"""Products with a transpose, and gradients that are multiplied: as NumPy's, and without copies."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import OPTIMIZED, assert_close, normal_like, program
+
+import curvax
+from curvax.transforms._guard import guard_matrices
+from curvax.transforms._products import gram_of, times_transposed, transposed_times
+
+BATCHES = ((), (1,), (2, 3))
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_products_are_numpys(batch: tuple[int, ...]) -> None:
+    a, b, c = normal_like(
+        jax.random.key(0), [jnp.zeros((*batch, *mn)) for mn in ((4, 6), (5, 6), (4, 3))]
+    )
+    precision = jax.lax.Precision.HIGHEST
+    x, y, z = (np.asarray(m, np.float64) for m in (a, b, c))
+    xt = x.swapaxes(-1, -2)
+    assert_close(times_transposed(a, b, precision), x @ y.swapaxes(-1, -2), eps=1.2e-7)
+    assert_close(transposed_times(a, c, precision), xt @ z, eps=1.2e-7)
+    assert_close(gram_of(a, True, precision), x @ xt, eps=1.2e-7)
+    assert_close(gram_of(a, False, precision), xt @ x, eps=1.2e-7)
+
+
+def copies(f: Any, *args: Any) -> list[str]:
+    """What makes transposed copies in the compiled program."""
+    text = jax.jit(f).lower(*args).compile(compiler_options=OPTIMIZED).as_text() or ""
+    return re.findall(r"f32\[\S* (?:transpose|copy)\(", text)
+
+
+def test_a_matrix_alone_is_not_transposed_to_be_multiplied() -> None:
+    x = jnp.ones((1, 40, 48))
+    muon = curvax.scale_by_muon()
+    state = muon.init(x)
+    assert not copies(lambda x: gram_of(x, True), x)
+    assert not copies(lambda x: gram_of(x, False), x)
+    assert not copies(lambda x: times_transposed(x, 2 * x), x)
+    assert not copies(lambda x: transposed_times(x, 2 * x), x)
+    assert not copies(lambda x: muon.update(x, state)[0], x)
+    assert copies(lambda x: x @ x.mT, x), "XLA has learned it: these functions are no longer needed"
+
+
+def test_zeros_for_a_bad_gradient_are_not_written_to_be_multiplied() -> None:
+    """One choice is made of what has the gradient's shape: the direction."""
+    x = jax.ShapeDtypeStruct((2, 5, 7), jnp.float32)
+    told = curvax.scale_by_shampoo(graft=None, refresh=3, statistics_every=1)
+    untold = optax.chain(told)
+
+    def choices(inner: optax.GradientTransformation) -> int:
+        guarded = guard_matrices(inner)
+        text = program(guarded.update, x, jax.eval_shape(guarded.init, x))
+        return len(re.findall(r"f32\[2,5,7\] = (?:select_n|jit\[name=_where)", text))
+
+    assert choices(told) == 1 < choices(untold)
