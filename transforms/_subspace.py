@@ -138,10 +138,10 @@ def in_subspace(
         wide = jax.tree.map(_widened_once, updates)
         subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
-        projected, usable = map_unzip(2, rule.project, wide, bases, subspaces)
+        projected, usable, energies = map_unzip(3, rule.project, wide, bases, subspaces)
         moved, inner_state = inner.update(projected, inner_state)
         directions, subspaces = map_unzip(
-            2, rule.combined, wide, subspaces, bases, projected, usable, moved
+            2, rule.combined, wide, subspaces, bases, projected, usable, energies, moved
         )
         directions = jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates)
         return directions, SubspaceState(count, subspaces, inner_state)

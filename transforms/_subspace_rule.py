@@ -37,6 +37,13 @@ class Subspace(NamedTuple):
     compensation: Any  # state of the compensation
 
 
+class Energies(NamedTuple):
+    """Squared norms of the columns of a batch of matrices, zero where they are not usable."""
+
+    projected: jax.Array  # of σ (..., n)
+    gradient: jax.Array | None  # of G (..., n), if there is a compensation
+
+
 @dataclasses.dataclass(frozen=True)
 class SubspaceRule:
     """The static choices made for all subspaces."""
@@ -84,19 +91,26 @@ class SubspaceRule:
 
     def project(
         self, g: jax.Array, u: jax.Array, subspace: Subspace
-    ) -> tuple[jax.Array, jax.Array]:
-        """σ, zero for a matrix that is not usable, and whether it is.
+    ) -> tuple[jax.Array, jax.Array, Energies]:
+        """σ, zero for a matrix that is not usable, whether it is, and the energies of columns.
 
-        What is not finite makes σ so too, which is smaller; a compensation sums squares of g too.
+        What is not finite makes σ so too, which is smaller; a compensation sees that of g too.
         Without a basis that was due no gradient is usable: σ may not see what is wrong with it.
         """
-        sigma = transposed_times(u, g) if self.is_left(g) else g @ u
-        total = jnp.sum(sigma * sigma, axis=(-2, -1))
-        usable = jnp.isfinite(total) & ~(_untried(subspace) & (total > 0))
+        left = self.is_left(g)
+        sigma = transposed_times(u, g) if left else g @ u
+        inside = total = _squares(sigma, left)
+        whole = None
         if self.compensation is not None:
-            usable &= jnp.isfinite(_squares(g, self.is_left(g)).sum(-1))
-        usable = usable[..., None, None]
-        return jnp.where(usable, sigma, 0), usable
+            whole = _squares(g, left)
+            # XLA makes one sum of a sum of sums, and writes what both are made of; of this not.
+            total = inside + whole
+        total = total.sum(axis=-1)
+        usable = jnp.isfinite(total) & ~(_untried(subspace) & (total > 0))
+        usable = usable[..., None]
+        inside, whole = jax.tree.map(lambda x: jnp.where(usable, x, 0), (inside, whole))
+        usable = usable[..., None]
+        return jnp.where(usable, sigma, 0), usable, Energies(inside, whole)
 
     def check(self, g: jax.Array, subspace: Subspace, number: jax.Array) -> SubspaceCheck:
         """What the finder sees of a single finite matrix, scaled by a power of two."""
@@ -172,7 +186,7 @@ class SubspaceRule:
             if isinstance(refresh, Every):
                 again = _untried(subspace)
             else:
-                sigma, _ = self.project(g, self.basis_in_use(g, subspace), subspace)
+                sigma, *_ = self.project(g, self.basis_in_use(g, subspace), subspace)
                 norm = jnp.linalg.norm(sigma, axis=(-2, -1))
                 due &= refresh.renews(norm).reshape(-1)
             return due | again.reshape(-1)
@@ -214,6 +228,7 @@ class SubspaceRule:
         u: jax.Array,
         sigma: jax.Array,
         usable: jax.Array,
+        energies: Energies,
         moved: jax.Array,
     ) -> tuple[jax.Array, Subspace]:
         """The direction and the state after it, of a batch of matrices."""
@@ -226,7 +241,7 @@ class SubspaceRule:
         back = functools.partial(self.back, left=left)
         if self.compensation is None:
             return back(u, moved), subspace
-        parts = self.parts(g, u, sigma, usable, moved)
+        parts = self.parts(g, u, sigma, usable, energies, moved)
         g = jnp.where(usable, g, 0)
         s, state = self.compensation.scales(parts, subspace.compensation)
         subspace = subspace._replace(compensation=state)
@@ -240,16 +255,21 @@ class SubspaceRule:
         return u @ x if left else times_transposed(x, u)
 
     def parts(
-        self, g: jax.Array, u: jax.Array, sigma: jax.Array, usable: jax.Array, moved: jax.Array
+        self,
+        g: jax.Array,
+        u: jax.Array,
+        sigma: jax.Array,
+        usable: jax.Array,
+        energies: Energies,
+        moved: jax.Array,
     ) -> Parts:
         """The norms that a compensation sees."""
         rows, _, rank = self.orders(g)
         left = self.is_left(g)
-        assert self.compensation is not None
+        projected, gradient = energies
+        assert self.compensation is not None and gradient is not None
         squares = functools.partial(_squares, left=left)
-        # Sums of the raw gradient are set to zero, not the gradient, which would be written again.
-        gradient = jnp.where(usable[..., 0], squares(g), 0)
-        projected, inner = squares(sigma), squares(moved)
+        inner = squares(moved)
         outside = gradient - projected
         noise = jnp.abs(outside) <= rows * jnp.finfo(g.dtype).eps * gradient
         outside = jnp.where(noise, 0, outside)
