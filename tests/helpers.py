@@ -35,7 +35,8 @@ def share(cases: Iterable[Any], of: int) -> list[Any]:
 
 def resolution(*arrays: Any) -> float:
     """The machine epsilon of the coarsest floating dtype among `arrays`; 0 without one."""
-    dtypes = [jnp.result_type(x) for x in arrays]
+    # Of an array its own: JAX takes float64 for float32 unless 64 bits are switched on.
+    dtypes = [getattr(x, "dtype", None) or jnp.result_type(x) for x in arrays]
     inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
     return max((float(jnp.finfo(dtype).eps) for dtype in inexact), default=0.0)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, share
+from helpers import assert_close, program, share
 from reference.soap import adadiag, eigen_adam, soap
 
 import curvax
@@ -32,16 +32,27 @@ def _gradients(shape, seed=0):
     return [1.5 * mean + generator.standard_normal(shape) for _ in range(STEPS)]
 
 
-def _trajectory(transformation, gradients, dtype="float64"):
-    """Directions and states of all steps, from one program."""
-    stacked = jnp.asarray(np.stack(gradients), dtype)
+@functools.cache
+def _program(transformation):
+    """From the gradients of all steps to directions and states; compiled once."""
 
     def step(state, gradient):
         direction, state = transformation.update(gradient, state)
         return state, (direction, state)
 
-    run = jax.jit(lambda g: jax.lax.scan(step, transformation.init(g[0]), g)[1])
-    return run(stacked)
+    return jax.jit(lambda g: jax.lax.scan(step, transformation.init(g[0]), g)[1])
+
+
+def _trajectory(transformation, gradients, dtype="float64"):
+    """Directions and states of all steps, as arrays of NumPy."""
+    found = _program(transformation)(np.asarray(np.stack(gradients), dtype))
+    return jax.tree.map(np.asarray, found)
+
+
+@functools.cache
+def _eigen_adam():
+    """One optimizer for several tests on matrices of 6×9, so that it is compiled once."""
+    return curvax.scale_by_eigen_adam(b3=0.95, refresh=4)
 
 
 def _side_of_full_rank(shape) -> str:
@@ -97,9 +108,10 @@ def test_eigen_adam_and_adadiag_follow_the_transcription(method):
     gradients = _gradients((6, 9))
     reference = {"eigen_adam": eigen_adam, "adadiag": adadiag}[method]
     desired, _ = reference(gradients, K=4)
-    b3 = {"eigen_adam": 0.95, "adadiag": 0.0}[method]
+    adadiag_of_ours = curvax.scale_by_eigen_adam(b3=0.0, refresh=4)
+    direction = {"eigen_adam": _eigen_adam(), "adadiag": adadiag_of_ours}[method]
     with jax.enable_x64(True):
-        found, _ = _trajectory(curvax.scale_by_eigen_adam(b3=b3, refresh=4), gradients)
+        found, _ = _trajectory(direction, gradients)
         kappa = max(float(np.linalg.cond(g)) for g in gradients) ** 2
         assert_close(found, np.stack(desired), 256, condition=kappa)
 
@@ -126,17 +138,19 @@ def test_with_identity_bases_soap_is_adam_without_bias_correction():
 
 
 def test_soap_on_one_side_is_eigen_adam():
-    gradients = _gradients((6, 9))
-    one, _ = _trajectory(curvax.scale_by_soap(side="left", refresh=3), gradients, "float32")
-    other, _ = _trajectory(curvax.scale_by_eigen_adam(refresh=3), gradients, "float32")
-    assert np.array_equal(one, other)
+    gradient = jax.ShapeDtypeStruct((6, 9), "float32")
+    one, other = curvax.scale_by_soap(side="left", refresh=3), curvax.scale_by_eigen_adam(refresh=3)
+    state = jax.eval_shape(one.init, gradient)
+    assert program(one.init, gradient) == program(other.init, gradient)
+    assert program(one.update, gradient, state) == program(other.update, gradient, state)
 
 
 def test_transposing_the_gradient_transposes_the_direction_of_soap():
     gradients = _gradients((5, 5))
     with jax.enable_x64(True):
-        one, _ = _trajectory(curvax.scale_by_soap(refresh=3), gradients)
-        other, _ = _trajectory(curvax.scale_by_soap(refresh=3), [g.T for g in gradients])
+        direction = curvax.scale_by_soap(refresh=3)
+        one, _ = _trajectory(direction, gradients)
+        other, _ = _trajectory(direction, [g.T for g in gradients])
         kappa = float(np.linalg.cond(gradients[0])) ** 4
         assert_close(np.swapaxes(other, 1, 2)[1:], one[1:], 64, condition=kappa)
 
@@ -145,22 +159,21 @@ def test_rotating_the_gradients_rotates_the_direction():
     gradients = _gradients((6, 9))
     turn = np.linalg.qr(np.random.default_rng(1).standard_normal((6, 6)))[0]
     with jax.enable_x64(True):
-        direction = curvax.scale_by_eigen_adam(refresh=3)
-        one, _ = _trajectory(direction, gradients)
-        other, _ = _trajectory(direction, [turn @ g for g in gradients])
+        one, _ = _trajectory(_eigen_adam(), gradients)
+        other, _ = _trajectory(_eigen_adam(), [turn @ g for g in gradients])
         kappa = float(np.linalg.cond(gradients[0])) ** 2
-        assert_close(other, turn @ np.asarray(one), 64, condition=kappa)
+        assert_close(other, turn @ one, 64, condition=kappa)
 
 
 def test_second_moments_are_kept_between_refreshes():
     """A SOAP in circulation drops them: the second moment then is one gradient's square."""
     gradients = _gradients((6, 9))
-    _, states = _trajectory(curvax.scale_by_eigen_adam(refresh=5), gradients, "float32")
-    u = np.asarray(states.left.basis)
-    expected = np.zeros((6, 9))
-    for t in range(STEPS):
-        expected = 0.95 * expected + 0.05 * (u[t].T @ gradients[t]) ** 2
-        assert_close(states.inner.nu[t], expected, 256)
+    with jax.enable_x64(True):
+        _, states = _trajectory(_eigen_adam(), gradients)
+        u, expected = states.left.basis, np.zeros((6, 9))
+        for t in range(STEPS):
+            expected = 0.95 * expected + 0.05 * (u[t].T @ gradients[t]) ** 2
+            assert_close(states.inner.nu[t], expected, 256)
 
 
 @pytest.mark.parametrize("inner", [optax.trace(0.9), optax.trace(0.9, nesterov=True)])
@@ -179,6 +192,14 @@ def test_linear_transformations_do_not_notice_the_basis(inner):
 # Parts
 
 
+@functools.cache
+def _storage(name):
+    """A storage in small blocks, and how its roots are decoded; compiled once."""
+    options = {"block": 4, "min_elements": 1, "bits": 8} if name != "dense" else {}
+    storage = getattr(curvax, name)(**options)
+    return storage, jax.jit(lambda roots: [storage.decode_root(root) for root in roots])
+
+
 @pytest.mark.parametrize("storage", ["dense", "quantized", "cholesky"])
 @pytest.mark.parametrize("policy", ["every", "staggered", "residual"])
 def test_bases_stay_orthonormal_and_states_advance(policy, storage):
@@ -187,24 +208,24 @@ def test_bases_stay_orthonormal_and_states_advance(policy, storage):
         "staggered": curvax.every(4, stagger=True),
         "residual": curvax.policies.diagonal_residual(2, 0.05),
     }
-    options = {"block": 4, "min_elements": 1, "bits": 8}
-    kept = getattr(curvax, storage)(**(options if storage != "dense" else {}))
+    kept, decode = _storage(storage)
     direction = curvax.scale_by_soap(refresh=policies[policy], storage=kept)
     gradients = [
         np.stack(pair) for pair in zip(*map(_gradients, ((6, 9),) * 2, (0, 1)), strict=True)
     ]
     found, states = _trajectory(direction, gradients, "float32")
     assert np.isfinite(found).all()
-    for side, order in ((states.left, 6), (states.right, 9)):
-        last = jax.tree.map(lambda x: x[-1], side)
-        u = np.float64(kept.decode_root(last.basis))
+    sides = states.left, states.right
+    ends = [jax.tree.map(lambda x: x[-1], side) for side in sides]
+    bases = decode([last.basis for last in ends])
+    for side, last, u, order in zip(sides, ends, map(np.float64, bases), (6, 9), strict=True):
         error = np.abs(np.swapaxes(u, 1, 2) @ u - np.eye(order)).max()
         assert error <= (1e-5 if storage == "dense" else 0.1)
         assert (np.diff(side.checks, axis=0) >= 0).all() and (last.refreshes >= 2).all()
         assert (last.checks >= last.refreshes).all() and not last.rejected.any()
     if policy == "residual":
         assert (states.left.refreshes[-1] < states.left.checks[-1]).any()
-    assert (np.abs(np.diff(np.asarray(states.inner.nu), axis=0)).max(axis=(1, 2, 3)) > 0).all()
+    assert (np.abs(np.diff(states.inner.nu, axis=0)).max(axis=(1, 2, 3)) > 0).all()
 
 
 def test_a_bad_gradient_leaves_bases_and_later_steps_intact():
@@ -216,31 +237,32 @@ def test_a_bad_gradient_leaves_bases_and_later_steps_intact():
     assert np.isfinite(found).all() and all(np.isfinite(x).all() for x in jax.tree.leaves(states))
 
 
-@pytest.mark.parametrize("steps", [1, 5])
-def test_zero_and_rank_one_gradients_give_finite_directions(steps):
-    zero = [np.zeros((4, 6))] * steps
-    rank_one = [np.outer(np.arange(4.0), np.ones(6)) * (t + 1) for t in range(steps)]
-    for gradients in (zero, rank_one, zero + rank_one):
-        found, _ = _trajectory(curvax.scale_by_soap(refresh=2), gradients, "float32")
+def test_zero_and_rank_one_gradients_give_finite_directions():
+    """Of each alone, and of ten steps that begin with one or five zeros; in one program."""
+    rank_one = [np.outer(np.arange(4.0), np.ones(6)) * (t + 1) for t in range(10)]
+    zero, direction = np.zeros((4, 6)), curvax.scale_by_soap(refresh=2)
+    for zeros in (10, 0, 1, 5):
+        gradients = [zero] * zeros + rank_one[: 10 - zeros]
+        found, _ = _trajectory(direction, gradients, "float32")
         assert np.isfinite(found).all()
         # Of orthonormal parts no larger than Adam's, whose ratio is at most √((1-b1)²/(1-b2)).
         assert float(np.linalg.norm(found, axis=(1, 2)).max()) <= np.sqrt(24) * (1 + 1e-5)
-        assert not np.any(np.asarray(found)[np.abs(np.stack(gradients)).max(axis=(1, 2)) == 0][:1])
+        assert not found[:zeros].any()
 
 
 def test_signs_and_order_of_bases():
     generator = np.random.default_rng(0)
     q = np.linalg.qr(generator.standard_normal((6, 6)))[0]
-    a = jnp.asarray((q * np.array([1, 9, 4, 25, 16, 36.0])) @ q.T, jnp.float32)
-    u = eigenbasis(a)
-    values = np.diag(np.asarray(u.T @ a @ u))
-    assert_close(values, np.array([36, 25, 16, 9, 4, 1.0]), 64)
-    assert np.array_equal(with_fixed_signs(-u), u)
-    flipped, order = refined_basis(a, u[:, ::-1])
+    a = np.float32((q * np.array([1, 9, 4, 25, 16, 36.0])) @ q.T)
+    u = np.asarray(jax.jit(eigenbasis)(a))
+    assert_close(np.diag(u.T @ a @ u), np.array([36, 25, 16, 9, 4, 1.0]), 64)
+    fixed = jax.jit(with_fixed_signs)
+    assert np.array_equal(fixed(-u), u)
+    flipped, order = jax.jit(refined_basis)(a, u[:, ::-1])
     assert np.array_equal(order, np.arange(6)[::-1])
     assert_close(flipped, u, 64, condition=12)
-    tie = jnp.asarray([[-0.5, 0.5], [0.5, -0.5]])
-    assert np.array_equal(with_fixed_signs(tie), [[0.5, 0.5], [-0.5, -0.5]])
+    tie = np.float32([[-0.5, 0.5], [0.5, -0.5]])
+    assert np.array_equal(fixed(tie), [[0.5, 0.5], [-0.5, -0.5]])
 
 
 def test_moments_are_found_by_name():
@@ -263,15 +285,16 @@ def test_moments_are_found_by_name():
     ],
 )
 def test_states_that_nobody_could_turn_are_refused(inner, field):
-    like = {"a": jnp.zeros((2, 6, 8))}
+    like = {"a": jax.ShapeDtypeStruct((2, 6, 8), "float32")}
     message = f"field '{field}' holds more than a number for every"
     with pytest.raises(ValueError, match=message):
-        curvax.in_eigenbasis(inner, refresh=curvax.every(2)).init(like)
+        jax.eval_shape(curvax.in_eigenbasis(inner, refresh=curvax.every(2)).init, like)
     carry = curvax.subspaces.rotate()
     with pytest.raises(ValueError, match=message):
-        curvax.in_subspace(
+        wrapped = curvax.in_subspace(
             inner, 3, basis=curvax.subspaces.svd(), refresh=curvax.every(2), carry=carry
-        ).init(like)
+        )
+        jax.eval_shape(wrapped.init, like)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import optax
 import pytest
 from flax import nnx
 from helpers import assert_close, gradients_like, normal_like, run
-from registry import REGISTRY, Row, every_optimizer
+from registry import REGISTRY, Row, every_optimizer, in_turns
 from test_contract import GROWTH, Model, compiled, shapes_and_dtypes, small_run, small_tree
 
 import curvax
@@ -52,7 +52,7 @@ def test_frozen_matrices_stand_still(row: Row) -> None:
     assert not entries, "a frozen matrix has state"
 
 
-@every_optimizer
+@in_turns(1)
 def test_nnx_model_and_optimizer(row: Row) -> None:
     both = nnx.ModelAndOptimizer(Model(), compiled(row), wrt=nnx.Param)
     structure = jax.tree.structure(nnx.state(both.model, nnx.Param))
@@ -79,7 +79,7 @@ def test_a_step_can_be_a_branch(row: Row, dtype: str) -> None:
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
 
 
-@every_optimizer
+@in_turns(2)
 def test_debugging_modes_find_nothing(row: Row) -> None:
     """No NaN, not even for zeros and matrices of rank 1, and JAX's own checks on."""
     params = small_tree()
@@ -120,7 +120,7 @@ def test_wide_types_are_used_only_by_wide_parameters(row: Row) -> None:
             assert jnp.dtype("int64") not in others and jnp.dtype("uint64") not in others
 
 
-@every_optimizer
+@in_turns(0)
 def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     narrow = small_tree()
     gradient = gradients_like(narrow, 1)[0]

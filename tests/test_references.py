@@ -14,16 +14,21 @@ alone. Bounds are `factor · condition · eps`, with the condition number of the
 - RACS adds and multiplies positive numbers: condition 1.
 
 Where a condition number leaves less than a digit of float32, float64 alone is compared.
+
+Gradients of one shape are one batch, and cases that differ in numbers alone run one program: decay
+rates, damping, scales and periods are its data. What the library takes where nothing is said is
+compared with the papers' numbers program by program.
 """
 
-from collections.abc import Iterable
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, run
+from helpers import assert_close, program
 from reference import asgo as reference_asgo
 from reference import muon as reference_muon
 from reference.racs import racs as reference_racs
@@ -33,15 +38,24 @@ import curvax
 STEPS = 24
 
 
-def _in_both_dtypes(cases: Iterable[str], in_float32: Iterable[str]) -> Any:
-    """Parametrizes by case and dtype: all in float64, in float32 those that differ in numerics."""
+def _in_both_dtypes(
+    cases: Iterable[str], in_float32: Iterable[str], program_of: Callable[[str], Any] = str
+) -> Any:
+    """Parametrizes by case and dtype: all in float64, in float32 those that differ in numerics.
+
+    Cases of one program run in one worker.
+    """
     pairs = [*((case, "float64") for case in cases), *((case, "float32") for case in in_float32)]
-    return pytest.mark.parametrize(("case", "dtype"), pairs)
+    grouped = [
+        pytest.param(*pair, marks=pytest.mark.xdist_group(f"{program_of(pair[0])}, {pair[1]}"))
+        for pair in pairs
+    ]
+    return pytest.mark.parametrize(("case", "dtype"), grouped)
 
 
 def _gradients() -> dict[str, np.ndarray]:
     """Gradients `(STEPS, ..., m, n)`, exact in float32; their scales jump by powers of two."""
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(1)
     jumps = 2.0 ** (np.arange(STEPS) * 7 % 5 - 2)
 
     def normal(*shape: int) -> np.ndarray:
@@ -51,7 +65,7 @@ def _gradients() -> dict[str, np.ndarray]:
     def integers(*shape: int) -> np.ndarray:
         return generator.integers(-4, 5, shape).astype(np.float64)
 
-    holes = normal(6, 8)
+    holes = normal(5, 9)
     holes[:, 2, :], holes[:, :, 5] = 0, 0
     holes[3], holes[10] = 0, 0
     return {
@@ -59,20 +73,69 @@ def _gradients() -> dict[str, np.ndarray]:
         "tall": normal(11, 6),
         "square": normal(6, 6),
         "row": normal(1, 7),
-        "rank 3": integers(STEPS, 9, 3) @ integers(3, 7) / 64,  # one row space throughout
+        "rank 3": integers(STEPS, 11, 3) @ integers(3, 6) / 64,  # one row space throughout
         "holes": holes,
     }
 
 
 GRADIENTS = _gradients()
+# The library's leaves, and where in them the gradients are.
+LEAVES = {
+    "wide": np.concatenate([GRADIENTS["wide"], GRADIENTS["holes"][:, None]], axis=1),
+    "tall": np.stack([GRADIENTS["tall"], GRADIENTS["rank 3"]], axis=1),
+    "square": GRADIENTS["square"],
+    "row": GRADIENTS["row"],
+}
+PLACES: dict[str, tuple[str, Any]] = {
+    "wide": ("wide", slice(0, 2)),
+    "tall": ("tall", 0),
+    "square": ("square", ...),
+    "row": ("row", ...),
+    "rank 3": ("tall", 1),
+    "holes": ("wide", 2),
+}
+FULL_RANK = {**LEAVES, "wide": LEAVES["wide"][:, :2], "tall": LEAVES["tall"][:, :1]}
 
 
-def _run(transformation, gradients: dict[str, np.ndarray], dtype: str):
-    """Directions and states of every step, from the library."""
-    steps = [
-        {name: jnp.asarray(g[t], dtype) for name, g in gradients.items()} for t in range(STEPS)
-    ]
-    return run(transformation, steps, jax.tree.map(jnp.zeros_like, steps[0]))
+def _of(tree: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """What belongs to a gradient, in a tree of all steps like the leaves."""
+    leaf, place = PLACES[name]
+    return tree[leaf][:, place]
+
+
+@functools.cache
+def _compiled(factory: Callable[..., Any], settings: tuple[tuple[str, Any], ...]):
+    """Directions and states of all steps, from gradients and the arguments that are data."""
+
+    def trajectory(gradients: Any, data: dict[str, Any]) -> Any:
+        arguments = {**dict(settings), **data}
+        if "period" in data:
+            period, offset = arguments.pop("period"), arguments.pop("offset")
+            refresh = dataclasses.replace(curvax.every(period), offset=offset)
+            arguments["refresh"] = refresh
+        transformation = factory(**arguments)
+
+        def step(state: Any, gradient: Any) -> Any:
+            direction, state = transformation.update(gradient, state)
+            return state, (direction, state)
+
+        start = transformation.init(jax.tree.map(lambda g: g[0], gradients))
+        return jax.lax.scan(step, start, gradients)[1]
+
+    return jax.jit(trajectory)
+
+
+def _run(factory, gradients: dict[str, np.ndarray], dtype: str, data=None, **settings: Any):
+    """Directions and states of all steps, which come first, from the library."""
+    given = {name: np.asarray(g, dtype) for name, g in gradients.items()}
+    run = _compiled(factory, tuple(settings.items()))
+    return jax.tree.map(np.asarray, run(given, data or {}))
+
+
+def _program(transformation: Any) -> str:
+    """What a step of a transformation computes."""
+    g = np.zeros((2, 3), np.float32)
+    return program(transformation.update, g, jax.eval_shape(transformation.init, g))
 
 
 def _expected(reference, gradient: np.ndarray, **arguments):
@@ -148,24 +211,27 @@ def _muon_condition(gradient: np.ndarray, arguments) -> float:
 @_in_both_dtypes(MUON, ("defaults", "classical", "polar_express", "svd of a sum", "qdwh"))
 def test_muon_follows_the_transcription(case, dtype):
     ours, theirs = MUON[case]
-    full_rank = {n: g for n, g in GRADIENTS.items() if n not in ("rank 3", "holes")}
-    gradients = full_rank if case == "qdwh" else GRADIENTS
+    leaves = FULL_RANK if case == "qdwh" else LEAVES
     with jax.enable_x64(dtype == "float64"):
-        directions, states = _run(curvax.scale_by_muon(**ours), gradients, dtype)
-        for name, gradient in gradients.items():
+        directions, states = _run(curvax.scale_by_muon, leaves, dtype, **ours)
+        assert np.array_equal(states[0].count, np.arange(1, STEPS + 1))
+        for name, gradient in GRADIENTS.items():
+            if case == "qdwh" and name in ("rank 3", "holes"):
+                continue
             desired, momenta = _expected(reference_muon.muon, gradient, **theirs)
             condition = _muon_condition(gradient, theirs)
+            direction, mu = _of(directions, name), _of(states[0].mu, name)
+            assert direction.dtype == dtype
             for t in range(STEPS):
-                assert directions[t][name].dtype == dtype
-                assert_close(directions[t][name], desired[t], condition=condition)
-                assert_close(states[t][0].mu[name], momenta[t]["M"])
-                assert states[t][0].count == t + 1
+                assert_close(direction[t], desired[t], condition=condition)
+                assert_close(mu[t], momenta[t]["M"])
 
 
 # RACS
 
 
-RACS = {
+PRINTED_RACS = {"b2": 0.9, "gamma": 1.01, "scale": 0.05, "iterations": 5}
+RACS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "without averages": {"b2": 0.0},
     "one round": {"b2": 0.5, "iterations": 1},
@@ -180,23 +246,34 @@ def _racs(gradient: np.ndarray, arguments: dict[str, Any]):
     return _expected(reference_racs, gradient, **renamed)
 
 
+def test_what_racs_takes_where_nothing_is_said_is_the_papers():
+    assert _program(curvax.scale_by_racs()) == _program(curvax.scale_by_racs(**PRINTED_RACS))
+    other = curvax.scale_by_racs(**{**PRINTED_RACS, "gamma": 1.02})
+    assert _program(curvax.scale_by_racs()) != _program(other)
+
+
 # Its state is float32 for parameters of any dtype: one case in float64 suffices.
-@_in_both_dtypes(["defaults"], RACS)
+@_in_both_dtypes(["defaults"], RACS, lambda case: f"RACS, {RACS[case].get('iterations')}")
 def test_racs_follows_the_transcription(case, dtype):
     eps, factor = _resolution("float32"), 2 * STEPS
-    gradients = {name: GRADIENTS[name] for name in ("wide", "tall", "row", "holes")}
+    leaves = {name: LEAVES[name] for name in ("wide", "tall", "row")}
+    data = {**PRINTED_RACS, **RACS[case]}
+    iterations = data.pop("iterations")
     with jax.enable_x64(dtype == "float64"):
-        directions, states = _run(curvax.scale_by_racs(**RACS[case]), gradients, dtype)
-        for name, gradient in gradients.items():
-            desired, expected = _racs(gradient, RACS[case])
+        directions, (scales, limiter, _) = _run(
+            curvax.scale_by_racs, leaves, dtype, data, iterations=iterations
+        )
+        assert np.array_equal(scales.count, np.arange(1, STEPS + 1))
+        for name in ("wide", "tall", "row", "holes"):
+            desired, expected = _racs(GRADIENTS[name], RACS[case])
+            direction = _of(directions, name)
+            assert direction.dtype == dtype
+            state = {"q": scales.rows, "s": scales.columns, "phi": limiter.norm}
+            found = {key: _of(tree, name) for key, tree in state.items()}
             for t in range(STEPS):
-                scales, limiter, _ = states[t]
-                assert directions[t][name].dtype == dtype
-                assert_close(directions[t][name], desired[t], factor, eps=eps)
-                assert_close(scales.rows[name], expected[t]["q"], factor, eps=eps)
-                assert_close(scales.columns[name], expected[t]["s"], factor, eps=eps)
-                assert_close(limiter.norm[name], expected[t]["phi"], factor, eps=eps)
-                assert scales.count == t + 1
+                assert_close(direction[t], desired[t], factor, eps=eps)
+                for key, x in found.items():
+                    assert_close(x[t], expected[t][key], factor, eps=eps)
 
 
 @pytest.mark.parametrize("case", ["defaults", "without averages"])
@@ -210,43 +287,45 @@ def test_the_racs_trajectories_meet_the_limiter_and_its_absence(case):
 # ASGO
 
 
-ASGO = {
+PRINTED_ASGO = {"b1": 0.9, "b2": 0.95, "eps": 1e-6, "period": 1}
+# The arguments of the library alone, the transcription, and the numbers that both take.
+ASGO: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
     "defaults": ({}, reference_asgo.asgo, {}),
-    "period 3": ({"refresh": 3, "b2": 0.8}, reference_asgo.asgo, {"period": 3, "b2": 0.8}),
-    "period 7 undamped": (
-        {"refresh": 7, "eps": 0.0, "b1": 0.0},
-        reference_asgo.asgo,
-        {"period": 7, "eps": 0.0, "b1": 0.0},
-    ),
+    "period 3": ({}, reference_asgo.asgo, {"period": 3, "b2": 0.8}),
+    "period 7 undamped": ({}, reference_asgo.asgo, {"period": 7, "eps": 0.0, "b1": 0.0}),
     "left": (
-        {"side": "left", "refresh": 3},
-        reference_asgo.asgo,
-        {"side": "left", "period": 3},
+        {"side": "left"},
+        functools.partial(reference_asgo.asgo, side="left"),
+        {"period": 3},
     ),
-    "right": ({"side": "right"}, reference_asgo.asgo, {"side": "right"}),
-    "undamped": ({"eps": 0.0, "b2": 0.5}, reference_asgo.asgo, {"eps": 0.0, "b2": 0.5}),
-    "from momentum": (
-        {"variant": "from_momentum"},
-        reference_asgo.asgo_from_momentum,
-        {},
-    ),
+    "right": ({"side": "right"}, functools.partial(reference_asgo.asgo, side="right"), {}),
+    "undamped": ({}, reference_asgo.asgo, {"eps": 0.0, "b2": 0.5}),
+    "from momentum": ({"variant": "from_momentum"}, reference_asgo.asgo_from_momentum, {}),
     "from momentum, period 3, undamped": (
-        {"variant": "from_momentum", "refresh": 3, "eps": 0.0},
+        {"variant": "from_momentum"},
         reference_asgo.asgo_from_momentum,
         {"period": 3, "eps": 0.0},
     ),
     "theoretical": ({"variant": "theoretical"}, reference_asgo.asgo_theoretical, {}),
     "theoretical, undamped": (
-        {"variant": "theoretical", "eps": 0.0},
+        {"variant": "theoretical"},
         reference_asgo.asgo_theoretical,
         {"eps": 0.0},
     ),
 }
 
 
-def _factor(state, name):
+def _asgo(case: str, dtype: str, offset: int = 1):
+    settings, reference, numbers = ASGO[case]
+    data = {**PRINTED_ASGO, "offset": offset, **numbers}
+    if reference is reference_asgo.asgo_theoretical:
+        del data["b1"], data["b2"]
+    return _run(curvax.scale_by_asgo, LEAVES, dtype, data, **settings)
+
+
+def _factor(states, leaf):
     """ASGO's only factor of a parameter."""
-    left, right = state.left[name], state.right[name]
+    left, right = states.left[leaf], states.right[leaf]
     assert (left is None) != (right is None)
     return left if right is None else right
 
@@ -272,27 +351,29 @@ def _assert_asgo_matches(directions, states, case: str, names) -> int:
     _, reference, arguments = ASGO[case]
     theoretical = reference is reference_asgo.asgo_theoretical
     compared = 0
+    assert np.array_equal(states.count, np.arange(1, STEPS + 1))
     for name in names:
         desired, expected = _expected(reference, GRADIENTS[name], **arguments)
         conditions = _asgo_conditions(expected, arguments, theoretical)
-        dtype = directions[0][name].dtype.name
+        leaf, place = PLACES[name]
+        factor, direction = _factor(states, leaf), directions[leaf][:, place]
+        statistic, root = factor.statistic[:, place], factor.root[:, place]
+        dtype = direction.dtype.name
         direction_says, root_says = (_says_something(c, dtype) for c in conditions)
         compared += direction_says
         for t in range(STEPS):
-            factor = _factor(states[t], name)
-            assert_close(factor.statistic, expected[t]["V"])
-            assert states[t].count == t + 1
+            assert_close(statistic[t], expected[t]["V"])
             if not theoretical:
-                assert_close(states[t].momentum.mu[name], expected[t]["M"])
+                assert_close(_of(states.momentum.mu, name)[t], expected[t]["M"])
             if direction_says:
-                assert_close(directions[t][name], desired[t], condition=conditions[0])
+                assert_close(direction[t], desired[t], condition=conditions[0])
             if root_says and theoretical:
-                product = np.asarray(factor.root, np.float64) @ expected[t]["Lambda"]
+                product = root[t].astype(np.float64) @ expected[t]["Lambda"]
                 identity = _range_projector(expected[t]["V"], arguments.get("eps", 1e-6))
                 eps = _resolution(dtype)
                 assert_close(product, identity, condition=conditions[1], eps=eps)
             elif root_says:
-                assert_close(factor.root, expected[t]["Lambda_inv"], condition=conditions[1])
+                assert_close(root[t], expected[t]["Lambda_inv"], condition=conditions[1])
     return compared
 
 
@@ -303,19 +384,33 @@ def _range_projector(v: np.ndarray, eps: float) -> np.ndarray:
     return (vectors * keep[..., None, :]) @ vectors.mT
 
 
-@_in_both_dtypes(ASGO, ("defaults", "period 7 undamped", "from momentum", "theoretical"))
+@pytest.mark.parametrize("variant", ["practical", "from_momentum", "theoretical"])
+def test_what_asgo_takes_where_nothing_is_said_is_the_papers(variant):
+    printed = {**PRINTED_ASGO, "refresh": curvax.every(PRINTED_ASGO["period"], offset=1)}
+    names = ("eps", "refresh") if variant == "theoretical" else ("b1", "b2", "eps", "refresh")
+    printed = {name: printed[name] for name in names}
+    ours = _program(curvax.scale_by_asgo(variant=variant))
+    assert ours == _program(curvax.scale_by_asgo(variant=variant, **printed))
+    assert ours != _program(curvax.scale_by_asgo(variant=variant, **{**printed, "eps": 1e-5}))
+
+
+@_in_both_dtypes(
+    ASGO,
+    ("defaults", "period 7 undamped", "from momentum", "theoretical"),
+    lambda case: f"ASGO, {ASGO[case][0]}",
+)
 def test_asgo_follows_the_transcription(case, dtype):
     with jax.enable_x64(dtype == "float64"):
-        directions, states = _run(curvax.scale_by_asgo(**ASGO[case][0]), GRADIENTS, dtype)
-        assert all(d.dtype == dtype for d in directions[-1].values())
+        directions, states = _asgo(case, dtype)
+        assert all(d.dtype == dtype for d in directions.values())
         compared = _assert_asgo_matches(directions, states, case, GRADIENTS)
-    assert compared >= (3 if dtype == "float32" else len(GRADIENTS))
+        assert compared >= (3 if dtype == "float32" else len(GRADIENTS))
 
 
+@pytest.mark.xdist_group("ASGO, {}, float64")
 def test_asgo_refreshed_one_step_later_does_not_follow_the_transcription():
-    late = curvax.scale_by_asgo(b2=0.8, refresh=curvax.every(3, offset=2))
     with jax.enable_x64(True):
-        directions, states = _run(late, GRADIENTS, "float64")
+        directions, states = _asgo("period 3", "float64", offset=2)
         for name in GRADIENTS:
             with pytest.raises(AssertionError, match="exceeds the bound"):
                 _assert_asgo_matches(directions, states, "period 3", [name])
@@ -327,14 +422,18 @@ def test_head_wise_asgo_follows_the_transcription(dtype):
     gradient = np.random.default_rng(1).standard_normal((STEPS, 4, 18)).astype(np.float32)
     axes = {"query": curvax.MatrixAxes(rows=0, columns=1, column_heads=heads)}
     direction = curvax.scale_by_asgo(refresh=3, **arguments)
-    by_head = curvax.on_matrices(direction, weight_dimension_numbers=axes, stack=False)
     desired, expected = reference_asgo.asgo_headwise(list(gradient), heads, period=3, **arguments)
     of_direction, of_root = _asgo_conditions(expected, arguments, theoretical=False)
     with jax.enable_x64(dtype == "float64"):
-        directions, states = _run(by_head, {"query": gradient}, dtype)
+        directions, states = _run(
+            lambda: curvax.on_matrices(direction, weight_dimension_numbers=axes, stack=False),
+            {"query": gradient},
+            dtype,
+        )
+        states = states.inner.inner
+        factor = _factor(states, "query")
         for t in range(STEPS):
-            factor = _factor(states[t].inner.inner, "query")
-            assert_close(directions[t]["query"], desired[t], condition=of_direction)
-            assert_close(states[t].inner.inner.momentum.mu["query"], expected[t]["M"])
-            assert_close(factor.statistic, expected[t]["V"])
-            assert_close(factor.root, expected[t]["Lambda_inv"], condition=of_root)
+            assert_close(directions["query"][t], desired[t], condition=of_direction)
+            assert_close(states.momentum.mu["query"][t], expected[t]["M"])
+            assert_close(factor.statistic[t], expected[t]["V"])
+            assert_close(factor.root[t], expected[t]["Lambda_inv"], condition=of_root)

@@ -55,13 +55,13 @@ def _of_shapes(variant, variants):
 
 @functools.cache
 def _compiled(make):
-    """Directions and states of all steps for all shapes, compiled once for all periods.
+    """Directions and states of all steps for all shapes, compiled once for all values.
 
-    From `make(period)`, gradients, and the period, which is traced.
+    From `make(value)`, gradients, and the value, such as a period, which is traced.
     """
 
-    def run(stacked, period):
-        transformation = make(period)
+    def run(stacked, value):
+        transformation = make(value)
 
         def step(state, gradient):
             direction, state = transformation.update(gradient, state)
@@ -75,14 +75,14 @@ def _compiled(make):
 
 @functools.cache
 def _always(transformation):
-    return lambda period: transformation
+    return lambda value: transformation
 
 
-def _trajectories(transformation, gradients=GRADIENTS, dtype="float64", period=1):
-    """Directions and states of a transformation, or of what `transformation(period)` makes."""
+def _trajectories(transformation, gradients=GRADIENTS, dtype="float64", value: Any = 1):
+    """Directions and states of a transformation, or of what `transformation(value)` makes."""
     stacked = {name: np.asarray(np.stack(g), dtype) for name, g in gradients.items()}
     make = transformation if callable(transformation) else _always(transformation)
-    return jax.tree.map(np.asarray, _compiled(make)(stacked, period))
+    return jax.tree.map(np.asarray, _compiled(make)(stacked, value))
 
 
 def _due(period, offset=0):
@@ -99,10 +99,10 @@ def _oriented(name, x, side="smaller"):
 CONDITION = 1e4  # gaps between singular values; the smallest second moments
 
 
-def _assert_follows(transformation, reference, given=GRADIENTS, period=1):
+def _assert_follows(transformation, reference, given=GRADIENTS, value: Any = 1):
     """Every direction, basis and moment of every shape is the transcription's."""
     with jax.enable_x64(True):
-        directions, states = _trajectories(transformation, given, period=period)
+        directions, states = _trajectories(transformation, given, value=value)
         state = (
             states[0] if isinstance(states, tuple) and hasattr(states[0], "subspaces") else states
         )
@@ -129,7 +129,7 @@ def _galore(period):
 @pytest.mark.parametrize("period", [1, 4, 7])
 def test_galore_follows_the_transcription(period):
     subspace = _assert_follows(
-        _galore, lambda g, _: galore_reference.galore(g, rank=RANK, K=period), period=period
+        _galore, lambda g, _: galore_reference.galore(g, rank=RANK, K=period), value=period
     )
     assert subspace.refreshes[-1] == len(_due(period))
 
@@ -141,17 +141,34 @@ FIRA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"residual": "scaled", "scale_compensation": False},
     ),
     "plus": ({"plus": 0.4}, {"plus": True}),
-    "unlimited": ({"gamma": float("inf")}, {"limiter": False}),
+    "unlimited": ({}, {"limiter": False}),
 }
 
 
-@pytest.mark.parametrize("variant", FIRA)
-def test_fira_follows_the_transcription(variant):
+def _fira(gamma):
+    return curvax.scale_by_fira(rank=RANK, refresh=4, gamma=gamma)
+
+
+shares_fira = pytest.mark.xdist_group("Fira with its complement")
+
+
+@pytest.mark.parametrize(
+    ("variant", "gamma"),
+    [
+        pytest.param("complement", 1.01, marks=shares_fira),
+        pytest.param("unlimited", float("inf"), marks=shares_fira),
+        ("official", None),  # with the limiter as it is without saying so
+        ("plus", None),
+    ],
+)
+def test_fira_follows_the_transcription(variant, gamma):
     ours, theirs = FIRA[variant]
+    static = curvax.scale_by_fira(rank=RANK, refresh=4, **ours)
     _assert_follows(
-        curvax.scale_by_fira(rank=RANK, refresh=4, **ours),
+        _fira if gamma else static,
         lambda g, _: galore_reference.fira(g, rank=RANK, K=4, **theirs),
-        _of_shapes(variant, FIRA),
+        GRADIENTS if gamma else _of_shapes(variant, FIRA),
+        gamma,
     )
 
 
@@ -216,7 +233,7 @@ def test_alice_follows_the_transcription(variant, period):
 def test_alices_tracked_moment_and_energies_follow_the_transcription():
     with jax.enable_x64(True):
         options, make = _alice("alice")
-        _, (state, _) = _trajectories(make, period=4)
+        _, (state, _) = _trajectories(make, value=4)
         for name, gradients in GRADIENTS.items():
             subspace = state.subspaces[name]
             _, theirs = alice_reference.alice(
@@ -275,28 +292,34 @@ SUMO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @functools.cache
 def _sumo(variant):
+    """From the period, and of the variants that differ in it from the scale."""
     ours, _ = SUMO[variant]
-    return lambda period: curvax.scale_by_sumo(
-        rank=RANK,
-        refresh=curvax.every(period, offset=1),
-        basis=subspaces.svd(),
-        gamma=1.1,
-        **ours,
-    )
+
+    def make(value):
+        settings = {**ours, **value, "refresh": curvax.every(value["refresh"], offset=1)}
+        return curvax.scale_by_sumo(rank=RANK, basis=subspaces.svd(), gamma=1.1, **settings)
+
+    return make
 
 
 @pytest.mark.parametrize(
     ("variant", "period"),
     [
-        pytest.param(variant, period, marks=pytest.mark.xdist_group(f"SUMO: {variant}"))
+        pytest.param(
+            variant,
+            period,
+            marks=pytest.mark.xdist_group(f"SUMO: {variant.replace('shape', 'plain')}"),
+        )
         for variant, period in [("plain", 1), ("plain", 7), *((variant, 4) for variant in SUMO)]
     ],
 )
 def test_sumo_follows_the_transcription(variant, period):
     ours, theirs = SUMO[variant]
-    given = _of_shapes(variant, SUMO)
+    given, make, value = _of_shapes(variant, SUMO), _sumo(variant), {"refresh": period}
+    if variant in ("plain", "shape"):
+        given, make, value = GRADIENTS, _sumo("plain"), {**value, "scale": ours.get("scale", 1.0)}
     with jax.enable_x64(True):
-        directions, (state, _) = _trajectories(_sumo(variant), given, period=period)
+        directions, (state, _) = _trajectories(make, given, value=value)
         for name, gradients in given.items():
             options = dict(theirs)
             if "side" in ours:
@@ -331,6 +354,7 @@ def test_sumo_refreshed_by_norm_follows_the_transcription():
             assert 1 < refreshed[-1] < STEPS
 
 
+@shares_fira
 def test_given_the_bases_rank_deficient_gradients_follow_the_transcription():
     """Rank 1 below the subspace's 3, in float64, with every compensation."""
     generator = np.random.default_rng(5)
@@ -343,9 +367,8 @@ def test_given_the_bases_rank_deficient_gradients_follow_the_transcription():
         for name, (m, n) in shapes.items()
     }
     with jax.enable_x64(True):
-        directions, (state, _) = _trajectories(
-            curvax.scale_by_fira(rank=RANK, refresh=4, gamma=float("inf")), gradients
-        )
+        together = {**GRADIENTS, **gradients}
+        directions, (state, _) = _trajectories(_fira, together, value=float("inf"))
         for name, gs in gradients.items():
             bases = state.subspaces[name].basis
             desired, _ = galore_reference.fira(
@@ -462,7 +485,7 @@ def test_moments_follow_a_change_of_basis(carry):
         inner, RANK, basis=subspaces.svd(), refresh=curvax.every(4), carry=rule
     )
     with jax.enable_x64(True):
-        _, states = _trajectories(direction)
+        _, states = _trajectories(direction, {name: GRADIENTS[name] for name in ("wide", "tall")})
         for name in ("wide", "tall"):
             basis = states.subspaces[name].basis
             mu, nu = (_oriented(name, x[name]) for x in (states.inner.mu, states.inner.nu))
@@ -514,32 +537,46 @@ def test_state_elements_are_the_formula(method, shape):
     assert sum(x.size for x in floats) == formula(*sorted(shape), 4)
 
 
-def test_zero_gradients_leave_a_subspace_alone_until_there_is_one():
+@functools.cache
+def _by_period(method):
+    offset = 1 if method == "sumo" else 0
+    return lambda period: ELEMENTS[method][0](
+        rank=RANK, refresh=curvax.every(period, offset=offset)
+    )
+
+
+def _in_one_worker(methods):
+    """Tests of a method share its compiled program."""
+    marks = {method: pytest.mark.xdist_group(f"{method} of a gradient") for method in methods}
+    return [pytest.param(method, marks=mark) for method, mark in marks.items()]
+
+
+@pytest.mark.parametrize("method", _in_one_worker(["alice", "sumo", "apollo"]))
+def test_zero_gradients_leave_a_subspace_alone_until_there_is_one(method):
     gradients = {"x": [np.zeros((6, 9))] * 2 + GRADIENTS["wide"][2:]}
-    for method in (curvax.scale_by_alice, curvax.scale_by_sumo, curvax.scale_by_apollo):
-        directions, states = _trajectories(method(rank=RANK, refresh=7), gradients, "float32")
-        state = next(s for s in states if hasattr(s, "subspaces"))
-        subspace = state.subspaces["x"]
-        assert np.isfinite(directions["x"]).all() and not directions["x"][:2].any()
-        assert subspace.refreshes[:3].tolist() == [0, 0, 1]
-        assert subspace.rejected[:3].tolist() == [1, 2, 2]
-        assert directions["x"][2].any()
+    directions, states = _trajectories(_by_period(method), gradients, "float32", 7)
+    state = next(s for s in states if hasattr(s, "subspaces"))
+    subspace = state.subspaces["x"]
+    assert np.isfinite(directions["x"]).all() and not directions["x"][:2].any()
+    assert subspace.refreshes[:3].tolist() == [0, 0, 1]
+    assert subspace.rejected[:3].tolist() == [1, 2, 2]
+    assert directions["x"][2].any()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_basis_that_is_not_finite_is_not_used(bad):
-    gradients = {"x": [g.copy() for g in GRADIENTS["wide"]]}
-    gradients["x"][3][0, 0] = bad  # at the refresh of step 4
+def test_a_basis_that_is_not_finite_is_not_used():
     direction = curvax.in_subspace(
         optax.identity(), RANK, basis=subspaces.svd(), refresh=curvax.every(4)
     )
-    _, states = _trajectories(direction, gradients, "float32")
-    subspace = states.subspaces["x"]
-    assert_close(subspace.basis[3], subspace.basis[2], factor=0)
-    assert subspace.rejected[-1] == 1 and np.isfinite(subspace.basis).all()
+    for bad in (np.nan, np.inf):
+        gradients = {"x": [g.copy() for g in GRADIENTS["wide"]]}
+        gradients["x"][3][0, 0] = bad  # at the refresh of step 4
+        _, states = _trajectories(direction, gradients, "float32")
+        subspace = states.subspaces["x"]
+        assert_close(subspace.basis[3], subspace.basis[2], factor=0)
+        assert subspace.rejected[-1] == 1 and np.isfinite(subspace.basis).all()
 
 
-@pytest.mark.parametrize("method", ELEMENTS)
+@pytest.mark.parametrize("method", _in_one_worker(ELEMENTS))
 def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     bad = {"x": [g.copy() for g in GRADIENTS["wide"]]}
     bad["x"][0][2, 3] = np.nan
@@ -547,8 +584,7 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     bad["x"][4][:, 2] = -np.inf  # at the refresh of step 5, or the fourth of every(4)
     bad["x"][3][5, 5] = np.nan
     zero = {"x": [np.where(np.isfinite(g).all(), g, 0) for g in bad["x"]]}
-    direction = ELEMENTS[method][0](rank=RANK, refresh=4)
-    found, expected = (_trajectories(direction, g, "float32") for g in (bad, zero))
+    found, expected = (_trajectories(_by_period(method), g, "float32", 4) for g in (bad, zero))
     still = np.array([not np.isfinite(g).all() for g in bad["x"]])[:, None, None]
     assert_close(found[0], {"x": np.where(still, 0, expected[0]["x"])}, factor=0)
     skipped = found[1][0].subspaces["x"].skipped
@@ -564,10 +600,8 @@ def test_bases_do_not_depend_on_the_gradients_scale(finder):
     direction = curvax.in_subspace(
         optax.identity(), RANK, basis=FINDERS[finder], refresh=curvax.every(1)
     )
-    step, state = jax.jit(direction.update), direction.init(gradient)
-    bases = [
-        step(gradient * np.float32(2.0**power), state)[1].subspaces.basis for power in (0, -100, 60)
-    ]
+    first = jax.jit(lambda g: direction.update(g, direction.init(g))[1].subspaces.basis)
+    bases = [first(gradient * np.float32(2.0**power)) for power in (0, -100, 60)]
     assert_close(bases[1:], [bases[0]] * 2, factor=0)
 
 
@@ -578,7 +612,7 @@ def test_keys_do_not_depend_on_the_stack():
     keys = []
     for stack in (True, False):
         view = curvax.on_matrices(inner, weight_dimension_numbers=axes, stack=stack)
-        state = view.init(params)
+        state = jax.jit(view.init)(params)
         keys.append(
             [
                 next(x for p, x in curvax.state_of(view, params, state, name).items() if "key" in p)
@@ -587,9 +621,8 @@ def test_keys_do_not_depend_on_the_stack():
         )
     assert_close(keys[0], keys[1], factor=0)
     assert len({tuple(map(int, row)) for key in keys[0] for row in key}) == 4
-    other = curvax.on_matrices(
-        curvax.scale_by_apollo(rank=2, seed=1), weight_dimension_numbers=axes
-    ).init(params)
+    seeded = curvax.scale_by_apollo(rank=2, seed=1)
+    other = jax.jit(curvax.on_matrices(seeded, weight_dimension_numbers=axes).init)(params)
     assert not (
         jax.tree.leaves(other.inner.inner[0].subspaces["6x8"].key)[0][:3] == keys[0][0]
     ).all()
@@ -633,7 +666,7 @@ def test_a_parameter_without_gradients_costs_no_decomposition():
     direction = curvax.in_subspace(optax.identity(), 2, basis=finder, refresh=curvax.every(3))
     step = jax.jit(direction.update)
     gradient = np.float32(GRADIENTS["wide"][0])
-    state = direction.init(gradient)
+    state = jax.jit(direction.init)(gradient)
     for g, found in ((0 * gradient, 0), (0 * gradient, 0), (gradient, 1), (gradient, 1)):
         _, state = jax.block_until_ready(step(g, state))
         jax.effects_barrier()
