@@ -229,12 +229,12 @@ SAMPLE = ALL if ALL_CELLS else pairwise(ALL)
 
 
 def shapes(method: str) -> dict[str, tuple[int, ...]]:
-    """Two matrices in one stack; and a vector, where its Adam is not the dearer part of a cell.
+    """Two matrices in one stack; and a vector, of ASGO because it is a matrix there.
 
-    That Adam is one for all methods, and no policy or storage is for vectors.
+    Where it is Adam's, which no policy or storage concerns, methods without a policy suffice.
     """
     matrix = (6, 6) if method in TWO_SIDED else (8, 6)
-    vector = {"b/bias": (6,)} if allowed(method, "refresh") == [None] else {}
+    vector = {"b/bias": (6,)} if method == "asgo" or allowed(method, "refresh") == [None] else {}
     return {"a/kernel": matrix, "b/kernel": matrix, **vector}
 
 
