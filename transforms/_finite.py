@@ -15,6 +15,11 @@ def is_usable(x: jax.Array, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Arra
     return jnp.isfinite(jnp.sum(wide * wide, axis=axis, keepdims=axis is not None))
 
 
+def where_usable(usable: jax.Array | None, x: jax.Array) -> jax.Array:
+    """`x`, or zeros if it is not `usable`, which has its rank; `None` means that it is."""
+    return x if usable is None else jnp.where(usable, x, jnp.zeros_like(x))
+
+
 def usable_or_zero(x: jax.Array) -> jax.Array:
     """Matrices `(..., m, n)`, each zero if it is not usable."""
-    return jnp.where(is_usable(x), x, jnp.zeros_like(x))
+    return where_usable(is_usable(x), x)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._finite import is_usable
+from ._finite import is_usable, where_usable
 from ._paths import named_leaves
 from ._placeholder import is_placeholder
 from ._recording import record
@@ -105,8 +105,3 @@ def update_guarded(
 def all_usable(usable: Any, updates: Any) -> Any:
     """The updates, zero where they are not `usable`; `None` means that all are."""
     return updates if usable is None else jax.tree.map(where_usable, usable, updates)
-
-
-def where_usable(usable: jax.Array | None, x: jax.Array) -> jax.Array:
-    """`x`, or zeros if it is not `usable`, which has its rank; `None` means that it is."""
-    return x if usable is None else jnp.where(usable, x, jnp.zeros_like(x))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ._due import visit_all
-from ._guard import where_usable
+from ._finite import where_usable
 from ._inverse_root import HIGHEST
 from ._products import gram_of, times_transposed, transposed_times
 from ._storage import Storage

@@ -103,7 +103,7 @@ class SubspaceRule:
         whole = None
         if self.compensation is not None:
             whole = _squares(g, left)
-            # XLA makes one sum of a sum of sums, and writes what both are made of; of this not.
+            # Of a sum of sums XLA would make a sum of its own, and write the squares for both.
             total = inside + whole
         total = total.sum(axis=-1)
         usable = jnp.isfinite(total) & ~(_untried(subspace) & (total > 0))
