@@ -559,6 +559,19 @@ def test_a_failed_decomposition_is_tried_again_with_more_damping():
     assert failures.tolist() == [0, 0]
 
 
+def test_every_retry_adds_ten_times_as_much():
+    order, eps = 8, 1e-9
+    rounding = order * EPS32
+    below = rounding * np.float32([0, 3, 30, 300, 3000])  # zero, the last diagonal entry
+    x = np.tile(np.eye(order, dtype=np.float32), (len(below), 1, 1))
+    x[:, -1, -1] = -below
+    decomposed = jax.jit(lambda x: _cholesky.decomposed(x, eps, "absolute"))
+    c, failed = map(np.asarray, decomposed(x))
+    assert failed.tolist() == [False] * 4 + [True]
+    added = eps + rounding * np.array([0, 10, 100, 1000])
+    np.testing.assert_allclose(c[:4, -1, -1] ** 2 + below[:4], added, rtol=1e-3)
+
+
 def test_relative_damping_makes_codes_independent_of_the_scale():
     storage = curvax.cholesky(error_feedback=0.95, block=4, min_elements=1)
     g = np.random.default_rng(0).standard_normal((3, 9, 27))
