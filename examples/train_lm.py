@@ -44,7 +44,7 @@ OPTIMIZERS = {
     "asgo": functools.partial(curvax.asgo, refresh=10),
 }
 # The best of a grid for each: benchmarks/tune_lm.py, with its table in benchmarks/results.
-LEARNING_RATES = {"adamw": 4e-3, "muon": 3.2e-2, "racs": 3.2e-2, "asgo": 3.2e-2}
+LEARNING_RATES = {"adamw": 4e-3, "muon": 3.2e-2, "racs": 3.2e-2, "asgo": 1.6e-2}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,4 +57,4 @@ def scale_by_shampoo(
     if graft == "adam":
         moments = optax.scale_by_adam(adam_graft_b1, 0.999 if b2 is None else b2)  # pyright: ignore
         return graft_lengths(preconditioned, moments)
-    return graft_lengths(preconditioned, optax.identity() if average is None else average)
+    return graft_lengths(preconditioned, average)

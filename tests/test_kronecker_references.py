@@ -353,7 +353,7 @@ def _in_one_worker(case, *others):
     ("case", "dtype", "period", "root"),
     [
         _in_one_worker(*cell)
-        for cell in share(((case, *way) for case in CASES for way in WAYS), of=4)
+        for cell in share(((case, *way) for case in CASES for way in WAYS), of=7)
     ],
 )
 def test_trajectories_follow_the_transcription(case, dtype, period, root):

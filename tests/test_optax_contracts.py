@@ -267,7 +267,7 @@ def on_kernels(f: Any, tree: Any) -> Any:
     }
 
 
-@every_optimizer
+@in_turns(2)
 def test_known_minima_are_found(row: Row) -> None:
     """Those of a parabola, of Rosenbrock's function, and of parabolas of matrices and tensors."""
     decay = optax.cosine_decay_schedule(1.0, LENGTH)

@@ -659,7 +659,7 @@ def _temporaries_per_matrix(name, layout, number):
 
 
 @pytest.mark.xdist_group("optimized steps of policies")
-@pytest.mark.parametrize(("layout", "count"), [("a batch", 32), ("stacked", 32), ("unstacked", 8)])
+@pytest.mark.parametrize(("layout", "count"), [("stacked", 32), ("unstacked", 8)])
 @pytest.mark.parametrize("name", ["every", "FOAM"])
 def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, layout, count):
     """All in all no more than those of a step without refreshes; buffers are donated.

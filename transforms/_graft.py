@@ -30,14 +30,14 @@ class GraftState(NamedTuple):
 
 
 def graft(
-    direction: optax.GradientTransformation, length: optax.GradientTransformation
+    direction: optax.GradientTransformation, length: optax.GradientTransformation | None = None
 ) -> optax.GradientTransformation:
     """Gives each matrix of `direction`'s updates the Frobenius norm of `length`'s.
 
     Args:
       direction: transformation of the gradient that gives the direction.
-      length: transformation of the gradient that gives the norm; `optax.identity()` is norm
-        grafting, `optax.scale_by_adam()` Adam grafting.
+      length: transformation of the gradient that gives the norm, such as `optax.scale_by_adam()`
+        (Adam grafting); `None` is the gradient itself (norm grafting).
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -46,6 +46,8 @@ def graft(
       >>> import curvax, jax.numpy as jnp, optax
       >>> muon_with_adams_length = curvax.graft(curvax.scale_by_muon(), optax.scale_by_adam())
     """
+    own = length is None
+    length = optax.identity() if length is None else length
     for name, part in (("direction", direction), ("length", length)):
         if not isinstance(part, optax.GradientTransformation):
             raise ValueError(f"{name} must be an Optax transformation, got {part!r}.")
@@ -60,7 +62,10 @@ def graft(
         )
         # Adam's second moment would stand still in bfloat16.
         wide = None if params is None else widened(params)
-        lengths, length_state = update_guarded(length, widened(updates), state.length, wide, usable)
+        # The gradient's own norm spoils nothing where it is not usable, and needs no zeros there.
+        lengths, length_state = update_guarded(
+            length, widened(updates), state.length, wide, None if own else usable
+        )
         return (
             jax.tree.map(rescaled, directions, lengths),
             GraftState(direction_state, length_state),

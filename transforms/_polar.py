@@ -13,8 +13,8 @@ the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = 
 
 *Numerics.* Newton-Schulz works in the dtype of `X` (bfloat16 is what it was made for); SVD and QDWH
 in float32 at least, one matrix after the other. A zero matrix gives zero, one that is not finite
-NaN. Iterations run in one loop, three at a time where `n ≥ 2m`: compile time and temporaries do not
-depend on their number.
+NaN. Iterations go three at a time where `n ≥ 2m`. All but the first few run in a loop: compile time
+and temporaries do not grow with their number.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = 
     ),
 }
 """Published coefficients (a, b, c), one row per iteration; the last row repeats."""
+
+UNROLLED = 4
+"""Rounds of the loop that follow each other without a copy of what is iterated."""
 
 Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
@@ -111,20 +114,20 @@ def newton_schulz(
       An array like `x`.
     """
     rows = coefficient_rows(coefficients, steps)
-    x = _normalized(x, eps, norm)
-    table = jnp.asarray(rows, x.dtype)
     # Three at a time where that is less work; bfloat16 has no digits for products of polynomials.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) and x.dtype != jnp.bfloat16 else 1
+    table = jnp.asarray(rows, x.dtype)
 
-    def several(i: Any, x: jax.Array, count: int = at_once) -> jax.Array:
-        chosen = [rows[0]] * count
-        if len(set(rows)) > 1:
-            chosen = [table[at_once * i + j] for j in range(count)]
-        return iterated(x, chosen)
+    def several(done: Any, count: int, x: jax.Array) -> jax.Array:
+        same = len(set(rows)) == 1
+        return iterated(x, [rows[0] if same else table[done + j] for j in range(count)])
 
-    whole, rest = divmod(steps, at_once)
-    x = jax.lax.fori_loop(0, whole, several, x)
-    return several(whole, x, rest) if rest else x
+    x = _first(x, rows[:at_once], eps, norm)
+    whole, rest = divmod(max(0, steps - at_once), at_once)
+    x = jax.lax.fori_loop(
+        0, whole, lambda i, x: several(at_once * (i + 1), at_once, x), x, unroll=UNROLLED
+    )
+    return several(steps - rest, rest, x) if rest else x
 
 
 def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
@@ -134,45 +137,51 @@ def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
     `m > n`, all that on the right. Of few at a time: in the product of the `B`s rounding grows
     faster than in `X`.
     """
-    left = _is_wide(x)
-    gram = gram_of(x, left)
+    return _times(_factor(gram_of(x, _is_wide(x)), rows), x)
 
-    def applied(factor: jax.Array) -> jax.Array:
-        return factor @ x if left else x @ factor
 
-    if len(rows) == 1:
-        ((a, b, c),) = rows
-        return a * x + applied(b * gram + c * (gram @ gram))
-    eye = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=x.dtype), gram.shape)
+def _first(x: jax.Array, rows: Sequence[Any], eps: jax.typing.ArrayLike, kind: str) -> jax.Array:
+    """`iterated` from `x / (‖x‖ + eps)`, for entries of any size; zero stays zero.
 
-    def factor_of(gram: jax.Array, row: Any) -> jax.Array:
+    `x` is multiplied as it is, but for a power of two: the norm is that of its gram matrix, by
+    which the small matrices are divided.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
+    near_one = (x * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(x.dtype)
+    gram = gram_of(near_one, _is_wide(x), dtype=wide)
+    if kind == "gram":
+        square = jnp.linalg.norm(gram, axis=(-2, -1), keepdims=True)
+    else:
+        square = jnp.diagonal(gram, axis1=-2, axis2=-1).sum(axis=-1)[..., None, None]
+    norm = jnp.sqrt(square) + jnp.ldexp(jnp.asarray(eps, wide), -exponent)
+    inverse = jnp.where(square > 0, 1 / norm, 0)
+    factor = _factor((gram * inverse * inverse).astype(x.dtype), rows)
+    return _times((factor * inverse).astype(x.dtype), near_one)
+
+
+def _factor(gram: jax.Array, rows: Sequence[Any]) -> jax.Array:
+    """The product of the `B`s."""
+    eye = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
+
+    def of_one(gram: jax.Array, row: Any) -> jax.Array:
         a, b, c = row
         return a * eye + b * gram + c * (gram @ gram)
 
-    product = factor = factor_of(gram, rows[0])
+    product = factor = of_one(gram, rows[0])
     for row in rows[1:]:
         gram = factor @ gram @ factor
-        factor = factor_of(gram, row)
+        factor = of_one(gram, row)
         product = factor @ product
-    return applied(product)
+    return product
+
+
+def _times(factor: jax.Array, x: jax.Array) -> jax.Array:
+    return factor @ x if _is_wide(x) else x @ factor
 
 
 def _is_wide(x: jax.Array) -> bool:
     return x.shape[-2] <= x.shape[-1]
-
-
-def _normalized(x: jax.Array, eps: jax.typing.ArrayLike, kind: str) -> jax.Array:
-    """`x / (‖x‖ + eps)`, in range for entries of any size; zero stays zero."""
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1), keepdims=True))
-    near_one = work * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
-    if kind == "gram":
-        gram = gram_of(near_one, _is_wide(x))
-        norm = jnp.sqrt(jnp.linalg.norm(gram, axis=(-2, -1), keepdims=True))
-    else:
-        norm = jnp.linalg.norm(near_one, axis=(-2, -1), keepdims=True)
-    norm = norm + jnp.ldexp(jnp.asarray(eps, work.dtype), -exponent)
-    return (near_one / jnp.where(norm > 0, norm, 1)).astype(x.dtype)
 
 
 def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:

@@ -23,12 +23,24 @@ def transposed_times(
     return _summed(a, b, -2, precision)
 
 
-def gram_of(x: jax.Array, left: bool, precision: jax.lax.PrecisionLike = None) -> jax.Array:
-    """`x xᵀ`, or on the right `xᵀ x`."""
-    return _summed(x, x, -1 if left else -2, precision)
+def gram_of(
+    x: jax.Array,
+    left: bool,
+    precision: jax.lax.PrecisionLike = None,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
+    """`x xᵀ`, or on the right `xᵀ x`, in its dtype or the one given."""
+    return _summed(x, x, -1 if left else -2, precision, dtype)
 
 
-def _summed(a: jax.Array, b: jax.Array, axis: int, precision: jax.lax.PrecisionLike) -> jax.Array:
+def _summed(
+    a: jax.Array,
+    b: jax.Array,
+    axis: int,
+    precision: jax.lax.PrecisionLike,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> jax.Array:
     batch = tuple(range(a.ndim - 2))
     summed = (a.ndim + axis,)
-    return jax.lax.dot_general(a, b, ((summed, summed), (batch, batch)), precision=precision)
+    dimensions = ((summed, summed), (batch, batch))
+    return jax.lax.dot_general(a, b, dimensions, precision, preferred_element_type=dtype)
