@@ -3,8 +3,8 @@
 The first part is a product of methods, leaves, dtypes and ways of running. One tree holds all kinds
 of leaves, so that a way of running costs one compilation. Every row asserts that the leaves which
 should be matrices were: a path for vectors alone would pass most of the rest. What Optax and Flax
-do with every optimizer alike, narrow dtypes, meshes and replicas each take a third of them in turns;
-with all of them:
+do with every optimizer alike, and narrow dtypes, meshes and replicas, take a third of them each, in
+turns; all of them:
 
     CURVAX_ALL_CELLS=1 pytest tests/test_contract.py tests/test_optax_contracts.py
 """

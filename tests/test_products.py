@@ -63,3 +63,25 @@ def test_zeros_for_a_bad_gradient_are_not_written_to_be_multiplied() -> None:
         return len(re.findall(r"f32\[2,5,7\] = (?:select_n|jit\[name=_where)", text))
 
     assert choices(told) == 1 < choices(untold)
+
+
+def test_a_gradient_is_not_read_once_more_to_see_whether_it_is_usable() -> None:
+    """The Gram matrix that is taken in tells, and the norm that a direction is grafted to."""
+    x = jax.ShapeDtypeStruct((1, 40, 48), jnp.float32)
+
+    def number(kind: str, transformation: optax.GradientTransformation) -> int:
+        step = jax.jit(transformation.update)
+        lowered = step.lower(x, jax.eval_shape(transformation.init, x))
+        return (lowered.compile(compiler_options=OPTIMIZED).as_text() or "").count(f" {kind}(")
+
+    asgo, shampoo = curvax.scale_by_asgo(refresh=3), curvax.scale_by_shampoo(refresh=3)
+    assert number("dot", guard_matrices(asgo)) == number("dot", asgo)
+    assert number("reduce", guard_matrices(shampoo)) == number("reduce", shampoo)
+    assert number("reduce", guard_matrices(optax.chain(shampoo))) > number("reduce", shampoo)
+
+    def sums(transformation: optax.GradientTransformation) -> int:
+        guarded = guard_matrices(transformation)
+        text = program(guarded.update, x, jax.eval_shape(guarded.init, x))
+        return len(re.findall(r"reduce_sum\[[^]]*axes=\(1, 2\)", text))
+
+    assert sums(asgo) == 0 < sums(optax.chain(asgo))

@@ -10,6 +10,8 @@ Zeros in the place of a gradient that is to be multiplied would be another copy 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -40,8 +42,11 @@ class TakesUsable(optax.GradientTransformationExtraArgs):
     """A transformation of matrices whose `update` has an argument `usable`.
 
     It is a tree like the updates with booleans `(..., 1, 1)`, or `None` where all are usable. The
-    state takes in zeros for a matrix that is not; its direction may be anything.
+    state takes in zeros for a matrix that is not; its direction may be anything. Where `usable_of`
+    is set, it makes that tree of the updates, for less than a pass over them.
     """
+
+    usable_of: Callable[[Any], Any] | None = None
 
 
 def guard_matrices(
@@ -49,13 +54,15 @@ def guard_matrices(
 ) -> optax.GradientTransformationExtraArgs:
     """`inner`, with zeros for every matrix `(..., m, n)` whose gradient is not usable."""
     inner = optax.with_extra_args_support(inner)
+    own = inner.usable_of if isinstance(inner, TakesUsable) else None
+    usable_of = own or functools.partial(jax.tree.map, is_usable)
 
     def init(params: Any) -> GuardState:
         skipped = jax.tree.map(lambda x: jnp.zeros(x.shape[:-2], jnp.int32), params)
         return GuardState(skipped, inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        usable = jax.tree.map(is_usable, updates)
+        usable = usable_of(updates)
         updates, inner_state = update_guarded(
             inner, updates, state.inner, params, usable, **extra_args
         )

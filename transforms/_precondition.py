@@ -151,7 +151,15 @@ def precondition(
             directions = jax.tree.map(lambda d: jnp.where(count > warmup_steps, d, 0), directions)
         return directions, PreconditionState(count, left, right, momentum_state)
 
-    return TakesUsable(init, update)
+    def usable_of(updates: Any) -> Any:
+        return jax.tree.map(
+            lambda x: rule.is_usable(x, has_side(sides, "left", x.shape, square)), updates
+        )
+
+    transformation = TakesUsable(init, update)
+    if statistics == "gradient" and statistics_every == 1:
+        transformation.usable_of = usable_of
+    return transformation
 
 
 def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping: str, solver: str) -> None:

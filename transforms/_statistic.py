@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ._due import visit_all
-from ._finite import where_usable
+from ._finite import is_usable, where_usable
 from ._inverse_root import HIGHEST
 from ._products import gram_of, times_transposed, transposed_times
 from ._storage import Storage
@@ -78,6 +78,16 @@ class StatisticRule:
         else:
             new, _, _ = taken_in(entry)
         return factor._replace(statistic=new)
+
+    def is_usable(self, s: jax.Array, left: bool) -> jax.Array:
+        """`is_usable` of the matrices that `accumulated` takes in, without a pass over them.
+
+        Their sums of squares are the traces of the Gram matrices, which XLA makes once for both.
+        """
+        if self.one_by_one(s.shape[-2 if left else -1]):
+            return is_usable(s)
+        gram = gram_of(s.astype(jnp.promote_types(s.dtype, jnp.float32)), left, HIGHEST)
+        return jnp.isfinite(jnp.sum(_diagonal(gram), axis=-1, keepdims=True))
 
     def between(
         self,
