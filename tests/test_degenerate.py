@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from registry import REGISTRY, Row, every_optimizer
+from registry import REGISTRY, Row, every_optimizer, in_turns
 
 import curvax
 
@@ -208,7 +208,7 @@ def test_degenerate_gradients(row: Row, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["constant", "one huge element", "times 1e-30", "times 1e+30"])
-@every_optimizer
+@in_turns(2)
 def test_ten_thousand_rows(row: Row, name: str) -> None:
     assert_sound(row, "long", name)
 

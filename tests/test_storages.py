@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, program, with_spectrum
+from helpers import assert_close, program, share, with_spectrum
 from reference.shampoo_4bit import cq, cq_ef, linear2_codebook, load, shampoo_4bit, store, vq
 
 import curvax
@@ -412,7 +412,7 @@ def test_below_the_smallest_size_storage_changes_nothing(mode):
 SMALL = {"a": (6, 9), "b": (6, 9)}
 
 
-@pytest.mark.parametrize("mode", ["vq", "cq_ef"])
+@pytest.mark.parametrize("mode", share(["cq_ef", "vq"], of=2))
 def test_jit_scan_vmap_and_stacks_agree(mode):
     """In float64, where no code lies next to a midpoint: codes are equal, and the rest up to κ."""
     with jax.enable_x64(True):
@@ -878,7 +878,7 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
 
     most = 8 if layout == "one stack" else 5
     dense = temporaries(curvax.dense(), most)
-    for mode in MODES if layout == "one stack" else ("cq_ef",):
+    for mode in share(("cq_ef", "cq", "vq") if layout == "one stack" else ("cq_ef",), of=2):
         few, many = (temporaries(_storage(mode), count) for count in (2, most))
         assert many <= dense + 2, f"{mode}: {many:.2f} matrices, {dense:.2f} in float32"
         assert many <= few + 0.1, f"{mode}: {many:.2f} matrices, {few:.2f} of a quarter of them"
