@@ -196,7 +196,7 @@ every_optimizer = pytest.mark.parametrize("row", ROWS)
 
 
 def in_turns(start: int) -> pytest.MarkDecorator:
-    """Every third optimizer: for what Optax or Flax does with all of them alike.
+    """Every third optimizer: for what happens to all of them alike, in wrappers or on meshes.
 
     The tests begin with another one in turns, so that each optimizer goes through a third of them.
     With CURVAX_ALL_CELLS each goes through all.
