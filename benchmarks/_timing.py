@@ -64,14 +64,20 @@ def take_turns(
 ) -> None:
     """A step of every program in each round, after one that does not count.
 
+    Each round has another order: what ran before a program, and left its arrays in the caches,
+    changed times by up to 8 %.
+
     Args:
       programs: what takes turns.
       rounds: how often.
       name: shown beside the progress.
       seconds: a program whose steps took so long in all is left out from then on.
     """
+    order = np.random.default_rng(0)
+    turns = list(programs.values())
     for _ in tqdm(range(rounds + 1), desc=name, unit="round", file=sys.stderr):
-        for program in programs.values():
+        order.shuffle(turns)
+        for program in turns:
             if sum(program.times[1:]) < 1e3 * seconds:
                 program.run()
 

@@ -9,11 +9,11 @@ width and with two layers on a CPU; embeddings, norms and biases are left out, b
 give them to AdamW (ASGO and DASGO apart). Gradients are Gaussian and stay the same. Storages and
 other variants are on the first tree alone.
 
-States are donated and the programs of a table take turns. A method's products are those it cannot
-do without between refreshes (`_floors.py`), compiled for the same tree. Every method refreshes all
-that it has once in ten steps, FOAM and DR-Shampoo too, whose threshold no factor meets here. Step 1
-is not counted. A program that has used up its seconds stops, so the slowest have fewer steps; of
-less than a hundred the 99th percentile is about the largest.
+States are donated and the programs of a table take turns, in another order every round. A method's
+products are those it cannot do without between refreshes (`_floors.py`), compiled for the same
+tree. Every method refreshes all that it has once in ten steps, FOAM and DR-Shampoo too, whose
+threshold no factor meets here. Step 1 is not counted. A program that has used up its seconds stops,
+so the slowest have fewer steps; of less than a hundred the 99th percentile is about the largest.
 """
 
 from __future__ import annotations
@@ -211,10 +211,10 @@ def about() -> str:
     """What the page says of itself."""
     return (
         "An optimizer's update on the kernels alone, state donated, all programs of a table in "
-        "turns. *Its products*: what the method multiplies between refreshes (and decomposes at "
-        "every step, if it does), alone. *Refresh*: of everything that the method has, once in "
-        f"{PERIOD} steps. Aims are for steps between refreshes. With less than a hundred steps "
-        "the p99 is about the largest."
+        "turns, in another order every round. *Its products*: what the method multiplies between "
+        "refreshes (and decomposes at every step, if it does), alone. *Refresh*: of everything "
+        f"that the method has, once in {PERIOD} steps. Aims are for steps between refreshes. With "
+        "less than a hundred steps the p99 is about the largest."
     )
 
 
