@@ -89,10 +89,10 @@ def apollo(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp
+      >>> import curvax, jax, jax.numpy as jnp
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.apollo(1e-2, rank=2, output_layer=None)
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
       Zhu et al., `APOLLO <https://arxiv.org/abs/2412.05270>`_, 2024; as Algorithm 9 of Gong et al.,

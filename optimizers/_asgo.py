@@ -86,10 +86,10 @@ def asgo(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp, optax
+      >>> import curvax, jax, jax.numpy as jnp, optax
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.asgo(0.01, refresh=10)
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
       >>> params = optax.apply_updates(params, updates)
 
     References:

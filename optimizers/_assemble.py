@@ -66,7 +66,7 @@ def assemble(
       ValueError: naming the argument that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp
+      >>> import curvax, jax, jax.numpy as jnp
       >>> moments = curvax.moment_ratio(0.9, 0.95)
       >>> eigen = curvax.in_eigenbasis(moments, refresh=curvax.every(10))
       >>> low_rank_soap = curvax.in_subspace(
@@ -74,7 +74,7 @@ def assemble(
       ... )
       >>> optimizer = curvax.assemble(low_rank_soap, 0.01, weight_decay=0.1)
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
     """
     rule = MatrixRule() if rule is None else rule
     if not isinstance(rule, MatrixRule):

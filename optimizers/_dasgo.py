@@ -90,10 +90,10 @@ def dasgo(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp
+      >>> import curvax, jax, jax.numpy as jnp
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.dasgo(0.01)
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
       An et al., `ASGO: Adaptive Structured Gradient Optimization

@@ -85,10 +85,10 @@ def eigen_adam(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp
+      >>> import curvax, jax, jax.numpy as jnp
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.eigen_adam(3e-3, refresh=10, weight_decay=0.01)
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
       Gong et al., `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_,

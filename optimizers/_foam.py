@@ -84,10 +84,10 @@ def foam(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp
+      >>> import curvax, jax, jax.numpy as jnp
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.foam(1e-3, check_every=50, threshold=0.4, max_damping=1e-7)
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
       Nam and Ahn, `FOAM <https://arxiv.org/abs/2606.02365>`_, Algorithm 3, section 6, Appendix K.

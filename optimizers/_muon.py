@@ -91,11 +91,11 @@ def muon(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp, optax
+      >>> import curvax, jax, jax.numpy as jnp, optax
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.muon(0.02, weight_decay=0.1)
       >>> state = optimizer.init(params)
-      >>> updates, state = optimizer.update(params, state, params)
+      >>> updates, state = jax.jit(optimizer.update)(params, state, params)
       >>> params = optax.apply_updates(params, updates)
 
     References:

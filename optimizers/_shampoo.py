@@ -102,10 +102,10 @@ def shampoo(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp, optax
+      >>> import curvax, jax, jax.numpy as jnp, optax
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.shampoo(1e-3, refresh=20, statistics_every=1, base=optax.adamw)
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
       Li et al., `Memory-Efficient 4-bit Preconditioned Stochastic Optimization

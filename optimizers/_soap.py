@@ -86,10 +86,10 @@ def soap(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp
+      >>> import curvax, jax, jax.numpy as jnp
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.soap(3e-3, refresh=10, weight_decay=0.01)
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
       Vyas et al., `SOAP <https://arxiv.org/abs/2409.11321>`_, 2024; as Algorithm 6 of Gong et al.,

@@ -88,10 +88,10 @@ def swan(
       ValueError: naming the argument or parameter that is not allowed.
 
     Example:
-      >>> import curvax, jax.numpy as jnp
+      >>> import curvax, jax, jax.numpy as jnp
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.swan(1e-3)
-      >>> updates, state = optimizer.update(params, optimizer.init(params), params)
+      >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
       Ma et al., `SWAN <https://arxiv.org/abs/2412.13148>`_, 2024; as Eqs 30-32 and section B.8 of

@@ -82,19 +82,17 @@ class Twin:
     def __init__(self, make: Callable[[Any], Any], params: Any, gradients: Any):
         """From `make`, which takes a storage and gives the optimizer."""
 
-        def moved(errors: Errors, draws: jax.Array, params: Any, state: Any, gradients: Any) -> Any:
+        def moved(errors: Errors, draws: jax.Array, params: Any, gradients: Any) -> Any:
             optimizer = make(Moving(errors, draws))
             shift = jax.vmap(functools.partial(_shifted, error=errors.gradients, draws=draws))
             after = functools.partial(_shifted_moments, errors=errors, draws=draws)
             gradients = jax.tree.map(shift, gradients)
+            state = make(dense()).init(params)
             return trajectory(optimizer, params, state, gradients, FIELDS, after)
 
         self._moved = jax.jit(moved)
         with jax.enable_x64(True):
-            params, gradients = jax.tree.map(
-                lambda x: jnp.asarray(x, jnp.float64), (params, gradients)
-            )
-            self._given = params, make(dense()).init(params), gradients
+            self._given = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (params, gradients))
         self.updates, self.states = self.run(Errors(), np.ones((4, 8, 8)))
 
     def run(self, errors: Errors, draws: np.ndarray) -> Any:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import numpy as np
 from registry import Row
 
@@ -211,13 +210,13 @@ def compiled(row: Row, shape: tuple[int, int]) -> tuple[Any, Any]:
         weight_dimension_numbers={"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)},
         **SETTINGS.get(row.name, {}),
     )
-    params = {"layers": {"kernel": jnp.zeros((BATCH, *shape))}}
+    params = {"layers": {"kernel": np.zeros((BATCH, *shape), np.float32)}}
 
     def step(gradient: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         updates, state = optimizer.update({"layers": {"kernel": gradient}}, state, params)
         return updates["layers"]["kernel"], state
 
-    return optimizer.init(params), jax.jit(step)
+    return jax.jit(optimizer.init)(params), jax.jit(step)
 
 
 def run(

@@ -153,8 +153,8 @@ def program(f: Any, *args: Any) -> str:
 
 
 def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, dict[str, Any]]:
-    """What `curvax.state_of` returns, for all parameters at once."""
-    leaves = jax.tree.leaves(curvax.portable_state(optimizer, params, state))
+    """What `curvax.state_of` returns, for all parameters at once, as NumPy arrays."""
+    leaves = jax.device_get(jax.tree.leaves(curvax.portable_state(optimizer, params, state)))
     found: dict[str, dict[str, Any]] = {}
     for entry, leaf in zip(entries_of(optimizer, params), leaves, strict=True):
         for owner, part in entry.owners:

@@ -24,8 +24,7 @@ ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 IMPORTED = [
     *("curvax", "jax", "optax", "tqdm", "matplotlib.figure", "matplotlib.backends.backend_agg"),
-    *("flax.linen", "flax.nnx", "flax.training.train_state", "orbax.checkpoint"),
-    "sklearn.datasets",
+    *("flax.nnx", "orbax.checkpoint"),
 ]
 
 

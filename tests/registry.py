@@ -195,10 +195,10 @@ ROWS = [pytest.param(row, id=row.name, marks=pytest.mark.xdist_group(row.name)) 
 every_optimizer = pytest.mark.parametrize("row", ROWS)
 
 
-def in_turns(start: int) -> pytest.MarkDecorator:
-    """Every third optimizer: for what happens to all of them alike, in wrappers or on meshes.
+def in_turns(start: int, of: int = 3) -> pytest.MarkDecorator:
+    """Every third or `of`-th optimizer: for what happens to all of them alike, as in wrappers.
 
-    The tests begin with another one in turns, so that each optimizer goes through a third of them.
-    With CURVAX_ALL_CELLS each goes through all.
+    The tests begin with another one in turns, so that each optimizer goes through its share of
+    them. With CURVAX_ALL_CELLS each goes through all.
     """
-    return pytest.mark.parametrize("row", ROWS if ALL_CELLS else ROWS[start::3])
+    return pytest.mark.parametrize("row", ROWS if ALL_CELLS else ROWS[start::of])

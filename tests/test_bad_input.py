@@ -1,7 +1,8 @@
 """Bad arguments and parameters: each is a `ValueError` that says what is wrong and what is allowed.
 
 A case passes if the message holds all its fragments: the argument's name or the parameter's path,
-the value, and (part of) what is allowed.
+the value, and (part of) what is allowed. What no method treats in its own way, a third of them each
+go through, in turns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from registry import REGISTRY, Row, every_optimizer
+from registry import REGISTRY, Row, every_optimizer, in_turns
 
 import curvax
 from curvax import MatrixAxes
@@ -188,7 +189,7 @@ def of_kernel(leaf: Any) -> Any:
         *("empty vector", "counter", "3-D", "4-D", "3-D in a list"),
     ],
 )
-@every_optimizer
+@in_turns(0)
 def test_init_rejects_bad_parameters(row: Row, params: Any, fragments: tuple[str, ...]) -> None:
     optimizer = row.make()
     assert_names(rejection(lambda: optimizer.init(params)), fragments)
@@ -232,7 +233,7 @@ def test_directions_reject_what_is_no_matrix(
         *("absent row", "heads in rows", "heads in columns", "absent in Optax's entry"),
     ],
 )
-@every_optimizer
+@in_turns(1)
 def test_init_rejects_bad_axes(row: Row, axes: Any, fragments: tuple[str, ...]) -> None:
     params = of_kernel(jnp.ones((2, 4, 6)))
     optimizer = row.make(weight_dimension_numbers={"dense/kernel": axes})
@@ -273,7 +274,7 @@ def test_init_rejects_bad_axes(row: Row, axes: Any, fragments: tuple[str, ...]) 
         *("another structure", "bare tuple", "text", "number", "callable number", "callable lacks"),
     ],
 )
-@every_optimizer
+@in_turns(2)
 def test_init_rejects_specifications_that_do_not_fit(
     row: Row, spec: Any, fragments: tuple[str, ...]
 ) -> None:
@@ -317,7 +318,7 @@ def test_update_rejects_gradients_of_another_shape(row: Row) -> None:
     assert_names(message, ("dense/kernel", "(4, 8)"))
 
 
-@every_optimizer
+@in_turns(0)
 def test_update_says_that_weight_decay_needs_params(row: Row) -> None:
     optimizer = row.make(weight_decay=0.1)
     state = jax.eval_shape(optimizer.init, DENSE)

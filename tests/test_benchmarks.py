@@ -70,6 +70,9 @@ def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
     monkeypatch.setattr(sys, "argv", [suite, *argv])
     subject = module(MODULES[suite])
     monkeypatch.setattr(module("_tuning"), "RUNS", tmp_path / "runs")
+    if suite == "train":  # on few images at a time
+        monkeypatch.setitem(module("_tasks").DIGITS, "batch", 8)
+        monkeypatch.setattr(module("_tasks"), "IMAGES", 32)
     if suite == "scale":
         monkeypatch.setattr(subject, "LLAMA", {"7B": subject.LLAMA["7B"]})
     with jax.numpy_rank_promotion("allow"):  # the example's model promotes

@@ -20,7 +20,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from helpers import assert_close, gradients_like, run
-from registry import REGISTRY, Row, every_optimizer
+from registry import REGISTRY, Row, in_turns
 from test_contract import compiled, small_tree
 
 import curvax
@@ -59,7 +59,7 @@ def four_steps(row: Row) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize("through", [through_flax, through_pickle])
-@every_optimizer
+@in_turns(1, of=2)
 def test_a_restored_state_continues_bit_for_bit(row: Row, through: Callable, tmp_path: Path):
     """Saved at the start, at a refresh and between two; a second run from the start is the same."""
     params, optimizer = small_tree(), compiled(row)

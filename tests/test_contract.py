@@ -3,7 +3,7 @@
 The first part is a product of methods, leaves, dtypes and ways of running. One tree holds all kinds
 of leaves, so that a way of running costs one compilation. Every row asserts that the leaves which
 should be matrices were: a path for vectors alone would pass most of the rest. What Optax and Flax
-do with every optimizer alike, and narrow dtypes, meshes and replicas, take a third of them each, in
+do with every optimizer alike, and narrow dtypes, meshes and replicas, take a sixth of them each, in
 turns; all of them:
 
     CURVAX_ALL_CELLS=1 pytest tests/test_contract.py tests/test_optax_contracts.py
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,12 +24,14 @@ import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
 from helpers import (
+    ALL_CELLS,
     assert_close,
     gradients_like,
     normal_like,
     program,
     resolution,
     run,
+    share,
     states_by_parameter,
     tolerance,
 )
@@ -61,9 +64,9 @@ LEAVES = {
     "temperature": Leaf((), None, P(), P()),
 }
 SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
-STEPS = {"float32": 2, "bfloat16": 1}
 # Enough for a mesh: one shape cut both ways, batch axes, merged axes that are cut, a vector.
 ON_MESH = ("wide/kernel", "layers/kernel", "query/kernel", "out/kernel", "wide/bias")
+IN_BFLOAT16 = tuple(LEAVES) if ALL_CELLS else ("temperature", *ON_MESH)
 
 # How much a method multiplies rounding errors from the gradient to the update, in units of the
 # dtype's epsilon; see assert_close.
@@ -87,28 +90,27 @@ GROWTH = {
 }
 
 
-def contract_tree(dtype: str) -> dict[str, jax.Array]:
-    zeros = {name: jnp.zeros(leaf.shape, dtype) for name, leaf in LEAVES.items()}
+def contract_tree(dtype: str, kinds: Iterable[str] = LEAVES) -> dict[str, jax.Array]:
+    zeros = {name: np.zeros(LEAVES[name].shape, jnp.dtype(dtype)) for name in kinds}
     return normal_like(jax.random.key(1), zeros)
 
 
-@functools.cache
-def step_of(row: Row) -> Any:
-    """The optimizer for `LEAVES`, its update compiled once for each dtype."""
-    optimizer = row.make(weight_dimension_numbers=SPEC)
-    return optax.GradientTransformationExtraArgs(optimizer.init, jax.jit(optimizer.update))
+def make(row: Row, kinds: Iterable[str] = LEAVES) -> Any:
+    """The optimizer for leaves of these kinds."""
+    axes = {name: axes for name, axes in SPEC.items() if name in kinds}
+    return row.make(weight_dimension_numbers=axes)
 
 
 @functools.cache
-def on_one_device(row: Row, dtype: str) -> tuple[list[Any], list[Any]]:
-    """Steps with which other dtypes and meshes are compared."""
-    params = contract_tree(dtype)
-    return run(step_of(row), gradients_like(params, STEPS[dtype]), params, jit=False)
+def on_one_device(row: Row) -> tuple[list[Any], list[Any]]:
+    """Two steps with all kinds of leaves."""
+    params = contract_tree("float32")
+    return run(make(row), gradients_like(params, 2), params)
 
 
 def assert_matrix_branch(row: Row, params: Any, state: Any) -> None:
     """Every matrix has the method's own entries in the state, everything else AdamW's."""
-    optimizer = row.make(weight_dimension_numbers=SPEC)
+    optimizer = make(row, params)
     lines = curvax.summarize(optimizer, params).splitlines()
     summary = {name: next(x for x in lines if x.startswith(f"| {name} |")) for name in params}
     for name, entries in states_by_parameter(optimizer, params, state).items():
@@ -137,25 +139,39 @@ def assert_matrix_branch(row: Row, params: Any, state: Any) -> None:
             assert f"{matrices[1]}×{matrices[2]} in stack" in summary[name]
 
 
-def assert_every_kind_of_leaf(row: Row, dtype: str) -> None:
-    params = contract_tree(dtype)
-    updates, states = on_one_device(row, dtype)
-    for update in updates:
-        for name, leaf in LEAVES.items():
-            assert update[name].shape == leaf.shape
-            assert update[name].dtype == params[name].dtype
-            assert jnp.isfinite(update[name]).all() and jnp.any(update[name] != 0), name
-    assert_matrix_branch(row, params, states[-1])
+def assert_updated(updates: Any, params: Any) -> None:
+    for name, update in jax.device_get(updates).items():
+        assert update.shape == LEAVES[name].shape
+        assert update.dtype == params[name].dtype
+        assert np.isfinite(update).all() and np.any(update != 0), name
 
 
 @every_optimizer
 def test_every_kind_of_leaf(row: Row) -> None:
-    assert_every_kind_of_leaf(row, "float32")
+    """In the context of an Explicit mesh. Types suffice: what JAX refuses, it refuses in them."""
+    shardings = shardings_for("explicit", first_by="row")
+    params = jax.device_put(contract_tree("float32"), shardings)
+    optimizer = make(row)
+
+    def step(params: Any) -> Any:
+        return optimizer.update(params, optimizer.init(params), params)
+
+    with jax.set_mesh(shardings["wide/kernel"].mesh):
+        updates, state = jax.eval_shape(step, params)
+        for name, update in updates.items():
+            assert update.shape == LEAVES[name].shape
+            assert update.dtype == params[name].dtype
+            assert update.sharding == jax.typeof(params[name]).sharding, name
+    assert_matrix_branch(row, params, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
 
 
-@in_turns(1)
-def test_every_kind_of_leaf_in_bfloat16(row: Row) -> None:
-    assert_every_kind_of_leaf(row, "bfloat16")
+@in_turns(2, of=6)
+def test_every_kind_of_leaf_is_updated(row: Row) -> None:
+    params = contract_tree("float32")
+    updates, states = on_one_device(row)
+    for update in updates:
+        assert_updated(update, params)
+    assert_matrix_branch(row, params, states[-1])
 
 
 @every_optimizer
@@ -177,16 +193,20 @@ def test_no_batch_is_decomposed(row: Row) -> None:
             assert np.prod(batch, initial=1) == 1, f"{kind}: {results}"
 
 
-@in_turns(1)
+@in_turns(1, of=6)
 def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> None:
-    narrow = contract_tree("bfloat16")
-    gradients = gradients_like(narrow, STEPS["bfloat16"])
-    wide, *wide_gradients = jax.tree.map(lambda x: x.astype("float32"), [narrow, *gradients])
-    updates, _ = run(step_of(row), wide_gradients, wide, jit=False)
-    assert_close(on_one_device(row, "bfloat16")[0], updates, GROWTH[row.name])
+    narrow = contract_tree("bfloat16", IN_BFLOAT16)
+    gradients = gradients_like(narrow, 1)
+    optimizer = make(row, narrow)
+    (updates,), states = run(optimizer, gradients, narrow)
+    assert_updated(updates, narrow)
+    assert_matrix_branch(row, narrow, states[-1])
+    wide, *wide_gradients = jax.tree.map(lambda x: np.asarray(x, np.float32), [narrow, *gradients])
+    (expected,), _ = run(optimizer, wide_gradients, wide)
+    assert_close(updates, expected, GROWTH[row.name])
 
 
-@in_turns(2)
+@in_turns(2, of=6)
 def test_a_mesh_gives_the_same_updates(row: Row) -> None:
     """The kinds of axes in turns; with all work divided, see `test_distribution.py`."""
     mesh = ("auto", "explicit")[REGISTRY.index(row) % 2]
@@ -194,12 +214,12 @@ def test_a_mesh_gives_the_same_updates(row: Row) -> None:
     def on_mesh(tree: Any) -> Any:
         return {name: jax.device_put(tree[name], shardings[name]) for name in ON_MESH}
 
-    expected = on_one_device(row, "float32")[0]
+    expected = on_one_device(row)[0]
     shardings = shardings_for(mesh)
     whole = contract_tree("float32")
-    gradients = [on_mesh(g) for g in gradients_like(whole, STEPS["float32"])]
+    gradients = [on_mesh(g) for g in gradients_like(whole, 2)]
     params = on_mesh(whole)
-    optimizer = row.make(weight_dimension_numbers=SPEC)
+    optimizer = make(row)
     placement = curvax.state_sharding(optimizer, params, shardings["wide/bias"].mesh)
     state = jax.device_put(optimizer.init(params), placement)
     step = jax.jit(optimizer.update, out_shardings=(None, placement))
@@ -213,21 +233,6 @@ def test_a_mesh_gives_the_same_updates(row: Row) -> None:
         assert_close(updates, {name: on_one[name] for name in ON_MESH}, GROWTH[row.name])
     assert step._cache_size() == 1  # pyright: ignore
     assert_matrix_branch(row, params, state)
-
-
-@every_optimizer
-def test_leaves_may_be_cut_the_other_way_too(row: Row) -> None:
-    """With the Explicit mesh as context. Types suffice: what JAX refuses, it refuses in them."""
-    shardings = shardings_for("explicit", first_by="row")
-    params = jax.device_put(contract_tree("float32"), shardings)
-    optimizer = row.make(weight_dimension_numbers=SPEC)
-
-    def updates(params: Any) -> Any:
-        return optimizer.update(params, optimizer.init(params), params)[0]
-
-    with jax.set_mesh(shardings["wide/kernel"].mesh):
-        for name, update in jax.eval_shape(updates, params).items():
-            assert update.sharding == jax.typeof(params[name]).sharding, name
 
 
 def shardings_for(kind: str, first_by: str = "column") -> dict[str, NamedSharding]:
@@ -245,7 +250,7 @@ def small_tree(dtype: str = "float32") -> dict[str, dict[str, jax.Array]]:
     """Parameters for all that follows, in one shape so that little is compiled anew."""
     shapes = {"dense": {"kernel": (4, 6), "bias": (6,)}, "head": {"kernel": (6, 4)}}
     is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
-    zeros = jax.tree.map(lambda shape: jnp.zeros(shape, dtype), shapes, is_leaf=is_shape)
+    zeros = jax.tree.map(lambda shape: np.zeros(shape, jnp.dtype(dtype)), shapes, is_leaf=is_shape)
     return normal_like(jax.random.key(2), zeros)
 
 
@@ -262,9 +267,13 @@ def shapes_and_dtypes(tree: Any) -> Any:
 
 @functools.cache
 def small_run(row: Row) -> tuple[list[Any], list[Any]]:
-    """Three plain steps on `small_tree`, with which compositions are compared."""
+    """Three plain steps on `small_tree`, with which compositions are compared.
+
+    The updates are NumPy arrays.
+    """
     params = small_tree()
-    return run(compiled(row), gradients_like(params, 3), params, jit=False)
+    updates, states = run(compiled(row), gradients_like(params, 3), params, jit=False)
+    return jax.device_get(updates), states
 
 
 @functools.cache
@@ -275,19 +284,25 @@ def plain_program(row: Row) -> str:
 
 
 @every_optimizer
-def test_extra_arguments_are_accepted_and_ignored(row: Row) -> None:
+def test_extra_arguments_are_ignored_and_params_not_needed_without_weight_decay(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
     state = jax.eval_shape(optimizer.init, params)
-    update = functools.partial(optimizer.update, value=1.0, other="x")
-    assert program(update, params, state, params) == plain_program(row)
+
+    def otherwise(gradient: Any, state: Any, params: Any) -> Any:
+        del params
+        return optimizer.update(gradient, state, value=1.0, other="x")
+
+    assert program(otherwise, params, state, params) == plain_program(row)
 
 
-@pytest.mark.parametrize("row", [r for r in REGISTRY if r.name in ("racs", "shampoo", "alice")])
-def test_nothing_needs_jit(row: Row) -> None:
-    params = small_tree()
-    updates, _ = run(row.make(), gradients_like(params, 1), params, jit=False)
-    assert_close(updates[0], small_run(row)[0][0], GROWTH[row.name])
+@pytest.mark.parametrize("name", share(["shampoo", "racs", "alice"], of=3))
+def test_nothing_needs_jit(name: str) -> None:
+    row = next(row for row in REGISTRY if row.name == name)
+    kernel = lambda tree: {"dense": {"kernel": tree["dense"]["kernel"]}}  # noqa: E731
+    params, gradient = map(kernel, (small_tree(), gradients_like(small_tree(), 1)[0]))
+    (updates,), _ = run(row.make(), [gradient], params, jit=False)
+    assert_close(updates, kernel(small_run(row)[0][0]), GROWTH[name])
 
 
 @every_optimizer
@@ -302,7 +317,7 @@ def test_second_call_compiles_nothing(row: Row) -> None:
     assert optimizer.update._cache_size() == programs  # pyright: ignore
 
 
-@every_optimizer
+@in_turns(4, of=6)
 def test_donated_state_gives_the_same_updates(row: Row) -> None:
     # A state whose dtypes or shapes change cannot be donated, which is a warning and so an error;
     # nor can one that holds the same array twice.
@@ -316,11 +331,11 @@ def test_donated_state_gives_the_same_updates(row: Row) -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
 
 
-@in_turns(0)
+@in_turns(1, of=6)
 def test_steps_can_be_scanned(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
-    gradients = jax.tree.map(lambda *x: jnp.stack(x), *gradients_like(params, 3))
+    gradients = jax.tree.map(lambda *x: np.stack(x), *gradients_like(params, 3))
 
     def step(state: Any, gradient: Any) -> Any:
         updates, state = optimizer.update(gradient, state, params)
@@ -330,25 +345,25 @@ def test_steps_can_be_scanned(row: Row) -> None:
         optimizer.init(params), gradients
     )
     expected, states = small_run(row)
-    assert_close(updates, jax.tree.map(lambda *x: jnp.stack(x), *expected), GROWTH[row.name])
+    assert_close(updates, jax.tree.map(lambda *x: np.stack(x), *expected), GROWTH[row.name])
     last = gradients_like(params, 1)[0]
     step_again = compiled(row).update
     after_scan, after_loop = (step_again(last, s, params)[0] for s in (state, states[-1]))
     assert_close(after_scan, after_loop, GROWTH[row.name])
 
 
-@in_turns(0)
+@in_turns(0, of=6)
 def test_replicas_can_be_mapped(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
     gradients = gradients_like(params, 3)
-    replicas = jax.tree.map(lambda *x: jnp.stack(x), *gradients)
-    several = jax.tree.map(lambda x: jnp.stack([x] * 3), params)
-    state = jax.vmap(optimizer.init)(several)
+    replicas = jax.tree.map(lambda *x: np.stack(x), *gradients)
+    several = jax.tree.map(lambda x: np.stack([x] * 3), params)
+    state = jax.jit(jax.vmap(optimizer.init))(several)
     updates, _ = jax.jit(jax.vmap(optimizer.update))(replicas, state, several)
     for i, gradient in enumerate(gradients):
         alone, _ = compiled(row).update(gradient, optimizer.init(params), params)
-        own = jax.tree.map(lambda x: x[i], updates)  # noqa: B023
+        own = jax.tree.map(lambda x: np.asarray(x)[i], updates)  # noqa: B023
         assert_close(own, alone, GROWTH[row.name])
 
 
@@ -357,7 +372,11 @@ def test_init_can_be_evaluated_abstractly(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
     abstract = jax.eval_shape(optimizer.init, jax.eval_shape(lambda: params))
-    assert shapes_and_dtypes(abstract) == shapes_and_dtypes(optimizer.init(params))
+    state = optimizer.init(params)
+    assert shapes_and_dtypes(abstract) == shapes_and_dtypes(state)
+    leaves = jax.tree.leaves((params, state))
+    places = {leaf.unsafe_buffer_pointer() for leaf in leaves}
+    assert len(places) == len(leaves), "the state has an array twice: it cannot be donated"
 
 
 @every_optimizer
@@ -369,16 +388,19 @@ def test_init_does_not_grow_with_the_leaves_of_a_shape(row: Row) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params_dtype", "gradients_dtype"),
-    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")],
+    ("params_dtype", "gradients_dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")]
 )
 @every_optimizer
 def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) -> None:
-    """The state keeps its dtypes; updates have the gradients'."""
+    """The state keeps its dtypes; updates have the gradients'.
+
+    With one dtype for both: `test_optax_contracts.py::test_a_step_can_be_a_branch`.
+    """
     params = small_tree(params_dtype)
     optimizer = row.make()
-    state = optimizer.init(params)
-    entries = curvax.state_of(optimizer, params, state, "dense/kernel")
+    state = jax.eval_shape(optimizer.init, params)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+    entries = curvax.state_of(optimizer, params, zeros, "dense/kernel")
     momenta = {"mu", "trace"}
     statistics = [x.dtype for place, x in entries.items() if momenta.isdisjoint(place.split("/"))]
     assert jnp.dtype(jnp.bfloat16) not in statistics
@@ -389,12 +411,15 @@ def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) ->
     assert updates["dense"]["bias"].dtype == jnp.dtype(gradients_dtype)
 
 
-@pytest.mark.parametrize("gradients_dtype", STEPS)
-@pytest.mark.parametrize("params_dtype", STEPS)
+@pytest.mark.parametrize(
+    ("params_dtype", "gradients_dtype"),
+    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")],
+)
 @every_optimizer
 def test_directions_have_the_dtype_of_their_gradients(
     row: Row, params_dtype: str, gradients_dtype: str
 ) -> None:
+    """With float32 for both: `test_optax_contracts.py`."""
     matrix = jax.ShapeDtypeStruct((2, 4, 6), params_dtype)
     direction = row.make_direction()
     state = jax.eval_shape(direction.init, matrix)
@@ -424,7 +449,7 @@ def test_map_params_maps_the_matrices_entries_and_leaves_counters(row: Row) -> N
     assert steps and set(steps) == {3}
 
 
-@in_turns(1)
+@in_turns(4, of=6)
 def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     params = small_tree("bfloat16")
     inject = optax.inject_hyperparams(
@@ -445,7 +470,7 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     assert_close(updates, expected, GROWTH[row.name])
 
 
-@in_turns(2)
+@in_turns(5, of=6)
 def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
     params = small_tree()
     inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
@@ -469,7 +494,7 @@ def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
     assert step._cache_size() == 1
 
 
-@in_turns(0)
+@in_turns(3, of=6)
 def test_learning_rate_schedules_count_steps_from_zero(row: Row) -> None:
     params = small_tree()
     schedule = optax.piecewise_constant_schedule(0.1, {1: 0.5, 2: 0.1})
@@ -480,7 +505,7 @@ def test_learning_rate_schedules_count_steps_from_zero(row: Row) -> None:
         assert_close(update, scaled, GROWTH[row.name])
 
 
-@in_turns(1)
+@in_turns(1, of=6)
 def test_multi_steps_average_gradients(row: Row) -> None:
     params = small_tree()
     optimizer = optax.MultiSteps(row.make(), every_k_schedule=2)
@@ -488,23 +513,23 @@ def test_multi_steps_average_gradients(row: Row) -> None:
     halves = [jax.tree.map(lambda g, c=c: c * g, g) for g in gradients for c in (0.5, 1.5)]
     updates, _ = run(optimizer, halves, params)
     for i, expected in enumerate(small_run(row)[0][:2]):
-        assert not any(jnp.any(x) for x in jax.tree.leaves(updates[2 * i]))
+        assert not any(np.any(x) for x in jax.tree.leaves(updates[2 * i]))
         assert_close(updates[2 * i + 1], expected, GROWTH[row.name])
 
 
-@in_turns(2)
+@in_turns(2, of=6)
 def test_apply_if_finite_skips_a_bad_step(row: Row) -> None:
     params = small_tree()
     optimizer = optax.apply_if_finite(row.make(), max_consecutive_errors=3)
     first, second, _ = gradients_like(params, 3)
     bad = jax.tree.map(lambda g: g * jnp.nan, first)
     updates, states = run(optimizer, [first, bad, second], params)
-    assert not any(jnp.any(x) for x in jax.tree.leaves(updates[1]))
+    assert not any(np.any(x) for x in jax.tree.leaves(updates[1]))
     assert_close(states[1].inner_state, states[0].inner_state, factor=0)
     assert_close([updates[0], updates[2]], small_run(row)[0][:2], GROWTH[row.name])
 
 
-@in_turns(0)
+@in_turns(3, of=6)
 def test_masked_leaves_pass_through(row: Row) -> None:
     params = small_tree()
     mask = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": False}}
@@ -516,7 +541,7 @@ def test_masked_leaves_pass_through(row: Row) -> None:
         assert_close(update["dense"], plain["dense"], GROWTH[row.name])
 
 
-@in_turns(1)
+@in_turns(4, of=6)
 def test_partition_and_chain(row: Row) -> None:
     params = small_tree()
     optimizer = optax.chain(
@@ -530,7 +555,7 @@ def test_partition_and_chain(row: Row) -> None:
     )
     updates, _ = run(optimizer, gradients_like(params, 3), params)
     for update, plain in zip(updates, small_run(row)[0], strict=True):
-        assert not jnp.any(update["head"]["kernel"])
+        assert not np.any(update["head"]["kernel"])
         halved = jax.tree.map(lambda x: 0.5 * x, plain["dense"])
         assert_close(update["dense"], halved, GROWTH[row.name])
 
@@ -556,7 +581,7 @@ class Model(nnx.Module):
         nnx.update(self, params)
 
 
-@in_turns(2)
+@in_turns(5, of=6)
 def test_nnx_optimizer(row: Row) -> None:
     model = Model()
     optimizer = nnx.Optimizer(model, row.make(), wrt=nnx.Param)
@@ -571,19 +596,6 @@ def test_nnx_optimizer(row: Row) -> None:
     expected = functools.reduce(optax.apply_updates, small_run(row)[0], small_tree())
     trained = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     assert_close(trained, expected, GROWTH[row.name])
-
-
-@every_optimizer
-def test_params_are_not_needed_without_weight_decay(row: Row) -> None:
-    params = small_tree()
-    optimizer = row.make()
-    state = jax.eval_shape(optimizer.init, params)
-
-    def without(gradient: Any, state: Any, params: Any) -> Any:
-        del params
-        return optimizer.update(gradient, state)
-
-    assert program(without, params, state, params) == plain_program(row)
 
 
 @in_turns(0)
@@ -601,7 +613,7 @@ def test_weight_decay_is_decoupled_and_masked_and_others_have_their_learning_rat
     assert_close(updates["dense"], decayed, GROWTH[row.name])
 
 
-@every_optimizer
+@in_turns(2)
 def test_a_tree_of_vectors_is_announced_and_trained(row: Row) -> None:
     params = {"bias": jnp.ones(3), "dense": {"scale": jnp.ones(4)}}
     gradient = gradients_like(params, 1)[0]
@@ -613,7 +625,7 @@ def test_a_tree_of_vectors_is_announced_and_trained(row: Row) -> None:
             state = optimizer.init(params)
     updates, _ = optimizer.update(gradient, state, params)
     if row.everything:
-        assert all(jnp.any(x) for x in jax.tree.leaves(updates))
+        assert all(np.any(x) for x in jax.tree.leaves(updates))
     else:
         adam = optax.adam(0.1)
         expected, _ = adam.update(gradient, adam.init(params), params)
@@ -628,7 +640,7 @@ def test_a_tree_without_leaves(row: Row) -> None:
         assert updates == params
 
 
-@every_optimizer
+@in_turns(1)
 def test_absent_leaves_stay_absent(row: Row) -> None:
     params = small_tree() | {"frozen": {"kernel": None}}
     optimizer = row.make()

@@ -33,20 +33,41 @@ def _gradients(shape, seed=0):
 
 
 @functools.cache
-def _program(transformation):
-    """From the gradients of all steps to directions and states; compiled once."""
+def _program(make):
+    """From the gradients of all steps to directions and states; compiled once for all periods."""
 
-    def step(state, gradient):
-        direction, state = transformation.update(gradient, state)
-        return state, (direction, state)
+    def run(gradients, period):
+        transformation = make(curvax.every(period))
 
-    return jax.jit(lambda g: jax.lax.scan(step, transformation.init(g[0]), g)[1])
+        def step(state, gradient):
+            direction, state = transformation.update(gradient, state)
+            return state, (direction, state)
+
+        return jax.lax.scan(step, transformation.init(gradients[0]), gradients)[1]
+
+    return jax.jit(run)
 
 
-def _trajectory(transformation, gradients, dtype="float64"):
-    """Directions and states of all steps, as arrays of NumPy."""
-    found = _program(transformation)(np.asarray(np.stack(gradients), dtype))
+@functools.cache
+def _always(transformation):
+    return lambda refresh: transformation
+
+
+def _trajectory(transformation, gradients, dtype="float64", period=1):
+    """Directions and states of all steps, as arrays of NumPy.
+
+    Of a transformation, or of what it makes of a refresh with this period.
+    """
+    make = transformation if callable(transformation) else _always(transformation)
+    found = _program(make)(np.asarray(np.stack(gradients), dtype), period)
     return jax.tree.map(np.asarray, found)
+
+
+@functools.cache
+def _soap(variant, **options):
+    """SOAP from its refresh policy."""
+    ours, _ = VARIANTS[variant]
+    return lambda refresh: curvax.scale_by_soap(refresh=refresh, **options, **ours)
 
 
 @functools.cache
@@ -70,16 +91,25 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+PERIODS = [1, 4, 7]
+
+
+def _with_all_periods(cases):
+    """Periods are data of a case's program, which runs in one worker."""
+    marked = [(case, pytest.mark.xdist_group("SOAP: " + ", ".join(case))) for case in cases]
+    return [pytest.param(*case, k, marks=mark) for case, mark in marked for k in PERIODS]
+
+
 @pytest.mark.parametrize(
-    ("name", "variant", "period"), share(itertools.product(SHAPES, VARIANTS, [1, 4, 7]), of=4)
+    ("name", "variant", "period"),
+    _with_all_periods(share(itertools.product(SHAPES, VARIANTS), of=3)),
 )
 def test_one_side_follows_the_transcription(name, variant, period):
-    shape, (ours, theirs) = SHAPES[name], VARIANTS[variant]
+    shape, (_, theirs) = SHAPES[name], VARIANTS[variant]
     side, gradients = _side_of_full_rank(shape), _gradients(SHAPES[name])
     desired, _ = soap(gradients, K=period, side=side, **theirs)
     with jax.enable_x64(True):
-        direction = curvax.scale_by_soap(refresh=period, side=side, **ours)
-        found, states = _trajectory(direction, gradients)
+        found, states = _trajectory(_soap(variant, side=side), gradients, period=period)
         kappa = float(np.linalg.cond(gradients[0])) ** 2
         assert_close(found, np.stack(desired), 64, condition=kappa)
     basis = states.left if side == "left" else states.right
@@ -87,15 +117,17 @@ def test_one_side_follows_the_transcription(name, variant, period):
     assert basis.refreshes[-1] == len(due) and not basis.rejected.any()
 
 
-@pytest.mark.parametrize("variant", ["plain", "corrected", "first step skipped"])
-@pytest.mark.parametrize("period", [1, 4])
-def test_soap_follows_the_transcription(period, variant):
+@pytest.mark.parametrize(
+    ("variant", "period"),
+    _with_all_periods([("plain",), ("corrected",), ("first step skipped",)]),
+)
+def test_soap_follows_the_transcription(variant, period):
     """Both sides of a square matrix. Noise off the diagonal at step 1 is left out of account."""
-    ours, theirs = VARIANTS[variant]
+    _, theirs = VARIANTS[variant]
     gradients = _gradients((5, 5))
     desired, expected = soap(gradients, K=period, side="both", **theirs)
     with jax.enable_x64(True):
-        found, states = _trajectory(curvax.scale_by_soap(refresh=period, **ours), gradients)
+        found, states = _trajectory(_soap(variant), gradients, period=period)
         kappa = float(np.linalg.cond(gradients[0])) ** 4
         assert_close(found[1:], np.stack(desired)[1:], 64, condition=kappa)
         assert_close(states.left.statistic[-1], expected[-1]["L"], 64)
@@ -145,12 +177,12 @@ def test_soap_on_one_side_is_eigen_adam():
     assert program(one.update, gradient, state) == program(other.update, gradient, state)
 
 
+@pytest.mark.xdist_group("SOAP: plain")
 def test_transposing_the_gradient_transposes_the_direction_of_soap():
     gradients = _gradients((5, 5))
     with jax.enable_x64(True):
-        direction = curvax.scale_by_soap(refresh=3)
-        one, _ = _trajectory(direction, gradients)
-        other, _ = _trajectory(direction, [g.T for g in gradients])
+        one, _ = _trajectory(_soap("plain"), gradients, period=3)
+        other, _ = _trajectory(_soap("plain"), [g.T for g in gradients], period=3)
         kappa = float(np.linalg.cond(gradients[0])) ** 4
         assert_close(np.swapaxes(other, 1, 2)[1:], one[1:], 64, condition=kappa)
 
@@ -200,8 +232,13 @@ def _storage(name):
     return storage, jax.jit(lambda roots: [storage.decode_root(root) for root in roots])
 
 
-@pytest.mark.parametrize("storage", ["dense", "quantized", "cholesky"])
-@pytest.mark.parametrize("policy", ["every", "staggered", "residual"])
+@pytest.mark.parametrize(
+    ("policy", "storage"),
+    share(
+        itertools.product(["every", "staggered", "residual"], ["dense", "quantized", "cholesky"]),
+        of=2,
+    ),
+)
 def test_bases_stay_orthonormal_and_states_advance(policy, storage):
     policies = {
         "every": curvax.every(4),

@@ -51,6 +51,8 @@ from curvax.transforms._summary import entries_of
 
 PERIOD, STEPS = 4, 20
 SHAPES = {"dense/kernel": (4, 6), "dense/bias": (6,), "head/kernel": (6, 4), "layers": (2, 4, 6)}
+WIDE = {name: SHAPES[name] for name in ("dense/kernel", "dense/bias", "layers")}
+TALL = WIDE | {"dense/kernel": (6, 4), "layers": (2, 6, 4)}
 SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
 SHARE = 1 if ALL_CELLS else 7  # prime to the number of faults: each share has all values and parts
 UNSEEN = [  # a first basis has columns of the identity: to them another row's 1e30 is 0
@@ -88,13 +90,21 @@ def each(cells: Any) -> Any:
 # Trajectories, compiled once for each cell.
 
 
+def shapes_of(cell: Cell) -> dict[str, tuple[int, ...]]:
+    """All; or, by default, wide or tall matrices alone in turns where programs are large."""
+    if ALL_CELLS or cell.storage is None:
+        return SHAPES
+    return (WIDE, TALL)[SAMPLE.index(cell) % 2]
+
+
 @functools.cache
-def given() -> tuple[Any, Any]:
+def given(cell: Cell) -> tuple[Any, Any]:
     """Parameters, and gradients with time first."""
-    params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
-    times = {name: jnp.zeros((STEPS, *shape)) for name, shape in SHAPES.items()}
+    shapes = shapes_of(cell)
+    params = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    times = {name: np.zeros((STEPS, *shape), np.float32) for name, shape in shapes.items()}
     gradients = normal_like(jax.random.key(3), times)
-    return params, jax.tree.map(lambda g: np.asarray(g / 2), gradients)
+    return params, jax.tree.map(lambda g: np.asarray(g) / 2, gradients)
 
 
 @contextlib.contextmanager
@@ -119,6 +129,7 @@ class Trajectory(NamedTuple):
     """What an optimizer did."""
 
     updates: dict[str, np.ndarray]  # (steps, …)
+    start: np.ndarray  # the bits of all entries of the state before, uint32 (entries,)
     state: np.ndarray  # the bits of all entries of the state, uint32 (steps, entries)
     finite: np.ndarray  # whether updates and state were, bool (steps,)
 
@@ -140,37 +151,37 @@ class Part(NamedTuple):
 class Program:
     """A compiled trajectory of an optimizer, and where its state has what."""
 
-    def __init__(self, optimizer: Any):
-        params, gradients = given()
-        self.initial = optimizer.init(params)
+    def __init__(self, cell: Cell):
+        optimizer = cell.make(0.1, PERIOD, weight_dimension_numbers=SPEC)
+        params, gradients = given(cell)
 
         @jax.jit
-        def trajectory(state: Any, gradients: Any, broken: Any) -> Any:
+        def trajectory(gradients: Any, broken: Any) -> Any:
             def step(state: Any, now: Any) -> Any:
                 gradient, broken = now
                 with breaking(broken):
                     updates, state = optimizer.update(gradient, state, params)
                 return state, (updates, state)
 
-            return jax.lax.scan(step, state, (gradients, broken))[1]
+            start = optimizer.init(params)
+            return start, jax.lax.scan(step, start, (gradients, broken))[1]
 
         self.trajectory = trajectory
         self.units = {name: hits(g[:1] != 0).shape[1] for name, g in gradients.items()}
-        self.places = {name: {} for name in SHAPES}
+        self.places = {name: {} for name in params}
         end = 0
         for entry in entries_of(optimizer, params):
             start, end = end, end + math.prod(entry.leaf.shape)
             numbers = np.arange(start, end).reshape(entry.leaf.shape)
             for owner, own in entry.owners:
                 self.places[owner][entry.place] = numbers if own is None else numbers[own]
-        self.start = _bits(self.initial, ())
-        self.counters = np.concatenate([self.skipped(name) for name in SHAPES])
+        self.counters = np.concatenate([self.skipped(name) for name in params])
 
     def run(self, gradients: Any, **broken: np.ndarray) -> Trajectory:
         """The trajectory with these gradients and failures of decompositions at these steps."""
         never = np.zeros(STEPS, bool)
         flags = {name: broken.get(name, never) for name in DECOMPOSITIONS}
-        out = self.trajectory(self.initial, gradients, flags)
+        start, out = self.trajectory(gradients, flags)
         updates, states = jax.tree.map(np.asarray, out)
         floats = [
             x.reshape(STEPS, -1)
@@ -178,7 +189,7 @@ class Program:
             if np.issubdtype(x.dtype, np.floating)
         ]
         finite = np.isfinite(np.concatenate(floats, axis=1)).all(axis=1)
-        return Trajectory(updates, _bits(states, (STEPS,)), finite)
+        return Trajectory(updates, _bits(start, ()), _bits(states, (STEPS,)), finite)
 
     def own(self, name: str) -> np.ndarray:
         """The entries of each unit of a leaf, `(units, entries)`."""
@@ -219,7 +230,7 @@ def _bits(state: Any, batch: tuple[int, ...]) -> np.ndarray:
 
 @functools.cache
 def program(cell: Cell) -> Program:
-    return Program(cell.make(0.1, PERIOD, weight_dimension_numbers=SPEC))
+    return Program(cell)
 
 
 def by_unit(x: np.ndarray, units: int) -> np.ndarray:
@@ -238,19 +249,20 @@ def assert_same(x: np.ndarray, y: np.ndarray, what: str) -> None:
 @each(SAMPLE)
 def test_what_a_fault_strikes_stands_still_and_has_a_zero_gradient(cell: Cell) -> None:
     work = program(cell)
-    _, gradients = given()
+    _, gradients = given(cell)
+    shapes = shapes_of(cell)
     clean = work.run(gradients)
     assert clean.finite.all()
     assert not clean.state[:, work.counters].any()
     others = np.setdiff1d(np.arange(clean.state.shape[1]), work.counters)
     for fault in dict.fromkeys((*FAULTS[SAMPLE.index(cell) % SHARE :: SHARE], *UNSEEN)):
-        masks = struck(fault, SHAPES, cell.starts(PERIOD), STEPS)
+        masks = struck(fault, shapes, cell.starts(PERIOD), STEPS)
         faulty = work.run(injected(gradients, masks, VALUES[fault.value]))
         zeroed = work.run(injected(gradients, widened(masks), 0.0))
         assert faulty.finite.all(), f"{fault}: not finite at {np.flatnonzero(~faulty.finite) + 1}"
         assert_same(faulty.state[:, others], zeroed.state[:, others], f"{fault}: the state")
         assert not zeroed.state[:, work.counters].any()
-        for name in SHAPES:
+        for name in shapes:
             where = f"{fault}: {name}"
             still = widened(masks)[name] & stands_still(cell.method, name)
             expected = np.where(still, 0, zeroed.updates[name])
@@ -272,15 +284,17 @@ def test_what_a_fault_strikes_stands_still_and_has_a_zero_gradient(cell: Cell) -
 
 def test_without_a_guard_adamw_keeps_what_is_not_finite() -> None:
     """The negative control, and why the other leaves are guarded as well."""
-    params, gradients = given()
+    cell = Cell("muon")
+    params, gradients = given(cell)
     adamw = optax.adamw(0.1)
+    init, update = jax.jit(adamw.init), jax.jit(adamw.update)
     for value, still_moves in (("NaN", False), ("1e30", True)):
         fault = Fault(value, "all leaves", "step 1", 1)
-        masks = struck(fault, SHAPES, Cell("muon").starts(PERIOD), STEPS)
-        state = adamw.init(params)
+        masks = struck(fault, SHAPES, cell.starts(PERIOD), STEPS)
+        faulty = jax.tree.map(np.asarray, injected(gradients, masks, VALUES[value]))
+        state = init(params)
         for now in (0, 1):
-            gradient = jax.tree.map(lambda g: g[now], injected(gradients, masks, VALUES[value]))  # noqa: B023
-            updates, state = adamw.update(gradient, state, params)
+            updates, state = update(jax.tree.map(lambda g: g[now], faulty), state, params)  # noqa: B023
         nu = optax.tree.get(state, "nu")
         assert not any(np.isfinite(x).any() for x in jax.tree.leaves(nu))
         assert all((np.isfinite(x) == still_moves).all() for x in jax.tree.leaves(updates))
@@ -310,12 +324,12 @@ def rises(counter: np.ndarray) -> np.ndarray:
 def test_a_failed_decomposition_leaves_the_last_good_one_in_use(cell: Cell, window: str) -> None:
     work, broken = program(cell), np.zeros(STEPS, bool)
     broken[WINDOWS[window]] = True
-    run = work.run(given()[1], **{USED[cell.method]: broken})
+    run = work.run(given(cell)[1], **{USED[cell.method]: broken})
     assert run.finite.all()
     skips = rises(run.state[:, work.counters])
     waits = window == "the first" and cell.method in LOW_RANK  # without a basis nothing is usable
     assert not skips[~broken].any() and skips.any() == waits, "the gradients are not at fault"
-    states = np.concatenate([work.start[None], run.state])
+    states = np.concatenate([run.start[None], run.state])
     refused = 0
     for part in work.parts("rejected", ("refreshes", *ROOTS, *BASES)):
         rejected, refreshed = (
@@ -341,7 +355,7 @@ def test_a_failed_decomposition_leaves_the_last_good_one_in_use(cell: Cell, wind
 @each([cell for cell in SAMPLE if cell.storage in ("cholesky", "feedback")])
 def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
     work = program(cell)
-    _, gradients = given()
+    _, gradients = given(cell)
     broken = np.zeros(STEPS, bool)
     broken[WINDOWS["after the first"]] = True
     run = work.run(gradients, cholesky=broken)
@@ -360,7 +374,7 @@ def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
 def test_a_failed_polar_factor_poisons_nothing(cell: Cell) -> None:
     """It has no last good one: every step takes its own."""
     work = program(cell)
-    _, gradients = given()
+    _, gradients = given(cell)
     broken = np.zeros(STEPS, bool)
     broken[5:8] = True
     run, clean = work.run(gradients, svd=broken), work.run(gradients)
@@ -393,13 +407,14 @@ def test_a_mask_strikes_what_its_fault_says() -> None:
             assert whole.reshape(STEPS, -1).sum(axis=1).max() == expected * whole[0].size // units
 
 
-def test_the_places_strike_every_leaf_in_every_way() -> None:
+@pytest.mark.parametrize("shapes", [SHAPES, WIDE], ids=["all", "wide"])
+def test_the_places_strike_every_leaf_in_every_way(shapes: dict[str, tuple[int, ...]]) -> None:
     starts = {"step 1": 1, "between refreshes": 6, "at a refresh": 8}
     for argument, values in enumerate((EXTENTS[:-1], MOMENTS, DURATIONS)):
         for value in values:
             own = [p for p in PLACES if p[argument] == value and p[0] != "all leaves"]
-            masks = [struck(Fault("NaN", *place), SHAPES, starts, STEPS) for place in own]
-            assert {n for m in masks for n in SHAPES if m[n].any()} == set(SHAPES), value
+            masks = [struck(Fault("NaN", *place), shapes, starts, STEPS) for place in own]
+            assert {n for m in masks for n in shapes if m[n].any()} == set(shapes), value
 
 
 def test_the_product_is_the_algebras() -> None:

@@ -1,9 +1,10 @@
 """What the Kronecker-factored methods are to each other, named after their docstrings' "Relations".
 
-Each identity is asserted over a trajectory of 20 steps, on wide, tall and square matrices. Both
-sides of an identity are the same work in floating point, but not in the same order: bounds are
-`c · κ · eps` with the condition `κ` of the damped factors. Where one side could agree with
-anything, something next to it has to disagree.
+Each identity is asserted over a trajectory of 20 steps, on wide and tall matrices; those between
+policies, to which shapes are nothing, on wide ones. With CURVAX_ALL_CELLS all are, and on a square
+matrix as well. Both sides of an identity are the same work in floating point, but not in the same
+order: bounds are `c · κ · eps` with the condition `κ` of the damped factors. Where one side could
+agree with anything, something next to it has to disagree.
 
 Trees of gradients, updates and states hold all steps, which come first. What differs between runs
 of a method is data of one program where it can be: decay rates, damping, roots, periods,
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, gradients_like, orthogonal
+from helpers import ALL_CELLS, assert_close, gradients_like, orthogonal, share
 
 import curvax
 from curvax.transforms._factor import Factor
@@ -27,7 +28,8 @@ from curvax.transforms._factor import Factor
 STEPS = 20
 EPS = 2.0**-4  # beside factors of size up to 10
 KAPPA = 10 / EPS
-SHAPES = {"wide": (2, 4, 7), "tall": (2, 7, 4), "square": (5, 5)}
+SQUARE = {"square": (5, 5)}
+SHAPES = {"wide": (2, 4, 7), "tall": (2, 7, 4)} | (SQUARE if ALL_CELLS else {})
 AXES = {name: curvax.MatrixAxes(-2, -1) for name in SHAPES}
 FOREVER = 10**6
 ENDLESS, NEXT_TO_0 = float("inf"), 1e-12  # thresholds
@@ -40,11 +42,17 @@ def _gradients(shapes: Any) -> Any:
     return jax.tree.map(lambda *g: np.stack(g), *gradients_like(params, STEPS, dtype="float32"))
 
 
+def _wide(trees: Any) -> Any:
+    """What identities between policies are asserted on."""
+    return {name: x for name, x in trees.items() if ALL_CELLS or name == "wide"}
+
+
 GRADIENTS = _gradients(SHAPES)
+WIDE = _wide(GRADIENTS)
 Trajectory = Callable[..., tuple[Any, Any]]  # from gradients to updates and states
 
 
-def _family(make: Any) -> Trajectory:
+def _family(make: Any, default: Any = GRADIENTS) -> Trajectory:
     """Updates and states of `make(value)`: one program for all values, which are traced."""
 
     @jax.jit
@@ -58,7 +66,7 @@ def _family(make: Any) -> Trajectory:
 
         return jax.lax.scan(step, transformation.init(params), gradients)[1]
 
-    def run(value: Any, gradients: Any = GRADIENTS) -> tuple[Any, Any]:
+    def run(value: Any, gradients: Any = default) -> tuple[Any, Any]:
         return jax.tree.map(np.asarray, trajectory(value, gradients))
 
     return run
@@ -158,7 +166,7 @@ def _assert_equal(one: Any, other: Any) -> None:
 def _transposed(trees: Any) -> Any:
     """Every matrix transposed, under the name of its new shape."""
     names = {"wide": "tall", "tall": "wide", "square": "square"}
-    return {new: trees[old].mT for old, new in names.items()}
+    return {names[old]: x.mT for old, x in trees.items()}
 
 
 # Shampoo
@@ -172,7 +180,7 @@ BASES = {
 }
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", share(BASES, of=2))
 def test_grafted_and_never_refreshed_shampoo_is_its_base_optimizer(name):
     base, side = BASES[name]
     settings = {"side": side, "matrices": "all", "weight_dimension_numbers": AXES}
@@ -182,7 +190,7 @@ def test_grafted_and_never_refreshed_shampoo_is_its_base_optimizer(name):
 
 def test_shampoo_that_is_refreshed_is_not_its_base_optimizer():
     optimizer = curvax.shampoo(1.0, refresh=2, statistics_every=1, base=optax.sgd)
-    gradients = {"square": GRADIENTS["square"]}
+    gradients = _gradients(SQUARE)
     _assert_different(_run(optimizer, gradients), _run(optax.sgd(1.0), gradients))
 
 
@@ -225,7 +233,7 @@ def test_shampoo_commutes_with_rotations(method):
 def test_adagrad_does_not_commute_with_rotations():
     """The negative control."""
     rotation = orthogonal(jax.random.key(0), 5, 5).astype(np.float32)
-    adagrad, gradients = optax.scale_by_rss(), GRADIENTS["square"]
+    adagrad, gradients = optax.scale_by_rss(), _gradients(SQUARE)["square"]
     _assert_different(_run(adagrad, rotation @ gradients), rotation @ _run(adagrad, gradients))
 
 
@@ -312,7 +320,7 @@ def test_original_shampoo_of_diagonal_gradients_is_adagrad():
     _assert_different(_original()[0], _run(adagrad))
 
 
-@pytest.mark.parametrize("layout", ["a row", "a column"])
+@pytest.mark.parametrize("layout", share(["a row", "a column"], of=2))
 def test_original_shampoo_of_one_row_is_full_matrix_adagrad_between_norms(layout):
     """`D = (ε + Σ‖g‖²)^(-1/4) g (εI + Σgᵀg)^(-1/4)`; on that side alone, with p = 2, AdaGrad."""
     column = layout == "a column"
@@ -374,24 +382,31 @@ def test_blocks_of_shampoo_are_matrices_of_their_own():
         curvax.shampoo, 1.0, eps=EPS, refresh=2, statistics_every=1, base=None, matrices="all"
     )
     together = _run(shampoo(block_size=size), gradients)
-    apart = _run(shampoo(), jax.tree.map(parts, gradients))
-    _assert_same(jax.tree.map(parts, together), apart)
-    square = {"square": gradients["square"]}
-    _assert_different({"square": together["square"]}, _run(shampoo(), square))
+    apart = {"parts": jax.tree.map(parts, gradients), "whole": gradients["square"]}
+    apart = _run(shampoo(), apart)
+    _assert_same(jax.tree.map(parts, together), apart["parts"])
+    _assert_different(together["square"], apart["whole"])
 
 
 # FOAM and DR-Shampoo
 
 
-SHARED = {"eps": EPS, "b2": 0.9, "weight_dimension_numbers": AXES, "weight_decay": 0.1}
+SHARED: dict[str, Any] = {
+    "eps": EPS,
+    "b2": 0.9,
+    "weight_dimension_numbers": {name: AXES[name] for name in WIDE},
+    "weight_decay": 0.1,
+}
 METHODS = {
     "foam": _family(
         lambda threshold: curvax.foam(
             1.0, check_every=2, threshold=threshold, max_damping=1.0, **SHARED
-        )
+        ),
+        WIDE,
     ),
     "dr_shampoo": _family(
-        lambda threshold: curvax.dr_shampoo(1.0, check_every=2, threshold=threshold, **SHARED)
+        lambda threshold: curvax.dr_shampoo(1.0, check_every=2, threshold=threshold, **SHARED),
+        WIDE,
     ),
 }
 # Shampoo as FOAM and DR-Shampoo are it, by the period of its refreshes.
@@ -406,7 +421,8 @@ AS_THEY_ARE = _family(
         damping="absolute",
         initial=0.0,
         **SHARED,
-    )
+    ),
+    WIDE,
 )
 
 
@@ -440,17 +456,18 @@ def _by_policy(policy: Any) -> optax.GradientTransformation:
 
 ABLATIONS = {
     "FOAM without adaptive damping": _family(
-        lambda t: _by_policy(curvax.policies.foam(2, t, 1.0, adaptive_damping=False))
+        lambda t: _by_policy(curvax.policies.foam(2, t, 1.0, adaptive_damping=False)), WIDE
     ),
     "DR without new eigenvalues": _family(
-        lambda t: _by_policy(curvax.policies.diagonal_residual(2, t, update_eigenvalues=False))
+        lambda t: _by_policy(curvax.policies.diagonal_residual(2, t, update_eigenvalues=False)),
+        WIDE,
     ),
 }
 
 
 @pytest.mark.parametrize("policy", ABLATIONS)
 def test_ablated_policies_have_the_same_limits(policy):
-    once, at_every_check = _shampoo(period=FOREVER)[0], _shampoo()[0]
+    once, at_every_check = (_wide(_shampoo(period=period)[0]) for period in (FOREVER, 2))
     _assert_same(ABLATIONS[policy](ENDLESS)[0], once)
     _assert_same(ABLATIONS[policy](NEXT_TO_0)[0], at_every_check)
     _assert_different(once, at_every_check)
@@ -475,10 +492,10 @@ def test_dr_shampoo_decomposes_once_where_the_singular_vectors_stay():
     directions, states = _dr(gradients, threshold, b2=0.9)
     _assert_same(directions, expected)
     assert set(_refreshes(states)[-1]) == {1}
-    stale, states = ABLATIONS["DR without new eigenvalues"](threshold, gradients)
-    _assert_different(stale, expected)
+    stale, states = ABLATIONS["DR without new eigenvalues"](threshold, _wide(gradients))
+    _assert_different(stale, _wide(expected))
     assert set(_refreshes(states)[-1]) == {1}
-    _, states = ABLATIONS["FOAM without adaptive damping"](threshold, gradients)
+    _, states = ABLATIONS["FOAM without adaptive damping"](threshold, _wide(gradients))
     assert min(_refreshes(states)[-1]) > 1
 
 
@@ -489,11 +506,11 @@ def _asgo(refresh: Any) -> optax.GradientTransformation:
     return curvax.scale_by_asgo(eps=EPS, refresh=refresh)
 
 
-ASGO_BY_PERIOD = _family(lambda period: _asgo(curvax.every(period, offset=1)))
+ASGO_BY_PERIOD = _family(lambda period: _asgo(curvax.every(period, offset=1)), WIDE)
 ASGO_BY_THRESHOLD = {
-    "foam": _family(lambda threshold: _asgo(curvax.policies.foam(2, threshold, 1.0))),
+    "foam": _family(lambda threshold: _asgo(curvax.policies.foam(2, threshold, 1.0)), WIDE),
     "diagonal_residual": _family(
-        lambda threshold: _asgo(curvax.policies.diagonal_residual(2, threshold))
+        lambda threshold: _asgo(curvax.policies.diagonal_residual(2, threshold)), WIDE
     ),
 }
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
+from helpers import ALL_CELLS, assert_close, share
 from reference import swan as swan_reference
 from reference.osgdm import osgdm as osgdm_reference
 
@@ -17,6 +17,7 @@ from curvax.transforms._moment_ratio import moment_ratio
 
 STEPS = 12
 NEVER = curvax.every(10**6)  # but for the first step
+SHAPES = share([(6, 9), (7, 7), (9, 6)], of=2)
 
 
 def _gradients(shape, seed=0, steps=STEPS):
@@ -47,11 +48,11 @@ def _first(transformation, gradient):
     return jax.jit(lambda g: transformation.update(g, transformation.init(g)))(gradient)
 
 
-def _assert_same(first, second, shapes=((6, 9), (9, 6), (7, 7)), condition=1e4, **maps):
+def _assert_same(first, second, shapes=SHAPES):
     gradients = {str(shape): _gradients(shape) for shape in shapes}
     with jax.enable_x64(True):
         found, expected = (_directions(x, gradients) for x in (first, second))
-    assert_close(found, expected, 64, condition=condition, **maps)
+    assert_close(found, expected, 64, condition=1e4)
 
 
 def test_galore_at_full_rank_with_one_basis_is_adam_in_that_basis():
@@ -115,8 +116,9 @@ def test_apollo_mini_is_apollo_of_one_column():
 def test_sumo_at_full_rank_without_momentum_is_exact_muon():
     """On the larger side a basis holds the range of its own gradient alone."""
     muon = curvax.scale_by_muon(b1=0.0, nesterov=False, method="svd")
-    for side, refresh in (("smaller", 4), ("larger", 1)):
-        _assert_same(curvax.scale_by_sumo(rank=9, b1=0.0, refresh=refresh, side=side), muon)
+    for place, (side, refresh) in enumerate((("smaller", 4), ("larger", 1))):
+        sumo = curvax.scale_by_sumo(rank=9, b1=0.0, refresh=refresh, side=side)
+        _assert_same(sumo, muon, SHAPES if ALL_CELLS else SHAPES[place : place + 1])
 
 
 def test_osgdm_without_momentum_is_exact_muon_without_momentum():
@@ -168,7 +170,7 @@ def test_swan_does_not_see_scales_nor_what_is_added_to_a_row():
 
 def test_swan_in_bfloat16_keeps_the_rank():
     """Rows sum to 0, so the rank of (8, 6) is 5: rounding must not fill the sixth direction."""
-    g = jnp.asarray(_gradients((8, 6))[0], "bfloat16")
+    g = _gradients((8, 6))[0].astype(jnp.bfloat16)
     direction, _ = _first(curvax.scale_by_swan(), g)
     singular = np.linalg.svd(np.asarray(direction, np.float64))[1]
     assert singular[4] > 0.9 and singular[5] < 0.05
@@ -195,5 +197,6 @@ def test_a_matrix_with_an_infinite_entry_gives_zero_and_leaves_others_alone(meth
     batch = np.stack([_gradients((5, 8))[0]] * 2)
     batch[0, 2, 3] = np.inf
     found, state = _first(curvax.orthogonalize(method), np.float32(batch))
-    assert not found[0].any() and found[1].any() and jnp.isfinite(found).all()
+    found = np.asarray(found)
+    assert not found[0].any() and found[1].any() and np.isfinite(found).all()
     assert state.failures.tolist() == [1, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -20,7 +21,15 @@ import optax
 import pytest
 from flax import nnx
 from flax.core import FrozenDict
-from helpers import assert_close, gradients_like, normal_like, run, with_spectrum
+from helpers import (
+    ALL_CELLS,
+    assert_close,
+    gradients_like,
+    normal_like,
+    run,
+    share,
+    with_spectrum,
+)
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
@@ -35,13 +44,15 @@ DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "asgo-right": functools.partial(curvax.scale_by_asgo, side="right", eps=0.1),
     "svd": functools.partial(curvax.orthogonalize, "svd"),
 }
-every_direction = pytest.mark.parametrize(
-    "direction",  # whose tests share compiled programs, so they run in one worker
-    [pytest.param(name, marks=pytest.mark.xdist_group(f"view {name}")) for name in DIRECTIONS],
-)
+directions = [  # whose tests share compiled programs, so they run in one worker
+    pytest.param(name, marks=pytest.mark.xdist_group(f"view {name}")) for name in DIRECTIONS
+]
+every_direction = pytest.mark.parametrize("direction", directions)
 
 
-def conditioned_gradients(shape: tuple[int, ...], steps: int = 2, seed: int = 0) -> list[Any]:
+def conditioned_gradients(
+    shape: tuple[int, ...], steps: int = 2, seed: int = 0
+) -> list[np.ndarray]:
     """Gradients `(..., m, n)` whose matrices have singular values between 1 and 2."""
     *batch, m, n = shape
     gradients = []
@@ -52,33 +63,32 @@ def conditioned_gradients(shape: tuple[int, ...], steps: int = 2, seed: int = 0)
         ]
         values = np.linspace(1, 2, min(m, n))
         matrices = np.stack([with_spectrum(key, m, n, values) for key in keys])
-        gradients.append(jnp.asarray(matrices.reshape(shape), jnp.float32))
+        gradients.append(np.asarray(matrices.reshape(shape), np.float32))
     return gradients
 
 
+def in_one_program(transformation: Any) -> Callable[[list[Any]], list[Any]]:
+    """The updates of a list of gradients; compiles once for each shape and number of steps."""
+
+    @jax.jit
+    def scanned(params: Any, gradients: Any) -> Any:
+        def step(state: Any, gradient: Any) -> Any:
+            return transformation.update(gradient, state, params)[::-1]
+
+        return jax.lax.scan(step, transformation.init(params), gradients)[1]
+
+    def updates_of(gradients: list[Any]) -> list[Any]:
+        together = jax.tree.map(lambda *steps: np.stack(steps), *gradients)
+        updates = jax.device_get(scanned(gradients[0], together))
+        return [jax.tree.map(lambda x: x[i], updates) for i in range(len(gradients))]  # noqa: B023
+
+    return updates_of
+
+
 @functools.cache
-def compiled(direction: str) -> tuple[Any, Any]:
-    """`init` and the jitted `update` of a direction, which compiles once for each shape."""
-    transformation = DIRECTIONS[direction]()
-    return transformation.init, jax.jit(transformation.update)
-
-
-def runs_alone(direction: str, gradients: list[Any]) -> list[Any]:
+def compiled(direction: str) -> Callable[[list[Any]], list[Any]]:
     """The directions of a batch of matrices without any view."""
-    init, update = compiled(direction)
-    state, updates = init(gradients[0]), []
-    for gradient in gradients:
-        direction_of, state = update(gradient, state)
-        updates.append(direction_of)
-    return updates
-
-
-def runs_in_view(direction: str, gradients: list[Any], **view: Any) -> list[Any]:
-    """The directions of a parameter called "w" in `on_matrices`."""
-    view.setdefault("matrices", "w")
-    transformation = curvax.on_matrices(DIRECTIONS[direction](), **view)
-    named = [{"w": gradient} for gradient in gradients]
-    return [update["w"] for update in run(transformation, named, named[0])[0]]
+    return in_one_program(DIRECTIONS[direction]())
 
 
 def computations(f: Callable[..., Any], *args: Any) -> Any:
@@ -146,6 +156,9 @@ def tiles_by_hand(x: np.ndarray, axes: MatrixAxes, block_size: int | None) -> li
 
 
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@hypothesis.example(((5, 3), MatrixAxes((0,), (1,)), 2))  # padded on both sides
+@hypothesis.example(((3, 2, 5, 4), MatrixAxes((3, 0), (2,)), 3))
+@hypothesis.example(((4, 3, 6), MatrixAxes((0,), (-1,), row_heads=2, column_heads=3), None))
 @hypothesis.given(parameters_and_axes())
 def test_matrices_are_the_tiles_of_the_parameter(
     drawn: tuple[tuple[int, ...], MatrixAxes, int | None],
@@ -153,14 +166,20 @@ def test_matrices_are_the_tiles_of_the_parameter(
     shape, axes, block_size = drawn
     form = matrix_form("w", shape, axes, block_size)
     x = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
-    matrices = np.asarray(form.to_matrices(x))  # pyright: ignore
+
+    @jax.jit
+    def there_and_back(x: Any) -> tuple[Any, Any]:
+        matrices = form.to_matrices(x)
+        return matrices, form.from_matrices(matrices)
+
+    matrices, back = jax.device_get(there_and_back(x))
     assert matrices.shape == (form.count, *form.tile)
     assert block_size is None or max(form.tile) <= block_size
     for matrix, tile in zip(matrices, tiles_by_hand(x, axes, block_size), strict=True):
         padded = np.zeros(form.tile)
         padded[: tile.shape[0], : tile.shape[1]] = tile
         np.testing.assert_array_equal(matrix, padded)
-    np.testing.assert_array_equal(form.from_matrices(matrices), x)  # pyright: ignore
+    np.testing.assert_array_equal(back, x)
 
 
 @pytest.mark.parametrize(
@@ -176,30 +195,29 @@ def test_blocks_are_balanced(size: int, block_size: int, blocks: int, length: in
 def test_padding_never_changes_a_block(direction: str) -> None:
     # 7 × 10 in blocks of at most 4 is 2 × 3 blocks of 4 × 4, of which the last are 3 and 2 wide.
     gradients = conditioned_gradients((7, 10), steps=3)
-    updates = runs_in_view(direction, gradients, block_size=4)
-    for rows in (slice(0, 4), slice(4, 7)):
-        for columns in (slice(0, 4), slice(4, 8), slice(8, 10)):
-            alone = runs_alone(direction, [g[rows, columns] for g in gradients])
-            blocks = [update[rows, columns] for update in updates]
-            # A block of a well-conditioned matrix is less well conditioned.
-            assert_close(blocks, alone, condition=16)
+    view = curvax.on_matrices(DIRECTIONS[direction](), matrices="w", block_size=4)
+    updates = in_one_program(view)([{"w": gradient} for gradient in gradients])
+    rows, columns = (slice(0, 4), slice(4, 7)), (slice(0, 4), slice(4, 8), slice(8, 10))
+    # Of one that is not padded, and of one that is on both sides, or of all.
+    blocks = itertools.product(rows, columns) if ALL_CELLS else zip(rows, columns[::2], strict=True)
+    for block in blocks:
+        alone = compiled(direction)([g[block] for g in gradients])
+        in_view = [update["w"][block] for update in updates]
+        # A block of a well-conditioned matrix is less well conditioned.
+        assert_close(in_view, alone, condition=16)
 
 
 @every_direction
 def test_one_block_is_the_whole_matrix(direction: str) -> None:
-    gradients = conditioned_gradients((4, 6))
+    matrix = {"a": jax.ShapeDtypeStruct((4, 6), jnp.float32)}
 
     def computed(**view: Any) -> Any:
         transformation = curvax.on_matrices(DIRECTIONS[direction](), matrices="a", **view)
-
-        def steps(params: Any, *gradients: Any) -> Any:
-            state, updates = transformation.init(params), []
-            for gradient in gradients:
-                update, state = transformation.update(gradient, state, params)
-                updates.append(update)
-            return updates, state
-
-        return computations(steps, *({"a": x} for x in (gradients[0], *gradients)))
+        state = jax.eval_shape(transformation.init, matrix)
+        return (
+            computations(transformation.init, matrix),
+            computations(transformation.update, matrix, state, matrix),
+        )
 
     assert computed(block_size=6) == computed()
     assert computed(block_size=5) != computed()
@@ -214,7 +232,7 @@ AXES = {
     "merged heads": MatrixAxes(0, 1, column_heads=3),
     "heads in rows": MatrixAxes(0, 1, row_heads=2),
 }
-PLAIN = ("a", "b", "c", "layers")
+PLAIN = ("a", "c", "layers")
 
 
 def as_parameter(name: str, batch: Any) -> Any:
@@ -250,12 +268,11 @@ def alone(direction: str) -> dict[str, list[np.ndarray]]:
     found = {}
     for name, gradients in batches().items():
         number = BATCHES[name][0]
-        runs = [runs_alone(direction, [g[i] for g in gradients]) for i in range(number)]
+        runs = [compiled(direction)([g[i] for g in gradients]) for i in range(number)]
         found[name] = [np.stack(step) for step in zip(*runs, strict=True)]
     return found
 
 
-@functools.cache
 def together(direction: str, stack: bool, names: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
     """The directions of every batch, from one view of all of these parameters."""
     gradients = [
@@ -267,22 +284,19 @@ def together(direction: str, stack: bool, names: tuple[str, ...]) -> dict[str, l
     assert summary.count("in stack 4x6") == (4 if stack else 0)
     assert summary.count("in stack 6x4") == (3 if stack else 0)
     assert summary.count("in an entry of its own") == (0 if stack else len(names))
-    updates, _ = run(view, gradients, gradients[0])
-    return {name: [as_batch(name, np.asarray(u[name])) for u in updates] for name in names}
+    updates = in_one_program(view)(gradients)
+    return {name: [as_batch(name, u[name]) for u in updates] for name in names}
 
 
 @every_direction
-@pytest.mark.parametrize("name", AXES)
-def test_heads_and_scanned_layers_run_alone(direction: str, name: str) -> None:
-    viewed = together(direction, True, tuple(BATCHES))
-    assert_close(viewed[name], alone(direction)[name])
+def test_heads_and_scanned_layers_run_alone(direction: str) -> None:
+    assert_close(together(direction, True, tuple(BATCHES)), alone(direction))
 
 
-@every_direction
-def test_stacked_unstacked_and_bare_agree(direction: str) -> None:
-    for stack, names in ((True, tuple(BATCHES)), (False, PLAIN)):
-        viewed = together(direction, stack, names)
-        assert_close(viewed, {name: alone(direction)[name] for name in names})
+@pytest.mark.parametrize("direction", share(directions, of=2))
+def test_unstacked_and_bare_agree(direction: str) -> None:
+    viewed = together(direction, False, PLAIN)
+    assert_close(viewed, {name: alone(direction)[name] for name in PLAIN})
 
 
 def test_head_wise_splits_queries_and_keys_alone() -> None:
@@ -446,8 +460,8 @@ def test_all_takes_every_parameter_as_a_matrix() -> None:
 def test_a_pattern_may_fit_only_what_is_no_matrix_for_another_reason(rule: dict[str, Any]) -> None:
     params = {name: {"kernel": jnp.ones((4, 4))} for name in ("a", "b", "head")}
     optimizer = curvax.racs(0.1, **{"output_layer": None, **rule})
-    updates, states = run(optimizer, [params], params, jit=False)
-    assert all(jnp.any(x) for x in jax.tree.leaves(updates))
+    updates, states = run(optimizer, [params], params)
+    assert all(np.any(x) for x in jax.tree.leaves(updates))
     places = curvax.state_of(optimizer, params, states[0], "a/kernel")
     assert any("rows" in place.split("/") for place in places)
 
@@ -584,8 +598,8 @@ def test_a_second_head_beside_the_output_layer_is_a_matrix() -> None:
     shapes = {"embed/embedding": (32, 8), "lm_head/kernel": (8, 32), "head/kernel": (8, 2)}
     params = {name: jnp.ones(shape) for name, shape in shapes.items()}
     optimizer = curvax.racs(0.1)
-    updates, _ = run(optimizer, [params], params, jit=False)
-    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(updates))
+    updates, _ = run(optimizer, [params], params)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(updates))
 
 
 # --- Trees of every kind -------------------------------------------------------------------------
@@ -672,45 +686,42 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 @functools.cache
-def tree_gradients() -> list[tuple[jax.Array, ...]]:
-    leaves = (jnp.zeros((4, 6)), jnp.zeros(6), jnp.zeros((6, 4)))
-    return gradients_like(leaves, 2)
+def tree_gradient() -> tuple[jax.Array, ...]:
+    return gradients_like(tuple(np.zeros(shape) for shape in ((4, 6), (6,), (6, 4))), 1)[0]
 
 
-def two_steps(method: str, tree: str) -> Callable[..., Any]:
-    """From two gradients, as leaves in the order of `TREES`: updates and what matrices have."""
+def first_step(method: str, tree: str) -> Callable[..., Any]:
+    """From a gradient, as leaves in the order of `TREES`: updates and what matrices have."""
     build, optimizer = TREES[tree], METHODS[method](0.1, weight_decay=0.1)
 
-    def steps(*gradients: tuple[Any, ...]) -> tuple[list[Any], Any]:
-        params = build(*gradients[0])
-        state, updates = optimizer.init(params), []
-        for gradient in gradients:
-            update, state = optimizer.update(build(*gradient), state, params)
-            assert jax.tree.structure(update) == jax.tree.structure(params)
-            leaves = dict(
-                zip(jax.tree.leaves(build(0, 1, 2)), jax.tree.leaves(update), strict=True)
-            )
-            updates.append([leaves[i] for i in range(3)])
-        return updates, state.inner_states["matrices"]
+    def step(*gradient: Any) -> tuple[list[Any], Any]:
+        params = build(*gradient)
+        before = optimizer.init(params)
+        updates, state = optimizer.update(params, before, params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, before)
+        leaves = dict(zip(jax.tree.leaves(build(0, 1, 2)), jax.tree.leaves(updates), strict=True))
+        return [leaves[i] for i in range(3)], state.inner_states["matrices"]
 
-    return steps
+    return step
 
 
 @functools.cache
-def steps_of_dict(method: str) -> Any:
-    """What they compute for a dict, which is something."""
-    steps = two_steps(method, "Linen dict")
-    updates, matrices = jax.jit(steps)(*tree_gradients())
-    assert all(jnp.any(x) for x in jax.tree.leaves(updates))
-    assert any(x.ndim >= 2 and jnp.any(x) for x in jax.tree.leaves(matrices))
-    return computations(steps, *tree_gradients())
+def step_of_dict(method: str) -> Any:
+    """What it computes for a dict, which is something."""
+    step = first_step(method, "Linen dict")
+    updates, matrices = jax.jit(step)(*tree_gradient())
+    assert all(np.any(x) for x in jax.tree.leaves(updates))
+    assert any(x.ndim >= 2 and np.any(x) for x in jax.tree.leaves(matrices))
+    return computations(step, *tree_gradient())
 
 
-@pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "tree"), share(itertools.product(METHODS, list(TREES)[1:]), of=3)
+)
 def test_every_kind_of_tree(method: str, tree: str) -> None:
     """The same is computed, in whatever order."""
-    assert computations(two_steps(method, tree), *tree_gradients()) == steps_of_dict(method)
+    assert computations(first_step(method, tree), *tree_gradient()) == step_of_dict(method)
 
 
 def test_other_computations_would_be_noticed() -> None:
@@ -730,8 +741,7 @@ def test_other_computations_would_be_noticed() -> None:
 
 @pytest.mark.parametrize("tree", LIKE_FLAX)
 def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None:
-    gradients = tree_gradients()[0]
-    params = TREES[tree](*gradients)
+    params = TREES[tree](*tree_gradient())
     optimizer = curvax.muon(0.1, stack=False)
     state = optimizer.init(params)
     for name, fields in (("dense/kernel", "mu"), ("dense/bias", "mu nu"), ("head/kernel", "mu")):
@@ -745,7 +755,7 @@ def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None
 
 def test_a_callable_tree_of_axes_is_a_tree() -> None:
     """A callable tree must not be taken for a function from parameters to a specification."""
-    params = TREES["callable"](*tree_gradients()[0])
+    params = TREES["callable"](*tree_gradient())
     spec = jax.tree.map(lambda x: MatrixAxes(1, 0) if x.ndim == 2 else None, params)
     treatments = MatrixRule(weight_dimension_numbers=spec)(params)
     assert treatments == {
@@ -756,12 +766,12 @@ def test_a_callable_tree_of_axes_is_a_tree() -> None:
 
 
 def test_a_callable_tree_of_booleans_is_a_mask() -> None:
-    params = TREES["callable"](*tree_gradients()[0])
+    params = TREES["callable"](*tree_gradient())
     mask = jax.tree.map(lambda x: x.ndim == 2, params)
     optimizer = curvax.muon(0.1, steps=2, weight_decay=0.1, weight_decay_mask=mask)
     plain = curvax.muon(0.1, steps=2)
     gradients = [params]
-    decayed, undecayed = (run(o, gradients, params, jit=False)[0][0] for o in (optimizer, plain))
+    decayed, undecayed = (run(o, gradients, params)[0][0] for o in (optimizer, plain))
     assert_close(decayed.dense.bias, undecayed.dense.bias, factor=0)
     assert_close(decayed.head.weight, undecayed.head.weight - 0.01 * params.head.weight, 4)
 
@@ -779,12 +789,12 @@ def test_tied_parameters_are_one_parameter() -> None:
     model = Tied()
     before = model.first.kernel[...]
     optimizer = nnx.Optimizer(model, curvax.muon(0.1, method="svd"), wrt=nnx.Param)
-    optimizer.update(model, nnx.grad(loss)(model))
-    gradient = jax.grad(lambda w: jnp.sum(jnp.sin(w @ w)))(before)
-    plain = {"first": {"kernel": before}}
-    (updates,), _ = run(
-        curvax.muon(0.1, method="svd"), [{"first": {"kernel": gradient}}], plain, jit=False
+    nnx.jit(lambda optimizer, model: optimizer.update(model, nnx.grad(loss)(model)))(
+        optimizer, model
     )
+    gradient = jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(w @ w))))(before)
+    plain = {"first": {"kernel": before}}
+    (updates,), _ = run(curvax.muon(0.1, method="svd"), [{"first": {"kernel": gradient}}], plain)
     assert model.first.kernel is model.second.kernel
     # The two gradients agree up to rounding, of which small singular values make more.
     step = model.first.kernel[...] - before
@@ -802,9 +812,9 @@ def test_low_rank_factors_are_matrices_and_the_rest_stays() -> None:
     assert "lora/lora_a | 4×2 float32 | 1 matrix 4×2" in summary
     assert "lora/lora_b | 2×6 float32 | 1 matrix 2×6" in summary
     before = jax.tree.map(jnp.copy, nnx.to_pure_dict(factors))
-    optimizer.update(model, gradients)
+    nnx.jit(lambda optimizer, model: optimizer.update(model, gradients))(optimizer, model)
     plain = nnx.to_pure_dict(gradients)
-    (updates,), _ = run(curvax.muon(0.1, method="svd"), [plain], before, jit=False)
+    (updates,), _ = run(curvax.muon(0.1, method="svd"), [plain], before)
     after = nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam))
     assert_close(after, optax.apply_updates(before, updates), 4)
     assert_close(model.kernel[...], kernel, factor=0)

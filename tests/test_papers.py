@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import pytest
+from helpers import ALL_CELLS
 
 import curvax
 
@@ -27,21 +28,25 @@ def memory():
 
 @pytest.fixture(scope="module")
 def models(memory) -> dict[str, Any]:
-    return {name: memory.model(size) for name, size in memory.SIZES.items()}
+    """Of the sizes among `counts`."""
+    names = memory.SIZES if ALL_CELLS else ("60M", "130M", "1.3B")
+    return {name: memory.model(memory.SIZES[name]) for name in names}
 
 
 @pytest.fixture(scope="module")
 def counts(memory, models) -> dict[tuple[str, str], Any]:
     """By row and size, of Table 3 of RACS and Alice.
 
-    Fira, which is GaLore and a number, and the rows that only move the last layer to Adam are here
-    for the smallest model alone; the script has them all.
+    By default all rows for the smallest model, those with the last layer's method for the next, and
+    Alice for the largest. The script has them all.
     """
     return {
         (str(row), name): memory.count(row.optimizer(memory.SIZES[name]), params)
         for row in memory.ROWS
         for name, params in models.items()
-        if name == "60M" or not (row.name == "Fira" or "last layer" in str(row))
+        if ALL_CELLS
+        or name == "60M"
+        or (str(row) == "Alice" if name == "1.3B" else not row.adam_last and row.name != "Fira")
     }
 
 

@@ -1,5 +1,7 @@
 """The building blocks one by one: formulas by hand, states, and which work is really done."""
 
+import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -8,13 +10,36 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, gradients_like, run
+from helpers import assert_close, gradients_like, share
 from reference.racs import fixed_point
 
 import curvax
 
 STEPS = 8
 EPS = float(np.finfo(np.float32).eps)
+
+
+@functools.cache
+def _program(transformation: Any) -> Any:
+    """The updates and states of all steps; compiled once for gradients of the same shapes."""
+    transformation = optax.with_extra_args_support(transformation)
+
+    def trajectory(gradients: Any, params: Any) -> Any:
+        def step(state: Any, gradient: Any) -> Any:
+            update, state = transformation.update(gradient, state, params)
+            return state, (update, state)
+
+        return jax.lax.scan(step, transformation.init(params), gradients)[1]
+
+    return jax.jit(trajectory)
+
+
+def run(transformation: Any, gradients: list[Any], params: Any) -> tuple[list[Any], list[Any]]:
+    """The updates and states of every step, from one program; parameters stay as they are."""
+    stacked = jax.tree.map(lambda *g: np.stack(g), *gradients)
+    found = jax.tree.map(np.asarray, _program(transformation)(stacked, params))
+    steps = [jax.tree.map(lambda x, t=t: x[t], found) for t in range(len(gradients))]
+    return [update for update, _ in steps], [state for _, state in steps]
 
 
 # Momentum
@@ -42,7 +67,7 @@ def _momentum(gradients, b1, accumulate, nesterov, bias_correction):
     ("accumulate", "bias_correction"), [("ema", False), ("ema", True), ("sum", False)]
 )
 def test_momentum_is_its_formula(b1, nesterov, accumulate, bias_correction):
-    tree = {"scalar": jnp.zeros(()), "batch": jnp.zeros((2, 3, 4))}
+    tree = {"scalar": np.zeros(()), "batch": np.zeros((2, 3, 4))}
     settings = {
         "accumulate": accumulate,
         "nesterov": nesterov,
@@ -62,7 +87,7 @@ def test_momentum_is_its_formula(b1, nesterov, accumulate, bias_correction):
 
 @pytest.mark.parametrize("accumulate", ["ema", "sum"])
 def test_momentum_of_equal_gradients_is_the_gradient_and_its_geometric_sum(accumulate):
-    gradient = jnp.asarray([1.0, -3.0])
+    gradient = np.float32([1.0, -3.0])
     corrected = accumulate == "ema"
     transformation = curvax.momentum(0.5, accumulate=accumulate, bias_correction=corrected)
     updates, _ = run(transformation, [gradient] * 4, gradient)
@@ -74,11 +99,11 @@ def test_momentum_of_equal_gradients_is_the_gradient_and_its_geometric_sum(accum
 @pytest.mark.parametrize("parameters", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("given", [jnp.float32, jnp.bfloat16])
 def test_the_dtype_of_the_momentum_is_that_asked_for_at_every_step(dtype, parameters, given):
-    params = jnp.zeros((2, 3), parameters)
+    params = np.zeros((2, 3), parameters)
     transformation = curvax.momentum(0.9, nesterov=True, bias_correction=True, dtype=dtype)
     updates, states = run(transformation, gradients_like(params, 3, dtype=given), params)
     assert all(update.dtype == given for update in updates)
-    for state in (transformation.init(params), *states):
+    for state in (jax.eval_shape(transformation.init, params), *states):
         assert state.mu.dtype == (parameters if dtype is None else dtype)
         assert state.count.dtype == jnp.int32
 
@@ -87,7 +112,7 @@ def test_the_dtype_of_the_momentum_is_that_asked_for_at_every_step(dtype, parame
 
 
 def test_the_limiter_remembers_the_norm_after_limiting():
-    x = jnp.asarray([[3.0, 0.0], [0.0, 4.0]])
+    x = np.float32([[3.0, 0.0], [0.0, 4.0]])
     sequence = [x, 10 * x, 2 * x, 0 * x, 7 * x, 8 * x]
     updates, states = run(curvax.limit_norm_growth(1.5), sequence, x)
     norms = [5.0, 7.5, 10.0, 0.0, 35.0, 40.0]
@@ -97,8 +122,8 @@ def test_the_limiter_remembers_the_norm_after_limiting():
 
 def test_the_limiter_has_one_norm_for_each_matrix_in_float32():
     tree = {
-        "matrix": jnp.zeros((3, 4), jnp.bfloat16),
-        "batch": jnp.zeros((2, 5, 3, 4), jnp.bfloat16),
+        "matrix": np.zeros((3, 4), jnp.bfloat16),
+        "batch": np.zeros((2, 5, 3, 4), jnp.bfloat16),
     }
     _, (state,) = run(curvax.limit_norm_growth(), gradients_like(tree, 1), tree)
     assert {name: norm.shape for name, norm in state.norm.items()} == {
@@ -111,11 +136,14 @@ def test_the_limiter_has_one_norm_for_each_matrix_in_float32():
 # Rows and columns
 
 
+_scales = jax.jit(curvax.row_column_scales, static_argnums=1)
+
+
 @pytest.mark.parametrize("shape", [(5, 8), (6, 1)], ids=str)
 @pytest.mark.parametrize("rounds", [1, 5])
 def test_row_and_column_scales_follow_the_transcription(shape, rounds):
     gradient = np.random.default_rng(0).standard_normal((3, *shape)).astype(np.float32)
-    q, s = curvax.row_column_scales(jnp.asarray(gradient) ** 2, rounds)
+    q, s = map(np.asarray, _scales(gradient**2, rounds))
     for b in range(3):
         expected_s, expected_q = fixed_point(gradient[b], rounds)
         assert_close(q[b], expected_q)
@@ -123,23 +151,23 @@ def test_row_and_column_scales_follow_the_transcription(shape, rounds):
 
 
 def test_zero_rows_and_columns_give_zero_and_change_nothing_else():
-    gradients = [np.asarray(g).copy() for g in gradients_like(jnp.zeros((6, 7)), 3)]
+    zero = np.zeros((6, 7), np.float32)
+    gradients = [np.asarray(g).copy() for g in gradients_like(zero, 3)]
     for g in gradients:
         g[2], g[:, 4] = 0, 0
-    transformation = curvax.scale_by_rows_and_columns(0.9)
-    directions, states = run(transformation, gradients, jnp.zeros((6, 7)))
+    transformation = curvax.scale_by_rows_and_columns(0.9, iterations=10)
+    directions, states = run(transformation, gradients, zero)
     rows, columns = [0, 1, 3, 4, 5], [0, 1, 2, 3, 5, 6]
     for direction, state in zip(directions, states, strict=True):
         assert np.array_equal(direction[2], np.zeros(7))
         assert np.array_equal(direction[:, 4], np.zeros(6))
         assert state.rows[2] == 0 and state.columns[4] == 0
     # Without them only the start of the iteration, q = 1 of another length, differs.
-    full = curvax.scale_by_rows_and_columns(0.9, iterations=10)
     inner = [g[rows][:, columns] for g in gradients]
-    left = [np.asarray(d)[rows][:, columns] for d in run(full, gradients, gradients[0])[0]]
-    right = run(full, inner, inner[0])[0]
+    left = [d[rows][:, columns] for d in directions]
+    right = run(transformation, inner, inner[0])[0]
     for one, other in zip(left, right, strict=True):
-        assert_close(one / np.linalg.norm(one), np.asarray(other) / np.linalg.norm(other), 64.0)
+        assert_close(one / np.linalg.norm(one), other / np.linalg.norm(other), 64.0)
 
 
 def test_a_row_that_was_zero_so_far_and_a_zero_gradient_are_finite():
@@ -153,14 +181,14 @@ def test_a_row_that_was_zero_so_far_and_a_zero_gradient_are_finite():
 
 
 def test_corrected_averages_of_equal_gradients_are_the_scales_of_one():
-    gradient = gradients_like(jnp.zeros((4, 6)), 1)[0]
+    gradient = np.asarray(gradients_like(np.zeros((4, 6), np.float32), 1)[0])
     corrected = curvax.scale_by_rows_and_columns(0.9, bias_correction=True)
     directions, states = run(corrected, [gradient] * 5, gradient)
     (alone,), _ = run(curvax.scale_by_rows_and_columns(0.0), [gradient], gradient)
     # 1 - b loses a factor 1 / (1 - b) of relative precision.
     assert_close(directions, [alone] * 5, condition=10.0)
     assert [int(state.count) for state in states] == [1, 2, 3, 4, 5]
-    q, _ = curvax.row_column_scales(gradient**2)
+    q, _ = _scales(gradient**2, 5)
     assert_close([s.rows for s in states], [(1 - 0.9**t) * np.asarray(q) for t in range(1, 6)])
 
 
@@ -272,8 +300,11 @@ PRECONDITIONS = {
 
 @pytest.mark.parametrize("case", PRECONDITIONS)
 def test_preconditioning_is_its_formula(case):
-    settings = PRECONDITIONS[case]
-    tree = {"tall": jnp.zeros((5, 3)), "square": jnp.zeros((4, 4))}
+    """Of a tall or of a square matrix, in turns; of both for the first case."""
+    settings, place = PRECONDITIONS[case], list(PRECONDITIONS).index(case)
+    tree = {"square": np.zeros((4, 4)), "tall": np.zeros((5, 3))}
+    if place:
+        tree = dict(share([*tree.items(), *tree.items()][place % 2 :][:2], of=2))
     arguments = {name: value for name, value in settings.items() if name != "b1"}
     momentum = curvax.momentum(settings["b1"]) if "b1" in settings else None
     with jax.enable_x64(True):
@@ -298,7 +329,7 @@ def test_preconditioning_is_its_formula(case):
 
 def test_before_the_first_refresh_nothing_is_preconditioned():
     refresh = curvax.every(3, first=False)
-    gradients = gradients_like(jnp.zeros((4, 5)), 3)
+    gradients = gradients_like(np.zeros((4, 5), np.float32), 3)
     directions, _ = run(curvax.precondition(refresh=refresh), gradients, gradients[0])
     assert_close(directions[:2], gradients[:2], 0.0)
     with pytest.raises(AssertionError, match="exceeds the bound"):
@@ -308,9 +339,10 @@ def test_before_the_first_refresh_nothing_is_preconditioned():
 def test_both_sides_of_root_4_whiten_one_gradient_as_its_polar_factor():
     # (GGᵀ)^(-1/4) G (GᵀG)^(-1/4) = U Vᵀ; one side of root 2 does the same.
     with jax.enable_x64(True):
-        gradient = gradients_like(jnp.zeros((5, 5)), 1, dtype=jnp.float64)[0]
+        gradient = np.asarray(gradients_like(np.zeros((5, 5)), 1, dtype=jnp.float64)[0])
         condition = float(np.linalg.cond(gradient)) ** 2
-        expected = curvax.polar_svd(gradient)
+        u, _, vt = np.linalg.svd(gradient)
+        expected = u @ vt
         for settings in ({"root": 4}, {"root": 2, "sides": "left"}, {"root": 2, "sides": "right"}):
             whitening = curvax.precondition(refresh=curvax.every(1), b2=0.0, eps=0.0, **settings)
             (direction,), _ = run(whitening, [gradient], gradient)
@@ -319,29 +351,23 @@ def test_both_sides_of_root_4_whiten_one_gradient_as_its_polar_factor():
 
 def test_a_statistic_that_is_not_finite_leaves_the_last_root_in_place():
     transformation = curvax.precondition(refresh=curvax.every(1))
-    params = jnp.zeros((2, 3, 4))
-    gradients = gradients_like(params, 3)
-    state = run(transformation, gradients[:2], params)[1][-1]
+    params = np.zeros((2, 3, 4), np.float32)
+    step, state = jax.jit(transformation.update), jax.jit(transformation.init)(params)
+    first, second, third = gradients_like(params, 3)
+    for gradient in (first, second):
+        state = jax.tree.map(np.array, step(gradient, state)[1])
     # The left statistic of one matrix of the batch is lost.
-    broken = state.left._replace(statistic=state.left.statistic.at[1].set(jnp.nan))
-    _, (after,) = run_from(transformation, gradients[2:], state._replace(left=broken))
+    state.left.statistic[1] = np.nan
+    after = jax.tree.map(np.asarray, step(third, state)[1])
     assert np.array_equal(after.left.root[1], state.left.root[1])
     assert not np.array_equal(after.left.root[0], state.left.root[0])
     assert after.left.rejected.tolist() == [0, 1] and after.left.refreshes.tolist() == [3, 2]
     assert after.right.rejected.tolist() == [0, 0] and after.right.refreshes.tolist() == [3, 3]
 
 
-def run_from(transformation: Any, gradients: list[Any], state: Any) -> tuple[list[Any], list[Any]]:
-    """As `run`, from a given state."""
-    return run(
-        optax.GradientTransformation(lambda _: state, transformation.update), gradients, None
-    )
-
-
 def test_matrices_of_a_batch_are_preconditioned_apart():
     transformation = curvax.precondition(refresh=curvax.every(2), eps=1e-2)
-    transformation = optax.with_extra_args_support(transformation)  # compiled once for all b
-    gradients = gradients_like(jnp.zeros((3, 4, 5)), STEPS)
+    gradients = gradients_like(np.zeros((3, 4, 5), np.float32), STEPS)
     together, _ = run(transformation, gradients, gradients[0])
     for b in range(3):
         alone, _ = run(transformation, [g[b] for g in gradients], gradients[0][b])
@@ -365,12 +391,9 @@ def executed(monkeypatch) -> list[float]:
     return entries
 
 
-FACTORS = {"batch": jnp.zeros((2, 4, 6)), "matrix": jnp.zeros((5, 3))}  # 2 + 2 and 1 + 1 factors
-POLICIES = {
-    "every third from the first": curvax.every(3, offset=1),
-    "every third and the first": curvax.every(3),
-    "every fourth": curvax.every(4, first=False),
-    "never": curvax.every(100, first=False),
+FACTORS = {  # 2 + 2 and 1 + 1 factors
+    "batch": np.zeros((2, 4, 6), np.float32),
+    "matrix": np.zeros((5, 3), np.float32),
 }
 
 
@@ -380,45 +403,54 @@ def _refreshes(state: Any) -> list[int]:
     return [int(x) for factor in factors for x in np.ravel(factor.refreshes)]
 
 
-@pytest.mark.parametrize("policy", ["every third and the first", "every fourth"])
-def test_only_due_decompositions_are_executed_step_by_step(policy, executed):
-    transformation = curvax.precondition(refresh=POLICIES[policy])
-    step, state = jax.jit(transformation.update), transformation.init(FACTORS)
-    for t, gradient in enumerate(gradients_like(FACTORS, STEPS), start=1):
-        executed.clear()
-        before = _refreshes(state)
-        _, state = step(gradient, state)
-        jax.effects_barrier()
-        due = bool(POLICIES[policy].due(t))
-        assert len(executed) == (6 if due else 0), t
-        assert _refreshes(state) == [n + due for n in before]
+def test_only_due_decompositions_are_executed_step_by_step(executed):
+    @jax.jit
+    def step(gradient: Any, state: Any, period: Any) -> Any:
+        transformation = curvax.precondition(refresh=curvax.every(period))
+        return transformation.update(gradient, state)
+
+    init = jax.jit(curvax.precondition(refresh=curvax.every(1)).init)
+    for period in (3, 4):
+        state = init(FACTORS)
+        for t, gradient in enumerate(gradients_like(FACTORS, STEPS), start=1):
+            executed.clear()
+            before = _refreshes(state)
+            _, state = step(gradient, state, period)
+            jax.effects_barrier()
+            due = t == 1 or t % period == 0
+            assert len(executed) == (6 if due else 0), t
+            assert _refreshes(state) == [n + due for n in before]
 
 
-@pytest.mark.parametrize("policy", ["every third from the first", "never"])
-def test_only_due_decompositions_are_executed_in_a_scan(policy, executed):
-    transformation = curvax.precondition(refresh=POLICIES[policy])
-    gradients = jax.tree.map(lambda *g: jnp.stack(g), *gradients_like(FACTORS, STEPS))
+def test_only_due_decompositions_are_executed_in_a_scan(executed):
+    gradients = jax.tree.map(lambda *g: np.stack(g), *gradients_like(FACTORS, STEPS))
+    never = curvax.every(100, first=False)
 
     @jax.jit
-    def train(gradients: Any) -> Any:
+    def train(gradients: Any, period: Any, offset: Any) -> Any:
+        refresh = dataclasses.replace(never, period=period, offset=offset)
+        transformation = curvax.precondition(refresh=refresh)
+
         def step(state: Any, gradient: Any) -> Any:
             direction, state = transformation.update(gradient, state)
             return state, direction
 
         return jax.lax.scan(step, transformation.init(FACTORS), gradients)
 
-    state, _ = jax.block_until_ready(train(gradients))
-    jax.effects_barrier()
-    due = sum(bool(POLICIES[policy].due(t)) for t in range(1, STEPS + 1))
-    assert len(executed) == 6 * due
-    assert _refreshes(state) == [due] * 6
+    for policy in (curvax.every(3, offset=1, first=False), never):
+        executed.clear()
+        state, _ = jax.block_until_ready(train(gradients, policy.period, policy.offset))
+        jax.effects_barrier()
+        due = sum(bool(policy.due(t)) for t in range(1, STEPS + 1))
+        assert len(executed) == 6 * due
+        assert _refreshes(state) == [due] * 6
 
 
 def test_staggered_refreshes_come_once_a_period_and_never_all_at_once(executed):
     period = 3
     policy = curvax.every(period, first=False, stagger=True)
     transformation = curvax.precondition(refresh=policy)
-    step, state = jax.jit(transformation.update), transformation.init(FACTORS)
+    step, state = jax.jit(transformation.update), jax.jit(transformation.init)(FACTORS)
     counts, history = [], [_refreshes(state)]
     for gradient in gradients_like(FACTORS, 4 * period):
         executed.clear()
@@ -449,12 +481,13 @@ def _primitives(jaxpr: Any, inside: bool = False) -> list[tuple[str, bool]]:
 
 def test_no_decomposition_stands_where_it_would_always_run():
     transformation = curvax.precondition(refresh=curvax.every(3))
-    state = transformation.init(FACTORS)
+    state = jax.eval_shape(transformation.init, FACTORS)
     jaxpr = jax.make_jaxpr(transformation.update)(FACTORS, state).jaxpr
     places = [inside for name, inside in _primitives(jaxpr) if name == "eigh"]
     assert places and all(places)
 
 
 def test_the_search_for_decompositions_finds_one_that_always_runs():
-    jaxpr = jax.make_jaxpr(lambda a: jax.lax.map(jnp.linalg.eigh, a))(jnp.ones((2, 3, 3))).jaxpr
+    always = lambda a: jax.lax.map(jnp.linalg.eigh, a)  # noqa: E731
+    jaxpr = jax.make_jaxpr(always)(np.ones((2, 3, 3), np.float32)).jaxpr
     assert ("eigh", False) in _primitives(jaxpr)

@@ -32,7 +32,7 @@ GROWTH = 16.0
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # other libraries' affair
-    pytest.mark.xdist_group("sharded_examples"),  # one worker trains what several tests look at
+    pytest.mark.xdist_group("examples"),  # one worker imports and trains for several tests
 ]
 
 
@@ -161,17 +161,17 @@ def test_a_killed_run_continues_bit_for_bit(killed, finished, children, tmp_path
     assert_close(continued, uninterrupted, factor=0)
 
 
-def test_a_run_continues_on_fewer_devices(killed, finished, children, tmp_path):
-    """8 → 4 → 1, up to rounding."""
+def test_a_run_continues_on_fewer_devices_and_on_more(killed, finished, children, tmp_path):
+    """8 → 1 → 8, up to rounding."""
     final = checkpoint(finished[0])
-    four = copied(killed, tmp_path / "four", last=EVERY)
-    before = checkpoint(four, EVERY)
-    outputs = [
-        finish(children.train("--devices", 4, "--mesh", "2,2", "--fsdp", "--out", four, "--resume"))
-    ]
-    one = copied(four, tmp_path / "one", last=STEPS - EVERY)
-    outputs.append(finish(children.train("--devices", 1, "--out", one, "--resume")))
-    for run, output in zip((four, one), outputs, strict=True):
+    one = copied(killed, tmp_path / "one", last=EVERY)
+    before = checkpoint(one, EVERY)
+    outputs = [finish(children.train("--devices", 1, "--out", one, "--resume"))]
+    eight = copied(one, tmp_path / "eight", last=STEPS - EVERY)
+    outputs.append(
+        finish(children.train("--devices", 8, "--mesh", "4,2", "--out", eight, "--resume"))
+    )
+    for run, output in zip((one, eight), outputs, strict=True):
         np.testing.assert_allclose(loss_in(output), loss_in(finished[1]), rtol=2e-6)
         assert_close(checkpoint(run), final, condition=GROWTH)
     with pytest.raises(AssertionError):  # training changes far more than the tolerance
@@ -179,12 +179,14 @@ def test_a_run_continues_on_fewer_devices(killed, finished, children, tmp_path):
 
 
 def test_two_processes_train_as_one(finished, children, tmp_path):
+    """With two devices each, parameters cut along both axes."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
-    together = ("--processes", 2, "--coordinator", address, "--devices", 4, "--mesh", "4,2")
+    together = ("--processes", 2, "--coordinator", address, "--devices", 2, "--mesh", "2,2")
     processes = [
-        children.train(*together, "--process", i, "--out", tmp_path / "run") for i in (0, 1)
+        children.train(*together, "--process", i, "--fsdp", "--out", tmp_path / "run")
+        for i in (0, 1)
     ]
     outputs = [finish(process) for process in processes]
     assert "on one device" not in outputs[1]  # only the first reports

@@ -8,6 +8,7 @@ the same stored state.
 """
 
 import functools
+import itertools
 import re
 from typing import Any
 
@@ -223,8 +224,7 @@ def _assert_same_trajectory(our_mode: str, our_block: int, **other):
 OTHERS = {"vq": {"statistics_every": 3}, "cq": {"b": 0.95}, "cq_ef": {"be": 0.5}}
 
 
-@pytest.mark.parametrize("block", SHAPES)
-@every_mode
+@pytest.mark.parametrize(("block", "mode"), share(itertools.product(SHAPES, MODES), of=2))
 def test_trajectories_follow_the_transcription(mode, block):
     """Orders on both sides of 64: those below stay dense in the default setting."""
     _assert_same_trajectory(mode, block)
@@ -332,11 +332,12 @@ def _bytes(form) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(form))
 
 
-@pytest.mark.parametrize(
-    ("order", "block"), [(1, 16), (5, 64), (64, 64), (65, 16), (65, 64), (256, 16), (511, 64)]
-)
-@every_mode
-def test_forms_and_bytes_are_those_of_the_docstrings(mode, order, block):
+SIZES = [(1, 16), (5, 64), (64, 64), (65, 16), (65, 64), (256, 16), (511, 64)]
+
+
+@pytest.mark.parametrize(("mode", "size"), share(itertools.product(MODES, SIZES), of=2))
+def test_forms_and_bytes_are_those_of_the_docstrings(mode, size):
+    order, block = size
     statistic, root = _stored_forms(mode, order, block=block)
     for form in (statistic, root):
         fields = form._asdict()
@@ -362,7 +363,7 @@ def test_bytes_of_eight_bits(mode, order, block):
         assert _bytes(statistic) == _bytes(root)
 
 
-@pytest.mark.parametrize("order", [256, 512])
+@pytest.mark.parametrize("order", share([512, 256], of=2))
 def test_what_four_bits_save(order):
     tree = {"w": jax.ShapeDtypeStruct((order, order), jnp.float32)}
 
@@ -379,7 +380,8 @@ def test_what_four_bits_save(order):
 
 def test_summaries_say_what_stays_dense():
     """Below 4096 elements, and then nothing is different from dense storage."""
-    params = {"mixed": jnp.zeros((64, 63)), "small": jnp.zeros((63, 62))}
+    shapes = {"mixed": (64, 63), "small": (63, 62)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
     for storage, form in (
         (curvax.quantized(), "4 bits"),
         (curvax.cholesky(bits=8), "Cholesky factor in 8 bits"),
@@ -459,21 +461,21 @@ def test_jit_scan_vmap_and_stacks_agree(mode):
 POLICY = {"statistics_every": 1, "damping": "absolute", "initial": 0.0, "eps": 0.05, "root": 2}
 POLICY |= {"side": "left"}
 METHODS: dict[str, Any] = {
-    "every": lambda s: _shampoo(s, refresh=2),
-    "staggered": lambda s: _shampoo(s, refresh=curvax.every(2, stagger=True)),
     "FOAM": lambda s: _shampoo(s, **POLICY | {"refresh": curvax.policies.foam(2, 0.4, 0.5)}),
     "residual": lambda s: _shampoo(
         s, **POLICY | {"refresh": curvax.policies.diagonal_residual(2, 0.2)}
     ),
-    "coupled Newton": lambda s: _shampoo(s, **POLICY | {"solver": "coupled_newton", "root": 4}),
     "Newton-Schulz": lambda s: _shampoo(s, **POLICY | {"solver": "newton_schulz"}),
-    "asgo": lambda s: curvax.scale_by_asgo(storage=s, eps=0.05, refresh=2),
+    "coupled Newton": lambda s: _shampoo(s, **POLICY | {"solver": "coupled_newton", "root": 4}),
     "foam": lambda s: curvax.scale_by_foam(
         storage=s, check_every=2, eps=0.05, max_damping=0.5, root=2
     ),
+    "staggered": lambda s: _shampoo(s, refresh=curvax.every(2, stagger=True)),
+    "every": lambda s: _shampoo(s, refresh=2),
     "dr_shampoo": lambda s: curvax.scale_by_dr_shampoo(
         storage=s, check_every=2, eps=0.05, threshold=0.2
     ),
+    "asgo": lambda s: curvax.scale_by_asgo(storage=s, eps=0.05, refresh=2),
 }
 ORDER = 7
 
@@ -485,7 +487,7 @@ def _kronecker(state):
 
 @pytest.mark.parametrize(
     ("method", "mode"),
-    [*((method, "cq_ef") for method in METHODS), ("residual", "vq"), ("asgo", "cq")],
+    share([*((method, "cq_ef") for method in METHODS), ("asgo", "cq"), ("residual", "vq")], of=3),
 )
 def test_every_method_keeps_its_factors_in_codes(method, mode):
     """And the direction is made of what they decode to."""
@@ -655,7 +657,7 @@ def test_the_optimizer_goes_on_when_decompositions_fail(mode, monkeypatch):
     assert not left.rejected.any()
 
 
-@every_mode
+@pytest.mark.parametrize("mode", share(MODES, of=2))
 def test_gradients_that_are_not_finite_never_reach_the_codes(mode):
     """The stored statistic is the last good one, bit for bit, and its neighbors do not notice."""
     bad = [np.nan, np.inf, 1e30]  # the square of the last overflows
@@ -787,7 +789,7 @@ def test_error_feedback_without_decay_tracks_better_at_any_condition(condition):
 # Saving
 
 
-@every_mode
+@pytest.mark.parametrize("mode", share(MODES, of=2))
 def test_a_saved_state_goes_on_bit_for_bit(mode):
     gradients = {"w": np.float32(_gradients({"w": (7, 9)}, 10)["w"])}
     transformation = _shampoo(_storage(mode, 4), refresh=2, side="left")
@@ -798,7 +800,7 @@ def test_a_saved_state_goes_on_bit_for_bit(mode):
     leaves, treedef = jax.tree.flatten(state)
     saved = [(np.asarray(x).tobytes(), x.dtype, x.shape) for x in leaves]
     arrays = [np.frombuffer(data, dtype).reshape(shape) for data, dtype, shape in saved]
-    restored = treedef.unflatten([jnp.asarray(x) for x in arrays])
+    restored = treedef.unflatten(arrays)
     assert _same(restored, state)
     for t in range(5, 10):
         one, state = update(_at(gradients, t), state)
@@ -850,8 +852,8 @@ def test_arguments_at_the_end_of_what_is_allowed():
 
 @pytest.mark.parametrize("layout", ["one stack", "leaf by leaf"])
 def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
-    """Temporaries of a step of 16 factors of order 512, or 10: at most two matrices beyond those
-    of float32, whose products are of all matrices at once, and the same as for 4 factors.
+    """Temporaries of a step of 8 factors of order 512, or 5: at most two matrices beyond those
+    of float32, whose products are of all matrices at once, and the same as for 2 factors.
 
     All buffers are donated. Without the decompositions, which would take minutes to compile: they
     see one matrix at a time. Not optimized: buffers are shared out before code is made, and are
@@ -870,7 +872,8 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
         tree: Any = {f"{i:02}": matrix for i in range(count)}
         if layout == "one stack":
             tree = {"w": jax.ShapeDtypeStruct((count, order, order), jnp.float32)}
-        transformation = _shampoo(storage, graft=None, refresh=1000, statistics_every=1)
+        settings = {"graft": None, "refresh": 1000, "statistics_every": 1, "side": "left"}
+        transformation = _shampoo(storage, **settings)
         state = jax.eval_shape(transformation.init, tree)
         step = jax.jit(transformation.update, donate_argnums=(0, 1)).lower(tree, state)
         memory: Any = step.compile().memory_analysis()

@@ -26,7 +26,7 @@ from curvax.transforms._subspace_bases import SubspaceCheck, complement_basis
 
 STEPS = 30
 RANK = 3
-SHAPES = {"wide": (6, 9), "tall": (11, 5), "square": (7, 7)}
+SHAPES = {"wide": (6, 9), "tall": (9, 6), "square": (7, 7)}
 
 
 def _gradients(shape, seed=0):
@@ -41,15 +41,16 @@ def _gradients(shape, seed=0):
 
 
 GRADIENTS = {name: _gradients(shape) for name, shape in SHAPES.items()}
+TRANSPOSED = {name: GRADIENTS[name] for name in ("wide", "tall")}  # of transposed shapes
 
 
 def _of_shapes(variant, variants):
-    """The gradients of two of the three shapes, by the variant's place: every variant meets two.
+    """The gradients of one of the three shapes, by the variant's place: they take turns.
 
     Of all three for the first variant, and where CURVAX_ALL_CELLS asks for it.
     """
     place, names = list(variants).index(variant), list(SHAPES)
-    taken = share(names[place % 3 :] + names[: place % 3], of=2) if place else names
+    taken = share(names[place % 3 :] + names[: place % 3], of=3) if place else names
     return {name: GRADIENTS[name] for name in sorted(taken, key=names.index)}
 
 
@@ -172,20 +173,26 @@ def test_fira_follows_the_transcription(variant, gamma):
     )
 
 
+@jax.jit
+def _keys(own):
+    """Of all draws, from a parameter's own key: for a basis drawn as a whole, and in part."""
+    drawn = jax.vmap(lambda draws: key_for(own, draws))(jnp.arange(STEPS))
+    return drawn, jax.vmap(jax.random.split)(drawn)[:, 1]
+
+
+_permuted = jax.jit(jax.random.permutation, static_argnums=1)
+_normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
+_complement = jax.jit(complement_basis)
+
+
 def _draws(subspace, period, mixed):
     """The transcription's random choices, from the keys in our state."""
-    due = _due(period)
-
-    def key(t):
-        own = key_for(subspace.key[0], jnp.int32(due.index(t)))
-        return jax.random.split(own)[1] if mixed else own
-
+    due, keys = _due(period), _keys(subspace.key[0])[mixed]
+    key = lambda t: keys[due.index(t)]  # noqa: E731
     return {
-        "draw": lambda t, available, count: np.asarray(
-            jax.random.permutation(key(t), available)[:count]
-        ),
-        "gaussian": lambda t, shape: np.asarray(jax.random.normal(key(t), shape, "float64")),
-        "complement": lambda t, u: np.asarray(complement_basis(jnp.asarray(u))),
+        "draw": lambda t, available, count: np.asarray(_permuted(key(t), available))[:count],
+        "gaussian": lambda t, shape: np.asarray(_normal(key(t), shape, "float64")),
+        "complement": lambda t, u: np.asarray(_complement(u)),
     }
 
 
@@ -209,10 +216,14 @@ def _alice(variant):
     return options, lambda period: curvax.scale_by_alice(refresh=curvax.every(period), **options)
 
 
+def _shares_alice(variant):
+    return pytest.mark.xdist_group(f"Alice: {variant}")
+
+
 @pytest.mark.parametrize(
     ("variant", "period"),
     [
-        pytest.param(variant, period, marks=pytest.mark.xdist_group(f"Alice: {variant}"))
+        pytest.param(variant, period, marks=_shares_alice(variant))
         for variant, period in [("alice", 1), ("alice", 7), *((variant, 4) for variant in ALICE)]
     ],
 )
@@ -223,13 +234,13 @@ def test_alice_follows_the_transcription(variant, period):
         lambda g, subspace: alice_reference.alice(
             g, K=period, **_draws(subspace, period, variant != "gaussian"), **options
         ),
-        _of_shapes(variant, ALICE),
+        TRANSPOSED if variant == "evd" else _of_shapes(variant, ALICE),
         period,
     )
     assert (subspace.tracked is None) == (variant == "alice_0")
 
 
-@pytest.mark.xdist_group("Alice: alice")
+@_shares_alice("alice")
 def test_alices_tracked_moment_and_energies_follow_the_transcription():
     with jax.enable_x64(True):
         options, make = _alice("alice")
@@ -337,7 +348,7 @@ def test_sumo_follows_the_transcription(variant, period):
 def test_sumo_refreshed_by_norm_follows_the_transcription():
     gradients = {
         name: [g * (0.01 if t % 5 == 3 else 1) for t, g in enumerate(gs)]
-        for name, gs in GRADIENTS.items()
+        for name, gs in TRANSPOSED.items()
     }
     norms = [np.linalg.norm(g) for gs in gradients.values() for g in gs]
     threshold = float(np.exp(np.mean(np.log([min(norms), max(norms)]))))
@@ -358,13 +369,12 @@ def test_sumo_refreshed_by_norm_follows_the_transcription():
 def test_given_the_bases_rank_deficient_gradients_follow_the_transcription():
     """Rank 1 below the subspace's 3, in float64, with every compensation."""
     generator = np.random.default_rng(5)
-    shapes = {"wide": (6, 9), "tall": (11, 5)}
     gradients = {
         name: [
-            np.outer(generator.standard_normal(m), generator.standard_normal(n))
+            np.outer(*(generator.standard_normal(size) for size in SHAPES[name]))
             for _ in range(STEPS)
         ]
-        for name, (m, n) in shapes.items()
+        for name in TRANSPOSED
     }
     with jax.enable_x64(True):
         together = {**GRADIENTS, **gradients}
@@ -382,22 +392,6 @@ def test_given_the_bases_rank_deficient_gradients_follow_the_transcription():
             assert_close(directions[name], np.stack(desired), 64, condition=1e8)
 
 
-@functools.cache
-def _subspace_run(finder):
-    """Directions and states of in_subspace over all steps."""
-    basis = FINDERS[finder]
-    transformation = curvax.in_subspace(
-        optax.scale_by_adam(),
-        RANK,
-        basis=basis,
-        refresh=curvax.every(4),
-        carry=subspaces.rotate() if basis.kept else None,
-        compensation=subspaces.optimal(),
-        tracking=basis.kept,
-    )
-    return _trajectories(transformation, _of_shapes(finder, FINDERS), dtype="float32")
-
-
 FINDERS = {
     "svd": subspaces.svd(),
     "randomized": subspaces.randomized(2),
@@ -411,9 +405,31 @@ FINDERS = {
 }
 
 
-@pytest.mark.parametrize("finder", FINDERS)
+@functools.cache
+def _with_everything(finder):
+    """`in_subspace` with this finder and all that the finder allows."""
+    basis = FINDERS[finder]
+    return curvax.in_subspace(
+        optax.scale_by_adam(),
+        RANK,
+        basis=basis,
+        refresh=curvax.every(4),
+        carry=subspaces.rotate() if basis.kept else None,
+        # Of a basis that is not orthonormal nothing may be outside, step after step.
+        compensation=subspaces.optimal() if basis.orthonormal else subspaces.fira(),
+        tracking=basis.kept,
+    )
+
+
+def _shared_by_finder(finders):
+    marks = {finder: pytest.mark.xdist_group(f"Finder: {finder}") for finder in finders}
+    return [pytest.param(finder, marks=mark) for finder, mark in marks.items()]
+
+
+@pytest.mark.parametrize("finder", _shared_by_finder(FINDERS))
 def test_bases_are_what_they_say_and_every_field_advances(finder):
-    directions, states = _subspace_run(finder)
+    given = _of_shapes(finder, FINDERS)
+    directions, states = _trajectories(_with_everything(finder), given, "float32")
     basis = FINDERS[finder]
     for name in directions:
         assert np.isfinite(directions[name]).all()
@@ -438,37 +454,55 @@ def test_bases_are_what_they_say_and_every_field_advances(finder):
             assert all((x != y).any() for x, y in itertools.pairwise(moment))
 
 
-def test_turning_the_gradients_turns_the_directions():
+def _turned(name, x):
+    """On its smaller side, by an orthogonal matrix."""
+    order = min(SHAPES[name])
+    q = np.linalg.qr(np.random.default_rng(1).standard_normal((order, order)))[0]
+    return q @ x if SHAPES[name][0] == order else x @ q
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "names"),
+    [
+        pytest.param(_fira, 1.01, list(GRADIENTS), marks=shares_fira, id="fira"),
+        pytest.param(_alice("evd")[1], 4, list(TRANSPOSED), marks=_shares_alice("evd"), id="alice"),
+    ],
+)
+def test_turning_the_gradients_turns_the_directions(make, value, names):
     """With leading singular vectors `f(Q G) = Q f(G)` on the left; transposing swaps the sides."""
-    q, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((6, 6)))
-    gradients = GRADIENTS["wide"]
-    pairs = [np.stack([g, q @ g]) for g in gradients]
-    all_three = {"plain, turned": pairs, "transposed": [g.T for g in gradients]}
+    plain = {name: np.stack(GRADIENTS[name]) for name in names}
+    turned = {name: _turned(name, g) for name, g in plain.items()}
+    transposed = {**plain, "wide": plain["tall"].mT, "tall": plain["wide"].mT}
     with jax.enable_x64(True):
-        for method in (curvax.scale_by_alice, curvax.scale_by_fira):
-            options = {"switching": "evd"} if method is curvax.scale_by_alice else {}
-            direction = method(rank=RANK, refresh=4, **options)
-            found, _ = _trajectories(direction, all_three)
-            plain, turned = np.moveaxis(found["plain, turned"], 1, 0)
+        found, found_turned, found_transposed = (
+            _trajectories(make, gradients, value=value)[0]
+            for gradients in (plain, turned, transposed)
+        )
+        for name in names:
             # The sign of a column is fixed by its largest entry, which turning changes, and moments
             # that are kept see it: compare up to the first refresh after the first.
-            assert_close(turned[:3], q @ plain[:3], 64, condition=CONDITION)
-            assert_close(found["transposed"], plain.mT, 64, condition=CONDITION)
+            expected = _turned(name, found[name][:3])
+            assert_close(found_turned[name][:3], expected, 64, condition=CONDITION)
+        for name, other in (("wide", "tall"), ("tall", "wide")):
+            assert_close(found_transposed[name], found[other].mT, 64, condition=CONDITION)
 
 
+@pytest.mark.xdist_group("SUMO: plain")
 def test_with_rotate_the_signs_of_a_basis_do_not_matter():
-    q, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((6, 6)))
-    gradients = GRADIENTS["wide"]
-    direction = curvax.scale_by_sumo(rank=RANK, refresh=4, basis=subspaces.svd(), side="left")
+    """On the left, the larger side of a tall gradient."""
+    q, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((9, 9)))
+    turned = {**GRADIENTS, "tall": [q @ g for g in GRADIENTS["tall"]]}
     with jax.enable_x64(True):
-        plain, _ = _trajectories(direction, {"x": gradients})
-        turned, _ = _trajectories(direction, {"x": [q @ g for g in gradients]})
-        assert_close(turned["x"], q @ plain["x"], 64, condition=CONDITION)
+        found, found_turned = (
+            _trajectories(_sumo("plain"), gradients, value={"refresh": 4, "scale": 1.0})[0]["tall"]
+            for gradients in (GRADIENTS, turned)
+        )
+        assert_close(found_turned, q @ found, 64, condition=CONDITION)
 
 
 def test_carry_rules_are_their_formulas():
-    turn = jnp.asarray(np.linalg.qr(np.random.default_rng(2).standard_normal((3, 3)))[0], "float32")
-    moment = jnp.arange(12.0).reshape(3, 4)
+    turn = np.float32(np.linalg.qr(np.random.default_rng(2).standard_normal((3, 3)))[0])
+    moment = np.arange(12, dtype=np.float32).reshape(3, 4)
     assert_close(subspaces.rotate().first(moment, turn), turn @ moment, 4)
     assert_close(subspaces.rotate().second(moment, turn), turn**2 @ moment, 4)
     assert (subspaces.rotate().second(moment, turn) >= 0).all()
@@ -477,27 +511,26 @@ def test_carry_rules_are_their_formulas():
         assert_close(getattr(subspaces.reset(), kind)(moment, turn), 0 * moment, factor=0)
 
 
-@pytest.mark.parametrize("carry", ["rotate", "reset"])
-def test_moments_follow_a_change_of_basis(carry):
+@pytest.mark.parametrize(("carry", "name"), [("rotate", "tall"), ("reset", "wide")])
+def test_moments_follow_a_change_of_basis(carry, name):
     inner = optax.scale_by_adam(0.9, 0.99)
     rule = getattr(subspaces, carry)()
     direction = curvax.in_subspace(
         inner, RANK, basis=subspaces.svd(), refresh=curvax.every(4), carry=rule
     )
     with jax.enable_x64(True):
-        _, states = _trajectories(direction, {name: GRADIENTS[name] for name in ("wide", "tall")})
-        for name in ("wide", "tall"):
-            basis = states.subspaces[name].basis
-            mu, nu = (_oriented(name, x[name]) for x in (states.inner.mu, states.inner.nu))
-            for t in (3, 4):  # before and at the refresh of step 4
-                g = _oriented(name, GRADIENTS[name][t - 1])
-                turn = basis[t - 1].T @ basis[t - 2]
-                before = (mu[t - 2], nu[t - 2])
-                if t == 4:
-                    before = (rule.first(before[0], turn), rule.second(before[1], turn))
-                sigma = basis[t - 1].T @ g
-                assert_close(mu[t - 1], 0.9 * before[0] + 0.1 * sigma, 64)
-                assert_close(nu[t - 1], 0.99 * before[1] + 0.01 * sigma**2, 64)
+        _, states = _trajectories(direction, {name: GRADIENTS[name]})
+        basis = states.subspaces[name].basis
+        mu, nu = (_oriented(name, x[name]) for x in (states.inner.mu, states.inner.nu))
+        for t in (3, 4):  # before and at the refresh of step 4
+            g = _oriented(name, GRADIENTS[name][t - 1])
+            turn = basis[t - 1].T @ basis[t - 2]
+            before = (mu[t - 2], nu[t - 2])
+            if t == 4:
+                before = (rule.first(before[0], turn), rule.second(before[1], turn))
+            sigma = basis[t - 1].T @ g
+            assert_close(mu[t - 1], 0.9 * before[0] + 0.1 * sigma, 64)
+            assert_close(nu[t - 1], 0.99 * before[1] + 0.01 * sigma**2, 64)
 
 
 def test_a_state_of_unknown_fields_cannot_be_carried():
@@ -594,15 +627,17 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     assert_close(found[1][0].inner, expected[1][0].inner, factor=0)
 
 
-@pytest.mark.parametrize("finder", ["svd", "randomized", "complement", "gaussian_mix"])
+@pytest.mark.parametrize(
+    "finder", _shared_by_finder(["svd", "randomized", "complement", "gaussian_mix"])
+)
 def test_bases_do_not_depend_on_the_gradients_scale(finder):
-    gradient = np.float32(GRADIENTS["wide"][0])
-    direction = curvax.in_subspace(
-        optax.identity(), RANK, basis=FINDERS[finder], refresh=curvax.every(1)
-    )
-    first = jax.jit(lambda g: direction.update(g, direction.init(g))[1].subspaces.basis)
-    bases = [first(gradient * np.float32(2.0**power)) for power in (0, -100, 60)]
-    assert_close(bases[1:], [bases[0]] * 2, factor=0)
+    """At the first step: second moments of all of them may leave the range of float32."""
+    first = []
+    for power in (0, -100, 60):
+        scaled = jax.tree.map(lambda g: g * 2.0**power, _of_shapes(finder, FINDERS))  # noqa: B023
+        _, states = _trajectories(_with_everything(finder), scaled, "float32")
+        first.append({name: subspace.basis[0] for name, subspace in states.subspaces.items()})
+    assert_close(first[1:], [first[0]] * 2, factor=0)
 
 
 def test_keys_do_not_depend_on_the_stack():

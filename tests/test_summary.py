@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from collections.abc import Callable
@@ -15,8 +16,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from helpers import assert_close, gradients_like, run, states_by_parameter
-from registry import REGISTRY, Row, every_optimizer
+from helpers import ALL_CELLS, assert_close, gradients_like, run, share, states_by_parameter
+from registry import REGISTRY, ROWS, Row, every_optimizer
 
 import curvax
 
@@ -76,6 +77,13 @@ WRAPPERS: dict[str, Callable[[Row], Any]] = {
 }
 
 
+CELLS = [
+    pytest.param(*row.values, network, wrapper, id=f"{row.id}-{network}-{wrapper}", marks=row.marks)
+    for row, network, wrapper in itertools.product(ROWS, NETWORKS, WRAPPERS)
+]
+wrapped_optimizers = pytest.mark.parametrize(("row", "network", "wrapper"), share(CELLS, of=3))
+
+
 def actual_bytes(tree: Any) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
@@ -105,9 +113,7 @@ def state_and_summary(row: Row, network: str, wrapper: str) -> tuple[Any, Any, s
     return optimizer, optimizer.init(params), curvax.summarize(optimizer, params)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("network", NETWORKS)
-@every_optimizer
+@wrapped_optimizers
 def test_bytes_add_up(row: Row, network: str, wrapper: str) -> None:
     params = NETWORKS[network]()
     optimizer, state, summary = state_and_summary(row, network, wrapper)
@@ -121,9 +127,7 @@ def test_bytes_add_up(row: Row, network: str, wrapper: str) -> None:
     assert tuple(sorted(parameters)) == NAMES
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("network", NETWORKS)
-@every_optimizer
+@wrapped_optimizers
 def test_entries_of_a_parameter_are_its_share(row: Row, network: str, wrapper: str) -> None:
     """`state_of` and `summarize` agree, and the entries are those of the actual state."""
     params = NETWORKS[network]()
@@ -355,7 +359,7 @@ def llama_bytes(
     return counters + sum(per_matrix(m, n) for m, n in shapes) + sum(2 * 2 * m * n for m, n in adam)
 
 
-@pytest.mark.parametrize("name", ["racs", "shampoo", "alice"])
+@pytest.mark.parametrize("name", share(["shampoo", "racs", "alice"], of=3))
 def test_bytes_for_a_model_of_70_billion_parameters(name: str) -> None:
     """Nothing is allocated or computed."""
     row = next(row for row in REGISTRY if row.name == name)
@@ -370,9 +374,10 @@ def test_bytes_for_a_model_of_70_billion_parameters(name: str) -> None:
 @every_optimizer
 def test_bytes_of_a_small_model_are_those_of_its_state(row: Row) -> None:
     abstract = llama(layers=2, width=32, hidden=48, vocabulary=40, head_dim=4)
-    params = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
     optimizer = row.make()
     total = curvax.state_bytes(optimizer, abstract)
-    assert total == actual_bytes(jax.jit(optimizer.init)(params))
+    if ALL_CELLS or REGISTRY.index(row) % 3 == 0:
+        params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
+        assert total == actual_bytes(jax.jit(optimizer.init)(params))
     formula = llama_bytes(row.name, 2, 32, 48, 40, 4)
-    assert formula <= total < formula + 64 * len(jax.tree.leaves(params))  # counters
+    assert formula <= total < formula + 64 * len(jax.tree.leaves(abstract))  # counters

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import OPTIMIZED, normal_like
+from helpers import OPTIMIZED
 
 import curvax
 from curvax.transforms._take_apart import take_apart
@@ -17,29 +17,36 @@ from curvax.transforms._take_apart import take_apart
 SIZES = ((4,), (1, 1, 1, 1), (2, 1, 3))
 
 
-def slices(stack: jax.Array, sizes: Any) -> list[jax.Array]:
-    starts = np.cumsum((0, *sizes))
-    return [stack[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+def slices(stack: np.ndarray, sizes: Any) -> list[np.ndarray]:
+    return np.split(stack, np.cumsum(sizes)[:-1])
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_parts_are_slices(sizes: tuple[int, ...], dtype: str) -> None:
-    stack = normal_like(jax.random.key(0), jnp.zeros((sum(sizes), 3, 5), dtype))
+    """Of a stack, of a batch of them, and of the derivatives on the way back."""
+    stack = np.random.default_rng(0).standard_normal((sum(sizes), 3, 5)).astype(dtype)
     apart = lambda x: list(take_apart(x, sizes))  # noqa: E731
     doubled = lambda x: [2 * part for part in apart(x)]  # noqa: E731
-    for parts in (apart(stack), jax.jit(apart)(stack)):
-        jax.tree.map(np.testing.assert_array_equal, parts, slices(stack, sizes))
-    twice = jnp.stack([stack, -stack])
-    want = [jnp.stack([part, -part]) for part in slices(stack, sizes)]
-    jax.tree.map(np.testing.assert_array_equal, jax.vmap(apart)(twice), want)
-    _, back = jax.vjp(doubled, stack)
-    np.testing.assert_array_equal(back(slices(stack, sizes))[0], 2 * stack)
+
+    @jax.jit
+    def found(stack: Any, twice: Any, parts: Any) -> Any:
+        return apart(stack), jax.vmap(apart)(twice), jax.vjp(doubled, stack)[1](parts)[0]
+
+    twice, parts = np.stack([stack, -stack]), slices(stack, sizes)
+    want = parts, [np.stack([part, -part]) for part in parts], stack + stack
+    jax.tree.map(np.testing.assert_array_equal, found(stack, twice, parts), want)
 
 
-def view_of(leaves: int) -> tuple[Any, dict[str, jax.Array]]:
+def test_parts_are_slices_outside_of_programs_too() -> None:
+    stack = np.random.default_rng(0).standard_normal((6, 3, 5)).astype(np.float32)
+    parts = list(take_apart(jnp.asarray(stack), SIZES[2]))
+    jax.tree.map(np.testing.assert_array_equal, parts, slices(stack, SIZES[2]))
+
+
+def view_of(leaves: int) -> tuple[Any, dict[str, np.ndarray]]:
     view = curvax.on_matrices(optax.scale(-0.1))
-    return view, {f"w{i}": jnp.full((4, 6), 1.0 + i) for i in range(leaves)}
+    return view, {f"w{i}": np.full((4, 6), 1.0 + i, np.float32) for i in range(leaves)}
 
 
 def test_a_cpu_compiles_no_slice_of_its_own_for_a_leaf() -> None:

@@ -44,13 +44,13 @@ def inject_hyperparams(
       ValueError: if `factory` has no argument of a name in `static_args`.
 
     Example:
-      >>> import curvax, jax.numpy as jnp, optax
+      >>> import curvax, jax, jax.numpy as jnp, optax
       >>> schedule = optax.linear_schedule(0.02, 0.0, 100)
       >>> optimizer = curvax.inject_hyperparams(curvax.galore)(schedule, rank=2, weight_decay=0.1)
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> state = optimizer.init(params)
       >>> state.hyperparams["weight_decay"] = jnp.float32(0.2)
-      >>> updates, state = optimizer.update(params, state, params)
+      >>> updates, state = jax.jit(optimizer.update)(params, state, params)
       >>> "rank" in state.hyperparams, round(float(state.hyperparams["b2"]), 6)
       (False, 0.999)
     """

@@ -158,10 +158,10 @@ def on_matrices(
       ValueError: in `init` and `update`, naming the parameter that is no matrix or does not fit.
 
     Example:
-      >>> import curvax, jax.numpy as jnp
+      >>> import curvax, jax, jax.numpy as jnp
       >>> view = curvax.on_matrices(curvax.orthogonalize("svd"))
       >>> grads = {"query": {"kernel": jnp.ones((8, 2, 4))}, "dense": {"kernel": jnp.eye(8)}}
-      >>> updates, _ = view.update(grads, view.init(grads))
+      >>> updates, _ = jax.jit(view.update)(grads, view.init(grads))
       >>> updates["query"]["kernel"].shape
       (8, 2, 4)
     """

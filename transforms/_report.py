@@ -56,7 +56,7 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> optimizer = curvax.asgo(0.1, refresh=2)
       >>> bad = {"dense": {"kernel": jnp.full((4, 8), jnp.nan), "bias": jnp.ones(8)}}
-      >>> _, state = optimizer.update(bad, optimizer.init(params), params)
+      >>> _, state = jax.jit(optimizer.update)(bad, optimizer.init(params), params)
       >>> print(curvax.report(optimizer, params, state))
       | parameter | skipped | checks | refreshes | rejected | indefinite | damping | error | proxy |
       |---|---:|---:|---:|---:|---:|---:|---:|---:|
