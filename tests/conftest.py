@@ -3,7 +3,7 @@
 LAPACK gets one thread: its threads and XLA's would wait for each other's cores. Most of the suite's
 time is compilation of programs that run once, so XLA does not optimize them, unless the caller's
 XLA_FLAGS choose a level: `XLA_FLAGS=--xla_backend_optimization_level=3 pytest` tests what users
-run. Tests that read or compare compiled programs choose it themselves (`helpers.OPTIMIZED`).
+run. Tests of what depends on optimized code choose it themselves (`helpers.OPTIMIZED`).
 """
 
 import gc

@@ -24,6 +24,9 @@ if __version_info__ < (0, 11):
 
 ALL_CELLS = "CURVAX_ALL_CELLS" in os.environ  # all of what is otherwise sampled
 
+# For programs that are read and not run: XLA's passes are the same without optimized code.
+TO_READ: dict[str, Any] = OPTIMIZED if ALL_CELLS else {}
+
 
 def share(cases: Iterable[Any], of: int) -> list[Any]:
     """Every `of`-th case of a product, or all of them where CURVAX_ALL_CELLS asks for it.

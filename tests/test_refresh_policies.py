@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import ALL_CELLS, OPTIMIZED, assert_close, generator, share
+from helpers import TO_READ, assert_close, generator, share
 
 import curvax
 from curvax.transforms import _due, _factor, _inverse_root
@@ -645,7 +645,6 @@ def _between_refreshes():
 
 
 ORDER = 64
-OPTIONS = OPTIMIZED if ALL_CELLS else {}  # XLA's passes are the same without optimized code
 
 
 @functools.cache
@@ -661,7 +660,7 @@ def _compiled_step(name, layout, number) -> Any:
         transformation = curvax.on_matrices(transformation, matrices="all", stack=stack)
     state = jax.eval_shape(transformation.init, params)
     step = jax.jit(transformation.update, donate_argnums=(0, 1))
-    return step.lower(params, state).compile(OPTIONS)
+    return step.lower(params, state).compile(TO_READ)
 
 
 def _temporaries_per_matrix(name, layout, number):
