@@ -19,6 +19,7 @@ from pathlib import Path
 SUITES = {
     "train": "train",
     "step": "step_time",
+    "width": "width",
     "overhead": "overhead",
     "compile": "compile_time",
     "memory": "memory",

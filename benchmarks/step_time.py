@@ -35,6 +35,7 @@ from ._trees import GPT2_SMALL, LLAMA_130M, Shapes, kernels
 
 SECTIONS = ("gpt2", "llama", "stacking")
 MODELS = {"gpt2": GPT2_SMALL, "llama": LLAMA_130M}
+TITLES = {"gpt2": "GPT-2-small's kernels", "llama": "LLaMA-130M's kernels"}
 # Width, layers, rank, rounds.
 PRESETS = {"cpu": (256, 2, 64, 60), "gpu": (768, 12, 256, 200)}
 PERIOD = 10
@@ -67,30 +68,36 @@ STACKING = {
 }
 
 
-def split(times: list[float], method: Method) -> tuple[list[float], list[float]]:
+def split(times: list[float], method: Method, period: int) -> tuple[list[float], list[float]]:
     """The times between refreshes and at them, without step 1."""
     still, at = [], []
     for step, time in enumerate(times[1:], 2):
-        due = method.refreshes and step % PERIOD == method.offset
+        due = method.refreshes and step % period == method.offset
         (at if due else still).append(time)
     return still, at
 
 
 def measure(
-    model: Shapes, rank: int, rounds: int, seconds: float, methods: dict[str, Method], seed: int
+    model: Shapes,
+    rank: int,
+    rounds: int,
+    seconds: float,
+    methods: dict[str, Method],
+    seed: int,
+    period: int = PERIOD,
 ) -> list[dict[str, Any]]:
     """The rows of one tree's table."""
     grads = kernels(model, seed)
     floors = {name: m.floor(rank) for name, m in methods.items() if m.floor is not None}
     programs: dict[Any, Program] = {}
     for name, method in tqdm(methods.items(), desc="compile", file=sys.stderr):
-        programs[name] = update_of(method.make(PERIOD, rank), grads)
+        programs[name] = update_of(method.make(period, rank), grads)
     # Floors are equal where methods have the same products.
     programs |= {floor: _floors.program(floor, grads) for floor in set(floors.values())}
     take_turns(programs, rounds, str(model), seconds)
     found = {}
     for name, method in methods.items():
-        still, at = split(programs[name].times, method)
+        still, at = split(programs[name].times, method, period)
         found[name] = {"p50": percentile(still, 50), "p99": percentile(still, 99)}
         found[name] |= {"steps": len(still), "refreshes": len(at) or None}
         found[name] |= {"refresh_p50": percentile(at, 50), "refresh_p99": percentile(at, 99)}
@@ -194,8 +201,7 @@ def main() -> None:
         methods = chosen(args.methods, variants=section == "gpt2" and not args.plain)
         model = MODELS[section].scaled(settings["width"], settings["layers"])
         rows = measure(model, rank, rounds, args.seconds, methods, args.seed)
-        title = {"gpt2": "GPT-2-small's kernels", "llama": "LLaMA-130M's kernels"}[section]
-        tables.append(_record.Table(title, COLUMNS, rows, f"{model}; rank {rank}."))
+        tables.append(_record.Table(TITLES[section], COLUMNS, rows, f"{model}; rank {rank}."))
     _record.write(
         args,
         "step",

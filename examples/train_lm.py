@@ -54,7 +54,7 @@ class Config:
     optimizer: str
     learning_rate: float
     text: str  # a digest
-    steps: int = 150
+    steps: int = 100
     batch: int = 32
     context: int = 64
     width: int = 128

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parent.parent
 MODULES = {
     "train": "train",
     "step": "step_time",
+    "width": "width",
     "overhead": "overhead",
     "compile": "compile_time",
     "memory": "memory",
@@ -30,6 +31,7 @@ MODULES = {
 SMALLEST = {
     "train": "--only digits --methods dasgo --steps 4",
     "step": "--only gpt2 --methods muon,asgo --plain --width 8 --layers 1 --rank 2 --rounds 12",
+    "width": "--only llama --widths 12 --rounds 2",
     "overhead": "--methods racs --width 32 --depth 1 --context 8 --batch 2 --rounds 1",
     "compile": "--only leaves --methods racs --most 1 --repeats 1",
     "memory": "--methods racs --width 32 --layers 1",

@@ -340,6 +340,39 @@ def test_no_decomposition_is_outside_a_loop_or_branch(name, layout, number):
     assert "syevd" in program and "syevd" not in entry
 
 
+ONE = jax.ShapeDtypeStruct((1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def _visited(x, _, count):
+    return _due.visit_due(_decomposed, [(x, x)], [(1,)], [1.0], curvax.every(3), count)
+
+
+def _both_visited(x, y, count):
+    return [_due.visit_all(_decomposed, (z, z), (1,), count) for z in (x, y)]
+
+
+def _done_at_most_once(x, y, count):
+    return _due.at_most_once(lambda x, y: y + jnp.linalg.eigh(x)[1], count % 3 == 0, x, y)
+
+
+def _decomposed(entry):
+    return entry[0], jnp.linalg.eigh(entry[0])[1]
+
+
+@pytest.mark.parametrize(
+    ("f", "loops"), [(_visited, 1), (_both_visited, 2), (_done_at_most_once, 1)]
+)
+def test_the_work_of_a_single_round_stays_in_its_loop(f, loops):
+    """It is the same in every round, and the round is the only one. XLA moves it out of the loop
+    where it looks so, and the loop is gone, and with it the order of one after another.
+    """
+    x, count = ONE
+    text = jax.jit(f).lower(x, x, count).compile(compiler_options=TO_READ).as_text() or ""
+    entry = text[text.index("ENTRY") :]
+    assert entry.count(" while(") == loops
+    assert text.count('"lapack_ssyevd') == loops and "syevd" not in entry
+
+
 # Nothing to take a root of
 
 
