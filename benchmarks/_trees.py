@@ -38,7 +38,7 @@ class Shapes(NamedTuple):
     def __str__(self) -> str:
         """Layers and shapes."""
         inner = f"{2 + self.gated} of {self.width}×{self.inner} in the MLP"
-        return f"{self.layers} layers of width {self.width}, {inner}"
+        return f"{self.layers} layer{'s' * (self.layers > 1)} of width {self.width}, {inner}"
 
 
 GPT2_SMALL = Shapes(768, 3072, 12, 50257, gated=False)

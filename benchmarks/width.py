@@ -62,11 +62,11 @@ def draw(tables: list[_record.Table], widths: list[int]) -> Figure:
             ratios = [row[str(width)] for width in widths]
             axis.plot(widths, ratios, style, color=colors[row["method"]], label=label)
         axis.axhline(1, color=_record.BLACK, linewidth=0.8)
-        axis.set(xlabel="width", title=table.title, xscale="log", ylim=(0, None))
+        axis.set(xlabel="width", title=table.title, xscale="log")
         axis.set_xticks(widths, map(str, widths))
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-    axes[0].set(ylabel="time of a step over that of its products, or of a peer")
+    axes[0].set(ylim=(0, None), ylabel="time of a step over that of its products, or of a peer")
     handles = axes[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside right center", frameon=False, fontsize=8)
     return figure
@@ -94,7 +94,7 @@ def main() -> None:
             found[width] = measure(
                 model, width // 4, rounds, float("inf"), methods, args.seed, period
             )
-        note = f"Layers: {layers}. At the largest width: {model}; rank {widths[-1] // 4}."
+        note = f"At the largest width: {model}; rank {widths[-1] // 4}."
         tables.append(_record.Table(TITLES[section], columns(widths), rows_of(found), note))
     about = (
         "An optimizer's update on the kernels alone, between refreshes, state donated, all "
