@@ -17,7 +17,7 @@ from ._compensation import Compensation, Parts
 from ._due import visit_due
 from ._finite import usable_or_zero
 from ._keys import key_for
-from ._products import gram_of, times_transposed, transposed_times
+from ._products import gram_of, thin_transposed_times, times_transposed
 from ._rank import record_rank
 from ._refresh import Every
 from ._scaling import power_of_two
@@ -98,7 +98,7 @@ class SubspaceRule:
         Without a basis that was due no gradient is usable: σ may not see what is wrong with it.
         """
         left = self.is_left(g)
-        sigma = transposed_times(u, g) if left else g @ u
+        sigma = thin_transposed_times(u, g) if left else g @ u
         inside = total = _squares(sigma, left)
         whole = None
         if self.compensation is not None:
