@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from . import _record
-from ._methods import METHODS
+from ._methods import METHODS, with_peers
 from .step_time import MODELS, TITLES, measure
 
 # Widths, layers, rounds.
@@ -83,8 +83,6 @@ def main() -> None:
     settings: dict[str, Any] = {name: getattr(args, name) or value for name, value in preset}
     widths, layers, rounds = sorted(settings["widths"]), settings["layers"], settings["rounds"]
     held = {name: m for name, m in METHODS.items() if m.aim is not None or m.peer_aim is not None}
-    peers = {method.peer for method in held.values()} | {"optax.adamw"}
-    methods = {name: METHODS[name] for name in METHODS if name in peers} | held
     tables = []
     for section in args.only:
         found = {}
@@ -92,7 +90,7 @@ def main() -> None:
             model = MODELS[section].scaled(width, layers)
             period = rounds + 2  # the next refresh comes after the last round
             found[width] = measure(
-                model, width // 4, rounds, float("inf"), methods, args.seed, period
+                model, width // 4, rounds, float("inf"), with_peers(held), args.seed, period
             )
         note = f"At the largest width: {model}; rank {widths[-1] // 4}."
         tables.append(_record.Table(TITLES[section], columns(widths), rows_of(found), note))
