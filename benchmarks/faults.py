@@ -33,7 +33,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,15 +200,22 @@ class Trainer:
         stays = {name: still and stands_still(self.cell.method, name) for name in SHAPES}
         values = np.full(STEPS, value, np.float32)
         last, finite, path, state = jax.device_get(self.trajectory(masks, values, dropped, stays))
-        places = {counter.leaf for counter in self.counters}
-        others = [x for i, x in enumerate(jax.tree.leaves(state)) if i not in places]
         return Run(
             loss=float(last),
             finite=bool(finite),
             path=np.concatenate([x.reshape(STEPS, -1) for x in jax.tree.leaves(path)], axis=1),
-            state=b"".join(np.asarray(x).tobytes() for x in others),
+            state=b"".join(x.tobytes() for x in self.uncounted(state)),
             skipped={counter.name: counter.read(state) for counter in self.counters},
         )
+
+    def uncounted(self, state: Any) -> Iterator[np.ndarray]:
+        """The state's arrays without the counters of skipped steps."""
+        columns = {counter.leaf: counter.column for counter in self.counters}
+        for i, x in enumerate(jax.tree.leaves(state)):
+            if i not in columns:
+                yield np.asarray(x)
+            elif columns[i] is not None:
+                yield np.delete(x, columns[i], axis=-1)
 
     def masks(self, fault: Fault) -> Any:
         """Where a fault is."""

@@ -24,6 +24,7 @@ import numpy as np
 from reference.shampoo_4bit import linear2_codebook
 
 from curvax.transforms._cholesky import Cholesky
+from curvax.transforms._counts import Counts
 from curvax.transforms._quantized import Quantized
 from curvax.transforms._storage import dense
 
@@ -54,8 +55,13 @@ def field(path: tuple[Any, ...]) -> str:
 
 def leaves_in(state: Any, names: Sequence[str]) -> dict[str, list[Any]]:
     """The leaves of a state in fields of these names."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {name: [x for path, x in leaves if field(path) == name] for name in names}
+    found = {name: [] for name in names}
+    leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda x: isinstance(x, Counts))
+    for path, x in leaves:
+        counted = isinstance(x, Counts)
+        for name in found.keys() & set(x.names if counted else [field(path)]):
+            found[name].append(x.of(name) if counted else x)
+    return found
 
 
 def trajectory(

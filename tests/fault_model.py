@@ -203,18 +203,21 @@ class Counter(NamedTuple):
     name: str
     leaf: int  # number of the state's leaf
     units: slice | None
+    column: int | None  # of the leaf's last axis
 
     def read(self, state: Any) -> np.ndarray:
         """The counters, `(units,)`."""
         x = np.asarray(jax.tree.leaves(state)[self.leaf])
+        x = x if self.column is None else x[..., self.column]
         return x if self.units is None else x[self.units]
 
 
 def counters(optimizer: Any, params: Any) -> list[Counter]:
     """All that an optimizer's state has in fields named `skipped`."""
     return [
-        Counter(name, i, units)
+        Counter(name, i, units, column if entry.names else None)
         for i, entry in enumerate(entries_of(optimizer, params))
-        if "skipped" in entry.place.split("/")
+        for column, place in enumerate(entry.places)
+        if "skipped" in place.split("/")
         for name, units in entry.owners
     ]

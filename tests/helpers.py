@@ -161,5 +161,6 @@ def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, di
     found: dict[str, dict[str, Any]] = {}
     for entry, leaf in zip(entries_of(optimizer, params), leaves, strict=True):
         for owner, part in entry.owners:
-            found.setdefault(owner, {})[entry.place] = leaf if part is None else leaf[part]
+            for place, own in entry.parts(leaf).items():
+                found.setdefault(owner, {})[place] = own if part is None else own[part]
     return found

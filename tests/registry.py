@@ -34,8 +34,8 @@ class Row:
         return self.direction(**self.settings)
 
 
-FACTORS = frozenset({"statistic", "root", "damping", "proxy", "checks", "refreshes", "rejected"})
-EIGENPAIRS = FACTORS | {"eigenvectors", "eigenvalues"}
+FACTORS = frozenset({"statistic", "root", "error", "checks", "refreshes", "rejected"})
+EIGENPAIRS = (FACTORS - {"error"}) | {"eigenvectors", "eigenvalues", "damping", "proxy"}
 SUBSPACE = frozenset({"key", "refreshes", "rejected"})
 LOW_RANK = {"rank": 3, "refresh": 2, "eps": 0.1}
 ADAM = frozenset({"mu", "nu"})  # of a grafted Adam

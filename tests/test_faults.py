@@ -174,7 +174,8 @@ class Program:
             start, end = end, end + math.prod(entry.leaf.shape)
             numbers = np.arange(start, end).reshape(entry.leaf.shape)
             for owner, own in entry.owners:
-                self.places[owner][entry.place] = numbers if own is None else numbers[own]
+                for place, part in entry.parts(numbers).items():
+                    self.places[owner][place] = part if own is None else part[own]
         self.counters = np.concatenate([self.skipped(name) for name in params])
 
     def run(self, gradients: Any, **broken: np.ndarray) -> Trajectory:

@@ -309,15 +309,18 @@ def _assert_same(case: str, dtype: str, period: int, root: int, theirs=None):
 
 def _flat(factor):
     """A factor with one batch axis behind the time."""
-    order = factor.statistic.shape[-1]
     count = max(1, int(np.prod(factor.statistic.shape[1:-2])))
-    shapes = {"statistic": (order, order), "root": (order, order), "eigenvalues": (order,)}
+    own = {"statistic": 2, "root": 2, "eigenvectors": 2, "eigenvalues": 1, "counts": 1}
 
-    def flat(field, x):
-        return None if x is None else x.reshape(STEPS, count, *shapes.get(field, ()))
+    def flat(x, axes):
+        return x.reshape(STEPS, count, *x.shape[x.ndim - axes :])
 
-    kept = {f: x for f, x in factor._asdict().items() if f != "eigenvectors"}
-    return factor._replace(**{f: flat(f, x) for f, x in kept.items()})
+    return factor._replace(
+        **{
+            field: jax.tree.map(functools.partial(flat, axes=own.get(field, 0)), x)
+            for field, x in factor._asdict().items()
+        }
+    )
 
 
 def _assert_counted(factor, case: str, period: int):

@@ -538,9 +538,9 @@ def _assert_last_good_root_kept(good, good_states, updates, states):
     for i in (1, 2):
         assert not np.isfinite(factor.statistic[BAD:, i]).all(axis=(-2, -1)).any()
         for t in range(BAD, STEPS):
-            for field in ("root", "damping", "refreshes"):
-                now, last_good = (getattr(factor, field)[x, i] for x in (t, BAD - 1))
-                assert np.array_equal(now, last_good), field
+            for field in ("root", "damping", "error", "refreshes"):
+                values = getattr(factor, field)
+                assert values is None or np.array_equal(values[t, i], values[BAD - 1, i]), field
             assert factor.rejected[t, i] == due[t] - due[BAD - 1]
 
 

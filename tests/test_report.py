@@ -40,7 +40,7 @@ def test_a_parameter_of_several_matrices_shows_least_and_greatest() -> None:
     assert rows["layers/kernel"]["skipped"] == "0 to 2"
     assert rows["kernel"]["skipped"] == rows["bias"]["skipped"] == "0"
     assert rows["kernel"]["checks"] == rows["kernel"]["refreshes"] == "2"
-    assert rows["kernel"]["damping"] == "1e-06"
+    assert 0 < float(rows["kernel"]["error"]) < 1e-5
     assert rows["bias"]["checks"] == ""  # AdamW's
 
 
@@ -51,6 +51,8 @@ def test_columns_are_those_that_somebody_has() -> None:
     coded = curvax.shampoo(0.1, refresh=1, side="left", storage=storage)
     row = reported(coded, [good])["kernel"]
     assert row["failures"] == "0" and row["refreshes"] == "1"
+    adaptive = reported(curvax.foam(0.1, check_every=1, eps=1e-8), [good])["kernel"]
+    assert adaptive["damping"] == "1e-08" and adaptive["proxy"] == "0" and "error" not in adaptive
     low_rank = reported(curvax.galore(0.1, rank=2), [jax.tree.map(np.zeros_like, good), good])
     assert low_rank["kernel"] == {"skipped": "0", "refreshes": "1", "rejected": "1"}
 

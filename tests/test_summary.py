@@ -305,7 +305,8 @@ def llama(layers: int, width: int, hidden: int, vocabulary: int, head_dim: int) 
 
 LLAMA_70B = {"layers": 80, "width": 8192, "hidden": 28672, "vocabulary": 32000, "head_dim": 128}
 
-FACTOR = 4 * (3 + len(("checks", "refreshes", "indefinite", "rejected")))  # and ε, proxy, error
+FACTOR = 4 * len(("error", "checks", "refreshes", "indefinite", "rejected"))
+ADAPTIVE = FACTOR + 4  # ε and h in place of the error
 
 
 def llama_bytes(
@@ -325,7 +326,7 @@ def llama_bytes(
         shapes = [*shapes, output]
 
     def policy(m: int, n: int) -> int:  # two factors with eigenpairs, and the grafted Adam
-        return sum(4 * (3 * d**2 + d) + FACTOR for d in (m, n)) + 2 * 4 * m * n
+        return sum(4 * (3 * d**2 + d) + ADAPTIVE for d in (m, n)) + 2 * 4 * m * n
 
     def blocks(m: int, n: int) -> int:  # of at most 1200 rows and columns
         rows, columns = (-(-d // 1200) for d in (m, n))
@@ -344,8 +345,8 @@ def llama_bytes(
         "shampoo": blocks,
         "foam": policy,
         "dr_shampoo": policy,
-        "soap": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 16,  # one proxy, 3 counters
-        "eigen_adam": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 16,
+        "soap": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 12,  # 3 counters
+        "eigen_adam": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 12,
         "galore": low_rank(lambda a, b, r: a * r + 2 * b * r),
         "fira": low_rank(lambda a, b, r: a * r + 2 * b * r + 1),
         "alice": low_rank(lambda a, b, r: a * r + 2 * b * r + r * r + b + 1),

@@ -32,6 +32,7 @@ import optax
 
 from ._bases import eigenbasis, refined_basis
 from ._carry import find_moments
+from ._counts import Counts, counter
 from ._due import visit_due
 from ._inverse_root import HIGHEST
 from ._recording import record
@@ -42,16 +43,24 @@ from ._trees import map_unzip, widened
 from ._validate import check_bool, check_choice, check_decay, check_matrices
 
 
+class BasisCounts(Counts):
+    """See `Basis`."""
+
+    names = ("checks", "refreshes", "rejected")
+
+
 class Basis(NamedTuple):
     """One side's eigenbasis of a batch of matrices; the order `d` is `m` or `n`."""
 
     statistic: Any  # L or R, stored form of (..., d, d)
     basis: Any  # U in use, stored form of (..., d, d)
     eigenvalues: jax.Array | None  # diag(Uᵀ L U) at its refresh (..., d), if the policy keeps them
-    proxy: jax.Array  # the policy's last figure, float32 (...)
-    checks: jax.Array  # times the basis was due, int32 (...)
-    refreshes: jax.Array  # bases computed anew, int32 (...)
-    rejected: jax.Array  # checks whose statistic or basis was not finite: no change, int32 (...)
+    proxy: jax.Array | None  # its last figure, float32 (...)
+    counts: BasisCounts
+
+    checks = counter("checks")  # times the basis was due, int32 (...)
+    refreshes = counter("refreshes")  # bases computed anew
+    rejected = counter("rejected")  # checks whose statistic or basis was not finite: no change
 
 
 class EigenbasisState(NamedTuple):
@@ -168,15 +177,13 @@ class BasisRule(StatisticRule):
         """The basis of a batch before the first step: the identity."""
         eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
         record(StorageRecord(order, self.storage.describe(order)))
-        zeros = functools.partial(jnp.zeros, batch)
+        keeps = self.policy.keeps_eigenpairs
         return Basis(
             statistic=self.storage.encode_factor(0 * eye, None),
             basis=self.storage.encode_root(eye),
-            eigenvalues=jnp.zeros((*batch, order), dtype) if self.policy.keeps_eigenpairs else None,
-            proxy=zeros(jnp.float32),
-            checks=zeros(jnp.int32),
-            refreshes=zeros(jnp.int32),
-            rejected=zeros(jnp.int32),
+            eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
+            proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
+            counts=BasisCounts.zeros(batch),
         )
 
     def visited(self, entry: tuple[Any, Any, Any], *, left: bool) -> tuple[Any, Any, Any]:
@@ -227,9 +234,7 @@ class BasisRule(StatisticRule):
             basis=jax.tree.map(lambda a, b: jnp.where(changed, a, b), stored, basis.basis),
             eigenvalues=eigenvalues,
             proxy=proxy,
-            checks=basis.checks + 1,
-            refreshes=basis.refreshes + changed,
-            rejected=basis.rejected + ~good,
+            counts=basis.counts.plus(checks=1, refreshes=changed, rejected=~good),
         )
         return basis, first, second
 

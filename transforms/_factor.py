@@ -11,12 +11,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ._counts import Counts, counter
 from ._inverse_root import eigh, from_eigen, is_indefinite, root_eigenvalues
 from ._recording import record
 from ._refresh import Check, RefreshPolicy
 from ._roots import solve_root
 from ._statistic import StatisticRule
 from ._storage import StorageRecord
+
+
+class FactorCounts(Counts):
+    """See `Factor`."""
+
+    names = ("checks", "refreshes", "indefinite", "rejected")
 
 
 class Factor(NamedTuple):
@@ -26,13 +33,15 @@ class Factor(NamedTuple):
     root: Any  # the inverse root in use, stored form of (..., d, d)
     eigenvectors: jax.Array | None  # Q of the last refresh (..., d, d), if the policy keeps it
     eigenvalues: jax.Array | None  # its eigenvalues, not damped, (..., d)
-    damping: jax.Array  # ε in use, (...)
-    proxy: jax.Array  # the policy's last figure: FOAM's h, the residual; float32 (...)
-    error: jax.Array  # the solver's error estimate at the last refresh, float32 (...)
-    checks: jax.Array  # times the factor was due, int32 (...)
-    refreshes: jax.Array  # inverse roots computed anew, int32 (...)
-    indefinite: jax.Array  # refreshes whose statistic had a negative eigenvalue, int32 (...)
-    rejected: jax.Array  # checks with a statistic or root not finite, or of zeros: no change (...)
+    damping: jax.Array | None  # ε in use (...), if the policy keeps eigenpairs
+    proxy: jax.Array | None  # its last figure: FOAM's h, the residual; float32 (...)
+    error: jax.Array | None  # otherwise the solver's error estimate at the last refresh, float32
+    counts: FactorCounts
+
+    checks = counter("checks")  # times the factor was due, int32 (...)
+    refreshes = counter("refreshes")  # inverse roots computed anew
+    indefinite = counter("indefinite")  # refreshes whose statistic had a negative eigenvalue
+    rejected = counter("rejected")  # checks with a statistic or root not finite, or of zeros
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +65,10 @@ class FactorRule(StatisticRule):
             root=self.storage.encode_root(eye),
             eigenvectors=jnp.copy(eye) if keeps else None,
             eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
-            damping=jnp.full(batch, self.eps, dtype),
-            proxy=jnp.zeros(batch, jnp.float32),
-            error=jnp.zeros(batch, jnp.float32),
-            checks=jnp.zeros(batch, jnp.int32),
-            refreshes=jnp.zeros(batch, jnp.int32),
-            indefinite=jnp.zeros(batch, jnp.int32),
-            rejected=jnp.zeros(batch, jnp.int32),
+            damping=jnp.full(batch, self.eps, dtype) if keeps else None,
+            proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
+            error=None if keeps else jnp.zeros(batch, jnp.float32),
+            counts=FactorCounts.zeros(batch),
         )
 
     def visited(self, factor: Factor) -> Factor:
@@ -89,10 +95,9 @@ class FactorRule(StatisticRule):
         return kept._replace(
             statistic=factor.statistic,
             proxy=new.proxy,
-            checks=factor.checks + 1,
-            refreshes=factor.refreshes + (refresh & good),
-            indefinite=factor.indefinite + (indefinite & good),
-            rejected=factor.rejected + ~good,
+            counts=factor.counts.plus(
+                checks=1, refreshes=refresh & good, indefinite=indefinite & good, rejected=~good
+            ),
         )
 
     def untried(self, factor: Factor) -> jax.Array:
@@ -103,6 +108,7 @@ class FactorRule(StatisticRule):
         self, factor: Factor, statistic: jax.Array
     ) -> tuple[jax.Array, Factor, jax.Array, jax.Array]:
         assert factor.eigenvectors is not None and factor.eigenvalues is not None
+        assert factor.damping is not None
         check = Check(
             statistic,
             factor.eigenvectors,

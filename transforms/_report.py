@@ -36,8 +36,8 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
     * `failures`: decompositions that failed: of a momentum to be orthogonalized (the direction was
       zero), or Cholesky's of a factor in codes (which stayed as it was);
     * `indefinite`: refreshes of a statistic with a negative eigenvalue;
-    * `damping`: in use; `error`: the solver's estimate at the last refresh; `proxy`: the figure by
-      which an adaptive policy decided at the last check.
+    * `error`: the solver's estimate at the last refresh; or of an adaptive policy the `damping` in
+      use, and `proxy`, the figure by which it decided at the last check.
 
     Args:
       optimizer: any Optax transformation.
@@ -58,20 +58,21 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       >>> bad = {"dense": {"kernel": jnp.full((4, 8), jnp.nan), "bias": jnp.ones(8)}}
       >>> _, state = jax.jit(optimizer.update)(bad, optimizer.init(params), params)
       >>> print(curvax.report(optimizer, params, state))
-      | parameter | skipped | checks | refreshes | rejected | indefinite | damping | error | proxy |
-      |---|---:|---:|---:|---:|---:|---:|---:|---:|
-      | dense/bias | 0 | 1 | 1 | 0 | 0 | 1e-06 | 0 | 0 |
-      | dense/kernel | 1 | 1 | 0 | 1 | 0 | 1e-06 | 0 | 0 |
+      | parameter | skipped | checks | refreshes | rejected | indefinite | error |
+      |---|---:|---:|---:|---:|---:|---:|
+      | dense/bias | 0 | 1 | 1 | 0 | 0 | 0 |
+      | dense/kernel | 1 | 1 | 0 | 1 | 0 | 0 |
     """
     leaves = jax.tree.leaves(portable_state(optimizer, params, state))
     found: dict[str, dict[str, list[jax.Array]]] = {}
     for entry, leaf in zip(entries_of(optimizer, params), leaves, strict=True):
-        field = entry.place.split("/")
-        column = next((name for name in COLUMNS if name in field), None)
-        for owner, part in entry.owners:
-            if column is not None:
-                own = leaf if part is None else leaf[part]
-                found.setdefault(column, {}).setdefault(owner, []).append(own.reshape(-1))
+        for place, numbers in entry.parts(leaf).items():
+            fields = place.split("/")
+            column = next((name for name in COLUMNS if name in fields), None)
+            for owner, part in entry.owners:
+                if column is not None:
+                    own = numbers if part is None else numbers[part]
+                    found.setdefault(column, {}).setdefault(owner, []).append(own.reshape(-1))
     columns = [name for name in COLUMNS if name in found]
     rows = [
         f"| {name} | {' | '.join(_range(found[c].get(name, [])) for c in columns)} |"

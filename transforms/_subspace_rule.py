@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from ._carry import Carry, find_moments
 from ._compensation import Compensation, Parts
+from ._counts import Counts, counter
 from ._due import visit_due
 from ._finite import usable_or_zero
 from ._keys import key_for
@@ -25,16 +26,24 @@ from ._statistic import has_side
 from ._subspace_bases import BasisFinder, SubspaceCheck
 
 
+class SubspaceCounts(Counts):
+    """See `Subspace`."""
+
+    names = ("refreshes", "rejected", "skipped")
+
+
 class Subspace(NamedTuple):
     """The subspace of a batch of matrices; `d` is `m` on the left and `n` on the right."""
 
     basis: jax.Array | None  # U (..., d, r); None if it is drawn from the key at each step
     tracked: jax.Array | None  # Q̃ (..., r, r), with tracking
     key: jax.Array  # uint32 (..., 2)
-    refreshes: jax.Array  # bases computed, int32 (...)
-    rejected: jax.Array  # refreshes without a usable basis, int32 (...)
-    skipped: jax.Array  # steps without a usable gradient or any basis, int32 (...)
+    counts: SubspaceCounts
     compensation: Any  # state of the compensation
+
+    refreshes = counter("refreshes")  # bases computed, int32 (...)
+    rejected = counter("rejected")  # refreshes without a usable basis
+    skipped = counter("skipped")  # steps without a usable gradient or any basis
 
 
 class Energies(NamedTuple):
@@ -83,9 +92,7 @@ class SubspaceRule:
             basis=jnp.tile(eye, (*batch, 1, 1)) if self.basis.kept else None,
             tracked=None if self.b3 is None else jnp.zeros((*batch, rank, rank), dtype),
             key=key,
-            refreshes=jnp.zeros(batch, jnp.int32),
-            rejected=jnp.zeros(batch, jnp.int32),
-            skipped=jnp.zeros(batch, jnp.int32),
+            counts=SubspaceCounts.zeros(batch),
             compensation=self.compensation and self.compensation.init(batch, columns, dtype),
         )
 
@@ -160,10 +167,8 @@ class SubspaceRule:
                 half = self.carry.first(tracked, turn)
                 tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
             subspace = subspace._replace(basis=used, tracked=tracked)
-        subspace = subspace._replace(
-            refreshes=subspace.refreshes + good, rejected=subspace.rejected + ~good
-        )
-        return subspace, gradient, first, second
+        counts = subspace.counts.plus(refreshes=good, rejected=~good)
+        return subspace._replace(counts=counts), gradient, first, second
 
     def refreshed(
         self, gradients: Any, state: Any, refresh: Any, count: jax.Array
@@ -234,7 +239,7 @@ class SubspaceRule:
         """The direction and the state after it, of a batch of matrices."""
         left = self.is_left(g)
         moved = jnp.where(usable, moved, 0)
-        subspace = subspace._replace(skipped=subspace.skipped + ~usable[..., 0, 0])
+        subspace = subspace._replace(counts=subspace.counts.plus(skipped=~usable[..., 0, 0]))
         if subspace.tracked is not None:
             gram = gram_of(sigma, left)
             subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ._codec import Coded
+from ._counts import Counts
 from ._distribute import DivisionRecord
 from ._guard import GuardRecord
 from ._matrix_axes import MatrixForm
@@ -76,10 +77,11 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
     entries = entries_of(optimizer, params)
     leaves = jax.tree.leaves(portable_state(optimizer, params, state))
     return {
-        entry.place: leaf if part is None else leaf[part]
+        place: own if part is None else own[part]
         for entry, leaf in zip(entries, leaves, strict=True)
         for owner, part in entry.owners
         if owner == path
+        for place, own in entry.parts(leaf).items()
     }
 
 
@@ -152,6 +154,17 @@ class Entry(NamedTuple):
     field: str
     leaf: jax.ShapeDtypeStruct
     owners: tuple[tuple[str, slice | None], ...]  # and the slice of a shared first axis
+    names: tuple[str, ...] = ()  # of the counters along the last axis
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Its place, or one for each of its counters."""
+        return tuple(f"{self.place}/{name}" for name in self.names) or (self.place,)
+
+    def parts(self, array: Any) -> dict[str, Any]:
+        """What `array` has at each of the places."""
+        counters = [array[..., i] for i in range(len(self.names))]
+        return dict(zip(self.places, counters or [array], strict=True))
 
 
 def entries_of(optimizer: Any, params: Any) -> list[Entry]:
@@ -211,14 +224,19 @@ def _walk(state: Any, views: Any, guards: Any, layouts: Any, params: Any) -> Ite
             continue
         if isinstance(node, MatrixViewState) and id(node.inner) in layouts:
             node = MatrixViewState(layouts[id(node.inner)].joined_shapes)
-        for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
-            keys = (*path, *inner_path)
+        for inner_path, found in jax.tree_util.tree_leaves_with_path(node, is_leaf=_is_counts):
+            names, leaf = (found.names, found.value) if _is_counts(found) else ((), found)
+            keys = (*path, *inner_path[: -1 if names else None])
             owners = () if view is None else _owners(view, inner_path)
             if id(leaf) in guards:
-                names = guards[id(leaf)]
-                owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(names))
+                members = guards[id(leaf)]
+                owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
             field = _field(path, inner_path)
-            yield Entry(_place(keys), field, _abstract(leaf), owners)
+            yield Entry(_place(keys), field, _abstract(leaf), owners, names)
+
+
+def _is_counts(node: Any) -> bool:
+    return isinstance(node, Counts)
 
 
 def _place(path: tuple[Any, ...]) -> str:

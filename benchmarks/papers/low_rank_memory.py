@@ -294,16 +294,14 @@ FORMULAS = (
         "m² + n²",
         lambda m, n, r: m * m + n * n,
         curvax.scale_by_shampoo(),
-        lambda m, n, r: m * m + n * n + 6,
-        "m² + n²: the roots, kept between refreshes; 6: damping and two diagnostics per factor",
+        lambda m, n, r: m * m + n * n + 2,
+        "m² + n²: the roots, kept between refreshes; 2: the error of each",
     ),
     Formula(
         "SOAP",
         "2mn + 2m² + 2n²",
         lambda m, n, r: 2 * (m * n + m * m + n * n),
         curvax.scale_by_soap(),
-        lambda m, n, r: 2,
-        "2: what the refresh policy saw last, per factor",
     ),
     Formula(
         "GaLore, side='larger'",
