@@ -89,6 +89,7 @@ def moment_ratio(
 def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Array:
     """`m / (√v + eps)` for matrices `(..., rows, columns)`, 0 where `√v` is rounding noise."""
     root = jnp.sqrt(v)
-    largest = jnp.max(root, axis=(-2, -1), keepdims=True)
+    # Not the largest root: with two uses XLA would write all roots.
+    largest = jnp.sqrt(jnp.max(v, axis=(-2, -1), keepdims=True))
     usable = root > max(v.shape[-2:]) * jnp.finfo(v.dtype).eps * largest
     return jnp.where(usable, m / jnp.where(usable, root + eps, 1), 0)
