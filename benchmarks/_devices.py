@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from hlo import Collective, collectives  # pyright: ignore[reportMissingImports]
 
 CUTS = {"replicated": P(), "by row": P("x"), "by column": P(None, "x")}
-MODULES = ("_inverse_root", "_factor", "_bases")  # that decompose
+MODULES = ("linalg._eigh", "linalg._inverse_root", "kronecker._factor")  # that decompose
 
 
 class Point(NamedTuple):

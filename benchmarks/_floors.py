@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 import curvax
-from curvax.transforms._polar import iterated, polar_qr_svd
-from curvax.transforms._products import thin_transposed_times
+from curvax.transforms.linalg._polar import iterated, polar_qr_svd
+from curvax.transforms.linalg._products import thin_transposed_times
 
 from ._timing import Program
 

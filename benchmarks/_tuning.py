@@ -60,9 +60,10 @@ def grown(grid: Sequence[float], bests: Iterable[float]) -> tuple[float, ...]:
 def sources() -> list[Path]:
     """All that decides what a run is: the library, the tasks, the training."""
     package = Path(curvax.__file__).parent
-    folders = (package, package / "optimizers", package / "transforms")
+    folders = (package / "optimizers", package / "transforms")
     own = [Path(str(module.__file__)) for module in (_tasks, _training, _optimizers)]
-    library = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    library = sorted(package.glob("*.py"))
+    library += [path for folder in folders for path in sorted(folder.rglob("*.py"))]
     return [*library, *own, *_tasks.SOURCES]
 
 

@@ -12,7 +12,8 @@ a step or at ten. A run survives one if
   leaf of AdamW's) and of the updates that come of it (but for OSGDM's matrices: its momentum is of
   whole updates, behind them), up to `ROUNDING`: in a training step XLA fuses the optimizer with
   what is around it, and may round a zero that it knows differently from one that it computes. How
-  often the bits are the same is counted as well; `tests/test_faults.py` asks for them always;
+  often the bits are the same is counted as well; `tests/optimizers/test_faults.py` asks for them
+  always;
 * the state's `skipped` counted these gradients and no others;
 * in the end its loss is that of the run that skips these matrices' steps, or lower. *Skipping*: the
   matrix and all that the state has of it stay as they were, bit for bit, and everything else goes
@@ -44,7 +45,7 @@ import optax
 from tqdm import tqdm
 
 import curvax
-from curvax.transforms._summary import Entry, entries_of
+from curvax.transforms.state._summary import Entry, entries_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -4,7 +4,7 @@
     python -m benchmarks pages --check   # writes nothing; fails if a table differs
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; nothing in it is typed by
-hand but what `LIMITS` says. `tests/test_pages.py` checks that pages and results agree.
+hand but what `LIMITS` says. `tests/project/test_pages.py` checks that pages and results agree.
 """
 
 from __future__ import annotations

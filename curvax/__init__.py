@@ -46,37 +46,42 @@ from .optimizers import (
     sumo,
     swan,
 )
-from .transforms._adapter import Adapter, extract_adapter
-from .transforms._cholesky import cholesky
-from .transforms._diagonal import precondition_columns
-from .transforms._distribute import distribute
-from .transforms._eigenbasis import in_eigenbasis
-from .transforms._graft import graft
-from .transforms._inject import inject_hyperparams
-from .transforms._iterative_roots import power_iteration
-from .transforms._matrix_axes import MatrixAxes
-from .transforms._matrix_rule import MatrixRule, find_output_layer
-from .transforms._matrix_view import on_matrices
-from .transforms._moment_ratio import moment_ratio
-from .transforms._momentum import momentum
-from .transforms._norm_growth import limit_norm_growth
-from .transforms._normalize import normalize_columns, normalize_rows
-from .transforms._orthogonalize import orthogonalize, scale_by_shape
-from .transforms._polar import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
-from .transforms._portable import place_state, portable_state
-from .transforms._precondition import precondition
-from .transforms._quantize_state import quantize_state
-from .transforms._quantized import quantized
-from .transforms._refresh import every
-from .transforms._report import report
-from .transforms._roots import inverse_root
-from .transforms._routing import route
-from .transforms._row_column_scaling import row_column_scales, scale_by_rows_and_columns
-from .transforms._state_format import check_state, describe_state
-from .transforms._state_sharding import state_sharding
-from .transforms._storage import dense
-from .transforms._subspace import in_subspace
-from .transforms._summary import state_bytes, state_of, summarize
+from .transforms.directions._diagonal import precondition_columns
+from .transforms.directions._graft import graft
+from .transforms.directions._moment_ratio import moment_ratio
+from .transforms.directions._momentum import momentum
+from .transforms.directions._norm_growth import limit_norm_growth
+from .transforms.directions._normalize import normalize_columns, normalize_rows
+from .transforms.directions._orthogonalize import orthogonalize, scale_by_shape
+from .transforms.directions._row_column_scaling import row_column_scales, scale_by_rows_and_columns
+from .transforms.distribute._distribute import distribute
+from .transforms.kronecker._eigenbasis import in_eigenbasis
+from .transforms.kronecker._precondition import precondition
+from .transforms.linalg._inverse_root import inverse_root
+from .transforms.linalg._iterations import power_iteration
+from .transforms.linalg._polar import (
+    NEWTON_SCHULZ_COEFFICIENTS,
+    newton_schulz,
+    polar_qdwh,
+    polar_svd,
+)
+from .transforms.matrices._axes import MatrixAxes
+from .transforms.matrices._routing import route
+from .transforms.matrices._rule import MatrixRule, find_output_layer
+from .transforms.matrices._view import on_matrices
+from .transforms.refresh._policy import every
+from .transforms.state._format import check_state, describe_state
+from .transforms.state._inject import inject_hyperparams
+from .transforms.state._portable import place_state, portable_state
+from .transforms.state._quantize_state import quantize_state
+from .transforms.state._report import report
+from .transforms.state._sharding import state_sharding
+from .transforms.state._summary import state_bytes, state_of, summarize
+from .transforms.storage._cholesky import cholesky
+from .transforms.storage._quantized import quantized
+from .transforms.storage._storage import dense
+from .transforms.subspace._adapter import Adapter, extract_adapter
+from .transforms.subspace._subspace import in_subspace
 
 try:
     __version__ = _metadata.version("curvax")

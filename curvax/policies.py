@@ -4,10 +4,10 @@
 `Check` what it sees, `Verdict` what it answers. `below_norm` is one for subspaces.
 """
 
-from .transforms._diagonal_residual import diagonal_residual, residual_and_diagonal
-from .transforms._foam import damping_proxy, foam
-from .transforms._refresh import Check, Every, RefreshPolicy, Verdict, every
-from .transforms._subspace_refresh import below_norm
+from .transforms.refresh._below_norm import below_norm
+from .transforms.refresh._diagonal_residual import diagonal_residual, residual_and_diagonal
+from .transforms.refresh._foam import damping_proxy, foam
+from .transforms.refresh._policy import Check, Every, RefreshPolicy, Verdict, every
 
 __all__ = [
     "Check",

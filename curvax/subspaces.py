@@ -7,16 +7,8 @@ and `reset`. For `compensation=`: `optimal`, `fira`, `fira_plus` and `channel_sc
 and `Parts` what they see.
 """
 
-from .transforms._carry import Carry, keep, reset, rotate
-from .transforms._compensation import (
-    Compensation,
-    Parts,
-    channel_scaling,
-    fira,
-    fira_plus,
-    optimal,
-)
-from .transforms._subspace_bases import (
+from .transforms.directions._carry import Carry, keep, reset, rotate
+from .transforms.subspace._bases import (
     BasisFinder,
     SubspaceCheck,
     complement,
@@ -26,6 +18,14 @@ from .transforms._subspace_bases import (
     iterated,
     randomized,
     svd,
+)
+from .transforms.subspace._compensation import (
+    Compensation,
+    Parts,
+    channel_scaling,
+    fira,
+    fira_plus,
+    optimal,
 )
 
 __all__ = [

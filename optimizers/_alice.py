@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._carry import Carry
-from ..transforms._compensation import Compensation
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._subspace_bases import BasisFinder
-from ..transforms._subspace_refresh import SubspaceRefresh
+from ..transforms.directions._carry import Carry
+from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.refresh._below_norm import SubspaceRefresh
+from ..transforms.subspace._bases import BasisFinder
+from ..transforms.subspace._compensation import Compensation
 from ._alice_direction import scale_by_alice
 from ._assemble import MeshAxis, assemble
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._carry import Carry
-from ..transforms._compensation import Compensation, compensation_named
-from ..transforms._moment_ratio import moment_ratio
-from ..transforms._subspace import in_subspace
-from ..transforms._subspace_bases import BasisFinder, switching_named
-from ..transforms._subspace_refresh import SubspaceRefresh, as_subspace_policy
 from ..transforms._validate import check_interval
+from ..transforms.directions._carry import Carry
+from ..transforms.directions._moment_ratio import moment_ratio
+from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.subspace._bases import BasisFinder, switching_named
+from ..transforms.subspace._compensation import Compensation, compensation_named
+from ..transforms.subspace._subspace import in_subspace
 
 
 def scale_by_alice(

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._subspace_refresh import SubspaceRefresh
+from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.refresh._below_norm import SubspaceRefresh
 from ._apollo_direction import scale_by_apollo
 from ._assemble import MeshAxis, assemble
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._compensation import channel_scaling
-from ..transforms._norm_growth import limit_norm_growth
-from ..transforms._subspace import in_subspace
-from ..transforms._subspace_bases import gaussian, svd
-from ..transforms._subspace_refresh import SubspaceRefresh, as_subspace_policy
 from ..transforms._validate import check_choice, check_interval
+from ..transforms.directions._norm_growth import limit_norm_growth
+from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.subspace._bases import gaussian, svd
+from ..transforms.subspace._compensation import channel_scaling
+from ..transforms.subspace._subspace import in_subspace
 
 
 def scale_by_apollo(

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._refresh import Refresh
-from ..transforms._storage import Storage
+from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.refresh._policy import Refresh
+from ..transforms.storage._storage import Storage
 from ._asgo_direction import scale_by_asgo
 from ._assemble import MeshAxis, assemble
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._momentum import momentum
-from ..transforms._precondition import precondition
-from ..transforms._refresh import Refresh, as_policy
-from ..transforms._storage import Storage
 from ..transforms._validate import check_choice
+from ..transforms.directions._momentum import momentum
+from ..transforms.kronecker._precondition import precondition
+from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.storage._storage import Storage
 
 
 def scale_by_asgo(

@@ -10,10 +10,10 @@ import jax
 import optax
 
 from ..transforms._guard import guard_leaves
-from ..transforms._matrix_rule import MatrixRule
-from ..transforms._matrix_view import on_matrices
-from ..transforms._routing import route
 from ..transforms._validate import check_decay, check_interval
+from ..transforms.matrices._routing import route
+from ..transforms.matrices._rule import MatrixRule
+from ..transforms.matrices._view import on_matrices
 
 MeshAxis = str | Sequence[str] | None
 

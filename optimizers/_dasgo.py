@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._diagonal import precondition_columns
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._momentum import momentum
+from ..transforms.directions._diagonal import precondition_columns
+from ..transforms.directions._momentum import momentum
+from ..transforms.matrices._rule import MatrixRule, Selection
 from ._assemble import MeshAxis, assemble
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._diagonal_residual import diagonal_residual
-from ..transforms._storage import Storage
 from ..transforms._validate import check_decay
+from ..transforms.refresh._diagonal_residual import diagonal_residual
+from ..transforms.storage._storage import Storage
 from ._shampoo_direction import scale_by_shampoo
 
 

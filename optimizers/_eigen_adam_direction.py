@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._refresh import Refresh
-from ..transforms._storage import Storage
+from ..transforms.refresh._policy import Refresh
+from ..transforms.storage._storage import Storage
 from ._soap import scale_by_soap
 
 

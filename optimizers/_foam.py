@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._storage import Storage
+from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, assemble
 from ._foam_direction import scale_by_foam
 

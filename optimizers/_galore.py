@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._carry import Carry
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._subspace_bases import BasisFinder
-from ..transforms._subspace_refresh import SubspaceRefresh
+from ..transforms.directions._carry import Carry
+from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.refresh._below_norm import SubspaceRefresh
+from ..transforms.subspace._bases import BasisFinder
 from ._assemble import MeshAxis, assemble
 from ._galore_direction import scale_by_galore
 

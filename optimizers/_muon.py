@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._orthogonalize import scale_by_shape
-from ..transforms._polar import Coefficients
+from ..transforms.directions._orthogonalize import scale_by_shape
+from ..transforms.linalg._polar import Coefficients
+from ..transforms.matrices._rule import MatrixRule, Selection
 from ._assemble import MeshAxis, assemble
 from ._muon_direction import scale_by_muon
 

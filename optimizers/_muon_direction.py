@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._momentum import momentum
-from ..transforms._orthogonalize import orthogonalize
-from ..transforms._polar import Coefficients
+from ..transforms.directions._momentum import momentum
+from ..transforms.directions._orthogonalize import orthogonalize
+from ..transforms.linalg._polar import Coefficients
 
 
 def scale_by_muon(

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._momentum import descend_with_momentum
-from ..transforms._orthogonalize import orthogonalize
-from ..transforms._polar import Coefficients
 from ..transforms._validate import check_interval
+from ..transforms.directions._momentum import descend_with_momentum
+from ..transforms.directions._orthogonalize import orthogonalize
+from ..transforms.linalg._polar import Coefficients
+from ..transforms.matrices._rule import MatrixRule, Selection
 from ._assemble import MeshAxis, assemble
 
 

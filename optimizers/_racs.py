@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._norm_growth import limit_norm_growth
-from ..transforms._row_column_scaling import scale_by_rows_and_columns
 from ..transforms._validate import check_interval
+from ..transforms.directions._norm_growth import limit_norm_growth
+from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
+from ..transforms.matrices._rule import MatrixRule, Selection
 from ._assemble import MeshAxis, assemble
 
 

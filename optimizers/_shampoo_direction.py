@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._graft import graft as graft_lengths
-from ..transforms._momentum import momentum
-from ..transforms._precondition import precondition
-from ..transforms._refresh import Refresh, as_policy
-from ..transforms._storage import Storage
 from ..transforms._validate import check_choice, check_decay
+from ..transforms.directions._graft import graft as graft_lengths
+from ..transforms.directions._momentum import momentum
+from ..transforms.kronecker._precondition import precondition
+from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.storage._storage import Storage
 
 
 def scale_by_shampoo(

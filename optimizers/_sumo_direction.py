@@ -5,15 +5,15 @@ from __future__ import annotations
 import jax
 import optax
 
-from ..transforms._carry import Carry, rotate
-from ..transforms._momentum import momentum
-from ..transforms._norm_growth import limit_norm_growth
-from ..transforms._orthogonalize import orthogonalize
-from ..transforms._polar import Coefficients
-from ..transforms._subspace import in_subspace
-from ..transforms._subspace_bases import BasisFinder, randomized
-from ..transforms._subspace_refresh import SubspaceRefresh, as_subspace_policy
 from ..transforms._validate import check_interval
+from ..transforms.directions._carry import Carry, rotate
+from ..transforms.directions._momentum import momentum
+from ..transforms.directions._norm_growth import limit_norm_growth
+from ..transforms.directions._orthogonalize import orthogonalize
+from ..transforms.linalg._polar import Coefficients
+from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.subspace._bases import BasisFinder, randomized
+from ..transforms.subspace._subspace import in_subspace
 
 
 def scale_by_sumo(

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._matrix_rule import MatrixRule, Selection
-from ..transforms._normalize import normalize_rows
-from ..transforms._orthogonalize import orthogonalize
-from ..transforms._polar import Coefficients
-from ..transforms._working_dtype import in_float32
+from ..transforms._trees import in_float32
+from ..transforms.directions._normalize import normalize_rows
+from ..transforms.directions._orthogonalize import orthogonalize
+from ..transforms.linalg._polar import Coefficients
+from ..transforms.matrices._rule import MatrixRule, Selection
 from ._assemble import MeshAxis, assemble
 
 

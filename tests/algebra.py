@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 from reference.shampoo_4bit import linear2_codebook
 
-from curvax.transforms._cholesky import Cholesky
 from curvax.transforms._counts import Counts
-from curvax.transforms._quantized import Quantized
-from curvax.transforms._storage import dense
+from curvax.transforms.storage._cholesky import Cholesky
+from curvax.transforms.storage._quantized import Quantized
+from curvax.transforms.storage._storage import dense
 
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
 """What float32 moves in a step: sums of products of matrices of order 6 to 8, decompositions."""

@@ -80,3 +80,8 @@ def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str])
             raise ValueError(
                 f"{argument}: the pattern {pattern!r} fits no parameter; the paths are {shown}."
             )
+
+
+def is_placeholder(params: Any) -> bool:
+    """Whether `params` is the tree without leaves by which `optax.tree.map_params` asks."""
+    return not jax.tree.leaves(params) and type(params).__name__ == "_ParamsPlaceholder"

@@ -1,4 +1,4 @@
-"""Tree maps that JAX does not have."""
+"""Maps over trees that JAX does not have, and transformations run in float32."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
+
+from ._validate import check_matrices
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):
@@ -23,3 +26,22 @@ def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest:
 def widened(tree: Any) -> Any:
     """The arrays of `tree` in float32 at least."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
+def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:
+    """Runs `inner` in float32 at least, and rounds to the gradients' dtypes at the end alone.
+
+    Between the parts of a chain, updates have the gradients' dtype. Where one part leaves something
+    that has to be exact for the next (a rank, a mean of 0), that is too coarse.
+    """
+
+    def init(params: Any) -> Any:
+        check_matrices(params, method)
+        return inner.init(widened(params))
+
+    def update(updates: Any, state: Any, params: Any = None):
+        wide = None if params is None else widened(params)
+        directions, state = inner.update(widened(updates), state, wide)
+        return jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates), state
+
+    return optax.GradientTransformation(init, update)

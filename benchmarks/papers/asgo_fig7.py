@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import curvax
-from curvax.transforms._iterative_roots import newton_schulz_root
+from curvax.transforms.linalg._iterations import newton_schulz_root
 
 from . import _model, _report
 

@@ -29,9 +29,10 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import curvax
-from curvax.transforms._codec import MAPS, Codec, decode, encode
-from curvax.transforms._inverse_root import from_eigen, root_eigenvalues
-from curvax.transforms._quantized import decode_square, encode_square
+from curvax.transforms.linalg._eigh import from_eigen
+from curvax.transforms.linalg._inverse_root import root_eigenvalues
+from curvax.transforms.storage._codec import MAPS, Codec, decode, encode
+from curvax.transforms.storage._quantized import decode_square, encode_square
 
 from . import _report
 

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from curvax.policies import damping_proxy
-from curvax.transforms._foam import ROUNDING_FLOOR
+from curvax.transforms.refresh._foam import ROUNDING_FLOOR
 
 from . import _report
 

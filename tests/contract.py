@@ -1,0 +1,61 @@
+"""Small parameters, and every optimizer's steps on them, compiled once for all contract tests."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from helpers import gradients_like, normal_like, program, run
+from registry import Row
+
+
+def small_tree(dtype: str = "float32") -> dict[str, dict[str, jax.Array]]:
+    """Parameters for all that follows, in one shape so that little is compiled anew."""
+    shapes = {"dense": {"kernel": (4, 6), "bias": (6,)}, "head": {"kernel": (6, 4)}}
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    zeros = jax.tree.map(lambda shape: np.zeros(shape, jnp.dtype(dtype)), shapes, is_leaf=is_shape)
+    return normal_like(jax.random.key(2), zeros)
+
+
+@functools.cache
+def compiled(row: Row) -> Any:
+    """The optimizer with a jitted update, which compiles once for all tests on `small_tree`."""
+    optimizer = row.make()
+    return optax.GradientTransformationExtraArgs(optimizer.init, jax.jit(optimizer.update))
+
+
+def shapes_and_dtypes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+
+@functools.cache
+def small_run(row: Row) -> tuple[list[Any], list[Any]]:
+    """Three plain steps on `small_tree`, with which compositions are compared.
+
+    The updates are NumPy arrays.
+    """
+    params = small_tree()
+    updates, states = run(compiled(row), gradients_like(params, 3), params, jit=False)
+    return jax.device_get(updates), states
+
+
+@functools.cache
+def plain_program(row: Row) -> str:
+    """What a plain step on `small_tree` computes."""
+    params = small_tree()
+    return program(row.make().update, params, jax.eval_shape(row.make().init, params), params)
+
+
+class Model(nnx.Module):
+    """The NNX counterpart of `small_tree`."""
+
+    def __init__(self) -> None:
+        params = small_tree()
+        self.dense = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(6, 4, use_bias=False, rngs=nnx.Rngs(0))
+        nnx.update(self, params)

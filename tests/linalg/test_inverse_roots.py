@@ -1,0 +1,428 @@
+"""Inverse roots and largest eigenvalues against float64, over prescribed spectra.
+
+Bounds. Working with a matrix of order `n` changes it by `O(n · eps · ‖A‖)`, and its inverse root
+by the condition number `κ` of what is rooted times as much: a root's relative error is at most
+`n (1 + κ) eps`, the identity `X^p A = I` holds up to `p` times that. What is rooted is `A` itself,
+or `A + damping · I`. Targets are taken in float64 from the very matrix that the solver sees.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close, orthogonal, resolution, share
+
+import curvax
+from curvax.transforms.linalg._iterations import newton_schulz_root
+
+N = 12
+COUNT = 12  # matrices in every batch, so that each solver compiles once per dtype
+SOLVERS = [
+    *(("eigh", root) for root in (1, 2, 3, 4, 8)),
+    *(("coupled_newton", root) for root in (1, 2, 4, 8)),
+    ("newton_schulz", 2),
+]
+ITERATIONS = [row for row in SOLVERS if row[0] != "eigh"]
+SOME = share(SOLVERS, of=3)  # in float64, and with relative damping
+PRECISIONS = {
+    "float32": (1.0, 1e1, 1e2, 1e3, 1e4),
+    "float64": (1.0, 1e4, 1e8, 1e12),
+}
+UNDAMPED = [(dtype, condition) for dtype in PRECISIONS for condition in PRECISIONS[dtype]]
+DAMPED = share(
+    itertools.product((1, 2, 3, 4, 8), ("absolute", "relative", "floor", "outside")), of=3
+)
+
+# A solver is compiled once for each root, damping and dtype.
+pytestmark = pytest.mark.xdist_group("inverse roots")
+
+
+def _undamped(solvers):
+    """Parametrizes by solver, dtype and condition."""
+    cases = [
+        (*solver, *case)
+        for solver in solvers
+        for case in UNDAMPED
+        if case[0] == "float32" or solver in SOME
+    ]
+    return pytest.mark.parametrize(("solver", "root", "dtype", "condition"), cases)
+
+
+def _positive(condition: float, dtype: str, order: int = N) -> np.ndarray:
+    """A batch of positive definite matrices of norm 1: even, few small, and few large eigenvalues.
+
+    Rounded to the dtype and symmetric; returned in float64.
+    """
+    even = np.geomspace(1 / condition, 1, order)
+    few_small = np.where(np.arange(order) < 2, 1 / condition, 1.0)
+    few_large = np.where(np.arange(order) < order - 2, 1 / condition, 1.0)
+    bases = [orthogonal(jax.random.key(seed), order, order) for seed in range(3)]
+    spectra = (even, few_small, few_large)
+    batch = np.stack([(q * d) @ q.T for q, d in zip(bases, spectra, strict=True)])
+    return _symmetric(batch.astype(dtype))
+
+
+def _symmetric(a: np.ndarray) -> np.ndarray:
+    """The lower triangles, mirrored, in float64."""
+    a = np.asarray(a, np.float64)
+    return np.tril(a) + np.swapaxes(np.tril(a, -1), -1, -2)
+
+
+def _singular(rank: int, order: int = N) -> np.ndarray:
+    """A batch of integer matrices `GGᵀ` of exactly this rank, exact in float32."""
+    generator = np.random.default_rng(rank)
+    left = generator.integers(-3, 4, (COUNT, order, rank))
+    g = left @ generator.integers(-3, 4, (COUNT, rank, order))
+    a = (g @ np.swapaxes(g, -1, -2)).astype(np.float64)
+    assert a.max() < 2**24 and (np.linalg.matrix_rank(a) == rank).all()
+    return a
+
+
+@functools.cache
+def _solver(solver: str, root: int, damping: str = "absolute"):
+    """`inverse_root` with these choices, compiled once per shape and dtype."""
+    return jax.jit(lambda a, eps: curvax.inverse_root(a, root, eps, damping=damping, solver=solver))
+
+
+def _solved(a: np.ndarray, dtype: str, solver: str, root: int, eps=0.0, damping="absolute"):
+    """Roots and error estimates of at most COUNT float64 matrices, computed in `dtype`."""
+    batch = np.concatenate([a, np.broadcast_to(np.eye(N), (COUNT - len(a), N, N))])
+    x, error = _solver(solver, root, damping)(batch.astype(dtype), np.asarray(eps, dtype))
+    assert x.dtype == dtype and x.shape == batch.shape and error.shape == (COUNT,)
+    return np.asarray(x)[: len(a)], np.asarray(error, np.float64)[: len(a)]
+
+
+def _function(root: int, eps=0.0, damping="absolute", largest=1.0):
+    """The function of the eigenvalues; without damping 0 at 0."""
+
+    def f(d):
+        if damping == "outside":
+            base, power = d ** (1 / root) + eps, -1.0
+        elif damping == "floor":
+            base, power = np.maximum(d, eps), -1 / root
+        else:
+            base, power = d + eps * (largest if damping == "relative" else 1), -1 / root
+        return np.where(base > 0, np.where(base > 0, base, 1) ** power, 0)
+
+    return f
+
+
+def _target(a: np.ndarray, root: int, eps=0.0, damping="absolute", largest=None) -> np.ndarray:
+    """The inverse root of one matrix in float64; without damping on its range only."""
+    d, q = np.linalg.eigh(a)
+    d = np.where(d > 1e-13 * d[-1], d, 0.0)
+    f = _function(root, eps, damping, d[-1] if largest is None else largest)
+    return (q * f(d)) @ q.T
+
+
+def _identity_error(x, root: int, a: np.ndarray) -> np.ndarray:
+    """`max |X^p A - I|` of every matrix, in float64."""
+    power = np.linalg.matrix_power(np.asarray(x, np.float64), root)
+    return np.abs(power @ a - np.eye(N)).max(axis=(-2, -1))
+
+
+def _bound(condition: float, dtype: str) -> float:
+    return N * (1 + condition) * float(np.finfo(dtype).eps)
+
+
+# Well-posed roots
+
+
+@_undamped(SOLVERS)
+def test_undamped_roots_are_as_good_as_their_condition(solver, root, dtype, condition):
+    with jax.enable_x64(dtype == "float64"):
+        a = _positive(condition, dtype)
+        x, _ = _solved(a, dtype, solver, root)
+        for i in range(len(a)):
+            assert_close(x[i], _target(a[i], root), factor=N, condition=1 + condition)
+        identity = _identity_error(x, root, a)
+        assert (identity <= root * _bound(condition, dtype)).all(), identity
+
+
+@pytest.mark.parametrize("condition", [1e6, 1e9])
+@pytest.mark.parametrize(("solver", "root"), SOLVERS)
+def test_damped_float32_roots_are_as_good_as_the_damped_condition(solver, root, condition):
+    a, eps = 8 * _positive(condition, "float32"), 2.0**-10
+    x, _ = _solved(a, "float32", solver, root, eps)
+    for i in range(len(a)):
+        assert_close(x[i], _target(a[i], root, eps), factor=N, condition=1 + 8 / eps)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 8, 11])
+@pytest.mark.parametrize(("solver", "root"), SOME)
+def test_relative_damping_is_a_multiple_of_the_largest_eigenvalue(solver, root, rank):
+    """Of its estimate by power iteration, for the iterations."""
+    a, eps = _singular(rank), 2.0**-10
+    x, error = _solved(a, "float32", solver, root, eps, "relative")
+    for i in range(len(a)):
+        largest = np.linalg.eigvalsh(a[i])[-1]
+        if solver != "eigh":
+            largest = float(_largest(a[i].astype(np.float32)))
+        target = _target(a[i], root, eps, "relative", largest)
+        assert_close(x[i], target, factor=N, condition=1 + 1 / eps)
+    most = 1.0 if solver == "eigh" else 1 / eps  # a backward error; a residual
+    assert (error <= root * _bound(most, "float32")).all(), error
+
+
+@pytest.mark.parametrize("rank", [1, 4, N])
+@pytest.mark.parametrize(("root", "damping"), DAMPED)
+def test_each_kind_of_damping_acts_on_the_eigenvalues(root, damping, rank):
+    a, eps, machine = _singular(rank), 2.0**-5, float(np.finfo(np.float32).eps)
+    a = a / 2 ** np.round(np.log2(np.linalg.norm(a, 2, axis=(-2, -1))))[:, None, None]
+    x, _ = _solved(a, "float32", "eigh", root, eps, damping)
+    for i in range(len(a)):
+        d = np.maximum(np.linalg.eigvalsh(a[i]), 0)
+        f, change = _function(root, eps, damping, d[-1]), N * machine * d[-1]
+        # Outside, λ^(1/p) is steep at 0: what an eigenvalue's rounding makes of the root.
+        steepest = np.abs(f(d + change) - f(d)).max() / (machine * f(d).max())
+        assert_close(x[i], _target(a[i], root, eps, damping), factor=2, condition=N + steepest)
+
+
+@pytest.mark.parametrize(("root", "damping"), DAMPED)
+def test_each_kind_of_damping_is_exact_on_diagonal_matrices(root, damping):
+    d = np.concatenate([[0.0, 0.0], 4.0 * 2.0 ** -np.arange(10)])[::-1]
+    x, _ = _solved(np.diag(d)[None], "float32", "eigh", root, 2.0**-5, damping)
+    assert_close(x[0], np.diag(_function(root, 2.0**-5, damping, 4.0)(d)), factor=4)
+    undamped, _ = _solved(np.diag(d)[None], "float32", "eigh", root, 0.0, damping)
+    assert_close(undamped[0], np.diag(_function(root)(d)), factor=4)
+
+
+# Rank deficiency
+
+
+@pytest.mark.parametrize("rank", [1, 4, 11])
+@pytest.mark.parametrize(
+    ("root", "dtype"),
+    [
+        (root, dtype)
+        for root in (1, 2, 4)
+        for dtype in PRECISIONS
+        if dtype == "float32" or ("eigh", root) in SOME
+    ],
+)
+def test_undamped_eigh_takes_the_root_on_the_range_only(root, rank, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        a = _singular(rank)
+        x, _ = _solved(a, dtype, "eigh", root)
+        for i in range(len(a)):
+            d, q = np.linalg.eigh(a[i])
+            condition, null = d[-1] / d[-rank], q[:, :-rank]
+            assert_close(x[i], _target(a[i], root), factor=N, condition=1 + condition)
+            leak = np.abs(x[i] @ null).max() / np.abs(x[i]).max()
+            assert leak <= _bound(condition, dtype)
+
+
+@pytest.mark.parametrize("rank", [1, 4, 8, 11])
+@pytest.mark.parametrize(("solver", "root"), ITERATIONS)
+def test_the_estimate_tells_an_undamped_singular_matrix(solver, root, rank):
+    """`X^p A` has no full rank: some entry of `X^p A - I` is at least `1 - rank / n`."""
+    _, error = _solved(_singular(rank), "float32", solver, root)
+    told = ~np.isfinite(error) | (error >= 0.5 * (1 - rank / N))
+    assert told.all(), np.sort(error)
+
+
+def test_eigenvalues_that_rounding_made_negative_do_no_harm():
+    a = _singular(4)
+    a = a / np.linalg.eigvalsh(a)[:, -1, None, None]
+    a = a - 1e-6 * np.eye(N)  # eigenvalues of about -1e-6, far below -eps
+    for damping, most in (("absolute", 1e-9**-0.5), ("floor", 1e-9**-0.5), ("outside", 1e9)):
+        x, _ = _solved(a, "float32", "eigh", 2, 1e-9, damping)
+        assert np.isfinite(x).all() and np.abs(x).max() <= (1 + 1e-3) * most
+
+
+# Scale
+
+
+@pytest.mark.parametrize("exponent", [-100, -68, 68, 100])  # 2^100 is 1.3e30
+@pytest.mark.parametrize(("solver", "root"), SOLVERS)
+def test_roots_keep_their_digits_at_tiny_and_huge_scales(solver, root, exponent):
+    a = _positive(100.0, "float32")
+    x, _ = _solved(a * 2.0**exponent, "float32", solver, root)
+    scaled = np.asarray(x, np.float64) * 2.0 ** (exponent / root)
+    for i in range(len(a)):
+        assert_close(scaled[i], _target(a[i], root), N, condition=1 + 100, eps=resolution(x))
+
+
+@pytest.mark.parametrize("exponent", [-100, -68, 68, 100])
+@pytest.mark.parametrize(("solver", "root"), SOME)
+def test_relatively_damped_roots_scale_with_the_matrix(solver, root, exponent):
+    a, eps = _singular(4), 2.0**-10
+    here, _ = _solved(a, "float32", solver, root, eps, "relative")
+    there, _ = _solved(a * 2.0**exponent, "float32", solver, root, eps, "relative")
+    scaled = np.asarray(there, np.float64) * 2.0 ** (exponent / root)
+    for i in range(len(a)):
+        assert_close(scaled[i], here[i], N, condition=1 + 1 / eps, eps=resolution(here))
+
+
+@pytest.mark.parametrize("exponent", [-100, -68, 68, 100])
+@pytest.mark.parametrize(("solver", "root"), [("eigh", 2), *ITERATIONS])
+def test_error_estimates_are_made_of_rounding_at_every_scale(solver, root, exponent):
+    a = _positive(100.0, "float32")
+    _, error = _solved(a * 2.0**exponent, "float32", solver, root)
+    condition = 1.0 if solver == "eigh" else 100.0  # a backward error; a residual
+    assert ((error > 0) & (error <= root * _bound(condition, "float32"))).all(), error
+
+
+# Error estimates
+
+
+@_undamped([row for row in SOLVERS if row[0] == "eigh"])
+def test_the_estimate_of_eigh_is_a_backward_error(solver, root, dtype, condition):
+    with jax.enable_x64(dtype == "float64"):
+        a = _positive(condition, dtype)
+        x, error = _solved(a, dtype, solver, root)
+        assert (error <= _bound(1.0, dtype)).all()
+        bound = 4 * root * condition * (error + N * resolution(x))
+        assert (_identity_error(x, root, a) <= bound).all()
+
+
+@_undamped(ITERATIONS)
+def test_the_estimate_of_an_iteration_bounds_the_residual(solver, root, dtype, condition):
+    """`max |X^p A - I|` cannot be known better than `κ · eps`."""
+    with jax.enable_x64(dtype == "float64"):
+        a = _positive(condition, dtype)
+        x, error = _solved(a, dtype, solver, root)
+        slack = root * _bound(condition, dtype)
+        assert (_identity_error(x, root, a) <= error + slack).all()
+        assert (error <= slack).all()
+
+
+def test_the_estimate_of_newton_schulz_is_the_residual_while_it_converges():
+    with jax.enable_x64(True):
+        a = _positive(100.0, "float64")[0]
+        estimate = jax.jit(lambda a, k: newton_schulz_root(a, 0.0, iterations=k))
+        errors = []
+        for iterations in range(2, 14):
+            x, error = estimate(a, iterations)
+            residual = _identity_error(x, 2, a)
+            assert abs(float(error) - residual) <= 2 * _bound(100.0, "float64")
+            errors.append(float(error))
+        assert errors[0] > 0.5 and errors[-1] < 1e-6
+        falling = [error for error in errors if error > 1e-12]
+        assert errors[: len(falling)] == sorted(falling, reverse=True)
+
+
+# Batches, zeros, what is not finite
+
+
+@pytest.mark.parametrize(("solver", "root"), SOLVERS)
+def test_matrices_of_a_batch_do_not_influence_each_other(solver, root):
+    a = np.concatenate([_positive(condition, "float32") for condition in (1e2, 1e3, 1e4)])
+    x, error = _solved(a, "float32", solver, root)
+    order = np.array([4, 7, 1, 3, 5])
+    spoiled = a.copy()
+    spoiled[0], spoiled[2], spoiled[4] = np.nan, 1e20 * np.eye(N), 0
+    spoiled[5:] = a[order[1:]]
+    beside, errors_beside = _solved(spoiled, "float32", solver, root)
+    for here, there in ((1, 1), (3, 3), (7, 5), (1, 6), (3, 7), (5, 8)):
+        assert np.array_equal(x[here], beside[there])
+        assert error[here] == errors_beside[there]
+
+
+def test_any_number_of_batch_axes_will_do():
+    a, root = _positive(10.0, "float32").astype(np.float32), jax.jit(curvax.inverse_root)
+    flat, flat_error = map(np.asarray, root(a))
+    deep, deep_error = map(np.asarray, root(a[:, None, None]))
+    single, single_error = root(a[1])
+    assert deep.shape == (3, 1, 1, N, N) and deep_error.shape == (3, 1, 1)
+    assert np.array_equal(deep[:, 0, 0], flat) and np.array_equal(deep_error[:, 0, 0], flat_error)
+    assert single.shape == (N, N) and np.array_equal(single, flat[1])
+    assert single_error.shape == () and single_error == flat_error[1]
+
+
+@pytest.mark.parametrize(("solver", "root"), SOLVERS)
+def test_a_zero_matrix_has_the_root_of_its_damping(solver, root):
+    zero = np.zeros((1, N, N))
+    x, error = _solved(zero, "float32", solver, root, 1e-3)
+    assert_close(x[0], 1e-3 ** (-1 / root) * np.eye(N), factor=2 * N)
+    assert error[0] <= root * _bound(1.0, "float32")
+    undamped, error = _solved(zero, "float32", solver, root)
+    if solver == "eigh":
+        assert not np.any(undamped) and error[0] == 0
+    else:
+        assert not error[0] < 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("solver", "root", "damping"),
+    [*((*row, "absolute") for row in SOLVERS), *((*row, "relative") for row in SOME)],
+)
+def test_a_matrix_that_is_not_finite_has_a_root_that_is_not_finite(solver, root, damping, value):
+    a = _positive(10.0, "float32")
+    a[0, 2, 1] = a[0, 1, 2] = value
+    a[1, 3, 3] = value
+    x, error = _solved(a, "float32", solver, root, 1e-3, damping)
+    finite = np.isfinite(x).all(axis=(-2, -1))
+    assert not finite[0] and not finite[1] and finite[2]
+    assert not (error[:2] <= 1).any() and error[2] <= 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes_are_widened_for_the_work(dtype):
+    a = _positive(10.0, "float32").astype(dtype)
+    x, error = map(np.asarray, jax.jit(curvax.inverse_root)(a))
+    assert x.dtype == dtype and error.dtype == jnp.float32
+    exact = _symmetric(a)
+    for i in range(len(exact)):
+        assert_close(x[i], _target(exact[i], 2), factor=1)  # rounded once, at the end
+
+
+def test_a_result_for_another_root_or_damping_would_be_noticed():
+    """The bounds separate neighboring roots, dampings and lengths: a negative control."""
+    a = _positive(100.0, "float32")
+    x, _ = _solved(a, "float32", "eigh", 4)
+    wrong = [_target(a[0], 3), _target(a[0], 4, 1e-4), 1.001 * _target(a[0], 4)]
+    for target in wrong:
+        with pytest.raises(AssertionError, match="exceeds the bound"):
+            assert_close(x[0], target, factor=N, condition=1 + 100)
+    dampings = ("absolute", "relative", "floor", "outside")
+    roots = [_solved(2 * a, "float32", "eigh", 2, 0.25, kind)[0] for kind in dampings]
+    for i in range(len(dampings)):
+        for j in range(i):
+            assert np.abs(roots[i] - roots[j]).max() > 0.1
+
+
+# The largest eigenvalue
+
+
+_largest = jax.jit(curvax.power_iteration)
+
+
+@pytest.mark.parametrize("gap", [0.5, 0.9, 0.98])
+def test_power_iteration_finds_the_largest_eigenvalue_from_below(gap):
+    """The Rayleigh quotient is low by at most `(1 - gap) tan²θ · gap^(2k)`, relative.
+
+    `θ` is the angle between the start, the row sums of `|A|`, and the leading eigenvector;
+    `tan²θ` stays below 400 for these matrices.
+    """
+    spectrum = np.concatenate([[1.0], gap * np.geomspace(1, 1e-3, N - 1)])
+    for seed in range(5):
+        q = orthogonal(jax.random.key(seed), N, N)
+        a = _symmetric(((q * spectrum) @ q.T).astype(np.float32))
+        truth, rounding = np.linalg.eigvalsh(a)[-1], _bound(1.0, "float32")
+        for iterations in (8, 32, 128):
+            estimate = _largest(a.astype(np.float32), iterations)
+            low = 1 - float(estimate) / truth
+            assert -rounding <= low <= 400 * (1 - gap) * gap ** (2 * iterations) + rounding
+
+
+@pytest.mark.parametrize("exponent", [-100, -68, 68, 100])
+def test_power_iteration_is_exact_under_powers_of_two(exponent):
+    a = _positive(100.0, "float32")[0].astype(np.float32)
+    assert _largest(np.ldexp(a, exponent)) == _largest(a) * 2.0**exponent
+
+
+def test_power_iteration_finds_an_eigenvector_that_row_sums_cancel():
+    v = np.resize([1.0, -1.0], N) / np.sqrt(N)
+    a = np.float32(3 * np.outer(v, v) + 0.5 * np.eye(N))
+    assert_close(float(_largest(a)), 3.5, eps=resolution(a))
+
+
+def test_power_iteration_of_one_number_and_of_zero():
+    assert _largest(np.full((1, 1), 3, np.float32)) == 3
+    assert _largest(np.zeros((N, N), np.float32)) == 0
+    assert np.isnan(_largest(np.full((N, N), np.nan, np.float32)))

@@ -1,0 +1,605 @@
+"""The contract that every optimizer keeps: on every kind of leaf, with all of Optax, with Flax.
+
+The first part is a product of methods, leaves, dtypes and ways of running. One tree holds all kinds
+of leaves, so that a way of running costs one compilation. Every row asserts that the leaves which
+should be matrices were: a path for vectors alone would pass most of the rest. What Optax and Flax
+do with every optimizer alike, and narrow dtypes, meshes and replicas, take a sixth of them each, in
+turns; all of them:
+
+    CURVAX_ALL_CELLS=1 pytest tests/optimizers
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from contract import (
+    Model,
+    compiled,
+    plain_program,
+    shapes_and_dtypes,
+    small_run,
+    small_tree,
+)
+from flax import nnx
+from flax.training.train_state import TrainState
+from helpers import (
+    ALL_CELLS,
+    assert_close,
+    gradients_like,
+    normal_like,
+    program,
+    resolution,
+    run,
+    share,
+    states_by_parameter,
+    tolerance,
+)
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from registry import GROWTH, REGISTRY, Row, every_optimizer, in_turns
+
+import curvax
+
+
+class Leaf(NamedTuple):
+    """A kind of leaf: its shape, its matrices, and how a mesh axis "x" cuts rows or columns."""
+
+    shape: tuple[int, ...]
+    matrices: tuple[int, int, int] | None  # number, rows, columns; None if it is no matrix
+    by_row: P
+    by_column: P
+
+
+LEAVES = {
+    "wide/kernel": Leaf((8, 16), (1, 8, 16), P("x"), P(None, "x")),
+    "tall/kernel": Leaf((16, 8), (1, 16, 8), P("x"), P(None, "x")),
+    "square/kernel": Leaf((8, 8), (1, 8, 8), P("x"), P(None, "x")),
+    "row/kernel": Leaf((1, 16), (1, 1, 16), P(), P(None, "x")),
+    "layers/kernel": Leaf((4, 8, 16), (4, 8, 16), P(None, "x"), P("x", None, None)),
+    "Conv_0/kernel": Leaf((2, 2, 4, 8), (1, 16, 8), P(None, None, "x"), P(None, None, None, "x")),
+    "query/kernel": Leaf((8, 4, 4), (1, 8, 16), P("x"), P(None, "x")),
+    "out/kernel": Leaf((4, 2, 16), (1, 8, 16), P("x"), P(None, None, "x")),
+    "wide/bias": Leaf((16,), None, P("x"), P("x")),
+    "temperature": Leaf((), None, P(), P()),
+}
+SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+# Enough for a mesh: one shape cut both ways, batch axes, merged axes that are cut, a vector.
+ON_MESH = ("wide/kernel", "layers/kernel", "query/kernel", "out/kernel", "wide/bias")
+IN_BFLOAT16 = tuple(LEAVES) if ALL_CELLS else ("temperature", *ON_MESH)
+
+
+def contract_tree(dtype: str, kinds: Iterable[str] = LEAVES) -> dict[str, jax.Array]:
+    zeros = {name: np.zeros(LEAVES[name].shape, jnp.dtype(dtype)) for name in kinds}
+    return normal_like(jax.random.key(1), zeros)
+
+
+def make(row: Row, kinds: Iterable[str] = LEAVES) -> Any:
+    """The optimizer for leaves of these kinds."""
+    axes = {name: axes for name, axes in SPEC.items() if name in kinds}
+    return row.make(weight_dimension_numbers=axes)
+
+
+@functools.cache
+def on_one_device(row: Row) -> tuple[list[Any], list[Any]]:
+    """Two steps with all kinds of leaves."""
+    params = contract_tree("float32")
+    return run(make(row), gradients_like(params, 2), params)
+
+
+def assert_matrix_branch(row: Row, params: Any, state: Any) -> None:
+    """Every matrix has the method's own entries in the state, everything else AdamW's."""
+    optimizer = make(row, params)
+    lines = curvax.summarize(optimizer, params).splitlines()
+    summary = {name: next(x for x in lines if x.startswith(f"| {name} |")) for name in params}
+    for name, entries in states_by_parameter(optimizer, params, state).items():
+        leaf = LEAVES[name]
+        fields = {part for place in entries for part in place.split("/")}
+        matrices = leaf.matrices
+        if matrices is None and row.everything:
+            matrices = (1, 1, int(np.prod(leaf.shape, dtype=int)))
+        if matrices is None:
+            assert {"mu", "nu", "skipped", "others"} <= fields, f"{name}: {fields}"
+            assert "no matrix" in summary[name]
+        else:
+            adamws = {"nu", "others"} - row.fields  # a grafted Adam has its own nu
+            assert row.fields | {"skipped"} <= fields, f"{name}: {fields}"
+            assert not adamws & fields, f"{name}: {fields}"
+            # OSGDM's momentum is that of whole steps, behind the matrix view.
+            own = {place: x for place, x in entries.items() if "trace" not in place.split("/")}
+            assert {entry.shape[0] for entry in own.values()} == {matrices[0]}, name
+            momenta = [x.shape for place, x in own.items() if "mu" in place.split("/")]
+            if "rank" in row.settings:
+                rank = min(row.settings["rank"], *matrices[1:])
+                sides = [(rank, matrices[2]), (matrices[1], rank)]
+                assert momenta in [[(matrices[0], *side)] for side in sides], name
+            else:
+                assert momenta in ([], [matrices]), name
+            assert f"{matrices[1]}×{matrices[2]} in stack" in summary[name]
+
+
+def assert_updated(updates: Any, params: Any) -> None:
+    for name, update in jax.device_get(updates).items():
+        assert update.shape == LEAVES[name].shape
+        assert update.dtype == params[name].dtype
+        assert np.isfinite(update).all() and np.any(update != 0), name
+
+
+@every_optimizer
+def test_every_kind_of_leaf(row: Row) -> None:
+    """In the context of an Explicit mesh. Types suffice: what JAX refuses, it refuses in them."""
+    shardings = shardings_for("explicit", first_by="row")
+    params = jax.device_put(contract_tree("float32"), shardings)
+    optimizer = make(row)
+
+    def step(params: Any) -> Any:
+        return optimizer.update(params, optimizer.init(params), params)
+
+    with jax.set_mesh(shardings["wide/kernel"].mesh):
+        updates, state = jax.eval_shape(step, params)
+        for name, update in updates.items():
+            assert update.shape == LEAVES[name].shape
+            assert update.dtype == params[name].dtype
+            assert update.sharding == jax.typeof(params[name]).sharding, name
+    assert_matrix_branch(row, params, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
+
+
+@in_turns(2, of=6)
+def test_every_kind_of_leaf_is_updated(row: Row) -> None:
+    params = contract_tree("float32")
+    updates, states = on_one_device(row)
+    for update in updates:
+        assert_updated(update, params)
+    assert_matrix_branch(row, params, states[-1])
+
+
+@every_optimizer
+def test_no_batch_is_decomposed(row: Row) -> None:
+    """Several at once may wait for each other forever; see `one_by_one` of `linalg/_numerics`."""
+    params = {
+        f"{i}/{m}x{n}/kernel": jnp.ones((m, n)) for i in range(3) for m, n in [(4, 6), (6, 4)]
+    }
+    optimizer = row.make()
+    state = jax.eval_shape(optimizer.init, params)
+    text = program(optimizer.update, params, state, params)
+    kinds = "|".join(("eigh", "svd", "qr", "geqrf", "householder_product", "cholesky", "lu"))
+    found = re.findall(rf"^\s*((?:\w+:\w+\[[\d,]*\] ?)+) *= ({kinds})\b", text, re.MULTILINE)
+    decomposes = row.name not in ("muon", "racs", "dasgo", "apollo")
+    assert bool(found) == decomposes
+    for results, kind in found:
+        for shape in re.findall(r"\[([\d,]*)\]", results):
+            batch = [int(n) for n in shape.split(",")][:-2]
+            assert np.prod(batch, initial=1) == 1, f"{kind}: {results}"
+
+
+@in_turns(1, of=6)
+def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> None:
+    narrow = contract_tree("bfloat16", IN_BFLOAT16)
+    gradients = gradients_like(narrow, 1)
+    optimizer = make(row, narrow)
+    (updates,), states = run(optimizer, gradients, narrow)
+    assert_updated(updates, narrow)
+    assert_matrix_branch(row, narrow, states[-1])
+    wide, *wide_gradients = jax.tree.map(lambda x: np.asarray(x, np.float32), [narrow, *gradients])
+    (expected,), _ = run(optimizer, wide_gradients, wide)
+    assert_close(updates, expected, GROWTH[row.name])
+
+
+@in_turns(2, of=6)
+def test_a_mesh_gives_the_same_updates(row: Row) -> None:
+    """The kinds of axes in turns; with all work divided, see `test_distribution.py`."""
+    mesh = ("auto", "explicit")[REGISTRY.index(row) % 2]
+
+    def on_mesh(tree: Any) -> Any:
+        return {name: jax.device_put(tree[name], shardings[name]) for name in ON_MESH}
+
+    expected = on_one_device(row)[0]
+    shardings = shardings_for(mesh)
+    whole = contract_tree("float32")
+    gradients = [on_mesh(g) for g in gradients_like(whole, 2)]
+    params = on_mesh(whole)
+    optimizer = make(row)
+    placement = curvax.state_sharding(optimizer, params, shardings["wide/bias"].mesh)
+    state = jax.device_put(optimizer.init(params), placement)
+    step = jax.jit(optimizer.update, out_shardings=(None, placement))
+    for gradient, on_one in zip(gradients, expected, strict=True):
+        updates, state = step(gradient, state, params)
+        for name, update in updates.items():
+            assert update.dtype == params[name].dtype
+            if mesh == "explicit":
+                same = update.sharding.is_equivalent_to(params[name].sharding, update.ndim)
+                assert same, f"{name}: {update.sharding}"
+        assert_close(updates, {name: on_one[name] for name in ON_MESH}, GROWTH[row.name])
+    assert step._cache_size() == 1  # pyright: ignore
+    assert_matrix_branch(row, params, state)
+
+
+def shardings_for(kind: str, first_by: str = "column") -> dict[str, NamedSharding]:
+    """Every leaf divided over two devices, by row and by column in turns."""
+    types = (AxisType.Explicit if kind == "explicit" else AxisType.Auto,)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=types)
+    by_row = {name: i % 2 == (first_by == "column") for i, name in enumerate(LEAVES)}
+    return {
+        name: NamedSharding(mesh, leaf.by_row if by_row[name] else leaf.by_column)
+        for name, leaf in LEAVES.items()
+    }
+
+
+@every_optimizer
+def test_extra_arguments_are_ignored_and_params_not_needed_without_weight_decay(row: Row) -> None:
+    params = small_tree()
+    optimizer = row.make()
+    state = jax.eval_shape(optimizer.init, params)
+
+    def otherwise(gradient: Any, state: Any, params: Any) -> Any:
+        del params
+        return optimizer.update(gradient, state, value=1.0, other="x")
+
+    assert program(otherwise, params, state, params) == plain_program(row)
+
+
+@pytest.mark.parametrize("name", share(["shampoo", "racs", "alice"], of=3))
+def test_nothing_needs_jit(name: str) -> None:
+    row = next(row for row in REGISTRY if row.name == name)
+    kernel = lambda tree: {"dense": {"kernel": tree["dense"]["kernel"]}}  # noqa: E731
+    params, gradient = map(kernel, (small_tree(), gradients_like(small_tree(), 1)[0]))
+    (updates,), _ = run(row.make(), [gradient], params, jit=False)
+    assert_close(updates, kernel(small_run(row)[0][0]), GROWTH[name])
+
+
+@every_optimizer
+def test_second_call_compiles_nothing(row: Row) -> None:
+    params = small_tree()
+    optimizer = compiled(row)
+    first, *others = gradients_like(params, 3)
+    _, state = optimizer.update(first, optimizer.init(params), params)
+    programs = optimizer.update._cache_size()  # pyright: ignore
+    for gradient in others:
+        _, state = optimizer.update(gradient, state, params)
+    assert optimizer.update._cache_size() == programs  # pyright: ignore
+
+
+@in_turns(4, of=6)
+def test_donated_state_gives_the_same_updates(row: Row) -> None:
+    # A state whose dtypes or shapes change cannot be donated, which is a warning and so an error;
+    # nor can one that holds the same array twice.
+    params = small_tree()
+    optimizer = row.make()
+    step = jax.jit(optimizer.update, donate_argnums=(0, 1))
+    first = state = optimizer.init(params)
+    for gradient, expected in zip(gradients_like(params, 3), small_run(row)[0], strict=True):
+        updates, state = step(gradient, state, params)
+        assert_close(updates, expected, GROWTH[row.name])
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
+
+
+@in_turns(1, of=6)
+def test_steps_can_be_scanned(row: Row) -> None:
+    params = small_tree()
+    optimizer = row.make()
+    gradients = jax.tree.map(lambda *x: np.stack(x), *gradients_like(params, 3))
+
+    def step(state: Any, gradient: Any) -> Any:
+        updates, state = optimizer.update(gradient, state, params)
+        return state, updates
+
+    state, updates = jax.jit(lambda *args: jax.lax.scan(step, *args))(
+        optimizer.init(params), gradients
+    )
+    expected, states = small_run(row)
+    assert_close(updates, jax.tree.map(lambda *x: np.stack(x), *expected), GROWTH[row.name])
+    last = gradients_like(params, 1)[0]
+    step_again = compiled(row).update
+    after_scan, after_loop = (step_again(last, s, params)[0] for s in (state, states[-1]))
+    assert_close(after_scan, after_loop, GROWTH[row.name])
+
+
+@in_turns(0, of=6)
+def test_replicas_can_be_mapped(row: Row) -> None:
+    params = small_tree()
+    optimizer = row.make()
+    gradients = gradients_like(params, 3)
+    replicas = jax.tree.map(lambda *x: np.stack(x), *gradients)
+    several = jax.tree.map(lambda x: np.stack([x] * 3), params)
+    state = jax.jit(jax.vmap(optimizer.init))(several)
+    updates, _ = jax.jit(jax.vmap(optimizer.update))(replicas, state, several)
+    for i, gradient in enumerate(gradients):
+        alone, _ = compiled(row).update(gradient, optimizer.init(params), params)
+        own = jax.tree.map(lambda x: np.asarray(x)[i], updates)  # noqa: B023
+        assert_close(own, alone, GROWTH[row.name])
+
+
+@every_optimizer
+def test_init_can_be_evaluated_abstractly(row: Row) -> None:
+    params = small_tree()
+    optimizer = row.make()
+    abstract = jax.eval_shape(optimizer.init, jax.eval_shape(lambda: params))
+    state = optimizer.init(params)
+    assert shapes_and_dtypes(abstract) == shapes_and_dtypes(state)
+    leaves = jax.tree.leaves((params, state))
+    places = {leaf.unsafe_buffer_pointer() for leaf in leaves}
+    assert len(places) == len(leaves), "the state has an array twice: it cannot be donated"
+
+
+@every_optimizer
+def test_init_does_not_grow_with_the_leaves_of_a_shape(row: Row) -> None:
+    """But for the zeros of OSGDM's momentum, which is behind the matrix view."""
+    few, many = ({f"{i}/kernel": jnp.ones((4, 6)) for i in range(n)} for n in (2, 8))
+    lines = [len(program(row.make().init, params).splitlines()) for params in (few, many)]
+    assert lines[1] <= lines[0] + (len(many) - len(few) if row.name == "osgdm" else 0)
+
+
+@pytest.mark.parametrize(
+    ("params_dtype", "gradients_dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")]
+)
+@every_optimizer
+def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) -> None:
+    """The state keeps its dtypes; updates have the gradients'.
+
+    With one dtype for both: `test_optax_contracts.py::test_a_step_can_be_a_branch`.
+    """
+    params = small_tree(params_dtype)
+    optimizer = row.make()
+    state = jax.eval_shape(optimizer.init, params)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+    entries = curvax.state_of(optimizer, params, zeros, "dense/kernel")
+    momenta = {"mu", "trace"}
+    statistics = [x.dtype for place, x in entries.items() if momenta.isdisjoint(place.split("/"))]
+    assert jnp.dtype(jnp.bfloat16) not in statistics
+    gradient = gradients_like(params, 1, dtype=gradients_dtype)[0]
+    updates, after = jax.eval_shape(optimizer.update, gradient, state, params)
+    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+    assert updates["dense"]["kernel"].dtype == jnp.dtype(gradients_dtype)
+    assert updates["dense"]["bias"].dtype == jnp.dtype(gradients_dtype)
+
+
+@pytest.mark.parametrize(
+    ("params_dtype", "gradients_dtype"),
+    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")],
+)
+@every_optimizer
+def test_directions_have_the_dtype_of_their_gradients(
+    row: Row, params_dtype: str, gradients_dtype: str
+) -> None:
+    """With float32 for both: `test_optax_contracts.py`."""
+    matrix = jax.ShapeDtypeStruct((2, 4, 6), params_dtype)
+    direction = row.make_direction()
+    state = jax.eval_shape(direction.init, matrix)
+    gradient = jax.ShapeDtypeStruct(matrix.shape, gradients_dtype)
+    updates, after = jax.eval_shape(direction.update, gradient, state)
+    assert (updates.shape, updates.dtype) == (gradient.shape, gradient.dtype)
+    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+
+
+@every_optimizer
+def test_map_params_maps_the_matrices_entries_and_leaves_counters(row: Row) -> None:
+    params = small_tree()
+    optimizer = row.make()
+    state = small_run(row)[1][-1]
+    mapped = optax.tree.map_params(optimizer, lambda x: x + 1, state)
+    assert jax.tree.structure(mapped) == jax.tree.structure(state)
+    found = [states_by_parameter(optimizer, params, each) for each in (state, mapped)]
+    for name in ("dense/kernel", "dense/bias"):
+        before, after = (entries[name] for entries in found)
+        if (
+            not row.everything and name == "dense/bias"
+        ):  # AdamW's leaves share one array of counters
+            own = [{p: x for p, x in e.items() if "skipped" not in p} for e in (before, after)]
+            before, after = own
+        assert_close(after, {place: x + 1 for place, x in before.items()}, factor=0)
+    steps = [int(x) for x in jax.tree.leaves(mapped) if x.ndim == 0]
+    assert steps and set(steps) == {3}
+
+
+@in_turns(4, of=6)
+def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
+    params = small_tree("bfloat16")
+    inject = optax.inject_hyperparams(
+        row.optimizer, static_args=row.static, hyperparam_dtype=jnp.float32
+    )
+    injected = inject(0.1, **row.settings, **row.descent)
+    gradients = gradients_like(params, 2)
+    state = injected.init(params)
+    decays = [name for name in state.hyperparams if name.removeprefix("adam_") in ("b1", "b2")]
+    own = {"b1", "b2"} & set(row.optimizer.__kwdefaults__)  # SWAN has none
+    assert len(decays) > (2 if own else 1) and {state.hyperparams[n].dtype for n in decays} == {
+        jnp.dtype("float32")
+    }
+    assert max(float(state.hyperparams[name]) for name in decays) < 1
+    updates, _ = run(injected, gradients, params)
+    wide, *wide_gradients = jax.tree.map(lambda x: x.astype("float32"), [params, *gradients])
+    expected, _ = run(compiled(row), wide_gradients, wide, jit=False)  # which is compiled
+    assert_close(updates, expected, GROWTH[row.name])
+
+
+@in_turns(5, of=6)
+def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
+    params = small_tree()
+    inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
+    injected = inject(lambda step: 0.1 / (1 + step), **row.settings, **row.descent)
+    step = jax.jit(injected.update)
+    state = injected.init(params)
+    gradients = gradients_like(params, 3)
+    for i, expected in enumerate(small_run(row)[0][:2]):
+        updates, state = step(gradients[i], state, params)
+        assert_close(float(state.hyperparams["learning_rate"]), 0.1 / (1 + i), eps=1e-6)
+        scaled = jax.tree.map(lambda x: x / (1 + i), expected)  # noqa: B023
+        # Adam divides by 1 - b2, which in float32 has 1,000 times the relative error of b2.
+        assert_close(updates, scaled, GROWTH[row.name], condition=1 / (1 - 0.999))
+    before, _ = step(gradients[2], state, params)
+    state.hyperparams["weight_decay"] = jnp.full_like(state.hyperparams["weight_decay"], 0.5)
+    after, _ = step(gradients[2], state, params)
+    difference = after["dense"]["kernel"] - before["dense"]["kernel"]
+    bound = tolerance(before["dense"]["kernel"], before["dense"]["kernel"], 4)
+    expected = -0.1 / 3 * 0.5 * params["dense"]["kernel"]
+    assert float(jnp.abs(difference - expected).max()) <= bound + tolerance(expected, expected, 4)
+    assert step._cache_size() == 1
+
+
+@in_turns(3, of=6)
+def test_learning_rate_schedules_count_steps_from_zero(row: Row) -> None:
+    params = small_tree()
+    schedule = optax.piecewise_constant_schedule(0.1, {1: 0.5, 2: 0.1})
+    updates, _ = run(row.make(schedule), gradients_like(params, 3), params)
+    factors = (1.0, 0.5, 0.05)
+    for update, plain, factor in zip(updates, small_run(row)[0], factors, strict=True):
+        scaled = jax.tree.map(lambda x: x * factor, plain)  # noqa: B023
+        assert_close(update, scaled, GROWTH[row.name])
+
+
+@in_turns(1, of=6)
+def test_multi_steps_average_gradients(row: Row) -> None:
+    params = small_tree()
+    optimizer = optax.MultiSteps(row.make(), every_k_schedule=2)
+    gradients = gradients_like(params, 2)
+    halves = [jax.tree.map(lambda g, c=c: c * g, g) for g in gradients for c in (0.5, 1.5)]
+    updates, _ = run(optimizer, halves, params)
+    for i, expected in enumerate(small_run(row)[0][:2]):
+        assert not any(np.any(x) for x in jax.tree.leaves(updates[2 * i]))
+        assert_close(updates[2 * i + 1], expected, GROWTH[row.name])
+
+
+@in_turns(2, of=6)
+def test_apply_if_finite_skips_a_bad_step(row: Row) -> None:
+    params = small_tree()
+    optimizer = optax.apply_if_finite(row.make(), max_consecutive_errors=3)
+    first, second, _ = gradients_like(params, 3)
+    bad = jax.tree.map(lambda g: g * jnp.nan, first)
+    updates, states = run(optimizer, [first, bad, second], params)
+    assert not any(np.any(x) for x in jax.tree.leaves(updates[1]))
+    assert_close(states[1].inner_state, states[0].inner_state, factor=0)
+    assert_close([updates[0], updates[2]], small_run(row)[0][:2], GROWTH[row.name])
+
+
+@in_turns(3, of=6)
+def test_masked_leaves_pass_through(row: Row) -> None:
+    params = small_tree()
+    mask = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": False}}
+    optimizer = optax.masked(row.make(), mask)
+    gradients = gradients_like(params, 3)
+    updates, _ = run(optimizer, gradients, params)
+    for update, gradient, plain in zip(updates, gradients, small_run(row)[0], strict=True):
+        assert_close(update["head"], gradient["head"], factor=0)
+        assert_close(update["dense"], plain["dense"], GROWTH[row.name])
+
+
+@in_turns(4, of=6)
+def test_partition_and_chain(row: Row) -> None:
+    params = small_tree()
+    optimizer = optax.chain(
+        optax.scale(3.0),
+        optax.scale(1 / 3),
+        optax.partition(
+            {"ours": row.make(), "frozen": optax.set_to_zero()},
+            {"dense": "ours", "head": "frozen"},
+        ),
+        optax.scale(0.5),
+    )
+    updates, _ = run(optimizer, gradients_like(params, 3), params)
+    for update, plain in zip(updates, small_run(row)[0], strict=True):
+        assert not np.any(update["head"]["kernel"])
+        halved = jax.tree.map(lambda x: 0.5 * x, plain["dense"])
+        assert_close(update["dense"], halved, GROWTH[row.name])
+
+
+@every_optimizer
+def test_flax_train_state(row: Row) -> None:
+    params = small_tree()
+    state = TrainState.create(apply_fn=lambda _: None, params=params, tx=compiled(row))
+    for gradient in gradients_like(params, 3):
+        state = state.apply_gradients(grads=gradient)
+    expected = functools.reduce(optax.apply_updates, small_run(row)[0], params)
+    assert state.step == 3
+    assert_close(state.params, expected, GROWTH[row.name])
+
+
+@in_turns(5, of=6)
+def test_nnx_optimizer(row: Row) -> None:
+    model = Model()
+    optimizer = nnx.Optimizer(model, row.make(), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Model, optimizer: nnx.Optimizer, gradient: Any) -> None:
+        structure = jax.tree.structure(nnx.state(model, nnx.Param))
+        optimizer.update(model, structure.unflatten(jax.tree.leaves(gradient)))
+
+    for gradient in gradients_like(small_tree(), 3):
+        step(model, optimizer, gradient)
+    expected = functools.reduce(optax.apply_updates, small_run(row)[0], small_tree())
+    trained = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    assert_close(trained, expected, GROWTH[row.name])
+
+
+@in_turns(0)
+def test_weight_decay_is_decoupled_and_masked_and_others_have_their_learning_rate(row: Row) -> None:
+    params = small_tree()
+    mask = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": False}}
+    optimizer = row.make(0.1, adam_learning_rate=0.2, weight_decay=0.5, weight_decay_mask=mask)
+    (updates,), _ = run(optimizer, gradients_like(params, 1), params)
+    plain = small_run(row)[0][0]
+    factor = 2 if row.name in ("apollo", "racs") else 1  # which leave the output layer to AdamW
+    head = jax.tree.map(lambda x: factor * x, plain["head"])
+    assert_close(updates["head"], head, GROWTH[row.name])
+    faster = {"kernel": 1, "bias": 1 if row.everything else 2}
+    decayed = {k: f * (plain["dense"][k] - 0.05 * params["dense"][k]) for k, f in faster.items()}
+    assert_close(updates["dense"], decayed, GROWTH[row.name])
+
+
+@in_turns(2)
+def test_a_tree_of_vectors_is_announced_and_trained(row: Row) -> None:
+    params = {"bias": jnp.ones(3), "dense": {"scale": jnp.ones(4)}}
+    gradient = gradients_like(params, 1)[0]
+    optimizer = row.make()
+    if row.everything:
+        state = optimizer.init(params)
+    else:
+        with pytest.warns(UserWarning, match="no parameter is a matrix.*bias: vector"):
+            state = optimizer.init(params)
+    updates, _ = optimizer.update(gradient, state, params)
+    if row.everything:
+        assert all(np.any(x) for x in jax.tree.leaves(updates))
+    else:
+        adam = optax.adam(0.1)
+        expected, _ = adam.update(gradient, adam.init(params), params)
+        assert_close(updates, expected, factor=0)
+
+
+@every_optimizer
+def test_a_tree_without_leaves(row: Row) -> None:
+    for params in ({}, None, (), {"frozen": {}}):
+        optimizer = row.make()
+        updates, _ = optimizer.update(params, optimizer.init(params), params)
+        assert updates == params
+
+
+@in_turns(1)
+def test_absent_leaves_stay_absent(row: Row) -> None:
+    params = small_tree() | {"frozen": {"kernel": None}}
+    optimizer = row.make()
+    state = jax.eval_shape(optimizer.init, params)
+    updates, _ = jax.eval_shape(optimizer.update, params, state, params)
+    assert updates["frozen"] == {"kernel": None}
+    assert program(optimizer.update, params, state, params) == plain_program(row)
+
+
+def test_the_tolerance_rejects_what_is_outside_its_bound() -> None:
+    """The negative control: assert_close is as strict as it says."""
+    desired = jnp.asarray([4.0, 0.0])
+    bound = 16 * 4 * float(jnp.finfo(jnp.float32).eps)
+    assert tolerance(desired, desired, 16) == bound
+    assert resolution(desired, np.ones(1), jnp.ones(1, jnp.bfloat16)) == 2.0**-7
+    assert_close(desired + jnp.asarray([0.0, 0.99 * bound]), desired)
+    for wrong in ([0.0, 1.01 * bound], [0.0, jnp.nan], [jnp.inf, 0.0]):
+        with pytest.raises(AssertionError):
+            assert_close(desired + jnp.asarray(wrong), desired)
+    for other in (desired[:1], [desired, desired], (desired,)):
+        with pytest.raises(AssertionError):
+            assert_close(other, desired)

@@ -1,0 +1,433 @@
+"""Nothing poisons the state: the fault model (`fault_model.py`) against every method.
+
+A cell of the product compiles once: its faults, and the steps at which decompositions fail, are
+data. All comparisons are bit for bit, of the updates and of every array of the state at every step.
+By default one cell a method runs, with a share of the faults. All cells, all faults:
+
+    CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_faults.py
+
+How training goes on after a fault is `python -m benchmarks.faults`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fault_model import (
+    CELLS,
+    DURATIONS,
+    EXTENTS,
+    FAULTS,
+    MOMENTS,
+    PLACES,
+    REFRESH,
+    STORAGE,
+    VALUES,
+    Cell,
+    Fault,
+    hits,
+    injected,
+    stands_still,
+    struck,
+    widened,
+)
+from helpers import ALL_CELLS, normal_like
+from registry import REGISTRY
+from test_algebra import ALL
+
+import curvax
+from curvax.transforms.kronecker import _factor
+from curvax.transforms.linalg import _inverse_root
+from curvax.transforms.state._summary import entries_of
+
+PERIOD, STEPS = 4, 20
+SHAPES = {"dense/kernel": (4, 6), "dense/bias": (6,), "head/kernel": (6, 4), "layers": (2, 4, 6)}
+WIDE = {name: SHAPES[name] for name in ("dense/kernel", "dense/bias", "layers")}
+TALL = WIDE | {"dense/kernel": (6, 4), "layers": (2, 6, 4)}
+SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
+SHARE = 1 if ALL_CELLS else 7  # prime to the number of faults: each share has all values and parts
+UNSEEN = [  # a first basis has columns of the identity: to them another row's 1e30 is 0
+    fault for fault in FAULTS if (fault.value, fault.moment, fault.steps) == ("1e30", "step 1", 1)
+]
+CHOSEN = (
+    *(Cell(method) for method in ("muon", "osgdm", "swan", "racs", "dasgo")),
+    Cell("asgo", "foam", "quantized"),
+    Cell("shampoo", "every", "feedback"),
+    Cell("foam", None, "cholesky"),
+    Cell("dr_shampoo", None, "dense"),
+    Cell("soap", "stagger", "dense"),
+    Cell("eigen_adam", "diagonal_residual", "quantized"),
+    Cell("galore", "every"),
+    Cell("fira", "stagger"),
+    Cell("alice", "every"),
+    Cell("apollo", "below_norm"),
+    Cell("sumo", "every"),
+)
+SAMPLE = CELLS if ALL_CELLS else CHOSEN
+ADAPTS = ("foam", "dr_shampoo", "diagonal_residual", "below_norm")  # look before they refresh
+DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
+DECOMPOSITIONS = ("eigh", "svd", "qr", "cholesky")
+TRIANGLE = ("codes", "scales", "diagonal")
+ROOTS, BASES = ("root", "eigenvalues", "damping"), ("basis", "eigenvectors")
+
+
+def each(cells: Any) -> Any:
+    return pytest.mark.parametrize(
+        "cell",
+        [pytest.param(c, id=str(c), marks=pytest.mark.xdist_group(f"faults {c}")) for c in cells],
+    )
+
+
+# Trajectories, compiled once for each cell.
+
+
+def shapes_of(cell: Cell) -> dict[str, tuple[int, ...]]:
+    """All; or, by default, wide or tall matrices alone in turns where programs are large."""
+    if ALL_CELLS or cell.storage is None:
+        return SHAPES
+    return (WIDE, TALL)[SAMPLE.index(cell) % 2]
+
+
+@functools.cache
+def given(cell: Cell) -> tuple[Any, Any]:
+    """Parameters, and gradients with time first."""
+    shapes = shapes_of(cell)
+    params = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    times = {name: np.zeros((STEPS, *shape), np.float32) for name, shape in shapes.items()}
+    gradients = normal_like(jax.random.key(3), times)
+    return params, jax.tree.map(lambda g: np.asarray(g) / 2, gradients)
+
+
+@contextlib.contextmanager
+def breaking(broken: dict[str, jax.Array]) -> Iterator[None]:
+    """While tracing: decompositions whose results are NaN where `broken` says so."""
+
+    def breaks(f: Any, when: jax.Array) -> Any:
+        return lambda *args, **options: jax.tree.map(
+            lambda x: jnp.where(when, jnp.nan, x), f(*args, **options)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in DECOMPOSITIONS:
+            module = jax.lax.linalg if name == "cholesky" else jnp.linalg
+            patch.setattr(module, name, breaks(getattr(module, name), broken[name]))
+        # Handed to `lax.cond` as it is, it would be traced once for all programs.
+        patch.setattr(_factor, "eigh", lambda a: _inverse_root.eigh(a))
+        yield
+
+
+class Trajectory(NamedTuple):
+    """What an optimizer did."""
+
+    updates: dict[str, np.ndarray]  # (steps, …)
+    start: np.ndarray  # the bits of all entries of the state before, uint32 (entries,)
+    state: np.ndarray  # the bits of all entries of the state, uint32 (steps, entries)
+    finite: np.ndarray  # whether updates and state were, bool (steps,)
+
+
+class Part(NamedTuple):
+    """Where in `Trajectory.state` something of one leaf is: entries `(units, …)` by field."""
+
+    leaf: str
+    name: str
+    fields: dict[str, np.ndarray]
+
+    def changed(self, states: np.ndarray, fields: Sequence[str]) -> np.ndarray:
+        """Where any of these fields is not as it was in the row before, bool `(…, units)`."""
+        change = [states[1:, self.fields[f]] != states[:-1, self.fields[f]] for f in fields]
+        none = np.zeros((len(states) - 1, *self.fields["refreshes"].shape[:1]), bool)
+        return np.any([none, *(x.any(axis=-1) for x in change)], axis=0)
+
+
+class Program:
+    """A compiled trajectory of an optimizer, and where its state has what."""
+
+    def __init__(self, cell: Cell):
+        optimizer = cell.make(0.1, PERIOD, weight_dimension_numbers=SPEC)
+        params, gradients = given(cell)
+
+        @jax.jit
+        def trajectory(gradients: Any, broken: Any) -> Any:
+            def step(state: Any, now: Any) -> Any:
+                gradient, broken = now
+                with breaking(broken):
+                    updates, state = optimizer.update(gradient, state, params)
+                return state, (updates, state)
+
+            start = optimizer.init(params)
+            return start, jax.lax.scan(step, start, (gradients, broken))[1]
+
+        self.trajectory = trajectory
+        self.units = {name: hits(g[:1] != 0).shape[1] for name, g in gradients.items()}
+        self.places = {name: {} for name in params}
+        end = 0
+        for entry in entries_of(optimizer, params):
+            start, end = end, end + math.prod(entry.leaf.shape)
+            numbers = np.arange(start, end).reshape(entry.leaf.shape)
+            for owner, own in entry.owners:
+                for place, part in entry.parts(numbers).items():
+                    self.places[owner][place] = part if own is None else part[own]
+        self.counters = np.concatenate([self.skipped(name) for name in params])
+
+    def run(self, gradients: Any, **broken: np.ndarray) -> Trajectory:
+        """The trajectory with these gradients and failures of decompositions at these steps."""
+        never = np.zeros(STEPS, bool)
+        flags = {name: broken.get(name, never) for name in DECOMPOSITIONS}
+        start, out = self.trajectory(gradients, flags)
+        updates, states = jax.tree.map(np.asarray, out)
+        floats = [
+            x.reshape(STEPS, -1)
+            for x in jax.tree.leaves((updates, states))
+            if np.issubdtype(x.dtype, np.floating)
+        ]
+        finite = np.isfinite(np.concatenate(floats, axis=1)).all(axis=1)
+        return Trajectory(updates, _bits(start, ()), _bits(states, (STEPS,)), finite)
+
+    def own(self, name: str) -> np.ndarray:
+        """The entries of each unit of a leaf, `(units, entries)`."""
+        units = self.units[name]
+        return np.concatenate([x.reshape(units, -1) for x in self.places[name].values()], axis=1)
+
+    def skipped(self, name: str) -> np.ndarray:
+        """The counters of each unit, `(units,)`."""
+        found = [x for p, x in self.places[name].items() if "skipped" in p.split("/")]
+        assert [x.shape for x in found] == [(self.units[name],)], f"{name}: {found}"
+        return found[0]
+
+    def parts(self, counter: str, fields: tuple[str, ...]) -> list[Part]:
+        """What has this counter: each side of each leaf's matrices, or their subspaces."""
+        found = collections.defaultdict(dict)
+        for name, places in self.places.items():
+            for place, x in places.items():
+                keys = place.split("/")
+                for field in (counter, *fields):
+                    if field in keys:
+                        whole = "/".join(keys[: keys.index(field)])
+                        entry = found[name, whole].setdefault(field, [])
+                        entry.append(x.reshape(self.units[name], -1))
+        return [
+            Part(name, place, {f: np.concatenate(x, axis=1) for f, x in entries.items()})
+            for (name, place), entries in found.items()
+            if counter in entries
+        ]
+
+
+def _bits(state: Any, batch: tuple[int, ...]) -> np.ndarray:
+    """All entries of a state in one axis, each as a uint32."""
+    leaves = [np.asarray(x).reshape(*batch, -1) for x in jax.tree.leaves(state)]
+    return np.concatenate(
+        [x.view(np.uint32) if x.itemsize == 4 else x.astype(np.uint32) for x in leaves], axis=-1
+    )
+
+
+@functools.cache
+def program(cell: Cell) -> Program:
+    return Program(cell)
+
+
+def by_unit(x: np.ndarray, units: int) -> np.ndarray:
+    return x.reshape(STEPS, units, -1)
+
+
+def assert_same(x: np.ndarray, y: np.ndarray, what: str) -> None:
+    """Bit for bit, with the first step at which they differ."""
+    different = [t + 1 for t in range(len(x)) if x[t].tobytes() != y[t].tobytes()]
+    assert not different, f"{what}: not the same at steps {different}"
+
+
+# Gradients.
+
+
+@each(SAMPLE)
+def test_what_a_fault_strikes_stands_still_and_has_a_zero_gradient(cell: Cell) -> None:
+    work = program(cell)
+    _, gradients = given(cell)
+    shapes = shapes_of(cell)
+    clean = work.run(gradients)
+    assert clean.finite.all()
+    assert not clean.state[:, work.counters].any()
+    others = np.setdiff1d(np.arange(clean.state.shape[1]), work.counters)
+    for fault in dict.fromkeys((*FAULTS[SAMPLE.index(cell) % SHARE :: SHARE], *UNSEEN)):
+        masks = struck(fault, shapes, cell.starts(PERIOD), STEPS)
+        faulty = work.run(injected(gradients, masks, VALUES[fault.value]))
+        zeroed = work.run(injected(gradients, widened(masks), 0.0))
+        assert faulty.finite.all(), f"{fault}: not finite at {np.flatnonzero(~faulty.finite) + 1}"
+        assert_same(faulty.state[:, others], zeroed.state[:, others], f"{fault}: the state")
+        assert not zeroed.state[:, work.counters].any()
+        for name in shapes:
+            where = f"{fault}: {name}"
+            still = widened(masks)[name] & stands_still(cell.method, name)
+            expected = np.where(still, 0, zeroed.updates[name])
+            assert_same(faulty.updates[name] + np.float32(0), expected, where)  # -0 as 0
+            hit = hits(masks[name])
+            skipped = faulty.state[:, work.skipped(name)]
+            assert (skipped == np.cumsum(hit, axis=0)).all(), f"{where}: skipped {skipped[-1]}"
+            untouched = ~hit.any(axis=0)
+            ours, clean_ours = (
+                by_unit(x.updates[name], hit.shape[1])[:, untouched] for x in (faulty, clean)
+            )
+            assert_same(ours, clean_ours, f"{where}, not struck")
+            own = work.own(name)[untouched].ravel()
+            assert_same(faulty.state[:, own], clean.state[:, own], f"{where}, not struck, state")
+            # The fault is there: what it strikes does not move as it would have.
+            moved = by_unit(faulty.updates[name] != clean.updates[name], hit.shape[1])
+            assert (moved.any(axis=2) >= hit).all(), f"{where}: nothing happened"
+
+
+def test_without_a_guard_adamw_keeps_what_is_not_finite() -> None:
+    """The negative control, and why the other leaves are guarded as well."""
+    cell = Cell("muon")
+    params, gradients = given(cell)
+    adamw = optax.adamw(0.1)
+    init, update = jax.jit(adamw.init), jax.jit(adamw.update)
+    for value, still_moves in (("NaN", False), ("1e30", True)):
+        fault = Fault(value, "all leaves", "step 1", 1)
+        masks = struck(fault, SHAPES, cell.starts(PERIOD), STEPS)
+        faulty = jax.tree.map(np.asarray, injected(gradients, masks, VALUES[value]))
+        state = init(params)
+        for now in (0, 1):
+            updates, state = update(jax.tree.map(lambda g: g[now], faulty), state, params)  # noqa: B023
+        nu = optax.tree.get(state, "nu")
+        assert not any(np.isfinite(x).any() for x in jax.tree.leaves(nu))
+        assert all((np.isfinite(x) == still_moves).all() for x in jax.tree.leaves(updates))
+
+
+# Decompositions.
+
+USED = {
+    **dict.fromkeys(("asgo", "shampoo", "foam", "dr_shampoo", "soap", "eigen_adam"), "eigh"),
+    **dict.fromkeys(("galore", "fira"), "svd"),
+    "alice": "qr",
+    "sumo": "eigh",  # of its basis; its direction takes the others
+}
+LOW_RANK = ("galore", "fira", "alice", "sumo")
+WINDOWS = {"after the first": slice(2, 10), "the first": slice(0, 2)}
+
+
+def rises(counter: np.ndarray) -> np.ndarray:
+    """Where a counter `(steps, …)` went up, and that it went up by one."""
+    change = np.diff(counter.astype(np.int64), axis=0, prepend=0)
+    assert np.isin(change, (0, 1)).all()
+    return change == 1
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@each([cell for cell in SAMPLE if cell.method in USED])
+def test_a_failed_decomposition_leaves_the_last_good_one_in_use(cell: Cell, window: str) -> None:
+    work, broken = program(cell), np.zeros(STEPS, bool)
+    broken[WINDOWS[window]] = True
+    run = work.run(given(cell)[1], **{USED[cell.method]: broken})
+    assert run.finite.all()
+    skips = rises(run.state[:, work.counters])
+    waits = window == "the first" and cell.method in LOW_RANK  # without a basis nothing is usable
+    assert not skips[~broken].any() and skips.any() == waits, "the gradients are not at fault"
+    states = np.concatenate([run.start[None], run.state])
+    refused = 0
+    for part in work.parts("rejected", ("refreshes", *ROOTS, *BASES)):
+        rejected, refreshed = (
+            rises(run.state[:, part.fields[counter][:, 0]]) for counter in ("rejected", "refreshes")
+        )
+        assert not rejected[~broken].any() and not refreshed[broken].any(), part
+        changed, turned = (
+            part.changed(states, [f for f in fields if f in part.fields])
+            for fields in ((*ROOTS, *BASES), BASES)
+        )
+        assert not (changed & rejected).any() and (turned <= refreshed).all(), part
+        refused += rejected.sum()
+        if {cell.method, cell.refresh}.isdisjoint(ADAPTS):
+            assert (changed == refreshed).all(), part
+            assert rejected.any(axis=0).all() and refreshed[~broken].any(axis=0).all(), part
+        if cell.refresh == "every":
+            # What has no basis or root yet tries again at every step.
+            again = window == "the first" and cell.method not in ("soap", "eigen_adam")
+            assert (rejected == (broken & (DUE | again))[:, None]).all(), part
+    assert refused
+
+
+@each([cell for cell in SAMPLE if cell.storage in ("cholesky", "feedback")])
+def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
+    work = program(cell)
+    _, gradients = given(cell)
+    broken = np.zeros(STEPS, bool)
+    broken[WINDOWS["after the first"]] = True
+    run = work.run(gradients, cholesky=broken)
+    assert run.finite.all()
+    parts = work.parts("failures", TRIANGLE)
+    assert len(parts) >= 3
+    for part in parts:
+        failed = rises(run.state[:, part.fields["failures"][:, 0]])
+        assert (failed == broken[:, None]).all()
+        kept = np.concatenate([part.fields[field] for field in TRIANGLE], axis=1)
+        changed = (run.state[1:, kept] != run.state[:-1, kept]).any(axis=-1)
+        assert (changed == ~broken[1:, None]).all(), part.name
+
+
+@each([cell for cell in SAMPLE if cell.method in ("swan", "osgdm", "sumo")])
+def test_a_failed_polar_factor_poisons_nothing(cell: Cell) -> None:
+    """It has no last good one: every step takes its own."""
+    work = program(cell)
+    _, gradients = given(cell)
+    broken = np.zeros(STEPS, bool)
+    broken[5:8] = True
+    run, clean = work.run(gradients, svd=broken), work.run(gradients)
+    assert run.finite.all(), f"not finite at steps {np.flatnonzero(~run.finite) + 1}"
+    assert (run.updates["head/kernel"][broken] != clean.updates["head/kernel"][broken]).any()
+
+
+# The fault model itself.
+
+
+def test_a_mask_strikes_what_its_fault_says() -> None:
+    starts = {"step 1": 1, "between refreshes": 6, "at a refresh": 8}
+    sizes = {"element": 1, "row": SHAPES["layers"][2], "leaf": 48, "all leaves": 48}
+    for fault in FAULTS:
+        masks = struck(fault, SHAPES, starts, STEPS)
+        when = np.arange(STEPS) + 1 - starts[fault.moment]
+        during = (when >= 0) & (when < fault.steps)
+        struck_leaves = [name for name in SHAPES if masks[name].any()]
+        assert len(struck_leaves) == (4 if fault.extent == "all leaves" else 1)
+        for name in struck_leaves:
+            mask, units = masks[name], 2 if name == "layers" else 1
+            size = mask.reshape(STEPS, -1).sum(axis=1)
+            assert (during == (size > 0)).all()
+            if name == "layers":
+                assert size.max() == sizes[fault.extent]
+            expected = units if "leaf" in fault.extent or "leaves" in fault.extent else 1
+            assert (hits(mask).sum(axis=1) == expected * during).all()
+            whole = widened(masks)[name]
+            assert (hits(whole) == hits(mask)).all() and (whole >= mask).all()
+            assert whole.reshape(STEPS, -1).sum(axis=1).max() == expected * whole[0].size // units
+
+
+@pytest.mark.parametrize("shapes", [SHAPES, WIDE], ids=["all", "wide"])
+def test_the_places_strike_every_leaf_in_every_way(shapes: dict[str, tuple[int, ...]]) -> None:
+    starts = {"step 1": 1, "between refreshes": 6, "at a refresh": 8}
+    for argument, values in enumerate((EXTENTS[:-1], MOMENTS, DURATIONS)):
+        for value in values:
+            own = [p for p in PLACES if p[argument] == value and p[0] != "all leaves"]
+            masks = [struck(Fault("NaN", *place), shapes, starts, STEPS) for place in own]
+            assert {n for m in masks for n in shapes if m[n].any()} == set(shapes), value
+
+
+def test_the_product_is_the_algebras() -> None:
+    plain = {c[:3] for c in ALL if c.moments == "plain" and c.storage != "quantized8"}
+    assert set(CELLS) == plain
+    assert {c.method for c in CHOSEN} == {row.name for row in REGISTRY}
+    assert {c.refresh for c in CHOSEN} >= set(REFRESH) and {c.storage for c in CHOSEN} >= set(
+        STORAGE
+    )
+
+
+def test_every_fault_is_tried_by_default() -> None:
+    tried = {f for i in range(len(CHOSEN)) for f in FAULTS[i % 7 :: 7]}
+    assert tried == set(FAULTS)

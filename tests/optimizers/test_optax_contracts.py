@@ -1,0 +1,320 @@
+"""More of Optax's contracts, on matrices, for every optimizer: what `test_contract.py` leaves out.
+
+Freezing, branches, debugging modes, 64 bits, hyper-parameters in the state, convergence.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from contract import Model, compiled, shapes_and_dtypes, small_run, small_tree
+from flax import nnx
+from helpers import ALL_CELLS, assert_close, gradients_like, run, states_by_parameter
+from registry import GROWTH, REGISTRY, Row, every_optimizer, in_turns
+
+import curvax
+from curvax import inject_hyperparams
+
+
+@every_optimizer
+def test_directions_accept_extra_arguments(row: Row) -> None:
+    """Their updates and states have the same types, with and without."""
+    matrices = jax.ShapeDtypeStruct((2, 4, 6), jnp.float32)
+    direction = optax.with_extra_args_support(row.make_direction())
+    state = jax.eval_shape(direction.init, matrices)
+    with_more = functools.partial(direction.update, value=1.0, other="x")
+    updates, after = jax.eval_shape(direction.update, matrices, state)
+    assert jax.eval_shape(with_more, matrices, state) == (updates, after)
+    assert (updates.shape, updates.dtype) == (matrices.shape, matrices.dtype)
+    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+
+
+@every_optimizer
+def test_frozen_matrices_stand_still(row: Row) -> None:
+    params = small_tree()
+    mask = {"dense": {"kernel": False, "bias": False}, "head": {"kernel": True}}
+    gradient = gradients_like(params, 1)
+    plain = small_run(row)[0][0]
+    frozen = optax.chain(compiled(row), optax.freeze(mask))
+    (updates,), _ = run(frozen, gradient, params, jit=False)
+    assert not np.any(updates["head"]["kernel"])
+    assert_close(updates["dense"], plain["dense"], GROWTH[row.name])
+    selective = optax.selective_transform(row.make(), freeze_mask=mask)
+    state = jax.eval_shape(selective.init, params)
+    _, after = jax.eval_shape(selective.update, params, state, params)
+    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+    entries = curvax.state_of(selective, params, state, "head/kernel")
+    assert not entries, "a frozen matrix has state"
+
+
+@in_turns(1, of=6)
+def test_nnx_model_and_optimizer(row: Row) -> None:
+    both = nnx.ModelAndOptimizer(Model(), compiled(row), wrt=nnx.Param)
+    structure = jax.tree.structure(nnx.state(both.model, nnx.Param))
+    for gradient in gradients_like(small_tree(), 3):
+        both.update(structure.unflatten(jax.tree.leaves(gradient)))
+    expected = functools.reduce(optax.apply_updates, small_run(row)[0], small_tree())
+    trained = nnx.to_pure_dict(nnx.state(both.model, nnx.Param))
+    assert_close(trained, expected, GROWTH[row.name])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@every_optimizer
+def test_a_step_can_be_a_branch(row: Row, dtype: str) -> None:
+    """Dtypes and weak types of updates and state stay as they are, or `cond` would refuse."""
+    params = small_tree(dtype)
+    optimizer = row.make()
+    state = jax.eval_shape(optimizer.init, params)
+
+    def step(apply: Any, gradient: Any, state: Any, params: Any) -> Any:
+        update = lambda: optimizer.update(gradient, state, params)  # noqa: E731
+        return jax.lax.cond(apply, update, lambda: (optax.tree.zeros_like(gradient), state))
+
+    _, after = jax.eval_shape(step, jnp.bool_(True), params, state, params)
+    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+
+
+@in_turns(5, of=6)
+def test_debugging_modes_find_nothing(row: Row) -> None:
+    """No NaN, not even for zeros and matrices of rank 1, and JAX's own checks on."""
+    params = small_tree()
+    first, second, third = gradients_like(params, 3)
+    rank_one = lambda g: g[:, :1] * g[:1] if g.ndim == 2 else g  # noqa: E731
+    gradients = [first, optax.tree.zeros_like(second), jax.tree.map(rank_one, third)]
+    with jax.debug_nans(True), jax.enable_checks(True):
+        updates, _ = run(row.make(), gradients, params)
+    assert_close(updates[0], small_run(row)[0][0], GROWTH[row.name])
+
+
+# 64 bits.
+
+ALWAYS_FLOAT32 = {"proxy", "error"}  # figures that inform or decide
+
+
+def is_floating(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+@every_optimizer
+def test_wide_types_are_used_only_by_wide_parameters(row: Row) -> None:
+    """With 64 bits switched on, float32 stays float32, and counters have 32 bits.
+
+    The parameters of one layer are wide: of the one and the other in turns.
+    """
+    layers = ("dense", "head")
+    for wide in layers if ALL_CELLS else layers[REGISTRY.index(row) % 2 :][:1]:
+        dtypes = {layer: "float64" if layer == wide else "float32" for layer in layers}
+        params = {
+            layer: jax.tree.map(lambda x: np.asarray(x, dtypes[layer]), leaves)  # noqa: B023
+            for layer, leaves in small_tree().items()
+        }
+        optimizer = row.make()
+        with jax.enable_x64(True):
+            state = jax.eval_shape(optimizer.init, params)
+            updates, after = jax.eval_shape(optimizer.update, params, state, params)
+            zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+            entries_of = states_by_parameter(optimizer, params, zeros)
+        assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+        assert [x.dtype for x in jax.tree.leaves(updates)] == [
+            x.dtype for x in jax.tree.leaves(params)
+        ]
+        owned: set[str] = set()
+        for name, entries in entries_of.items():
+            for place, x in entries.items():
+                if is_floating(x):
+                    narrow = ALWAYS_FLOAT32 & set(place.split("/"))
+                    expected = "float32" if narrow else dtypes[name.split("/")[0]]
+                    assert x.dtype == expected, f"{place}: {x.dtype}"
+                    owned.add(place)
+        leaves = jax.tree.leaves(state)
+        assert len(owned) == sum(map(is_floating, leaves))
+        assert not {"int64", "uint64"} & {x.dtype.name for x in leaves}
+
+
+@in_turns(3, of=6)
+def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
+    narrow = small_tree()
+    gradient = gradients_like(narrow, 1)[0]
+    with jax.enable_x64(True):
+        wide, *gradients = jax.tree.map(lambda x: x.astype("float64"), [narrow, gradient])
+        (updates,), _ = run(row.make(), gradients, wide)
+        updates = jax.tree.map(np.asarray, updates)
+    if row.name == "apollo":  # draws of another dtype are other numbers
+        assert all(np.isfinite(x).all() and np.any(x) for x in jax.tree.leaves(updates))
+        return
+    expected, eps = small_run(row)[0][0], float(jnp.finfo(jnp.float32).eps)
+    growth = GROWTH[row.name]
+    assert_close(updates["dense"]["kernel"], expected["dense"]["kernel"], growth, eps=eps)
+    # Adam divides by 1 - b2, which in float32 has 1,000 times the relative error of b2.
+    assert_close(updates, expected, growth, condition=1 / (1 - 0.999), eps=eps)
+
+
+# Hyper-parameters in the state.
+
+
+@every_optimizer
+def test_injected_are_the_numbers_alone(row: Row) -> None:
+    """Integers, flags and names stay what they are, whichever way the factory is given them."""
+    params = small_tree("bfloat16")
+    injected = inject_hyperparams(row.optimizer)(0.1, **row.settings, **row.descent)
+    state: Any = jax.eval_shape(injected.init, params)
+    defaults = row.optimizer.__kwdefaults__ or {}
+    given = {"learning_rate": 0.1, **defaults, **row.settings, **row.descent}
+    assert set(state.hyperparams) == {k for k, v in given.items() if isinstance(v, float)}
+    assert {x.dtype for x in state.hyperparams.values()} == {jnp.dtype("float32")}
+    _, after = jax.eval_shape(injected.update, params, state, params)
+    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+
+
+def test_injected_numbers_can_be_scheduled_and_set() -> None:
+    row = next(row for row in REGISTRY if row.name == "galore")
+    params = small_tree("bfloat16")
+    rate = lambda step: 0.1 / (1 + step)  # noqa: E731
+    injected = inject_hyperparams(curvax.galore)(rate, **row.settings, b2=lambda step: 0.999)
+    plain = row.make(rate, b2=jnp.float32(0.999))
+    step, plain_step = jax.jit(injected.update), jax.jit(plain.update)
+    state: Any = injected.init(params)
+    expected = plain.init(params)
+    for gradient in gradients_like(params, 3):
+        updates, state = step(gradient, state, params)
+        without, expected = plain_step(gradient, expected, params)
+        assert_close(updates, without, GROWTH["galore"])
+    assert 0.99 < float(state.hyperparams["b2"]) < 1
+    state.hyperparams["weight_decay"] = jnp.float32(1e3)
+    updates, _ = step(optax.tree.zeros_like(params), state, params)
+    decayed = jax.tree.map(lambda p: (-1e3 * rate(3) * p).astype(p.dtype), params)
+    assert_close(updates, decayed, GROWTH["galore"])
+    assert step._cache_size() == 1
+
+
+def test_what_is_callable_but_no_schedule_stays() -> None:
+    def axes_of(params: Any) -> Any:
+        axes = lambda p: curvax.MatrixAxes(0, 1) if p.ndim > 1 else None  # noqa: E731
+        return jax.tree.map(axes, params)
+
+    params = small_tree()
+    injected = inject_hyperparams(curvax.shampoo, static_args="adam_eps")(
+        1,
+        refresh=curvax.every(2),
+        base=lambda rate: optax.sgd(rate, momentum=0.9),
+        weight_decay=0,
+        weight_decay_mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+        matrices=lambda path, leaf: leaf.ndim == 2,
+        weight_dimension_numbers=axes_of,
+        storage=curvax.dense(),
+    )
+    state: Any = injected.init(params)
+    assert {"learning_rate", "b2", "weight_decay", "adam_b1"} <= set(state.hyperparams)
+    assert {x.dtype for x in state.hyperparams.values()} == {jnp.dtype("float32")}
+    static = {"base", "refresh", "weight_decay_mask", "matrices", "adam_eps", "root", "storage"}
+    assert not static & set(state.hyperparams)
+    with pytest.raises(ValueError, match="ranks"):
+        inject_hyperparams(curvax.galore, "ranks")
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (
+            lambda inject: inject(optax.adamw)(
+                optax.linear_schedule(0.1, 0.0, 10),
+                mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+                mu_dtype=jnp.float32,
+            ),
+            {"learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay"},
+        ),
+        (
+            lambda inject: inject(optax.sgd)(jnp.float32(0.1), momentum=0.9),
+            {"learning_rate", "momentum"},
+        ),
+        (lambda inject: inject(optax.scale)(2.0), {"step_size"}),
+        (
+            lambda inject: inject(optax.contrib.galore)(0.1, rank=2),
+            {"learning_rate", "scale", "weight_decay"},
+        ),
+        (lambda inject: inject(curvax.scale_by_muon)(), {"b1", "eps"}),
+    ],
+    ids=["adamw", "sgd", "scale", "galore", "scale_by_muon"],
+)
+def test_any_factory_can_be_injected(make: Any, expected: set[str]) -> None:
+    params = {"kernel": np.ones((2, 3), np.float32)}
+    optimizer = make(inject_hyperparams)
+    (updates,), (state,) = run(optimizer, [params], params)
+    assert set(state.hyperparams) == expected
+    assert np.any(updates["kernel"])
+
+
+# Convergence.
+
+CONVERGED = 3e-3  # a tenth of what Optax allows in its tests of the same functions
+LENGTH = 20_000
+RATES = {  # where 0.1 is too much for Rosenbrock's valley
+    "shampoo": 3e-3,  # it has the length of the gradient
+    "apollo": 3e-3,  # its random directions
+    "sumo": 3e-3,  # a direction every other step
+}
+GOAL = {
+    "parabola": {"kernel": np.array([[1.0, -1.0, 1.0]])},
+    "rosenbrock": {"kernel": np.array([[1.0, 1.0]])},
+    "matrix": {"kernel": np.array([[3.0, -2.0], [1.0, 4.0]])},
+    "layers": {"kernel": np.arange(12.0).reshape(2, 2, 3) / 6 - 1, "bias": np.ones((2, 3))},
+    "temperature": np.array(2.0),
+}
+START = {**optax.tree.zeros_like(GOAL), "parabola": {"kernel": np.array([[-1.0, 10.0, 1.0]])}}
+
+
+def distance(x: Any) -> jax.Array:
+    """Rosenbrock's function and the squared distance of everything else from its goal."""
+    a, b = x["rosenbrock"]["kernel"][0]
+    rest, goal = ({k: v for k, v in t.items() if k != "rosenbrock"} for t in (x, GOAL))
+    squares = jax.tree.map(lambda u, v: jnp.sum((u - v) ** 2), rest, goal)
+    return (1 - a) ** 2 + 100 * (b - a**2) ** 2 + sum(jax.tree.leaves(squares))
+
+
+def on_kernels(f: Any, tree: Any) -> Any:
+    return {
+        k: {**v, "kernel": f(v["kernel"])} if isinstance(v, dict) else v for k, v in tree.items()
+    }
+
+
+@in_turns(2, of=6)
+def test_known_minima_are_found(row: Row) -> None:
+    """Those of a parabola, of Rosenbrock's function, and of parabolas of matrices and tensors."""
+    decay = optax.cosine_decay_schedule(1.0, LENGTH)
+    rate = RATES.get(row.name, 0.1)
+    optimizer = row.make(
+        lambda count: rate * decay(count),
+        adam_learning_rate=lambda count: 0.1 * decay(count),
+        weight_dimension_numbers={"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)},
+    )
+
+    def values(kernel: jax.Array) -> jax.Array:
+        # SWAN never changes the mean of a row; differences to a last column know nothing of it.
+        return kernel[..., :-1] - kernel[..., -1:] if row.name == "swan" else kernel
+
+    def padded(kernel: jax.Array) -> jax.Array:
+        zeros = jnp.zeros_like(kernel[..., :1])
+        return jnp.concatenate([kernel, zeros], -1) if row.name == "swan" else kernel
+
+    def step(carry: Any, _: None) -> Any:
+        params, state = carry
+        gradient = jax.grad(lambda params: distance(on_kernels(values, params)))(params)
+        updates, state = optimizer.update(gradient, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    start = on_kernels(padded, jax.tree.map(jnp.float32, START))
+    train = jax.jit(lambda carry: jax.lax.scan(step, carry, length=LENGTH)[0])
+    params, _ = train((start, optimizer.init(start)))
+    found = on_kernels(values, params)
+    for (path, x), goal in zip(
+        jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(GOAL), strict=True
+    ):
+        error = float(np.abs(x - goal).max())
+        assert error <= CONVERGED, f"{jax.tree_util.keystr(path)}: {error:.2g}"
+    assert float(distance(START)) > 100

@@ -1,0 +1,274 @@
+"""`python -m benchmarks`: every suite in its smallest form leaves what it promises."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import jax
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MODULES = {
+    "train": "train",
+    "step": "step_time",
+    "width": "width",
+    "overhead": "overhead",
+    "compile": "compile_time",
+    "memory": "memory",
+    "refresh": "refresh_time",
+    "storage": "storage_time",
+    "scale": "scale",
+}
+SMALLEST = {
+    "train": "--only digits --methods dasgo --steps 4",
+    "step": "--only gpt2 --methods muon,asgo --plain --width 8 --layers 1 --rank 2 --rounds 12",
+    "width": "--only llama --widths 12 --rounds 2",
+    "overhead": "--methods racs --width 32 --depth 1 --context 8 --batch 2 --rounds 1",
+    "compile": "--only leaves --methods racs --most 1 --repeats 1",
+    "memory": "--methods racs --width 32 --layers 1",
+    "refresh": "--only finders --order 8",
+    "storage": "--only bytes --order 64",
+    "scale": "--only points,model --methods soap --devices 2 --width 8 --layers 1",
+}
+
+pytestmark = pytest.mark.xdist_group("benchmarks")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT)
+        yield
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def test_the_command_lists_every_suite() -> None:
+    command = [sys.executable, "-m", "benchmarks"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in module("__main__").SUITES:
+        assert re.search(rf"^  {name} +\w.*[^ ]$", listing, re.MULTILINE), name
+    wrong = subprocess.run([*command, "stpe"], cwd=ROOT, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "invalid choice" in wrong.stderr
+
+
+@pytest.mark.parametrize("suite", SMALLEST)
+def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
+    suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests' programs stay
+    argv = [*SMALLEST[suite].split(), "--preset", "cpu", "--seed", "3", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [suite, *argv])
+    subject = module(MODULES[suite])
+    monkeypatch.setattr(module("_tuning"), "RUNS", tmp_path / "runs")
+    if suite == "train":  # on few images at a time
+        monkeypatch.setitem(module("_tasks").DIGITS, "batch", 8)
+        monkeypatch.setattr(module("_tasks"), "IMAGES", 32)
+    if suite == "scale":
+        monkeypatch.setattr(subject, "LLAMA", {"7B": subject.LLAMA["7B"]})
+    with jax.numpy_rank_promotion("allow"):  # the example's model promotes
+        subject.main()
+    page = tmp_path.joinpath(f"{suite}.md").read_text()
+    record = json.loads(tmp_path.joinpath(f"{suite}.json").read_text())
+    assert tmp_path.joinpath(f"{suite}.png").read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.strip() == page.strip()
+    assert record["command"] == f"python -m benchmarks {suite} {' '.join(argv)}"
+    assert record["command"] in page and record["hardware"] in page
+    assert record["seed"] == 3 and record["versions"]["jax"] == jax.__version__
+    assert record["tables"]
+    for table in record["tables"]:
+        assert table["rows"], table["title"]
+        assert_printed(page, table)
+    globals().get(f"check_{suite}", lambda tables: None)(record["tables"])
+
+
+def assert_printed(page: str, table: dict[str, Any]) -> None:
+    """The numbers of the JSON are those of the page, as far as it prints them."""
+    section = page.split(f"## {table['title']}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    heads, _, *cells = [[x.strip() for x in line.strip("|").split("|")] for line in lines]
+    assert heads == [heading for heading, _ in table["columns"].values()]
+    assert len(cells) == len(table["rows"])
+    for texts, row in zip(cells, table["rows"], strict=True):
+        for text, key in zip(texts, table["columns"], strict=True):
+            value = row.get(key)
+            if isinstance(value, str) or value is None:
+                assert text == (value or "")
+                continue
+            decimals = len(text.partition(".")[2])
+            assert abs(float(text.replace(",", "")) - value) <= 0.5001 * 10**-decimals, key
+
+
+def check_overhead(tables: list[Any]) -> None:
+    adamw, racs = tables[0]["rows"]
+    assert adamw["over_adamw"] == 1 and racs["mean"] == racs["ms"] > 0
+
+
+def test_periodic_work_counts_by_its_period() -> None:
+    overhead = module("overhead")
+    method = overhead.refreshed(lambda *args, **settings: None, 10, aim=1.1)
+    row = overhead.row_of("galore", method, {("galore", 0): 20.0, ("galore", 1): 70.0}, 20.0)
+    assert (row["mean"], row["over_adamw"]) == (25.0, 1.25) and "missed" in row["aim"]
+
+
+def check_step(tables: list[Any]) -> None:
+    rows = {row["method"]: row for row in tables[0]["rows"]}
+    assert set(rows) == {"optax.adamw", "optax.contrib.muon", "muon", "asgo"}
+    assert rows["asgo"]["refreshes"] == 1 and rows["asgo"]["steps"] == 11
+    assert rows["muon"]["refreshes"] is None and rows["muon"]["steps"] == 12
+    muon = rows["muon"]
+    assert muon["over_peer"] == pytest.approx(muon["p50"] / rows["optax.contrib.muon"]["p50"])
+    assert muon["over_products"] == pytest.approx(muon["p50"] / muon["products"])
+    assert ("missed" in muon["peer_aim"]) == (muon["over_peer"] > 0.5)
+
+
+def check_train(tables: list[Any]) -> None:
+    results, tuning = tables
+    adamw, dasgo = sorted(results["rows"], key=lambda row: row["method"] == "dasgo")
+    assert adamw["ms_over_adamw"] == 1 and adamw["steps"] <= 1 and adamw["beyond"] == ""
+    assert adamw["tuning"].keys() == dasgo["tuning"].keys() == tuning["columns"].keys() - {"method"}
+    assert dasgo["ms_over_adamw"] == pytest.approx(dasgo["ms"] / adamw["ms"])
+    for row in results["rows"]:
+        curve = row["curve"]
+        assert curve["steps"] == [1, 2, 3, 4] and curve["seconds"] == sorted(curve["seconds"])
+        assert curve["min"][-1] == min(row["losses_by_seed"])
+        assert 0 <= min(row["accuracy_by_seed"]) <= max(row["accuracy_by_seed"]) <= 100
+
+
+def check_memory(tables: list[Any]) -> None:
+    for row in tables[0]["rows"]:
+        assert 0 <= row["wide_bytes"] - row["wide_formula"] == row["wide_more"] < 100
+    assert all(row["peak"] > row["state"] for row in tables[1]["rows"])
+
+
+def check_scale(tables: list[Any]) -> None:
+    """The formulas are what was found, up to counters."""
+    points, _, llama = tables
+    for row in points["rows"]:
+        assert 0 <= row["state"] - row["state_model"] < 64
+        assert row["decompositions"] == row["decompositions_model"] > 0
+        assert row["received"] == row["received_model"]
+    for row in llama["rows"]:
+        assert row["working"] == min(row["devices"], row["matrices"])
+
+
+class Known:
+    """In the place of a program: a loss that is least at a rate, and not finite far above it."""
+
+    state_bytes = 0
+    calls: ClassVar[list[tuple[float, ...]]] = []
+
+    def __init__(self, method: Any, task: Any):
+        self.best = method.options.get("best", 0.016)
+
+    def train(self, rate: float, rest: float, seed: int, last: bool, watch: Any) -> Iterator[Any]:
+        self.calls.append((self.best, rate, rest, seed))
+        loss = math.nan if rate > 10 * self.best else abs(math.log2(rate / self.best))
+        run = module("_training").Run([], [], [], 0.0, {}, [])
+        for step in range(2, 10, 2):
+            if not last or step == 8:
+                run.steps.append(step)
+                run.losses.append(loss)
+                run.seconds.append(1.0)
+            yield run
+
+
+def test_the_grid_grows_for_all_methods_until_every_best_is_inside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tuning, training = module("_tuning"), module("_training")
+    monkeypatch.setattr(tuning, "RUNS", tmp_path)
+    monkeypatch.setattr(tuning, "Program", Known)
+    monkeypatch.setattr(Known, "calls", [])
+    task = SimpleNamespace(name="none", sizes={}, steps=8, eval_every=2)
+    bests = (0.002, 0.064, 0.128)
+    methods = [training.Method(print, {"best": best}) for best in bests]
+    study = tuning.Study(task, methods, seed=5).run()
+    assert study.grid == pytest.approx([1e-3 * 2**k for k in range(9)])
+    for method, best in zip(methods, bests, strict=True):
+        found = study.find(method)
+        assert found.rate == best and found.interior and tuple(found.tuning) == study.grid
+        assert all(value == math.inf for rate, value in found.tuning.items() if rate > 10 * best)
+    # The same budget for all, nothing twice, and AdamW's best for what is no matrix.
+    number = len(study.grid) + len(study.seeds)
+    assert len(Known.calls) == len(set(Known.calls)) == 4 * number
+    assert {rest for best, _, rest, _ in Known.calls if best != 0.016} == {0.016}
+    assert [seed for *_, seed in Known.calls][-12:] == [6] * 4 + [7] * 4 + [8] * 4
+    # Another study finds all of it in the cache; of another task, nothing.
+    again = tuning.Study(task, methods, seed=5).run()
+    assert again.trained == 0 and again.grid == study.grid
+    task.sizes["steps"] = 9
+    assert tuning.Study(task, methods, seed=5).run().trained == 4 * number
+
+
+def test_a_grid_has_an_end() -> None:
+    grown, most = module("_tuning").grown, module("_tuning").MOST_RATES
+    assert grown((1, 2, 4), [2]) == (1, 2, 4)
+    assert grown((1, 2, 4), [1, 2]) == (0.5, 1, 2, 4)
+    assert grown((1, 2, 4), [1, 4]) == (0.5, 1, 2, 4, 8)
+    grid: tuple[float, ...] = (1, 2, 4)
+    for _ in range(20):
+        grid = grown(grid, [grid[-1]])
+    assert len(grid) == most
+
+
+def test_runs_are_kept_under_every_source_that_decides_them() -> None:
+    known = {path.resolve() for path in module("_tuning").sources()}
+    folders = [ROOT / name for name in ("curvax", "optimizers", "transforms")]
+    assert known >= {path for folder in folders for path in folder.glob("*.py")}
+    assert ROOT / "examples" / "train_lm.py" in known
+
+
+def test_steps_to_a_loss() -> None:
+    steps_to = module("_training").steps_to
+    assert steps_to([10, 20, 30], [3.0, 2.0, 1.0], 1.5) == 25
+    assert steps_to([10, 20, 30], [3.0, 1.0, 2.0], 2.0) == 15  # the first time counts
+    assert steps_to([10, 20], [1.0, 2.0], 1.5) == 10
+    assert steps_to([10, 20], [math.nan, 1.0], 1.5) == 20
+    assert steps_to([10, 20], [3.0, 2.0], 1.5) == math.inf
+
+
+def test_the_model_divides_as_the_library_does() -> None:
+    """Numbers of matrices that nothing divides, on few devices and on more than there are."""
+    from curvax.transforms.distribute._shares import share
+
+    model, scale = module("_scale_model"), module("scale")
+    shapes = {(8, 8): 13, (8, 24): 5, (16, 8): 3}
+    for devices in (1, 2, 3, 7, 40):
+        said = model.predict(scale.KINDS["soap"], shapes, devices, "float32")
+        stacks = {str(i): (n, *shape) for i, (shape, n) in enumerate(shapes.items())}
+        shares = share(stacks, devices)
+        number = [sum(shares.each.values())] * devices
+        for dealt in shares.rounds:
+            for device, kind in enumerate(dealt.kind):
+                number[device] += kind < len(dealt.kinds)
+        assert said.decompositions == 2 * max(number)
+        assert said.working == sum(n > 0 for n in number)
+    assert model.blocks({(2048, 5461): 3}, 1024) == {(1024, 911): 36}
+
+
+def test_papers_are_listed_and_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    papers = module("papers.__main__")
+    monkeypatch.setattr(sys, "argv", ["papers"])
+    papers.main()
+    listing = capsys.readouterr().out
+    assert all(f"  {name} " in listing for name in papers.scripts())
+    full, small = papers.commands(["quantization", "alice_lm"], True, ["--seed", "1"])
+    assert full[1:] == ["-m", "benchmarks.papers.quantization", "--full", "--seed", "1"]
+    assert small[1:] == ["-m", "benchmarks.papers.alice_lm", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", ["papers", "table_9"])
+    with pytest.raises(SystemExit):
+        papers.main()

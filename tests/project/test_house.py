@@ -1,0 +1,69 @@
+"""The rooms of `transforms/`: each on its floor, each on the map, each installed."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+from test_packaging import ROOT, imported_names
+
+TRANSFORMS = ROOT / "transforms"
+FLOORS = (
+    {"_recording", "_paths", "_counts", "_validate"},
+    {"_keys", "_trees", "_guard", "linalg"},
+    {"refresh", "storage", "directions", "distribute"},
+    {"matrices", "kronecker"},
+    {"subspace"},
+    {"state"},
+)
+"""From the ground up: a room may import from lower floors and, without a circle, from its own."""
+
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MODULES = sorted(path for path in TRANSFORMS.rglob("*.py") if path.name != "__init__.py")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(TRANSFORMS).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    """The rooms that a module imports from, its own left out."""
+    folders = path.relative_to(ROOT).parts[:-1]
+    names = imported_names(path.read_text(), folders)
+    return {name.split(".")[2] for name in names if name.startswith(".transforms.")} - {
+        room_of(path)
+    }
+
+
+def test_every_room_has_a_floor_and_a_place_on_the_map() -> None:
+    rooms = {room_of(path) for path in MODULES}
+    assert rooms == set(FLOOR)
+    text = ast.get_docstring(ast.parse((TRANSFORMS / "__init__.py").read_text())) or ""
+    missing = {room for room in rooms if f"`{room}`" not in text}
+    assert not missing
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_run_downwards(path: Path) -> None:
+    own = room_of(path)
+    upwards = {room for room in imported_rooms(path) if FLOOR[room] > FLOOR[own]}
+    assert not upwards
+
+
+def test_rooms_of_one_floor_form_no_circle() -> None:
+    reached = {room: set() for room in FLOOR}
+    for path in MODULES:
+        reached[room_of(path)] |= imported_rooms(path)
+    order: list[str] = []
+    while len(order) < len(FLOOR):
+        free = [r for r in FLOOR if r not in order and reached[r] <= {*order}]
+        assert free, {r: reached[r] - {*order} for r in FLOOR if r not in order}
+        order += free
+
+
+def test_every_room_is_installed() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    rooms = {p.parent.name for p in TRANSFORMS.glob("*/__init__.py")}
+    assert {f"curvax.transforms.{room}" for room in rooms} < set(setuptools["packages"])

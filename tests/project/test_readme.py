@@ -1,0 +1,62 @@
+"""The code of the README and of docs/ runs as it stands, top to bottom."""
+
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+README = ROOT / "README.md"
+
+
+def blocks_of(page):
+    """The Python blocks of a page."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def namespace():
+    """What the README's Python blocks define, run one after the other."""
+    blocks = blocks_of(README)
+    assert len(blocks) >= 3
+    names: dict = {}
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.stem)
+def test_pages_run(page):
+    names: dict = {}
+    for block in blocks_of(page):
+        exec(compile(block, str(page), "exec"), names)
+
+
+def test_every_combination_takes_steps():
+    page = ROOT / "docs" / "combinations.md"
+    names: dict = {}
+    params = {"a": {"kernel": jax.ShapeDtypeStruct((96, 128), "float32")}}
+    optimizers = []
+    for line in re.split(r"(?m)^(?=optimizer = )", "".join(blocks_of(page))):
+        exec(compile(line, str(page), "exec"), names)
+        optimizers += [names["optimizer"]] if "optimizer" in names else []
+    assert len(optimizers) == 5
+    for optimizer in optimizers:
+        state = jax.eval_shape(optimizer.init, params)
+        updates, after = jax.eval_shape(optimizer.update, params, state, params)
+        assert updates["a"]["kernel"].shape == (96, 128)
+        assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def test_the_step_compiles_once(namespace):
+    assert namespace["step"]._cache_size() == 1
+
+
+def test_the_combined_method_gives_an_orthogonal_direction(namespace):
+    params = {"a": {"kernel": np.eye(3, dtype=np.float32) + 1}}
+    optimizer = namespace["optimizer"]
+    updates, _ = jax.jit(lambda x: optimizer.update(x, optimizer.init(x), x))(params)
+    norm = float(np.linalg.norm(updates["a"]["kernel"]))
+    assert abs(norm - 0.02 * 3**0.5) < 1e-6  # an orthogonal 3×3 matrix has the norm √3

@@ -1,0 +1,176 @@
+"""A state goes through a file at any step and continues bit for bit; other states are refused.
+
+Run as a script, this file writes `state_format.json`, the record of the present format.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.serialization
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from contract import compiled, small_tree
+from helpers import assert_close, gradients_like, run
+from registry import REGISTRY, Row, in_turns
+
+import curvax
+from curvax.transforms.state._format import STATE_FORMAT
+
+RECORD = Path(__file__).parent / "state_format.json"
+
+
+def through_orbax(state: Any, empty: Any, folder: Path) -> Any:
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "state", state)
+        checkpointer.wait_until_finished()
+        return checkpointer.restore(folder / "state", empty)
+
+
+def through_flax(state: Any, empty: Any, folder: Path) -> Any:
+    file = folder / "state.msgpack"
+    file.write_bytes(flax.serialization.to_bytes(state))
+    return flax.serialization.from_bytes(empty, file.read_bytes())
+
+
+def through_pickle(state: Any, empty: Any, folder: Path) -> Any:
+    del empty
+    file = folder / "state.pickle"
+    file.write_bytes(pickle.dumps(state))
+    return pickle.loads(file.read_bytes())
+
+
+@functools.cache
+def four_steps(row: Row) -> tuple[list[Any], list[Any]]:
+    """Updates, and states from the first on."""
+    params, optimizer = small_tree(), compiled(row)
+    first = optimizer.init(params)
+    updates, states = run(optimizer, gradients_like(params, 4), params, jit=False)
+    return updates, [first, *states]
+
+
+@pytest.mark.parametrize("through", [through_flax, through_pickle])
+@in_turns(1, of=2)
+def test_a_restored_state_continues_bit_for_bit(row: Row, through: Callable, tmp_path: Path):
+    """Saved at the start, at a refresh and between two; a second run from the start is the same."""
+    params, optimizer = small_tree(), compiled(row)
+    updates, states = four_steps(row)
+    for saved_at in (0, 1, 2):
+        state = through(states[saved_at], states[0], tmp_path)
+        assert_close(state, states[saved_at], factor=0)
+        for t, gradient in enumerate(gradients_like(params, 4)[saved_at:], saved_at):
+            again, state = optimizer.update(gradient, state, params)
+            assert_close(again, updates[t], factor=0)
+        assert_close(state, states[-1], factor=0)
+
+
+@pytest.mark.filterwarnings("default")  # Orbax's affair
+def test_orbax_restores_every_state(tmp_path: Path) -> None:
+    """All methods' in one checkpoint."""
+    params = small_tree()
+    optimizers = {row.name: row.make() for row in REGISTRY}
+    empty = {name: jax.eval_shape(opt.init, params) for name, opt in optimizers.items()}
+    numbers = iter(range(1, 10_000))
+    full = jax.tree.map(lambda x: np.full(x.shape, next(numbers), x.dtype), empty)
+    restored = through_orbax(full, empty, tmp_path)
+    assert_close(restored, full, factor=0)
+    assert jax.tree.structure(restored) == jax.tree.structure(empty)
+
+
+@functools.cache
+def coded_foam() -> Any:
+    """With coded factors and checks at every fourth step; it is compiled once."""
+    storage = curvax.cholesky(block=4, error_feedback=0.95)
+    optimizer = curvax.foam(0.1, check_every=4, storage=storage)
+    return optax.GradientTransformationExtraArgs(jax.jit(optimizer.init), jax.jit(optimizer.update))
+
+
+@functools.cache
+def cycles_of_foam() -> tuple[list[Any], list[Any]]:
+    """Updates and states of two cycles."""
+    params = small_tree()
+    return run(coded_foam(), gradients_like(params, 8), params, jit=False)
+
+
+@pytest.mark.xdist_group("a cycle of foam")
+@pytest.mark.parametrize("check", [1, 2, 3, 4])
+def test_a_cycle_of_foam_continues_bit_for_bit(check: int, tmp_path: Path) -> None:
+    """Saved anywhere between two checks, with coded factors."""
+    params, optimizer = small_tree(), coded_foam()
+    updates, states = cycles_of_foam()
+    state = through_flax(states[check - 1], optimizer.init(params), tmp_path)
+    for t, gradient in enumerate(gradients_like(params, 8)):
+        if t >= check:
+            update, state = optimizer.update(gradient, state, params)
+            assert_close(update, updates[t], factor=0)
+    assert_close(state, states[-1], factor=0)
+
+
+def test_files_that_are_cut_off_or_foreign_are_refused(tmp_path: Path) -> None:
+    params = small_tree()
+    muon, racs = (next(row for row in REGISTRY if row.name == n).make() for n in ("muon", "racs"))
+    whole = flax.serialization.to_bytes(muon.init(params))
+    with pytest.raises(Exception, match="incomplete"):
+        flax.serialization.from_bytes(muon.init(params), whole[:-10])
+    with pytest.raises(ValueError, match="do not match"):
+        flax.serialization.from_bytes(racs.init(params), whole)
+    description = json.loads(json.dumps(curvax.describe_state(muon, params)))
+    curvax.check_state(muon, params, description)
+    with pytest.raises(
+        ValueError, match="arrays of the state differ .*: int32.. in the checkpoint"
+    ):
+        curvax.check_state(racs, params, description)
+    for foreign in ({}, None, [], {"step": 3}, {"curvax_state_format": "1", "arrays": {}}):
+        with pytest.raises(ValueError, match="this is not what curvax.describe_state gives"):
+            curvax.check_state(muon, params, foreign)
+    for number, age in ((STATE_FORMAT - 1, "an older"), (STATE_FORMAT + 1, "a later")):
+        with pytest.raises(ValueError, match=f"format {number}, from {age} version of curvax"):
+            curvax.check_state(muon, params, description | {"curvax_state_format": number})
+
+
+def test_a_description_is_that_of_one_device_on_any_mesh() -> None:
+    params = small_tree()
+    mesh = jax.make_mesh((4,), ("x",))
+    alone = curvax.describe_state(curvax.soap(0.1), params)
+    assert curvax.describe_state(curvax.soap(0.1, mesh=mesh), params) == alone
+
+
+# The format.
+
+
+def formats() -> dict[str, str]:
+    """A digest of every method's state, and of the storages'."""
+    made = {row.name: row.make() for row in REGISTRY}
+    storages = {
+        "quantized": curvax.quantized(),
+        "cholesky": curvax.cholesky(),
+        "error feedback": curvax.cholesky(error_feedback=0.95),
+    }
+    made |= {name: curvax.shampoo(0.1, storage=storage) for name, storage in storages.items()}
+    made["coded moments"] = curvax.quantize_state(curvax.muon(0.1), where=lambda *_: True)
+    found = {}
+    for name, optimizer in made.items():
+        arrays = curvax.describe_state(optimizer, small_tree())["arrays"]
+        found[name] = hashlib.sha256(json.dumps(arrays).encode()).hexdigest()[:16]
+    return found
+
+
+def test_a_changed_state_has_another_format() -> None:
+    record = json.loads(RECORD.read_text())
+    assert record == {"format": STATE_FORMAT, "states": formats()}, (
+        "States have changed: raise STATE_FORMAT in transforms/state/_format.py if it is that of "
+        f"{RECORD.name}, say in CHANGELOG.md what has changed, and run python {__file__}."
+    )
+
+
+if __name__ == "__main__":
+    RECORD.write_text(json.dumps({"format": STATE_FORMAT, "states": formats()}, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""Transformations of a gradient's matrices into directions, with vectors of state or none."""

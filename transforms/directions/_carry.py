@@ -1,0 +1,149 @@
+"""Moments that follow a change of basis: where they are in a state, and what becomes of them.
+
+A transformation that works in a changing space keeps moments that have to follow it. They are
+recognized by where they are: a field `mu` or `trace` holds first moments, which turn with the
+space; `nu` holds second moments. Any other field that holds more than a number for every matrix is
+an error, since nothing is known of how it should follow: factors, bases, codes, scales of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import GetAttrKey
+
+from ..linalg._numerics import HIGHEST
+
+FIRST = ("mu", "trace")
+SECOND = ("nu",)
+
+
+class Moments(NamedTuple):
+    """Where the moments of every matrix are among the leaves of a state."""
+
+    first: tuple[tuple[int, ...], ...]  # for every matrix the indices of its first moments
+    second: tuple[tuple[int, ...], ...]  # and of its second moments
+
+
+def find_moments(state: Any, like: Any) -> Moments:
+    """Where a state keeps moments of the matrices in `like`, a tree of arrays.
+
+    Raises:
+      ValueError: if another field holds more than a number for every matrix.
+    """
+    matrices = jax.tree_util.tree_leaves_with_path(like)
+    most_axes = max((matrix.ndim - 2 for _, matrix in matrices), default=0)  # of a number for each
+    first: list[list[int]] = [[] for _ in matrices]
+    second: list[list[int]] = [[] for _ in matrices]
+    for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
+        field, numbers = _place(path, leaf, matrices)
+        if field in FIRST + SECOND and numbers:
+            for number in numbers:
+                (first if field in FIRST else second)[number].append(index)
+        elif leaf.ndim > most_axes:
+            raise ValueError(
+                f"the inner transformation's state field {field!r} holds more than a number for "
+                f"every matrix; how it follows a change of basis is known for "
+                f"{', '.join(map(repr, FIRST + SECOND))} only."
+            )
+    return Moments(tuple(map(tuple, first)), tuple(map(tuple, second)))
+
+
+def _place(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> tuple[str | None, list[int]]:
+    """The field that a leaf of a state is in, and the numbers of the matrices that it is like."""
+    numbers = [
+        number
+        for number, (suffix, matrix) in enumerate(matrices)
+        if leaf.shape == matrix.shape and path[len(path) - len(suffix) :] == suffix
+    ]
+    own = len(matrices[numbers[0]][0]) if numbers else 0  # of the path, the matrix's own
+    names = [key.name for key in path[: len(path) - own] if isinstance(key, GetAttrKey)]
+    return (names[-1] if names else None), numbers
+
+
+@runtime_checkable
+class Carry(Protocol):
+    """What `carry=` takes: what moments `(r, n)` do when the basis of their rows changes."""
+
+    @property
+    def needs_names(self) -> bool:
+        """Whether it matters which moments are first and which second ones."""
+        ...
+
+    def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """A first moment in the new basis; `turn (r, r)` is `U_newᵀ U_old`."""
+        ...
+
+    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """A second moment in the new basis."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """See `keep`."""
+
+    needs_names = False
+
+    def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """As it was."""
+        del turn
+        return moment
+
+    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """As it was."""
+        del turn
+        return moment
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotate:
+    """See `rotate`."""
+
+    needs_names = True
+
+    def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """Turned."""
+        return jnp.matmul(turn, moment, precision=HIGHEST).astype(moment.dtype)
+
+    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """Mixed by the squares of the turn."""
+        return self.first(moment, turn**2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reset:
+    """See `reset`."""
+
+    needs_names = True
+
+    def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """Zero."""
+        del turn
+        return jnp.zeros_like(moment)
+
+    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
+        """Zero."""
+        return self.first(moment, turn)
+
+
+def keep() -> Keep:
+    """Moments stay as they are, whatever the new basis (GaLore, Alice)."""
+    return Keep()
+
+
+def rotate() -> Rotate:
+    r"""First moments turn with the basis (SUMO): $M \leftarrow R M$, $R = U_{new}^\top U_{old}$.
+
+    What lies outside the new subspace is lost. Second moments become $(R \circ R)\, v$: what the
+    squares are expected to be if the old coordinates are uncorrelated, never negative.
+    """
+    return Rotate()
+
+
+def reset() -> Reset:
+    """Moments start again from zero; counters, as of Adam's bias correction, go on."""
+    return Reset()

@@ -1,0 +1,86 @@
+r"""Grafting: the direction of one transformation with the length of another, matrix by matrix.
+
+$$D = \hat G\, \|T(G)\| \,/\, \|\hat G\|$$
+
+for the direction $\hat G$ and the transformation $T$ whose length is taken: the identity (norm
+grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or Adam's direction
+(Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
+
+*Numerics.* Frobenius norms per matrix in float32 at least; where $\hat G$ is zero, $D$ is zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._guard import TakesUsable, update_guarded
+from .._trees import widened
+from .._validate import check_matrices
+
+
+class GraftState(NamedTuple):
+    """State of `graft`."""
+
+    direction: Any
+    length: Any
+
+
+def graft(
+    direction: optax.GradientTransformation, length: optax.GradientTransformation | None = None
+) -> optax.GradientTransformation:
+    """Gives each matrix of `direction`'s updates the Frobenius norm of `length`'s.
+
+    Args:
+      direction: transformation of the gradient that gives the direction.
+      length: transformation of the gradient that gives the norm, such as `optax.scale_by_adam()`
+        (Adam grafting); `None` is the gradient itself (norm grafting).
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> muon_with_adams_length = curvax.graft(curvax.scale_by_muon(), optax.scale_by_adam())
+    """
+    own = length is None
+    length = optax.identity() if length is None else length
+    for name, part in (("direction", direction), ("length", length)):
+        if not isinstance(part, optax.GradientTransformation):
+            raise ValueError(f"{name} must be an Optax transformation, got {part!r}.")
+
+    def init(params: Any) -> GraftState:
+        check_matrices(params, "graft")
+        return GraftState(direction.init(params), length.init(widened(params)))
+
+    def update(updates: Any, state: Any, params: Any = None, usable: Any = None, **_: Any):
+        directions, direction_state = update_guarded(
+            direction, updates, state.direction, params, usable
+        )
+        # Adam's second moment would stand still in bfloat16.
+        wide = None if params is None else widened(params)
+        # The gradient's own norm spoils nothing where it is not usable, and needs no zeros there.
+        lengths, length_state = update_guarded(
+            length, widened(updates), state.length, wide, None if own else usable
+        )
+        return (
+            jax.tree.map(rescaled, directions, lengths),
+            GraftState(direction_state, length_state),
+        )
+
+    return TakesUsable(init, update)
+
+
+def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Each matrix of `x (..., m, n)` with the norm of that of `like`; zero stays zero."""
+    norm, target = _norm(x), _norm(like)
+    factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
+    return (x * factor).astype(x.dtype)
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.linalg.norm(work, axis=(-2, -1), keepdims=True)

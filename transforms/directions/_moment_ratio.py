@@ -1,0 +1,95 @@
+r"""Adam's direction as papers print it: without bias correction, and safe without epsilon.
+
+$$M \leftarrow b_1 M + (1-b_1) G, \qquad v \leftarrow b_2 v + (1-b_2) G^2, \qquad
+D = M / (\sqrt v + \epsilon)$$
+
+*Division.* In a rotated space many entries of $G$ are rounding noise, and $M / \sqrt v$ would raise
+them to ±1. An entry with $\sqrt v \le \max(m, n)\,\mathrm{eps}\,\max \sqrt v$, the maximum over its
+matrix, gives 0; so does $v = 0$. Batch entries do not influence each other. *Cost*: `10 mn` FLOPs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._trees import map_unzip
+from .._validate import check_bool, check_decay, check_interval
+
+
+class MomentRatioState(NamedTuple):
+    """State of `moment_ratio`."""
+
+    count: jax.Array  # t, int32 scalar
+    mu: Any  # M, like the parameters, float32 at least
+    nu: Any  # v, the same
+
+
+def moment_ratio(
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.95,
+    eps: jax.typing.ArrayLike = 0.0,
+    *,
+    bias_correction: bool = False,
+) -> optax.GradientTransformation:
+    """Replaces matrices by the ratio of their first moment to the root of their second.
+
+    Args:
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      eps: added to the root.
+      bias_correction: divide the moments by `1 - b1^t` and `1 - b2^t`.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: naming the argument that is outside its range.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> ratio = curvax.moment_ratio(0.5, 0.75)
+      >>> g = jnp.array([[2.0, -4.0], [0.0, 1e-12]])
+      >>> ratio.update(g, ratio.init(g))[0].tolist()
+      [[1.0, -1.0], [0.0, 0.0]]
+    """
+    check_decay("b1", b1)
+    check_decay("b2", b2)
+    check_interval("eps", eps, 0.0)
+    check_bool("bias_correction", bias_correction)
+
+    def init(params: Any) -> MomentRatioState:
+        zeros = jax.tree.map(
+            lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
+        )
+        return MomentRatioState(jnp.zeros([], jnp.int32), zeros, jax.tree.map(jnp.copy, zeros))
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        count: Any = optax.safe_increment(state.count)
+
+        def one(g: Any, m: Any, v: Any) -> tuple[jax.Array, ...]:
+            work = g.astype(m.dtype)
+            m = b1 * m + (1 - b1) * work
+            v = b2 * v + (1 - b2) * work**2
+            first, second = m, v
+            if bias_correction:
+                first, second = m / (1 - b1**count), v / (1 - b2**count)
+            return ratio(first, second, eps).astype(g.dtype), m, v
+
+        directions, mu, nu = map_unzip(3, one, updates, state.mu, state.nu)
+        return directions, MomentRatioState(count, mu, nu)
+
+    return optax.GradientTransformation(init, update)
+
+
+def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Array:
+    """`m / (√v + eps)` for matrices `(..., rows, columns)`, 0 where `√v` is rounding noise."""
+    root = jnp.sqrt(v)
+    # Not the largest root: with two uses XLA would write all roots.
+    largest = jnp.sqrt(jnp.max(v, axis=(-2, -1), keepdims=True))
+    usable = root > max(v.shape[-2:]) * jnp.finfo(v.dtype).eps * largest
+    return jnp.where(usable, m / jnp.where(usable, root + eps, 1), 0)

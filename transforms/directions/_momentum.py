@@ -1,0 +1,112 @@
+r"""Momentum: a running average or sum of the gradients, with Nesterov's look-ahead.
+
+$$M_t = b_1 M_{t-1} + (1 - b_1)\, G_t \quad\text{("ema")} \qquad M_t = b_1 M_{t-1} + G_t
+\quad\text{("sum")}$$
+
+The output is $M_t$; with `nesterov` it is $b_1 M_t + (1-b_1) G_t$ ("ema") or $b_1 M_t + G_t$
+("sum"). `bias_correction` ("ema" only) divides $M_t$ by $1-b_1^t$; in the look-ahead, as in Adam
+with Nesterov momentum (Dozat, 2016), $M_t$ is divided by $1-b_1^{t+1}$ and $G_t$ by $1-b_1^t$.
+
+*Numerics.* The sum is formed in the promoted dtype of gradient and state and stored in `dtype`;
+the output has the gradient's dtype.
+State: one array per leaf and a counter.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._validate import check_choice, check_decay, check_dtype
+
+
+class MomentumState(NamedTuple):
+    """State of `momentum`."""
+
+    count: jax.Array  # t, int32 scalar
+    mu: Any  # M, like the parameters
+
+
+def momentum(
+    b1: jax.typing.ArrayLike = 0.95,
+    *,
+    accumulate: str = "ema",
+    nesterov: bool = False,
+    bias_correction: bool = False,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformation:
+    """Replaces gradients by their momentum; see the module's formulas.
+
+    Args:
+      b1: decay rate in [0, 1).
+      accumulate: "ema" or "sum".
+      nesterov: whether to look ahead by one step.
+      bias_correction: whether to divide by the weight accumulated so far ("ema" only).
+      dtype: dtype of the stored momentum; that of the parameters if `None`.
+
+    Returns:
+      The transformation; works on leaves of any shape.
+
+    Raises:
+      ValueError: if `b1` is outside [0, 1) or `accumulate` unknown, or if a sum is to be corrected.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> averaged = curvax.momentum(0.9, bias_correction=True)
+      >>> grads = jnp.ones(2)
+      >>> averaged.update(grads, averaged.init(grads))[0].round(3).tolist()
+      [1.0, 1.0]
+    """
+    check_decay("b1", b1)
+    check_choice("accumulate", accumulate, ("ema", "sum"))
+    if bias_correction and accumulate == "sum":
+        raise ValueError("bias_correction=True needs accumulate='ema'; a sum has no bias.")
+    if dtype is not None:
+        check_dtype("dtype", dtype)
+
+    def init(params: Any) -> MomentumState:
+        return MomentumState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params, dtype=dtype))
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        count: Any = optax.safe_increment(state.count)
+        weight = 1 - b1 if accumulate == "ema" else 1.0
+        mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, state.mu)
+        ahead, gradient = mu, updates
+        if bias_correction:
+            at = optax.safe_increment(count) if nesterov else count
+            ahead = optax.tree.bias_correction(mu, b1, at)
+            gradient = optax.tree.bias_correction(updates, b1, count)
+        if nesterov:
+            ahead = jax.tree.map(lambda m, g: b1 * m + weight * g, ahead, gradient)
+        stored = jax.tree.map(lambda m, old: m.astype(old.dtype), mu, state.mu)
+        ahead = jax.tree.map(lambda m, g: m.astype(g.dtype), ahead, updates)
+        return ahead, MomentumState(count, stored)
+
+    return optax.GradientTransformation(init, update)
+
+
+def descend_with_momentum(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: jax.typing.ArrayLike,
+    weight_decay: jax.typing.ArrayLike,
+    weight_decay_mask: Any,
+) -> optax.GradientTransformation:
+    r"""Descent whose momentum takes in whole steps, $M \leftarrow b_1 M + \mathrm{lr}\,D$.
+
+    Under a schedule every direction keeps the learning rate of its own step. Weight decay is
+    decoupled and stays out of the momentum.
+    """
+    check_decay("b1", b1)
+
+    def decay(count: Any) -> Any:
+        rate: Any = learning_rate(count) if callable(learning_rate) else learning_rate
+        return -rate * weight_decay
+
+    steps = optax.chain(optax.scale_by_learning_rate(learning_rate), optax.trace(b1))
+    if isinstance(weight_decay, (int, float)) and weight_decay == 0:
+        return steps
+    return optax.chain(steps, optax.add_decayed_weights(decay, weight_decay_mask))

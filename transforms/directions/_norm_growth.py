@@ -1,0 +1,87 @@
+r"""The norm-growth limiter: no direction grows by more than a factor γ from one step to the next.
+
+$$\eta_t = \gamma / \max(\|D_t\| / \phi_{t-1},\ \gamma), \qquad \phi_t = \eta_t \|D_t\|, \qquad
+D_t \leftarrow \eta_t D_t$$
+
+with $\eta_t = 1$ as long as $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et al.,
+arXiv:2502.07752, Algorithm 1 lines 9-10 and Algorithm 3). As printed, one zero gradient would set
+$\phi = 0$ and stop the matrix forever; here the limiter starts afresh.
+
+*Numerics.* Norms are Frobenius norms per matrix, in float32 at least. A direction whose norm is not
+finite becomes zero, and $\phi$ stays. Cost: one pass; state: a
+number per matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._trees import map_unzip
+from .._validate import check_interval, check_matrices
+
+
+class NormGrowthState(NamedTuple):
+    """State of `limit_norm_growth`."""
+
+    norm: Any  # φ, the last norm after limiting, (...) for leaves (..., m, n), float32 at least
+
+
+def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTransformation:
+    """Limits the growth of each matrix's Frobenius norm to a factor `gamma` per step.
+
+    Args:
+      gamma: largest growth factor, at least 1. Infinity switches the limiter off.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: if `gamma < 1`, or if a leaf is no matrix.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> limiter = curvax.limit_norm_growth(2.0)
+      >>> state = limiter.init(jnp.eye(1))
+      >>> first, state = limiter.update(jnp.eye(1), state)
+      >>> second, state = limiter.update(10 * jnp.eye(1), state)
+      >>> float(first[0, 0]), float(second[0, 0])
+      (1.0, 2.0)
+    """
+    check_interval("gamma", gamma, 1.0, open_high=False)
+
+    def init(params: Any) -> NormGrowthState:
+        check_matrices(params, "limit_norm_growth")
+        zeros = jax.tree.map(
+            lambda p: jnp.zeros(p.shape[:-2], jnp.promote_types(p.dtype, jnp.float32)), params
+        )
+        return NormGrowthState(zeros)
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+
+        def factor_and_norm(x: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
+            norm = jnp.linalg.norm(x.astype(last.dtype), axis=(-2, -1))
+            return limited_norm(norm, last, gamma)
+
+        factors, norms = map_unzip(2, factor_and_norm, updates, state.norm)
+        limited = jax.tree.map(
+            lambda x, f: x * f[..., None, None].astype(x.dtype), updates, factors
+        )
+        return limited, NormGrowthState(norms)
+
+    return optax.GradientTransformation(init, update)
+
+
+def limited_norm(
+    norm: jax.Array, last: jax.Array, gamma: jax.typing.ArrayLike
+) -> tuple[jax.Array, jax.Array]:
+    """The factor η and the norm after it, from a norm and the last one after limiting."""
+    limited = (last > 0) & (norm > gamma * last)
+    factor = jnp.where(limited, gamma * last / jnp.where(limited, norm, 1), 1)
+    finite = jnp.isfinite(norm)
+    new = jnp.where(limited, gamma * last, norm)
+    return jnp.where(finite, factor, 0), jnp.where(finite, new, last)

@@ -1,0 +1,75 @@
+r"""Normalization of rows or columns, without any state.
+
+| function | result | reference |
+|---|---|---|
+| `normalize_rows` | each row minus its mean, over its deviation | SWAN's GradNorm, Eq. 30 |
+| `normalize_columns` | each column over its norm | section 3.3 |
+
+Both of Gong et al., arXiv:2502.07752. *Numerics.* float32 at least; the standard deviation is that
+of the population (1/n). A row that is constant up to rounding (deviation at most `n · eps` of its
+largest entry) and a zero column give 0. *Cost*: two passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._validate import check_matrices
+
+
+def normalize_rows() -> optax.GradientTransformation:
+    """Gives every row of a matrix mean 0 and standard deviation 1.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> rows = curvax.normalize_rows()
+      >>> rows.update(jnp.array([[1.0, 3.0], [5.0, 5.0]]), rows.init(jnp.eye(2)))[0].tolist()
+      [[-1.0, 1.0], [0.0, 0.0]]
+    """
+
+    def normalized(x: jax.Array) -> jax.Array:
+        n = x.shape[-1]
+        largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        deviation = jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True))
+        usable = deviation > n * jnp.finfo(x.dtype).eps * largest
+        return jnp.where(usable, centred / jnp.where(usable, deviation, 1), 0)
+
+    return _stateless("normalize_rows", normalized)
+
+
+def normalize_columns() -> optax.GradientTransformation:
+    """Gives every column of a matrix norm 1; zero columns stay zero.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> columns = curvax.normalize_columns()
+      >>> columns.update(jnp.array([[3.0, 0.0], [4.0, 0.0]]), columns.init(jnp.eye(2)))[0].tolist()
+      [[0.6, 0.0], [0.8, 0.0]]
+    """
+
+    def normalized(x: jax.Array) -> jax.Array:
+        norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
+        return jnp.where(norm > 0, x / jnp.where(norm > 0, norm, 1), 0)
+
+    return _stateless("normalize_columns", normalized)
+
+
+def _stateless(name: str, f: Callable[[jax.Array], jax.Array]) -> optax.GradientTransformation:
+    def init(params: Any) -> optax.EmptyState:
+        check_matrices(params, name)
+        return optax.EmptyState()
+
+    def one(x: jax.Array) -> jax.Array:
+        return f(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        return jax.tree.map(one, updates), state
+
+    return optax.GradientTransformation(init, update)

@@ -1,0 +1,129 @@
+r"""Orthogonalization: every matrix becomes its polar factor.
+
+$D = U V^\top$ for $G = U \Sigma V^\top$ (see `_polar` for the methods, their cost and numerics),
+and the scale by which Muon makes such directions comparable between shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._trees import map_unzip
+from .._validate import check_choice, check_interval, check_matrices, check_positive_int
+from ..linalg._polar import (
+    Coefficients,
+    coefficient_rows,
+    newton_schulz,
+    polar_qdwh,
+    polar_qr_svd,
+    polar_svd,
+)
+
+
+class OrthogonalizeState(NamedTuple):
+    """State of `orthogonalize` by a decomposition."""
+
+    failures: Any  # decompositions that failed: the direction was zero, int32 (...) for a leaf
+
+
+def orthogonalize(
+    method: str = "newton_schulz",
+    *,
+    coefficients: Coefficients = "quintic",
+    steps: int = 5,
+    eps: jax.typing.ArrayLike = 1e-8,
+    norm: str = "frobenius",
+) -> optax.GradientTransformation:
+    """Replaces every matrix `(..., m, n)` by its polar factor `U Vᵀ`.
+
+    Args:
+      method: "newton_schulz" (approximate, matrix products only), "svd" (exact; singular values
+        that are zero stay zero), "qr_svd" (the same by way of the smaller order: for long matrices)
+        or "qdwh" (exact for full rank).
+      coefficients: of Newton-Schulz: "quintic" (Muon's), "classical", "polar_express", three
+        numbers, or a row of three per iteration.
+      steps: Newton-Schulz iterations.
+      eps: added to the norm by which Newton-Schulz divides.
+      norm: that norm: "frobenius", or "gram" for the root of the Frobenius norm of `G Gᵀ`.
+
+    Returns:
+      A transformation. With "newton_schulz" it is stateless; otherwise the state counts the
+      decompositions that failed, whose directions are zero.
+
+    Raises:
+      ValueError: on an unknown method or coefficients, `steps < 1`, `eps < 0`, or leaves that are
+        not matrices.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> transform = curvax.orthogonalize("svd")
+      >>> grads = jnp.diag(jnp.array([3.0, 0.5]))
+      >>> transform.update(grads, transform.init(grads))[0].round(3).tolist()
+      [[1.0, 0.0], [0.0, 1.0]]
+    """
+    check_choice("method", method, ("newton_schulz", "svd", "qr_svd", "qdwh"))
+    check_positive_int("steps", steps)
+    check_interval("eps", eps, 0.0)
+    check_choice("norm", norm, ("frobenius", "gram"))
+    coefficient_rows(coefficients, steps)
+    polar = {
+        "newton_schulz": partial(
+            newton_schulz, coefficients=coefficients, steps=steps, eps=eps, norm=norm
+        ),
+        "svd": polar_svd,
+        "qr_svd": polar_qr_svd,
+        "qdwh": polar_qdwh,
+    }[method]
+
+    def init(params: Any) -> Any:
+        check_matrices(params, "orthogonalize")
+        if method == "newton_schulz":
+            return optax.EmptyState()
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape[:-2], jnp.int32), params)
+        return OrthogonalizeState(zeros)
+
+    def checked(x: jax.Array, failures: jax.Array) -> tuple[jax.Array, jax.Array]:
+        factor = polar(x)
+        finite = jnp.isfinite(factor).all(axis=(-2, -1))
+        return jnp.where(finite[..., None, None], factor, 0), failures + ~finite
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        if method == "newton_schulz":
+            return jax.tree.map(polar, updates), state
+        factors, failures = map_unzip(2, checked, updates, state.failures)
+        return factors, OrthogonalizeState(failures)
+
+    return optax.GradientTransformation(init, update)
+
+
+def scale_by_shape(
+    consistent_rms: jax.typing.ArrayLike | None = None,
+) -> optax.GradientTransformation:
+    r"""Scales matrices by a factor of their shape alone, as Muon does.
+
+    Args:
+      consistent_rms: `None` scales by $\sqrt{\max(1, n/m)}$ (Jordan et al.); a number `c` by
+        $c\sqrt{\max(m, n)}$, which gives an orthogonal direction the root mean square `c` along
+        its longer side (Liu et al., arXiv:2502.16982; 0.2 matches AdamW's).
+
+    Returns:
+      A stateless transformation.
+    """
+    if consistent_rms is not None:
+        check_interval("consistent_rms", consistent_rms, 0.0, open_low=True)
+
+    def scaled(x: jax.Array) -> jax.Array:
+        m, n = x.shape[-2:]
+        if consistent_rms is None:
+            factor = math.sqrt(max(1.0, n / m))
+            return x if factor == 1.0 else x * factor
+        return x * jnp.asarray(math.sqrt(max(m, n)) * consistent_rms, x.dtype)
+
+    return optax.stateless(lambda updates, params: jax.tree.map(scaled, updates))

@@ -1,0 +1,118 @@
+r"""Row and column scaling: the two diagonals of RACS.
+
+$$s = \frac{(G^{\odot 2})^\top q}{\|q\|^2}, \qquad q = \frac{G^{\odot 2} s}{\|s\|^2} \qquad
+\text{(a few rounds from } q = 1\text{)}$$
+$$\bar s \leftarrow b_2\,\bar s + (1-b_2)\,s, \quad \bar q \leftarrow b_2\,\bar q + (1-b_2)\,q,
+\quad D = \mathrm{diag}(\bar q)^{-1/2}\, G\, \mathrm{diag}(\bar s)^{-1/2}$$
+
+Gong et al., arXiv:2502.07752, Eq. 16 and Algorithm 1, lines 5-8. The rounds are power iterations on
+$G^{\odot 2}$: for a positive $G^{\odot 2}$ they converge to its principal singular pair
+(Proposition 3).
+
+*Numerics.* float32 at least. Rows and columns that have been zero throughout give zero. Where
+$G^{\odot 2}$ falls into blocks, or nearly so, the fixed point vanishes outside of one of them, and
+$D$ would have no bound: entries of $\bar q$ and $\bar s$ below `eps(dtype)²` times the largest,
+rounding noise of a gradient squared, count as that much, so that
+$|D_{ij}| \le |G_{ij}| / (\mathrm{eps}^2 \sqrt{\max \bar q\, \max \bar s})$. Cost per matrix:
+`4mn` FLOPs a round, memory-bound; state `m + n` numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._trees import map_unzip
+from .._validate import check_decay, check_matrices, check_positive_int
+from ..linalg._numerics import power_of_two
+
+
+class RowColumnState(NamedTuple):
+    """State of `scale_by_rows_and_columns`."""
+
+    count: jax.Array  # t, int32 scalar
+    rows: Any  # q̄ (..., m), float32 at least
+    columns: Any  # s̄ (..., n), float32 at least
+
+
+def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Array, jax.Array]:
+    """The pair `q (..., m)`, `s (..., n)` of Eq. 16 for `squares = G² (..., m, n)`."""
+    q = jnp.ones(squares.shape[:-1], squares.dtype)
+
+    def over(x: jax.Array, y: jax.Array) -> jax.Array:
+        norm = jnp.sum(y * y, axis=-1, keepdims=True)
+        return jnp.where(norm > 0, x / jnp.where(norm > 0, norm, 1), 0)
+
+    s = jnp.zeros(squares.shape[:-2] + squares.shape[-1:], squares.dtype)
+    for _ in range(iterations):
+        s = over(jnp.einsum("...mn,...m->...n", squares, q), q)
+        q = over(jnp.einsum("...mn,...n->...m", squares, s), s)
+    return q, s
+
+
+def scale_by_rows_and_columns(
+    b2: jax.typing.ArrayLike = 0.9,
+    *,
+    iterations: int = 5,
+    bias_correction: bool = False,
+) -> optax.GradientTransformation:
+    """Scales rows and columns by running averages of RACS's two diagonals.
+
+    Args:
+      b2: decay rate of the averages, which start at 0; `b2 = 0` uses the current gradient alone.
+      iterations: rounds of the fixed-point iteration.
+      bias_correction: whether to divide the averages by `1 - b2ᵗ`. As printed they are not
+        corrected, so that the first direction is `1 / (1 - b2)` times longer.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: if `b2` is outside [0, 1), `iterations < 1`, or a leaf is no matrix.
+    """
+    check_decay("b2", b2)
+    check_positive_int("iterations", iterations)
+
+    def init(params: Any) -> RowColumnState:
+        check_matrices(params, "scale_by_rows_and_columns")
+
+        def zeros(shape: tuple[int, ...], p: Any) -> jax.Array:
+            return jnp.zeros(shape, jnp.promote_types(p.dtype, jnp.float32))
+
+        return RowColumnState(
+            count=jnp.zeros([], jnp.int32),
+            rows=jax.tree.map(lambda p: zeros(p.shape[:-1], p), params),
+            columns=jax.tree.map(lambda p: zeros(p.shape[:-2] + p.shape[-1:], p), params),
+        )
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        count: Any = optax.safe_increment(state.count)
+        weight = 1 - b2**count if bias_correction else 1.0
+
+        def scaled(g: jax.Array, rows: jax.Array, columns: jax.Array):
+            work = g.astype(rows.dtype)
+            # Scaled by a power of two, which changes no bit, the fourth powers below are in range.
+            exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1)))
+            scale = jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent[..., None, None])
+            near_one = work * scale
+            q, s = row_column_scales(near_one * near_one, iterations)
+            s = jnp.ldexp(s, 2 * exponent[..., None])
+            mean_q = b2 * rows + (1 - b2) * q
+            mean_s = b2 * columns + (1 - b2) * s
+            left = _inverse_square_root(mean_q / weight)[..., :, None]
+            right = _inverse_square_root(mean_s / weight)[..., None, :]
+            return (left * work * right).astype(g.dtype), mean_q, mean_s
+
+        directions, rows, columns = map_unzip(3, scaled, updates, state.rows, state.columns)
+        return directions, RowColumnState(count, rows, columns)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _inverse_square_root(x: Any) -> jax.Array:
+    noise = jnp.finfo(x.dtype).eps ** 2 * jnp.max(x, axis=-1, keepdims=True)
+    return jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, jnp.maximum(x, noise), 1)), 0)

@@ -1,0 +1,286 @@
+"""Dividing matrices among devices: each stores and works on its own.
+
+`distribute(inner, mesh)` stands in the place of `inner` behind the matrix view. Batch entries never
+influence each other, so a device runs `inner` on its matrices alone, within `shard_map`:
+statistics, checks and refreshes of a matrix happen on its owner, without any communication. Per
+step gradients go to their owners and updates come back.
+
+*Numerics.* Those of one device, except that with `stagger` every device spreads its own refreshes
+over the period. *Memory.* A device has the state of its own matrices (`_shares.py`).
+*Communication.* See `docs/distribution.md`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from .._paths import is_placeholder
+from .._recording import record
+from .._validate import check_choice
+from ._layout import DistributedState, StateLayout
+from ._meshes import cut_by_columns, explicit_sharding, is_explicit, put, sharded_like
+from ._shares import Round
+
+Stacks = dict[str, jax.Array]
+
+
+class DivisionRecord(NamedTuple):
+    """What `recording` collects of a division."""
+
+    state: DistributedState
+    layout: StateLayout
+    mesh: Mesh | None
+    axes: tuple[str, ...]
+
+    def devices(self) -> Iterator[tuple[str, str]]:
+        """Every stack, and how many devices share its matrices."""
+        number = self.layout.shares.devices
+        for key, stack in self.layout.stacks.items():
+            yield key, f"on {min(number, stack.shape[0])} of {number} devices"
+
+
+def distribute(
+    inner: optax.GradientTransformation,
+    mesh: Mesh | None = None,
+    axis: str | Sequence[str] | None = None,
+    *,
+    axis_name: str | Sequence[str] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Runs a transformation on stacks of matrices with the matrices divided among devices.
+
+    Args:
+      inner: a transformation on a dictionary of stacks `(N, m, n)` whose matrices do not influence
+        each other. `on_matrices(inner, mesh=…)` makes the stacks and calls this.
+      mesh: the devices; its axes may be Auto or Explicit.
+      axis: the mesh axis or axes among whose devices matrices are divided; all by default.
+      axis_name: in place of a mesh, the axis or axes of the `pmap` or `shard_map` within which
+        `init` and `update` are called. Gradients have to be the same on all its devices; the state
+        is each device's own.
+
+    Returns:
+      The same transformation, with a state that is divided among the devices.
+
+    Raises:
+      ValueError: if there is no such axis.
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("devices",))
+      >>> divided = curvax.distribute(curvax.orthogonalize("svd"), mesh)
+      >>> stacks = {"2x3": jnp.ones((12, 2, 3))}
+      >>> updates, state = jax.jit(divided.update)(stacks, divided.init(stacks))
+      >>> updates["2x3"].shape
+      (12, 2, 3)
+    """
+    inner = optax.with_extra_args_support(inner)
+    if mesh is None:
+        if axis is not None:
+            raise ValueError(f"axis={axis!r} needs a mesh.")
+        return _within(inner, _names("axis_name (mesh_axis)", axis_name))
+    if axis_name is not None:
+        raise ValueError(f"axis_name={axis_name!r} is for mapped functions, without a mesh.")
+    return _over(inner, mesh, mesh_axes(mesh, axis))
+
+
+def _over(
+    inner: optax.GradientTransformationExtraArgs, mesh: Mesh, axes: tuple[str, ...]
+) -> optax.GradientTransformationExtraArgs:
+    """`distribute` on whole arrays."""
+    devices = math.prod(mesh.shape[a] for a in axes)
+
+    def spec_of(x: Any) -> P:
+        return P(axes) if x.ndim else P()
+
+    def travelling(x: jax.Array, stack: jax.Array) -> jax.Array:
+        """`x`, or a part of it, as its stack lies, as far as that is known."""
+        if not is_explicit(mesh):
+            return cut_by_columns(x, mesh, axes)
+        sharding = explicit_sharding(stack)
+        return put(x, mesh, P() if sharding is None else P(None, *sharding.spec[1:]))
+
+    def init(params: Any) -> Any:
+        if is_placeholder(params):
+            return DistributedState(inner.init(params), params)
+        layout = StateLayout(inner.init, _abstract(params), devices)
+        state = layout.divided(inner.init(params))
+        state = jax.tree.map(lambda x: put(x, mesh, spec_of(x)), state)
+        record(DivisionRecord(state, layout, mesh, axes))
+        return state
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        layout = _layout(inner, updates, params, state, devices)
+        given = []
+        for stacks in (updates, params):
+            if stacks is not None:
+                whole, left = layout.shares.split(stacks)
+                whole = {k: put(travelling(x, stacks[k]), mesh, P(axes)) for k, x in whole.items()}
+                given.append((whole, {key: put(x, mesh, P()) for key, x in left.items()}))
+        state = jax.tree.map(lambda x: put(x, mesh, spec_of(x)), state)
+        specs = jax.tree.map(spec_of, state)
+        work = jax.shard_map(
+            _Own(inner, layout, axes, extra_args).update,
+            mesh=mesh,
+            in_specs=(specs, *[(P(axes), P())] * len(given)),
+            out_specs=(P(axes), P(axes), specs),
+            check_vma=False,
+        )
+        try:
+            whole, rows, state = work(state, *given)
+        except NotImplementedError as error:
+            if "Closing over" not in str(error):
+                raise
+            raise ValueError(
+                "mesh: with Explicit axes an optimizer's numbers may not be traced (as those of "
+                "inject_hyperparams are): JAX lets no shard_map see them from outside. Give a mesh "
+                "with Auto axes: jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
+            ) from error
+        whole = {key: travelling(x, updates[key]) for key, x in whole.items()}
+        rows = [put(x, mesh, P()) for x in rows]
+        return layout.shares.joined(updates, whole, rows, sharded_like), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _within(
+    inner: optax.GradientTransformationExtraArgs, axes: tuple[str, ...]
+) -> optax.GradientTransformationExtraArgs:
+    """`distribute` inside a mapped function, on this device's arrays."""
+
+    def devices() -> int:
+        try:
+            return jax.lax.axis_size(axes)
+        except NameError as error:
+            raise ValueError(
+                f"axis_name: {', '.join(map(repr, axes))} is not an axis of an enclosing pmap or "
+                "shard_map. Call init and update inside one, or give mesh=."
+            ) from error
+
+    def own(x: jax.Array) -> jax.Array:
+        size = x.shape[0] // devices()
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * size, size)
+
+    def init(params: Any) -> Any:
+        if is_placeholder(params):
+            return DistributedState(inner.init(params), params)
+        layout = StateLayout(inner.init, _abstract(params), devices())
+        state = layout.divided(inner.init(params))
+        state = jax.tree.map(lambda x: own(x) if x.ndim else x, state)
+        record(DivisionRecord(state, layout, None, axes))
+        return state
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        layout = _layout(inner, updates, params, state, devices())
+        given = []
+        for stacks in (updates, params):
+            if stacks is not None:
+                whole, left = layout.shares.split(stacks)
+                given.append((jax.tree.map(own, whole), left))
+        work = _Own(inner, layout, axes, extra_args)
+        whole, rows, state = work.update(state, *given)
+        whole, rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axes, tiled=True), (whole, rows))
+        return layout.shares.joined(updates, whole, rows, lambda x, _: x), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _layout(inner: Any, updates: Any, params: Any, state: Any, devices: int) -> StateLayout:
+    """The layout of a state that `init` made for the parameters.
+
+    Raises:
+      ValueError: if it cannot be known without them, or is another.
+    """
+    layout = StateLayout(inner.init, _abstract(updates if params is None else params), devices)
+    if not layout.fits(state):
+        raise ValueError(
+            "update needs params, whose dtypes are not those of the gradients."
+            if params is None
+            else "state: it is that of other parameters, or of another number of devices."
+        )
+    return layout
+
+
+class _Own:
+    """What a device does with its own matrices, within a mapped axis."""
+
+    def __init__(self, inner: Any, layout: StateLayout, axes: Any, extra_args: Any):
+        self.inner, self.layout, self.axes, self.extra_args = inner, layout, axes, extra_args
+
+    def update(self, state: DistributedState, gradients: Any, params: Any = (None, None)):
+        """This device's updates and its state; of singles both as flat rows."""
+        index = jax.lax.axis_index(self.axes)
+        scalars = self.layout.scalars(state.whole)
+        updates, whole = self.inner.update(gradients[0], state.whole, params[0], **self.extra_args)
+        rows, singles = [], []
+        for r, buffers in zip(self.layout.shares.rounds, state.singles, strict=True):
+            own = {dtype: x[0] for dtype, x in buffers.items()}
+            row, own = self._single(r, index, own, scalars, gradients[1], params[1])
+            rows.append(row[None])
+            singles.append({dtype: x[None] for dtype, x in own.items()})
+        return updates, tuple(rows), DistributedState(whole, tuple(singles))
+
+    def _single(self, r: Round, index: Any, buffers: Any, scalars: Any, left: Any, params: Any):
+        lengths = {dtype: x.size for dtype, x in buffers.items()}
+        size, dtype = _row_of([left[key] for key in r.kinds])
+
+        def work(key: str) -> Callable[[Any, Any], Any]:
+            def branch(entry: jax.Array, buffers: Any) -> Any:
+                def one(x: jax.Array) -> jax.Array:
+                    return jax.lax.dynamic_index_in_dim(x, entry)
+
+                gradient = {key: one(left[key])}
+                parameter = None if params is None else {key: one(params[key])}
+                state = self.layout.single_state(key, buffers, scalars)
+                update, state = self.inner.update(gradient, state, parameter, **self.extra_args)
+                row = update[key].astype(dtype).reshape(-1)
+                row = jnp.pad(row, (0, size - row.size))
+                return row, self.layout.packed(self.layout.own_leaves(key, state), lengths)
+
+            return branch
+
+        def nothing(entry: jax.Array, buffers: Any) -> Any:
+            del entry
+            return jnp.zeros(size, dtype), buffers
+
+        kind, entry = (jnp.asarray(table)[index] for table in (r.kind, r.entry))
+        return jax.lax.switch(kind, [*map(work, r.kinds), nothing], entry, buffers)
+
+
+def _row_of(stacks: Sequence[Any]) -> tuple[int, Any]:
+    """Length and dtype of a round's updates."""
+    return max(math.prod(x.shape[1:]) for x in stacks), jnp.result_type(*stacks)
+
+
+def _abstract(stacks: Stacks) -> dict[str, jax.ShapeDtypeStruct]:
+    return {key: jax.ShapeDtypeStruct(x.shape, x.dtype) for key, x in stacks.items()}
+
+
+def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the mesh axes among whose devices matrices are divided.
+
+    Raises:
+      ValueError: if `mesh` is no mesh or has no such axis.
+    """
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
+    axes = mesh.axis_names if axis is None else _names("axis (mesh_axis)", axis)
+    for name in axes:
+        check_choice("axis (mesh_axis)", name, mesh.axis_names)
+    if len(set(mesh.axis_types)) > 1:
+        raise ValueError(f"mesh: its axes must be all Auto or all Explicit, got {mesh.axis_types}.")
+    return axes
+
+
+def _names(argument: str, axes: Any) -> tuple[str, ...]:
+    names = (axes,) if isinstance(axes, str) else axes
+    listed = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    if not listed or not names or len(set(names)) < len(names):
+        raise ValueError(f"{argument} must be the name of an axis or of several, got {axes!r}.")
+    return tuple(names)

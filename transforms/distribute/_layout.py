@@ -1,0 +1,204 @@
+"""A state divided among devices, and the state of one device that it stands for.
+
+The state of a transformation on stacks has scalars, and arrays whose first axis is a stack's. What
+is divided evenly stays arrays. The state of a matrix that is dealt out singly is laid end to end
+in one flat buffer for each dtype, as long as the round's longest: so one array, divided over the
+devices, holds matrices of different shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._keys import members_of
+from .._recording import recording
+from ._shares import share
+
+Stacks = Mapping[str, jax.ShapeDtypeStruct]
+Buffers = dict[str, jax.Array]
+
+
+class DistributedState(NamedTuple):
+    """State of `distribute`."""
+
+    whole: Any  # the transformation's state on what is divided evenly; stack axes are divided
+    singles: tuple[Buffers, ...]  # for every round and dtype (devices, length); rows are divided
+
+
+def is_divided(node: Any) -> bool:
+    """Whether a node of a state is divided among devices."""
+    return isinstance(node, DistributedState)
+
+
+class StateLayout:
+    """How the state of a transformation on some stacks is divided."""
+
+    def __init__(self, init: Callable[[Any], Any], stacks: Stacks, devices: int):
+        """Takes the transformation's `init`, stacks `(N, m, n)` and the number of devices."""
+        shares = share({key: x.shape for key, x in stacks.items()}, devices)
+
+        def state(sizes: Mapping[str, int]) -> tuple[list[Any], list[str | None], Any]:
+            like = {
+                key: jax.ShapeDtypeStruct((size, *stacks[key].shape[1:]), stacks[key].dtype)
+                for key, size in sizes.items()
+            }
+            with recording(), members_of({}):  # only shapes are wanted
+                found = jax.eval_shape(init, like)
+            pairs, treedef = jax.tree_util.tree_flatten_with_path(found)
+            owners = [_owner(path, stacks) for path, _ in pairs]
+            return [leaf for _, leaf in pairs], owners, treedef
+
+        self.stacks, self.shares = stacks, shares
+        joined, self.owners, self.treedef = state({key: x.shape[0] for key, x in stacks.items()})
+        self.joined_shapes = self.treedef.unflatten(joined)  # the state of one device
+        self.whole_leaves, self.whole_owners, self.whole_treedef = state(
+            {key: shares.whole(key) for key, each in shares.each.items() if each}
+        )
+        kinds = dict.fromkeys(key for r in shares.rounds for key in r.kinds)
+        self.single = {key: state({key: 1}) for key in kinds}
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Requires the state on some matrices to be a part of the state on all.
+
+        Raises:
+          ValueError: if it has other arrays.
+        """
+        dtypes = {
+            key: [
+                leaf.dtype
+                for leaf, owner in zip(
+                    jax.tree.leaves(self.joined_shapes), self.owners, strict=True
+                )
+                if owner == key
+            ]
+            for key in self.stacks
+        }
+        parts = [(self.whole_leaves, self.whole_owners), *(x[:2] for x in self.single.values())]
+        for leaves, owners in parts:
+            for key in {owner for owner in owners if owner is not None}:
+                own = [x.dtype for x, owner in zip(leaves, owners, strict=True) if owner == key]
+                if own != dtypes[key]:
+                    raise ValueError(
+                        "the transformation's state depends on how many matrices a stack has, so "
+                        "that it cannot be divided. (quantize_state, by the size of a stack: give "
+                        "where=lambda place, leaf: leaf.ndim > 1.)"
+                    )
+
+    def fits(self, state: DistributedState) -> bool:
+        """Whether a state has the arrays of this layout; of singles by dtype alone."""
+        whole = [x.dtype for x in jax.tree.leaves(state.whole)]
+        singles = [set(buffers) for buffers in state.singles]
+        return whole == [x.dtype for x in self.whole_leaves] and singles == [
+            set(self.lengths(r.kinds)) for r in self.shares.rounds
+        ]
+
+    def packed(self, leaves: list[jax.Array], lengths: Mapping[str, int]) -> Buffers:
+        """The state's arrays of one matrix, each `(1, …)`, as buffers."""
+        parts: dict[str, list[jax.Array]] = {dtype: [] for dtype in lengths}
+        for leaf in leaves:
+            parts[leaf.dtype.name].append(leaf.reshape(-1))
+        buffers = {}
+        for dtype, length in lengths.items():
+            flat = jnp.concatenate([*parts[dtype], jnp.zeros(0, dtype)])
+            buffers[dtype] = jnp.pad(flat, (0, length - flat.size))
+        return buffers
+
+    def unpacked(self, key: str, buffers: Mapping[str, jax.Array]) -> list[jax.Array]:
+        """The inverse of `packed`."""
+        leaves, start = [], dict.fromkeys(buffers, 0)
+        for leaf, owner in zip(*self.single[key][:2], strict=True):
+            if owner is not None:
+                dtype, size = leaf.dtype.name, math.prod(leaf.shape)
+                begin = start[dtype]
+                leaves.append(buffers[dtype][begin : begin + size].reshape(leaf.shape))
+                start[dtype] = begin + size
+        return leaves
+
+    def lengths(self, kinds: tuple[str, ...]) -> dict[str, int]:
+        """For every dtype the length of a round's buffers."""
+        longest: dict[str, int] = {}
+        for key in kinds:
+            own: dict[str, int] = {}
+            for leaf, owner in zip(*self.single[key][:2], strict=True):
+                if owner is not None:
+                    own[leaf.dtype.name] = own.get(leaf.dtype.name, 0) + math.prod(leaf.shape)
+            longest = {d: max(own.get(d, 0), longest.get(d, 0)) for d in {**longest, **own}}
+        return longest
+
+    def single_state(self, key: str, buffers: Buffers, scalars: list[jax.Array]) -> Any:
+        """The transformation's state on one matrix of the stack `key`."""
+        own, shared = iter(self.unpacked(key, buffers)), iter(scalars)
+        _, owners, treedef = self.single[key]
+        return treedef.unflatten([next(shared if o is None else own) for o in owners])
+
+    def own_leaves(self, key: str, state: Any) -> list[jax.Array]:
+        """The arrays of `single_state` that are the matrix's own."""
+        leaves = jax.tree.leaves(state)
+        owners = self.single[key][1]
+        return [x for x, owner in zip(leaves, owners, strict=True) if owner is not None]
+
+    def scalars(self, whole: Any) -> list[jax.Array]:
+        """What is shared by all matrices, from the state on what is divided evenly."""
+        leaves = jax.tree.leaves(whole)
+        return [x for x, owner in zip(leaves, self.whole_owners, strict=True) if owner is None]
+
+    def divided(self, state: Any) -> DistributedState:
+        """The division of a state of one device."""
+        leaves = self.treedef.flatten_up_to(state)
+        pairs = list(zip(leaves, self.owners, strict=True))
+        evenly = [
+            x if owner is None else x[: self.shares.whole(owner)]
+            for x, owner in pairs
+            if owner is None or self.shares.each[owner]
+        ]
+        singles = []
+        for r in self.shares.rounds:
+            lengths = self.lengths(r.kinds)
+            rows = []
+            for kind, entry in zip(r.kind, r.entry, strict=True):
+                if kind == len(r.kinds):
+                    rows.append({d: jnp.zeros(size, d) for d, size in lengths.items()})
+                    continue
+                key = r.kinds[kind]
+                place = self.shares.whole(key) + entry
+                own = [x[place : place + 1] for x, owner in pairs if owner == key]
+                rows.append(self.packed(own, lengths))
+            singles.append(jax.tree.map(lambda *x: jnp.stack(x), *rows))
+        return DistributedState(self.whole_treedef.unflatten(evenly), tuple(singles))
+
+    def joined(self, state: DistributedState) -> Any:
+        """The state of one device that `state` is a division of."""
+        whole = list(zip(jax.tree.leaves(state.whole), self.whole_owners, strict=True))
+        columns: dict[str, list[list[jax.Array]]] = {
+            key: [[x] for x, owner in whole if owner == key] for key in self.stacks
+        }
+        left: dict[tuple[str, int], list[jax.Array]] = {}
+        for r, buffers in zip(self.shares.rounds, state.singles, strict=True):
+            for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
+                if kind < len(r.kinds):
+                    own = {dtype: x[device] for dtype, x in buffers.items()}
+                    left[r.kinds[kind], entry] = self.unpacked(r.kinds[kind], own)
+        for key, entry in sorted(left, key=lambda item: item[1]):
+            columns[key] = columns[key] or [[] for _ in left[key, entry]]
+            for parts, x in zip(columns[key], left[key, entry], strict=True):
+                parts.append(x)
+        arrays = {
+            key: iter([x[0] if len(x) == 1 else jnp.concatenate(x) for x in parts])
+            for key, parts in columns.items()
+        }
+        scalars = iter(self.scalars(state.whole))
+        return self.treedef.unflatten(
+            [next(scalars if owner is None else arrays[owner]) for owner in self.owners]
+        )
+
+
+def _owner(path: tuple[Any, ...], stacks: Stacks) -> str | None:
+    """The stack that a leaf of a state belongs to; `None` for what all share."""
+    keys = (getattr(key, "key", None) for key in path)
+    return next((key for key in keys if key in stacks), None)

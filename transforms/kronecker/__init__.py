@@ -1,0 +1,1 @@
+"""Kronecker factors and eigenbases: what Shampoo, ASGO and SOAP are made of."""

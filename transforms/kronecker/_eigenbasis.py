@@ -1,0 +1,273 @@
+r"""Element-wise transformations in the eigenbases of the gradients' second moments.
+
+For a gradient $G$ `(m, n)`, on both sides or one of them:
+
+$$L \leftarrow b_3 L + (1-b_3)\, G G^\top, \quad R \leftarrow b_3 R + (1-b_3)\, G^\top G, \qquad
+D = U_L\, f(U_L^\top G\, U_R)\, U_R^\top$$
+
+with the eigenvectors $U$ of $L$ and $R$ at their last refresh, by descending eigenvalue, and any
+element-wise transformation $f$; with Adam this is SOAP. Before the first refresh a basis is the
+identity. The statistic of a step is taken in before a refresh at that step, and the new basis is
+used at once.
+
+*Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments turn with
+it, by $U_{new}^\top U_{old}$, which is the same as keeping them in the original space. Second
+moments are no tensors and stay as they are; where a refresh by QR reorders columns, they are
+reordered alike. Fields are told by their names (`_carry.py`).
+
+*Numerics.* Statistics and bases in float32 at least. A statistic or basis that is not finite is not
+used: the last basis stays, and `rejected` counts it. *Cost*: `2mn(m + n)` FLOPs for the statistics
+and `4mn(m + n)` for the rotations at each step; `O(m³ + n³)` at a refresh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._counts import Counts, counter
+from .._recording import record
+from .._trees import map_unzip, widened
+from .._validate import check_bool, check_choice, check_decay, check_matrices
+from ..directions._carry import find_moments
+from ..linalg._eigh import eigenbasis, refined_basis
+from ..linalg._numerics import HIGHEST
+from ..refresh._due import visit_due
+from ..refresh._policy import Check, RefreshPolicy, check_refresh
+from ..storage._storage import Storage, StorageRecord, as_storage
+from ._statistic import SIDES, StatisticRule, has_side
+
+
+class BasisCounts(Counts):
+    """See `Basis`."""
+
+    names = ("checks", "refreshes", "rejected")
+
+
+class Basis(NamedTuple):
+    """One side's eigenbasis of a batch of matrices; the order `d` is `m` or `n`."""
+
+    statistic: Any  # L or R, stored form of (..., d, d)
+    basis: Any  # U in use, stored form of (..., d, d)
+    eigenvalues: jax.Array | None  # diag(Uᵀ L U) at its refresh (..., d), if the policy keeps them
+    proxy: jax.Array | None  # its last figure, float32 (...)
+    counts: BasisCounts
+
+    checks = counter("checks")  # times the basis was due, int32 (...)
+    refreshes = counter("refreshes")  # bases computed anew
+    rejected = counter("rejected")  # checks whose statistic or basis was not finite: no change
+
+
+class EigenbasisState(NamedTuple):
+    """State of `in_eigenbasis`."""
+
+    count: jax.Array  # t, int32 scalar
+    left: Any  # a Basis, or None, for every leaf
+    right: Any  # the same for the right side
+    inner: Any  # state of the inner transformation, for the rotated matrices
+
+
+def in_eigenbasis(
+    inner: optax.GradientTransformation,
+    *,
+    refresh: RefreshPolicy,
+    sides: str = "both",
+    b3: jax.typing.ArrayLike = 0.95,
+    method: str = "eigh",
+    storage: Storage | None = None,
+    skip_first: bool = False,
+) -> optax.GradientTransformation:
+    """Runs an element-wise transformation in the gradients' eigenbases.
+
+    Args:
+      inner: an element-wise transformation, which sees no parameters; `moment_ratio()` makes SOAP.
+        One that takes norms of whole trees would mix matrices.
+      refresh: policy for the bases, such as `every(10)` or `policies.diagonal_residual`.
+      sides: "both", "left", "right", or "smaller": the side of the smaller order alone (left if
+        they are equal).
+      b3: decay rate of the statistics, which are not bias-corrected; 0 takes the last gradient's.
+      method: "eigh", or "qr": the first basis by `eigh`, then one step of orthogonal iteration.
+      storage: how statistics and bases are kept; a basis in codes is orthonormal up to their error.
+      skip_first: the first step only sets statistics and bases, and its direction is 0.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: naming an argument outside its range, or a leaf that is no matrix.
+
+    Example:
+      >>> import curvax, optax
+      >>> soap_with_lion = curvax.in_eigenbasis(optax.scale_by_lion(), refresh=curvax.every(10))
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    check_refresh(refresh)
+    if hasattr(refresh, "max_damping"):
+        raise ValueError(f"refresh must not adapt a damping, a basis has none; got {refresh!r}.")
+    check_choice("sides", sides, SIDES)
+    check_decay("b3", b3)
+    check_choice("method", method, ("eigh", "qr"))
+    check_bool("skip_first", skip_first)
+    rule = BasisRule(as_storage(storage), b3, refresh, method)
+
+    def start(side: str, x: jax.Array) -> Basis | None:
+        if not has_side(sides, side, x.shape):
+            return None
+        order = x.shape[-2 if side == "left" else -1]
+        return rule.start(x.shape[:-2], order, jnp.promote_types(x.dtype, jnp.float32))
+
+    def init(params: Any) -> EigenbasisState:
+        check_matrices(params, "in_eigenbasis")
+        inner_state = inner.init(widened(params))
+        find_moments(inner_state, params)
+        return EigenbasisState(
+            count=jnp.zeros([], jnp.int32),
+            left=jax.tree.map(lambda x: start("left", x), params),
+            right=jax.tree.map(lambda x: start("right", x), params),
+            inner=inner_state,
+        )
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        count: Any = optax.safe_increment(state.count)
+
+        def taken_in(g: jax.Array, left: Basis | None, right: Basis | None):
+            return (
+                None if left is None else rule.accumulated(left, g, True, count),
+                None if right is None else rule.accumulated(right, g, False, count),
+            )
+
+        left, right = map_unzip(2, taken_in, updates, state.left, state.right)
+        left, carried = _refreshed(rule, updates, left, state.inner, count, left=True)
+        right, carried = _refreshed(rule, updates, right, carried, count, left=False)
+
+        def turned(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
+            sides = [None if basis is None else basis.basis for basis in (left, right)]
+            return (rule.between(x, sides, (not back, back), count),)
+
+        (rotated,) = map_unzip(1, turned, widened(updates), left, right)
+        moved, inner_state = inner.update(rotated, carried)
+        (wide,) = map_unzip(1, functools.partial(turned, back=True), moved, left, right)
+        directions = jax.tree.map(lambda d, g: d.astype(g.dtype), wide, updates)
+        if skip_first:
+            first = count == 1
+            directions = jax.tree.map(lambda d: jnp.where(first, 0, d), directions)
+            inner_state = jax.tree.map(
+                lambda old, new: jnp.where(first, old, new), carried, inner_state
+            )
+        return directions, EigenbasisState(count, left, right, inner_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class BasisRule(StatisticRule):
+    """The static choices made for all bases."""
+
+    policy: RefreshPolicy
+    method: str
+
+    def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Basis:
+        """The basis of a batch before the first step: the identity."""
+        eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
+        record(StorageRecord(order, self.storage.describe(order)))
+        keeps = self.policy.keeps_eigenpairs
+        return Basis(
+            statistic=self.storage.encode_factor(0 * eye, None),
+            basis=self.storage.encode_root(eye),
+            eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
+            proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
+            counts=BasisCounts.zeros(batch),
+        )
+
+    def visited(self, entry: tuple[Any, Any, Any], *, left: bool) -> tuple[Any, Any, Any]:
+        """One side of a single matrix at a check, with its moments."""
+        basis, first, second = entry
+        statistic = self.storage.decode_factor(basis.statistic)
+        old = self.storage.decode_root(basis.basis)
+        never = basis.refreshes == 0
+        refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
+        if self.policy.keeps_eigenpairs:
+            check = Check(statistic, old, basis.eigenvalues, jnp.zeros(()), 0.0, 2, never)
+            verdict = self.policy.examine(check)
+            refresh, proxy = jnp.asarray(verdict.refresh), verdict.proxy.astype(jnp.float32)
+
+        in_order = jnp.arange(len(old))
+
+        def renewed() -> tuple[Any, jax.Array, jax.Array]:
+            if self.method == "eigh":
+                new, order = eigenbasis(statistic), in_order
+            else:
+                new, order = jax.lax.cond(
+                    never,
+                    lambda: (eigenbasis(statistic), in_order),
+                    lambda: refined_basis(statistic, old),
+                )
+            return self.storage.encode_root(new), order, jnp.isfinite(new).all()
+
+        def kept() -> tuple[Any, jax.Array, jax.Array]:
+            return basis.basis, in_order, jnp.bool_(True)
+
+        stored, order, finite = jax.lax.cond(refresh, renewed, kept)
+        good = finite & jnp.isfinite(statistic).all()
+        changed = refresh & good
+        used = self.storage.decode_root(stored)
+
+        def turned(moments: tuple[Any, Any]) -> tuple[Any, Any]:
+            turn = jnp.matmul(used.mT, old, precision=HIGHEST).astype(old.dtype)
+            first, second = moments
+            if left:
+                return [_exact(turn, m) for m in first], [v[order] for v in second]
+            return [_exact(m, turn.mT) for m in first], [v[:, order] for v in second]
+
+        first, second = jax.lax.cond(changed, turned, lambda same: same, (first, second))
+        if eigenvalues is not None:
+            product = jnp.matmul(statistic, used, precision=HIGHEST)
+            eigenvalues = jnp.where(changed, jnp.sum(used * product, axis=0), eigenvalues)
+        basis = basis._replace(
+            basis=jax.tree.map(lambda a, b: jnp.where(changed, a, b), stored, basis.basis),
+            eigenvalues=eigenvalues,
+            proxy=proxy,
+            counts=basis.counts.plus(checks=1, refreshes=changed, rejected=~good),
+        )
+        return basis, first, second
+
+
+def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
+    dtype = jnp.result_type(a, b)
+    return jnp.matmul(a, b, precision=HIGHEST).astype(dtype)
+
+
+def _refreshed(
+    rule: BasisRule, like: Any, bases: Any, inner: Any, count: jax.Array, *, left: bool
+) -> tuple[Any, Any]:
+    """One side's bases after the visits due at this step, and the inner state that follows them."""
+    matrices, treedef = jax.tree.flatten(like)
+    sides = treedef.flatten_up_to(bases)
+    moments = find_moments(inner, like)
+    leaves, inner_treedef = jax.tree.flatten(inner)
+    places = [i for i, basis in enumerate(sides) if basis is not None]
+    entries = [
+        (sides[i], *([leaves[k] for k in which[i]] for which in (moments.first, moments.second)))
+        for i in places
+    ]
+    order = [matrices[i].shape[-2 if left else -1] for i in places]
+    visited = visit_due(
+        functools.partial(rule.visited, left=left),
+        entries,
+        [matrices[i].shape[:-2] for i in places],
+        [float(d) ** 3 for d in order],
+        rule.policy.schedule,
+        count,
+    )
+    for i, (basis, first, second) in zip(places, visited, strict=True):
+        sides[i] = basis
+        for k, leaf in zip(moments.first[i] + moments.second[i], [*first, *second], strict=True):
+            leaves[k] = leaf
+    return treedef.unflatten(sides), inner_treedef.unflatten(leaves)

@@ -1,0 +1,137 @@
+r"""One Kronecker factor: its statistic, its inverse root, and what becomes of them at a refresh.
+
+`visited` sees a single factor `(d, d)`; batches are looped over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._counts import Counts, counter
+from .._recording import record
+from ..linalg._eigh import eigh, from_eigen, is_indefinite
+from ..linalg._inverse_root import root_eigenvalues, solve_root
+from ..refresh._policy import Check, RefreshPolicy
+from ..storage._storage import StorageRecord
+from ._statistic import StatisticRule
+
+
+class FactorCounts(Counts):
+    """See `Factor`."""
+
+    names = ("checks", "refreshes", "indefinite", "rejected")
+
+
+class Factor(NamedTuple):
+    """One side's preconditioner of a batch of matrices; the order `d` is `m` or `n`."""
+
+    statistic: Any  # L or R, stored form of (..., d, d)
+    root: Any  # the inverse root in use, stored form of (..., d, d)
+    eigenvectors: jax.Array | None  # Q of the last refresh (..., d, d), if the policy keeps it
+    eigenvalues: jax.Array | None  # its eigenvalues, not damped, (..., d)
+    damping: jax.Array | None  # ε in use (...), if the policy keeps eigenpairs
+    proxy: jax.Array | None  # its last figure: FOAM's h, the residual; float32 (...)
+    error: jax.Array | None  # otherwise the solver's error estimate at the last refresh, float32
+    counts: FactorCounts
+
+    checks = counter("checks")  # times the factor was due, int32 (...)
+    refreshes = counter("refreshes")  # inverse roots computed anew
+    indefinite = counter("indefinite")  # refreshes whose statistic had a negative eigenvalue
+    rejected = counter("rejected")  # checks with a statistic or root not finite, or of zeros
+
+
+@dataclasses.dataclass(frozen=True)
+class FactorRule(StatisticRule):
+    """The static choices that a preconditioner makes for all of its factors."""
+
+    policy: RefreshPolicy
+    root: int
+    eps: Any
+    damping: str
+    solver: str
+    initial: Any  # the statistic starts as initial · I
+
+    def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Factor:
+        """The factor of a batch before the first step: the root is the identity."""
+        eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
+        keeps = self.policy.keeps_eigenpairs
+        record(StorageRecord(order, self.storage.describe(order)))
+        return Factor(
+            statistic=self.storage.encode_factor(self.initial * eye, None),
+            root=self.storage.encode_root(eye),
+            eigenvectors=jnp.copy(eye) if keeps else None,
+            eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
+            damping=jnp.full(batch, self.eps, dtype) if keeps else None,
+            proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
+            error=None if keeps else jnp.zeros(batch, jnp.float32),
+            counts=FactorCounts.zeros(batch),
+        )
+
+    def visited(self, factor: Factor) -> Factor:
+        """A single factor after a check: what the policy says, done and counted."""
+        statistic = self.storage.decode_factor(factor.statistic)
+
+        def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
+            if self.policy.keeps_eigenpairs:
+                root, new, refresh, indefinite = self._examined(factor, statistic)
+            else:
+                found = solve_root(statistic, self.root, self.eps, self.damping, self.solver)
+                new = factor._replace(error=found.error.astype(jnp.float32))
+                root, refresh, indefinite = found.root, jnp.bool_(True), found.indefinite
+            good = jnp.isfinite(root).all() & jnp.isfinite(statistic).all()
+            return new._replace(root=self.storage.encode_root(root)), good, refresh, indefinite
+
+        def nothing() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
+            return factor, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
+
+        # All damping and nothing else is no root: of zeros alone none is made.
+        live = jnp.any(statistic != 0)
+        new, good, refresh, indefinite = jax.lax.cond(live, solved, nothing)
+        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
+        return kept._replace(
+            statistic=factor.statistic,
+            proxy=new.proxy,
+            counts=factor.counts.plus(
+                checks=1, refreshes=refresh & good, indefinite=indefinite & good, rejected=~good
+            ),
+        )
+
+    def untried(self, factor: Factor) -> jax.Array:
+        """Which factors were due and have no root yet: they are tried again at every step."""
+        return (factor.refreshes == 0) & (factor.rejected > 0)
+
+    def _examined(
+        self, factor: Factor, statistic: jax.Array
+    ) -> tuple[jax.Array, Factor, jax.Array, jax.Array]:
+        assert factor.eigenvectors is not None and factor.eigenvalues is not None
+        assert factor.damping is not None
+        check = Check(
+            statistic,
+            factor.eigenvectors,
+            factor.eigenvalues,
+            factor.damping.astype(statistic.dtype),
+            self.eps,
+            self.root,
+            factor.refreshes == 0,
+        )
+        verdict = self.policy.examine(check)
+        q, d = jax.lax.cond(
+            verdict.refresh,
+            eigh,
+            lambda _: (check.eigenvectors, verdict.eigenvalues),
+            statistic,
+        )
+        damping = jnp.where(verdict.refresh, self.eps, verdict.damping)
+        root = from_eigen(q, root_eigenvalues(d, self.root, damping.astype(d.dtype)))
+        new = factor._replace(
+            eigenvectors=q,
+            eigenvalues=d,
+            damping=damping.astype(factor.damping.dtype),
+            proxy=verdict.proxy.astype(jnp.float32),
+        )
+        refresh = jnp.asarray(verdict.refresh)
+        return root, new, refresh, refresh & is_indefinite(d)

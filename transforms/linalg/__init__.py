@@ -1,0 +1,1 @@
+"""Functions of arrays alone: eigendecompositions, inverse roots, polar factors, products."""

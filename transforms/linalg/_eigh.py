@@ -1,0 +1,50 @@
+r"""Eigendecompositions of symmetric matrices, and orthonormal bases made of them.
+
+*Signs.* An eigenvector's sign is arbitrary, and moments that are kept across a refresh depend on
+it. Here the entry of largest magnitude of every column (the first of equals) is positive, whatever
+LAPACK or cuSOLVER returns. Equal eigenvalues leave a basis of their space undetermined.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ._numerics import HIGHEST
+
+
+def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvectors `Q` and ascending eigenvalues `d` of symmetric `a (n, n)`."""
+    d, q = jnp.linalg.eigh(a)
+    return q, d
+
+
+def from_eigen(q: jax.Array, d: jax.Array) -> jax.Array:
+    """`Q diag(d) Qᵀ` for `q (..., n, n)` and `d (..., n)`."""
+    return jnp.matmul(q * d[..., None, :], q.mT, precision=HIGHEST)
+
+
+def is_indefinite(d: jax.Array) -> jax.Array:
+    """Whether an eigenvalue of `d (n,)` is negative by more than rounding."""
+    return jnp.min(d) < -d.shape[-1] * jnp.finfo(d.dtype).eps * jnp.max(jnp.abs(d))
+
+
+def with_fixed_signs(u: jax.Array) -> jax.Array:
+    """`u (..., m, r)` with the entry of largest magnitude of every column positive."""
+    largest = jnp.argmax(jnp.abs(u), axis=-2, keepdims=True)
+    return u * jnp.where(jnp.take_along_axis(u, largest, axis=-2) < 0, -1, 1).astype(u.dtype)
+
+
+def eigenbasis(a: jax.Array) -> jax.Array:
+    """The eigenvectors of `a (d, d)` by descending eigenvalue, signs fixed."""
+    return with_fixed_signs(eigh(a)[0][:, ::-1])
+
+
+def refined_basis(a: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One step of orthogonal iteration from the basis `u (d, d)`, and the order of its columns.
+
+    The columns are sorted by `diag(uᵀ a u)`, largest first, and `a u` is orthonormalized by QR.
+    """
+    product = jnp.matmul(a, u, precision=HIGHEST)
+    order = jnp.argsort(-jnp.sum(u * product, axis=0), stable=True)
+    return with_fixed_signs(jnp.linalg.qr(product[:, order])[0]), order

@@ -1,0 +1,39 @@
+"""Ground rules of all linear algebra here: full precision, exact scaling, one matrix at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+HIGHEST = jax.lax.Precision.HIGHEST
+"""The precision of every product that feeds a root or a basis."""
+
+
+def power_of_two(largest: jax.Array) -> jax.Array:
+    """The exponent `e` (int32) for which `largest · 2^(-e)` is in [1/2, 1); 0 for 0.
+
+    Kept within ±126, so that `2^(-e)` is a float32. For what is not finite it is arbitrary.
+    """
+    return jnp.clip(jnp.frexp(largest.astype(jnp.float32))[1], -126, 126)
+
+
+def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
+    """`f` of every matrix of `x (..., m, n)`, in one loop.
+
+    On CPUs a decomposition of a batch (LAPACK's, in jaxlib 0.10) occupies one of XLA's threads
+    while it waits for others. Where as many batches are decomposed at once as there are threads,
+    as with two shapes on two cores, all wait forever.
+
+    Args:
+      f: from a matrix `(m, n)` to arrays of any shapes.
+      x: the matrices.
+
+    Returns:
+      What `f` returns, with the leading axes of `x` in front.
+    """
+    batch = x.shape[:-2]
+    found = jax.lax.map(f, x.reshape(-1, *x.shape[-2:]))
+    return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)

@@ -1,0 +1,226 @@
+r"""The polar factor $U V^\top$ of $X = U \Sigma V^\top$: exactly, or by Newton-Schulz iteration.
+
+| function | cost for `m × n`, `m ≤ n` | rank-deficient `X` |
+|---|---|---|
+| `polar_svd` | one thin SVD, `O(m²n)` | zero singular values stay zero |
+| `polar_qr_svd` | a QR and an SVD of order `m`, `O(m²n)` | the same |
+| `polar_qdwh` | at most 6 QR or Cholesky steps, `O(m²n)` | null space filled arbitrarily |
+| `newton_schulz` | 5 steps: `20m²n + 10m³` FLOPs; if `n ≥ 2m`, `8m²n + 28m³` | the same |
+
+Newton-Schulz: $X \leftarrow aX + (bA + cA^2)X$, $A = XX^\top$, from $X / (\|X\|_F + \epsilon)$, on
+the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = a\sigma + b\sigma^3
++ c\sigma^5$ and leaves the singular vectors alone.
+
+*Numerics.* Newton-Schulz works in the dtype of `X` (bfloat16 is what it was made for); SVD and QDWH
+in float32 at least, one matrix after the other. A zero matrix gives zero, one that is not finite
+NaN. Iterations go three at a time where `n ≥ 2m`. All but the first few run in a loop: compile time
+and temporaries do not grow with their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._numerics import one_by_one, power_of_two
+from ._products import gram_of
+
+_POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+_SAFETY = 1.01  # Algorithm 1 of the paper: guards all but the last against sigma slightly above 1
+
+NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
+    # Jordan et al., Muon (2024): largest slope at 0; singular values end in about [0.7, 1.2].
+    "quintic": ((3.4445, -4.7750, 2.0315),),
+    # An et al., ASGO, section C.3: converges to 1, slowly from small singular values.
+    "classical": ((2.0, -1.5, 0.5),),
+    # Amsel et al., "The Polar Express", arXiv:2505.16932, Algorithm 1: optimal for singular values
+    # in [1e-3, 1]; the last row repeats.
+    "polar_express": (
+        *((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS[:-1]),
+        _POLAR_EXPRESS[-1],
+    ),
+}
+"""Published coefficients (a, b, c), one row per iteration; the last row repeats."""
+
+UNROLLED = 4
+"""Rounds of the loop that follow each other without a copy of what is iterated."""
+
+Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
+
+
+def coefficient_rows(
+    coefficients: Coefficients, steps: int
+) -> tuple[tuple[float, float, float], ...]:
+    """The (a, b, c) of each of `steps` iterations; a shorter schedule repeats its last row.
+
+    Raises:
+      ValueError: if a name is unknown or the shape is neither (3,) nor (k, 3).
+    """
+    if not isinstance(coefficients, (str, Sequence)):
+        raise ValueError(
+            f"coefficients must be a name, three numbers or rows of three; got {coefficients!r}."
+        )
+    if isinstance(coefficients, str):
+        if coefficients not in NEWTON_SCHULZ_COEFFICIENTS:
+            raise ValueError(
+                f"coefficients must be one of {', '.join(map(repr, NEWTON_SCHULZ_COEFFICIENTS))}, "
+                f"three numbers or rows of three; got {coefficients!r}."
+            )
+        rows = NEWTON_SCHULZ_COEFFICIENTS[coefficients]
+    else:
+        nested = [row if isinstance(row, Sequence) else None for row in coefficients]
+        rows = (coefficients,) if None in nested else coefficients
+    rows = [tuple(float(x) for x in row) for row in rows]  # pyright: ignore
+    if not rows or any(len(row) != 3 for row in rows):
+        raise ValueError(
+            f"coefficients must be three numbers or rows of three, got {coefficients!r}."
+        )
+    return tuple(rows[min(i, len(rows) - 1)] for i in range(steps))  # pyright: ignore
+
+
+def newton_schulz(
+    x: jax.Array,
+    coefficients: Coefficients = "quintic",
+    steps: int = 5,
+    eps: jax.typing.ArrayLike = 1e-8,
+    norm: str = "frobenius",
+) -> jax.Array:
+    """Approximates the polar factor of `x (..., m, n)` by `steps` Newton-Schulz iterations.
+
+    Args:
+      x: a batch of matrices.
+      coefficients: a name in `NEWTON_SCHULZ_COEFFICIENTS`, three numbers `(a, b, c)`, or a row of
+        three for each iteration (the last repeats).
+      steps: number of iterations.
+      eps: added to the norm by which `x` is divided.
+      norm: "frobenius", or "gram": the root of the Frobenius norm of `x xᵀ`, which is nearer to the
+        largest singular value.
+
+    Returns:
+      An array like `x`.
+    """
+    rows = coefficient_rows(coefficients, steps)
+    # Three at a time where that is less work; bfloat16 has no digits for products of polynomials.
+    at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) and x.dtype != jnp.bfloat16 else 1
+    table = jnp.asarray(rows, x.dtype)
+
+    def several(done: Any, count: int, x: jax.Array) -> jax.Array:
+        same = len(set(rows)) == 1
+        return iterated(x, [rows[0] if same else table[done + j] for j in range(count)])
+
+    x = _first(x, rows[:at_once], eps, norm)
+    whole, rest = divmod(max(0, steps - at_once), at_once)
+    x = jax.lax.fori_loop(
+        0, whole, lambda i, x: several(at_once * (i + 1), at_once, x), x, unroll=UNROLLED
+    )
+    return several(steps - rest, rest, x) if rest else x
+
+
+def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
+    """Newton-Schulz iterations of `x (..., m, n)`: two products with `x`, the others of its gram.
+
+    An iteration is `X ← BX`, `B = aI + bA + cA²`, `A = XXᵀ`, and makes `BAB` of `A`; where
+    `m > n`, all that on the right. Of few at a time: in the product of the `B`s rounding grows
+    faster than in `X`.
+    """
+    return _times(_factor(gram_of(x, _is_wide(x)), rows), x)
+
+
+def _first(x: jax.Array, rows: Sequence[Any], eps: jax.typing.ArrayLike, kind: str) -> jax.Array:
+    """`iterated` from `x / (‖x‖ + eps)`, for entries of any size; zero stays zero.
+
+    `x` is multiplied as it is, but for a power of two: the norm is that of its gram matrix, by
+    which the small matrices are divided.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
+    near_one = (x * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(x.dtype)
+    gram = gram_of(near_one, _is_wide(x), dtype=wide)
+    if kind == "gram":
+        square = jnp.linalg.norm(gram, axis=(-2, -1), keepdims=True)
+    else:
+        square = jnp.diagonal(gram, axis1=-2, axis2=-1).sum(axis=-1)[..., None, None]
+    norm = jnp.sqrt(square) + jnp.ldexp(jnp.asarray(eps, wide), -exponent)
+    inverse = jnp.where(square > 0, 1 / norm, 0)
+    factor = _factor((gram * inverse * inverse).astype(x.dtype), rows)
+    return _times((factor * inverse).astype(x.dtype), near_one)
+
+
+def _factor(gram: jax.Array, rows: Sequence[Any]) -> jax.Array:
+    """The product of the `B`s."""
+    eye = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
+
+    def of_one(gram: jax.Array, row: Any) -> jax.Array:
+        a, b, c = row
+        return a * eye + b * gram + c * (gram @ gram)
+
+    product = factor = of_one(gram, rows[0])
+    for row in rows[1:]:
+        gram = factor @ gram @ factor
+        factor = of_one(gram, row)
+        product = factor @ product
+    return product
+
+
+def _times(factor: jax.Array, x: jax.Array) -> jax.Array:
+    return factor @ x if _is_wide(x) else x @ factor
+
+
+def _is_wide(x: jax.Array) -> bool:
+    return x.shape[-2] <= x.shape[-1]
+
+
+def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
+    """The polar factor `U Vᵀ` of `x (..., m, n)` by SVD, on the range of `x` only.
+
+    Singular values up to `size · eps · σ_max` count as zero and stay zero; `size` is `max(m, n)`.
+    """
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    finite = jnp.isfinite(work).all(axis=(-2, -1), keepdims=True)
+    # LAPACK's SVD of an infinite entry may never end, and rounds by the scale of what it gets.
+    sound = jnp.where(finite, work, 0)
+    exponent = power_of_two(jnp.max(jnp.abs(sound), axis=(-2, -1), keepdims=True))
+    near_one = sound * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
+    u, s, vt = one_by_one(partial(jnp.linalg.svd, full_matrices=False), near_one)
+    cutoff = (size or max(x.shape[-2:])) * jnp.finfo(work.dtype).eps * s[..., :1]
+    u = jnp.where(finite, u * (s > cutoff)[..., None, :], jnp.nan)
+    return jnp.matmul(u, vt, precision=jax.lax.Precision.HIGHEST).astype(x.dtype)
+
+
+def polar_qr_svd(x: jax.Array) -> jax.Array:
+    """As `polar_svd`, by a QR decomposition first: the SVD is of the smaller order alone."""
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.shape[-2] < x.shape[-1]
+    q, r = one_by_one(jnp.linalg.qr, work.mT if wide else work)
+    # Singular values count as zero by the size of `x`, not by that of its small factor.
+    small = polar_svd(r, max(x.shape[-2:]))
+    polar = jnp.matmul(q, small, precision=jax.lax.Precision.HIGHEST)
+    return (polar.mT if wide else polar).astype(x.dtype)
+
+
+def polar_qdwh(x: jax.Array) -> jax.Array:
+    """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
+
+    For `x` of full rank; directions in which `x` vanishes come back orthonormal, not zero.
+    """
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.shape[-2] < x.shape[-1]
+
+    def one(a: jax.Array) -> jax.Array:
+        unitary = jax.scipy.linalg.polar(a.T if wide else a, method="qdwh")[0]
+        return unitary.T if wide else unitary
+
+    return one_by_one(one, work).astype(x.dtype)

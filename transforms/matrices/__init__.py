@@ -1,0 +1,1 @@
+"""How a tree of parameters becomes stacks of matrices, and back."""

@@ -1,0 +1,78 @@
+"""Routing: matrices to one optimizer, all other parameters to another."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from .._paths import is_placeholder, named_leaves
+from .._recording import record
+from ._rule import MatrixRule, Treatment
+
+MATRICES, OTHERS = "matrices", "others"
+"""The two labels, which are also the keys of `optax.partition`'s state."""
+
+
+class RoutingRecord(NamedTuple):
+    """What `recording` collects of a routing: the treatment of every parameter."""
+
+    treatments: dict[str, Treatment]
+
+
+def route(
+    matrices: optax.GradientTransformation,
+    others: optax.GradientTransformation,
+    rule: MatrixRule,
+) -> optax.GradientTransformationExtraArgs:
+    """Sends the matrices of a tree to one transformation, everything else to another.
+
+    Args:
+      matrices: transformation of the parameters that `rule` sees as matrices; usually a chain
+        that starts with `on_matrices(..., rule)`.
+      others: transformation of all other parameters.
+      rule: which parameters are matrices.
+
+    Returns:
+      `optax.partition` over the labels "matrices" and "others". `init` warns if a tree of
+      parameters has no matrix at all.
+    """
+
+    def labels(params: Any) -> Any:
+        treatments = rule(params)
+        label = {n: OTHERS if isinstance(t, str) else MATRICES for n, t in treatments.items()}
+        return named_leaves(params).rebuild(label)
+
+    partition = optax.partition({MATRICES: matrices, OTHERS: others}, labels)
+
+    def init(params: Any) -> Any:
+        if not is_placeholder(params):
+            treatments = rule(params)
+            record(RoutingRecord(treatments))
+            _warn_without_matrices(treatments)
+        return partition.init(params)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        new_updates, new_state = partition.update(updates, state, params, **extra_args)
+        return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _with_dtypes_of(like: Any, tree: Any) -> Any:
+    # Optax's Adam promotes its moments and updates when gradients are wider than the parameters.
+    return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), tree, like)
+
+
+def _warn_without_matrices(treatments: dict[str, Treatment]) -> None:
+    if treatments and all(isinstance(t, str) for t in treatments.values()):
+        reasons = "; ".join(f"{n}: {t}" for n, t in list(treatments.items())[:5])
+        warnings.warn(
+            "no parameter is a matrix, so all of them go to AdamW "
+            f"({reasons}{'; ...' if len(treatments) > 5 else ''}). Select matrices with matrices= "
+            "or weight_dimension_numbers=.",
+            UserWarning,
+            stacklevel=4,
+        )

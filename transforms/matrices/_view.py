@@ -1,0 +1,274 @@
+"""The matrix view: a tree of parameters becomes a few stacks of matrices, and back.
+
+`on_matrices(inner)` hands `inner` a dict of arrays `(N, m, n)` in place of the tree. Matrices of
+the same shape from different parameters share one stack, so that compilation follows the number of
+shapes; large ones keep an entry each, because stacking copies them.
+
+*Cost.* Reshapes and transposes of each leaf; a stack adds one copy of its gradients and one of its
+updates. Compiling: each leaf of a stack costs XLA a millisecond or two, see `split_stack`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from .._guard import guard_matrices
+from .._keys import members_of
+from .._paths import is_placeholder, named_leaves
+from .._recording import record
+from .._validate import check_bool, check_choice, check_positive_int
+from ..distribute._distribute import distribute, mesh_axes
+from ..distribute._meshes import (
+    check_on_mesh,
+    cut_by_columns,
+    is_cut,
+    on_mesh_of,
+    sharded_like,
+    unsharded,
+)
+from ._axes import MatrixAxes, MatrixForm, matrix_form
+from ._rule import MatrixRule
+from ._split_stack import split_stack
+
+STACK_LIMIT = 128 * 128
+"""Matrices of at most this many elements are stacked by default.
+
+Measured with `python -m benchmarks step --only stacking` (Muon on two CPU cores): stacking small
+matrices saves compile time and dispatch, large ones run faster one by one, without the copies."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The matrices that form one array `(N, m, n)` of the view."""
+
+    key: str
+    members: tuple[MatrixForm, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of the array."""
+        return (sum(form.count for form in self.members), *self.members[0].tile)
+
+    def slices(self) -> Iterator[tuple[MatrixForm, slice]]:
+        """The members and their places along the stack axis."""
+        start = 0
+        for form in self.members:
+            yield form, slice(start, start + form.count)
+            start += form.count
+
+
+Cut = Callable[[jax.Array], jax.Array]
+
+
+class MatrixViewState(NamedTuple):
+    """State of `on_matrices`: that of the inner transformation, on the groups."""
+
+    inner: Any
+
+
+class ViewRecord(NamedTuple):
+    """What `recording` collects of a matrix view: its groups and its state."""
+
+    groups: tuple[Group, ...]
+    state: MatrixViewState
+
+
+class CopyRecord(NamedTuple):
+    """What `recording` collects where the state of a matrix view is replaced by another."""
+
+    state: MatrixViewState
+    copy: MatrixViewState
+
+
+def record_copies(state: Any, copy: Any) -> None:
+    """Tells `recording` that `copy`, which a wrapper made of `state`, stands in its place."""
+    is_view = lambda node: isinstance(node, MatrixViewState)  # noqa: E731
+    views = [filter(is_view, jax.tree.leaves(x, is_leaf=is_view)) for x in (state, copy)]
+    for old, new in zip(*views, strict=True):
+        record(CopyRecord(old, new))
+
+
+def lay_out(
+    shapes: dict[str, tuple[int, ...]],
+    axes: dict[str, MatrixAxes],
+    *,
+    block_size: int | None = None,
+    stack: bool | None = None,
+) -> tuple[Group, ...]:
+    """Groups the parameters' matrices into stacks, in the order of the parameters."""
+    stacks: dict[str, list[MatrixForm]] = {}
+    for name, shape in shapes.items():
+        form = matrix_form(name, shape, axes[name], block_size)
+        small = math.prod(form.tile) <= STACK_LIMIT
+        key = f"{form.tile[0]}x{form.tile[1]}" if (small if stack is None else stack) else name
+        while key in stacks and (key in shapes or stacks[key][0].tile != form.tile):
+            key += "'"
+        stacks.setdefault(key, []).append(form)
+    return tuple(Group(key, tuple(members)) for key, members in stacks.items())
+
+
+def on_matrices(
+    inner: optax.GradientTransformation,
+    rule: MatrixRule | None = None,
+    *,
+    block_size: int | None = None,
+    stack: bool | None = None,
+    guard: bool = True,
+    mesh: Mesh | None = None,
+    mesh_axis: str | Sequence[str] | None = None,
+    **rule_arguments: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Runs `inner` on the matrices of a tree of parameters.
+
+    `inner` sees a dict whose leaves are batches of matrices `(N, m, n)`: gradients, parameters
+    and all of its state. Its updates come back in the shapes and dtypes of the gradients. Matrices
+    of one shape share a stack whatever their dtypes; it has the widest. A matrix whose gradient is
+    not usable, because the sum of its squares is not finite in float32, skips that step: its state
+    takes in a zero gradient, and its update is zero; `skipped` in the state counts it.
+
+    Args:
+      inner: a transformation in which every leaf is a batch of matrices (last two axes).
+      rule: which parameters are matrices and along which axes; or give the arguments of
+        `MatrixRule` (`matrices`, `weight_dimension_numbers`, `head_wise`, `output_layer`).
+      block_size: cut matrices into balanced blocks of at most this many rows and columns.
+      stack: `True` stacks all matrices of one shape, `False` none, `None` those of at most
+        `STACK_LIMIT` elements.
+      guard: whether gradients that are not usable become zero here; `False` where `inner` begins
+        with `in_subspace`, which sees to it in the projections, for less.
+      mesh: devices among which the matrices are divided, see `distribute`; all of one shape are
+        then stacked, unless `stack` is `False`.
+      mesh_axis: the mesh axis or axes along which they are; all by default. Without a mesh the axis
+        of the `pmap` or `shard_map` inside which all this is called.
+
+    Returns:
+      A transformation on the tree. Every leaf has to be a matrix; the full optimizers send the
+      others elsewhere.
+
+    Raises:
+      ValueError: in `init` and `update`, naming the parameter that is no matrix or does not fit.
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp
+      >>> view = curvax.on_matrices(curvax.orthogonalize("svd"))
+      >>> grads = {"query": {"kernel": jnp.ones((8, 2, 4))}, "dense": {"kernel": jnp.eye(8)}}
+      >>> updates, _ = jax.jit(view.update)(grads, view.init(grads))
+      >>> updates["query"]["kernel"].shape
+      (8, 2, 4)
+    """
+    if rule is None:
+        rule = MatrixRule(**rule_arguments)
+    elif rule_arguments:
+        raise ValueError(f"give rule or {', '.join(rule_arguments)}, not both.")
+    if block_size is not None:
+        check_positive_int("block_size", block_size)
+    check_choice("stack", stack, (None, True, False))
+    check_bool("guard", guard)
+    inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
+    divided = mesh is not None or mesh_axis is not None
+    if divided:
+        inner = (
+            distribute(inner, axis_name=mesh_axis)
+            if mesh is None
+            else distribute(inner, mesh, mesh_axis)
+        )
+        stack = True if stack is None else stack
+
+    cut = None
+    if mesh is not None:
+        cut = functools.partial(cut_by_columns, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
+
+    def layout(tree: Any) -> tuple[Group, ...]:
+        treatments = rule(tree)
+        for name, treatment in treatments.items():
+            if isinstance(treatment, str):
+                raise ValueError(
+                    f"on_matrices: the parameter {name!r} is no matrix ({treatment}). Route it to "
+                    "another optimizer (the full optimizers do), or select it with matrices= or "
+                    "weight_dimension_numbers=."
+                )
+        axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
+        shapes = {n: tuple(x.shape) for n, x in named_leaves(tree).present().items()}
+        return lay_out(shapes, axes, block_size=block_size, stack=stack)
+
+    def init(params: Any) -> MatrixViewState:
+        if is_placeholder(params):
+            return MatrixViewState(inner.init(params))
+        check_on_mesh(params, mesh)
+        groups = layout(params)
+        members = {g.key: tuple((form.name, form.count) for form in g.members) for g in groups}
+        with members_of(members):
+            state = MatrixViewState(inner.init(gather(groups, params)))
+        record(ViewRecord(groups, state))
+        return state
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        if params is not None:
+            check_same_shapes(updates, params)
+        check_on_mesh(updates, mesh)
+        groups = layout(updates)
+        matrices = None if params is None else gather(groups, params, cut)
+        gradients = gather(groups, updates, cut)
+        inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
+        directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
+        return scatter(groups, directions, updates), MatrixViewState(inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def check_same_shapes(updates: Any, params: Any) -> None:
+    """Requires every gradient to have its parameter's shape.
+
+    Raises:
+      ValueError: naming the parameter and both shapes.
+    """
+    shapes = {name: jnp.shape(x) for name, x in named_leaves(params).present().items()}
+    for name, x in named_leaves(updates).present().items():
+        if name in shapes and jnp.shape(x) != shapes[name]:
+            raise ValueError(
+                f"the gradient of {name!r} has shape {jnp.shape(x)}, its parameter {shapes[name]}."
+            )
+
+
+def gather(groups: tuple[Group, ...], tree: Any, cut: Cut | None = None) -> dict[str, jax.Array]:
+    """The stacks of matrices of `tree`, by the groups' keys.
+
+    On an Explicit mesh they are whole, or cut by `cut` if any of their leaves is.
+    """
+    leaves = named_leaves(tree).present()
+
+    def stacked(group: Group) -> jax.Array:
+        own = {form: jnp.asarray(leaves[form.name]) for form in group.members}
+        if cut is not None and any(is_cut(leaf) for leaf in own.values()):
+            parts = [
+                form.to_matrices(cut(leaf))
+                if form.keeps_columns
+                else cut(form.to_matrices(unsharded(leaf)))
+                for form, leaf in own.items()
+            ]
+        else:
+            parts = [form.to_matrices(unsharded(leaf)) for form, leaf in own.items()]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+    return {group.key: stacked(group) for group in groups}
+
+
+def scatter(groups: tuple[Group, ...], stacks: Any, like: Any) -> Any:
+    """A tree like `like` (shapes, dtypes, shardings) from stacks of matrices."""
+    named = named_leaves(like)
+    leaves = named.present()
+    out = {}
+    for group in groups:
+        parts = split_stack(stacks[group.key], [form.count for form in group.members])
+        for form, x in zip(group.members, parts, strict=True):
+            x = form.from_matrices(x if form.keeps_columns else unsharded(x))
+            out[form.name] = sharded_like(x.astype(leaves[form.name].dtype), leaves[form.name])
+    return named.rebuild(out)

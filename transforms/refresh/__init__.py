@@ -1,0 +1,1 @@
+"""When a root, a basis or a subspace is computed anew."""

@@ -1,0 +1,83 @@
+r"""Refresh by diagonalization residual: decompose anew when the old basis no longer diagonalizes.
+
+At a check, with $B = Q^\top L Q$ for the eigenvectors $Q$ of the last refresh:
+
+$$r = \|B - \mathrm{diag}(B)\|_F \,/\, \|B\|_F$$
+
+If $r > \tau$ the factor is decomposed anew; else the basis stays and the eigenvalues become
+$\mathrm{diag}(B)$ (Eschenhagen et al., 2025; as DR-Shampoo in Nam and Ahn, arXiv:2606.02365,
+Appendices I and J.5). The damping stays as it is. A zero factor has the residual 0. Cost of a
+check: three products of the order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .._validate import check_bool, check_interval, check_positive_int
+from ..linalg._numerics import HIGHEST, power_of_two
+from ._policy import Check, Every, Verdict
+
+
+def residual_and_diagonal(
+    statistic: jax.Array, eigenvectors: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """`‖B - diag(B)‖ / ‖B‖` and `diag(B)` for `B = Qᵀ L Q`, both `(n, n)`."""
+    rotated = jnp.matmul(
+        eigenvectors.mT, jnp.matmul(statistic, eigenvectors, precision=HIGHEST), precision=HIGHEST
+    )
+    diagonal = jnp.diagonal(rotated)
+    exponent = power_of_two(jnp.max(jnp.abs(rotated)))
+    near_one = rotated * jnp.ldexp(jnp.ones([], rotated.dtype), -exponent)
+    norm = jnp.linalg.norm(near_one)
+    off = jnp.linalg.norm(near_one - jnp.diag(jnp.diagonal(near_one)))
+    return jnp.where(norm > 0, off / jnp.where(norm > 0, norm, 1), 0), diagonal
+
+
+@dataclasses.dataclass(frozen=True)
+class DiagonalResidual:
+    """See `diagonal_residual`."""
+
+    schedule: Every
+    threshold: float
+    update_eigenvalues: bool
+
+    keeps_eigenpairs = True
+
+    def examine(self, check: Check) -> Verdict:
+        """Compares the residual with the threshold."""
+        residual, diagonal = residual_and_diagonal(check.statistic, check.eigenvectors)
+        kept = diagonal if self.update_eigenvalues else check.eigenvalues
+        refresh = check.first | ~(residual <= self.threshold)
+        proxy = jnp.where(check.first, jnp.zeros_like(residual), residual)
+        return Verdict(refresh, proxy, check.damping, kept)
+
+
+def diagonal_residual(
+    check_every: int = 20,
+    threshold: float = 0.1,
+    *,
+    update_eigenvalues: bool = True,
+    stagger: bool = False,
+) -> DiagonalResidual:
+    """DR-Shampoo's refresh policy: refreshes when `‖offdiag(QᵀLQ)‖ > threshold · ‖QᵀLQ‖`.
+
+    Args:
+      check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, …
+      threshold: τ, positive.
+      update_eigenvalues: whether a check without a refresh takes `diag(QᵀLQ)` as eigenvalues; else
+        the root stays as it was.
+      stagger: spread the checks of the factors over the period.
+
+    Raises:
+      ValueError: naming the argument, if `check_every < 1` or `threshold <= 0`.
+    """
+    check_positive_int("check_every", check_every)
+    check_bool("stagger", stagger)
+    check_bool("update_eigenvalues", update_eigenvalues)
+    check_interval("threshold", threshold, 0.0, open_low=True, open_high=False)
+    schedule = Every(check_every, offset=1, first=True, stagger=stagger)
+    return DiagonalResidual(schedule, threshold, update_eigenvalues)

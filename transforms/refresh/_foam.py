@@ -1,0 +1,141 @@
+r"""FOAM: adaptive damping between refreshes, and a refresh when damping no longer helps.
+
+For a factor $L$ with eigenpairs $(Q, d)$ from its last refresh and the damping $\epsilon$ in use:
+
+$$E = Q^\top L Q - \mathrm{diag}(d), \qquad
+RC = \big\| (d_i + \epsilon)^{-1/2} E_{ij} (d_j + \epsilon)^{-1/2} \big\|_F, \qquad
+\alpha = \frac{\max_i (d_i + \epsilon)^{-1/p}}{\|(d + \epsilon)^{-1/p}\|_2}$$
+$$h = \alpha\, RC / p, \qquad \tilde\epsilon = \max(\epsilon_0,\ \epsilon\, h / \tau)$$
+
+$h$ estimates the relative error of the stale root. If $\tilde\epsilon \le \epsilon_{\max}$ the old
+eigenpairs stay and $\epsilon \leftarrow \tilde\epsilon$; else the factor is decomposed anew and
+$\epsilon \leftarrow \epsilon_0$ (Nam and Ahn, arXiv:2606.02365, Algorithm 3 and section 6). At the
+first check there is nothing to keep: it refreshes.
+
+*Numerics.* Powers take $\max(d, 0)$. Entries of $E$ that are rounding noise, up to
+`rounding_floor · eps(dtype) · d_max`, count as zero: whitened by $1/\epsilon$ they would force a
+refresh of every rank-deficient float32 factor at every check, though a refresh has the same
+rounding in it. Rows that have been zero throughout, such as the padding of blocks, have no part in
+$\alpha$. $h$ bounds nothing where $E$ is indefinite: it can be far below the true error. Cost of a
+check: three products of the factor's order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from .._validate import check_bool, check_interval, check_positive_int
+from ..linalg._numerics import HIGHEST
+from ._policy import Check, Every, Verdict
+
+ROUNDING_FLOOR = 8.0
+"""Multiples of `eps · d_max` up to which an entry of E is noise. Among small eigenvalues, where it
+is whitened most, the noise of float32 factors of orders 16 to 512 is at most 4.2 right after a
+decomposition and 6.8 after 75 more steps (`python -m benchmarks.papers.rounding_floor`). The price:
+a real change of an eigenvalue by less than that is not seen."""
+
+
+def damping_proxy(
+    statistic: jax.Array,
+    eigenvectors: jax.Array,
+    eigenvalues: jax.Array,
+    damping: jax.typing.ArrayLike,
+    root: int,
+    rounding_floor: float = ROUNDING_FLOOR,
+) -> jax.Array:
+    """FOAM's `h`: the estimated relative error of a stale inverse root of `statistic (n, n)`."""
+    rotated = jnp.matmul(
+        eigenvectors.mT, jnp.matmul(statistic, eigenvectors, precision=HIGHEST), precision=HIGHEST
+    )
+    error = rotated - jnp.diag(eigenvalues)
+    noise = rounding_floor * jnp.finfo(error.dtype).eps * jnp.max(jnp.abs(eigenvalues))
+    error = jnp.where(jnp.abs(error) <= noise, 0, error)
+    damped = jnp.maximum(eigenvalues, 0) + damping
+    whitening = damped**-0.5
+    change = jnp.linalg.norm(whitening[:, None] * error * whitening[None, :])  # RC
+    # Ours: rows that have been 0 throughout, such as the padding of blocks, do not count in α.
+    live = jnp.any(statistic != 0, axis=-1)
+    share = jnp.sum(jnp.where(live[:, None], jnp.square(eigenvectors), 0), axis=0)
+    roots = jnp.where(share > 0.5, damped ** (-1 / root), 0)
+    norm = jnp.linalg.norm(roots)
+    return jnp.max(roots) / jnp.where(norm > 0, norm, 1) * change / root
+
+
+@dataclasses.dataclass(frozen=True)
+class Foam:
+    """See `foam`."""
+
+    schedule: Every
+    threshold: float
+    max_damping: float
+    adaptive_damping: bool
+    refreshes: bool
+    rounding_floor: float
+
+    keeps_eigenpairs = True
+
+    def examine(self, check: Check) -> Verdict:
+        """Algorithm 3, or one of the two ablations of Fig. 4."""
+        h = damping_proxy(
+            check.statistic,
+            check.eigenvectors,
+            check.eigenvalues,
+            check.damping,
+            check.root,
+            self.rounding_floor,
+        )
+        damping = jnp.maximum(check.base_damping, check.damping * h / self.threshold)
+        if not self.adaptive_damping:
+            refresh, damping = h > self.threshold, jnp.asarray(check.base_damping, h.dtype)
+        elif not self.refreshes:
+            refresh, damping = False, jnp.minimum(damping, self.max_damping)
+        else:
+            refresh = ~(damping <= self.max_damping)
+        proxy = jnp.where(check.first, 0, jnp.minimum(h, jnp.finfo(jnp.float32).max))
+        return Verdict(check.first | refresh, proxy, damping, check.eigenvalues)
+
+
+def foam(
+    check_every: int = 20,
+    threshold: float = 0.75,
+    max_damping: float = 3e-7,
+    *,
+    adaptive_damping: bool = True,
+    refreshes: bool = True,
+    rounding_floor: float = ROUNDING_FLOOR,
+    stagger: bool = False,
+) -> Foam:
+    """FOAM's refresh policy: damp a stale factor more, and refresh it only if that is not enough.
+
+    The paper's settings (with base damping): `(20, 0.75, 3e-7)`, 1e-9 for a ViT; `(50, 0.4, 1e-7)`,
+    1e-9 for a Conformer; `(75, 0.4, 1e-10)`, 1e-12 for GPT-2.
+
+    Args:
+      check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, …
+      threshold: τ, the estimated error that damping aims at.
+      max_damping: ε_max, the damping above which a factor is refreshed instead.
+      adaptive_damping: `False` keeps the base damping and refreshes iff `h > τ` (ablation).
+      refreshes: `False` never refreshes after the first check, and clips the damping at
+        `max_damping` (ablation).
+      rounding_floor: multiple of `eps · d_max` below which a change counts as rounding noise; 0 is
+        the algorithm as printed.
+      stagger: spread the checks of the factors over the period.
+
+    Raises:
+      ValueError: naming the argument, if `check_every < 1`, `threshold <= 0` or `max_damping <= 0`,
+        or if both ablations are asked for.
+    """
+    check_positive_int("check_every", check_every)
+    check_bool("stagger", stagger)
+    check_interval("threshold", threshold, 0.0, float("inf"), open_low=True, open_high=False)
+    check_interval("max_damping", max_damping, 0.0, open_low=True, open_high=False)
+    check_interval("rounding_floor", rounding_floor, 0.0)
+    if not (adaptive_damping or refreshes):
+        raise ValueError(
+            "adaptive_damping and refreshes cannot both be False: nothing would adapt."
+        )
+    schedule = Every(check_every, offset=1, first=True, stagger=stagger)
+    return Foam(schedule, threshold, max_damping, adaptive_damping, refreshes, rounding_floor)

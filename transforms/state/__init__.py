@@ -1,0 +1,1 @@
+"""Looking into an optimizer's state, and saving, placing and coding it."""

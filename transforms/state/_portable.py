@@ -1,0 +1,202 @@
+"""A form of a divided state that does not depend on the devices, for checkpoints.
+
+A state divided by `mesh=` has the layout of its devices. Its portable form is the state of the same
+optimizer without a mesh, with one entry of a stack for every matrix and nothing padded. There
+stacks are cut along the first of their other axes that the devices divide, so that no device holds
+much more than its share of a large one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .._recording import recording
+from ..distribute._distribute import DivisionRecord
+from ..distribute._layout import is_divided
+
+
+class Division(NamedTuple):
+    """An optimizer's abstract state, and records of its divided parts, in the state's order."""
+
+    state: Any
+    records: tuple[DivisionRecord, ...]
+
+    def map(
+        self,
+        f: Callable[[Any, DivisionRecord], Any],
+        state: Any,
+        undivided: Callable[[Any], Any] = lambda leaf: leaf,
+    ) -> Any:
+        """`state` with `f(node, record)` for its divided parts and `undivided(leaf)` for others.
+
+        Raises:
+          ValueError: if `state` has another structure than this optimizer's.
+        """
+        treedef = jax.tree.structure(self.state, is_leaf=is_divided)
+        records = iter(self.records)
+        nodes = [
+            f(node, next(records)) if is_divided(own) else undivided(node)
+            for own, node in zip(
+                jax.tree.leaves(self.state, is_leaf=is_divided),
+                treedef.flatten_up_to(state),
+                strict=True,
+            )
+        ]
+        return treedef.unflatten(nodes)
+
+
+def division(optimizer: Any, params: Any) -> Division:
+    """How an optimizer divides its state for these parameters, or their shapes."""
+    found: list[tuple[DivisionRecord, ...]] = []
+
+    def traced(params: Any) -> Any:
+        with recording() as events:
+            state = optimizer.init(params)
+        records = {id(e.state): e for e in events if isinstance(e, DivisionRecord)}
+        parts = filter(is_divided, jax.tree.leaves(state, is_leaf=is_divided))
+        found.append(tuple(records[id(part)] for part in parts))
+        return state
+
+    return Division(jax.eval_shape(traced, params), found[0])
+
+
+def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
+    """The form of a state for checkpoints: as on one device, whatever mesh it lies on.
+
+    Args:
+      optimizer: the transformation that made `state`.
+      params: the parameters (or their shapes) for which it was made.
+      state: the state; or its shapes, as from `jax.eval_shape(optimizer.init, params)`, which gives
+        shapes and shardings: the target for restoring.
+
+    Returns:
+      The state that the optimizer would have without `mesh=`; `state` itself if it has none.
+
+    Raises:
+      ValueError: if `state` is not this optimizer's, for these parameters.
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("devices",))
+      >>> params = {"kernel": jnp.ones((4, 8))}
+      >>> many, one = curvax.muon(0.02, mesh=mesh), curvax.muon(0.02)
+      >>> portable = curvax.portable_state(many, params, many.init(params))
+      >>> jax.tree.structure(portable) == jax.tree.structure(one.init(params))
+      True
+    """
+    whole = division(optimizer, params)
+    _check_shapes("state", whole.state, state)
+
+    def joined(node: Any, record: DivisionRecord) -> Any:
+        shapes, mesh = record.layout.joined_shapes, _mesh_of(record)
+        shardings = jax.tree.map(lambda x: _other_axis(mesh, record.axes, x), shapes)
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(node)):
+            return jax.tree.map(
+                lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+            )
+        return _moved(record.layout.joined, node, shardings, mesh)
+
+    mesh = next((record.mesh for record in whole.records), None)
+    return whole.map(joined, state, lambda x: _target(x, mesh))
+
+
+def place_state(optimizer: Any, params: Any, portable: Any) -> Any:
+    """The inverse of `portable_state`, perhaps on another mesh than that which it came from.
+
+    Args:
+      optimizer: the transformation that will use the state.
+      params: its parameters, or their shapes.
+      portable: what `portable_state` gave, on this mesh or on another, restored from a checkpoint.
+
+    Returns:
+      The state, divided as the optimizer divides it.
+
+    Raises:
+      ValueError: if it is the state of another optimizer, or of other parameters, blocks or ranks;
+        naming the first place that differs, with both shapes.
+    """
+    whole = division(optimizer, params)
+    shapes = whole.map(lambda _, record: record.layout.joined_shapes, whole.state)
+    _check_shapes("portable", shapes, portable)
+
+    def divided(node: Any, record: DivisionRecord) -> Any:
+        mesh = _mesh_of(record)
+        parts = jax.eval_shape(record.layout.divided, record.layout.joined_shapes)
+        shardings = jax.tree.map(lambda x: first_axis(mesh, record.axes, x), parts)
+        return _moved(record.layout.divided, node, shardings, mesh)
+
+    return whole.map(divided, portable)
+
+
+def _mesh_of(record: DivisionRecord) -> Mesh:
+    if record.mesh is None:
+        raise ValueError(
+            "a state divided inside a mapped function (mesh_axis= without mesh=) has no portable "
+            "form there, where a device has its own part alone: use mesh= for checkpoints."
+        )
+    return record.mesh
+
+
+def _target(x: Any, mesh: Mesh | None) -> Any:
+    """A shape with a sharding that says where an undivided array is to be restored; else `x`."""
+    if mesh is None or not isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else P()
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+
+def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> Any:
+    """`f(tree)` with these shardings, by the compiler's choice of transfers.
+
+    With Explicit axes every transfer would have to be spelled out: the same devices with Auto axes
+    do the work, which copies nothing.
+    """
+    auto = Mesh(mesh.devices, mesh.axis_names)
+
+    def placed(x: Any) -> Any:
+        sharding = getattr(x, "sharding", None)
+        if isinstance(sharding, NamedSharding) and sharding.mesh.shape == mesh.shape:
+            return jax.device_put(x, NamedSharding(auto, sharding.spec))
+        return jax.device_put(x, NamedSharding(auto, P()))
+
+    there = jax.tree.map(lambda s: NamedSharding(auto, s.spec), shardings)
+    done = jax.jit(f, out_shardings=there)(jax.tree.map(placed, tree))
+    return jax.device_put(done, shardings)
+
+
+def first_axis(mesh: Mesh, axes: tuple[str, ...], x: Any) -> NamedSharding:
+    """The sharding of an array of a divided state."""
+    return NamedSharding(mesh, P(axes) if x.ndim else P())
+
+
+def _other_axis(mesh: Mesh, axes: tuple[str, ...], x: Any) -> NamedSharding:
+    devices = math.prod(mesh.shape[a] for a in axes)
+    for i in range(1, x.ndim):
+        if x.shape[i] % devices == 0:
+            return NamedSharding(mesh, P(*[None] * i, axes))
+    return NamedSharding(mesh, P())
+
+
+def _check_shapes(argument: str, own: Any, given: Any) -> None:
+    """Requires a tree of arrays to have the structure, shapes and dtypes of another."""
+
+    def described(tree: Any) -> dict[str, str]:
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{[*x.shape]}"
+            for path, x in jax.tree_util.tree_leaves_with_path(tree)
+        }
+
+    mine, other = described(own), described(given)
+    for place in {**mine, **other}:
+        has, wants = other.get(place, "nothing"), mine.get(place, "nothing")
+        if has != wants:
+            raise ValueError(
+                f"{argument} has {has} at {place!r}, where this optimizer has {wants}: it is that "
+                "of another optimizer, or of other parameters, blocks, ranks or devices."
+            )

@@ -1,0 +1,132 @@
+r"""Any transformation with its moments in few-bit codes between steps.
+
+At each step the state is decoded, the transformation runs, and its new state is coded again
+(`_codec.py`), in tiles of the last two axes. Moments of squares divide, so a small one must not
+become 0: fields named in `unsigned` are coded by $((j + 1) / 2^b)^2$ times the tile's largest,
+which has no zero (a tile of zeros stays zero).
+
+*Numerics.* Decoded to the dtype that the transformation's `init` gives. A leaf that comes out with
+something not finite keeps its codes of the step before. *Memory.* The state takes `bits / 8` bytes
+an element and 4 for a tile; within a step its decoded form exists as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._validate import check_positive_int
+from ..distribute._layout import is_divided
+from ..matrices._view import record_copies
+from ..storage._codec import Codec, decode, encode
+from ..storage._quantized import MIN_ELEMENTS
+
+
+class QuantizedState(NamedTuple):
+    """State of `quantize_state`."""
+
+    inner: Any  # the transformation's state, with a `Coded` in place of every coded leaf
+
+
+def quantize_state(
+    inner: optax.GradientTransformation,
+    *,
+    bits: int = 8,
+    block: int = 64,
+    unsigned: Collection[str] = ("nu", "v", "rows", "columns"),
+    where: Callable[[str, Any], bool] | None = None,
+    min_elements: int = MIN_ELEMENTS,
+) -> optax.GradientTransformationExtraArgs:
+    """Keeps the moments of a transformation in `bits` bits an element.
+
+    Args:
+      inner: any transformation whose state's structure `init` fixes: `optax.adamw(1e-3)`, momentum,
+        or a method of this library.
+      bits: 4 or 8.
+      block: width of the square tiles that share a scale; even.
+      unsigned: fields whose leaves are never negative, coded without a zero: second moments, and
+        the scales of `racs` and `dasgo`.
+      where: from a leaf's path in the state, such as "0/mu/dense/kernel", and the leaf to whether
+        it is coded; by default every floating leaf of at least `min_elements` elements.
+      min_elements: see `where`.
+
+    Returns:
+      The transformation with extra arguments handed through.
+
+    Raises:
+      ValueError: naming the argument, its value and what is allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> params = {"kernel": jnp.zeros((256, 512))}
+      >>> adam, eight_bit = optax.adam(1e-3), curvax.quantize_state(optax.adam(1e-3))
+      >>> curvax.state_bytes(adam, params) / curvax.state_bytes(eight_bit, params) > 3.9
+      True
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    if isinstance(unsigned, str) or not all(isinstance(name, str) for name in unsigned):
+        raise ValueError(f"unsigned must be a collection of field names, got {unsigned!r}.")
+    if where is not None and not callable(where):
+        raise ValueError(f"where must be a callable of a path and a leaf, got {where!r}.")
+    check_positive_int("min_elements", min_elements)
+    signed, positive = Codec(bits, block), Codec(bits, block, "unsigned")
+    inner = optax.with_extra_args_support(inner)
+
+    def codec_of(path: tuple[Any, ...], leaf: Any) -> Codec | None:
+        """How a leaf of the state is coded, if it is."""
+        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.ndim == 0:
+            return None
+        place = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not (leaf.size >= min_elements if where is None else where(place, leaf)):
+            return None
+        fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
+        return signed if fields.isdisjoint(unsigned) else positive
+
+    def coded(path: tuple[Any, ...], leaf: jax.Array, before: Any = None) -> Any:
+        codec = codec_of(path, leaf)
+        if codec is None:
+            return leaf
+        new = encode(_as_matrix(leaf).astype(jnp.promote_types(leaf.dtype, jnp.float32)), codec)
+        if before is None:
+            return new
+        finite = jnp.isfinite(leaf).all()
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, before)
+
+    def decoded(path: tuple[Any, ...], like: jax.ShapeDtypeStruct, stored: Any) -> jax.Array:
+        codec = codec_of(path, like)
+        if codec is None:
+            return stored
+        return decode(stored, codec, like.shape[-1]).reshape(like.shape).astype(like.dtype)
+
+    def init(params: Any) -> QuantizedState:
+        plain = inner.init(params)
+        _check_undivided(plain)
+        stored = jax.tree_util.tree_map_with_path(coded, plain)
+        record_copies(plain, stored)
+        return QuantizedState(stored)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        like = jax.eval_shape(inner.init, updates if params is None else params)
+        plain = jax.tree_util.tree_map_with_path(decoded, like, state.inner)
+        updates, new = inner.update(updates, plain, params, **extra_args)
+        return updates, QuantizedState(jax.tree_util.tree_map_with_path(coded, new, state.inner))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_undivided(state: Any) -> None:
+    if any(map(is_divided, jax.tree.leaves(state, is_leaf=is_divided))):
+        raise ValueError(
+            "quantize_state: inner divides its state among devices (mesh=), and codes would not "
+            "follow. Code inside: curvax.assemble(curvax.quantize_state(scale_by_…(), "
+            "where=lambda place, leaf: leaf.ndim > 1), learning_rate, mesh=…)."
+        )
+
+
+def _as_matrix(x: jax.Array) -> jax.Array:
+    return x[None] if x.ndim == 1 else x

@@ -1,0 +1,99 @@
+"""What has happened to each parameter: the counters and figures of an optimizer's state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._paths import named_leaves
+from ._portable import portable_state
+from ._summary import entries_of
+
+COLUMNS = (
+    "skipped",
+    "checks",
+    "refreshes",
+    "rejected",
+    "failures",
+    "indefinite",
+    "damping",
+    "error",
+    "proxy",
+)
+"""The fields of states that are shown, in this order."""
+
+
+def report(optimizer: Any, params: Any, state: Any) -> str:
+    """A table of what has happened to each parameter so far, from the state's own counters.
+
+    * `skipped`: steps whose gradient was not usable (NaN, infinite, or squares that overflow) and
+      counted as zero; of a low-rank method also those without any basis to project it to;
+    * `checks`: times a factor or basis was due; `refreshes`: times it was computed anew;
+    * `rejected`: checks whose result was not finite, so that the last good one stayed; for a
+      subspace also refreshes on zeros alone;
+    * `failures`: decompositions that failed: of a momentum to be orthogonalized (the direction was
+      zero), or Cholesky's of a factor in codes (which stayed as it was);
+    * `indefinite`: refreshes of a statistic with a negative eigenvalue;
+    * `error`: the solver's estimate at the last refresh; or of an adaptive policy the `damping` in
+      use, and `proxy`, the figure by which it decided at the last check.
+
+    Args:
+      optimizer: any Optax transformation.
+      params: the parameters (or their shapes) for which it was made.
+      state: its state.
+
+    Returns:
+      A Markdown table with a line for each parameter. Where a parameter has several matrices or
+      two factors, least and greatest values; columns that nobody has are left out.
+
+    Raises:
+      ValueError: if `state` is not this optimizer's, for these parameters.
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> optimizer = curvax.asgo(0.1, refresh=2)
+      >>> bad = {"dense": {"kernel": jnp.full((4, 8), jnp.nan), "bias": jnp.ones(8)}}
+      >>> _, state = jax.jit(optimizer.update)(bad, optimizer.init(params), params)
+      >>> print(curvax.report(optimizer, params, state))
+      | parameter | skipped | checks | refreshes | rejected | indefinite | error |
+      |---|---:|---:|---:|---:|---:|---:|
+      | dense/bias | 0 | 1 | 1 | 0 | 0 | 0 |
+      | dense/kernel | 1 | 1 | 0 | 1 | 0 | 0 |
+    """
+    leaves = jax.tree.leaves(portable_state(optimizer, params, state))
+    found: dict[str, dict[str, list[jax.Array]]] = {}
+    for entry, leaf in zip(entries_of(optimizer, params), leaves, strict=True):
+        for place, numbers in entry.parts(leaf).items():
+            fields = place.split("/")
+            column = next((name for name in COLUMNS if name in fields), None)
+            for owner, part in entry.owners:
+                if column is not None:
+                    own = numbers if part is None else numbers[part]
+                    found.setdefault(column, {}).setdefault(owner, []).append(own.reshape(-1))
+    columns = [name for name in COLUMNS if name in found]
+    rows = [
+        f"| {name} | {' | '.join(_range(found[c].get(name, [])) for c in columns)} |"
+        for name in named_leaves(params).present()
+    ]
+    return "\n".join(
+        [
+            f"| parameter | {' | '.join(columns)} |",
+            f"|---|{'---:|' * len(columns)}",
+            *rows,
+        ]
+    )
+
+
+def _range(values: list[jax.Array]) -> str:
+    """Least and greatest of some numbers; one of them if they are shown alike."""
+    if not values:
+        return ""
+    together = jnp.concatenate(values)
+    shown = [
+        f"{x:,}" if jnp.issubdtype(together.dtype, jnp.integer) else f"{x:.2g}"
+        for x in (jnp.min(together).item(), jnp.max(together).item())
+    ]
+    return " to ".join(dict.fromkeys(shown))

@@ -1,0 +1,90 @@
+"""Where the arrays of an optimizer's state lie on a mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from .._paths import named_leaves
+from ..distribute._layout import is_divided
+from ._portable import division, first_axis
+from ._summary import Entry, entries_of
+
+
+def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
+    """The sharding of every array of an optimizer's state.
+
+    What the optimizer divides (`mesh=`) is cut along first axes; copies of the parameters, such as
+    AdamW's moments, lie as the parameters do; everything else is whole on every device.
+
+    Args:
+      optimizer: any Optax transformation.
+      params: parameters, or their shapes with shardings (`jax.ShapeDtypeStruct(…, sharding=…)`).
+      mesh: the mesh of the parameters.
+
+    Returns:
+      A tree of `NamedSharding` with the structure of `optimizer.init(params)`, for `jax.jit`
+      (`out_shardings=` of `init` and of the step), `jax.device_put` and Orbax.
+
+    Raises:
+      ValueError: if a parameter lies on another mesh, or the optimizer divides its state over one.
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("devices",))
+      >>> params = {"kernel": jnp.ones((4, 8))}
+      >>> optimizer = curvax.muon(0.02, mesh=mesh)
+      >>> shardings = curvax.state_sharding(optimizer, params, mesh)
+      >>> state = jax.jit(optimizer.init, out_shardings=shardings)(params)
+    """
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
+    lying = {}
+    for name, leaf in named_leaves(params).present().items():
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            if sharding.mesh != mesh:
+                raise ValueError(f"the parameter {name!r} lies on {sharding.mesh}, not on {mesh}.")
+            lying[name] = (tuple(leaf.shape), sharding)
+    whole = NamedSharding(mesh, P())
+
+    def of_copy(entry: Entry) -> NamedSharding:
+        if len(entry.owners) != 1:
+            return _spelled(whole, entry.leaf)
+        shape, sharding = lying.get(entry.owners[0][0], (None, whole))
+        return _spelled(sharding if shape == tuple(entry.leaf.shape) else whole, entry.leaf)
+
+    undivided = [of_copy(entry) for entry in entries_of(optimizer, params)]
+    parts = division(optimizer, params)
+
+    def of_part(node: Any, record: Any) -> Any:
+        if record.mesh != mesh:
+            raise ValueError(f"the optimizer divides its state over {record.mesh}, not {mesh}.")
+        return jax.tree.map(lambda x: _spelled(first_axis(mesh, record.axes, x), x), node)
+
+    joined = parts.map(lambda _, record: record.layout.joined_shapes, parts.state)
+    as_joined = jax.tree.unflatten(jax.tree.structure(joined), undivided)
+    sharded = parts.map(of_part, parts.state)
+    treedef = jax.tree.structure(parts.state, is_leaf=is_divided)
+    return treedef.unflatten(
+        [
+            own if is_divided(node) else other
+            for node, own, other in zip(
+                jax.tree.leaves(parts.state, is_leaf=is_divided),
+                treedef.flatten_up_to(sharded),
+                treedef.flatten_up_to(as_joined),
+                strict=True,
+            )
+        ]
+    )
+
+
+def _spelled(sharding: NamedSharding, leaf: Any) -> NamedSharding:
+    """As JAX writes the sharding of a result; in other words a second step would compile again."""
+    if not sharding.mesh.are_all_axes_explicit:
+        return sharding
+    rest = (None,) * (leaf.ndim - len(sharding.spec))
+    return NamedSharding(sharding.mesh, P(*sharding.spec, *rest), memory_kind=sharding.memory_kind)

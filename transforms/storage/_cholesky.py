@@ -1,0 +1,216 @@
+r"""Storage of factors as coded Cholesky factors (CQ), with error feedback if asked (CQ+EF).
+
+$$C = \mathrm{chol}(L + \epsilon I), \qquad \bar C = Q(C + E), \qquad
+E \leftarrow \beta_e E + (1 - \beta_e)\,(C + E - D(\bar C)), \qquad L = D(\bar C)\,D(\bar C)^\top$$
+
+$E = 0$ without error feedback (Li et al., arXiv:2412.10663, Eqs 7, 8, 10 and 11). The strictly
+lower triangle of $C$ is coded (`_codec.py`) and its diagonal kept; that of $E$, which has no
+diagonal, is coded as well, with scales of its own. So whatever is stored decodes to a positive
+semi-definite matrix. Inverse roots are coded squares, as in `_quantized.py`.
+
+*Failure.* A decomposition that fails is tried again with `10, 100, 1000` times the rounding of `L`
+on the diagonal; if the last one fails as well, what was stored stays, and `failures` counts it.
+
+*Bytes* of an order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 4 bits: the triangle alone
+`⌈d/2⌉² + 4 T ⌈T/2⌉ + 4 d + 4`, with error feedback `d ⌈d/2⌉ + 4 T² + 4 d + 4`; the root as in
+`_quantized.py`. *Cost* of a statistic: one product of triangles and one Cholesky decomposition,
+`7 d³ / 3` FLOPs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._validate import check_choice, check_decay, check_interval, check_positive_int
+from ..linalg._numerics import HIGHEST, one_by_one
+from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
+from ._quantized import MIN_ELEMENTS, Quantized
+from ._triangle import fold, join, strictly_lower, unfold, with_room, without_room
+
+RETRIES = 3
+
+
+class Triangle(NamedTuple):
+    """A batch of lower triangles C in codes, two half-triangles to a square."""
+
+    codes: jax.Array  # uint8 (..., ⌈d/2⌉, ⌈d/2⌉)
+    scales: jax.Array  # of the tiles of C, folded, (..., ⌈T/2⌉, T)
+    diagonal: jax.Array  # (..., d)
+    failures: jax.Array  # decompositions that failed, int32 (...)
+
+
+class TriangleAndError(NamedTuple):
+    """A batch of lower triangles C and of their errors E, in the codes of one square."""
+
+    codes: jax.Array  # uint8 (..., d, ⌈d/2⌉): C below the diagonal, Eᵀ above
+    scales: jax.Array  # of the tiles of C below the diagonal, of those of E above, (..., T, T)
+    diagonal: jax.Array  # of C, (..., d)
+    failures: jax.Array  # decompositions that failed, int32 (...)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cholesky(Quantized):
+    """See `cholesky`."""
+
+    error_feedback: Any = None
+    eps: Any = 1e-6
+    damping: str = "relative"
+
+    def describe(self, order: int) -> str:
+        """How factors of this order are kept."""
+        if self.is_dense(order):
+            return super().describe(order)
+        feedback = "" if self.error_feedback is None else " and error feedback"
+        return f"Cholesky factor{feedback} in {self.codec.bits} bits"
+
+    def encode_factor(self, x: jax.Array, previous: Any) -> Any:
+        """The codes of the Cholesky factor of `x`, or those before if there is none."""
+        order, batch = x.shape[-1], x.shape[:-2]
+        if self.is_dense(order):
+            return x
+        lower = strictly_lower(order)
+        if previous is None:  # a multiple of the identity
+            failed = jnp.zeros(batch, bool)
+            c = jnp.sqrt(jnp.where(jnp.eye(order, dtype=bool), x, 0))
+            error = jnp.zeros_like(x)
+        else:
+            c, failed = decomposed(x, self.eps, self.damping)
+            error = self._error(previous)
+        diagonal = jnp.diagonal(c, axis1=-2, axis2=-1)
+        target = jnp.where(lower, c, 0) + error
+        scales = tile_scales(target, self.codec.block)
+        codes = quantize(target, scales, self.codec)
+        count = failed.astype(jnp.int32)
+        if self.error_feedback is None:
+            folded = fold(with_room(scales))
+            new = Triangle(pack(fold(codes), self.codec), folded, diagonal, count)
+        else:
+            found = jnp.where(lower, dequantize(codes, scales, self.codec), 0)
+            decay = self.error_feedback
+            error = decay * error + (1 - decay) * (target - found)
+            error_scales = tile_scales(error, self.codec.block)
+            error_codes = quantize(error, error_scales, self.codec)
+            packed = pack(join(codes, error_codes), self.codec)
+            joint = join(with_room(scales), with_room(error_scales))
+            new = TriangleAndError(packed, joint, diagonal, count)
+        if previous is None:
+            return new
+
+        def kept(a: jax.Array, b: jax.Array) -> jax.Array:
+            return jnp.where(failed.reshape(*batch, *[1] * (a.ndim - len(batch))), b, a)
+
+        return jax.tree.map(kept, new, previous)._replace(failures=previous.failures + count)
+
+    def decode_factor(self, stored: Any) -> jax.Array:
+        """`C Cᵀ`."""
+        if not isinstance(stored, (Triangle, TriangleAndError)):
+            return stored
+        order = stored.diagonal.shape[-1]
+        codes, scales = self._squares(stored)
+        values = dequantize(codes, without_room(scales), self.codec)
+        c = jnp.where(strictly_lower(order), values, 0)
+        c = jnp.where(jnp.eye(order, dtype=bool), stored.diagonal[..., None], c)
+        return jnp.matmul(c, c.mT, precision=HIGHEST)
+
+    def _squares(self, stored: Triangle | TriangleAndError) -> tuple[jax.Array, jax.Array]:
+        """The squares of codes and of scales that have those of C below the diagonal."""
+        codes = unpack(stored.codes, self.codec, stored.diagonal.shape[-1])
+        if isinstance(stored, TriangleAndError):
+            return codes, stored.scales
+        return unfold(codes), unfold(stored.scales)
+
+    def _error(self, stored: Triangle | TriangleAndError) -> jax.Array:
+        """E, or a zero without error feedback."""
+        if isinstance(stored, Triangle):
+            return jnp.zeros((), stored.scales.dtype)
+        codes, scales = (x.mT for x in self._squares(stored))
+        values = dequantize(codes, without_room(scales), self.codec)
+        return jnp.where(strictly_lower(stored.diagonal.shape[-1]), values, 0)
+
+
+def decomposed(
+    x: jax.Array, eps: jax.typing.ArrayLike, damping: str
+) -> tuple[jax.Array, jax.Array]:
+    """The lower Cholesky factor of `x + ε I`, `(..., d, d)`, and where there is none.
+
+    Tried again with more on the diagonal where it fails, up to `RETRIES` times.
+    """
+    if x.ndim > 2:
+        return one_by_one(lambda one: decomposed(one, eps, damping), x)
+    order = x.shape[-1]
+    largest = jnp.max(jnp.diagonal(x))
+    rounding = order * jnp.finfo(x.dtype).eps * largest
+    epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping == "relative" else 1)
+
+    def attempt(added: Any) -> tuple[jax.Array, jax.Array]:
+        c = jax.lax.linalg.cholesky(x + added * jnp.eye(order, dtype=x.dtype))
+        return c, ~jnp.isfinite(c).all()
+
+    def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
+        count, _, _ = state
+        return count + 1, *attempt(epsilon + rounding * jnp.power(10.0, count))
+
+    running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731
+    first = attempt(jnp.asarray(epsilon, x.dtype))
+    _, c, failed = jax.lax.while_loop(running, again, (jnp.int32(1), *first))
+    if damping == "relative":  # zeros have no largest entry: they stay zeros
+        c = jnp.where(largest == 0, 0, c)
+    return c, failed
+
+
+def cholesky(
+    bits: int = 4,
+    block: int = 64,
+    *,
+    error_feedback: jax.typing.ArrayLike | None = None,
+    eps: jax.typing.ArrayLike = 1e-6,
+    damping: str = "relative",
+    map: str = "linear2",
+    min_elements: int = MIN_ELEMENTS,
+) -> Cholesky:
+    """Keeps factors as Cholesky factors in `bits` bits (CQ), inverse roots as `quantized` does.
+
+    The stored factor is always positive semi-definite, and its small eigenvalues survive better
+    than in `quantized`; factor and root take 3/4 of its memory, with error feedback as much.
+
+    Args:
+      bits: 4 or 8.
+      block: width of the square tiles that share a scale; even. 16 costs 3 % more bytes than 64 and
+        halves what a language model's loss is above that of float32.
+      error_feedback: βe, decay rate of the running error that is added before coding (CQ+EF; the
+        paper takes 0.95); `None` for none. In 4 bits 0.95 helps for flat spectra only: the code of
+        the error is too coarse for its small increments, and at condition numbers of 3 to 100 the
+        decoded factor is off by up to ten times as much as without. 0 helps at all of them.
+      eps: ε, added to the factor before its decomposition, at every update.
+      damping: "relative": eps times the factor's largest entry (zeros stay zeros), so that nothing
+        depends on the gradients' scale; "absolute": eps itself, as published, which small gradients
+        disappear behind.
+      map: "linear2" or "linear", see `encode`.
+      min_elements: smaller matrices stay dense.
+
+    Raises:
+      ValueError: naming the argument, its value and what is allowed.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"kernel": jnp.zeros((256, 512))}
+      >>> def state_bytes(storage):
+      ...     return curvax.state_bytes(curvax.shampoo(0.1, base=None, storage=storage), params)
+      >>> state_bytes(curvax.cholesky()) / state_bytes(curvax.quantized()) < 0.77
+      True
+
+    References:
+      Li et al., `Memory-Efficient 4-bit Preconditioned Stochastic Optimization
+      <https://arxiv.org/abs/2412.10663>`_, Eqs 7 to 12, Algorithm 1.
+    """
+    check_positive_int("min_elements", min_elements)
+    check_choice("map", map, ("linear2", "linear"))
+    check_interval("eps", eps, 0.0, open_low=True)
+    check_choice("damping", damping, ("relative", "absolute"))
+    if error_feedback is not None:
+        check_decay("error_feedback", error_feedback)
+    return Cholesky(Codec(bits, block, map), True, min_elements, error_feedback, eps, damping)

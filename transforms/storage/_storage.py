@@ -1,0 +1,119 @@
+"""Storages: how a preconditioner keeps its factors and roots between steps.
+
+A storage is a value with
+
+* `encode_factor(x, previous)` and `decode_factor(stored)` for statistics: `previous` is what was
+  stored before, for codes that feed their own error back and for failures (at the start it is None,
+  and `x` a multiple of the identity);
+* `encode_root(x)` and `decode_root(stored)` for inverse roots;
+* `one_by_one(order)`: whether decoded matrices should exist one at a time. The preconditioner then
+  loops over the matrices of a batch, so that memory holds one decoded factor instead of all;
+* `describe(order)`: how matrices of this order are kept, in a few words for `summarize`.
+
+Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from .._validate import check_dtype
+
+
+@runtime_checkable
+class Storage(Protocol):
+    """What `storage=` takes; see the module."""
+
+    def one_by_one(self, order: int) -> bool:
+        """Whether to decode one matrix at a time."""
+        ...
+
+    def describe(self, order: int) -> str:
+        """How matrices of this order are kept."""
+        ...
+
+    def encode_factor(self, x: jax.Array, previous: Any) -> Any:
+        """The stored form of a statistic."""
+        ...
+
+    def decode_factor(self, stored: Any) -> jax.Array:
+        """The statistic, in float32 at least."""
+        ...
+
+    def encode_root(self, x: jax.Array) -> Any:
+        """The stored form of an inverse root."""
+        ...
+
+    def decode_root(self, stored: Any) -> jax.Array:
+        """The inverse root, in float32 at least."""
+        ...
+
+
+class StorageRecord(NamedTuple):
+    """What `recording` collects of a factor: how matrices of its order are kept."""
+
+    order: int
+    form: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """See `dense`."""
+
+    dtype: Any = None
+
+    def one_by_one(self, order: int) -> bool:
+        """There is nothing to decode."""
+        del order
+        return False
+
+    def describe(self, order: int) -> str:
+        """The dtype."""
+        del order
+        return "dense" if self.dtype is None else str(self.dtype)
+
+    def encode_factor(self, x: jax.Array, previous: Any) -> jax.Array:
+        """Rounds to the dtype."""
+        del previous
+        return x if self.dtype is None else x.astype(self.dtype)
+
+    def decode_factor(self, stored: jax.Array) -> jax.Array:
+        """Widens to float32 at least."""
+        return stored.astype(jnp.promote_types(stored.dtype, jnp.float32))
+
+    def encode_root(self, x: jax.Array) -> jax.Array:
+        """Rounds to the dtype."""
+        return self.encode_factor(x, None)
+
+    def decode_root(self, stored: jax.Array) -> jax.Array:
+        """Widens to float32 at least."""
+        return self.decode_factor(stored)
+
+
+def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
+    """Keeps factors and roots as plain arrays.
+
+    Args:
+      dtype: their floating dtype; `None` is float32, or float64 for float64 parameters. In
+        bfloat16 a running average with `b2` above 0.99 stops moving: it is meant for roots.
+
+    Raises:
+      ValueError: if the dtype is not a real floating one.
+    """
+    return Dense(None if dtype is None else check_dtype("dtype", dtype))
+
+
+def as_storage(storage: Any) -> Storage:
+    """`storage`, or `dense()` for None.
+
+    Raises:
+      ValueError: if it is something else.
+    """
+    storage = dense() if storage is None else storage
+    if not isinstance(storage, Storage):
+        raise ValueError(f"storage must be a storage such as curvax.dense(), got {storage!r}.")
+    return storage

@@ -1,0 +1,107 @@
+r"""Low-rank adapters from two sets of weights: what a fine-tuning changed, matrix by matrix.
+
+For $\Delta = W_{after} - W_{before} = U \Sigma V^\top$ the best factors of rank `r` are
+
+$$A = U_r \Sigma_r^{1/2}\ (m \times r), \qquad B = \Sigma_r^{1/2} V_r^\top\ (r \times n), \qquad
+\|\Delta - AB\|_F^2 = \sum_{i > r} \sigma_i^2$$
+
+(Refael et al., SUMO, arXiv:2505.24749, Appendix B; only the product `A B` is determined, the even
+split is ours). Since SUMO's updates have a low rank each, few columns may hold all of a short
+fine-tuning.
+
+*Numerics.* Exact SVDs in float32 at least; signs as of every basis here. Not for use under `jit`:
+with a tolerance the rank depends on the values.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._paths import named_leaves
+from .._trees import widened
+from .._validate import check_interval, check_positive_int
+from ..linalg._eigh import with_fixed_signs
+from ..matrices._axes import MatrixAxes
+from ..matrices._rule import MatrixRule
+from ..matrices._view import check_same_shapes, gather, lay_out
+
+
+class Adapter(NamedTuple):
+    """The factors of one parameter's `N` matrices (batch, heads)."""
+
+    a: jax.Array  # A (N, m, r)
+    b: jax.Array  # B (N, r, n)
+    error: jax.Array  # ‖Δ - A B‖ / ‖Δ‖ (N,), 0 where nothing changed
+
+
+def extract_adapter(
+    before: Any,
+    after: Any,
+    *,
+    rank: int | None = None,
+    tolerance: float | None = None,
+    rule: MatrixRule | None = None,
+) -> dict[str, Adapter]:
+    """Low-rank factors of the difference between two sets of parameters.
+
+    Args:
+      before: parameters before fine-tuning.
+      after: the same tree after it.
+      rank: of all factors; at most `min(m, n)` is taken.
+      tolerance: instead of a rank: singular values up to `tolerance` times a matrix's largest are
+        left out. Matrices of one parameter share the largest rank that one of them needs.
+      rule: which parameters are matrices; `None` is the rule for Flax. Others have no adapter.
+
+    Returns:
+      An `Adapter` by the path of each parameter that is a matrix, with its relative error.
+
+    Raises:
+      ValueError: unless exactly one of `rank` and `tolerance` is given, if the trees differ, or if
+        a matrix has changed by something that is not finite.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> before = {"dense": {"kernel": jnp.zeros((3, 4)), "bias": jnp.zeros(4)}}
+      >>> after = {"dense": {"kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}}
+      >>> adapters = curvax.extract_adapter(before, after, tolerance=1e-3)
+      >>> {name: (x.a.shape, x.b.shape) for name, x in adapters.items()}
+      {'dense/kernel': ((1, 3, 1), (1, 1, 4))}
+    """
+    if (rank is None) == (tolerance is None):
+        raise ValueError(f"give rank or tolerance, got rank={rank!r}, tolerance={tolerance!r}.")
+    if rank is not None:
+        check_positive_int("rank", rank)
+    check_interval("tolerance", 0.0 if tolerance is None else tolerance, 0.0, 1.0)
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise ValueError("after must be a tree like before, with the same parameters.")
+    check_same_shapes(after, before)
+    treatments = (MatrixRule() if rule is None else rule)(before)
+    axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
+    leaves = named_leaves(before).present()
+    groups = lay_out({n: tuple(leaves[n].shape) for n in axes}, axes, stack=False)
+    old, new = gather(groups, before), gather(groups, after)
+    old, new = widened(old), widened(new)
+    changes = {name: new[name] - old[name] for name in old}
+    for name, change in changes.items():
+        if not jnp.isfinite(change).all():  # LAPACK's SVD of it may never end
+            raise ValueError(f"the change of the parameter {name!r} must be finite.")
+    return {name: _factors(change, rank, tolerance) for name, change in changes.items()}
+
+
+def _factors(change: jax.Array, rank: int | None, tolerance: float | None) -> Adapter:
+    u, s, vt = jnp.linalg.svd(change, full_matrices=False)
+    if rank is None:
+        kept = jnp.sum(s > (tolerance or 0.0) * s[..., :1], axis=-1)
+        rank = max(1, int(jnp.max(kept)))
+    r = min(rank, s.shape[-1])
+    signed = with_fixed_signs(u[..., :r])
+    signs = jnp.sum(signed * u[..., :r], axis=-2)
+    root = jnp.sqrt(s[..., :r])
+    whole, rest = (jnp.linalg.norm(x, axis=-1) for x in (s, s[..., r:]))
+    error = jnp.where(whole > 0, rest / jnp.where(whole > 0, whole, 1), 0)
+    a = signed * root[..., None, :]
+    b = (root * jnp.sign(signs))[..., None] * vt[..., :r, :]
+    return Adapter(a, b, error)

@@ -1,0 +1,333 @@
+r"""Bases of subspaces: how `in_subspace` chooses the directions to which gradients are projected.
+
+A basis finder is a value with
+
+* `find(check, rank)`, which gives `U (m, r)` for one matrix, whose rows are projected;
+* `orthonormal`: whether the columns of `U` are orthonormal up to rounding;
+* `kept`: whether `U` is state. Otherwise it is drawn anew at each step from the key of its last
+  refresh, and may depend on nothing else in the `check` but shapes and `key`.
+
+With tracking, $Q = b_3\, U \tilde Q U^\top + (1-b_3)\, G G^\top$ stands in the place of $GG^\top$.
+Neither is ever formed: finders multiply by it (`check.times`) or decompose a factor `X` with
+$X X^\top = Q$ (`check.factor`).
+
+Some finders take another one and replace a part of its columns (*switching*, Gong et al.,
+arXiv:2502.07752, Algorithm 2 and section F.7): directions that the leading subspace never sees
+would otherwise never be learned from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from .._validate import check_bool, check_choice, check_positive_int
+from ..linalg._eigh import eigh, with_fixed_signs
+from ..linalg._numerics import HIGHEST
+
+
+class SubspaceCheck(NamedTuple):
+    """What a finder sees of one matrix at a refresh."""
+
+    gradient: jax.Array  # G (m, n), whose rows are projected; its largest entry is near 1
+    basis: jax.Array  # U in use (m, r)
+    tracked: jax.Array | None  # Q̃ (r, r), the running second moment of UᵀG, if it is tracked
+    b3: Any  # its decay rate
+    first: jax.Array  # whether there has been no refresh yet
+    key: jax.Array  # random key of this refresh
+
+    def times(self, x: jax.Array) -> jax.Array:
+        """`Q x` for `x (m, k)`."""
+        own = _matmul(self.gradient, _matmul(self.gradient.mT, x))
+        if self.tracked is None:
+            return own
+        inside = _matmul(self.tracked, _matmul(self.basis.mT, x))
+        return self.b3 * _matmul(self.basis, inside) + (1 - self.b3) * own
+
+    def factor(self) -> jax.Array:
+        """`X (m, n)` or `(m, r + n)` with `X Xᵀ = Q`, up to a positive factor."""
+        if self.tracked is None:
+            return self.gradient
+        q, d = eigh(self.tracked)
+        past = _matmul(self.basis, q * jnp.sqrt(self.b3 * jnp.maximum(d, 0))[None, :])
+        return jnp.concatenate([past, jnp.sqrt(1 - self.b3) * self.gradient], axis=1)
+
+
+@runtime_checkable
+class BasisFinder(Protocol):
+    """What `basis=` takes; see the module."""
+
+    @property
+    def orthonormal(self) -> bool:
+        """Whether the columns are orthonormal."""
+        ...
+
+    @property
+    def kept(self) -> bool:
+        """Whether the basis is state."""
+        ...
+
+    def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """The basis `(m, rank)`."""
+        ...
+
+
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, precision=HIGHEST)
+
+
+def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
+    """The leading directions of `Q` within the span of `q`, by descending energy."""
+    inside = _matmul(q.mT, check.times(q))
+    vectors, _ = eigh((inside + inside.mT) / 2)
+    return with_fixed_signs(_matmul(q, vectors[:, ::-1][:, :rank]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Svd:
+    """See `svd`."""
+
+    orthonormal = True
+    kept = True
+
+    def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """Leading left singular vectors."""
+        u, _, _ = jnp.linalg.svd(check.factor(), full_matrices=False)
+        return with_fixed_signs(u[:, :rank])
+
+
+@dataclasses.dataclass(frozen=True)
+class Randomized:
+    """See `randomized`."""
+
+    oversampling: int
+    iterations: int
+
+    orthonormal = True
+    kept = True
+
+    def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """The range of `Q^iterations Ω`, and its leading directions."""
+        width = min(rank + self.oversampling, *check.gradient.shape)
+        shape = (check.gradient.shape[0], width)
+        q = jax.random.normal(check.key, shape, check.gradient.dtype)
+
+        def iteration(_: Any, q: jax.Array) -> jax.Array:
+            return jnp.linalg.qr(check.times(q))[0]
+
+        return _by_energy(jax.lax.fori_loop(0, self.iterations, iteration, q), check, rank)
+
+
+@dataclasses.dataclass(frozen=True)
+class Iterated:
+    """See `iterated`."""
+
+    rotate: bool
+    start: BasisFinder
+
+    orthonormal = True
+    kept = True
+
+    def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """One step from the basis in use."""
+
+        def step() -> jax.Array:
+            product = check.times(check.basis)
+            if self.rotate:
+                return _by_energy(jnp.linalg.qr(product)[0], check, rank)
+            order = jnp.argsort(-jnp.sum(check.basis * product, axis=0), stable=True)
+            return with_fixed_signs(jnp.linalg.qr(product[:, order])[0])
+
+        return jax.lax.cond(check.first, lambda: self.start.find(check, rank), step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian:
+    """See `gaussian`."""
+
+    normalized: bool
+    kept: bool
+
+    orthonormal = False
+
+    def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """Independent normal entries."""
+        u = jax.random.normal(check.key, (check.gradient.shape[0], rank), check.gradient.dtype)
+        return _unit_columns(u) if self.normalized else u / jnp.sqrt(jnp.asarray(rank, u.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Switched:
+    """See `complement`, `full_basis` and `gaussian_mix`."""
+
+    source: str
+    leading: int
+    finder: BasisFinder
+
+    kept = True
+
+    @property
+    def orthonormal(self) -> bool:
+        """Gaussian columns are not orthogonal to the others."""
+        return self.source != "gaussian"
+
+    def stay(self, rank: int, rows: int) -> int:
+        """How many columns stay; if the complement is too small, more of the leading ones."""
+        leading = min(self.leading, rank)
+        return max(leading, 2 * rank - rows) if self.source == "complement" else leading
+
+    def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """The leading columns, and others in the place of the rest."""
+        own, draws = jax.random.split(check.key)
+        u = self.finder.find(check._replace(key=own), rank)
+        rows = u.shape[0]
+        leading = self.stay(rank, rows)
+        if self.source == "gaussian":
+            noise = jax.random.normal(draws, (rows, rank - leading), u.dtype)
+            return jnp.concatenate([u[:, :leading], _unit_columns(noise)], axis=1)
+        rest = complement_basis(u)
+        if self.source == "full":
+            rest = jnp.concatenate([u[:, leading:], rest], axis=1)
+        chosen = jax.random.permutation(draws, rest.shape[1])[: rank - leading]
+        return jnp.concatenate([u[:, :leading], rest[:, chosen]], axis=1)
+
+
+def complement_basis(u: jax.Array) -> jax.Array:
+    """An orthonormal basis `(m, m - r)` of what is orthogonal to `u (m, r)`, by full QR."""
+    return with_fixed_signs(jnp.linalg.qr(u, mode="complete")[0][:, u.shape[1] :])
+
+
+def _unit_columns(x: jax.Array) -> jax.Array:
+    return x / jnp.linalg.norm(x, axis=0, keepdims=True)
+
+
+def svd() -> Svd:
+    """The leading left singular vectors, by an exact decomposition: `O(m n min(m, n))`."""
+    return Svd()
+
+
+def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:
+    """The leading singular vectors, nearly, by a randomized range finder: `O(m n r)`.
+
+    The range of `(GGᵀ)^iterations Ω` for a Gaussian `Ω (m, r + oversampling)`, orthonormalized
+    after each product, then the leading directions within it (Halko, Martinsson and Tropp, 2011,
+    Algorithms 4.4 and 5.3).
+
+    Args:
+      oversampling: columns beyond the rank.
+      iterations: products with `GGᵀ` before the last.
+
+    Raises:
+      ValueError: if one is not a positive integer.
+    """
+    check_positive_int("oversampling", oversampling)
+    check_positive_int("iterations", iterations)
+    return Randomized(oversampling, iterations)
+
+
+def iterated(*, rotate: bool = True, start: BasisFinder | None = None) -> Iterated:
+    """One step of subspace iteration from the basis in use: `O(m n r)`.
+
+    Args:
+      rotate: turn the result to the leading eigenvectors within its span (Gong et al., Algorithm
+        10). Otherwise the columns of `GGᵀU`, by descending energy, are orthonormalized by QR alone.
+      start: what finds the first basis; `None` is `svd()`.
+
+    Raises:
+      ValueError: if `start` is no basis finder.
+    """
+    check_bool("rotate", rotate)
+    start = svd() if start is None else start
+    check_finder("start", start)
+    return Iterated(rotate, start)
+
+
+def gaussian(*, normalized: bool = False, kept: bool = True) -> Gaussian:
+    """Independent normal entries of variance `1/r`, drawn anew at each refresh.
+
+    Args:
+      normalized: columns of length 1 instead.
+      kept: whether the basis is state; otherwise it is drawn from the same key at each step.
+    """
+    check_bool("normalized", normalized)
+    check_bool("kept", kept)
+    return Gaussian(normalized, kept)
+
+
+def complement(leading: int, finder: BasisFinder | None = None) -> Switched:
+    """The leading columns of another basis, the others drawn from its orthogonal complement.
+
+    They are drawn uniformly and without replacement from an orthonormal basis of the complement,
+    `O(m²r)`, which exists during the refresh alone (Gong et al., Algorithm 2). If the complement
+    has too few dimensions, more of the leading columns stay.
+
+    Args:
+      leading: columns that stay, 0 or more; at most the rank count.
+      finder: the other basis; `None` is `iterated()`.
+
+    Raises:
+      ValueError: if `leading` is no integer of at least 0, or the finder's basis not orthonormal.
+    """
+    return _switched("complement", leading, finder)
+
+
+def full_basis(leading: int, finder: BasisFinder | None = None) -> Switched:
+    """As `complement`, drawn from the other basis's remaining columns and its complement together.
+
+    Args:
+      leading: columns that stay.
+      finder: the other basis; `None` is `iterated()`.
+    """
+    return _switched("full", leading, finder)
+
+
+def gaussian_mix(leading: int, finder: BasisFinder | None = None) -> Switched:
+    """The leading columns of another basis, the others normal vectors of length 1.
+
+    Args:
+      leading: columns that stay.
+      finder: the other basis; `None` is `iterated()`.
+    """
+    return _switched("gaussian", leading, finder)
+
+
+def switching_named(name: Any, leading: int) -> BasisFinder:
+    """The basis of one of Alice's ways of switching, or a basis as it stands.
+
+    Raises:
+      ValueError: on an unknown name.
+    """
+    if not isinstance(name, str) and isinstance(name, BasisFinder):
+        return name
+    check_choice("switching", name, SWITCHING)
+    return {
+        "complement": functools.partial(complement, leading),
+        "full_basis": functools.partial(full_basis, leading),
+        "gaussian_mix": functools.partial(gaussian_mix, leading),
+        "gaussian": functools.partial(gaussian, normalized=True),
+        "none": iterated,
+        "evd": svd,
+    }[name]()
+
+
+SWITCHING = ("complement", "full_basis", "gaussian_mix", "gaussian", "none", "evd")
+
+
+def _switched(source: str, leading: int, finder: BasisFinder | None) -> Switched:
+    if leading != 0:
+        check_positive_int("leading", leading)
+    finder = iterated() if finder is None else finder
+    check_finder("finder", finder)
+    if not (finder.orthonormal and finder.kept):
+        raise ValueError(f"finder must give an orthonormal basis that is kept, got {finder!r}.")
+    return Switched(source, leading, finder)
+
+
+def check_finder(name: str, value: Any) -> None:
+    """Requires a basis finder."""
+    if not isinstance(value, BasisFinder) or callable(value):
+        raise ValueError(f"{name} must be a basis such as curvax.subspaces.svd(), got {value!r}.")

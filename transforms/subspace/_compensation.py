@@ -1,0 +1,293 @@
+r"""Compensations: what `in_subspace` makes of what a gradient has outside the subspace.
+
+For a gradient $G$ `(m, n)`, a basis $U$ `(m, r)`, $\sigma = U^\top G$ and the inner direction
+$\Delta$ `(r, n)`, a compensation scales columns:
+
+$$D = U \Delta + C, \qquad C = (G - \rho\, U \sigma)\, \mathrm{diag}(s)$$
+
+which takes no product more than $U\Delta$ alone, since
+$D = U(\Delta - \rho\,\sigma\,\mathrm{diag}(s)) + G\,\mathrm{diag}(s)$. A compensation is a value
+with
+
+* `residual`: ρ, 1 for the true residual; None drops $U\Delta$ and leaves $D = G\,\mathrm{diag}(s)$;
+* `init(batch, columns, dtype)`: its state for one batch of matrices, a pytree of arrays with the
+  batch axes first;
+* `scales(parts, state)`: `s (..., n)` and the new state.
+
+*Numerics.* Norms of `C` come from those of its columns, without forming it. A residual column is
+zero where its energy is no more than `m · eps` of the gradient's: it is rounding noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from .._validate import check_bool, check_choice, check_decay, check_interval
+from ..directions._norm_growth import limited_norm
+
+
+class Parts(NamedTuple):
+    """What a compensation sees of a batch of matrices: squared norms, float32 at least."""
+
+    gradient: jax.Array  # of the columns of G (..., n)
+    projected: jax.Array  # of the columns of σ (..., n)
+    outside: jax.Array  # gradient - projected (..., n), 0 where that is rounding noise
+    residual: jax.Array  # of the columns of G - ρ U σ (..., n)
+    inner: jax.Array  # of the columns of Δ (..., n)
+    low_rank: jax.Array  # of U Δ as a whole (...)
+    codimension: int  # m - r
+
+
+@runtime_checkable
+class Compensation(Protocol):
+    """What `compensation=` takes; see the module."""
+
+    @property
+    def residual(self) -> Any:
+        """ρ, or None."""
+        ...
+
+    def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> Any:
+        """The state at the start."""
+        ...
+
+    def scales(self, parts: Parts, state: Any) -> tuple[jax.Array, Any]:
+        """The columns' scales and the new state."""
+        ...
+
+
+class OptimalState(NamedTuple):
+    """State of `optimal`."""
+
+    energy: jax.Array  # p (..., n)
+    norm: jax.Array  # φ (...)
+
+
+class LimitedState(NamedTuple):
+    """State of a compensation that is only limited."""
+
+    norm: jax.Array  # φ (...)
+
+
+def _safe_ratio(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
+
+
+def _limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tuple[jax.Array, Any]:
+    """Scales after the norm-growth limiter of `C`, and its norm."""
+    norm = jnp.sqrt(jnp.sum(s**2 * parts.residual, axis=-1))
+    factor, norm = limited_norm(norm, last, gamma)
+    return s * factor[..., None], norm
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimal:
+    """See `optimal`."""
+
+    decay: Any
+    gamma: Any
+    weight: Any
+
+    residual = 1.0
+
+    def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> OptimalState:
+        """Nothing seen yet."""
+        return OptimalState(jnp.zeros((*batch, columns), dtype), jnp.zeros(batch, dtype))
+
+    def scales(self, parts: Parts, state: OptimalState) -> tuple[jax.Array, OptimalState]:
+        """Algorithm 3."""
+        p = self.decay * state.energy + (1 - self.decay) * parts.outside
+        usable = (p > 0) & (parts.outside != 0)
+        s = jnp.where(usable, jax.lax.rsqrt(jnp.where(usable, p, 1)), 0)
+        s, norm = _limited(s * parts.codimension**0.5, parts, state.norm, self.gamma)
+        return self.weight * s, OptimalState(p, norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fira:
+    """See `fira` and `fira_plus`."""
+
+    gamma: Any
+    weight: Any
+    residual: Any = 1.0
+    to_low_rank: bool = False
+
+    def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> LimitedState:
+        """Nothing seen yet."""
+        del columns
+        return LimitedState(jnp.zeros(batch, dtype))
+
+    def scales(self, parts: Parts, state: LimitedState) -> tuple[jax.Array, LimitedState]:
+        """Columns scaled as the inner transformation scales the projected ones."""
+        s = jnp.sqrt(_safe_ratio(parts.inner, parts.projected))
+        s, norm = _limited(s, parts, state.norm, self.gamma)
+        if self.to_low_rank:
+            s = s * _safe_ratio(jnp.sqrt(parts.low_rank), norm)[..., None]
+        return self.weight * s, LimitedState(norm)
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelScaling:
+    """See `channel_scaling`."""
+
+    whole: bool
+
+    residual = None
+
+    def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> None:
+        """No state."""
+        del batch, columns, dtype
+
+    def scales(self, parts: Parts, state: None) -> tuple[jax.Array, None]:
+        """Columns or the whole scaled as the inner transformation scales the projected ones."""
+        del state
+        inner, projected = parts.inner, parts.projected
+        if self.whole:
+            inner, projected = (
+                jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
+                for x in (inner, projected)
+            )
+        return jnp.sqrt(_safe_ratio(inner, projected)), None
+
+
+def optimal(
+    decay: jax.typing.ArrayLike = 0.9,
+    *,
+    gamma: jax.typing.ArrayLike = 1.01,
+    weight: jax.typing.ArrayLike = 1.0,
+) -> Optimal:
+    r"""Alice's compensation: the residual's columns, normalized by their running energy.
+
+    $p \leftarrow b\,p + (1-b)(1^\top G^2 - 1^\top \sigma^2)$ and
+    $C = w\,\eta \sqrt{m-r}\,(G - U\sigma)\, \mathrm{diag}(p)^{-1/2}$ with the norm-growth
+    limiter's η; columns with $p \le 0$ give 0 (Gong et al., arXiv:2502.07752, Algorithm 3 and
+    Theorem 5.1).
+
+    Args:
+      decay: decay rate of the energies, which start at 0 without bias correction.
+      gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
+      weight: w, after the limiter.
+
+    Raises:
+      ValueError: naming the argument that is outside its range.
+    """
+    check_decay("decay", decay)
+    check_interval("gamma", gamma, 1.0, open_high=False)
+    check_interval("weight", weight, 0.0)
+    return Optimal(decay, gamma, weight)
+
+
+def fira(
+    *,
+    gamma: jax.typing.ArrayLike = 1.01,
+    weight: jax.typing.ArrayLike = 1.0,
+    residual: jax.typing.ArrayLike = 1.0,
+) -> Fira:
+    r"""Fira's compensation: the residual's columns, scaled as the inner direction's are.
+
+    $C = w\,\eta\,(G - \rho\,U\sigma)\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)$.
+
+    Args:
+      gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
+      weight: w, after the limiter.
+      residual: ρ; 1 is the true residual, the official code has GaLore's scale.
+
+    Raises:
+      ValueError: naming the argument that is outside its range.
+    """
+    check_interval("gamma", gamma, 1.0, open_high=False)
+    check_interval("weight", weight, 0.0)
+    check_interval("residual", residual, 0.0)
+    return Fira(gamma, weight, residual)
+
+
+def fira_plus(*, gamma: jax.typing.ArrayLike = 1.01, weight: jax.typing.ArrayLike = 1.0) -> Fira:
+    """Fira's compensation with the norm of the low-rank part: `C ← w C ‖UΔ‖ / ‖C‖`.
+
+    The limiter comes first, as in Gong et al., arXiv:2502.07752, section F.7; the result does not
+    depend on it.
+
+    Args:
+      gamma: largest growth of ‖C‖ before it is rescaled.
+      weight: w.
+
+    Raises:
+      ValueError: naming the argument that is outside its range.
+    """
+    check_interval("gamma", gamma, 1.0, open_high=False)
+    check_interval("weight", weight, 0.0)
+    return Fira(gamma, weight, to_low_rank=True)
+
+
+def channel_scaling(*, whole: bool = False) -> ChannelScaling:
+    r"""Apollo's update: the gradient itself, its columns scaled as the inner direction's are.
+
+    $D = G\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)$; no low-rank part.
+
+    Args:
+      whole: one scale `‖Δ‖ / ‖σ‖` for the whole matrix (Apollo-mini).
+    """
+    return ChannelScaling(whole)
+
+
+def compensation_named(
+    name: Any, decay: jax.typing.ArrayLike, gamma: jax.typing.ArrayLike, weight: Any
+) -> Compensation | None:
+    """One of Alice's compensations, or a compensation as it stands.
+
+    Raises:
+      ValueError: on an unknown name.
+    """
+    if not isinstance(name, str):
+        check_compensation(name)
+        return name
+    check_choice("compensation", name, COMPENSATIONS)
+    check_interval("compensation_scale", weight, 0.0)
+    return {
+        "optimal": lambda: optimal(decay, gamma=gamma, weight=weight),
+        "fira": lambda: fira(gamma=gamma),
+        "fira+": lambda: fira_plus(gamma=gamma, weight=weight),
+        "none": lambda: None,
+    }[name]()
+
+
+def fira_compensation(
+    scale: jax.typing.ArrayLike,
+    gamma: jax.typing.ArrayLike,
+    plus: Any,
+    residual: str,
+    scale_compensation: bool,
+) -> Fira:
+    """The compensation of `fira`'s arguments, before its scale applies to everything.
+
+    Raises:
+      ValueError: naming the argument that is not allowed.
+    """
+    check_choice("residual", residual, ("complement", "scaled"))
+    check_bool("scale_compensation", scale_compensation)
+    if not scale_compensation:
+        check_interval("scale", scale, 0.0, open_low=True)
+    weight = 1.0 if scale_compensation else 1 / scale
+    if plus is None:
+        rho = 1.0 if residual == "complement" else scale
+        return fira(gamma=gamma, weight=weight, residual=rho)
+    check_interval("plus", plus, 0.0)
+    if residual != "complement":
+        raise ValueError(f"residual must be 'complement' for Fira+ (plus=), got {residual!r}.")
+    return fira_plus(gamma=gamma, weight=weight * plus)
+
+
+COMPENSATIONS = ("optimal", "fira", "fira+", "none")
+
+
+def check_compensation(value: Any) -> None:
+    """Requires a compensation or None."""
+    if value is not None and (not isinstance(value, Compensation) or callable(value)):
+        raise ValueError(
+            "compensation must be None or a value such as curvax.subspaces.optimal(), got "
+            f"{value!r}."
+        )

@@ -1,0 +1,155 @@
+r"""Element-wise transformations in low-rank subspaces of the gradients.
+
+For a gradient $G$ `(m, n)` whose rows are projected, a basis $U$ `(m, r)` of its last refresh and
+any transformation $f$,
+
+$$\sigma = U^\top G, \qquad \Delta = f(\sigma), \qquad D = U \Delta + C$$
+
+with a compensation $C$ for what lies outside the subspace (`_compensation.py`), or none. On the
+right side everything is transposed: $U$ `(n, r)`, $\sigma = G U$ `(m, r)`. Before the first refresh
+$U$ is the first `r` columns of the identity. A refresh at a step comes before the projection.
+
+*Tracking.* $\tilde Q \leftarrow b_3 \tilde Q + (1-b_3)\,\sigma\sigma^\top$ `(r, r)` remembers the
+energies within the subspace for the next basis (`_bases.py`). *Moments* of $f$ follow a
+change of basis by a rule (`_carry.py`), $\tilde Q$ as a first moment on both sides.
+
+*Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient whose squares
+do not sum to a finite number in the projection counts as zero, and `skipped` counts it. A basis
+that is not finite, or would come from zeros alone, is not used: the last one stays, `rejected`
+counts it, and as long as there has been none, every step tries again.
+*Random draws* of a refresh come from the key `fold_in(key, refreshes)` of its matrix. *Cost*:
+`4mnr` FLOPs between refreshes, `2r²n` more with tracking, one pass over `G` more with compensation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._keys import matrix_keys
+from .._trees import map_unzip, widened
+from .._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
+from ..directions._carry import Carry, find_moments, keep
+from ..refresh._below_norm import check_subspace_refresh
+from ._bases import BasisFinder, check_finder
+from ._compensation import Compensation, check_compensation
+from ._rank import check_ranks
+from ._rule import SubspaceRule
+
+SIDES = ("smaller", "larger", "left", "right", "std")
+
+
+class SubspaceState(NamedTuple):
+    """State of `in_subspace`."""
+
+    count: jax.Array  # t, int32 scalar
+    subspaces: Any  # a Subspace for every leaf
+    inner: Any  # state of the inner transformation, for the projected matrices
+
+
+def in_subspace(
+    inner: optax.GradientTransformation,
+    rank: int,
+    *,
+    basis: BasisFinder,
+    refresh: Any,
+    carry: Carry | None = None,
+    compensation: Compensation | None = None,
+    tracking: bool = False,
+    b3: jax.typing.ArrayLike = 0.999,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """Runs a transformation on gradients projected to a subspace of rank `rank`.
+
+    Args:
+      inner: a transformation of the projected matrices, which sees no parameters, such as
+        `optax.scale_by_adam()`. One that takes norms of whole trees would mix matrices; per matrix
+        there are `limit_norm_growth`, `graft` and `orthogonalize`.
+      rank: dimension of the subspaces.
+      basis: how they are found: a value of `curvax.subspaces`, such as `svd()`.
+      refresh: `every(k)`, or `policies.below_norm(threshold)`.
+      carry: what becomes of moments when a basis changes: `subspaces.keep()` (the default),
+        `rotate()` or `reset()`.
+      compensation: what is made of the rest of the gradient: `None` (nothing),
+        `subspaces.optimal()`, `fira()`, `fira_plus()` or `channel_scaling()`.
+      tracking: whether the energies within the subspace are remembered for the next basis.
+      b3: decay rate of the tracked second moment.
+      side: which side is projected: "smaller" or "larger" of the two orders (left if they are
+        equal), "left" (rows), "right" (columns), or "std": the smaller, right if they are equal.
+      clamp_rank: take `min(m, n)` where the rank is above it, and the nearest `leading` that a
+        switched basis allows, which `summarize` shows; otherwise it is an error.
+      seed: of all random draws.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: naming an argument outside its range, or a leaf that is no matrix.
+
+    Example:
+      >>> import curvax, optax
+      >>> low_rank_lion = curvax.in_subspace(
+      ...     optax.scale_by_lion(),
+      ...     128,
+      ...     basis=curvax.subspaces.randomized(),
+      ...     refresh=curvax.every(200),
+      ...     carry=curvax.subspaces.rotate(),
+      ... )
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    carry = keep() if carry is None else carry
+    check_positive_int("rank", rank)
+    check_finder("basis", basis)
+    check_subspace_refresh(refresh)
+    check_compensation(compensation)
+    if not isinstance(carry, Carry) or callable(carry):
+        raise ValueError(f"carry must be a value such as curvax.subspaces.rotate(), got {carry!r}.")
+    check_bool("tracking", tracking)
+    check_decay("b3", b3)
+    check_choice("side", side, SIDES)
+    check_bool("clamp_rank", clamp_rank)
+    if not basis.kept and (tracking or carry.needs_names):
+        raise ValueError(f"basis is drawn anew at each step: nothing can follow it; got {basis!r}.")
+    rule = SubspaceRule(rank, basis, carry, compensation, b3 if tracking else None, side)
+
+    def init(params: Any) -> SubspaceState:
+        check_matrices(params, "in_subspace")
+        if not clamp_rank:
+            check_ranks(params, rank, basis, rule.orders)
+        projected = jax.tree.map(rule.like_projected, params)
+        inner_state = inner.init(projected)
+        if carry.needs_names:
+            find_moments(inner_state, projected)
+        return SubspaceState(
+            count=jnp.zeros([], jnp.int32),
+            subspaces=jax.tree.map(rule.start, params, matrix_keys(params, seed)),
+            inner=inner_state,
+        )
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        count: Any = optax.safe_increment(state.count)
+        wide = jax.tree.map(_widened_once, updates)
+        subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
+        bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
+        projected, usable, energies = map_unzip(3, rule.project, wide, bases, subspaces)
+        moved, inner_state = inner.update(projected, inner_state)
+        directions, subspaces = map_unzip(
+            2, rule.combined, wide, subspaces, bases, projected, usable, energies, moved
+        )
+        directions = jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates)
+        return directions, SubspaceState(count, subspaces, inner_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _widened_once(x: jax.Array) -> jax.Array:
+    """`x` in float32 at least, written once: XLA would convert it for each of its uses."""
+    wide = widened(x)
+    return x if wide.dtype == x.dtype else jax.lax.optimization_barrier(wide)
