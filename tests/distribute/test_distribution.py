@@ -80,7 +80,7 @@ TWO_SHAPES = {**{f"{i}/kernel": (4, 6) for i in range(5)}, "a/bias": (6,)}
 TWO_SHAPES |= {"tall/kernel": (6, 4), "taller/kernel": (6, 4)}
 
 
-# Meshes and what lies on them.
+# Meshes and arrays on them.
 
 
 @functools.cache
@@ -902,7 +902,7 @@ def test_traced_numbers_on_explicit_axes_are_refused() -> None:
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of("explicit")
     optimizer = wrapped("hyperparameters")(mesh=mesh)
-    with pytest.raises(ValueError, match="mesh: with Explicit axes .* Give a mesh with Auto axes"):
+    with pytest.raises(ValueError, match="mesh: hyperparameters cannot be tracers"):
         steps(optimizer, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
 
 
@@ -1058,7 +1058,7 @@ def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
                 0.1,
                 mesh=mesh,
             ).init({f"{i}/kernel": jnp.ones((4, 6)) for i in range(5)}),
-            "depends on how many matrices",
+            "depends on the number of matrices",
         ),
         "no axes": (lambda: muon(mesh=mesh, mesh_axis=()), "axis"),
         "an axis twice": (lambda: muon(mesh=mesh, mesh_axis=("x", "x")), "axis.*'x'"),
@@ -1076,13 +1076,13 @@ def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
         "outside of a map": (lambda: muon(mesh_axis="x").init(params), "'x' is not an axis"),
         "parameters elsewhere": (
             lambda: muon(mesh=mesh).init(on(upper, params)),
-            "'0/kernel' lies on the mesh",
+            "'0/kernel' is on the mesh",
         ),
         "gradients elsewhere": (
             lambda: jax.jit(muon(mesh=mesh).update)(
                 on(other, gradients[0]), muon(mesh=mesh).init(params)
             ),
-            "'0/kernel' lies on the mesh",
+            "'0/kernel' is on the mesh",
         ),
         "codes around it": (
             lambda: curvax.quantize_state(muon(mesh=mesh)).init(params),
@@ -1119,7 +1119,7 @@ def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
         ),
         "sharding of parameters elsewhere": (
             lambda: curvax.state_sharding(muon(), on(other, params), mesh),
-            "'0/kernel' lies on",
+            "'0/kernel' is on",
         ),
         "sharding without a mesh": (
             lambda: curvax.state_sharding(muon(), params, "x"),
