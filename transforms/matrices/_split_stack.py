@@ -2,9 +2,9 @@
 
 XLA compiles a kernel for every slice of a stack and fuses what comes before and after the slice
 into it. On CPUs that takes 8 to 15 ms for each slice, most of the compile time of an update. XLA
-compiles equal kernels once, so here they are equal: each part is a call of one function that XLA may
-not inline. The start of the part is an argument behind an optimization barrier, which keeps XLA from
-making it a constant of the function.
+compiles equal kernels once, so here they are equal: each part is a call of one function that XLA
+may not inline. The start of the part is an argument behind an optimization barrier, which keeps XLA
+from making it a constant of the function.
 
 *Cost.* At run time a copy of each part, as for any slice. On other platforms than CPUs parts are
 plain slices.
