@@ -9,7 +9,7 @@ import optax
 
 from ..transforms.directions._carry import Carry
 from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._below_norm import SubspaceRefresh
+from ..transforms.refresh._policy import Refresh
 from ..transforms.subspace._bases import BasisFinder
 from ..transforms.subspace._compensation import Compensation
 from ._alice_direction import scale_by_alice
@@ -32,7 +32,7 @@ def alice(
     tracking: bool = True,
     switching: str | BasisFinder = "complement",
     compensation: str | Compensation | None = "optimal",
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     carry: Carry | None = None,
     side: str = "smaller",
     clamp_rank: bool = True,

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._below_norm import SubspaceRefresh
+from ..transforms.refresh._policy import Refresh
 from ._apollo_direction import scale_by_apollo
 from ._assemble import MeshAxis, assemble
 
@@ -24,7 +24,7 @@ def apollo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,

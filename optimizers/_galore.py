@@ -9,7 +9,7 @@ import optax
 
 from ..transforms.directions._carry import Carry
 from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._below_norm import SubspaceRefresh
+from ..transforms.refresh._policy import Refresh
 from ..transforms.subspace._bases import BasisFinder
 from ._assemble import MeshAxis, assemble
 from ._galore_direction import scale_by_galore
@@ -23,7 +23,7 @@ def galore(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",

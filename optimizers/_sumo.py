@@ -11,7 +11,7 @@ from ..transforms.directions._carry import Carry
 from ..transforms.directions._orthogonalize import scale_by_shape
 from ..transforms.linalg._polar import Coefficients
 from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._below_norm import SubspaceRefresh
+from ..transforms.refresh._policy import Refresh
 from ..transforms.subspace._bases import BasisFinder
 from ._assemble import MeshAxis, assemble
 from ._sumo_direction import scale_by_sumo
@@ -28,7 +28,7 @@ def sumo(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
     gamma: jax.typing.ArrayLike = 1.1,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "larger",

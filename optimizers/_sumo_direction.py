@@ -11,7 +11,7 @@ from ..transforms.directions._momentum import momentum
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._orthogonalize import orthogonalize
 from ..transforms.linalg._polar import Coefficients
-from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, randomized
 from ..transforms.subspace._subspace import in_subspace
 
@@ -26,7 +26,7 @@ def scale_by_sumo(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
     gamma: jax.typing.ArrayLike = 1.1,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "larger",
@@ -44,7 +44,7 @@ def scale_by_sumo(
             ),
             rank,
             basis=randomized() if basis is None else basis,
-            refresh=as_subspace_policy(refresh, offset=1),
+            refresh=as_policy(refresh, offset=1),
             carry=rotate() if carry is None else carry,
             side=side,
             clamp_rank=clamp_rank,

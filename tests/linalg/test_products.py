@@ -14,6 +14,7 @@ from helpers import TO_READ, assert_close, normal_like, program
 
 import curvax
 from curvax.transforms._guard import guard_matrices
+from curvax.transforms._side import LEFT, RIGHT, Side
 from curvax.transforms.linalg._products import gram_of, times_transposed, transposed_times
 
 BATCHES = ((), (1,), (2, 3))
@@ -28,7 +29,7 @@ def test_products_are_numpys(batch: tuple[int, ...]) -> None:
     @jax.jit
     def products(a: jax.Array, b: jax.Array, c: jax.Array) -> list[jax.Array]:
         found = [times_transposed(a, b, precision), transposed_times(a, c, precision)]
-        return found + [gram_of(a, left, precision) for left in (True, False)]
+        return found + [gram_of(a, side, precision) for side in Side]
 
     x, y, z = (np.asarray(m, np.float64) for m in (a, b, c))
     xt, yt = x.swapaxes(-1, -2), y.swapaxes(-1, -2)
@@ -45,8 +46,8 @@ def test_a_matrix_alone_is_not_transposed_to_be_multiplied() -> None:
     x = jnp.ones((1, 40, 48))
     muon = curvax.scale_by_muon()
     state = muon.init(x)
-    assert not copies(lambda x: gram_of(x, True), x)
-    assert not copies(lambda x: gram_of(x, False), x)
+    assert not copies(lambda x: gram_of(x, LEFT), x)
+    assert not copies(lambda x: gram_of(x, RIGHT), x)
     assert not copies(lambda x: times_transposed(x, 2 * x), x)
     assert not copies(lambda x: transposed_times(x, 2 * x), x)
     assert not copies(lambda x: muon.update(x, state)[0], x)
