@@ -28,7 +28,7 @@ COLUMNS = (
 def report(optimizer: Any, params: Any, state: Any) -> str:
     """A table of what has happened to each parameter so far, from the state's own counters.
 
-    * `skipped`: steps whose gradient was not usable (NaN, infinite, or squares that overflow) and
+    * `skipped`: steps whose gradient was not finite (NaN, infinite, or squares that overflow) and
       counted as zero; of a low-rank method also those without any basis to project it to;
     * `checks`: times a factor or basis was due; `refreshes`: times it was computed anew;
     * `rejected`: checks whose result was not finite, so that the last good one stayed; for a
