@@ -149,11 +149,11 @@ def in_eigenbasis(
 
         def turned(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
             bases = [None if basis is None else basis.basis for basis in (left, right)]
-            return (rule.apply_roots(x, bases, count, transposed=(not back, back)),)
+            return rule.apply_roots(x, bases, count, transposed=(not back, back))
 
-        (rotated,) = map_unzip(1, turned, widened(updates), left, right)
+        rotated = jax.tree.map(turned, widened(updates), left, right)
         moved, inner_state = inner.update(rotated, carried)
-        (wide,) = map_unzip(1, functools.partial(turned, back=True), moved, left, right)
+        wide = jax.tree.map(functools.partial(turned, back=True), moved, left, right)
         directions = jax.tree.map(lambda d, g: d.astype(g.dtype), wide, updates)
         if skip_first:
             first = count == 1

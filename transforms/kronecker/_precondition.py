@@ -137,11 +137,11 @@ def precondition(
         factors = _gathered(rule, source, (state.left, state.right), statistics_every, count)
         left, right = _refreshed(rule, updates, factors, count)
 
-        def applied(m: jax.Array, *factors: Factor | None) -> tuple[jax.Array]:
+        def preconditioned(m: jax.Array, *factors: Factor | None) -> jax.Array:
             roots = [None if factor is None else factor.inverse_root for factor in factors]
-            return (rule.apply_roots(m, roots, count),)
+            return rule.apply_roots(m, roots, count)
 
-        (directions,) = map_unzip(1, applied, matrices, left, right)
+        directions = jax.tree.map(preconditioned, matrices, left, right)
         if warmup_steps:
             directions = jax.tree.map(lambda d: jnp.where(count > warmup_steps, d, 0), directions)
         return directions, PreconditionState(count, left, right, momentum_state)
