@@ -16,7 +16,6 @@ from curvax import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_
 from curvax.transforms.linalg._polar import coefficient_rows
 
 pytestmark = pytest.mark.xdist_group("polar")  # what a method makes of a shape is compiled once
-
 _newton_schulz = jax.jit(newton_schulz, static_argnums=(1, 2))
 
 
@@ -33,7 +32,6 @@ SHAPES = [(8, 13), (13, 8), (9, 9), (1, 7), (7, 1)]
 CONDITIONS = [1.0, 10.0, 1e2, 1e3, 1e4]
 EPS = float(np.finfo(np.float32).eps)
 BFLOAT16_EPS = float(jnp.finfo(jnp.bfloat16).eps)
-
 every_exact_method = pytest.mark.parametrize("method", EXACT)
 every_method = pytest.mark.parametrize("method", ALL)
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -75,9 +73,6 @@ def _amplification(name: str, steps: int) -> float:
     return float(np.prod([row[0] for row in coefficient_rows(name, steps)]))
 
 
-# Exact methods
-
-
 @every_exact_method
 @every_shape
 def test_exact_polar_factors_are_orthogonal_whatever_the_condition(method, shape):
@@ -102,7 +97,7 @@ def test_exact_polar_factors_are_as_good_as_those_of_a_float32_svd(method, shape
 
     found = errors([EXACT[method](matrices) for matrices in x])
     expected = errors([[stock(a) for a in matrices] for matrices in x])
-    # No error has to lie below the rounding of an entry.
+    # No error has to be below the rounding of an entry.
     assert np.all(found <= 2 * np.maximum(expected, EPS))
 
 
@@ -124,9 +119,6 @@ def test_exact_polar_factors_do_not_depend_on_the_scale(method, exponent):
         assert_close(scaled[i], plain[i], condition=condition)
 
 
-# Newton-Schulz
-
-
 SCHEDULES = [
     ("quintic", 5),
     ("quintic", 6),
@@ -134,6 +126,8 @@ SCHEDULES = [
     ("classical", 8),
     ("polar_express", 5),
 ]
+
+
 # In steps of one, and from a ratio of 2 on of three.
 ITERATED = [(8, 13), (13, 8), (9, 9), (6, 12), (20, 6)]
 
@@ -241,9 +235,6 @@ def test_newton_schulz_without_eps_ignores_powers_of_two_bit_for_bit(exponent, d
 def test_newton_schulz_of_tiny_and_huge_matrices_is_finite(exponent, eps):
     x = np.ldexp(_matrices((8, 13)), exponent)
     assert np.isfinite(ALL["newton_schulz"](x, eps=eps)).all()
-
-
-# What holds for all methods
 
 
 @every_method
