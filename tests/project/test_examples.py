@@ -30,7 +30,7 @@ SMALL = (
 ).split()
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # other libraries' affair
+    pytest.mark.filterwarnings("default"),  # warnings of other libraries
     pytest.mark.xdist_group("examples"),  # one worker trains what several tests look at
 ]
 
