@@ -217,7 +217,7 @@ def test_traced_numbers_on_explicit_axes_are_refused() -> None:
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of("explicit")
     optimizer = wrapped("hyperparameters")(mesh=mesh)
-    with pytest.raises(ValueError, match="mesh: with Explicit axes .* Give a mesh with Auto axes"):
+    with pytest.raises(ValueError, match="mesh: hyperparameters cannot be tracers"):
         steps(optimizer, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
 
 
@@ -249,7 +249,7 @@ def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
                 0.1,
                 mesh=mesh,
             ).init({f"{i}/kernel": jnp.ones((4, 6)) for i in range(5)}),
-            "depends on how many matrices",
+            "depends on the number of matrices",
         ),
         "no axes": (lambda: muon(mesh=mesh, mesh_axis=()), "axis"),
         "an axis twice": (lambda: muon(mesh=mesh, mesh_axis=("x", "x")), "axis.*'x'"),
@@ -267,13 +267,13 @@ def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
         "outside of a map": (lambda: muon(mesh_axis="x").init(params), "'x' is not an axis"),
         "parameters elsewhere": (
             lambda: muon(mesh=mesh).init(on(upper, params)),
-            "'0/kernel' lies on the mesh",
+            "'0/kernel' is on the mesh",
         ),
         "gradients elsewhere": (
             lambda: jax.jit(muon(mesh=mesh).update)(
                 on(other, gradients[0]), muon(mesh=mesh).init(params)
             ),
-            "'0/kernel' lies on the mesh",
+            "'0/kernel' is on the mesh",
         ),
         "codes around it": (
             lambda: curvax.quantize_state(muon(mesh=mesh)).init(params),
@@ -310,7 +310,7 @@ def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
         ),
         "sharding of parameters elsewhere": (
             lambda: curvax.state_sharding(muon(), on(other, params), mesh),
-            "'0/kernel' lies on",
+            "'0/kernel' is on",
         ),
         "sharding without a mesh": (
             lambda: curvax.state_sharding(muon(), params, "x"),
