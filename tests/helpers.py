@@ -209,8 +209,10 @@ def run_scanned(
     transformation: Any, gradients: Iterable[Any], params: Any = None
 ) -> tuple[list[Any], list[Any]]:
     """What `run` returns, from one program for all steps."""
-    updates, states = scanned(transformation)(stacked(gradients), params=params)
-    return steps_of(updates), steps_of(states)
+    gradients = list(gradients)
+    found = scanned(transformation)(stacked(gradients), params=params)
+    updates, states = ([at(tree, t) for t in range(len(gradients))] for tree in found)
+    return updates, states
 
 
 def program(f: Any, *args: Any) -> str:

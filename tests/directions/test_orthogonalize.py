@@ -1,39 +1,45 @@
 """Orthogonalization as a transformation: its methods, and matrices that have no polar factor."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close
+from helpers import assert_close, run_scanned
 
 import curvax
 
-STEPS = 12
+
+def _drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
 
 
-def _gradients(shape, seed=0, steps=STEPS):
-    generator = np.random.default_rng([seed, *shape])
-    return generator.standard_normal((steps, *shape))
-
-
-def _first(transformation, gradient):
-    """The direction and the state of a first step."""
-    return jax.jit(lambda g: transformation.update(g, transformation.init(g)))(gradient)
+@pytest.mark.parametrize("method", ["newton_schulz", "svd", "qdwh"])
+def test_orthogonalize_is_the_function_of_its_method(method):
+    tree = {"a": _drawn(5, 8, 13), "b": _drawn(5, 9, 9)}
+    settings = {"steps": 3, "coefficients": "classical", "eps": 1e-3}
+    iterated = partial(curvax.newton_schulz, **settings)
+    functions = {"newton_schulz": iterated, "svd": curvax.polar_svd, "qdwh": curvax.polar_qdwh}
+    (directions,), _ = run_scanned(curvax.orthogonalize(method, **settings), [tree])
+    expected = jax.tree.map(jax.jit(functions[method]), tree)
+    assert_close(directions, expected, condition=8.0 if method == "newton_schulz" else 1e4)
 
 
 @pytest.mark.parametrize("shape", [(5, 40), (40, 5), (6, 6)])
 def test_orthogonalizing_by_qr_first_changes_nothing(shape):
-    deficient = _gradients(shape)[0]
+    matrix = _drawn(*shape)
+    deficient = matrix.copy()
     deficient[0] = deficient[1]
-    batch = np.float32([_gradients(shape)[0], deficient, 0 * deficient])
-    results = [_first(curvax.orthogonalize(method), batch)[0] for method in ("svd", "qr_svd")]
-    assert_close(results[1], results[0], 256)
+    batch = np.stack([matrix, deficient, 0 * matrix])
+    methods = (curvax.orthogonalize(method) for method in ("svd", "qr_svd"))
+    (by_svd,), (by_qr,) = (run_scanned(method, [batch])[0] for method in methods)
+    assert_close(by_qr, by_svd, 256)
 
 
 @pytest.mark.parametrize("method", ["svd", "qr_svd"])
 def test_a_matrix_with_an_infinite_entry_gives_zero_and_leaves_others_alone(method):
-    batch = np.stack([_gradients((5, 8))[0]] * 2)
+    batch = np.stack([_drawn(5, 8)] * 2)
     batch[0, 2, 3] = np.inf
-    found, state = _first(curvax.orthogonalize(method), np.float32(batch))
-    found = np.asarray(found)
+    (found,), (state,) = run_scanned(curvax.orthogonalize(method), [batch])
     assert not found[0].any() and found[1].any() and np.isfinite(found).all()
     assert state.failures.tolist() == [1, 0]

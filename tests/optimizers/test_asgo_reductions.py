@@ -22,7 +22,7 @@ from shared.identities import (
 import curvax
 
 # A factory is compiled once for each of its static settings and shapes.
-pytestmark = pytest.mark.xdist_group("reductions")
+pytestmark = pytest.mark.xdist_group("ASGO reductions")
 
 
 def _asgo(gradients: Any, variant: str = "practical", side: Any = None, **data: Any) -> Any:

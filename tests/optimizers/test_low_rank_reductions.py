@@ -15,9 +15,8 @@ NEVER = curvax.every(10**6)  # but for the first step
 SHAPES = share([(6, 9), (7, 7), (9, 6)], of=2)
 
 
-def _gradients(shape, seed=0, steps=STEPS):
-    generator = np.random.default_rng([seed, *shape])
-    return generator.standard_normal((steps, *shape))
+def _gradients(shape):
+    return np.random.default_rng(shape).standard_normal((STEPS, *shape))
 
 
 def _directions(transformation, gradients):

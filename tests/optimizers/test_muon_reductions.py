@@ -24,7 +24,7 @@ from shared.identities import (
 import curvax
 
 # A factory is compiled once for each of its static settings and shapes.
-pytestmark = pytest.mark.xdist_group("reductions")
+pytestmark = pytest.mark.xdist_group("Muon reductions")
 
 
 MATRICES = {

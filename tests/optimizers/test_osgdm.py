@@ -11,14 +11,13 @@ import curvax
 STEPS = 12
 
 
-def _gradients(shape, seed=0, steps=STEPS):
-    generator = np.random.default_rng([seed, *shape])
-    return generator.standard_normal((steps, *shape))
+def _gradients(*shape):
+    return np.random.default_rng(shape).standard_normal((STEPS, *shape))
 
 
 def test_osgdm_without_momentum_is_exact_muon_without_momentum():
     params = {"dense": {"kernel": np.zeros((6, 9), np.float32)}}
-    gradient = {"dense": {"kernel": np.float32(_gradients((6, 9))[0])}}
+    gradient = {"dense": {"kernel": np.float32(_gradients(6, 9)[0])}}
     osgdm = curvax.osgdm(0.1, b1=0.0)
     muon = curvax.muon(0.1, b1=0.0, nesterov=False, method="svd", consistent_rms=1 / 3)
     updates = [
@@ -31,7 +30,7 @@ def test_osgdm_without_momentum_is_exact_muon_without_momentum():
 def test_osgdm_follows_the_transcription_under_a_schedule(decay):
     """Every direction keeps its own learning rate; weight decay stays out of the momentum."""
     rates = [0.1 / (1 + t) for t in range(STEPS)]
-    gradients = _gradients((5, 8))
+    gradients = _gradients(5, 8)
     wanted, _ = osgdm_reference(list(gradients), rates, gamma=0.9)
     with jax.enable_x64(True):
         optimizer = curvax.osgdm(lambda t: 0.1 / (1 + t), b1=0.9, weight_decay=decay)

@@ -9,7 +9,7 @@ from shared.identities import EPS, STEPS, gradients_of, run_racs
 import curvax
 
 # A factory is compiled once for each of its static settings and shapes.
-pytestmark = pytest.mark.xdist_group("reductions")
+pytestmark = pytest.mark.xdist_group("RACS reductions")
 
 
 def _leading_pair(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
