@@ -284,7 +284,9 @@ def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
             r"portable.*basis.*\b2\b",
         ),
         "other blocks": (
-            lambda: placed(shampoo(mesh=mesh), shampoo(mesh=mesh, block_size=3)),
+            lambda: placed(
+                shampoo(mesh=mesh), shampoo(mesh=mesh, matrices=curvax.MatrixRule(block_size=3))
+            ),
             "portable.*blocks",
         ),
         "another optimizer": (lambda: placed(muon(mesh=mesh), shampoo(mesh=mesh)), "portable"),

@@ -138,7 +138,7 @@ def test_the_output_layer_goes_to_adam(
     shapes: Mapping[str, tuple[int, ...]], output_layer: Any, found: str | None
 ) -> None:
     params = {name: jnp.ones(shape) for name, shape in shapes.items()}
-    optimizer = curvax.racs(0.1, output_layer=output_layer)
+    optimizer = curvax.racs(0.1, matrices=MatrixRule(output_layer=output_layer))
     state = jax.jit(optimizer.init)(params)
     for name in params:
         places = curvax.state_of(optimizer, params, state, name)
@@ -199,7 +199,8 @@ SPECS = {
 def step_with(spec: Any) -> tuple[Any, Any]:
     """What a first step computes with these axes, and the shapes of what matrices have."""
     # Both look at the tree, once whole and once with holes where other parameters were.
-    optimizer = curvax.muon(0.1, weight_dimension_numbers=spec, method="svd", stack=False)
+    rule = MatrixRule(weight_dimension_numbers=spec, stack=False)
+    optimizer = curvax.muon(0.1, method="svd", matrices=rule)
 
     def step(params: Any) -> Any:
         return optimizer.update(params, optimizer.init(params), params)
@@ -288,7 +289,7 @@ def test_a_pattern_may_match_only_parameters_that_are_excluded_otherwise(
     rule: dict[str, Any],
 ) -> None:
     params = {name: {"kernel": jnp.ones((4, 4))} for name in ("a", "b", "head")}
-    optimizer = curvax.racs(0.1, **{"output_layer": None, **rule})
+    optimizer = curvax.racs(0.1, matrices=MatrixRule(**{"output_layer": None, **rule}))
     updates, states = run(optimizer, [params], params)
     assert all(np.any(x) for x in jax.tree.leaves(updates))
     places = curvax.state_of(optimizer, params, states[0], "a/kernel")

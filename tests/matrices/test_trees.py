@@ -97,7 +97,7 @@ TREES: dict[str, Callable[..., Any]] = {
 LIKE_FLAX = ("Linen dict", "frozen dict", "Partitioned boxes", "nnx.State", "dataclass")
 METHODS: dict[str, Callable[..., Any]] = {
     "muon": functools.partial(curvax.muon, steps=2),
-    "racs": functools.partial(curvax.racs, output_layer=None, iterations=2),
+    "racs": functools.partial(curvax.racs, matrices=MatrixRule(output_layer=None), iterations=2),
     "asgo": curvax.asgo,
 }
 
@@ -159,7 +159,7 @@ def test_different_computations_have_different_digests() -> None:
 @pytest.mark.parametrize("tree", LIKE_FLAX)
 def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None:
     params = TREES[tree](*tree_gradient())
-    optimizer = curvax.muon(0.1, stack=False)
+    optimizer = curvax.muon(0.1, matrices=MatrixRule(stack=False))
     state = optimizer.init(params)
     for name, fields in (("dense/kernel", "mu"), ("dense/bias", "mu nu"), ("head/kernel", "mu")):
         places = curvax.state_of(optimizer, params, state, name)
