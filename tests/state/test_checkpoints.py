@@ -74,7 +74,7 @@ def test_a_restored_state_continues_bit_for_bit(row: Row, through: Callable, tmp
         assert_close(state, states[-1], factor=0)
 
 
-@pytest.mark.filterwarnings("default")  # Orbax's affair
+@pytest.mark.filterwarnings("default")  # warnings of Orbax
 def test_orbax_restores_every_state(tmp_path: Path) -> None:
     """All methods' in one checkpoint."""
     params = small_tree()
