@@ -40,7 +40,7 @@ from helpers import (
 from hlo import Collective, collectives
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from registry import GROWTH, REGISTRY, Row
+from registry import NAMED, REGISTRY, Row
 
 import curvax
 from curvax.transforms.distribute import _shares
@@ -48,7 +48,6 @@ from curvax.transforms.kronecker import _factor
 from curvax.transforms.linalg import _inverse_root
 
 STEPS = 3
-ROWS = {row.name: row for row in REGISTRY}
 AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 both_axis_types = pytest.mark.parametrize("kind", AXIS_TYPES)
 explicit_by_default = pytest.mark.parametrize("kind", share(["explicit", "auto"], of=2))
@@ -158,14 +157,14 @@ def cast(tree: Any, dtypes: Mapping[str, str]) -> Any:
 def on_no_mesh(name: str) -> tuple[list[Any], list[Any]]:
     """Updates and states of a method for `TWO_SHAPES`."""
     params, gradients = given(TWO_SHAPES)
-    return alone(ROWS[name].make(), gradients, params)
+    return alone(NAMED[name].make(), gradients, params)
 
 
 @functools.cache
 def begun(name: str, kind: str, *shape: int) -> tuple[Any, Any, Any, Any]:
     """A method on a mesh: itself, its parameters `TWO_SHAPES`, gradients and the first state."""
     mesh = mesh_of(kind, *shape)
-    optimizer = ROWS[name].make(mesh=mesh)
+    optimizer = NAMED[name].make(mesh=mesh)
     params, gradients = on(mesh, given(TWO_SHAPES))
     return optimizer, params, gradients, begin(optimizer, params, mesh)
 
@@ -211,7 +210,7 @@ def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut
     params = on(mesh, whole, specs)
     updates, state = steps(optimizer, [on(mesh, g, specs) for g in gradients], params, mesh)
     expected, expected_state = on_one_device(row)
-    assert_close(updates, expected, GROWTH[row.name])
+    assert_close(updates, expected, row.growth)
     portable = curvax.portable_state(optimizer, params, state)
     assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected_state)
     keys = entries(portable, "key"), entries(expected_state, "key")
@@ -288,35 +287,37 @@ def blocked_muon(**settings: Any) -> Any:
 VARIANTS = {
     "blocks": Variant(blocked_muon, {"a/kernel": (4, 6), "b/kernel": (6, 4), "c/kernel": (3, 3)}),
     "a base, warm-up, decay": Variant(
-        functools.partial(ROWS["shampoo"].make, base=ADAMW, warmup_steps=1, side="left"), ONE_SHAPE
+        functools.partial(NAMED["shampoo"].make, base=ADAMW, warmup_steps=1, side="left"), ONE_SHAPE
     ),
     "quantized": Variant(
-        functools.partial(ROWS["eigen_adam"].make, storage=curvax.quantized(**TILES)), LEFT
+        functools.partial(NAMED["eigen_adam"].make, storage=curvax.quantized(**TILES)), LEFT
     ),
     "randomized basis": Variant(
-        functools.partial(ROWS["galore"].make, basis=curvax.subspaces.randomized()), LEFT
+        functools.partial(NAMED["galore"].make, basis=curvax.subspaces.randomized()), LEFT
     ),
     "heads": Variant(
-        functools.partial(ROWS["muon"].make, head_wise=True, weight_decay=0.1),
+        functools.partial(NAMED["muon"].make, head_wise=True, weight_decay=0.1),
         {"query/kernel": (8, 6, 2), "key/kernel": (8, 5, 2), "wide/kernel": (8, 6)},
     ),
     "one entry each, named as stacks and fields are": Variant(
-        functools.partial(ROWS["muon"].make, stack=False),
+        functools.partial(NAMED["muon"].make, stack=False),
         {"4x6": (4, 6), "mu": (4, 6), "whole": (4, 6), "tall/kernel": (6, 4)},
     ),
     "two dtypes in a stack": Variant(
-        functools.partial(ROWS["muon"].make, stack=True),
+        functools.partial(NAMED["muon"].make, stack=True),
         ONE_SHAPE,
         dtypes={"0/kernel": "bfloat16", "3/kernel": "bfloat16"},
     ),
     "coded moments": Variant(coded_muon, ONE_SHAPE, factor=1e5),
-    "more devices than matrices": Variant(ROWS["soap"].make, {"wide/kernel": (4, 6)}, mesh=(8,)),
-    "no matrices left over": Variant(ROWS["muon"].make, EVENLY),
+    "more devices than matrices": Variant(NAMED["soap"].make, {"wide/kernel": (4, 6)}, mesh=(8,)),
+    "no matrices left over": Variant(NAMED["muon"].make, EVENLY),
 }
 """Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
 if ALL_CELLS:
     VARIANTS["error feedback"] = Variant(
-        functools.partial(ROWS["asgo"].make, storage=curvax.cholesky(error_feedback=0.95, **TILES)),
+        functools.partial(
+            NAMED["asgo"].make, storage=curvax.cholesky(error_feedback=0.95, **TILES)
+        ),
         ONE_SHAPE,
     )
 
@@ -366,10 +367,10 @@ def test_gradients_of_another_dtype_need_the_parameters(
     params, gradients = given(ONE_SHAPE, 2)
     params = cast(params, dict.fromkeys(params, params_dtype))
     gradients = [cast(g, dict.fromkeys(g, gradients_dtype)) for g in gradients]
-    expected, _ = alone(ROWS["muon"].make(stack=True), gradients, params)
-    optimizer = ROWS["muon"].make(mesh=mesh_of())
+    expected, _ = alone(NAMED["muon"].make(stack=True), gradients, params)
+    optimizer = NAMED["muon"].make(mesh=mesh_of())
     updates, state = run(jitted(optimizer), gradients, params)
-    assert_close(updates, expected, GROWTH["muon"])
+    assert_close(updates, expected, NAMED["muon"].growth)
     with pytest.raises(ValueError, match="update needs params"):
         optimizer.update(gradients[0], state[-1])
 
@@ -377,7 +378,7 @@ def test_gradients_of_another_dtype_need_the_parameters(
 def test_staggered_refreshes_come_once_a_period_for_every_matrix() -> None:
     """Which step of the period is a matrix's depends on the devices."""
     params, gradients = given(ONE_SHAPE, 5)
-    optimizer = ROWS["asgo"].make(mesh=mesh_of(), refresh=curvax.every(2, stagger=True))
+    optimizer = NAMED["asgo"].make(mesh=mesh_of(), refresh=curvax.every(2, stagger=True))
     updates, state = steps(optimizer, gradients, params, mesh_of())
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
     portable = curvax.portable_state(optimizer, params, state)
@@ -395,7 +396,7 @@ def test_the_same_work_gives_the_same_bits(name: str, each: int, stack: bool) ->
     found = []
     for mesh in (None, mesh_of("auto", 2)):
         place = functools.partial(on, mesh) if mesh else lambda tree: tree
-        optimizer = ROWS[name].make(mesh=mesh, stack=True if mesh else stack)
+        optimizer = NAMED[name].make(mesh=mesh, stack=True if mesh else stack)
         found.append(run(jitted(optimizer), map(place, gradients), place(params))[0])
     assert_close(found[1], found[0], factor=0)
 
@@ -418,10 +419,10 @@ def other_meshes() -> dict[str, tuple[Mesh, Any]]:
 def test_any_axes_of_any_mesh(name: str) -> None:
     mesh, axes = other_meshes()[name]
     params, gradients = given(TWO_SHAPES)
-    optimizer = ROWS["muon"].make(mesh=mesh, mesh_axis=axes)
+    optimizer = NAMED["muon"].make(mesh=mesh, mesh_axis=axes)
     params = on(mesh, params)
     updates, state = steps(optimizer, [on(mesh, g) for g in gradients], params, mesh)
-    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+    assert_close(updates, on_no_mesh("muon")[0], NAMED["muon"].growth)
     if "order" in name:
         portable = curvax.portable_state(optimizer, params, state)
         assert_same_arrays(curvax.place_state(optimizer, params, portable), state)
@@ -439,14 +440,14 @@ def test_inside_the_context_of_a_mesh(kind: str) -> None:
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of(kind)
     with jax.set_mesh(mesh):
-        updates, _ = steps(ROWS["muon"].make(mesh=mesh), gradients, params, mesh)
-    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+        updates, _ = steps(NAMED["muon"].make(mesh=mesh), gradients, params, mesh)
+    assert_close(updates, on_no_mesh("muon")[0], NAMED["muon"].growth)
 
 
 def test_inside_pmap() -> None:
     """Where a device's state is its own alone."""
     params, gradients = given(TWO_SHAPES)
-    optimizer, devices = ROWS["muon"].make(mesh_axis="x"), jax.devices()[:4]
+    optimizer, devices = NAMED["muon"].make(mesh_axis="x"), jax.devices()[:4]
     each = lambda tree: jax.tree.map(lambda x: np.stack([x] * 4), tree)  # noqa: E731
     state = jax.pmap(optimizer.init, axis_name="x", devices=devices)(each(params))
     step = jax.pmap(optimizer.update, axis_name="x", devices=devices)
@@ -455,7 +456,7 @@ def test_inside_pmap() -> None:
         updates = jax.tree.map(np.asarray, updates)
         for device in range(4):
             own = jax.tree.map(lambda x: x[device], updates)  # noqa: B023
-            assert_close(own, expected, GROWTH["muon"])
+            assert_close(own, expected, NAMED["muon"].growth)
     divided = entries(state, "whole") + entries(state, "singles")
     moments = {x.shape for x in divided if x.ndim > 1 and x.dtype == jnp.float32}
     assert moments == {(4, 1, 4, 6), (4, 1, 24)}  # on each a wide matrix and one that was left
@@ -466,7 +467,7 @@ def test_inside_shard_map(kind: str) -> None:
     """Over two axes, in an order of their own."""
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of(kind, 2, 2)
-    optimizer = ROWS["muon"].make(mesh_axis=("y", "x"))
+    optimizer = NAMED["muon"].make(mesh_axis=("y", "x"))
 
     def trajectory(params: Any, gradients: Any) -> Any:
         def step(state: Any, gradient: Any) -> Any:
@@ -476,7 +477,7 @@ def test_inside_shard_map(kind: str) -> None:
 
     mapped = jax.shard_map(trajectory, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     updates = jax.jit(mapped)(on(mesh, params), on(mesh, together(gradients)))
-    assert_close(updates, together(on_no_mesh("muon")[0]), GROWTH["muon"])
+    assert_close(updates, together(on_no_mesh("muon")[0]), NAMED["muon"].growth)
 
 
 # Who has which matrices.
@@ -566,7 +567,7 @@ def test_a_device_decomposes_the_factors_of_its_own_matrices(
     for module in (_inverse_root, _factor):
         monkeypatch.setattr(module, "eigh", logged)
     mesh = mesh_of()
-    optimizer = ROWS["shampoo"].make(mesh=mesh, side="left")
+    optimizer = NAMED["shampoo"].make(mesh=mesh, side="left")
     step, state, executed = jax.jit(optimizer.update), begin(optimizer, params, mesh), []
     for gradient in gradients:
         _, state = step(gradient, state, params)
@@ -622,7 +623,7 @@ def abstract_state(optimizer: Any, params: Any, mesh: Mesh) -> Any:
 def test_a_device_has_its_share_of_the_state(name: str, kind: str) -> None:
     mesh = mesh_of(kind, DEVICES)
     shapes = layers(16, scanned=True) | {"head/kernel": (16, 4)}  # one that is left over
-    make = functools.partial(ROWS[name].make, **scanned_axes(shapes))
+    make = functools.partial(NAMED[name].make, **scanned_axes(shapes))
     optimizer, params = make(mesh=mesh), abstract(shapes, NamedSharding(mesh, P()))
     state, one = abstract_state(optimizer, params, mesh), curvax.state_bytes(make(), params)
     leaves = jax.tree.leaves(state)
@@ -661,7 +662,7 @@ def test_a_step_exchanges_at_most_twice_the_matrices(
 ) -> None:
     """And nothing within a refresh or another loop, where devices would wait for each other."""
     mesh, shapes = mesh_of(kind, DEVICES), layers(8, scanned)
-    make = functools.partial(ROWS[name].make, mesh=mesh, **scanned_axes(shapes))
+    make = functools.partial(NAMED[name].make, mesh=mesh, **scanned_axes(shapes))
     if name == "shampoo":
         make = functools.partial(make, side="left")
     specs = P(None, *LAYOUTS[layout]) if scanned else P(*LAYOUTS[layout])
@@ -715,7 +716,7 @@ def test_the_reader_of_programs_finds_what_is_there() -> None:
 def trained(name: str, kind: str = "auto", *shape: int) -> tuple[Any, Any, Any, Any]:
     """A method after two steps: itself, its jitted step, parameters and state."""
     if not shape:
-        optimizer, state = ROWS[name].make(), jax.device_put(on_no_mesh(name)[1][1])
+        optimizer, state = NAMED[name].make(), jax.device_put(on_no_mesh(name)[1][1])
         return optimizer, jax.jit(optimizer.update), given(TWO_SHAPES)[0], state
     optimizer, params, gradients, state = begun(name, kind, *shape)
     step = jax.jit(optimizer.update)
@@ -751,7 +752,7 @@ def of_matrices(state: Any) -> Any:
 @pytest.mark.xdist_group("checkpoints")
 @pytest.mark.parametrize("place", [("eigen_adam", "auto", 4), ("muon", "explicit", 8)])
 def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> None:
-    one, expected = ROWS[place[0]].make(), on_no_mesh(place[0])[1][1]
+    one, expected = NAMED[place[0]].make(), on_no_mesh(place[0])[1][1]
     optimizer, _, params, state = trained(*place)
     portable = portable_of(*place)
     assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected)
@@ -759,7 +760,7 @@ def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> Non
         ours = curvax.state_of(optimizer, params, state, path)
         theirs = curvax.state_of(one, params, expected, path)
         assert len(ours) >= 1
-        assert_close(ours, theirs, GROWTH[place[0]])
+        assert_close(ours, theirs, NAMED[place[0]].growth)
     shapes = curvax.portable_state(optimizer, params, jax.eval_shape(optimizer.init, params))
     assert shapes_and_dtypes(shapes) == shapes_and_dtypes(portable)
     for x, y in zip(*map(jax.tree.leaves, map(of_matrices, (shapes, portable))), strict=True):
@@ -836,7 +837,7 @@ def test_a_checkpoint_can_be_restored_anywhere(
     state = curvax.place_state(optimizer, params, restored)
     updates = continued((name, *there), state)
     expected = continued((name, *source), trained(name, *source)[3])
-    assert_close(updates, expected, 0 if source == there else GROWTH[name])
+    assert_close(updates, expected, 0 if source == there else NAMED[name].growth)
 
 
 @pytest.mark.xdist_group("checkpoints")
@@ -859,12 +860,16 @@ def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path) -> None:
 # With Optax around it.
 
 
+def wrapped_row(name: str) -> Row:
+    return NAMED["eigen_adam" if "eigen" in name else "muon"]
+
+
 def wrapped(name: str) -> Callable[..., Any]:
     """From `mesh=` to Muon or EigenAdam inside of something of Optax."""
-    row = ROWS["eigen_adam" if "eigen" in name else "muon"]
+    row = wrapped_row(name)
     if "hyperparameters" in name:
         inject = optax.inject_hyperparams(row.optimizer, static_args=(*row.static, "mesh"))
-        return functools.partial(inject, 0.1, **row.settings, **row.descent)
+        return functools.partial(inject, 0.1, **row.plainly)
     assert name == "apply_if_finite, MultiSteps, chain, masked"
     mask = {key: key != "3/kernel" for key in TWO_SHAPES}
 
@@ -888,7 +893,7 @@ def test_inside_of_optax(name: str, kind: str) -> None:
     optimizer, placed = make(mesh=mesh), on(mesh, params)
     updates, state = steps(optimizer, [on(mesh, g) for g in gradients], placed, mesh)
     expected, states = alone(make(), gradients, params)
-    assert_close(updates, expected, GROWTH["eigen_adam" if "eigen" in name else "muon"])
+    assert_close(updates, expected, wrapped_row(name).growth)
     portable = curvax.portable_state(optimizer, placed, state)
     assert shapes_and_dtypes(portable) == shapes_and_dtypes(states[-1])
 
@@ -919,26 +924,26 @@ def test_a_donated_state_is_used_and_nothing_is_compiled_twice(kind: str) -> Non
         updates.append(new)
     assert all(x.is_deleted() for x in jax.tree.leaves(first))
     assert len(traces) == 1 and step._cache_size() == 1
-    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+    assert_close(updates, on_no_mesh("muon")[0], NAMED["muon"].growth)
 
 
 @functools.cache
 def direction_on_no_mesh() -> list[Any]:
     """Muon's directions for `ONE_SHAPE`."""
     params, gradients = given(ONE_SHAPE)
-    return alone(curvax.on_matrices(ROWS["muon"].make_direction()), gradients, params)[0]
+    return alone(curvax.on_matrices(NAMED["muon"].make_direction()), gradients, params)[0]
 
 
 @both_axis_types
 def test_init_without_jit_and_parameters_that_are_nowhere(kind: str) -> None:
     """Arrays that were not put anywhere; the divided part is compiled once."""
     params, gradients = given(ONE_SHAPE)
-    optimizer = curvax.on_matrices(ROWS["muon"].make_direction(), mesh=mesh_of(kind))
+    optimizer = curvax.on_matrices(NAMED["muon"].make_direction(), mesh=mesh_of(kind))
     step, state = jax.jit(optimizer.update), optimizer.init(params)
     for gradient in gradients:
         updates, state = step(gradient, state, params)
     assert step._cache_size() == 1
-    assert_close(updates, direction_on_no_mesh()[-1], GROWTH["muon"])
+    assert_close(updates, direction_on_no_mesh()[-1], NAMED["muon"].growth)
 
 
 @explicit_by_default
@@ -951,7 +956,7 @@ def test_steps_can_be_scanned(kind: str) -> None:
 
     stacked = on(mesh_of(kind), together(gradients))
     _, updates = jax.jit(lambda *args: jax.lax.scan(step, *args))(state, stacked)
-    assert_close(updates, together(on_no_mesh("muon")[0]), GROWTH["muon"])
+    assert_close(updates, together(on_no_mesh("muon")[0]), NAMED["muon"].growth)
 
 
 @pytest.mark.xdist_group("checkpoints")
@@ -959,7 +964,7 @@ def test_steps_can_be_scanned(kind: str) -> None:
 def test_map_params_maps_what_it_maps_on_one_device(name: str, kind: str) -> None:
     params, _ = given(TWO_SHAPES)
     divided, placed, _, first = begun(name, kind, 4)
-    one, mapped = ROWS[name].make(), []
+    one, mapped = NAMED[name].make(), []
     for optimizer, state in ((one, jax.jit(one.init)(params)), (divided, first)):
         state = optax.tree.map_params(optimizer, lambda x: np.asarray(x) + 1, state)
         mapped.append(curvax.portable_state(optimizer, placed, state))
@@ -994,7 +999,7 @@ def test_copies_of_the_parameters_lie_as_they_do() -> None:
     shapes = {"wide/kernel": (4, 6), "embed/embedding": (8, 4), "wide/bias": (6,)}
     specs = {"wide/kernel": P("x", "y"), "embed/embedding": P("y"), "wide/bias": P("x")}
     params = on(mesh, given(shapes)[0], specs)
-    optimizer = ROWS["shampoo"].make(mesh=mesh, base=ADAMW)
+    optimizer = NAMED["shampoo"].make(mesh=mesh, base=ADAMW)
     shardings = curvax.state_sharding(optimizer, params, mesh)
     state = begin(optimizer, params, mesh)
     assert jax.tree.structure(shardings) == jax.tree.structure(state)
@@ -1015,14 +1020,14 @@ def test_copies_of_the_parameters_lie_as_they_do() -> None:
 
 def test_the_summary_says_on_how_many_devices_matrices_are() -> None:
     params, _ = given(TWO_SHAPES)
-    summary = curvax.summarize(ROWS["muon"].make(mesh=mesh_of("auto", 8)), params)
+    summary = curvax.summarize(NAMED["muon"].make(mesh=mesh_of("auto", 8)), params)
     lines = {line.split(" | ")[0].strip("| "): line for line in summary.splitlines()}
     for name in TWO_SHAPES:
         if "bias" not in name:
             number = 5 if name[0].isdigit() else 2
             assert f"on {number} of 8 devices" in lines[name]
     assert "devices" not in lines["a/bias"]
-    assert "devices" not in curvax.summarize(ROWS["muon"].make(), params)
+    assert "devices" not in curvax.summarize(NAMED["muon"].make(), params)
 
 
 # What is refused.
@@ -1031,7 +1036,7 @@ def test_the_summary_says_on_how_many_devices_matrices_are() -> None:
 def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
     """What is done, and what the error has to name."""
     params, gradients = given(TWO_SHAPES)
-    muon, shampoo, alice = (ROWS[name].make for name in ("muon", "shampoo", "alice"))
+    muon, shampoo, alice = (NAMED[name].make for name in ("muon", "shampoo", "alice"))
     mesh, other = mesh_of(), mesh_of("auto", 8)
     upper = Mesh(np.array(jax.devices()[4:]), "x", axis_types=(AxisType.Auto,))
 
