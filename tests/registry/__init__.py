@@ -17,9 +17,9 @@ import pytest
 from helpers import ALL_CELLS
 
 from ._bounds import Step, adam
-from ._row import ADAPTIVE, POLICIES, Peer, Row
+from ._row import ADAPTIVE, POLICIES, Readme, Row
 
-__all__ = ["ADAPTIVE", "NAMED", "POLICIES", "REGISTRY", "ROWS", "Peer", "Row", "Step"]
+__all__ = ["ADAPTIVE", "NAMED", "POLICIES", "REGISTRY", "ROWS", "Readme", "Row", "Step"]
 __all__ += ["adam", "by_family", "every_optimizer", "in_turns"]
 
 NAMES = ("muon", "racs", "asgo", "dasgo", "shampoo", "foam", "dr_shampoo", "soap", "eigen_adam")
