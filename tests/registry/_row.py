@@ -209,7 +209,7 @@ class Row:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The refresh policies that it takes."""
+        """The refresh policies that it takes; FOAM with another one is Shampoo."""
         own = self.keeps if not self.own_policy else None
         return tuple(name for name, kinds in POLICIES.items() if own in kinds)
 
