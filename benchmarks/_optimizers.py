@@ -105,9 +105,11 @@ def optax_galore(
 def on_adamw(optimizer: Callable[..., Any]) -> Callable[..., Any]:
     """A method whose direction AdamW takes for its gradient."""
 
-    def made(rate: Any, *, weight_decay: float, **options: Any) -> optax.GradientTransformation:
+    def made(
+        rate: Any, *, weight_decay: float, adam_learning_rate: Any, **options: Any
+    ) -> optax.GradientTransformation:
         base = functools.partial(optax.adamw, weight_decay=weight_decay)
-        return optimizer(rate, base=base, adam_weight_decay=weight_decay, **options)
+        return optimizer(rate, base=base, others=base(adam_learning_rate), **options)
 
     made.__name__ = f"{optimizer.__name__}_on_adamw"
     return made

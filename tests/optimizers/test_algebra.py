@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from algebra import (
     FACTORS,
@@ -114,7 +115,7 @@ class Cell(NamedTuple):
 
     def make(self, **replaced: Any) -> Any:
         """The optimizer."""
-        settings = {"adam_b1": 0.5, "adam_b2": 0.5, **NAMED[self.method].for_algebra()}
+        settings = {"others": optax.adam(1.0, b1=0.5, b2=0.5), **NAMED[self.method].for_algebra()}
         for argument, name in (("refresh", self.refresh), ("storage", self.storage)):
             if name is not None:
                 settings[argument] = replaced.get(argument, VALUES[argument][name])

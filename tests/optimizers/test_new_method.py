@@ -32,31 +32,24 @@ def NAME(
     b1=0.9,
     matrices=None,
     weight_dimension_numbers=None,
-    stack=None,
     mesh=None,
     mesh_axis=None,
     weight_decay=0.0,
     weight_decay_mask=None,
     adam_learning_rate=None,
-    adam_b1=0.9,
-    adam_b2=0.999,
-    adam_eps=1e-8,
-    adam_weight_decay=None,
+    others=None,
 ):
     return curvax.assemble(
         scale_by_NAME(b1=b1),
         learning_rate,
-        curvax.MatrixRule(matrices, weight_dimension_numbers),
-        stack=stack,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )
 '''
 
@@ -105,6 +98,7 @@ NOTICE = {
 
 SUITES = {
     "optimizers/test_algebra.py",
+    "optimizers/test_arguments.py",
     "optimizers/test_bad_input.py",
     "optimizers/test_contract.py",
     "optimizers/test_degenerate.py",

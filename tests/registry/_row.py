@@ -138,6 +138,7 @@ class Row:
     fields: frozenset[str] = frozenset()  # of its state, beside those of what it refreshes
     everything: bool = False  # whether vectors, biases and scalars are matrices too
     spares_output_layer: bool = False  # leaves it to AdamW by default
+    block_size: int | None = None  # of the blocks in which it cuts large matrices by default
     base: bool = False  # its direction is the gradient of a base optimizer
     after_the_matrices: bool = False  # its momentum is of whole updates, behind the matrices
     random: bool = False  # whether its numbers depend on random ones, other ones for each dtype
@@ -251,7 +252,8 @@ class Row:
     @property
     def with_output_layer(self) -> dict[str, Any]:
         """What makes a matrix of the output layer."""
-        return {"output_layer": None} if self.spares_output_layer else {}
+        rule = {"matrices": curvax.MatrixRule(output_layer=None)}
+        return rule if self.spares_output_layer else {}
 
     def make(self, learning_rate: Any = 0.1, **settings: Any) -> Any:
         """The full optimizer."""

@@ -1,5 +1,7 @@
 """DR-Shampoo."""
 
+import curvax
+
 from ._bounds import adam
 from ._papers import NAM
 from ._row import Readme, Row
@@ -10,7 +12,7 @@ ROW = Row(
     settings={"check_every": 2, "b1": 0.9, "b2": 0.95, "eps": 0.01},
     algebra={"threshold": 0.35, "b1": 0.5, "b2": 0.3, "eps": 0.3},
     faults={"threshold": 0.3, "b1": 0.95, "b2": 0.9},
-    long={"block_size": 50},
+    long={"matrices": curvax.MatrixRule(block_size=50)},
     faults_rate=0.03,
     keeps="roots",
     own_policy=True,

@@ -1,5 +1,7 @@
 """Shampoo."""
 
+import curvax
+
 from ._row import Coded, Readme, Row, Variant
 
 ROW = Row(
@@ -14,12 +16,13 @@ ROW = Row(
     minima_rate=3e-3,  # its direction has the length of the gradient
     keeps="roots",
     base=True,
+    block_size=1200,
     growth=128.0,  # the inverse of its relative damping
     longest=lambda at: at.longest,  # grafting
     numbers=lambda s: 2 * s.squares,
     floor="two roots",
     aim=1.3,
-    benchmark={"block_size": None},
+    benchmark={"matrices": curvax.MatrixRule(block_size=None)},
     offset=0,  # its statistics are due at whole periods, by default
     variants={
         "statistics at every step": Variant({"statistics_every": 1}, "two roots, statistics", 1.3)
