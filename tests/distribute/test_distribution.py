@@ -874,7 +874,7 @@ def wrapped(name: str) -> Callable[..., Any]:
     row = wrapped_row(name)
     if "hyperparameters" in name:
         inject = optax.inject_hyperparams(row.optimizer, static_args=(*row.static, "mesh"))
-        return functools.partial(inject, 0.1, **row.plainly)
+        return functools.partial(inject, 0.1, **row.for_contract())
     assert name == "apply_if_finite, MultiSteps, chain, masked"
     mask = {key: key != "3/kernel" for key in TWO_SHAPES}
 

@@ -404,11 +404,11 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     inject = optax.inject_hyperparams(
         row.optimizer, static_args=row.static, hyperparam_dtype=jnp.float32
     )
-    injected = inject(0.1, **row.plainly)
+    injected = inject(0.1, **row.for_contract())
     gradients = gradients_like(params, 2)
     state = injected.init(params)
     assert {x.dtype for x in state.hyperparams.values()} == {jnp.dtype("float32")}
-    given = row.defaults | row.plainly
+    given = row.defaults | row.for_contract()
     decays = [name for name in ("b1", "b2", "b3") if isinstance(given.get(name), float)]
     assert all(float(state.hyperparams[name]) < 1 for name in decays)
     updates, _ = run(injected, gradients, params)
@@ -421,7 +421,7 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
 def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
     params = small_tree()
     inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
-    injected = inject(lambda step: 0.1 / (1 + step), **row.plainly)
+    injected = inject(lambda step: 0.1 / (1 + step), **row.for_contract())
     step = jax.jit(injected.update)
     state = injected.init(params)
     gradients = gradients_like(params, 3)

@@ -64,7 +64,7 @@ SAMPLE = CELLS if ALL_CELLS else CHOSEN
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
 DECOMPOSITIONS = ("eigh", "svd", "qr", "cholesky")
 TRIANGLE = ("codes", "scales", "diagonal")
-ROOTS, BASES = ("root", "eigenvalues", "damping"), ("basis", "eigenvectors")
+ROOTS, BASES = ("inverse_root", "eigenvalues", "damping"), ("basis", "eigenvectors")
 
 
 def each(cells: Any) -> Any:

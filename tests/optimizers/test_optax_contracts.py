@@ -162,9 +162,9 @@ def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
 def test_injected_are_the_numbers_alone(row: Row) -> None:
     """Integers, flags and names stay what they are, whichever way the factory is given them."""
     params = small_tree("bfloat16")
-    injected = inject_hyperparams(row.optimizer)(0.1, **row.plainly)
+    injected = inject_hyperparams(row.optimizer)(0.1, **row.for_contract())
     state: Any = jax.eval_shape(injected.init, params)
-    given = {"learning_rate": 0.1, **row.defaults, **row.plainly}
+    given = {"learning_rate": 0.1, **row.defaults, **row.for_contract()}
     assert set(state.hyperparams) == {k for k, v in given.items() if isinstance(v, float)}
     assert {x.dtype for x in state.hyperparams.values()} == {jnp.dtype("float32")}
     _, after = jax.eval_shape(injected.update, params, state, params)

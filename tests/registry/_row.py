@@ -36,8 +36,8 @@ ADAPTIVE = ("foam", "diagonal_residual", "below_norm")
 COUNTED = {"refreshes", "rejected"}
 FIELDS = {
     None: set(),
-    "roots": {"statistic", "root", "error", "checks", *COUNTED},
-    "eigenpairs": {"statistic", "root", "checks", "eigenvectors", "eigenvalues", "damping"}
+    "roots": {"statistic", "inverse_root", "error", "checks", *COUNTED},
+    "eigenpairs": {"statistic", "inverse_root", "checks", "eigenvectors", "eigenvalues", "damping"}
     | {"proxy", *COUNTED},
     "bases": {"statistic", "basis", *COUNTED},
     "subspaces": {"key", *COUNTED},
@@ -147,7 +147,7 @@ class Row:
 
     # Settings: small ones that optimizer and direction take, and what suites add to them.
     settings: Settings = dataclasses.field(default_factory=dict)
-    plain: Settings = dataclasses.field(default_factory=dict)  # the optimizer's, in the contract
+    contract: Settings = dataclasses.field(default_factory=dict)  # of the optimizer alone
     algebra: Settings = dataclasses.field(default_factory=dict)  # for errors of codes to be seen
     faults: Settings = dataclasses.field(default_factory=dict)
     fuzz: Settings = dataclasses.field(default_factory=dict)  # which has the papers' ε
@@ -240,11 +240,6 @@ class Row:
     # Making it.
 
     @property
-    def plainly(self) -> dict[str, Any]:
-        """The settings of the contract suites."""
-        return {**self.settings, **self.without_base, **self.plain}
-
-    @property
     def without_base(self) -> dict[str, Any]:
         """What makes the direction that of plain descent."""
         return {"base": None} if self.base else {}
@@ -257,11 +252,15 @@ class Row:
 
     def make(self, learning_rate: Any = 0.1, **settings: Any) -> Any:
         """The full optimizer."""
-        return self.optimizer(learning_rate, **{**self.plainly, **settings})
+        return self.optimizer(learning_rate, **{**self.for_contract(), **settings})
 
     def make_direction(self) -> Any:
         """The direction alone, for batches of matrices."""
         return self.direction(**self.settings)
+
+    def for_contract(self) -> dict[str, Any]:
+        """Small settings."""
+        return {**self.settings, **self.without_base, **self.contract}
 
     def for_algebra(self) -> dict[str, Any]:
         """Settings with which errors of codes are seen, and decisions of policies are clear."""
@@ -274,7 +273,7 @@ class Row:
     def for_fuzzing(self) -> dict[str, Any]:
         """Settings with the papers' ε, behind which no division hides."""
         large = ("eps", "max_damping")
-        settings = {name: x for name, x in self.plainly.items() if name not in large}
+        settings = {name: x for name, x in self.for_contract().items() if name not in large}
         return {**settings, **self.with_output_layer, **self.fuzz}
 
     # Its state.

@@ -7,7 +7,7 @@ from ._row import Readme, Row
 ROW = Row(
     name="osgdm",
     family="orthogonalized",
-    plain={"b1": 0.0},  # steps that are taken in do not change with later learning rates
+    contract={"b1": 0.0},  # steps that are taken in do not change with later learning rates
     faults_rate=0.03,
     svd=True,
     fields=frozenset({"trace"}),
