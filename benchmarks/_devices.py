@@ -24,7 +24,7 @@ from ._trees import Shapes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from hlo import Collective, collectives  # pyright: ignore[reportMissingImports]
+from hlo import Collective, collectives
 
 CUTS = {"replicated": P(), "by row": P("x"), "by column": P(None, "x")}
 MODULES = ("linalg._eigh", "linalg._inverse_root", "kronecker._factor")  # that decompose

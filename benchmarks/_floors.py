@@ -10,6 +10,7 @@ Barriers keep XLA from joining what the method has work in between.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import jax
@@ -196,3 +197,23 @@ class RankOne:
             return squares @ s / jnp.sum(s * s)
 
         return arrays, jax.lax.fori_loop(0, 5, iteration, jnp.ones(g.shape[0]))
+
+
+FLOORS: dict[str, Callable[[int], Floor]] = {
+    "Newton-Schulz": lambda rank: Orthogonalization(False),
+    "SVD": lambda rank: Orthogonalization(True),
+    "rank one": lambda rank: RankOne(),
+    "one root": lambda rank: OneRoot(),
+    "two roots": lambda rank: Roots(False),
+    "two roots, statistics": lambda rank: Roots(True),
+    "one basis": lambda rank: Rotations(False),
+    "two bases": lambda rank: Rotations(True),
+    "projection": Projection,
+    "projection, tracked": lambda rank: Projection(rank, inside="tracked"),
+    "projection, not back": lambda rank: Projection(rank, back=False),
+    "larger projection, SVD": lambda rank: Projection(rank, larger=True, inside="svd"),
+    "larger projection, Newton-Schulz": lambda rank: Projection(
+        rank, larger=True, inside="newton_schulz"
+    ),
+}
+"""By the names that rows of the registry call them, from a rank."""

@@ -1,4 +1,4 @@
-"""Every optimizer as the training runs have it, and its peers in Optax, which need more words.
+"""Every method of the registry as the training runs have it, and its peers in Optax.
 
 Each keeps its own defaults but for ranks, a quarter of the width, and for periods that fit the
 length of a run: those of subspaces are a tenth of it. `optax.contrib.muon` and
@@ -11,24 +11,26 @@ In 4 bits factors are kept as the storage's own paper has it best for Shampoo, a
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import optax
 
-import curvax
-
+from ._methods import STORAGES
+from ._rows import REGISTRY, by_family
 from ._tasks import Task
 from ._training import Method
 
+CODED = {f"{row.name}_4bit": row for row in REGISTRY if row.coded}
 FAMILIES = {
-    "orthogonalized": ("optax.contrib.muon", "muon", "osgdm", "swan"),
-    "scaled, or one-sided": ("racs", "dasgo", "asgo"),
-    "Kronecker factors": ("shampoo", "foam", "dr_shampoo"),
-    "eigenbases": ("soap", "eigen_adam"),
-    "low rank": ("optax.contrib.galore", "galore", "fira", "alice", "apollo", "sumo"),
-    "factors in 4 bits": ("shampoo_4bit", "soap_4bit", "asgo_4bit"),
+    **{
+        family: tuple(
+            name for row in rows for name in (*([row.peer.name] if row.peer else []), row.name)
+        )
+        for family, rows in by_family().items()
+    },
+    "factors in 4 bits": tuple(CODED),
 }
 NAMES = ("optax.adamw", *(name for names in FAMILIES.values() for name in names))
 
@@ -100,56 +102,37 @@ def optax_galore(
     return optax.partition({"kernels": galore, "rest": rest}, labels)
 
 
-def shampoo_on_adamw(
-    rate: Any, *, weight_decay: float, adam_learning_rate: Any, **options: Any
-) -> optax.GradientTransformation:
-    """Shampoo whose direction AdamW takes for its gradient."""
-    base = functools.partial(optax.adamw, weight_decay=weight_decay)
-    return curvax.shampoo(rate, base=base, others=base(adam_learning_rate), **options)
+def on_adamw(optimizer: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose direction AdamW takes for its gradient."""
+
+    def made(
+        rate: Any, *, weight_decay: float, adam_learning_rate: Any, **options: Any
+    ) -> optax.GradientTransformation:
+        base = functools.partial(optax.adamw, weight_decay=weight_decay)
+        return optimizer(rate, base=base, others=base(adam_learning_rate), **options)
+
+    made.__name__ = f"{optimizer.__name__}_on_adamw"
+    return made
 
 
-def shampoo_4bit(rate: Any, **options: Any) -> optax.GradientTransformation:
-    """The same with Cholesky factors in codes, and error feedback."""
-    return shampoo_on_adamw(rate, storage=curvax.cholesky(error_feedback=0.95), **options)
-
-
-def soap_4bit(rate: Any, **options: Any) -> optax.GradientTransformation:
-    """SOAP with factors and bases in codes."""
-    return curvax.soap(rate, storage=curvax.quantized(), **options)
-
-
-def asgo_4bit(rate: Any, **options: Any) -> optax.GradientTransformation:
-    """ASGO with factor and root in codes."""
-    return curvax.asgo(rate, storage=curvax.quantized(), **options)
+PEERS = {"optax.contrib.muon": optax_muon, "optax.contrib.galore": optax_galore}
 
 
 def methods_for(task: Task) -> dict[str, Method]:
     """All of them, by name, with rank and periods for a task."""
     rank, period = max(1, task.width // 4), max(2, task.steps // 10)
     low_rank = {"rank": rank, "refresh": period}
-    shampoo = {"statistics_every": 1, "refresh": period // 2}
-    return {
-        "optax.adamw": ADAMW,
-        "optax.contrib.muon": Method(optax_muon),
-        "muon": Method(curvax.muon),
-        "osgdm": Method(curvax.osgdm),
-        "swan": Method(curvax.swan),
-        "racs": Method(curvax.racs),
-        "dasgo": Method(curvax.dasgo),
-        "asgo": Method(curvax.asgo),
-        "shampoo": Method(shampoo_on_adamw, shampoo),
-        "foam": Method(curvax.foam),
-        "dr_shampoo": Method(curvax.dr_shampoo),
-        "soap": Method(curvax.soap),
-        "eigen_adam": Method(curvax.eigen_adam),
-        "optax.contrib.galore": Method(optax_galore, low_rank),
-        "galore": Method(curvax.galore, low_rank),
-        "fira": Method(curvax.fira, low_rank),
-        # 40 of 128 leading columns, as the paper has them at 60M.
-        "alice": Method(curvax.alice, {**low_rank, "leading": max(1, rank * 40 // 128)}),
-        "apollo": Method(curvax.apollo, low_rank),
-        "sumo": Method(curvax.sumo, low_rank),
-        "shampoo_4bit": Method(shampoo_4bit, shampoo),
-        "soap_4bit": Method(soap_4bit),
-        "asgo_4bit": Method(asgo_4bit),
-    }
+    found = {"optax.adamw": ADAMW}
+    for row in REGISTRY:
+        options = {**low_rank, **row.by_rank(rank)} if row.ranked else {}
+        own = Method(
+            on_adamw(row.optimizer) if row.base else row.optimizer,
+            {**options, **row.trained(period)},
+        )
+        found[row.name] = own
+        if row.peer:
+            found[row.peer.name] = Method(PEERS[row.peer.name], low_rank if row.ranked else {})
+        if row.coded:
+            storage = STORAGES[row.coded.storage]
+            found[f"{row.name}_4bit"] = Method(own.make, {**own.options, "storage": storage})
+    return found

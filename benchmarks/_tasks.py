@@ -22,8 +22,8 @@ from flax import nnx
 EXAMPLES = Path(__file__).parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-import train_digits  # noqa: E402 # pyright: ignore[reportMissingImports]
-import train_lm  # noqa: E402 # pyright: ignore[reportMissingImports]
+import train_digits  # noqa: E402
+import train_lm  # noqa: E402
 
 SOURCES = tuple(Path(str(module.__file__)) for module in (train_digits, train_lm))
 LM = {"steps": 200, "batch": 16, "context": 64, "width": 64, "depth": 2}

@@ -14,7 +14,7 @@ from ._timing import Program
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import train_lm  # pyright: ignore[reportMissingImports]
+import train_lm
 
 Make = Callable[..., optax.GradientTransformation]
 

@@ -49,7 +49,7 @@ from curvax.transforms.state._summary import Entry, entries_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fault_model import (  # pyright: ignore[reportMissingImports]
+from fault_model import (
     CELLS,
     FAULTS,
     PLACES,
@@ -59,7 +59,6 @@ from fault_model import (  # pyright: ignore[reportMissingImports]
     counters,
     hits,
     injected,
-    stands_still,
     struck,
     widened,
 )
@@ -76,13 +75,34 @@ SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
 NOISE = 0.3
 TOLERANCE = 0.02
 ROUNDING = 1e-4  # of the largest parameter: units of float32, after 80 steps of training
-CONTROL = Cell("optax.adamw")
 CRITERIA = ("finite", "as_zero", "exact", "counted", "reached")
-RATE = 0.1
-RATES = {
-    **dict.fromkeys(("osgdm", "foam", "dr_shampoo"), 0.03),
-    **dict.fromkeys(("galore", "fira", "racs"), 0.3),
-}
+
+
+class Control(Cell):
+    """AdamW as it is in Optax, without a guard."""
+
+    @property
+    def rate(self) -> float:
+        """As most methods'."""
+        return 0.1
+
+    @property
+    def adapts(self) -> bool:
+        """Nothing is refreshed."""
+        return False
+
+    def make(self, learning_rate: Any, period: int, **settings: Any) -> Any:
+        """The optimizer."""
+        del period, settings
+        return optax.adamw(learning_rate)
+
+    def stands_still(self, name: str) -> bool:
+        """Nothing is behind its moments."""
+        del name
+        return True
+
+
+CONTROL = Control("optax.adamw")
 
 
 @functools.cache
@@ -152,12 +172,8 @@ class Trainer:
     def __init__(self, cell: Cell):
         """Compiles, and runs once without faults."""
         self.cell = cell
-        schedule = optax.linear_schedule(RATES.get(cell.method, RATE), 0.0, STEPS)
-        optimizer = (
-            optax.adamw(schedule)
-            if cell == CONTROL
-            else cell.make(schedule, PERIOD, weight_dimension_numbers=SPEC)
-        )
+        schedule = optax.linear_schedule(cell.rate, 0.0, STEPS)
+        optimizer = cell.make(schedule, PERIOD, weight_dimension_numbers=SPEC)
         first, x, y = data()
         self.counters = counters(optimizer, first)
         kept = functools.partial(unmoved, entries_of(optimizer, first))
@@ -198,7 +214,7 @@ class Trainer:
         if masks is None:
             masks = {name: np.zeros((STEPS, *shape), bool) for name, shape in SHAPES.items()}
         dropped = {name: skip & hits(mask) for name, mask in masks.items()}
-        stays = {name: still and stands_still(self.cell.method, name) for name in SHAPES}
+        stays = {name: still and self.cell.stands_still(name) for name in SHAPES}
         values = np.full(STEPS, value, np.float32)
         last, finite, path, state = jax.device_get(self.trajectory(masks, values, dropped, stays))
         return Run(
@@ -213,10 +229,11 @@ class Trainer:
         """The state's arrays without the counters of skipped steps."""
         columns = {counter.leaf: counter.column for counter in self.counters}
         for i, x in enumerate(jax.tree.leaves(state)):
+            column = columns.get(i)
             if i not in columns:
                 yield np.asarray(x)
-            elif columns[i] is not None:
-                yield np.delete(x, columns[i], axis=-1)
+            elif column is not None:
+                yield np.delete(x, column, axis=-1)
 
     def masks(self, fault: Fault) -> Any:
         """Where a fault is."""

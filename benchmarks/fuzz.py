@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import hypothesis
 import jax
-from fuzzing import SHAPES, Example, check, examples  # pyright: ignore[reportMissingImports]
-from registry import REGISTRY, Row  # pyright: ignore[reportMissingImports]
+from fuzzing import SHAPES, Example, check, examples
+from registry import REGISTRY, Row
 from tqdm import tqdm
 
 RESULT = Path(__file__).parent / "results" / "fuzz.md"

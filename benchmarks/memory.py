@@ -36,7 +36,7 @@ from ._methods import FAMILIES, chosen
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
-import train_lm  # pyright: ignore[reportMissingImports]
+import train_lm
 
 SECTIONS = ("formulas", "steps")
 SHAPES = {"wide": (768, 3072), "square": (768, 768), "tall": (3072, 768)}
@@ -71,10 +71,7 @@ def formulas(families: tuple[str, ...], rank: int) -> list[dict[str, Any]]:
     for name, method in chosen(families).items():
         row: dict[str, Any] = {"method": name}
         for shape_name, shape in SHAPES.items():
-            # The sides are fixed, or SUMO's larger one, or as in the formulas the smaller.
-            fixed = name in ("eigen_adam", "dasgo")
-            m, n = shape if fixed else sorted(shape, reverse=name == "sumo")
-            printed = method.numbers and 4 * method.numbers(m, n, rank)
+            printed = method.numbers and 4 * method.numbers(*shape, rank)
             tree = {"layer": {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}}
             found = curvax.state_bytes(method.make(10, rank), tree)
             row |= {f"{shape_name}_formula": printed, f"{shape_name}_bytes": found}

@@ -1,10 +1,11 @@
-"""Writes the tables of `README.md` and `docs/choosing.md` from the recorded results.
+"""Writes the tables of `README.md` and `docs/choosing.md` from recorded results and the registry.
 
     python -m benchmarks pages           # after new results
     python -m benchmarks pages --check   # writes nothing; fails if a table differs
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; nothing in it is typed by
-hand but what `LIMITS` says. `tests/project/test_pages.py` checks that pages and results agree.
+hand but what the rows of `tests/registry` say. `tests/project/test_pages.py` checks that pages,
+results and rows agree.
 """
 
 from __future__ import annotations
@@ -15,56 +16,38 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ._record import FOLDER, cell, table
+from ._rows import REGISTRY, Row, by_family
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/choosing.md")
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
-# The last column: why one might not take a method.
-LIMITS = {
-    "optax.adamw": "",
-    "optax.contrib.muon": "kernels of convolutions",
-    "muon": "kernels of convolutions",
-    "osgdm": "an SVD at every step",
-    "swan": "an SVD at every step, no averages",
-    "racs": "no momentum",
-    "dasgo": "only the scales of columns adapt",
-    "asgo": "a root at every step by default",
-    "shampoo": "two orders of factors: large embeddings need `block_size`",
-    "shampoo_4bit": "codes cost time at every statistic",
-    "foam": "most state; how often it decomposes depends on the data",
-    "dr_shampoo": "most state; how often it decomposes depends on the data",
-    "soap": "much state, most products",
-    "soap_4bit": "codes lose what SOAP gains, and cost time at every step",
-    "eigen_adam": "one side only",
-    "asgo_4bit": "codes lose what ASGO gains",
-    "optax.contrib.galore": "the rest of the gradient is lost",
-    "galore": "the rest of the gradient is lost",
-    "fira": "the rest is scaled, not preconditioned",
-    "alice": "more constants to set than GaLore",
-    "apollo": "only the scales of columns adapt",
-    "sumo": "made for fine-tuning: the rest of the gradient is lost",
-}
-BRIEF = (
-    "swan",
-    "soap",
-    "optax.contrib.muon",
-    "muon",
-    "racs",
-    "alice",
-    "asgo",
-    "shampoo",
-    "shampoo_4bit",
-    "optax.adamw",
-    "galore",
-    "sumo",
-)
-IN_BITS = {"shampoo_4bit": "shampoo, CQ+EF", "soap_4bit": "soap, VQ", "asgo_4bit": "asgo, VQ"}
-"""The 4-bit forms of `_optimizers` by the names that they have in `_methods`."""
 
+class Shown(NamedTuple):
+    """A method of the pages."""
+
+    mind: str  # the last column: why one might not take it
+    brief: bool  # whether the README has it
+    measured: str  # its name in the tables of `_methods`
+
+
+def shown_of(row: Row) -> Iterator[tuple[str, Shown]]:
+    """A peer, the method, and the method in 4 bits."""
+    if row.peer:
+        yield row.peer.name, Shown(row.mind, row.peer.brief, row.peer.name)
+    yield row.name, Shown(row.mind, row.brief, row.name)
+    if row.coded:
+        name = f"{row.name}, {row.coded.storage}"
+        yield f"{row.name}_4bit", Shown(row.coded.mind, row.coded.brief, name)
+
+
+SHOWN = {
+    "optax.adamw": Shown("", True, "optax.adamw"),
+    **{name: x for rows in by_family().values() for row in rows for name, x in shown_of(row)},
+}
 TRAINED = ("A small language model", "Handwritten digits")
 UPDATED, STORED, ADDED = "GPT-2-small's kernels", "State against formula", "Training step"
 NUMBERS = 768 * 3072  # of the matrix that states are counted for
@@ -92,7 +75,23 @@ def shown(name: str) -> str:
 
 def bytes_per_number(name: str) -> str:
     """Of the state of a 768×3072 matrix."""
-    return format(results("memory", STORED)[IN_BITS.get(name, name)]["wide_bytes"] / NUMBERS, ".2f")
+    row = results("memory", STORED).get(SHOWN[name].measured)
+    return "" if row is None else format(row["wide_bytes"] / NUMBERS, ".2f")
+
+
+def formulas() -> str:
+    """The README's: what all methods are, as their rows state it."""
+    titles = [
+        "method",
+        "direction",
+        "state, numbers",
+        "work per step, FLOPs",
+        "per refresh",
+        "paper",
+    ]
+    rows = [[shown(row.name), *row.readme] for row in REGISTRY]
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def source(suite: str) -> str:
@@ -106,7 +105,8 @@ def brief() -> str:
     """The README's: some methods, what they reach, and what they cost."""
     rows = []
     model = results("train", TRAINED[0])
-    for name in sorted(BRIEF, key=lambda name: model[name]["loss"]):
+    brief = [name for name, method in SHOWN.items() if method.brief and name in model]
+    for name in sorted(brief, key=lambda name: model[name]["loss"]):
         row = model[name]
         never = not isinstance(row["steps"], float)
         rows.append(
@@ -125,22 +125,22 @@ def brief() -> str:
 
 
 def methods() -> str:
-    """All methods: state, cost, gain and limits."""
+    """All methods: state, cost, gain and limits; of a new one those that are measured."""
     model, digits = (results("train", title) for title in TRAINED)
     updates = results("step", UPDATED)
     rows = []
-    for name in LIMITS:
-        update = updates[IN_BITS.get(name, name)]
+    for name, method in SHOWN.items():
+        update, trained = updates.get(method.measured, {}), model.get(name, {})
         rows.append(
             [
                 shown(name),
                 bytes_per_number(name),
-                cell(update["p50"], ".1f"),
-                cell(update["refresh_p50"], ".0f"),
-                model[name]["beyond"],
-                digits[name]["beyond"],
-                cell(model[name]["ms_over_adamw"], ".2f"),
-                LIMITS[name],
+                cell(update.get("p50"), ".1f"),
+                cell(update.get("refresh_p50"), ".0f"),
+                trained.get("beyond", ""),
+                digits.get(name, {}).get("beyond", ""),
+                cell(trained.get("ms_over_adamw"), ".2f"),
+                method.mind,
             ]
         )
     titles = ["method", "state, bytes per parameter", "update, ms", "at a refresh, ms"]
@@ -164,7 +164,12 @@ def percent(row: dict[str, Any]) -> str:
     return "" if row["method"] == "optax.adamw" else f"{100 * (row['over_adamw'] - 1):+.1f} %"
 
 
-TABLES: dict[str, Callable[[], str]] = {"brief": brief, "methods": methods, "overheads": overheads}
+TABLES: dict[str, Callable[[], str]] = {
+    "formulas": formulas,
+    "brief": brief,
+    "methods": methods,
+    "overheads": overheads,
+}
 
 
 def pages() -> Iterator[tuple[Path, str, str]]:

@@ -36,7 +36,7 @@ from .faults import SHAPES, SPEC, loss, machine, outputs, table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from fault_model import (  # pyright: ignore[reportMissingImports]
+from fault_model import (
     VALUES,
     Cell,
     counters,

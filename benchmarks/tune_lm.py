@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
 
-import _runs  # noqa: E402 # pyright: ignore[reportMissingImports]
-import train_lm  # noqa: E402 # pyright: ignore[reportMissingImports]
+import _runs  # noqa: E402
+import train_lm  # noqa: E402
 
 GRID = (4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2)
 TUNING_SEED = 0

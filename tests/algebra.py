@@ -31,7 +31,7 @@ from curvax.transforms.storage._storage import dense
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
 """What float32 moves in a step: sums of products of matrices of order 6 to 8, decompositions."""
 
-FACTORS, ROOTS = ("statistic",), ("root", "basis")  # fields that a storage codes
+FACTORS, ROOTS = ("statistic",), ("inverse_root", "basis")  # fields that a storage codes
 SIGNED, POSITIVE = ("mu", "trace"), ("nu", "rows", "columns")  # moments; the second ones divide
 FIELDS = (*FACTORS, *ROOTS, *SIGNED, *POSITIVE, "refreshes")
 

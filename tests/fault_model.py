@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from registry import ADAPTIVE, NAMED, REGISTRY, Row
 
 import curvax
 from curvax import policies
@@ -100,11 +101,6 @@ def widened(masks: Masks) -> Masks:
     return {name: whole(mask) for name, mask in masks.items()}
 
 
-def stands_still(method: str, name: str) -> bool:
-    """Whether nothing moves a leaf that is struck; OSGDM's momentum is behind its matrices."""
-    return method != "osgdm" or name.endswith("bias")
-
-
 def injected(gradients: Any, masks: Any, value: Any) -> Any:
     """The gradients with `value` wherever the masks say so; also of a single step."""
     return jax.tree.map(
@@ -114,33 +110,6 @@ def injected(gradients: Any, masks: Any, value: Any) -> Any:
 
 # The optimizers.
 
-ADAM = {"b1": 0.9, "b2": 0.9}
-LOW_RANK = {"rank": 3, "eps": 0.1}
-SHAMPOO = {"b2": 0.9, "eps": 0.01}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "muon": {"steps": 3},
-    "osgdm": {},
-    "swan": {},
-    "racs": {"matrices": curvax.MatrixRule(output_layer=None)},
-    "dasgo": ADAM,
-    "asgo": {"eps": 1e-4, **ADAM},
-    "shampoo": {
-        "statistics_every": 1,
-        "base": None,
-        "damping_mode": "absolute",
-        "root": 2,
-        **SHAMPOO,
-    },
-    "foam": {"threshold": 0.3, "max_damping": 0.02, **SHAMPOO},
-    "dr_shampoo": {"threshold": 0.3, **SHAMPOO},
-    "soap": {"b3": 0.9, "eps": 0.1, **ADAM},
-    "eigen_adam": {"b3": 0.9, "eps": 0.1, "side": "smaller", **ADAM},
-    "galore": LOW_RANK,
-    "fira": LOW_RANK,
-    "alice": {"leading": 2, "b3": 0.9, **LOW_RANK},
-    "apollo": LOW_RANK,
-    "sumo": {"rank": 3},
-}
 REFRESH: dict[str, Callable[[int], Any]] = {
     "every": curvax.every,
     "stagger": functools.partial(curvax.every, stagger=True),
@@ -155,7 +124,6 @@ STORAGE = {
     "cholesky": curvax.cholesky(**TILES),
     "feedback": curvax.cholesky(error_feedback=0.95, **TILES),
 }
-OWN_POLICY = ("foam", "dr_shampoo")
 
 
 class Cell(NamedTuple):
@@ -168,39 +136,57 @@ class Cell(NamedTuple):
     def __str__(self) -> str:
         return "-".join(filter(None, self))
 
+    @property
+    def row(self) -> Row:
+        """The method's."""
+        return NAMED[self.method]
+
+    @property
+    def rate(self) -> float:
+        """The learning rate with which it trains through faults."""
+        return self.row.faults_rate
+
     def make(self, learning_rate: Any, period: int, **settings: Any) -> Any:
         """The optimizer."""
-        own = dict(SETTINGS[self.method])
-        if self.method in OWN_POLICY:
+        own = self.row.for_faults()
+        if self.row.own_policy:
             own["check_every"] = period
         if self.refresh is not None:
             own["refresh"] = REFRESH[self.refresh](period)
         if self.storage is not None:
             own["storage"] = STORAGE[self.storage]
-        return getattr(curvax, self.method)(learning_rate, **own, **settings)
+        return self.row.optimizer(learning_rate, **own, **settings)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether it looks before it refreshes."""
+        return self.row.own_policy or self.refresh in ADAPTIVE
 
     def starts(self, period: int) -> dict[str, int]:
         """The step at which a fault of each moment begins.
 
         Staggered matrices have their own turns: some are between refreshes when others are not.
         """
-        adapts = {self.method, self.refresh} & {"foam", "dr_shampoo", "diagonal_residual"}
-        return dict(zip(MOMENTS, (1, 3 * period // 2, 2 * period + bool(adapts)), strict=True))
+        later = self.adapts and self.refresh != "below_norm"
+        return dict(zip(MOMENTS, (1, 3 * period // 2, 2 * period + later), strict=True))
+
+    def stands_still(self, name: str) -> bool:
+        """Whether nothing moves a leaf that is struck: no momentum behind the matrices."""
+        return not self.row.after_the_matrices or name.endswith("bias")
 
 
-PRODUCT: dict[str, tuple[tuple[str | None, ...], tuple[str | None, ...]]] = {
-    "muon osgdm swan racs dasgo": ((None,), (None,)),
-    "asgo shampoo": (("every", "stagger", "foam", "diagonal_residual"), tuple(STORAGE)),
-    "foam dr_shampoo": ((None,), tuple(STORAGE)),
-    "soap eigen_adam": (("every", "stagger", "diagonal_residual"), tuple(STORAGE)),
-    "galore fira alice apollo sumo": (("every", "stagger", "below_norm"), (None,)),
-}
-CELLS = tuple(
-    Cell(method, refresh, storage)
-    for methods, arguments in PRODUCT.items()
-    for method in methods.split()
-    for refresh, storage in itertools.product(*arguments)
-)
+def cells_of(row: Row) -> list[Cell]:
+    """A method with all policies and storages that mean something for it."""
+    storages = STORAGE if row.factors else (None,)
+    return [Cell(row.name, *x) for x in itertools.product(row.policies or (None,), storages)]
+
+
+def chosen_of(row: Row) -> Cell:
+    """The one with which faults are tried by default."""
+    return cells_of(row)[0] if row.fault_cell is None else Cell(row.name, *row.fault_cell)
+
+
+CELLS = tuple(cell for row in REGISTRY for cell in cells_of(row))
 
 
 class Counter(NamedTuple):

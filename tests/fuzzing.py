@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import hypothesis.strategies as st
 import jax
 import numpy as np
-from registry import Row
+from registry import Row, Step
 
 import curvax
 
@@ -28,30 +28,6 @@ SHAPES = (
     *((2, 3), (3, 2), (3, 5), (5, 3), (2, 13), (13, 2)),
     *((7, 11), (11, 7), (5, 16), (16, 5)),
 )
-
-# The registry's settings, with the papers' ε, behind which no division hides.
-SETTINGS: dict[str, dict[str, Any]] = {
-    "muon": {"eps": 0.0},
-    "racs": {"matrices": curvax.MatrixRule(output_layer=None)},
-    "asgo": {"eps": 1e-6},
-    "dasgo": {"eps": 1e-6},
-    "shampoo": {"eps": 1e-6, "initial": 0.0},
-    "foam": {"eps": 1e-9, "max_damping": 3e-7},
-    "dr_shampoo": {"eps": 1e-9},
-    "soap": {"eps": 0.0, "side": "both"},
-    "eigen_adam": {"eps": 0.0},
-    "galore": {"eps": 1e-8},
-    "fira": {"eps": 1e-8},
-    "alice": {"eps": 0.0},
-    "apollo": {"eps": 1e-8, "matrices": curvax.MatrixRule(output_layer=None)},
-}
-
-SCALE_FREE = ("muon", "racs", "swan", "osgdm")
-"""Methods whose direction is the same, bit for bit, for a gradient that is a power of two larger.
-
-The others have an ε, a root that is no power of two, or LAPACK's eigendecomposition.
-"""
-
 
 # What is drawn.
 
@@ -100,7 +76,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
 ORDINARY = tuple(KINDS)[:9]  # whose squares are in range, and stay so if they are scaled a little
 
 
-class Step(NamedTuple):
+class Batch(NamedTuple):
     """A batch of gradients: the kind of each matrix, and the power of two by which it is scaled."""
 
     kinds: tuple[str, ...]
@@ -111,8 +87,8 @@ class Example(NamedTuple):
     """Some steps of gradients for a batch of matrices."""
 
     seed: int
-    steps: tuple[Step, ...]
-    other: Step  # what is put in the place of the first matrix at every step
+    steps: tuple[Batch, ...]
+    other: Batch  # what is put in the place of the first matrix at every step
 
     def gradients(self, m: int, n: int) -> list[np.ndarray]:
         """The batches, `(BATCH, m, n)` each."""
@@ -126,7 +102,7 @@ class Example(NamedTuple):
             batches[-1][0] = self._batch(m, n, t + MOST_STEPS, self.other)[0]
         return batches
 
-    def _batch(self, m: int, n: int, place: int, step: Step) -> np.ndarray:
+    def _batch(self, m: int, n: int, place: int, step: Batch) -> np.ndarray:
         random = np.random.default_rng([self.seed, place])
         drawn = [
             np.ldexp(KINDS[kind](random, m, n), exponent)
@@ -136,11 +112,11 @@ class Example(NamedTuple):
             return np.stack(drawn).astype(np.float32)
 
 
-def steps(kinds: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Step]:
+def steps(kinds: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Batch]:
     """Batches of these kinds and sizes."""
     kind, exponent = st.sampled_from(kinds), st.integers(least, most)
     several = [st.tuples(*[strategy] * BATCH) for strategy in (kind, exponent)]
-    return st.builds(Step, *several)
+    return st.builds(Batch, *several)
 
 
 EXTREME = -150, 127  # float32's exponents, and some on either side of where squares leave it
@@ -157,58 +133,16 @@ def examples() -> st.SearchStrategy[Example]:
     return example(ORDINARY, -4, 4) | example(tuple(KINDS), *EXTREME)
 
 
-# The bounds.
-
-
-def _of_moments(b1: float, b2: float, t: int, corrected: bool = False) -> float:
-    """The largest `|M| / √v` at step `t` of averages with these decay rates: Cauchy and Schwarz."""
-    ratio = (1 - b1) * math.sqrt(sum((b1**2 / b2) ** k for k in range(t)) / (1 - b2))
-    return ratio * (math.sqrt(1 - b2**t) / (1 - b1**t) if corrected else 1)
-
-
-def _low(m: int, n: int) -> float:
-    """Frobenius norm of a projected matrix of ones, at rank 3 on the smaller side."""
-    return math.sqrt(min(3, m, n) * max(m, n))
-
-
-def _eigenbasis(m: int, n: int, t: int) -> float:
-    # Moments turn with the basis and may meet a second moment just above what counts as noise.
-    noise = max(m, n) * float(np.finfo(np.float32).eps)
-    return m * n / (noise * math.sqrt(0.05 * 0.95**t))
-
-
-BOUNDS: dict[str, Callable[..., float]] = {
-    "muon": lambda m, n, t, g: 1.21 * math.sqrt(min(m, n) * max(1, n / m)),
-    "asgo": lambda m, n, t, g: g / math.sqrt(1e-6),
-    "dasgo": lambda m, n, t, g: _of_moments(0.9, 0.95, t) * math.sqrt(n),
-    "shampoo": lambda m, n, t, g: g,
-    "foam": lambda m, n, t, g: _of_moments(0.9, 0.95, t, True) * math.sqrt(m * n),
-    "dr_shampoo": lambda m, n, t, g: _of_moments(0.9, 0.95, t, True) * math.sqrt(m * n),
-    "soap": lambda m, n, t, g: _eigenbasis(m, n, t),
-    "eigen_adam": lambda m, n, t, g: _eigenbasis(m, n, t),
-    "galore": lambda m, n, t, g: 0.3 * _of_moments(0.9, 0.999, t, True) * _low(m, n),
-    "alice": lambda m, n, t, g: (
-        0.3 * _of_moments(0.9, 0.9, t) * _low(m, n) + 0.12 * math.sqrt(m * n / 0.1)
-    ),
-    "sumo": lambda m, n, t, g: math.sqrt(min(3, m, n)),
-    "swan": lambda m, n, t, g: math.sqrt(min(m, n)),
-    "osgdm": lambda m, n, t, g: math.sqrt(min(m, n)),
-}
-"""The Frobenius norm of a direction of shape `m × n` at step `t`, at most, for any gradients up to
-the norm `g`. RACS, Fira and Apollo divide by scales that nothing keeps from being small; RACS and
-Fira limit how fast that norm grows."""
-
-
 # The properties.
 
 
 @functools.cache
 def compiled(row: Row, shape: tuple[int, int]) -> tuple[Any, Any]:
     """The state at the start and the jitted step, for a batch of matrices of one shape."""
-    optimizer = row.make(
+    optimizer = row.optimizer(
         1.0,
         weight_dimension_numbers={"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)},
-        **SETTINGS.get(row.name, {}),
+        **row.for_fuzzing(),
     )
     params = {"layers": {"kernel": np.zeros((BATCH, *shape), np.float32)}}
 
@@ -250,24 +184,29 @@ def check(row: Row, shape: tuple[int, int], example: Example) -> None:
         updates[:, 1:], others[:, 1:], "another entry of the batch counts"
     )
 
-    if row.name in BOUNDS:
+    if row.longest is not None:
         assert_bounded(row, gradients, updates)
     ordinary = all(kind in ORDINARY for step in example.steps for kind in step.kinds)
     within = all(abs(exponent) <= 4 for step in example.steps for exponent in step.exponents)
-    if row.name in SCALE_FREE and ordinary and within:
+    if row.scale_free and ordinary and within:
         factor = np.float32(2.0 ** (1 + example.seed % 8))
         scaled, _ = run(row, shape, [factor * gradient for gradient in gradients])
         np.testing.assert_array_equal(scaled, updates, f"times {factor:g} changes the direction")
 
 
 def assert_bounded(row: Row, gradients: list[np.ndarray], updates: np.ndarray) -> None:
-    """Every update against its bound. Gradients whose squares overflow count as zero."""
+    """Every update against its bound. Gradients whose squares overflow count as zero.
+
+    RACS, Fira and Apollo have none: they divide by scales that nothing keeps from being small. RACS
+    and Fira limit how fast that norm grows.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.sum(np.square(np.stack(gradients)), axis=(-2, -1))  # float32 (t, BATCH)
         lengths = np.linalg.norm(np.stack(gradients).astype(np.float64), axis=(-2, -1))
     lengths = np.where(np.isfinite(squares), lengths, 0)
     found = np.linalg.norm(updates.astype(np.float64), axis=(-2, -1))
+    assert row.longest is not None
     for t, largest in enumerate(np.maximum.accumulate(lengths), start=1):
-        for length, g in zip(found[t - 1], largest, strict=True):
-            bound = BOUNDS[row.name](*updates.shape[-2:], t, float(g))
+        for length, g, x in zip(found[t - 1], largest, gradients[t - 1], strict=True):
+            bound = row.longest(Step(x.shape[-2], x.shape[-1], t, float(g), x))
             assert length <= 1.001 * bound, f"step {t}: length {length:.3g}, bound {bound:.3g}"

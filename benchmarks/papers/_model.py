@@ -11,7 +11,7 @@ from flax import nnx
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-import train_lm  # pyright: ignore[reportMissingImports]
+import train_lm
 
 SIZES = {
     name: getattr(train_lm.Config, name)

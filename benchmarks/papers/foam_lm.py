@@ -39,7 +39,7 @@ from . import _report
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-import train_lm  # pyright: ignore[reportMissingImports]
+import train_lm
 
 PUBLISHED = {  # f, τ, ε_max, ε0: the paper's Table 6 and section 7
     "ViT": (20, 0.75, 3e-7, 1e-9),

@@ -43,7 +43,7 @@ from . import _report
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
-import train_lm  # pyright: ignore[reportMissingImports]
+import train_lm
 
 STORAGES = {
     "float32": curvax.dense(),

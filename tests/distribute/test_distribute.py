@@ -25,12 +25,11 @@ from helpers import (
     run_scanned,
 )
 from jax.sharding import PartitionSpec as P
-from registry import GROWTH, REGISTRY, Row
+from registry import NAMED, REGISTRY, Row
 from shared.meshes import (
     ADAMW,
     AXIS_TYPES,
     ONE_SHAPE,
-    ROWS,
     TWO_SHAPES,
     assert_same_arrays,
     cast,
@@ -113,7 +112,7 @@ def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut
     params = on(mesh, whole, specs)
     updates, state = steps(optimizer, [on(mesh, g, specs) for g in gradients], params, mesh)
     expected, expected_state = on_one_device(row)
-    assert_close(updates, expected, GROWTH[row.name])
+    assert_close(updates, expected, row.growth)
     portable = curvax.portable_state(optimizer, params, state)
     assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected_state)
     keys = entries(portable, "key"), entries(expected_state, "key")
@@ -177,37 +176,39 @@ def blocked_muon(**settings: Any) -> Any:
 VARIANTS = {
     "blocks": Variant(blocked_muon, {"a/kernel": (4, 6), "b/kernel": (6, 4), "c/kernel": (3, 3)}),
     "a base, warm-up, decay": Variant(
-        functools.partial(ROWS["shampoo"].make, base=ADAMW, warmup_steps=1, side="left"), ONE_SHAPE
+        functools.partial(NAMED["shampoo"].make, base=ADAMW, warmup_steps=1, side="left"), ONE_SHAPE
     ),
     "quantized": Variant(
-        functools.partial(ROWS["eigen_adam"].make, storage=curvax.quantized(**TILES)), LEFT
+        functools.partial(NAMED["eigen_adam"].make, storage=curvax.quantized(**TILES)), LEFT
     ),
     "randomized basis": Variant(
-        functools.partial(ROWS["galore"].make, basis=curvax.subspaces.randomized()), LEFT
+        functools.partial(NAMED["galore"].make, basis=curvax.subspaces.randomized()), LEFT
     ),
     "heads": Variant(
         functools.partial(
-            ROWS["muon"].make, matrices=curvax.MatrixRule(head_wise=True), weight_decay=0.1
+            NAMED["muon"].make, matrices=curvax.MatrixRule(head_wise=True), weight_decay=0.1
         ),
         {"query/kernel": (8, 6, 2), "key/kernel": (8, 5, 2), "wide/kernel": (8, 6)},
     ),
     "one entry each, named as stacks and fields are": Variant(
-        functools.partial(ROWS["muon"].make, matrices=curvax.MatrixRule(stack=False)),
+        functools.partial(NAMED["muon"].make, matrices=curvax.MatrixRule(stack=False)),
         {"4x6": (4, 6), "mu": (4, 6), "whole": (4, 6), "tall/kernel": (6, 4)},
     ),
     "two dtypes in a stack": Variant(
-        functools.partial(ROWS["muon"].make, matrices=STACKED),
+        functools.partial(NAMED["muon"].make, matrices=STACKED),
         ONE_SHAPE,
         dtypes={"0/kernel": "bfloat16", "3/kernel": "bfloat16"},
     ),
     "coded moments": Variant(coded_muon, ONE_SHAPE, factor=1e5),
-    "more devices than matrices": Variant(ROWS["soap"].make, {"wide/kernel": (4, 6)}, mesh=(8,)),
-    "no matrices left over": Variant(ROWS["muon"].make, EVENLY),
+    "more devices than matrices": Variant(NAMED["soap"].make, {"wide/kernel": (4, 6)}, mesh=(8,)),
+    "no matrices left over": Variant(NAMED["muon"].make, EVENLY),
 }
 """Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
 if ALL_CELLS:
     VARIANTS["error feedback"] = Variant(
-        functools.partial(ROWS["asgo"].make, storage=curvax.cholesky(error_feedback=0.95, **TILES)),
+        functools.partial(
+            NAMED["asgo"].make, storage=curvax.cholesky(error_feedback=0.95, **TILES)
+        ),
         ONE_SHAPE,
     )
 
@@ -240,10 +241,10 @@ def test_gradients_of_another_dtype_need_the_parameters(
     params, gradients = given(ONE_SHAPE, 2)
     params = cast(params, dict.fromkeys(params, params_dtype))
     gradients = [cast(g, dict.fromkeys(g, gradients_dtype)) for g in gradients]
-    expected, _ = run_scanned(ROWS["muon"].make(matrices=STACKED), gradients, params)
-    optimizer = ROWS["muon"].make(mesh=mesh_of())
+    expected, _ = run_scanned(NAMED["muon"].make(matrices=STACKED), gradients, params)
+    optimizer = NAMED["muon"].make(mesh=mesh_of())
     updates, state = run(jitted(optimizer), gradients, params)
-    assert_close(updates, expected, GROWTH["muon"])
+    assert_close(updates, expected, NAMED["muon"].growth)
     with pytest.raises(ValueError, match="update needs params"):
         optimizer.update(gradients[0], state[-1])
 
@@ -251,7 +252,7 @@ def test_gradients_of_another_dtype_need_the_parameters(
 def test_staggered_refreshes_come_once_a_period_for_every_matrix() -> None:
     """Which step of the period is a matrix's depends on the devices."""
     params, gradients = given(ONE_SHAPE, 5)
-    optimizer = ROWS["asgo"].make(mesh=mesh_of(), refresh=curvax.every(2, stagger=True))
+    optimizer = NAMED["asgo"].make(mesh=mesh_of(), refresh=curvax.every(2, stagger=True))
     updates, state = steps(optimizer, gradients, params, mesh_of())
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
     portable = curvax.portable_state(optimizer, params, state)
@@ -270,6 +271,6 @@ def test_the_same_work_gives_the_same_bits(name: str, each: int, stack: bool) ->
     for mesh in (None, mesh_of("auto", 2)):
         place = functools.partial(on, mesh) if mesh else lambda tree: tree
         rule = curvax.MatrixRule(stack=True if mesh else stack)
-        optimizer = ROWS[name].make(mesh=mesh, matrices=rule)
+        optimizer = NAMED[name].make(mesh=mesh, matrices=rule)
         found.append(run(jitted(optimizer), map(place, gradients), place(params))[0])
     assert_close(found[1], found[0], factor=0)

@@ -17,7 +17,8 @@ from helpers import ALL_CELLS, OPTIMIZED
 from hlo import Collective, collectives
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from shared.meshes import AXIS_TYPES, ROWS, abstract, abstract_state, mesh_of
+from registry import NAMED
+from shared.meshes import AXIS_TYPES, abstract, abstract_state, mesh_of
 
 import curvax
 
@@ -50,7 +51,7 @@ def scanned_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 def test_a_device_has_its_share_of_the_state(name: str, kind: str) -> None:
     mesh = mesh_of(kind, DEVICES)
     shapes = layers(16, scanned=True) | {"head/kernel": (16, 4)}  # one that is left over
-    make = functools.partial(ROWS[name].make, **scanned_axes(shapes))
+    make = functools.partial(NAMED[name].make, **scanned_axes(shapes))
     optimizer, params = make(mesh=mesh), abstract(shapes, NamedSharding(mesh, P()))
     state, one = abstract_state(optimizer, params, mesh), curvax.state_bytes(make(), params)
     leaves = jax.tree.leaves(state)
@@ -89,7 +90,7 @@ def test_a_step_exchanges_at_most_twice_the_matrices(
 ) -> None:
     """And nothing within a refresh or another loop, where devices would wait for each other."""
     mesh, shapes = mesh_of(kind, DEVICES), layers(8, scanned)
-    make = functools.partial(ROWS[name].make, mesh=mesh, **scanned_axes(shapes))
+    make = functools.partial(NAMED[name].make, mesh=mesh, **scanned_axes(shapes))
     if name == "shampoo":
         make = functools.partial(make, side="left")
     specs = P(None, *LAYOUTS[layout]) if scanned else P(*LAYOUTS[layout])

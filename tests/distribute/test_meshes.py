@@ -19,10 +19,9 @@ from helpers import (
 )
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
-from registry import GROWTH
+from registry import NAMED, Row
 from shared.meshes import (
     ONE_SHAPE,
-    ROWS,
     TWO_SHAPES,
     assert_same_arrays,
     begun,
@@ -59,10 +58,10 @@ def other_meshes() -> dict[str, tuple[Mesh, Any]]:
 def test_any_axes_of_any_mesh(name: str) -> None:
     mesh, axes = other_meshes()[name]
     params, gradients = given(TWO_SHAPES)
-    optimizer = ROWS["muon"].make(mesh=mesh, mesh_axis=axes)
+    optimizer = NAMED["muon"].make(mesh=mesh, mesh_axis=axes)
     params = on(mesh, params)
     updates, state = steps(optimizer, [on(mesh, g) for g in gradients], params, mesh)
-    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+    assert_close(updates, on_no_mesh("muon")[0], NAMED["muon"].growth)
     if "order" in name:
         portable = curvax.portable_state(optimizer, params, state)
         assert_same_arrays(curvax.place_state(optimizer, params, portable), state)
@@ -80,14 +79,14 @@ def test_inside_the_context_of_a_mesh(kind: str) -> None:
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of(kind)
     with jax.set_mesh(mesh):
-        updates, _ = steps(ROWS["muon"].make(mesh=mesh), gradients, params, mesh)
-    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+        updates, _ = steps(NAMED["muon"].make(mesh=mesh), gradients, params, mesh)
+    assert_close(updates, on_no_mesh("muon")[0], NAMED["muon"].growth)
 
 
 def test_inside_pmap() -> None:
     """Where a device's state is its own alone."""
     params, gradients = given(TWO_SHAPES)
-    optimizer, devices = ROWS["muon"].make(mesh_axis="x"), jax.devices()[:4]
+    optimizer, devices = NAMED["muon"].make(mesh_axis="x"), jax.devices()[:4]
     each = lambda tree: jax.tree.map(lambda x: np.stack([x] * 4), tree)  # noqa: E731
     state = jax.pmap(optimizer.init, axis_name="x", devices=devices)(each(params))
     step = jax.pmap(optimizer.update, axis_name="x", devices=devices)
@@ -96,7 +95,7 @@ def test_inside_pmap() -> None:
         updates = jax.tree.map(np.asarray, updates)
         for device in range(4):
             own = jax.tree.map(lambda x: x[device], updates)  # noqa: B023
-            assert_close(own, expected, GROWTH["muon"])
+            assert_close(own, expected, NAMED["muon"].growth)
     divided = entries(state, "whole") + entries(state, "singles")
     moments = {x.shape for x in divided if x.ndim > 1 and x.dtype == jnp.float32}
     assert moments == {(4, 1, 4, 6), (4, 1, 24)}  # on each a wide matrix and one that was left
@@ -107,7 +106,7 @@ def test_inside_shard_map(kind: str) -> None:
     """Over two axes, in an order of their own."""
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of(kind, 2, 2)
-    optimizer = ROWS["muon"].make(mesh_axis=("y", "x"))
+    optimizer = NAMED["muon"].make(mesh_axis=("y", "x"))
 
     def trajectory(params: Any, gradients: Any) -> Any:
         def step(state: Any, gradient: Any) -> Any:
@@ -117,7 +116,7 @@ def test_inside_shard_map(kind: str) -> None:
 
     mapped = jax.shard_map(trajectory, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     updates = jax.jit(mapped)(on(mesh, params), on(mesh, stacked(gradients)))
-    assert_close(updates, stacked(on_no_mesh("muon")[0]), GROWTH["muon"])
+    assert_close(updates, stacked(on_no_mesh("muon")[0]), NAMED["muon"].growth)
 
 
 # Ways of running
@@ -141,26 +140,26 @@ def test_a_donated_state_is_used_and_nothing_is_compiled_twice(kind: str) -> Non
         updates.append(new)
     assert all(x.is_deleted() for x in jax.tree.leaves(first))
     assert len(traces) == 1 and step._cache_size() == 1
-    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+    assert_close(updates, on_no_mesh("muon")[0], NAMED["muon"].growth)
 
 
 @functools.cache
 def direction_on_no_mesh() -> list[Any]:
     """Muon's directions for `ONE_SHAPE`."""
     params, gradients = given(ONE_SHAPE)
-    return run_scanned(curvax.on_matrices(ROWS["muon"].make_direction()), gradients, params)[0]
+    return run_scanned(curvax.on_matrices(NAMED["muon"].make_direction()), gradients, params)[0]
 
 
 @both_axis_types
 def test_init_without_jit_and_with_uncommitted_parameters(kind: str) -> None:
     """Arrays that were not put anywhere; the divided part is compiled once."""
     params, gradients = given(ONE_SHAPE)
-    optimizer = curvax.on_matrices(ROWS["muon"].make_direction(), mesh=mesh_of(kind))
+    optimizer = curvax.on_matrices(NAMED["muon"].make_direction(), mesh=mesh_of(kind))
     step, state = jax.jit(optimizer.update), optimizer.init(params)
     for gradient in gradients:
         updates, state = step(gradient, state, params)
     assert step._cache_size() == 1
-    assert_close(updates, direction_on_no_mesh()[-1], GROWTH["muon"])
+    assert_close(updates, direction_on_no_mesh()[-1], NAMED["muon"].growth)
 
 
 @explicit_by_default
@@ -173,18 +172,22 @@ def test_steps_can_be_scanned(kind: str) -> None:
 
     together = on(mesh_of(kind), stacked(gradients))
     _, updates = jax.jit(lambda *args: jax.lax.scan(step, *args))(state, together)
-    assert_close(updates, stacked(on_no_mesh("muon")[0]), GROWTH["muon"])
+    assert_close(updates, stacked(on_no_mesh("muon")[0]), NAMED["muon"].growth)
 
 
 # Inside of Optax
 
 
+def wrapped_row(name: str) -> Row:
+    return NAMED["eigen_adam" if "eigen" in name else "muon"]
+
+
 def wrapped(name: str) -> Callable[..., Any]:
     """From `mesh=` to Muon or EigenAdam inside of something of Optax."""
-    row = ROWS["eigen_adam" if "eigen" in name else "muon"]
+    row = wrapped_row(name)
     if "hyperparameters" in name:
         inject = optax.inject_hyperparams(row.optimizer, static_args=(*row.static, "mesh"))
-        return functools.partial(inject, 0.1, **row.settings, **row.descent)
+        return functools.partial(inject, 0.1, **row.for_contract())
     assert name == "apply_if_finite, MultiSteps, chain, masked"
     mask = {key: key != "3/kernel" for key in TWO_SHAPES}
 
@@ -208,7 +211,7 @@ def test_inside_of_optax(name: str, kind: str) -> None:
     optimizer, placed = make(mesh=mesh), on(mesh, params)
     updates, state = steps(optimizer, [on(mesh, g) for g in gradients], placed, mesh)
     expected, states = run_scanned(make(), gradients, params)
-    assert_close(updates, expected, GROWTH["eigen_adam" if "eigen" in name else "muon"])
+    assert_close(updates, expected, wrapped_row(name).growth)
     portable = curvax.portable_state(optimizer, placed, state)
     assert shapes_and_dtypes(portable) == shapes_and_dtypes(states[-1])
 
@@ -227,7 +230,7 @@ def test_traced_numbers_on_explicit_axes_are_refused() -> None:
 def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
     """What is done, and what the error has to name."""
     params, gradients = given(TWO_SHAPES)
-    muon, shampoo, alice = (ROWS[name].make for name in ("muon", "shampoo", "alice"))
+    muon, shampoo, alice = (NAMED[name].make for name in ("muon", "shampoo", "alice"))
     mesh, other = mesh_of(), mesh_of("auto", 8)
     upper = Mesh(np.array(jax.devices()[4:]), "x", axis_types=(AxisType.Auto,))
 

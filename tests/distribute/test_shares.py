@@ -13,7 +13,8 @@ import jax
 import numpy as np
 import pytest
 from algebra import leaves_in
-from shared.meshes import ROWS, TWO_SHAPES, begin, given, mesh_of
+from registry import NAMED
+from shared.meshes import TWO_SHAPES, begin, given, mesh_of
 
 import curvax
 from curvax.transforms.distribute import _shares
@@ -105,7 +106,7 @@ def test_a_device_decomposes_the_factors_of_its_own_matrices(
     for module in (_inverse_root, _factor):
         monkeypatch.setattr(module, "eigh", logged)
     mesh = mesh_of()
-    optimizer = ROWS["shampoo"].make(mesh=mesh, side="left")
+    optimizer = NAMED["shampoo"].make(mesh=mesh, side="left")
     step, state, executed = jax.jit(optimizer.update), begin(optimizer, params, mesh), []
     for gradient in gradients:
         _, state = step(gradient, state, params)
@@ -119,11 +120,11 @@ def test_a_device_decomposes_the_factors_of_its_own_matrices(
 
 def test_the_summary_says_on_how_many_devices_matrices_are() -> None:
     params, _ = given(TWO_SHAPES)
-    summary = curvax.summarize(ROWS["muon"].make(mesh=mesh_of("auto", 8)), params)
+    summary = curvax.summarize(NAMED["muon"].make(mesh=mesh_of("auto", 8)), params)
     lines = {line.split(" | ")[0].strip("| "): line for line in summary.splitlines()}
     for name in TWO_SHAPES:
         if "bias" not in name:
             number = 5 if name[0].isdigit() else 2
             assert f"on {number} of 8 devices" in lines[name]
     assert "devices" not in lines["a/bias"]
-    assert "devices" not in curvax.summarize(ROWS["muon"].make(), params)
+    assert "devices" not in curvax.summarize(NAMED["muon"].make(), params)

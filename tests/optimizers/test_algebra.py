@@ -46,6 +46,7 @@ from algebra import (
     trajectory,
 )
 from helpers import ALL_CELLS, with_spectrum
+from registry import ADAPTIVE, NAMED, REGISTRY, Row
 
 import curvax
 from curvax import policies
@@ -60,33 +61,6 @@ MOMENT_BITS = 8
 
 # The factors.
 
-ADAM = {"b1": 0.5, "b2": 0.5}
-LOW_RANK = {"rank": 3}
-ADAPTIVE = {"check_every": 2, "b1": 0.5, "b2": 0.3, "eps": 0.3}
-METHODS: dict[str, dict[str, Any]] = {
-    "muon": {},
-    "osgdm": {},
-    "swan": {},
-    "racs": {"matrices": curvax.MatrixRule(output_layer=None)},
-    "dasgo": {"eps": 0.1, "matrices": None},
-    "asgo": {"b2": 0.3, "eps": 0.3, "matrices": None},
-    "shampoo": {
-        "b2": 0.3,
-        "eps": 0.3,
-        "root": 2,
-        "damping_mode": "absolute",
-        "statistics_every": 1,
-    },
-    "foam": {"threshold": 0.25, "max_damping": 2.2, **ADAPTIVE},
-    "dr_shampoo": {"threshold": 0.35, **ADAPTIVE},
-    "soap": {"b3": 0.3, "eps": 3.0, **ADAM},
-    "eigen_adam": {"b3": 0.3, "eps": 1.0, "side": "smaller", **ADAM},
-    "galore": {"eps": 0.1, **LOW_RANK, **ADAM},
-    "fira": {"eps": 0.1, **LOW_RANK, **ADAM},
-    "alice": {"eps": 0.1, "leading": 2, "b3": 0.9, **LOW_RANK, **ADAM},
-    "apollo": {"eps": 0.1, "variant": "svd", **LOW_RANK, **ADAM},  # draws depend on the dtype
-    "sumo": {"b1": 0.5, **LOW_RANK},
-}
 REFRESH = {
     "every": curvax.every(2),
     "stagger": curvax.every(2, stagger=True),
@@ -106,64 +80,18 @@ ONE_BY_ONE = ("quantized8", "feedback")  # decoded as large matrices are
 VALUES = {"refresh": REFRESH, "storage": STORAGE}
 MOMENTS = ("plain", "coded")
 
-ADAPTS = ("foam", "diagonal_residual", "below_norm", "dr_shampoo")
-"""Policies, and the methods named after them, that look before they refresh."""
-TWO_SIDED = ("shampoo", "foam", "dr_shampoo", "soap")
-"""Both factors of a square gradient have full rank at the first step: no basis is arbitrary."""
+
+def storages(row: Row) -> Sequence[str]:
+    """Those that say something for a method: there has to be a symmetric factor to store."""
+    return tuple(STORAGE) if row.factors else ()
 
 
-class Meaningless(NamedTuple):
-    """Values of an argument that say nothing for some methods, and why."""
-
-    methods: str
-    argument: str
-    values: str
-    reason: str
-
-
-MEANINGLESS = (
-    Meaningless(
-        methods="muon osgdm swan racs dasgo",
-        argument="refresh",
-        values="every stagger foam diagonal_residual below_norm",
-        reason="nothing is kept from one refresh to the next",
-    ),
-    Meaningless(
-        methods="foam dr_shampoo",
-        argument="refresh",
-        values="every stagger foam diagonal_residual below_norm",
-        reason="the method is Shampoo with a policy; Shampoo with another one is `shampoo`",
-    ),
-    Meaningless(
-        methods="asgo shampoo soap eigen_adam",
-        argument="refresh",
-        values="below_norm",
-        reason="a factor has no projected gradient whose norm could be small",
-    ),
-    Meaningless(
-        methods="soap eigen_adam",
-        argument="refresh",
-        values="foam",
-        reason="a basis has no damping to adapt",
-    ),
-    Meaningless(
-        methods="galore fira alice apollo sumo",
-        argument="refresh",
-        values="foam diagonal_residual",
-        reason="a subspace has no symmetric factor to look at",
-    ),
-    Meaningless(
-        methods="muon osgdm swan racs dasgo galore fira alice apollo sumo",
-        argument="storage",
-        values="dense quantized quantized8 cholesky feedback",
-        reason="there is no symmetric factor to store",
-    ),
-)
 REFUSED = [
-    (method, row.argument, value)
-    for row in MEANINGLESS
-    for method in row.methods.split()
-    for value in row.values.split()
+    (row.name, argument, value)
+    for argument, values in VALUES.items()
+    for row in REGISTRY
+    for value in values
+    if value not in (row.policies if argument == "refresh" else storages(row))
 ]
 
 # The cells.
@@ -187,11 +115,11 @@ class Cell(NamedTuple):
 
     def make(self, **replaced: Any) -> Any:
         """The optimizer."""
-        settings = {"others": optax.adam(1.0, b1=0.5, b2=0.5), **METHODS[self.method]}
+        settings = {"others": optax.adam(1.0, b1=0.5, b2=0.5), **NAMED[self.method].for_algebra()}
         for argument, name in (("refresh", self.refresh), ("storage", self.storage)):
             if name is not None:
                 settings[argument] = replaced.get(argument, VALUES[argument][name])
-        optimizer = getattr(curvax, self.method)(1.0, **settings)
+        optimizer = NAMED[self.method].optimizer(1.0, **settings)
         if self.moments == "plain":
             return optimizer
         return curvax.quantize_state(
@@ -204,16 +132,10 @@ def _is_moment(path: str, leaf: Any) -> bool:
     return not {*SIGNED, *POSITIVE}.isdisjoint(path.split("/"))
 
 
-def allowed(method: str, argument: str) -> list[str | None]:
-    """The values that mean something for a method."""
-    refused = {value for m, a, value in REFUSED if (m, a) == (method, argument)}
-    return [value for value in VALUES[argument] if value not in refused] or [None]
-
-
 ALL = [
-    Cell(method, *values)
-    for method in METHODS
-    for values in itertools.product(allowed(method, "refresh"), allowed(method, "storage"), MOMENTS)
+    Cell(row.name, *values)
+    for row in REGISTRY
+    for values in itertools.product(row.policies or (None,), storages(row) or (None,), MOMENTS)
 ]
 
 
@@ -248,12 +170,11 @@ COMPARED = ALL if ALL_CELLS else new(SAMPLE)
 
 
 def shapes(method: str) -> dict[str, tuple[int, ...]]:
-    """Two matrices in one stack; and a vector, of ASGO because it is a matrix there.
-
-    Where it is Adam's, which no policy or storage concerns, methods without a policy suffice.
-    """
-    matrix = (6, 6) if method in TWO_SIDED else (8, 6)
-    vector = {"b/bias": (6,)} if method == "asgo" or allowed(method, "refresh") == [None] else {}
+    """Two matrices in one stack, and a vector where no policy has to decide about it."""
+    row = NAMED[method]
+    # Both factors of a square gradient have full rank at the first step: no basis is arbitrary.
+    matrix = (6, 6) if row.factors and row.side(row.for_algebra()) == "both" else (8, 6)
+    vector = {} if row.policies else {"b/bias": (6,)}
     return {"a/kernel": matrix, "b/kernel": matrix, **vector}
 
 
@@ -277,7 +198,7 @@ def given(method: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 @functools.cache
 def twin(method: str, refresh: str | None) -> Twin:
     """The method with this policy, dense in float64."""
-    cell = Cell(method, refresh, allowed(method, "storage")[0], "plain").in_full
+    cell = Cell(method, refresh, "dense" if NAMED[method].factors else None, "plain")
     return Twin(lambda storage: cell.make(storage=storage), *given(method))
 
 
@@ -375,7 +296,7 @@ def test_a_cell_is_its_method_in_float64_but_for_what_its_codes_lose(
         monkeypatch.setattr(_quantized, "ONE_BY_ONE_FROM", 1)
     errors, bounds = compared(cell)
     assert (errors <= bounds).all(), f"errors in bounds, by leaf and step:\n{errors / bounds}"
-    if not {cell.method, cell.refresh}.isdisjoint(ADAPTS):
+    if NAMED[cell.method].own_policy or cell.refresh in ADAPTIVE:
         # At one of the two checks after the first step every matrix was left as it was.
         counts = refreshes(twin(cell.method, cell.refresh).states)
         assert set(itertools.chain(*counts)) == {2}
@@ -393,16 +314,16 @@ def test_a_cell_takes_the_bytes_of_its_codes(cell: Cell) -> None:
 @pytest.mark.parametrize(("method", "argument", "value"), REFUSED)
 def test_what_means_nothing_is_refused(method: str, argument: str, value: str) -> None:
     """By the argument's name; some methods do not have the argument at all."""
-    optimizer, settings = getattr(curvax, method), METHODS[method]
-    has_argument = argument in inspect.signature(optimizer).parameters
+    row = NAMED[method]
+    has_argument = argument in inspect.signature(row.optimizer).parameters
     with pytest.raises(ValueError if has_argument else TypeError, match=rf"\b{argument}\b"):
-        optimizer(1.0, **settings, **{argument: VALUES[argument][value]})
+        row.optimizer(1.0, **{**row.for_algebra(), argument: VALUES[argument][value]})
 
 
-def test_the_product_has_every_method() -> None:
+def test_the_registry_has_every_method() -> None:
     """The public functions whose direction is public as well."""
     names = {name for name in curvax.__all__ if f"scale_by_{name}" in curvax.__all__}
-    assert set(METHODS) == names
+    assert {row.name for row in REGISTRY} >= names
 
 
 def test_every_value_is_in_the_sample() -> None:

@@ -55,7 +55,7 @@ FOUND: dict[str, Any] = {
     "large/kernel": jax.ShapeDtypeStruct((1300, 4), jnp.float32),
     "bias": jax.ShapeDtypeStruct((3,), jnp.float32),
 }
-WHOLE, BLOCKS, NONE = "1 matrix", "2 matrices 650×4 (2×1 tiles)", "no matrix"
+WHOLE, BLOCKS, NONE = "1 matrix", "2 matrices 650×4 (2×1 tiles)", "not a matrix"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_others_are_adamw_or_what_is_given(row: Row, given: str) -> None:
         "others": ({"others": optax.sgd(0.5, momentum=0.9), "weight_decay": 0.2}, None),
     }[given]
     expected = settings["others"] if expected is None else expected
-    settings = {"matrices": None, **row.settings, **row.descent, **settings}
+    settings = {"matrices": None, **row.for_contract(), **settings}
     ours = without_matrices(row.optimizer(0.1, **settings))
     theirs = run(expected, gradients_like(VECTOR, 3), VECTOR)[0]
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)

@@ -45,7 +45,7 @@ from helpers import (
 )
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from registry import GROWTH, REGISTRY, Row, every_optimizer, in_turns
+from registry import NAMED, REGISTRY, Row, every_optimizer, in_turns
 
 import curvax
 
@@ -110,14 +110,14 @@ def assert_matrix_branch(row: Row, params: Any, state: Any) -> None:
             assert {"mu", "nu", "skipped", "others"} <= fields, f"{name}: {fields}"
             assert "not a matrix" in summary[name]
         else:
-            adamws = {"nu", "others"} - row.fields  # a grafted Adam has its own nu
-            assert row.fields | {"skipped"} <= fields, f"{name}: {fields}"
+            adamws = {"nu", "others"} - row.state_fields  # a grafted Adam has its own nu
+            assert row.state_fields | {"skipped"} <= fields, f"{name}: {fields}"
             assert not adamws & fields, f"{name}: {fields}"
-            # OSGDM's momentum is that of whole steps, behind the matrix view.
-            own = {place: x for place, x in entries.items() if "trace" not in place.split("/")}
+            behind = row.fields if row.after_the_matrices else frozenset()
+            own = {p: x for p, x in entries.items() if behind.isdisjoint(p.split("/"))}
             assert {entry.shape[0] for entry in own.values()} == {matrices[0]}, name
             momenta = [x.shape for place, x in own.items() if "mu" in place.split("/")]
-            if "rank" in row.settings:
+            if row.ranked:
                 rank = min(row.settings["rank"], *matrices[1:])
                 sides = [(rank, matrices[2]), (matrices[1], rank)]
                 assert momenta in [[(matrices[0], *side)] for side in sides], name
@@ -172,8 +172,7 @@ def test_no_batch_is_decomposed(row: Row) -> None:
     text = program(optimizer.update, params, state, params)
     kinds = "|".join(("eigh", "svd", "qr", "geqrf", "householder_product", "cholesky", "lu"))
     found = re.findall(rf"^\s*((?:\w+:\w+\[[\d,]*\] ?)+) *= ({kinds})\b", text, re.MULTILINE)
-    decomposes = row.name not in ("muon", "racs", "dasgo", "apollo")
-    assert bool(found) == decomposes
+    assert bool(found) == bool(row.decomposes or row.svd)
     for results, kind in found:
         for shape in re.findall(r"\[([\d,]*)\]", results):
             batch = [int(n) for n in shape.split(",")][:-2]
@@ -190,7 +189,7 @@ def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> Non
     assert_matrix_branch(row, narrow, states[-1])
     wide, *wide_gradients = jax.tree.map(lambda x: np.asarray(x, np.float32), [narrow, *gradients])
     (expected,), _ = run(optimizer, wide_gradients, wide)
-    assert_close(updates, expected, GROWTH[row.name])
+    assert_close(updates, expected, row.growth)
 
 
 @in_turns(2, of=6)
@@ -217,7 +216,7 @@ def test_a_mesh_gives_the_same_updates(row: Row) -> None:
             if mesh == "explicit":
                 same = update.sharding.is_equivalent_to(params[name].sharding, update.ndim)
                 assert same, f"{name}: {update.sharding}"
-        assert_close(updates, {name: on_one[name] for name in ON_MESH}, GROWTH[row.name])
+        assert_close(updates, {name: on_one[name] for name in ON_MESH}, row.growth)
     assert step._cache_size() == 1  # pyright: ignore
     assert_matrix_branch(row, params, state)
 
@@ -248,11 +247,11 @@ def test_extra_arguments_are_ignored_and_params_not_needed_without_weight_decay(
 
 @pytest.mark.parametrize("name", share(["shampoo", "racs", "alice"], of=3))
 def test_nothing_needs_jit(name: str) -> None:
-    row = next(row for row in REGISTRY if row.name == name)
+    row = NAMED[name]
     kernel = lambda tree: {"dense": {"kernel": tree["dense"]["kernel"]}}  # noqa: E731
     params, gradient = map(kernel, (small_tree(), gradients_like(small_tree(), 1)[0]))
     (updates,), _ = run(row.make(), [gradient], params, jit=False)
-    assert_close(updates, kernel(small_run(row)[0][0]), GROWTH[name])
+    assert_close(updates, kernel(small_run(row)[0][0]), row.growth)
 
 
 @every_optimizer
@@ -277,7 +276,7 @@ def test_donated_state_gives_the_same_updates(row: Row) -> None:
     first = state = optimizer.init(params)
     for gradient, expected in zip(gradients_like(params, 3), small_run(row)[0], strict=True):
         updates, state = step(gradient, state, params)
-        assert_close(updates, expected, GROWTH[row.name])
+        assert_close(updates, expected, row.growth)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
 
 
@@ -295,11 +294,11 @@ def test_steps_can_be_scanned(row: Row) -> None:
         optimizer.init(params), gradients
     )
     expected, states = small_run(row)
-    assert_close(updates, jax.tree.map(lambda *x: np.stack(x), *expected), GROWTH[row.name])
+    assert_close(updates, jax.tree.map(lambda *x: np.stack(x), *expected), row.growth)
     last = gradients_like(params, 1)[0]
     step_again = compiled(row).update
     after_scan, after_loop = (step_again(last, s, params)[0] for s in (state, states[-1]))
-    assert_close(after_scan, after_loop, GROWTH[row.name])
+    assert_close(after_scan, after_loop, row.growth)
 
 
 @in_turns(0, of=6)
@@ -314,7 +313,7 @@ def test_replicas_can_be_mapped(row: Row) -> None:
     for i, gradient in enumerate(gradients):
         alone, _ = compiled(row).update(gradient, optimizer.init(params), params)
         own = jax.tree.map(lambda x: np.asarray(x)[i], updates)  # noqa: B023
-        assert_close(own, alone, GROWTH[row.name])
+        assert_close(own, alone, row.growth)
 
 
 @every_optimizer
@@ -331,10 +330,10 @@ def test_init_can_be_evaluated_abstractly(row: Row) -> None:
 
 @every_optimizer
 def test_init_does_not_grow_with_the_leaves_of_a_shape(row: Row) -> None:
-    """But for the zeros of OSGDM's momentum, which is behind the matrix view."""
+    """But for the zeros of a momentum behind the matrix view."""
     few, many = ({f"{i}/kernel": jnp.ones((4, 6)) for i in range(n)} for n in (2, 8))
     lines = [len(program(row.make().init, params).splitlines()) for params in (few, many)]
-    assert lines[1] <= lines[0] + (len(many) - len(few) if row.name == "osgdm" else 0)
+    assert lines[1] <= lines[0] + (len(many) - len(few) if row.after_the_matrices else 0)
 
 
 @pytest.mark.parametrize(
@@ -405,26 +404,24 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     inject = optax.inject_hyperparams(
         row.optimizer, static_args=row.static, hyperparam_dtype=jnp.float32
     )
-    injected = inject(0.1, **row.settings, **row.descent)
+    injected = inject(0.1, **row.for_contract())
     gradients = gradients_like(params, 2)
     state = injected.init(params)
-    decays = [name for name in state.hyperparams if name.removeprefix("adam_") in ("b1", "b2")]
-    own = {"b1", "b2"} & set(row.optimizer.__kwdefaults__)  # SWAN has none
-    assert len(decays) > (2 if own else 1) and {state.hyperparams[n].dtype for n in decays} == {
-        jnp.dtype("float32")
-    }
-    assert max(float(state.hyperparams[name]) for name in decays) < 1
+    assert {x.dtype for x in state.hyperparams.values()} == {jnp.dtype("float32")}
+    given = row.defaults | row.for_contract()
+    decays = [name for name in ("b1", "b2", "b3") if isinstance(given.get(name), float)]
+    assert all(float(state.hyperparams[name]) < 1 for name in decays)
     updates, _ = run(injected, gradients, params)
     wide, *wide_gradients = jax.tree.map(lambda x: x.astype("float32"), [params, *gradients])
     expected, _ = run(compiled(row), wide_gradients, wide, jit=False)  # which is compiled
-    assert_close(updates, expected, GROWTH[row.name])
+    assert_close(updates, expected, row.growth)
 
 
 @in_turns(5, of=6)
 def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
     params = small_tree()
     inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
-    injected = inject(lambda step: 0.1 / (1 + step), **row.settings, **row.descent)
+    injected = inject(lambda step: 0.1 / (1 + step), **row.for_contract())
     step = jax.jit(injected.update)
     state = injected.init(params)
     gradients = gradients_like(params, 3)
@@ -433,7 +430,7 @@ def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
         assert_close(float(state.hyperparams["learning_rate"]), 0.1 / (1 + i), eps=1e-6)
         scaled = jax.tree.map(lambda x: x / (1 + i), expected)  # noqa: B023
         # Adam divides by 1 - b2, which in float32 has 1,000 times the relative error of b2.
-        assert_close(updates, scaled, GROWTH[row.name], condition=1 / (1 - 0.999))
+        assert_close(updates, scaled, row.growth, condition=1 / (1 - 0.999))
     before, _ = step(gradients[2], state, params)
     state.hyperparams["weight_decay"] = jnp.full_like(state.hyperparams["weight_decay"], 0.5)
     after, _ = step(gradients[2], state, params)
@@ -452,7 +449,7 @@ def test_learning_rate_schedules_count_steps_from_zero(row: Row) -> None:
     factors = (1.0, 0.5, 0.05)
     for update, plain, factor in zip(updates, small_run(row)[0], factors, strict=True):
         scaled = jax.tree.map(lambda x: x * factor, plain)  # noqa: B023
-        assert_close(update, scaled, GROWTH[row.name])
+        assert_close(update, scaled, row.growth)
 
 
 @in_turns(1, of=6)
@@ -464,7 +461,7 @@ def test_multi_steps_average_gradients(row: Row) -> None:
     updates, _ = run(optimizer, halves, params)
     for i, expected in enumerate(small_run(row)[0][:2]):
         assert not any(np.any(x) for x in jax.tree.leaves(updates[2 * i]))
-        assert_close(updates[2 * i + 1], expected, GROWTH[row.name])
+        assert_close(updates[2 * i + 1], expected, row.growth)
 
 
 @in_turns(2, of=6)
@@ -476,7 +473,7 @@ def test_apply_if_finite_skips_a_bad_step(row: Row) -> None:
     updates, states = run(optimizer, [first, bad, second], params)
     assert not any(np.any(x) for x in jax.tree.leaves(updates[1]))
     assert_close(states[1].inner_state, states[0].inner_state, factor=0)
-    assert_close([updates[0], updates[2]], small_run(row)[0][:2], GROWTH[row.name])
+    assert_close([updates[0], updates[2]], small_run(row)[0][:2], row.growth)
 
 
 @in_turns(3, of=6)
@@ -488,7 +485,7 @@ def test_masked_leaves_pass_through(row: Row) -> None:
     updates, _ = run(optimizer, gradients, params)
     for update, gradient, plain in zip(updates, gradients, small_run(row)[0], strict=True):
         assert_close(update["head"], gradient["head"], factor=0)
-        assert_close(update["dense"], plain["dense"], GROWTH[row.name])
+        assert_close(update["dense"], plain["dense"], row.growth)
 
 
 @in_turns(4, of=6)
@@ -507,7 +504,7 @@ def test_partition_and_chain(row: Row) -> None:
     for update, plain in zip(updates, small_run(row)[0], strict=True):
         assert not np.any(update["head"]["kernel"])
         halved = jax.tree.map(lambda x: 0.5 * x, plain["dense"])
-        assert_close(update["dense"], halved, GROWTH[row.name])
+        assert_close(update["dense"], halved, row.growth)
 
 
 @every_optimizer
@@ -518,7 +515,7 @@ def test_flax_train_state(row: Row) -> None:
         state = state.apply_gradients(grads=gradient)
     expected = functools.reduce(optax.apply_updates, small_run(row)[0], params)
     assert state.step == 3
-    assert_close(state.params, expected, GROWTH[row.name])
+    assert_close(state.params, expected, row.growth)
 
 
 @in_turns(5, of=6)
@@ -535,7 +532,7 @@ def test_nnx_optimizer(row: Row) -> None:
         step(model, optimizer, gradient)
     expected = functools.reduce(optax.apply_updates, small_run(row)[0], small_tree())
     trained = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    assert_close(trained, expected, GROWTH[row.name])
+    assert_close(trained, expected, row.growth)
 
 
 @in_turns(0)
@@ -545,12 +542,12 @@ def test_weight_decay_is_decoupled_and_masked_and_others_have_their_learning_rat
     optimizer = row.make(0.1, adam_learning_rate=0.2, weight_decay=0.5, weight_decay_mask=mask)
     (updates,), _ = run(optimizer, gradients_like(params, 1), params)
     plain = small_run(row)[0][0]
-    factor = 2 if row.name in ("apollo", "racs") else 1  # which leave the output layer to AdamW
+    factor = 2 if row.spares_output_layer else 1
     head = jax.tree.map(lambda x: factor * x, plain["head"])
-    assert_close(updates["head"], head, GROWTH[row.name])
+    assert_close(updates["head"], head, row.growth)
     faster = {"kernel": 1, "bias": 1 if row.everything else 2}
     decayed = {k: f * (plain["dense"][k] - 0.05 * params["dense"][k]) for k, f in faster.items()}
-    assert_close(updates["dense"], decayed, GROWTH[row.name])
+    assert_close(updates["dense"], decayed, row.growth)
 
 
 @in_turns(2)

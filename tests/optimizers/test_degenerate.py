@@ -2,14 +2,13 @@
 
 A method's step is compiled once for a tree of odd shapes and once for 10,000 × 8; inputs are data.
 The trees of odd shapes are taken by the methods in turns; with CURVAX_ALL_CELLS each takes all.
-`BOUNDS` states how long the direction of each method can be when a gradient comes again at every
-step; with stale roots and bases no method has a bound for gradients that change.
+A row of the registry states how long a direction can be when a gradient comes again at every step;
+with stale roots and bases few methods have a bound for gradients that change (`fuzzing.py`).
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ALL_CELLS
-from registry import REGISTRY, Row, every_optimizer, in_turns
+from registry import NAMED, REGISTRY, Row, Step, adam, every_optimizer, in_turns
 
 import curvax
 
@@ -30,15 +29,6 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 SPEC = {"pair/kernel": curvax.MatrixAxes(rows=1, columns=2)}
 STEPS = 3
-
-# A factor of order 10,000 has 400 MB, and its decomposition takes hours. What a user does about it:
-# one side alone, or blocks.
-FOR_LONG: dict[str, dict[str, Any]] = {
-    "shampoo": {"side": "smaller"},
-    "foam": {"matrices": curvax.MatrixRule(block_size=50)},
-    "dr_shampoo": {"matrices": curvax.MatrixRule(block_size=50)},
-}
-
 
 # The inputs: from a standard normal matrix to a degenerate one.
 
@@ -72,81 +62,6 @@ def gradient(kind: str, name: str | None, seed: int = 0) -> dict[str, jax.Array]
     return {key: drawn(shape) for key, shape in SHAPES[kind].items()}
 
 
-# The bounds.
-
-
-def of_moments(b1: float, b2: float, corrected: bool = False) -> float:
-    """The largest `|M| / √v` of averages with these decay rates after `STEPS` steps.
-
-    By Cauchy and Schwarz `|M| ≤ (1 - b1) √(Σ (b1²/b2)^k / (1 - b2)) √v`, with `G²` or the squared
-    norm of `G` in `v`.
-    """
-    series = sum((b1**2 / b2) ** k for k in range(STEPS))
-    ratio = (1 - b1) * math.sqrt(series / (1 - b2))
-    return ratio * (math.sqrt(1 - b2**STEPS) / (1 - b1**STEPS) if corrected else 1)
-
-
-def low_rank(m: int, n: int) -> float:
-    """Frobenius norm of a projected matrix of ones, at rank 3 on the smaller side."""
-    return math.sqrt(min(3, m, n) * max(m, n))
-
-
-KAPPA = 10.0
-"""`‖column‖ ≤ KAPPA ‖its projection‖` for every column of these gradients.
-
-Fira and Apollo scale columns by what becomes of their projections. Nothing bounds that in general.
-"""
-
-ADAM = of_moments(0.9, 0.999, corrected=True)
-
-
-def adam(m: int, n: int) -> float:
-    """AdamW's, for what is no matrix."""
-    return ADAM * math.sqrt(m * n)
-
-
-BOUNDS: dict[str, Callable[..., float]] = {
-    # Singular values after Newton-Schulz, at most the largest value of the quintic in [0, 1.2].
-    "muon": lambda m, n, g: 1.21 * math.sqrt(min(m, n) * max(1, n / m)),
-    # For the largest ratio ρ of squares in G no scale q_i s_j is below G_ij² / ρ².
-    "racs": lambda m, n, g: 0.05 / 0.1 * math.sqrt(m * n) * spread(g),
-    # V ≥ 0.05 G Gᵀ for the same G throughout, and M ≤ (1 - 0.9³) G.
-    "asgo": lambda m, n, g: (1 - 0.9**STEPS) * math.sqrt(min(m, n) / 0.05),
-    # Columns of M are ratios to the norms in v.
-    "dasgo": lambda m, n, g: of_moments(0.9, 0.95) * math.sqrt(n),
-    # Grafting: the length of the gradient, and that of Adam's direction.
-    "shampoo": lambda m, n, g: float(np.linalg.norm(g.astype(np.float64))),
-    "foam": lambda m, n, g: of_moments(0.9, 0.95, corrected=True) * math.sqrt(m * n),
-    "dr_shampoo": lambda m, n, g: of_moments(0.9, 0.95, corrected=True) * math.sqrt(m * n),
-    # Entries in the eigenbasis are ratios.
-    "soap": lambda m, n, g: of_moments(0.9, 0.95) * math.sqrt(m * n),
-    "eigen_adam": lambda m, n, g: of_moments(0.9, 0.95) * math.sqrt(m * n),
-    # Entries in the subspace are ratios, and the basis is orthonormal.
-    "galore": lambda m, n, g: 0.3 * ADAM * low_rank(m, n),
-    # The residual is a multiple of the projection and scaled like it.
-    "fira": lambda m, n, g: 0.3 * ADAM * low_rank(m, n) * KAPPA,
-    # Columns of the residual are ratios to their energies, times √(order - rank).
-    "alice": lambda m, n, g: (
-        0.3 * of_moments(0.9, 0.9) * low_rank(m, n) + 0.3 * 0.4 * math.sqrt(m * n / 0.1)
-    ),
-    "apollo": lambda m, n, g: ADAM * low_rank(m, n) * KAPPA,
-    # Polar factors: the root of the rank.
-    "sumo": lambda m, n, g: math.sqrt(min(3, m, n)),
-    "swan": lambda m, n, g: math.sqrt(min(m, n)),
-    "osgdm": lambda m, n, g: math.sqrt(min(m, n)),
-}
-"""The Frobenius norm of the direction of an `m × n` matrix `g`, at most, in the first steps.
-
-With the registry's settings, and for the same `g` at all of the `STEPS`. Most are attained.
-"""
-
-
-def spread(g: np.ndarray) -> float:
-    """The largest square over the smallest; 1 for a zero matrix."""
-    squares = np.square(g.astype(np.float64))
-    return float(squares.max() / squares.min()) if squares.any() else 1.0
-
-
 # The properties.
 
 
@@ -159,8 +74,9 @@ def odd_kinds(row: Row) -> tuple[str, ...]:
 @functools.cache
 def compiled(row: Row, kind: str) -> tuple[Any, Any]:
     """The state at the start and the jitted step, for shapes of a kind."""
-    long = kind == "long"
-    settings = FOR_LONG.get(row.name, {}) if long else {"weight_dimension_numbers": SPEC}
+    # A factor of order 10,000 has 400 MB, and its decomposition takes hours. What a user does about
+    # it: one side alone, or blocks.
+    settings = row.long if kind == "long" else {"weight_dimension_numbers": SPEC}
     optimizer = row.make(1.0, **settings)
     params = gradient(kind, "zero")
     return jax.jit(optimizer.init)(params), jax.jit(lambda g, s: optimizer.update(g, s, params))
@@ -185,14 +101,18 @@ def assert_sound(row: Row, kind: str, name: str) -> None:
     for x, y in zip(jax.tree.leaves((updates, state)), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(x, y)
     usable = not name.endswith("1e+30")
-    for update in updates:
+    for t, update in enumerate(updates, start=1):
         for key, leaf in update.items():
-            of_adam = key == "vector/bias" and not row.everything
+            longest = adam if key == "vector/bias" and not row.everything else row.longest_repeated
             for d, g in zip(matrices(leaf), matrices(same[0][key]), strict=True):
                 length = float(np.linalg.norm(d.astype(np.float64)))
-                bound = 1.001 * (adam(*g.shape) if of_adam else BOUNDS[row.name](*g.shape, g))
-                bound = bound if usable and g.any() else 0.0
+                bound = 1.001 * longest(at_step(t, g)) if usable and g.any() else 0.0
                 assert length <= bound, f"{name}, {key}: {length:.3g} exceeds {bound:.3g}"
+
+
+def at_step(t: int, g: np.ndarray) -> Step:
+    """The step `t` of those that have the same gradient."""
+    return Step(g.shape[0], g.shape[1], t, float(np.linalg.norm(g.astype(np.float64))), g)
 
 
 def assert_finite(tree: Any, name: str) -> None:
@@ -235,7 +155,7 @@ def tiny_leaves() -> dict[str, Any]:
 
 def stepped(name: str, gradients: Any) -> Any:
     """The updates of a first step, if they and the state have the structure that they should."""
-    optimizer = next(row for row in REGISTRY if row.name == name).make(1.0)
+    optimizer = NAMED[name].make(1.0)
     state = optimizer.init(gradients)
     updates, after = optimizer.update(gradients, state, gradients)
     assert len(jax.tree.leaves(state)) < 20
@@ -262,9 +182,7 @@ def test_a_thousand_tiny_leaves_are_updated() -> None:
 
 def test_bounds_are_of_directions_not_of_gradients() -> None:
     """The negative control: for a large gradient, all but Shampoo's are far below its length."""
-    assert set(BOUNDS) == {row.name for row in REGISTRY}
-    large = np.asarray(gradient("wide", "times 1e+15")["pair/kernel"][0])
-    length = float(np.linalg.norm(large.astype(np.float64)))
-    bounds = {name: bound(*large.shape, large) for name, bound in BOUNDS.items()}
-    assert bounds.pop("shampoo") == length
-    assert max(bounds.values()) < 1e-6 * length
+    at = at_step(STEPS, np.asarray(gradient("wide", "times 1e+15")["pair/kernel"][0]))
+    bounds = {row.name: row.longest_repeated(at) for row in REGISTRY}
+    assert bounds.pop("shampoo") == at.longest
+    assert max(bounds.values()) < 1e-6 * at.longest

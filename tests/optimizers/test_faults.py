@@ -35,9 +35,9 @@ from fault_model import (
     VALUES,
     Cell,
     Fault,
+    chosen_of,
     hits,
     injected,
-    stands_still,
     struck,
     widened,
 )
@@ -59,22 +59,8 @@ SHARE = 1 if ALL_CELLS else 7  # prime to the number of faults: each share has a
 UNSEEN = [  # a first basis has columns of the identity: to them another row's 1e30 is 0
     fault for fault in FAULTS if (fault.value, fault.moment, fault.steps) == ("1e30", "step 1", 1)
 ]
-CHOSEN = (
-    *(Cell(method) for method in ("muon", "osgdm", "swan", "racs", "dasgo")),
-    Cell("asgo", "foam", "quantized"),
-    Cell("shampoo", "every", "feedback"),
-    Cell("foam", None, "cholesky"),
-    Cell("dr_shampoo", None, "dense"),
-    Cell("soap", "stagger", "dense"),
-    Cell("eigen_adam", "diagonal_residual", "quantized"),
-    Cell("galore", "every"),
-    Cell("fira", "stagger"),
-    Cell("alice", "every"),
-    Cell("apollo", "below_norm"),
-    Cell("sumo", "every"),
-)
+CHOSEN = tuple(map(chosen_of, REGISTRY))
 SAMPLE = CELLS if ALL_CELLS else CHOSEN
-ADAPTS = ("foam", "dr_shampoo", "diagonal_residual", "below_norm")  # look before they refresh
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
 DECOMPOSITIONS = ("eigh", "svd", "qr", "cholesky")
 TRIANGLE = ("codes", "scales", "diagonal")
@@ -266,7 +252,7 @@ def test_what_a_fault_strikes_stands_still_and_has_a_zero_gradient(cell: Cell) -
         assert not zeroed.state[:, work.counters].any()
         for name in shapes:
             where = f"{fault}: {name}"
-            still = widened(masks)[name] & stands_still(cell.method, name)
+            still = widened(masks)[name] & cell.stands_still(name)
             expected = np.where(still, 0, zeroed.updates[name])
             assert_same(faulty.updates[name] + np.float32(0), expected, where)  # -0 as 0
             hit = hits(masks[name])
@@ -304,13 +290,6 @@ def test_without_a_guard_adamw_keeps_what_is_not_finite() -> None:
 
 # Decompositions.
 
-USED = {
-    **dict.fromkeys(("asgo", "shampoo", "foam", "dr_shampoo", "soap", "eigen_adam"), "eigh"),
-    **dict.fromkeys(("galore", "fira"), "svd"),
-    "alice": "qr",
-    "sumo": "eigh",  # of its basis; its direction takes the others
-}
-LOW_RANK = ("galore", "fira", "alice", "sumo")
 WINDOWS = {"after the first": slice(2, 10), "the first": slice(0, 2)}
 
 
@@ -322,14 +301,15 @@ def rises(counter: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@each([cell for cell in SAMPLE if cell.method in USED])
+@each([cell for cell in SAMPLE if cell.row.decomposes])
 def test_a_failed_decomposition_leaves_the_last_good_one_in_use(cell: Cell, window: str) -> None:
     work, broken = program(cell), np.zeros(STEPS, bool)
     broken[WINDOWS[window]] = True
-    run = work.run(given(cell)[1], **{USED[cell.method]: broken})
+    run = work.run(given(cell)[1], **{str(cell.row.decomposes): broken})
     assert run.finite.all()
     skips = rises(run.state[:, work.counters])
-    waits = window == "the first" and cell.method in LOW_RANK  # without a basis nothing is usable
+    # Without a subspace nothing is usable.
+    waits = window == "the first" and cell.row.keeps == "subspaces"
     assert not skips[~broken].any() and skips.any() == waits, "the gradients are not at fault"
     states = np.concatenate([run.start[None], run.state])
     refused = 0
@@ -344,12 +324,12 @@ def test_a_failed_decomposition_leaves_the_last_good_one_in_use(cell: Cell, wind
         )
         assert not (changed & rejected).any() and (turned <= refreshed).all(), part
         refused += rejected.sum()
-        if {cell.method, cell.refresh}.isdisjoint(ADAPTS):
+        if not cell.adapts:
             assert (changed == refreshed).all(), part
             assert rejected.any(axis=0).all() and refreshed[~broken].any(axis=0).all(), part
         if cell.refresh == "every":
             # What has no basis or root yet tries again at every step.
-            again = window == "the first" and cell.method not in ("soap", "eigen_adam")
+            again = window == "the first" and cell.row.keeps != "bases"
             assert (rejected == (broken & (DUE | again))[:, None]).all(), part
     assert refused
 
@@ -372,7 +352,7 @@ def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
         assert (changed == ~broken[1:, None]).all(), part.name
 
 
-@each([cell for cell in SAMPLE if cell.method in ("swan", "osgdm", "sumo")])
+@each([cell for cell in SAMPLE if cell.row.svd])
 def test_a_failed_polar_factor_poisons_nothing(cell: Cell) -> None:
     """It has no last good one: every step takes its own."""
     work = program(cell)

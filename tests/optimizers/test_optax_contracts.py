@@ -16,7 +16,7 @@ import pytest
 from contract import Model, compiled, shapes_and_dtypes, small_run, small_tree
 from flax import nnx
 from helpers import ALL_CELLS, assert_close, gradients_like, run, states_by_parameter
-from registry import GROWTH, REGISTRY, Row, every_optimizer, in_turns
+from registry import NAMED, REGISTRY, Row, every_optimizer, in_turns
 
 import curvax
 from curvax import inject_hyperparams
@@ -44,7 +44,7 @@ def test_frozen_matrices_stand_still(row: Row) -> None:
     frozen = optax.chain(compiled(row), optax.freeze(mask))
     (updates,), _ = run(frozen, gradient, params, jit=False)
     assert not np.any(updates["head"]["kernel"])
-    assert_close(updates["dense"], plain["dense"], GROWTH[row.name])
+    assert_close(updates["dense"], plain["dense"], row.growth)
     selective = optax.selective_transform(row.make(), freeze_mask=mask)
     state = jax.eval_shape(selective.init, params)
     _, after = jax.eval_shape(selective.update, params, state, params)
@@ -61,7 +61,7 @@ def test_nnx_model_and_optimizer(row: Row) -> None:
         both.update(structure.unflatten(jax.tree.leaves(gradient)))
     expected = functools.reduce(optax.apply_updates, small_run(row)[0], small_tree())
     trained = nnx.to_pure_dict(nnx.state(both.model, nnx.Param))
-    assert_close(trained, expected, GROWTH[row.name])
+    assert_close(trained, expected, row.growth)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -89,7 +89,7 @@ def test_debugging_modes_find_nothing(row: Row) -> None:
     gradients = [first, optax.tree.zeros_like(second), jax.tree.map(rank_one, third)]
     with jax.debug_nans(True), jax.enable_checks(True):
         updates, _ = run(row.make(), gradients, params)
-    assert_close(updates[0], small_run(row)[0][0], GROWTH[row.name])
+    assert_close(updates[0], small_run(row)[0][0], row.growth)
 
 
 # 64 bits.
@@ -145,11 +145,11 @@ def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
         wide, *gradients = jax.tree.map(lambda x: x.astype("float64"), [narrow, gradient])
         (updates,), _ = run(row.make(), gradients, wide)
         updates = jax.tree.map(np.asarray, updates)
-    if row.name == "apollo":  # draws of another dtype are other numbers
+    if row.random:  # draws of another dtype are other numbers
         assert all(np.isfinite(x).all() and np.any(x) for x in jax.tree.leaves(updates))
         return
     expected, eps = small_run(row)[0][0], float(jnp.finfo(jnp.float32).eps)
-    growth = GROWTH[row.name]
+    growth = row.growth
     assert_close(updates["dense"]["kernel"], expected["dense"]["kernel"], growth, eps=eps)
     # Adam divides by 1 - b2, which in float32 has 1,000 times the relative error of b2.
     assert_close(updates, expected, growth, condition=1 / (1 - 0.999), eps=eps)
@@ -162,10 +162,9 @@ def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
 def test_injected_are_the_numbers_alone(row: Row) -> None:
     """Integers, flags and names stay what they are, whichever way the factory is given them."""
     params = small_tree("bfloat16")
-    injected = inject_hyperparams(row.optimizer)(0.1, **row.settings, **row.descent)
+    injected = inject_hyperparams(row.optimizer)(0.1, **row.for_contract())
     state: Any = jax.eval_shape(injected.init, params)
-    defaults = row.optimizer.__kwdefaults__ or {}
-    given = {"learning_rate": 0.1, **defaults, **row.settings, **row.descent}
+    given = {"learning_rate": 0.1, **row.defaults, **row.for_contract()}
     assert set(state.hyperparams) == {k for k, v in given.items() if isinstance(v, float)}
     assert {x.dtype for x in state.hyperparams.values()} == {jnp.dtype("float32")}
     _, after = jax.eval_shape(injected.update, params, state, params)
@@ -173,7 +172,7 @@ def test_injected_are_the_numbers_alone(row: Row) -> None:
 
 
 def test_injected_numbers_can_be_scheduled_and_set() -> None:
-    row = next(row for row in REGISTRY if row.name == "galore")
+    row = NAMED["galore"]
     params = small_tree("bfloat16")
     rate = lambda step: 0.1 / (1 + step)  # noqa: E731
     injected = inject_hyperparams(curvax.galore)(rate, **row.settings, b2=lambda step: 0.999)
@@ -184,12 +183,12 @@ def test_injected_numbers_can_be_scheduled_and_set() -> None:
     for gradient in gradients_like(params, 3):
         updates, state = step(gradient, state, params)
         without, expected = plain_step(gradient, expected, params)
-        assert_close(updates, without, GROWTH["galore"])
+        assert_close(updates, without, row.growth)
     assert 0.99 < float(state.hyperparams["b2"]) < 1
     state.hyperparams["weight_decay"] = jnp.float32(1e3)
     updates, _ = step(optax.tree.zeros_like(params), state, params)
     decayed = jax.tree.map(lambda p: (-1e3 * rate(3) * p).astype(p.dtype), params)
-    assert_close(updates, decayed, GROWTH["galore"])
+    assert_close(updates, decayed, row.growth)
     assert step._cache_size() == 1
 
 
@@ -254,11 +253,6 @@ def test_any_factory_can_be_injected(make: Any, expected: set[str]) -> None:
 
 CONVERGED = 3e-3  # a tenth of what Optax allows in its tests of the same functions
 LENGTH = 20_000
-RATES = {  # where 0.1 is too much for Rosenbrock's valley
-    "shampoo": 3e-3,  # it has the length of the gradient
-    "apollo": 3e-3,  # its random directions
-    "sumo": 3e-3,  # a direction every other step
-}
 GOAL = {
     "parabola": {"kernel": np.array([[1.0, -1.0, 1.0]])},
     "rosenbrock": {"kernel": np.array([[1.0, 1.0]])},
@@ -287,20 +281,19 @@ def on_kernels(f: Any, tree: Any) -> Any:
 def test_known_minima_are_found(row: Row) -> None:
     """Those of a parabola, of Rosenbrock's function, and of parabolas of matrices and tensors."""
     decay = optax.cosine_decay_schedule(1.0, LENGTH)
-    rate = RATES.get(row.name, 0.1)
     optimizer = row.make(
-        lambda count: rate * decay(count),
+        lambda count: row.minima_rate * decay(count),
         adam_learning_rate=lambda count: 0.1 * decay(count),
         weight_dimension_numbers={"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)},
     )
 
     def values(kernel: jax.Array) -> jax.Array:
-        # SWAN never changes the mean of a row; differences to a last column know nothing of it.
-        return kernel[..., :-1] - kernel[..., -1:] if row.name == "swan" else kernel
+        # Differences to a last column know nothing of the mean of a row.
+        return kernel[..., :-1] - kernel[..., -1:] if row.blind_to_means else kernel
 
     def padded(kernel: jax.Array) -> jax.Array:
         zeros = jnp.zeros_like(kernel[..., :1])
-        return jnp.concatenate([kernel, zeros], -1) if row.name == "swan" else kernel
+        return jnp.concatenate([kernel, zeros], -1) if row.blind_to_means else kernel
 
     def step(carry: Any, _: None) -> Any:
         params, state = carry

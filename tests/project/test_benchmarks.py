@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 
 import jax
 import pytest
+from registry import Row, every_optimizer
+
+import curvax
 
 ROOT = Path(__file__).parents[2]
 MODULES = {
@@ -153,6 +156,19 @@ def check_memory(tables: list[Any]) -> None:
     for row in tables[0]["rows"]:
         assert 0 <= row["wide_bytes"] - row["wide_formula"] == row["wide_more"] < 100
     assert all(row["peak"] > row["state"] for row in tables[1]["rows"])
+
+
+@every_optimizer
+def test_a_method_has_the_state_of_its_formula_and_trains(row: Row) -> None:
+    """As the step, memory and training benchmarks make it."""
+    measured = module("_methods").METHODS[row.name]
+    tree = {"layer": {"kernel": jax.ShapeDtypeStruct((24, 36), "float32")}}
+    more = curvax.state_bytes(measured.make(10, 4), tree) - 4 * measured.numbers(24, 36, 4)
+    eigenvalues = 4 * (24 + 36) if row.own_policy else 0
+    assert 0 <= more - eigenvalues < 100
+    trained = module("_optimizers").methods_for(SimpleNamespace(width=16, steps=20))[row.name]
+    rates = {"weight_decay": 0.1, "adam_learning_rate": 0.1}
+    assert curvax.state_bytes(trained.make(0.1, **rates, **trained.options), tree)
 
 
 def check_scale(tables: list[Any]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from registry import Row, every_optimizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,10 +53,32 @@ def test_a_figure_changed_by_hand_is_found_and_written_again(
     assert {name: tmp_path.joinpath(name).read_text() for name in pages.PAGES} == right
 
 
-def test_every_method_is_on_the_page_that_decides(pages: Any) -> None:
-    methods = importlib.import_module("benchmarks._methods")
-    assert set(pages.LIMITS) >= {*methods.FAMILIES, "optax.adamw"}
-    assert set(pages.BRIEF) <= set(pages.LIMITS)
+@every_optimizer
+def test_every_method_is_in_the_tables(pages: Any, row: Row) -> None:
+    """As its row says; what is not measured yet stays empty."""
+    for name in ("formulas", "methods"):
+        lines = [x for x in pages.TABLES[name]().splitlines() if x.startswith(f"| `{row.name}` |")]
+        assert len(lines) == 1
+        assert (row.readme.direction if name == "formulas" else row.mind) in lines[0]
+
+
+def test_what_is_shown_is_what_is_trained_and_measured(pages: Any) -> None:
+    methods, optimizers = (
+        importlib.import_module(f"benchmarks.{name}") for name in ("_methods", "_optimizers")
+    )
+    assert set(pages.SHOWN) == set(optimizers.NAMES) >= set(methods.FAMILIES)
+    assert {method.measured for method in pages.SHOWN.values()} <= set(methods.METHODS)
+
+
+@every_optimizer
+def test_the_formula_for_the_state_is_what_is_counted(row: Row) -> None:
+    m, n, r = 7, 11, 3
+    formula = row.readme.state.replace("none", "`0`").split("`")[1].replace("²", "**2")
+    for before, after in (("mn", "m*n"), ("mr", "m*r"), ("nr", "n*r")):
+        formula = formula.replace(before, after)
+    formula = re.sub(r"(?<=\d)(?=[mnr])", "*", formula)
+    found = row.numbers(row.size(m, n, r, {}))
+    assert eval(formula, {"m": m, "n": n, "r": r}) == found, formula
 
 
 def test_a_table_that_is_not_recorded_is_named(pages: Any, tmp_path: Path) -> None:

@@ -20,12 +20,11 @@ from helpers import (
 )
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from registry import REGISTRY
+from registry import NAMED
 
 import curvax
 
 STEPS = 3
-ROWS = {row.name: row for row in REGISTRY}
 AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 both_axis_types = pytest.mark.parametrize("kind", AXIS_TYPES)
 explicit_by_default = pytest.mark.parametrize("kind", share(["explicit", "auto"], of=2))
@@ -99,14 +98,14 @@ def cast(tree: Any, dtypes: Mapping[str, str]) -> Any:
 def on_no_mesh(name: str) -> tuple[list[Any], list[Any]]:
     """Updates and states of a method for `TWO_SHAPES`."""
     params, gradients = given(TWO_SHAPES)
-    return run_scanned(ROWS[name].make(), gradients, params)
+    return run_scanned(NAMED[name].make(), gradients, params)
 
 
 @functools.cache
 def begun(name: str, kind: str, *shape: int) -> tuple[Any, Any, Any, Any]:
     """A method on a mesh: itself, its parameters `TWO_SHAPES`, gradients and the first state."""
     mesh = mesh_of(kind, *shape)
-    optimizer = ROWS[name].make(mesh=mesh)
+    optimizer = NAMED[name].make(mesh=mesh)
     params, gradients = on(mesh, given(TWO_SHAPES))
     return optimizer, params, gradients, begin(optimizer, params, mesh)
 

@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 import pytest
 from contract import compiled, small_tree
 from helpers import assert_close, gradients_like, run
-from registry import REGISTRY, Row, in_turns
+from registry import NAMED, REGISTRY, Row, in_turns
 
 import curvax
 from curvax.transforms.state._format import STATE_FORMAT
@@ -118,7 +118,7 @@ def test_a_cycle_of_foam_continues_bit_for_bit(check: int, tmp_path: Path) -> No
 
 def test_files_that_are_cut_off_or_foreign_are_refused(tmp_path: Path) -> None:
     params = small_tree()
-    muon, racs = (next(row for row in REGISTRY if row.name == n).make() for n in ("muon", "racs"))
+    muon, racs = (NAMED[name].make() for name in ("muon", "racs"))
     whole = flax.serialization.to_bytes(muon.init(params))
     with pytest.raises(Exception, match="incomplete"):
         flax.serialization.from_bytes(muon.init(params), whole[:-10])

@@ -12,9 +12,8 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from helpers import assert_close, states_by_parameter
-from registry import GROWTH
+from registry import NAMED
 from shared.meshes import (
-    ROWS,
     TWO_SHAPES,
     assert_same_arrays,
     begun,
@@ -35,7 +34,7 @@ import curvax
 def trained(name: str, kind: str = "auto", *shape: int) -> tuple[Any, Any, Any, Any]:
     """A method after two steps: itself, its jitted step, parameters and state."""
     if not shape:
-        optimizer, state = ROWS[name].make(), jax.device_put(on_no_mesh(name)[1][1])
+        optimizer, state = NAMED[name].make(), jax.device_put(on_no_mesh(name)[1][1])
         return optimizer, jax.jit(optimizer.update), given(TWO_SHAPES)[0], state
     optimizer, params, gradients, state = begun(name, kind, *shape)
     step = jax.jit(optimizer.update)
@@ -61,7 +60,7 @@ def continued(place: tuple[Any, ...], state: Any) -> Any:
 @pytest.mark.xdist_group("checkpoints")
 @pytest.mark.parametrize("place", [("eigen_adam", "auto", 4), ("muon", "explicit", 8)])
 def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> None:
-    one, expected = ROWS[place[0]].make(), on_no_mesh(place[0])[1][1]
+    one, expected = NAMED[place[0]].make(), on_no_mesh(place[0])[1][1]
     optimizer, _, params, state = trained(*place)
     portable = portable_of(*place)
     assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected)
@@ -69,7 +68,7 @@ def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> Non
         ours = curvax.state_of(optimizer, params, state, path)
         theirs = curvax.state_of(one, params, expected, path)
         assert len(ours) >= 1
-        assert_close(ours, theirs, GROWTH[place[0]])
+        assert_close(ours, theirs, NAMED[place[0]].growth)
     shapes = curvax.portable_state(optimizer, params, jax.eval_shape(optimizer.init, params))
     assert shapes_and_dtypes(shapes) == shapes_and_dtypes(portable)
     for x, y in zip(*map(jax.tree.leaves, map(of_matrices, (shapes, portable))), strict=True):
@@ -146,7 +145,7 @@ def test_a_checkpoint_can_be_restored_anywhere(
     state = curvax.place_state(optimizer, params, restored)
     updates = continued((name, *there), state)
     expected = continued((name, *source), trained(name, *source)[3])
-    assert_close(updates, expected, 0 if source == there else GROWTH[name])
+    assert_close(updates, expected, 0 if source == there else NAMED[name].growth)
 
 
 @pytest.mark.xdist_group("checkpoints")
@@ -171,7 +170,7 @@ def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path) -> None:
 def test_map_params_maps_what_it_maps_on_one_device(name: str, kind: str) -> None:
     params, _ = given(TWO_SHAPES)
     divided, placed, _, first = begun(name, kind, 4)
-    one, mapped = ROWS[name].make(), []
+    one, mapped = NAMED[name].make(), []
     for optimizer, state in ((one, jax.jit(one.init)(params)), (divided, first)):
         state = optax.tree.map_params(optimizer, lambda x: np.asarray(x) + 1, state)
         mapped.append(curvax.portable_state(optimizer, placed, state))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax
 from jax.sharding import PartitionSpec as P
-from shared.meshes import ADAMW, ROWS, begin, given, mesh_of, on
+from registry import NAMED
+from shared.meshes import ADAMW, begin, given, mesh_of, on
 
 import curvax
 
@@ -14,7 +15,7 @@ def test_copies_of_parameters_are_sharded_like_the_parameters() -> None:
     shapes = {"wide/kernel": (4, 6), "embed/embedding": (8, 4), "wide/bias": (6,)}
     specs = {"wide/kernel": P("x", "y"), "embed/embedding": P("y"), "wide/bias": P("x")}
     params = on(mesh, given(shapes)[0], specs)
-    optimizer = ROWS["shampoo"].make(mesh=mesh, base=ADAMW)
+    optimizer = NAMED["shampoo"].make(mesh=mesh, base=ADAMW)
     shardings = curvax.state_sharding(optimizer, params, mesh)
     state = begin(optimizer, params, mesh)
     assert jax.tree.structure(shardings) == jax.tree.structure(state)

@@ -17,7 +17,7 @@ import optax
 import pytest
 from flax import nnx
 from helpers import ALL_CELLS, assert_close, gradients_like, run, share, states_by_parameter
-from registry import REGISTRY, ROWS, Row, every_optimizer
+from registry import NAMED, REGISTRY, ROWS, Row, every_optimizer
 
 import curvax
 
@@ -146,9 +146,10 @@ def test_entries_of_a_parameter_are_its_share(row: Row, network: str, wrapper: s
             assert {"mu", "nu"} <= fields
         else:
             matrices = 3 if name == "layers/kernel" else 1
-            own_fields = row.fields - {"trace"}  # OSGDM's is that of the parameter, not a matrix's
+            # A momentum behind the matrices is that of the parameter, not a matrix's.
+            own_fields = row.state_fields - (row.fields if row.after_the_matrices else set())
             own = {p: x for p, x in entries.items() if own_fields & set(p.split("/"))}
-            assert row.fields <= fields
+            assert row.state_fields <= fields
             if wrapper != "MultiSteps":  # which keeps whole gradients too
                 assert {x.shape[0] for x in own.values()} == ({matrices} if own else set()), name
 
@@ -156,8 +157,8 @@ def test_entries_of_a_parameter_are_its_share(row: Row, network: str, wrapper: s
 @every_optimizer
 def test_treatments_are_shown(row: Row) -> None:
     wide = tall = ""
-    if "rank" in row.settings:
-        sides = ("right", "left") if row.name == "sumo" else ("left", "right")
+    if row.ranked:
+        sides = ("right", "left") if row.side(row.settings) == "larger" else ("left", "right")
         stay = f", leading {row.settings['leading']}" if "leading" in row.settings else ""
         wide, tall = (f"; rank {row.settings['rank']} on the {side}{stay}" for side in sides)
     expected = {
@@ -301,73 +302,41 @@ def llama(layers: int, width: int, hidden: int, vocabulary: int, head_dim: int) 
     }
 
 
+SHARED = (4, 8, 12)  # bytes: up to three counters of steps
 LLAMA_70B = {"layers": 80, "width": 8192, "hidden": 28672, "vocabulary": 32000, "head_dim": 128}
-
-FACTOR = 4 * len(("error", "checks", "refreshes", "indefinite", "rejected"))
-ADAPTIVE = FACTOR + 4  # ε and h in place of the error
 
 
 def llama_bytes(
-    method: str, layers: int, width: int, hidden: int, vocabulary: int, head_dim: int
+    row: Row, layers: int, width: int, hidden: int, vocabulary: int, head_dim: int
 ) -> int:
-    """The state's bytes from the formulas of the docstrings."""
+    """The state's bytes from the formulas of the registry, all that is not shared among them."""
     grouped = 8 * head_dim
     shapes = layers * (
         [(width, width)] * 2 + [(width, grouped)] * 2 + [(width, hidden)] * 2 + [(hidden, width)]
     )
-    vectors = (2 * layers + 1) * [(1, width)]
-    embedding, output = (vocabulary, width), (width, vocabulary)
-    adam = vectors + [embedding] + ([output] if method in ("racs", "apollo") else [])
-    if method in ("asgo", "dasgo"):
-        shapes, adam = shapes + vectors + [embedding, output], []
-    elif method not in ("racs", "apollo"):
-        shapes = [*shapes, output]
+    others = (2 * layers + 1) * [(1, width)] + [(vocabulary, width)]  # vectors, the embedding
+    (others if row.spares_output_layer else shapes).append((width, vocabulary))
+    if row.everything:
+        shapes, others = shapes + others, []
+    most = row.block_size or 10**9
 
-    def policy(m: int, n: int) -> int:  # two factors with eigenpairs, and the grafted Adam
-        return sum(4 * (3 * d**2 + d) + ADAPTIVE for d in (m, n)) + 2 * 4 * m * n
+    def blocks(m: int, n: int) -> int:
+        rows, columns = (-(-d // most) for d in (m, n))
+        return rows * columns * row.matrix_bytes(-(-m // rows), -(-n // columns), itemsize=2)
 
-    def blocks(m: int, n: int) -> int:  # of at most 1200 rows and columns
-        rows, columns = (-(-d // 1200) for d in (m, n))
-        tile = -(-m // rows), -(-n // columns)
-        return rows * columns * sum(4 * 2 * d**2 + FACTOR for d in tile)
-
-    def low_rank(elements: Callable[[int, int, int], int]) -> Callable[[int, int], int]:
-        """Of the smaller and the larger side and the rank; with its key and two counters."""
-        return lambda m, n: 4 * elements(min(m, n), max(m, n), 3) + 16
-
-    per_matrix = {
-        "muon": lambda m, n: 2 * m * n,
-        "racs": lambda m, n: 4 * (m + n + 1),
-        "asgo": lambda m, n: 2 * m * n + 4 * 2 * min(m, n) ** 2,
-        "dasgo": lambda m, n: 2 * m * n + 4 * n,
-        "shampoo": blocks,
-        "foam": policy,
-        "dr_shampoo": policy,
-        "soap": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 12,  # 3 counters
-        "eigen_adam": lambda m, n: 2 * 4 * m * n + 4 * 2 * min(m, n) ** 2 + 12,
-        "galore": low_rank(lambda a, b, r: a * r + 2 * b * r),
-        "fira": low_rank(lambda a, b, r: a * r + 2 * b * r + 1),
-        "alice": low_rank(lambda a, b, r: a * r + 2 * b * r + r * r + b + 1),
-        "apollo": low_rank(lambda a, b, r: 2 * b * r),
-        "sumo": low_rank(lambda a, b, r: b * r + a * r + 1),
-        "swan": lambda m, n: 0,
-        "osgdm": lambda m, n: 2 * m * n,
-    }[method]
-    tile = 1200 if method == "shampoo" else 10**9
-    counters = 4 * sum(-(-m // tile) * -(-n // tile) for m, n in shapes)  # steps that were skipped
-    return counters + sum(per_matrix(m, n) for m, n in shapes) + sum(2 * 2 * m * n for m, n in adam)
+    adam = sum(2 * 2 * m * n + 4 for m, n in others)  # and a counter
+    return adam + sum(blocks(m, n) for m, n in shapes)
 
 
 @pytest.mark.parametrize("name", share(["shampoo", "racs", "alice"], of=3))
 def test_bytes_for_a_model_of_70_billion_parameters(name: str) -> None:
     """Nothing is allocated or computed."""
-    row = next(row for row in REGISTRY if row.name == name)
+    row = NAMED[name]
     params = llama(**LLAMA_70B)
     size = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
     assert 68e9 < size < 70e9
     total = curvax.state_bytes(row.make(), params)
-    exact = llama_bytes(name, **LLAMA_70B)
-    assert exact <= total < exact + 64 * len(jax.tree.leaves(params))  # counters
+    assert total - llama_bytes(row, **LLAMA_70B) in SHARED
 
 
 @every_optimizer
@@ -378,5 +347,4 @@ def test_bytes_of_a_small_model_are_those_of_its_state(row: Row) -> None:
     if ALL_CELLS or REGISTRY.index(row) % 3 == 0:
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
         assert total == actual_bytes(jax.jit(optimizer.init)(params))
-    formula = llama_bytes(row.name, 2, 32, 48, 40, 4)
-    assert formula <= total < formula + 64 * len(jax.tree.leaves(abstract))  # counters
+    assert total - llama_bytes(row, 2, 32, 48, 40, 4) in SHARED

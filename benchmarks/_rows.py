@@ -1,0 +1,17 @@
+"""The registry of `tests/registry`, one row a method, for benchmarks and pages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from registry import (
+    NAMED,
+    REGISTRY,
+    Row,
+    by_family,
+)
+
+__all__ = ["NAMED", "REGISTRY", "Row", "by_family"]

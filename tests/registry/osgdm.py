@@ -1,0 +1,29 @@
+"""OSGDM."""
+
+from ._bounds import polar
+from ._papers import REFAEL
+from ._row import Readme, Row
+
+ROW = Row(
+    name="osgdm",
+    family="orthogonalized",
+    contract={"b1": 0.0},  # steps that are taken in do not change with later learning rates
+    faults_rate=0.03,
+    svd=True,
+    fields=frozenset({"trace"}),
+    after_the_matrices=True,
+    scale_free=True,
+    growth=512.0,  # the inverse of the gradient's smallest singular value that is not 0
+    longest=polar,
+    numbers=lambda s: s.m * s.n,
+    narrow=True,
+    floor="SVD",
+    mind="an SVD at every step",
+    readme=Readme(
+        direction="momentum of `U Vᵀ` of `G`",
+        state="`mn`",
+        work="one SVD",
+        refresh="",
+        paper=f"{REFAEL}, section 2",
+    ),
+)
