@@ -71,12 +71,12 @@ def requirements() -> list[Requirement]:
     return [r for r in map(Requirement, listed) if r.name != "curvax"]
 
 
-def test_every_dependency_has_its_licence_listed() -> None:
+def test_every_dependency_has_its_license_listed() -> None:
     table = (ROOT / "docs" / "dependencies.md").read_text()
     rows = dict(re.findall(r"(?m)^\| ([\w-]+) \| [^|]+ \| ([^|]+) \|$", table))
     rows.pop("package")
     assert set(rows) == {r.name for r in requirements()}
-    assert all(licence.strip() for licence in rows.values())
+    assert all(license.strip() for license in rows.values())
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda r: r.name)
