@@ -250,8 +250,8 @@ class Study:
             f"{self.task.about}; {size:,} parameters, weight decay {WEIGHT_DECAY:g}, the schedule "
             f"of `examples/train_lm.py`. Every method was tuned on seed {self.seed} at the same "
             f"{len(self.grid)} learning rates, {low:g} to {high:g} by factors of 2, and ran with "
-            f"seeds {', '.join(map(str, self.seeds))} at its best. What is no matrix has AdamW at "
-            f"AdamW's own best rate, {self.adam_rate:g}."
+            f"seeds {', '.join(map(str, self.seeds))} at its best. All other parameters go to "
+            f"AdamW at AdamW's own best rate, {self.adam_rate:g}."
         )
 
 
