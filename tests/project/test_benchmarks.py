@@ -200,7 +200,7 @@ def test_the_grid_grows_for_all_methods_until_every_best_is_inside(
         found = study.find(method)
         assert found.rate == best and found.interior and tuple(found.tuning) == study.grid
         assert all(value == math.inf for rate, value in found.tuning.items() if rate > 10 * best)
-    # The same budget for all, nothing twice, and AdamW's best for what is no matrix.
+    # The same budget for all, nothing twice, and AdamW's best rate for all other parameters.
     number = len(study.grid) + len(study.seeds)
     assert len(Known.calls) == len(set(Known.calls)) == 4 * number
     assert {rest for best, _, rest, _ in Known.calls if best != 0.016} == {0.016}
