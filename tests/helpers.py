@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -149,10 +152,97 @@ def run(
     return updates, states
 
 
+def stacked(trees: Iterable[Any]) -> Any:
+    """Trees of equal structure as one tree, along a new first axis."""
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
+
+
+def at(tree: Any, *place: Any) -> Any:
+    """The part of every leaf at this place: in a trajectory `at(tree, t)` is a step."""
+    return jax.tree.map(lambda x: x[place], tree)
+
+
+def steps_of(tree: Any) -> list[Any]:
+    """The inverse of `stacked`."""
+    return [at(tree, t) for t in range(len(jax.tree.leaves(tree)[0]))]
+
+
+def trajectory(transformation: Any) -> Callable[..., tuple[Any, Any]]:
+    """The function from the gradients of all steps, time first, to updates and states of all steps.
+
+    To be compiled. Parameters, its second argument, stay as they are; without any they are zeros.
+    """
+    transformation = optax.with_extra_args_support(transformation)
+
+    def run(gradients: Any, params: Any = None) -> tuple[Any, Any]:
+        if params is None:
+            params = jax.tree.map(lambda g: jnp.zeros_like(g[0]), gradients)
+
+        def step(state: Any, gradient: Any) -> Any:
+            update, state = transformation.update(gradient, state, params)
+            return state, (update, state)
+
+        return jax.lax.scan(step, transformation.init(params), gradients)[1]
+
+    return run
+
+
+@functools.lru_cache(maxsize=128)
+def scanned(make: Any) -> Callable[..., tuple[Any, Any]]:
+    """What `trajectory` says, from one compiled program and as NumPy arrays.
+
+    Of a transformation, or of what `make(value)` makes of a value, such as a period, which is
+    traced: one program then serves all values. Called with gradients, value and parameters.
+    """
+
+    @jax.jit
+    def run(gradients: Any, value: Any, params: Any) -> Any:
+        return trajectory(make(value) if callable(make) else make)(gradients, params)
+
+    def found(gradients: Any, value: Any = None, params: Any = None) -> tuple[Any, Any]:
+        return jax.tree.map(np.asarray, run(gradients, value, params))
+
+    return found
+
+
+def run_scanned(
+    transformation: Any, gradients: Iterable[Any], params: Any = None
+) -> tuple[list[Any], list[Any]]:
+    """What `run` returns, from one program for all steps."""
+    gradients = list(gradients)
+    found = scanned(transformation)(stacked(gradients), params=params)
+    updates, states = ([at(tree, t) for t in range(len(gradients))] for tree in found)
+    return updates, states
+
+
 def program(f: Any, *args: Any) -> str:
     """What `f` computes, from arrays or their shapes: equal for functions that do the same."""
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
     return str(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
+
+
+def computations(f: Callable[..., Any], *args: Any) -> Any:
+    """For each output of `f` a digest of all that it follows from: equal if the same is computed.
+
+    The order in which outputs are computed is left out, and so are the names of arguments.
+    """
+    jaxpr, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+    known: dict[Any, str] = {}
+
+    def of(x: Any) -> str:
+        return repr(x) if hasattr(x, "val") else known[x]
+
+    def digest(text: str) -> str:
+        return hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", text).encode()).hexdigest()
+
+    for variable, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
+        known[variable] = digest(f"{variable.aval} {np.asarray(value).tobytes()}")
+    known |= {x: digest(f"argument {i} {x.aval}") for i, x in enumerate(jaxpr.jaxpr.invars)}
+    for equation in jaxpr.eqns:
+        inputs = [of(x) for x in equation.invars]
+        for i, x in enumerate(equation.outvars):
+            known[x] = digest(f"{equation.primitive} {equation.params} {inputs} {i} {x.aval}")
+    return jax.tree.unflatten(jax.tree.structure(shapes), map(of, jaxpr.jaxpr.outvars))
 
 
 def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, dict[str, Any]]:

@@ -75,6 +75,9 @@ def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
     if suite == "train":  # on few images at a time
         monkeypatch.setitem(module("_tasks").DIGITS, "batch", 8)
         monkeypatch.setattr(module("_tasks"), "IMAGES", 32)
+    if suite == "width":  # two methods with an aim, and the peers of all
+        few = ("optax.adamw", "optax.contrib.muon", "muon", "asgo")
+        monkeypatch.setattr(subject, "METHODS", {name: subject.METHODS[name] for name in few})
     if suite == "scale":
         monkeypatch.setattr(subject, "LLAMA", {"7B": subject.LLAMA["7B"]})
     with jax.numpy_rank_promotion("allow"):  # the example's model promotes
@@ -200,7 +203,7 @@ def test_the_grid_grows_for_all_methods_until_every_best_is_inside(
         found = study.find(method)
         assert found.rate == best and found.interior and tuple(found.tuning) == study.grid
         assert all(value == math.inf for rate, value in found.tuning.items() if rate > 10 * best)
-    # The same budget for all, nothing twice, and AdamW's best rate for all other parameters.
+    # The same budget for all, nothing twice, and AdamW's best for what is not a matrix.
     number = len(study.grid) + len(study.seeds)
     assert len(Known.calls) == len(set(Known.calls)) == 4 * number
     assert {rest for best, _, rest, _ in Known.calls if best != 0.016} == {0.016}

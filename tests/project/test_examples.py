@@ -30,7 +30,7 @@ SMALL = (
 ).split()
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # other libraries' affair
+    pytest.mark.filterwarnings("default"),  # warnings of other libraries
     pytest.mark.xdist_group("examples"),  # one worker trains what several tests look at
 ]
 
@@ -307,7 +307,7 @@ def test_a_checkpoint_that_is_cut_off_is_refused(resumption):
         (lambda it: it | {"curvax_state_format": 0}, "state format 0, from an older version"),
         (lambda it: it | {"curvax_state_format": 99}, "state format 99, from a later version"),
         (lambda it: it | {"arrays": {}}, "nothing in the checkpoint, float32"),
-        (lambda it: {}, "this is not what curvax.describe_state gives"),
+        (lambda it: {}, "expected the result of curvax.describe_state"),
     ],
     ids=("older", "later", "other arrays", "foreign"),
 )

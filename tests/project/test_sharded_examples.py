@@ -31,7 +31,7 @@ SECONDS = 200  # for any one process, on a busy machine
 GROWTH = 16.0
 
 pytestmark = [
-    pytest.mark.filterwarnings("default"),  # other libraries' affair
+    pytest.mark.filterwarnings("default"),  # warnings of other libraries
     pytest.mark.xdist_group("examples"),  # one worker imports and trains for several tests
 ]
 

@@ -37,8 +37,8 @@ import curvax
 params = {"a": {"kernel": jnp.ones((4, 6)), "bias": jnp.zeros(6)}}
 for make in (curvax.muon, curvax.shampoo, curvax.alice):
     optimizer = make(0.1, rank=2, leading=1) if make is curvax.alice else make(0.1)
-    state = optimizer.init(params)
-    updates, state = jax.jit(optimizer.update)(params, state, params)
+    first = lambda params: optimizer.update(params, optimizer.init(params), params)
+    updates, state = jax.jit(first)(params)
     curvax.report(optimizer, params, state)
     curvax.describe_state(optimizer, params)
 assert not seen, seen

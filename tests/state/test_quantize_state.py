@@ -66,7 +66,7 @@ def test_a_step_is_the_inner_step_between_decoding_and_coding(bits):
                 assert np.mean(np.asarray(found.codes) != np.asarray(expected.codes)) < 0.02
 
 
-def test_nothing_is_coded_where_nothing_is_asked_for():
+def test_nothing_is_coded_if_no_leaf_is_selected():
     """And everything is as without the wrapper, bit for bit."""
     inner = optax.adam(0.1)
     ours = curvax.quantize_state(inner, where=lambda path, leaf: False)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from helpers import run_scanned
 
 import curvax
 
@@ -22,10 +23,8 @@ def ones(*shape: int) -> np.ndarray:
 
 
 def reported(optimizer: Any, gradients: list[Any]) -> dict[str, dict[str, str]]:
-    state, step = jax.jit(optimizer.init)(gradients[0]), jax.jit(optimizer.update)
-    for gradient in gradients:
-        _, state = step(gradient, state, gradients[0])
-    return table(curvax.report(optimizer, gradients[0], state))
+    _, states = run_scanned(optimizer, gradients)
+    return table(curvax.report(optimizer, gradients[0], states[-1]))
 
 
 def test_a_parameter_of_several_matrices_shows_least_and_greatest() -> None:
@@ -44,7 +43,7 @@ def test_a_parameter_of_several_matrices_shows_least_and_greatest() -> None:
     assert rows["bias"]["checks"] == ""  # AdamW's
 
 
-def test_columns_are_those_that_somebody_has() -> None:
+def test_a_column_is_shown_if_any_parameter_has_it() -> None:
     good = {"kernel": ones(4, 6), "bias": ones(4)}
     assert list(reported(curvax.muon(0.1), [good])["bias"]) == ["skipped"]
     storage = curvax.cholesky(min_elements=1)

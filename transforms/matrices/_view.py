@@ -127,27 +127,26 @@ def on_matrices(
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on the matrices of a tree of parameters.
 
-    `inner` sees a dict whose leaves are batches of matrices `(N, m, n)`: gradients, parameters
-    and all of its state. Its updates come back in the shapes and dtypes of the gradients. Matrices
-    of one shape share a stack whatever their dtypes; it has the widest. A matrix whose gradient is
-    not usable, because the sum of its squares is not finite in float32, skips that step: its state
-    takes in a zero gradient, and its update is zero; `skipped` in the state counts it.
+    `inner` sees gradients, parameters and state as a dict whose leaves are batches of matrices
+    `(N, m, n)`. Its updates come back in the shapes and dtypes of the gradients. Matrices of one
+    shape share a stack, in the widest of their dtypes. A matrix whose gradient has a sum of squares
+    that is not finite in float32 skips that step: its state sees a zero gradient, its update is
+    zero, and `skipped` in the state counts the step.
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).
       rule: which parameters are matrices, along which axes, in blocks of what size, and which of
         them share an array.
-      guard: whether gradients that are not usable become zero here; `False` where `inner` begins
-        with `in_subspace`, which sees to it in the projections, for less.
+      guard: whether gradients that are not finite become zero here. Give `False` if `inner` begins
+        with `in_subspace`, which looks for them in the smaller projections.
       mesh: devices among which the matrices are divided, see `distribute`; all of one shape are
         then stacked, unless the rule's `stack` is `False`.
-      mesh_axis: the mesh axis or axes along which they are; all by default. Without a mesh the axis
-        of the `pmap` or `shard_map` inside which all this is called.
+      mesh_axis: the mesh axis or axes along which they are divided; all by default. Without a mesh,
+        the axis of the `pmap` or `shard_map` inside which the optimizer is called.
       **rule_arguments: fields of a `MatrixRule`, in place of `rule`.
 
     Returns:
-      A transformation on the tree. Every leaf has to be a matrix; the full optimizers send the
-      others elsewhere.
+      A transformation on the tree, of which every leaf has to be a matrix.
 
     Raises:
       ValueError: in `init` and `update`, naming the parameter that is not a matrix or does not fit.

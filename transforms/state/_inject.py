@@ -30,7 +30,9 @@ def inject_hyperparams(
       argument is a learning rate);
     - a schedule: a callable from a step to a number, or an Optax `StatefulSchedule`.
 
-    Everything else is static: integers, flags, names, policies, storages, masks, base optimizers.
+    Everything else is static: integers, flags, names, policies, storages, masks, base optimizers,
+    and `others`, which has hyperparameters of its own if `inject_hyperparams` makes it, as in
+    `others=inject_hyperparams(optax.adamw)(1e-3)`.
 
     Args:
       factory: an optimizer or transformation of this library or any other.

@@ -37,7 +37,7 @@ def state_bytes(optimizer: Any, params: Any) -> int:
     Example:
       >>> import jax, jax.numpy as jnp, optax, curvax
       >>> params = {"kernel": jax.ShapeDtypeStruct((8192, 28672), jnp.bfloat16)}
-      >>> curvax.state_bytes(curvax.racs(0.1, output_layer=None), params)
+      >>> curvax.state_bytes(curvax.racs(0.1), params)
       147472
     """
     return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(optimizer.init, params))))

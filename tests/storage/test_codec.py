@@ -1,4 +1,4 @@
-"""Few-bit codes against exact rational numbers, and the squares that hold triangles."""
+"""Few-bit codes against exact rational numbers."""
 
 import functools
 import itertools
@@ -26,16 +26,16 @@ from curvax.transforms.storage._codec import (
     tile_scales,
     unpack,
 )
-from curvax.transforms.storage._triangle import fold, join, strictly_lower, unfold
 
 # Optimized, where rounding decides: that may not change a bit either.
 optimized = functools.partial(jax.jit, compiler_options=OPTIMIZED)
+
+
 compiled = optimized if ALL_CELLS else jax.jit
 BITS = (4, 8)
 BLOCK = 4
 SHAPES = [(1, 9), (40, 13, 21), (2, 32, 3, 3)]  # of the last, a tile is larger than a matrix
 PRODUCTS = 4  # rounding errors between a scale and a decoded number
-
 every_bits = pytest.mark.parametrize("bits", BITS)
 
 
@@ -272,7 +272,7 @@ def test_the_error_bound_is_attained(bits, map):
         *(_grouped(*codec, "float64") for codec in share(itertools.product(BITS, MAPS), of=5)),
     ],
 )
-def test_codes_of_what_was_decoded_are_the_same(bits, map, dtype):
+def test_coding_decoded_numbers_gives_the_same_codes(bits, map, dtype):
     """`Q(D(Q(x))) = Q(x)`, codes and scales, bit for bit."""
     with jax.enable_x64(dtype == "float64"):
         codec, xs = Codec(bits, BLOCK, map), [_drawn(shape, map, dtype) for shape in SHAPES]
@@ -283,7 +283,7 @@ def test_codes_of_what_was_decoded_are_the_same(bits, map, dtype):
 
 
 @every_codec
-def test_what_codes_stand_for_is_kept_exactly(bits, map):
+def test_numbers_that_codes_represent_are_kept_exactly(bits, map):
     """Any codes and scales, as long as every tile has an element as large as its scale."""
     generator, shape = np.random.default_rng(0), (30, 9, 10)
     codec = Codec(bits, BLOCK, map)
@@ -330,7 +330,7 @@ def test_zeros_decode_to_zeros_in_the_map_that_has_a_code_for_them(bits, map):
     assert (x == 0).any() and not np.asarray(decoded)[x == 0].any()
 
 
-def test_tiles_are_coded_for_themselves():
+def test_each_tile_is_coded_by_itself():
     """Each as the matrix that it is, ragged or not."""
     codec, x = Codec(8, BLOCK), _drawn((7, 6))
     (coded, *alone), _ = code([x, *(x[here] for _, here in _tiles(x.shape, BLOCK))], codec)
@@ -341,7 +341,7 @@ def test_tiles_are_coded_for_themselves():
 
 
 @every_bits
-def test_leading_axes_are_as_one_by_one(bits):
+def test_a_batch_is_coded_like_its_matrices_one_by_one(bits):
     codec, xs = Codec(bits, BLOCK), [_drawn((4, 6, 7)), _drawn((2, 2, 4, 4))]
     stacks = list(zip(*code(xs, codec), strict=True))
     mapped = compiled(lambda xs: [jax.vmap(lambda x: encode(x, codec))(x) for x in xs])(xs)
@@ -409,7 +409,7 @@ def test_float64_is_coded_in_float64():
 # Packing
 
 
-def test_two_codes_lie_in_a_byte():
+def test_two_codes_share_a_byte():
     """Column c in the low half of byte c, column c + ⌈n/2⌉ in its high half."""
     codec, widths = Codec(4), range(1, 10)
 
@@ -444,50 +444,6 @@ def test_rows_share_no_byte(columns):
 def test_eight_bit_codes_are_bytes():
     codes = jnp.asarray(np.random.default_rng(0).integers(0, 256, (3, 7), np.uint8))
     assert _same(pack(codes, Codec(8)), codes) and _same(unpack(codes, Codec(8), 7), codes)
-
-
-# Triangles
-
-
-ORDERS = range(1, 10)
-
-
-@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
-def test_a_triangle_folds_to_half_a_square(batch):
-    shapes = [(*batch, order, order) for order in ORDERS]
-    xs = [np.random.default_rng(len(ORDERS)).integers(1, 256, s, np.uint8) for s in shapes]
-
-    @compiled
-    def there_and_back(xs):
-        folded = [fold(x) for x in xs]
-        return folded, [unfold(f) for f in folded], [strictly_lower(order) for order in ORDERS]
-
-    for x, folded, back, below in zip(xs, *there_and_back(xs), strict=True):
-        folded, order = np.asarray(folded), x.shape[-1]
-        half = -(-order // 2)
-        assert folded.dtype == np.uint8 and folded.shape == (*batch, half, order)
-        for i, j in np.ndindex(half, order):
-            row = order // 2 + i
-            if j < row:
-                assert (folded[..., i, j] == x[..., row, j]).all(), order
-            elif j > order - 1 - (order - 1 - row):
-                mirrored = x[..., order - 1 - row, order - 1 - j]
-                assert (folded[..., i, j] == mirrored).all(), order
-        lower = np.tri(order, k=-1, dtype=bool)
-        assert np.array_equal(np.asarray(back)[..., lower], x[..., lower]), order
-        assert np.array_equal(below, lower)
-
-
-@pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
-def test_two_triangles_share_a_square(batch):
-    shapes = [(2, *batch, order, order) for order in ORDERS]
-    both = [np.random.default_rng(len(ORDERS)).integers(1, 256, s, np.uint8) for s in shapes]
-    squares = compiled(lambda both: [join(a, b) for a, b in both])(list(map(tuple, both)))
-    for (a, b), square in zip(both, map(np.asarray, squares), strict=True):
-        lower = np.tri(a.shape[-1], k=-1, dtype=bool)
-        assert square.shape == a.shape and square.dtype == np.uint8
-        assert np.array_equal(square[..., lower], a[..., lower])
-        assert np.array_equal(square.mT[..., lower], b[..., lower])
 
 
 # Any sizes, any scales

@@ -1,0 +1,115 @@
+"""What moments do when a basis changes: the rules, and whose moments are found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close
+from shared.low_rank import GRADIENTS, RANK, oriented, trajectories
+
+import curvax
+from curvax import subspaces
+from curvax.transforms.directions._carry import find_moments, put_moments, take_moments
+
+
+def test_carry_rules_are_their_formulas():
+    turn = np.float32(np.linalg.qr(np.random.default_rng(2).standard_normal((3, 3)))[0])
+    moment = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert_close(subspaces.rotate().first(moment, turn), turn @ moment, 4)
+    assert_close(subspaces.rotate().second(moment, turn), turn**2 @ moment, 4)
+    assert (subspaces.rotate().second(moment, turn) >= 0).all()
+    for kind in ("first", "second"):
+        assert_close(getattr(subspaces.keep(), kind)(moment, turn), moment, factor=0)
+        assert_close(getattr(subspaces.reset(), kind)(moment, turn), 0 * moment, factor=0)
+
+
+@pytest.mark.parametrize(("carry", "name"), [("rotate", "tall"), ("reset", "wide")])
+def test_moments_follow_a_change_of_basis(carry, name):
+    inner = optax.scale_by_adam(0.9, 0.99)
+    rule = getattr(subspaces, carry)()
+    direction = curvax.in_subspace(
+        inner, RANK, basis=subspaces.svd(), refresh=curvax.every(4), carry=rule
+    )
+    with jax.enable_x64(True):
+        _, states = trajectories(direction, {name: GRADIENTS[name]})
+        basis = states.subspaces[name].basis
+        mu, nu = (oriented(name, x[name]) for x in (states.inner.mu, states.inner.nu))
+        for t in (3, 4):  # before and at the refresh of step 4
+            g = oriented(name, GRADIENTS[name][t - 1])
+            turn = basis[t - 1].T @ basis[t - 2]
+            before = (mu[t - 2], nu[t - 2])
+            if t == 4:
+                before = (rule.first(before[0], turn), rule.second(before[1], turn))
+            sigma = basis[t - 1].T @ g
+            assert_close(mu[t - 1], 0.9 * before[0] + 0.1 * sigma, 64)
+            assert_close(nu[t - 1], 0.99 * before[1] + 0.01 * sigma**2, 64)
+
+
+def test_a_state_of_unknown_fields_cannot_be_carried():
+    class State(dict):
+        pass
+
+    def init(params):
+        return {"memory": params}
+
+    inner = optax.GradientTransformation(init, lambda u, s, p=None: (u, s))
+    for carry in (subspaces.rotate(), subspaces.reset()):
+        direction = curvax.in_subspace(
+            inner, 2, basis=subspaces.svd(), refresh=curvax.every(2), carry=carry
+        )
+        with pytest.raises(ValueError, match="how it follows a change of basis is known for"):
+            direction.init(jnp.zeros((4, 6)))
+    kept = curvax.in_subspace(inner, 2, basis=subspaces.svd(), refresh=curvax.every(2))
+    kept.init(jnp.zeros((4, 6)))
+
+
+def test_moments_are_found_by_name():
+    like = {"a": jnp.zeros((3, 4)), "b": jnp.zeros((3, 4))}
+    state = optax.adam(0.1).init(like)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+    found = [
+        [[names[i] for i in places] for places in moments] for moments in find_moments(state, like)
+    ]
+    assert found == [[["0/mu/a"], ["0/nu/a"]], [["0/mu/b"], ["0/nu/b"]]]
+
+
+def test_moments_are_those_of_the_longest_path() -> None:
+    """The path of `a/kernel` ends with `kernel` as well."""
+    like = {"a": {"kernel": jnp.zeros((3, 4))}, "kernel": jnp.zeros((3, 4))}
+    state = optax.scale_by_adam().init(like)
+    moments = take_moments(state, like)
+    inner, outer = moments["a"]["kernel"], moments["kernel"]
+    assert [len(x) for x in (*inner, *outer)] == [1, 1, 1, 1]
+    numbered = jax.tree.unflatten(
+        jax.tree.structure(moments), range(4)
+    )  # mu, nu of one, then other
+    new = put_moments(state, like, numbered)
+    assert (new.mu, new.nu) == (
+        {"a": {"kernel": 0}, "kernel": 2},
+        {"a": {"kernel": 1}, "kernel": 3},
+    )
+
+
+@pytest.mark.parametrize(
+    ("inner", "field"),
+    [
+        (optax.scale_by_rss(), "sum_of_squares"),
+        (curvax.in_eigenbasis(curvax.moment_ratio(), refresh=curvax.every(2)), "statistic"),
+        (curvax.precondition(refresh=curvax.every(2)), "statistic"),
+        (curvax.quantize_state(optax.scale_by_adam(), min_elements=1), "codes"),
+        (curvax.scale_by_racs(), "rows"),
+    ],
+)
+def test_states_that_cannot_be_rotated_are_rejected(inner, field):
+    like = {"a": jax.ShapeDtypeStruct((2, 6, 8), "float32")}
+    message = f"field '{field}' holds more than a number for every"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(curvax.in_eigenbasis(inner, refresh=curvax.every(2)).init, like)
+    carry = curvax.subspaces.rotate()
+    with pytest.raises(ValueError, match=message):
+        wrapped = curvax.in_subspace(
+            inner, 3, basis=curvax.subspaces.svd(), refresh=curvax.every(2), carry=carry
+        )
+        jax.eval_shape(wrapped.init, like)

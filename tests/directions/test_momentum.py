@@ -1,0 +1,74 @@
+"""Momentum: sums and averages, Nesterov's look ahead, bias correction, dtypes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close, gradients_like, run_scanned
+
+import curvax
+
+STEPS = 8
+
+
+def _momentum(gradients, b1, accumulate, nesterov, bias_correction):
+    """Outputs and stored momenta, from the definitions."""
+    m, outputs, stored = 0.0, [], []
+    for t, g in enumerate(gradients, start=1):
+        if accumulate == "sum":
+            m = b1 * m + g
+            outputs.append(b1 * m + g if nesterov else m)
+        else:
+            m = b1 * m + (1 - b1) * g
+            now, following = (1 - b1**t, 1 - b1 ** (t + 1)) if bias_correction else (1.0, 1.0)
+            ahead = b1 * m / following + (1 - b1) * g / now
+            outputs.append(ahead if nesterov else m / now)
+        stored.append(m)
+    return outputs, stored
+
+
+@pytest.mark.parametrize("b1", [0.0, 0.95])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(
+    ("accumulate", "bias_correction"), [("ema", False), ("ema", True), ("sum", False)]
+)
+def test_momentum_is_its_formula(b1, nesterov, accumulate, bias_correction):
+    tree = {"scalar": np.zeros(()), "batch": np.zeros((2, 3, 4))}
+    settings = {
+        "accumulate": accumulate,
+        "nesterov": nesterov,
+        "bias_correction": bias_correction,
+    }
+    with jax.enable_x64(True):
+        gradients = gradients_like(tree, STEPS, dtype=jnp.float64)
+        updates, states = run_scanned(curvax.momentum(b1, **settings), gradients, gradients[0])
+        for name in tree:
+            sequence = [np.asarray(g[name]) for g in gradients]
+            outputs, stored = _momentum(sequence, b1, **settings)
+            # 1 - b1 loses up to a factor 1 / (1 - b1) of relative precision.
+            assert_close([u[name] for u in updates], outputs, condition=1 / (1 - b1))
+            assert_close([s.mu[name] for s in states], stored)
+    assert [int(s.count) for s in states] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("accumulate", ["ema", "sum"])
+def test_momentum_of_equal_gradients_is_the_gradient_and_its_geometric_sum(accumulate):
+    gradient = np.float32([1.0, -3.0])
+    corrected = accumulate == "ema"
+    transformation = curvax.momentum(0.5, accumulate=accumulate, bias_correction=corrected)
+    updates, _ = run_scanned(transformation, [gradient] * 4, gradient)
+    factors = np.ones(4) if accumulate == "ema" else 2 - 0.5 ** np.arange(4)
+    assert_close(updates, [f * np.asarray(gradient, np.float64) for f in factors])
+
+
+@pytest.mark.parametrize("dtype", [None, jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("parameters", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("given", [jnp.float32, jnp.bfloat16])
+def test_the_dtype_of_the_momentum_is_that_asked_for_at_every_step(dtype, parameters, given):
+    params = np.zeros((2, 3), parameters)
+    transformation = curvax.momentum(0.9, nesterov=True, bias_correction=True, dtype=dtype)
+    updates, states = run_scanned(transformation, gradients_like(params, 3, dtype=given), params)
+    assert all(update.dtype == given for update in updates)
+    for state in (jax.eval_shape(transformation.init, params), *states):
+        assert state.mu.dtype == (parameters if dtype is None else dtype)
+        assert state.count.dtype == jnp.int32

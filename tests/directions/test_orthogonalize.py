@@ -1,0 +1,45 @@
+"""Orthogonalization as a transformation: its methods, and matrices that have no polar factor."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from helpers import assert_close, run_scanned
+
+import curvax
+
+
+def _drawn(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("method", ["newton_schulz", "svd", "qdwh"])
+def test_orthogonalize_is_the_function_of_its_method(method):
+    tree = {"a": _drawn(5, 8, 13), "b": _drawn(5, 9, 9)}
+    settings = {"steps": 3, "coefficients": "classical", "eps": 1e-3}
+    iterated = partial(curvax.newton_schulz, **settings)
+    functions = {"newton_schulz": iterated, "svd": curvax.polar_svd, "qdwh": curvax.polar_qdwh}
+    (directions,), _ = run_scanned(curvax.orthogonalize(method, **settings), [tree])
+    expected = jax.tree.map(jax.jit(functions[method]), tree)
+    assert_close(directions, expected, condition=8.0 if method == "newton_schulz" else 1e4)
+
+
+@pytest.mark.parametrize("shape", [(5, 40), (40, 5), (6, 6)])
+def test_orthogonalizing_by_qr_first_changes_nothing(shape):
+    matrix = _drawn(*shape)
+    deficient = matrix.copy()
+    deficient[0] = deficient[1]
+    batch = np.stack([matrix, deficient, 0 * matrix])
+    methods = (curvax.orthogonalize(method) for method in ("svd", "qr_svd"))
+    (by_svd,), (by_qr,) = (run_scanned(method, [batch])[0] for method in methods)
+    assert_close(by_qr, by_svd, 256)
+
+
+@pytest.mark.parametrize("method", ["svd", "qr_svd"])
+def test_a_matrix_with_an_infinite_entry_gives_zero_and_leaves_others_alone(method):
+    batch = np.stack([_drawn(5, 8)] * 2)
+    batch[0, 2, 3] = np.inf
+    (found,), (state,) = run_scanned(curvax.orthogonalize(method), [batch])
+    assert not found[0].any() and found[1].any() and np.isfinite(found).all()
+    assert state.failures.tolist() == [1, 0]

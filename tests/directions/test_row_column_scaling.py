@@ -1,0 +1,64 @@
+"""Scales of rows and columns: the fixed point of one gradient, zeros, averages."""
+
+import jax
+import numpy as np
+import pytest
+from helpers import assert_close, gradients_like, run_scanned
+from reference.racs import fixed_point
+
+import curvax
+
+_scales = jax.jit(curvax.row_column_scales, static_argnums=1)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (6, 1)], ids=str)
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_row_and_column_scales_follow_the_transcription(shape, rounds):
+    gradient = np.random.default_rng(0).standard_normal((3, *shape)).astype(np.float32)
+    q, s = map(np.asarray, _scales(gradient**2, rounds))
+    for b in range(3):
+        expected_s, expected_q = fixed_point(gradient[b], rounds)
+        assert_close(q[b], expected_q)
+        assert_close(s[b], expected_s)
+
+
+def test_zero_rows_and_columns_give_zero_and_change_nothing_else():
+    zero = np.zeros((6, 7), np.float32)
+    gradients = [np.asarray(g).copy() for g in gradients_like(zero, 3)]
+    for g in gradients:
+        g[2], g[:, 4] = 0, 0
+    transformation = curvax.scale_by_rows_and_columns(0.9, iterations=10)
+    directions, states = run_scanned(transformation, gradients, zero)
+    rows, columns = [0, 1, 3, 4, 5], [0, 1, 2, 3, 5, 6]
+    for direction, state in zip(directions, states, strict=True):
+        assert np.array_equal(direction[2], np.zeros(7))
+        assert np.array_equal(direction[:, 4], np.zeros(6))
+        assert state.rows[2] == 0 and state.columns[4] == 0
+    # Without them only the start of the iteration, q = 1 of another length, differs.
+    inner = [g[rows][:, columns] for g in gradients]
+    left = [d[rows][:, columns] for d in directions]
+    right = run_scanned(transformation, inner, inner[0])[0]
+    for one, other in zip(left, right, strict=True):
+        assert_close(one / np.linalg.norm(one), other / np.linalg.norm(other), 64.0)
+
+
+def test_a_row_that_was_zero_so_far_and_a_zero_gradient_are_finite():
+    gradients = [np.zeros((3, 4), np.float32), np.eye(3, 4, dtype=np.float32), np.ones((3, 4))]
+    gradients = [g.astype(np.float32) for g in gradients]
+    directions, _ = run_scanned(curvax.scale_by_rows_and_columns(0.5), gradients, gradients[0])
+    assert np.array_equal(directions[0], np.zeros((3, 4)))
+    assert np.array_equal(directions[1][:, 3], np.zeros(3))
+    assert all(np.isfinite(d).all() for d in directions)
+    assert np.all(np.asarray(directions[2]) > 0)
+
+
+def test_corrected_averages_of_equal_gradients_are_the_scales_of_one():
+    gradient = np.asarray(gradients_like(np.zeros((4, 6), np.float32), 1)[0])
+    corrected = curvax.scale_by_rows_and_columns(0.9, bias_correction=True)
+    directions, states = run_scanned(corrected, [gradient] * 5, gradient)
+    (alone,), _ = run_scanned(curvax.scale_by_rows_and_columns(0.0), [gradient], gradient)
+    # 1 - b loses a factor 1 / (1 - b) of relative precision.
+    assert_close(directions, [alone] * 5, condition=10.0)
+    assert [int(state.count) for state in states] == [1, 2, 3, 4, 5]
+    q, _ = _scales(gradient**2, 5)
+    assert_close([s.rows for s in states], [(1 - 0.9**t) * np.asarray(q) for t in range(1, 6)])

@@ -1,0 +1,275 @@
+"""Matrices divided among devices: the numbers of one device, a share of its state and its work.
+
+Every method is compared with itself on one device, on meshes with Auto and Explicit axes, for
+parameters that are whole on every device or cut by rows, by columns and by both. By default every
+third method takes one of these eight cells. All of them:
+
+    CURVAX_ALL_CELLS=1 pytest tests/distribute/test_distribute.py
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from algebra import leaves_in
+from helpers import (
+    ALL_CELLS,
+    assert_close,
+    run,
+    run_scanned,
+)
+from jax.sharding import PartitionSpec as P
+from registry import GROWTH, REGISTRY, Row
+from shared.meshes import (
+    ADAMW,
+    AXIS_TYPES,
+    ONE_SHAPE,
+    ROWS,
+    TWO_SHAPES,
+    assert_same_arrays,
+    cast,
+    divided_arrays,
+    entries,
+    given,
+    jitted,
+    mesh_of,
+    on,
+    shapes_and_dtypes,
+    steps,
+)
+
+import curvax
+
+
+class Leaf(NamedTuple):
+    """A shape, and how meshes cut it: of four devices "x", or of two times two, "x" and "y"."""
+
+    shape: tuple[int, ...]
+    by_row: P
+    by_column: P
+    by_both: P
+
+
+# Seven matrices of one shape: on four devices one each, and three are left.
+LEAVES = {
+    "layers/kernel": Leaf((4, 8, 16), P(None, "x"), P("x"), P("x", None, "y")),
+    "out/kernel": Leaf((4, 2, 16), P("x"), P(None, None, "x"), P("x", None, "y")),
+    "query/kernel": Leaf((8, 4, 4), P("x"), P(None, "x"), P("x", "y")),
+    "wide/kernel": Leaf((8, 16), P("x"), P(None, "x"), P("x", "y")),
+    "wide/bias": Leaf((16,), P("x"), P("x"), P(("x", "y"))),
+}
+
+
+SHAPES = {name: leaf.shape for name, leaf in LEAVES.items()}
+SCANNED = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+CUTS = ("whole", "by_row", "by_column", "by_both")
+
+
+# Every method, on every kind of mesh
+
+
+CELLS: list[tuple[str, str]] = list(itertools.product(AXIS_TYPES, CUTS))
+
+
+def cells_of(place: int) -> list[tuple[str, str]]:
+    """Which cells the method at this place of the registry takes: every third method takes one.
+
+    The others are on a mesh in the tests below, or others of their family are.
+    """
+    if ALL_CELLS:
+        return CELLS
+    return [] if place % 3 else [CELLS[place % len(CELLS)]]
+
+
+SAMPLE = [
+    pytest.param(
+        row, *cell, id="-".join((row.name, *cell)), marks=pytest.mark.xdist_group(row.name)
+    )
+    for place, row in enumerate(REGISTRY)
+    for cell in cells_of(place)
+]
+
+
+@functools.cache
+def on_one_device(row: Row) -> tuple[list[Any], Any]:
+    """Updates and the last state."""
+    params, gradients = given(SHAPES)
+    updates, states = run_scanned(row.make(weight_dimension_numbers=SCANNED), gradients, params)
+    return updates, states[-1]
+
+
+@pytest.mark.parametrize(("row", "kind", "cut"), SAMPLE)
+def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut: str) -> None:
+    mesh = mesh_of(kind, *((2, 2) if cut == "by_both" else (4,)))
+    specs = {name: getattr(leaf, cut, P()) for name, leaf in LEAVES.items()}
+    whole, gradients = given(SHAPES)
+    optimizer = row.make(weight_dimension_numbers=SCANNED, mesh=mesh)
+    params = on(mesh, whole, specs)
+    updates, state = steps(optimizer, [on(mesh, g, specs) for g in gradients], params, mesh)
+    expected, expected_state = on_one_device(row)
+    assert_close(updates, expected, GROWTH[row.name])
+    portable = curvax.portable_state(optimizer, params, state)
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected_state)
+    keys = entries(portable, "key"), entries(expected_state, "key")
+    assert all(map(np.array_equal, *keys))  # the same draws
+    for name in SHAPES:
+        for update in updates:
+            assert update[name].dtype == params[name].dtype
+            if kind == "explicit":
+                like = params[name].sharding
+                assert update[name].sharding.is_equivalent_to(like, update[name].ndim), name
+    # Its matrices were divided: what belongs to them is on no device in full.
+    summary = curvax.summarize(optimizer, params)
+    assert summary.count("on 4 of 4 devices") == 4
+    parts = [x for x in divided_arrays(state) if x.ndim]
+    assert all(not x.is_fully_replicated for x in parts)
+    assert parts
+
+
+def test_the_sample_has_every_cut_and_both_types_of_axes() -> None:
+    kinds, cuts = zip(*(cell for i in range(len(REGISTRY)) for cell in cells_of(i)), strict=True)
+    assert set(cuts) == set(CUTS)
+    assert all(kinds.count(kind) >= 2 for kind in AXIS_TYPES)
+
+
+# Every other way in which an optimizer can differ
+
+
+class Variant(NamedTuple):
+    """An optimizer from `mesh=`, and its parameters."""
+
+    make: Callable[..., Any]
+    shapes: Mapping[str, tuple[int, ...]] = TWO_SHAPES
+    factor: float = 512.0
+    dtypes: Mapping[str, str] = {}
+    mesh: tuple[int, ...] = (4,)
+
+
+EVENLY = {f"{i}/kernel": (4, 6) for i in range(4)}  # one on each of four devices
+LEFT = {f"{i}/kernel": (4, 6) for i in range(3)}  # all of them left over
+TILES = {"block": 4, "min_elements": 1}
+
+
+STACKED = curvax.MatrixRule(stack=True)
+
+
+def coded_muon(**settings: Any) -> Any:
+    """Coded by a rule that does not look at how many matrices a stack has."""
+    moments = curvax.quantize_state(
+        curvax.scale_by_muon(steps=3), block=4, where=lambda _, leaf: leaf.ndim > 1
+    )
+    return curvax.assemble(moments, 0.1, matrices=STACKED, **settings)
+
+
+def blocked_muon(**settings: Any) -> Any:
+    """All in blocks of three rows and at most three columns."""
+    return curvax.assemble(
+        curvax.scale_by_muon(steps=3), 0.1, matrices=curvax.MatrixRule(block_size=3), **settings
+    )
+
+
+VARIANTS = {
+    "blocks": Variant(blocked_muon, {"a/kernel": (4, 6), "b/kernel": (6, 4), "c/kernel": (3, 3)}),
+    "a base, warm-up, decay": Variant(
+        functools.partial(ROWS["shampoo"].make, base=ADAMW, warmup_steps=1, side="left"), ONE_SHAPE
+    ),
+    "quantized": Variant(
+        functools.partial(ROWS["eigen_adam"].make, storage=curvax.quantized(**TILES)), LEFT
+    ),
+    "randomized basis": Variant(
+        functools.partial(ROWS["galore"].make, basis=curvax.subspaces.randomized()), LEFT
+    ),
+    "heads": Variant(
+        functools.partial(
+            ROWS["muon"].make, matrices=curvax.MatrixRule(head_wise=True), weight_decay=0.1
+        ),
+        {"query/kernel": (8, 6, 2), "key/kernel": (8, 5, 2), "wide/kernel": (8, 6)},
+    ),
+    "one entry each, named as stacks and fields are": Variant(
+        functools.partial(ROWS["muon"].make, matrices=curvax.MatrixRule(stack=False)),
+        {"4x6": (4, 6), "mu": (4, 6), "whole": (4, 6), "tall/kernel": (6, 4)},
+    ),
+    "two dtypes in a stack": Variant(
+        functools.partial(ROWS["muon"].make, matrices=STACKED),
+        ONE_SHAPE,
+        dtypes={"0/kernel": "bfloat16", "3/kernel": "bfloat16"},
+    ),
+    "coded moments": Variant(coded_muon, ONE_SHAPE, factor=1e5),
+    "more devices than matrices": Variant(ROWS["soap"].make, {"wide/kernel": (4, 6)}, mesh=(8,)),
+    "no matrices left over": Variant(ROWS["muon"].make, EVENLY),
+}
+"""Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
+if ALL_CELLS:
+    VARIANTS["error feedback"] = Variant(
+        functools.partial(ROWS["asgo"].make, storage=curvax.cholesky(error_feedback=0.95, **TILES)),
+        ONE_SHAPE,
+    )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_an_optimizer_on_a_mesh_is_the_optimizer_on_one_device(name: str) -> None:
+    variant = VARIANTS[name]
+    kind = ("auto", "explicit")[list(VARIANTS).index(name) % 2]
+    params, gradients = given(variant.shapes)
+    params, *gradients = (cast(tree, variant.dtypes) for tree in (params, *gradients))
+    expected, states = run_scanned(variant.make(), gradients, params)
+    mesh = mesh_of(kind, *variant.mesh)
+    optimizer, placed = variant.make(mesh=mesh), on(mesh, params)
+    updates, state = steps(optimizer, [on(mesh, g) for g in gradients], placed, mesh)
+    assert_close(updates, expected, variant.factor)
+    portable = curvax.portable_state(optimizer, placed, state)
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(states[-1])
+    for ours, theirs in zip(entries(portable, "key"), entries(states[-1], "key"), strict=True):
+        assert np.array_equal(ours, theirs)
+    assert_same_arrays(curvax.place_state(optimizer, placed, portable), state)
+
+
+@pytest.mark.parametrize(
+    ("params_dtype", "gradients_dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")]
+)
+def test_gradients_of_another_dtype_need_the_parameters(
+    params_dtype: str, gradients_dtype: str
+) -> None:
+    """The layout of the state follows from the parameters' dtypes."""
+    params, gradients = given(ONE_SHAPE, 2)
+    params = cast(params, dict.fromkeys(params, params_dtype))
+    gradients = [cast(g, dict.fromkeys(g, gradients_dtype)) for g in gradients]
+    expected, _ = run_scanned(ROWS["muon"].make(matrices=STACKED), gradients, params)
+    optimizer = ROWS["muon"].make(mesh=mesh_of())
+    updates, state = run(jitted(optimizer), gradients, params)
+    assert_close(updates, expected, GROWTH["muon"])
+    with pytest.raises(ValueError, match="update needs params"):
+        optimizer.update(gradients[0], state[-1])
+
+
+def test_staggered_refreshes_come_once_a_period_for_every_matrix() -> None:
+    """Which step of the period is a matrix's depends on the devices."""
+    params, gradients = given(ONE_SHAPE, 5)
+    optimizer = ROWS["asgo"].make(mesh=mesh_of(), refresh=curvax.every(2, stagger=True))
+    updates, state = steps(optimizer, gradients, params, mesh_of())
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
+    portable = curvax.portable_state(optimizer, params, state)
+    counts = leaves_in(portable, ["refreshes"])["refreshes"]
+    assert {int(n) for x in counts for n in x} == {3}  # at the first step, and in both periods
+
+
+@pytest.mark.parametrize(("name", "each", "stack"), [("racs", 2, True), ("soap", 1, False)])
+def test_the_same_work_gives_the_same_bits(name: str, each: int, stack: bool) -> None:
+    """RACS always; what multiplies matrices, if a device has one of a shape, as without stacks.
+
+    XLA's products of a batch depend on its size, and there are no others in RACS.
+    """
+    params, gradients = given({f"{i}/kernel": (32, 48) for i in range(2 * each)}, 2)
+    found = []
+    for mesh in (None, mesh_of("auto", 2)):
+        place = functools.partial(on, mesh) if mesh else lambda tree: tree
+        rule = curvax.MatrixRule(stack=True if mesh else stack)
+        optimizer = ROWS[name].make(mesh=mesh, matrices=rule)
+        found.append(run(jitted(optimizer), map(place, gradients), place(params))[0])
+    assert_close(found[1], found[0], factor=0)

@@ -1,0 +1,136 @@
+"""What a state takes on each device, and what devices exchange at a step."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from helpers import ALL_CELLS, OPTIMIZED
+from hlo import Collective, collectives
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from shared.meshes import AXIS_TYPES, ROWS, abstract, abstract_state, mesh_of
+
+import curvax
+
+DEVICES = 8
+
+
+def layers(order: int, scanned: bool) -> dict[str, tuple[int, ...]]:
+    """The matrices of a transformer: of twelve layers in one array, or of four in an array each.
+
+    Either way they are stacks, on different ways there.
+    """
+    one = {f"{name}/kernel": (order, order) for name in "qkvo"}
+    one |= {"up/kernel": (order, 4 * order), "down/kernel": (4 * order, order)}
+    if scanned:
+        return {name: (12, *shape) for name, shape in one.items()}
+    return {f"{layer}/{name}": shape for layer in range(4) for name, shape in one.items()}
+
+
+def scanned_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Which axes the matrices are, where there is one more."""
+    axes = curvax.MatrixAxes(rows=1, columns=2)
+    three = {name: axes for name, shape in shapes.items() if len(shape) == 3}
+    return {"weight_dimension_numbers": three} if three else {}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("shampoo", "auto"), ("soap", "explicit"), ("muon", "auto"), ("alice", "explicit")],
+)
+def test_a_device_has_its_share_of_the_state(name: str, kind: str) -> None:
+    mesh = mesh_of(kind, DEVICES)
+    shapes = layers(16, scanned=True) | {"head/kernel": (16, 4)}  # one that is left over
+    make = functools.partial(ROWS[name].make, **scanned_axes(shapes))
+    optimizer, params = make(mesh=mesh), abstract(shapes, NamedSharding(mesh, P()))
+    state, one = abstract_state(optimizer, params, mesh), curvax.state_bytes(make(), params)
+    leaves = jax.tree.leaves(state)
+    each = sum(x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
+    assert all(len(x.sharding.device_set) == DEVICES for x in leaves)
+    assert one / DEVICES <= each <= 1.15 * one / DEVICES
+    # All devices together, padding counted; scalars are counted once.
+    total = curvax.state_bytes(optimizer, params)
+    assert one <= total <= DEVICES * each <= total + 64 * DEVICES
+
+
+def exchanged(make: Any, shapes: Any, specs: P, mesh: Mesh) -> list[Collective]:
+    """The collectives of a step, parameters cut like this."""
+    optimizer, params = make(), abstract(shapes, NamedSharding(mesh, specs))
+    state = abstract_state(optimizer, params, mesh)
+    outputs = jax.tree.map(lambda x: x.sharding, (params, state))
+    step = jax.jit(optimizer.update, out_shardings=outputs)
+    program: Any = step.lower(params, state, params).compile().as_text()
+    return collectives(program)
+
+
+LAYOUTS = {"whole": (), "by_row": ("x",), "by_column": (None, "x")}
+TRAFFIC = [
+    ("muon", "auto", "whole", False),
+    ("muon", "auto", "by_column", True),
+    ("muon", "explicit", "by_row", True),
+    ("shampoo", "auto", "by_row", True),
+]
+if ALL_CELLS:
+    TRAFFIC = list(itertools.product(("muon", "shampoo"), AXIS_TYPES, LAYOUTS, (True, False)))
+
+
+@pytest.mark.parametrize(("name", "kind", "layout", "scanned"), TRAFFIC)
+def test_a_step_exchanges_at_most_twice_the_matrices(
+    name: str, kind: str, layout: str, scanned: bool
+) -> None:
+    """And nothing within a refresh or another loop, where devices would wait for each other."""
+    mesh, shapes = mesh_of(kind, DEVICES), layers(8, scanned)
+    make = functools.partial(ROWS[name].make, mesh=mesh, **scanned_axes(shapes))
+    if name == "shampoo":
+        make = functools.partial(make, side="left")
+    specs = P(None, *LAYOUTS[layout]) if scanned else P(*LAYOUTS[layout])
+    found = exchanged(make, shapes, specs, mesh)
+    assert found and not any(x.inside for x in found)
+    matrices = 4 * sum(map(math.prod, shapes.values()))
+    received = sum(x.received(DEVICES) for x in found)
+    # Every device needs the updates of others' matrices, at the least of its own part of each.
+    assert matrices / DEVICES <= received <= 2 * matrices
+
+
+def test_muon_gathers_far_less_often_than_optax_does() -> None:
+    """Whose iterations multiply matrices that are cut. In one layer."""
+    mesh = mesh_of("auto", DEVICES)
+    shapes = {name: shape[1:] for name, shape in layers(8, scanned=True).items()}
+    ours = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, P("x"), mesh)
+    theirs = exchanged(lambda: optax.contrib.muon(0.1, ns_steps=5), shapes, P("x"), mesh)
+    kinds = ("all-gather", "all-reduce")
+    gathers = [sum(x.kind in kinds for x in found) for found in (ours, theirs)]
+    assert 10 * gathers[0] <= gathers[1], gathers
+
+
+def test_the_reader_of_programs_finds_what_is_there() -> None:
+    """The negative control: exchanges within a loop, within a branch, and outside."""
+    mesh, reduce = mesh_of(), functools.partial(jax.lax.psum, axis_name="x")
+
+    def mapped(x: jax.Array) -> Any:
+        looped = jax.lax.fori_loop(0, x.shape[0], lambda _, y: reduce(jnp.sin(y)), x)
+        branch = jax.lax.cond(
+            reduce(x)[0] > 0,
+            lambda y: jax.lax.all_gather(y, "x"),
+            lambda y: jnp.stack([y] * 4),
+            looped,
+        )
+        return branch, jax.lax.all_to_all(branch, "x", 0, 0)
+
+    step = jax.shard_map(mapped, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
+    program: Any = jax.jit(step).lower(jnp.ones(12)).compile(OPTIMIZED).as_text()
+    found = collections.Counter((x.kind, x.inside) for x in collectives(program))
+    assert found["all-reduce", True] == 1 and found["all-reduce", False] == 1
+    assert found["all-gather", True] == 1 and found["all-gather", False] == 0
+    assert found["all-to-all", False] == 1
+    sizes = {x.kind: x.received(4) for x in collectives(program)}
+    assert sizes == {"all-reduce": 12, "all-gather": 48 * 3 / 4, "all-to-all": 48}

@@ -1,0 +1,328 @@
+"""Meshes of every kind, maps, Optax's wrappers around, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import (
+    assert_close,
+    run_scanned,
+    stacked,
+)
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+from registry import GROWTH
+from shared.meshes import (
+    ONE_SHAPE,
+    ROWS,
+    TWO_SHAPES,
+    assert_same_arrays,
+    begun,
+    both_axis_types,
+    copied,
+    divided_arrays,
+    entries,
+    explicit_by_default,
+    given,
+    mesh_of,
+    on,
+    on_no_mesh,
+    shapes_and_dtypes,
+    steps,
+)
+
+import curvax
+
+MIXED = (AxisType.Auto, AxisType.Explicit)
+
+
+def other_meshes() -> dict[str, tuple[Mesh, Any]]:
+    """Meshes, and the axes among whose devices matrices are divided."""
+    reversed_ones = Mesh(np.array(jax.devices())[:3:-1], "x", axis_types=(AxisType.Auto,))
+    return {
+        "one Explicit axis of two": (mesh_of("explicit", 2, 4), "y"),
+        "two axes of three, in another order": (mesh_of("auto", 2, 2, 2), ["z", "x"]),
+        "some devices, in another order": (reversed_ones, None),
+        "one device": (mesh_of("auto", 1), None),
+    }
+
+
+@pytest.mark.parametrize("name", other_meshes())
+def test_any_axes_of_any_mesh(name: str) -> None:
+    mesh, axes = other_meshes()[name]
+    params, gradients = given(TWO_SHAPES)
+    optimizer = ROWS["muon"].make(mesh=mesh, mesh_axis=axes)
+    params = on(mesh, params)
+    updates, state = steps(optimizer, [on(mesh, g) for g in gradients], params, mesh)
+    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+    if "order" in name:
+        portable = curvax.portable_state(optimizer, params, state)
+        assert_same_arrays(curvax.place_state(optimizer, params, portable), state)
+    names = mesh.axis_names if axes is None else (axes,) if isinstance(axes, str) else axes
+    number = math.prod(mesh.shape[name] for name in names)
+    assert {
+        len({str(i) for i in x.sharding.devices_indices_map(x.shape).values()})
+        for x in divided_arrays(state)
+        if x.ndim
+    } == {number}
+
+
+@both_axis_types
+def test_inside_the_context_of_a_mesh(kind: str) -> None:
+    params, gradients = given(TWO_SHAPES)
+    mesh = mesh_of(kind)
+    with jax.set_mesh(mesh):
+        updates, _ = steps(ROWS["muon"].make(mesh=mesh), gradients, params, mesh)
+    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+
+
+def test_inside_pmap() -> None:
+    """Where a device's state is its own alone."""
+    params, gradients = given(TWO_SHAPES)
+    optimizer, devices = ROWS["muon"].make(mesh_axis="x"), jax.devices()[:4]
+    each = lambda tree: jax.tree.map(lambda x: np.stack([x] * 4), tree)  # noqa: E731
+    state = jax.pmap(optimizer.init, axis_name="x", devices=devices)(each(params))
+    step = jax.pmap(optimizer.update, axis_name="x", devices=devices)
+    for gradient, expected in zip(gradients, on_no_mesh("muon")[0], strict=True):
+        updates, state = step(each(gradient), state, each(params))
+        updates = jax.tree.map(np.asarray, updates)
+        for device in range(4):
+            own = jax.tree.map(lambda x: x[device], updates)  # noqa: B023
+            assert_close(own, expected, GROWTH["muon"])
+    divided = entries(state, "whole") + entries(state, "singles")
+    moments = {x.shape for x in divided if x.ndim > 1 and x.dtype == jnp.float32}
+    assert moments == {(4, 1, 4, 6), (4, 1, 24)}  # on each a wide matrix and one that was left
+
+
+@explicit_by_default
+def test_inside_shard_map(kind: str) -> None:
+    """Over two axes, in an order of their own."""
+    params, gradients = given(TWO_SHAPES)
+    mesh = mesh_of(kind, 2, 2)
+    optimizer = ROWS["muon"].make(mesh_axis=("y", "x"))
+
+    def trajectory(params: Any, gradients: Any) -> Any:
+        def step(state: Any, gradient: Any) -> Any:
+            return optimizer.update(gradient, state, params)[::-1]
+
+        return jax.lax.scan(step, optimizer.init(params), gradients)[1]
+
+    mapped = jax.shard_map(trajectory, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    updates = jax.jit(mapped)(on(mesh, params), on(mesh, stacked(gradients)))
+    assert_close(updates, stacked(on_no_mesh("muon")[0]), GROWTH["muon"])
+
+
+# Ways of running
+
+
+@both_axis_types
+def test_a_donated_state_is_used_and_nothing_is_compiled_twice(kind: str) -> None:
+    """A state that could not be used would be a warning, and so an error."""
+    optimizer, params, gradients, state = begun("muon", kind, 4)
+    traces, updates = [], []
+
+    def update(*arguments: Any) -> Any:
+        traces.append(None)
+        return optimizer.update(*arguments)
+
+    shardings = curvax.state_sharding(optimizer, params, mesh_of(kind))
+    state = first = copied(state)
+    step = jax.jit(update, donate_argnums=1, out_shardings=(None, shardings))
+    for gradient in gradients:
+        new, state = step(gradient, state, params)
+        updates.append(new)
+    assert all(x.is_deleted() for x in jax.tree.leaves(first))
+    assert len(traces) == 1 and step._cache_size() == 1
+    assert_close(updates, on_no_mesh("muon")[0], GROWTH["muon"])
+
+
+@functools.cache
+def direction_on_no_mesh() -> list[Any]:
+    """Muon's directions for `ONE_SHAPE`."""
+    params, gradients = given(ONE_SHAPE)
+    return run_scanned(curvax.on_matrices(ROWS["muon"].make_direction()), gradients, params)[0]
+
+
+@both_axis_types
+def test_init_without_jit_and_with_uncommitted_parameters(kind: str) -> None:
+    """Arrays that were not put anywhere; the divided part is compiled once."""
+    params, gradients = given(ONE_SHAPE)
+    optimizer = curvax.on_matrices(ROWS["muon"].make_direction(), mesh=mesh_of(kind))
+    step, state = jax.jit(optimizer.update), optimizer.init(params)
+    for gradient in gradients:
+        updates, state = step(gradient, state, params)
+    assert step._cache_size() == 1
+    assert_close(updates, direction_on_no_mesh()[-1], GROWTH["muon"])
+
+
+@explicit_by_default
+def test_steps_can_be_scanned(kind: str) -> None:
+    optimizer, params, gradients, state = begun("muon", kind, 4)
+
+    def step(state: Any, gradient: Any) -> Any:
+        updates, state = optimizer.update(gradient, state, params)
+        return state, updates
+
+    together = on(mesh_of(kind), stacked(gradients))
+    _, updates = jax.jit(lambda *args: jax.lax.scan(step, *args))(state, together)
+    assert_close(updates, stacked(on_no_mesh("muon")[0]), GROWTH["muon"])
+
+
+# Inside of Optax
+
+
+def wrapped(name: str) -> Callable[..., Any]:
+    """From `mesh=` to Muon or EigenAdam inside of something of Optax."""
+    row = ROWS["eigen_adam" if "eigen" in name else "muon"]
+    if "hyperparameters" in name:
+        inject = optax.inject_hyperparams(row.optimizer, static_args=(*row.static, "mesh"))
+        return functools.partial(inject, 0.1, **row.settings, **row.descent)
+    assert name == "apply_if_finite, MultiSteps, chain, masked"
+    mask = {key: key != "3/kernel" for key in TWO_SHAPES}
+
+    def make(**mesh: Any) -> Any:
+        chained = optax.chain(optax.scale(2.0), optax.masked(row.make(**mesh), mask))
+        return optax.apply_if_finite(optax.MultiSteps(chained, 2).gradient_transformation(), 2)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("hyperparameters of eigen_adam", "auto"),
+        ("apply_if_finite, MultiSteps, chain, masked", "explicit"),
+    ],
+)
+def test_inside_of_optax(name: str, kind: str) -> None:
+    params, gradients = given(ONE_SHAPE if "eigen" in name else TWO_SHAPES, 4)
+    mesh, make = mesh_of(kind), wrapped(name)
+    optimizer, placed = make(mesh=mesh), on(mesh, params)
+    updates, state = steps(optimizer, [on(mesh, g) for g in gradients], placed, mesh)
+    expected, states = run_scanned(make(), gradients, params)
+    assert_close(updates, expected, GROWTH["eigen_adam" if "eigen" in name else "muon"])
+    portable = curvax.portable_state(optimizer, placed, state)
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(states[-1])
+
+
+def test_traced_numbers_on_explicit_axes_are_refused() -> None:
+    params, gradients = given(TWO_SHAPES)
+    mesh = mesh_of("explicit")
+    optimizer = wrapped("hyperparameters")(mesh=mesh)
+    with pytest.raises(ValueError, match="mesh: hyperparameters cannot be tracers"):
+        steps(optimizer, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
+
+
+# What is refused
+
+
+def bad_inputs() -> dict[str, tuple[Callable[[], Any], str]]:
+    """What is done, and what the error has to name."""
+    params, gradients = given(TWO_SHAPES)
+    muon, shampoo, alice = (ROWS[name].make for name in ("muon", "shampoo", "alice"))
+    mesh, other = mesh_of(), mesh_of("auto", 8)
+    upper = Mesh(np.array(jax.devices()[4:]), "x", axis_types=(AxisType.Auto,))
+
+    def placed(source: Any, target: Any) -> Any:
+        state = jax.eval_shape(source.init, params)
+        return curvax.place_state(target, params, curvax.portable_state(source, params, state))
+
+    return {
+        "unknown axis": (lambda: muon(mesh=mesh, mesh_axis="model"), r"mesh_axis.*'x'.*'model'"),
+        "one unknown": (lambda: muon(mesh=mesh, mesh_axis=("x", "y")), r"mesh_axis.*'x'.*'y'"),
+        "no name": (lambda: muon(mesh=mesh, mesh_axis=0), r"axis.*0"),
+        "both kinds of axes": (
+            lambda: muon(mesh=jax.make_mesh((2, 2), ("x", "y"), axis_types=MIXED)),
+            "all Auto or all Explicit",
+        ),
+        "a rule by the size of a stack": (
+            lambda: curvax.assemble(
+                curvax.quantize_state(curvax.scale_by_muon(), block=4, min_elements=80),
+                0.1,
+                mesh=mesh,
+            ).init({f"{i}/kernel": jnp.ones((4, 6)) for i in range(5)}),
+            "depends on the number of matrices",
+        ),
+        "no axes": (lambda: muon(mesh=mesh, mesh_axis=()), "axis"),
+        "an axis twice": (lambda: muon(mesh=mesh, mesh_axis=("x", "x")), "axis.*'x'"),
+        "no mesh": (lambda: muon(mesh="x"), "mesh.*'x'"),
+        "an abstract mesh": (lambda: muon(mesh=mesh.abstract_mesh), "mesh must be"),
+        "two places": (
+            lambda: curvax.distribute(curvax.orthogonalize(), mesh, axis_name="x"),
+            "axis_name='x'",
+        ),
+        "an axis without a mesh": (
+            lambda: curvax.distribute(curvax.orthogonalize(), axis="x"),
+            r"\baxis='x'",
+        ),
+        "nothing": (lambda: curvax.distribute(curvax.orthogonalize()), "mesh|axis_name"),
+        "outside of a map": (lambda: muon(mesh_axis="x").init(params), "'x' is not an axis"),
+        "parameters elsewhere": (
+            lambda: muon(mesh=mesh).init(on(upper, params)),
+            "'0/kernel' is on the mesh",
+        ),
+        "gradients elsewhere": (
+            lambda: jax.jit(muon(mesh=mesh).update)(
+                on(other, gradients[0]), muon(mesh=mesh).init(params)
+            ),
+            "'0/kernel' is on the mesh",
+        ),
+        "codes around it": (
+            lambda: curvax.quantize_state(muon(mesh=mesh)).init(params),
+            "quantize_state.*mesh=",
+        ),
+        "another rank": (
+            lambda: placed(alice(mesh=mesh), alice(mesh=mesh, rank=2)),
+            r"portable.*basis.*\b2\b",
+        ),
+        "other blocks": (
+            lambda: placed(
+                shampoo(mesh=mesh), shampoo(mesh=mesh, matrices=curvax.MatrixRule(block_size=3))
+            ),
+            "portable.*blocks",
+        ),
+        "another optimizer": (lambda: placed(muon(mesh=mesh), shampoo(mesh=mesh)), "portable"),
+        "a divided state": (
+            lambda: curvax.place_state(
+                muon(mesh=mesh), params, jax.eval_shape(muon(mesh=mesh).init, params)
+            ),
+            "portable",
+        ),
+        "a state of other devices": (
+            lambda: curvax.portable_state(
+                muon(mesh=mesh), params, jax.eval_shape(muon(mesh=other).init, params)
+            ),
+            "state has",
+        ),
+        "a state of one device": (
+            lambda: curvax.state_of(muon(mesh=mesh), params, muon().init(params), "0/kernel"),
+            "state has",
+        ),
+        "sharding on another mesh": (
+            lambda: curvax.state_sharding(muon(mesh=mesh), params, other),
+            "Mesh.*'x': 4.*'x': 8",
+        ),
+        "sharding of parameters elsewhere": (
+            lambda: curvax.state_sharding(muon(), on(other, params), mesh),
+            "'0/kernel' is on",
+        ),
+        "sharding without a mesh": (
+            lambda: curvax.state_sharding(muon(), params, "x"),
+            "mesh must be",
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", bad_inputs())
+def test_bad_input_is_named(name: str) -> None:
+    action, message = bad_inputs()[name]
+    with pytest.raises(ValueError, match=message):
+        action()

@@ -1,0 +1,129 @@
+"""Who has which matrices: each is on one device, which does its work."""
+
+from __future__ import annotations
+
+import collections
+import math
+from typing import Any
+from unittest import mock
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+from algebra import leaves_in
+from shared.meshes import ROWS, TWO_SHAPES, begin, given, mesh_of
+
+import curvax
+from curvax.transforms.distribute import _shares
+from curvax.transforms.kronecker import _factor
+from curvax.transforms.linalg import _inverse_root
+
+
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@hypothesis.given(
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=3),
+        st.tuples(st.integers(1, 40), st.integers(1, 64), st.integers(1, 64)),
+        max_size=6,
+    ),
+    st.integers(1, 17),
+)
+def test_every_matrix_is_on_one_device_and_no_device_has_much_more_than_others(
+    shapes: dict[str, tuple[int, int, int]], devices: int
+) -> None:
+    shares = _shares.share(shapes, devices)
+    number, load = np.zeros(devices, int), np.zeros(devices)
+    found: dict[str, list[int]] = {}
+    for key, shape in shapes.items():
+        assert shares.whole(key) == shares.each[key] * devices <= shape[0]
+        found[key] = list(range(shares.whole(key)))
+        number += shares.each[key]
+        load += shares.each[key] * _shares.cost(*shape[1:])
+    for r in shares.rounds:
+        assert len(r.kind) == len(r.entry) == devices
+        assert len(set(r.kinds)) == len(r.kinds) == len(set(r.kind) - {len(r.kinds)})
+        for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
+            if kind < len(r.kinds):
+                found[r.kinds[kind]].append(shares.whole(r.kinds[kind]) + entry)
+                number[device] += 1
+                load[device] += _shares.cost(*shapes[r.kinds[kind]][1:])
+    for key, shape in shapes.items():
+        assert sorted(found[key]) == list(range(shape[0]))
+    dearest = max((_shares.cost(*shape[1:]) for shape in shapes.values()), default=0)
+    assert max(number) - min(number) <= len(shares.rounds)
+    assert max(number) < number.mean() + 1
+    assert max(load) - min(load) <= dearest * (1 + 1e-9)
+    # The least that the rounds need: as many as there are matrices left for a device.
+    assert len(shares.rounds) == math.ceil(sum(n[0] % devices for n in shapes.values()) / devices)
+
+
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None)
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)), max_size=4),
+    st.integers(1, 5),
+)
+def test_stacks_that_are_split_and_joined_are_unchanged(
+    shapes: list[tuple[int, int, int]], devices: int
+) -> None:
+    stacks: Any = {
+        str(i): np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + 1000 * i
+        for i, shape in enumerate(shapes)
+    }
+    shares = _shares.share({key: x.shape for key, x in stacks.items()}, devices)
+    whole, left = shares.split(stacks)
+    assert all(len(x) == shares.whole(key) for key, x in whole.items())
+    rows = []
+    for r in shares.rounds:
+        length = max(left[key][0].size for key in r.kinds)
+        row = np.full((devices, length), np.nan, np.float32)
+        for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
+            if kind < len(r.kinds):
+                own = left[r.kinds[kind]][entry].ravel()
+                row[device, : own.size] = own
+        rows.append(row)
+    with mock.patch.object(_shares, "jnp", np):  # which compiles nothing
+        joined = shares.joined(stacks, whole, rows, lambda x, like: x)
+    assert joined.keys() == stacks.keys()
+    assert all(np.array_equal(joined[key], x) for key, x in stacks.items())
+
+
+def test_a_device_decomposes_the_factors_of_its_own_matrices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twelve matrices on four devices, and a thirteenth: a quarter, and one more."""
+    params, gradients = given({f"{i}/kernel": (4, 6) for i in range(13)}, 4)
+    log: collections.Counter[int] = collections.Counter()
+    plain = _inverse_root.eigh
+
+    def logged(a: jax.Array) -> Any:
+        device = jax.lax.axis_index("x")
+        jax.debug.callback(lambda device, _: log.update([int(device)]), device, a[0, 0])
+        return plain(a)
+
+    for module in (_inverse_root, _factor):
+        monkeypatch.setattr(module, "eigh", logged)
+    mesh = mesh_of()
+    optimizer = ROWS["shampoo"].make(mesh=mesh, side="left")
+    step, state, executed = jax.jit(optimizer.update), begin(optimizer, params, mesh), []
+    for gradient in gradients:
+        _, state = step(gradient, state, params)
+        jax.effects_barrier()
+        executed.append([log.pop(device, 0) for device in range(4)])
+    assert [sorted(counts) for counts in executed] == 2 * [[0] * 4, [3, 3, 3, 4]]
+    portable = curvax.portable_state(optimizer, params, state)
+    counts = leaves_in(portable, ["refreshes"])["refreshes"]
+    assert {int(n) for x in counts for n in x} == {2}
+
+
+def test_the_summary_says_on_how_many_devices_matrices_are() -> None:
+    params, _ = given(TWO_SHAPES)
+    summary = curvax.summarize(ROWS["muon"].make(mesh=mesh_of("auto", 8)), params)
+    lines = {line.split(" | ")[0].strip("| "): line for line in summary.splitlines()}
+    for name in TWO_SHAPES:
+        if "bias" not in name:
+            number = 5 if name[0].isdigit() else 2
+            assert f"on {number} of 8 devices" in lines[name]
+    assert "devices" not in lines["a/bias"]
+    assert "devices" not in curvax.summarize(ROWS["muon"].make(), params)

@@ -1,0 +1,165 @@
+"""A factor that cannot be refreshed: nothing gathered yet, not finite, a failed decomposition."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close, at, generator, scanned, share, trajectory
+from shared.policies import POLICIES, STEPS, factors_of, quiet_gradients, shampoo
+
+import curvax
+from curvax.transforms.kronecker import _factor
+from curvax.transforms.linalg import _inverse_root
+
+
+@pytest.mark.parametrize("policy", [curvax.every(5, offset=1), curvax.policies.foam(5)])
+def test_a_factor_without_a_statistic_waits_for_one(policy):
+    """A first gradient of zeros would make the root ε^(-1/2) I until the next refresh."""
+    transformation = curvax.precondition(refresh=policy, side="left", root=2, b2=0.9, eps=1e-8)
+    gradients = generator(jax.random.key(0)).standard_normal((7, 2, 3, 5)).astype(np.float32)
+    gradients[:2, 0], gradients[0, 1] = 0, 0  # begin at the third and second step
+    _, states = scanned(transformation)(gradients)
+    factors = [jax.tree.map(lambda x, t=t: np.asarray(x[t]), states.left) for t in range(7)]
+    assert [x.refreshes.tolist() for x in factors][:4] == [[0, 0], [0, 1], [1, 1], [1, 1]]
+    assert [x.rejected.tolist() for x in factors][:4] == [[1, 1], [2, 1], [2, 1], [2, 1]]
+    assert_close(factors[1].inverse_root[0], np.eye(3), factor=0)
+    for t, i in ((1, 1), (2, 0)):
+        d, q = np.linalg.eigh(factors[t].statistic[i].astype(np.float64))
+        expected = (q * (np.maximum(d, 0) + 1e-8) ** -0.5) @ q.T
+        assert_close(factors[t].inverse_root[i], expected, 64, condition=1e4)
+        assert_close(factors[3].inverse_root[i], factors[t].inverse_root[i], factor=0)
+    assert factors[-1].checks.tolist() == [4, 3]  # and that of step 6
+
+
+BAD = 6  # the index of step 7, when all are due
+AS_PRINTED = 0.0  # FOAM's floor
+CASES: dict[str, tuple[Any, dict[str, str], list[float]]] = {
+    "every": (curvax.every(2, offset=1), {}, []),
+    "every, coupled Newton": (curvax.every(2, offset=1), {"solver": "coupled_newton"}, []),
+    "every, Newton-Schulz": (curvax.every(2, offset=1), {"solver": "newton_schulz"}, []),
+    "FOAM": (POLICIES["FOAM"], {}, [POLICIES["FOAM"].rounding_floor, AS_PRINTED]),
+    "FOAM, not adaptive": (POLICIES["FOAM, not adaptive"], {}, []),
+    "FOAM, no refreshes": (POLICIES["FOAM, no refreshes"], {}, []),
+    "DR": (POLICIES["DR"], {}, []),
+}
+
+
+@pytest.mark.parametrize("case", share(CASES, of=3))
+def test_a_factor_that_is_not_finite_keeps_its_last_good_root(case):
+    """And counts it at every check; the other matrix is not affected."""
+    policy, settings, floors = CASES[case]
+    gradients = quiet_gradients({"w": (3, 4, 6)})
+
+    def spoiled(state, t):
+        """At step BAD the statistics of two matrices are lost."""
+        factor = state.left["w"]
+        lost = factor.statistic.at[1, 2, 2].set(jnp.nan).at[2, 0, 1].set(jnp.inf)
+        statistic = jnp.where(t == BAD, lost, factor.statistic)
+        return state._replace(left={"w": factor._replace(statistic=statistic)})
+
+    @jax.jit
+    def trajectory(gradients, spoil, floor):
+        own = policy if floor is None else dataclasses.replace(policy, rounding_floor=floor)
+        transformation = shampoo(own, **settings)
+
+        def step(state, now):
+            t, gradient = now
+            state = jax.tree.map(lambda x, y: jnp.where(spoil, y, x), state, spoiled(state, t))
+            update, state = transformation.update(gradient, state)
+            return state, (update, state)
+
+        start = transformation.init(at(gradients, 0))
+        return jax.lax.scan(step, start, (jnp.arange(STEPS), gradients))[1]
+
+    for floor in floors or [None]:
+        runs = [trajectory(gradients, spoil, floor) for spoil in (False, True)]
+        good, spoilt = jax.tree.map(np.asarray, runs)
+        _assert_last_good_root_kept(*good, *spoilt)
+
+
+def _assert_last_good_root_kept(good, good_states, updates, states):
+    factor, untouched = (jax.tree.map(np.asarray, x.left["w"]) for x in (states, good_states))
+    due = np.cumsum(np.arange(STEPS) % 2 == 0)
+    assert np.array_equal(factor.checks, np.broadcast_to(due[:, None], (STEPS, 3)))
+    assert np.array_equal(factor.inverse_root[:, 0], untouched.inverse_root[:, 0])
+    assert not factor.rejected[:, 0].any() and not factor.rejected[:BAD].any()
+    assert np.array_equal(updates["w"][:, 0], good["w"][:, 0])
+    assert np.isfinite(updates["w"]).all()
+    for i in (1, 2):
+        assert not np.isfinite(factor.statistic[BAD:, i]).all(axis=(-2, -1)).any()
+        for t in range(BAD, STEPS):
+            for field in ("inverse_root", "damping", "error", "refreshes"):
+                values = getattr(factor, field)
+                assert values is None or np.array_equal(values[t, i], values[BAD - 1, i]), field
+            assert factor.rejected[t, i] == due[t] - due[BAD - 1]
+
+
+@pytest.mark.parametrize("graft", [None, "norm"])
+def test_a_bad_gradient_does_not_poison_the_state(graft):
+    """Afterwards factors are refreshed as before; other matrices do not notice."""
+    good = quiet_gradients({"w": (4, 4, 6)})
+    bad = {"w": good["w"].copy()}
+    bad["w"][BAD, 1:, 2, 3] = np.nan, np.inf, 1e30  # whose square overflows float32
+    run = jax.jit(trajectory(shampoo(curvax.every(2, offset=1), graft=graft)))
+    (unspoiled, _), (updates, states) = jax.tree.map(np.asarray, (run(good), run(bad)))
+    finite = np.isfinite(updates["w"]).all(axis=(-2, -1))
+    assert finite[np.arange(STEPS) != BAD].all() and finite[BAD, 0]
+    assert np.array_equal(updates["w"][:, 0], unspoiled["w"][:, 0])
+    for factor in factors_of(states):
+        assert np.isfinite(factor.statistic).all() and np.isfinite(factor.inverse_root).all()
+        assert (np.diff(factor.refreshes[BAD + 1 :: 2], axis=0) == 1).all()
+        assert (
+            np.abs(np.diff(factor.inverse_root[BAD + 2 :: 2], axis=0)).max(axis=(-2, -1)) > 0
+        ).all()
+
+
+@pytest.mark.parametrize("name", ["every", "FOAM", "DR"])
+def test_a_failed_decomposition_is_rejected_and_counted(monkeypatch, name):
+    """It fails for factors whose first row dominates, and is back when that has passed."""
+    plain, limit = _inverse_root.eigh, 0.95
+
+    def failing(a):
+        q, d = plain(a)
+        bad = a[0, 0] > limit * jnp.trace(a)
+        return jnp.where(bad, jnp.nan, q), jnp.where(bad, jnp.nan, d)
+
+    monkeypatch.setattr(_inverse_root, "eigh", failing)
+    monkeypatch.setattr(_factor, "eigh", failing)
+    gradients = quiet_gradients()
+    gradients["w"][4, 1, 0] *= 32
+    policy = {"every": curvax.every(1)} | {n: POLICIES[n] for n in ("FOAM", "DR")}
+    updates, states = scanned(shampoo(policy[name], b2=0.5))(gradients)
+    assert np.isfinite(updates["w"]).all()
+    (factor,) = (jax.tree.map(np.asarray, f) for f in factors_of(states))
+    statistic = factor.statistic[:, 1]
+    share = statistic[:, 0, 0] / np.trace(statistic, axis1=-2, axis2=-1)
+    rejected = np.diff(factor.rejected[:, 1], prepend=0) > 0
+    assert share[4] > limit > max(share[3], share[-1])
+    assert rejected[4] and (share[rejected] > limit).all()
+    for t in np.flatnonzero(rejected):
+        assert np.array_equal(factor.inverse_root[t, 1], factor.inverse_root[t - 1, 1])
+        assert factor.refreshes[t, 1] == factor.refreshes[t - 1, 1]
+    assert factor.refreshes[-1, 1] > factor.refreshes[4, 1]  # recovered
+    assert not factor.rejected[:, [0, 2]].any()
+
+
+def test_statistics_every_and_warm_up():
+    gradients = quiet_gradients({"w": (5, 4)})
+    settings = {"statistics_every": 3, "initial": 0.5, "b2": 0.75}
+    updates, states = scanned(shampoo(curvax.every(2), **settings))(gradients)
+    warm, warm_states = scanned(shampoo(curvax.every(2), **settings, warmup_steps=5))(gradients)
+    factor = factors_of(states)[0]
+    statistic = 0.5 * np.eye(5)
+    for t in range(1, STEPS + 1):
+        if t % 3 == 0:
+            g = np.asarray(gradients["w"][t - 1], np.float64)
+            statistic = 0.75 * statistic + 0.25 * (g @ g.T)
+        assert_close(factor.statistic[t - 1], statistic)
+    assert not np.any(warm["w"][:5])
+    assert np.array_equal(warm["w"][5:], updates["w"][5:])
+    for one, other in zip(factors_of(states), factors_of(warm_states), strict=True):
+        assert np.array_equal(one.statistic, other.statistic)
+        assert np.array_equal(one.inverse_root, other.inverse_root)

@@ -1,0 +1,237 @@
+"""Trees of every kind: Flax's, dataclasses, callable modules, tied and low-rank parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.core import FrozenDict
+from helpers import assert_close, computations, gradients_like, normal_like, run, share
+
+import curvax
+from curvax import MatrixAxes, MatrixRule
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    kernel: Any
+    bias: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Network:
+    dense: Layer
+    head: Layer
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class CallableLayer:
+    """Like an Equinox module: a pytree of its parameters that is also the function."""
+
+    weight: Any
+    bias: Any = None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.weight
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class CallableNetwork:
+    dense: CallableLayer
+    head: CallableLayer
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(self.dense(x))
+
+
+class NnxNetwork(nnx.Module):
+    def __init__(self) -> None:
+        self.dense = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(6, 4, use_bias=False, rngs=nnx.Rngs(0))
+
+
+def as_dict(kernel: Any, bias: Any, head: Any) -> Any:
+    return {"dense": {"kernel": kernel, "bias": bias}, "head": {"kernel": head}}
+
+
+def as_nnx_state(kernel: Any, bias: Any, head: Any) -> Any:
+    structure = jax.tree.structure(nnx.state(NnxNetwork(), nnx.Param))
+    return structure.unflatten(jax.tree.leaves(as_dict(kernel, bias, head)))
+
+
+def as_partitioned(kernel: Any, bias: Any, head: Any) -> Any:
+    return as_dict(
+        nn.Partitioned(kernel, ("in", "out")),
+        nn.Partitioned(bias, ("out",)),
+        nn.Partitioned(head, (None, "out")),
+    )
+
+
+TREES: dict[str, Callable[..., Any]] = {
+    "Linen dict": as_dict,
+    "frozen dict": lambda *leaves: FrozenDict(as_dict(*leaves)),
+    "Partitioned boxes": as_partitioned,
+    "nnx.State": as_nnx_state,
+    "flat dict": lambda kernel, bias, head: {"kernel": kernel, "b": bias, "head": head},
+    "tuple": lambda kernel, bias, head: (kernel, bias, head),
+    "list": lambda kernel, bias, head: [kernel, (bias,), [head]],
+    "dataclass": lambda kernel, bias, head: Network(Layer(kernel, bias), Layer(head)),
+    "callable": lambda kernel, bias, head: CallableNetwork(
+        CallableLayer(kernel, bias), CallableLayer(head)
+    ),
+}
+LIKE_FLAX = ("Linen dict", "frozen dict", "Partitioned boxes", "nnx.State", "dataclass")
+METHODS: dict[str, Callable[..., Any]] = {
+    "muon": functools.partial(curvax.muon, steps=2),
+    "racs": functools.partial(curvax.racs, matrices=MatrixRule(output_layer=None), iterations=2),
+    "asgo": curvax.asgo,
+}
+
+
+@functools.cache
+def tree_gradient() -> tuple[jax.Array, ...]:
+    return gradients_like(tuple(np.zeros(shape) for shape in ((4, 6), (6,), (6, 4))), 1)[0]
+
+
+def first_step(method: str, tree: str) -> Callable[..., Any]:
+    """From a gradient, as leaves in the order of `TREES`: updates and what matrices have."""
+    build, optimizer = TREES[tree], METHODS[method](0.1, weight_decay=0.1)
+
+    def step(*gradient: Any) -> tuple[list[Any], Any]:
+        params = build(*gradient)
+        before = optimizer.init(params)
+        updates, state = optimizer.update(params, before, params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, before)
+        leaves = dict(zip(jax.tree.leaves(build(0, 1, 2)), jax.tree.leaves(updates), strict=True))
+        return [leaves[i] for i in range(3)], state.inner_states["matrices"]
+
+    return step
+
+
+@functools.cache
+def step_of_dict(method: str) -> Any:
+    """What it computes for a dict, which is something."""
+    step = first_step(method, "Linen dict")
+    updates, matrices = jax.jit(step)(*tree_gradient())
+    assert all(np.any(x) for x in jax.tree.leaves(updates))
+    assert any(x.ndim >= 2 and np.any(x) for x in jax.tree.leaves(matrices))
+    return computations(step, *tree_gradient())
+
+
+@pytest.mark.parametrize(
+    ("method", "tree"), share(itertools.product(METHODS, list(TREES)[1:]), of=3)
+)
+def test_every_kind_of_tree(method: str, tree: str) -> None:
+    """The same is computed, in whatever order."""
+    assert computations(first_step(method, tree), *tree_gradient()) == step_of_dict(method)
+
+
+def test_different_computations_have_different_digests() -> None:
+    """The negative control."""
+    x = jnp.ones((2, 2))
+    plain, swapped, other = (
+        computations(f, x, x)
+        for f in (
+            lambda a, b: {"sum": a + 2 * b, "product": a @ b},
+            lambda a, b: {"product": a @ b, "sum": a + 2 * b},
+            lambda a, b: {"sum": b + 2 * a, "product": a @ b},
+        )
+    )
+    assert plain == swapped
+    assert plain["product"] == other["product"] and plain["sum"] != other["sum"]
+
+
+@pytest.mark.parametrize("tree", LIKE_FLAX)
+def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None:
+    params = TREES[tree](*tree_gradient())
+    optimizer = curvax.muon(0.1, matrices=MatrixRule(stack=False))
+    state = optimizer.init(params)
+    for name, fields in (("dense/kernel", "mu"), ("dense/bias", "mu nu"), ("head/kernel", "mu")):
+        places = curvax.state_of(optimizer, params, state, name)
+        counter = ["skipped"] if "nu" in fields else ["skipped/" + name]  # of vectors, one array
+        moments = [f"{field}/{name}" for field in fields.split()]
+        ends = counter + moments
+        assert len(places) == len(ends), name
+        assert all(place.endswith(end) for place, end in zip(places, ends, strict=True)), name
+
+
+def test_a_callable_tree_of_axes_is_a_tree() -> None:
+    """A callable tree must not be taken for a function from parameters to a specification."""
+    params = TREES["callable"](*tree_gradient())
+    spec = jax.tree.map(lambda x: MatrixAxes(1, 0) if x.ndim == 2 else None, params)
+    treatments = MatrixRule(weight_dimension_numbers=spec)(params)
+    assert treatments == {
+        "dense/weight": MatrixAxes(1, 0),
+        "dense/bias": "weight_dimension_numbers is None",
+        "head/weight": MatrixAxes(1, 0),
+    }
+
+
+def test_a_callable_tree_of_booleans_is_a_mask() -> None:
+    params = TREES["callable"](*tree_gradient())
+    mask = jax.tree.map(lambda x: x.ndim == 2, params)
+    optimizer = curvax.muon(0.1, steps=2, weight_decay=0.1, weight_decay_mask=mask)
+    plain = curvax.muon(0.1, steps=2)
+    gradients = [params]
+    decayed, undecayed = (run(o, gradients, params)[0][0] for o in (optimizer, plain))
+    assert_close(decayed.dense.bias, undecayed.dense.bias, factor=0)
+    assert_close(decayed.head.weight, undecayed.head.weight - 0.01 * params.head.weight, 4)
+
+
+def test_tied_parameters_are_one_parameter() -> None:
+    class Tied(nnx.Module):
+        def __init__(self) -> None:
+            self.first = nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0))
+            self.second = nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0))
+            self.second.kernel = self.first.kernel
+
+    def loss(model: Tied) -> jax.Array:
+        return jnp.sum(jnp.sin(model.second(model.first(jnp.eye(4)))))
+
+    model = Tied()
+    before = model.first.kernel[...]
+    optimizer = nnx.Optimizer(model, curvax.muon(0.1, method="svd"), wrt=nnx.Param)
+    nnx.jit(lambda optimizer, model: optimizer.update(model, nnx.grad(loss)(model)))(
+        optimizer, model
+    )
+    gradient = jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(w @ w))))(before)
+    plain = {"first": {"kernel": before}}
+    (updates,), _ = run(curvax.muon(0.1, method="svd"), [{"first": {"kernel": gradient}}], plain)
+    assert model.first.kernel is model.second.kernel
+    # The two gradients agree up to rounding, of which small singular values make more.
+    step = model.first.kernel[...] - before
+    assert_close(step, updates["first"]["kernel"], condition=64)
+
+
+def test_low_rank_factors_are_matrices_and_the_rest_stays() -> None:
+    model = nnx.LoRALinear(4, 6, lora_rank=2, rngs=nnx.Rngs(0))
+    kernel = model.kernel[...]
+    factors = nnx.state(model, nnx.LoRAParam)
+    gradients = normal_like(jax.random.key(3), factors)
+    transformation = curvax.muon(0.1, method="svd")
+    optimizer = nnx.Optimizer(model, transformation, wrt=nnx.LoRAParam)
+    summary = curvax.summarize(transformation, factors)
+    assert "lora/lora_a | 4×2 float32 | 1 matrix 4×2" in summary
+    assert "lora/lora_b | 2×6 float32 | 1 matrix 2×6" in summary
+    before = jax.tree.map(jnp.copy, nnx.to_pure_dict(factors))
+    nnx.jit(lambda optimizer, model: optimizer.update(model, gradients))(optimizer, model)
+    plain = nnx.to_pure_dict(gradients)
+    (updates,), _ = run(curvax.muon(0.1, method="svd"), [plain], before)
+    after = nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam))
+    assert_close(after, optax.apply_updates(before, updates), 4)
+    assert_close(model.kernel[...], kernel, factor=0)

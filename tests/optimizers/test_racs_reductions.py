@@ -1,0 +1,116 @@
+"""RACS: its fixed point is a leading singular pair; what it does not depend on."""
+
+import jax
+import numpy as np
+import pytest
+from helpers import assert_close, gradients_like, orthogonal, stacked
+from shared.identities import EPS, STEPS, gradients_of, run_racs
+
+import curvax
+
+# A factory is compiled once for each of its static settings and shapes.
+pytestmark = pytest.mark.xdist_group("RACS reductions")
+
+
+def _leading_pair(squares: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """The unit vectors `q` and `s` of the leading singular pair, and the singular value."""
+    u, values, vt = np.linalg.svd(squares, full_matrices=False)
+    return np.abs(u[:, 0]), np.abs(vt[0]), float(values[0])
+
+
+IN_MANY_ROUNDS = {
+    str(shape): stacked(gradients_like(np.zeros(shape), STEPS, dtype="float32"))
+    for shape in ((6, 10), (10, 6), (1, 5))
+}
+
+
+def test_without_averaging_and_with_many_iterations_the_scales_are_the_leading_singular_pair():
+    _, states = run_racs(IN_MANY_ROUNDS, 12, b2=0.0)
+    for name, gradients in IN_MANY_ROUNDS.items():
+        q, s = states[0].rows[name][0], states[0].columns[name][0]
+        expected_q, expected_s, value = _leading_pair(gradients[0].astype(np.float64) ** 2)
+        assert_close(np.outer(q, s), value * np.outer(expected_q, expected_s), eps=EPS)
+        assert_close(q / np.linalg.norm(q), expected_q, eps=EPS)
+        assert_close(s / np.linalg.norm(s), expected_s, eps=EPS)
+
+
+def test_five_rounds_reach_the_leading_singular_pair_and_one_round_does_not():
+    # Proposition 3: each round multiplies the error by the squared ratio of the singular values.
+    squares = np.random.default_rng(0).standard_normal((128, 256)) ** 2
+    q, s, value = _leading_pair(squares)
+    best = value * np.outer(q, s)
+    second = np.linalg.norm(squares - best, 2)
+    errors = []
+    with jax.enable_x64(True):
+        scales = jax.jit(lambda x: [curvax.row_column_scales(x, rounds) for rounds in (1, 2, 5)])
+        for q, s in jax.tree.map(np.asarray, scales(squares)):
+            errors.append(np.linalg.norm(np.outer(q, s) - best) / value)
+    assert 1e-3 < errors[0] < 5e-2 and errors[2] < 1e-6
+    assert errors[1] <= errors[0] * (second / value) ** 2
+    assert errors[2] <= errors[1] * (second / value) ** 6
+
+
+GRADIENTS = gradients_of(5, 8)
+
+
+@pytest.mark.parametrize("exponent", [-40, -20, -1, 1, 20, 40])
+def test_directions_of_racs_do_not_depend_on_the_scale_of_the_gradient_when_b2_is_0(exponent):
+    # Powers of two are exact: not one bit may change.
+    scaled, _ = run_racs(np.ldexp(GRADIENTS, exponent), b2=0.0)
+    assert_close(scaled, run_racs(GRADIENTS, b2=0.0)[0], 0.0)
+
+
+JUMPING = np.float32(3.7 ** (np.arange(STEPS) % 3))[:, None, None] * GRADIENTS
+
+
+def test_directions_of_racs_do_not_depend_on_the_scales_of_single_gradients_when_b2_is_0():
+    (scaled, _), (plain, _) = run_racs(JUMPING, b2=0.0), run_racs(GRADIENTS, b2=0.0)
+    assert_close(list(scaled), list(plain), 32.0)
+
+
+def test_directions_of_racs_do_depend_on_the_scales_of_single_gradients_when_b2_is_not_0():
+    (scaled, _), (plain, _) = run_racs(JUMPING, gamma=1e6), run_racs(GRADIENTS, gamma=1e6)
+    with pytest.raises(AssertionError, match="exceeds the bound"):
+        assert_close(list(scaled), list(plain), 32.0)
+
+
+def test_racs_removes_scales_of_rows_and_columns():
+    # diag(a) X diag(c) with constant |X| has rank 1 in its squares: RACS gives back X, scaled.
+    generator = np.random.default_rng(0)
+    signs = np.where(generator.random((5, 8)) < 0.5, -1.0, 1.0)
+    rows, columns = 10 ** generator.uniform(-2, 2, 5), 10 ** generator.uniform(-2, 2, 8)
+    gradient = np.float32(rows[:, None] * signs * columns)
+    directions, _ = run_racs(np.stack([gradient] * STEPS), b2=0.0, scale=1.0)
+    assert_close(directions[0], signs)
+
+
+def test_the_first_direction_of_racs_is_longer_by_1_over_1_minus_b2():
+    (plain, _), (averaged, _) = run_racs(GRADIENTS, b2=0.0), run_racs(GRADIENTS, b2=0.75)
+    corrected, _ = run_racs(GRADIENTS, bias_correction=True, b2=0.75)
+    assert_close(averaged[0], 4 * plain[0])
+    assert_close(corrected[0], plain[0])
+
+
+def test_racs_commutes_with_permutations_and_signs_but_not_with_rotations():
+    generator = np.random.default_rng(0)
+    rows, columns = generator.permutation(5), generator.permutation(8)
+
+    def moved(x: np.ndarray) -> np.ndarray:
+        return -x[:, rows][:, :, columns]
+
+    plain, _ = run_racs(GRADIENTS)
+    permuted, _ = run_racs(moved(GRADIENTS))
+    assert_close(list(permuted), list(moved(plain)), 32.0)
+    rotation = orthogonal(jax.random.key(0), 8, 8).astype(np.float32)
+    rotated, _ = run_racs(GRADIENTS @ rotation)
+    with pytest.raises(AssertionError, match="exceeds the bound"):
+        assert_close(list(rotated), list(plain @ rotation), 32.0)
+
+
+def test_transposing_the_gradient_transposes_the_direction_of_racs_in_the_limit():
+    # The five rounds of the paper start from the rows. Averages of s and q depend on their ratio,
+    # which the fixed point leaves open.
+    wide = gradients_of(6, 10)
+    given = {**IN_MANY_ROUNDS, "(6, 10)": wide, "(10, 6)": wide.mT}
+    directions, _ = run_racs(given, 12, b2=0.0)
+    assert_close(list(directions["(10, 6)"]), list(directions["(6, 10)"].mT), 32.0)

@@ -1,0 +1,198 @@
+"""Only what is due is computed: in loops that XLA leaves alone, staggered, one matrix at a time."""
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import TO_READ, scanned, share
+from shared.policies import (
+    FACTORS,
+    LARGEST,
+    POLICIES,
+    STEPS,
+    drain,
+    factors_of,
+    quiet_gradients,
+    shampoo,
+    stepped,
+)
+
+import curvax
+from curvax.transforms.refresh import _due
+
+# Staggering
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_staggered_refreshes_are_as_many_and_balanced(executed, first):
+    """Every factor once per period; no step costs more than the mean and one decomposition."""
+    shapes, period = {"a": (5, 4, 12), "b": (3, 8, 6)}, 4
+    policy = curvax.every(period, offset=1, first=first, stagger=True)
+    gradients, costs, counts = quiet_gradients(shapes, 2 * period + 1), [], []
+    for _, state in stepped(shampoo(policy, side="both"), gradients):
+        done = drain(executed)
+        costs.append(sum(number * order**3 for order, number in done.items()))
+        counts.append(np.concatenate([np.ravel(f.refreshes) for f in factors_of(state)]))
+    orders = np.repeat([4, 8, 12, 6], [5, 3, 5, 3])
+    cost = (orders**3).sum()
+    assert costs[0] == cost if first else costs[0] < cost
+    for start in range(1, period + 2):  # a period of steps, wherever it begins
+        assert sum(costs[start : start + period]) == cost
+        assert (counts[start + period - 1] - counts[start - 1] == 1).all()
+    assert max(costs[1:]) <= cost / period + orders.max() ** 3
+
+
+def test_staggered_checks_come_once_per_period():
+    policy = curvax.policies.foam(4, 0.4, LARGEST, stagger=True)
+    _, states = scanned(shampoo(policy, side="both"))(quiet_gradients())
+    checks = np.concatenate([f.checks.reshape(STEPS, -1) for f in factors_of(states)], axis=1)
+    assert (checks[0] == 1).all()
+    for start in range(STEPS - 4):
+        assert (checks[start + 4] - checks[start] == 1).all()
+    assert (np.diff(checks.sum(axis=1)) < 2 * FACTORS).all()
+
+
+@pytest.mark.parametrize("period", [1, 3, 7, 50])
+def test_each_entry_has_one_step_of_the_period_and_the_load_is_even(period):
+    sizes, orders = [7, 3, 12, 1, 5], [64, 256, 32, 512, 128]
+    costs = [float(order) ** 3 for order in orders]
+    tables = _due._deal(sizes, costs, period)
+    load = np.zeros(period)
+    for table, size, cost in zip(tables, sizes, costs, strict=True):
+        assert table.shape[0] == period
+        assert sorted(table[table >= 0].tolist()) == list(range(size))
+        load += (table >= 0).sum(axis=1) * cost
+        for row in table:  # what is there comes first
+            assert (np.diff((row >= 0).astype(int)) <= 0).all()
+    assert load.max() <= load.mean() + max(costs)
+    assert load.max() <= max(4 / 3 * load.mean(), max(costs))
+
+
+# Compiled steps
+
+
+def _between_refreshes():
+    """What every step has to do: statistics, and products with roots that never change."""
+    highest = jax.lax.Precision.HIGHEST
+
+    def init(params):
+        left = jax.tree.map(lambda x: x @ x.mT, params)
+        right = jax.tree.map(lambda x: x.mT @ x, params)
+        return {"statistics": (left, right), "roots": (left, right)}
+
+    def update(updates, state, params=None):
+        del params
+
+        def gathered(statistic, g):
+            return 0.8 * statistic + 0.2 * jnp.matmul(g, g.mT, precision=highest)
+
+        left, right = state["statistics"]
+        left = jax.tree.map(gathered, left, updates)
+        right = jax.tree.map(lambda r, g: gathered(r, g.mT), right, updates)
+        apply = lambda a, g, b: (b @ (a @ g).mT).mT  # noqa: E731
+        directions = jax.tree.map(apply, state["roots"][0], updates, state["roots"][1])
+        return directions, {"statistics": (left, right), "roots": state["roots"]}
+
+    return optax.GradientTransformation(init, update)
+
+
+ORDER = 64
+
+
+@functools.cache
+def _compiled_step(name, layout, number) -> Any:
+    """A compiled step on matrices of this order, with a policy or without refreshes."""
+    between = name == "between refreshes"
+    transformation = _between_refreshes() if between else shampoo(POLICIES[name], side="both")
+    params: Any = jax.ShapeDtypeStruct((number, ORDER, ORDER), jnp.float32)
+    if layout != "a batch":
+        matrix = jax.ShapeDtypeStruct((ORDER, ORDER), jnp.float32)
+        params = {f"{i:02}": matrix for i in range(number)}
+        stack = layout == "stacked"
+        transformation = curvax.on_matrices(transformation, matrices="all", stack=stack)
+    state = jax.eval_shape(transformation.init, params)
+    step = jax.jit(transformation.update, donate_argnums=(0, 1))
+    return step.lower(params, state).compile(TO_READ)
+
+
+MANY = [  # whose compiled steps two tests share
+    (name, *layout)
+    for name, layout in share(
+        itertools.product(["every", "FOAM"], [("stacked", 32), ("unstacked", 8)]), of=3
+    )
+]
+
+
+@pytest.mark.xdist_group("compiled steps of policies")
+@pytest.mark.parametrize(
+    ("name", "layout", "number"),
+    [
+        *itertools.product(["every", "FOAM"], ["a batch"], [1]),
+        *MANY,
+        *itertools.product(["every, staggered", "DR"], ["unstacked"], [2]),
+    ],
+)
+def test_no_decomposition_is_outside_a_loop_or_branch(name, layout, number):
+    """A loop over one matrix has a body that never changes, which XLA would do at every step."""
+    program = _compiled_step(name, layout, number).as_text()
+    entry = program[program.index("ENTRY") :]
+    assert "syevd" in program and "syevd" not in entry
+
+
+ONE = jax.ShapeDtypeStruct((1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def _refreshed(x, _, count):
+    return _due.refresh_due(_decomposed, [x], [(x, x)], [1.0], curvax.every(3), count)
+
+
+def _both_visited(x, y, count):
+    return [_due.visit_all(_decomposed, (z, z), (1,), count) for z in (x, y)]
+
+
+def _done_at_most_once(x, y, count):
+    return _due.at_most_once(lambda x, y: y + jnp.linalg.eigh(x)[1], count % 3 == 0, x, y)
+
+
+def _decomposed(entry):
+    return entry[0], jnp.linalg.eigh(entry[0])[1]
+
+
+@pytest.mark.parametrize(
+    ("f", "loops"), [(_refreshed, 1), (_both_visited, 2), (_done_at_most_once, 1)]
+)
+def test_the_work_of_a_single_round_stays_in_its_loop(f, loops):
+    """It is the same in every round, and the round is the only one. XLA moves it out of the loop
+    where it looks so, and the loop is gone, and with it the order of one after another.
+    """
+    x, count = ONE
+    text = jax.jit(f).lower(x, x, count).compile(compiler_options=TO_READ).as_text() or ""
+    entry = text[text.index("ENTRY") :]
+    assert entry.count(" while(") == loops
+    assert text.count('"lapack_ssyevd') == loops and "syevd" not in entry
+
+
+def _temporaries_per_matrix(name, layout, number):
+    """The temporaries of a step, in matrices for each of the matrices that there are."""
+    memory = _compiled_step(name, layout, number).memory_analysis()
+    return memory.temp_size_in_bytes / number / (4 * ORDER**2)
+
+
+@pytest.mark.xdist_group("compiled steps of policies")
+@pytest.mark.parametrize(("name", "layout", "count"), MANY)
+def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, layout, count):
+    """All in all no more than those of a step without refreshes; buffers are donated.
+
+    Totals, not the growth from few matrices to many: XLA packs buffers now like this, now like
+    that, so that differences jump by whole matrices.
+    """
+    needed = _temporaries_per_matrix(name, layout, count)
+    unavoidable = _temporaries_per_matrix("between refreshes", layout, count)
+    assert needed <= unavoidable + 0.1, (
+        f"{needed:.2f} matrices per matrix, {unavoidable:.2f} needed"
+    )

@@ -1,0 +1,197 @@
+"""Refresh policies: when they are due, what is executed then, and what the state says of it."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, scanned, share, trajectory
+from shared.policies import (
+    COUNTERS,
+    EPS,
+    FACTORS,
+    LARGEST,
+    POLICIES,
+    STEPS,
+    drain,
+    factors_of,
+    number_of,
+    quiet_gradients,
+    shampoo,
+    stepped,
+)
+
+import curvax
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("k", range(1, 8))
+def test_every_is_due_at_the_steps_of_its_definition(k, first):
+    for offset in range(-3, 11):
+        policy = curvax.every(k, offset=offset, first=first)
+        steps = range(1, 30)
+        expected = [t % k == offset % k or (first and t == 1) for t in steps]
+        assert [bool(policy.due(t)) for t in steps] == expected
+        counts = jnp.arange(1, 30, dtype=jnp.int32)
+        assert jax.vmap(policy.due)(counts).tolist() == expected
+
+
+def test_policies_are_values():
+    assert curvax.every(3, offset=1) == curvax.every(3, offset=1) != curvax.every(3)
+    assert not callable(curvax.every(3))
+    assert hash(curvax.every(3)) == hash(curvax.every(3))
+
+
+@functools.cache
+def trajectory_of(name):
+    """That of a policy of `POLICIES`, from ε and gradients, compiled once for all tests."""
+    return jax.jit(lambda eps, g: trajectory(shampoo(POLICIES[name], eps=eps))(g))
+
+
+shares_trajectories = pytest.mark.xdist_group("trajectories of policies")
+DUE = {
+    "every": [1, 3, 6, 9, 12, 15],
+    "every, not at first": [4, 8, 12, 16],
+    "every, offset": [1, 3, 7, 11, 15],
+    "FOAM": range(1, STEPS + 1, 2),
+    "FOAM, not adaptive": range(1, STEPS + 1, 2),
+    "FOAM, no refreshes": range(1, STEPS + 1, 2),
+    "DR": range(1, STEPS + 1, 2),
+    "a user's": range(1, STEPS + 1, 2),
+    "a user's schedule": [1, 2],
+}
+FIXED = ("every", "every, not at first", "every, offset", "a user's schedule")
+
+
+@pytest.mark.parametrize("name", share(POLICIES, of=2))
+def test_what_is_executed_is_what_the_state_counts(executed, name):
+    """Step by step, under jit; and off the schedule nothing is executed."""
+    before, total = dict.fromkeys(COUNTERS, 0), 0
+    for t, (_, state) in enumerate(stepped(shampoo(POLICIES[name]), quiet_gradients()), start=1):
+        done = sum(drain(executed).values())
+        now = {field: number_of(state, field) for field in COUNTERS}
+        new = {field: now[field] - before[field] for field in COUNTERS}
+        assert done == new["refreshes"] <= new["checks"] <= FACTORS
+        assert new["rejected"] == 0
+        if name in DUE:
+            assert new["checks"] == (FACTORS if t in DUE[name] else 0)
+        if name in FIXED:
+            assert new["refreshes"] == new["checks"]
+        before, total = now, total + done
+    if name == "FOAM, no refreshes":
+        assert total == FACTORS
+    elif name in FIXED:
+        assert total == FACTORS * len(DUE[name])
+    elif "staggered" not in name:
+        assert FACTORS < total < before["checks"]  # some decisions each way
+
+
+@pytest.mark.parametrize(("name", "side"), [("every", "both"), ("FOAM", "left")])
+def test_stacked_and_unstacked_matrices_are_refreshed_alike(executed, name, side):
+    """In a scan: as many executions as counted, and the same numbers as for a batch."""
+    gradients = quiet_gradients({"w": (2, 4, 6)})
+    tree = {f"w{i}": gradients["w"][:, i] for i in range(2)}
+    transformation = shampoo(POLICIES[name], side=side)
+    batched, states = scanned(transformation)(gradients)
+    done = sum(drain(executed).values())
+    assert done == number_of(jax.tree.map(lambda x: x[-1], states), "refreshes")
+    for stack in (True, False):
+        view = curvax.on_matrices(transformation, matrices="all", stack=stack)
+        updates, states = scanned(view)(tree)
+        assert sum(drain(executed).values()) == done
+        assert done == number_of(jax.tree.map(lambda x: x[-1], states), "refreshes")
+        for i in range(2):
+            assert_close(updates[f"w{i}"], batched["w"][:, i], 64, condition=LARGEST / EPS)
+
+
+@shares_trajectories
+def test_a_scan_is_its_steps():
+    transformation, gradients = shampoo(POLICIES["FOAM"]), quiet_gradients()
+    updates, states = jax.tree.map(np.asarray, trajectory_of("FOAM")(EPS, gradients))
+    for t, (update, state) in enumerate(stepped(transformation, gradients)):
+        assert_close(jax.tree.map(lambda x, t=t: x[t], updates), update, 64)
+        for one, other in zip(factors_of(states), factors_of(state), strict=True):
+            for field in COUNTERS:
+                assert np.array_equal(getattr(one, field)[t], getattr(other, field))
+
+
+@shares_trajectories
+@pytest.mark.parametrize("name", ["FOAM", "DR"])
+def test_two_optimizers_under_vmap_are_two_optimizers(name):
+    """With dampings of their own; their branches become selects, which costs time alone."""
+    replicas = [quiet_gradients(seed=seed) for seed in (0, 1)]
+    together = jax.tree.map(lambda *g: np.stack(g), *replicas)
+    dampings, numbers = (EPS, 2 * EPS), []
+    single = trajectory_of(name)
+    updates, states = jax.tree.map(
+        np.asarray, jax.jit(jax.vmap(single))(np.array(dampings, np.float32), together)
+    )
+    for i, gradients in enumerate(replicas):
+        alone, alone_states = single(dampings[i], gradients)
+        assert_close(jax.tree.map(lambda x, i=i: x[i], updates), alone, 64)
+        for one, other in zip(factors_of(states), factors_of(alone_states), strict=True):
+            for field in COUNTERS:
+                assert np.array_equal(getattr(one, field)[i], getattr(other, field))
+        numbers.append([np.asarray(f.refreshes[-1]).tolist() for f in factors_of(alone_states)])
+    assert numbers[0] != numbers[1]
+
+
+@shares_trajectories
+def test_multi_steps_counts_updates():
+    mini_steps, gradients = 3, quiet_gradients()
+    wrapped = optax.MultiSteps(shampoo(POLICIES["FOAM"]), mini_steps)
+    repeated = jax.tree.map(lambda g: np.repeat(g, mini_steps, axis=0), gradients)
+    updates, states = scanned(wrapped)(repeated)
+    plain, plain_states = trajectory_of("FOAM")(EPS, gradients)
+    last = slice(mini_steps - 1, None, mini_steps)
+    assert_close(jax.tree.map(lambda x: x[last], updates), plain, 64)
+    inner = jax.tree.map(lambda x: x[last], states.inner_opt_state)
+    assert np.array_equal(inner.count, np.arange(1, STEPS + 1))
+    for one, other in zip(factors_of(inner), factors_of(plain_states), strict=True):
+        for field in COUNTERS:
+            assert np.array_equal(getattr(one, field), getattr(other, field))
+
+
+@shares_trajectories
+def test_factors_of_one_batch_decide_for_themselves():
+    generator = np.random.default_rng(0)
+    still = np.broadcast_to(generator.standard_normal((4, 6)), (STEPS, 4, 6))
+    restless = generator.standard_normal((STEPS, 4, 6))
+    gradients = {"w": np.float32(np.stack([still, restless, still], axis=1))}
+    for name in ("FOAM", "DR"):
+        _, states = jax.tree.map(np.asarray, trajectory_of(name)(EPS, gradients))
+        for factor in factors_of(states):
+            number = factor.refreshes[-1]
+            assert number[1] > number[0] and number[0] == number[2]
+            assert np.array_equal(factor.inverse_root[:, 0], factor.inverse_root[:, 2])
+
+
+def test_a_users_policy_is_obeyed():
+    """Its damping and its eigenvalues make the root `Q (d + ε)^(-1/p) Qᵀ`."""
+    policy: Any = POLICIES["a user's"]
+    assert isinstance(policy, curvax.policies.RefreshPolicy)
+    gradients = quiet_gradients({"w": (5, 4)})
+    _, states = scanned(shampoo(policy, b2=0.8))(gradients)
+    factor = jax.tree.map(np.asarray, factors_of(states)[0])
+    statistic, trace, damping, refreshes = np.zeros((5, 5)), 0.0, EPS, 0
+    raised = 0
+    for t in range(STEPS):
+        g = np.asarray(gradients["w"][t], np.float64)
+        statistic = 0.8 * statistic + 0.2 * (g @ g.T)
+        if t % 2 == 0:
+            ratio = np.trace(statistic) / trace if trace else np.inf
+            if not 1 / 1.3 <= ratio <= 1.3:
+                trace, damping, refreshes = np.trace(statistic), EPS, refreshes + 1
+                d, q = np.linalg.eigh(statistic)
+            else:
+                damping, raised = 2 * damping, raised + 1
+            if t:
+                assert_close(factor.proxy[t], ratio, 64)
+            root = (q * (np.maximum(d, 0) + damping) ** -0.5) @ q.T
+        assert factor.refreshes[t] == refreshes and factor.checks[t] == t // 2 + 1
+        assert factor.damping[t] == damping
+        assert_close(factor.inverse_root[t], root, 64, condition=float(d[-1] / damping))
+    assert raised > 1 and refreshes > 1

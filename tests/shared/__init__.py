@@ -1,0 +1,1 @@
+"""Gradients, programs and trajectories that several test files share."""

@@ -1,0 +1,198 @@
+"""Divided states are taken to other meshes, to one device, and to files."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from helpers import assert_close, states_by_parameter
+from registry import GROWTH
+from shared.meshes import (
+    ROWS,
+    TWO_SHAPES,
+    assert_same_arrays,
+    begun,
+    both_axis_types,
+    copied,
+    given,
+    mesh_of,
+    of_matrices,
+    on,
+    on_no_mesh,
+    shapes_and_dtypes,
+)
+
+import curvax
+
+
+@functools.cache
+def trained(name: str, kind: str = "auto", *shape: int) -> tuple[Any, Any, Any, Any]:
+    """A method after two steps: itself, its jitted step, parameters and state."""
+    if not shape:
+        optimizer, state = ROWS[name].make(), jax.device_put(on_no_mesh(name)[1][1])
+        return optimizer, jax.jit(optimizer.update), given(TWO_SHAPES)[0], state
+    optimizer, params, gradients, state = begun(name, kind, *shape)
+    step = jax.jit(optimizer.update)
+    for gradient in gradients[:2]:
+        _, state = step(gradient, state, params)
+    return optimizer, step, params, state
+
+
+@functools.cache
+def portable_of(*place: Any) -> Any:
+    """The portable form of the state of `trained`."""
+    optimizer, _, params, state = trained(*place)
+    return curvax.portable_state(optimizer, params, state)
+
+
+def continued(place: tuple[Any, ...], state: Any) -> Any:
+    """The third step from a state, where `trained(*place)` is."""
+    _, step, params, _ = trained(*place)
+    gradient = given(TWO_SHAPES)[1][2]
+    return step(on(mesh_of(*place[1:]), gradient) if len(place) > 2 else gradient, state, params)[0]
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize("place", [("eigen_adam", "auto", 4), ("muon", "explicit", 8)])
+def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> None:
+    one, expected = ROWS[place[0]].make(), on_no_mesh(place[0])[1][1]
+    optimizer, _, params, state = trained(*place)
+    portable = portable_of(*place)
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(expected)
+    for path in ("4/kernel", "tall/kernel"):
+        ours = curvax.state_of(optimizer, params, state, path)
+        theirs = curvax.state_of(one, params, expected, path)
+        assert len(ours) >= 1
+        assert_close(ours, theirs, GROWTH[place[0]])
+    shapes = curvax.portable_state(optimizer, params, jax.eval_shape(optimizer.init, params))
+    assert shapes_and_dtypes(shapes) == shapes_and_dtypes(portable)
+    for x, y in zip(*map(jax.tree.leaves, map(of_matrices, (shapes, portable))), strict=True):
+        assert x.sharding == y.sharding
+    untouched = curvax.portable_state(one, params, expected)
+    assert all(x is y for x, y in zip(*map(jax.tree.leaves, (untouched, expected)), strict=True))
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize("place", [("muon", "auto", 8), ("muon", "explicit", 8)])
+def test_a_state_put_back_goes_on_bit_for_bit(place: tuple[Any, ...]) -> None:
+    optimizer, _, params, state = trained(*place)
+    portable = portable_of(*place)
+    again = curvax.place_state(optimizer, params, portable)
+    assert_same_arrays(again, state)
+    assert_close(continued(place, again), continued(place, state), factor=0)
+    from_host = curvax.place_state(optimizer, params, jax.tree.map(np.asarray, portable))
+    assert_same_arrays(of_matrices(from_host), of_matrices(state))
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize("there", [("auto", 4), ("auto", 2, 2), ("explicit", 4), ("auto", 1)])
+def test_matrices_move_to_another_mesh_without_a_checkpoint(there: tuple[Any, ...]) -> None:
+    portable = portable_of("muon", "auto", 8)
+    target, target_params, _, _ = begun("muon", *there)
+    moved = curvax.place_state(target, target_params, portable)
+    back = curvax.portable_state(target, target_params, moved)
+    assert_close(of_matrices(back), of_matrices(portable), factor=0)
+
+
+@pytest.mark.xdist_group("checkpoints")
+@both_axis_types
+def test_a_state_of_one_device_can_be_divided(kind: str) -> None:
+    """One that was put on its device, as a restored one is."""
+    state = trained("muon")[3]
+    target, params, _, _ = begun("muon", kind, 4)
+    placed = curvax.place_state(target, params, jax.device_put(state, jax.devices()[0]))
+    back = curvax.portable_state(target, params, placed)
+    assert_close(of_matrices(back), of_matrices(state), factor=0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@functools.cache
+def checkpoint(directory: Path, *place: Any) -> Path:
+    path = directory / "-".join(map(str, place))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, portable_of(*place))
+    return path
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize(
+    ("name", "source", "there"),
+    [
+        ("muon", ("auto", 8), ("auto", 8)),
+        ("eigen_adam", ("auto",), ("auto", 4)),
+        ("muon", ("auto", 8), ("auto",)),
+        ("muon", ("auto",), ("auto", 4)),
+        ("muon", ("explicit", 8), ("auto", 4)),
+        ("muon", ("auto", 8), ("explicit", 8)),
+    ],
+)
+def test_a_checkpoint_can_be_restored_anywhere(
+    directory: Path, name: str, source: tuple[Any, ...], there: tuple[Any, ...]
+) -> None:
+    optimizer, _, params, _ = trained(name, *there)
+    target = curvax.portable_state(optimizer, params, jax.eval_shape(optimizer.init, params))
+    with ocp.StandardCheckpointer() as checkpointer:
+        restored = checkpointer.restore(checkpoint(directory, name, *source), target)
+    state = curvax.place_state(optimizer, params, restored)
+    updates = continued((name, *there), state)
+    expected = continued((name, *source), trained(name, *source)[3])
+    assert_close(updates, expected, 0 if source == there else GROWTH[name])
+
+
+@pytest.mark.xdist_group("checkpoints")
+def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path) -> None:
+    """The portable state is a copy: steps that give the state away cannot spoil it."""
+    optimizer, _, params, state = trained("muon", "auto", 8)
+    mine = copied(state)
+    portable = curvax.portable_state(optimizer, params, mine)
+    expected = jax.tree.map(np.array, portable)
+    step = jax.jit(optimizer.update, donate_argnums=1)
+    gradient = on(mesh_of("auto", 8), given(TWO_SHAPES)[1][2])
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", of_matrices(portable))
+        step(gradient, mine, params)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "state", of_matrices(portable))
+    assert_close(restored, of_matrices(expected), factor=0)
+
+
+@pytest.mark.xdist_group("checkpoints")
+@pytest.mark.parametrize(("name", "kind"), [("muon", "explicit"), ("eigen_adam", "auto")])
+def test_map_params_maps_what_it_maps_on_one_device(name: str, kind: str) -> None:
+    params, _ = given(TWO_SHAPES)
+    divided, placed, _, first = begun(name, kind, 4)
+    one, mapped = ROWS[name].make(), []
+    for optimizer, state in ((one, jax.jit(one.init)(params)), (divided, first)):
+        state = optax.tree.map_params(optimizer, lambda x: np.asarray(x) + 1, state)
+        mapped.append(curvax.portable_state(optimizer, placed, state))
+    assert_close(mapped[1], mapped[0], factor=0)
+
+
+@pytest.mark.xdist_group("checkpoints")
+def test_a_bad_gradient_touches_no_other_matrix() -> None:
+    """Of a matrix that is one of several on its device, and of two of the left-over ones."""
+    clean = jax.tree.map(np.asarray, given(TWO_SHAPES)[1][2])
+    optimizer, step, params, state = trained("eigen_adam", "auto", 4)
+    victims = {"0/kernel": 2, "4/kernel": 3, "tall/kernel": 4}
+    for victim, bad in ((v, (np.nan, np.inf)[i % 2]) for v, n in victims.items() for i in range(n)):
+        hit, zero = ({**clean, victim: clean[victim].copy()} for _ in range(2))
+        hit[victim][1, 2], zero[victim][:] = bad, 0
+        (wanted, _), (updates, state), (_, there) = (
+            step(on(mesh_of(), g), state, params) for g in (clean, hit, zero)
+        )
+        assert_close(updates, wanted | {victim: np.zeros((*clean[victim].shape,))}, factor=0)
+        numbers = [[x for x in jax.tree.leaves(s) if x.dtype == np.float32] for s in (state, there)]
+        assert_close(*numbers, factor=0)
+    for name, own in states_by_parameter(optimizer, params, state).items():
+        counts = [int(x.sum()) for place, x in own.items() if "skipped" in place.split("/")]
+        assert counts == [victims.get(name, 0)]

@@ -1,0 +1,233 @@
+"""Subspaces: their state, zero and bad gradients, random keys, summaries, bad arguments."""
+
+import functools
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close
+from shared.low_rank import GRADIENTS, RANK, trajectories
+
+import curvax
+from curvax import policies, subspaces
+
+ELEMENTS = {
+    "galore": (curvax.scale_by_galore, lambda m, n, r: m * r + 2 * n * r),
+    "fira": (curvax.scale_by_fira, lambda m, n, r: m * r + 2 * n * r + 1),
+    "alice": (curvax.scale_by_alice, lambda m, n, r: m * r + 2 * n * r + n + r * r + 1),
+    "apollo": (curvax.scale_by_apollo, lambda m, n, r: 2 * n * r),
+    "sumo": (curvax.scale_by_sumo, lambda m, n, r: m * r + n * r + 1),
+}
+
+
+@pytest.mark.parametrize("method", ELEMENTS)
+@pytest.mark.parametrize("shape", [(16, 40), (40, 16)])
+def test_state_elements_are_the_formula(method, shape):
+    make, formula = ELEMENTS[method]
+    state = jax.eval_shape(make(rank=4).init, jnp.zeros(shape))
+    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
+    # φ of a limiter is one of them; SUMO projects the larger side, the others the smaller.
+    assert sum(x.size for x in floats) == formula(*sorted(shape), 4)
+
+
+@functools.cache
+def _by_period(method):
+    offset = 1 if method == "sumo" else 0
+    return lambda period: ELEMENTS[method][0](
+        rank=RANK, refresh=curvax.every(period, offset=offset)
+    )
+
+
+def _in_one_worker(methods):
+    """Tests of a method share its compiled program."""
+    marks = {method: pytest.mark.xdist_group(f"{method} of a gradient") for method in methods}
+    return [pytest.param(method, marks=mark) for method, mark in marks.items()]
+
+
+@pytest.mark.parametrize("method", _in_one_worker(["alice", "sumo", "apollo"]))
+def test_zero_gradients_leave_a_subspace_alone_until_there_is_one(method):
+    gradients = {"x": [np.zeros((6, 9))] * 2 + GRADIENTS["wide"][2:]}
+    directions, states = trajectories(_by_period(method), gradients, "float32", 7)
+    state = next(s for s in states if hasattr(s, "subspaces"))
+    subspace = state.subspaces["x"]
+    assert np.isfinite(directions["x"]).all() and not directions["x"][:2].any()
+    assert subspace.refreshes[:3].tolist() == [0, 0, 1]
+    assert subspace.rejected[:3].tolist() == [1, 2, 2]
+    assert directions["x"][2].any()
+
+
+def test_a_basis_that_is_not_finite_is_not_used():
+    direction = curvax.in_subspace(
+        optax.identity(), RANK, basis=subspaces.svd(), refresh=curvax.every(4)
+    )
+    for bad in (np.nan, np.inf):
+        gradients = {"x": [g.copy() for g in GRADIENTS["wide"]]}
+        gradients["x"][3][0, 0] = bad  # at the refresh of step 4
+        _, states = trajectories(direction, gradients, "float32")
+        subspace = states.subspaces["x"]
+        assert_close(subspace.basis[3], subspace.basis[2], factor=0)
+        assert subspace.rejected[-1] == 1 and np.isfinite(subspace.basis).all()
+
+
+@pytest.mark.parametrize("method", _in_one_worker(ELEMENTS))
+def test_a_gradient_that_is_not_finite_counts_as_zero(method):
+    bad = {"x": [g.copy() for g in GRADIENTS["wide"]]}
+    bad["x"][0][2, 3] = np.nan
+    bad["x"][2][0, 1] = np.inf  # between refreshes
+    bad["x"][4][:, 2] = -np.inf  # at the refresh of step 5, or the fourth of every(4)
+    bad["x"][3][5, 5] = np.nan
+    zero = {"x": [np.where(np.isfinite(g).all(), g, 0) for g in bad["x"]]}
+    found, expected = (trajectories(_by_period(method), g, "float32", 4) for g in (bad, zero))
+    still = np.array([not np.isfinite(g).all() for g in bad["x"]])[:, None, None]
+    assert_close(found[0], {"x": np.where(still, 0, expected[0]["x"])}, factor=0)
+    skipped = found[1][0].subspaces["x"].skipped
+    assert skipped.tolist() == np.cumsum([not np.isfinite(g).all() for g in bad["x"]]).tolist()
+    plain = expected[1][0].subspaces["x"]
+    plain = plain._replace(counts=plain.counts.plus(skipped=skipped))
+    assert_close(found[1][0].subspaces, {"x": plain}, factor=0)
+    assert_close(found[1][0].inner, expected[1][0].inner, factor=0)
+
+
+class CountingFinder:
+    """The exact basis, found by a program that says when it runs."""
+
+    orthonormal = kept = True
+
+    def __init__(self):
+        self.found = 0
+
+    def find(self, check, rank):
+        def count(_):
+            self.found += 1
+
+        jax.debug.callback(count, check.gradient[0, 0])
+        return subspaces.svd().find(check, rank)
+
+
+def test_a_parameter_without_gradients_costs_no_decomposition():
+    finder = CountingFinder()
+    direction = curvax.in_subspace(optax.identity(), 2, basis=finder, refresh=curvax.every(3))
+    step = jax.jit(direction.update)
+    gradient = np.float32(GRADIENTS["wide"][0])
+    state = jax.jit(direction.init)(gradient)
+    for g, found in ((0 * gradient, 0), (0 * gradient, 0), (gradient, 1), (gradient, 1)):
+        _, state = jax.block_until_ready(step(g, state))
+        jax.effects_barrier()
+        assert finder.found == found
+
+
+# Random keys
+
+
+def test_keys_do_not_depend_on_the_stack():
+    params = {"a": {"kernel": jnp.ones((3, 6, 8))}, "b": {"kernel": jnp.ones((6, 8))}}
+    axes = {"a/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+    inner = curvax.scale_by_apollo(rank=2)
+    keys = []
+    for stack in (True, False):
+        view = curvax.on_matrices(inner, weight_dimension_numbers=axes, stack=stack)
+        state = jax.jit(view.init)(params)
+        keys.append(
+            [
+                next(x for p, x in curvax.state_of(view, params, state, name).items() if "key" in p)
+                for name in ("a/kernel", "b/kernel")
+            ]
+        )
+    assert_close(keys[0], keys[1], factor=0)
+    assert len({tuple(map(int, row)) for key in keys[0] for row in key}) == 4
+    seeded = curvax.scale_by_apollo(rank=2, seed=1)
+    other = jax.jit(curvax.on_matrices(seeded, weight_dimension_numbers=axes).init)(params)
+    assert not (
+        jax.tree.leaves(other.inner.inner[0].subspaces["6x8"].key)[0][:3] == keys[0][0]
+    ).all()
+
+
+def test_a_parameters_key_is_its_paths():
+    """Written down, so that keys stay the same in later versions."""
+    state = curvax.scale_by_apollo(rank=1, seed=3).init({"a": jnp.zeros((2, 2))})[0]
+    own = jax.random.fold_in(jax.random.key(3, impl="threefry2x32"), zlib.crc32(b"a"))
+    assert_close(
+        state.subspaces["a"].key, jax.random.key_data(jax.random.fold_in(own, 0)), factor=0
+    )
+
+
+# Summaries and bad arguments
+
+
+def test_summaries_show_the_rank_and_errors_name_the_parameter():
+    params = {"small": {"kernel": jnp.ones((3, 9))}, "large": {"kernel": jnp.ones((12, 10))}}
+    text = curvax.summarize(curvax.galore(0.1, rank=5), params)
+    assert "3×9 in stack 3x9; rank 3 instead of 5 on the left" in text
+    assert "12×10 in stack 12x10; rank 5 on the right" in text
+    with pytest.raises(
+        ValueError, match=r"rank must be at most 3 for the parameter 'small/kernel'"
+    ):
+        curvax.galore(0.1, rank=5, clamp_rank=False).init(params)
+    text = curvax.summarize(curvax.alice(0.1, rank=3, leading=2), params)
+    assert "rank 3 on the left, leading 3 instead of 2" in text  # no complement of 3 in 3
+    assert "rank 3 on the right, leading 2" in text and "leading 2 instead" not in text
+    with pytest.raises(ValueError, match=r"leading must be 3 for the parameter 'small/kernel'"):
+        curvax.alice(0.1, rank=3, leading=2, clamp_rank=False).init(params)
+
+
+IN_SUBSPACE: dict[str, Any] = {"basis": subspaces.svd(), "refresh": curvax.every(2)}
+BAD = {
+    "rank": (lambda: curvax.galore(0.1, rank=0), "rank must be an integer of at least 1, got 0"),
+    "leading": (lambda: curvax.alice(0.1, leading=-1), "leading must be an integer"),
+    "switching": (lambda: curvax.alice(0.1, switching="x"), "switching must be one of"),
+    "compensation": (lambda: curvax.alice(0.1, compensation="x"), "compensation must be one of"),
+    "a compensation": (
+        lambda: curvax.in_subspace(optax.identity(), 2, compensation=1, **IN_SUBSPACE),
+        "compensation must be None or a value",
+    ),
+    "carry": (lambda: curvax.galore(0.1, carry="rotate"), "carry must be a value"),
+    "basis": (lambda: curvax.galore(0.1, basis="svd"), "basis must be a basis such as"),
+    "side": (lambda: curvax.galore(0.1, side="both"), "side must be one of"),
+    "refresh": (
+        lambda: curvax.galore(0.1, refresh=policies.foam(5, threshold=0.5, max_damping=1e-3)),
+        "refresh must be .* that examines 'projection'; got Foam.*, which examines 'damping'",
+    ),
+    "residual": (lambda: curvax.fira(0.1, residual="x"), "residual must be one of"),
+    "plus": (lambda: curvax.fira(0.1, plus=-1.0), "plus must be a number in"),
+    "plus and residual": (
+        lambda: curvax.fira(0.1, plus=0.4, residual="scaled"),
+        "residual must be 'complement' for Fira",
+    ),
+    "gamma": (lambda: curvax.alice(0.1, gamma=0.5), "gamma must be a number in"),
+    "scale": (lambda: curvax.galore(0.1, scale=-1.0), "scale must be a number in"),
+    "compensation_scale": (
+        lambda: curvax.alice(0.1, compensation_scale=-1.0),
+        "compensation_scale must be a number in",
+    ),
+    "variant": (lambda: curvax.apollo(0.1, variant="x"), "variant must be one of"),
+    "inner": (lambda: curvax.in_subspace(1, 2, **IN_SUBSPACE), "inner must be an Optax"),
+    "b3": (lambda: curvax.alice(0.1, b3=1.0), "b3 must be a number in"),
+    "threshold": (lambda: policies.below_norm(-1.0), "threshold must be a number in"),
+    "check_every": (lambda: policies.below_norm(1.0, check_every=0), "check_every must be"),
+    "oversampling": (lambda: subspaces.randomized(-1), "oversampling must be an integer"),
+    "finder": (
+        lambda: subspaces.complement(2, subspaces.gaussian()),
+        "finder must give an orthonormal basis",
+    ),
+    "drawn anew": (
+        lambda: curvax.in_subspace(
+            optax.identity(),
+            2,
+            basis=subspaces.gaussian(kept=False),
+            refresh=curvax.every(2),
+            carry=subspaces.rotate(),
+        ),
+        "basis is drawn anew at each step",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_named(name):
+    make, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        make()
