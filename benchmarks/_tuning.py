@@ -3,11 +3,11 @@
 All methods run at every learning rate of one grid, with one seed. A best value at an end of the
 grid proves nothing: the grid then grows by a factor of 2 at that end, for all of them. So every
 method has the same number of runs to be tuned with, and a worse neighbor on either side of its
-best. At its best each then runs with three other seeds. What is no matrix has AdamW in every
-method, at AdamW's own best learning rate, so that each has one number to tune. Runs of one seed
-start from the same parameters and see the same batches. On a CPU all methods train side by side on
-a seed, a stretch of steps each in turn, so that what else the machine does meets all of them alike;
-on an accelerator, whose memory is scarce and which has nothing else to do, one after the other.
+best. At its best each then runs with three other seeds. In every method all other parameters go to
+AdamW at AdamW's own best learning rate, so that each method has one number to tune. Runs of one
+seed start from the same parameters and see the same batches. On a CPU all methods train side by
+side on a seed, a few steps each in turn, so that other load on the machine hits all of them alike;
+on an accelerator, which has less memory and no other load, they train one after the other.
 
 Finished runs are kept under runs/tuned, by all that decides their numbers: the task, the method,
 the machine, the versions, and the sources of the library, of the tasks and of the training.
@@ -250,8 +250,8 @@ class Study:
             f"{self.task.about}; {size:,} parameters, weight decay {WEIGHT_DECAY:g}, the schedule "
             f"of `examples/train_lm.py`. Every method was tuned on seed {self.seed} at the same "
             f"{len(self.grid)} learning rates, {low:g} to {high:g} by factors of 2, and ran with "
-            f"seeds {', '.join(map(str, self.seeds))} at its best. What is no matrix has AdamW at "
-            f"AdamW's own best rate, {self.adam_rate:g}."
+            f"seeds {', '.join(map(str, self.seeds))} at its best. All other parameters go to "
+            f"AdamW at AdamW's own best rate, {self.adam_rate:g}."
         )
 
 

@@ -167,11 +167,11 @@ def main() -> None:
         tables.append(_record.Table(title, columns(trees, "shapes", False), rows))
         sizes.append(tuple(trees))
     about = (
-        "Seconds from a jitted update to its program, tracing included: the best of "
-        f"{args.repeats} compilations, the programs in turns. *Stack and unstack* only stacks the "
-        "leaves by shape and takes them apart again, with `jnp.stack` and indices. *Init*: the "
-        "same of the program that makes the state. Ratios and aims are for updates of the last "
-        "number."
+        "Seconds to trace and compile a jitted update: the best of "
+        f"{args.repeats} compilations, with the programs in turns. *Stack and unstack* only stacks "
+        "the leaves by shape and splits the stacks again, with `jnp.stack` and indices. *Init*: "
+        "the same for the program that makes the state. Ratios and aims are for the largest number "
+        "of leaves or shapes."
     )
     settings = {"most": args.most, "repeats": args.repeats, "rank": RANK}
     _record.write(

@@ -389,20 +389,21 @@ def page(outcomes: Sequence[Outcome], skipping: float, seconds: float) -> str:
     parts = [
         "# What faults in gradients do",
         f"{len(ours):,} faults tried, {sum(o.survived for o in ours):,} survived. The state was "
-        f"finite at every step in {sum(o.finite for o in ours):,}, the run that of zero gradients "
-        f"in {sum(o.as_zero for o in ours):,} (bit for bit in {sum(o.exact for o in ours):,}), the "
-        f"counters right in {sum(o.counted for o in ours):,}, the loss reached in "
-        f"{len(ours) - late:,}. Optax's AdamW without a guard: {share(control)}.",
-        "A fault: a value in an element, a row or the whole of one leaf's gradient (leaves, "
-        "matrices, rows and columns take turns), or in all of them; beginning at step 1, between "
-        "refreshes or at a step where one is due (every 20); for 1 step or 10. A network "
-        f"of {sum(math.prod(s) for s in SHAPES.values())} parameters (two matrices, a stack of two "
-        f"scanned layers, a bias) is trained for {STEPS} steps on all of {SAMPLES} noisy samples. "
-        "Survived: all of finite, as zeros, counted, loss reached; what they mean is in "
-        "`benchmarks/faults.py`. *Loss reached*: at most that of the run that skips those steps of "
-        "the matrix, whose state stays as it was, up to "
-        f"{100 * TOLERANCE:g} % of what a run without faults gains; skipping alone moves it by up "
-        f"to {100 * skipping:.1f} %.",
+        f"finite at every step in {sum(o.finite for o in ours):,}, the run equaled one with zero "
+        f"gradients in {sum(o.as_zero for o in ours):,} (bit for bit in "
+        f"{sum(o.exact for o in ours):,}), the counters were right in "
+        f"{sum(o.counted for o in ours):,}, and the loss was reached in {len(ours) - late:,}. "
+        f"Optax's AdamW without a guard: {share(control)}.",
+        "A fault puts a bad value into an element, a row or the whole of one leaf's gradient "
+        "(leaves, matrices, rows and columns take turns), or into all gradients. It begins at step "
+        "1, between refreshes or at a step with a refresh (every 20), and lasts 1 step or 10. "
+        f"A network of {sum(math.prod(s) for s in SHAPES.values())} parameters (two matrices, a "
+        f"stack of two scanned layers, a bias) is trained for {STEPS} steps on all of {SAMPLES} "
+        "noisy samples. A run survives if it passes four tests, which `benchmarks/faults.py` "
+        "defines: finite, as zeros, counted, loss reached. *Loss reached*: the loss is at most "
+        "that of a run that skips those steps of the matrix and keeps its state, plus "
+        f"{100 * TOLERANCE:g} % of what a run without faults gains; skipping alone changes the "
+        f"loss by up to {100 * skipping:.1f} %.",
         by_fault(outcomes),
         by_cell(outcomes),
         f"Loss not reached, in {late:,} of {len(ours):,}:" if late else "",

@@ -185,8 +185,8 @@ def main() -> None:
     if "formulas" in args.only:
         rows = formulas(args.methods, settings["rank"])
         note = (
-            f"Bytes of one matrix's state at rank {settings['rank']}. What is more are counters, "
-            "flags and random keys, and the eigenvalues of FOAM and DR-Shampoo."
+            f"Bytes of one matrix's state at rank {settings['rank']}. The excess over the formula "
+            "consists of counters, flags, random keys, and the eigenvalues of FOAM and DR-Shampoo."
         )
         tables.append(_record.Table("State against formula", FORMULAS, rows, note))
     if "steps" in args.only:
@@ -196,8 +196,8 @@ def main() -> None:
         )
         tables.append(_record.Table("A training step", STEPS, rows, note + "."))
     about = (
-        "Bytes from shapes and from compiled programs (`memory_analysis`); nothing was run. The "
-        "peak is arguments, results that take no argument's place, and temporaries."
+        "Bytes from shapes and from compiled programs (`memory_analysis`), without a run. The peak "
+        "is the sum of arguments, results that do not overwrite an argument, and temporaries."
     )
     figure = draw(tables, params)
     _record.write(args, "memory", "Memory", about, tables, figure, settings)

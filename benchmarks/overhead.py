@@ -146,9 +146,10 @@ def main() -> None:
     sizes = {name: getattr(args, name) or value for name, value in preset.items()}
     rows = measure(args.methods, sizes, args.rounds)
     about = (
-        "The language model of `examples/train_lm.py`, a whole training step. *Between*: without "
-        "the method's periodic work; *with periodic work*: with one kind of it at every step. "
-        "*Mean*: the first, and of each of the others what it adds over its period."
+        "A whole training step of the language model of `examples/train_lm.py`. *Between*: without "
+        "the method's periodic work. *With periodic work*: with one kind of it at every step. "
+        "*Mean* over a period: *between*, plus what each kind of periodic work adds, divided by "
+        "its period."
     )
     table = _record.Table("Training step", COLUMNS, rows)
     settings = {"rounds": args.rounds, **sizes}

@@ -252,7 +252,7 @@ def main() -> None:
         "finders": functools.partial(finders, max(1, args.rounds // 7), m, n, rank, args.seed),
     }
     tables = [makers[name]() for name in args.only]
-    about = "Medians, state donated; the programs of a table take turns."
+    about = "Medians, with donated state; the programs of a table take turns."
     settings = {"rounds": args.rounds, "steps": args.steps, "order": order}
     _record.write(args, "refresh", "What refreshes cost", about, tables, draw(tables), settings)
 

@@ -112,7 +112,7 @@ def points(names: tuple[str, ...], devices: tuple[int, ...], model: Shapes, seed
         row |= {"state_model": said.state, "decompositions_model": said.decompositions}
         rows.append(row | {"received_model": said.received})
     note = (
-        f"{model}, kernels cut along columns. State includes counters, which the model leaves out."
+        f"{model}, kernels sharded along columns. The state includes counters, the model does not."
     )
     return _record.Table("Simulated devices, and the model", POINT, rows, note)
 
@@ -146,7 +146,7 @@ def decompositions(orders: tuple[int, ...], seed: int, rounds: int = 3) -> _reco
         found.append(percentile(times[1:], 50) or 0.0)
     last = found[-1] / orders[-1] ** 3
     rows = [{"order": d, "ms": ms, "law": last * d**3} for d, ms in zip(orders, found, strict=True)]
-    note = "Of smaller orders the law, which leaves out what grows more slowly, says too little."
+    note = "For smaller orders the law is too low: it neglects terms that grow more slowly."
     return _record.Table("One eigendecomposition", EIGH, rows, note)
 
 
@@ -171,8 +171,9 @@ def modelled(
                 row["rest"] = (4 * model.parameters + 8 * others) / number / 1e9
                 rows.append(row | {"received": said.received / 1e9})
     note = (
-        f"{model}, {model.parameters / 1e9:.1f} billion parameters; embedding and last layer are "
-        "AdamW's. Per device; *with work* below *devices* means that there are not enough matrices."
+        f"{model}, {model.parameters / 1e9:.1f} billion parameters; embedding and last layer go to "
+        "AdamW. Figures are per device. Where *with work* is below *devices*, there are fewer "
+        "matrices than devices."
     )
     return _record.Table(f"LLaMA {size}", MODEL, rows, note)
 
@@ -278,9 +279,10 @@ def main() -> None:
         per_cube = timed.rows[-1]["ms"] / timed.rows[-1]["order"] ** 3
         tables += [modelled(size, names, DEVICES, per_cube) for size in LLAMA]
     about = (
-        "What a device has, does and receives when matrices are divided among devices, found on "
-        "simulated ones and modelled for many (`benchmarks/_scale_model.py`). A matrix is never "
-        "divided, a block is one. *Balance* is the devices' mean work at a refresh over the most."
+        "What a device stores, computes and receives when matrices are divided among devices: "
+        "measured on simulated devices, and modeled for many (`benchmarks/_scale_model.py`). A "
+        "matrix is never split, and a block counts as a matrix. *Balance*: the mean work of the "
+        "devices at a refresh over that of the busiest."
     )
     settings = {"width": args.width, "layers": args.layers, "devices": args.devices}
     _record.write(args, "scale", "Many devices", about, tables, draw(tables), settings)

@@ -228,14 +228,15 @@ def main() -> None:
     text = "\n\n".join(
         [
             "# A soak: 20,000 steps, faults at 1 % of them",
-            f"A network of {sum(int(np.prod(s)) for s in SHAPES.values())} parameters, 32 new "
-            f"samples a step; loss on {EVALUATION:,} others, {first:.2f} at first, of which the "
-            f"noise is {floor:.5f}: no network can be below it. Both runs have the same batches. "
-            "*Struck / skipped*: how many gradients of a matrix or leaf had a fault in them, and "
-            "how many the state counted. *Live bytes*: of all JAX arrays, after the first 1,000 "
-            "steps and after the last. *Process*: by how much its resident memory grew in between.",
+            f"A network of {sum(int(np.prod(s)) for s in SHAPES.values())} parameters, trained on "
+            f"32 new samples a step. The loss on {EVALUATION:,} other samples is {first:.2f} at "
+            f"first and cannot fall below the noise, {floor:.5f}. Runs with and without faults "
+            "have the same batches. *Struck / skipped*: the number of gradients of a matrix or "
+            "leaf with a fault, and the number that the state counted. *Live bytes*: of all JAX "
+            "arrays, after the first 1,000 steps and after the last. *Process*: how much its "
+            "resident memory grew in between.",
             table([*titles, *counts], rows),
-            "\n".join(f"* {what}" for what in wrong) or "All as it should be.",
+            "\n".join(f"* {what}" for what in wrong) or "All checks passed.",
             f"`{shlex.join(['python', '-m', 'benchmarks.soak', *sys.argv[1:]])}`, "
             f"{time.perf_counter() - start:.0f} seconds, {machine()}.",
         ]

@@ -219,11 +219,11 @@ def main() -> None:
 def about() -> str:
     """What the page says of itself."""
     return (
-        "An optimizer's update on the kernels alone, state donated, all programs of a table in "
-        "turns, in another order every round. *Its products*: what the method multiplies between "
-        "refreshes (and decomposes at every step, if it does), alone. *Refresh*: of everything "
-        f"that the method has, once in {PERIOD} steps. Aims are for steps between refreshes. With "
-        "less than a hundred steps the p99 is about the largest."
+        "An optimizer's update of the kernels alone, with donated state. The programs of a table "
+        "take turns, in another order every round. *Its products*: only the matrix products (and "
+        "per-step decompositions) that the method needs between refreshes. *Refresh*: a step that "
+        f"refreshes everything, once in {PERIOD} steps. Aims are for steps between refreshes. With "
+        "fewer than a hundred steps the p99 is about the maximum."
     )
 
 

@@ -188,8 +188,8 @@ def main() -> None:
     }
     tables = [table for name in args.only for table in makers[name]()]
     about = (
-        "Shampoo's factors and roots, state donated, the programs of a table in turns; ratios are "
-        "to the first row of a table."
+        "Shampoo's factors and roots, with donated state. The programs of a table take turns; "
+        "ratios are to its first row."
     )
     settings = {"rounds": args.rounds, "orders": orders}
     figure = figure_of(tables)

@@ -110,7 +110,7 @@ def verdict(found: Mapping[str, Found], rows: Mapping[str, Any]) -> str:
     said = {
         "Below AdamW with every seed": [n for n, x in others.items() if (x < adamw).all()],
         "above it with every seed": [n for n, x in others.items() if (x > adamw).all()],
-        "down to its loss, with every seed, in less time than it takes": [
+        "at its loss, with every seed, in less time": [
             name for name, time in times.items() if isinstance(time, float) and time < 1
         ],
     }
@@ -121,8 +121,9 @@ def claim(row: Mapping[str, Any]) -> str:
     """What the paper says of Alice's steps, and what they are here."""
     steps = row["steps"]
     return (
-        "Gong et al. (arXiv:2502.07752, Table 2) have Alice on LLaMA at Adam's loss in less than "
-        f"half of Adam's steps; here it is {steps if isinstance(steps, str) else f'{steps:.2f}'}."
+        "Gong et al. (arXiv:2502.07752, Table 2) report that Alice reaches Adam's loss on LLaMA in "
+        "less than half of Adam's steps; here it takes "
+        f"{steps if isinstance(steps, str) else f'{steps:.2f}'}."
     )
 
 
@@ -140,7 +141,7 @@ def tables_of(study: Study, methods: Mapping[str, Any], image: str) -> list[_rec
     calls = "; ".join(f"{name}: `{method.call}`" for name, method in methods.items())
     return [
         _record.Table(title, columns, best_first, "\n\n".join(notes)),
-        tuning._replace(note=f"{tuning.note} What was called: {calls}."),
+        tuning._replace(note=f"{tuning.note} Calls: {calls}."),
     ]
 
 
@@ -229,20 +230,20 @@ def about(studies: Sequence[Study]) -> str:
     runs = sum(len(study.runs) for study in studies)
     cached = runs - sum(study.trained for study in studies)
     parts = [
-        "Optimizers at learning rates tuned alike. *Beyond AdamW's*, *steps* and *time* are taken "
-        "seed by seed. *Steps*: where the validation loss is first down to that of AdamW's last "
-        "step, with a straight line between two evaluations, over the steps of the run; *time* "
-        "likewise, over AdamW's seconds for the whole run. Smaller is better, below 1 is sooner "
-        "than AdamW's end, where AdamW itself may have been before; *never* if no seed gets there, "
-        "and in parentheses how many do, if not all. *ms/step*: from one evaluation to the next "
-        "the median of the three seeds, refreshes included, evaluations and compilation not; the "
-        "methods take turns.",
-        "Each method has its own defaults, but for ranks (a quarter of the width) and periods that "
-        "fit the length of a run. `optax.contrib.muon` and `optax.contrib.galore` take arrays of "
-        "two axes for matrices, embeddings too, and no others: they were told the axes of every "
-        "kernel, and embeddings were left to AdamW. Shampoo's direction goes through AdamW. In 4 "
-        "bits: `curvax.cholesky(error_feedback=0.95)` for Shampoo, `curvax.quantized()` for SOAP "
-        "and ASGO.",
+        "All optimizers are tuned over the same learning rates. *Beyond AdamW's*, *steps* and "
+        "*time* are taken seed by seed. *Steps*: the step at which the validation loss first "
+        "reaches that of AdamW's last step, interpolated linearly between evaluations, over the "
+        "steps of the run. *Time*: the same in seconds, over AdamW's seconds for the whole run. "
+        "Smaller is better; below 1 is sooner than AdamW's end (AdamW itself may have been there "
+        "before). *Never*: no seed reaches it; if only some do, their number is in parentheses. "
+        "*ms/step*: time between evaluations, the median of the three seeds, with refreshes and "
+        "without evaluations and compilation. The methods take turns.",
+        "Each method has its own defaults, except for the rank (a quarter of the width) and "
+        "periods that fit the length of a run. `optax.contrib.muon` and `optax.contrib.galore` "
+        "treat exactly the arrays with two axes as matrices, embeddings included; here they were "
+        "given the axes of every kernel, and embeddings went to AdamW. Shampoo's base is AdamW. "
+        "The 4-bit forms have `curvax.cholesky(error_feedback=0.95)` for Shampoo and "
+        "`curvax.quantized()` for SOAP and ASGO.",
     ]
     if cached:
         parts.append(f"{cached} of the {runs} runs came from the cache.")

@@ -95,9 +95,9 @@ def main() -> None:
         note = f"At the largest width: {model}; rank {widths[-1] // 4}."
         tables.append(_record.Table(TITLES[section], columns(widths), rows_of(found), note))
     about = (
-        "An optimizer's update on the kernels alone, between refreshes, state donated, all "
-        "programs of a width in turns, in another order every round; medians. The aims are for "
-        "the largest width."
+        "An optimizer's update of the kernels alone, between refreshes, with donated state: "
+        "medians. The programs of a width take turns, in another order every round. The aims are "
+        "for the largest width."
     )
     figure = draw(tables, widths)
     _record.write(args, "width", "Steps against width", about, tables, figure, settings)

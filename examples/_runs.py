@@ -1,4 +1,4 @@
-"""What `train_lm.py` leaves on disk and shows: checkpoints, metrics, curves, the final table."""
+"""What `train_lm.py` writes and shows: checkpoints, metrics, curves, the final table."""
 
 import argparse
 import json
@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# On a CPU the threads of LAPACK (OpenBLAS) and of XLA wait for each other's cores: with as many of
-# both as there are cores a step of ASGO took twice as long. Set before JAX loads them.
+# On a CPU the threads of LAPACK (OpenBLAS) and of XLA compete for the cores: with one of each per
+# core a step of ASGO took twice as long. This has to be set before JAX loads them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
@@ -44,7 +44,7 @@ class Result(NamedTuple):
 class Checkpoints:
     """The last two complete states of a run.
 
-    Orbax moves a finished checkpoint into its place, so that nobody ever finds half of one.
+    Orbax moves a checkpoint into its place when it is finished, so that nobody reads half of one.
     """
 
     def __init__(self, directory: Path):
@@ -53,7 +53,7 @@ class Checkpoints:
         self.manager = ocp.CheckpointManager(self.path, options=options)
 
     def save(self, step: int, state: Any, about: dict) -> None:
-        """Writes the state, and what is to be known before a state is built to restore it into."""
+        """Writes the state, and what has to be known before it can be restored."""
         items = {"state": ocp.args.StandardSave(state), "about": ocp.args.JsonSave(about)}
         self.manager.save(step, args=ocp.args.Composite(**items))
 
@@ -69,23 +69,23 @@ class Checkpoints:
     def _read(self, **item: Any) -> Any:
         try:
             (value,) = self.manager.restore(None, args=ocp.args.Composite(**item)).values()
-        except Exception as error:  # of many kinds, for a file that is cut off or missing
+        except Exception as error:  # Orbax raises many kinds for a truncated or missing file
             last = self.path / str(self.manager.latest_step())
             reason = str(error).splitlines()[0][:200]
             sys.exit(
                 f"error: the checkpoint {str(last)!r} cannot be read ({reason}). Delete it "
-                "to go on from the one before it, if there is one."
+                "to continue from the one before it, if there is one."
             )
         return value
 
 
 def checkpoint_in(directory: Path) -> dict | None:
-    """What was said `about` the last complete checkpoint of a run; None where there is none."""
+    """The `about` of the last complete checkpoint of a run, or None without a checkpoint."""
     return Checkpoints(directory).about() if (directory / "checkpoints").is_dir() else None
 
 
 class Metrics:
-    """The file metrics.jsonl. Lines later than `step` go: they will be computed again."""
+    """The file metrics.jsonl. Lines after `step` are dropped: they will be computed again."""
 
     def __init__(self, path: Path, step: int):
         self.path = path
@@ -102,10 +102,9 @@ class Metrics:
 
 
 class Interrupt:
-    """True after a first Ctrl-C, which leaves the training loop to finish its step.
+    """True after a first Ctrl-C, so that the training loop can finish its step.
 
-    A state that was donated to a step cannot be saved in the middle of it. A second Ctrl-C acts as
-    usual.
+    During a step there is no state to save: it has been donated. A second Ctrl-C acts as usual.
     """
 
     def __init__(self):
@@ -151,14 +150,14 @@ def table(results: list[Result]) -> str:
 
 
 def whole(text: str) -> int:
-    """An argument that counts something."""
+    """A positive integer as an argument."""
     if not (text.isdecimal() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer from 1 on, not {text!r}")
     return int(text)
 
 
 def positive(text: str) -> float:
-    """An argument that measures something."""
+    """A positive number as an argument."""
     try:
         value = float(text)
     except ValueError:

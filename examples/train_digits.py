@@ -3,10 +3,10 @@
     python examples/train_digits.py             # under a minute on two CPU cores
 
 The 1797 images (8 × 8, from scikit-learn, no download) are real handwriting. A curvax optimizer
-goes where any Optax optimizer goes, `TrainState.create(tx=…)`: it finds the matrices in a Linen
-parameter dict by itself. A convolution kernel `(height, width, in, out)` is one of
-`height·width·in` rows and `out` columns; biases are left to AdamW. The learning rates are
-reasonable ones, not tuned: `train_lm.py` is the comparison.
+goes into `TrainState.create(tx=…)` like any other Optax optimizer, and finds the matrices in a
+Linen parameter dict by itself: a convolution kernel `(height, width, in, out)` has
+`height·width·in` rows and `out` columns; biases go to AdamW. The learning rates are reasonable but
+not tuned; for a comparison see `train_lm.py`.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Digits(NamedTuple):
 
 
 def read_digits() -> tuple[Digits, Digits]:
-    """Images to learn from, and a fifth, drawn at random, that is kept for testing."""
+    """The training images, and a random fifth of all that is held out for testing."""
     images, labels = load_digits(return_X_y=True)
     shuffled = np.random.default_rng(0).permutation(len(images))
     images = jnp.asarray(images[shuffled].reshape(-1, 8, 8, 1) / 16, jnp.float32)
@@ -77,7 +77,7 @@ def accuracy(state: TrainState, digits: Digits) -> jax.Array:
 
 
 def main() -> None:
-    about = "Read handwritten digits, once with each optimizer."
+    about = "Read handwritten digits, with one optimizer after the other."
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--epochs", type=int, default=12, help="(%(default)s)")
     epochs = parser.parse_args().epochs
@@ -87,7 +87,7 @@ def main() -> None:
     network = Network()
     train, test = read_digits()
     number = len(train.images)
-    print(f"{number} images to learn from, {len(test.images)} to read")
+    print(f"{number} images for training, {len(test.images)} for testing")
     print("optimizer   state MB   test accuracy after each epoch")
     accuracies = {}
     for name, make_optimizer in OPTIMIZERS.items():

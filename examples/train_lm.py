@@ -1,12 +1,12 @@
-"""Train a small GPT on real text, once with each optimizer, and compare.
+"""Train a small GPT on real text with several optimizers, and compare them.
 
     python examples/train_lm.py                                      # all; minutes on two CPU cores
     python examples/train_lm.py --optimizers adamw,muon --text moby_dick.txt --out runs/moby
-    python examples/train_lm.py --resume                             # go on after Ctrl-C or a crash
+    python examples/train_lm.py --resume                             # after Ctrl-C or a crash
 
-The default text is the Python language reference that every CPython carries (`pydoc_data.topics`,
-about 465,000 characters), read character by character; its last tenth is kept for validation. All
-optimizers start from the same parameters, see the same batches and follow the same schedule.
+The default text is the Python language reference that comes with CPython (`pydoc_data.topics`,
+about 465,000 characters), read character by character; its last tenth is held out for validation.
+All optimizers start from the same parameters, see the same batches and follow the same schedule.
 
     runs/<optimizer>/metrics.jsonl   at each evaluation: step, losses, seconds of training
     runs/<optimizer>/checkpoints     Orbax checkpoints; `--resume` continues from them bit for bit
@@ -36,20 +36,20 @@ from tqdm import tqdm
 import curvax
 
 # Each takes a learning rate (here a schedule) and a weight decay, and is used like any Optax
-# optimizer. Which parameters are matrices, and what happens to the others, is decided inside.
+# optimizer. The curvax optimizers find the matrices and leave all other parameters to AdamW.
 OPTIMIZERS = {
     "adamw": optax.adamw,
     "muon": curvax.muon,
     "racs": curvax.racs,
     "asgo": functools.partial(curvax.asgo, refresh=10),
 }
-# The best of a grid for each: benchmarks/tune_lm.py, with its table in benchmarks/results.
+# The best of a grid for each; benchmarks/tune_lm.py wrote benchmarks/results/tune_lm.md.
 LEARNING_RATES = {"adamw": 4e-3, "muon": 3.2e-2, "racs": 3.2e-2, "asgo": 1.6e-2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Whatever decides the numbers of a run. A checkpoint continues under its own one only."""
+    """Everything that decides the numbers of a run. A checkpoint only continues with its own."""
 
     optimizer: str
     learning_rate: float
@@ -80,7 +80,7 @@ class Corpus(NamedTuple):
     train: jax.Array  # (characters,)
     validation: jax.Array  # (windows, context + 1): the whole last tenth
     symbols: int
-    entropy: float  # of the letter frequencies: the loss of a model that looks at no context
+    entropy: float  # of the character frequencies: the loss of a model without context
     digest: str
 
 
@@ -93,7 +93,7 @@ def read_corpus(path: str | None, context: int) -> Corpus:
         else:
             text = Path(path).read_bytes().decode("utf-8")
     except ImportError:
-        raise ValueError("this Python lacks pydoc_data.topics, the default: name a file") from None
+        raise ValueError("this Python has no pydoc_data.topics: name a file") from None
     except OSError as error:
         raise ValueError(f"cannot read {path!r} ({error.strerror})") from None
     except UnicodeDecodeError as error:
@@ -115,8 +115,8 @@ def read_corpus(path: str | None, context: int) -> Corpus:
     )
 
 
-# The model: a pre-norm GPT out of Flax's own layers. Attention kernels have three axes, (width,
-# heads, head width) or (heads, head width, width); the optimizers find the matrices in them.
+# The model: a pre-norm GPT of Flax's own layers. Attention kernels have three axes, (width, heads,
+# head width) or (heads, head width, width); the optimizers find the matrices in them.
 
 
 class Block(nnx.Module):
@@ -152,11 +152,11 @@ class GPT(nnx.Module):
 
 
 def make_run(config: Config, corpus: Corpus):
-    """The state at step 0, the training step and the evaluation, both to be compiled.
+    """The state at step 0, and the jitted training step and evaluation.
 
     The state is one pytree: parameters, optimizer state, step and smoothed loss. A step draws its
-    batch from (seed, step) and returns the next state. Nothing else is needed to continue a run,
-    which is why it continues bit for bit; and the state is donated, so that it is updated in place.
+    batch from (seed, step) and returns the next state. The state is all that a run needs, so it
+    continues bit for bit; it is donated, so steps update it in place.
     """
     graph, params = nnx.split(GPT(config, corpus.symbols), nnx.Param)
     optimizer = config.make_optimizer()
@@ -182,7 +182,7 @@ def make_run(config: Config, corpus: Corpus):
             "params": optax.apply_updates(state["params"], updates),
             "opt_state": opt_state,
             "step": step,
-            # The mean of all losses at first, of about the last twenty later.
+            # The mean of all losses at first, later of about the last twenty.
             "loss": state["loss"] + (loss - state["loss"]) / jnp.minimum(step, 20),
         }
 
@@ -201,9 +201,9 @@ def train(
     directory: Path,
     eval_every: int,
     checkpoint_every: int,
-    interrupt: object = None,  # the loop stops once this is true
+    interrupt: object = None,  # stops the loop when it becomes true
 ) -> _runs.Result:
-    """Train from the last checkpoint in `directory`, or from the start where there is none."""
+    """Train from the last checkpoint in `directory`, or from the start without one."""
     state, train_step, evaluate = make_run(config, corpus)
     optimizer = config.make_optimizer()
     state_bytes = curvax.state_bytes(optimizer, state["params"])
@@ -227,7 +227,7 @@ def train(
         begin = time.perf_counter()
         train_step = train_step.lower(state, corpus.train).compile()
         compile_seconds = time.perf_counter() - begin
-        bar.unpause()  # the time left is that of the steps
+        bar.unpause()  # the time left is estimated from steps alone
 
     begin, waited = time.perf_counter(), step
     stop = False
@@ -240,14 +240,14 @@ def train(
         if not (evaluating or saving or step % 10 == 0):
             continue
 
-        # Only here does Python wait for the device. Evaluations and checkpoints are not counted.
+        # Python waits for the device only here. Evaluations and checkpoints are not timed.
         train_loss = float(state["loss"])
         elapsed = time.perf_counter() - begin
         seconds += elapsed
         if evaluating:
             loss = float(evaluate(state["params"], corpus.validation))
             metrics.append(step=step, train_loss=train_loss, validation_loss=loss, seconds=seconds)
-        if saving:  # after the metrics, which may be ahead of a checkpoint but never behind it
+        if saving:  # after the metrics: they may be ahead of a checkpoint, but never behind it
             about = {"step": step, "seconds": seconds, "compile_seconds": compile_seconds}
             about |= {"config": dataclasses.asdict(config), "opt_state": description}
             checkpoints.save(step, state, about)
@@ -270,7 +270,7 @@ def train(
     )
 
 
-# The command line. What is wrong with it is said before anything is trained.
+# The command line. All its errors are reported before training starts.
 
 
 def names(text: str) -> list[str]:
@@ -285,9 +285,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, Corpus, list[Config]]:
     parser = argparse.ArgumentParser(description="Train a small GPT with each optimizer.")
     add = parser.add_argument
     add("--optimizers", type=names, default=list(OPTIMIZERS), help=",".join(OPTIMIZERS))
-    add("--learning-rate", type=_runs.positive, help="for all, in place of the tuned ones")
-    add("--text", help="a UTF-8 file to learn")
-    add("--out", type=Path, default=Path("runs"), help="where the runs go (%(default)s)")
+    add("--learning-rate", type=_runs.positive, help="of all optimizers (tuned for each)")
+    add("--text", help="a UTF-8 file to train on")
+    add("--out", type=Path, default=Path("runs"), help="directory of the runs (%(default)s)")
     add("--resume", action="store_true", help="continue the runs in --out")
     sizes = {
         name: getattr(Config, name) for name in ("steps", "batch", "context", "width", "depth")

@@ -1,9 +1,9 @@
-"""Data parallel training with `jax.pmap`, the matrices of the optimizer divided among its devices.
+"""Data parallel training with `jax.pmap`; the optimizer divides its matrices among the devices.
 
     python examples/train_pmap.py --devices 4      # four devices, simulated on a CPU
 
-Every device has all parameters, its part of the batch and the optimizer's state of its own
-matrices. `train_sharded.py` divides the parameters too, with `jax.jit` and a mesh.
+Every device has all parameters, its part of the batch, and the optimizer state of its own matrices.
+`train_sharded.py` shards the parameters too, with `jax.jit` and a mesh.
 """
 
 import argparse
@@ -35,12 +35,12 @@ def predict(params, x):
 @functools.partial(jax.pmap, axis_name="batch", donate_argnums=(0, 1))
 def step(params, state, x, y):
     loss, grads = jax.value_and_grad(lambda p: jnp.mean((predict(p, x) - y) ** 2))(params)
-    loss, grads = jax.lax.pmean((loss, grads), "batch")  # the same everywhere, as it has to be
+    loss, grads = jax.lax.pmean((loss, grads), "batch")  # the optimizer needs them equal
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state, loss
 
 
-# A network learns what another one, of other random kernels, says about random points.
+# A network learns the outputs of another network, with other random kernels, at random points.
 def network(seed):
     kernels = jax.random.normal(jax.random.key(seed), (6, 16, 16)) / 4
     return {f"layer{i}": {"kernel": kernel} for i, kernel in enumerate(kernels)}

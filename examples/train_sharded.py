@@ -1,19 +1,19 @@
-"""Train the GPT of `train_lm.py` on several devices: parameters, batch and optimizer divided.
+"""Train the GPT of `train_lm.py` on several devices that share parameters, batch and optimizer.
 
     python examples/train_sharded.py --devices 8 --mesh 4,2           # eight, simulated on a CPU
-    python examples/train_sharded.py --devices 4 --mesh 2,2 --resume  # go on, on four
-    python examples/train_sharded.py --mesh 8,1 --fsdp --optimizer shampoo  # on eight real ones
+    python examples/train_sharded.py --devices 4 --mesh 2,2 --resume  # continue on four
+    python examples/train_sharded.py --mesh 8,1 --fsdp --optimizer shampoo  # eight real devices
 
-The mesh is data × model. Batches are cut along "data", kernels along "model" (and with `--fsdp`
-along "data" too); the optimizer's matrices are divided among all devices, however kernels are cut.
-The same as two processes, on one host or on two, with four devices each:
+The mesh is data × model. Batches are sharded along "data", kernels along "model" (with `--fsdp`
+along "data" too). The optimizer's matrices are divided among all devices, however kernels are
+sharded. The same with two processes, on one host or on two, with four devices each:
 
     python examples/train_sharded.py --devices 4 --mesh 4,2 --coordinator localhost:7777 \\
         --processes 2 --process 0         # and at the same time with --process 1
 
-OUT/checkpoints has Orbax checkpoints of the parameters and of the optimizer's portable state:
-`--resume` continues on any mesh, bit for bit on the same one. All processes have to see that
-directory. Ctrl-C or a crash loses the steps since the last checkpoint and nothing else.
+OUT/checkpoints has Orbax checkpoints of the parameters and of the optimizer's portable state. All
+processes need access to that directory. `--resume` continues on any mesh, and bit for bit on the
+same one. Ctrl-C or a crash loses only the steps since the last checkpoint.
 """
 
 import argparse
@@ -38,8 +38,8 @@ from curvax import optimizers
 METHODS = [name for name in optimizers.__all__ if name != "assemble" and "scale_by_" not in name]
 SETTINGS = {"asgo": {"refresh": 10}, "shampoo": {"refresh": 10, "base": optax.adamw}}
 
-# The axis of a kernel that is cut along "model": outputs or heads, and then the inputs of the layer
-# that takes them. So what is between two such layers is cut too, and is not sent around.
+# The axis of a kernel that is sharded along "model": outputs or heads of one layer, inputs of the
+# next. So the activations between the two layers are sharded alike and stay where they are.
 MODEL_AXIS = {"query": 1, "key": 1, "value": 1, "out": 0, "up": 1, "down": 0}
 
 
@@ -50,7 +50,7 @@ def make_optimizer(config: train_lm.Config, mesh: Mesh | None) -> optax.Gradient
 
 
 def spec_of(path: tuple, shape: tuple[int, ...], mesh: Mesh, fsdp: bool) -> PartitionSpec:
-    """How a parameter lies on the mesh: cut along axes that can be, the longest along "data"."""
+    """The sharding of a parameter, along axes that the mesh divides, the longest along "data"."""
     axis = MODEL_AXIS.get(jax.tree_util.keystr(path[-3:-2], simple=True))  # …/layer/kernel/value
     model = mesh.shape["model"]
     spec = ["model" if i == axis and n % model == 0 else None for i, n in enumerate(shape)]
@@ -61,10 +61,10 @@ def spec_of(path: tuple, shape: tuple[int, ...], mesh: Mesh, fsdp: bool) -> Part
 
 
 def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
-    """First state and step, to be called; and the state's ways into a checkpoint and back."""
+    """The first state and a step, as jitted functions; the state to its checkpoint and back."""
     optimizer = make_optimizer(config, mesh)
     graph, _ = nnx.split(nnx.eval_shape(lambda: train_lm.GPT(config, symbols)), nnx.Param)
-    whole = NamedSharding(mesh, PartitionSpec())
+    replicated = NamedSharding(mesh, PartitionSpec())
 
     def begin() -> dict[str, Any]:
         params = nnx.state(train_lm.GPT(config, symbols), nnx.Param)
@@ -76,9 +76,10 @@ def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
     params = jax.tree_util.tree_map_with_path(on_mesh, jax.eval_shape(begin)["params"])
-    lying = jax.tree.map(lambda x: x.sharding, params)
+    param_shardings = jax.tree.map(lambda x: x.sharding, params)
     opt_state = curvax.state_sharding(optimizer, params, mesh)
-    shardings = {"params": lying, "opt_state": opt_state, "step": whole, "loss": whole}
+    shardings = {"params": param_shardings, "opt_state": opt_state}
+    shardings |= {"step": replicated, "loss": replicated}
 
     def train_step(state: dict[str, Any], text: jax.Array) -> dict[str, Any]:
         key = jax.random.fold_in(jax.random.key(config.seed), state["step"])
@@ -105,10 +106,10 @@ def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
     def divided(state: dict[str, Any]) -> dict[str, Any]:
         return state | {"opt_state": curvax.place_state(optimizer, params, state["opt_state"])}
 
-    # Every device makes its own part of the first state; a step puts the next in its place.
+    # Every device makes its own part of the first state; a step overwrites the state with the next.
     first = jax.jit(begin, out_shardings=shardings)
     step = jax.jit(
-        train_step, donate_argnums=0, in_shardings=(shardings, whole), out_shardings=shardings
+        train_step, donate_argnums=0, in_shardings=(shardings, replicated), out_shardings=shardings
     )
     return first, step, portable, divided
 
@@ -126,7 +127,7 @@ def main(argv: list[str]) -> None:
     add("--optimizer", choices=METHODS, default="muon", help="(%(default)s)", metavar="METHOD")
     add("--learning-rate", type=_runs.positive, default=0.01, help="(%(default)s)")
     add("--mesh", type=mesh_shape, help="devices along data,model (all,1)")
-    add("--fsdp", action="store_true", help='cut parameters along "data" too')
+    add("--fsdp", action="store_true", help='shard parameters along "data" too')
     add("--devices", type=_runs.whole, help="simulate this many on the CPU, in each process")
     add("--processes", type=_runs.whole, default=1, help="of the whole run (%(default)s)")
     add("--process", type=int, default=0, help="the number of this one, from 0 (%(default)s)")
@@ -141,7 +142,7 @@ def main(argv: list[str]) -> None:
     if not (0 <= args.process < args.processes and (args.processes == 1 or args.coordinator)):
         wanted = f"a --process from 0 to {args.processes - 1} and a --coordinator"
         parser.error(f"argument --processes: {args.processes} need {wanted}")
-    # What decides which devices there are comes before the first array.
+    # These decide which devices there are, and come before the first array.
     if args.devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", args.devices)
@@ -173,7 +174,7 @@ def main(argv: list[str]) -> None:
             parser.error(f"argument --resume: {str(args.out)!r} is a run {why}")
 
     begin, train_step, portable, divided = make_run(config, corpus.symbols, mesh, args.fsdp)
-    like = begin.eval_shape()  # with shardings: every device reads its own part
+    like = begin.eval_shape()  # has shardings: every device reads its own part
     alone = make_optimizer(config, None), like["params"]  # on one device
     if about:
         curvax.check_state(*alone, about["opt_state"])
@@ -186,7 +187,7 @@ def main(argv: list[str]) -> None:
     for step in bar:
         start = time.perf_counter()
         state = train_step(state, text)
-        loss = float(state["loss"])  # waits: simulated devices share the cores, and stay together
+        loss = float(state["loss"])  # waits, so that simulated devices stay in step
         seconds += time.perf_counter() - start
         bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         if step % args.checkpoint_every == 0 or step == config.steps:

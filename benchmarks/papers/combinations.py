@@ -38,7 +38,7 @@ TASK = _tasks.lm()
 METHODS = methods_for(TASK)
 RANK, PERIOD = (METHODS["galore"].options[name] for name in ("rank", "refresh"))
 
-# The combinations; `rest` is weight decay and AdamW's learning rate for what is no matrix.
+# The combinations; `rest` is weight decay and AdamW's learning rate for all other parameters.
 
 
 def soap_4bit(rate: Any, **rest: Any) -> optax.GradientTransformation:
@@ -58,7 +58,7 @@ def low_rank_soap(rate: Any, **rest: Any) -> optax.GradientTransformation:
             refresh=curvax.every(PERIOD),
         ),
         rate,
-        guard=False,  # a subspace looks for what is not finite in its projections
+        guard=False,  # in_subspace checks its projections
         **rest,
     )
 

@@ -1,4 +1,4 @@
-"""The code of the README and of docs/ runs as it stands, top to bottom."""
+"""The code of the README and of docs/ runs as it stands, and links lead to files."""
 
 import pathlib
 import re
@@ -48,6 +48,25 @@ def test_every_combination_takes_steps():
         updates, after = jax.eval_shape(optimizer.update, params, state, params)
         assert updates["a"]["kernel"].shape == (96, 128)
         assert jax.tree.structure(after) == jax.tree.structure(state)
+
+
+def links_of(page):
+    """The targets of a page's links and pictures, without other sites and places within pages."""
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    return [target for target in targets if "://" not in target]
+
+
+def test_links_lead_to_files():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/**/*.md")]
+    links = {page.relative_to(ROOT): links_of(page) for page in pages}
+    assert "docs/performance.md" in links[README.relative_to(ROOT)]
+    missing = [
+        (str(page), link)
+        for page, targets in links.items()
+        for link in targets
+        if not (ROOT / page.parent / link).exists()
+    ]
+    assert not missing
 
 
 def test_the_step_compiles_once(namespace):

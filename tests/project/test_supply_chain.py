@@ -71,17 +71,17 @@ def requirements() -> list[Requirement]:
     return [r for r in map(Requirement, listed) if r.name != "curvax"]
 
 
-def test_every_dependency_has_its_licence_listed() -> None:
+def test_every_dependency_has_its_license_listed() -> None:
     table = (ROOT / "docs" / "dependencies.md").read_text()
     rows = dict(re.findall(r"(?m)^\| ([\w-]+) \| [^|]+ \| ([^|]+) \|$", table))
     rows.pop("package")
     assert set(rows) == {r.name for r in requirements()}
-    assert all(licence.strip() for licence in rows.values())
+    assert all(license.strip() for license in rows.values())
 
 
 @pytest.mark.parametrize("requirement", requirements(), ids=lambda r: r.name)
 def test_the_lock_has_every_dependency_with_hashes(requirement: Requirement) -> None:
-    lock = (ROOT / "requirements-dev.txt").read_text()
+    lock = (ROOT / ".ci" / "requirements.txt").read_text()
     pins = dict(re.findall(r"(?m)^([\w.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}", lock))
     versions = {canonicalize_name(name): version for name, version in pins.items()}
     assert len(pins) == len(re.findall(r"(?m)^[\w.-]+==", lock))  # none without
