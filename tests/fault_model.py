@@ -24,7 +24,7 @@ import numpy as np
 
 import curvax
 from curvax import policies
-from curvax.transforms.state._summary import entries_of
+from curvax.transforms.state._entries import entries_of
 
 Masks = dict[str, np.ndarray]
 

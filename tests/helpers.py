@@ -15,7 +15,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxlib.version import __version_info__
 
 import curvax
-from curvax.transforms.state._summary import entries_of
+from curvax.transforms.state._entries import entries_of
 
 # Compiler options that undo tests/conftest.py, for what depends on the compiled program.
 OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
