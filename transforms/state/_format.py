@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
+from .._paths import named_leaves
 from .._recording import Meaning
 from ..matrices._axes import MatrixForm
 from ._portable import by_parameter
-from ._traced import place_of, traced
+from ._traced import traced
 
 STATE_FORMAT = 2
 
@@ -43,16 +42,12 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       {'0/count': 'int32[]', '0/mu/dense/kernel': 'float32[4, 8]'}
     """
     whole = traced(optimizer, params)
-    portable = by_parameter(whole.stacks, whole.joined)
-    arrays = {
-        place_of(path): f"{x.dtype}{[*x.shape]}"
-        for path, x in jax.tree_util.tree_leaves_with_path(portable)
-    }
+    leaves = named_leaves(by_parameter(whole.stacks, whole.joined)).present()
     forms = {form.name: form for groups in whole.groups for g in groups for form in g.members}
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
     return {
         "curvax_state_format": STATE_FORMAT,
-        "arrays": arrays,
+        "arrays": {name: f"{x.dtype}{[*x.shape]}" for name, x in leaves.items()},
         "matrices": {name: _described(form) for name, form in sorted(forms.items())},
         "parts": list(parts),
         "stacks": [[[s.key, [[*m] for m in s.members]] for s in view] for view in whole.stacks],

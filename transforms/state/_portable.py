@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from .._paths import named_leaves
 from ..distribute._distribute import DivisionRecord
 from ..matrices._view import MatrixViewState
-from ._traced import Stack, Traced, described_stacks, is_view, place_of, traced
+from ._traced import Stack, Traced, described_stacks, is_view, traced
 
 
 def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
@@ -74,7 +75,7 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
     joined = whole.joined
     if description is not None:
         portable = by_parameter(described_stacks(description), portable)
-    portable = _in_structure(by_parameter(whole.stacks, joined), portable)
+    portable = in_structure("portable", by_parameter(whole.stacks, joined), portable)
     stacked = _by_stack(whole.stacks, joined, portable)
 
     def divided(node: Any, record: DivisionRecord) -> Any:
@@ -92,7 +93,7 @@ def joined_state(whole: Traced, state: Any) -> Any:
     Raises:
       ValueError: if `state` does not have the shapes of the traced one.
     """
-    _check_shapes("state", whole.state, state)
+    state = in_structure("state", whole.state, state)
 
     def joined(node: Any, record: DivisionRecord) -> Any:
         shapes, mesh = record.layout.joined_shapes, _mesh_of(record)
@@ -181,18 +182,17 @@ def _part(x: Any, place: slice, of: Stack) -> Any:
     return x[place]
 
 
-def _in_structure(like: Any, given: Any) -> Any:
+def in_structure(argument: str, like: Any, given: Any) -> Any:
     """The arrays of `given` in the containers of `like`, by their paths.
 
-    A checkpoint restored without a target has dicts and lists for tuples, and strings for numbers.
+    A state in an `nnx.Optimizer` has every array in a box, and a checkpoint restored without a
+    target has dicts and lists for tuples, and strings for numbers.
 
     Raises:
       ValueError: if an array is missing, left over, or of another shape or dtype.
     """
-    _check_shapes("portable", like, given)
-    arrays = {place_of(path): x for path, x in jax.tree_util.tree_leaves_with_path(given)}
-    paths, treedef = jax.tree_util.tree_flatten_with_path(like)
-    return treedef.unflatten([arrays[place_of(path)] for path, _ in paths])
+    _check_shapes(argument, like, given)
+    return named_leaves(like).rebuild(named_leaves(given).present())
 
 
 def _mesh_of(record: DivisionRecord) -> Mesh:
@@ -248,10 +248,8 @@ def _check_shapes(argument: str, own: Any, given: Any) -> None:
     """Requires a tree of arrays to have the structure, shapes and dtypes of another."""
 
     def described(tree: Any) -> dict[str, str]:
-        return {
-            place_of(path): f"{x.dtype}{[*x.shape]}"
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        leaves = named_leaves(tree).present()
+        return {name: f"{jnp.result_type(x)}{[*jnp.shape(x)]}" for name, x in leaves.items()}
 
     mine, other = described(own), described(given)
     for place in {**mine, **other}:
