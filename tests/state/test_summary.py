@@ -185,9 +185,7 @@ def test_blocks_heads_and_own_entries_are_shown() -> None:
     }
     optimizer = curvax.asgo(
         0.1,
-        block_size=4,
-        matrices=None,
-        stack=False,
+        matrices=curvax.MatrixRule(matrices=None, block_size=4, stack=False),
         weight_dimension_numbers={"query/kernel": curvax.MatrixAxes(0, (1, 2), column_heads=2)},
     )
     parameters, _ = table(curvax.summarize(optimizer, params))
