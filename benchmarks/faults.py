@@ -45,7 +45,7 @@ import optax
 from tqdm import tqdm
 
 import curvax
-from curvax.transforms.state._summary import Entry, entries_of
+from curvax.transforms.state._entries import Entry, entries_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 

@@ -25,7 +25,7 @@ from registry import ADAPTIVE, NAMED, REGISTRY, Row
 
 import curvax
 from curvax import policies
-from curvax.transforms.state._summary import entries_of
+from curvax.transforms.state._entries import entries_of
 
 Masks = dict[str, np.ndarray]
 

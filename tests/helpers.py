@@ -17,8 +17,9 @@ import optax
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxlib.version import __version_info__
 
-import curvax
-from curvax.transforms.state._summary import entries_of
+from curvax.transforms.state._entries import entries_in
+from curvax.transforms.state._portable import joined_state
+from curvax.transforms.state._traced import traced
 
 # Compiler options that undo tests/conftest.py, for what depends on the compiled program.
 OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
@@ -247,9 +248,10 @@ def computations(f: Callable[..., Any], *args: Any) -> Any:
 
 def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, dict[str, Any]]:
     """What `curvax.state_of` returns, for all parameters at once, as NumPy arrays."""
-    leaves = jax.device_get(jax.tree.leaves(curvax.portable_state(optimizer, params, state)))
+    whole = traced(optimizer, params)
+    leaves = jax.device_get(jax.tree.leaves(joined_state(whole, state)))
     found: dict[str, dict[str, Any]] = {}
-    for entry, leaf in zip(entries_of(optimizer, params), leaves, strict=True):
+    for entry, leaf in zip(entries_in(whole, params), leaves, strict=True):
         for owner, part in entry.owners:
             for place, own in entry.parts(leaf).items():
                 found.setdefault(owner, {})[place] = own if part is None else own[part]

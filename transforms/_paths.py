@@ -52,8 +52,9 @@ def named_leaves(tree: Any) -> NamedLeaves:
     children.update({path[:i] for path in paths for i in range(len(path) - 1)})
 
     def name(path: tuple[Any, ...]) -> str:
-        boxed = len(path) > 1 and path[-1] == GetAttrKey("value") and children[path[:-1]] == 1
-        return keystr(path[:-1] if boxed else path, simple=True, separator="/")
+        while len(path) > 1 and path[-1] == GetAttrKey("value") and children[path[:-1]] == 1:
+            path = path[:-1]
+        return keystr(path, simple=True, separator="/")
 
     names = tuple(name(path) for path in paths)
     for twice, count in Counter(names).items():

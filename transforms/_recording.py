@@ -9,9 +9,15 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 _records: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("records", default=None)
+
+
+class Meaning(NamedTuple):
+    """What arrays of a state mean where names, shapes and dtypes do not tell, for checkpoints."""
+
+    text: str
 
 
 def record(event: Any) -> None:

@@ -48,7 +48,7 @@ from test_algebra import ALL
 import curvax
 from curvax.transforms.kronecker import _factor
 from curvax.transforms.linalg import _inverse_root
-from curvax.transforms.state._summary import entries_of
+from curvax.transforms.state._entries import entries_of
 
 PERIOD, STEPS = 4, 20
 SHAPES = {"dense/kernel": (4, 6), "dense/bias": (6,), "head/kernel": (6, 4), "layers": (2, 4, 6)}

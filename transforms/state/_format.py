@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-
-from ._portable import portable_state
+from .._paths import named_leaves
+from .._recording import Meaning
+from ..matrices._axes import MatrixForm
+from ._portable import by_parameter
+from ._traced import traced
 
 STATE_FORMAT = 3
 
@@ -23,8 +25,15 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       params: its parameters, or their shapes.
 
     Returns:
-      The version of curvax's state format, and the dtype and shape of every array of the portable
-      state by its path. It does not depend on meshes.
+      A dictionary with
+
+      - `curvax_state_format`: the version of curvax's state format;
+      - `arrays`: dtype and shape of every array of the portable state, by its path;
+      - `matrices`: for each parameter that is a matrix, its axes and how it is cut into matrices;
+      - `parts`: what arrays mean where their shapes do not tell: refresh policies and codes;
+      - `stacks`: the parameters whose matrices share an array in the state itself, in order.
+
+      Only `stacks` depends on meshes and on `stack=`.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -32,17 +41,29 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       >>> curvax.describe_state(curvax.scale_by_muon(), params)["arrays"]
       {'0/count': 'int32[]', '0/mu/dense/kernel': 'float32[4, 8]'}
     """
-    shapes = jax.eval_shape(optimizer.init, params)
-    arrays = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{[*x.shape]}"
-        for path, x in jax.tree_util.tree_leaves_with_path(
-            portable_state(optimizer, params, shapes)
-        )
+    whole = traced(optimizer, params)
+    leaves = named_leaves(by_parameter(whole.stacks, whole.joined)).present()
+    forms = {form.name: form for groups in whole.groups for g in groups for form in g.members}
+    parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
+    return {
+        "curvax_state_format": STATE_FORMAT,
+        "arrays": {name: f"{x.dtype}{[*x.shape]}" for name, x in leaves.items()},
+        "matrices": {name: _described(form) for name, form in sorted(forms.items())},
+        "parts": list(parts),
+        "stacks": [[[s.key, [[*m] for m in s.members]] for s in view] for view in whole.stacks],
     }
-    return {"curvax_state_format": STATE_FORMAT, "arrays": arrays}
 
 
-def check_state(optimizer: Any, params: Any, description: Any) -> None:
+def _described(form: MatrixForm) -> str:
+    """How a parameter is seen as matrices."""
+    tiles = f" in {form.row_tiles}x{form.column_tiles} tiles"
+    return (
+        f"axes {list(form.permutation)} as {form.batch} of {form.rows}x{form.columns}"
+        f"{tiles if form.row_tiles * form.column_tiles > 1 else ''}"
+    )
+
+
+def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool = False) -> None:
     """Requires a checkpoint to hold the state of this optimizer for these parameters.
 
     Call it before restoring, with the description that was written beside the checkpoint.
@@ -51,17 +72,20 @@ def check_state(optimizer: Any, params: Any, description: Any) -> None:
       optimizer: the transformation that will use the state.
       params: its parameters, or their shapes.
       description: the result of `describe_state`, as read from its file.
+      portable: whether the checkpoint holds the result of `portable_state`, to which the order of
+        stacks does not matter, and not the state itself.
 
     Raises:
-      ValueError: if it is not a description, or names another format or other arrays.
+      ValueError: if it is not a description, or names another format, other arrays, arrays of
+        another meaning, or stacks that hold the parameters in another order.
     """
     own = describe_state(optimizer, params)
-    found = description.get("curvax_state_format") if isinstance(description, dict) else None
-    arrays = description.get("arrays") if isinstance(description, dict) else None
-    if not isinstance(found, int) or not isinstance(arrays, dict):
+    given = description if isinstance(description, dict) else {}
+    found = given.get("curvax_state_format")
+    if not isinstance(found, int) or (found == STATE_FORMAT and not own.keys() <= given.keys()):
         raise ValueError(
-            "description: expected the result of curvax.describe_state, "
-            f"got {str(description)[:80]!r}."
+            "description: expected the result of curvax.describe_state, got "
+            f"{str(description)[:80]!r}."
         )
     if found != STATE_FORMAT:
         age = "an older" if found < STATE_FORMAT else "a later"
@@ -69,15 +93,28 @@ def check_state(optimizer: Any, params: Any, description: Any) -> None:
             f"description: the checkpoint has state format {found}, from {age} version of curvax; "
             f"this version reads format {STATE_FORMAT}. CHANGELOG.md lists what has changed."
         )
-    places = sorted({*own["arrays"], *arrays})
-    differing = [place for place in places if own["arrays"].get(place) != arrays.get(place)]
-    if differing:
-        first = "; ".join(
-            f"{place}: {arrays.get(place, 'nothing')} in the checkpoint, "
-            f"{own['arrays'].get(place, 'nothing')} here"
-            for place in differing[:3]
-        )
+    for what, entries in (("arrays of the state", "arrays"), ("matrices", "matrices")):
+        mine, other = own[entries], given[entries]
+        places = sorted({*mine, *other})
+        differing = [place for place in places if mine.get(place) != other.get(place)]
+        if differing:
+            first = "; ".join(
+                f"{place}: {other.get(place, 'nothing')} in the checkpoint, "
+                f"{mine.get(place, 'nothing')} here"
+                for place in differing[:3]
+            )
+            raise ValueError(
+                f"description: {len(differing)} of {len(places)} {what} differ ({first}): it "
+                "belongs to another optimizer, or to other parameters, axes, blocks or ranks."
+            )
+    if own["parts"] != given["parts"]:
         raise ValueError(
-            f"description: {len(differing)} of {len(places)} arrays of the state differ ({first}): "
-            "it belongs to another optimizer, or to other parameters, blocks or ranks."
+            "description: the arrays have the same shapes but another meaning: "
+            f"{'; '.join(given['parts'])} in the checkpoint, {'; '.join(own['parts'])} here."
+        )
+    if not portable and own["stacks"] != given["stacks"]:
+        raise ValueError(
+            "description: the stacks of the state hold other parameters, or the same in another "
+            "order. Save curvax.portable_state and give check_state portable=True, or give "
+            "curvax.place_state the description, which puts each entry where it belongs."
         )

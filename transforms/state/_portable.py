@@ -1,73 +1,31 @@
-"""Checkpoints of a distributed state that do not depend on the devices.
+"""The portable form of a state, for checkpoints.
 
-With `mesh=` the layout of a state depends on the number of devices. Its portable form is the state
-of the same optimizer without a mesh: one stack entry per matrix, without padding. Its stacks are
-sharded along the first other axis that the devices divide, so that no device holds much more than
-its share.
+In memory the matrices of several parameters share stacks, and with `mesh=` stacks are distributed
+over the devices. The portable form depends on neither: it has one entry per parameter `(N, …)`, by
+path, for its N matrices. On a mesh entries are sharded along the first other axis that the devices
+divide, so that no device holds much more than its share.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .._recording import recording
+from .._paths import named_leaves
 from ..distribute._distribute import DivisionRecord
-from ..distribute._layout import is_divided
-
-
-class Division(NamedTuple):
-    """An optimizer's abstract state, and the records of its distributed parts in order."""
-
-    state: Any
-    records: tuple[DivisionRecord, ...]
-
-    def map(
-        self,
-        f: Callable[[Any, DivisionRecord], Any],
-        state: Any,
-        undivided: Callable[[Any], Any] = lambda leaf: leaf,
-    ) -> Any:
-        """`state` with `f(node, record)` for distributed parts and `undivided(leaf)` for others.
-
-        Raises:
-          ValueError: if the structure of `state` is not this optimizer's.
-        """
-        treedef = jax.tree.structure(self.state, is_leaf=is_divided)
-        records = iter(self.records)
-        nodes = [
-            f(node, next(records)) if is_divided(own) else undivided(node)
-            for own, node in zip(
-                jax.tree.leaves(self.state, is_leaf=is_divided),
-                treedef.flatten_up_to(state),
-                strict=True,
-            )
-        ]
-        return treedef.unflatten(nodes)
-
-
-def division(optimizer: Any, params: Any) -> Division:
-    """How an optimizer distributes its state for these parameters (or their shapes)."""
-    found: list[tuple[DivisionRecord, ...]] = []
-
-    def traced(params: Any) -> Any:
-        with recording() as events:
-            state = optimizer.init(params)
-        records = {id(e.state): e for e in events if isinstance(e, DivisionRecord)}
-        parts = filter(is_divided, jax.tree.leaves(state, is_leaf=is_divided))
-        found.append(tuple(records[id(part)] for part in parts))
-        return state
-
-    return Division(jax.eval_shape(traced, params), found[0])
+from ..matrices._view import MatrixViewState
+from ._traced import Stack, Traced, described_stacks, is_view, traced
 
 
 def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
-    """The form of a state for checkpoints: that of one device, whatever its mesh.
+    """The form of a state for checkpoints: the same on every mesh and for every `stack=`.
 
     Args:
       optimizer: the transformation that made `state`.
@@ -76,7 +34,7 @@ def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
         the result has shapes and shardings: the target to restore into.
 
     Returns:
-      The state that the optimizer would have without `mesh=`; `state` itself if it has none.
+      The state with an entry per parameter in place of each stack, and nothing distributed.
 
     Raises:
       ValueError: if `state` is not the state of this optimizer for these parameters.
@@ -87,11 +45,55 @@ def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
       >>> params = {"kernel": jnp.ones((4, 8))}
       >>> many, one = curvax.muon(0.02, mesh=mesh), curvax.muon(0.02)
       >>> portable = curvax.portable_state(many, params, many.init(params))
-      >>> jax.tree.structure(portable) == jax.tree.structure(one.init(params))
+      >>> same = curvax.portable_state(one, params, one.init(params))
+      >>> jax.tree.structure(portable) == jax.tree.structure(same)
       True
     """
-    whole = division(optimizer, params)
-    _check_shapes("state", whole.state, state)
+    whole = traced(optimizer, params)
+    return by_parameter(whole.stacks, joined_state(whole, state))
+
+
+def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any = None) -> Any:
+    """The inverse of `portable_state`, on the same mesh or another.
+
+    Args:
+      optimizer: the transformation that will use the state.
+      params: its parameters, or their shapes.
+      portable: the result of `portable_state`, restored from a checkpoint.
+      description: if the checkpoint holds the state itself, not its portable form: the result of
+        `describe_state`, which says which parameters each of its stacks holds. Each entry then goes
+        to the parameter of its path, however stacks are ordered now.
+
+    Returns:
+      The state, stacked and distributed as the optimizer expects it.
+
+    Raises:
+      ValueError: if it is the state of another optimizer, or for other parameters, blocks or ranks;
+        it names the first entry that differs, with both shapes.
+    """
+    whole = traced(optimizer, params)
+    joined = whole.joined
+    if description is not None:
+        portable = by_parameter(described_stacks(description), portable)
+    portable = in_structure("portable", by_parameter(whole.stacks, joined), portable)
+    stacked = _by_stack(whole.stacks, joined, portable)
+
+    def divided(node: Any, record: DivisionRecord) -> Any:
+        mesh = _mesh_of(record)
+        parts = jax.eval_shape(record.layout.divided, record.layout.joined_shapes)
+        shardings = jax.tree.map(lambda x: first_axis(mesh, record.axes, x), parts)
+        return _moved(record.layout.divided, node, shardings, mesh)
+
+    return whole.map_divided(divided, stacked)
+
+
+def joined_state(whole: Traced, state: Any) -> Any:
+    """The state of one device: stacks as they are, nothing distributed.
+
+    Raises:
+      ValueError: if `state` does not have the shapes of the traced one.
+    """
+    state = in_structure("state", whole.state, state)
 
     def joined(node: Any, record: DivisionRecord) -> Any:
         shapes, mesh = record.layout.joined_shapes, _mesh_of(record)
@@ -102,36 +104,95 @@ def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
             )
         return _moved(record.layout.joined, node, shardings, mesh)
 
-    mesh = next((record.mesh for record in whole.records), None)
-    return whole.map(joined, state, lambda x: _target(x, mesh))
+    mesh = next((record.mesh for record in whole.divisions), None)
+    return whole.map_divided(joined, state, lambda x: _target(x, mesh))
 
 
-def place_state(optimizer: Any, params: Any, portable: Any) -> Any:
-    """The inverse of `portable_state`, on the same mesh or another.
+def by_parameter(views: Sequence[Sequence[Stack]], state: Any) -> Any:
+    """A state with an entry per parameter in place of each stack."""
+    remaining = iter(views)
 
-    Args:
-      optimizer: the transformation that will use the state.
-      params: its parameters, or their shapes.
-      portable: the result of `portable_state`, restored from a checkpoint.
+    def of_view(node: Any) -> Any:
+        own = next(remaining)
+        is_stacks = functools.partial(_has_keys, keys={stack.key for stack in own})
 
-    Returns:
-      The state, distributed as the optimizer expects it.
+        def split(stacks: Any) -> Any:
+            if not is_stacks(stacks):
+                return stacks
+            return {
+                name: jax.tree.map(
+                    functools.partial(_part, place=place, of=stack), stacks[stack.key]
+                )
+                for stack in own
+                for name, place in stack.slices()
+            }
+
+        return MatrixViewState(jax.tree.map(split, node.inner, is_leaf=is_stacks))
+
+    return jax.tree.map(lambda x: of_view(x) if is_view(x) else x, state, is_leaf=is_view)
+
+
+def _by_stack(views: Sequence[Sequence[Stack]], like: Any, state: Any) -> Any:
+    """The inverse of `by_parameter`, for a state whose stacked form is like `like`."""
+    remaining = iter(views)
+
+    def of_view(node: Any, given: Any) -> Any:
+        own = next(remaining)
+        is_stacks = functools.partial(_has_keys, keys={stack.key for stack in own})
+
+        def joined(stacks: Any, entries: Any) -> Any:
+            if not is_stacks(stacks):
+                return entries
+            parts = {stack.key: [entries[name] for name, _ in stack.members] for stack in own}
+            return {key: jax.tree.map(_concatenated, *part) for key, part in parts.items()}
+
+        return MatrixViewState(jax.tree.map(joined, node.inner, given.inner, is_leaf=is_stacks))
+
+    return jax.tree.map(
+        lambda own, x: of_view(own, x) if is_view(own) else x, like, state, is_leaf=is_view
+    )
+
+
+def _concatenated(*parts: jax.Array) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def _has_keys(node: Any, keys: set[str]) -> bool:
+    """Whether a node of a view's state has an entry per stack."""
+    return bool(keys) and isinstance(node, dict) and set(node) == keys
+
+
+def _part(x: Any, place: slice, of: Stack) -> Any:
+    """One parameter's slice of a stack's array, or of its shape.
 
     Raises:
-      ValueError: if it is the state of another optimizer, or for other parameters, blocks or ranks;
-        it names the first entry that differs, with both shapes.
+      ValueError: if the first axis of the array is not the stack's.
     """
-    whole = division(optimizer, params)
-    shapes = whole.map(lambda _, record: record.layout.joined_shapes, whole.state)
-    _check_shapes("portable", shapes, portable)
+    if x.ndim == 0 or x.shape[0] != of.size:
+        raise ValueError(
+            f"the entry of the stack {of.key!r} has shape {x.shape}: its first axis must be the "
+            f"stack's, of {of.size} matrices. (quantize_state merges vectors: give it "
+            "where=lambda place, leaf: leaf.ndim > 1.)"
+        )
+    if place == slice(0, of.size):
+        return x
+    if isinstance(x, jax.ShapeDtypeStruct):
+        shape = (place.stop - place.start, *x.shape[1:])
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+    return x[place]
 
-    def divided(node: Any, record: DivisionRecord) -> Any:
-        mesh = _mesh_of(record)
-        parts = jax.eval_shape(record.layout.divided, record.layout.joined_shapes)
-        shardings = jax.tree.map(lambda x: first_axis(mesh, record.axes, x), parts)
-        return _moved(record.layout.divided, node, shardings, mesh)
 
-    return whole.map(divided, portable)
+def in_structure(argument: str, like: Any, given: Any) -> Any:
+    """The arrays of `given` in the containers of `like`, by their paths.
+
+    A state in an `nnx.Optimizer` has every array in a box, and a checkpoint restored without a
+    target has dicts and lists for tuples, and strings for numbers.
+
+    Raises:
+      ValueError: if an array is missing, left over, or of another shape or dtype.
+    """
+    _check_shapes(argument, like, given)
+    return named_leaves(like).rebuild(named_leaves(given).present())
 
 
 def _mesh_of(record: DivisionRecord) -> Mesh:
@@ -187,10 +248,8 @@ def _check_shapes(argument: str, own: Any, given: Any) -> None:
     """Requires a tree of arrays to have the structure, shapes and dtypes of another."""
 
     def described(tree: Any) -> dict[str, str]:
-        return {
-            jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{[*x.shape]}"
-            for path, x in jax.tree_util.tree_leaves_with_path(tree)
-        }
+        leaves = named_leaves(tree).present()
+        return {name: f"{jnp.result_type(x)}{[*jnp.shape(x)]}" for name, x in leaves.items()}
 
     mine, other = described(own), described(given)
     for place in {**mine, **other}:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from .._paths import named_leaves
-from ._portable import portable_state
-from ._summary import entries_of
+from ._entries import entries_in
+from ._portable import joined_state
+from ._traced import traced
 
 COLUMNS = (
     "skipped",
@@ -63,9 +64,10 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       | dense/bias | 0 | 1 | 1 | 0 | 0 | 0 |
       | dense/kernel | 1 | 1 | 0 | 1 | 0 | 0 |
     """
-    leaves = jax.tree.leaves(portable_state(optimizer, params, state))
+    whole = traced(optimizer, params)
+    leaves = jax.tree.leaves(joined_state(whole, state))
     found: dict[str, dict[str, list[jax.Array]]] = {}
-    for entry, leaf in zip(entries_of(optimizer, params), leaves, strict=True):
+    for entry, leaf in zip(entries_in(whole, params), leaves, strict=True):
         for place, numbers in entry.parts(leaf).items():
             fields = place.split("/")
             column = next((name for name in COLUMNS if name in fields), None)

@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from .._paths import named_leaves
 from ..distribute._layout import is_divided
-from ._portable import division, first_axis
-from ._summary import Entry, entries_of
+from ._entries import Entry, entries_in
+from ._portable import first_axis
+from ._traced import traced
 
 
 def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
@@ -57,8 +58,8 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
         shape, sharding = lying.get(entry.owners[0][0], (None, whole))
         return _spelled(sharding if shape == tuple(entry.leaf.shape) else whole, entry.leaf)
 
-    undivided = [of_copy(entry) for entry in entries_of(optimizer, params)]
-    parts = division(optimizer, params)
+    parts = traced(optimizer, params)
+    undivided = [of_copy(entry) for entry in entries_in(parts, params)]
 
     def of_part(node: Any, record: Any) -> Any:
         if record.mesh != mesh:
@@ -67,9 +68,8 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
             )
         return jax.tree.map(lambda x: _spelled(first_axis(mesh, record.axes, x), x), node)
 
-    joined = parts.map(lambda _, record: record.layout.joined_shapes, parts.state)
-    as_joined = jax.tree.unflatten(jax.tree.structure(joined), undivided)
-    sharded = parts.map(of_part, parts.state)
+    as_joined = jax.tree.unflatten(jax.tree.structure(parts.joined), undivided)
+    sharded = parts.map_divided(of_part, parts.state)
     treedef = jax.tree.structure(parts.state, is_leaf=is_divided)
     return treedef.unflatten(
         [

@@ -7,24 +7,21 @@ abstract parameters of a model of any size and for any composition of transforma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from .._counts import Counts
-from .._guard import GuardRecord
-from .._paths import is_hole, named_leaves
-from .._recording import recording
+from .._paths import named_leaves
 from ..distribute._distribute import DivisionRecord
 from ..matrices._axes import MatrixForm
 from ..matrices._routing import RoutingRecord
-from ..matrices._view import CopyRecord, MatrixViewState, ViewRecord
-from ..storage._codec import Coded
+from ..matrices._view import ViewRecord
 from ..storage._storage import StorageRecord
 from ..subspace._rank import RankRecord
-from ._portable import portable_state
+from ._entries import entries_in
+from ._portable import joined_state
+from ._traced import traced
 
 
 def state_bytes(optimizer: Any, params: Any) -> int:
@@ -71,11 +68,11 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
     names = named_leaves(params).present()
     if path not in names:
         raise ValueError(f"path: there is no parameter {path!r}; the paths are {', '.join(names)}.")
-    entries = entries_of(optimizer, params)
-    leaves = jax.tree.leaves(portable_state(optimizer, params, state))
+    whole = traced(optimizer, params)
+    leaves = jax.tree.leaves(joined_state(whole, state))
     return {
         place: own if part is None else own[part]
-        for entry, leaf in zip(entries, leaves, strict=True)
+        for entry, leaf in zip(entries_in(whole, params), leaves, strict=True)
         for owner, part in entry.owners
         if owner == path
         for place, own in entry.parts(leaf).items()
@@ -111,8 +108,8 @@ def summarize(optimizer: Any, params: Any) -> str:
       | skipped | 8 |
       | count | 8 |
     """
-    entries, events = _entries_and_events(optimizer, params)
-    treatment = _treatments(events)
+    whole = traced(optimizer, params)
+    entries, treatment = entries_in(whole, params), _treatments(whole.events)
     own, parts, shared = dict.fromkeys(named_leaves(params).present(), 0), {}, 0
     for entry in entries:
         parts[entry.field] = parts.get(entry.field, 0) + _bytes(entry.leaf)
@@ -143,127 +140,7 @@ def summarize(optimizer: Any, params: Any) -> str:
     )
 
 
-class Entry(NamedTuple):
-    """One array of a state and the parameters that own it."""
-
-    place: str
-    field: str
-    leaf: jax.ShapeDtypeStruct
-    owners: tuple[tuple[str, slice | None], ...]  # with their slices of a shared first axis
-    names: tuple[str, ...] = ()  # counters along the last axis
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Its path in the state, or one for each of its counters."""
-        return tuple(f"{self.place}/{name}" for name in self.names) or (self.place,)
-
-    def parts(self, array: Any) -> dict[str, Any]:
-        """The values of `array` at each of `places`."""
-        counters = [array[..., i] for i in range(len(self.names))]
-        return dict(zip(self.places, counters or [array], strict=True))
-
-
-def entries_of(optimizer: Any, params: Any) -> list[Entry]:
-    """Every array of the optimizer's portable state, with its owners."""
-    return _entries_and_events(optimizer, params)[0]
-
-
-def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[Entry], list[Any]]:
-    """Every array of the state, in the state's order, and the recorded events."""
-    found: list[list[Entry]] = []
-    events: list[Any] = []
-
-    def traced(params: Any) -> Any:
-        with recording() as recorded:
-            state = optimizer.init(params)
-        views = {id(e.state): e for e in recorded if isinstance(e, ViewRecord)}
-        copies = [e for e in recorded if isinstance(e, CopyRecord)]
-        views |= {id(e.copy): views[id(e.state)] for e in copies}
-        guards = {id(e.skipped): e.names for e in recorded if isinstance(e, GuardRecord)}
-        layouts = {id(e.state): e.layout for e in recorded if isinstance(e, DivisionRecord)}
-        found.append(list(_walk(state, views, guards, layouts, params)))
-        events.extend(recorded)
-        return state
-
-    jax.eval_shape(traced, params)
-    return found[0], events
-
-
-def _walk(state: Any, views: Any, guards: Any, layouts: Any, params: Any) -> Iterator[Entry]:
-    named = named_leaves(params)
-    shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
-
-    def is_whole(node: Any) -> bool:
-        """Whether `node` is one parameter's entry in a tree like the parameters."""
-        return is_hole(node) or isinstance(node, Coded)
-
-    def is_moment(node: Any) -> bool:
-        """Whether `node` is a tree like the parameters, perhaps with holes."""
-        leaves, treedef = jax.tree.flatten(node, is_leaf=is_whole)
-        return treedef == named.treedef and all(
-            is_whole(x) or jnp.shape(x) == shape for x, shape in zip(leaves, shapes, strict=True)
-        )
-
-    def is_unit(node: Any) -> bool:
-        return isinstance(node, MatrixViewState) or is_moment(node)
-
-    for path, node in jax.tree_util.tree_leaves_with_path(state, is_leaf=is_unit):
-        view = views.get(id(node)) if isinstance(node, MatrixViewState) else None
-        if is_moment(node) and not isinstance(node, MatrixViewState):
-            leaves = jax.tree.leaves(node, is_leaf=is_whole)
-            for name, entry in zip(named.names, leaves, strict=True):
-                for inner_path, leaf in jax.tree_util.tree_leaves_with_path(entry):
-                    full = "/".join(filter(None, (_place(path), name, _place(inner_path))))
-                    field = "/".join((_field(path), *_names(inner_path)))
-                    if not is_hole(leaf):
-                        yield Entry(full, field, _abstract(leaf), ((name, None),))
-            continue
-        if isinstance(node, MatrixViewState) and id(node.inner) in layouts:
-            node = MatrixViewState(layouts[id(node.inner)].joined_shapes)
-        for inner_path, found in jax.tree_util.tree_leaves_with_path(node, is_leaf=_is_counts):
-            names, leaf = (found.names, found.value) if _is_counts(found) else ((), found)
-            keys = (*path, *inner_path[: -1 if names else None])
-            owners = () if view is None else _owners(view, inner_path)
-            if id(leaf) in guards:
-                members = guards[id(leaf)]
-                owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
-            field = _field(path, inner_path)
-            yield Entry(_place(keys), field, _abstract(leaf), owners, names)
-
-
-def _is_counts(node: Any) -> bool:
-    return isinstance(node, Counts)
-
-
-def _place(path: tuple[Any, ...]) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
-def _owners(view: ViewRecord, path: tuple[Any, ...]) -> tuple[tuple[str, slice | None], ...]:
-    keys = {getattr(key, "key", None) for key in path}
-    for group in view.groups:
-        if group.key in keys:
-            return tuple((form.name, place) for form, place in group.slices())
-    return ()
-
-
-def _field(path: tuple[Any, ...], within: tuple[Any, ...] = ()) -> str:
-    """The innermost field of a state's tuples on the path to a leaf; in an entry, all below it."""
-    last = max(
-        (i for i, k in enumerate(within) if isinstance(k, jax.tree_util.DictKey)), default=-1
-    )
-    outside, inside = _names((*path, *within[: last + 1])), _names(within[last + 1 :])
-    if last < 0 or (inside and inside[0] not in Coded._fields):
-        return "/".join(inside if last >= 0 else (outside + inside)[-1:]) or "state"
-    return "/".join((*outside[-1:], *inside))
-
-
-def _names(path: tuple[Any, ...]) -> list[str]:
-    """The fields of tuples on a path."""
-    return [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey) and k.name != "value"]
-
-
-def _treatments(events: list[Any]) -> dict[str, str]:
+def _treatments(events: Sequence[Any]) -> dict[str, str]:
     treatment: dict[str, str] = {}
     kept = {event.order: event.form for event in events if isinstance(event, StorageRecord)}
     devices = {k: n for e in events if isinstance(e, DivisionRecord) for k, n in e.devices()}
@@ -291,10 +168,6 @@ def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
     stored = "; ".join(f"order {order}: {text}" for order, text in forms.items())
     stored = f"; {stored}" if set(forms.values()) - {"dense"} else ""
     return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}"
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf))
 
 
 def _bytes(leaf: Any) -> int:

@@ -1,0 +1,122 @@
+"""Which parameters each array of an optimizer's state belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from .._counts import Counts
+from .._paths import is_hole, named_leaves
+from ..distribute._layout import is_divided
+from ..matrices._view import Group, MatrixViewState
+from ..storage._codec import Coded
+from ._traced import Traced, is_view, place_of, traced
+
+
+class Entry(NamedTuple):
+    """One array of a state and the parameters that own it."""
+
+    place: str
+    field: str
+    leaf: jax.ShapeDtypeStruct
+    owners: tuple[tuple[str, slice | None], ...]  # with their slices of a shared first axis
+    names: tuple[str, ...] = ()  # counters along the last axis
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Its path in the state, or one for each of its counters."""
+        return tuple(f"{self.place}/{name}" for name in self.names) or (self.place,)
+
+    def parts(self, array: Any) -> dict[str, Any]:
+        """The values of `array` at each of `places`."""
+        counters = [array[..., i] for i in range(len(self.names))]
+        return dict(zip(self.places, counters or [array], strict=True))
+
+
+def entries_of(optimizer: Any, params: Any) -> list[Entry]:
+    """Every array of the optimizer's state on one device, with its owners."""
+    return entries_in(traced(optimizer, params), params)
+
+
+def entries_in(whole: Traced, params: Any) -> list[Entry]:
+    """`entries_of`, from the traced state."""
+    named = named_leaves(params)
+    shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
+    groups, divisions = iter(whole.groups), iter(whole.divisions)
+
+    def is_whole(node: Any) -> bool:
+        """Whether `node` is one parameter's entry in a tree like the parameters."""
+        return is_hole(node) or isinstance(node, Coded)
+
+    def is_moment(node: Any) -> bool:
+        """Whether `node` is a tree like the parameters, perhaps with holes."""
+        leaves, treedef = jax.tree.flatten(node, is_leaf=is_whole)
+        return treedef == named.treedef and all(
+            is_whole(x) or jnp.shape(x) == shape for x, shape in zip(leaves, shapes, strict=True)
+        )
+
+    def of_moment(path: Any, node: Any) -> Iterator[Entry]:
+        leaves = jax.tree.leaves(node, is_leaf=is_whole)
+        for name, entry in zip(named.names, leaves, strict=True):
+            for inner_path, leaf in jax.tree_util.tree_leaves_with_path(entry):
+                full = "/".join(filter(None, (place_of(path), name, place_of(inner_path))))
+                field = "/".join((_field(path), *_names(inner_path)))
+                if not is_hole(leaf):
+                    yield Entry(full, field, leaf, ((name, None),))
+
+    def of_other(path: Any, node: Any) -> Iterator[Entry]:
+        own = next(groups) if is_view(node) else ()
+        inner = node.inner if is_view(node) else node
+        if is_divided(inner):
+            joined = next(divisions).layout.joined_shapes
+            node = MatrixViewState(joined) if is_view(node) else joined
+        for inner_path, found in jax.tree_util.tree_leaves_with_path(node, is_leaf=_is_counts):
+            names, leaf = (found.names, found.value) if _is_counts(found) else ((), found)
+            place = place_of((*path, *inner_path[: -1 if names else None]))
+            members = whole.guarded.get(place)
+            owners = _owners(own, inner_path)
+            if members is not None:
+                owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
+            yield Entry(place, _field(path, inner_path), leaf, owners, names)
+
+    is_unit = lambda node: is_view(node) or is_divided(node) or is_moment(node)  # noqa: E731
+    return [
+        entry
+        for path, node in jax.tree_util.tree_leaves_with_path(whole.state, is_leaf=is_unit)
+        for entry in (
+            of_moment(path, node) if is_moment(node) and not is_view(node) else of_other(path, node)
+        )
+    ]
+
+
+def _is_counts(node: Any) -> bool:
+    return isinstance(node, Counts)
+
+
+def _owners(
+    groups: tuple[Group, ...], path: tuple[Any, ...]
+) -> tuple[tuple[str, slice | None], ...]:
+    keys = {getattr(key, "key", None) for key in path}
+    for group in groups:
+        if group.key in keys:
+            return tuple((form.name, place) for form, place in group.slices())
+    return ()
+
+
+def _field(path: tuple[Any, ...], within: tuple[Any, ...] = ()) -> str:
+    """The innermost field of a state's tuples on the path to a leaf; in an entry, all below it."""
+    last = max(
+        (i for i, k in enumerate(within) if isinstance(k, jax.tree_util.DictKey)), default=-1
+    )
+    outside, inside = _names((*path, *within[: last + 1])), _names(within[last + 1 :])
+    if last < 0 or (inside and inside[0] not in Coded._fields):
+        return "/".join(inside if last >= 0 else (outside + inside)[-1:]) or "state"
+    return "/".join((*outside[-1:], *inside))
+
+
+def _names(path: tuple[Any, ...]) -> list[str]:
+    """The fields of tuples on a path."""
+    return [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey) and k.name != "value"]

@@ -1,0 +1,144 @@
+"""The abstract state of an optimizer, with what its parts recorded while `init` was traced.
+
+Nothing is computed or allocated, so that all tools work for models of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from .._guard import GuardRecord
+from .._recording import recording
+from ..distribute._distribute import DivisionRecord
+from ..distribute._layout import is_divided
+from ..matrices._view import CopyRecord, Group, MatrixViewState, ViewRecord
+
+
+class Traced(NamedTuple):
+    """An optimizer's abstract state and the records of its parts, in the state's order."""
+
+    state: Any
+    divisions: tuple[DivisionRecord, ...]  # of the distributed parts
+    groups: tuple[tuple[Group, ...], ...]  # of the matrix views
+    guarded: dict[str, tuple[str, ...]]  # by path, the parameters of a counter array per leaf
+    events: tuple[Any, ...]  # everything that was recorded
+
+    def map_divided(
+        self,
+        f: Callable[[Any, DivisionRecord], Any],
+        state: Any,
+        undivided: Callable[[Any], Any] = lambda leaf: leaf,
+    ) -> Any:
+        """`state` with `f(node, record)` for distributed parts and `undivided(leaf)` for others.
+
+        Raises:
+          ValueError: if the structure of `state` is not this optimizer's.
+        """
+        treedef = jax.tree.structure(self.state, is_leaf=is_divided)
+        records = iter(self.divisions)
+        nodes = [
+            f(node, next(records)) if is_divided(own) else undivided(node)
+            for own, node in zip(
+                jax.tree.leaves(self.state, is_leaf=is_divided),
+                treedef.flatten_up_to(state),
+                strict=True,
+            )
+        ]
+        return treedef.unflatten(nodes)
+
+    @property
+    def stacks(self) -> tuple[tuple[Stack, ...], ...]:
+        """The stacks of each matrix view."""
+        return tuple(
+            tuple(
+                Stack(group.key, tuple((form.name, form.count) for form in group.members))
+                for group in groups
+            )
+            for groups in self.groups
+        )
+
+    @property
+    def joined(self) -> Any:
+        """The abstract state of one device."""
+        return self.map_divided(lambda _, record: record.layout.joined_shapes, self.state)
+
+
+class Stack(NamedTuple):
+    """The parameters whose matrices share an array, with their numbers of matrices, in order."""
+
+    key: str
+    members: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> int:
+        """The number of matrices."""
+        return sum(count for _, count in self.members)
+
+    def slices(self) -> Iterator[tuple[str, slice]]:
+        """The parameters and their slices of the first axis."""
+        start = 0
+        for name, count in self.members:
+            yield name, slice(start, start + count)
+            start += count
+
+
+def traced(optimizer: Any, params: Any) -> Traced:
+    """Traces `optimizer.init` for these parameters (or their shapes)."""
+    found: list[Traced] = []
+
+    def init(params: Any) -> Any:
+        with recording() as events:
+            state = optimizer.init(params)
+        divisions = {id(e.state): e for e in events if isinstance(e, DivisionRecord)}
+        groups = {id(e.state): e.groups for e in events if isinstance(e, ViewRecord)}
+        groups |= {id(e.copy): groups[id(e.state)] for e in events if isinstance(e, CopyRecord)}
+        guards = {id(e.skipped): e.names for e in events if isinstance(e, GuardRecord)}
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        found.append(
+            Traced(
+                state,
+                tuple(divisions[id(node)] for node in _nodes(state, is_divided)),
+                tuple(groups[id(node)] for node in _nodes(state, is_view)),
+                {place_of(path): guards[id(x)] for path, x in leaves if id(x) in guards},
+                tuple(events),
+            )
+        )
+        return state
+
+    state = jax.eval_shape(init, params)
+    return found[0]._replace(state=state)
+
+
+def place_of(path: tuple[Any, ...]) -> str:
+    """The spelling of a path in a state."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def is_view(node: Any) -> bool:
+    """Whether a node of a state is that of a matrix view."""
+    return isinstance(node, MatrixViewState)
+
+
+def _nodes(state: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
+    return filter(is_node, jax.tree.leaves(state, is_leaf=is_node))
+
+
+def described_stacks(description: Any) -> list[list[Stack]]:
+    """The stacks of each matrix view, from the result of `describe_state`.
+
+    Raises:
+      ValueError: if there are none in it.
+    """
+    try:
+        return [
+            [Stack(key, tuple((name, count) for name, count in members)) for key, members in view]
+            for view in description["stacks"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"description: expected the result of curvax.describe_state, got "
+            f"{str(description)[:80]!r}."
+        ) from error
