@@ -86,7 +86,7 @@ def checks(rounds: int, order: int, seed: int, count: int = 4) -> _record.Table:
     def check(policy: Any) -> Program:
         # One side, one matrix a factor: statistics never due, so that checks are all that happens.
         transform = curvax.precondition(
-            refresh=policy, sides="left", root=2, b2=0.0, eps=1e-9, statistics_every=2
+            refresh=policy, side="left", root=2, b2=0.0, eps=1e-9, statistics_every=2
         )
         thin = {"w": jnp.linalg.cholesky(factors)[..., : max(1, order // 64)]}
         state = transform.init(thin)
@@ -121,7 +121,7 @@ def stagger(steps: int, order: int, seed: int, period: int = 50, count: int = 64
     for staggered in (False, True):
         policy = curvax.every(period, offset=1, stagger=staggered)
         transform = curvax.on_matrices(
-            curvax.precondition(refresh=policy, sides="left", root=4, eps=1e-6)
+            curvax.precondition(refresh=policy, side="left", root=4, eps=1e-6)
         )
         program = started(transform, grads)
         for _ in tqdm(range(steps), desc=f"stagger={staggered}", file=sys.stderr):

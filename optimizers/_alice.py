@@ -11,7 +11,7 @@ from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry
 from ..transforms.directions._moment_ratio import moment_ratio
 from ..transforms.matrices._rule import Matrices
-from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, switching_named
 from ..transforms.subspace._compensation import Compensation, compensation_named
 from ..transforms.subspace._subspace import in_subspace
@@ -33,7 +33,7 @@ def scale_by_alice(
     tracking: bool = True,
     switching: str | BasisFinder = "complement",
     compensation: str | Compensation | None = "optimal",
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     carry: Carry | None = None,
     side: str = "smaller",
     clamp_rank: bool = True,
@@ -46,7 +46,7 @@ def scale_by_alice(
             moment_ratio(b1, b2, eps, bias_correction=bias_correction),
             rank,
             basis=switching_named(switching, leading),
-            refresh=as_subspace_policy(refresh, offset=0),
+            refresh=as_policy(refresh, offset=0),
             carry=carry,
             compensation=compensation_named(compensation, b1, gamma, compensation_scale),
             tracking=tracking,
@@ -75,7 +75,7 @@ def alice(
     tracking: bool = True,
     switching: str | BasisFinder = "complement",
     compensation: str | Compensation | None = "optimal",
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     carry: Carry | None = None,
     side: str = "smaller",
     clamp_rank: bool = True,

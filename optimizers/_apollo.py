@@ -10,7 +10,7 @@ import optax
 from ..transforms._validate import check_choice, check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.matrices._rule import Matrices, as_rule
-from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import gaussian, svd
 from ..transforms.subspace._compensation import channel_scaling
 from ..transforms.subspace._subspace import in_subspace
@@ -27,7 +27,7 @@ def scale_by_apollo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,
@@ -41,7 +41,7 @@ def scale_by_apollo(
             optax.scale_by_adam(b1, b2, eps),
             1 if mini else rank,
             basis=svd() if variant == "svd" else gaussian(kept=False),
-            refresh=as_subspace_policy(refresh, offset=0),
+            refresh=as_policy(refresh, offset=0),
             compensation=channel_scaling(whole=mini),
             side=side,
             clamp_rank=clamp_rank,
@@ -63,7 +63,7 @@ def apollo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,

@@ -36,12 +36,12 @@ def scale_by_asgo(
     return precondition(
         None if theoretical else momentum(0.9 if b1 is None else b1, dtype=dtype),
         refresh=as_policy(refresh, offset=1, first=True),
-        sides=("left" if theoretical else "smaller") if side is None else side,
+        side=("left" if theoretical else "smaller") if side is None else side,
         square="right",
         root=2,
         b2=None if theoretical else (0.95 if b2 is None else b2),
         eps=eps,
-        damping="outside" if theoretical else "absolute",
+        damping_mode="outside" if theoretical else "absolute",
         statistics="momentum" if variant == "from_momentum" else "gradient",
         storage=storage,
     )

@@ -42,7 +42,7 @@ def scale_by_dr_shampoo(
         statistics_every=1,
         graft=graft,
         adam_graft_b1=b1,
-        damping="absolute",
+        damping_mode="absolute",
         initial=0.0,
         storage=storage,
     )

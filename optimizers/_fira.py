@@ -10,7 +10,7 @@ import optax
 from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry
 from ..transforms.matrices._rule import Matrices
-from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, svd
 from ..transforms.subspace._compensation import fira_compensation
 from ..transforms.subspace._subspace import in_subspace
@@ -28,7 +28,7 @@ def scale_by_fira(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",
@@ -42,7 +42,7 @@ def scale_by_fira(
             optax.scale_by_adam(b1, b2, eps),
             rank,
             basis=svd() if basis is None else basis,
-            refresh=as_subspace_policy(refresh, offset=0),
+            refresh=as_policy(refresh, offset=0),
             carry=carry,
             compensation=fira_compensation(scale, gamma, plus, residual, scale_compensation),
             side=side,
@@ -65,7 +65,7 @@ def fira(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",

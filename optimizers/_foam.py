@@ -40,7 +40,7 @@ def scale_by_foam(
         statistics_every=1,
         graft=graft,
         adam_graft_b1=b1,
-        damping="absolute",
+        damping_mode="absolute",
         initial=0.0,
         storage=storage,
     )

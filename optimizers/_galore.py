@@ -10,7 +10,7 @@ import optax
 from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry
 from ..transforms.matrices._rule import Matrices
-from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, svd
 from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
@@ -23,7 +23,7 @@ def scale_by_galore(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",
@@ -37,7 +37,7 @@ def scale_by_galore(
             optax.scale_by_adam(b1, b2, eps),
             rank,
             basis=svd() if basis is None else basis,
-            refresh=as_subspace_policy(refresh, offset=0),
+            refresh=as_policy(refresh, offset=0),
             carry=carry,
             side=side,
             clamp_rank=clamp_rank,
@@ -55,7 +55,7 @@ def galore(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",

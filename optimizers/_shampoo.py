@@ -29,7 +29,7 @@ def scale_by_shampoo(
     graft: str | None = "norm",
     b1: jax.typing.ArrayLike | None = None,
     adam_graft_b1: jax.typing.ArrayLike = 0.95,
-    damping: str = "relative",
+    damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
     solver: str = "eigh",
     side: str = "both",
@@ -47,11 +47,11 @@ def scale_by_shampoo(
     preconditioned = precondition(
         average,
         refresh=policy,
-        sides=side,
+        side=side,
         root=root,
         b2=b2,
         eps=eps,
-        damping=damping,
+        damping_mode=damping_mode,
         solver=solver,
         initial=eps if initial is None else initial,
         statistics_every=statistics_every,
@@ -81,7 +81,7 @@ def shampoo(
     base: Callable[[Any], optax.GradientTransformation] | None = _SGD,
     b1: jax.typing.ArrayLike | None = None,
     adam_graft_b1: jax.typing.ArrayLike = 0.95,
-    damping: str = "relative",
+    damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
     solver: str = "eigh",
     warmup_steps: int = 0,
@@ -100,7 +100,7 @@ def shampoo(
 
     Use it when curvature matters and there is memory for two factors; `asgo` needs half the state.
     Until the first refresh, at step 500 by default, it is its base optimizer. The defaults are the
-    practical Shampoo of the 4-bit paper; the original is `b2=None, damping="floor", refresh=1,
+    practical Shampoo of the 4-bit paper; the original is `b2=None, damping_mode="floor", refresh=1,
     statistics_every=1, graft=None, base=None`.
 
     .. math::
@@ -129,7 +129,7 @@ def shampoo(
         `optax.adamw`; `None` is plain descent with `weight_decay`.
       b1: precondition the gradients' average with this decay rate instead of the gradient.
       adam_graft_b1: first decay rate of the grafted Adam; its second is `b2`.
-      damping: "relative", "absolute", "floor" or "outside", see `precondition`.
+      damping_mode: "relative", "absolute", "floor" or "outside", see `precondition`.
       initial: start of the statistics, times the identity; `eps` if `None`.
       solver: "eigh", "coupled_newton" or "newton_schulz".
       warmup_steps: steps that only gather statistics.
@@ -168,7 +168,7 @@ def shampoo(
             graft=graft,
             b1=b1,
             adam_graft_b1=adam_graft_b1,
-            damping=damping,
+            damping_mode=damping_mode,
             initial=initial,
             solver=solver,
             side=side,

@@ -34,7 +34,7 @@ def scale_by_soap(
     return in_eigenbasis(
         moment_ratio(b1, b2, eps, bias_correction=bias_correction),
         refresh=as_policy(refresh, offset=0, first=True),
-        sides=side,
+        side=side,
         b3=b3,
         method=method,
         storage=storage,

@@ -14,7 +14,7 @@ from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from ..transforms.linalg._polar import Coefficients
 from ..transforms.matrices._rule import Matrices
-from ..transforms.refresh._below_norm import SubspaceRefresh, as_subspace_policy
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, randomized
 from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
@@ -30,7 +30,7 @@ def scale_by_sumo(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
     gamma: jax.typing.ArrayLike = 1.1,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "larger",
@@ -48,7 +48,7 @@ def scale_by_sumo(
             ),
             rank,
             basis=randomized() if basis is None else basis,
-            refresh=as_subspace_policy(refresh, offset=1),
+            refresh=as_policy(refresh, offset=1),
             carry=rotate() if carry is None else carry,
             side=side,
             clamp_rank=clamp_rank,
@@ -69,7 +69,7 @@ def sumo(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
     gamma: jax.typing.ArrayLike = 1.1,
-    refresh: SubspaceRefresh = 200,
+    refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "larger",

@@ -34,7 +34,7 @@ class Row:
         return self.direction(**self.settings)
 
 
-FACTORS = frozenset({"statistic", "root", "error", "checks", "refreshes", "rejected"})
+FACTORS = frozenset({"statistic", "inverse_root", "error", "checks", "refreshes", "rejected"})
 EIGENPAIRS = (FACTORS - {"error"}) | {"eigenvectors", "eigenvalues", "damping", "proxy"}
 SUBSPACE = frozenset({"key", "refreshes", "rejected"})
 LOW_RANK = {"rank": 3, "refresh": 2, "eps": 0.1}
@@ -65,7 +65,7 @@ REGISTRY = (
         direction=curvax.scale_by_asgo,
         settings={"b1": 0.9, "b2": 0.95, "eps": 0.01, "refresh": 2},
         everything=True,
-        fields=frozenset({"mu", "statistic", "root"}),
+        fields=frozenset({"mu", "statistic", "inverse_root"}),
         static=("refresh",),
     ),
     Row(

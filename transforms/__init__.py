@@ -10,7 +10,7 @@
 - `subspace`: GaLore to SUMO. Projections (`_subspace`, `_rule`), how bases are found (`_bases`),
   what becomes of the rest of the gradient (`_compensation`).
 - `refresh`: when something is computed anew. Policies (`_policy`, `_foam`, `_diagonal_residual`,
-  `_below_norm`), and the loop that computes only what is due (`_due`).
+  `_below_norm`), and the loop that refreshes only the matrices that are due (`_due`).
 - `storage`: in how many bits factors and roots are kept: dense, 4-bit squares (`_quantized`), 4-bit
   Cholesky factors (`_cholesky`), and the code itself (`_codec`).
 - `linalg`: functions of arrays alone: eigendecompositions, inverse roots, polar factors, products.
@@ -18,8 +18,8 @@
 - `state`: what an optimizer does and has (`_summary`, `_report`), checkpoints (`_portable`,
   `_format`), shardings, moments in codes, hyperparameters in the state.
 
-What all rooms share lies beside them: bad gradients (`_guard`), names of parameters (`_paths`),
-random keys (`_keys`), checks of arguments (`_validate`), counters (`_counts`), trees (`_trees`),
-and how `init` tells `summarize` what it does (`_recording`). Imports run downwards only; the floors
-are in `tests/project/test_house.py`.
+What all rooms share lies beside them: bad gradients (`_guard`), the sides of a matrix (`_side`),
+names of parameters (`_paths`), random keys (`_keys`), checks of arguments (`_validate`), counters
+(`_counts`), trees (`_trees`), and how `init` tells `summarize` what it does (`_recording`). Imports
+run downwards only; the floors are in `tests/project/test_house.py`.
 """

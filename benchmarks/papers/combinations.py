@@ -77,7 +77,7 @@ def sumo_4bit(rate: Any, **rest: Any) -> optax.GradientTransformation:
 def count_refreshes(optimizer: Any, state: Any) -> list[jax.Array]:
     """Roots computed so far, of every factor."""
     del optimizer
-    is_factor = lambda x: hasattr(x, "refreshes") and hasattr(x, "root")  # noqa: E731
+    is_factor = lambda x: hasattr(x, "refreshes") and hasattr(x, "inverse_root")  # noqa: E731
     leaves = jax.tree.leaves(state["opt_state"], is_leaf=is_factor)
     return [leaf.refreshes.sum() for leaf in leaves if is_factor(leaf)]
 

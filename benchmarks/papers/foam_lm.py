@@ -117,7 +117,7 @@ def stale(period: int, root: int, eps: float) -> Any:
         root=root,
         graft="adam",
         base=None,
-        damping="absolute",
+        damping_mode="absolute",
         initial=0.0,
         matrices=curvax.MatrixRule(block_size=None),
     )

@@ -121,7 +121,10 @@ def draw(order: int, decades: float, key: jax.Array) -> jax.Array:
 
 def stored(a: jax.Array) -> dict[str, jax.Array]:
     """What is left of `a` in each storage; the paper's ε, 1e-6, is added before CQ's Cholesky."""
-    vq, cq = curvax.quantized(min_elements=1), curvax.cholesky(damping="absolute", min_elements=1)
+    vq, cq = (
+        curvax.quantized(min_elements=1),
+        curvax.cholesky(damping_mode="absolute", min_elements=1),
+    )
     start = cq.encode_factor(jnp.eye(a.shape[-1], dtype=a.dtype), None)
     return {
         "VQ": vq.decode_factor(vq.encode_factor(a, None)),
@@ -147,7 +150,7 @@ def errors(
 
     def roots(setting: Setting) -> list[jax.Array]:
         if setting.solver != "eigh":
-            options = {"damping": setting.damping, "solver": setting.solver}
+            options = {"damping_mode": setting.damping, "solver": setting.solver}
             return [curvax.inverse_root(x, ROOT, setting.eps, **options)[0] for x in forms]
         eps = [0.0 if setting.exact else setting.eps, *[setting.eps] * (len(forms) - 1)]
         return [

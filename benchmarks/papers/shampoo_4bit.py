@@ -119,14 +119,14 @@ def factors_of(state: Any) -> list[Any]:
 
 def factor_bytes(state: Any) -> int:
     """Bytes of factors and roots."""
-    kept = [(factor.statistic, factor.root) for factor in factors_of(state)]
+    kept = [(factor.statistic, factor.inverse_root) for factor in factors_of(state)]
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(kept))
 
 
 def counts(state: Any) -> dict[str, int]:
     """What `Run` says of the factors."""
     total = lambda x: int(np.sum(np.asarray(x)))  # noqa: E731
-    coded = [f for f in factors_of(state) if not isinstance(f.root, jax.Array)]
+    coded = [f for f in factors_of(state) if not isinstance(f.inverse_root, jax.Array)]
     return {
         "refreshes": sum(total(f.refreshes) for f in coded),
         "indefinite": sum(total(f.indefinite) for f in coded),

@@ -229,10 +229,10 @@ def _inverse_root(a: np.ndarray, root: int, eps: float, damping: str) -> np.ndar
 
 def _preconditioned(gradients, shape, settings):
     """Directions and states of `precondition` from its definition, for one matrix."""
-    s = {"sides": "both", "square": "left", "root": 4, "b2": 0.95, "eps": 1e-6} | settings
+    s = {"side": "both", "square": "left", "root": 4, "b2": 0.95, "eps": 1e-6} | settings
     m, n = shape
     smaller = s["square"] if m == n else ("left" if m < n else "right")
-    sides = {"both": ("left", "right"), "smaller": (smaller,)}.get(s["sides"], (s["sides"],))
+    sides = {"both": ("left", "right"), "smaller": (smaller,)}.get(s["side"], (s["side"],))
     orders = {"left": m, "right": n}
     statistics = {x: s.get("initial", 0.0) * np.eye(orders[x]) for x in sides}
     roots = {x: np.eye(orders[x]) for x in sides}
@@ -246,7 +246,7 @@ def _preconditioned(gradients, shape, settings):
                 kept, new = (1.0, 1.0) if s["b2"] is None else (s["b2"], 1 - s["b2"])
                 statistics[x] = kept * statistics[x] + new * gram
             if s["refresh"].due(t):
-                damping = s.get("damping", "absolute")
+                damping = s.get("damping_mode", "absolute")
                 roots[x] = _inverse_root(statistics[x], s["root"], s["eps"], damping)
         direction = momentum
         if "left" in sides:
@@ -266,11 +266,11 @@ PRECONDITIONS = {
         "b2": None,
         "eps": 1e-3,
     },
-    "left, root 3": {"refresh": curvax.every(1), "sides": "left", "root": 3, "b2": 0.5},
-    "right": {"refresh": curvax.every(4, first=False), "sides": "right", "eps": 1e-3},
+    "left, root 3": {"refresh": curvax.every(1), "side": "left", "root": 3, "b2": 0.5},
+    "right": {"refresh": curvax.every(4, first=False), "side": "right", "eps": 1e-3},
     "smaller, square right": {
         "refresh": curvax.every(2, offset=1),
-        "sides": "smaller",
+        "side": "smaller",
         "square": "right",
         "root": 2,
     },
@@ -283,12 +283,12 @@ PRECONDITIONS = {
     "statistics of the gradient": {"refresh": curvax.every(2), "b1": 0.7, "eps": 1e-2},
     "damping outside": {
         "refresh": curvax.every(1),
-        "damping": "outside",
+        "damping_mode": "outside",
         "eps": 0.3,
-        "sides": "smaller",
+        "side": "smaller",
     },
-    "relative damping": {"refresh": curvax.every(1), "damping": "relative", "eps": 1e-2},
-    "floor": {"refresh": curvax.every(1), "damping": "floor", "eps": 0.5, "sides": "smaller"},
+    "relative damping": {"refresh": curvax.every(1), "damping_mode": "relative", "eps": 1e-2},
+    "floor": {"refresh": curvax.every(1), "damping_mode": "floor", "eps": 0.5, "side": "smaller"},
     "rare statistics, start, warm-up": {
         "refresh": curvax.every(3),
         "statistics_every": 2,
@@ -324,7 +324,7 @@ def test_preconditioning_is_its_formula(case):
                     if factor is not None:
                         statistic, root = expected_states[t][side]
                         assert_close(factor.statistic, statistic)
-                        assert_close(factor.root, root, condition=condition)
+                        assert_close(factor.inverse_root, root, condition=condition)
 
 
 def test_before_the_first_refresh_nothing_is_preconditioned():
@@ -343,7 +343,7 @@ def test_both_sides_of_root_4_whiten_one_gradient_as_its_polar_factor():
         condition = float(np.linalg.cond(gradient)) ** 2
         u, _, vt = np.linalg.svd(gradient)
         expected = u @ vt
-        for settings in ({"root": 4}, {"root": 2, "sides": "left"}, {"root": 2, "sides": "right"}):
+        for settings in ({"root": 4}, {"root": 2, "side": "left"}, {"root": 2, "side": "right"}):
             whitening = curvax.precondition(refresh=curvax.every(1), b2=0.0, eps=0.0, **settings)
             (direction,), _ = run(whitening, [gradient], gradient)
             assert_close(direction, expected, condition=condition)
@@ -359,8 +359,8 @@ def test_a_statistic_that_is_not_finite_leaves_the_last_root_in_place():
     # The left statistic of one matrix of the batch is lost.
     state.left.statistic[1] = np.nan
     after = jax.tree.map(np.asarray, step(third, state)[1])
-    assert np.array_equal(after.left.root[1], state.left.root[1])
-    assert not np.array_equal(after.left.root[0], state.left.root[0])
+    assert np.array_equal(after.left.inverse_root[1], state.left.inverse_root[1])
+    assert not np.array_equal(after.left.inverse_root[0], state.left.inverse_root[0])
     assert after.left.rejected.tolist() == [0, 1] and after.left.refreshes.tolist() == [3, 2]
     assert after.right.rejected.tolist() == [0, 0] and after.right.refreshes.tolist() == [3, 3]
 

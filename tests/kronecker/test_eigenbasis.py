@@ -18,7 +18,7 @@ from helpers import assert_close, program, share
 from reference.soap import adadiag, eigen_adam, soap
 
 import curvax
-from curvax.transforms.directions._carry import find_moments
+from curvax.transforms.directions._carry import find_moments, put_moments, take_moments
 from curvax.transforms.linalg._eigh import eigenbasis, refined_basis, with_fixed_signs
 
 STEPS = 30
@@ -304,11 +304,30 @@ def test_signs_and_order_of_bases():
 
 def test_moments_are_found_by_name():
     like = {"a": jnp.zeros((3, 4)), "b": jnp.zeros((3, 4))}
-    moments = find_moments(optax.adam(0.1).init(like), like)
-    leaves = jax.tree_util.tree_leaves_with_path(optax.adam(0.1).init(like))
+    state = optax.adam(0.1).init(like)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    found = [[names[i] for i in which[0]] for which in moments]
-    assert found == [["0/mu/a"], ["0/nu/a"]]
+    found = [
+        [[names[i] for i in places] for places in moments] for moments in find_moments(state, like)
+    ]
+    assert found == [[["0/mu/a"], ["0/nu/a"]], [["0/mu/b"], ["0/nu/b"]]]
+
+
+def test_moments_are_those_of_the_longest_path() -> None:
+    """The path of `a/kernel` ends with `kernel` as well."""
+    like = {"a": {"kernel": jnp.zeros((3, 4))}, "kernel": jnp.zeros((3, 4))}
+    state = optax.scale_by_adam().init(like)
+    moments = take_moments(state, like)
+    inner, outer = moments["a"]["kernel"], moments["kernel"]
+    assert [len(x) for x in (*inner, *outer)] == [1, 1, 1, 1]
+    numbered = jax.tree.unflatten(
+        jax.tree.structure(moments), range(4)
+    )  # mu, nu of one, then other
+    new = put_moments(state, like, numbered)
+    assert (new.mu, new.nu) == (
+        {"a": {"kernel": 0}, "kernel": 2},
+        {"a": {"kernel": 1}, "kernel": 3},
+    )
 
 
 @pytest.mark.parametrize(
@@ -344,7 +363,7 @@ def test_states_that_nobody_could_turn_are_refused(inner, field):
         ({"eps": -1.0}, "eps must be a number in"),
         ({"method": "svd"}, "method must be one of 'eigh', 'qr'; got 'svd'"),
         ({"refresh": 0}, "refresh must be a period of at least 1"),
-        ({"refresh": curvax.policies.foam()}, "refresh must not adapt a damping"),
+        ({"refresh": curvax.policies.foam()}, "refresh must be .*, which examines 'damping'"),
         ({"storage": 4}, "storage must be a storage"),
         ({"skip_first": 1}, "skip_first must be True or False, got 1"),
         ({"bias_correction": "no"}, "bias_correction must be True or False"),

@@ -53,7 +53,7 @@ SHAMPOO, FOAM, DR = curvax.shampoo, curvax.foam, curvax.dr_shampoo
 ASGO, DASGO = curvax.asgo, curvax.dasgo
 AT_LEAST_1, NOT_NEGATIVE, DECAY = "at least 1", "[0, inf)", "[0, 1)"
 TINY = policies.foam(max_damping=1e-8)
-ADAPTIVE = {"damping": "absolute", "eps": 1e-9}  # what FOAM's policy needs
+ADAPTIVE = {"damping_mode": "absolute", "eps": 1e-9}  # what FOAM's policy needs
 
 CASES = [
     # The inverse root.
@@ -68,20 +68,20 @@ CASES = [
     ),
     *of(
         SHAMPOO,
-        name="damping",
+        name="damping_mode",
         values=["rel", None, 1e-6],
         allowed="'absolute', 'relative', 'floor', 'outside'",
     ),
     *of(
         SHAMPOO,
-        name="damping",
+        name="damping_mode",
         values=["floor", "outside"],
         allowed="solver='eigh', got 'coupled_newton'",
         solver="coupled_newton",
     ),
     *of(
         SHAMPOO,
-        name="damping",
+        name="damping_mode",
         values=["floor", "outside"],
         allowed="solver='eigh', got 'newton_schulz'",
         solver="newton_schulz",
@@ -126,9 +126,15 @@ CASES = [
     *of(FOAM, DR, name="threshold", values=[0, 0.0, -1.0, NAN, "0.5", None], allowed="(0, inf]"),
     *of(FOAM, name="max_damping", values=[0, 0.0, -1e-9, NAN, None], allowed="(0, inf]"),
     *of(FOAM, name="eps", values=[1e-8, 1e-6], allowed="[0, 1e-08)", max_damping=1e-8),
-    *of(SHAMPOO, name="eps", values=[1e-8], allowed="1e-08", refresh=TINY, damping="absolute"),
+    *of(SHAMPOO, name="eps", values=[1e-8], allowed="1e-08", refresh=TINY, damping_mode="absolute"),
     *of(ASGO, name="eps", values=[1e-6], allowed="[0, 1e-08)", refresh=TINY),
-    *of(SHAMPOO, name="damping", values=["relative", "floor"], allowed="'absolute'", refresh=TINY),
+    *of(
+        SHAMPOO,
+        name="damping_mode",
+        values=["relative", "floor"],
+        allowed="'absolute'",
+        refresh=TINY,
+    ),
     *of(
         SHAMPOO,
         name="solver",
@@ -183,7 +189,7 @@ def test_bad_arguments_are_rejected(case):
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("sides", "top", "'both', 'left', 'right', 'smaller'"),
+        ("side", "top", "'both', 'left', 'right', 'smaller'"),
         ("square", "both", "'left', 'right'"),
         ("statistics", "momenta", "'gradient', 'momentum'"),
         ("refresh", 5, "policy such as curvax.every(10)"),
@@ -213,7 +219,7 @@ def test_inverse_roots_are_of_square_matrices(shape):
     [
         ("root", 0, AT_LEAST_1),
         ("eps", -1.0, NOT_NEGATIVE),
-        ("damping", "none", "'absolute'"),
+        ("damping_mode", "none", "'absolute'"),
         ("solver", "qr", "'eigh'"),
     ],
 )
@@ -226,7 +232,7 @@ def test_inverse_roots_reject_bad_arguments(name, value, allowed):
 class NoSchedule:
     """A policy that lacks when."""
 
-    keeps_eigenpairs = False
+    examines = None
 
     def examine(self, check: policies.Check) -> policies.Verdict:
         raise AssertionError

@@ -99,7 +99,7 @@ def _shampoos(damping: str, graft: str | None, side: str, sums: bool) -> Traject
             refresh=curvax.every(value["period"], offset=1),
             initial=value["initial"],
             statistics_every=1,
-            damping=damping,
+            damping_mode=damping,
             graft=graft,
             side=side,
         )
@@ -419,7 +419,7 @@ AS_THEY_ARE = _family(
         statistics_every=1,
         graft="adam",
         base=None,
-        damping="absolute",
+        damping_mode="absolute",
         initial=0.0,
         **SHARED,
     ),
@@ -451,7 +451,7 @@ def test_with_a_threshold_between_it_is_neither(method):
 
 
 def _by_policy(policy: Any) -> optax.GradientTransformation:
-    settings = {"statistics_every": 1, "damping": "absolute", "initial": 0.0, "graft": None}
+    settings = {"statistics_every": 1, "damping_mode": "absolute", "initial": 0.0, "graft": None}
     return curvax.scale_by_shampoo(b2=0.9, eps=EPS, root=2, refresh=policy, **settings)
 
 

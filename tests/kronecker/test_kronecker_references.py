@@ -84,7 +84,7 @@ class Case:
 
 
 def _shampoo(refresh, root, eps, **settings):
-    defaults = {"b2": B2, "statistics_every": 1, "damping": "absolute", "initial": 0.0}
+    defaults = {"b2": B2, "statistics_every": 1, "damping_mode": "absolute", "initial": 0.0}
     return curvax.scale_by_shampoo(refresh=refresh, root=root, eps=eps, **{**defaults, **settings})
 
 
@@ -143,7 +143,7 @@ def _practical(graft, statistics_every=2):
 
 def _original():
     def ours(period, root, eps, most):
-        sums = {"b2": None, "damping": "floor", "initial": None}
+        sums = {"b2": None, "damping_mode": "floor", "initial": None}
         return _shampoo(curvax.every(1), 4, eps, graft=None, **sums)
 
     def theirs(gradients, period, root, eps, most):
@@ -300,7 +300,7 @@ def _assert_same(case: str, dtype: str, period: int, root: int, theirs=None):
             assert_close(factor.statistic, states[side], STEPS)
             for (t, i), condition in np.ndenumerate(conditions[f"{side}_hat"]):
                 hat = states[f"{side}_hat"][t, i]
-                assert_close(factor.root[t, i], hat, 2 * len(hat), condition=1 + condition)
+                assert_close(factor.inverse_root[t, i], hat, 2 * len(hat), condition=1 + condition)
             if CASES[case].policy is None:
                 _assert_counted(factor, case, period)
             else:

@@ -84,7 +84,9 @@ def _singular(rank: int, order: int = N) -> np.ndarray:
 @functools.cache
 def _solver(solver: str, root: int, damping: str = "absolute"):
     """`inverse_root` with these choices, compiled once per shape and dtype."""
-    return jax.jit(lambda a, eps: curvax.inverse_root(a, root, eps, damping=damping, solver=solver))
+    return jax.jit(
+        lambda a, eps: curvax.inverse_root(a, root, eps, damping_mode=damping, solver=solver)
+    )
 
 
 def _solved(a: np.ndarray, dtype: str, solver: str, root: int, eps=0.0, damping="absolute"):

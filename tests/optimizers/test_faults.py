@@ -78,7 +78,7 @@ ADAPTS = ("foam", "dr_shampoo", "diagonal_residual", "below_norm")  # look befor
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
 DECOMPOSITIONS = ("eigh", "svd", "qr", "cholesky")
 TRIANGLE = ("codes", "scales", "diagonal")
-ROOTS, BASES = ("root", "eigenvalues", "damping"), ("basis", "eigenvectors")
+ROOTS, BASES = ("inverse_root", "eigenvalues", "damping"), ("basis", "eigenvectors")
 
 
 def each(cells: Any) -> Any:

@@ -433,7 +433,7 @@ def _stale_shampoo(refresh: Any) -> Any:
         root=2,
         statistics_every=1,
         graft="adam",
-        damping="absolute",
+        damping_mode="absolute",
         initial=0.0,
     )
 

@@ -388,7 +388,7 @@ def _assert_asgo_matches(directions, states, case: str, names) -> int:
         conditions = _asgo_conditions(expected, arguments, theoretical)
         leaf, place = PLACES[name]
         factor, direction = _factor(states, leaf), directions[leaf][:, place]
-        statistic, root = factor.statistic[:, place], factor.root[:, place]
+        statistic, root = factor.statistic[:, place], factor.inverse_root[:, place]
         dtype = direction.dtype.name
         direction_says, root_says = (_says_something(c, dtype) for c in conditions)
         compared += direction_says
@@ -468,4 +468,4 @@ def test_head_wise_asgo_follows_the_transcription(dtype):
             assert_close(directions["query"][t], desired[t], condition=of_direction)
             assert_close(states.momentum.mu["query"][t], expected[t]["M"])
             assert_close(factor.statistic[t], expected[t]["V"])
-            assert_close(factor.root[t], expected[t]["Lambda_inv"], condition=of_root)
+            assert_close(factor.inverse_root[t], expected[t]["Lambda_inv"], condition=of_root)

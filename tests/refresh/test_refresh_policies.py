@@ -54,7 +54,7 @@ def _drain(log) -> collections.Counter[int]:
 
 
 def _shampoo(refresh, **settings):
-    defaults = {"eps": EPS, "root": 2, "b2": 0.8, "damping": "absolute", "initial": 0.0}
+    defaults = {"eps": EPS, "root": 2, "b2": 0.8, "damping_mode": "absolute", "initial": 0.0}
     defaults |= {"statistics_every": 1, "graft": None, "side": "left"}
     return curvax.scale_by_shampoo(refresh=refresh, **{**defaults, **settings})
 
@@ -130,27 +130,29 @@ class TraceGrowth:
 
     schedule: curvax.policies.Every
     growth: float
-    keeps_eigenpairs = True
+    max_damping = float("inf")
+    examines = "damping"
 
     def examine(self, check: curvax.policies.Check) -> curvax.policies.Verdict:
         ratio = jnp.trace(check.statistic) / jnp.sum(jnp.maximum(check.eigenvalues, 0))
         changed = (ratio > self.growth) | (ratio < 1 / self.growth)
-        damping = 2 * check.damping
-        return curvax.policies.Verdict(check.first | changed, ratio, damping, check.eigenvalues)
+        assert check.root_damping is not None
+        damping = 2 * check.root_damping.damping
+        return curvax.policies.Verdict(check.first | changed, ratio, damping)
 
 
 @dataclasses.dataclass(frozen=True)
 class TwiceAtFirst:
     """Refreshes at steps 1 and 2 and never again: a schedule of one's own."""
 
-    keeps_eigenpairs = False
+    examines = None
 
     @property
     def schedule(self):
         return curvax.every(10**6, offset=2, first=True)
 
     def examine(self, check):
-        raise AssertionError("not asked, since nothing is kept for it")
+        raise AssertionError("not asked, since it examines nothing")
 
 
 POLICIES = {
@@ -345,8 +347,8 @@ def test_no_decomposition_is_outside_a_loop_or_branch(name, layout, number):
 ONE = jax.ShapeDtypeStruct((1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
 
 
-def _visited(x, _, count):
-    return _due.visit_due(_decomposed, [(x, x)], [(1,)], [1.0], curvax.every(3), count)
+def _refreshed(x, _, count):
+    return _due.refresh_due(_decomposed, [x], [(x, x)], [1.0], curvax.every(3), count)
 
 
 def _both_visited(x, y, count):
@@ -362,7 +364,7 @@ def _decomposed(entry):
 
 
 @pytest.mark.parametrize(
-    ("f", "loops"), [(_visited, 1), (_both_visited, 2), (_done_at_most_once, 1)]
+    ("f", "loops"), [(_refreshed, 1), (_both_visited, 2), (_done_at_most_once, 1)]
 )
 def test_the_work_of_a_single_round_stays_in_its_loop(f, loops):
     """It is the same in every round, and the round is the only one. XLA moves it out of the loop
@@ -381,19 +383,19 @@ def test_the_work_of_a_single_round_stays_in_its_loop(f, loops):
 @pytest.mark.parametrize("policy", [curvax.every(5, offset=1), curvax.policies.foam(5)])
 def test_a_factor_without_a_statistic_waits_for_one(policy):
     """A first gradient of zeros would make the root ε^(-1/2) I until the next refresh."""
-    transformation = curvax.precondition(refresh=policy, sides="left", root=2, b2=0.9, eps=1e-8)
+    transformation = curvax.precondition(refresh=policy, side="left", root=2, b2=0.9, eps=1e-8)
     gradients = generator(jax.random.key(0)).standard_normal((7, 2, 3, 5)).astype(np.float32)
     gradients[:2, 0], gradients[0, 1] = 0, 0  # begin at the third and second step
     _, states = _scan(transformation, gradients)
     factors = [jax.tree.map(lambda x, t=t: np.asarray(x[t]), states.left) for t in range(7)]
     assert [x.refreshes.tolist() for x in factors][:4] == [[0, 0], [0, 1], [1, 1], [1, 1]]
     assert [x.rejected.tolist() for x in factors][:4] == [[1, 1], [2, 1], [2, 1], [2, 1]]
-    assert_close(factors[1].root[0], np.eye(3), factor=0)
+    assert_close(factors[1].inverse_root[0], np.eye(3), factor=0)
     for t, i in ((1, 1), (2, 0)):
         d, q = np.linalg.eigh(factors[t].statistic[i].astype(np.float64))
         expected = (q * (np.maximum(d, 0) + 1e-8) ** -0.5) @ q.T
-        assert_close(factors[t].root[i], expected, 64, condition=1e4)
-        assert_close(factors[3].root[i], factors[t].root[i], factor=0)
+        assert_close(factors[t].inverse_root[i], expected, 64, condition=1e4)
+        assert_close(factors[3].inverse_root[i], factors[t].inverse_root[i], factor=0)
     assert factors[-1].checks.tolist() == [4, 3]  # and that of step 6
 
 
@@ -455,7 +457,7 @@ def test_factors_of_one_batch_decide_for_themselves():
         for factor in _factors(states):
             number = factor.refreshes[-1]
             assert number[1] > number[0] and number[0] == number[2]
-            assert np.array_equal(factor.root[:, 0], factor.root[:, 2])
+            assert np.array_equal(factor.inverse_root[:, 0], factor.inverse_root[:, 2])
 
 
 def test_a_user_policy_is_obeyed():
@@ -482,7 +484,7 @@ def test_a_user_policy_is_obeyed():
             root = (q * (np.maximum(d, 0) + damping) ** -0.5) @ q.T
         assert factor.refreshes[t] == refreshes and factor.checks[t] == t // 2 + 1
         assert factor.damping[t] == damping
-        assert_close(factor.root[t], root, 64, condition=float(d[-1] / damping))
+        assert_close(factor.inverse_root[t], root, 64, condition=float(d[-1] / damping))
     assert raised > 1 and refreshes > 1
 
 
@@ -539,14 +541,14 @@ def _assert_last_good_root_kept(good, good_states, updates, states):
     factor, untouched = (jax.tree.map(np.asarray, x.left["w"]) for x in (states, good_states))
     due = np.cumsum(np.arange(STEPS) % 2 == 0)
     assert np.array_equal(factor.checks, np.broadcast_to(due[:, None], (STEPS, 3)))
-    assert np.array_equal(factor.root[:, 0], untouched.root[:, 0])
+    assert np.array_equal(factor.inverse_root[:, 0], untouched.inverse_root[:, 0])
     assert not factor.rejected[:, 0].any() and not factor.rejected[:BAD].any()
     assert np.array_equal(updates["w"][:, 0], good["w"][:, 0])
     assert np.isfinite(updates["w"]).all()
     for i in (1, 2):
         assert not np.isfinite(factor.statistic[BAD:, i]).all(axis=(-2, -1)).any()
         for t in range(BAD, STEPS):
-            for field in ("root", "damping", "error", "refreshes"):
+            for field in ("inverse_root", "damping", "error", "refreshes"):
                 values = getattr(factor, field)
                 assert values is None or np.array_equal(values[t, i], values[BAD - 1, i]), field
             assert factor.rejected[t, i] == due[t] - due[BAD - 1]
@@ -564,9 +566,11 @@ def test_a_bad_gradient_does_not_poison_the_state(graft):
     assert finite[np.arange(STEPS) != BAD].all() and finite[BAD, 0]
     assert np.array_equal(updates["w"][:, 0], unspoiled["w"][:, 0])
     for factor in _factors(states):
-        assert np.isfinite(factor.statistic).all() and np.isfinite(factor.root).all()
+        assert np.isfinite(factor.statistic).all() and np.isfinite(factor.inverse_root).all()
         assert (np.diff(factor.refreshes[BAD + 1 :: 2], axis=0) == 1).all()
-        assert (np.abs(np.diff(factor.root[BAD + 2 :: 2], axis=0)).max(axis=(-2, -1)) > 0).all()
+        assert (
+            np.abs(np.diff(factor.inverse_root[BAD + 2 :: 2], axis=0)).max(axis=(-2, -1)) > 0
+        ).all()
 
 
 @pytest.mark.parametrize("name", ["every", "FOAM", "DR"])
@@ -593,7 +597,7 @@ def test_a_failed_decomposition_is_rejected_and_counted(monkeypatch, name):
     assert share[4] > limit > max(share[3], share[-1])
     assert rejected[4] and (share[rejected] > limit).all()
     for t in np.flatnonzero(rejected):
-        assert np.array_equal(factor.root[t, 1], factor.root[t - 1, 1])
+        assert np.array_equal(factor.inverse_root[t, 1], factor.inverse_root[t - 1, 1])
         assert factor.refreshes[t, 1] == factor.refreshes[t - 1, 1]
     assert factor.refreshes[-1, 1] > factor.refreshes[4, 1]  # recovered
     assert not factor.rejected[:, [0, 2]].any()
@@ -654,7 +658,7 @@ def test_statistics_every_and_warm_up():
     assert np.array_equal(warm["w"][5:], updates["w"][5:])
     for one, other in zip(_factors(states), _factors(warm_states), strict=True):
         assert np.array_equal(one.statistic, other.statistic)
-        assert np.array_equal(one.root, other.root)
+        assert np.array_equal(one.inverse_root, other.inverse_root)
 
 
 # Memory

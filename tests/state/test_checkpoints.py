@@ -1,6 +1,7 @@
 """A state goes through a file at any step and continues bit for bit; other states are refused.
 
-Run as a script, this file writes `state_format.json`, the record of the present format.
+`PYTHONPATH=tests python tests/state/test_checkpoints.py` writes `state_format.json`, the record of
+the present format.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def test_a_changed_state_has_another_format() -> None:
     record = json.loads(RECORD.read_text())
     assert record == {"format": STATE_FORMAT, "states": formats()}, (
         "States have changed: raise STATE_FORMAT in transforms/state/_format.py if it is that of "
-        f"{RECORD.name}, say in CHANGELOG.md what has changed, and run python {__file__}."
+        f"{RECORD.name}, say in CHANGELOG.md what has changed, and run this file as it says on top."
     )
 
 

@@ -38,7 +38,7 @@ def _storage(mode: str, block: int = 64, min_elements: int = 1, be=BE, **setting
     if mode == "vq":
         return curvax.quantized(**settings)
     feedback = be if mode == "cq_ef" else None
-    return curvax.cholesky(error_feedback=feedback, damping="absolute", **settings)
+    return curvax.cholesky(error_feedback=feedback, damping_mode="absolute", **settings)
 
 
 def _shampoo(storage, **settings):
@@ -175,9 +175,12 @@ def _assert_stored(ours, theirs, condition: float, what: str):
 def _assert_same_factor(factor, state, side, mode, kappa, what) -> float:
     """Compares one factor at one step; the condition of its root."""
     order = len(state[side])
-    stored, root, mode = [factor.statistic], factor.root, mode
-    if hasattr(factor.root, "codes"):
-        stored, root = _as_triples(factor.statistic, order), _as_triples(factor.root, order)[0]
+    stored, root, mode = [factor.statistic], factor.inverse_root, mode
+    if hasattr(factor.inverse_root, "codes"):
+        stored, root = (
+            _as_triples(factor.statistic, order),
+            _as_triples(factor.inverse_root, order)[0],
+        )
     else:
         mode = "vq"
     for one, name in zip(stored, _stated(mode, side), strict=True):
@@ -301,7 +304,7 @@ def test_every_float32_step_is_that_of_the_transcription(mode):
                 decided, flipped = decided + counted[0], flipped + counted[1]
                 compared += one[0].size
         for t in range(T2 - 1, STEPS, T2):
-            found = _as_triples(_at(factor.root, t), order)[0]
+            found = _as_triples(_at(factor.inverse_root, t), order)[0]
             d, q = np.linalg.eigh(_decoded(_at(factor.statistic, t), order, block))
             damped = np.maximum(d, 0) + EPS * d[-1]
             root = (q * damped**-0.25) @ q.T
@@ -371,7 +374,9 @@ def test_what_four_bits_save(order):
 
     def size(storage):
         state = jax.eval_shape(_shampoo(storage, graft=None).init, tree)
-        return sum(_bytes((f.statistic, f.root)) for f in (state.left["w"], state.right["w"]))
+        return sum(
+            _bytes((f.statistic, f.inverse_root)) for f in (state.left["w"], state.right["w"])
+        )
 
     dense, quantized = size(curvax.dense()), size(curvax.quantized())
     assert dense == 16 * order**2 and quantized < dense / 7
@@ -460,7 +465,7 @@ def test_jit_scan_vmap_and_stacks_agree(mode):
 
 # Policies, solvers, methods
 
-POLICY = {"statistics_every": 1, "damping": "absolute", "initial": 0.0, "eps": 0.05, "root": 2}
+POLICY = {"statistics_every": 1, "damping_mode": "absolute", "initial": 0.0, "eps": 0.05, "root": 2}
 POLICY |= {"side": "left"}
 METHODS: dict[str, Any] = {
     "FOAM": lambda s: _shampoo(s, **POLICY | {"refresh": curvax.policies.foam(2, 0.4, 0.5)}),
@@ -500,9 +505,9 @@ def test_every_method_keeps_its_factors_in_codes(method, mode):
     moments = [x for x in jax.tree.leaves(state.momentum) if x.shape == g.shape]
     for t in range(8):
         product = (moments[0] if moments else g)[t].astype(np.float64)
-        product = _decoded(_at(left.root, t), ORDER, 4) @ product
+        product = _decoded(_at(left.inverse_root, t), ORDER, 4) @ product
         if right is not None:
-            product = product @ _decoded(_at(right.root, t), 9, 4)
+            product = product @ _decoded(_at(right.inverse_root, t), 9, 4)
         direction = np.float64(directions["w"][t])
         ratio = (direction * product).sum() / np.square(product).sum()
         assert ratio > 0
@@ -511,13 +516,13 @@ def test_every_method_keeps_its_factors_in_codes(method, mode):
         if factor is None:
             assert method not in ("every", "staggered", "foam", "dr_shampoo")
             continue
-        assert factor.root.codes.dtype == factor.statistic.codes.dtype == np.uint8
+        assert factor.inverse_root.codes.dtype == factor.statistic.codes.dtype == np.uint8
         assert factor.refreshes[-1] >= 1 and not factor.rejected.any()
         if factor.eigenvectors is not None:
             q = np.float64(factor.eigenvectors[-1])
             damped = np.maximum(factor.eigenvalues[-1], 0) + np.float64(factor.damping[-1])
             root = (q * damped**-0.5) @ q.T
-            found = _decoded(_at(factor.root, -1), order, 4)
+            found = _decoded(_at(factor.inverse_root, -1), order, 4)
             scales: Any = store(root - np.diag(np.diag(root)), 4)[1]
             wide = np.repeat(np.repeat(scales, 4, 0), 4, 1)[:order, :order]
             slack = 256 * EPS32 * damped.max() / damped.min() * np.abs(root).max()
@@ -670,7 +675,9 @@ def test_gradients_that_are_not_finite_never_reach_the_codes(mode):
     runs = [{"w": np.float32(g)} for g in (clean, dirty)]
     (_, states), (_, dirty_states) = _run(_shampoo(_storage(mode, 4), **settings), *runs)
     good, factor = (s.direction.left["w"] for s in (states, dirty_states))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves((factor.statistic, factor.root)))
+    assert all(
+        np.isfinite(x).all() for x in jax.tree.leaves((factor.statistic, factor.inverse_root))
+    )
     assert _same(_at(good, slice(None), 0), _at(factor, slice(None), 0))
     for i, t in np.ndindex(3, 2):
         stored, before = (_at(factor.statistic, step, i + 1) for step in (t + 3, 2))
@@ -832,7 +839,7 @@ def test_a_saved_state_goes_on_bit_for_bit(mode):
         ("cholesky", "error_feedback", "0.95", "[0, 1)"),
         ("cholesky", "eps", 0.0, "(0, inf)"),
         ("cholesky", "eps", float("nan"), "(0, inf)"),
-        ("cholesky", "damping", "none", "'relative', 'absolute'"),
+        ("cholesky", "damping_mode", "none", "'relative', 'absolute'"),
         ("quantized", "keep_diagonal", "no", "True or False"),
     ],
 )

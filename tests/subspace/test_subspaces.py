@@ -758,7 +758,7 @@ BAD = {
     "side": (lambda: curvax.galore(0.1, side="both"), "side must be one of"),
     "refresh": (
         lambda: curvax.galore(0.1, refresh=policies.foam(5, threshold=0.5, max_damping=1e-3)),
-        "refresh of a subspace must be",
+        "refresh must be .* that examines 'projection'; got Foam.*, which examines 'damping'",
     ),
     "residual": (lambda: curvax.fira(0.1, residual="x"), "residual must be one of"),
     "plus": (lambda: curvax.fira(0.1, plus=-1.0), "plus must be a number in"),

@@ -22,46 +22,67 @@ SECOND = ("nu",)
 
 
 class Moments(NamedTuple):
-    """Where the moments of every matrix are among the leaves of a state."""
+    """The moments of one leaf's matrices."""
 
-    first: tuple[tuple[int, ...], ...]  # for every matrix the indices of its first moments
-    second: tuple[tuple[int, ...], ...]  # and of its second moments
+    first: Any  # a list of them, or of their places among the leaves of a state
+    second: Any  # the same
 
 
-def find_moments(state: Any, like: Any) -> Moments:
-    """Where a state keeps moments of the matrices in `like`, a tree of arrays.
+def find_moments(state: Any, like: Any) -> list[Moments]:
+    """Where a state keeps moments of each leaf of `like`, a tree of matrices.
 
     Raises:
       ValueError: if another field holds more than a number for every matrix.
     """
     matrices = jax.tree_util.tree_leaves_with_path(like)
     most_axes = max((matrix.ndim - 2 for _, matrix in matrices), default=0)  # of a number for each
-    first: list[list[int]] = [[] for _ in matrices]
-    second: list[list[int]] = [[] for _ in matrices]
+    found = [Moments([], []) for _ in matrices]
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
-        field, numbers = _place(path, leaf, matrices)
-        if field in FIRST + SECOND and numbers:
-            for number in numbers:
-                (first if field in FIRST else second)[number].append(index)
+        field, number = _place(path, leaf, matrices)
+        if field in FIRST + SECOND and number is not None:
+            (found[number].first if field in FIRST else found[number].second).append(index)
         elif leaf.ndim > most_axes:
             raise ValueError(
                 f"the inner transformation's state field {field!r} holds more than a number for "
                 f"every matrix; how it follows a change of basis is known for "
                 f"{', '.join(map(repr, FIRST + SECOND))} only."
             )
-    return Moments(tuple(map(tuple, first)), tuple(map(tuple, second)))
+    return found
 
 
-def _place(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> tuple[str | None, list[int]]:
-    """The field that a leaf of a state is in, and the numbers of the matrices that it is like."""
-    numbers = [
-        number
-        for number, (suffix, matrix) in enumerate(matrices)
-        if leaf.shape == matrix.shape and path[len(path) - len(suffix) :] == suffix
+def take_moments(state: Any, like: Any) -> Any:
+    """A tree like `like`, with the `Moments` that a state keeps of every leaf."""
+    leaves = jax.tree.leaves(state)
+    moments = [
+        Moments(*([leaves[place] for place in places] for places in found))
+        for found in find_moments(state, like)
     ]
-    own = len(matrices[numbers[0]][0]) if numbers else 0  # of the path, the matrix's own
-    names = [key.name for key in path[: len(path) - own] if isinstance(key, GetAttrKey)]
-    return (names[-1] if names else None), numbers
+    return jax.tree.structure(like).unflatten(moments)
+
+
+def put_moments(state: Any, like: Any, moments: Any) -> Any:
+    """The state with other moments, from a tree as `take_moments` gives it."""
+    leaves, treedef = jax.tree.flatten(state)
+    new = jax.tree.structure(like).flatten_up_to(moments)
+    for places, values in zip(find_moments(state, like), new, strict=True):
+        for place, value in zip(jax.tree.leaves(places), jax.tree.leaves(values), strict=True):
+            leaves[place] = value
+    return treedef.unflatten(leaves)
+
+
+def _place(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> tuple[str | None, int | None]:
+    """The field that a leaf of a state is in, and the number of the leaf of matrices it belongs to.
+
+    That is the one whose path ends the leaf's; the longest, where one path ends another.
+    """
+    ends = {
+        len(own): number
+        for number, (own, matrix) in enumerate(matrices)
+        if leaf.shape == matrix.shape and path[len(path) - len(own) :] == own
+    }
+    longest = max(ends, default=0)
+    names = [key.name for key in path[: len(path) - longest] if isinstance(key, GetAttrKey)]
+    return (names[-1] if names else None), ends.get(longest)
 
 
 @runtime_checkable

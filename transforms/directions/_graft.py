@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._guard import TakesUsable, update_guarded
 from .._trees import widened
 from .._validate import check_matrices
 
@@ -46,7 +45,6 @@ def graft(
       >>> import curvax, jax.numpy as jnp, optax
       >>> muon_with_adams_length = curvax.graft(curvax.scale_by_muon(), optax.scale_by_adam())
     """
-    own = length is None
     length = optax.identity() if length is None else length
     for name, part in (("direction", direction), ("length", length)):
         if not isinstance(part, optax.GradientTransformation):
@@ -56,22 +54,17 @@ def graft(
         check_matrices(params, "graft")
         return GraftState(direction.init(params), length.init(widened(params)))
 
-    def update(updates: Any, state: Any, params: Any = None, usable: Any = None, **_: Any):
-        directions, direction_state = update_guarded(
-            direction, updates, state.direction, params, usable
-        )
+    def update(updates: Any, state: Any, params: Any = None):
+        directions, direction_state = direction.update(updates, state.direction, params)
         # Adam's second moment would stand still in bfloat16.
         wide = None if params is None else widened(params)
-        # The gradient's own norm spoils nothing where it is not usable, and needs no zeros there.
-        lengths, length_state = update_guarded(
-            length, widened(updates), state.length, wide, None if own else usable
-        )
+        lengths, length_state = length.update(widened(updates), state.length, wide)
         return (
             jax.tree.map(rescaled, directions, lengths),
             GraftState(direction_state, length_state),
         )
 
-    return TakesUsable(init, update)
+    return optax.GradientTransformation(init, update)
 
 
 def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:

@@ -91,5 +91,5 @@ def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Ar
     root = jnp.sqrt(v)
     # Not the largest root: with two uses XLA would write all roots.
     largest = jnp.sqrt(jnp.max(v, axis=(-2, -1), keepdims=True))
-    usable = root > max(v.shape[-2:]) * jnp.finfo(v.dtype).eps * largest
-    return jnp.where(usable, m / jnp.where(usable, root + eps, 1), 0)
+    significant = root > max(v.shape[-2:]) * jnp.finfo(v.dtype).eps * largest
+    return jnp.where(significant, m / jnp.where(significant, root + eps, 1), 0)

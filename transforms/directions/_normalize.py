@@ -37,8 +37,8 @@ def normalize_rows() -> optax.GradientTransformation:
         largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
         centred = x - jnp.mean(x, axis=-1, keepdims=True)
         deviation = jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True))
-        usable = deviation > n * jnp.finfo(x.dtype).eps * largest
-        return jnp.where(usable, centred / jnp.where(usable, deviation, 1), 0)
+        varies = deviation > n * jnp.finfo(x.dtype).eps * largest
+        return jnp.where(varies, centred / jnp.where(varies, deviation, 1), 0)
 
     return _stateless("normalize_rows", normalized)
 

@@ -32,15 +32,16 @@ import optax
 
 from .._counts import Counts, counter
 from .._recording import record
+from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip, widened
 from .._validate import check_bool, check_choice, check_decay, check_matrices
-from ..directions._carry import find_moments
+from ..directions._carry import Moments, find_moments, put_moments, take_moments
 from ..linalg._eigh import eigenbasis, refined_basis
 from ..linalg._numerics import HIGHEST
-from ..refresh._due import visit_due
-from ..refresh._policy import Check, RefreshPolicy, check_refresh
+from ..refresh._due import refresh_due
+from ..refresh._policy import Check, RefreshPolicy, check_refresh, verdict_of
 from ..storage._storage import Storage, StorageRecord, as_storage
-from ._statistic import SIDES, StatisticRule, has_side
+from ._statistic import SIDES, StatisticRule
 
 
 class BasisCounts(Counts):
@@ -54,7 +55,7 @@ class Basis(NamedTuple):
 
     statistic: Any  # L or R, stored form of (..., d, d)
     basis: Any  # U in use, stored form of (..., d, d)
-    eigenvalues: jax.Array | None  # diag(Uᵀ L U) at its refresh (..., d), if the policy keeps them
+    eigenvalues: jax.Array | None  # diag(Uᵀ L U) at its refresh (..., d), if examined
     proxy: jax.Array | None  # its last figure, float32 (...)
     counts: BasisCounts
 
@@ -76,7 +77,7 @@ def in_eigenbasis(
     inner: optax.GradientTransformation,
     *,
     refresh: RefreshPolicy,
-    sides: str = "both",
+    side: str = "both",
     b3: jax.typing.ArrayLike = 0.95,
     method: str = "eigh",
     storage: Storage | None = None,
@@ -88,7 +89,7 @@ def in_eigenbasis(
       inner: an element-wise transformation, which sees no parameters; `moment_ratio()` makes SOAP.
         One that takes norms of whole trees would mix matrices.
       refresh: policy for the bases, such as `every(10)` or `policies.diagonal_residual`.
-      sides: "both", "left", "right", or "smaller": the side of the smaller order alone (left if
+      side: "both", "left", "right", or "smaller": the side of the smaller order alone (left if
         they are equal).
       b3: decay rate of the statistics, which are not bias-corrected; 0 takes the last gradient's.
       method: "eigh", or "qr": the first basis by `eigh`, then one step of orthogonal iteration.
@@ -107,20 +108,17 @@ def in_eigenbasis(
     """
     if not isinstance(inner, optax.GradientTransformation):
         raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
-    check_refresh(refresh)
-    if hasattr(refresh, "max_damping"):
-        raise ValueError(f"refresh must not adapt a damping, a basis has none; got {refresh!r}.")
-    check_choice("sides", sides, SIDES)
+    check_refresh(refresh, ("eigenpairs",))
+    check_choice("side", side, SIDES)
     check_decay("b3", b3)
     check_choice("method", method, ("eigh", "qr"))
     check_bool("skip_first", skip_first)
     rule = BasisRule(as_storage(storage), b3, refresh, method)
 
-    def start(side: str, x: jax.Array) -> Basis | None:
-        if not has_side(sides, side, x.shape):
+    def start(own: Side, x: jax.Array) -> Basis | None:
+        if own not in sides_of(side, x):
             return None
-        order = x.shape[-2 if side == "left" else -1]
-        return rule.start(x.shape[:-2], order, jnp.promote_types(x.dtype, jnp.float32))
+        return rule.start(x.shape[:-2], own.order(x), jnp.promote_types(x.dtype, jnp.float32))
 
     def init(params: Any) -> EigenbasisState:
         check_matrices(params, "in_eigenbasis")
@@ -128,8 +126,8 @@ def in_eigenbasis(
         find_moments(inner_state, params)
         return EigenbasisState(
             count=jnp.zeros([], jnp.int32),
-            left=jax.tree.map(lambda x: start("left", x), params),
-            right=jax.tree.map(lambda x: start("right", x), params),
+            left=jax.tree.map(functools.partial(start, LEFT), params),
+            right=jax.tree.map(functools.partial(start, RIGHT), params),
             inner=inner_state,
         )
 
@@ -139,21 +137,23 @@ def in_eigenbasis(
 
         def taken_in(g: jax.Array, left: Basis | None, right: Basis | None):
             return (
-                None if left is None else rule.accumulated(left, g, True, count),
-                None if right is None else rule.accumulated(right, g, False, count),
+                None if left is None else rule.accumulated(left, g, LEFT, count),
+                None if right is None else rule.accumulated(right, g, RIGHT, count),
             )
 
         left, right = map_unzip(2, taken_in, updates, state.left, state.right)
-        left, carried = _refreshed(rule, updates, left, state.inner, count, left=True)
-        right, carried = _refreshed(rule, updates, right, carried, count, left=False)
+        moments = take_moments(state.inner, updates)
+        left, moments = rule.refreshed(LEFT, updates, left, moments, count)
+        right, moments = rule.refreshed(RIGHT, updates, right, moments, count)
+        carried = put_moments(state.inner, updates, moments)
 
         def turned(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
-            sides = [None if basis is None else basis.basis for basis in (left, right)]
-            return (rule.between(x, sides, (not back, back), count),)
+            bases = [None if basis is None else basis.basis for basis in (left, right)]
+            return rule.apply_roots(x, bases, count, transposed=(not back, back))
 
-        (rotated,) = map_unzip(1, turned, widened(updates), left, right)
+        rotated = jax.tree.map(turned, widened(updates), left, right)
         moved, inner_state = inner.update(rotated, carried)
-        (wide,) = map_unzip(1, functools.partial(turned, back=True), moved, left, right)
+        wide = jax.tree.map(functools.partial(turned, back=True), moved, left, right)
         directions = jax.tree.map(lambda d, g: d.astype(g.dtype), wide, updates)
         if skip_first:
             first = count == 1
@@ -177,7 +177,7 @@ class BasisRule(StatisticRule):
         """The basis of a batch before the first step: the identity."""
         eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
         record(StorageRecord(order, self.storage.describe(order)))
-        keeps = self.policy.keeps_eigenpairs
+        keeps = self.policy.examines is not None
         return Basis(
             statistic=self.storage.encode_factor(0 * eye, None),
             basis=self.storage.encode_root(eye),
@@ -186,17 +186,16 @@ class BasisRule(StatisticRule):
             counts=BasisCounts.zeros(batch),
         )
 
-    def visited(self, entry: tuple[Any, Any, Any], *, left: bool) -> tuple[Any, Any, Any]:
-        """One side of a single matrix at a check, with its moments."""
-        basis, first, second = entry
+    def refresh_one(self, entry: tuple[Basis, Moments], side: Side) -> tuple[Basis, Moments]:
+        """One side's basis of a single matrix after a check, with the matrix's moments."""
+        basis, moments = entry
         statistic = self.storage.decode_factor(basis.statistic)
         old = self.storage.decode_root(basis.basis)
         never = basis.refreshes == 0
         refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
-        if self.policy.keeps_eigenpairs:
-            check = Check(statistic, old, basis.eigenvalues, jnp.zeros(()), 0.0, 2, never)
-            verdict = self.policy.examine(check)
-            refresh, proxy = jnp.asarray(verdict.refresh), verdict.proxy.astype(jnp.float32)
+        if eigenvalues is not None:
+            check = Check(statistic, old, eigenvalues, never)
+            refresh, proxy, *_ = verdict_of(self.policy, check, proxy)
 
         in_order = jnp.arange(len(old))
 
@@ -219,14 +218,14 @@ class BasisRule(StatisticRule):
         changed = refresh & good
         used = self.storage.decode_root(stored)
 
-        def turned(moments: tuple[Any, Any]) -> tuple[Any, Any]:
+        def turned(moments: Moments) -> Moments:
             turn = jnp.matmul(used.mT, old, precision=HIGHEST).astype(old.dtype)
             first, second = moments
-            if left:
-                return [_exact(turn, m) for m in first], [v[order] for v in second]
-            return [_exact(m, turn.mT) for m in first], [v[:, order] for v in second]
+            if side is LEFT:
+                return Moments([_exact(turn, m) for m in first], [v[order] for v in second])
+            return Moments([_exact(m, turn.mT) for m in first], [v[:, order] for v in second])
 
-        first, second = jax.lax.cond(changed, turned, lambda same: same, (first, second))
+        moments = jax.lax.cond(changed, turned, lambda same: same, moments)
         if eigenvalues is not None:
             product = jnp.matmul(statistic, used, precision=HIGHEST)
             eigenvalues = jnp.where(changed, jnp.sum(used * product, axis=0), eigenvalues)
@@ -236,38 +235,26 @@ class BasisRule(StatisticRule):
             proxy=proxy,
             counts=basis.counts.plus(checks=1, refreshes=changed, rejected=~good),
         )
-        return basis, first, second
+        return basis, moments
+
+    def refreshed(
+        self, side: Side, like: Any, bases: Any, moments: Any, count: jax.Array
+    ) -> tuple[Any, Any]:
+        """One side's bases after the refreshes due at this step, and the moments that follow."""
+
+        def packed(_: jax.Array, basis: Basis | None, moments: Moments) -> Any:
+            return None if basis is None else (basis, moments)
+
+        def unpacked(_: jax.Array, entry: Any, moments: Moments) -> Any:
+            return (None, moments) if entry is None else entry
+
+        entries = jax.tree.map(packed, like, bases, moments)
+        costs = jax.tree.map(lambda x: float(side.order(x)) ** 3, like)
+        refresh_one = functools.partial(self.refresh_one, side=side)
+        entries = refresh_due(refresh_one, like, entries, costs, self.policy.schedule, count)
+        return map_unzip(2, unpacked, like, entries, moments)
 
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
     dtype = jnp.result_type(a, b)
     return jnp.matmul(a, b, precision=HIGHEST).astype(dtype)
-
-
-def _refreshed(
-    rule: BasisRule, like: Any, bases: Any, inner: Any, count: jax.Array, *, left: bool
-) -> tuple[Any, Any]:
-    """One side's bases after the visits due at this step, and the inner state that follows them."""
-    matrices, treedef = jax.tree.flatten(like)
-    sides = treedef.flatten_up_to(bases)
-    moments = find_moments(inner, like)
-    leaves, inner_treedef = jax.tree.flatten(inner)
-    places = [i for i, basis in enumerate(sides) if basis is not None]
-    entries = [
-        (sides[i], *([leaves[k] for k in which[i]] for which in (moments.first, moments.second)))
-        for i in places
-    ]
-    order = [matrices[i].shape[-2 if left else -1] for i in places]
-    visited = visit_due(
-        functools.partial(rule.visited, left=left),
-        entries,
-        [matrices[i].shape[:-2] for i in places],
-        [float(d) ** 3 for d in order],
-        rule.policy.schedule,
-        count,
-    )
-    for i, (basis, first, second) in zip(places, visited, strict=True):
-        sides[i] = basis
-        for k, leaf in zip(moments.first[i] + moments.second[i], [*first, *second], strict=True):
-            leaves[k] = leaf
-    return treedef.unflatten(sides), inner_treedef.unflatten(leaves)

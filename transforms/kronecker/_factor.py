@@ -1,6 +1,6 @@
 r"""One Kronecker factor: its statistic, its inverse root, and what becomes of them at a refresh.
 
-`visited` sees a single factor `(d, d)`; batches are looped over.
+`refresh_one` sees a single factor `(d, d)`; batches are looped over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .._counts import Counts, counter
 from .._recording import record
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, solve_root
-from ..refresh._policy import Check, RefreshPolicy
+from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord
 from ._statistic import StatisticRule
 
@@ -30,10 +30,10 @@ class Factor(NamedTuple):
     """One side's preconditioner of a batch of matrices; the order `d` is `m` or `n`."""
 
     statistic: Any  # L or R, stored form of (..., d, d)
-    root: Any  # the inverse root in use, stored form of (..., d, d)
-    eigenvectors: jax.Array | None  # Q of the last refresh (..., d, d), if the policy keeps it
+    inverse_root: Any  # in use, stored form of (..., d, d)
+    eigenvectors: jax.Array | None  # Q of the last refresh (..., d, d), if the policy examines it
     eigenvalues: jax.Array | None  # its eigenvalues, not damped, (..., d)
-    damping: jax.Array | None  # ε in use (...), if the policy keeps eigenpairs
+    damping: jax.Array | None  # ε in use (...), if the policy examines anything
     proxy: jax.Array | None  # its last figure: FOAM's h, the residual; float32 (...)
     error: jax.Array | None  # otherwise the solver's error estimate at the last refresh, float32
     counts: FactorCounts
@@ -51,18 +51,18 @@ class FactorRule(StatisticRule):
     policy: RefreshPolicy
     root: int
     eps: Any
-    damping: str
+    damping_mode: str
     solver: str
     initial: Any  # the statistic starts as initial · I
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Factor:
         """The factor of a batch before the first step: the root is the identity."""
         eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
-        keeps = self.policy.keeps_eigenpairs
+        keeps = self.policy.examines is not None
         record(StorageRecord(order, self.storage.describe(order)))
         return Factor(
             statistic=self.storage.encode_factor(self.initial * eye, None),
-            root=self.storage.encode_root(eye),
+            inverse_root=self.storage.encode_root(eye),
             eigenvectors=jnp.copy(eye) if keeps else None,
             eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
             damping=jnp.full(batch, self.eps, dtype) if keeps else None,
@@ -71,24 +71,25 @@ class FactorRule(StatisticRule):
             counts=FactorCounts.zeros(batch),
         )
 
-    def visited(self, factor: Factor) -> Factor:
+    def refresh_one(self, factor: Factor) -> Factor:
         """A single factor after a check: what the policy says, done and counted."""
         statistic = self.storage.decode_factor(factor.statistic)
 
         def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
-            if self.policy.keeps_eigenpairs:
-                root, new, refresh, indefinite = self._examined(factor, statistic)
+            if self.policy.examines is not None:
+                x, new, refresh, indefinite = self._examined(factor, statistic)
             else:
-                found = solve_root(statistic, self.root, self.eps, self.damping, self.solver)
+                found = solve_root(statistic, self.root, self.eps, self.damping_mode, self.solver)
                 new = factor._replace(error=found.error.astype(jnp.float32))
-                root, refresh, indefinite = found.root, jnp.bool_(True), found.indefinite
-            good = jnp.isfinite(root).all() & jnp.isfinite(statistic).all()
-            return new._replace(root=self.storage.encode_root(root)), good, refresh, indefinite
+                x, refresh, indefinite = found.inverse_root, jnp.bool_(True), found.indefinite
+            good = jnp.isfinite(x).all() & jnp.isfinite(statistic).all()
+            new = new._replace(inverse_root=self.storage.encode_root(x))
+            return new, good, refresh, indefinite
 
         def nothing() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
             return factor, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
 
-        # All damping and nothing else is no root: of zeros alone none is made.
+        # The root of an all-zero statistic would be all damping: there is none.
         live = jnp.any(statistic != 0)
         new, good, refresh, indefinite = jax.lax.cond(live, solved, nothing)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
@@ -100,38 +101,28 @@ class FactorRule(StatisticRule):
             ),
         )
 
-    def untried(self, factor: Factor) -> jax.Array:
-        """Which factors were due and have no root yet: they are tried again at every step."""
-        return (factor.refreshes == 0) & (factor.rejected > 0)
-
     def _examined(
         self, factor: Factor, statistic: jax.Array
     ) -> tuple[jax.Array, Factor, jax.Array, jax.Array]:
         assert factor.eigenvectors is not None and factor.eigenvalues is not None
         assert factor.damping is not None
+        damping = factor.damping.astype(statistic.dtype)
         check = Check(
             statistic,
             factor.eigenvectors,
             factor.eigenvalues,
-            factor.damping.astype(statistic.dtype),
-            self.eps,
-            self.root,
-            factor.refreshes == 0,
+            first=factor.refreshes == 0,
+            root_damping=RootDamping(damping, self.eps, self.root),
         )
-        verdict = self.policy.examine(check)
-        q, d = jax.lax.cond(
-            verdict.refresh,
-            eigh,
-            lambda _: (check.eigenvectors, verdict.eigenvalues),
-            statistic,
-        )
-        damping = jnp.where(verdict.refresh, self.eps, verdict.damping)
-        root = from_eigen(q, root_eigenvalues(d, self.root, damping.astype(d.dtype)))
+        refresh, proxy, adapted, eigenvalues = verdict_of(self.policy, check, factor.proxy)
+        kept = check.eigenvalues if eigenvalues is None else eigenvalues
+        q, d = jax.lax.cond(refresh, eigh, lambda _: (check.eigenvectors, kept), statistic)
+        damping = jnp.where(refresh, self.eps, damping if adapted is None else adapted)
+        x = from_eigen(q, root_eigenvalues(d, self.root, damping.astype(d.dtype)))
         new = factor._replace(
             eigenvectors=q,
             eigenvalues=d,
             damping=damping.astype(factor.damping.dtype),
-            proxy=verdict.proxy.astype(jnp.float32),
+            proxy=proxy,
         )
-        refresh = jnp.asarray(verdict.refresh)
-        return root, new, refresh, refresh & is_indefinite(d)
+        return x, new, refresh, refresh & is_indefinite(d)

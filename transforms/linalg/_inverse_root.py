@@ -2,7 +2,7 @@ r"""Inverse roots of symmetric positive semi-definite matrices, by eigendecompos
 
 $A^{-1/p}$ with damping $\epsilon$: from $A = Q\,\mathrm{diag}(d)\,Q^\top$ the eigenvalues become
 
-| damping | eigenvalue of the root |
+| damping mode | eigenvalue of the root |
 |---|---|
 | "absolute" | $(\max(d, 0) + \epsilon)^{-1/p}$ |
 | "relative" | $(\max(d, 0) + \epsilon\,d_{\max})^{-1/p}$ |
@@ -28,37 +28,37 @@ from ._eigh import eigh, from_eigen, is_indefinite
 from ._iterations import coupled_newton, newton_schulz_root
 from ._numerics import HIGHEST, one_by_one, power_of_two
 
-DAMPINGS = ("absolute", "relative", "floor", "outside")
+DAMPING_MODES = ("absolute", "relative", "floor", "outside")
 SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
 
 
-def check_root_arguments(root: int, solver: str, damping: str) -> None:
-    """Requires a solver that can take this root with this kind of damping.
+def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
+    """Requires a solver that can take this root with this damping mode.
 
     Raises:
       ValueError: naming the argument and what is allowed.
     """
     check_choice("solver", solver, SOLVERS)
-    check_choice("damping", damping, DAMPINGS)
+    check_choice("damping_mode", damping_mode, DAMPING_MODES)
     check_positive_int("root", root)
     if solver == "newton_schulz" and root != 2:
         raise ValueError(f"root must be 2 for solver='newton_schulz', got {root!r}.")
     if solver == "coupled_newton" and root & (root - 1):
         raise ValueError(f"root must be a power of 2 for solver='coupled_newton', got {root!r}.")
-    if solver != "eigh" and damping in ("floor", "outside"):
-        raise ValueError(f"damping={damping!r} needs solver='eigh', got {solver!r}.")
+    if solver != "eigh" and damping_mode in ("floor", "outside"):
+        raise ValueError(f"damping_mode={damping_mode!r} needs solver='eigh', got {solver!r}.")
 
 
 class Solved(NamedTuple):
     """An inverse root."""
 
-    root: jax.Array  # (n, n)
+    inverse_root: jax.Array  # (n, n)
     error: jax.Array  # estimate, see `inverse_root`
     indefinite: jax.Array  # whether there was a negative eigenvalue; iterations do not see it
 
 
 def solve_root(
-    a: jax.Array, root: int, eps: jax.typing.ArrayLike, damping: str, solver: str
+    a: jax.Array, root: int, eps: jax.typing.ArrayLike, damping_mode: str, solver: str
 ) -> Solved:
     """The inverse root of one matrix `a (n, n)`, without checks.
 
@@ -69,8 +69,8 @@ def solve_root(
     one = jnp.ones((), a.dtype)
     scale = jnp.ldexp(one, -root * multiple)
     near_one, given = a * scale, jnp.asarray(eps, a.dtype)
-    relative = damping == "relative"
-    if damping == "outside":
+    relative = damping_mode == "relative"
+    if damping_mode == "outside":
         given = given * jnp.ldexp(one, -multiple)
     elif not relative:
         # Positive damping stays positive: without any, a root is taken on the range alone.
@@ -81,7 +81,7 @@ def solve_root(
     elif solver == "newton_schulz":
         x, error = newton_schulz_root(near_one, given, relative=relative)
     else:
-        x, error, indefinite = inverse_root_by_eigh(near_one, root, given, damping)
+        x, error, indefinite = inverse_root_by_eigh(near_one, root, given, damping_mode)
     finite = jnp.isfinite(a).all()
     x = jnp.where(finite, x * jnp.ldexp(one, -multiple), jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
@@ -92,7 +92,7 @@ def inverse_root(
     root: int = 2,
     eps: jax.typing.ArrayLike = 0.0,
     *,
-    damping: str = "absolute",
+    damping_mode: str = "absolute",
     solver: str = "eigh",
 ) -> tuple[jax.Array, jax.Array]:
     """Inverse roots `(A + eps · I)^(-1/root)` of symmetric positive semi-definite matrices.
@@ -103,8 +103,8 @@ def inverse_root(
       a: `(..., n, n)`, symmetric; computed in float32 at least.
       root: p. "coupled_newton" takes powers of 2, "newton_schulz" 2 alone.
       eps: damping.
-      damping: "absolute"; "relative", a multiple of the largest eigenvalue; or, with "eigh" only,
-        "floor" (eigenvalues at least `eps`) or "outside" (`(A^(1/p) + eps · I)^(-1)`).
+      damping_mode: "absolute"; "relative", a multiple of the largest eigenvalue; or, with "eigh"
+        only, "floor" (eigenvalues at least `eps`) or "outside" (`(A^(1/p) + eps · I)^(-1)`).
       solver: "eigh", "coupled_newton" or "newton_schulz". With `eps = 0` a rank-deficient matrix
         gets its root on the range only ("eigh"); the iterations do not converge on it.
 
@@ -121,39 +121,39 @@ def inverse_root(
       >>> root.tolist()
       [[0.5, 0.0], [0.0, 2.0]]
     """
-    check_root_arguments(root, solver, damping)
+    check_root_arguments(root, solver, damping_mode)
     check_interval("eps", eps, 0.0)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
     work = a.astype(jnp.promote_types(a.dtype, jnp.float32))
-    solved = one_by_one(lambda x: solve_root(x, root, eps, damping, solver), work)
-    return solved.root.astype(a.dtype), solved.error
+    solved = one_by_one(lambda x: solve_root(x, root, eps, damping_mode, solver), work)
+    return solved.inverse_root.astype(a.dtype), solved.error
 
 
 def root_eigenvalues(
-    d: jax.Array, root: int, damping: jax.typing.ArrayLike, kind: str = "absolute"
+    d: jax.Array, root: int, damping: jax.typing.ArrayLike, mode: str = "absolute"
 ) -> jax.Array:
     """Eigenvalues of the inverse root for eigenvalues `d (..., n)`; see the module's table."""
     largest = jnp.max(d, axis=-1, keepdims=True)
     damping = jnp.asarray(damping, d.dtype)
     on_range = (damping > 0) | (d > d.shape[-1] * jnp.finfo(d.dtype).eps * largest)
     positive = jnp.maximum(d, 0)
-    if kind == "outside":
+    if mode == "outside":
         base = jnp.where(positive > 0, positive, 0) ** (1 / root) + damping
         power = -1.0
     else:
         base = (
             jnp.maximum(positive, damping)
-            if kind == "floor"
-            else positive + damping * (jnp.maximum(largest, 0) if kind == "relative" else 1)
+            if mode == "floor"
+            else positive + damping * (jnp.maximum(largest, 0) if mode == "relative" else 1)
         )
         power = -1 / root
-    usable = on_range & (base > 0) | jnp.isnan(d)
-    return jnp.where(usable, jnp.where(usable, base, 1) ** power, 0)
+    kept = on_range & (base > 0) | jnp.isnan(d)
+    return jnp.where(kept, jnp.where(kept, base, 1) ** power, 0)
 
 
 def inverse_root_by_eigh(
-    a: jax.Array, root: int, damping: jax.typing.ArrayLike = 0.0, kind: str = "absolute"
+    a: jax.Array, root: int, damping: jax.typing.ArrayLike = 0.0, mode: str = "absolute"
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`a^(-1/root)` for `a (n, n)`, an error estimate, and whether `a` is indefinite.
 
@@ -164,4 +164,4 @@ def inverse_root_by_eigh(
     residual = jnp.linalg.norm(jnp.matmul(a, q, precision=HIGHEST) - q * d[None, :])
     norm = jnp.linalg.norm(a)
     error = jnp.where(norm > 0, residual / jnp.where(norm > 0, norm, 1), 0)
-    return from_eigen(q, root_eigenvalues(d, root, damping, kind)), error, is_indefinite(d)
+    return from_eigen(q, root_eigenvalues(d, root, damping, mode)), error, is_indefinite(d)

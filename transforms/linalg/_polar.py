@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._side import LEFT, side_of
 from ._numerics import one_by_one, power_of_two
 from ._products import gram_of
 
@@ -136,7 +137,7 @@ def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
     `m > n`, all that on the right. Of few at a time: in the product of the `B`s rounding grows
     faster than in `X`.
     """
-    return _times(_factor(gram_of(x, _is_wide(x)), rows), x)
+    return _times(_factor(gram_of(x, side_of("smaller", x)), rows), x)
 
 
 def _first(x: jax.Array, rows: Sequence[Any], eps: jax.typing.ArrayLike, kind: str) -> jax.Array:
@@ -148,7 +149,7 @@ def _first(x: jax.Array, rows: Sequence[Any], eps: jax.typing.ArrayLike, kind: s
     wide = jnp.promote_types(x.dtype, jnp.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
     near_one = (x * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(x.dtype)
-    gram = gram_of(near_one, _is_wide(x), dtype=wide)
+    gram = gram_of(near_one, side_of("smaller", x), dtype=wide)
     if kind == "gram":
         square = jnp.linalg.norm(gram, axis=(-2, -1), keepdims=True)
     else:
@@ -176,11 +177,7 @@ def _factor(gram: jax.Array, rows: Sequence[Any]) -> jax.Array:
 
 
 def _times(factor: jax.Array, x: jax.Array) -> jax.Array:
-    return factor @ x if _is_wide(x) else x @ factor
-
-
-def _is_wide(x: jax.Array) -> bool:
-    return x.shape[-2] <= x.shape[-1]
+    return factor @ x if side_of("smaller", x) is LEFT else x @ factor
 
 
 def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import jax
 
+from .._side import Side
+
 
 def times_transposed(
     a: jax.Array, b: jax.Array, precision: jax.lax.PrecisionLike = None
@@ -31,12 +33,12 @@ def thin_transposed_times(a: jax.Array, b: jax.Array) -> jax.Array:
 
 def gram_of(
     x: jax.Array,
-    left: bool,
+    side: Side,
     precision: jax.lax.PrecisionLike = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """`x xᵀ`, or on the right `xᵀ x`, in its dtype or the one given."""
-    return _summed(x, x, -1 if left else -2, precision, dtype)
+    return _summed(x, x, side.other.axis, precision, dtype)
 
 
 def _summed(

@@ -45,15 +45,14 @@ class DiagonalResidual:
     threshold: float
     update_eigenvalues: bool
 
-    keeps_eigenpairs = True
+    examines = "eigenpairs"
 
     def examine(self, check: Check) -> Verdict:
         """Compares the residual with the threshold."""
         residual, diagonal = residual_and_diagonal(check.statistic, check.eigenvectors)
-        kept = diagonal if self.update_eigenvalues else check.eigenvalues
         refresh = check.first | ~(residual <= self.threshold)
         proxy = jnp.where(check.first, jnp.zeros_like(residual), residual)
-        return Verdict(refresh, proxy, check.damping, kept)
+        return Verdict(refresh, proxy, eigenvalues=diagonal if self.update_eigenvalues else None)
 
 
 def diagonal_residual(

@@ -1,11 +1,11 @@
-"""Doing only what is due: a loop over the due matrices of many batches.
+"""Computing only what is due: a loop over the due matrices of many batches.
 
 `lax.cond` under `vmap` computes both branches, and a `cond` for each matrix copies what it does not
-change. Here every batch has one loop whose number of rounds is the number of its due entries, zero
-at most steps; each round takes one entry out, works on it, and writes it back in place. Temporaries
-are those of one entry, whatever the size of the batch.
+change. Here every batch has one loop whose number of rounds is the number of its due matrices, zero
+at most steps; each round takes one matrix out, works on it, and writes it back in place.
+Temporaries are those of one matrix, whatever the size of the batch.
 
-With `stagger` the entries of all batches are dealt out to the steps of the period, the dearest
+With `stagger` the matrices of all batches are dealt out to the steps of the period, the costliest
 first, each to the step with the least work so far.
 """
 
@@ -23,37 +23,48 @@ import numpy as np
 from ._policy import Every
 
 
-def visit_due(
-    visit: Callable[[Any], Any],
-    batches: Sequence[Any],
-    batch_shapes: Sequence[tuple[int, ...]],
-    costs: Sequence[float],
+def refresh_due(
+    refresh_one: Callable[[Any], Any],
+    like: Any,
+    entries: Any,
+    costs: Any,
     schedule: Every,
     count: jax.Array,
-    select: Callable[[int, jax.Array], jax.Array] | None = None,
-) -> list[Any]:
-    """Replaces the due entries of every batch by what `visit` makes of them.
+    select: Callable[[Any, jax.Array], jax.Array] | None = None,
+) -> Any:
+    """Replaces the due matrices' entries by what `refresh_one` makes of them.
 
     Args:
-      visit: from one entry (a pytree without batch axes) to its new value, of the same structure.
-      batches: pytrees of arrays whose leading axes are the batch.
-      batch_shapes: those leading axes.
-      costs: what a visit to one entry of each batch costs, in any unit.
+      refresh_one: from the entry of one matrix (a pytree without batch axes) to its new value, of
+        the same structure, shapes and dtypes.
+      like: a tree of matrices `(..., m, n)`, whose leading axes are the batch.
+      entries: a tree with a pytree of arrays, the batch axes first, for every leaf of `like`; or
+        None where there is nothing to refresh.
+      costs: a tree like `like`: what refreshing one matrix costs, in any unit.
       schedule: which steps are due.
       count: the step, from 1.
-      select: from the number of a batch and which of its entries the schedule says are due, bool
+      select: from a batch's entry and which of its matrices the schedule says are due, bool
         (size,), to those that are.
     """
-    sizes = [math.prod(shape) for shape in batch_shapes]
-    tables = _deal(sizes, costs, schedule.period) if schedule.stagger else None
-    results = []
-    for i, (batch, shape) in enumerate(zip(batches, batch_shapes, strict=True)):
-        everything = jnp.arange(sizes[i]), jnp.where(schedule.due(count), sizes[i], 0)
-        entries, rounds = everything if tables is None else _turn(tables[i], schedule, count)
+    leaves, treedef = jax.tree.flatten(like)
+    results = treedef.flatten_up_to(entries)
+    prices = treedef.flatten_up_to(costs)
+    places = [i for i, entry in enumerate(results) if entry is not None]
+    shapes = [leaves[i].shape[:-2] for i in places]
+    sizes = [math.prod(shape) for shape in shapes]
+    tables: Sequence[np.ndarray | None] = [None] * len(places)
+    if schedule.stagger:
+        tables = _deal(sizes, [prices[i] for i in places], schedule.period)
+    for i, shape, size, table in zip(places, shapes, sizes, tables, strict=True):
+        if table is None:
+            order, rounds = jnp.arange(size), jnp.where(schedule.due(count), size, 0)
+        else:
+            order, rounds = _turn(table, schedule, count)
         if select is not None:
-            entries, rounds = _selected(functools.partial(select, i), entries, rounds, sizes[i])
-        results.append(_loop(visit, batch, len(shape), entries, rounds))
-    return results
+            due = functools.partial(select, results[i])
+            order, rounds = _selected(due, order, rounds, size)
+        results[i] = _loop(refresh_one, results[i], len(shape), order, rounds)
+    return treedef.unflatten(results)
 
 
 def visit_all(
@@ -67,6 +78,11 @@ def visit_all(
     size = math.prod(batch_shape)
     rounds = jnp.where(count > 0, size, 0)
     return _loop(visit, batch, len(batch_shape), jnp.arange(size), rounds)
+
+
+def untried(state: Any) -> jax.Array:
+    """Which matrices were due and have found nothing yet: they are tried again at every step."""
+    return (state.refreshes == 0) & (state.rejected > 0)
 
 
 def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) -> Any:

@@ -75,27 +75,24 @@ class Foam:
     refreshes: bool
     rounding_floor: float
 
-    keeps_eigenpairs = True
+    examines = "damping"
 
     def examine(self, check: Check) -> Verdict:
         """Algorithm 3, or one of the two ablations of Fig. 4."""
+        assert check.root_damping is not None
+        old, base, root = check.root_damping
         h = damping_proxy(
-            check.statistic,
-            check.eigenvectors,
-            check.eigenvalues,
-            check.damping,
-            check.root,
-            self.rounding_floor,
+            check.statistic, check.eigenvectors, check.eigenvalues, old, root, self.rounding_floor
         )
-        damping = jnp.maximum(check.base_damping, check.damping * h / self.threshold)
+        damping = jnp.maximum(base, old * h / self.threshold)
         if not self.adaptive_damping:
-            refresh, damping = h > self.threshold, jnp.asarray(check.base_damping, h.dtype)
+            refresh, damping = h > self.threshold, jnp.asarray(base, h.dtype)
         elif not self.refreshes:
             refresh, damping = False, jnp.minimum(damping, self.max_damping)
         else:
             refresh = ~(damping <= self.max_damping)
         proxy = jnp.where(check.first, 0, jnp.minimum(h, jnp.finfo(jnp.float32).max))
-        return Verdict(check.first | refresh, proxy, damping, check.eigenvalues)
+        return Verdict(check.first | refresh, proxy, damping)
 
 
 def foam(

@@ -12,7 +12,7 @@ import jax
 
 from ._portable import portable_state
 
-STATE_FORMAT = 2
+STATE_FORMAT = 3
 
 
 def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Cholesky(Quantized):
 
     error_feedback: Any = None
     eps: Any = 1e-6
-    damping: str = "relative"
+    damping_mode: str = "relative"
 
     def describe(self, order: int) -> str:
         """How factors of this order are kept."""
@@ -78,7 +78,7 @@ class Cholesky(Quantized):
             c = jnp.sqrt(jnp.where(jnp.eye(order, dtype=bool), x, 0))
             error = jnp.zeros_like(x)
         else:
-            c, failed = decomposed(x, self.eps, self.damping)
+            c, failed = decomposed(x, self.eps, self.damping_mode)
             error = self._error(previous)
         diagonal = jnp.diagonal(c, axis1=-2, axis2=-1)
         target = jnp.where(lower, c, 0) + error
@@ -133,18 +133,18 @@ class Cholesky(Quantized):
 
 
 def decomposed(
-    x: jax.Array, eps: jax.typing.ArrayLike, damping: str
+    x: jax.Array, eps: jax.typing.ArrayLike, damping_mode: str
 ) -> tuple[jax.Array, jax.Array]:
     """The lower Cholesky factor of `x + ε I`, `(..., d, d)`, and where there is none.
 
     Tried again with more on the diagonal where it fails, up to `RETRIES` times.
     """
     if x.ndim > 2:
-        return one_by_one(lambda one: decomposed(one, eps, damping), x)
+        return one_by_one(lambda one: decomposed(one, eps, damping_mode), x)
     order = x.shape[-1]
     largest = jnp.max(jnp.diagonal(x))
     rounding = order * jnp.finfo(x.dtype).eps * largest
-    epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping == "relative" else 1)
+    epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping_mode == "relative" else 1)
 
     def attempt(added: Any) -> tuple[jax.Array, jax.Array]:
         c = jax.lax.linalg.cholesky(x + added * jnp.eye(order, dtype=x.dtype))
@@ -157,7 +157,7 @@ def decomposed(
     running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731
     first = attempt(jnp.asarray(epsilon, x.dtype))
     _, c, failed = jax.lax.while_loop(running, again, (jnp.int32(1), *first))
-    if damping == "relative":  # zeros have no largest entry: they stay zeros
+    if damping_mode == "relative":  # zeros have no largest entry: they stay zeros
         c = jnp.where(largest == 0, 0, c)
     return c, failed
 
@@ -168,7 +168,7 @@ def cholesky(
     *,
     error_feedback: jax.typing.ArrayLike | None = None,
     eps: jax.typing.ArrayLike = 1e-6,
-    damping: str = "relative",
+    damping_mode: str = "relative",
     map: str = "linear2",
     min_elements: int = MIN_ELEMENTS,
 ) -> Cholesky:
@@ -186,9 +186,9 @@ def cholesky(
         the error is too coarse for its small increments, and at condition numbers of 3 to 100 the
         decoded factor is off by up to ten times as much as without. 0 helps at all of them.
       eps: ε, added to the factor before its decomposition, at every update.
-      damping: "relative": eps times the factor's largest entry (zeros stay zeros), so that nothing
-        depends on the gradients' scale; "absolute": eps itself, as published, which small gradients
-        disappear behind.
+      damping_mode: "relative": eps times the factor's largest entry (zeros stay zeros), so that
+        nothing depends on the gradients' scale; "absolute": eps itself, as published, which small
+        gradients disappear behind.
       map: "linear2" or "linear", see `encode`.
       min_elements: smaller matrices stay dense.
 
@@ -210,7 +210,7 @@ def cholesky(
     check_positive_int("min_elements", min_elements)
     check_choice("map", map, ("linear2", "linear"))
     check_interval("eps", eps, 0.0, open_low=True)
-    check_choice("damping", damping, ("relative", "absolute"))
+    check_choice("damping_mode", damping_mode, ("relative", "absolute"))
     if error_feedback is not None:
         check_decay("error_feedback", error_feedback)
-    return Cholesky(Codec(bits, block, map), True, min_elements, error_feedback, eps, damping)
+    return Cholesky(Codec(bits, block, map), True, min_elements, error_feedback, eps, damping_mode)

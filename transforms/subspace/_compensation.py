@@ -101,8 +101,8 @@ class Optimal:
     def scales(self, parts: Parts, state: OptimalState) -> tuple[jax.Array, OptimalState]:
         """Algorithm 3."""
         p = self.decay * state.energy + (1 - self.decay) * parts.outside
-        usable = (p > 0) & (parts.outside != 0)
-        s = jnp.where(usable, jax.lax.rsqrt(jnp.where(usable, p, 1)), 0)
+        kept = (p > 0) & (parts.outside != 0)
+        s = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, p, 1)), 0)
         s, norm = _limited(s * parts.codimension**0.5, parts, state.norm, self.gamma)
         return self.weight * s, OptimalState(p, norm)
 

@@ -8,6 +8,7 @@ import jax
 
 from .._keys import matrix_names
 from .._recording import record
+from .._side import Side
 from ._bases import BasisFinder, Switched
 
 
@@ -18,13 +19,13 @@ class RankRecord(NamedTuple):
     text: str
 
 
-def record_rank(shape: Any, asked: int, rank: int, left: bool, basis: BasisFinder) -> None:
-    """Tells `recording` the rank of matrices of this shape, and the columns that a switch keeps."""
-    text = f"{_instead(rank, asked)} on the {'left' if left else 'right'}"
+def record_rank(x: Any, asked: int, rank: int, side: Side, basis: BasisFinder) -> None:
+    """Tells `recording` the rank of matrices like `x`, and the columns that a switch keeps."""
+    text = f"{_instead(rank, asked)} on the {side.value}"
     if isinstance(basis, Switched):
-        stay = basis.stay(rank, shape[0] if left else shape[1])
+        stay = basis.stay(rank, side.order(x))
         text += f", leading {_instead(stay, basis.leading)}"
-    record(RankRecord(tuple(shape), f"rank {text}"))
+    record(RankRecord(tuple(x.shape[-2:]), f"rank {text}"))
 
 
 def check_ranks(params: Any, asked: int, basis: BasisFinder, orders: Any) -> None:

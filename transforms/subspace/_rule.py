@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._counts import Counts, counter
-from .._guard import usable_or_zero
+from .._guard import finite_or_zero
 from .._keys import key_for
-from ..directions._carry import Carry, find_moments
-from ..kronecker._statistic import has_side
+from .._side import LEFT, Side, side_of
+from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._numerics import power_of_two
 from ..linalg._products import gram_of, thin_transposed_times, times_transposed
-from ..refresh._due import visit_due
-from ..refresh._policy import Every
+from ..refresh._due import refresh_due, untried
+from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
 from ._bases import BasisFinder, SubspaceCheck
 from ._compensation import Compensation, Parts
 from ._rank import record_rank
@@ -42,12 +43,12 @@ class Subspace(NamedTuple):
     compensation: Any  # state of the compensation
 
     refreshes = counter("refreshes")  # bases computed, int32 (...)
-    rejected = counter("rejected")  # refreshes without a usable basis
-    skipped = counter("skipped")  # steps without a usable gradient or any basis
+    rejected = counter("rejected")  # refreshes that found no basis, or none that is finite
+    skipped = counter("skipped")  # steps without a finite gradient or any basis
 
 
 class Energies(NamedTuple):
-    """Squared norms of the columns of a batch of matrices, zero where they are not usable."""
+    """Squared norms of the columns of a batch of matrices, zero where it is not finite."""
 
     projected: jax.Array  # of σ (..., n)
     gradient: jax.Array | None  # of G (..., n), if there is a compensation
@@ -64,29 +65,26 @@ class SubspaceRule:
     b3: Any  # None without tracking
     side: str
 
-    def is_left(self, x: Any) -> bool:
-        """Whether the rows of these matrices are projected."""
-        m, n = x.shape[-2:]
-        if self.side in ("larger", "std"):
-            return m >= n if self.side == "larger" else m < n
-        return has_side(self.side, "left", x.shape)
+    def side_of(self, x: Any) -> Side:
+        """The side of these matrices that is projected."""
+        return side_of(self.side, x)
 
     def orders(self, x: Any) -> tuple[int, int, int]:
         """The projected order, the other one, and the rank."""
-        m, n = x.shape[-2:]
-        return (*((m, n) if self.is_left(x) else (n, m)), min(self.rank, m, n))
+        side = self.side_of(x)
+        return side.order(x), side.other.order(x), min(self.rank, *x.shape[-2:])
 
     def like_projected(self, x: Any) -> jax.Array:
         """Zeros like σ."""
         _, columns, rank = self.orders(x)
-        shape = (rank, columns) if self.is_left(x) else (columns, rank)
+        shape = (rank, columns) if self.side_of(x) is LEFT else (columns, rank)
         return jnp.zeros((*x.shape[:-2], *shape), jnp.promote_types(x.dtype, jnp.float32))
 
     def start(self, x: Any, key: jax.Array) -> Subspace:
         """The subspaces of a batch of matrices before the first step."""
         rows, columns, rank = self.orders(x)
         batch, dtype = x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)
-        record_rank(x.shape[-2:], self.rank, rank, self.is_left(x), self.basis)
+        record_rank(x, self.rank, rank, self.side_of(x), self.basis)
         eye = jnp.eye(rows, rank, dtype=dtype)
         return Subspace(
             basis=jnp.tile(eye, (*batch, 1, 1)) if self.basis.kept else None,
@@ -99,25 +97,26 @@ class SubspaceRule:
     def project(
         self, g: jax.Array, u: jax.Array, subspace: Subspace
     ) -> tuple[jax.Array, jax.Array, Energies]:
-        """σ, zero for a matrix that is not usable, whether it is, and the energies of columns.
+        """σ, zero unless it is finite, whether it is, and the energies of columns.
 
-        What is not finite makes σ so too, which is smaller; a compensation sees that of g too.
-        Without a basis that was due no gradient is usable: σ may not see what is wrong with it.
+        What is not finite in g makes σ so too, which is smaller; a compensation sees that of g too.
+        Where a basis was due and not found, no gradient counts as finite: the identity that stands
+        for it may not see what is wrong with g.
         """
-        left = self.is_left(g)
-        sigma = thin_transposed_times(u, g) if left else g @ u
-        inside = total = _squares(sigma, left)
+        side = self.side_of(g)
+        sigma = thin_transposed_times(u, g) if side is LEFT else g @ u
+        inside = total = _squares(sigma, side)
         whole = None
         if self.compensation is not None:
-            whole = _squares(g, left)
+            whole = _squares(g, side)
             # Of a sum of sums XLA would make a sum of its own, and write the squares for both.
             total = inside + whole
         total = total.sum(axis=-1)
-        usable = jnp.isfinite(total) & ~(_untried(subspace) & (total > 0))
-        usable = usable[..., None]
-        inside, whole = jax.tree.map(lambda x: jnp.where(usable, x, 0), (inside, whole))
-        usable = usable[..., None]
-        return jnp.where(usable, sigma, 0), usable, Energies(inside, whole)
+        finite = jnp.isfinite(total) & ~(untried(subspace) & (total > 0))
+        finite = finite[..., None]
+        inside, whole = jax.tree.map(lambda x: jnp.where(finite, x, 0), (inside, whole))
+        finite = finite[..., None]
+        return jnp.where(finite, sigma, 0), finite, Energies(inside, whole)
 
     def check(self, g: jax.Array, subspace: Subspace, number: jax.Array) -> SubspaceCheck:
         """What the finder sees of a single finite matrix, scaled by a power of two."""
@@ -126,7 +125,7 @@ class SubspaceRule:
         factor = jnp.ldexp(jnp.ones([], g.dtype), -exponent)
         basis = jnp.eye(rows, rank, dtype=g.dtype) if subspace.basis is None else subspace.basis
         return SubspaceCheck(
-            gradient=(g if self.is_left(g) else g.mT) * factor,
+            gradient=self.side_of(g).as_rows(g) * factor,
             basis=basis,
             tracked=None if subspace.tracked is None else subspace.tracked * factor * factor,
             b3=self.b3,
@@ -134,10 +133,10 @@ class SubspaceRule:
             key=key_for(subspace.key, number),
         )
 
-    def visited(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def refresh_one(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
         """A single matrix's subspace after a refresh, with its moments."""
-        subspace, gradient, first, second = entry
-        g = usable_or_zero(gradient)  # LAPACK's SVD of an infinite entry may never end
+        subspace, gradient, moments = entry
+        g = finite_or_zero(gradient)  # LAPACK's SVD of an infinite entry may never end
         good = jnp.any(g != 0)
         if subspace.tracked is not None:
             good |= jnp.any(subspace.tracked != 0)
@@ -153,14 +152,15 @@ class SubspaceRule:
             good &= jnp.isfinite(new).all()
             used = jnp.where(good, new, old)
             turn = jnp.matmul(used.mT, old, precision=jax.lax.Precision.HIGHEST)
+            as_rows = self.side_of(g).as_rows
 
             def followed(rule: Any, moment: jax.Array) -> jax.Array:
-                return rule(moment, turn) if self.is_left(g) else rule(moment.mT, turn).mT
+                return jnp.where(good, as_rows(rule(as_rows(moment), turn)), moment)
 
-            if self.carry.needs_names:
-                first, second = (
-                    [jnp.where(good, followed(rule, x), x) for x in moments]
-                    for rule, moments in ((self.carry.first, first), (self.carry.second, second))
+            if moments is not None:
+                moments = Moments(
+                    [followed(self.carry.first, x) for x in moments.first],
+                    [followed(self.carry.second, x) for x in moments.second],
                 )
             tracked = subspace.tracked
             if tracked is not None:
@@ -168,49 +168,44 @@ class SubspaceRule:
                 tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
             subspace = subspace._replace(basis=used, tracked=tracked)
         counts = subspace.counts.plus(refreshes=good, rejected=~good)
-        return subspace._replace(counts=counts), gradient, first, second
+        return subspace._replace(counts=counts), gradient, moments
 
     def refreshed(
-        self, gradients: Any, state: Any, refresh: Any, count: jax.Array
+        self, gradients: Any, state: Any, policy: RefreshPolicy, count: jax.Array
     ) -> tuple[Any, Any]:
         """The subspaces after the refreshes due at this step, and the inner state that follows."""
-        matrices, treedef = jax.tree.flatten(gradients)
-        subspaces = treedef.flatten_up_to(state.subspaces)
-        leaves, inner_treedef = jax.tree.flatten(state.inner)
-        first = second = [()] * len(matrices)
+        projected = jax.tree.map(self.like_projected, gradients)
+        moments = jax.tree.map(lambda _: None, gradients)
         if self.carry.needs_names:
-            first, second = find_moments(state.inner, jax.tree.map(self.like_projected, gradients))
-        entries = [
-            (subspace, g, [leaves[k] for k in i], [leaves[k] for k in j])
-            for subspace, g, i, j in zip(subspaces, matrices, first, second, strict=True)
-        ]
+            moments = take_moments(state.inner, projected)
 
-        def select(i: int, due: jax.Array) -> jax.Array:
-            subspace, g = subspaces[i], matrices[i]
-            again = subspace.refreshes == 0
-            if isinstance(refresh, Every):
-                again = _untried(subspace)
-            else:
-                sigma, *_ = self.project(g, self.basis_in_use(g, subspace), subspace)
-                norm = jnp.linalg.norm(sigma, axis=(-2, -1))
-                due &= refresh.renews(norm).reshape(-1)
-            return due | again.reshape(-1)
+        def select(entry: tuple[Any, ...], due: jax.Array) -> jax.Array:
+            subspace, g, _ = entry
+            if policy.examines is not None:
+                due &= self.examined(policy, g, subspace)
+            return due | untried(subspace).reshape(-1)
 
-        visited = visit_due(
-            self.visited,
-            entries,
-            [g.shape[:-2] for g in matrices],
-            [float(self.orders(g)[0] * self.orders(g)[1] * self.orders(g)[2]) for g in matrices],
-            refresh.schedule,
-            count,
-            select,
+        together = lambda g, subspace, moments: (subspace, g, moments)  # noqa: E731
+        entries = jax.tree.map(together, gradients, state.subspaces, moments)
+        costs = jax.tree.map(lambda g: float(math.prod(self.orders(g))), gradients)
+        entries = refresh_due(
+            self.refresh_one, gradients, entries, costs, policy.schedule, count, select
         )
-        for i, (subspace, _, firsts, seconds) in enumerate(visited):
-            subspaces[i] = subspace
-            places = (*first[i], *second[i])
-            for k, leaf in zip(places, [*firsts, *seconds], strict=True):
-                leaves[k] = leaf
-        return treedef.unflatten(subspaces), inner_treedef.unflatten(leaves)
+        subspaces = jax.tree.map(lambda _, entry: entry[0], gradients, entries)
+        if not self.carry.needs_names:
+            return subspaces, state.inner
+        moments = jax.tree.map(lambda _, entry: entry[2], gradients, entries)
+        return subspaces, put_moments(state.inner, projected, moments)
+
+    def examined(self, policy: RefreshPolicy, g: jax.Array, subspace: Subspace) -> jax.Array:
+        """Which of a batch of matrices the policy refreshes, bool (size,)."""
+        sigma, *_ = self.project(g, self.basis_in_use(g, subspace), subspace)
+        norm = jnp.linalg.norm(sigma, axis=(-2, -1))
+
+        def asked(norm: jax.Array, first: jax.Array) -> jax.Array:
+            return jnp.asarray(verdict_of(policy, ProjectionCheck(norm, first)).refresh)
+
+        return jax.vmap(asked)(norm.reshape(-1), (subspace.refreshes == 0).reshape(-1))
 
     def basis_in_use(self, g: jax.Array, subspace: Subspace) -> jax.Array:
         """U for a batch of matrices: the state's, or drawn from their keys."""
@@ -219,7 +214,7 @@ class SubspaceRule:
         rank = self.orders(g)[2]
 
         def drawn(g: jax.Array, subspace: Subspace) -> jax.Array:
-            check = self.check(usable_or_zero(g), subspace, subspace.refreshes - 1)
+            check = self.check(finite_or_zero(g), subspace, subspace.refreshes - 1)
             return self.basis.find(check, rank)
 
         for _ in g.shape[:-2]:
@@ -232,48 +227,48 @@ class SubspaceRule:
         subspace: Subspace,
         u: jax.Array,
         sigma: jax.Array,
-        usable: jax.Array,
+        finite: jax.Array,
         energies: Energies,
         moved: jax.Array,
     ) -> tuple[jax.Array, Subspace]:
         """The direction and the state after it, of a batch of matrices."""
-        left = self.is_left(g)
-        moved = jnp.where(usable, moved, 0)
-        subspace = subspace._replace(counts=subspace.counts.plus(skipped=~usable[..., 0, 0]))
+        side = self.side_of(g)
+        moved = jnp.where(finite, moved, 0)
+        subspace = subspace._replace(counts=subspace.counts.plus(skipped=~finite[..., 0, 0]))
         if subspace.tracked is not None:
-            gram = gram_of(sigma, left)
+            gram = gram_of(sigma, side)
             subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)
-        back = functools.partial(self.back, left=left)
+        back = functools.partial(self.back, side=side)
         if self.compensation is None:
             return back(u, moved), subspace
-        parts = self.parts(g, u, sigma, usable, energies, moved)
-        g = jnp.where(usable, g, 0)
+        parts = self.parts(g, u, sigma, finite, energies, moved)
+        g = jnp.where(finite, g, 0)
         s, state = self.compensation.scales(parts, subspace.compensation)
         subspace = subspace._replace(compensation=state)
-        s = jnp.expand_dims(s, -2 if left else -1)
+        s = jnp.expand_dims(s, side.axis)
         if self.compensation.residual is None:
             return g * s, subspace
         return back(u, moved - self.compensation.residual * sigma * s) + g * s, subspace
 
-    def back(self, u: jax.Array, x: jax.Array, left: bool) -> jax.Array:
+    def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
         """What `x` in the subspace is in the whole space."""
-        return u @ x if left else times_transposed(x, u)
+        return u @ x if side is LEFT else times_transposed(x, u)
 
     def parts(
         self,
         g: jax.Array,
         u: jax.Array,
         sigma: jax.Array,
-        usable: jax.Array,
+        finite: jax.Array,
         energies: Energies,
         moved: jax.Array,
     ) -> Parts:
         """The norms that a compensation sees."""
         rows, _, rank = self.orders(g)
-        left = self.is_left(g)
+        side = self.side_of(g)
         projected, gradient = energies
         assert self.compensation is not None and gradient is not None
-        squares = functools.partial(_squares, left=left)
+        squares = functools.partial(_squares, side=side)
         inner = squares(moved)
         outside = gradient - projected
         noise = jnp.abs(outside) <= rows * jnp.finfo(g.dtype).eps * gradient
@@ -285,16 +280,11 @@ class SubspaceRule:
             residual = jnp.maximum(outside, 0) + (1 - rho) ** 2 * projected
             low_rank = jnp.sum(inner, axis=-1)
         else:
-            residual = squares(jnp.where(usable, g, 0) - rho * self.back(u, sigma, left))
-            low_rank = jnp.sum(squares(self.back(u, moved, left)), axis=-1)
+            residual = squares(jnp.where(finite, g, 0) - rho * self.back(u, sigma, side))
+            low_rank = jnp.sum(squares(self.back(u, moved, side)), axis=-1)
         return Parts(gradient, projected, outside, residual, inner, low_rank, rows - rank)
 
 
-def _untried(subspace: Subspace) -> jax.Array:
-    """Whether a basis was due and there has been none yet."""
-    return (subspace.refreshes == 0) & (subspace.rejected > 0)
-
-
-def _squares(x: jax.Array, left: bool) -> jax.Array:
+def _squares(x: jax.Array, side: Side) -> jax.Array:
     """Sums of squares along the projected side."""
-    return jnp.sum(x * x, axis=-2 if left else -1)
+    return jnp.sum(x * x, axis=side.axis)

@@ -33,7 +33,7 @@ from .._keys import matrix_keys
 from .._trees import map_unzip, widened
 from .._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
 from ..directions._carry import Carry, find_moments, keep
-from ..refresh._below_norm import check_subspace_refresh
+from ..refresh._policy import RefreshPolicy, check_refresh
 from ._bases import BasisFinder, check_finder
 from ._compensation import Compensation, check_compensation
 from ._rank import check_ranks
@@ -55,7 +55,7 @@ def in_subspace(
     rank: int,
     *,
     basis: BasisFinder,
-    refresh: Any,
+    refresh: RefreshPolicy,
     carry: Carry | None = None,
     compensation: Compensation | None = None,
     tracking: bool = False,
@@ -72,7 +72,7 @@ def in_subspace(
         there are `limit_norm_growth`, `graft` and `orthogonalize`.
       rank: dimension of the subspaces.
       basis: how they are found: a value of `curvax.subspaces`, such as `svd()`.
-      refresh: `every(k)`, or `policies.below_norm(threshold)`.
+      refresh: policy for the bases: `every(k)`, `policies.below_norm(threshold)`, or your own.
       carry: what becomes of moments when a basis changes: `subspaces.keep()` (the default),
         `rotate()` or `reset()`.
       compensation: what is made of the rest of the gradient: `None` (nothing),
@@ -106,7 +106,7 @@ def in_subspace(
     carry = keep() if carry is None else carry
     check_positive_int("rank", rank)
     check_finder("basis", basis)
-    check_subspace_refresh(refresh)
+    check_refresh(refresh, ("projection",))
     check_compensation(compensation)
     if not isinstance(carry, Carry) or callable(carry):
         raise ValueError(f"carry must be a value such as curvax.subspaces.rotate(), got {carry!r}.")
@@ -138,10 +138,10 @@ def in_subspace(
         wide = jax.tree.map(_widened_once, updates)
         subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
-        projected, usable, energies = map_unzip(3, rule.project, wide, bases, subspaces)
+        projected, finite, energies = map_unzip(3, rule.project, wide, bases, subspaces)
         moved, inner_state = inner.update(projected, inner_state)
         directions, subspaces = map_unzip(
-            2, rule.combined, wide, subspaces, bases, projected, usable, energies, moved
+            2, rule.combined, wide, subspaces, bases, projected, finite, energies, moved
         )
         directions = jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates)
         return directions, SubspaceState(count, subspaces, inner_state)

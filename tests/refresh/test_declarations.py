@@ -1,0 +1,180 @@
+"""What a policy declares that it examines decides which transformations take it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close
+
+import curvax
+from curvax import policies, subspaces
+
+EPS, ROOT = 0.25, 2
+TAKEN: dict[str, tuple[str | None, ...]] = {
+    "precondition": (None, "eigenpairs", "damping"),
+    "in_eigenbasis": (None, "eigenpairs"),
+    "in_subspace": (None, "projection"),
+}
+POLICIES = {
+    None: curvax.every(2),
+    "eigenpairs": policies.diagonal_residual(2),
+    "damping": policies.foam(2, max_damping=1.0),
+    "projection": policies.below_norm(1.0),
+}
+
+
+def made(transformation: str, refresh: Any) -> optax.GradientTransformation:
+    if transformation == "precondition":
+        return curvax.precondition(refresh=refresh, side="left", root=ROOT, eps=EPS, b2=0.5)
+    if transformation == "in_eigenbasis":
+        return curvax.in_eigenbasis(optax.identity(), refresh=refresh, side="left", b3=0.5)
+    return curvax.in_subspace(optax.identity(), 2, basis=subspaces.svd(), refresh=refresh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A policy of a user that declares anything, with what that needs or without."""
+
+    examines: Any
+    schedule: policies.Every = dataclasses.field(default_factory=lambda: curvax.every(2))
+
+
+class WithExamine(Written):
+    def examine(self, check: Any) -> policies.Verdict:
+        return policies.Verdict(check.first)
+
+
+class WithDamping(WithExamine):
+    max_damping = 1.0
+
+
+@pytest.mark.parametrize("transformation", TAKEN)
+@pytest.mark.parametrize("examines", POLICIES)
+def test_policies_are_taken_by_their_declaration(transformation: str, examines: str | None) -> None:
+    """Those of the library and those of users; an error says what is taken and what was given."""
+    own = {None: Written, "damping": WithDamping}.get(examines, WithExamine)(examines)
+    for policy in (POLICIES[examines], own):
+        if examines in TAKEN[transformation]:
+            assert made(transformation, policy)
+            continue
+        with pytest.raises(ValueError, match=r"^refresh\b") as error:
+            made(transformation, policy)
+        assert repr(policy) in str(error.value) and f"examines {examines!r}" in str(error.value)
+        for taken in TAKEN[transformation][1:]:
+            assert repr(taken) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("policy", "missing"),
+    [
+        (Written("eigenpairs"), "examine"),
+        (Written("damping"), "examine and max_damping"),
+        (WithExamine("damping"), "max_damping"),
+    ],
+    ids=str,
+)
+def test_a_policy_needs_what_it_declares(policy: Any, missing: str) -> None:
+    with pytest.raises(ValueError, match=f"needs {missing} for that; got .*Wri|With"):
+        made("precondition", policy)
+
+
+@pytest.mark.parametrize("transformation", TAKEN)
+def test_an_unknown_declaration_is_refused(transformation: str) -> None:
+    with pytest.raises(ValueError, match="which examines 'the weather'"):
+        made(transformation, WithExamine("the weather"))
+
+
+SEEN: list[policies.Check] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceGrowth:
+    """The example of the module: a verdict without anything but whether to refresh."""
+
+    schedule: policies.Every
+    growth: float
+
+    examines = "eigenpairs"
+
+    def examine(self, check: policies.Check) -> policies.Verdict:
+        SEEN.append(check)
+        grown = jnp.trace(check.statistic) > self.growth * jnp.sum(check.eigenvalues)
+        return policies.Verdict(check.first | grown)
+
+
+def run(transformation: optax.GradientTransformation, gradients: Any) -> list[Any]:
+    """The states after every step."""
+    update, states = jax.jit(transformation.update), []
+    state = transformation.init(gradients[0])
+    for g in gradients:
+        _, state = update(g, state)
+        states.append(state)
+    return states
+
+
+@pytest.mark.parametrize("transformation", ["precondition", "in_eigenbasis"])
+def test_one_policy_serves_roots_and_bases(transformation: str) -> None:
+    """A root has a damping, a basis none. What a verdict leaves out stays as it was."""
+    SEEN.clear()
+    g = np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)
+    # Of two matrices, the trace of the second one's statistic grows fourfold, and only at step 3.
+    scales = np.array([[1, 1], [1, 1], [1, np.sqrt(7)], [1, 2]], np.float32)
+    policy = TraceGrowth(curvax.every(1), 2.0)
+    states = run(made(transformation, policy), [s[:, None, None] * g for s in scales])
+    sides = [state.left for state in states]
+    # b = 0.5 makes the traces 1/2, 3/4, 7/8 of the first gram, and 1/2, 3/4, 31/8.
+    assert [x.refreshes.tolist() for x in sides] == [[1, 1], [1, 1], [1, 2], [1, 2]]
+    assert [x.checks.tolist() for x in sides] == [[t, t] for t in (1, 2, 3, 4)]
+    for x in sides:
+        assert np.array_equal(x.proxy, np.zeros(2))
+    assert np.array_equal(sides[0].eigenvalues, sides[1].eigenvalues)
+    assert not np.array_equal(sides[1].eigenvalues[1], sides[2].eigenvalues[1])
+    assert SEEN
+    for check in SEEN:
+        if transformation == "in_eigenbasis":
+            assert check.root_damping is None
+        else:
+            assert check.root_damping is not None
+            assert (check.root_damping.base_damping, check.root_damping.root) == (EPS, ROOT)
+            assert np.array_equal(sides[-1].damping, [EPS, EPS])
+
+
+@dataclasses.dataclass(frozen=True)
+class AboveNorm:
+    """Refreshes a subspace when much of the gradient is in it."""
+
+    schedule: policies.Every
+    threshold: float
+
+    examines = "projection"
+
+    def examine(self, check: policies.ProjectionCheck) -> policies.Verdict:
+        assert check.norm.shape == check.first.shape == ()
+        return policies.Verdict(check.first | (check.norm > self.threshold))
+
+
+def test_a_policy_of_ones_own_refreshes_subspaces() -> None:
+    """Each matrix by its own projection, at the steps of the schedule."""
+    g = np.random.default_rng(0).standard_normal((2, 3, 5)).astype(np.float32)
+    norms = np.linalg.norm(np.linalg.svd(g)[1][:, :2], axis=1)
+    g /= norms[:, None, None]  # the projections to the leading subspaces have norm 1
+    scales = np.array([[1, 1], [3, 3], [1, 3], [3, 1], [3, 1]], np.float32)
+    policy = AboveNorm(curvax.every(2, offset=1), 2.0)
+    states = run(made("in_subspace", policy), [s[:, None, None] * g for s in scales])
+    counts = [state.subspaces.refreshes.tolist() for state in states]
+    assert counts == [[1, 1], [1, 1], [1, 2], [1, 2], [2, 2]]
+
+
+def test_examples_by_another_schedule_wait_for_it() -> None:
+    """The first refresh of a subspace comes when the schedule says, whatever the policy."""
+    g = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    policy = AboveNorm(curvax.every(3, first=False), 0.0)
+    states = run(made("in_subspace", policy), [g] * 4)
+    assert [int(state.subspaces.refreshes) for state in states] == [0, 0, 1, 1]
+    assert_close(states[1].subspaces.basis, np.eye(3, 2), factor=0)
