@@ -55,7 +55,7 @@ FOUND: dict[str, Any] = {
     "large/kernel": jax.ShapeDtypeStruct((1300, 4), jnp.float32),
     "bias": jax.ShapeDtypeStruct((3,), jnp.float32),
 }
-WHOLE, BLOCKS, NONE = "1 matrix", "2 matrices 650×4 (2×1 tiles)", "no matrix"
+WHOLE, BLOCKS, NONE = "1 matrix", "2 matrices 650×4 (2×1 tiles)", "not a matrix"
 
 
 @pytest.mark.parametrize(
