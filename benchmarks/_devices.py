@@ -154,7 +154,9 @@ def traffic(name: str, make: Any, model: Shapes, kind: str, devices: int) -> dic
         row[f"{label}, collectives"] = len(found)
         row["inside"] = row.get("inside", 0) + sum(c.inside for c in found)
         if not theirs:
-            whole = curvax.state_bytes(make(stack=True), params)
+            whole = curvax.state_bytes(
+                make(matrices=curvax.MatrixRule(block_size=None, stack=True)), params
+            )
             row["state"] = devices * own_bytes(state) / whole
     return row
 

@@ -69,7 +69,9 @@ def always(make: Callable[..., Any], **settings: Any) -> Callable[[int, int], An
 
 def with_factors() -> dict[str, Method]:
     """What keeps factors, which have storages."""
-    shampoo = functools.partial(curvax.shampoo, base=None, block_size=None)
+    shampoo = functools.partial(
+        curvax.shampoo, base=None, matrices=curvax.MatrixRule(block_size=None)
+    )
     kinds: dict[str, tuple[Any, Any, Any]] = {
         # Its statistics are due at whole periods, by default.
         "shampoo": (functools.partial(refreshed, offset=0), shampoo, Roots(False)),
@@ -132,7 +134,7 @@ METHODS: dict[str, Method] = {
         refreshes=False,
     ),
     "racs": Method(
-        always(curvax.racs, output_layer=None),
+        always(curvax.racs, matrices=curvax.MatrixRule(output_layer=None)),
         lambda _: RankOne(),
         numbers=lambda m, n, r: m + n + 1,
         refreshes=False,
@@ -162,7 +164,7 @@ METHODS: dict[str, Method] = {
         numbers=lambda m, n, r: m * r + 2 * n * r + n + 1,
     ),
     "apollo": Method(
-        low_rank(curvax.apollo, output_layer=None),
+        low_rank(curvax.apollo, matrices=curvax.MatrixRule(output_layer=None)),
         lambda r: Projection(r, back=False),
         numbers=lambda m, n, r: 2 * n * r,
     ),

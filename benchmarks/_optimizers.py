@@ -101,11 +101,11 @@ def optax_galore(
 
 
 def shampoo_on_adamw(
-    rate: Any, *, weight_decay: float, **options: Any
+    rate: Any, *, weight_decay: float, adam_learning_rate: Any, **options: Any
 ) -> optax.GradientTransformation:
     """Shampoo whose direction AdamW takes for its gradient."""
     base = functools.partial(optax.adamw, weight_decay=weight_decay)
-    return curvax.shampoo(rate, base=base, adam_weight_decay=weight_decay, **options)
+    return curvax.shampoo(rate, base=base, others=base(adam_learning_rate), **options)
 
 
 def shampoo_4bit(rate: Any, **options: Any) -> optax.GradientTransformation:

@@ -39,11 +39,14 @@ from ._trees import Shapes
 
 Shape = tuple[int, int]
 
+STACKED = curvax.MatrixRule(block_size=None, stack=True)
+"""Matrices of one shape share an array, and none is cut into blocks."""
+
 
 class Kind(NamedTuple):
     """A method as the model sees it."""
 
-    make: Callable[..., Any]  # takes `stack=`
+    make: Callable[..., Any]  # takes `matrices=`
     factors: Callable[[int, int], tuple[int, ...]]  # orders of what a refresh decomposes
 
 
@@ -85,7 +88,7 @@ def bytes_of(kind: Kind, shape: Shape, dtype: Any) -> int:
     def state(count: int) -> int:
         leaf = jax.ShapeDtypeStruct(shape, dtype)
         tree = {f"{i}": {"kernel": leaf} for i in range(count)}
-        return curvax.state_bytes(kind.make(stack=True), tree)
+        return curvax.state_bytes(kind.make(matrices=STACKED), tree)
 
     return state(2) - state(1)
 

@@ -40,7 +40,7 @@ RESULT = Path(__file__).parent / "results" / "guard_cost.md"
 NAMES = ("with", "without", "with, again")
 
 UPDATES: dict[str, Make] = {
-    "racs": functools.partial(curvax.racs, output_layer=None),
+    "racs": functools.partial(curvax.racs, matrices=curvax.MatrixRule(output_layer=None)),
     "muon": curvax.muon,
 }
 TRAINED: dict[str, Make] = {

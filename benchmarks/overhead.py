@@ -61,9 +61,7 @@ def adamw_shampoo(rate: Any, *, weight_decay: float, **settings: Any) -> Any:
     """Shampoo in 4 bits on AdamW."""
     base = functools.partial(optax.adamw, weight_decay=weight_decay)
     storage = curvax.cholesky(error_feedback=0.95)
-    return curvax.shampoo(
-        rate, base=base, storage=storage, adam_weight_decay=weight_decay, **settings
-    )
+    return curvax.shampoo(rate, base=base, storage=storage, others=base(rate), **settings)
 
 
 def methods_for(width: int) -> dict[str, Method]:

@@ -43,10 +43,11 @@ SECTIONS = ("points", "exchange", "model")
 POINTS = (1, 2, 4, 8)
 DEVICES = (8, 64, 512, 4096)
 BLOCK = 1024
+WHOLE = curvax.MatrixRule(block_size=None)
 PRESETS = {"cpu": (128, 256, 512), "gpu": (512, 1024, 2048, 4096)}  # orders that are timed
 
 EVERY_20 = {"refresh": curvax.every(20, offset=1)}
-SHAMPOO = functools.partial(curvax.shampoo, RATE, base=None, block_size=None, **EVERY_20)
+SHAMPOO = functools.partial(curvax.shampoo, RATE, base=None, matrices=WHOLE, **EVERY_20)
 CQ_EF = curvax.cholesky(error_feedback=0.95)
 KINDS = {
     "muon": Kind(functools.partial(curvax.muon, RATE), lambda m, n: ()),

@@ -128,7 +128,10 @@ def stacking(rounds: int, count: int = 24) -> list[dict[str, Any]]:
     rows = []
     for size in SIZES:
         params = {f"w{i:02d}": jnp.eye(size) + i for i in range(count)}
-        programs = {s: update_of(curvax.muon(0.02, stack=s), params) for s in (True, False)}
+        programs = {
+            s: update_of(curvax.muon(0.02, matrices=curvax.MatrixRule(stack=s)), params)
+            for s in (True, False)
+        }
         take_turns(programs, rounds, f"{size}×{size}")
         stacked, single = programs[True], programs[False]
         rows.append(

@@ -1,33 +1,21 @@
 """The methods: one recipe a file, each a short chain of the parts in `transforms`."""
 
-from ._alice import alice
-from ._alice_direction import scale_by_alice
-from ._apollo import apollo
-from ._apollo_direction import scale_by_apollo
-from ._asgo import asgo
-from ._asgo_direction import scale_by_asgo
+from ._alice import alice, scale_by_alice
+from ._apollo import apollo, scale_by_apollo
+from ._asgo import asgo, scale_by_asgo
 from ._assemble import assemble
 from ._dasgo import dasgo, scale_by_dasgo
-from ._dr_shampoo import dr_shampoo
-from ._dr_shampoo_direction import scale_by_dr_shampoo
-from ._eigen_adam import eigen_adam
-from ._eigen_adam_direction import scale_by_eigen_adam
-from ._fira import fira
-from ._fira_direction import scale_by_fira
-from ._foam import foam
-from ._foam_direction import scale_by_foam
-from ._galore import galore
-from ._galore_direction import scale_by_galore
-from ._muon import muon
-from ._muon_direction import scale_by_muon
+from ._dr_shampoo import dr_shampoo, scale_by_dr_shampoo
+from ._eigen_adam import eigen_adam, scale_by_eigen_adam
+from ._fira import fira, scale_by_fira
+from ._foam import foam, scale_by_foam
+from ._galore import galore, scale_by_galore
+from ._muon import muon, scale_by_muon
 from ._osgdm import osgdm, scale_by_osgdm
 from ._racs import racs, scale_by_racs
-from ._shampoo import shampoo
-from ._shampoo_direction import scale_by_shampoo
-from ._soap import soap
-from ._soap_direction import scale_by_soap
-from ._sumo import sumo
-from ._sumo_direction import scale_by_sumo
+from ._shampoo import scale_by_shampoo, shampoo
+from ._soap import scale_by_soap, soap
+from ._sumo import scale_by_sumo, sumo
 from ._swan import scale_by_swan, swan
 
 __all__ = [

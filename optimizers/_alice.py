@@ -7,13 +7,56 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._policy import Refresh
-from ..transforms.subspace._bases import BasisFinder
-from ..transforms.subspace._compensation import Compensation
-from ._alice_direction import scale_by_alice
+from ..transforms.directions._moment_ratio import moment_ratio
+from ..transforms.matrices._rule import Matrices
+from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.subspace._bases import BasisFinder, switching_named
+from ..transforms.subspace._compensation import Compensation, compensation_named
+from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
+
+
+def scale_by_alice(
+    *,
+    rank: int = 128,
+    leading: int = 40,
+    scale: jax.typing.ArrayLike = 0.3,
+    compensation_scale: jax.typing.ArrayLike = 0.4,
+    gamma: jax.typing.ArrayLike = 1.01,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.9,
+    b3: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    tracking: bool = True,
+    switching: str | BasisFinder = "complement",
+    compensation: str | Compensation | None = "optimal",
+    refresh: Refresh = 200,
+    carry: Carry | None = None,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """The direction of `alice` on batches of matrices `(..., m, n)`; see there."""
+    check_interval("scale", scale, 0.0)
+    return optax.chain(
+        in_subspace(
+            moment_ratio(b1, b2, eps, bias_correction=bias_correction),
+            rank,
+            basis=switching_named(switching, leading),
+            refresh=as_policy(refresh, offset=0),
+            carry=carry,
+            compensation=compensation_named(compensation, b1, gamma, compensation_scale),
+            tracking=tracking,
+            b3=b3,
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+    )
 
 
 def alice(
@@ -37,35 +80,31 @@ def alice(
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Alice: low-rank Eigen-Adam with tracking, switching and compensation.
 
-    Use it for the quality of a full-rank method at about GaLore's state. `tracking=False` is
+    Use it for the quality of a full-rank method with about GaLore's state. `tracking=False` is
     Alice-0.
 
     .. math::
       \sigma = U^\top G, \quad \tilde Q \leftarrow b_3 \tilde Q + (1-b_3)\, \sigma\sigma^\top, \quad
       \omega = M / \sqrt v, \quad D = \alpha (U \omega + \alpha_c C)
 
-    with moments `M`, `v` of σ (decay rates `b1`, `b2`) and the compensation
+    with the moments `M` and `v` of σ (decay rates `b1` and `b2`) and the compensation
     :math:`C = \eta\sqrt{m-r}\,(G - U\sigma)\,\mathrm{diag}(p)^{-1/2}` of `subspaces.optimal`. At
-    step 1 and at `t mod refresh = 0`, a step of subspace iteration on
-    :math:`b_3\, U \tilde Q U^\top + (1-b_3)\, GG^\top` (at step 1 its exact eigenvectors), of
-    which the `leading` columns stay and the others are drawn from the orthogonal complement, at
-    step 1 too. Moments and :math:`\tilde Q` stay as they are. Entries of `√v` that are rounding
-    noise and columns with `p ≤ 0` give 0.
+    step 1 and at `t mod refresh = 0` the basis takes a step of subspace iteration on
+    :math:`b_3\, U \tilde Q U^\top + (1-b_3)\, GG^\top` (at step 1 its exact eigenvectors). Then
+    the `leading` columns stay and the others are drawn from the orthogonal complement, at step 1
+    too. Moments and :math:`\tilde Q` stay as they are. Entries of `√v` that are rounding noise and
+    columns with `p ≤ 0` give 0.
 
     State per `m × n` matrix, `m ≤ n`: `mr + 2nr + n + r² + 1` numbers, without `r²` for Alice-0.
     Work between refreshes: `4mnr + 2nr²` FLOPs and a pass over the gradient.
@@ -88,14 +127,15 @@ def alice(
         alone), "evd" (exact), or a basis.
       compensation: "optimal", "fira", "fira+", "none", or a compensation.
       refresh: period of the basis.
-      carry: what moments do when it changes; `None` is `subspaces.keep()`, as published.
+      carry: what happens to moments when the basis changes; `None` is `subspaces.keep()`, as
+        published.
       side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
-        "std": the official code's, which goes right if square.
-      clamp_rank: take the nearest `rank` and `leading` that a matrix allows; otherwise an error.
+        "std", as in the official code: "smaller", but right if square.
+      clamp_rank: whether a `rank` or `leading` that does not fit a matrix becomes the nearest that
+        fits or is an error.
       seed: of random draws.
-      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
-        see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -135,16 +175,13 @@ def alice(
             seed=seed,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers),
-        stack=stack,
+        guard=False,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
-        guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

@@ -7,10 +7,49 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._policy import Refresh
-from ._apollo_direction import scale_by_apollo
+from ..transforms._validate import check_choice, check_interval
+from ..transforms.directions._norm_growth import limit_norm_growth
+from ..transforms.matrices._rule import Matrices, as_rule
+from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.subspace._bases import gaussian, svd
+from ..transforms.subspace._compensation import channel_scaling
+from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
+
+
+def scale_by_apollo(
+    *,
+    rank: int = 128,
+    variant: str = "random",
+    scale: jax.typing.ArrayLike = 1.0,
+    sqrt_scale: bool = False,
+    gamma: jax.typing.ArrayLike | None = None,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    refresh: Refresh = 200,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """The direction of `apollo` on batches of matrices `(..., m, n)`; see there."""
+    check_choice("variant", variant, ("random", "svd", "mini"))
+    mini = variant == "mini"
+    check_interval("scale", scale, 0.0)
+    return optax.chain(
+        in_subspace(
+            optax.scale_by_adam(b1, b2, eps),
+            1 if mini else rank,
+            basis=svd() if variant == "svd" else gaussian(kept=False),
+            refresh=as_policy(refresh, offset=0),
+            compensation=channel_scaling(whole=mini),
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        optax.identity() if gamma is None else limit_norm_growth(gamma),
+        optax.scale(scale**0.5 if sqrt_scale else scale),  # pyright: ignore[reportArgumentType]
+    )
 
 
 def apollo(
@@ -28,37 +67,32 @@ def apollo(
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,
-    output_layer: Selection | None = "auto",
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Apollo: gradients scaled by Adam in a random subspace.
 
-    Use it for Adam-like steps at nearly the memory of SGD: a low-rank Adam only decides the size of
-    each column's step.
+    Use it for Adam-like steps at nearly the memory of SGD: a low-rank Adam decides only how long
+    each column's step is.
 
     .. math::
       \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
       D = \alpha\, G\, \mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)
 
     with entries of `U` of variance `1/r`, drawn anew at step 1 and at `t mod refresh = 0` and
-    otherwise regenerated from their key; columns with σ = 0 give 0. Embeddings, norms, biases and
-    the output layer go to AdamW.
+    regenerated from their key at all other steps. Columns with σ = 0 give 0. Embeddings, norms,
+    biases and the output layer go to AdamW.
 
     State per `m × n` matrix, `m ≤ n`: `2nr` numbers (`mr` more for "svd"). Work between refreshes:
     `2mnr` FLOPs and drawing `mr` numbers.
 
-    Relations, each with a test of its name: with one column per scale and rank 1 it is "mini".
+    Relation, with a test of its name: with one scale for all columns and rank 1 it is "mini".
 
     Args:
       learning_rate: a number or a schedule.
@@ -74,13 +108,13 @@ def apollo(
       eps: Adam's epsilon.
       refresh: period of the subspace.
       side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
-        "std": the official code's, which goes right if square.
-      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+        "std", as in the official code: "smaller", but right if square.
+      clamp_rank: whether a rank above `min(m, n)` becomes `min(m, n)` or is an error.
       seed: of random draws.
-      output_layer: the output layer, left to AdamW, see `racs`.
-      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
-        see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices: see `muon`. The output layer is not a matrix unless a rule says so:
+        `MatrixRule(output_layer=None)`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -91,7 +125,7 @@ def apollo(
     Example:
       >>> import curvax, jax, jax.numpy as jnp
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
-      >>> optimizer = curvax.apollo(1e-2, rank=2, output_layer=None)
+      >>> optimizer = curvax.apollo(1e-2, rank=2)
       >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
@@ -114,16 +148,12 @@ def apollo(
             seed=seed,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, output_layer=output_layer),
-        stack=stack,
+        guard=False,
+        matrices=as_rule(matrices, weight_dimension_numbers, output_layer="auto"),
         mesh=mesh,
         mesh_axis=mesh_axis,
-        guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

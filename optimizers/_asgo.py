@@ -7,11 +7,44 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._policy import Refresh
+from ..transforms._validate import check_choice
+from ..transforms.directions._momentum import momentum
+from ..transforms.kronecker._precondition import precondition
+from ..transforms.matrices._rule import Matrices, as_rule
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
-from ._asgo_direction import scale_by_asgo
 from ._assemble import MeshAxis, assemble
+
+
+def scale_by_asgo(
+    *,
+    b1: jax.typing.ArrayLike | None = None,
+    b2: jax.typing.ArrayLike | None = None,
+    eps: jax.typing.ArrayLike = 1e-6,
+    refresh: Refresh = 1,
+    variant: str = "practical",
+    storage: Storage | None = None,
+    side: str | None = None,
+    dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformation:
+    """The direction of `asgo` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    check_choice("variant", variant, ("practical", "theoretical", "from_momentum"))
+    check_choice("side", side, (None, "left", "right", "smaller"))
+    theoretical = variant == "theoretical"
+    if theoretical and not (b1 is None and b2 is None):
+        raise ValueError(f"variant='theoretical' has no b1 and b2, got b1={b1!r}, b2={b2!r}.")
+    return precondition(
+        None if theoretical else momentum(0.9 if b1 is None else b1, dtype=dtype),
+        refresh=as_policy(refresh, offset=1, first=True),
+        side=("left" if theoretical else "smaller") if side is None else side,
+        square="right",
+        root=2,
+        b2=None if theoretical else (0.95 if b2 is None else b2),
+        eps=eps,
+        damping_mode="outside" if theoretical else "absolute",
+        statistics="momentum" if variant == "from_momentum" else "gradient",
+        storage=storage,
+    )
 
 
 def asgo(
@@ -25,35 +58,29 @@ def asgo(
     storage: Storage | None = None,
     side: str | None = None,
     dtype: jax.typing.DTypeLike | None = None,
-    block_size: int | None = None,
-    head_wise: bool = False,
-    matrices: Selection | None = "all",
+    matrices: Matrices = "all",
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""ASGO: momentum preconditioned on its smaller side by the gradients' second moment.
 
-    Use it in place of Shampoo when one factor is enough: half the state or less and one root per
-    matrix. Its root is an eigendecomposition, at each step by default: give `refresh=` a period, or
-    `policies.foam(1, 0.4, max_damping=1e-5)`, which on a small model needed a twelfth of the roots
-    for the same loss (docs/combinations.md).
+    Use it instead of Shampoo when one factor is enough: it has half the state or less, and one root
+    per matrix. The root is an eigendecomposition, by default at every step. Give `refresh=` a
+    period, or `policies.foam(1, 0.4, max_damping=1e-5)`, which needed a twelfth of the roots for
+    the same loss on a small model (docs/combinations.md).
 
     .. math::
       M_t = b_1 M_{t-1} + (1-b_1) G_t, \qquad V_t = b_2 V_{t-1} + (1-b_2)\, G_t G_t^\top, \qquad
       D_t = (V_t + \epsilon I)^{-1/2} M_t
 
-    on the left if `m < n`, else, with :math:`G^\top G`, on the right (also for `m = n`, as
-    printed). Nothing is bias-corrected. Every parameter takes part; a vector, bias or scale is a
-    matrix with one row and so gets one adaptive number, as in AdaGrad-norm.
+    on the left if `m < n`, otherwise on the right, with :math:`G^\top G` (also for `m = n`, as
+    printed). Nothing is bias-corrected. Every parameter takes part: a vector, bias or scale is a
+    matrix with one row and gets one adaptive number, as in AdaGrad-norm.
 
     State per `m × n` matrix: `mn` for the momentum and `2 min(m, n)²` for factor and root. Work per
     step: `4mn · min(m, n)` FLOPs; per refresh one eigendecomposition of order `min(m, n)`.
@@ -70,14 +97,13 @@ def asgo(
       variant: "practical" (Algorithm 2); "from_momentum" (Eq. 4: statistics of `M` instead of `G`);
         "theoretical" (Algorithm 1: sums, no momentum, left side, damping outside the root).
       storage: how factors and roots are kept; `dense()` by default.
-      side: "left", "right" or "smaller" in place of the variant's own.
+      side: "left", "right" or "smaller" instead of the variant's own.
       dtype: dtype of the momentum; the parameters' if `None`.
-      block_size: cut matrices into balanced blocks of at most this many rows and columns.
-      head_wise: whether query and key kernels `(D, H, K)` are one matrix per head (Appendix B); for
-        merged kernels give `MatrixAxes(0, 1, column_heads=H)`.
-      matrices: which parameters are matrices; "all" as in the paper; see `MatrixRule`.
-      weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask: see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices: see `muon`; "all" as in the paper, also for a `MatrixRule` that does not say.
+        `MatrixRule(head_wise=True)` is Appendix B; for merged kernels give
+        `MatrixAxes(0, 1, column_heads=H)`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -108,16 +134,11 @@ def asgo(
             dtype=dtype,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
-        block_size=block_size,
-        stack=stack,
+        matrices=as_rule(matrices, weight_dimension_numbers, matrices="all"),
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

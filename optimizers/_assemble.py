@@ -10,9 +10,9 @@ import jax
 import optax
 
 from ..transforms._guard import guard_leaves
-from ..transforms._validate import check_decay, check_interval
+from ..transforms._validate import check_interval
 from ..transforms.matrices._routing import route
-from ..transforms.matrices._rule import MatrixRule
+from ..transforms.matrices._rule import Matrices, as_rule
 from ..transforms.matrices._view import on_matrices
 
 MeshAxis = str | Sequence[str] | None
@@ -21,43 +21,29 @@ MeshAxis = str | Sequence[str] | None
 def assemble(
     direction: optax.GradientTransformation,
     learning_rate: optax.ScalarOrSchedule,
-    rule: MatrixRule | None = None,
     *,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
-    block_size: int | None = None,
-    stack: bool | None = None,
+    guard: bool = True,
+    matrices: Matrices = None,
+    weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
-    guard: bool = True,
-    weight_decay: Any = 0.0,
+    weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: Any = 0.9,
-    adam_b2: Any = 0.999,
-    adam_eps: Any = 1e-8,
-    adam_weight_decay: Any = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes a full optimizer from the direction of the matrices: what every method here is.
+    """Makes a full optimizer from the direction of the matrices, as every method here does.
 
     Args:
       direction: transformation on batches of matrices, without learning rate, sign and decay: a
         `scale_by_<method>`, or a chain of parts.
       learning_rate: of the matrices; a number or a schedule.
-      rule: which parameters are matrices; `MatrixRule()` by default.
       base: from a learning rate to the optimizer that takes the direction as its gradient; `None`
         is plain descent with decoupled weight decay.
-      block_size: see `on_matrices`.
-      stack: see `on_matrices`.
-      mesh: see `on_matrices`.
-      mesh_axis: see `on_matrices`.
       guard: see `on_matrices`.
-      weight_decay: decoupled weight decay of the matrices, times the learning rate.
-      weight_decay_mask: tree of booleans or callable, as in `optax.add_decayed_weights`.
-      adam_learning_rate: of all other parameters; `None` means as the matrices.
-      adam_b1: AdamW's decay rate of the first moment.
-      adam_b2: AdamW's decay rate of the second moment.
-      adam_eps: AdamW's epsilon.
-      adam_weight_decay: AdamW's weight decay; `None` means as the matrices.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       A transformation on the whole tree of parameters.
@@ -76,21 +62,13 @@ def assemble(
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
     """
-    rule = MatrixRule() if rule is None else rule
-    if not isinstance(rule, MatrixRule):
-        raise ValueError(f"rule must be a MatrixRule, got {rule!r}.")
-    adam_learning_rate = learning_rate if adam_learning_rate is None else adam_learning_rate
-    adam_weight_decay = weight_decay if adam_weight_decay is None else adam_weight_decay
-    _check_learning_rate("learning_rate", learning_rate)
-    _check_learning_rate("adam_learning_rate", adam_learning_rate)
-    check_interval("weight_decay", weight_decay, 0.0)
-    check_interval("adam_weight_decay", adam_weight_decay, 0.0)
-    check_decay("adam_b1", adam_b1)
-    check_decay("adam_b2", adam_b2)
-    check_interval("adam_eps", adam_eps, 0.0)
+    rule = as_rule(matrices, weight_dimension_numbers)
+    others = others_or_adamw(
+        others, adam_learning_rate, learning_rate, weight_decay, weight_decay_mask
+    )
     if base is None:
         descent = optax.chain(
-            optax.add_decayed_weights(weight_decay, weight_decay_mask)
+            optax.add_decayed_weights(weight_decay, weight_decay_mask)  # pyright: ignore
             if _decays(weight_decay)
             else optax.identity(),
             optax.scale_by_learning_rate(learning_rate),
@@ -104,27 +82,45 @@ def assemble(
         descent = _base(base, learning_rate)
     # Behind the routing the output layer is gone already, and so is what it would be found by.
     inside = dataclasses.replace(rule, output_layer=None)
-    matrices = optax.chain(
-        on_matrices(
-            direction,
-            inside,
-            block_size=block_size,
-            stack=stack,
-            guard=guard,
-            mesh=mesh,
-            mesh_axis=mesh_axis,
-        ),
-        descent,
-    )
-    adam = {"b1": adam_b1, "b2": adam_b2, "eps": adam_eps}
-    others = (
-        optax.adamw(
-            adam_learning_rate, weight_decay=adam_weight_decay, mask=weight_decay_mask, **adam
+    view = on_matrices(direction, inside, guard=guard, mesh=mesh, mesh_axis=mesh_axis)
+    return route(optax.chain(view, descent), guard_leaves(others), rule)
+
+
+def others_or_adamw(
+    others: optax.GradientTransformation | None,
+    adam_learning_rate: optax.ScalarOrSchedule | None,
+    learning_rate: optax.ScalarOrSchedule,
+    weight_decay: Any,
+    weight_decay_mask: Any,
+) -> optax.GradientTransformation:
+    """`others`, or if that is `None` AdamW, or Adam without weight decay.
+
+    `assemble` calls it. A method whose `base` does the weight decay of the matrices calls it
+    itself, so that the other parameters decay alike.
+
+    Raises:
+      ValueError: naming the argument that is not allowed.
+    """
+    _check_learning_rate("learning_rate", learning_rate)
+    check_interval("weight_decay", weight_decay, 0.0)
+    if others is None:
+        rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+        _check_learning_rate("adam_learning_rate", rate)
+        if _decays(weight_decay):
+            return optax.adamw(rate, weight_decay=weight_decay, mask=weight_decay_mask)
+        return optax.adam(rate)
+    if not isinstance(others, optax.GradientTransformation):
+        raise ValueError(
+            "others must be an Optax transformation, such as optax.adamw(1e-3), or None for AdamW; "
+            f"got {others!r}."
         )
-        if _decays(adam_weight_decay)
-        else optax.adam(adam_learning_rate, **adam)
-    )
-    return route(matrices, guard_leaves(others), rule)
+    if adam_learning_rate is not None:
+        raise ValueError(
+            "adam_learning_rate is the rate of the default AdamW, which others replaces: give the "
+            "rate to others alone, as in others=optax.adamw(1e-3); got adam_learning_rate="
+            f"{adam_learning_rate!r}."
+        )
+    return others
 
 
 def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:

@@ -9,7 +9,7 @@ import optax
 
 from ..transforms.directions._diagonal import precondition_columns
 from ..transforms.directions._momentum import momentum
-from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.matrices._rule import Matrices, as_rule
 from ._assemble import MeshAxis, assemble
 
 
@@ -31,37 +31,32 @@ def dasgo(
     b2: jax.typing.ArrayLike = 0.99,
     eps: jax.typing.ArrayLike = 1e-6,
     dtype: jax.typing.DTypeLike | None = None,
-    head_wise: bool = False,
-    matrices: Selection | None = "all",
+    matrices: Matrices = "all",
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""DASGO: momentum with its columns scaled, one adaptive number per output.
 
-    Use it where ASGO's factors are too large: memory of momentum SGD, no decomposition. It does not
-    see correlations between columns, which is what ASGO is for.
+    Use it where ASGO's factors are too large: it needs the memory of SGD with momentum and no
+    decomposition. Unlike ASGO it does not see correlations between columns.
 
     .. math::
       M_t = b_1 M_{t-1} + (1-b_1) G_t, \quad
       v_t = b_2 v_{t-1} + (1-b_2) \mathrm{diag}(G_t^\top G_t), \quad
       D_t = M_t\, \mathrm{diag}(v_t + \epsilon)^{-1/2}
 
-    on the right side, always. Nothing is bias-corrected. Every parameter takes part; a vector, bias
-    or scale is a matrix with one row, so that DASGO is Adam without bias correction there.
+    always on the right side. Nothing is bias-corrected. Every parameter takes part: a vector, bias
+    or scale is a matrix with one row, for which DASGO is Adam without bias correction.
 
     State per `m × n` matrix: `mn + n` numbers. Work per step: two passes over the gradient.
 
-    Relations, each with a test of its name: on a matrix with one row it is Adam without bias
-    correction, its epsilon inside the root.
+    Relation, with a test of its name: on a matrix with one row it is Adam without bias correction
+    and with its epsilon inside the root.
 
     Args:
       learning_rate: a number or a schedule.
@@ -69,19 +64,9 @@ def dasgo(
       b2: decay rate of the columns' mean squares.
       eps: damping, inside the root.
       dtype: dtype of the momentum; the parameters' if `None`.
-      head_wise: whether query and key kernels `(D, H, K)` are one matrix per head.
-      matrices: which parameters are matrices; "all" as in the paper; see `MatrixRule`.
-      weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
-      stack: whether same-shaped matrices share one array; `None` decides by size.
-      mesh: devices among which the matrices are divided; see `on_matrices`.
-      mesh_axis: the axis or axes of the mesh along which they are; all by default.
-      weight_decay: decoupled weight decay, times the learning rate.
-      weight_decay_mask: which parameters decay, as in `optax.adamw`.
-      adam_learning_rate: AdamW's learning rate for other parameters; `None` means the same.
-      adam_b1: AdamW's first decay rate.
-      adam_b2: AdamW's second decay rate.
-      adam_eps: AdamW's epsilon.
-      adam_weight_decay: AdamW's weight decay; `None` means the same.
+      matrices: see `muon`; "all" as in the paper, also for a `MatrixRule` that does not say.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -102,15 +87,11 @@ def dasgo(
     return assemble(
         scale_by_dasgo(b1=b1, b2=b2, eps=eps, dtype=dtype),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
-        stack=stack,
+        matrices=as_rule(matrices, weight_dimension_numbers, matrices="all"),
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

@@ -8,10 +8,44 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms._validate import check_decay
+from ..transforms.matrices._rule import Matrices
+from ..transforms.refresh._diagonal_residual import diagonal_residual
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, assemble
-from ._dr_shampoo_direction import scale_by_dr_shampoo
+from ._shampoo import scale_by_shampoo
+
+
+def scale_by_dr_shampoo(
+    *,
+    check_every: int = 20,
+    threshold: float = 0.1,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.995,
+    eps: jax.typing.ArrayLike = 1e-9,
+    root: int = 2,
+    graft: str | None = "adam",
+    update_eigenvalues: bool = True,
+    stagger: bool = False,
+    storage: Storage | None = None,
+) -> optax.GradientTransformation:
+    """The direction of `dr_shampoo` on batches of matrices `(..., m, n)`; see there."""
+    check_decay("b1", b1)
+    check_decay("b2", b2)
+    return scale_by_shampoo(
+        b2=b2,
+        eps=eps,
+        root=root,
+        refresh=diagonal_residual(
+            check_every, threshold, update_eigenvalues=update_eigenvalues, stagger=stagger
+        ),
+        statistics_every=1,
+        graft=graft,
+        adam_graft_b1=b1,
+        damping_mode="absolute",
+        initial=0.0,
+        storage=storage,
+    )
 
 
 def dr_shampoo(
@@ -28,26 +62,20 @@ def dr_shampoo(
     stagger: bool = False,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     storage: Storage | None = None,
-    block_size: int | None = None,
-    head_wise: bool = False,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""DR-Shampoo: refreshes a factor when `QᵀLQ` is too far from diagonal.
 
-    A simple adaptive refresh to compare `foam` with: its threshold does not depend on scale, but a
-    small residual does not bound the root's error (Nam and Ahn, Appendix I, give a 2×2 family for
-    which it vanishes while the error does not).
+    Use it as the simple adaptive refresh with which to compare `foam`. Its threshold does not
+    depend on scale, but a small residual does not bound the root's error: Nam and Ahn, Appendix I,
+    give a family of 2 × 2 factors whose residual vanishes while the error does not.
 
     .. math::
       \|Q^\top L Q - \mathrm{diag}(Q^\top L Q)\| > \tau\, \|Q^\top L Q\|
@@ -55,8 +83,8 @@ def dr_shampoo(
     State per `m × n` matrix: `3(m² + n²)` numbers and the grafted Adam's `2mn`. Work between checks
     is Shampoo's, a check three products of the factor's order.
 
-    Relations, each with a test of its name: with a threshold next to 0 it is Shampoo refreshed at
-    every check.
+    Relation, with a test of its name: with a threshold next to 0 it is Shampoo refreshed at every
+    check.
 
     Args:
       learning_rate: a number or a schedule.
@@ -69,10 +97,10 @@ def dr_shampoo(
       graft: "adam", "norm" or `None`.
       update_eigenvalues: whether a check without a refresh takes `diag(QᵀLQ)` as eigenvalues.
       stagger: spread the checks over the period.
-      base, storage, block_size: see `shampoo`; `base=None` is plain descent.
-      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
-        weight_decay_mask: see `muon`; weight decay is the base's, if there is one.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      base, storage: see `shampoo`; `base=None` is plain descent.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
+        others: see `muon`.
+      weight_decay: see `muon`; with a `base`, which does its own, it must be 0.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -104,17 +132,13 @@ def dr_shampoo(
             storage=storage,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
         base=base,
-        block_size=block_size,
-        stack=stack,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

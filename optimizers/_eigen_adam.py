@@ -7,11 +7,39 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.matrices._rule import Matrices
 from ..transforms.refresh._policy import Refresh
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, assemble
-from ._eigen_adam_direction import scale_by_eigen_adam
+from ._assemble import MeshAxis
+from ._soap import scale_by_soap, soap
+
+
+def scale_by_eigen_adam(
+    *,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.95,
+    b3: jax.typing.ArrayLike = 0.95,
+    eps: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    method: str = "eigh",
+    skip_first: bool = False,
+    refresh: Refresh = 10,
+    storage: Storage | None = None,
+    side: str = "left",
+) -> optax.GradientTransformation:
+    """The direction of `eigen_adam` on batches of matrices `(..., m, n)`; see there."""
+    return scale_by_soap(
+        b1=b1,
+        b2=b2,
+        b3=b3,
+        eps=eps,
+        bias_correction=bias_correction,
+        method=method,
+        skip_first=skip_first,
+        refresh=refresh,
+        storage=storage,
+        side=side,
+    )
 
 
 def eigen_adam(
@@ -27,33 +55,28 @@ def eigen_adam(
     refresh: Refresh = 10,
     storage: Storage | None = None,
     side: str = "left",
-    block_size: int | None = None,
-    head_wise: bool = False,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Eigen-Adam: Adam in the eigenbasis of one side's second moment.
 
-    Use it for most of what `soap` gives at less state and half its work: put the basis on the side
-    of the smaller order with `side="smaller"`.
+    Use it for most of what `soap` gives, with less state and half the work. `side="smaller"` puts
+    the basis on the side of the smaller order.
 
     .. math::
       Q \leftarrow b_3 Q + (1-b_3) G G^\top, \quad v \leftarrow b_2 v + (1-b_2) (U^\top G)^2, \quad
       D = U \frac{U^\top M}{\sqrt v}
 
-    with the eigenvectors `U` of `Q`, computed at step 1 and at `t mod refresh = 0` and used at
-    once, and the momentum `M` with decay rate `b1`. Nothing is bias-corrected and nothing added to
-    the root by default; entries of `√v` that are rounding noise give 0 (see `moment_ratio`).
+    with the eigenvectors `U` of `Q`, computed at step 1 and at `t mod refresh = 0` and used from
+    that step on, and the momentum `M` with decay rate `b1`. By default nothing is bias-corrected
+    and nothing is added to the root; entries of `√v` that are rounding noise give 0 (see
+    `moment_ratio`).
 
     State per `m × n` matrix: `2mn + 2m²` numbers. Work between refreshes: `6m²n` FLOPs; a refresh
     decomposes one factor.
@@ -73,10 +96,8 @@ def eigen_adam(
       refresh: period or policy of the basis.
       storage: how factor and basis are kept.
       side: "both", "left", "right" or "smaller".
-      block_size: cut matrices into balanced blocks of at most this many rows and columns.
-      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
-        weight_decay_mask: see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -94,30 +115,24 @@ def eigen_adam(
       Gong et al., `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_,
       Algorithm 7, Eq. 13; AdaDiag in section B.6.
     """
-    return assemble(
-        scale_by_eigen_adam(
-            b1=b1,
-            b2=b2,
-            b3=b3,
-            eps=eps,
-            bias_correction=bias_correction,
-            method=method,
-            skip_first=skip_first,
-            refresh=refresh,
-            storage=storage,
-            side=side,
-        ),
+    return soap(
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
-        block_size=block_size,
-        stack=stack,
+        b1=b1,
+        b2=b2,
+        b3=b3,
+        eps=eps,
+        bias_correction=bias_correction,
+        method=method,
+        skip_first=skip_first,
+        refresh=refresh,
+        storage=storage,
+        side=side,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

@@ -7,12 +7,50 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._policy import Refresh
-from ..transforms.subspace._bases import BasisFinder
+from ..transforms.matrices._rule import Matrices
+from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.subspace._bases import BasisFinder, svd
+from ..transforms.subspace._compensation import fira_compensation
+from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
-from ._fira_direction import scale_by_fira
+
+
+def scale_by_fira(
+    *,
+    rank: int = 128,
+    scale: jax.typing.ArrayLike = 0.3,
+    gamma: jax.typing.ArrayLike = 1.01,
+    plus: jax.typing.ArrayLike | None = None,
+    residual: str = "complement",
+    scale_compensation: bool = True,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    refresh: Refresh = 200,
+    basis: BasisFinder | None = None,
+    carry: Carry | None = None,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """The direction of `fira` on batches of matrices `(..., m, n)`; see there."""
+    check_interval("scale", scale, 0.0)
+    return optax.chain(
+        in_subspace(
+            optax.scale_by_adam(b1, b2, eps),
+            rank,
+            basis=svd() if basis is None else basis,
+            refresh=as_policy(refresh, offset=0),
+            carry=carry,
+            compensation=fira_compensation(scale, gamma, plus, residual, scale_compensation),
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+    )
 
 
 def fira(
@@ -33,34 +71,29 @@ def fira(
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Fira: GaLore with the rest of the gradient added.
 
-    Use it in place of `galore`: the same state but for a number, and every direction is learned
-    from.
+    Use it instead of `galore`: it has one more number of state and uses the whole gradient.
 
     .. math::
       \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
       C = (G - U\sigma)\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|), \quad D = \alpha (U\Delta + C)
 
-    with `U` as in `galore` and `C` behind the norm-growth limiter; columns with σ = 0 give 0.
+    with `U` as in `galore` and `C` after the norm-growth limiter; columns with σ = 0 give 0.
 
     State per `m × n` matrix, `m ≤ n`: `mr + 2nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
     and a pass over the gradient.
 
-    Relations, each with a test of its name: at full rank it is `galore`.
+    Relation, with a test of its name: at full rank it is `galore`.
 
     Args:
       learning_rate: a number or a schedule.
@@ -75,14 +108,14 @@ def fira(
       eps: Adam's epsilon.
       refresh: period of the basis, or a policy: `policies.below_norm`.
       basis: how it is found; `None` is `subspaces.svd()`, the exact decomposition.
-      carry: what moments do when it changes; `None` is `subspaces.keep()`, as published.
+      carry: what happens to moments when the basis changes; `None` is `subspaces.keep()`, as
+        published.
       side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
-        "std": the official code's, which goes right if square.
-      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+        "std", as in the official code: "smaller", but right if square.
+      clamp_rank: whether a rank above `min(m, n)` becomes `min(m, n)` or is an error.
       seed: of random draws.
-      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
-        see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -119,16 +152,13 @@ def fira(
             seed=seed,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers),
-        stack=stack,
+        guard=False,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
-        guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

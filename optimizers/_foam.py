@@ -8,10 +8,42 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms._validate import check_decay
+from ..transforms.matrices._rule import Matrices
+from ..transforms.refresh._foam import foam as foam_policy
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, assemble
-from ._foam_direction import scale_by_foam
+from ._shampoo import scale_by_shampoo
+
+
+def scale_by_foam(
+    *,
+    check_every: int = 20,
+    threshold: float = 0.75,
+    max_damping: float = 3e-7,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.995,
+    eps: jax.typing.ArrayLike = 1e-9,
+    root: int = 2,
+    graft: str | None = "adam",
+    stagger: bool = False,
+    storage: Storage | None = None,
+) -> optax.GradientTransformation:
+    """The direction of `foam` on batches of matrices `(..., m, n)`; see there."""
+    check_decay("b1", b1)
+    check_decay("b2", b2)
+    return scale_by_shampoo(
+        b2=b2,
+        eps=eps,
+        root=root,
+        refresh=foam_policy(check_every, threshold, max_damping, stagger=stagger),
+        statistics_every=1,
+        graft=graft,
+        adam_graft_b1=b1,
+        damping_mode="absolute",
+        initial=0.0,
+        storage=storage,
+    )
 
 
 def foam(
@@ -28,27 +60,21 @@ def foam(
     stagger: bool = False,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     storage: Storage | None = None,
-    block_size: int | None = None,
-    head_wise: bool = False,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""FOAM: Shampoo that damps a stale factor more, and decomposes it anew only when it must.
+    r"""FOAM: Shampoo that damps a stale factor more, and decomposes it again only if it must.
 
-    Use it where eigendecompositions dominate Shampoo's time: each factor is checked every `f` steps
-    by three matrix products, and refreshed only if the damping that would hold its estimated error
-    at `threshold` exceeds `max_damping`. What is saved depends on scales: ε_max is absolute, so
-    tune it to the size of your gradients' second moments.
+    Use it where eigendecompositions dominate Shampoo's time. Each factor is checked every `f` steps
+    by three matrix products, and refreshed only if the damping that would keep its estimated error
+    at `threshold` exceeds `max_damping`. How many refreshes this saves depends on the scale of the
+    gradients: ε_max is absolute, so tune it to the size of their second moments.
 
     .. math::
       h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,
@@ -64,18 +90,18 @@ def foam(
     Args:
       learning_rate: a number or a schedule.
       check_every: f, steps between checks, at steps 1, f + 1, …
-      threshold: τ, the error estimate at which damping holds a stale root.
+      threshold: τ, the estimated error at which damping keeps a stale root.
       max_damping: ε_max, above which a factor is refreshed instead.
       b1: first decay rate of the grafted Adam.
       b2: decay rate of the statistics and of the grafted Adam's second moment.
       eps: ε0, the damping after a refresh.
-      root: p; the paper does not say which, its code uses 2.
+      root: p; the paper does not give it, its code uses 2.
       graft: "adam", "norm" or `None`.
       stagger: spread the checks over the period.
-      base, storage, block_size: see `shampoo`; `base=None` is plain descent.
-      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
-        weight_decay_mask: see `muon`; weight decay is the base's, if there is one.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      base, storage: see `shampoo`; `base=None` is plain descent.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
+        others: see `muon`.
+      weight_decay: see `muon`; with a `base`, which does its own, it must be 0.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -106,17 +132,13 @@ def foam(
             storage=storage,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
         base=base,
-        block_size=block_size,
-        stack=stack,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

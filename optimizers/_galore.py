@@ -7,12 +7,44 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._policy import Refresh
-from ..transforms.subspace._bases import BasisFinder
+from ..transforms.matrices._rule import Matrices
+from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.subspace._bases import BasisFinder, svd
+from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
-from ._galore_direction import scale_by_galore
+
+
+def scale_by_galore(
+    *,
+    rank: int = 128,
+    scale: jax.typing.ArrayLike = 0.3,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    refresh: Refresh = 200,
+    basis: BasisFinder | None = None,
+    carry: Carry | None = None,
+    side: str = "smaller",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """The direction of `galore` on batches of matrices `(..., m, n)`; see there."""
+    check_interval("scale", scale, 0.0)
+    return optax.chain(
+        in_subspace(
+            optax.scale_by_adam(b1, b2, eps),
+            rank,
+            basis=svd() if basis is None else basis,
+            refresh=as_policy(refresh, offset=0),
+            carry=carry,
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+    )
 
 
 def galore(
@@ -29,35 +61,31 @@ def galore(
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""GaLore: Adam in the gradient's leading singular subspace.
 
-    Use it when Adam's state does not fit: its moments are `r × n`. What lies outside the subspace
-    is not learned from until the next refresh; `fira` and `alice` add it.
+    Use it when Adam's state does not fit into memory: its moments are `r × n`. The part of the
+    gradient outside the subspace is dropped until the next refresh; `fira` and `alice` use it.
 
     .. math::
       \sigma = U^\top G, \qquad D = \alpha\, U\, \mathrm{Adam}(\sigma)
 
     with the leading `r` left singular vectors `U` of the gradient at step 1 and at `t mod refresh =
-    0` (the right ones if the right side is projected), and Adam's bias correction by all steps. Its
-    moments stay as they are when `U` changes.
+    0` (the right ones if the right side is projected). Adam's bias correction counts all steps, and
+    its moments stay as they are when `U` changes.
 
     State per `m × n` matrix, `m ≤ n`: `mr + 2nr` numbers. Work between refreshes: `4mnr` FLOPs.
 
     Relations, each with a test of its name: at full rank with a fixed basis it is Adam in that
-    basis; it is `alice` without tracking, switching and compensation, around GaLore's Adam.
+    basis; it is `alice` without tracking, switching and compensation and with GaLore's Adam.
 
     Args:
       learning_rate: a number or a schedule.
@@ -68,14 +96,14 @@ def galore(
       eps: Adam's epsilon.
       refresh: period of the basis, or a policy: `policies.below_norm`.
       basis: how it is found; `None` is `subspaces.svd()`, the exact decomposition.
-      carry: what moments do when it changes; `None` is `subspaces.keep()`, as published.
+      carry: what happens to moments when the basis changes; `None` is `subspaces.keep()`, as
+        published.
       side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
-        "std": the official code's, which goes right if square.
-      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+        "std", as in the official code: "smaller", but right if square.
+      clamp_rank: whether a rank above `min(m, n)` becomes `min(m, n)` or is an error.
       seed: of random draws.
-      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
-        see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -108,16 +136,13 @@ def galore(
             seed=seed,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers),
-        stack=stack,
+        guard=False,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
-        guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

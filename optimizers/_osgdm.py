@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_interval
 from ..transforms.directions._momentum import descend_with_momentum
 from ..transforms.directions._orthogonalize import orthogonalize
 from ..transforms.linalg._polar import Coefficients
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ._assemble import MeshAxis, assemble
+from ..transforms.matrices._rule import Matrices
+from ._assemble import MeshAxis, assemble, others_or_adamw
 
 
 def scale_by_osgdm(
@@ -22,7 +21,7 @@ def scale_by_osgdm(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
 ) -> optax.GradientTransformation:
-    """The orthogonalized gradient of `osgdm`, before its momentum, which holds whole steps."""
+    """The orthogonalized gradient of `osgdm`, without the momentum, which holds whole steps."""
     return orthogonalize(method, coefficients=coefficients, steps=steps)
 
 
@@ -33,36 +32,31 @@ def osgdm(
     method: str = "svd",
     coefficients: Coefficients = "quintic",
     steps: int = 5,
-    head_wise: bool = False,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""OSGDM: momentum of orthogonalized gradients.
 
-    Use it to see what the order of `muon`'s two parts does: here every gradient is orthogonalized
-    and momentum comes after, so that the step of a noisy gradient is as long as any other's.
+    Use it to see what the order of `muon`'s two parts does. Here every gradient is orthogonalized
+    before the momentum, so that a noisy gradient adds as long a step as any other.
 
     .. math::
       O = U V^\top \text{ of } G = U \Sigma V^\top, \qquad M \leftarrow b_1 M + \mathrm{lr}\, O,
       \qquad W \leftarrow W - M - \mathrm{lr}\, \lambda W
 
-    The learning rate enters the momentum: under a schedule every `O` keeps that of its own step,
-    and `scale_by_osgdm` ends before it. Zero singular values stay zero.
+    The momentum holds whole steps: under a schedule every `O` keeps the learning rate of its own
+    step. `scale_by_osgdm` is `O`, without the momentum. Zero singular values stay zero.
 
     State per `m × n` matrix: `mn` numbers. Work per step: an SVD, or `steps · (4m²n + 2m³)` FLOPs
     of Newton-Schulz for `m ≤ n`.
 
-    Relations, each with a test of its name: without momentum it is exact `muon` without momentum.
+    Relation, with a test of its name: without momentum it is exact `muon` without momentum.
 
     Args:
       learning_rate: a number or a schedule.
@@ -70,9 +64,8 @@ def osgdm(
       method: "svd", "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
       coefficients: of Newton-Schulz.
       steps: Newton-Schulz iterations.
-      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
-        weight_decay_mask: see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -89,7 +82,6 @@ def osgdm(
     References:
       Refael et al., `SUMO <https://arxiv.org/abs/2505.24749>`_, 2025, section 2.
     """
-    check_interval("weight_decay", weight_decay, 0.0)
     descent = functools.partial(
         descend_with_momentum,
         b1=b1,
@@ -99,15 +91,12 @@ def osgdm(
     return assemble(
         scale_by_osgdm(method=method, coefficients=coefficients, steps=steps),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
         base=descent,
-        stack=stack,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
-        weight_decay_mask=weight_decay_mask,
-        adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=weight_decay if adam_weight_decay is None else adam_weight_decay,
+        others=others_or_adamw(
+            others, adam_learning_rate, learning_rate, weight_decay, weight_decay_mask
+        ),
     )

@@ -10,7 +10,7 @@ import optax
 from ..transforms._validate import check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
-from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.matrices._rule import Matrices, as_rule
 from ._assemble import MeshAxis, assemble
 
 
@@ -39,25 +39,20 @@ def racs(
     gamma: jax.typing.ArrayLike = 1.01,
     iterations: int = 5,
     bias_correction: bool = False,
-    output_layer: Selection | None = "auto",
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""RACS: rows and columns scaled to the principal singular pair of the squared gradient.
 
-    Use it when memory decides: its state is `m + n + 1` numbers per matrix, next to nothing, and a
-    step costs ten passes over the gradient and no matrix product. It has no momentum, so that small
-    batches cost it more than others.
+    Use it when memory decides: its state is `m + n + 1` numbers per matrix, and a step costs ten
+    passes over the gradient and no matrix product. It has no momentum, so that small batches cost
+    it more than other methods.
 
     .. math::
       s = \frac{(G^{\odot 2})^\top q}{\|q\|^2}, \quad q = \frac{G^{\odot 2} s}{\|s\|^2}
@@ -69,9 +64,9 @@ def racs(
       D = \alpha\, \eta\, \tilde G, \quad
       \eta = \gamma / \max(\|\tilde G\| / \phi, \gamma), \quad \phi \leftarrow \eta \|\tilde G\|
 
-    The averages start at 0 and are not bias-corrected, as printed; zero rows and columns give 0;
-    while :math:`\phi = 0` the limiter rests. Embeddings, norms, biases and the output layer go to
-    AdamW.
+    The averages start at 0 and are not bias-corrected, as printed. Zero rows and columns give 0.
+    The limiter does nothing while :math:`\phi = 0`. Embeddings, norms, biases and the output layer
+    go to AdamW.
 
     Relations, each with a test of its name: without averaging (`b2 = 0`) and with many iterations
     the scales are the leading singular pair of :math:`G^{\odot 2}`; directions do not depend on the
@@ -84,20 +79,10 @@ def racs(
       gamma: largest growth of the direction's norm from one step to the next.
       iterations: rounds of the fixed point.
       bias_correction: whether to correct the averages' start at 0 (not in the paper).
-      output_layer: the output layer, left to AdamW: "auto" finds it, a pattern or predicate names
-        it, `None` treats it like any matrix.
-      matrices: which parameters are matrices; `None` is the rule for Flax, see `MatrixRule`.
-      weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
-      stack: whether same-shaped matrices share one array; `None` decides by size.
-      mesh: devices among which the matrices are divided; see `on_matrices`.
-      mesh_axis: the axis or axes of the mesh along which they are; all by default.
-      weight_decay: decoupled weight decay, times the learning rate.
-      weight_decay_mask: which parameters decay, as in `optax.adamw`.
-      adam_learning_rate: AdamW's learning rate for other parameters; `None` means the same.
-      adam_b1: AdamW's first decay rate.
-      adam_b2: AdamW's second decay rate.
-      adam_eps: AdamW's epsilon.
-      adam_weight_decay: AdamW's weight decay; `None` means the same.
+      matrices: see `muon`. The output layer is not a matrix unless a rule says so:
+        `MatrixRule(output_layer=None)`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -122,15 +107,11 @@ def racs(
             b2=b2, scale=scale, gamma=gamma, iterations=iterations, bias_correction=bias_correction
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, output_layer=output_layer),
-        stack=stack,
+        matrices=as_rule(matrices, weight_dimension_numbers, output_layer="auto"),
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

@@ -9,11 +9,62 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._policy import Refresh
+from ..transforms._validate import check_choice, check_decay
+from ..transforms.directions._graft import graft as graft_lengths
+from ..transforms.directions._momentum import momentum
+from ..transforms.kronecker._precondition import precondition
+from ..transforms.matrices._rule import Matrices, as_rule
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, assemble
-from ._shampoo_direction import scale_by_shampoo
+
+
+def scale_by_shampoo(
+    *,
+    b2: jax.typing.ArrayLike | None = 0.95,
+    eps: jax.typing.ArrayLike = 1e-6,
+    root: int = 4,
+    refresh: Refresh = 500,
+    statistics_every: int | None = None,
+    graft: str | None = "norm",
+    b1: jax.typing.ArrayLike | None = None,
+    adam_graft_b1: jax.typing.ArrayLike = 0.95,
+    damping_mode: str = "relative",
+    initial: jax.typing.ArrayLike | None = None,
+    solver: str = "eigh",
+    side: str = "both",
+    warmup_steps: int = 0,
+    storage: Storage | None = None,
+) -> optax.GradientTransformation:
+    """The direction of `shampoo` on batches of matrices `(..., m, n)`; see there."""
+    check_choice("graft", graft, ("norm", "adam", None))
+    check_choice("side", side, ("both", "left", "right", "smaller"))
+    check_decay("adam_graft_b1", adam_graft_b1)
+    average = None if b1 is None else momentum(b1)
+    policy = as_policy(refresh, offset=0, first=False)
+    if statistics_every is None:
+        statistics_every = min(100, policy.schedule.period)
+    preconditioned = precondition(
+        average,
+        refresh=policy,
+        side=side,
+        root=root,
+        b2=b2,
+        eps=eps,
+        damping_mode=damping_mode,
+        solver=solver,
+        initial=eps if initial is None else initial,
+        statistics_every=statistics_every,
+        warmup_steps=warmup_steps,
+        storage=storage,
+    )
+    if graft is None:
+        return preconditioned
+    if graft == "adam":
+        moments = optax.scale_by_adam(adam_graft_b1, 0.999 if b2 is None else b2)  # pyright: ignore
+        return graft_lengths(preconditioned, moments)
+    return graft_lengths(preconditioned, average)
+
 
 _SGD = functools.partial(optax.sgd, momentum=0.9)
 
@@ -36,25 +87,19 @@ def shampoo(
     warmup_steps: int = 0,
     storage: Storage | None = None,
     side: str = "both",
-    block_size: int | None = 1200,
-    head_wise: bool = False,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shampoo: gradients preconditioned from both sides, grafted onto a base optimizer.
 
-    Use it when curvature matters and memory allows two factors; `asgo` needs half the state. It is
-    its base optimizer until the first refresh, at step 500 by default. The defaults are the
+    Use it when curvature matters and there is memory for two factors; `asgo` needs half the state.
+    Until the first refresh, at step 500 by default, it is its base optimizer. The defaults are the
     practical Shampoo of the 4-bit paper; the original is `b2=None, damping_mode="floor", refresh=1,
     statistics_every=1, graft=None, base=None`.
 
@@ -62,14 +107,15 @@ def shampoo(
       L \leftarrow b_2 L + (1-b_2) G G^\top, \quad R \leftarrow b_2 R + (1-b_2) G^\top G, \quad
       \hat G = \hat L\, G\, \hat R, \quad D = \hat G\, \|G\| / \|\hat G\|
 
-    with :math:`\hat L = (L + \epsilon \lambda_{\max} I)^{-1/p}`. Statistics are taken at steps
-    `t mod statistics_every = 0` from `L = εI`, roots at `t mod refresh = 0`; the identity before.
+    with :math:`\hat L = (L + \epsilon \lambda_{\max} I)^{-1/p}`. Statistics start at `L = εI` and
+    are taken at `t mod statistics_every = 0`; roots start at the identity and are computed at
+    `t mod refresh = 0`.
 
     State per `m × n` matrix: `2(m² + n²)` numbers and the base's. Work between refreshes:
     `2mn(m + n)` FLOPs, as much again when statistics are due; a refresh decomposes both factors.
 
     Relations, each with a test of its name: grafted and never refreshed it is its base optimizer;
-    it does not depend on the sides' order: transposing the gradient transposes the direction.
+    transposing the gradient transposes the direction.
 
     Args:
       learning_rate: a number or a schedule.
@@ -81,7 +127,7 @@ def shampoo(
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own).
       base: from a learning rate to the optimizer that takes the direction as its gradient, such as
         `optax.adamw`; `None` is plain descent with `weight_decay`.
-      b1: precondition the gradient's average with this decay rate instead of the gradient.
+      b1: precondition the gradients' average with this decay rate instead of the gradient.
       adam_graft_b1: first decay rate of the grafted Adam; its second is `b2`.
       damping_mode: "relative", "absolute", "floor" or "outside", see `precondition`.
       initial: start of the statistics, times the identity; `eps` if `None`.
@@ -89,11 +135,11 @@ def shampoo(
       warmup_steps: steps that only gather statistics.
       storage: how factors and roots are kept.
       side: "both", "left", "right" or "smaller".
-      block_size: cut matrices into balanced blocks of at most this many rows and columns, each
-        grafted on its own.
-      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis: see `muon`.
-      weight_decay, weight_decay_mask: decoupled weight decay; with a `base` it is the base's.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices: see `muon`. Matrices are cut into blocks of at most 1200 rows and columns, each
+        grafted on its own, unless a rule says otherwise: `MatrixRule(block_size=None)`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
+        `muon`.
+      weight_decay: see `muon`; with a `base`, which does its own, it must be 0.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -130,17 +176,12 @@ def shampoo(
             storage=storage,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
         base=base,
-        block_size=block_size,
-        stack=stack,
+        matrices=as_rule(matrices, weight_dimension_numbers, block_size=1200),
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

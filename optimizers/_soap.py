@@ -7,11 +7,39 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._policy import Refresh
+from ..transforms._validate import check_choice
+from ..transforms.directions._moment_ratio import moment_ratio
+from ..transforms.kronecker._eigenbasis import in_eigenbasis
+from ..transforms.matrices._rule import Matrices
+from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, assemble
-from ._soap_direction import scale_by_soap
+
+
+def scale_by_soap(
+    *,
+    b1: jax.typing.ArrayLike = 0.95,
+    b2: jax.typing.ArrayLike = 0.95,
+    b3: jax.typing.ArrayLike = 0.95,
+    eps: jax.typing.ArrayLike = 0.0,
+    bias_correction: bool = False,
+    method: str = "eigh",
+    skip_first: bool = False,
+    refresh: Refresh = 10,
+    storage: Storage | None = None,
+    side: str = "both",
+) -> optax.GradientTransformation:
+    """The direction of `soap` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    check_choice("side", side, ("both", "left", "right", "smaller"))
+    return in_eigenbasis(
+        moment_ratio(b1, b2, eps, bias_correction=bias_correction),
+        refresh=as_policy(refresh, offset=0, first=True),
+        side=side,
+        b3=b3,
+        method=method,
+        storage=storage,
+        skip_first=skip_first,
+    )
 
 
 def soap(
@@ -27,24 +55,18 @@ def soap(
     refresh: Refresh = 10,
     storage: Storage | None = None,
     side: str = "both",
-    block_size: int | None = None,
-    head_wise: bool = False,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SOAP: Adam in the eigenbases of Shampoo's factors.
 
-    Use it for Adam's step sizes in directions that fit the loss better, at Shampoo's state and
+    Use it for Adam's step sizes in directions that fit the loss better. It has Shampoo's state and
     somewhat more work between refreshes; `eigen_adam` rotates one side only.
 
     .. math::
@@ -53,8 +75,9 @@ def soap(
       D = U_L \frac{U_L^\top M U_R}{\sqrt v} U_R^\top
 
     with the eigenvectors `U` of `L` and `R`, computed at step 1 and at `t mod refresh = 0` and used
-    at once, and the momentum `M` with decay rate `b1`. Nothing is bias-corrected and nothing added
-    to the root by default; entries of `√v` that are rounding noise give 0 (see `moment_ratio`).
+    from that step on, and the momentum `M` with decay rate `b1`. By default nothing is
+    bias-corrected and nothing is added to the root; entries of `√v` that are rounding noise give 0
+    (see `moment_ratio`).
 
     State per `m × n` matrix: `2mn + 2m² + 2n²` numbers. Work between refreshes: `6mn(m + n)` FLOPs;
     a refresh decomposes both factors.
@@ -74,10 +97,8 @@ def soap(
       refresh: period or policy of the bases.
       storage: how factors and bases are kept.
       side: "both", "left", "right" or "smaller".
-      block_size: cut matrices into balanced blocks of at most this many rows and columns.
-      head_wise, matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay,
-        weight_decay_mask: see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -109,16 +130,12 @@ def soap(
             side=side,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
-        block_size=block_size,
-        stack=stack,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

@@ -7,14 +7,55 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.directions._carry import Carry
-from ..transforms.directions._orthogonalize import scale_by_shape
+from ..transforms._validate import check_interval
+from ..transforms.directions._carry import Carry, rotate
+from ..transforms.directions._momentum import momentum
+from ..transforms.directions._norm_growth import limit_norm_growth
+from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from ..transforms.linalg._polar import Coefficients
-from ..transforms.matrices._rule import MatrixRule, Selection
-from ..transforms.refresh._policy import Refresh
-from ..transforms.subspace._bases import BasisFinder
+from ..transforms.matrices._rule import Matrices
+from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.subspace._bases import BasisFinder, randomized
+from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
-from ._sumo_direction import scale_by_sumo
+
+
+def scale_by_sumo(
+    *,
+    rank: int = 128,
+    scale: jax.typing.ArrayLike = 1.0,
+    b1: jax.typing.ArrayLike = 0.95,
+    accumulate: str = "sum",
+    method: str = "qr_svd",
+    coefficients: Coefficients = "quintic",
+    steps: int = 5,
+    gamma: jax.typing.ArrayLike = 1.1,
+    refresh: Refresh = 200,
+    basis: BasisFinder | None = None,
+    carry: Carry | None = None,
+    side: str = "larger",
+    clamp_rank: bool = True,
+    seed: int = 0,
+) -> optax.GradientTransformation:
+    """The direction of `sumo` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    check_interval("scale", scale, 0.0)
+    return optax.chain(
+        in_subspace(
+            optax.chain(
+                momentum(b1, accumulate=accumulate),
+                orthogonalize(method, coefficients=coefficients, steps=steps),
+                limit_norm_growth(gamma),
+            ),
+            rank,
+            basis=randomized() if basis is None else basis,
+            refresh=as_policy(refresh, offset=1),
+            carry=rotate() if carry is None else carry,
+            side=side,
+            clamp_rank=clamp_rank,
+            seed=seed,
+        ),
+        optax.scale(scale),  # pyright: ignore[reportArgumentType]
+    )
 
 
 def sumo(
@@ -35,38 +76,34 @@ def sumo(
     clamp_rank: bool = True,
     seed: int = 0,
     consistent_rms: jax.typing.ArrayLike | None = None,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SUMO: orthogonalized momentum in a low-rank subspace.
 
-    Use it for Muon's directions at a fraction of its state and work, above all for fine-tuning.
+    Use it for Muon's directions with a fraction of its state and work, above all for fine-tuning.
 
     .. math::
       \hat G = Q^\top G, \quad M \leftarrow b_1 M + \hat G, \quad O = U V^\top
       \text{ of } M = U \Sigma V^\top, \quad D = \alpha\, Q\, O
 
-    with an orthonormal basis `Q` of the gradient's leading range at steps 1, `refresh` + 1, …; the
-    moment turns with it, :math:`M \leftarrow (Q_{new}^\top Q_{old}) M`. As printed the **larger**
-    side is projected, so that `M` is `r × min(m, n)`. The limiter keeps ‖O‖ from growing by more
-    than γ; with an exact method ‖O‖ is the root of the rank of `M`, and it acts when that grows.
-    Zero singular values stay zero.
+    with an orthonormal basis `Q` of the gradient's leading range, found at steps 1, `refresh` + 1,
+    …; the moment rotates with it, :math:`M \leftarrow (Q_{new}^\top Q_{old}) M`. As printed the
+    **larger** side is projected, so that `M` is `r × min(m, n)`. The limiter keeps ‖O‖ from growing
+    by more than the factor γ; with an exact method ‖O‖ is the square root of the rank of `M`, so
+    that the limiter acts only when the rank grows. Zero singular values stay zero.
 
     State per `m × n` matrix, `m ≥ n`: `mr + nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
     and an SVD of order `r`.
 
-    Relations, each with a test of its name: at full rank without momentum it is exact `muon`,
-    on the smaller side or refreshed at every step.
+    Relation, with a test of its name: at full rank without momentum it is exact `muon`, if the
+    smaller side is projected or the basis is refreshed at every step.
 
     Args:
       learning_rate: a number or a schedule.
@@ -80,14 +117,14 @@ def sumo(
       gamma: largest growth of ‖O‖; infinity switches the limiter off.
       refresh: period of the basis, or a policy: `policies.below_norm`.
       basis: how it is found; `None` is `subspaces.randomized()`, as published.
-      carry: what the moment does when it changes; `None` is `subspaces.rotate()`, as published.
+      carry: what happens to the moment when the basis changes; `None` is `subspaces.rotate()`, as
+        published.
       side: "larger" (left if square), "smaller", "left", "right" or "std", see `galore`.
-      clamp_rank: take `min(m, n)` where the rank is above it; otherwise an error.
+      clamp_rank: whether a rank above `min(m, n)` becomes `min(m, n)` or is an error.
       seed: of random draws.
       consistent_rms: `c` scales directions by `c · √max(m, n)`; `None` does not.
-      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
-        see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -125,16 +162,13 @@ def sumo(
     return assemble(
         direction,
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers),
-        stack=stack,
+        guard=False,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
-        guard=False,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

@@ -11,7 +11,7 @@ from ..transforms._trees import in_float32
 from ..transforms.directions._normalize import normalize_rows
 from ..transforms.directions._orthogonalize import orthogonalize
 from ..transforms.linalg._polar import Coefficients
-from ..transforms.matrices._rule import MatrixRule, Selection
+from ..transforms.matrices._rule import Matrices
 from ._assemble import MeshAxis, assemble
 
 
@@ -40,35 +40,30 @@ def swan(
     coefficients: Coefficients = (1.5, -0.5, 0.0),
     steps: int = 5,
     norm: str = "gram",
-    head_wise: bool = False,
-    matrices: Selection | None = None,
+    matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    stack: bool | None = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
-    adam_b1: jax.typing.ArrayLike = 0.9,
-    adam_b2: jax.typing.ArrayLike = 0.999,
-    adam_eps: jax.typing.ArrayLike = 1e-8,
-    adam_weight_decay: jax.typing.ArrayLike | None = None,
+    others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""SWAN: normalized and whitened gradients, without any state.
 
-    Use it where no state at all can be afforded; it has no momentum, so that small batches cost it
-    more than others.
+    Use it where there is no memory for any state. It has no momentum, so that small batches cost it
+    more than other methods.
 
     .. math::
       \tilde G = (G - \mathrm{mean}) / \mathrm{std} \text{ of each row}, \qquad
       D = (\tilde G \tilde G^\top)^{-1/2} \tilde G
 
-    with the pseudo-inverse root: zero singular values stay zero. State: none. Work: an SVD, or with
-    "newton_schulz" `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`: the same as Newton-Schulz on the root
-    of :math:`\tilde G \tilde G^\top` (section B.8).
+    with the pseudo-inverse root: zero singular values stay zero. State: none. Work per step: an
+    SVD, or with "newton_schulz" `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`, the same as for
+    Newton-Schulz on the root of :math:`\tilde G \tilde G^\top` (section B.8).
 
-    Relations, each with a test of its name: it does not depend on the gradient's scale nor on what
-    is added to a row.
+    Relations, each with a test of its name: it does not depend on the gradient's scale, nor on a
+    constant added to a row.
 
     Args:
       learning_rate: a number or a schedule.
@@ -76,10 +71,8 @@ def swan(
       coefficients: of Newton-Schulz; the paper's are (1.5, -0.5, 0).
       steps: Newton-Schulz iterations.
       norm: what Newton-Schulz divides by, see `orthogonalize`.
-      head_wise: whether query and key kernels `(D, H, K)` are one matrix per head.
-      matrices, weight_dimension_numbers, stack, mesh, mesh_axis, weight_decay, weight_decay_mask:
-        see `muon`.
-      adam_learning_rate, adam_b1, adam_b2, adam_eps, adam_weight_decay: AdamW for other parameters.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+        adam_learning_rate, others: see `muon`.
 
     Returns:
       The transformation for the whole tree of parameters.
@@ -105,15 +98,12 @@ def swan(
             norm=norm,
         ),
         learning_rate,
-        MatrixRule(matrices, weight_dimension_numbers, head_wise),
-        stack=stack,
+        matrices=matrices,
+        weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
         adam_learning_rate=adam_learning_rate,
-        adam_b1=adam_b1,
-        adam_b2=adam_b2,
-        adam_eps=adam_eps,
-        adam_weight_decay=adam_weight_decay,
+        others=others,
     )

@@ -121,7 +121,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "muon": {"steps": 3},
     "osgdm": {},
     "swan": {},
-    "racs": {"output_layer": None},
+    "racs": {"matrices": curvax.MatrixRule(output_layer=None)},
     "dasgo": ADAM,
     "asgo": {"eps": 1e-4, **ADAM},
     "shampoo": {

@@ -32,7 +32,7 @@ SHAPES = (
 # The registry's settings, with the papers' ε, behind which no division hides.
 SETTINGS: dict[str, dict[str, Any]] = {
     "muon": {"eps": 0.0},
-    "racs": {"output_layer": None},
+    "racs": {"matrices": curvax.MatrixRule(output_layer=None)},
     "asgo": {"eps": 1e-6},
     "dasgo": {"eps": 1e-6},
     "shampoo": {"eps": 1e-6, "initial": 0.0},
@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "galore": {"eps": 1e-8},
     "fira": {"eps": 1e-8},
     "alice": {"eps": 0.0},
-    "apollo": {"eps": 1e-8, "output_layer": None},
+    "apollo": {"eps": 1e-8, "matrices": curvax.MatrixRule(output_layer=None)},
 }
 
 SCALE_FREE = ("muon", "racs", "swan", "osgdm")

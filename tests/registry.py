@@ -84,7 +84,7 @@ REGISTRY = (
         settings={"b2": 0.95, "eps": 0.01, "refresh": 2, "statistics_every": 1},
         everything=False,
         fields=FACTORS,
-        static=("root", "refresh", "statistics_every", "base", "warmup_steps", "block_size"),
+        static=("root", "refresh", "statistics_every", "base", "warmup_steps"),
         descent={"base": None},
     ),
     Row(

@@ -1,7 +1,7 @@
-"""Counters of every matrix of a batch, several in one array.
+"""The counters of each matrix in a batch, packed into one array.
 
-Whoever calls a compiled step pays for each array of the state, 10 to 20 µs as measured on a CPU:
-with an array for each counter it was several per cent of an update of a small model.
+Every array of a state costs the caller of a compiled step 10 to 20 µs (measured on a CPU): an array
+per counter took several percent of a small model's update.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class _Array(NamedTuple):
 
 
 class Counts(_Array):
-    """Subclasses name their counters; a state has them as a field `counts`."""
+    """Subclasses list the names of their counters; a state holds them in its field `counts`."""
 
     __slots__ = ()
     names: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def zeros(cls, batch: tuple[int, ...]) -> Any:
-        """None of anything."""
+        """All counters at zero."""
         return cls(jnp.zeros((*batch, len(cls.names)), jnp.int32))
 
     def of(self, name: str) -> jax.Array:
@@ -32,7 +32,7 @@ class Counts(_Array):
         return self.value[..., self.names.index(name)]
 
     def plus(self, **found: jax.typing.ArrayLike) -> Any:
-        """The counters after adding to some of them, numbers or booleans `(...)`."""
+        """The counters with numbers or booleans `(...)` added to the named ones."""
         batch = self.value.shape[:-1]
         each = [jnp.asarray(found.pop(name, 0), jnp.int32) for name in self.names]
         assert not found, found
@@ -41,5 +41,5 @@ class Counts(_Array):
 
 
 def counter(name: str) -> Any:
-    """A property of a state with `counts`: one of them, int32 `(...)`."""
+    """A property that reads one counter, int32 `(...)`, from a state's `counts`."""
     return property(lambda state: state.counts.of(name))

@@ -1,8 +1,8 @@
-"""Random keys, one for every matrix, that do not depend on how matrices are stacked.
+"""One random key per matrix, independent of how matrices are stacked.
 
-A matrix's key comes from a seed, the path of its parameter and its place within the parameter.
-`on_matrices` says which parameters' matrices a stack holds; elsewhere a leaf's own path counts.
-Keys are kept as uint32 key data, which every checkpoint format can store.
+A key is folded from the seed, the path of the parameter and the matrix's index in the parameter.
+`on_matrices` declares which parameters a stack holds; otherwise the leaf's own path is used. Keys
+are stored as uint32 key data, which every checkpoint format supports.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 IMPLEMENTATION = "threefry2x32"
 
-Members = tuple[tuple[str, int], ...]  # names of parameters and how many matrices each has
+Members = tuple[tuple[str, int], ...]  # parameters and their numbers of matrices
 
 _members: contextvars.ContextVar[dict[str, Members] | None] = contextvars.ContextVar(
     "members", default=None
@@ -28,7 +28,7 @@ _members: contextvars.ContextVar[dict[str, Members] | None] = contextvars.Contex
 
 @contextlib.contextmanager
 def members_of(stacks: dict[str, Members]) -> Iterator[None]:
-    """Says inside which parameters' matrices the leaves of each key hold."""
+    """Declares, for the code inside, which parameters' matrices each stack holds."""
     token = _members.set(stacks)
     try:
         yield
@@ -37,7 +37,7 @@ def members_of(stacks: dict[str, Members]) -> Iterator[None]:
 
 
 def matrix_names(tree: Any) -> list[Members]:
-    """For every leaf `(..., m, n)` the parameters whose matrices it holds, in order."""
+    """For each leaf `(..., m, n)`, the parameters whose matrices it holds, in order."""
     stacks = _members.get() or {}
     names = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -47,7 +47,7 @@ def matrix_names(tree: Any) -> list[Members]:
 
 
 def matrix_keys(tree: Any, seed: int) -> Any:
-    """A tree like `tree`, whose leaves are `(..., m, n)`, with uint32 key data `(..., 2)`."""
+    """Key data, uint32 `(..., 2)`, for each leaf `(..., m, n)` of `tree`."""
     leaves, treedef = jax.tree.flatten(tree)
     base = jax.random.key(seed, impl=IMPLEMENTATION)
 
@@ -55,7 +55,7 @@ def matrix_keys(tree: Any, seed: int) -> Any:
         return jax.random.fold_in(jax.random.fold_in(base, name), place)
 
     def keys_of(members: Members, batch: tuple[int, ...]) -> jax.Array:
-        # All in one call: compiling two for each of 400 parameters takes a minute.
+        # One call for all: two programs for each of 400 parameters take a minute to compile.
         counts = [count for _, count in members]
         hashes = np.array([zlib.crc32(name.encode()) for name, _ in members], np.uint32)
         names = np.repeat(hashes, counts)
@@ -67,5 +67,5 @@ def matrix_keys(tree: Any, seed: int) -> Any:
 
 
 def key_for(data: jax.Array, number: jax.Array) -> jax.Array:
-    """The key of the draw of this number, from a matrix's key data `(2,)`."""
+    """The key of draw `number`, from a matrix's key data `(2,)`."""
     return jax.random.fold_in(jax.random.wrap_key_data(data, impl=IMPLEMENTATION), number)

@@ -1,8 +1,8 @@
-"""Names of leaves: one spelling for the same parameter in every kind of tree.
+"""Parameter paths: the same spelling in every kind of tree.
 
-A leaf is named by the keys that lead to it, joined by "/": `block_0/attention/query/kernel`.
-Boxes that hold one array under `.value` (NNX variables, Linen's `Partitioned`) do not show in
-the name, so that a pattern written for Linen also fits NNX and an `nnx.State` in either form.
+A leaf's path is its keys joined by "/": `block_0/attention/query/kernel`. Boxes that hold one array
+under `.value` (NNX variables, Linen's `Partitioned`) are left out, so that a pattern written for
+Linen also matches NNX, and an `nnx.State` in either form.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from jax.tree_util import GetAttrKey, keystr
 
 
 class NamedLeaves(NamedTuple):
-    """A tree taken apart: `leaves[i]` is called `names[i]`; absent leaves stay as holes."""
+    """A flattened tree: `leaves[i]` has the path `names[i]`; missing leaves stay as holes."""
 
     names: tuple[str, ...]
     leaves: tuple[Any, ...]
     treedef: Any
 
     def present(self) -> dict[str, Any]:
-        """The leaves that are there, by name."""
+        """The leaves that are not holes, by path."""
         return {n: x for n, x in zip(self.names, self.leaves, strict=True) if not is_hole(x)}
 
     def rebuild(self, by_name: dict[str, Any]) -> Any:
-        """The same tree with the leaves of `by_name`; holes stay holes."""
+        """The same tree with leaves from `by_name`; holes stay holes."""
         pairs = zip(self.names, self.leaves, strict=True)
         return self.treedef.unflatten([x if is_hole(x) else by_name[n] for n, x in pairs])
 
 
 def is_hole(leaf: Any) -> bool:
-    """Whether `leaf` stands for a parameter that is not there (None, or masked by Optax)."""
+    """Whether `leaf` marks a missing parameter (`None`, or masked by Optax)."""
     return leaf is None or isinstance(leaf, optax.MaskedNode)
 
 
 def named_leaves(tree: Any) -> NamedLeaves:
-    """Takes `tree` apart into named leaves.
+    """Flattens `tree` into leaves with paths.
 
     Raises:
-      ValueError: if two leaves have the same name.
+      ValueError: if two leaves have the same path.
     """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_hole)
     paths = [path for path, _ in with_path]
-    # `.value` is a box's only child; a field called `value` among others keeps its name.
+    # `.value` of a box is an only child; a field called `value` among others keeps its name.
     children = Counter(path[:-1] for path in paths)
     children.update({path[:i] for path in paths for i in range(len(path) - 1)})
 
@@ -58,30 +58,30 @@ def named_leaves(tree: Any) -> NamedLeaves:
     names = tuple(name(path) for path in paths)
     for twice, count in Counter(names).items():
         if count > 1:
-            raise ValueError(f"two parameters have the same path {twice!r}: rename one of them.")
+            raise ValueError(f"two parameters have the same path {twice!r}; rename one of them.")
     return NamedLeaves(names, tuple(leaf for _, leaf in with_path), treedef)
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a glob pattern fits the name or a node above it (`*` also crosses "/")."""
+    """Whether a glob pattern matches the path or a node above it (`*` also matches "/")."""
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
 
 
 def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Requires every pattern to fit at least one of the names.
+    """Requires every pattern to match at least one path.
 
     Raises:
-      ValueError: naming the argument and the first pattern that fits nothing.
+      ValueError: naming the argument and the first pattern that matches nothing.
     """
     names = list(names)
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise ValueError(
-                f"{argument}: the pattern {pattern!r} fits no parameter; the paths are {shown}."
+                f"{argument}: the pattern {pattern!r} matches no parameter; the paths are {shown}."
             )
 
 
 def is_placeholder(params: Any) -> bool:
-    """Whether `params` is the tree without leaves by which `optax.tree.map_params` asks."""
+    """Whether `params` is the leafless placeholder that `optax.tree.map_params` gives `init`."""
     return not jax.tree.leaves(params) and type(params).__name__ == "_ParamsPlaceholder"

@@ -1,7 +1,7 @@
-"""A side channel by which `init` functions say what they do with each parameter.
+"""A side channel through which `init` reports how each parameter is treated.
 
-`summarize` and its relatives need to know how an optimizer, however it was composed, treats each
-parameter. States hold arrays alone, so the transformations tell it while their `init` runs.
+`summarize` and the other tools have to work on any composition of transformations, and states hold
+only arrays. So transformations record what they do while their `init` runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _records: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("rec
 
 
 def record(event: Any) -> None:
-    """Hands `event` to the enclosing `recording`, if there is one."""
+    """Passes `event` to the enclosing `recording`, if any."""
     events = _records.get()
     if events is not None:
         events.append(event)
@@ -23,7 +23,7 @@ def record(event: Any) -> None:
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Any]]:
-    """Collects what the `init` functions that run inside record."""
+    """Collects the events that `init` functions record inside."""
     events: list[Any] = []
     token = _records.set(events)
     try:

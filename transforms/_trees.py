@@ -1,4 +1,4 @@
-"""Maps over trees that JAX does not have, and transformations run in float32."""
+"""Tree maps that JAX does not have, and a wrapper that runs a chain in float32."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ._validate import check_matrices
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):
-    """Maps `f`, which returns `outputs` values for each leaf of `tree`, to as many trees.
+    """Maps `f`, which returns `outputs` values per leaf of `tree`, and returns as many trees.
 
-    The trees of `rest` may have whole subtrees where `tree` has a leaf.
+    The trees in `rest` may have whole subtrees where `tree` has a leaf.
     """
     leaves, treedef = jax.tree.flatten(tree)
     columns = [treedef.flatten_up_to(r) for r in rest]
@@ -24,15 +24,15 @@ def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest:
 
 
 def widened(tree: Any) -> Any:
-    """The arrays of `tree` in float32 at least."""
+    """The arrays of `tree` in at least float32."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:
-    """Runs `inner` in float32 at least, and rounds to the gradients' dtypes at the end alone.
+    """Runs `inner` in at least float32 and rounds to the gradients' dtypes only at the end.
 
-    Between the parts of a chain, updates have the gradients' dtype. Where one part leaves something
-    that has to be exact for the next (a rank, a mean of 0), that is too coarse.
+    Between the parts of a chain updates have the gradients' dtype, which is too coarse where the
+    next part relies on something exact (a rank, a mean of 0).
     """
 
     def init(params: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Checks of arguments, shared by every factory.
+"""Argument checks shared by all factories.
 
-Each check raises a `ValueError` that names the argument, the value it got and what is allowed.
-Traced values pass unchecked: `optax.inject_hyperparams` calls factories with tracers.
+Each raises a `ValueError` that names the argument, its value and what is allowed. Tracers are not
+checked: `optax.inject_hyperparams` calls factories with them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jax.core import Tracer
 
 
 def _concrete(value: Any) -> float | None:
-    """The number behind `value`, or None if it is traced."""
+    """The value as a float; `None` for a tracer, NaN if it is not a number."""
     if isinstance(value, Tracer):
         return None
     if isinstance(value, numbers.Real) or (
@@ -36,7 +36,7 @@ def check_interval(
     open_low: bool = False,
     open_high: bool = True,
 ) -> None:
-    """Requires `value` between `low` and `high`; an open end is excluded."""
+    """Requires `low <= value <= high`; an open end is excluded."""
     number = _concrete(value)
     if number is None:
         return
@@ -48,12 +48,12 @@ def check_interval(
 
 
 def check_decay(name: str, value: Any) -> None:
-    """Requires a decay rate of a moving average: 0 <= value < 1."""
+    """Requires the decay rate of a moving average: 0 <= value < 1."""
     check_interval(name, value, 0.0, 1.0)
 
 
 def check_positive_int(name: str, value: Any) -> None:
-    """Requires an integer of at least 1 (and no bool)."""
+    """Requires an integer of at least 1; a bool is not accepted."""
     if isinstance(value, Tracer):
         return
     integral = isinstance(value, numbers.Integral) or (
@@ -79,7 +79,7 @@ def check_bool(name: str, value: Any) -> None:
 
 
 def check_dtype(name: str, value: Any) -> np.dtype:
-    """The dtype that `value` names, which has to be a real floating one."""
+    """The dtype that `value` names; it must be a real floating one."""
     try:
         dtype = jnp.dtype(value)
     except TypeError:
@@ -90,25 +90,25 @@ def check_dtype(name: str, value: Any) -> np.dtype:
 
 
 def check_matrices(tree: Any, method: str) -> None:
-    """Requires every leaf of `tree` to be a real matrix or a batch of them, `(..., m, n)`."""
+    """Requires every leaf of `tree` to be a real matrix or a batch of matrices `(..., m, n)`."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         if jnp.ndim(leaf) < 2:
             raise ValueError(
                 f"{method} works on matrices (..., rows, columns), but the leaf {name!r} has shape "
                 f"{jnp.shape(leaf)}. Wrap the transformation in curvax.on_matrices, or use the "
-                "full optimizer, which sends such leaves to AdamW."
+                "full optimizer, which gives such leaves to AdamW."
             )
         check_real(name, leaf)
 
 
 def check_real(name: str, leaf: Any) -> None:
-    """Requires a leaf of a real floating dtype and without a zero-size axis."""
+    """Requires a leaf with a real floating dtype and no axis of size zero."""
     dtype = jnp.result_type(leaf)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
             f"the parameter {name!r} has dtype {dtype}; parameters must have a real floating "
-            "dtype. Keep others out of the optimizer (optax.masked, or nnx's `wrt`)."
+            "dtype. Leave others out of the optimizer (optax.masked, or `wrt` of nnx.Optimizer)."
         )
     if 0 in jnp.shape(leaf):
         raise ValueError(

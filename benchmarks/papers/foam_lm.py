@@ -119,7 +119,7 @@ def stale(period: int, root: int, eps: float) -> Any:
         base=None,
         damping_mode="absolute",
         initial=0.0,
-        block_size=None,
+        matrices=curvax.MatrixRule(block_size=None),
     )
 
 

@@ -88,13 +88,14 @@ def shampoo(
     learning_rate: Any, storage: Any, weight_decay: float
 ) -> optax.GradientTransformationExtraArgs:
     """Shampoo on AdamW; other parameters have AdamW alone."""
+    base = functools.partial(optax.adamw, weight_decay=weight_decay)
     return curvax.shampoo(
         learning_rate,
         statistics_every=STATISTICS_EVERY,
         refresh=REFRESH,
-        base=functools.partial(optax.adamw, weight_decay=weight_decay),
+        base=base,
         storage=storage,
-        adam_weight_decay=weight_decay,
+        others=base(learning_rate),
     )
 
 

@@ -379,11 +379,12 @@ def test_blocks_of_shampoo_are_matrices_of_their_own():
         return [x[:, r : r + size, c : c + size] for r in rows for c in columns]
 
     shampoo = functools.partial(
-        curvax.shampoo, 1.0, eps=EPS, refresh=2, statistics_every=1, base=None, matrices="all"
+        curvax.shampoo, 1.0, eps=EPS, refresh=2, statistics_every=1, base=None
     )
-    together = _run(shampoo(block_size=size), gradients)
+    blocks = curvax.MatrixRule("all", block_size=size)
+    together = _run(shampoo(matrices=blocks), gradients)
     apart = {"parts": jax.tree.map(parts, gradients), "whole": gradients["square"]}
-    apart = _run(shampoo(), apart)
+    apart = _run(shampoo(matrices="all"), apart)
     _assert_same(jax.tree.map(parts, together), apart["parts"])
     _assert_different(together["square"], apart["whole"])
 

@@ -372,7 +372,8 @@ SPECS = {
 def step_with(spec: Any) -> tuple[Any, Any]:
     """What a first step computes with these axes, and the shapes of what matrices have."""
     # Both look at the tree, once whole and once with holes where other parameters were.
-    optimizer = curvax.muon(0.1, weight_dimension_numbers=spec, method="svd", stack=False)
+    rule = MatrixRule(weight_dimension_numbers=spec, stack=False)
+    optimizer = curvax.muon(0.1, method="svd", matrices=rule)
 
     def step(params: Any) -> Any:
         return optimizer.update(params, optimizer.init(params), params)
@@ -459,7 +460,7 @@ def test_all_takes_every_parameter_as_a_matrix() -> None:
 )
 def test_a_pattern_may_fit_only_what_is_no_matrix_for_another_reason(rule: dict[str, Any]) -> None:
     params = {name: {"kernel": jnp.ones((4, 4))} for name in ("a", "b", "head")}
-    optimizer = curvax.racs(0.1, **{"output_layer": None, **rule})
+    optimizer = curvax.racs(0.1, matrices=MatrixRule(**{"output_layer": None, **rule}))
     updates, states = run(optimizer, [params], params)
     assert all(np.any(x) for x in jax.tree.leaves(updates))
     places = curvax.state_of(optimizer, params, states[0], "a/kernel")
@@ -585,7 +586,7 @@ def test_the_output_layer_goes_to_adam(
     shapes: Mapping[str, tuple[int, ...]], output_layer: Any, found: str | None
 ) -> None:
     params = {name: jnp.ones(shape) for name, shape in shapes.items()}
-    optimizer = curvax.racs(0.1, output_layer=output_layer)
+    optimizer = curvax.racs(0.1, matrices=MatrixRule(output_layer=output_layer))
     state = jax.jit(optimizer.init)(params)
     for name in params:
         places = curvax.state_of(optimizer, params, state, name)
@@ -680,7 +681,7 @@ TREES: dict[str, Callable[..., Any]] = {
 LIKE_FLAX = ("Linen dict", "frozen dict", "Partitioned boxes", "nnx.State", "dataclass")
 METHODS: dict[str, Callable[..., Any]] = {
     "muon": functools.partial(curvax.muon, steps=2),
-    "racs": functools.partial(curvax.racs, output_layer=None, iterations=2),
+    "racs": functools.partial(curvax.racs, matrices=MatrixRule(output_layer=None), iterations=2),
     "asgo": curvax.asgo,
 }
 
@@ -742,7 +743,7 @@ def test_other_computations_would_be_noticed() -> None:
 @pytest.mark.parametrize("tree", LIKE_FLAX)
 def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None:
     params = TREES[tree](*tree_gradient())
-    optimizer = curvax.muon(0.1, stack=False)
+    optimizer = curvax.muon(0.1, matrices=MatrixRule(stack=False))
     state = optimizer.init(params)
     for name, fields in (("dense/kernel", "mu"), ("dense/bias", "mu nu"), ("head/kernel", "mu")):
         places = curvax.state_of(optimizer, params, state, name)

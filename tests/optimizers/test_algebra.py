@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from algebra import (
     FACTORS,
@@ -66,7 +67,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "muon": {},
     "osgdm": {},
     "swan": {},
-    "racs": {"output_layer": None},
+    "racs": {"matrices": curvax.MatrixRule(output_layer=None)},
     "dasgo": {"eps": 0.1, "matrices": None},
     "asgo": {"b2": 0.3, "eps": 0.3, "matrices": None},
     "shampoo": {
@@ -186,7 +187,7 @@ class Cell(NamedTuple):
 
     def make(self, **replaced: Any) -> Any:
         """The optimizer."""
-        settings = {"adam_b1": 0.5, "adam_b2": 0.5, **METHODS[self.method]}
+        settings = {"others": optax.adam(1.0, b1=0.5, b2=0.5), **METHODS[self.method]}
         for argument, name in (("refresh", self.refresh), ("storage", self.storage)):
             if name is not None:
                 settings[argument] = replaced.get(argument, VALUES[argument][name])

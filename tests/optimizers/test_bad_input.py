@@ -55,11 +55,8 @@ ARGUMENTS = [
     *shared("learning_rate", "0.1", "[0, inf)"),
     *shared("weight_decay", -0.1, "[0, inf)"),
     *shared("adam_learning_rate", -1, "[0, inf)"),
-    *shared("adam_weight_decay", -1.0, "[0, inf)"),
-    *shared("adam_b1", 1.0, "[0, 1)"),
-    *shared("adam_b2", -0.5, "[0, 1)"),
-    *shared("adam_eps", -1e-8, "[0, inf)"),
-    *shared("stack", "yes", "None, True, False"),
+    *shared("others", 0.001, "optax.adamw"),
+    *shared("others", optax.adamw, "optax.adamw"),
     *shared("matrices", 3, "pattern"),
     *shared("matrices", ["kernel", 3], "pattern"),
     # Muon.
@@ -92,7 +89,6 @@ ARGUMENTS = [
     Argument("racs", "scale", "0.05", "inf)"),
     Argument("racs", "iterations", 0, "at least 1"),
     Argument("racs", "iterations", -1, "at least 1"),
-    Argument("racs", "output_layer", 3, "pattern"),
     # ASGO.
     Argument("asgo", "b1", 1.0, "[0, 1)"),
     Argument("asgo", "b2", 1.0, "[0, 1)"),
@@ -107,9 +103,6 @@ ARGUMENTS = [
     Argument("asgo", "variant", "practica", "'practical', 'theoretical', 'from_momentum'"),
     Argument("asgo", "side", "both", "'left', 'right', 'smaller'"),
     Argument("asgo", "side", "top", "'left', 'right', 'smaller'"),
-    Argument("asgo", "block_size", 0, "at least 1"),
-    Argument("asgo", "block_size", -4, "at least 1"),
-    Argument("asgo", "block_size", 2.0, "at least 1"),
 ]
 
 
@@ -142,6 +135,16 @@ PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
     (lambda: curvax.MatrixAxes(0, 1, column_heads=1.5), ("column_heads", "1.5", "at least 1")),
     (lambda: curvax.MatrixAxes(1.5, 1), ("rows", "1.5", "integer")),
     (lambda: curvax.MatrixAxes(0, "1"), ("columns", "'1'", "integer")),
+    (lambda: curvax.MatrixRule(3), ("matrices", "3", "pattern")),
+    (lambda: curvax.MatrixRule(curvax.MatrixRule()), ("matrices", "MatrixRule", "pattern")),
+    (lambda: curvax.MatrixRule(output_layer=3), ("output_layer", "3", "pattern")),
+    (lambda: curvax.MatrixRule(head_wise=2), ("head_wise", "2", "True or False")),
+    (lambda: curvax.MatrixRule(block_size=0), ("block_size", "0", "at least 1")),
+    (lambda: curvax.MatrixRule(block_size=-4), ("block_size", "-4", "at least 1")),
+    (lambda: curvax.MatrixRule(block_size=2.0), ("block_size", "2.0", "at least 1")),
+    (lambda: curvax.MatrixRule(block_size=True), ("block_size", "True", "at least 1")),
+    (lambda: curvax.MatrixRule(stack="yes"), ("stack", "'yes'", "None, True, False")),
+    (lambda: curvax.on_matrices(optax.identity(), stack=2), ("stack", "2", "None, True, False")),
     (lambda: curvax.asgo(0.1, variant="theoretical", b1=0.9), ("variant", "b1", "0.9")),
     (
         lambda: curvax.on_matrices(optax.identity(), curvax.MatrixRule(), matrices="all"),
@@ -157,6 +160,17 @@ PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
 @pytest.mark.parametrize(("factory", "fragments"), PARTS, ids=[" ".join(p[1][:2]) for p in PARTS])
 def test_parts_reject_bad_arguments(factory: Callable[[], Any], fragments: tuple[str, ...]) -> None:
     assert_names(rejection(factory), fragments)
+
+
+@every_optimizer
+def test_what_contradicts_itself_is_rejected(row: Row) -> None:
+    """A rate for AdamW where there is none, and axes in two places."""
+    rate = functools.partial(row.make, others=optax.sgd(0.1), adam_learning_rate=0.25)
+    assert_names(rejection(rate), ("adam_learning_rate", "0.25", "others=optax.adamw("))
+    axes = {"dense/kernel": MatrixAxes(0, 1)}
+    rule = curvax.MatrixRule(weight_dimension_numbers={"head/kernel": None})
+    twice = functools.partial(row.make, matrices=rule, weight_dimension_numbers=axes)
+    assert_names(rejection(twice), ("weight_dimension_numbers", "dense/kernel", "once"))
 
 
 DENSE = {"dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}
@@ -286,7 +300,8 @@ def test_init_rejects_specifications_that_do_not_fit(
 
 @pytest.mark.parametrize("argument", ["matrices", "output_layer"])
 def test_init_rejects_patterns_that_fit_nothing(argument: str) -> None:
-    optimizer = curvax.racs(0.1, **{argument: ["dense/*", "decoder/*"]})
+    rule: dict[str, Any] = {argument: ["dense/*", "decoder/*"]}
+    optimizer = curvax.racs(0.1, matrices=curvax.MatrixRule(**rule))
     message = rejection(lambda: optimizer.init(DENSE))
     assert_names(message, (argument, "'decoder/*'", "dense/kernel"))
 
@@ -299,7 +314,8 @@ def test_on_matrices_rejects_what_is_no_matrix() -> None:
 
 def test_heads_are_not_cut_unevenly() -> None:
     axes = MatrixAxes(0, 1, column_heads=2)
-    optimizer = curvax.asgo(0.1, block_size=2, weight_dimension_numbers={"dense/kernel": axes})
+    rule = curvax.MatrixRule(block_size=2, weight_dimension_numbers={"dense/kernel": axes})
+    optimizer = curvax.asgo(0.1, matrices=rule)
     message = rejection(lambda: optimizer.init(DENSE))
     assert_names(message, ("'dense/kernel'", "block_size=2", "3 columns", "divides"))
 
@@ -328,13 +344,13 @@ def test_update_says_that_weight_decay_needs_params(row: Row) -> None:
 @every_optimizer
 def test_tracers_are_not_validated(row: Row) -> None:
     """A factory may be called while tracing, as `optax.inject_hyperparams` does."""
-    names = ("weight_decay", "b1", "b2", "eps", "gamma", "scale", "adam_b1", "adam_b2", "adam_eps")
+    names = ("weight_decay", "adam_learning_rate", "b1", "b2", "eps", "gamma", "scale")
     hyperparameters = {
         name: 1.5 if name == "gamma" else 0.5
         for name in names
         if name in row.settings or name in (row.optimizer.__kwdefaults__ or {})
     }
-    assert len(hyperparameters) >= (4 if row.name == "swan" else 5)  # SWAN has none of its own
+    assert len(hyperparameters) >= (2 if row.name == "swan" else 3)  # SWAN has none of its own
     gradient = optax.tree.ones_like(DENSE)
 
     def step(values: dict[str, Any]) -> Any:
@@ -343,8 +359,8 @@ def test_tracers_are_not_validated(row: Row) -> None:
 
     traced = jax.eval_shape(step, hyperparameters)
     assert jax.tree.map(jnp.shape, traced) == jax.tree.map(jnp.shape, DENSE)
-    bad = functools.partial(row.make, 0.1, **{**hyperparameters, "adam_b1": 1.5})
-    assert_names(rejection(bad), ("adam_b1", "1.5"))
+    bad = functools.partial(row.make, 0.1, **{**hyperparameters, "weight_decay": -1.5})
+    assert_names(rejection(bad), ("weight_decay", "-1.5"))
 
 
 @every_optimizer

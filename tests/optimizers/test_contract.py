@@ -108,7 +108,7 @@ def assert_matrix_branch(row: Row, params: Any, state: Any) -> None:
             matrices = (1, 1, int(np.prod(leaf.shape, dtype=int)))
         if matrices is None:
             assert {"mu", "nu", "skipped", "others"} <= fields, f"{name}: {fields}"
-            assert "no matrix" in summary[name]
+            assert "not a matrix" in summary[name]
         else:
             adamws = {"nu", "others"} - row.fields  # a grafted Adam has its own nu
             assert row.fields | {"skipped"} <= fields, f"{name}: {fields}"

@@ -35,8 +35,8 @@ STEPS = 3
 # one side alone, or blocks.
 FOR_LONG: dict[str, dict[str, Any]] = {
     "shampoo": {"side": "smaller"},
-    "foam": {"block_size": 50},
-    "dr_shampoo": {"block_size": 50},
+    "foam": {"matrices": curvax.MatrixRule(block_size=50)},
+    "dr_shampoo": {"matrices": curvax.MatrixRule(block_size=50)},
 }
 
 

@@ -119,7 +119,7 @@ TALL = {"tall": MATRICES["tall"]}
 SETTINGS = {
     "defaults": ({}, {}),
     "weight decay, consistent_rms": (
-        {"weight_decay": 0.1, "adam_weight_decay": 0.0, "consistent_rms": 0.2},
+        {"weight_decay": 0.1, "consistent_rms": 0.2},
         {"weight_decay": 0.1, "consistent_rms": 0.2},
     ),
     "without nesterov, three steps": (
@@ -168,19 +168,20 @@ def test_muon_gives_vectors_to_adamw():
     }
     params = gradients_like(tree, 1, seed=1)[0]
     gradients = _stacked(gradients_like(tree, STEPS, seed=2))
-    optimizer = curvax.muon(0.1, weight_decay=0.3, adam_learning_rate=0.01, adam_weight_decay=0.2)
+    others = optax.adamw(0.01, weight_decay=0.2)
+    optimizer = curvax.muon(0.1, weight_decay=0.3, others=others)
     updates = _updates(optimizer, gradients, params)
     adamw, muon = (
         _updates(other, {name: gradients[name]}, {name: params[name]})
         for other, name in (
-            (optax.adamw(0.01, weight_decay=0.2), "norm"),
+            (others, "norm"),
             (optax.contrib.muon(0.1, weight_decay=0.3), "dense"),
         )
     )
     assert_close(_steps(updates), _steps({**muon, **adamw}), condition=NEWTON_SCHULZ)
 
 
-def test_without_adam_weight_decay_muon_decays_all_parameters_alike():
+def test_without_others_muon_decays_all_parameters_alike():
     params = {
         "w": {"kernel": np.ones((3, 4), np.float32)},
         "norm": {"scale": np.ones(4, np.float32)},
@@ -263,7 +264,8 @@ def test_transposing_the_gradient_transposes_the_direction_of_muon():
 
 def test_head_wise_muon_is_muon_per_head():
     gradients = _stacked(gradients_like({"query": {"kernel": np.zeros((6, 3, 4))}}, STEPS))
-    updates = _updates(curvax.muon(1.0, head_wise=True), gradients)["query"]["kernel"]
+    head_wise = curvax.muon(1.0, matrices=curvax.MatrixRule(head_wise=True))
+    updates = _updates(head_wise, gradients)["query"]["kernel"]
     kernel = gradients["query"]["kernel"]
     alone = _updates(curvax.muon(1.0), {f"{h}/kernel": kernel[:, :, h] for h in range(3)})
     for h in range(3):
@@ -390,7 +392,8 @@ def test_head_wise_asgo_is_asgo_per_head():
         "rows": curvax.MatrixAxes(0, 1, row_heads=3),
     }
     settings: dict[str, Any] = {"eps": 1e-3, "refresh": 2}
-    optimizer = curvax.asgo(1.0, head_wise=True, weight_dimension_numbers=axes, **settings)
+    rule = curvax.MatrixRule(weight_dimension_numbers=axes, head_wise=True)
+    optimizer = curvax.asgo(1.0, matrices=rule, **settings)
     updates = _updates(optimizer, gradients)
     by_head = {
         "head_wise": updates["query"]["kernel"],

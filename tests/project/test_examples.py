@@ -304,8 +304,8 @@ def test_a_checkpoint_that_is_cut_off_is_refused(resumption):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda it: it | {"curvax_state_format": 0}, "format 0, from an older version"),
-        (lambda it: it | {"curvax_state_format": 99}, "format 99, from a later version"),
+        (lambda it: it | {"curvax_state_format": 0}, "state format 0, from an older version"),
+        (lambda it: it | {"curvax_state_format": 99}, "state format 99, from a later version"),
         (lambda it: it | {"arrays": {}}, "nothing in the checkpoint, float32"),
         (lambda it: {}, "this is not what curvax.describe_state gives"),
     ],

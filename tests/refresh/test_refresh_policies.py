@@ -406,7 +406,13 @@ def test_the_state_tells_of_every_factor():
     """FOAM's Figures 2 and 3 are in it: checks, refreshes, h and damping, factor by factor."""
     params = {"kernel": np.zeros((6, 9), np.float32), "bias": np.zeros(9, np.float32)}
     optimizer = curvax.foam(
-        0.1, check_every=2, threshold=0.4, max_damping=LARGEST, eps=EPS, b2=0.8, block_size=6
+        0.1,
+        check_every=2,
+        threshold=0.4,
+        max_damping=LARGEST,
+        eps=EPS,
+        b2=0.8,
+        matrices=curvax.MatrixRule(block_size=6),
     )
     gradients = _gradients({"kernel": (6, 9), "bias": (1, 9)})
     gradients["bias"] = gradients["bias"][:, 0]

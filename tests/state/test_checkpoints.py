@@ -131,7 +131,7 @@ def test_files_that_are_cut_off_or_foreign_are_refused(tmp_path: Path) -> None:
     ):
         curvax.check_state(racs, params, description)
     for foreign in ({}, None, [], {"step": 3}, {"curvax_state_format": "1", "arrays": {}}):
-        with pytest.raises(ValueError, match="this is not what curvax.describe_state gives"):
+        with pytest.raises(ValueError, match="expected the result of curvax.describe_state"):
             curvax.check_state(muon, params, foreign)
     for number, age in ((STATE_FORMAT - 1, "an older"), (STATE_FORMAT + 1, "a later")):
         with pytest.raises(ValueError, match=f"format {number}, from {age} version of curvax"):

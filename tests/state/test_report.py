@@ -75,5 +75,6 @@ def test_a_divided_state_is_reported_as_on_one_device() -> None:
 
 def test_the_state_of_another_optimizer_is_refused() -> None:
     params = {"kernel": ones(4, 6)}
+    racs = curvax.racs(0.1, matrices=curvax.MatrixRule(output_layer=None))
     with pytest.raises(ValueError, match="another optimizer"):
-        curvax.report(curvax.muon(0.1), params, curvax.racs(0.1, output_layer=None).init(params))
+        curvax.report(curvax.muon(0.1), params, racs.init(params))

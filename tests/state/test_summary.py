@@ -166,7 +166,7 @@ def test_treatments_are_shown(row: Row) -> None:
         "up/kernel": ["4×6 float32", f"1 matrix 4×6 in stack 4x6{wide}"],
         "up/bias": [
             "6 float32",
-            "1 matrix 1×6 in stack 1x6" if row.everything else "no matrix: vector",
+            "1 matrix 1×6 in stack 1x6" if row.everything else "not a matrix: vector",
         ],
     }
     optimizer = row.make(weight_dimension_numbers=SPEC)
@@ -185,17 +185,15 @@ def test_blocks_heads_and_own_entries_are_shown() -> None:
     }
     optimizer = curvax.asgo(
         0.1,
-        block_size=4,
-        matrices=None,
-        stack=False,
+        matrices=curvax.MatrixRule(matrices=None, block_size=4, stack=False),
         weight_dimension_numbers={"query/kernel": curvax.MatrixAxes(0, (1, 2), column_heads=2)},
     )
     parameters, _ = table(curvax.summarize(optimizer, params))
     shown = {name: cells[1] for name, cells in parameters.items() if len(cells) > 1}
     assert shown["mlp/kernel"] == "6 matrices 4×4 (3×2 tiles) in an entry of its own"
     assert shown["query/kernel"] == "4 matrices 4×4 (2×2 tiles) in an entry of its own"
-    assert shown["query/bias"] == "no matrix: bias of query"
-    assert shown["embed/embedding"] == "no matrix: embedding"
+    assert shown["query/bias"] == "not a matrix: bias of query"
+    assert shown["embed/embedding"] == "not a matrix: embedding"
 
 
 def test_entries_are_slices_of_the_stack() -> None:

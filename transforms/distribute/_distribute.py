@@ -1,12 +1,12 @@
-"""Dividing matrices among devices: each stores and works on its own.
+"""Distributing matrices over devices: each device stores and updates its own.
 
-`distribute(inner, mesh)` stands in the place of `inner` behind the matrix view. Batch entries never
-influence each other, so a device runs `inner` on its matrices alone, within `shard_map`:
-statistics, checks and refreshes of a matrix happen on its owner, without any communication. Per
-step gradients go to their owners and updates come back.
+`distribute(inner, mesh)` replaces `inner` behind the matrix view. Batch entries never influence
+each other, so each device runs `inner` on its own matrices inside `shard_map`: the statistics,
+checks and refreshes of a matrix happen on its owner without communication. Each step sends
+gradients to their owners and updates back.
 
-*Numerics.* Those of one device, except that with `stagger` every device spreads its own refreshes
-over the period. *Memory.* A device has the state of its own matrices (`_shares.py`).
+*Numerics.* Those of one device, except that with `stagger` each device spreads its own refreshes
+over the period. *Memory.* A device holds the state of its own matrices (`_shares.py`).
 *Communication.* See `docs/distribution.md`.
 """
 
@@ -33,7 +33,7 @@ Stacks = dict[str, jax.Array]
 
 
 class DivisionRecord(NamedTuple):
-    """What `recording` collects of a division."""
+    """What `distribute` records: the state and its layout."""
 
     state: DistributedState
     layout: StateLayout
@@ -41,7 +41,7 @@ class DivisionRecord(NamedTuple):
     axes: tuple[str, ...]
 
     def devices(self) -> Iterator[tuple[str, str]]:
-        """Every stack, and how many devices share its matrices."""
+        """Each stack, and the number of devices that share its matrices."""
         number = self.layout.shares.devices
         for key, stack in self.layout.stacks.items():
             yield key, f"on {min(number, stack.shape[0])} of {number} devices"
@@ -54,22 +54,21 @@ def distribute(
     *,
     axis_name: str | Sequence[str] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs a transformation on stacks of matrices with the matrices divided among devices.
+    """Runs a transformation on stacks of matrices, with the matrices distributed over devices.
 
     Args:
-      inner: a transformation on a dictionary of stacks `(N, m, n)` whose matrices do not influence
-        each other. `on_matrices(inner, mesh=…)` makes the stacks and calls this.
+      inner: a transformation on a dict of stacks `(N, m, n)` in which no matrix influences another.
+        `on_matrices(inner, mesh=…)` makes the stacks and calls this function.
       mesh: the devices; its axes may be Auto or Explicit.
-      axis: the mesh axis or axes among whose devices matrices are divided; all by default.
-      axis_name: in place of a mesh, the axis or axes of the `pmap` or `shard_map` within which
-        `init` and `update` are called. Gradients have to be the same on all its devices; the state
-        is each device's own.
+      axis: the mesh axis or axes to distribute over; all by default.
+      axis_name: instead of a mesh, the axis or axes of the `pmap` or `shard_map` in which `init`
+        and `update` are called. Gradients must be equal on all its devices; each has its own state.
 
     Returns:
-      The same transformation, with a state that is divided among the devices.
+      The same transformation, with its state distributed over the devices.
 
     Raises:
-      ValueError: if there is no such axis.
+      ValueError: if the mesh has no such axis.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -83,24 +82,24 @@ def distribute(
     inner = optax.with_extra_args_support(inner)
     if mesh is None:
         if axis is not None:
-            raise ValueError(f"axis={axis!r} needs a mesh.")
+            raise ValueError(f"axis={axis!r} needs mesh=.")
         return _within(inner, _names("axis_name (mesh_axis)", axis_name))
     if axis_name is not None:
-        raise ValueError(f"axis_name={axis_name!r} is for mapped functions, without a mesh.")
+        raise ValueError(f"axis_name={axis_name!r} is for mapped functions; give it without mesh=.")
     return _over(inner, mesh, mesh_axes(mesh, axis))
 
 
 def _over(
     inner: optax.GradientTransformationExtraArgs, mesh: Mesh, axes: tuple[str, ...]
 ) -> optax.GradientTransformationExtraArgs:
-    """`distribute` on whole arrays."""
+    """`distribute` over a mesh."""
     devices = math.prod(mesh.shape[a] for a in axes)
 
     def spec_of(x: Any) -> P:
         return P(axes) if x.ndim else P()
 
     def travelling(x: jax.Array, stack: jax.Array) -> jax.Array:
-        """`x`, or a part of it, as its stack lies, as far as that is known."""
+        """`x`, or a part of it, with the sharding of its stack, where that is known."""
         if not is_explicit(mesh):
             return cut_by_columns(x, mesh, axes)
         sharding = explicit_sharding(stack)
@@ -138,9 +137,9 @@ def _over(
             if "Closing over" not in str(error):
                 raise
             raise ValueError(
-                "mesh: with Explicit axes an optimizer's numbers may not be traced (as those of "
-                "inject_hyperparams are): JAX lets no shard_map see them from outside. Give a mesh "
-                "with Auto axes: jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
+                "mesh: hyperparameters cannot be tracers on an Explicit mesh (inject_hyperparams "
+                "makes them tracers), because shard_map cannot close over them. Give a mesh with "
+                "Auto axes: jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
             ) from error
         whole = {key: travelling(x, updates[key]) for key, x in whole.items()}
         rows = [put(x, mesh, P()) for x in rows]
@@ -152,7 +151,7 @@ def _over(
 def _within(
     inner: optax.GradientTransformationExtraArgs, axes: tuple[str, ...]
 ) -> optax.GradientTransformationExtraArgs:
-    """`distribute` inside a mapped function, on this device's arrays."""
+    """`distribute` inside a mapped function, on one device's arrays."""
 
     def devices() -> int:
         try:
@@ -160,7 +159,7 @@ def _within(
         except NameError as error:
             raise ValueError(
                 f"axis_name: {', '.join(map(repr, axes))} is not an axis of an enclosing pmap or "
-                "shard_map. Call init and update inside one, or give mesh=."
+                "shard_map; call init and update inside one, or give mesh=."
             ) from error
 
     def own(x: jax.Array) -> jax.Array:
@@ -192,29 +191,29 @@ def _within(
 
 
 def _layout(inner: Any, updates: Any, params: Any, state: Any, devices: int) -> StateLayout:
-    """The layout of a state that `init` made for the parameters.
+    """The layout of the state for these parameters.
 
     Raises:
-      ValueError: if it cannot be known without them, or is another.
+      ValueError: if it depends on missing parameters, or `state` does not have it.
     """
     layout = StateLayout(inner.init, _abstract(updates if params is None else params), devices)
     if not layout.fits(state):
         raise ValueError(
-            "update needs params, whose dtypes are not those of the gradients."
+            "update needs params, because their dtypes differ from the gradients'."
             if params is None
-            else "state: it is that of other parameters, or of another number of devices."
+            else "state: it belongs to other parameters, or to another number of devices."
         )
     return layout
 
 
 class _Own:
-    """What a device does with its own matrices, within a mapped axis."""
+    """The work of one device on its own matrices, inside a mapped axis."""
 
     def __init__(self, inner: Any, layout: StateLayout, axes: Any, extra_args: Any):
         self.inner, self.layout, self.axes, self.extra_args = inner, layout, axes, extra_args
 
     def update(self, state: DistributedState, gradients: Any, params: Any = (None, None)):
-        """This device's updates and its state; of singles both as flat rows."""
+        """The device's updates and state; those of single matrices as flat rows."""
         index = jax.lax.axis_index(self.axes)
         scalars = self.layout.scalars(state.whole)
         updates, whole = self.inner.update(gradients[0], state.whole, params[0], **self.extra_args)
@@ -254,7 +253,7 @@ class _Own:
 
 
 def _row_of(stacks: Sequence[Any]) -> tuple[int, Any]:
-    """Length and dtype of a round's updates."""
+    """The length and dtype of a round's updates."""
     return max(math.prod(x.shape[1:]) for x in stacks), jnp.result_type(*stacks)
 
 
@@ -263,10 +262,10 @@ def _abstract(stacks: Stacks) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the mesh axes among whose devices matrices are divided.
+    """The names of the mesh axes to distribute over.
 
     Raises:
-      ValueError: if `mesh` is no mesh or has no such axis.
+      ValueError: if `mesh` is not a mesh or has no such axis.
     """
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")

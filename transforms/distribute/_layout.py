@@ -1,9 +1,9 @@
-"""A state divided among devices, and the state of one device that it stands for.
+"""The layout of a distributed state, and its conversion from and to the state of one device.
 
-The state of a transformation on stacks has scalars, and arrays whose first axis is a stack's. What
-is divided evenly stays arrays. The state of a matrix that is dealt out singly is laid end to end
-in one flat buffer for each dtype, as long as the round's longest: so one array, divided over the
-devices, holds matrices of different shapes.
+The state of a transformation on stacks holds scalars, and arrays whose first axis is a stack's.
+Arrays of evenly divided stacks are sharded along that axis. The state of a matrix that is dealt out
+on its own is flattened into one buffer per dtype, padded to the longest of its round: one array,
+sharded over the devices, holds matrices of different shapes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ Buffers = dict[str, jax.Array]
 class DistributedState(NamedTuple):
     """State of `distribute`."""
 
-    whole: Any  # the transformation's state on what is divided evenly; stack axes are divided
-    singles: tuple[Buffers, ...]  # for every round and dtype (devices, length); rows are divided
+    whole: Any  # the state of the evenly divided stacks, sharded along their first axes
+    singles: tuple[Buffers, ...]  # per round and dtype (devices, length), sharded by row
 
 
 def is_divided(node: Any) -> bool:
-    """Whether a node of a state is divided among devices."""
+    """Whether a node of a state is distributed over devices."""
     return isinstance(node, DistributedState)
 
 
 class StateLayout:
-    """How the state of a transformation on some stacks is divided."""
+    """How the state of a transformation on some stacks is distributed."""
 
     def __init__(self, init: Callable[[Any], Any], stacks: Stacks, devices: int):
-        """Takes the transformation's `init`, stacks `(N, m, n)` and the number of devices."""
+        """From the transformation's `init`, stacks `(N, m, n)` and the number of devices."""
         shares = share({key: x.shape for key, x in stacks.items()}, devices)
 
         def state(sizes: Mapping[str, int]) -> tuple[list[Any], list[str | None], Any]:
@@ -47,7 +47,7 @@ class StateLayout:
                 key: jax.ShapeDtypeStruct((size, *stacks[key].shape[1:]), stacks[key].dtype)
                 for key, size in sizes.items()
             }
-            with recording(), members_of({}):  # only shapes are wanted
+            with recording(), members_of({}):  # only for the shapes
                 found = jax.eval_shape(init, like)
             pairs, treedef = jax.tree_util.tree_flatten_with_path(found)
             owners = [_owner(path, stacks) for path, _ in pairs]
@@ -64,7 +64,7 @@ class StateLayout:
         self._check_parts()
 
     def _check_parts(self) -> None:
-        """Requires the state on some matrices to be a part of the state on all.
+        """Requires the state for some of the matrices to be a part of the state for all.
 
         Raises:
           ValueError: if it has other arrays.
@@ -85,13 +85,13 @@ class StateLayout:
                 own = [x.dtype for x, owner in zip(leaves, owners, strict=True) if owner == key]
                 if own != dtypes[key]:
                     raise ValueError(
-                        "the transformation's state depends on how many matrices a stack has, so "
-                        "that it cannot be divided. (quantize_state, by the size of a stack: give "
+                        "the transformation's state depends on the number of matrices in a stack "
+                        "and cannot be distributed. (quantize_state decides by size: give it "
                         "where=lambda place, leaf: leaf.ndim > 1.)"
                     )
 
     def fits(self, state: DistributedState) -> bool:
-        """Whether a state has the arrays of this layout; of singles by dtype alone."""
+        """Whether a state has the arrays of this layout; of buffers only dtypes are compared."""
         whole = [x.dtype for x in jax.tree.leaves(state.whole)]
         singles = [set(buffers) for buffers in state.singles]
         return whole == [x.dtype for x in self.whole_leaves] and singles == [
@@ -99,7 +99,7 @@ class StateLayout:
         ]
 
     def packed(self, leaves: list[jax.Array], lengths: Mapping[str, int]) -> Buffers:
-        """The state's arrays of one matrix, each `(1, …)`, as buffers."""
+        """One matrix's arrays of the state, each `(1, …)`, as buffers."""
         parts: dict[str, list[jax.Array]] = {dtype: [] for dtype in lengths}
         for leaf in leaves:
             parts[leaf.dtype.name].append(leaf.reshape(-1))
@@ -121,7 +121,7 @@ class StateLayout:
         return leaves
 
     def lengths(self, kinds: tuple[str, ...]) -> dict[str, int]:
-        """For every dtype the length of a round's buffers."""
+        """The length of a round's buffers, by dtype."""
         longest: dict[str, int] = {}
         for key in kinds:
             own: dict[str, int] = {}
@@ -132,24 +132,24 @@ class StateLayout:
         return longest
 
     def single_state(self, key: str, buffers: Buffers, scalars: list[jax.Array]) -> Any:
-        """The transformation's state on one matrix of the stack `key`."""
+        """The transformation's state for one matrix of the stack `key`."""
         own, shared = iter(self.unpacked(key, buffers)), iter(scalars)
         _, owners, treedef = self.single[key]
         return treedef.unflatten([next(shared if o is None else own) for o in owners])
 
     def own_leaves(self, key: str, state: Any) -> list[jax.Array]:
-        """The arrays of `single_state` that are the matrix's own."""
+        """The arrays of a `single_state` that belong to the matrix."""
         leaves = jax.tree.leaves(state)
         owners = self.single[key][1]
         return [x for x, owner in zip(leaves, owners, strict=True) if owner is not None]
 
     def scalars(self, whole: Any) -> list[jax.Array]:
-        """What is shared by all matrices, from the state on what is divided evenly."""
+        """The arrays that all matrices share, from the state of the evenly divided stacks."""
         leaves = jax.tree.leaves(whole)
         return [x for x, owner in zip(leaves, self.whole_owners, strict=True) if owner is None]
 
     def divided(self, state: Any) -> DistributedState:
-        """The division of a state of one device."""
+        """The distributed form of a state of one device."""
         leaves = self.treedef.flatten_up_to(state)
         pairs = list(zip(leaves, self.owners, strict=True))
         evenly = [
@@ -173,7 +173,7 @@ class StateLayout:
         return DistributedState(self.whole_treedef.unflatten(evenly), tuple(singles))
 
     def joined(self, state: DistributedState) -> Any:
-        """The state of one device that `state` is a division of."""
+        """The state of one device; the inverse of `divided`."""
         whole = list(zip(jax.tree.leaves(state.whole), self.whole_owners, strict=True))
         columns: dict[str, list[list[jax.Array]]] = {
             key: [[x] for x, owner in whole if owner == key] for key in self.stacks
@@ -199,6 +199,6 @@ class StateLayout:
 
 
 def _owner(path: tuple[Any, ...], stacks: Stacks) -> str | None:
-    """The stack that a leaf of a state belongs to; `None` for what all share."""
+    """The stack that a leaf of a state belongs to; `None` if all share it."""
     keys = (getattr(key, "key", None) for key in path)
     return next((key for key in keys if key in stacks), None)

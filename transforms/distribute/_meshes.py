@@ -1,7 +1,7 @@
-"""Arrays on meshes: where they lie, and how they get to lie elsewhere.
+"""Shardings: reading them, and moving arrays to others.
 
-With Auto axes the compiler decides on transfers, within what it is asked for. With Explicit axes,
-JAX's default, the sharding is part of an array's type, and every transfer is spelled out.
+On a mesh with Auto axes the compiler chooses the transfers. With Explicit axes, JAX's default, the
+sharding is part of an array's type and every transfer is written out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .._paths import named_leaves
 
 
 def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
-    """`x` with this sharding."""
+    """`x` with the sharding `spec` on `mesh`."""
     sharding = NamedSharding(mesh, spec)
     if is_explicit(mesh):
         return jax.sharding.reshard(x, sharding)
@@ -27,10 +27,10 @@ def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
 
 
 def cut_by_columns(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
-    """`x` cut along its last axis among the devices of some mesh axes; whole if they do not divide.
+    """`x` sharded along its last axis over some mesh axes; replicated if they do not divide it.
 
-    This is how matrices travel: from whole arrays it costs nothing, and between it and a cut along
-    any other axis devices exchange what they own, no more.
+    This is the sharding in which matrices travel: from replicated arrays it costs nothing, and from
+    a sharding along any other axis devices exchange no more than what they own.
     """
     divides = x.shape[-1] % math.prod(mesh.shape[a] for a in axes) == 0
     return put(x, mesh, P(*[None] * (x.ndim - 1), axes) if divides else P())
@@ -42,7 +42,7 @@ def is_explicit(mesh: Mesh) -> bool:
 
 
 def check_on_mesh(tree: Any, mesh: Mesh | None) -> None:
-    """Requires leaves whose mesh is known to be on the given one, if one is given.
+    """Requires the leaves whose mesh is known to be on `mesh`, if it is given.
 
     Raises:
       ValueError: naming the parameter and both meshes.
@@ -54,12 +54,12 @@ def check_on_mesh(tree: Any, mesh: Mesh | None) -> None:
         same = there == mesh if isinstance(there, Mesh) else there.shape_tuple == mesh.shape_tuple
         if not (same or there.empty):
             raise ValueError(
-                f"{name!r} lies on the mesh {there}, but mesh= is {mesh}: give that of parameters."
+                f"{name!r} is on the mesh {there}, but mesh={mesh}: use the mesh of the parameters."
             )
 
 
 def sharding_of(x: Any) -> Any:
-    """What is known of where `x` lies; while tracing, on meshes with Explicit axes alone."""
+    """The sharding of `x`; while tracing it is known on meshes with Explicit axes only."""
     concrete = isinstance(x, jax.Array) and not isinstance(x, Tracer)
     return x.sharding if concrete else getattr(jax.typeof(x), "sharding", None)
 
@@ -73,15 +73,15 @@ def explicit_sharding(x: Any) -> NamedSharding | None:
 
 
 def is_cut(x: Any) -> bool:
-    """Whether `x` is known to be divided among the devices of a mesh with Explicit axes."""
+    """Whether `x` is sharded over devices of a mesh with Explicit axes."""
     sharding = explicit_sharding(x)
     return sharding is not None and not sharding.is_fully_replicated
 
 
 def unsharded(x: Any) -> Any:
-    """`x` on every device, if its mesh has Explicit axes.
+    """`x` replicated, if its mesh has Explicit axes.
 
-    There JAX refuses to merge axes that are cut, or to multiply along them.
+    On these JAX does not merge sharded axes, or multiply along them.
     """
     x = jnp.asarray(x)
     sharding = explicit_sharding(x)
@@ -91,7 +91,7 @@ def unsharded(x: Any) -> Any:
 
 
 def on_mesh_of(gradients: dict[str, jax.Array], state: Any) -> Any:
-    """A state on the mesh of the gradients: one made without may not meet an Explicit one."""
+    """`state` on the mesh of the gradients: JAX does not mix arrays on and off an Explicit mesh."""
     sharding = next(filter(None, map(explicit_sharding, gradients.values())), None)
     if sharding is None:
         return state
@@ -100,6 +100,6 @@ def on_mesh_of(gradients: dict[str, jax.Array], state: Any) -> Any:
 
 
 def sharded_like(x: jax.Array, like: Any) -> jax.Array:
-    """`x` as `like` lies, if its mesh has Explicit axes."""
+    """`x` with the sharding of `like`, if its mesh has Explicit axes."""
     sharding = explicit_sharding(like)
     return x if sharding is None else jax.sharding.reshard(x, sharding)

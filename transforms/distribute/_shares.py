@@ -1,11 +1,11 @@
-"""Which device has which matrices: as many of every stack as all can have, the rest one by one.
+"""Which device gets which matrices: an equal share of every stack, and the remainders one by one.
 
-Of a stack of N matrices on D devices each device has `⌊N / D⌋`, in the stack's order. What is left
-of all stacks is dealt out in rounds of at most one matrix a device, the dearest first, each to the
-device with the least work so far. So no device has more than one matrix beyond the mean in number,
-and no stack is padded: the matrices of a round may have different shapes.
+Of a stack of N matrices each of D devices gets `⌊N / D⌋`, in order. The remainders of all stacks
+are dealt out in rounds of at most one matrix per device, the most expensive first, each to the
+device with the least work so far. No device gets more than one matrix above the mean, and nothing
+is padded: the matrices of a round may differ in shape.
 
-The number of matrices (blocks, with `block_size`) bounds the number of devices that have any work.
+The number of matrices (of blocks, with `block_size`) bounds the number of devices with any work.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ Stacks = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """At most one matrix for every device."""
+    """At most one matrix per device."""
 
-    kinds: tuple[str, ...]  # the stacks that the matrices are of
-    kind: tuple[int, ...]  # for every device the place in `kinds`; their number if it has none
-    entry: tuple[int, ...]  # and the place among what is left of that stack
+    kinds: tuple[str, ...]  # the stacks that the matrices come from
+    kind: tuple[int, ...]  # per device, an index into `kinds`; `len(kinds)` for no matrix
+    entry: tuple[int, ...]  # and the index into the remainder of that stack
 
 
 @dataclasses.dataclass(frozen=True)
 class Shares:
-    """What every device has of some stacks."""
+    """How some stacks are divided among devices."""
 
     devices: int
-    each: Mapping[str, int]  # matrices of every stack that each device has
+    each: Mapping[str, int]  # per stack, the number of matrices that every device gets
     rounds: tuple[Round, ...]
 
     def whole(self, key: str) -> int:
-        """How many matrices of a stack are divided evenly; they come first in it."""
+        """How many matrices of a stack are divided evenly; they come first."""
         return self.devices * self.each[key]
 
     def split(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks]:
-        """What of some stacks is divided evenly, and what is left."""
+        """The evenly divided part of some stacks, and their remainders."""
         whole = {k: x[: self.whole(k)] for k, x in stacks.items() if self.each[k]}
         left = {k: x[self.whole(k) :] for k, x in stacks.items() if len(x) > self.whole(k)}
         return whole, left
@@ -51,13 +51,13 @@ class Shares:
     def joined(
         self, like: Stacks, whole: Stacks, rows: Sequence[jax.Array], place: Callable[..., Any]
     ) -> Stacks:
-        """Stacks from both parts, of which the second is put together in flat rows.
+        """Joins stacks from their evenly divided parts and the flat rows of their remainders.
 
         Args:
-          like: stacks with the shapes and dtypes wanted.
-          whole: what is divided evenly.
-          rows: for every round `(devices, length)`, the matrices end to end.
-          place: brings a matrix of a row `(1, m, n)` to where its stack in `like` lies.
+          like: stacks with the resulting shapes and dtypes.
+          whole: the evenly divided parts.
+          rows: for each round `(devices, length)`, one flattened matrix per device.
+          place: moves a matrix `(1, m, n)` to the sharding of its stack in `like`.
         """
         left: dict[str, dict[int, jax.Array]] = {key: {} for key in like}
         for r, row in zip(self.rounds, rows, strict=True):
@@ -78,7 +78,7 @@ class Shares:
 
 
 def cost(rows: int, columns: int) -> float:
-    """Relative cost of a matrix: products with factors of both orders, their decompositions."""
+    """Relative cost of a matrix: products with both factors, and their decompositions."""
     return float(rows + columns) ** 3
 
 

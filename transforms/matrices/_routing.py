@@ -36,8 +36,8 @@ def route(
       rule: which parameters are matrices.
 
     Returns:
-      `optax.partition` over the labels "matrices" and "others". `init` warns if a tree of
-      parameters has no matrix at all.
+      `optax.partition` over the labels "matrices" and "others". `init` warns if none of the
+      parameters is a matrix.
     """
 
     def labels(params: Any) -> Any:
@@ -63,16 +63,20 @@ def route(
 
 def _with_dtypes_of(like: Any, tree: Any) -> Any:
     # Optax's Adam promotes its moments and updates when gradients are wider than the parameters.
-    return jax.tree.map(lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype), tree, like)
+    def cast(x: jax.Array, y: Any) -> jax.Array:
+        dtype = getattr(y, "dtype", x.dtype)  # a hyperparameter may have been set to a plain number
+        return x if x.dtype == dtype else x.astype(dtype)
+
+    return jax.tree.map(cast, tree, like)
 
 
 def _warn_without_matrices(treatments: dict[str, Treatment]) -> None:
     if treatments and all(isinstance(t, str) for t in treatments.values()):
         reasons = "; ".join(f"{n}: {t}" for n, t in list(treatments.items())[:5])
         warnings.warn(
-            "no parameter is a matrix, so all of them go to AdamW "
-            f"({reasons}{'; ...' if len(treatments) > 5 else ''}). Select matrices with matrices= "
-            "or weight_dimension_numbers=.",
+            "no parameter is a matrix, so all of them get the optimizer of the others, AdamW by "
+            f"default ({reasons}{'; ...' if len(treatments) > 5 else ''}). Select matrices with "
+            "matrices= or weight_dimension_numbers=.",
             UserWarning,
             stacklevel=4,
         )

@@ -5,7 +5,7 @@ and its kernel 3-D. The default rule looks at the parameter's path and shape:
 
 | parameter | seen as |
 |---|---|
-| vectors, scalars, `bias`, `scale`, parameters of normalization layers, embeddings | no matrix |
+| vectors, scalars, `bias`, `scale`, parameters of normalization layers, embeddings | not a matrix |
 | any other leaf with two axes | rows × columns as stored |
 | `query`, `key`, `value` `/kernel` `(D, H, K)` | `D × H·K` (`head_wise`: `H` of `D × K`) |
 | `out/kernel` `(H, K, D)` | `H·K × D` |
@@ -15,11 +15,15 @@ and its kernel 3-D. The default rule looks at the parameter's path and shape:
 A stack of layers is never merged into a matrix axis: a bias with an axis too many gives it away,
 and such kernels ask for a specification. (Give one for scanned convolutions and attention without
 bias.)
+
+A `MatrixRule` also says how the matrices are cut into blocks and whether they share arrays. Every
+optimizer takes one as `matrices=`; `as_rule` completes it with the defaults of the method.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -28,11 +32,11 @@ import jax
 import optax
 
 from .._paths import check_patterns, is_hole, matches, named_leaves
-from .._validate import check_real
+from .._validate import check_bool, check_choice, check_positive_int, check_real
 from ._axes import AxesEntry, MatrixAxes, as_matrix_axes
 
 Treatment = MatrixAxes | str
-"""The axes of a matrix, or the reason why a parameter is none."""
+"""The axes of a matrix, or the reason why a parameter is not a matrix."""
 
 Selection = str | Sequence[str] | Callable[[str, Any], bool]
 """Glob pattern(s) on paths, or a predicate of path and leaf."""
@@ -42,33 +46,71 @@ _HEAD_NAMES = re.compile(r"(lm_?head|head|logits|unembed(ding)?|readout|classifi
 _NORM_NAMES = re.compile(r"norm|^ln(_|\d|$)", re.IGNORECASE)
 
 
+class _Default(enum.Enum):
+    METHODS_OWN = "the method's own"
+
+    def __repr__(self) -> str:
+        return f"<{self.value}>"
+
+
+METHODS_OWN: Any = _Default.METHODS_OWN
+"""Default of the fields for which methods have defaults of their own; `None` outside of a method.
+
+It is not `None`, by which a user switches a method's default off."""
+
+
 @dataclasses.dataclass(frozen=True)
 class MatrixRule:
     """Decides for every parameter whether it is a matrix (or a batch of them), and how.
 
+    Every optimizer takes a rule as its argument `matrices`. A field that is left out has the
+    method's own default, if the method has one, such as `block_size=1200` for `shampoo`; a field
+    that is `None` is `None` in every method.
+
     Args:
-      matrices: which parameters are matrices. `None` is Flax's: kernels, not biases, scales and
-        embeddings; `"all"` takes every parameter (a vector, a `bias` or a `scale` is then a matrix
-        with one row); a glob pattern on paths (`*` also crosses "/"), several of them, or a
-        predicate `(path, leaf) -> bool` selects.
-      weight_dimension_numbers: axes, for parameters where the rule's are not wanted: a tree
-        (or prefix tree) of `MatrixAxes`, `optax.contrib.MuonDimensionNumbers` or `None` (no
+      matrices: which parameters are matrices. `None` is the rule for Flax: kernels, but not biases,
+        scales and embeddings; `"all"` takes every parameter (a vector, a `bias` or a `scale` is
+        then a matrix with one row); a glob pattern on paths (`*` also crosses "/"), several of
+        them, or a predicate `(path, leaf) -> bool` selects. Left out: the method's own (`"all"` for
+        `asgo` and `dasgo`), or `None`.
+      weight_dimension_numbers: axes of parameters for which the rule's are not wanted: a tree
+        (or prefix tree) of `MatrixAxes`, `optax.contrib.MuonDimensionNumbers` or `None` (not a
         matrix) with the structure of the parameters; a callable from the parameters to such a
         tree; or a mapping from path patterns to entries, where the first that fits wins and
         the rule decides on the rest.
       head_wise: whether query and key kernels `(D, H, K)` are one matrix per head.
       output_layer: a pattern or predicate for an output layer that is *not* to be a matrix;
-        `"auto"` finds it (see `find_output_layer`), `None` makes no exception.
+        `"auto"` finds it (see `find_output_layer`), `None` makes no exception. Left out: the
+        method's own (`"auto"` for `racs` and `apollo`), or `None`.
+      block_size: cut matrices into balanced blocks of at most this many rows and columns, each a
+        matrix of its own; `None` does not cut. Left out: the method's own (1200 for `shampoo`), or
+        `None`.
+      stack: `True` keeps all matrices of one shape in one array, `False` none; `None` stacks those
+        of at most 128 × 128 elements.
+
+    Raises:
+      ValueError: naming the field that is not allowed.
+
+    Example:
+      >>> import curvax
+      >>> rule = curvax.MatrixRule(block_size=256, head_wise=True)
+      >>> optimizer = curvax.shampoo(1e-3, matrices=rule)
     """
 
-    matrices: Selection | None = None
+    matrices: Selection | None = METHODS_OWN
     weight_dimension_numbers: Any = None
     head_wise: bool = False
-    output_layer: Selection | None = None
+    output_layer: Selection | None = METHODS_OWN
+    block_size: int | None = METHODS_OWN
+    stack: bool | None = None
 
     def __post_init__(self):
-        for argument in ("matrices", "output_layer"):
-            _check_selection(argument, getattr(self, argument))
+        _check_selection("matrices", self.matrices)
+        _check_selection("output_layer", self.output_layer)
+        check_bool("head_wise", self.head_wise)
+        if self.block_size is not None and self.block_size is not METHODS_OWN:
+            check_positive_int("block_size", self.block_size)
+        check_choice("stack", self.stack, (None, True, False))
 
     def __call__(self, params: Any) -> dict[str, Treatment]:
         """The treatment of every parameter, by path.
@@ -82,8 +124,9 @@ class MatrixRule:
         for name, leaf in leaves.items():
             check_real(name, leaf)
         specified = _specified(self.weight_dimension_numbers, params, named.names)
-        excluded = self._output_layer(leaves, named.names)
-        chosen = self._chosen(leaves, named.names)
+        complete = as_rule(self)
+        excluded = complete._output_layer(leaves, named.names)
+        chosen = complete._chosen(leaves, named.names)
         shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
 
         def treatment(name: str) -> Treatment:
@@ -113,6 +156,36 @@ class MatrixRule:
         if self.output_layer == "auto":
             return find_output_layer(leaves)
         return _selected("output_layer", self.output_layer, leaves, names)
+
+
+Matrices = Selection | MatrixRule | None
+"""What an optimizer takes as `matrices`."""
+
+
+def as_rule(
+    matrices: Matrices = None, weight_dimension_numbers: Any = None, /, **own: Any
+) -> MatrixRule:
+    """The complete rule that two arguments of an optimizer say.
+
+    Args:
+      matrices: a `MatrixRule`, or its field `matrices` alone.
+      weight_dimension_numbers: the field of that name.
+      **own: the method's own defaults of fields that the rule leaves out; `None` for all others.
+
+    Raises:
+      ValueError: if both the rule and the second argument have `weight_dimension_numbers`.
+    """
+    rule = matrices if isinstance(matrices, MatrixRule) else MatrixRule(matrices)
+    left_out = [f.name for f in dataclasses.fields(rule) if getattr(rule, f.name) is METHODS_OWN]
+    given = {name: own.get(name) for name in left_out}
+    if weight_dimension_numbers is not None:
+        if rule.weight_dimension_numbers is not None:
+            raise ValueError(
+                "weight_dimension_numbers is given twice, as an argument and in matrices="
+                f"MatrixRule(...); give it once. The argument is {weight_dimension_numbers!r}."
+            )
+        given["weight_dimension_numbers"] = weight_dimension_numbers
+    return dataclasses.replace(rule, **given)
 
 
 _UNSPECIFIED: Any = object()
@@ -190,9 +263,11 @@ def _flax_axes(
     )
 
 
-def _check_selection(argument: str, selection: Selection | None) -> None:
+def _check_selection(argument: str, selection: Any) -> None:
     patterns = isinstance(selection, (list, tuple)) and all(isinstance(p, str) for p in selection)
-    if not (selection is None or isinstance(selection, str) or patterns or callable(selection)):
+    predicate = callable(selection) and not isinstance(selection, MatrixRule)
+    left_out = selection is None or selection is METHODS_OWN
+    if not (left_out or isinstance(selection, str) or patterns or predicate):
         raise ValueError(
             f"{argument} must be None, a path pattern, a sequence of them, or a predicate of path "
             f"and leaf; got {selection!r}."
@@ -215,10 +290,10 @@ def _is_entry(x: Any) -> bool:
 
 
 def _specified(spec: Any, params: Any, names: Sequence[str]) -> dict[str, MatrixAxes | None]:
-    """The entries of `weight_dimension_numbers` by path; None where it says "no matrix"."""
+    """The entries of `weight_dimension_numbers` by path; None where it says "not a matrix"."""
     if spec is None:
         return {}
-    # A tree may be callable too (a module); a function is a leaf that is no entry.
+    # A tree may be callable too (a module); a function is a leaf that is not an entry.
     if callable(spec) and not all(map(_is_entry, jax.tree.leaves(spec, is_leaf=_is_entry))):
         spec = spec(params)
     if isinstance(spec, Mapping) and spec and all(map(_is_entry, spec.values())):

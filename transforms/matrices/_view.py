@@ -25,7 +25,7 @@ from .._guard import guard_matrices
 from .._keys import members_of
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
-from .._validate import check_bool, check_choice, check_positive_int
+from .._validate import check_bool
 from ..distribute._distribute import distribute, mesh_axes
 from ..distribute._meshes import (
     check_on_mesh,
@@ -36,7 +36,7 @@ from ..distribute._meshes import (
     unsharded,
 )
 from ._axes import MatrixAxes, MatrixForm, matrix_form
-from ._rule import MatrixRule
+from ._rule import MatrixRule, as_rule
 from ._split_stack import split_stack
 
 STACK_LIMIT = 128 * 128
@@ -120,8 +120,6 @@ def on_matrices(
     inner: optax.GradientTransformation,
     rule: MatrixRule | None = None,
     *,
-    block_size: int | None = None,
-    stack: bool | None = None,
     guard: bool = True,
     mesh: Mesh | None = None,
     mesh_axis: str | Sequence[str] | None = None,
@@ -129,32 +127,29 @@ def on_matrices(
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on the matrices of a tree of parameters.
 
-    `inner` sees a dict whose leaves are batches of matrices `(N, m, n)`: gradients, parameters
-    and all of its state. Its updates come back in the shapes and dtypes of the gradients. Matrices
-    of one shape share a stack whatever their dtypes; it has the widest. A matrix whose gradient is
-    not usable, because the sum of its squares is not finite in float32, skips that step: its state
-    takes in a zero gradient, and its update is zero; `skipped` in the state counts it.
+    `inner` sees gradients, parameters and state as a dict whose leaves are batches of matrices
+    `(N, m, n)`. Its updates come back in the shapes and dtypes of the gradients. Matrices of one
+    shape share a stack, in the widest of their dtypes. A matrix whose gradient has a sum of squares
+    that is not finite in float32 skips that step: its state sees a zero gradient, its update is
+    zero, and `skipped` in the state counts the step.
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).
-      rule: which parameters are matrices and along which axes; or give the arguments of
-        `MatrixRule` (`matrices`, `weight_dimension_numbers`, `head_wise`, `output_layer`).
-      block_size: cut matrices into balanced blocks of at most this many rows and columns.
-      stack: `True` stacks all matrices of one shape, `False` none, `None` those of at most
-        `STACK_LIMIT` elements.
-      guard: whether gradients that are not usable become zero here; `False` where `inner` begins
-        with `in_subspace`, which sees to it in the projections, for less.
+      rule: which parameters are matrices, along which axes, in blocks of what size, and which of
+        them share an array.
+      guard: whether gradients that are not finite become zero here. Give `False` if `inner` begins
+        with `in_subspace`, which looks for them in the smaller projections.
       mesh: devices among which the matrices are divided, see `distribute`; all of one shape are
-        then stacked, unless `stack` is `False`.
-      mesh_axis: the mesh axis or axes along which they are; all by default. Without a mesh the axis
-        of the `pmap` or `shard_map` inside which all this is called.
+        then stacked, unless the rule's `stack` is `False`.
+      mesh_axis: the mesh axis or axes along which they are divided; all by default. Without a mesh,
+        the axis of the `pmap` or `shard_map` inside which the optimizer is called.
+      **rule_arguments: fields of a `MatrixRule`, in place of `rule`.
 
     Returns:
-      A transformation on the tree. Every leaf has to be a matrix; the full optimizers send the
-      others elsewhere.
+      A transformation on the tree, of which every leaf has to be a matrix.
 
     Raises:
-      ValueError: in `init` and `update`, naming the parameter that is no matrix or does not fit.
+      ValueError: in `init` and `update`, naming the parameter that is not a matrix or does not fit.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -168,9 +163,8 @@ def on_matrices(
         rule = MatrixRule(**rule_arguments)
     elif rule_arguments:
         raise ValueError(f"give rule or {', '.join(rule_arguments)}, not both.")
-    if block_size is not None:
-        check_positive_int("block_size", block_size)
-    check_choice("stack", stack, (None, True, False))
+    rule = as_rule(rule)
+    stack = rule.stack
     check_bool("guard", guard)
     inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
     divided = mesh is not None or mesh_axis is not None
@@ -191,13 +185,13 @@ def on_matrices(
         for name, treatment in treatments.items():
             if isinstance(treatment, str):
                 raise ValueError(
-                    f"on_matrices: the parameter {name!r} is no matrix ({treatment}). Route it to "
-                    "another optimizer (the full optimizers do), or select it with matrices= or "
+                    f"on_matrices: the parameter {name!r} is not a matrix ({treatment}). Route it "
+                    "to another optimizer (the full optimizers do), or select it with matrices= or "
                     "weight_dimension_numbers=."
                 )
         axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
         shapes = {n: tuple(x.shape) for n, x in named_leaves(tree).present().items()}
-        return lay_out(shapes, axes, block_size=block_size, stack=stack)
+        return lay_out(shapes, axes, block_size=rule.block_size, stack=stack)
 
     def init(params: Any) -> MatrixViewState:
         if is_placeholder(params):

@@ -1,7 +1,7 @@
-"""The format of states: a number and a list of arrays, to be kept beside a checkpoint.
+"""The format of states: a version number and a list of arrays, to be kept beside a checkpoint.
 
-`STATE_FORMAT` grows whenever the same call gives a state with other arrays, or the same arrays with
-another meaning; `docs/checkpoints.md` has the rule, and a test holds it.
+`STATE_FORMAT` grows whenever the same call gives a state with other arrays, or with arrays of
+another meaning (`docs/checkpoints.md`); a test enforces it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ STATE_FORMAT = 3
 
 
 def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
-    """What a checkpoint of an optimizer's state holds, as plain values for a JSON file.
+    """Describes the checkpoint of an optimizer's state, in plain values for a JSON file.
 
     Args:
       optimizer: any Optax transformation.
       params: its parameters, or their shapes.
 
     Returns:
-      The number of the format of curvax's states, and shape and dtype of every array of the
-      portable state by its place. It does not depend on meshes.
+      The version of curvax's state format, and the dtype and shape of every array of the portable
+      state by its path. It does not depend on meshes.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -43,31 +43,31 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
 
 
 def check_state(optimizer: Any, params: Any, description: Any) -> None:
-    """Requires a checkpoint to hold a state of this optimizer, for these parameters.
+    """Requires a checkpoint to hold the state of this optimizer for these parameters.
 
-    Call it before restoring, with what `describe_state` gave when the checkpoint was written.
+    Call it before restoring, with the description that was written beside the checkpoint.
 
     Args:
-      optimizer: the transformation that is to go on.
+      optimizer: the transformation that will use the state.
       params: its parameters, or their shapes.
-      description: of the checkpoint's state, as read from its file.
+      description: the result of `describe_state`, as read from its file.
 
     Raises:
-      ValueError: if the description is none, of another format, or of other arrays; it says which.
+      ValueError: if it is not a description, or names another format or other arrays.
     """
     own = describe_state(optimizer, params)
     found = description.get("curvax_state_format") if isinstance(description, dict) else None
     arrays = description.get("arrays") if isinstance(description, dict) else None
     if not isinstance(found, int) or not isinstance(arrays, dict):
         raise ValueError(
-            "description: this is not what curvax.describe_state gives, so nothing is known of the "
-            f"checkpoint; got {str(description)[:80]!r}."
+            "description: expected the result of curvax.describe_state, "
+            f"got {str(description)[:80]!r}."
         )
     if found != STATE_FORMAT:
         age = "an older" if found < STATE_FORMAT else "a later"
         raise ValueError(
-            f"description: the checkpoint has states of format {found}, from {age} version of "
-            f"curvax; this one reads format {STATE_FORMAT}. CHANGELOG.md says what has changed."
+            f"description: the checkpoint has state format {found}, from {age} version of curvax; "
+            f"this version reads format {STATE_FORMAT}. CHANGELOG.md lists what has changed."
         )
     places = sorted({*own["arrays"], *arrays})
     differing = [place for place in places if own["arrays"].get(place) != arrays.get(place)]
@@ -79,5 +79,5 @@ def check_state(optimizer: Any, params: Any, description: Any) -> None:
         )
         raise ValueError(
             f"description: {len(differing)} of {len(places)} arrays of the state differ ({first}): "
-            "it is that of another optimizer, or of other parameters, blocks or ranks."
+            "it belongs to another optimizer, or to other parameters, blocks or ranks."
         )

@@ -1,4 +1,4 @@
-"""Hyper-parameters in the state: `optax.inject_hyperparams` with the arguments it needs here."""
+"""Hyperparameters in the state: `optax.inject_hyperparams` with the right static arguments."""
 
 from __future__ import annotations
 
@@ -18,30 +18,33 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> Callable[..., optax.GradientTransformationExtraArgs]:
-    """`optax.inject_hyperparams` that leaves alone what has to be static, and keeps float32.
+    """`optax.inject_hyperparams` that keeps static arguments static, and float32.
 
-    Use it to read, set or schedule numbers while training. Optax's own takes every integer for a
-    hyper-parameter and every callable for a schedule, so that a `rank` or a period becomes an
-    array and a mask is called with the step; and it rounds to the parameters' dtype, in which 0.999
-    is 1 for bfloat16. Here hyper-parameters are the arguments, given or by default, that are
+    Use it to read, set or schedule hyperparameters during training. Optax's own function takes
+    every integer for a hyperparameter and every callable for a schedule, so that a `rank` or a
+    period becomes an array and a mask is called with the step; and it rounds to the parameters'
+    dtype, in which 0.999 is 1 for bfloat16. Here the hyperparameters are those arguments, given or
+    default, that are
 
     - a float or a floating array without axes (an integer too, where the default is a float or the
       argument is a learning rate);
-    - a schedule: a callable that makes a number of a step, or an Optax `StatefulSchedule`.
+    - a schedule: a callable from a step to a number, or an Optax `StatefulSchedule`.
 
-    Everything else is static: integers, flags, names, policies, storages, masks, base optimizers.
+    Everything else is static: integers, flags, names, policies, storages, masks, base optimizers,
+    and `others`, which has hyperparameters of its own if `inject_hyperparams` makes it, as in
+    `others=inject_hyperparams(optax.adamw)(1e-3)`.
 
     Args:
-      factory: an optimizer or transformation, of this library or any other.
-      static_args: names of further arguments that are to stay as they are.
-      hyperparam_dtype: dtype of the hyper-parameters in the state.
+      factory: an optimizer or transformation of this library or any other.
+      static_args: names of further arguments to keep static.
+      hyperparam_dtype: dtype of the hyperparameters in the state.
 
     Returns:
-      A callable with the arguments of `factory`, each of them a number or a schedule where that is
-      a number. It makes a transformation whose state has the numbers in `hyperparams`.
+      A callable with the arguments of `factory`, which takes a schedule wherever `factory` takes a
+      number. It makes a transformation whose state holds the numbers in `hyperparams`.
 
     Raises:
-      ValueError: if `factory` has no argument of a name in `static_args`.
+      ValueError: if `static_args` names an argument that `factory` does not have.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax
@@ -55,7 +58,7 @@ def inject_hyperparams(
       (False, 0.999)
     """
     named = {static_args} if isinstance(static_args, str) else set(static_args)
-    optax.inject_hyperparams(factory, named)  # knows the arguments' names
+    optax.inject_hyperparams(factory, named)  # checks the names
     parameters = inspect.signature(factory).parameters
 
     @functools.wraps(factory)
@@ -77,7 +80,7 @@ def inject_hyperparams(
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a float or a floating array without axes."""
+    """Whether `value` is a float or a floating array without axes."""
     if isinstance(value, (jax.Array, np.ndarray, np.generic)):
         return value.ndim == 0 and jnp.issubdtype(value.dtype, jnp.floating)
     return isinstance(value, float)
@@ -88,12 +91,12 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_real(parameter: inspect.Parameter) -> bool:
-    """Whether an argument is a real number by its default or name, even if it is given whole."""
+    """Whether an argument is a real number by its default or name, even if given as an int."""
     return isinstance(parameter.default, float) or parameter.name.endswith("learning_rate")
 
 
 def _is_schedule(value: Any) -> bool:
-    """Whether it makes a number of a step; classes, such as dtypes, are callable but none."""
+    """Whether `value` maps a step to a number. Classes, such as dtypes, are callable but do not."""
     if isinstance(value, optax.schedules.StatefulSchedule):
         return True
     if not callable(value) or isinstance(value, type):

@@ -1,9 +1,9 @@
-"""A form of a divided state that does not depend on the devices, for checkpoints.
+"""Checkpoints of a distributed state that do not depend on the devices.
 
-A state divided by `mesh=` has the layout of its devices. Its portable form is the state of the same
-optimizer without a mesh, with one entry of a stack for every matrix and nothing padded. There
-stacks are cut along the first of their other axes that the devices divide, so that no device holds
-much more than its share of a large one.
+With `mesh=` the layout of a state depends on the number of devices. Its portable form is the state
+of the same optimizer without a mesh: one stack entry per matrix, without padding. Its stacks are
+sharded along the first other axis that the devices divide, so that no device holds much more than
+its share.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..distribute._layout import is_divided
 
 
 class Division(NamedTuple):
-    """An optimizer's abstract state, and records of its divided parts, in the state's order."""
+    """An optimizer's abstract state, and the records of its distributed parts in order."""
 
     state: Any
     records: tuple[DivisionRecord, ...]
@@ -33,10 +33,10 @@ class Division(NamedTuple):
         state: Any,
         undivided: Callable[[Any], Any] = lambda leaf: leaf,
     ) -> Any:
-        """`state` with `f(node, record)` for its divided parts and `undivided(leaf)` for others.
+        """`state` with `f(node, record)` for distributed parts and `undivided(leaf)` for others.
 
         Raises:
-          ValueError: if `state` has another structure than this optimizer's.
+          ValueError: if the structure of `state` is not this optimizer's.
         """
         treedef = jax.tree.structure(self.state, is_leaf=is_divided)
         records = iter(self.records)
@@ -52,7 +52,7 @@ class Division(NamedTuple):
 
 
 def division(optimizer: Any, params: Any) -> Division:
-    """How an optimizer divides its state for these parameters, or their shapes."""
+    """How an optimizer distributes its state for these parameters (or their shapes)."""
     found: list[tuple[DivisionRecord, ...]] = []
 
     def traced(params: Any) -> Any:
@@ -67,19 +67,19 @@ def division(optimizer: Any, params: Any) -> Division:
 
 
 def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
-    """The form of a state for checkpoints: as on one device, whatever mesh it lies on.
+    """The form of a state for checkpoints: that of one device, whatever its mesh.
 
     Args:
       optimizer: the transformation that made `state`.
       params: the parameters (or their shapes) for which it was made.
-      state: the state; or its shapes, as from `jax.eval_shape(optimizer.init, params)`, which gives
-        shapes and shardings: the target for restoring.
+      state: the state; or its shapes, as from `jax.eval_shape(optimizer.init, params)`, for which
+        the result has shapes and shardings: the target to restore into.
 
     Returns:
       The state that the optimizer would have without `mesh=`; `state` itself if it has none.
 
     Raises:
-      ValueError: if `state` is not this optimizer's, for these parameters.
+      ValueError: if `state` is not the state of this optimizer for these parameters.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -107,19 +107,19 @@ def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
 
 
 def place_state(optimizer: Any, params: Any, portable: Any) -> Any:
-    """The inverse of `portable_state`, perhaps on another mesh than that which it came from.
+    """The inverse of `portable_state`, on the same mesh or another.
 
     Args:
       optimizer: the transformation that will use the state.
       params: its parameters, or their shapes.
-      portable: what `portable_state` gave, on this mesh or on another, restored from a checkpoint.
+      portable: the result of `portable_state`, restored from a checkpoint.
 
     Returns:
-      The state, divided as the optimizer divides it.
+      The state, distributed as the optimizer expects it.
 
     Raises:
-      ValueError: if it is the state of another optimizer, or of other parameters, blocks or ranks;
-        naming the first place that differs, with both shapes.
+      ValueError: if it is the state of another optimizer, or for other parameters, blocks or ranks;
+        it names the first entry that differs, with both shapes.
     """
     whole = division(optimizer, params)
     shapes = whole.map(lambda _, record: record.layout.joined_shapes, whole.state)
@@ -137,14 +137,14 @@ def place_state(optimizer: Any, params: Any, portable: Any) -> Any:
 def _mesh_of(record: DivisionRecord) -> Mesh:
     if record.mesh is None:
         raise ValueError(
-            "a state divided inside a mapped function (mesh_axis= without mesh=) has no portable "
-            "form there, where a device has its own part alone: use mesh= for checkpoints."
+            "a state distributed inside a mapped function (mesh_axis= without mesh=) has no "
+            "portable form, because each device holds only its own part; use mesh= for checkpoints."
         )
     return record.mesh
 
 
 def _target(x: Any, mesh: Mesh | None) -> Any:
-    """A shape with a sharding that says where an undivided array is to be restored; else `x`."""
+    """`x`, with the sharding to restore it to if it is a shape."""
     if mesh is None or not isinstance(x, jax.ShapeDtypeStruct):
         return x
     spec = x.sharding.spec if isinstance(x.sharding, NamedSharding) else P()
@@ -152,10 +152,10 @@ def _target(x: Any, mesh: Mesh | None) -> Any:
 
 
 def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> Any:
-    """`f(tree)` with these shardings, by the compiler's choice of transfers.
+    """`f(tree)` with these shardings; the compiler chooses the transfers.
 
-    With Explicit axes every transfer would have to be spelled out: the same devices with Auto axes
-    do the work, which copies nothing.
+    Explicit axes would require spelling out every transfer, so this runs on the same devices with
+    Auto axes, which copies nothing.
     """
     auto = Mesh(mesh.devices, mesh.axis_names)
 
@@ -171,7 +171,7 @@ def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> An
 
 
 def first_axis(mesh: Mesh, axes: tuple[str, ...], x: Any) -> NamedSharding:
-    """The sharding of an array of a divided state."""
+    """The sharding of an array of a distributed state."""
     return NamedSharding(mesh, P(axes) if x.ndim else P())
 
 
@@ -197,6 +197,6 @@ def _check_shapes(argument: str, own: Any, given: Any) -> None:
         has, wants = other.get(place, "nothing"), mine.get(place, "nothing")
         if has != wants:
             raise ValueError(
-                f"{argument} has {has} at {place!r}, where this optimizer has {wants}: it is that "
-                "of another optimizer, or of other parameters, blocks, ranks or devices."
+                f"{argument} has {has} at {place!r}, where this optimizer has {wants}: it belongs "
+                "to another optimizer, or to other parameters, blocks, ranks or devices."
             )

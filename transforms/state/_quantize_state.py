@@ -1,13 +1,13 @@
-r"""Any transformation with its moments in few-bit codes between steps.
+r"""Quantized moments for any transformation.
 
-At each step the state is decoded, the transformation runs, and its new state is coded again
-(`_codec.py`), in tiles of the last two axes. Moments of squares divide, so a small one must not
-become 0: fields named in `unsigned` are coded by $((j + 1) / 2^b)^2$ times the tile's largest,
-which has no zero (a tile of zeros stays zero).
+Each step decodes the state, runs the transformation, and encodes the new state again, in tiles of
+the last two axes (`storage/_codec.py`). Updates divide by second moments, so a small one must not
+round to 0: fields named in `unsigned` use the codes $((j + 1) / 2^b)^2$ times the tile's largest
+entry, which have no zero (an all-zero tile stays zero).
 
-*Numerics.* Decoded to the dtype that the transformation's `init` gives. A leaf that comes out with
-something not finite keeps its codes of the step before. *Memory.* The state takes `bits / 8` bytes
-an element and 4 for a tile; within a step its decoded form exists as well.
+*Numerics.* Decoding restores the dtype that the transformation's `init` gives. A leaf with an entry
+that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per tile;
+within a step the decoded state exists as well.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ def quantize_state(
     where: Callable[[str, Any], bool] | None = None,
     min_elements: int = MIN_ELEMENTS,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps the moments of a transformation in `bits` bits an element.
+    """Stores the moments of a transformation in `bits` bits per element.
 
     Args:
-      inner: any transformation whose state's structure `init` fixes: `optax.adamw(1e-3)`, momentum,
-        or a method of this library.
+      inner: any transformation whose state keeps the structure that `init` gives:
+        `optax.adamw(1e-3)`, momentum, or a method of this library.
       bits: 4 or 8.
       block: width of the square tiles that share a scale; even.
-      unsigned: fields whose leaves are never negative, coded without a zero: second moments, and
+      unsigned: fields whose entries are never negative, coded without a zero: second moments, and
         the scales of `racs` and `dasgo`.
-      where: from a leaf's path in the state, such as "0/mu/dense/kernel", and the leaf to whether
-        it is coded; by default every floating leaf of at least `min_elements` elements.
+      where: a predicate of a leaf's path in the state, such as "0/mu/dense/kernel", and the leaf:
+        whether it is coded. By default every floating leaf of at least `min_elements` elements is.
       min_elements: see `where`.
 
     Returns:
-      The transformation with extra arguments handed through.
+      The transformation; extra arguments are passed through.
 
     Raises:
       ValueError: naming the argument, its value and what is allowed.
@@ -122,8 +122,8 @@ def quantize_state(
 def _check_undivided(state: Any) -> None:
     if any(map(is_divided, jax.tree.leaves(state, is_leaf=is_divided))):
         raise ValueError(
-            "quantize_state: inner divides its state among devices (mesh=), and codes would not "
-            "follow. Code inside: curvax.assemble(curvax.quantize_state(scale_by_…(), "
+            "quantize_state: inner distributes its state over devices (mesh=), which codes cannot "
+            "follow. Quantize inside instead: curvax.assemble(curvax.quantize_state(scale_by_…(), "
             "where=lambda place, leaf: leaf.ndim > 1), learning_rate, mesh=…)."
         )
 

@@ -1,4 +1,4 @@
-"""What has happened to each parameter: the counters and figures of an optimizer's state."""
+"""The counters and figures of an optimizer's state, parameter by parameter."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ COLUMNS = (
     "error",
     "proxy",
 )
-"""The fields of states that are shown, in this order."""
+"""The fields of the state that the report shows, in this order."""
 
 
 def report(optimizer: Any, params: Any, state: Any) -> str:
-    """A table of what has happened to each parameter so far, from the state's own counters.
+    """A table of what has happened to each parameter so far, from the counters in the state.
 
     * `skipped`: steps whose gradient was not finite (NaN, infinite, or squares that overflow) and
-      counted as zero; of a low-rank method also those without any basis to project it to;
-    * `checks`: times a factor or basis was due; `refreshes`: times it was computed anew;
-    * `rejected`: checks whose result was not finite, so that the last good one stayed; for a
-      subspace also refreshes on zeros alone;
-    * `failures`: decompositions that failed: of a momentum to be orthogonalized (the direction was
-      zero), or Cholesky's of a factor in codes (which stayed as it was);
+      was replaced by zero; for low-rank methods also steps before there was a basis;
+    * `checks`: how often a factor or basis was due; `refreshes`: how often it was recomputed;
+    * `rejected`: checks whose result was not finite, so that the last good one stayed in use; for a
+      subspace also refreshes from an all-zero gradient;
+    * `failures`: failed decompositions: of a momentum to orthogonalize (the direction was zero), or
+      the Cholesky decomposition of a quantized factor (which kept its value);
     * `indefinite`: refreshes of a statistic with a negative eigenvalue;
-    * `error`: the solver's estimate at the last refresh; or of an adaptive policy the `damping` in
-      use, and `proxy`, the figure by which it decided at the last check.
+    * `error`: the solver's error estimate at the last refresh. With an adaptive policy instead the
+      `damping` in use, and `proxy`, the figure on which it decided at the last check.
 
     Args:
       optimizer: any Optax transformation.
@@ -45,8 +45,8 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       state: its state.
 
     Returns:
-      A Markdown table with a line for each parameter. Where a parameter has several matrices or
-      two factors, least and greatest values; columns that nobody has are left out.
+      A Markdown table with one line per parameter: smallest and largest value where a parameter has
+      several matrices or two factors. Columns that no parameter has are left out.
 
     Raises:
       ValueError: if `state` is not this optimizer's, for these parameters.
@@ -88,7 +88,7 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
 
 
 def _range(values: list[jax.Array]) -> str:
-    """Least and greatest of some numbers; one of them if they are shown alike."""
+    """The smallest and largest value, or one of them if they print alike."""
     if not values:
         return ""
     together = jnp.concatenate(values)

@@ -1,4 +1,4 @@
-"""Where the arrays of an optimizer's state lie on a mesh."""
+"""The sharding of an optimizer's state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ._summary import Entry, entries_of
 def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
     """The sharding of every array of an optimizer's state.
 
-    What the optimizer divides (`mesh=`) is cut along first axes; copies of the parameters, such as
-    AdamW's moments, lie as the parameters do; everything else is whole on every device.
+    Parts that the optimizer distributes (`mesh=`) are sharded along their first axes; copies of the
+    parameters, such as AdamW's moments, are sharded like them; everything else is replicated.
 
     Args:
       optimizer: any Optax transformation.
@@ -30,7 +30,7 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
       (`out_shardings=` of `init` and of the step), `jax.device_put` and Orbax.
 
     Raises:
-      ValueError: if a parameter lies on another mesh, or the optimizer divides its state over one.
+      ValueError: if a parameter or a distributed part of the state is on another mesh.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -47,7 +47,7 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):
             if sharding.mesh != mesh:
-                raise ValueError(f"the parameter {name!r} lies on {sharding.mesh}, not on {mesh}.")
+                raise ValueError(f"the parameter {name!r} is on {sharding.mesh}, not on {mesh}.")
             lying[name] = (tuple(leaf.shape), sharding)
     whole = NamedSharding(mesh, P())
 
@@ -62,7 +62,9 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
 
     def of_part(node: Any, record: Any) -> Any:
         if record.mesh != mesh:
-            raise ValueError(f"the optimizer divides its state over {record.mesh}, not {mesh}.")
+            raise ValueError(
+                f"the optimizer distributes its state over {record.mesh}, not over {mesh}."
+            )
         return jax.tree.map(lambda x: _spelled(first_axis(mesh, record.axes, x), x), node)
 
     joined = parts.map(lambda _, record: record.layout.joined_shapes, parts.state)
@@ -83,7 +85,7 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
 
 
 def _spelled(sharding: NamedSharding, leaf: Any) -> NamedSharding:
-    """As JAX writes the sharding of a result; in other words a second step would compile again."""
+    """`sharding` as JAX spells that of a result: another spelling would compile a step twice."""
     if not sharding.mesh.are_all_axes_explicit:
         return sharding
     rest = (None,) * (leaf.ndim - len(sharding.spec))

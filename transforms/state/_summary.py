@@ -1,8 +1,7 @@
-"""Looking into an optimizer: how it treats each parameter, and where its state is.
+"""How an optimizer treats each parameter, and how large its state is.
 
-All three functions trace `optimizer.init` abstractly: nothing is computed or allocated, so that
-they work on the abstract parameters of a model of any size and on any composition of
-transformations.
+These functions trace `optimizer.init` abstractly: they compute and allocate nothing, and work for
+abstract parameters of a model of any size and for any composition of transformations.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from ._portable import portable_state
 
 
 def state_bytes(optimizer: Any, params: Any) -> int:
-    """The bytes of the optimizer's state for `params`, from `jax.eval_shape` alone.
+    """The size in bytes of the optimizer's state for `params`, by `jax.eval_shape`.
 
     Args:
       optimizer: any Optax transformation.
-      params: parameters, or `jax.ShapeDtypeStruct`s in their place.
+      params: the parameters, or their `jax.ShapeDtypeStruct`s.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, curvax
       >>> params = {"kernel": jax.ShapeDtypeStruct((8192, 28672), jnp.bfloat16)}
-      >>> curvax.state_bytes(curvax.racs(0.1, output_layer=None), params)
+      >>> curvax.state_bytes(curvax.racs(0.1), params)
       147472
     """
     return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(optimizer.init, params))))
 
 
 def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, Any]:
-    """The entries of one parameter in an optimizer's state.
+    """The entries of an optimizer's state that belong to one parameter.
 
     Args:
       optimizer: the transformation that made `state`.
@@ -54,11 +53,11 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
       path: path of the parameter, such as "block_0/mlp/kernel".
 
     Returns:
-      Arrays by their place in the state. Entries of a matrix have the axis of its matrices
-      (batch, heads, blocks) first. Counters and other entries shared by all are left out.
+      Arrays by their path in the state. The first axis runs over the parameter's matrices (batch,
+      heads, blocks). Step counters and other entries that all parameters share are left out.
 
     Raises:
-      ValueError: if there is no such parameter, listing the paths that there are.
+      ValueError: if there is no such parameter; the message lists the paths.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -71,9 +70,7 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
     """
     names = named_leaves(params).present()
     if path not in names:
-        raise ValueError(
-            f"path: there is no parameter {path!r}; the parameters are {', '.join(names)}."
-        )
+        raise ValueError(f"path: there is no parameter {path!r}; the paths are {', '.join(names)}.")
     entries = entries_of(optimizer, params)
     leaves = jax.tree.leaves(portable_state(optimizer, params, state))
     return {
@@ -86,16 +83,15 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
 
 
 def summarize(optimizer: Any, params: Any) -> str:
-    """A table of how the optimizer treats each parameter, and of the bytes of its state.
+    """A table of how the optimizer treats each parameter and how many bytes its state takes.
 
     Args:
       optimizer: any Optax transformation.
       params: parameters or their shapes.
 
     Returns:
-      A Markdown table with one line per parameter (its matrices as batch × rows × columns, the
-      stack or entry that holds them, or why it is none, and its share of the state), followed
-      by one line per part of the state.
+      A Markdown table with one line per parameter (its matrices and the stack that holds them, or
+      why it is not a matrix; its share of the state), and one with a line per part of the state.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -103,7 +99,7 @@ def summarize(optimizer: Any, params: Any) -> str:
       >>> print(curvax.summarize(curvax.muon(0.1), params))
       | parameter | shape | treated as | state bytes |
       |---|---|---|---|
-      | dense/bias | 8 float32 | no matrix: vector | 68 |
+      | dense/bias | 8 float32 | not a matrix: vector | 68 |
       | dense/kernel | 4×8 float32 | 1 matrix 4×8 in stack 4x8 | 132 |
       | shared | | | 8 |
       | **total** | | | **208** |
@@ -148,32 +144,32 @@ def summarize(optimizer: Any, params: Any) -> str:
 
 
 class Entry(NamedTuple):
-    """One array of a state and the parameters whose it is."""
+    """One array of a state and the parameters that own it."""
 
     place: str
     field: str
     leaf: jax.ShapeDtypeStruct
-    owners: tuple[tuple[str, slice | None], ...]  # and the slice of a shared first axis
-    names: tuple[str, ...] = ()  # of the counters along the last axis
+    owners: tuple[tuple[str, slice | None], ...]  # with their slices of a shared first axis
+    names: tuple[str, ...] = ()  # counters along the last axis
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Its place, or one for each of its counters."""
+        """Its path in the state, or one for each of its counters."""
         return tuple(f"{self.place}/{name}" for name in self.names) or (self.place,)
 
     def parts(self, array: Any) -> dict[str, Any]:
-        """What `array` has at each of the places."""
+        """The values of `array` at each of `places`."""
         counters = [array[..., i] for i in range(len(self.names))]
         return dict(zip(self.places, counters or [array], strict=True))
 
 
 def entries_of(optimizer: Any, params: Any) -> list[Entry]:
-    """Every array of the optimizer's state, in its portable form, and whose it is."""
+    """Every array of the optimizer's portable state, with its owners."""
     return _entries_and_events(optimizer, params)[0]
 
 
 def _entries_and_events(optimizer: Any, params: Any) -> tuple[list[Entry], list[Any]]:
-    """Every array of the state, in the state's order, and what was recorded."""
+    """Every array of the state, in the state's order, and the recorded events."""
     found: list[list[Entry]] = []
     events: list[Any] = []
 
@@ -198,11 +194,11 @@ def _walk(state: Any, views: Any, guards: Any, layouts: Any, params: Any) -> Ite
     shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
 
     def is_whole(node: Any) -> bool:
-        """Whether `node` is what there is of one parameter in a copy of them."""
+        """Whether `node` is one parameter's entry in a tree like the parameters."""
         return is_hole(node) or isinstance(node, Coded)
 
     def is_moment(node: Any) -> bool:
-        """Whether `node` is a copy of the parameters, perhaps with holes."""
+        """Whether `node` is a tree like the parameters, perhaps with holes."""
         leaves, treedef = jax.tree.flatten(node, is_leaf=is_whole)
         return treedef == named.treedef and all(
             is_whole(x) or jnp.shape(x) == shape for x, shape in zip(leaves, shapes, strict=True)
@@ -252,7 +248,7 @@ def _owners(view: ViewRecord, path: tuple[Any, ...]) -> tuple[tuple[str, slice |
 
 
 def _field(path: tuple[Any, ...], within: tuple[Any, ...] = ()) -> str:
-    """The innermost field of a state's tuple on the way to a leaf; in an entry, all from there."""
+    """The innermost field of a state's tuples on the path to a leaf; in an entry, all below it."""
     last = max(
         (i for i, k in enumerate(within) if isinstance(k, jax.tree_util.DictKey)), default=-1
     )
@@ -275,7 +271,7 @@ def _treatments(events: list[Any]) -> dict[str, str]:
     for event in events:
         if isinstance(event, RoutingRecord):
             reasons = {n: t for n, t in event.treatments.items() if isinstance(t, str)}
-            treatment |= {n: f"no matrix: {reason}" for n, reason in reasons.items()}
+            treatment |= {n: f"not a matrix: {reason}" for n, reason in reasons.items()}
         elif isinstance(event, ViewRecord):
             for group in event.groups:
                 for form in group.members:

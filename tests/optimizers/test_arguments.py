@@ -1,0 +1,216 @@
+"""The arguments that all optimizers share: which are matrices, and what the others get."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import gradients_like, run
+from registry import Row, every_optimizer, in_turns
+
+import curvax
+from curvax import MatrixRule, inject_hyperparams
+
+SHARED = {
+    "matrices": None,
+    "weight_dimension_numbers": None,
+    "mesh": None,
+    "mesh_axis": None,
+    "weight_decay": 0.0,
+    "weight_decay_mask": None,
+    "adam_learning_rate": None,
+    "others": None,
+}
+
+
+def defaults(factory: Any) -> dict[str, Any]:
+    return {name: p.default for name, p in inspect.signature(factory).parameters.items()}
+
+
+@every_optimizer
+def test_every_optimizer_has_the_shared_arguments_in_one_order(row: Row) -> None:
+    """They come last, after those that the direction has too."""
+    found = defaults(row.optimizer)
+    matrices = "all" if row.everything else None
+    assert list(found.items())[-len(SHARED) :] == list({**SHARED, "matrices": matrices}.items())
+    own = list(found)[1 : -len(SHARED)]
+    assert {*defaults(row.direction)} <= {*own, "base"}
+    assert not {"head_wise", "output_layer", "block_size", "stack"} & {*own}
+
+
+def test_assemble_has_them_too() -> None:
+    assert list(defaults(curvax.assemble).items())[-len(SHARED) :] == list(SHARED.items())
+
+
+# Defaults of the methods' own.
+
+
+FOUND: dict[str, Any] = {
+    "head/kernel": jax.ShapeDtypeStruct((4, 3), jnp.float32),
+    "large/kernel": jax.ShapeDtypeStruct((1300, 4), jnp.float32),
+    "bias": jax.ShapeDtypeStruct((3,), jnp.float32),
+}
+WHOLE, BLOCKS, NONE = "1 matrix", "2 matrices 650×4 (2×1 tiles)", "no matrix"
+
+
+@pytest.mark.parametrize(
+    ("make", "matrices", "expected"),
+    [
+        (curvax.asgo, "left out", (WHOLE, WHOLE, WHOLE)),
+        (curvax.asgo, None, (WHOLE, WHOLE, NONE)),
+        (curvax.asgo, "large/*", (NONE, WHOLE, NONE)),
+        (curvax.asgo, MatrixRule(block_size=700), (WHOLE, BLOCKS, WHOLE)),
+        (curvax.asgo, MatrixRule(None, block_size=700), (WHOLE, BLOCKS, NONE)),
+        (curvax.dasgo, MatrixRule(stack=True), (WHOLE, WHOLE, WHOLE)),
+        (curvax.dasgo, MatrixRule(matrices=None), (WHOLE, WHOLE, NONE)),
+        (curvax.racs, None, (NONE, WHOLE, NONE)),
+        (curvax.racs, ["*/kernel"], (NONE, WHOLE, NONE)),
+        (curvax.racs, "all", (NONE, WHOLE, WHOLE)),
+        (curvax.racs, MatrixRule(stack=True), (NONE, WHOLE, NONE)),
+        (curvax.racs, MatrixRule(output_layer=None), (WHOLE, WHOLE, NONE)),
+        (curvax.racs, MatrixRule(output_layer="large"), (WHOLE, NONE, NONE)),
+        (curvax.apollo, MatrixRule(block_size=700), (NONE, BLOCKS, NONE)),
+        (curvax.apollo, MatrixRule(output_layer=None), (WHOLE, WHOLE, NONE)),
+        (curvax.shampoo, None, (WHOLE, BLOCKS, NONE)),
+        (curvax.shampoo, "large", (NONE, BLOCKS, NONE)),
+        (curvax.shampoo, MatrixRule(stack=True), (WHOLE, BLOCKS, NONE)),
+        (curvax.shampoo, MatrixRule(block_size=None), (WHOLE, WHOLE, NONE)),
+        (curvax.shampoo, MatrixRule(output_layer="auto"), (NONE, BLOCKS, NONE)),
+        (curvax.muon, MatrixRule(), (WHOLE, WHOLE, NONE)),
+        (curvax.muon, MatrixRule("all", output_layer="auto"), (NONE, WHOLE, WHOLE)),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x).partition("(")[0]),
+)
+def test_what_a_rule_leaves_out_is_the_methods_own(
+    make: Any, matrices: Any, expected: tuple[str, ...]
+) -> None:
+    """What it sets, it sets, to `None` as well."""
+    optimizer = make(0.1) if matrices == "left out" else make(0.1, matrices=matrices)
+    rows = curvax.summarize(optimizer, FOUND).splitlines()
+    for name, begin in zip(FOUND, expected, strict=True):
+        (cells,) = (row.split(" | ") for row in rows if row.startswith(f"| {name} |"))
+        assert cells[2].startswith(begin), cells
+
+
+def test_outside_of_a_method_what_a_rule_leaves_out_is_none() -> None:
+    rule, plain = MatrixRule(), MatrixRule(None, output_layer=None, block_size=None)
+    assert rule != plain
+    assert rule(FOUND) == plain(FOUND)
+    views = [curvax.on_matrices(curvax.momentum(), r) for r in (rule, plain)]
+    wide = {"kernel": jax.ShapeDtypeStruct((4, 1300), jnp.float32)}
+    left_out, given = (jax.eval_shape(view.init, wide) for view in views)
+    assert left_out == given
+
+
+@in_turns(1)
+def test_axes_beside_a_rule_are_axes_in_it(row: Row) -> None:
+    axes = {"dense/kernel": curvax.MatrixAxes(1, 2)}
+    params = {"dense/kernel": jax.ShapeDtypeStruct((2, 4, 6), jnp.float32)}
+    beside = row.make(matrices=MatrixRule(stack=True), weight_dimension_numbers=axes)
+    inside = row.make(matrices=MatrixRule(stack=True, weight_dimension_numbers=axes))
+    assert curvax.summarize(beside, params) == curvax.summarize(inside, params)
+
+
+# What is not a matrix.
+
+
+VECTOR: dict[str, Any] = {"bias": jnp.array([1.0, -2.0, 0.5])}
+TREE = {**VECTOR, "kernel": jnp.ones((4, 3))}
+
+
+def without_matrices(optimizer: Any, steps: int = 3) -> Any:
+    with pytest.warns(UserWarning, match="no parameter is a matrix"):
+        optimizer.init(VECTOR)
+    return run(optimizer, gradients_like(VECTOR, steps), VECTOR)[0]
+
+
+@pytest.mark.filterwarnings("ignore:no parameter is a matrix")
+@pytest.mark.parametrize("given", ["defaults", "rate", "decay", "schedule", "others"])
+@every_optimizer
+def test_others_are_adamw_or_what_is_given(row: Row, given: str) -> None:
+    """Bit for bit; with the matrices' learning rate and weight decay, if nothing else is said."""
+    mask = lambda params: jax.tree.map(lambda p: p.ndim == 1, params)  # noqa: E731
+    rate = optax.linear_schedule(0.1, 0.0, 5)
+    settings, expected = {
+        "defaults": ({}, optax.adam(0.1)),
+        "rate": ({"adam_learning_rate": 0.01}, optax.adam(0.01)),
+        "decay": (
+            {"weight_decay": 0.2, "weight_decay_mask": mask},
+            optax.adamw(0.1, weight_decay=0.2, mask=mask),
+        ),
+        "schedule": (
+            {"adam_learning_rate": rate, "weight_decay": 0.2},
+            optax.adamw(rate, weight_decay=0.2),
+        ),
+        "others": ({"others": optax.sgd(0.5, momentum=0.9), "weight_decay": 0.2}, None),
+    }[given]
+    expected = settings["others"] if expected is None else expected
+    settings = {"matrices": None, **row.settings, **row.descent, **settings}
+    ours = without_matrices(row.optimizer(0.1, **settings))
+    theirs = run(expected, gradients_like(VECTOR, 3), VECTOR)[0]
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_others_never_see_gradients_that_are_not_finite() -> None:
+    optimizer = curvax.muon(0.1, others=optax.sgd(0.5, momentum=0.9))
+    bad = {**TREE, "bias": jnp.array([jnp.nan, 1.0, 1.0])}
+    updates, states = run(optimizer, [bad, TREE], TREE)
+    assert not np.any(updates[0]["bias"])
+    np.testing.assert_array_equal(updates[1]["bias"], -0.5 * TREE["bias"])
+    assert states[-1].inner_states["others"].inner_state.skipped.tolist() == [1]
+
+
+# Their learning rates in the state.
+
+
+def rates(state: Any) -> dict[str, float]:
+    """The learning rates in a state, by the place of each."""
+    found = optax.tree.get_all_with_path(state, "learning_rate")
+    return {jax.tree_util.keystr(path): float(x) for path, x in found if jnp.ndim(x) == 0}
+
+
+def moved(optimizer: Any, state: Any) -> dict[str, float]:
+    """How far an update moves each parameter."""
+    updates, _ = jax.jit(optimizer.update)(TREE, state, TREE)
+    return {name: float(jnp.linalg.norm(x)) for name, x in updates.items()}
+
+
+def test_inject_hyperparams_has_the_rates_of_matrices_and_others() -> None:
+    optimizer = inject_hyperparams(curvax.muon)(0.1, adam_learning_rate=1e-3)
+    state: Any = optimizer.init(TREE)
+    read = {n: float(state.hyperparams[n]) for n in ("learning_rate", "adam_learning_rate")}
+    assert read == pytest.approx({"learning_rate": 0.1, "adam_learning_rate": 1e-3})
+    before = moved(optimizer, state)
+    state.hyperparams["adam_learning_rate"] = jnp.float32(2e-3)
+    others = moved(optimizer, state)
+    assert others == pytest.approx({**before, "bias": 2 * before["bias"]})
+    state.hyperparams["learning_rate"] = jnp.float32(0.3)
+    assert moved(optimizer, state) == pytest.approx({**others, "kernel": 3 * before["kernel"]})
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_inject_hyperparams_in_others_has_their_rate(jit: bool) -> None:
+    others = inject_hyperparams(optax.adamw)(1e-3, weight_decay=0.0)
+    optimizer = inject_hyperparams(curvax.muon)(0.1, others=others)
+    state = optimizer.init(TREE)
+    (of_others,) = (place for place in rates(state) if "others" in place)
+    (of_matrices,) = (place for place in rates(state) if "others" not in place)
+    assert rates(state) == pytest.approx({of_matrices: 0.1, of_others: 1e-3})
+    before = moved(optimizer, state)
+
+    def with_rate(state: Any, place: str, rate: Any) -> Any:
+        where = lambda path, _: jax.tree_util.keystr(path) == place  # noqa: E731
+        return optax.tree.set(state, where, learning_rate=rate)
+
+    state = with_rate(state, of_others, jnp.float32(2e-3) if jit else 2e-3)
+    assert moved(optimizer, state) == pytest.approx({**before, "bias": 2 * before["bias"]})
+    update = jax.jit(optimizer.update) if jit else optimizer.update
+    _, state = update(TREE, state, TREE)
+    assert rates(state) == pytest.approx({of_matrices: 0.1, of_others: 2e-3})
+    state = with_rate(state, of_matrices, jnp.float32(0.3))
+    assert rates(state) == pytest.approx({of_matrices: 0.3, of_others: 2e-3})
