@@ -23,6 +23,15 @@ def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest:
     return tuple(treedef.unflatten([result[i] for result in results]) for i in range(outputs))
 
 
+def where_entries(which: jax.Array, new: Any, old: Any) -> Any:
+    """`new`, but `old` for the batch entries for which `which (...)` is false."""
+
+    def chosen(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.where(which.reshape(*which.shape, *[1] * (a.ndim - which.ndim)), a, b)
+
+    return jax.tree.map(chosen, new, old)
+
+
 def widened(tree: Any) -> Any:
     """The arrays of `tree` in at least float32."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .._side import Side
+from .._trees import where_entries
 from ..linalg._numerics import HIGHEST
 from ..linalg._products import gram_of, times_transposed, transposed_times
 from ..refresh._due import visit_all
@@ -45,11 +46,7 @@ class StatisticRule:
             finite = jnp.isfinite(averaged(_diagonal(old), _diagonal(gram))).all(axis=(-2, -1))
             new = averaged(old, gram)
             coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
-
-            def kept(a: jax.Array, b: jax.Array) -> jax.Array:
-                return jnp.where(finite.reshape(*finite.shape, *[1] * (a.ndim - finite.ndim)), a, b)
-
-            return jax.tree.map(kept, coded, stored), s
+            return where_entries(finite, coded, stored), s
 
         entry = (factor.statistic, s)
         if self.one_by_one(side.order(s)):

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval, check_positive_int
 from ..linalg._numerics import HIGHEST, one_by_one
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
@@ -99,11 +100,8 @@ class Cholesky(Quantized):
             new = TriangleAndError(packed, joint, diagonal, count)
         if previous is None:
             return new
-
-        def kept(a: jax.Array, b: jax.Array) -> jax.Array:
-            return jnp.where(failed.reshape(*batch, *[1] * (a.ndim - len(batch))), b, a)
-
-        return jax.tree.map(kept, new, previous)._replace(failures=previous.failures + count)
+        kept = where_entries(~failed, new, previous)
+        return kept._replace(failures=previous.failures + count)
 
     def decode_factor(self, stored: Any) -> jax.Array:
         """`C Cᵀ`."""
