@@ -9,8 +9,8 @@ in float64. The bound follows from what the cell's codes lose (`algebra.py`):
 So dense cells are compared up to rounding, moments in 8 bits up to a few percent. In 4 bits a basis
 is itself off by a tenth and enters an update four times: that bound is coarse for `soap`, whose
 8-bit cells are the sharp ones. What error feedback adds is smaller than a code here: only its bytes
-tell it (test_storages.py compares its codes). What float64 shares with the cell, test_references.py
-and its likes compare with other implementations.
+tell it (test_shampoo_4bit_references.py compares its codes). What float64 shares with the cell, the
+files `test_*_references.py` compare with other implementations.
 
 By default the bytes of one cell of each method are checked, every value of every factor among
 them; of these, cells with a policy, storage or code that none before them has are run. All cells:

@@ -87,17 +87,7 @@ ARGUMENTS = [
     Argument("racs", "scale", "0.05", "inf)"),
     Argument("racs", "iterations", 0, "at least 1"),
     Argument("racs", "iterations", -1, "at least 1"),
-    # ASGO.
-    Argument("asgo", "b1", 1.0, "[0, 1)"),
-    Argument("asgo", "b2", 1.0, "[0, 1)"),
-    Argument("asgo", "b2", -1, "[0, 1)"),
-    Argument("asgo", "eps", -1e-6, "[0, inf)"),
-    Argument("asgo", "refresh", 0, "at least 1"),
-    Argument("asgo", "refresh", -10, "at least 1"),
-    Argument("asgo", "refresh", 2.5, "policy"),
-    Argument("asgo", "refresh", True, "policy"),
-    Argument("asgo", "refresh", lambda step: True, "policy"),
-    Argument("asgo", "refresh", "10", "policy"),
+    # ASGO; the rest is in test_kronecker_bad_input.py.
     Argument("asgo", "variant", "practica", "'practical', 'theoretical', 'from_momentum'"),
     Argument("asgo", "side", "both", "'left', 'right', 'smaller'"),
     Argument("asgo", "side", "top", "'left', 'right', 'smaller'"),

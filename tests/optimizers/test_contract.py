@@ -194,7 +194,7 @@ def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> Non
 
 @in_turns(2, of=6)
 def test_a_mesh_gives_the_same_updates(row: Row) -> None:
-    """The kinds of axes in turns; with all work divided, see `test_distribution.py`."""
+    """The kinds of axes in turns; with all work divided, see `test_distribute.py`."""
     mesh = ("auto", "explicit")[REGISTRY.index(row) % 2]
 
     def on_mesh(tree: Any) -> Any:

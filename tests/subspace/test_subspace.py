@@ -15,31 +15,19 @@ from shared.low_rank import GRADIENTS, RANK, trajectories
 import curvax
 from curvax import policies, subspaces
 
-ELEMENTS = {
-    "galore": (curvax.scale_by_galore, lambda m, n, r: m * r + 2 * n * r),
-    "fira": (curvax.scale_by_fira, lambda m, n, r: m * r + 2 * n * r + 1),
-    "alice": (curvax.scale_by_alice, lambda m, n, r: m * r + 2 * n * r + n + r * r + 1),
-    "apollo": (curvax.scale_by_apollo, lambda m, n, r: 2 * n * r),
-    "sumo": (curvax.scale_by_sumo, lambda m, n, r: m * r + n * r + 1),
+DIRECTIONS = {
+    "galore": curvax.scale_by_galore,
+    "fira": curvax.scale_by_fira,
+    "alice": curvax.scale_by_alice,
+    "apollo": curvax.scale_by_apollo,
+    "sumo": curvax.scale_by_sumo,
 }
-
-
-@pytest.mark.parametrize("method", ELEMENTS)
-@pytest.mark.parametrize("shape", [(16, 40), (40, 16)])
-def test_state_elements_are_the_formula(method, shape):
-    make, formula = ELEMENTS[method]
-    state = jax.eval_shape(make(rank=4).init, jnp.zeros(shape))
-    floats = [x for x in jax.tree.leaves(state) if jnp.issubdtype(x.dtype, jnp.floating)]
-    # φ of a limiter is one of them; SUMO projects the larger side, the others the smaller.
-    assert sum(x.size for x in floats) == formula(*sorted(shape), 4)
 
 
 @functools.cache
 def _by_period(method):
     offset = 1 if method == "sumo" else 0
-    return lambda period: ELEMENTS[method][0](
-        rank=RANK, refresh=curvax.every(period, offset=offset)
-    )
+    return lambda period: DIRECTIONS[method](rank=RANK, refresh=curvax.every(period, offset=offset))
 
 
 def _in_one_worker(methods):
@@ -73,7 +61,7 @@ def test_a_basis_that_is_not_finite_is_not_used():
         assert subspace.rejected[-1] == 1 and np.isfinite(subspace.basis).all()
 
 
-@pytest.mark.parametrize("method", _in_one_worker(ELEMENTS))
+@pytest.mark.parametrize("method", _in_one_worker(DIRECTIONS))
 def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     bad = {"x": [g.copy() for g in GRADIENTS["wide"]]}
     bad["x"][0][2, 3] = np.nan
