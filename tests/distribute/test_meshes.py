@@ -213,7 +213,8 @@ def test_inside_of_optax(name: str, kind: str) -> None:
     expected, states = run_scanned(make(), gradients, params)
     assert_close(updates, expected, wrapped_row(name).growth)
     portable = curvax.portable_state(optimizer, placed, state)
-    assert shapes_and_dtypes(portable) == shapes_and_dtypes(states[-1])
+    alone = curvax.portable_state(make(), params, states[-1])
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(alone)
 
 
 def test_traced_numbers_on_explicit_axes_are_refused() -> None:
