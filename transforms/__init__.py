@@ -1,25 +1,28 @@
-"""Everything that computes, in rooms: a map of the house.
+"""The building blocks of all optimizers, one idea per room: a map.
 
-- `matrices`: parameters become stacks of matrices, and back. Which parameters are matrices, and
-  along which axes (`_rule`); rows, columns, heads, blocks (`_axes`); stacks (`_view`); what goes to
-  another optimizer (`_routing`).
-- `directions`: a gradient's matrices become directions: momentum, orthogonalization, row and column
-  scaling, grafting, limits; what moments do when a basis changes (`_carry`).
-- `kronecker`: Shampoo, ASGO and SOAP. Inverse roots of factors (`_precondition`, `_factor`),
-  eigenbases (`_eigenbasis`), the statistics of both (`_statistic`).
-- `subspace`: GaLore to SUMO. Projections (`_subspace`, `_rule`), how bases are found (`_bases`),
-  what becomes of the rest of the gradient (`_compensation`).
-- `refresh`: when something is computed anew. Policies (`_policy`, `_foam`, `_diagonal_residual`,
-  `_below_norm`), and the loop that refreshes only the matrices that are due (`_due`).
-- `storage`: in how many bits factors and roots are kept: dense, 4-bit squares (`_quantized`), 4-bit
-  Cholesky factors (`_cholesky`), and the code itself (`_codec`).
-- `linalg`: functions of arrays alone: eigendecompositions, inverse roots, polar factors, products.
-- `distribute`: on which device each matrix lives.
-- `state`: what an optimizer does and has (`_summary`, `_report`), checkpoints (`_portable`,
-  `_format`), shardings, moments in codes, hyperparameters in the state.
+- `matrices`: from a parameter tree to stacks of matrices, and back. Which parameters are matrices
+  and along which axes, attention kernels included (`_rule`); rows, columns, heads and blocks
+  (`_axes`); stacks (`_view`, `_split_stack`); the parameters of another optimizer (`_routing`).
+- `directions`: from gradients to directions: `_momentum`, `_moment_ratio`, `_orthogonalize`,
+  `_normalize`, `_row_column_scaling`, `_diagonal`, `_graft`, `_norm_growth`; how moments follow a
+  change of basis (`_carry`).
+- `kronecker`: Shampoo, ASGO, SOAP. Inverse roots (`_precondition`, `_factor`), eigenbases
+  (`_eigenbasis`), the statistics of both (`_statistic`).
+- `subspace`: GaLore to SUMO. Projection (`_subspace`, `_rule`), bases (`_bases`), ranks (`_rank`),
+  what happens to the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
+- `refresh`: when to refresh roots, bases and subspaces. Policies (`_policy`, `_foam`,
+  `_diagonal_residual`, `_below_norm`); the loop over the matrices that are due (`_due`).
+- `storage`: how many bits factors and roots take. Dense (`_storage`), 4-bit squares (`_quantized`),
+  4-bit Cholesky factors (`_cholesky`, `_triangle`), the codec (`_codec`).
+- `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
+- `distribute`: which device holds which matrix (`_distribute`, `_shares`), and where its state is
+  (`_layout`, `_meshes`).
+- `state`: summaries (`_summary`, `_report`), checkpoints (`_portable`, `_format`), shardings
+  (`_sharding`), quantized moments (`_quantize_state`), injected hyperparameters (`_inject`), and
+  which parameter an array belongs to (`_traced`, `_entries`).
 
-What all rooms share lies beside them: bad gradients (`_guard`), the sides of a matrix (`_side`),
-names of parameters (`_paths`), random keys (`_keys`), checks of arguments (`_validate`), counters
-(`_counts`), trees (`_trees`), and how `init` tells `summarize` what it does (`_recording`). Imports
-run downwards only; the floors are in `tests/project/test_house.py`.
+The files beside the rooms serve all of them: guards against non-finite gradients (`_guard`), the
+sides of a matrix (`_side`), parameter paths (`_paths`), random keys (`_keys`), argument checks
+(`_validate`), counters (`_counts`), tree maps (`_trees`), and what `init` records for `summarize`
+(`_recording`). Imports only run downwards; `tests/project/test_house.py` lists the floors.
 """

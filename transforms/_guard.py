@@ -1,9 +1,9 @@
-"""Keeping gradients that are not finite out of states, and counting them.
+"""Guards: keep non-finite gradients out of states, and count them.
 
-A matrix whose sum of squares is not finite (in float32 at least) takes part in the step with a zero
-gradient, and its direction is zero: momentum and statistics decay, nothing moves it, and nothing
-else is affected. The same holds for every leaf of `guard_leaves`. "Finite" means that sum here: one
-pass over the gradient tells.
+A matrix counts as finite if its sum of squares, in float32 at least, is finite: one pass over the
+gradient decides. A matrix that is not finite takes part in the step with a zero gradient, and its
+direction is zero: its momentum and statistics decay, it does not move, and nothing else is
+affected. `guard_leaves` treats leaves of any shape in the same way.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ._recording import record
 class GuardState(NamedTuple):
     """State of `guard_matrices` and `guard_leaves`."""
 
-    skipped: Any  # steps without a finite gradient, int32: (...) for a leaf, or (leaves,) for all
+    skipped: Any  # steps with a non-finite gradient, int32: (...) per leaf, or (leaves,) for all
     inner: Any  # state of the inner transformation
 
 
 class GuardRecord(NamedTuple):
-    """What `recording` collects of `guard_leaves`: the parameters that the counters count for."""
+    """What `guard_leaves` records: the parameters that its counters belong to."""
 
     names: tuple[str, ...]
     skipped: jax.Array | None
@@ -35,7 +35,7 @@ class GuardRecord(NamedTuple):
 def guard_matrices(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """`inner`, with zeros for every matrix `(..., m, n)` whose gradient is not finite."""
+    """Runs `inner` with zeros in place of each matrix `(..., m, n)` that is not finite."""
     inner = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> GuardState:
@@ -54,7 +54,7 @@ def guard_matrices(
 
 
 def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`inner`, with zeros for every leaf of any shape whose gradient is not finite."""
+    """Runs `inner` with zeros in place of each leaf, of any shape, that is not finite."""
     inner = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> GuardState:
@@ -78,19 +78,19 @@ def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransform
 
 
 def is_finite(x: jax.Array, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Array:
-    """Whether sums of squares over `axis` are finite: for matrices `(..., m, n)`, `(..., 1, 1)`.
+    """Whether sums of squares over `axis` are finite: `(..., 1, 1)` for matrices `(..., m, n)`.
 
-    They are not with an entry that is NaN or infinite, or so large that its square is.
+    They are not if an entry is NaN or infinite, or so large that its square overflows.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.isfinite(jnp.sum(wide * wide, axis=axis, keepdims=axis is not None))
 
 
 def where_finite(finite: Any, tree: Any) -> Any:
-    """The arrays of `tree`, zero where those of `finite`, of the same ranks, say so."""
+    """The arrays of `tree`, zero where `finite`, whose arrays have the same ranks, is False."""
     return jax.tree.map(lambda ok, x: jnp.where(ok, x, jnp.zeros_like(x)), finite, tree)
 
 
 def finite_or_zero(x: jax.Array) -> jax.Array:
-    """Matrices `(..., m, n)`, each zero if it is not finite."""
+    """The matrices `x (..., m, n)`, with zeros in place of each that is not finite."""
     return where_finite(is_finite(x), x)

@@ -1,14 +1,14 @@
-"""The sides of a matrix, and what `side=` chooses.
+"""The sides of a matrix, and the choices of `side=`.
 
-A matrix `(m, n)` has a left side, its rows, and a right side, its columns. Factors, bases and Gram
-matrices of the left side have order `m`, those of the right side order `n`.
+The left side of a matrix `(m, n)` is its rows, the right side its columns. Factors, bases and Gram
+matrices have order `m` on the left side and order `n` on the right side.
 
 | choice | sides |
 |---|---|
 | "both" | left and right |
-| "left", "right" | that one |
-| "smaller", "larger" | the side of the smaller or larger order; of a square matrix, `square` |
-| "std" | the side of the smaller order; of a square matrix the right one, as in GaLore's code |
+| "left", "right" | that side |
+| "smaller", "larger" | the side of smaller or larger order; for a square matrix, `square` |
+| "std" | the side of smaller order; for a square matrix the right side, as in GaLore's code |
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Side(enum.Enum):
         return x.shape[self.axis]
 
     def as_rows(self, x: jax.Array) -> jax.Array:
-        """`x` with this side along the rows: `x` itself or its transpose. It is its own inverse."""
+        """`x` with this side along the rows: `x` or its transpose. Applied twice, it gives `x`."""
         return x if self is Side.LEFT else x.mT
 
 
@@ -48,7 +48,7 @@ LEFT, RIGHT = Side
 
 
 def sides_of(choice: str, x: Any, square: Side = LEFT) -> tuple[Side, ...]:
-    """The sides that `side=choice` takes of matrices `x (..., m, n)`; see the module's table."""
+    """The sides that `choice` selects for matrices `x (..., m, n)`; see the table above."""
     m, n = x.shape[-2:]
     if choice == "both":
         return (LEFT, RIGHT)
@@ -61,6 +61,6 @@ def sides_of(choice: str, x: Any, square: Side = LEFT) -> tuple[Side, ...]:
 
 
 def side_of(choice: str, x: Any) -> Side:
-    """The only side that `choice`, which is not "both", takes of matrices `x (..., m, n)`."""
+    """The side that `choice` selects for matrices `x (..., m, n)`; "both" is not allowed."""
     (side,) = sides_of(choice, x)
     return side

@@ -80,7 +80,7 @@ def test_policies_are_taken_by_their_declaration(transformation: str, examines: 
     ids=str,
 )
 def test_a_policy_needs_what_it_declares(policy: Any, missing: str) -> None:
-    with pytest.raises(ValueError, match=f"needs {missing} for that; got .*Wri|With"):
+    with pytest.raises(ValueError, match=f"it must define {missing}; got .*Wri|With"):
         made("precondition", policy)
 
 

@@ -1,1 +1,1 @@
-"""Kronecker factors and eigenbases: what Shampoo, ASGO and SOAP are made of."""
+"""Kronecker factors and eigenbases: the core of Shampoo, ASGO and SOAP."""

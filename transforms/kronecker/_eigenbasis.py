@@ -7,17 +7,17 @@ D = U_L\, f(U_L^\top G\, U_R)\, U_R^\top$$
 
 with the eigenvectors $U$ of $L$ and $R$ at their last refresh, by descending eigenvalue, and any
 element-wise transformation $f$; with Adam this is SOAP. Before the first refresh a basis is the
-identity. The statistic of a step is taken in before a refresh at that step, and the new basis is
-used at once.
+identity. At a refresh, the step's gradient enters the statistic first, and the step already uses
+the new basis.
 
-*Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments turn with
-it, by $U_{new}^\top U_{old}$, which is the same as keeping them in the original space. Second
-moments are no tensors and stay as they are; where a refresh by QR reorders columns, they are
-reordered alike. Fields are told by their names (`_carry.py`).
+*Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
+with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
+moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they
+are reordered alike. Fields of moments are recognized by name (`_carry.py`).
 
-*Numerics.* Statistics and bases in float32 at least. A statistic or basis that is not finite is not
-used: the last basis stays, and `rejected` counts it. *Cost*: `2mn(m + n)` FLOPs for the statistics
-and `4mn(m + n)` for the rotations at each step; `O(m³ + n³)` at a refresh.
+*Numerics.* Statistics and bases in float32 at least. If a statistic or new basis is not finite, the
+last basis stays in use, and `rejected` counts it. *Cost*: `2mn(m + n)` FLOPs for the statistics and
+`4mn(m + n)` for the rotations at each step; `O(m³ + n³)` at a refresh.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from ._statistic import SIDES, StatisticRule
 
 
 class BasisCounts(Counts):
-    """See `Basis`."""
+    """The counters of a `Basis`."""
 
     names = ("checks", "refreshes", "rejected")
 
 
 class Basis(NamedTuple):
-    """One side's eigenbasis of a batch of matrices; the order `d` is `m` or `n`."""
+    """The eigenbases of one side of a batch of matrices; their order `d` is `m` or `n`."""
 
-    statistic: Any  # L or R, stored form of (..., d, d)
-    basis: Any  # U in use, stored form of (..., d, d)
-    eigenvalues: jax.Array | None  # diag(Uᵀ L U) at its refresh (..., d), if examined
-    proxy: jax.Array | None  # its last figure, float32 (...)
+    statistic: Any  # L or R, (..., d, d) in stored form
+    basis: Any  # U in use, (..., d, d) in stored form
+    eigenvalues: jax.Array | None  # diag(Uᵀ L U) at its refresh, (..., d), if examined
+    proxy: jax.Array | None  # the policy's last figure, float32 (...)
     counts: BasisCounts
 
     checks = counter("checks")  # times the basis was due, int32 (...)
-    refreshes = counter("refreshes")  # bases computed anew
-    rejected = counter("rejected")  # checks whose statistic or basis was not finite: no change
+    refreshes = counter("refreshes")  # bases replaced
+    rejected = counter("rejected")  # checks with a non-finite statistic or basis: no change
 
 
 class EigenbasisState(NamedTuple):
     """State of `in_eigenbasis`."""
 
     count: jax.Array  # t, int32 scalar
-    left: Any  # a Basis, or None, for every leaf
+    left: Any  # a Basis or None per leaf
     right: Any  # the same for the right side
     inner: Any  # state of the inner transformation, for the rotated matrices
 
@@ -86,21 +86,24 @@ def in_eigenbasis(
     """Runs an element-wise transformation in the gradients' eigenbases.
 
     Args:
-      inner: an element-wise transformation, which sees no parameters; `moment_ratio()` makes SOAP.
-        One that takes norms of whole trees would mix matrices.
+      inner: an element-wise transformation; `moment_ratio()` makes SOAP. It gets no parameters. A
+        transformation that takes norms over its tree would mix matrices.
       refresh: policy for the bases, such as `every(10)` or `policies.diagonal_residual`.
-      side: "both", "left", "right", or "smaller": the side of the smaller order alone (left if
-        they are equal).
-      b3: decay rate of the statistics, which are not bias-corrected; 0 takes the last gradient's.
-      method: "eigh", or "qr": the first basis by `eigh`, then one step of orthogonal iteration.
-      storage: how statistics and bases are kept; a basis in codes is orthonormal up to their error.
-      skip_first: the first step only sets statistics and bases, and its direction is 0.
+      side: "both", "left", "right", or "smaller": only the side of smaller order (left for square
+        matrices).
+      b3: decay rate of the statistics, without bias correction; 0 keeps the last gradient only.
+      method: "eigh", or "qr": the first basis by `eigh`, each later one by one step of orthogonal
+        iteration.
+      storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
+        quantization error.
+      skip_first: the first step only updates statistics and bases; its direction is 0.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: naming an argument outside its range, or a leaf that is no matrix.
+      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
+        names it.
 
     Example:
       >>> import curvax, optax
@@ -135,25 +138,25 @@ def in_eigenbasis(
         del params
         count: Any = optax.safe_increment(state.count)
 
-        def taken_in(g: jax.Array, left: Basis | None, right: Basis | None):
+        def accumulate(g: jax.Array, left: Basis | None, right: Basis | None):
             return (
                 None if left is None else rule.accumulated(left, g, LEFT, count),
                 None if right is None else rule.accumulated(right, g, RIGHT, count),
             )
 
-        left, right = map_unzip(2, taken_in, updates, state.left, state.right)
+        left, right = map_unzip(2, accumulate, updates, state.left, state.right)
         moments = take_moments(state.inner, updates)
         left, moments = rule.refreshed(LEFT, updates, left, moments, count)
         right, moments = rule.refreshed(RIGHT, updates, right, moments, count)
         carried = put_moments(state.inner, updates, moments)
 
-        def turned(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
+        def rotate(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
             bases = [None if basis is None else basis.basis for basis in (left, right)]
             return rule.apply_roots(x, bases, count, transposed=(not back, back))
 
-        rotated = jax.tree.map(turned, widened(updates), left, right)
+        rotated = jax.tree.map(rotate, widened(updates), left, right)
         moved, inner_state = inner.update(rotated, carried)
-        wide = jax.tree.map(functools.partial(turned, back=True), moved, left, right)
+        wide = jax.tree.map(functools.partial(rotate, back=True), moved, left, right)
         directions = jax.tree.map(lambda d, g: d.astype(g.dtype), wide, updates)
         if skip_first:
             first = count == 1
@@ -168,13 +171,13 @@ def in_eigenbasis(
 
 @dataclasses.dataclass(frozen=True)
 class BasisRule(StatisticRule):
-    """The static choices made for all bases."""
+    """The settings shared by all bases."""
 
     policy: RefreshPolicy
     method: str
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Basis:
-        """The basis of a batch before the first step: the identity."""
+        """The initial bases of a batch: identities."""
         eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
         record(StorageRecord(order, self.storage.describe(order)))
         keeps = self.policy.examines is not None
@@ -187,7 +190,7 @@ class BasisRule(StatisticRule):
         )
 
     def refresh_one(self, entry: tuple[Basis, Moments], side: Side) -> tuple[Basis, Moments]:
-        """One side's basis of a single matrix after a check, with the matrix's moments."""
+        """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
         basis, moments = entry
         statistic = self.storage.decode_factor(basis.statistic)
         old = self.storage.decode_root(basis.basis)
@@ -240,7 +243,7 @@ class BasisRule(StatisticRule):
     def refreshed(
         self, side: Side, like: Any, bases: Any, moments: Any, count: jax.Array
     ) -> tuple[Any, Any]:
-        """One side's bases after the refreshes due at this step, and the moments that follow."""
+        """One side's bases after the refreshes due at this step, and the moments carried along."""
 
         def packed(_: jax.Array, basis: Basis | None, moments: Moments) -> Any:
             return None if basis is None else (basis, moments)

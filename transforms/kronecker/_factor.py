@@ -1,6 +1,6 @@
-r"""One Kronecker factor: its statistic, its inverse root, and what becomes of them at a refresh.
+r"""One Kronecker factor: its statistic, its inverse root, and the refresh of the root.
 
-`refresh_one` sees a single factor `(d, d)`; batches are looped over.
+`refresh_one` works on a single factor `(d, d)`; the callers loop over batches.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ._statistic import StatisticRule
 
 
 class FactorCounts(Counts):
-    """See `Factor`."""
+    """The counters of a `Factor`."""
 
     names = ("checks", "refreshes", "indefinite", "rejected")
 
 
 class Factor(NamedTuple):
-    """One side's preconditioner of a batch of matrices; the order `d` is `m` or `n`."""
+    """The preconditioners of one side of a batch of matrices; their order `d` is `m` or `n`."""
 
-    statistic: Any  # L or R, stored form of (..., d, d)
-    inverse_root: Any  # in use, stored form of (..., d, d)
-    eigenvectors: jax.Array | None  # Q of the last refresh (..., d, d), if the policy examines it
-    eigenvalues: jax.Array | None  # its eigenvalues, not damped, (..., d)
-    damping: jax.Array | None  # ε in use (...), if the policy examines anything
-    proxy: jax.Array | None  # its last figure: FOAM's h, the residual; float32 (...)
-    error: jax.Array | None  # otherwise the solver's error estimate at the last refresh, float32
+    statistic: Any  # L or R, (..., d, d) in stored form
+    inverse_root: Any  # in use, (..., d, d) in stored form
+    eigenvectors: jax.Array | None  # Q of the last refresh, (..., d, d), if the policy examines it
+    eigenvalues: jax.Array | None  # their undamped eigenvalues, (..., d)
+    damping: jax.Array | None  # ε in use, (...), if the policy examines anything
+    proxy: jax.Array | None  # its last figure, such as FOAM's h, float32 (...)
+    error: jax.Array | None  # otherwise: the solver's error estimate, float32 (...)
     counts: FactorCounts
 
     checks = counter("checks")  # times the factor was due, int32 (...)
-    refreshes = counter("refreshes")  # inverse roots computed anew
+    refreshes = counter("refreshes")  # inverse roots recomputed
     indefinite = counter("indefinite")  # refreshes whose statistic had a negative eigenvalue
-    rejected = counter("rejected")  # checks with a statistic or root not finite, or of zeros
+    rejected = counter("rejected")  # checks with a zero or non-finite statistic or root
 
 
 @dataclasses.dataclass(frozen=True)
 class FactorRule(StatisticRule):
-    """The static choices that a preconditioner makes for all of its factors."""
+    """The settings shared by all factors of a preconditioner."""
 
     policy: RefreshPolicy
     root: int
@@ -56,7 +56,7 @@ class FactorRule(StatisticRule):
     initial: Any  # the statistic starts as initial · I
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Factor:
-        """The factor of a batch before the first step: the root is the identity."""
+        """The initial factors of a batch; their roots are identities."""
         eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
         keeps = self.policy.examines is not None
         record(StorageRecord(order, self.storage.describe(order)))
@@ -72,7 +72,7 @@ class FactorRule(StatisticRule):
         )
 
     def refresh_one(self, factor: Factor) -> Factor:
-        """A single factor after a check: what the policy says, done and counted."""
+        """Checks a single factor, follows the policy's verdict and counts it."""
         statistic = self.storage.decode_factor(factor.statistic)
 
         def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
@@ -89,7 +89,7 @@ class FactorRule(StatisticRule):
         def nothing() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
             return factor, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
 
-        # The root of an all-zero statistic would be all damping: there is none.
+        # All-zero statistics produce no root: it would consist of damping alone.
         live = jnp.any(statistic != 0)
         new, good, refresh, indefinite = jax.lax.cond(live, solved, nothing)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)

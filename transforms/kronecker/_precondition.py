@@ -5,20 +5,21 @@ For a gradient $G$ `(m, n)` and the matrix $M$ that is preconditioned ($G$ itsel
 $$L \leftarrow b_2 L + (1-b_2)\, S S^\top, \quad R \leftarrow b_2 R + (1-b_2)\, S^\top S, \quad
 D = (L + \epsilon I)^{-1/p}\, M\, (R + \epsilon I)^{-1/p}$$
 
-where $S$ is $G$ (or $M$), either factor may be absent, and the refresh policy says when roots are
+where $S$ is $G$ or $M$, and either factor may be absent. The refresh policy decides when roots are
 computed and with how much damping; between refreshes the last roots stay in use. Before the first
 refresh a root is the identity.
 
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
-`Precision.HIGHEST` where a product feeds a root. A root that comes back non-finite is not used:
-the last good one stays, and the factor counts it. Neither is one of a statistic that is zero still,
-after a first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too long for what
-follows. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
+`Precision.HIGHEST` where a product feeds a root. A root that is not finite is rejected: the last
+good one stays in use, and the factor counts it. So is the root of an all-zero statistic, as after a
+first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the next
+gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
-with a policy that keeps eigenpairs. Factors that are due are worked on one after the other.
+with a policy that keeps eigenpairs. Due factors are refreshed one after the other.
 
-Under `vmap` the step is a tracer per replica, and loops and branches become selects: refreshes are
-then computed at every step. `optax.MultiSteps` updates once in `k` mini-steps; steps count updates.
+Under `vmap` each replica has its own step count, and loops and branches become selects: every step
+then computes all refreshes. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step
+is an update.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class PreconditionState(NamedTuple):
     """State of `precondition`."""
 
     count: jax.Array  # t, int32 scalar
-    left: Any  # a Factor, or None, for every leaf
+    left: Any  # a Factor or None per leaf
     right: Any  # the same for the right side
-    momentum: Any  # state of the transformation that gives M
+    momentum: Any  # state of the transformation that computes M
 
 
 def precondition(
@@ -77,27 +78,29 @@ def precondition(
     """Preconditions matrices by inverse roots of their Kronecker factors.
 
     Args:
-      momentum: transformation of the gradient that gives the preconditioned `M`; `None` is `M = G`.
-      refresh: policy for the roots: `every(10)`, FOAM's, DR's, or one of your own.
-      side: "both", "left", "right", or "smaller": the factor of the smaller order alone.
-      square: side that "smaller" takes for square matrices, "left" or "right".
-      root: p, of the inverse p-th root.
-      b2: decay rate of the statistics, which are not bias-corrected; `None` sums.
-      eps: damping. 0 takes the root on the factor's range only ("eigh").
-      damping_mode: "absolute"; "relative", a multiple of the largest eigenvalue; "floor",
-        eigenvalues are at least `eps`; or "outside", added to `L^(1/p)` instead of `L`.
+      momentum: transformation that computes `M` from the gradient; with `None`, `M = G`.
+      refresh: policy for the roots: `every(10)`, `policies.foam()`,
+        `policies.diagonal_residual()`, or your own.
+      side: "both", "left", "right", or "smaller": only the factor of smaller order.
+      square: the side that "smaller" selects for square matrices, "left" or "right".
+      root: p; roots are inverse p-th roots.
+      b2: decay rate of the statistics, which are not bias-corrected; `None` sums them.
+      eps: damping. With 0, "eigh" takes the root on the factor's range only.
+      damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue; "floor": raises
+        eigenvalues to at least `eps`; or "outside": added to `L^(1/p)` instead of `L`.
       solver: "eigh", "coupled_newton" (p a power of 2) or "newton_schulz" (p = 2).
-      initial: the statistics start as this multiple of the identity.
-      statistics: "gradient" or "momentum": what the statistics are formed from.
-      statistics_every: T1; statistics are updated at steps `t mod T1 = 0`.
-      warmup_steps: steps that only gather statistics; the direction is 0 until they are over.
-      storage: how factors and roots are kept; `dense()` by default.
+      initial: the statistics start at this multiple of the identity.
+      statistics: S, "gradient" or "momentum".
+      statistics_every: T1; the statistics are updated when `t mod T1 = 0`.
+      warmup_steps: number of first steps that only accumulate statistics; their direction is 0.
+      storage: how factors and roots are stored; `dense()` by default.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: naming an argument outside its range, or a leaf that is no matrix.
+      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
+        names it.
     """
     check_choice("side", side, SIDES)
     check_choice("square", square, ("left", "right"))
@@ -134,7 +137,7 @@ def precondition(
         count: Any = optax.safe_increment(state.count)
         matrices, momentum_state = average.update(updates, state.momentum, params)
         source = updates if statistics == "gradient" else matrices
-        factors = _gathered(rule, source, (state.left, state.right), statistics_every, count)
+        factors = _accumulated(rule, source, (state.left, state.right), statistics_every, count)
         left, right = _refreshed(rule, updates, factors, count)
 
         def preconditioned(m: jax.Array, *factors: Factor | None) -> jax.Array:
@@ -165,27 +168,27 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, sol
         check_interval("eps (below the refresh policy's max_damping)", eps, 0.0, most)
 
 
-def _gathered(
+def _accumulated(
     rule: FactorRule, source: Any, factors: tuple[Any, Any], period: int, count: jax.Array
 ) -> tuple[Any, Any]:
-    """Both sides' factors with this step's statistics, if they are due."""
+    """The factors of both sides, with this step accumulated if it updates statistics."""
 
-    def taken_in(s: jax.Array, left: Factor | None, right: Factor | None):
+    def accumulate(s: jax.Array, left: Factor | None, right: Factor | None):
         return (
             None if left is None else rule.accumulated(left, s, LEFT, count),
             None if right is None else rule.accumulated(right, s, RIGHT, count),
         )
 
-    def gather(source: Any, factors: Any) -> Any:
-        return map_unzip(2, taken_in, source, *factors)
+    def accumulate_all(source: Any, factors: Any) -> Any:
+        return map_unzip(2, accumulate, source, *factors)
 
     if period == 1:
-        return gather(source, factors)
-    return at_most_once(gather, count % period == 0, source, factors)
+        return accumulate_all(source, factors)
+    return at_most_once(accumulate_all, count % period == 0, source, factors)
 
 
 def _refreshed(rule: FactorRule, like: Any, factors: tuple[Any, Any], count: jax.Array) -> Any:
-    """Both sides' factors after the refreshes that are due at this step."""
+    """The factors of both sides after the refreshes due at this step."""
 
     def select(factor: Factor, due: jax.Array) -> jax.Array:
         return due | untried(factor).reshape(-1)

@@ -1,4 +1,4 @@
-r"""Running second moments of a gradient's sides and what is made of them, however stored."""
+r"""Running second moments of a gradient's sides, and products with their roots or bases."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SIDES = ("both", "left", "right", "smaller")
 
 @dataclasses.dataclass(frozen=True)
 class StatisticRule:
-    """How statistics are averaged and kept."""
+    """How statistics are averaged and stored."""
 
     storage: Storage
-    b2: Any  # None sums
+    b2: Any  # decay rate; None sums
 
     def one_by_one(self, *orders: int) -> bool:
-        """Whether matrices of one of these orders are to be decoded one at a time."""
+        """Whether to decode matrices of one of these orders one at a time."""
         return any(map(self.storage.one_by_one, orders))
 
     def accumulated(self, factor: Any, s: jax.Array, side: Side, count: jax.Array) -> Any:
-        """The factor with `s sᵀ`, or on the right `sᵀ s`, taken in, for `s (..., m, n)`."""
+        """The factor after accumulating `s sᵀ`, or `sᵀ s` on the right, for `s (..., m, n)`."""
 
-        def taken_in(entry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+        def accumulate(entry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
             stored, s = entry
             old = self.storage.decode_factor(stored)
             gram = gram_of(s.astype(old.dtype), side, HIGHEST)
@@ -41,8 +41,8 @@ class StatisticRule:
             def averaged(old: jax.Array, gram: jax.Array) -> jax.Array:
                 return old + gram if self.b2 is None else self.b2 * old + (1 - self.b2) * gram
 
-            # A running average would keep a NaN forever: what is not finite is not taken in. No
-            # entry of a Gram matrix is larger than the largest on its diagonal.
+            # A running average would keep a NaN forever, so the old statistic stays if the new one
+            # is not finite. The diagonal decides: it holds the largest entry of a Gram matrix.
             finite = jnp.isfinite(averaged(_diagonal(old), _diagonal(gram))).all(axis=(-2, -1))
             new = averaged(old, gram)
             coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
@@ -50,9 +50,9 @@ class StatisticRule:
 
         entry = (factor.statistic, s)
         if self.one_by_one(side.order(s)):
-            new, _ = visit_all(taken_in, entry, s.shape[:-2], count)
+            new, _ = visit_all(accumulate, entry, s.shape[:-2], count)
         else:
-            new, _ = taken_in(entry)
+            new, _ = accumulate(entry)
         return factor._replace(statistic=new)
 
     def apply_roots(
@@ -63,13 +63,13 @@ class StatisticRule:
         *,
         transposed: tuple[bool, bool] = (False, False),
     ) -> jax.Array:
-        """`A m B` for `m (..., rows, columns)`, in its dtype, with stored roots or bases A and B.
+        """Computes `A m B` in the dtype of `m`, for stored roots or bases A and B.
 
         Args:
-          m: the matrices.
-          stored: the stored forms of A and B, None for a side that is left alone.
+          m: matrices `(..., rows, columns)`.
+          stored: A and B in stored form; None leaves a side as it is.
           count: the step, from 1.
-          transposed: which of them are transposed.
+          transposed: whether to transpose A, and whether to transpose B.
         """
 
         def product(entry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:

@@ -1,1 +1,1 @@
-"""Functions of arrays alone: eigendecompositions, inverse roots, polar factors, products."""
+"""Functions of arrays: eigendecompositions, inverse roots, polar factors, products."""

@@ -1,8 +1,8 @@
-r"""Eigendecompositions of symmetric matrices, and orthonormal bases made of them.
+r"""Eigendecompositions of symmetric matrices, and orthonormal bases made from them.
 
-*Signs.* An eigenvector's sign is arbitrary, and moments that are kept across a refresh depend on
-it. Here the entry of largest magnitude of every column (the first of equals) is positive, whatever
-LAPACK or cuSOLVER returns. Equal eigenvalues leave a basis of their space undetermined.
+*Signs.* The sign of an eigenvector is arbitrary, but moments that survive a refresh depend on it.
+Here the entry of largest magnitude in each column (the first one of a tie) is positive, whatever
+LAPACK or cuSOLVER returns. Equal eigenvalues leave the basis of their eigenspace undetermined.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ def is_indefinite(d: jax.Array) -> jax.Array:
 
 
 def with_fixed_signs(u: jax.Array) -> jax.Array:
-    """`u (..., m, r)` with the entry of largest magnitude of every column positive."""
+    """`u (..., m, r)` with the entry of largest magnitude in each column positive."""
     largest = jnp.argmax(jnp.abs(u), axis=-2, keepdims=True)
     return u * jnp.where(jnp.take_along_axis(u, largest, axis=-2) < 0, -1, 1).astype(u.dtype)
 
 
 def eigenbasis(a: jax.Array) -> jax.Array:
-    """The eigenvectors of `a (d, d)` by descending eigenvalue, signs fixed."""
+    """The eigenvectors of `a (d, d)` by descending eigenvalue, with fixed signs."""
     return with_fixed_signs(eigh(a)[0][:, ::-1])
 
 
 def refined_basis(a: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One step of orthogonal iteration from the basis `u (d, d)`, and the order of its columns.
+    """One step of orthogonal iteration from the basis `u (d, d)`, and the new order of its columns.
 
-    The columns are sorted by `diag(uᵀ a u)`, largest first, and `a u` is orthonormalized by QR.
+    Columns are sorted by `diag(uᵀ a u)`, largest first, and `a u` is orthonormalized by QR.
     """
     product = jnp.matmul(a, u, precision=HIGHEST)
     order = jnp.argsort(-jnp.sum(u * product, axis=0), stable=True)

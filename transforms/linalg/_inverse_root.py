@@ -1,19 +1,21 @@
-r"""Inverse roots of symmetric positive semi-definite matrices, by eigendecomposition.
+r"""Inverse roots of symmetric positive semi-definite matrices.
 
-$A^{-1/p}$ with damping $\epsilon$: from $A = Q\,\mathrm{diag}(d)\,Q^\top$ the eigenvalues become
+$A^{-1/p}$ with damping $\epsilon$: with $A = Q\,\mathrm{diag}(d)\,Q^\top$ the root is
+$Q\,\mathrm{diag}(r)\,Q^\top$ with
 
-| damping mode | eigenvalue of the root |
+| damping mode | $r$ |
 |---|---|
 | "absolute" | $(\max(d, 0) + \epsilon)^{-1/p}$ |
 | "relative" | $(\max(d, 0) + \epsilon\,d_{\max})^{-1/p}$ |
 | "floor" | $\max(d, \epsilon)^{-1/p}$ |
 | "outside" | $(\max(d, 0)^{1/p} + \epsilon)^{-1}$ |
 
-*Rank deficiency.* With $\epsilon = 0$ the root is taken on the range of $A$ alone: eigenvalues up
-to `order · eps(dtype) · d_max`, which are rounding noise, give 0. Otherwise damping decides.
+*Rank deficiency.* With $\epsilon = 0$ the root is taken on the range of $A$ only: eigenvalues up to
+`order · eps(dtype) · d_max` are rounding noise and give 0. Otherwise the damping decides.
 
-*Numerics.* Products in `Precision.HIGHEST`; non-finite input gives a non-finite root. Cost: one
-symmetric eigendecomposition, about 25 times a matrix product of the same order on a CPU.
+*Numerics.* Products in `Precision.HIGHEST`; non-finite input gives a non-finite root. *Cost*: one
+symmetric eigendecomposition, about 25 times a matrix product of the same order on a CPU. The
+iterative solvers are in `_iterations.py`.
 """
 
 from __future__ import annotations
@@ -33,10 +35,10 @@ SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
 
 
 def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
-    """Requires a solver that can take this root with this damping mode.
+    """Requires a solver that supports this root and this damping mode.
 
     Raises:
-      ValueError: naming the argument and what is allowed.
+      ValueError: if it does not; the message names the argument and what is allowed.
     """
     check_choice("solver", solver, SOLVERS)
     check_choice("damping_mode", damping_mode, DAMPING_MODES)
@@ -46,26 +48,28 @@ def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
     if solver == "coupled_newton" and root & (root - 1):
         raise ValueError(f"root must be a power of 2 for solver='coupled_newton', got {root!r}.")
     if solver != "eigh" and damping_mode in ("floor", "outside"):
-        raise ValueError(f"damping_mode={damping_mode!r} needs solver='eigh', got {solver!r}.")
+        raise ValueError(
+            f"solver must be 'eigh' for damping_mode={damping_mode!r}, got {solver!r}."
+        )
 
 
 class Solved(NamedTuple):
-    """An inverse root."""
+    """The inverse root of one matrix."""
 
     inverse_root: jax.Array  # (n, n)
-    error: jax.Array  # estimate, see `inverse_root`
-    indefinite: jax.Array  # whether there was a negative eigenvalue; iterations do not see it
+    error: jax.Array  # the error estimate of `inverse_root`
+    indefinite: jax.Array  # whether an eigenvalue is negative; always False for the iterations
 
 
 def solve_root(
     a: jax.Array, root: int, eps: jax.typing.ArrayLike, damping_mode: str, solver: str
 ) -> Solved:
-    """The inverse root of one matrix `a (n, n)`, without checks.
+    """The inverse root of one matrix `a (n, n)`, without argument checks.
 
-    The solvers see the matrix scaled to entries near 1 by a power of `2^root`: exactly, so that
-    squares stay in range and no digit changes. What is not finite comes back as NaN.
+    The solvers get the matrix scaled to entries near 1 by a power of `2^root`: squares stay in
+    range, and the scaling is exact. Non-finite input gives NaN.
     """
-    multiple = power_of_two(jnp.max(jnp.abs(a))) // root  # of `root`, the exponent of the scale
+    multiple = power_of_two(jnp.max(jnp.abs(a))) // root  # the scale is 2^(-root · multiple)
     one = jnp.ones((), a.dtype)
     scale = jnp.ldexp(one, -root * multiple)
     near_one, given = a * scale, jnp.asarray(eps, a.dtype)
@@ -73,7 +77,7 @@ def solve_root(
     if damping_mode == "outside":
         given = given * jnp.ldexp(one, -multiple)
     elif not relative:
-        # Positive damping stays positive: without any, a root is taken on the range alone.
+        # Positive damping must not underflow to 0: that would take the root on the range only.
         given = jnp.where(given > 0, jnp.maximum(given * scale, jnp.finfo(a.dtype).tiny), 0)
     indefinite = jnp.bool_(False)
     if solver == "coupled_newton":
@@ -97,23 +101,23 @@ def inverse_root(
 ) -> tuple[jax.Array, jax.Array]:
     """Inverse roots `(A + eps · I)^(-1/root)` of symmetric positive semi-definite matrices.
 
-    Matrices of a batch are taken one after the other: temporaries do not grow with the batch.
+    The matrices of a batch are solved one after the other: temporaries do not grow with the batch.
 
     Args:
       a: `(..., n, n)`, symmetric; computed in float32 at least.
-      root: p. "coupled_newton" takes powers of 2, "newton_schulz" 2 alone.
+      root: p. "coupled_newton" requires a power of 2, "newton_schulz" requires 2.
       eps: damping.
-      damping_mode: "absolute"; "relative", a multiple of the largest eigenvalue; or, with "eigh"
+      damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue; or, with "eigh"
         only, "floor" (eigenvalues at least `eps`) or "outside" (`(A^(1/p) + eps · I)^(-1)`).
       solver: "eigh", "coupled_newton" or "newton_schulz". With `eps = 0` a rank-deficient matrix
-        gets its root on the range only ("eigh"); the iterations do not converge on it.
+        has a root on its range only, which "eigh" returns; the iterations do not converge.
 
     Returns:
-      The roots, like `a`, and an error estimate for each, `(...)`: the relative residual of the
-      decomposition, or, of the iterations, `max |X^p (A + eps · I) - I|`.
+      The roots, like `a`, and an error estimate per matrix, `(...)`: for "eigh" the relative
+      residual of the decomposition, for the iterations `max |X^p (A + eps · I) - I|`.
 
     Raises:
-      ValueError: naming the argument that is not allowed.
+      ValueError: if an argument is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -124,7 +128,7 @@ def inverse_root(
     check_root_arguments(root, solver, damping_mode)
     check_interval("eps", eps, 0.0)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
-        raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
+        raise ValueError(f"a must hold square matrices (..., n, n), got shape {a.shape}.")
     work = a.astype(jnp.promote_types(a.dtype, jnp.float32))
     solved = one_by_one(lambda x: solve_root(x, root, eps, damping_mode, solver), work)
     return solved.inverse_root.astype(a.dtype), solved.error
@@ -133,7 +137,7 @@ def inverse_root(
 def root_eigenvalues(
     d: jax.Array, root: int, damping: jax.typing.ArrayLike, mode: str = "absolute"
 ) -> jax.Array:
-    """Eigenvalues of the inverse root for eigenvalues `d (..., n)`; see the module's table."""
+    """Eigenvalues of the inverse root for eigenvalues `d (..., n)`; see the table above."""
     largest = jnp.max(d, axis=-1, keepdims=True)
     damping = jnp.asarray(damping, d.dtype)
     on_range = (damping > 0) | (d > d.shape[-1] * jnp.finfo(d.dtype).eps * largest)
@@ -158,7 +162,7 @@ def inverse_root_by_eigh(
     """`a^(-1/root)` for `a (n, n)`, an error estimate, and whether `a` is indefinite.
 
     The estimate is `‖A Q - Q diag(d)‖ / ‖A‖` (Frobenius): a backward error, a few times eps(dtype).
-    Squares of the entries have to be in range: `solve_root` scales.
+    The squares of the entries must be in range; `solve_root` ensures it by scaling.
     """
     q, d = eigh(a)
     residual = jnp.linalg.norm(jnp.matmul(a, q, precision=HIGHEST) - q * d[None, :])

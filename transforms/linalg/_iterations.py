@@ -1,25 +1,25 @@
-r"""Inverse roots by iterations of matrix products alone, and the largest eigenvalue.
+r"""Inverse roots by iterations that use only matrix products, and the largest eigenvalue.
 
 *Coupled Newton* (Schur-Newton; Guo and Higham, 2006), for $A_\epsilon = A + \epsilon I$ and $p \ge
 1$:
 $$M_0 = z A_\epsilon, \quad X_0 = z^{1/p} I, \quad T = \tfrac{(p+1) I - M}{p}, \quad
 X \leftarrow X T, \quad M \leftarrow T^p M$$
 with $z = (1 + p) / (2 \lambda)$, $\lambda \ge \lambda_{\max}$: $M \to I$ and $X \to
-A_\epsilon^{-1/p}$. It stops when $\max |M - I|$ is below the tolerance, no longer finite, or grows
-by more than a fifth (rounding has taken over: from the second step on $M \preceq I$, whose largest
-difference from $I$ can only fall); then the iterate before is returned.
+A_\epsilon^{-1/p}$. It stops when $\max |M - I|$ is below the tolerance, is not finite, or grows by
+more than a fifth. From the second step on $M \preceq I$, whose largest difference from $I$ can only
+fall, so growth is rounding error; the previous iterate is returned.
 
 *Newton-Schulz*, for $p = 2$ (Gong et al., arXiv:2502.07752, B.8): $Y_0 = A_\epsilon /
 \|A_\epsilon\|$, $Z_0 = I$, $T = (3I - ZY)/2$, $Y \leftarrow YT$, $Z \leftarrow TZ$; $Z /
 \sqrt{\|A_\epsilon\|} \to A_\epsilon^{-1/2}$.
 
-*Rank deficiency.* Both need damping: an eigenvalue of 0 has no inverse root, and one below
+*Rank deficiency.* Both need damping: a zero eigenvalue has no inverse root, and one below
 `eps(dtype) · λ_max` is not resolved. Without damping they diverge along the null space, where
-rounding makes `M` look converged; so the error estimate is taken from the root itself, `max |X^p
-A_ε - I|`. *Cost* per iteration, order `n`: `2n³ (1 + ⌈log₂ p⌉ + 1)` FLOPs (Newton), `6n³`
-(Newton-Schulz). On a CPU `eigh` is cheaper, on a GPU dear at large orders.
+rounding makes `M` look converged. The error estimate therefore uses the root itself, `max |X^p A_ε
+- I|`. *Cost* per iteration, order `n`: `2n³ (1 + ⌈log₂ p⌉ + 1)` FLOPs (Newton), `6n³`
+(Newton-Schulz). `eigh` is cheaper on a CPU; on a GPU it is expensive at large orders.
 
-*Range.* The squares of what they are given have to be in range: `solve_root` scales.
+*Range.* The squares of the input must be in range; `solve_root` ensures it by scaling.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MAX_ITERATIONS = 100
 def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     """Estimates the largest eigenvalue of symmetric positive semi-definite `a (n, n)` from below.
 
-    Starts from the row sums of `|a|`, which have a part along the leading eigenvector unless it
-    cancels exactly; the Rayleigh quotient's relative error is about `(λ₂/λ₁)^(2·iterations)`. Zero
-    gives zero.
+    Starts from the row sums of `|a|`, which have a component along the leading eigenvector unless
+    it cancels exactly. The relative error of the Rayleigh quotient is about
+    `(λ₂/λ₁)^(2·iterations)`. A zero matrix gives zero.
     """
 
     def step(_: jax.Array, v: jax.Array) -> jax.Array:
@@ -55,7 +55,7 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
 
 
 class _Newton(NamedTuple):
-    """Iterates of the coupled Newton iteration, with the last one that was better."""
+    """State of the coupled Newton iteration: the iterates, and the previous X (`best`)."""
 
     x: jax.Array
     m: jax.Array
@@ -70,12 +70,12 @@ def coupled_newton(
 ) -> tuple[jax.Array, jax.Array]:
     """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
 
-    With `relative` the damping is a multiple of the largest eigenvalue.
+    With `relative` the damping is multiplied by the largest eigenvalue.
     """
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
     largest = power_iteration(a)
     a = a + jnp.asarray(damping, a.dtype) * (largest if relative else 1) * eye
-    # The row-sum norm bounds the largest eigenvalue; the Frobenius norm often does so more closely.
+    # Both norms bound the largest eigenvalue; the Frobenius norm is often the tighter bound.
     bound = jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), jnp.linalg.norm(a))
     bound = jnp.where(bound > 0, bound, 1)
     z = (1 + root) / (2 * bound)

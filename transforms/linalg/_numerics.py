@@ -1,4 +1,4 @@
-"""Ground rules of all linear algebra here: full precision, exact scaling, one matrix at a time."""
+"""The basis of all linear algebra here: full precision, exact scaling, one matrix at a time."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import jax
 import jax.numpy as jnp
 
 HIGHEST = jax.lax.Precision.HIGHEST
-"""The precision of every product that feeds a root or a basis."""
+"""The precision of all products that feed a root or a basis."""
 
 
 def power_of_two(largest: jax.Array) -> jax.Array:
     """The exponent `e` (int32) for which `largest · 2^(-e)` is in [1/2, 1); 0 for 0.
 
-    Kept within ±126, so that `2^(-e)` is a float32. For what is not finite it is arbitrary.
+    Clipped to ±126, so that `2^(-e)` is a normal float32. Arbitrary if `largest` is not finite.
     """
     return jnp.clip(jnp.frexp(largest.astype(jnp.float32))[1], -126, 126)
 
 
 def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """`f` of every matrix of `x (..., m, n)`, in one loop.
+    """Applies `f` to each matrix of `x (..., m, n)`, in one loop.
 
-    On CPUs a decomposition of a batch (LAPACK's, in jaxlib 0.10) occupies one of XLA's threads
-    while it waits for others. Where as many batches are decomposed at once as there are threads,
-    as with two shapes on two cores, all wait forever.
+    On CPUs the decomposition of a batch (LAPACK, jaxlib 0.10) occupies one of XLA's threads while
+    it waits for others. If as many batches are decomposed at once as there are threads, such as
+    two shapes on two cores, they deadlock.
 
     Args:
-      f: from a matrix `(m, n)` to arrays of any shapes.
+      f: maps a matrix `(m, n)` to arrays of any shapes.
       x: the matrices.
 
     Returns:

@@ -5,16 +5,17 @@ r"""The polar factor $U V^\top$ of $X = U \Sigma V^\top$: exactly, or by Newton-
 | `polar_svd` | one thin SVD, `O(m²n)` | zero singular values stay zero |
 | `polar_qr_svd` | a QR and an SVD of order `m`, `O(m²n)` | the same |
 | `polar_qdwh` | at most 6 QR or Cholesky steps, `O(m²n)` | null space filled arbitrarily |
-| `newton_schulz` | 5 steps: `20m²n + 10m³` FLOPs; if `n ≥ 2m`, `8m²n + 28m³` | the same |
+| `newton_schulz` | 5 steps: `20m²n + 10m³` FLOPs; if `n ≥ 2m`, `8m²n + 28m³` | as `polar_svd` |
 
 Newton-Schulz: $X \leftarrow aX + (bA + cA^2)X$, $A = XX^\top$, from $X / (\|X\|_F + \epsilon)$, on
 the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = a\sigma + b\sigma^3
 + c\sigma^5$ and leaves the singular vectors alone.
 
 *Numerics.* Newton-Schulz works in the dtype of `X` (bfloat16 is what it was made for); SVD and QDWH
-in float32 at least, one matrix after the other. A zero matrix gives zero, one that is not finite
-NaN. Iterations go three at a time where `n ≥ 2m`. All but the first few run in a loop: compile time
-and temporaries do not grow with their number.
+work in float32 at least, one matrix after the other. In the null space Newton-Schulz amplifies
+rounding errors. A zero matrix gives zero, a non-finite one NaN. If `n ≥ 2m`, three iterations at a
+time share their products with `X` (not in bfloat16). All but the first few run in a loop: compile
+time and temporaries do not grow with their number.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-_SAFETY = 1.01  # Algorithm 1 of the paper: guards all but the last against sigma slightly above 1
+_SAFETY = 1.01  # Algorithm 1 of the paper: guards all rows but the last against σ just above 1
 
 NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = {
-    # Jordan et al., Muon (2024): largest slope at 0; singular values end in about [0.7, 1.2].
+    # Jordan et al., Muon (2024): largest slope at 0; singular values end up in about [0.7, 1.2].
     "quintic": ((3.4445, -4.7750, 2.0315),),
     # An et al., ASGO, section C.3: converges to 1, slowly from small singular values.
     "classical": ((2.0, -1.5, 0.5),),
@@ -57,7 +58,7 @@ NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = 
 """Published coefficients (a, b, c), one row per iteration; the last row repeats."""
 
 UNROLLED = 4
-"""Rounds of the loop that follow each other without a copy of what is iterated."""
+"""Unrolled rounds of the loop: consecutive ones need no copy of the iterate."""
 
 Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
@@ -65,10 +66,10 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 def coefficient_rows(
     coefficients: Coefficients, steps: int
 ) -> tuple[tuple[float, float, float], ...]:
-    """The (a, b, c) of each of `steps` iterations; a shorter schedule repeats its last row.
+    """One row (a, b, c) per iteration; fewer rows than `steps` repeat the last one.
 
     Raises:
-      ValueError: if a name is unknown or the shape is neither (3,) nor (k, 3).
+      ValueError: if a name is unknown, or the shape is neither (3,) nor (k, 3).
     """
     if not isinstance(coefficients, (str, Sequence)):
         raise ValueError(
@@ -103,18 +104,18 @@ def newton_schulz(
 
     Args:
       x: a batch of matrices.
-      coefficients: a name in `NEWTON_SCHULZ_COEFFICIENTS`, three numbers `(a, b, c)`, or a row of
-        three for each iteration (the last repeats).
+      coefficients: a name in `NEWTON_SCHULZ_COEFFICIENTS`, three numbers `(a, b, c)`, or one row
+        of three per iteration (the last one repeats).
       steps: number of iterations.
-      eps: added to the norm by which `x` is divided.
-      norm: "frobenius", or "gram": the root of the Frobenius norm of `x xᵀ`, which is nearer to the
-        largest singular value.
+      eps: added to the norm that divides `x`.
+      norm: "frobenius", or "gram": the square root of the Frobenius norm of `x xᵀ`, which is closer
+        to the largest singular value.
 
     Returns:
       An array like `x`.
     """
     rows = coefficient_rows(coefficients, steps)
-    # Three at a time where that is less work; bfloat16 has no digits for products of polynomials.
+    # Three at a time if that is less work; bfloat16 is too coarse for products of polynomials.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) and x.dtype != jnp.bfloat16 else 1
     table = jnp.asarray(rows, x.dtype)
 
@@ -131,11 +132,11 @@ def newton_schulz(
 
 
 def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
-    """Newton-Schulz iterations of `x (..., m, n)`: two products with `x`, the others of its gram.
+    """One Newton-Schulz iteration of `x (..., m, n)` per row, with two products with `x` in total.
 
-    An iteration is `X ← BX`, `B = aI + bA + cA²`, `A = XXᵀ`, and makes `BAB` of `A`; where
-    `m > n`, all that on the right. Of few at a time: in the product of the `B`s rounding grows
-    faster than in `X`.
+    An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, and `A` becomes `BAB`; if
+    `m > n`, all of this on the right. Use few rows: rounding errors grow faster in the product of
+    the `B`s than in `X`.
     """
     return _times(_factor(gram_of(x, side_of("smaller", x)), rows), x)
 
@@ -143,8 +144,8 @@ def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
 def _first(x: jax.Array, rows: Sequence[Any], eps: jax.typing.ArrayLike, kind: str) -> jax.Array:
     """`iterated` from `x / (‖x‖ + eps)`, for entries of any size; zero stays zero.
 
-    `x` is multiplied as it is, but for a power of two: the norm is that of its gram matrix, by
-    which the small matrices are divided.
+    `x` itself is only scaled by a power of two. The norm comes from its Gram matrix, and divides
+    the Gram matrix and the product of the `B`s instead of `x`.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
@@ -161,7 +162,7 @@ def _first(x: jax.Array, rows: Sequence[Any], eps: jax.typing.ArrayLike, kind: s
 
 
 def _factor(gram: jax.Array, rows: Sequence[Any]) -> jax.Array:
-    """The product of the `B`s."""
+    """The product of the `B`s of `iterated`, for the Gram matrix `gram`."""
     eye = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
 
     def of_one(gram: jax.Array, row: Any) -> jax.Array:
@@ -187,7 +188,7 @@ def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
     """
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     finite = jnp.isfinite(work).all(axis=(-2, -1), keepdims=True)
-    # LAPACK's SVD of an infinite entry may never end, and rounds by the scale of what it gets.
+    # LAPACK's SVD may hang on an infinite entry, and its rounding depends on the input's scale.
     sound = jnp.where(finite, work, 0)
     exponent = power_of_two(jnp.max(jnp.abs(sound), axis=(-2, -1), keepdims=True))
     near_one = sound * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
@@ -198,11 +199,11 @@ def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
 
 
 def polar_qr_svd(x: jax.Array) -> jax.Array:
-    """As `polar_svd`, by a QR decomposition first: the SVD is of the smaller order alone."""
+    """Like `polar_svd`, but after a QR decomposition: the SVD has only the smaller order."""
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = x.shape[-2] < x.shape[-1]
     q, r = one_by_one(jnp.linalg.qr, work.mT if wide else work)
-    # Singular values count as zero by the size of `x`, not by that of its small factor.
+    # The cutoff of the singular values follows the size of `x`, not of its small factor.
     small = polar_svd(r, max(x.shape[-2:]))
     polar = jnp.matmul(q, small, precision=jax.lax.Precision.HIGHEST)
     return (polar.mT if wide else polar).astype(x.dtype)
@@ -211,7 +212,7 @@ def polar_qr_svd(x: jax.Array) -> jax.Array:
 def polar_qdwh(x: jax.Array) -> jax.Array:
     """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
 
-    For `x` of full rank; directions in which `x` vanishes come back orthonormal, not zero.
+    For `x` of full rank: the null space of `x` is filled with orthonormal directions, not zeros.
     """
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = x.shape[-2] < x.shape[-1]

@@ -1,8 +1,9 @@
-"""Products with the transpose of one matrix, told by what is summed over.
+"""Products with a transposed matrix, written as contractions.
 
-XLA folds `.mT` into a product of two matrices, but not of two batches of one: on a CPU it writes
-the transpose out first, for a quarter of the time that `x @ x.mT` then takes. Where the transpose
-is thin that is worth it: XLA's faster kernels do not take a first factor that is summed over rows.
+XLA folds `.mT` into a product of two matrices, but not into a product of two batches of one matrix:
+on a CPU it first writes out the transpose, which takes a quarter of the time of `x @ x.mT`. For a
+thin transpose this is worth it: XLA's faster kernels do not support a first factor that is summed
+over its rows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def transposed_times(
 
 
 def thin_transposed_times(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`aᵀ b` for `a (..., k, r)` and `b (..., k, n)`, where r is far less than n: a basis."""
+    """`aᵀ b` for `a (..., k, r)` and `b (..., k, n)`, where `r` is far less than `n`."""
     return a.mT @ b
 
 
@@ -37,7 +38,7 @@ def gram_of(
     precision: jax.lax.PrecisionLike = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
-    """`x xᵀ`, or on the right `xᵀ x`, in its dtype or the one given."""
+    """`x xᵀ`, or `xᵀ x` on the right side, in the dtype of `x` or the given one."""
     return _summed(x, x, side.other.axis, precision, dtype)
 
 

@@ -1,1 +1,1 @@
-"""When a root, a basis or a subspace is computed anew."""
+"""When a root, a basis or a subspace is refreshed."""

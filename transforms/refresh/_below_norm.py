@@ -1,8 +1,8 @@
-r"""Refresh by norm: a new subspace when little of the gradient is left in the old one.
+r"""Refresh by norm: a new subspace when the old one captures little of the gradient.
 
-At a check the basis $U$ of the last refresh is replaced if $\|U^\top G\|_F \le \varsigma$ (Refael
-et al., SUMO, arXiv:2505.24749, Algorithm 1, the criterion in place of a period). Cost of a check:
-the projection, `2mnr` FLOPs.
+A check replaces the basis $U$ of the last refresh if $\|U^\top G\|_F \le \varsigma$ (Refael et al.,
+SUMO, arXiv:2505.24749, Algorithm 1, the criterion in place of a period). Cost of a check: the
+projection, `2mnr` FLOPs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._policy import Every, ProjectionCheck, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class BelowNorm:
-    """See `below_norm`."""
+    """The policy that `below_norm` returns."""
 
     schedule: Every
     threshold: Any
@@ -26,7 +26,7 @@ class BelowNorm:
     examines = "projection"
 
     def examine(self, check: ProjectionCheck) -> Verdict:
-        """Compares the norm with the threshold."""
+        """Compares the norm of the projected gradient with the threshold."""
         return Verdict(check.first | (check.norm <= self.threshold))
 
 
@@ -35,10 +35,10 @@ def below_norm(threshold: jax.typing.ArrayLike, *, check_every: int = 1) -> Belo
 
     Args:
       threshold: ς, a Frobenius norm.
-      check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, … The first one refreshes.
+      check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, … The first check refreshes.
 
     Raises:
-      ValueError: naming the argument that is outside its range.
+      ValueError: if an argument is outside its range; the message names it.
     """
     check_interval("threshold", threshold, 0.0)
     check_positive_int("check_every", check_every)

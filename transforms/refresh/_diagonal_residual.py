@@ -1,13 +1,13 @@
-r"""Refresh by diagonalization residual: decompose anew when the old basis no longer diagonalizes.
+r"""Refresh by diagonal residual: a new decomposition when the old basis no longer diagonalizes.
 
 At a check, with $B = Q^\top L Q$ for the eigenvectors $Q$ of the last refresh:
 
 $$r = \|B - \mathrm{diag}(B)\|_F \,/\, \|B\|_F$$
 
-If $r > \tau$ the factor is decomposed anew; else the basis stays and the eigenvalues become
+If $r > \tau$ the factor is decomposed again; otherwise the basis stays and the eigenvalues become
 $\mathrm{diag}(B)$ (Eschenhagen et al., 2025; as DR-Shampoo in Nam and Ahn, arXiv:2606.02365,
-Appendices I and J.5). The damping stays as it is. A zero factor has the residual 0. Cost of a
-check: three products of the order.
+Appendices I and J.5). The damping does not change. A zero factor has residual 0. Cost of a check:
+three matrix products of the factor's order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def residual_and_diagonal(
 
 @dataclasses.dataclass(frozen=True)
 class DiagonalResidual:
-    """See `diagonal_residual`."""
+    """The policy that `diagonal_residual` returns."""
 
     schedule: Every
     threshold: float
@@ -67,12 +67,13 @@ def diagonal_residual(
     Args:
       check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, …
       threshold: τ, positive.
-      update_eigenvalues: whether a check without a refresh takes `diag(QᵀLQ)` as eigenvalues; else
-        the root stays as it was.
-      stagger: spread the checks of the factors over the period.
+      update_eigenvalues: whether a check that does not refresh sets the eigenvalues to
+        `diag(QᵀLQ)`; otherwise the root does not change.
+      stagger: spreads the checks of the factors over the period.
 
     Raises:
-      ValueError: naming the argument, if `check_every < 1` or `threshold <= 0`.
+      ValueError: if `check_every < 1` or `threshold <= 0`, or if a flag is not a bool; the message
+        names the argument.
     """
     check_positive_int("check_every", check_every)
     check_bool("stagger", stagger)

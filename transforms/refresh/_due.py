@@ -1,12 +1,12 @@
-"""Computing only what is due: a loop over the due matrices of many batches.
+"""Refreshing only the matrices that are due: a loop over the due entries of each batch.
 
-`lax.cond` under `vmap` computes both branches, and a `cond` for each matrix copies what it does not
-change. Here every batch has one loop whose number of rounds is the number of its due matrices, zero
-at most steps; each round takes one matrix out, works on it, and writes it back in place.
+`lax.cond` under `vmap` computes both branches, and one `cond` per matrix copies the state that it
+does not change. Here each batch has one loop with one round per due matrix, so with no rounds at
+most steps. A round takes one matrix out of the batch, works on it, and writes it back in place.
 Temporaries are those of one matrix, whatever the size of the batch.
 
-With `stagger` the matrices of all batches are dealt out to the steps of the period, the costliest
-first, each to the step with the least work so far.
+With `stagger` the matrices of all batches are distributed over the steps of the period, the most
+expensive first, each to the step with the least work so far.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def refresh_due(
     count: jax.Array,
     select: Callable[[Any, jax.Array], jax.Array] | None = None,
 ) -> Any:
-    """Replaces the due matrices' entries by what `refresh_one` makes of them.
+    """Applies `refresh_one` to the entry of each matrix that is due.
 
     Args:
-      refresh_one: from the entry of one matrix (a pytree without batch axes) to its new value, of
+      refresh_one: maps the entry of one matrix (a pytree without batch axes) to its new entry, of
         the same structure, shapes and dtypes.
-      like: a tree of matrices `(..., m, n)`, whose leading axes are the batch.
-      entries: a tree with a pytree of arrays, the batch axes first, for every leaf of `like`; or
-        None where there is nothing to refresh.
-      costs: a tree like `like`: what refreshing one matrix costs, in any unit.
-      schedule: which steps are due.
+      like: a tree of matrices `(..., m, n)`; the leading axes are the batch.
+      entries: per leaf of `like` a pytree of arrays with the batch axes first, or None if the leaf
+        needs no refresh.
+      costs: per leaf of `like` the cost of refreshing one matrix, in any unit.
+      schedule: the steps at which matrices are due.
       count: the step, from 1.
-      select: from a batch's entry and which of its matrices the schedule says are due, bool
-        (size,), to those that are.
+      select: given a batch's entry and the mask of its matrices that the schedule makes due, bool
+        (size,), returns the mask of the matrices to refresh. Without it, these are the same.
     """
     leaves, treedef = jax.tree.flatten(like)
     results = treedef.flatten_up_to(entries)
@@ -70,10 +70,10 @@ def refresh_due(
 def visit_all(
     visit: Callable[[Any], Any], batch: Any, batch_shape: tuple[int, ...], count: jax.Array
 ) -> Any:
-    """Replaces every entry of a batch by what `visit` makes of it, one after the other, in place.
+    """Applies `visit` to every entry of a batch, one after the other, in place.
 
-    The loops of several batches run one after the other as well, in the same temporaries: their
-    number of rounds has to look as if it depended on the step, or XLA unrolls a single round.
+    Several batches are visited one after the other as well, and share their temporaries. For this
+    the number of rounds must appear to depend on the step: XLA unrolls a loop of one known round.
     """
     size = math.prod(batch_shape)
     rounds = jnp.where(count > 0, size, 0)
@@ -81,22 +81,22 @@ def visit_all(
 
 
 def untried(state: Any) -> jax.Array:
-    """Which matrices were due and have found nothing yet: they are tried again at every step."""
+    """Matrices whose refreshes were all rejected so far: they are tried again at every step."""
     return (state.refreshes == 0) & (state.rejected > 0)
 
 
 def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) -> Any:
-    """`f(given, state)` if due, else `state`; `f` keeps structure, shapes and dtypes.
+    """`f(given, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes.
 
-    A `lax.cond` would copy the state that it hands through; a loop of no rounds does not.
+    A `lax.cond` would copy a state that it does not change; a loop with no rounds does not.
     """
     return jax.lax.fori_loop(0, due.astype(jnp.int32), lambda j, s: f(_anew(given, j), s), state)
 
 
 def _anew(x: Any, j: jax.Array) -> Any:
-    """`x`, as something that depends on the round `j` of a loop.
+    """`x`, made to depend on the round `j` of a loop.
 
-    XLA moves what is the same in every round out of a loop, and it would be done at every step.
+    XLA hoists loop invariants out of the loop, and would then compute them at every step.
     """
     return jax.lax.optimization_barrier((x, j))[0]
 
@@ -108,9 +108,9 @@ def _loop(visit: Any, batch: Any, ndim: int, entries: jax.Array, rounds: jax.Arr
     def body(j: jax.Array, flat: list[jax.Array]) -> list[jax.Array]:
         i = entries[j]
         one = [jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in flat]
-        one = _anew(one, j)  # the only entry of a batch of one is the same in every round
+        one = _anew(one, j)  # in a batch of one, the entry is loop-invariant
         new = jax.tree.leaves(visit(treedef.unflatten(one)))
-        # An entry that `visit` hands back as it was is not written.
+        # An array that `visit` returns unchanged is not written.
         return [
             x if y is old else jax.lax.dynamic_update_index_in_dim(x, y.astype(x.dtype), i, 0)
             for x, y, old in zip(flat, new, one, strict=True)
@@ -123,7 +123,7 @@ def _loop(visit: Any, batch: Any, ndim: int, entries: jax.Array, rounds: jax.Arr
 def _selected(
     select: Callable[[jax.Array], jax.Array], entries: jax.Array, rounds: jax.Array, size: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The entries to visit of a batch of `size`, and how many, after `select`."""
+    """The entries of a batch of `size` to visit after `select`, and their number."""
     if size == 1:
         return jnp.zeros(1, jnp.int32), select(rounds[None] > 0)[0].astype(jnp.int32)
     scheduled = jnp.where(jnp.arange(len(entries)) < rounds, entries, size)
@@ -132,7 +132,7 @@ def _selected(
 
 
 def _turn(table: np.ndarray, schedule: Every, count: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The due entries of a staggered batch at step `count`, and how many there are."""
+    """The entries of a staggered batch that are due at step `count`, and their number."""
     phase = schedule.phase(count)
     filled = jnp.asarray((table >= 0).sum(axis=1))[phase]
     if not schedule.first:
@@ -146,7 +146,7 @@ def _turn(table: np.ndarray, schedule: Every, count: jax.Array) -> tuple[jax.Arr
 
 
 def _deal(sizes: Sequence[int], costs: Sequence[float], period: int) -> list[np.ndarray]:
-    """For every batch a table (period, width): the entries due at each phase, padded with -1."""
+    """Per batch a table (period, width) of the entries due at each phase, padded with -1."""
     load = [0.0] * period
     due: list[list[list[int]]] = [[[] for _ in range(period)] for _ in sizes]
     order = sorted(range(len(sizes)), key=lambda i: -costs[i])

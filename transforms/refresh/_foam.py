@@ -8,16 +8,16 @@ RC = \big\| (d_i + \epsilon)^{-1/2} E_{ij} (d_j + \epsilon)^{-1/2} \big\|_F, \qq
 $$h = \alpha\, RC / p, \qquad \tilde\epsilon = \max(\epsilon_0,\ \epsilon\, h / \tau)$$
 
 $h$ estimates the relative error of the stale root. If $\tilde\epsilon \le \epsilon_{\max}$ the old
-eigenpairs stay and $\epsilon \leftarrow \tilde\epsilon$; else the factor is decomposed anew and
-$\epsilon \leftarrow \epsilon_0$ (Nam and Ahn, arXiv:2606.02365, Algorithm 3 and section 6). At the
-first check there is nothing to keep: it refreshes.
+eigenpairs stay and $\epsilon \leftarrow \tilde\epsilon$; otherwise the factor is decomposed again
+and $\epsilon \leftarrow \epsilon_0$ (Nam and Ahn, arXiv:2606.02365, Algorithm 3 and section 6). The
+first check always refreshes.
 
-*Numerics.* Powers take $\max(d, 0)$. Entries of $E$ that are rounding noise, up to
-`rounding_floor · eps(dtype) · d_max`, count as zero: whitened by $1/\epsilon$ they would force a
-refresh of every rank-deficient float32 factor at every check, though a refresh has the same
-rounding in it. Rows that have been zero throughout, such as the padding of blocks, have no part in
-$\alpha$. $h$ bounds nothing where $E$ is indefinite: it can be far below the true error. Cost of a
-check: three products of the factor's order.
+*Numerics.* Powers take $\max(d, 0)$. Entries of $E$ up to `rounding_floor · eps(dtype) · d_max` are
+rounding noise and count as zero: whitened by $1/\epsilon$ they would force a refresh of every
+rank-deficient float32 factor at every check, and the refresh would have the same rounding errors.
+Rows that have always been zero, such as the padding of blocks, do not enter $\alpha$. If $E$ is
+indefinite, $h$ bounds nothing: it can be far below the true error. Cost of a check: three matrix
+products of the factor's order.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from ..linalg._numerics import HIGHEST
 from ._policy import Check, Every, Verdict
 
 ROUNDING_FLOOR = 8.0
-"""Multiples of `eps · d_max` up to which an entry of E is noise. Among small eigenvalues, where it
-is whitened most, the noise of float32 factors of orders 16 to 512 is at most 4.2 right after a
-decomposition and 6.8 after 75 more steps (`python -m benchmarks.papers.rounding_floor`). The price:
-a real change of an eigenvalue by less than that is not seen."""
+"""An entry of E up to this multiple of `eps · d_max` is noise. Among small eigenvalues, where
+whitening amplifies it most, the noise of float32 factors of orders 16 to 512 is at most 4.2 right
+after a decomposition and 6.8 after 75 more steps (`python -m benchmarks.papers.rounding_floor`).
+The drawback: a real change of an eigenvalue below this floor goes unnoticed."""
 
 
 def damping_proxy(
@@ -56,7 +56,7 @@ def damping_proxy(
     damped = jnp.maximum(eigenvalues, 0) + damping
     whitening = damped**-0.5
     change = jnp.linalg.norm(whitening[:, None] * error * whitening[None, :])  # RC
-    # Ours: rows that have been 0 throughout, such as the padding of blocks, do not count in α.
+    # Ours: rows that have always been 0, such as the padding of blocks, do not enter α.
     live = jnp.any(statistic != 0, axis=-1)
     share = jnp.sum(jnp.where(live[:, None], jnp.square(eigenvectors), 0), axis=0)
     roots = jnp.where(share > 0.5, damped ** (-1 / root), 0)
@@ -66,7 +66,7 @@ def damping_proxy(
 
 @dataclasses.dataclass(frozen=True)
 class Foam:
-    """See `foam`."""
+    """The policy that `foam` returns."""
 
     schedule: Every
     threshold: float
@@ -78,7 +78,7 @@ class Foam:
     examines = "damping"
 
     def examine(self, check: Check) -> Verdict:
-        """Algorithm 3, or one of the two ablations of Fig. 4."""
+        """Runs Algorithm 3, or one of the two ablations of Fig. 4."""
         assert check.root_damping is not None
         old, base, root = check.root_damping
         h = damping_proxy(
@@ -105,25 +105,26 @@ def foam(
     rounding_floor: float = ROUNDING_FLOOR,
     stagger: bool = False,
 ) -> Foam:
-    """FOAM's refresh policy: damp a stale factor more, and refresh it only if that is not enough.
+    """FOAM's refresh policy: damps a stale factor more, and refreshes it if that is not enough.
 
     The paper's settings (with base damping): `(20, 0.75, 3e-7)`, 1e-9 for a ViT; `(50, 0.4, 1e-7)`,
     1e-9 for a Conformer; `(75, 0.4, 1e-10)`, 1e-12 for GPT-2.
 
     Args:
       check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, …
-      threshold: τ, the estimated error that damping aims at.
+      threshold: τ, the target of the estimated error.
       max_damping: ε_max, the damping above which a factor is refreshed instead.
-      adaptive_damping: `False` keeps the base damping and refreshes iff `h > τ` (ablation).
+      adaptive_damping: `False` keeps the base damping and refreshes if and only if `h > τ`
+        (ablation).
       refreshes: `False` never refreshes after the first check, and clips the damping at
         `max_damping` (ablation).
-      rounding_floor: multiple of `eps · d_max` below which a change counts as rounding noise; 0 is
+      rounding_floor: multiple of `eps · d_max` up to which a change counts as rounding noise; 0 is
         the algorithm as printed.
-      stagger: spread the checks of the factors over the period.
+      stagger: spreads the checks of the factors over the period.
 
     Raises:
-      ValueError: naming the argument, if `check_every < 1`, `threshold <= 0` or `max_damping <= 0`,
-        or if both ablations are asked for.
+      ValueError: if `check_every < 1`, `threshold <= 0`, `max_damping <= 0` or `rounding_floor < 0`
+        (the message names it), or if `adaptive_damping` and `refreshes` are both `False`.
     """
     check_positive_int("check_every", check_every)
     check_bool("stagger", stagger)
@@ -132,7 +133,7 @@ def foam(
     check_interval("rounding_floor", rounding_floor, 0.0)
     if not (adaptive_damping or refreshes):
         raise ValueError(
-            "adaptive_damping and refreshes cannot both be False: nothing would adapt."
+            "adaptive_damping and refreshes cannot both be False: at least one must be True."
         )
     schedule = Every(check_every, offset=1, first=True, stagger=stagger)
     return Foam(schedule, threshold, max_damping, adaptive_damping, refreshes, rounding_floor)

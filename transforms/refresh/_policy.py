@@ -1,23 +1,23 @@
-"""Refresh policies: when roots, bases and subspaces are due, and which of them are computed anew.
+"""Refresh policies: when roots, bases and subspaces are due, and which of those are refreshed.
 
-A policy is a value, not a function (`optax.inject_hyperparams` takes callables for schedules). It
-has
+A policy is a value, not a function, because `optax.inject_hyperparams` takes callables for
+schedules. It has
 
 * `schedule`, an `Every`: the steps at which matrices are due;
-* `examines`: what it looks at when one is due. This decides which transformations take it:
+* `examines`: what it looks at when a matrix is due. This decides which transformations take it:
 
-  * `None`: nothing; whatever is due is refreshed. All transformations take it.
+  * `None`: nothing; every matrix that is due is refreshed. All transformations take it.
   * "eigenpairs": a `Check`, a symmetric statistic and the eigenpairs of its last refresh.
     `precondition` and `in_eigenbasis` take it.
-  * "damping": the same, and the damping of an inverse root, which it adapts. `precondition` takes
-    it.
-  * "projection": a `ProjectionCheck`, how much of a gradient its subspace holds. `in_subspace`
+  * "damping": the same, and the damping of an inverse root, which it adapts. Only `precondition`
+    takes it.
+  * "projection": a `ProjectionCheck`, how much of a gradient lies in its subspace. `in_subspace`
     takes it.
 
-* `examine(check) -> Verdict`, asked of every due matrix unless `examines` is `None`;
-* `max_damping`, with "damping" alone: the largest damping it asks for (infinity if there is none).
+* `examine(check) -> Verdict`, called for each due matrix unless `examines` is `None`;
+* `max_damping`, with "damping" only: the largest damping that it sets (infinity if unbounded).
 
-To write one, write a frozen dataclass with these, such as
+To write your own, define a frozen dataclass:
 
     @dataclasses.dataclass(frozen=True)
     class TraceGrowth:
@@ -30,8 +30,8 @@ To write one, write a frozen dataclass with these, such as
             grown = jnp.trace(check.statistic) > self.growth * jnp.sum(check.eigenvalues)
             return Verdict(check.first | grown)
 
-The transformation does the rest: it decomposes only what a verdict asks for, builds the root
-`Q (d + damping)^(-1/p) Qᵀ`, counts, and rejects what is not finite.
+The transformation does the rest: it decomposes a matrix only if the verdict asks for it, builds the
+root `Q (d + damping)^(-1/p) Qᵀ`, counts, and rejects non-finite results.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ REQUIRED: dict[Any, tuple[str, ...]] = {
     "damping": ("examine", "max_damping"),
     "projection": ("examine",),
 }
-"""What a policy may examine, and what it needs for that besides its schedule."""
+"""What a policy may examine, and the attributes it needs for this besides `schedule`."""
 
 
 class RootDamping(NamedTuple):
-    """What a check tells of an inverse root; an eigenbasis has no damping."""
+    """The damping of an inverse root, for a `Check`."""
 
     damping: jax.Array  # ε in use
     base_damping: Any  # ε0
@@ -62,34 +62,34 @@ class RootDamping(NamedTuple):
 
 
 class Check(NamedTuple):
-    """What a policy sees of one symmetric statistic."""
+    """What a policy examines of one symmetric statistic."""
 
     statistic: jax.Array  # L now, (d, d)
     eigenvectors: jax.Array  # Q of the last refresh, (d, d)
-    eigenvalues: jax.Array  # its eigenvalues, not damped, (d,)
-    first: jax.Array  # whether there has been no refresh yet
-    root_damping: RootDamping | None = None  # of an inverse root; None for an eigenbasis
+    eigenvalues: jax.Array  # their undamped eigenvalues, (d,)
+    first: jax.Array  # whether it has never been refreshed
+    root_damping: RootDamping | None = None  # None for an eigenbasis, which has none
 
 
 class ProjectionCheck(NamedTuple):
-    """What a policy sees of one subspace."""
+    """What a policy examines of one subspace."""
 
     norm: jax.Array  # ‖UᵀG‖ (Frobenius) in the basis U of the last refresh
-    first: jax.Array  # whether there has been no refresh yet
+    first: jax.Array  # whether it has never been refreshed
 
 
 class Verdict(NamedTuple):
-    """What a policy says of one matrix; of what is None, nothing changes."""
+    """A policy's decision about one matrix; a field that is None changes nothing."""
 
-    refresh: Any  # bool: whether to compute it anew (a root with the base damping)
-    proxy: jax.Array | None = None  # the number on which that was decided, for the record
-    damping: jax.Array | None = None  # of a root that is not refreshed: ε from now on
-    eigenvalues: jax.Array | None = None  # of a root that is not refreshed: its eigenvalues
+    refresh: Any  # bool: whether to refresh it (a root with the base damping)
+    proxy: jax.Array | None = None  # the figure behind the decision, kept in the state
+    damping: jax.Array | None = None  # if a root is not refreshed: its new ε
+    eigenvalues: jax.Array | None = None  # if a root is not refreshed: its new eigenvalues
 
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """See `every`."""
+    """The policy that `every` returns."""
 
     period: int
     offset: int = 0
@@ -100,22 +100,22 @@ class Every:
 
     @property
     def schedule(self) -> Every:
-        """The steps at which everything is refreshed: this policy itself."""
+        """This policy itself: each matrix that is due is refreshed."""
         return self
 
     def phase(self, count: jax.Array) -> jax.Array:
-        """Steps since the last due one, `0 … period - 1`."""
+        """The number of steps since the last due step, `0 … period - 1`."""
         return (count - self.offset) % self.period
 
     def due(self, count: jax.Array) -> jax.Array:
-        """Whether step `count` (from 1) is due, without regard to staggering."""
+        """Whether step `count` (from 1) is due without staggering."""
         due = self.phase(count) == 0
         return due | (count == 1) if self.first else due
 
 
 @runtime_checkable
 class RefreshPolicy(Protocol):
-    """What `refresh=` takes; see the module."""
+    """The type of `refresh=`; the module docstring explains it."""
 
     @property
     def schedule(self) -> Every:
@@ -124,7 +124,7 @@ class RefreshPolicy(Protocol):
 
     @property
     def examines(self) -> str | None:
-        """What it looks at: None, "eigenpairs", "damping" or "projection"."""
+        """What the policy looks at: None, "eigenpairs", "damping" or "projection"."""
         ...
 
 
@@ -136,14 +136,15 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
 
     Args:
       k: period in steps.
-      offset: place within the period; 1 makes it steps 1, k + 1, 2k + 1, …
-      first: whether step 1 refreshes in any case.
-      stagger: spread the refreshes of the factors over the period, balanced by cost, so that no
-        step takes much longer than others. Each factor still has period k. With `first`, all are
-        refreshed at step 1 as well.
+      offset: shift within the period; with 1 the steps are 1, k + 1, 2k + 1, …
+      first: whether step 1 always refreshes.
+      stagger: spreads the refreshes of the factors over the period, balanced by cost, so that no
+        step takes much longer than the others. Each factor still has period k. With `first`, step 1
+        also refreshes all factors.
 
     Raises:
-      ValueError: if `k` is not a positive integer or `offset` not an integer.
+      ValueError: if `k` is not a positive integer, `offset` not an integer, or `first` or `stagger`
+        not a bool.
 
     Example:
       >>> import curvax
@@ -160,7 +161,7 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
 
 
 def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy:
-    """`refresh` as a policy; an integer is a period, with the method's own offset and start.
+    """`refresh` as a policy; an integer is a period, with the method's own `offset` and `first`.
 
     Raises:
       ValueError: if `refresh` is neither a positive integer nor a policy.
@@ -171,17 +172,17 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
         raise ValueError(
             "refresh must be a period of at least 1 step or a policy such as curvax.every(10), "
             f"got {refresh!r}."
-            + " optax.inject_hyperparams needs it in static_args."
+            + " With optax.inject_hyperparams, list refresh in static_args."
             * hasattr(refresh, "dtype")
         )
     return every(refresh, offset=offset, first=first)
 
 
 def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
-    """Requires a refresh policy that examines nothing, or something that it can be shown.
+    """Requires a refresh policy that examines nothing, or one of `can_show`.
 
     Raises:
-      ValueError: naming what is allowed.
+      ValueError: if it is not a policy, examines anything else, or lacks an attribute.
     """
     if not is_policy(refresh):
         raise ValueError(f"refresh must be a policy such as curvax.every(10), got {refresh!r}.")
@@ -194,18 +195,18 @@ def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
     missing = [name for name in REQUIRED[refresh.examines] if not hasattr(refresh, name)]
     if missing:
         raise ValueError(
-            f"refresh examines {refresh.examines!r} and needs {' and '.join(missing)} for that; "
+            f"refresh examines {refresh.examines!r}, so it must define {' and '.join(missing)}; "
             f"got {refresh!r}."
         )
 
 
 def is_policy(refresh: Any) -> bool:
-    """Whether this is a refresh policy (and not a class or function that makes one)."""
+    """Whether `refresh` is a policy, rather than a class or function that makes one."""
     return isinstance(refresh, RefreshPolicy) and not callable(refresh)
 
 
 def verdict_of(policy: Any, check: Check | ProjectionCheck, proxy: Any = None) -> Verdict:
-    """What a policy says of one matrix, with arrays; the last `proxy` stays if it gives none."""
+    """The verdict on one matrix, as arrays; the last `proxy` stays if the policy gives none."""
     verdict = policy.examine(check)
     if verdict.proxy is not None:
         proxy = verdict.proxy.astype(jnp.float32)

@@ -1,1 +1,1 @@
-"""In how many bits factors, roots and moments are kept."""
+"""How many bits factors, roots and moments take."""

@@ -1,19 +1,20 @@
-r"""Storage of factors as coded Cholesky factors (CQ), with error feedback if asked (CQ+EF).
+r"""Storage of factors as quantized Cholesky factors (CQ), optionally with error feedback (CQ+EF).
 
 $$C = \mathrm{chol}(L + \epsilon I), \qquad \bar C = Q(C + E), \qquad
 E \leftarrow \beta_e E + (1 - \beta_e)\,(C + E - D(\bar C)), \qquad L = D(\bar C)\,D(\bar C)^\top$$
 
 $E = 0$ without error feedback (Li et al., arXiv:2412.10663, Eqs 7, 8, 10 and 11). The strictly
-lower triangle of $C$ is coded (`_codec.py`) and its diagonal kept; that of $E$, which has no
-diagonal, is coded as well, with scales of its own. So whatever is stored decodes to a positive
-semi-definite matrix. Inverse roots are coded squares, as in `_quantized.py`.
+lower triangle of $C$ is quantized (`_codec.py`); its diagonal is kept as it is. $E$ has no diagonal
+and is quantized as well, with its own scales. So any stored form decodes to a positive
+semi-definite matrix. Inverse roots are stored as quantized squares, as in `_quantized.py`.
 
-*Failure.* A decomposition that fails is tried again with `10, 100, 1000` times the rounding of `L`
-on the diagonal; if the last one fails as well, what was stored stays, and `failures` counts it.
+*Failure.* A decomposition that fails is tried again with `10, 100, 1000` times the rounding error
+of `L` added to the diagonal. If the last one fails as well, the previous stored form stays, and
+`failures` counts it.
 
-*Bytes* of an order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 4 bits: the triangle alone
+*Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 4 bits: the triangle alone
 `⌈d/2⌉² + 4 T ⌈T/2⌉ + 4 d + 4`, with error feedback `d ⌈d/2⌉ + 4 T² + 4 d + 4`; the root as in
-`_quantized.py`. *Cost* of a statistic: one product of triangles and one Cholesky decomposition,
+`_quantized.py`. *Cost* per statistic: one product of triangles and one Cholesky decomposition,
 `7 d³ / 3` FLOPs.
 """
 
@@ -36,40 +37,40 @@ RETRIES = 3
 
 
 class Triangle(NamedTuple):
-    """A batch of lower triangles C in codes, two half-triangles to a square."""
+    """A batch of quantized lower triangles C, each folded to half a square."""
 
     codes: jax.Array  # uint8 (..., ⌈d/2⌉, ⌈d/2⌉)
-    scales: jax.Array  # of the tiles of C, folded, (..., ⌈T/2⌉, T)
+    scales: jax.Array  # of the tiles of C, folded: (..., ⌈T/2⌉, T)
     diagonal: jax.Array  # (..., d)
     failures: jax.Array  # decompositions that failed, int32 (...)
 
 
 class TriangleAndError(NamedTuple):
-    """A batch of lower triangles C and of their errors E, in the codes of one square."""
+    """A batch of quantized lower triangles C and their errors E, each pair in one square."""
 
     codes: jax.Array  # uint8 (..., d, ⌈d/2⌉): C below the diagonal, Eᵀ above
-    scales: jax.Array  # of the tiles of C below the diagonal, of those of E above, (..., T, T)
+    scales: jax.Array  # of the tiles of C below the diagonal, of E above: (..., T, T)
     diagonal: jax.Array  # of C, (..., d)
     failures: jax.Array  # decompositions that failed, int32 (...)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cholesky(Quantized):
-    """See `cholesky`."""
+    """The storage that `cholesky` returns."""
 
     error_feedback: Any = None
     eps: Any = 1e-6
     damping_mode: str = "relative"
 
     def describe(self, order: int) -> str:
-        """How factors of this order are kept."""
+        """Describes how factors of this order are stored."""
         if self.is_dense(order):
             return super().describe(order)
         feedback = "" if self.error_feedback is None else " and error feedback"
         return f"Cholesky factor{feedback} in {self.codec.bits} bits"
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
-        """The codes of the Cholesky factor of `x`, or those before if there is none."""
+        """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""
         order, batch = x.shape[-1], x.shape[:-2]
         if self.is_dense(order):
             return x
@@ -104,7 +105,7 @@ class Cholesky(Quantized):
         return kept._replace(failures=previous.failures + count)
 
     def decode_factor(self, stored: Any) -> jax.Array:
-        """`C Cᵀ`."""
+        """The statistic `C Cᵀ`."""
         if not isinstance(stored, (Triangle, TriangleAndError)):
             return stored
         order = stored.diagonal.shape[-1]
@@ -115,14 +116,14 @@ class Cholesky(Quantized):
         return jnp.matmul(c, c.mT, precision=HIGHEST)
 
     def _squares(self, stored: Triangle | TriangleAndError) -> tuple[jax.Array, jax.Array]:
-        """The squares of codes and of scales that have those of C below the diagonal."""
+        """The codes and the scales as squares, with those of C below the diagonal."""
         codes = unpack(stored.codes, self.codec, stored.diagonal.shape[-1])
         if isinstance(stored, TriangleAndError):
             return codes, stored.scales
         return unfold(codes), unfold(stored.scales)
 
     def _error(self, stored: Triangle | TriangleAndError) -> jax.Array:
-        """E, or a zero without error feedback."""
+        """E, or 0 without error feedback."""
         if isinstance(stored, Triangle):
             return jnp.zeros((), stored.scales.dtype)
         codes, scales = (x.mT for x in self._squares(stored))
@@ -133,9 +134,9 @@ class Cholesky(Quantized):
 def decomposed(
     x: jax.Array, eps: jax.typing.ArrayLike, damping_mode: str
 ) -> tuple[jax.Array, jax.Array]:
-    """The lower Cholesky factor of `x + ε I`, `(..., d, d)`, and where there is none.
+    """The lower Cholesky factors of `x + ε I`, `(..., d, d)`, and which of them failed, `(...)`.
 
-    Tried again with more on the diagonal where it fails, up to `RETRIES` times.
+    A failed decomposition is tried again with a larger diagonal, up to `RETRIES` times.
     """
     if x.ndim > 2:
         return one_by_one(lambda one: decomposed(one, eps, damping_mode), x)
@@ -155,7 +156,7 @@ def decomposed(
     running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731
     first = attempt(jnp.asarray(epsilon, x.dtype))
     _, c, failed = jax.lax.while_loop(running, again, (jnp.int32(1), *first))
-    if damping_mode == "relative":  # zeros have no largest entry: they stay zeros
+    if damping_mode == "relative":  # relative to a largest entry of 0: zeros stay zeros
         c = jnp.where(largest == 0, 0, c)
     return c, failed
 
@@ -170,28 +171,31 @@ def cholesky(
     map: str = "linear2",
     min_elements: int = MIN_ELEMENTS,
 ) -> Cholesky:
-    """Keeps factors as Cholesky factors in `bits` bits (CQ), inverse roots as `quantized` does.
+    """Stores factors as Cholesky factors in `bits` bits (CQ), and inverse roots like `quantized`.
 
     The stored factor is always positive semi-definite, and its small eigenvalues survive better
-    than in `quantized`; factor and root take 3/4 of its memory, with error feedback as much.
+    than with `quantized`. Factor and root take 3/4 of the memory of `quantized`; with error
+    feedback they take as much as `quantized`.
 
     Args:
       bits: 4 or 8.
-      block: width of the square tiles that share a scale; even. 16 costs 3 % more bytes than 64 and
-        halves what a language model's loss is above that of float32.
-      error_feedback: βe, decay rate of the running error that is added before coding (CQ+EF; the
-        paper takes 0.95); `None` for none. In 4 bits 0.95 helps for flat spectra only: the code of
-        the error is too coarse for its small increments, and at condition numbers of 3 to 100 the
-        decoded factor is off by up to ten times as much as without. 0 helps at all of them.
-      eps: ε, added to the factor before its decomposition, at every update.
-      damping_mode: "relative": eps times the factor's largest entry (zeros stay zeros), so that
-        nothing depends on the gradients' scale; "absolute": eps itself, as published, which small
-        gradients disappear behind.
-      map: "linear2" or "linear", see `encode`.
-      min_elements: smaller matrices stay dense.
+      block: even width of the square tiles that share a scale. 16 takes 3 % more bytes than 64 and
+        halves the excess of a language model's loss over that with float32.
+      error_feedback: βe, decay rate of the running error that is added before quantization (CQ+EF;
+        0.95 in the paper); `None` turns it off. In 4 bits, 0.95 helps for flat spectra only: the
+        quantized error is too coarse for its small increments, and at condition numbers of 3 to 100
+        the error of the decoded factor is up to ten times that without feedback. 0 helps at all of
+        these condition numbers.
+      eps: ε, added to the factor before each decomposition.
+      damping_mode: "relative": adds eps times the factor's largest entry (zeros stay zeros), which
+        is independent of the gradients' scale; "absolute": adds eps itself, as published, which
+        swamps the factors of small gradients.
+      map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
+        root, or uniform steps.
+      min_elements: matrices with fewer elements stay dense.
 
     Raises:
-      ValueError: naming the argument, its value and what is allowed.
+      ValueError: if an argument is not allowed; the message says what is allowed.
 
     Example:
       >>> import curvax, jax.numpy as jnp

@@ -1,26 +1,25 @@
-r"""Codes of few bits for matrices: block-wise quantization, bit by bit.
+r"""The codec: block-wise quantization of matrices to 4 or 8 bits, specified to the last bit.
 
-A matrix is cut into tiles of `block × block` (those at the edges are smaller), each scaled by its
-largest magnitude $s$. With $b$ bits a code $j \in \{0 \dots 2^b - 1\}$ stands for $s\,v_j$:
+A matrix is split into tiles of `block × block` (smaller at the edges), each scaled by its largest
+magnitude $s$. With $b$ bits a code $j \in \{0 \dots 2^b - 1\}$ stands for $s\,v_j$:
 
 | map | $v_j$ with $k = 2j - (2^b - 1)$ |
 |---|---|
 | "linear2" | $k\,|k| / (2^b - 1)^2$, and 0 for $j = 2^{b-1} - 1$ |
 | "linear" | $k / (2^b - 1)$ |
-| "unsigned" | $((j + 1) / 2^b)^2$, for what is not negative: 0 has no code |
+| "unsigned" | $((j + 1) / 2^b)^2$, for non-negative values: no code stands for 0 |
 
-(Li et al., arXiv:2412.10663, Eqs 3 and 4.) With $v_j = n_j / T$ in integers, an element $x$ takes
-as many codes up from 0 as there are neighbors with $s\,(n_j + n_{j+1}) < 2T\,x$: the nearest, and
-of two that are equally near the lower. Both products are rounded once (after an exact scaling that
-keeps them in range), and nothing is divided, since compilers replace divisions. Decoding gives
+(Li et al., arXiv:2412.10663, Eqs 3 and 4.) *Encoding.* Write $v_j = n_j / T$ with integers $n_j$.
+The code of an element $x$ is the number of $j$ with $s\,(n_j + n_{j+1}) < 2T\,x$: the nearest code,
+and the lower one of a tie. Both products are rounded once (after an exact scaling that keeps them
+in range). Nothing is divided, because compilers replace divisions. *Decoding* gives
 $(n_j \cdot \tfrac 1 T) \cdot s$, each product rounded, and exactly $\pm s$ at the ends. A tile of
-zeros has scale 0 and decodes to zeros. Four-bit codes of a row lie two in a byte: column $c$ in the
-low half of byte $c$, column $c + \lceil n / 2 \rceil$ in its high half; rows share no byte.
+zeros has scale 0 and decodes to zeros. A byte holds two 4-bit codes of a row: column $c$ in the low
+half of byte $c$, column $c + \lceil n / 2 \rceil$ in its high half; rows share no byte.
 
 *Error.* At most half the largest gap between neighboring $v_j$, times $s$: 0.1244 for 4-bit
-"linear2" (not $2^{-4}$, as the paper's Proposition B.1 has it), 0.0078 for 8 bits. *Cost* in
-memory: $b / 8$ bytes an element and one scale for a tile. What is not finite must not come here: a
-NaN spoils its tile.
+"linear2" (the paper's Proposition B.1 states $2^{-4}$), 0.0078 for 8 bits. *Memory*: $b / 8$ bytes
+per element and one scale per tile. The input must be finite: a NaN corrupts its tile.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MAPS = ("linear2", "linear", "unsigned")
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """How matrices become codes: bits, width of a tile, and the map from codes to numbers."""
+    """How matrices are quantized: bits, tile width, and the map from codes to values."""
 
     bits: int = 4
     block: int = 64
@@ -57,17 +56,17 @@ class Codec:
 
     @property
     def zero(self) -> int:
-        """The code that stands for 0 in the maps that have one."""
+        """The code for 0, if the map has one."""
         return 2 ** (self.bits - 1) - 1
 
     @property
     def unit(self) -> int:
-        """T, by which the codes' integers are divided."""
+        """T, the common denominator of the values."""
         top = 2**self.bits - 1
         return {"linear2": top**2, "linear": top, "unsigned": (top + 1) ** 2}[self.map]
 
     def integers(self, codes: Any) -> Any:
-        """The integers n_j for which the codes stand, exact in any float; codes as floats."""
+        """The integers n_j of codes given as floats; they are exact in any float dtype."""
         top = 2**self.bits - 1
         if self.map == "unsigned":
             return (codes + 1) ** 2
@@ -77,30 +76,30 @@ class Codec:
         return abs(k) * k * (codes != self.zero)
 
     def values(self) -> np.ndarray:
-        """The numbers that the codes stand for, ascending, in float64."""
+        """The values v_j of all codes, ascending, in float64."""
         return self.integers(np.arange(2.0**self.bits)) / self.unit
 
 
 class Coded(NamedTuple):
-    """A batch of matrices in codes."""
+    """A batch of quantized matrices."""
 
     codes: jax.Array  # uint8 (..., m, n) for 8 bits, (..., m, ⌈n/2⌉) for 4
     scales: jax.Array  # (..., ⌈m/block⌉, ⌈n/block⌉)
 
 
 def encode(x: jax.Array, codec: Codec) -> Coded:
-    """The codes of `x (..., m, n)`, packed, with the scales of their tiles."""
+    """Quantizes `x (..., m, n)`: packed codes, and one scale per tile."""
     scales = tile_scales(x, codec.block)
     return Coded(pack(quantize(x, scales, codec), codec), scales)
 
 
 def decode(coded: Coded, codec: Codec, columns: int) -> jax.Array:
-    """The matrices `(..., m, columns)` that the codes stand for."""
+    """The matrices `(..., m, columns)` that `coded` stands for."""
     return dequantize(unpack(coded.codes, codec, columns), coded.scales, codec)
 
 
 def tile_scales(x: jax.Array, block: int) -> jax.Array:
-    """The largest magnitude in every tile of `x (..., m, n)`."""
+    """The largest magnitude in each tile of `x (..., m, n)`."""
     m, n = x.shape[-2:]
     edges = [(0, 0)] * (x.ndim - 2) + [(0, -m % block), (0, -n % block)]
     padded = jnp.pad(jnp.abs(x), edges)
@@ -109,22 +108,22 @@ def tile_scales(x: jax.Array, block: int) -> jax.Array:
 
 
 def spread(scales: jax.Array, block: int, m: int, n: int) -> jax.Array:
-    """Every tile's scale at every place of the tile, `(..., m, n)`."""
+    """The scale of each element's tile, `(..., m, n)`."""
     *batch, rows, columns = scales.shape
     wide = jnp.broadcast_to(scales[..., :, None, :, None], (*batch, rows, block, columns, block))
     return wide.reshape(*batch, rows * block, columns * block)[..., :m, :n]
 
 
 def quantize(x: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
-    """The code, uint8, of every element of `x (..., m, n)`."""
+    """The codes of the elements of `x (..., m, n)`, uint8."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     scales = scales.astype(dtype)
-    # Exact, and far above what is subnormal for every element that does not round to 0.
+    # Exact. Elements that do not round to 0 stay far above the subnormal range.
     in_range = jnp.where(scales > 1, 2.0**-20, 1.0).astype(dtype)
     low = spread(scales * in_range, codec.block, *x.shape[-2:])
     high = 2 * codec.unit * (x.astype(dtype) * spread(in_range, codec.block, *x.shape[-2:]))
     codes = jnp.zeros(x.shape, dtype)
-    for bit in reversed(range(codec.bits)):  # a binary search among the midpoints
+    for bit in reversed(range(codec.bits)):  # binary search over the midpoints
         higher = codes + 2**bit
         midpoint = codec.integers(higher - 1) + codec.integers(higher)
         codes = jnp.where(low * midpoint < high, higher, codes)
@@ -133,7 +132,7 @@ def quantize(x: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
 
 
 def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
-    """The number that every code `(..., m, n)` stands for, in the dtype of the scales."""
+    """The values of the codes `(..., m, n)`, in the dtype of the scales."""
     dtype = jnp.promote_types(scales.dtype, jnp.float32)
     integers = codec.integers(codes.astype(dtype))
     share = jnp.where(
@@ -145,7 +144,7 @@ def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
 
 
 def pack(codes: jax.Array, codec: Codec) -> jax.Array:
-    """Two 4-bit codes to a byte: `(..., m, n)` becomes `(..., m, ⌈n/2⌉)`."""
+    """Packs two 4-bit codes into a byte: `(..., m, n)` becomes `(..., m, ⌈n/2⌉)`."""
     if codec.bits == 8:
         return codes
     half = -(-codes.shape[-1] // 2)
@@ -155,7 +154,7 @@ def pack(codes: jax.Array, codec: Codec) -> jax.Array:
 
 
 def unpack(packed: jax.Array, codec: Codec, columns: int) -> jax.Array:
-    """Undoes `pack` for rows of `columns` codes."""
+    """The inverse of `pack` for rows of `columns` codes."""
     if codec.bits == 8:
         return packed
     return jnp.concatenate([packed & 15, packed >> 4], axis=-1)[..., :columns]

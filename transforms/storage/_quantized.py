@@ -1,11 +1,12 @@
-r"""Storage of factors and roots as squares of few-bit codes: vanilla quantization (VQ).
+r"""Storage of factors and roots as quantized squares: vanilla quantization (VQ).
 
-Off-diagonal elements are coded (`_codec.py`), diagonals kept: $\bar L = (Q(L - \mathrm{diag}(L)),
-\mathrm{diag}(L))$ (Li et al., arXiv:2412.10663, Eqs 5 and 6). A factor that decodes indefinite has
-its eigenvalues raised to 0 for its root, before damping; the factor's `indefinite` counts that.
+Off-diagonal elements are quantized (`_codec.py`), diagonals kept as they are:
+$\bar L = (Q(L - \mathrm{diag}(L)), \mathrm{diag}(L))$ (Li et al., arXiv:2412.10663, Eqs 5 and 6). A
+factor may decode to an indefinite matrix. Its root is then taken with negative eigenvalues raised
+to 0 before damping, and the factor's `indefinite` counts it.
 
-*Bytes* of an order `d`, block `B`: `d ⌈d/2⌉ + 4 ⌈d/B⌉² + 4 d`, for a statistic and for a root (`d²`
-instead of `d ⌈d/2⌉` in 8 bits). Orders with fewer than `min_elements` elements stay as they are.
+*Bytes* for order `d`, block `B`: `d ⌈d/2⌉ + 4 ⌈d/B⌉² + 4 d`, for a statistic and for a root (`d²`
+instead of `d ⌈d/2⌉` in 8 bits). Matrices with fewer than `min_elements` elements stay dense.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from .._validate import check_bool, check_positive_int
 from ._codec import Codec, Coded, decode, encode
 
 MIN_ELEMENTS = 4096
-"""Factors of fewer elements are not quantized (arXiv:2412.10663, C.3)."""
+"""Factors with fewer elements are not quantized (arXiv:2412.10663, C.3)."""
 
 ONE_BY_ONE_FROM = 128
-"""From this order on, matrices are decoded one at a time: faster than all at once, and in one
-matrix's memory (`python -m benchmarks storage --only decoding`)."""
+"""Matrices of at least this order are decoded one at a time: this is faster than all at once, and
+takes the memory of one matrix (`python -m benchmarks storage --only decoding`)."""
 
 
 class Square(NamedTuple):
-    """A batch of square matrices in codes."""
+    """A batch of quantized square matrices."""
 
     codes: jax.Array  # uint8 (..., d, ⌈d/2⌉)
     scales: jax.Array  # (..., ⌈d/B⌉, ⌈d/B⌉)
-    diagonal: jax.Array | None  # (..., d), if it is kept
+    diagonal: jax.Array | None  # (..., d), unless it is quantized too
 
 
 def encode_square(x: jax.Array, codec: Codec, keep_diagonal: bool = True) -> Square:
-    """The codes of `x (..., d, d)`, with its diagonal apart or coded as well."""
+    """Quantizes `x (..., d, d)`; the diagonal is kept apart or quantized as well."""
     diagonal = jnp.diagonal(x, axis1=-2, axis2=-1) if keep_diagonal else None
     if keep_diagonal:
         x = jnp.where(jnp.eye(x.shape[-1], dtype=bool), 0, x)
@@ -44,7 +45,7 @@ def encode_square(x: jax.Array, codec: Codec, keep_diagonal: bool = True) -> Squ
 
 
 def decode_square(stored: Square, codec: Codec) -> jax.Array:
-    """The matrices `(..., d, d)` that the codes stand for."""
+    """The matrices `(..., d, d)` that `stored` stands for."""
     order = stored.codes.shape[-2]
     x = decode(Coded(stored.codes, stored.scales), codec, order)
     if stored.diagonal is None:
@@ -54,28 +55,28 @@ def decode_square(stored: Square, codec: Codec) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """See `quantized`."""
+    """The storage that `quantized` returns."""
 
     codec: Codec
     keep_diagonal: bool = True
     min_elements: int = MIN_ELEMENTS
 
     def is_dense(self, order: int) -> bool:
-        """Whether matrices of this order are too small for codes."""
+        """Whether matrices of this order are too small to be quantized."""
         return order * order < self.min_elements
 
     def describe(self, order: int) -> str:
-        """How factors of this order are kept."""
+        """Describes how factors of this order are stored."""
         if self.is_dense(order):
             return f"dense, as {order}² < {self.min_elements}"
         return f"{self.codec.bits} bits"
 
     def one_by_one(self, order: int) -> bool:
-        """Large ones are decoded one at a time."""
+        """Whether to decode one matrix at a time: only large ones."""
         return order >= ONE_BY_ONE_FROM
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
-        """The codes of a statistic."""
+        """Quantizes a statistic."""
         del previous
         return self.encode_root(x)
 
@@ -84,7 +85,7 @@ class Quantized:
         return self.decode_root(stored)
 
     def encode_root(self, x: jax.Array) -> Any:
-        """The codes of an inverse root."""
+        """Quantizes an inverse root."""
         if self.is_dense(x.shape[-1]):
             return x
         return encode_square(x, self.codec, self.keep_diagonal)
@@ -102,21 +103,22 @@ def quantized(
     keep_diagonal: bool = True,
     min_elements: int = MIN_ELEMENTS,
 ) -> Quantized:
-    """Keeps factors and inverse roots in `bits` bits an element (VQ).
+    """Stores factors and inverse roots in `bits` bits per element (VQ).
 
-    In 4 bits a float32 factor and its root take less than 1/7 of their memory from order 256 on. A
-    coded statistic need not be positive semi-definite any more: `cholesky` keeps it so, in half the
-    memory for statistics.
+    In 4 bits a factor and its root take less than 1/7 of their float32 memory from order 256 on. A
+    quantized statistic may be indefinite; `cholesky` keeps it positive semi-definite, in half the
+    memory.
 
     Args:
       bits: 4 or 8.
-      block: width of the square tiles that share a scale; even.
-      map: "linear2" or "linear", see `encode`.
-      keep_diagonal: keep diagonals as they are, in float32.
-      min_elements: smaller matrices stay dense.
+      block: even width of the square tiles that share a scale.
+      map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
+        root, or uniform steps.
+      keep_diagonal: whether diagonals stay in float32.
+      min_elements: matrices with fewer elements stay dense.
 
     Raises:
-      ValueError: naming the argument, its value and what is allowed.
+      ValueError: if an argument is not allowed; the message says what is allowed.
 
     Example:
       >>> import curvax, jax.numpy as jnp

@@ -1,14 +1,14 @@
-"""Storages: how a preconditioner keeps its factors and roots between steps.
+"""Storages: how a preconditioner stores its factors and roots between steps.
 
 A storage is a value with
 
-* `encode_factor(x, previous)` and `decode_factor(stored)` for statistics: `previous` is what was
-  stored before, for codes that feed their own error back and for failures (at the start it is None,
-  and `x` a multiple of the identity);
+* `encode_factor(x, previous)` and `decode_factor(stored)` for statistics: `previous` is the stored
+  form before this update, for error feedback and for failed encodings (initially it is None, and
+  `x` is a multiple of the identity);
 * `encode_root(x)` and `decode_root(stored)` for inverse roots;
-* `one_by_one(order)`: whether decoded matrices should exist one at a time. The preconditioner then
-  loops over the matrices of a batch, so that memory holds one decoded factor instead of all;
-* `describe(order)`: how matrices of this order are kept, in a few words for `summarize`.
+* `one_by_one(order)`: whether to decode one matrix at a time. The preconditioner then loops over
+  the matrices of a batch, so that only one decoded factor is in memory;
+* `describe(order)`: how matrices of this order are stored, in a few words for `summarize`.
 
 Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.
 """
@@ -26,14 +26,14 @@ from .._validate import check_dtype
 
 @runtime_checkable
 class Storage(Protocol):
-    """What `storage=` takes; see the module."""
+    """The type of `storage=`; the module docstring explains it."""
 
     def one_by_one(self, order: int) -> bool:
         """Whether to decode one matrix at a time."""
         ...
 
     def describe(self, order: int) -> str:
-        """How matrices of this order are kept."""
+        """Describes how matrices of this order are stored."""
         ...
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
@@ -54,7 +54,7 @@ class Storage(Protocol):
 
 
 class StorageRecord(NamedTuple):
-    """What `recording` collects of a factor: how matrices of its order are kept."""
+    """What a factor records: how matrices of its order are stored."""
 
     order: int
     form: str
@@ -62,17 +62,17 @@ class StorageRecord(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """See `dense`."""
+    """The storage that `dense` returns."""
 
     dtype: Any = None
 
     def one_by_one(self, order: int) -> bool:
-        """There is nothing to decode."""
+        """Never: there is nothing to decode."""
         del order
         return False
 
     def describe(self, order: int) -> str:
-        """The dtype."""
+        """Names the dtype."""
         del order
         return "dense" if self.dtype is None else str(self.dtype)
 
@@ -95,14 +95,14 @@ class Dense:
 
 
 def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
-    """Keeps factors and roots as plain arrays.
+    """Stores factors and roots as plain arrays.
 
     Args:
-      dtype: their floating dtype; `None` is float32, or float64 for float64 parameters. In
-        bfloat16 a running average with `b2` above 0.99 stops moving: it is meant for roots.
+      dtype: their floating dtype; `None` is float32, or float64 for float64 parameters. bfloat16 is
+        meant for roots: a running average in bfloat16 with `b2` above 0.99 stops changing.
 
     Raises:
-      ValueError: if the dtype is not a real floating one.
+      ValueError: if `dtype` is not a real floating dtype.
     """
     return Dense(None if dtype is None else check_dtype("dtype", dtype))
 
@@ -111,9 +111,11 @@ def as_storage(storage: Any) -> Storage:
     """`storage`, or `dense()` for None.
 
     Raises:
-      ValueError: if it is something else.
+      ValueError: if it is neither a storage nor None.
     """
     storage = dense() if storage is None else storage
     if not isinstance(storage, Storage):
-        raise ValueError(f"storage must be a storage such as curvax.dense(), got {storage!r}.")
+        raise ValueError(
+            f"storage must be a storage such as curvax.dense(), or None; got {storage!r}."
+        )
     return storage
