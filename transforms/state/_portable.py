@@ -191,8 +191,14 @@ def in_structure(argument: str, like: Any, given: Any) -> Any:
     Raises:
       ValueError: if an array is missing, left over, or of another shape or dtype.
     """
-    _check_shapes(argument, like, given)
-    return named_leaves(like).rebuild(named_leaves(given).present())
+    own = named_leaves(like)
+    names = set(own.names)
+    arrays = {
+        name if name in names else name.removesuffix("/value"): x  # of a box restored as a dict
+        for name, x in named_leaves(given).present().items()
+    }
+    _check_shapes(argument, own.present(), arrays)
+    return own.rebuild(arrays)
 
 
 def _mesh_of(record: DivisionRecord) -> Mesh:
@@ -244,12 +250,11 @@ def _other_axis(mesh: Mesh, axes: tuple[str, ...], x: Any) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def _check_shapes(argument: str, own: Any, given: Any) -> None:
-    """Requires a tree of arrays to have the structure, shapes and dtypes of another."""
+def _check_shapes(argument: str, own: dict[str, Any], given: dict[str, Any]) -> None:
+    """Requires arrays to have the paths, shapes and dtypes of others."""
 
-    def described(tree: Any) -> dict[str, str]:
-        leaves = named_leaves(tree).present()
-        return {name: f"{jnp.result_type(x)}{[*jnp.shape(x)]}" for name, x in leaves.items()}
+    def described(arrays: dict[str, Any]) -> dict[str, str]:
+        return {place: f"{jnp.result_type(x)}{[*jnp.shape(x)]}" for place, x in arrays.items()}
 
     mine, other = described(own), described(given)
     for place in {**mine, **other}:
