@@ -1,11 +1,19 @@
 """Matrix-structured optimizers for JAX, as Optax transformations.
 
-Full optimizers, for a whole tree of parameters, and their directions, for batches of matrices, as
-`scale_by_<method>`: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`,
-`dr_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`. The parts of which
-they are made, `assemble`, which makes a full optimizer of any direction, and tools to look into
-them are below; refresh policies are in `curvax.policies`, what subspaces are made of in
-`curvax.subspaces`.
+Each method has a full optimizer for a tree of parameters and, as `scale_by_<method>`, a direction
+for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`,
+`dr_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`.
+
+| names | use |
+|---|---|
+| `assemble` | builds a full optimizer from any direction |
+| `momentum`, `orthogonalize`, `precondition`, `in_eigenbasis`, `in_subspace`, ... | directions |
+| `distribute`, `quantize_state`, `inject_hyperparams` | wrappers |
+| `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
+| `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
+| `portable_state`, `place_state`, `state_sharding` | checkpoints and sharding |
+| `curvax.policies` | refresh policies |
+| `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
 """
 
 from importlib import metadata as _metadata

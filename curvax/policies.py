@@ -1,8 +1,9 @@
-"""Refresh policies for `refresh=`, and what is needed to write one.
+"""Refresh policies for `refresh=`, and the types for writing your own.
 
-`every`, `foam`, `diagonal_residual` and, for subspaces, `below_norm` make policies. `RefreshPolicy`
-is what a policy must have; its module says how to write one. A policy sees a `Check` (of an inverse
-root with its `RootDamping`), or of a subspace a `ProjectionCheck`, and answers with a `Verdict`.
+`every`, `foam` and `diagonal_residual` build policies, and so does `below_norm` for subspaces. A
+policy of your own implements `RefreshPolicy`; the module of that class explains how. A policy
+examines a `Check` (for an inverse root, with its `RootDamping`) or, for a subspace, a
+`ProjectionCheck`, and returns a `Verdict`.
 """
 
 from .transforms.refresh._below_norm import below_norm

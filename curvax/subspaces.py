@@ -1,10 +1,11 @@
-"""What `in_subspace` is made of: bases, what moments do at a change of basis, compensations.
+"""Building blocks of `in_subspace`: basis finders, carry rules for moments, and compensations.
 
-Values for `basis=`: `svd`, `randomized`, `iterated` and `gaussian`, and `complement`, `full_basis`
-and `gaussian_mix`, which replace a part of another one's columns. For `carry=`: `keep`, `rotate`
-and `reset`. For `compensation=`: `optimal`, `fira`, `fira_plus` and `channel_scaling`.
-`BasisFinder`, `Carry` and `Compensation` are what values of your own must have; `SubspaceCheck`
-and `Parts` what they see.
+Values for `basis=`: `svd`, `randomized`, `iterated` and `gaussian`; `complement`, `full_basis` and
+`gaussian_mix` replace some columns of another basis. Values for `carry=`: `keep`, `rotate` and
+`reset`. Values for `compensation=`: `optimal`, `fira`, `fira_plus` and `channel_scaling`.
+
+Values of your own implement `BasisFinder`, `Carry` or `Compensation`. A finder takes a
+`SubspaceCheck`, a compensation takes `Parts`.
 """
 
 from .transforms.directions._carry import Carry, keep, reset, rotate

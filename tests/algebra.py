@@ -1,13 +1,14 @@
-"""The twin of an optimizer, which shows what an error in its state does to its updates.
+"""The twin of an optimizer, which shows how errors in its state change its updates.
 
-A code changes what it keeps by some relative error, and a method makes of that an error of its
-updates that depends on damping, eigenvalues, gaps between them, and time. No formula serves all
-methods, so the twin runs them: dense, in float64, and whatever a coded run keeps in codes is moved
-after every step by as much as the code would move it, in directions of its own. Its updates differ
-from the exact ones about as much as those of the coded run may. Moved by nothing it is exact.
+Quantization perturbs the state by a relative error. The resulting error of the updates depends on
+the method, damping, eigenvalues, gaps between them, and time, and no formula covers all methods.
+The twin therefore runs the method itself: dense, in float64, with every field that a quantized run
+would quantize perturbed after each step by the size of the quantization error, in random
+directions. The updates of the quantized run may differ from the exact ones about as much as those
+of the twin. Without perturbation the twin is exact.
 
-How much the codes move things is measured on the exact run's own state, with a coding in NumPy of
-its own: a mistake in the library's codes cannot loosen the bound that it has to keep.
+The size of the quantization error is measured on the state of the exact run, with an independent
+quantizer in NumPy, so that a mistake in the library's quantizer cannot loosen its own bound.
 """
 
 from __future__ import annotations
@@ -29,32 +30,33 @@ from curvax.transforms.storage._quantized import Quantized
 from curvax.transforms.storage._storage import dense
 
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
-"""What float32 moves in a step: sums of products of matrices of order 6 to 8, decompositions."""
+"""Relative float32 rounding per step: matrix products of order 6 to 8, decompositions."""
 
-FACTORS, ROOTS = ("statistic",), ("inverse_root", "basis")  # fields that a storage codes
-SIGNED, POSITIVE = ("mu", "trace"), ("nu", "rows", "columns")  # moments; the second ones divide
+FACTORS, ROOTS = ("statistic",), ("inverse_root", "basis")  # fields that a storage encodes
+# First moments, and second moments, by whose roots updates are divided.
+SIGNED, POSITIVE = ("mu", "trace"), ("nu", "rows", "columns")
 FIELDS = (*FACTORS, *ROOTS, *SIGNED, *POSITIVE, "refreshes")
 
 
 class Errors(NamedTuple):
-    """By how much things are moved, relative to their Frobenius norms."""
+    """Sizes of perturbations, relative to Frobenius norms."""
 
     gradients: Any = 0.0
     factors: Any = 0.0
     triangles: Any = 0.0  # the factors' Cholesky factors, below the diagonal
     roots: Any = 0.0
     signed: Any = 0.0
-    positive: Any = 0.0  # of square roots, which is what divides
+    positive: Any = 0.0  # of the square roots, which updates are divided by
 
 
 def field(path: tuple[Any, ...]) -> str:
-    """The innermost field on the way to a leaf of a state."""
+    """The innermost field on the path to a leaf of a state."""
     names = [key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)]
     return names[-1] if names else ""
 
 
 def leaves_in(state: Any, names: Sequence[str]) -> dict[str, list[Any]]:
-    """The leaves of a state in fields of these names."""
+    """The leaves of a state whose fields have these names."""
     found = {name: [] for name in names}
     leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=lambda x: isinstance(x, Counts))
     for path, x in leaves:
@@ -72,7 +74,7 @@ def trajectory(
     names: Sequence[str] = ("refreshes",),
     after: Callable[[Any], Any] = lambda state: state,
 ) -> tuple[Any, dict[str, list[Any]]]:
-    """Updates and fields of the state at all steps, time first; parameters stay as they are."""
+    """Updates and state fields at all steps, time first, with constant parameters."""
 
     def step(state: Any, gradient: Any) -> Any:
         updates, state = optimizer.update(gradient, state, params)
@@ -83,10 +85,10 @@ def trajectory(
 
 
 class Twin:
-    """An optimizer in float64, compiled once for all errors."""
+    """An optimizer in float64, compiled once for all perturbations."""
 
     def __init__(self, make: Callable[[Any], Any], params: Any, gradients: Any):
-        """From `make`, which takes a storage and gives the optimizer."""
+        """Compiles the optimizer that `make` builds from a storage."""
 
         def moved(errors: Errors, draws: jax.Array, params: Any, gradients: Any) -> Any:
             optimizer = make(Moving(errors, draws))
@@ -102,7 +104,7 @@ class Twin:
         self.updates, self.states = self.run(Errors(), np.ones((4, 8, 8)))
 
     def run(self, errors: Errors, draws: np.ndarray) -> Any:
-        """The trajectory with errors in the directions of `draws (N, d, d)`, normal numbers."""
+        """The trajectory with perturbations along `draws (N, d, d)`, standard normal numbers."""
         with jax.enable_x64(True):
             errors, draws = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), (errors, draws))
             return jax.tree.map(np.asarray, self._moved(errors, draws, *self._given))
@@ -110,7 +112,7 @@ class Twin:
 
 @dataclasses.dataclass(frozen=True)
 class Moving:
-    """A dense storage that moves what it is given."""
+    """A dense storage that perturbs its input."""
 
     errors: Errors
     draws: jax.Array
@@ -141,7 +143,7 @@ class Moving:
 
 
 def _shifted(x: jax.Array, error: Any, draws: jax.Array) -> jax.Array:
-    """`x (…, m, n)`, each matrix moved by `error` times its norm."""
+    """Perturbs each matrix of `x (…, m, n)` by `error` times its norm."""
     n = draws[(0,) * (3 - x.ndim) + tuple(slice(d) for d in x.shape)]
     axes = tuple(range(x.ndim))[-2:]
     size, unit = (jnp.sqrt(jnp.sum(y * y, axes, keepdims=True)) for y in (x, n))
@@ -160,12 +162,13 @@ def _shifted_moments(state: Any, errors: Errors, draws: jax.Array) -> Any:
 
 
 def coding_errors(states: Any, storage: Any, moments: tuple[int, int] | None) -> Errors:
-    """By how much codes move what they keep of a trajectory, and float32 everything.
+    """The relative errors of quantization along a trajectory, at least the rounding of float32.
 
     Args:
-      states: of all steps, time first.
-      storage: of factors and roots; None if there are none.
-      moments: bits of the codes of moments and the width of their tiles; None if they are plain.
+      states: the states of all steps, time first.
+      storage: the storage of factors and roots; None if there are none.
+      moments: bits per quantized moment entry and the width of the tiles; None without
+        quantization.
     """
 
     found: dict[str, float] = {}
@@ -189,7 +192,7 @@ def coding_errors(states: Any, storage: Any, moments: tuple[int, int] | None) ->
 
 
 def coded(x: np.ndarray, table: np.ndarray, block: int) -> np.ndarray:
-    """Every element's nearest number in the table, times its tile's largest magnitude."""
+    """Quantizes each element to the nearest table entry times its tile's largest magnitude."""
     m, n = x.shape[-2:]
     padded = np.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, -m % block), (0, -n % block)])
     rows, columns = (d // block for d in padded.shape[-2:])
@@ -201,15 +204,15 @@ def coded(x: np.ndarray, table: np.ndarray, block: int) -> np.ndarray:
 
 
 def _coded_squares(x: np.ndarray, storage: Quantized) -> np.ndarray:
-    """Squares in codes but for the diagonal."""
+    """Square matrices, quantized except for the diagonal."""
     diagonal = np.eye(x.shape[-1]) * x
     table = linear2_codebook(storage.codec.bits)
     return diagonal + coded(x - diagonal, table, storage.codec.block)
 
 
 def _coded_triangles(x: np.ndarray, storage: Cholesky) -> tuple[np.ndarray, np.ndarray]:
-    """Cholesky factors in codes, each of which may feed its error to the next, and exact ones."""
-    exact = np.linalg.cholesky(x)  # what it adds to the diagonal is next to nothing
+    """Quantized Cholesky factors, with error feedback if the storage has it, and exact ones."""
+    exact = np.linalg.cholesky(x)  # ignores the storage's tiny diagonal shift
     decay, error, found = storage.error_feedback, np.zeros_like(x[0]), []
     for target in exact:
         target = target + error
@@ -220,14 +223,14 @@ def _coded_triangles(x: np.ndarray, storage: Cholesky) -> tuple[np.ndarray, np.n
 
 
 def _matrices(states: Any, *names: str) -> Iterator[np.ndarray]:
-    """Every matrix's trajectory `(T, m, n)`; a vector's is that of a matrix with one row."""
+    """The trajectory `(T, m, n)` of every matrix; a vector counts as a matrix with one row."""
     for x in itertools.chain(*(states[name] for name in names)):
         x = x[:, None] if x.ndim == 2 else x
         yield from x.reshape(len(x), -1, *x.shape[-2:]).swapaxes(0, 1)
 
 
 def _largest(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
-    """The largest error of all steps, relative to the second of a pair; at least `ROUNDING`."""
+    """The largest error over all steps, relative to the exact matrix; at least `ROUNDING`."""
     errors = [ROUNDING]
     for x, exact in pairs:
         error, size = (np.sqrt(np.sum(np.square(y), (-2, -1))) for y in (x - exact, exact))

@@ -1,12 +1,12 @@
-"""The fault model: what may go wrong with a gradient, and the optimizers that have to bear it.
+"""The fault model: faults in gradients, and the optimizers that must tolerate them.
 
-A *unit* is what is skipped alone: a matrix (one entry of a batch), or a leaf that goes to AdamW. A
-fault puts one value into a part of the gradients at one step or at ten, and strikes the units that
-hold that part. What has to happen is the same for all of them: at these steps what was struck takes
-part with a zero gradient, bit for bit, and stands still; `skipped` counts it, and nothing else
-changes.
+A *unit* is skipped or kept independently: a matrix (one entry of a batch), or a leaf that AdamW
+updates. A fault writes one value into part of the gradients, at one step or at ten, and strikes the
+units that hold this part. The requirement is the same for every fault: at these steps a struck unit
+behaves bitwise as with a zero gradient, and does not move; `skipped` counts the step, and nothing
+else changes.
 
-Faults are data: masks over whole trajectories, so that one compiled program serves all of them.
+Faults are data: masks over trajectories, so that one compiled program serves all of them.
 `test_faults.py` and `benchmarks/faults.py` share this file.
 """
 
@@ -36,7 +36,7 @@ DURATIONS = (1, 10)
 
 
 class Fault(NamedTuple):
-    """What is put where, when, and for how many steps."""
+    """A value, the entries that it replaces, its first step, and its duration in steps."""
 
     value: str
     extent: str
@@ -49,7 +49,7 @@ class Fault(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """All but the value: faults of one place strike the same units at the same steps."""
+        """All fields but the value: faults of one place strike the same units at the same steps."""
         return self.extent, self.moment, self.steps
 
 
@@ -60,10 +60,10 @@ FAULTS = tuple(Fault(value, *place) for value in VALUES for place in PLACES)
 def struck(
     fault: Fault, shapes: Mapping[str, tuple[int, ...]], starts: Mapping[str, int], steps: int
 ) -> Masks:
-    """Where a fault puts its value in a trajectory of gradients, bool `(steps, …)` for each leaf.
+    """The entries of a trajectory of gradients that a fault replaces, bool `(steps, …)` per leaf.
 
-    Leaves, matrices, rows and columns take turns with the places, so that every extent, every
-    moment and every duration strikes every leaf. The one row of a vector is all of it.
+    The struck leaf, matrix, row and column rotate with the place, so that every extent, moment and
+    duration strikes every leaf. A vector has one row: all of its elements.
     """
     turn = PLACES.index(fault.place) + EXTENTS.index(fault.extent)
     chosen = list(shapes)[turn % len(shapes)]
@@ -85,13 +85,13 @@ def struck(
 
 
 def hits(mask: np.ndarray) -> np.ndarray:
-    """Which units of a leaf are struck, bool `(steps, units)`, for a mask `(steps, …)`."""
+    """The struck units of a leaf, bool `(steps, units)`, for a mask `(steps, …)`."""
     unit = mask.shape[-2:] if mask.ndim > 2 else mask.shape[1:]
     return np.any(mask.reshape(len(mask), -1, math.prod(unit)), axis=-1, keepdims=False)
 
 
 def widened(masks: Masks) -> Masks:
-    """The masks of all of the units that are struck."""
+    """Widens the masks to complete units."""
 
     def whole(mask: np.ndarray) -> np.ndarray:
         batch = mask.shape[1:-2]
@@ -102,7 +102,7 @@ def widened(masks: Masks) -> Masks:
 
 
 def injected(gradients: Any, masks: Any, value: Any) -> Any:
-    """The gradients with `value` wherever the masks say so; also of a single step."""
+    """Writes `value` into the gradients where the masks are true; also works for a single step."""
     return jax.tree.map(
         lambda g, mask: jnp.where(mask, jnp.asarray(value, g.dtype), g), gradients, masks
     )
@@ -127,7 +127,7 @@ STORAGE = {
 
 
 class Cell(NamedTuple):
-    """A method with a refresh policy and a storage; None where it does without."""
+    """A method with a refresh policy and a storage; None if it has none."""
 
     method: str
     refresh: str | None = None
@@ -138,16 +138,16 @@ class Cell(NamedTuple):
 
     @property
     def row(self) -> Row:
-        """The method's."""
+        """The row of the method."""
         return NAMED[self.method]
 
     @property
     def rate(self) -> float:
-        """The learning rate with which it trains through faults."""
+        """The learning rate for training through faults."""
         return self.row.faults_rate
 
     def make(self, learning_rate: Any, period: int, **settings: Any) -> Any:
-        """The optimizer."""
+        """Builds the optimizer."""
         own = self.row.for_faults()
         if self.row.own_policy:
             own["check_every"] = period
@@ -159,30 +159,31 @@ class Cell(NamedTuple):
 
     @property
     def adapts(self) -> bool:
-        """Whether it looks before it refreshes."""
+        """Whether it examines the state or the gradient before it refreshes."""
         return self.row.own_policy or self.refresh in ADAPTIVE
 
     def starts(self, period: int) -> dict[str, int]:
-        """The step at which a fault of each moment begins.
+        """The first step of a fault, by moment.
 
-        Staggered matrices have their own turns: some are between refreshes when others are not.
+        With staggering, matrices refresh at different steps: some are between refreshes while
+        others refresh.
         """
         later = self.adapts and self.refresh != "below_norm"
         return dict(zip(MOMENTS, (1, 3 * period // 2, 2 * period + later), strict=True))
 
     def stands_still(self, name: str) -> bool:
-        """Whether nothing moves a leaf that is struck: no momentum behind the matrices."""
+        """Whether a struck leaf stays constant: no momentum follows `on_matrices`."""
         return not self.row.after_the_matrices or name.endswith("bias")
 
 
 def cells_of(row: Row) -> list[Cell]:
-    """A method with all policies and storages that mean something for it."""
+    """The cells of a method: all policies and storages that it takes."""
     storages = STORAGE if row.factors else (None,)
     return [Cell(row.name, *x) for x in itertools.product(row.policies or (None,), storages)]
 
 
 def chosen_of(row: Row) -> Cell:
-    """The one with which faults are tried by default."""
+    """The cell of a method that the fault tests use by default."""
     return cells_of(row)[0] if row.fault_cell is None else Cell(row.name, *row.fault_cell)
 
 
@@ -190,12 +191,12 @@ CELLS = tuple(cell for row in REGISTRY for cell in cells_of(row))
 
 
 class Counter(NamedTuple):
-    """Where the state has the counters of a leaf's units."""
+    """The place of the counters of a leaf's units in the state."""
 
     name: str
-    leaf: int  # number of the state's leaf
+    leaf: int  # index among the leaves of the state
     units: slice | None
-    column: int | None  # of the leaf's last axis
+    column: int | None  # index in the leaf's last axis
 
     def read(self, state: Any) -> np.ndarray:
         """The counters, `(units,)`."""
@@ -205,7 +206,7 @@ class Counter(NamedTuple):
 
 
 def counters(optimizer: Any, params: Any) -> list[Counter]:
-    """All that an optimizer's state has in fields named `skipped`."""
+    """All counters in fields named `skipped` of an optimizer's state."""
     return [
         Counter(name, i, units, column if entry.names else None)
         for i, entry in enumerate(entries_of(optimizer, params))

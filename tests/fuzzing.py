@@ -1,8 +1,8 @@
-"""Properties that hold whatever the gradients are, and a strategy that looks for exceptions.
+"""Properties that hold for all gradients, and a strategy that searches for counterexamples.
 
-An example is a few steps of a batch of three matrices, each of its own kind and size. Methods are
-compiled once for each of `SHAPES`; everything else is data. `test_fuzz.py` and `benchmarks/fuzz.py`
-share this file.
+An example is a few steps of gradients for a batch of three matrices, each with its own kind and
+scale. Methods are compiled once per shape of `SHAPES`; everything else is data. `test_fuzz.py` and
+`benchmarks/fuzz.py` share this file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHAPES = (
     *((7, 11), (11, 7), (5, 16), (16, 5)),
 )
 
-# What is drawn.
+# Examples.
 
 
 def _low_rank(random: np.random.Generator, m: int, n: int) -> np.ndarray:
@@ -73,29 +73,29 @@ KINDS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
     "infinite": functools.partial(_with, math.inf),
     "minus infinite": functools.partial(_with, -math.inf),
 }
-ORDINARY = tuple(KINDS)[:9]  # whose squares are in range, and stay so if they are scaled a little
+ORDINARY = tuple(KINDS)[:9]  # squares stay in range under moderate scaling
 
 
 class Batch(NamedTuple):
-    """A batch of gradients: the kind of each matrix, and the power of two by which it is scaled."""
+    """A batch of gradients: the kind of each matrix, and its scale as a power of two."""
 
     kinds: tuple[str, ...]
     exponents: tuple[int, ...]
 
 
 class Example(NamedTuple):
-    """Some steps of gradients for a batch of matrices."""
+    """A few steps of gradients for a batch of matrices."""
 
     seed: int
     steps: tuple[Batch, ...]
-    other: Batch  # what is put in the place of the first matrix at every step
+    other: Batch  # replaces the first matrix at every step
 
     def gradients(self, m: int, n: int) -> list[np.ndarray]:
         """The batches, `(BATCH, m, n)` each."""
         return [self._batch(m, n, t, step) for t, step in enumerate(self.steps)]
 
     def with_another_first(self, m: int, n: int) -> list[np.ndarray]:
-        """The same with another first matrix."""
+        """The same batches with another first matrix."""
         batches = []
         for t, batch in enumerate(self.gradients(m, n)):
             batches.append(batch.copy())
@@ -113,17 +113,17 @@ class Example(NamedTuple):
 
 
 def steps(kinds: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Batch]:
-    """Batches of these kinds and sizes."""
+    """A strategy for batches of these kinds, with exponents from `least` to `most`."""
     kind, exponent = st.sampled_from(kinds), st.integers(least, most)
     several = [st.tuples(*[strategy] * BATCH) for strategy in (kind, exponent)]
     return st.builds(Batch, *several)
 
 
-EXTREME = -150, 127  # float32's exponents, and some on either side of where squares leave it
+EXTREME = -150, 127  # the exponents of float32, beyond those with squares in range
 
 
 def examples() -> st.SearchStrategy[Example]:
-    """Half of them ordinary in all their steps, the others of any kind and size."""
+    """A strategy for examples: half are ordinary at all steps, half have any kind and scale."""
 
     def example(kinds: tuple[str, ...], least: int, most: int) -> st.SearchStrategy[Example]:
         of_any = steps(kinds, least, most)
@@ -138,7 +138,7 @@ def examples() -> st.SearchStrategy[Example]:
 
 @functools.cache
 def compiled(row: Row, shape: tuple[int, int]) -> tuple[Any, Any]:
-    """The state at the start and the jitted step, for a batch of matrices of one shape."""
+    """The initial state and the jitted step, for a batch of matrices of one shape."""
     optimizer = row.optimizer(
         1.0,
         weight_dimension_numbers={"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)},
@@ -167,7 +167,7 @@ def run(
 
 
 def check(row: Row, shape: tuple[int, int], example: Example) -> None:
-    """Every property of one example."""
+    """Checks every property for one example."""
     gradients = example.gradients(*shape)
     updates, state = run(row, shape, gradients)
     assert np.isfinite(updates).all(), "an update is not finite"
@@ -181,7 +181,7 @@ def check(row: Row, shape: tuple[int, int], example: Example) -> None:
 
     others, _ = run(row, shape, example.with_another_first(*shape))
     np.testing.assert_array_equal(
-        updates[:, 1:], others[:, 1:], "another entry of the batch counts"
+        updates[:, 1:], others[:, 1:], "another batch entry changes the update"
     )
 
     if row.longest is not None:
@@ -195,10 +195,10 @@ def check(row: Row, shape: tuple[int, int], example: Example) -> None:
 
 
 def assert_bounded(row: Row, gradients: list[np.ndarray], updates: np.ndarray) -> None:
-    """Every update against its bound. Gradients whose squares overflow count as zero.
+    """Checks every update against its bound. Gradients whose squares overflow count as zero.
 
-    RACS, Fira and Apollo have none: they divide by scales that nothing keeps from being small. RACS
-    and Fira limit how fast that norm grows.
+    RACS, Fira and Apollo have no bound: they divide by scales that may be arbitrarily small. RACS
+    and Fira limit the growth of the norm.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.sum(np.square(np.stack(gradients)), axis=(-2, -1))  # float32 (t, BATCH)

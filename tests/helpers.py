@@ -1,4 +1,4 @@
-"""What the test files share: one tolerance, generators of matrices and gradients, a driver."""
+"""Helpers for all tests: one tolerance, generators of matrices and gradients, drivers."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from curvax.transforms.state._entries import entries_in
 from curvax.transforms.state._portable import joined_state
 from curvax.transforms.state._traced import traced
 
-# Compiler options that undo tests/conftest.py, for what depends on the compiled program.
+# Compiler options that undo tests/conftest.py, for tests of the compiled program.
 OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
 if __version_info__ < (0, 11):
     OPTIMIZED["xla_cpu_use_fusion_emitters"] = True
 
-ALL_CELLS = "CURVAX_ALL_CELLS" in os.environ  # all of what is otherwise sampled
+ALL_CELLS = "CURVAX_ALL_CELLS" in os.environ  # run all cells instead of a sample
 
-# For programs that are read and not run: XLA's passes are the same without optimized code.
+# For programs that tests read but do not run: XLA's passes do not depend on the code level.
 TO_READ: dict[str, Any] = OPTIMIZED if ALL_CELLS else {}
 
 
 def share(cases: Iterable[Any], of: int) -> list[Any]:
-    """Every `of`-th case of a product, or all of them where CURVAX_ALL_CELLS asks for it.
+    """Every `of`-th case of a product, or every case with CURVAX_ALL_CELLS.
 
-    With a number prime to those of the product's factors each value of each factor is among them.
+    If `of` is coprime to the sizes of the product's factors, the sample has each value of each
+    factor.
     """
     return list(cases)[:: 1 if ALL_CELLS else of]
 
 
 def resolution(*arrays: Any) -> float:
-    """The machine epsilon of the coarsest floating dtype among `arrays`; 0 without one."""
-    # Of an array its own: JAX takes float64 for float32 unless 64 bits are switched on.
+    """The machine epsilon of the coarsest floating dtype of `arrays`; 0 if there is none."""
+    # Use the array's own dtype: without x64, JAX would turn float64 into float32.
     dtypes = [getattr(x, "dtype", None) or jnp.result_type(x) for x in arrays]
     inexact = [dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.inexact)]
     return max((float(jnp.finfo(dtype).eps) for dtype in inexact), default=0.0)
@@ -72,11 +73,11 @@ def assert_close(
         |actual - desired| <= factor · condition · eps · max |desired|
 
     where `eps` is the machine epsilon of the coarser of the two dtypes, so that a comparison with
-    a float64 reference is as sharp as the float32 result allows; with integers alone it is 0. The
-    largest entry sets the scale because rounding errors of products do. `factor` covers the growth
-    of errors with sizes and steps, `condition` the condition number by which the operation
-    multiplies them. `eps` overrides the epsilon where work is done in another dtype. Entries that
-    are not finite never agree; `factor = 0` asks for equality.
+    a float64 reference is as sharp as the float32 result allows; for integers it is 0. The largest
+    entry sets the scale, as it does for rounding errors of products. `factor` covers the growth of
+    errors with sizes and steps; `condition` is the condition number by which the operation
+    multiplies them. `eps` overrides the epsilon if the work is done in another dtype. Entries that
+    are not finite never agree; `factor = 0` requires equality.
     """
     left, left_tree = jax.tree_util.tree_flatten_with_path(actual)
     right, right_tree = jax.tree.flatten(desired)
@@ -92,7 +93,7 @@ def assert_close(
 
 
 def generator(key: jax.Array, *place: int) -> np.random.Generator:
-    """NumPy's generator for a JAX key: nothing to compile, and the same numbers everywhere."""
+    """NumPy's generator for a JAX key: it compiles nothing and is equal on all platforms."""
     return np.random.default_rng([*map(int, jax.random.key_data(key)), *place])
 
 
@@ -107,7 +108,7 @@ def with_spectrum(
 ) -> np.ndarray:
     """A float64 matrix `(m, n)` with these singular values and random singular vectors.
 
-    At most `min(m, n)` values; those left out are 0, so that `[1.0]` gives a matrix of rank 1.
+    It takes at most `min(m, n)` values; missing values are 0, so `[1.0]` gives a matrix of rank 1.
     """
     values = np.asarray(singular_values, np.float64)
     assert values.ndim == 1 and len(values) <= min(m, n), values.shape
@@ -117,9 +118,9 @@ def with_spectrum(
 
 
 def normal_like(key: jax.Array, tree: Any, dtype: jax.typing.DTypeLike | None = None) -> Any:
-    """A tree of standard normal arrays in the shapes (and dtypes, without `dtype`) of `tree`.
+    """A tree of standard normal arrays in the shapes of `tree`, and in `dtype` or its dtypes.
 
-    Each leaf's numbers follow from the key, its path and its shape alone.
+    The numbers of each leaf depend only on the key, its path and its shape.
     """
 
     def drawn(path: Any, x: Any) -> jax.Array:
@@ -141,7 +142,7 @@ def gradients_like(
 def run(
     transformation: Any, gradients: Iterable[Any], params: Any, *, jit: bool = True
 ) -> tuple[list[Any], list[Any]]:
-    """The updates and states of every step of a transformation; parameters stay as they are."""
+    """The updates and states of a transformation at every step, with constant parameters."""
     transformation = optax.with_extra_args_support(transformation)
     step = jax.jit(transformation.update) if jit else transformation.update
     state = transformation.init(params)
@@ -154,12 +155,12 @@ def run(
 
 
 def stacked(trees: Iterable[Any]) -> Any:
-    """Trees of equal structure as one tree, along a new first axis."""
+    """Stacks trees of equal structure along a new first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
 def at(tree: Any, *place: Any) -> Any:
-    """The part of every leaf at this place: in a trajectory `at(tree, t)` is a step."""
+    """Indexes every leaf at `place`: in a trajectory, `at(tree, t)` is step `t`."""
     return jax.tree.map(lambda x: x[place], tree)
 
 
@@ -169,9 +170,9 @@ def steps_of(tree: Any) -> list[Any]:
 
 
 def trajectory(transformation: Any) -> Callable[..., tuple[Any, Any]]:
-    """The function from the gradients of all steps, time first, to updates and states of all steps.
+    """A function from the gradients of all steps, time first, to updates and states of all steps.
 
-    To be compiled. Parameters, its second argument, stay as they are; without any they are zeros.
+    The caller compiles it. Parameters, its second argument, stay constant; by default they are 0.
     """
     transformation = optax.with_extra_args_support(transformation)
 
@@ -190,10 +191,11 @@ def trajectory(transformation: Any) -> Callable[..., tuple[Any, Any]]:
 
 @functools.lru_cache(maxsize=128)
 def scanned(make: Any) -> Callable[..., tuple[Any, Any]]:
-    """What `trajectory` says, from one compiled program and as NumPy arrays.
+    """The compiled `trajectory`, which returns NumPy arrays.
 
-    Of a transformation, or of what `make(value)` makes of a value, such as a period, which is
-    traced: one program then serves all values. Called with gradients, value and parameters.
+    `make` is a transformation, or a function that builds one from a value such as a period. The
+    value is traced, so one program serves all values. The arguments of the returned function are
+    gradients, value and parameters.
     """
 
     @jax.jit
@@ -209,7 +211,7 @@ def scanned(make: Any) -> Callable[..., tuple[Any, Any]]:
 def run_scanned(
     transformation: Any, gradients: Iterable[Any], params: Any = None
 ) -> tuple[list[Any], list[Any]]:
-    """What `run` returns, from one program for all steps."""
+    """The result of `run`, from one program for all steps."""
     gradients = list(gradients)
     found = scanned(transformation)(stacked(gradients), params=params)
     updates, states = ([at(tree, t) for t in range(len(gradients))] for tree in found)
@@ -217,15 +219,15 @@ def run_scanned(
 
 
 def program(f: Any, *args: Any) -> str:
-    """What `f` computes, from arrays or their shapes: equal for functions that do the same."""
+    """The program of `f` for arrays or their shapes, as text: equal for equal computations."""
     jaxpr = jax.make_jaxpr(f)(*args).jaxpr
     return str(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
 
 
 def computations(f: Callable[..., Any], *args: Any) -> Any:
-    """For each output of `f` a digest of all that it follows from: equal if the same is computed.
+    """A digest per output of `f` of the computation behind it: equal for equal computations.
 
-    The order in which outputs are computed is left out, and so are the names of arguments.
+    It does not depend on the order of the outputs' computations, or on the names of arguments.
     """
     jaxpr, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
     known: dict[Any, str] = {}
@@ -247,7 +249,7 @@ def computations(f: Callable[..., Any], *args: Any) -> Any:
 
 
 def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, dict[str, Any]]:
-    """What `curvax.state_of` returns, for all parameters at once, as NumPy arrays."""
+    """The results of `curvax.state_of` for all parameters, as NumPy arrays."""
     whole = traced(optimizer, params)
     leaves = jax.device_get(jax.tree.leaves(joined_state(whole, state)))
     found: dict[str, dict[str, Any]] = {}

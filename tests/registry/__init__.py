@@ -1,7 +1,7 @@
-"""Every method in one row, which all suites, the benchmarks and the pages read.
+"""The registry: one row per method, which all suites, the benchmarks and the pages read.
 
-A method's row is `ROW` of the file of its name. `CURVAX_ROWS` names a folder with more of them,
-which nothing else has to know.
+The row of a method is `ROW` in the file with its name. The environment variable `CURVAX_ROWS` names
+a folder with more rows, which needs no other registration.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ every_optimizer = pytest.mark.parametrize("row", ROWS)
 
 
 def in_turns(start: int, of: int = 3) -> pytest.MarkDecorator:
-    """Every third or `of`-th optimizer: for what happens to all of them alike, as in wrappers.
+    """Parametrizes a test by every `of`-th optimizer, for behavior that all of them share.
 
-    The tests begin with another one in turns, so that each optimizer goes through its share of
-    them. With CURVAX_ALL_CELLS each goes through all.
+    Tests with different `start` cover different optimizers, so each optimizer runs a share of them.
+    With CURVAX_ALL_CELLS each optimizer runs all.
     """
     return pytest.mark.parametrize("row", ROWS if ALL_CELLS else ROWS[start::of])
 

@@ -1,4 +1,4 @@
-"""How long directions can be: what rows say about it, and the inequalities that they share."""
+"""Upper bounds on the norm of a direction: the input of a row's bound, and shared inequalities."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ import numpy as np
 
 
 class Step(NamedTuple):
-    """A step at which a direction's length is bounded."""
+    """A step at which the Frobenius norm of a direction is bounded."""
 
     m: int
     n: int
     t: int  # counted from 1
-    longest: float  # Frobenius norm of the longest gradient so far
-    gradient: np.ndarray  # that of this step
+    longest: float  # largest Frobenius norm of a gradient so far
+    gradient: np.ndarray  # the gradient of this step
 
 
 def polar(at: Step) -> float:
-    """Of a polar factor: the root of its rank."""
+    """The norm of a polar factor: the root of its rank."""
     return math.sqrt(min(at.m, at.n))
 
 
 def of_moments(b1: float, b2: float, t: int, corrected: bool = False) -> float:
-    """The largest `|M| / √v` at step `t` of averages with these decay rates.
+    """The largest `|M| / √v` at step `t` for averages with these decay rates.
 
-    By Cauchy and Schwarz `|M| ≤ (1 - b1) √(Σ (b1²/b2)^k / (1 - b2)) √v`, with `G²` or the squared
-    norm of `G` in `v`.
+    By the Cauchy-Schwarz inequality `|M| ≤ (1 - b1) √(Σ (b1²/b2)^k / (1 - b2)) √v`, where `v`
+    averages `G²` or the squared norm of `G`.
     """
     ratio = (1 - b1) * math.sqrt(sum((b1**2 / b2) ** k for k in range(t)) / (1 - b2))
     return ratio * (math.sqrt(1 - b2**t) / (1 - b1**t) if corrected else 1)
 
 
 def adam(at: Step, b1: float = 0.9, b2: float = 0.999) -> float:
-    """Of Adam's direction: every entry is a ratio of moments."""
+    """A bound for Adam's direction, in which every entry is a ratio of moments."""
     return of_moments(b1, b2, at.t, corrected=True) * math.sqrt(at.m * at.n)
 
 
 def projected(at: Step) -> float:
-    """Frobenius norm of a projected matrix of ones, at rank 3 on the smaller side."""
+    """The Frobenius norm of a projected matrix of ones, at rank 3 on the smaller side."""
     return math.sqrt(min(3, at.m, at.n) * max(at.m, at.n))
 
 
 def in_eigenbasis(at: Step) -> float:
-    """Of moments with b2 = 0.95 that turn with a basis.
+    """A bound for moments with b2 = 0.95 in a rotating basis.
 
-    They may meet a second moment just above what counts as noise.
+    A rotated first moment may be divided by a second moment just above the noise threshold.
     """
     noise = max(at.m, at.n) * float(np.finfo(np.float32).eps)
     return at.m * at.n / (noise * math.sqrt(0.05 * 0.95**at.t))
@@ -55,5 +55,5 @@ def in_eigenbasis(at: Step) -> float:
 KAPPA = 10.0
 """`‖column‖ ≤ KAPPA ‖its projection‖` for every column of the degenerate gradients.
 
-Fira and Apollo scale columns by what becomes of their projections. Nothing bounds that in general.
+Fira and Apollo scale columns by the norms of their projections. In general that has no bound.
 """

@@ -1,4 +1,4 @@
-"""The papers as the README's table cites them."""
+"""The papers, as the table of the README cites them."""
 
 GONG = "[Gong et al. 2025](https://arxiv.org/abs/2502.07752)"
 AN = "[An et al. 2025](https://arxiv.org/abs/2503.20762)"

@@ -1,8 +1,8 @@
-"""A row of the registry: all that tests, benchmarks and pages have to know about a method.
+"""A row of the registry: everything that tests, benchmarks and pages need to know about a method.
 
-Most fields have a default, and most of what the suites need follows from the few traits: what a
-method keeps from one refresh to the next, and on which side. `muon.py` is a short row, `shampoo.py`
-a long one.
+Most fields have a default, and the suites derive most of their input from a few traits: what a
+method keeps between refreshes, and on which side. `muon.py` is a short row, `shampoo.py` a long
+one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Family = Literal[
 ]
 Kept = Literal["roots", "bases", "subspaces"]
 
-# By which policies a refresh can be decided: it takes what they look at.
+# What each policy can refresh, by what it examines.
 POLICIES: Mapping[str, tuple[Kept, ...]] = {
     "every": ("roots", "bases", "subspaces"),
     "stagger": ("roots", "bases", "subspaces"),
@@ -31,7 +31,7 @@ POLICIES: Mapping[str, tuple[Kept, ...]] = {
     "below_norm": ("subspaces",),  # a projected gradient, whose norm may be small
 }
 ADAPTIVE = ("foam", "diagonal_residual", "below_norm")
-"""Policies that look before they refresh."""
+"""Policies that examine the state or the gradient before they refresh."""
 
 COUNTED = {"refreshes", "rejected"}
 FIELDS = {
@@ -42,11 +42,11 @@ FIELDS = {
     "bases": {"statistic", "basis", *COUNTED},
     "subspaces": {"key", *COUNTED},
 }
-"""Fields of the state in which methods keep what they refresh."""
+"""The state fields of roots, bases and subspaces, by `keeps`."""
 
 
 class Size(NamedTuple):
-    """A matrix whose state is counted."""
+    """The size of a matrix, for the size of its state."""
 
     m: int
     n: int
@@ -55,19 +55,19 @@ class Size(NamedTuple):
 
     @property
     def orders(self) -> tuple[int, ...]:
-        """Of the sides that have a factor, a basis or a projection."""
+        """Orders of the sides that have a factor, a basis or a projection."""
         m, n = self.m, self.n
         one = {"left": m, "right": n, "smaller": min(m, n), "larger": max(m, n)}
         return (m, n) if self.side == "both" else (one[self.side],)
 
     @property
     def squares(self) -> int:
-        """Numbers of one factor or basis of each of these sides."""
+        """Numbers in one factor or basis per such side."""
         return sum(d * d for d in self.orders)
 
     @property
     def basis(self) -> int:
-        """Numbers of the basis of a subspace."""
+        """Numbers in the basis of a subspace."""
         return self.orders[0] * self.r
 
     @property
@@ -77,12 +77,12 @@ class Size(NamedTuple):
 
     @property
     def low(self) -> int:
-        """Numbers of a projected matrix."""
+        """Numbers in a projected matrix."""
         return self.other * self.r
 
 
 class Readme(NamedTuple):
-    """A line of the README's table of methods, for `m ≤ n`."""
+    """A line in the README's table of methods, for `m ≤ n`."""
 
     direction: str
     state: str
@@ -92,15 +92,15 @@ class Readme(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """The same method elsewhere."""
+    """The same method in another library."""
 
     name: str
-    aim: float  # for the time of a step over the peer's
+    aim: float  # largest ratio of our step time to the peer's
     brief: bool = False
 
 
 class Coded(NamedTuple):
-    """The method with its factors in 4 bits, as it is trained."""
+    """The method with factors in 4 bits, as the training benchmark runs it."""
 
     storage: str  # a label of `benchmarks/_methods.py`
     mind: str
@@ -108,7 +108,7 @@ class Coded(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """The method with other settings, as the step benchmark has it beside the plain one."""
+    """The method with other settings, which the step benchmark times beside the plain one."""
 
     settings: Settings
     floor: str
@@ -118,71 +118,71 @@ class Variant(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Row:
-    """A method."""
+    """Everything that the suites know about one method."""
 
     name: str
     family: Family
-    mind: str  # why one might not take it
+    mind: str  # drawback: why one might not choose it
     readme: Readme
-    brief: bool = False  # whether the README's table of results has it
+    brief: bool = False  # whether the README's table of results shows it
 
     # By default `curvax.<name>` and `curvax.scale_by_<name>`.
     optimizer: Callable[..., Any] = None  # pyright: ignore
     direction: Callable[..., Any] = None  # pyright: ignore
 
-    # What it has.
+    # Traits.
     keeps: Kept | None = None  # what it refreshes
-    own_policy: bool = False  # `check_every` and `threshold` are its, `refresh` is not
-    decomposes: str | None = None  # by what it refreshes; "eigh" of roots and bases
-    svd: bool = False  # whether every step takes one
-    fields: frozenset[str] = frozenset()  # of its state, beside those of what it refreshes
+    own_policy: bool = False  # takes `check_every` and `threshold` instead of `refresh`
+    decomposes: str | None = None  # decomposition of a refresh; "eigh" for roots and bases
+    svd: bool = False  # whether every step computes an SVD
+    fields: frozenset[str] = frozenset()  # state fields besides `FIELDS[keeps]`
     everything: bool = False  # whether vectors, biases and scalars are matrices too
-    spares_output_layer: bool = False  # leaves it to AdamW by default
-    block_size: int | None = None  # of the blocks in which it cuts large matrices by default
-    base: bool = False  # its direction is the gradient of a base optimizer
-    after_the_matrices: bool = False  # its momentum is of whole updates, behind the matrices
-    random: bool = False  # whether its numbers depend on random ones, other ones for each dtype
-    blind_to_means: bool = False  # whether nothing changes the mean of a row
-    scale_free: bool = False  # bit for bit the same for a gradient that is a power of two larger
+    spares_output_layer: bool = False  # sends the output layer to AdamW by default
+    block_size: int | None = None  # default size of blocks of large matrices
+    base: bool = False  # a base optimizer takes its direction as a gradient
+    after_the_matrices: bool = False  # momentum of the tree's updates, after `on_matrices`
+    random: bool = False  # whether it draws random numbers, which differ between dtypes
+    blind_to_means: bool = False  # whether its updates leave the mean of each row unchanged
+    scale_free: bool = False  # bitwise equal for a gradient times a power of two
 
-    # Settings: small ones that optimizer and direction take, and what suites add to them.
+    # Settings: small ones for optimizer and direction, and additions for each suite.
     settings: Settings = dataclasses.field(default_factory=dict)
-    contract: Settings = dataclasses.field(default_factory=dict)  # of the optimizer alone
-    algebra: Settings = dataclasses.field(default_factory=dict)  # for errors of codes to be seen
+    contract: Settings = dataclasses.field(default_factory=dict)  # for the optimizer only
+    algebra: Settings = dataclasses.field(default_factory=dict)  # makes quantization errors visible
     faults: Settings = dataclasses.field(default_factory=dict)
-    fuzz: Settings = dataclasses.field(default_factory=dict)  # which has the papers' ε
+    fuzz: Settings = dataclasses.field(default_factory=dict)  # this suite uses the papers' ε
     long: Settings = dataclasses.field(default_factory=dict)  # for matrices of 10,000 rows
-    fault_cell: tuple[str | None, str | None] | None = None  # policy and storage, by default
-    minima_rate: float = 0.1  # with which it finds Rosenbrock's minimum
-    faults_rate: float = 0.1  # with which it trains through faults
+    fault_cell: tuple[str | None, str | None] | None = None  # policy and storage; None: the first
+    minima_rate: float = 0.1  # learning rate that finds Rosenbrock's minimum
+    faults_rate: float = 0.1  # learning rate for training through faults
 
-    # How much it multiplies rounding errors from the gradient to the update, in units of the
-    # dtype's epsilon; see assert_close.
+    # The growth of rounding errors from the gradient to the update, in units of the dtype's
+    # epsilon; see assert_close.
     growth: float
 
-    # The Frobenius norm of its direction, at most: for any gradients (None if nothing bounds it),
-    # and where the same gradient comes again at every step. Most are attained.
+    # Upper bounds on the Frobenius norm of its direction: for any gradients (None if there is no
+    # bound), and for the same gradient at every step. Most bounds are attained.
     longest: Callable[[Step], float] | None = None
     longest_repeated: Callable[[Step], float] = None  # pyright: ignore
 
-    # Numbers of the state of a matrix, as the papers count; `narrow` if a momentum among them, of
-    # the matrix's size, has the parameters' dtype instead of float32.
+    # Numbers in the state of a matrix, as the papers count them; `narrow` if they include a
+    # momentum of the matrix's size in the dtype of the parameters instead of float32.
     numbers: Callable[[Size], int]
     narrow: bool = False
 
     # Benchmarks.
-    floor: str | None = None  # what a step cannot do without, see `benchmarks/_floors.py`
-    aim: float | None = None  # for its time over the floor's
+    floor: str | None = None  # the minimal work of a step, see `benchmarks/_floors.py`
+    aim: float | None = None  # largest ratio of its step time to the floor's
     peer: Peer | None = None
     benchmark: Settings = dataclasses.field(default_factory=dict)
     variants: Mapping[str, Variant] = dataclasses.field(default_factory=dict)
-    offset: int = 1  # of the steps at which it refreshes there, counted from 1
-    by_rank: Callable[[int], Settings] = lambda rank: {}  # what else depends on the rank
-    trained: Callable[[int], Settings] = lambda period: {}  # in training, from a period
+    offset: int = 1  # offset of its refreshes in benchmarks, counted from 1
+    by_rank: Callable[[int], Settings] = lambda rank: {}  # other settings that depend on the rank
+    trained: Callable[[int], Settings] = lambda period: {}  # settings for training, from a period
     coded: Coded | None = None
 
     def __post_init__(self) -> None:
-        """Fills in what follows from the rest."""
+        """Fills in the fields that follow from the others."""
         found = {
             "optimizer": self.optimizer or getattr(curvax, self.name),
             "direction": self.direction or getattr(curvax, f"scale_by_{self.name}"),
@@ -193,14 +193,14 @@ class Row:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        """As tests show it."""
+        """The name, which test reports show."""
         return self.name
 
-    # What follows from the traits.
+    # Properties that follow from the traits.
 
     @property
     def factors(self) -> bool:
-        """Whether it has symmetric factors, which have storages."""
+        """Whether it has symmetric factors, which take a storage."""
         return self.keeps in ("roots", "bases")
 
     @property
@@ -210,13 +210,13 @@ class Row:
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The refresh policies that it takes; FOAM with another one is Shampoo."""
+        """The refresh policies that it takes; none for FOAM: with another policy it is Shampoo."""
         own = self.keeps if not self.own_policy else None
         return tuple(name for name, kinds in POLICIES.items() if own in kinds)
 
     @property
     def state_fields(self) -> frozenset[str]:
-        """Fields of the state that hold entries of a matrix."""
+        """State fields that hold entries of a matrix."""
         kept = FIELDS["eigenpairs" if self.own_policy else self.keeps]
         return self.fields | kept | ({"failures"} if self.svd else set())
 
@@ -227,26 +227,26 @@ class Row:
 
     @property
     def static(self) -> tuple[str, ...]:
-        """Arguments that `optax.inject_hyperparams` has to leave alone: integers and callables."""
+        """Static arguments for `optax.inject_hyperparams`: integers and callables."""
         given = self.defaults | {**self.settings}
         whole = lambda x: isinstance(x, int) and not isinstance(x, bool)  # noqa: E731
         return tuple(name for name, x in given.items() if whole(x) or callable(x))
 
     def side(self, settings: Settings) -> str:
-        """The side, or both, that has factors, a basis or a projection."""
+        """The side with a factor, a basis or a projection, or "both"."""
         both = "both" if self.keeps == "roots" else "smaller"
         return (self.defaults | {**settings}).get("side", both) or "smaller"
 
-    # Making it.
+    # Optimizers and their settings.
 
     @property
     def without_base(self) -> dict[str, Any]:
-        """What makes the direction that of plain descent."""
+        """Settings that remove the base optimizer."""
         return {"base": None} if self.base else {}
 
     @property
     def with_output_layer(self) -> dict[str, Any]:
-        """What makes a matrix of the output layer."""
+        """Settings that make the output layer a matrix."""
         rule = {"matrices": curvax.MatrixRule(output_layer=None)}
         return rule if self.spares_output_layer else {}
 
@@ -259,36 +259,36 @@ class Row:
         return self.direction(**self.settings)
 
     def for_contract(self) -> dict[str, Any]:
-        """Small settings."""
+        """Small settings for the contract suite."""
         return {**self.settings, **self.without_base, **self.contract}
 
     def for_algebra(self) -> dict[str, Any]:
-        """Settings with which errors of codes are seen, and decisions of policies are clear."""
+        """Settings that make quantization errors visible and the decisions of policies clear."""
         return {**self.settings, **self.with_output_layer, **self.algebra}
 
     def for_faults(self) -> dict[str, Any]:
-        """Settings in which what a fault leaves behind lasts."""
+        """Settings under which the effects of a fault last."""
         return {**self.settings, **self.without_base, **self.with_output_layer, **self.faults}
 
     def for_fuzzing(self) -> dict[str, Any]:
-        """Settings with the papers' ε, behind which no division hides."""
+        """Settings with the papers' ε, too small to hide a division by zero."""
         large = ("eps", "max_damping")
         settings = {name: x for name, x in self.for_contract().items() if name not in large}
         return {**settings, **self.with_output_layer, **self.fuzz}
 
-    # Its state.
+    # The size of its state.
 
     def size(self, m: int, n: int, rank: int, settings: Settings) -> Size:
-        """A matrix's as the method sees it with these settings."""
+        """The size of a matrix for the method with these settings."""
         return Size(m, n, min(rank, m, n), self.side(settings))
 
     def matrix_bytes(self, m: int, n: int, itemsize: int) -> int:
-        """Of the state of one matrix in the contract suites, all counters among them.
+        """Bytes of the state of one matrix in the contract suites, including all counters.
 
         Args:
           m: rows.
           n: columns.
-          itemsize: bytes of a parameter's entry.
+          itemsize: bytes per entry of a parameter.
         """
         size = self.size(m, n, self.settings.get("rank", 0), self.settings)
         momentum = (4 - itemsize) * m * n if self.narrow else 0
@@ -297,9 +297,9 @@ class Row:
             None: 0,
             "roots": each * len(size.orders),
             "bases": 12 * len(size.orders),
-            "subspaces": 16,  # two counters, and a random key
+            "subspaces": 16,  # two counters and a random key
         }[self.keeps]
-        if self.own_policy:  # ε and h in place of the error, and the eigenvalues
+        if self.own_policy:  # ε and h instead of the error, plus the eigenvalues
             counted += 4 * sum(1 + d for d in size.orders)
         failures, skipped = 4 * self.svd, 4
         return 4 * self.numbers(size) - momentum + counted + failures + skipped

@@ -13,7 +13,7 @@ ROW = Row(
     decomposes="qr",
     fields=frozenset({"basis", "tracked", "mu", "nu", "energy", "norm"}),
     growth=512.0,  # the gaps between the gradient's singular values
-    # Columns of the residual are ratios to their energies, times √(order - rank).
+    # Residual columns are divided by the roots of their energies, times √(order - rank).
     longest=lambda at: (
         0.3 * of_moments(0.9, 0.9, at.t) * projected(at) + 0.3 * 0.4 * (at.m * at.n / 0.1) ** 0.5
     ),

@@ -10,12 +10,12 @@ ROW = Row(
     settings={"rank": 3, "refresh": 2, "eps": 0.1},
     algebra={"b1": 0.5, "b2": 0.5, "variant": "svd"},
     fault_cell=("below_norm", None),
-    minima_rate=3e-3,  # its random directions
+    minima_rate=3e-3,  # its subspaces are random
     keeps="subspaces",
     random=True,
     fields=frozenset({"mu", "nu"}),
     spares_output_layer=True,
-    growth=128.0,  # the division by the norms of projected columns
+    growth=128.0,  # it divides by the norms of projected columns
     longest_repeated=lambda at: (
         of_moments(0.9, 0.999, at.t, corrected=True) * projected(at) * KAPPA
     ),

@@ -16,7 +16,7 @@ ROW = Row(
     everything=True,
     growth=512.0,  # the condition number of its damped statistics
     longest=lambda at: at.longest / 1e-6**0.5,
-    # V ≥ 0.05 G Gᵀ for the same G throughout, and M ≤ (1 - 0.9^t) G.
+    # For a constant G, V ≥ 0.05 G Gᵀ and M ≤ (1 - 0.9^t) G.
     longest_repeated=lambda at: (1 - 0.9**at.t) * polar(at) / 0.05**0.5,
     numbers=lambda s: s.m * s.n + 2 * s.squares,
     narrow=True,

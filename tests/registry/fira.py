@@ -15,7 +15,7 @@ ROW = Row(
     decomposes="svd",
     fields=frozenset({"basis", "mu", "nu", "norm"}),
     growth=512.0,  # the gaps between the gradient's singular values
-    # The residual is a multiple of the projection and scaled like it; its norm grows slowly.
+    # The residual is a multiple of the projection with the same scale; a limiter bounds its growth.
     longest_repeated=lambda at: (
         0.3 * of_moments(0.9, 0.999, at.t, corrected=True) * projected(at) * KAPPA
     ),

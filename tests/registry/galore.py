@@ -14,7 +14,7 @@ ROW = Row(
     decomposes="svd",
     fields=frozenset({"basis", "mu", "nu"}),
     growth=512.0,  # the gaps between the gradient's singular values
-    # Entries in the subspace are ratios, and the basis is orthonormal.
+    # Entries in the subspace are ratios of moments, and the basis is orthonormal.
     longest=lambda at: 0.3 * of_moments(0.9, 0.999, at.t, corrected=True) * projected(at),
     numbers=lambda s: s.basis + 2 * s.low,
     floor="projection",

@@ -10,8 +10,8 @@ ROW = Row(
     fuzz={"eps": 0.0},
     fields=frozenset({"mu"}),
     scale_free=True,
-    growth=3.4445**3,  # an iteration multiplies what is small by 3.4445, and there are three
-    # Singular values after Newton-Schulz, at most the largest value of the quintic in [0, 1.2].
+    growth=3.4445**3,  # each of three iterations multiplies small singular values by 3.4445
+    # Newton-Schulz bounds singular values by the largest value of the quintic on [0, 1.2].
     longest=lambda at: 1.21 * polar(at) * max(1, at.n / at.m) ** 0.5,
     numbers=lambda s: s.m * s.n,
     narrow=True,

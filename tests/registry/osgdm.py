@@ -7,13 +7,13 @@ from ._row import Readme, Row
 ROW = Row(
     name="osgdm",
     family="orthogonalized",
-    contract={"b1": 0.0},  # steps that are taken in do not change with later learning rates
+    contract={"b1": 0.0},  # accumulated steps keep the learning rates of their own steps
     faults_rate=0.03,
     svd=True,
     fields=frozenset({"trace"}),
     after_the_matrices=True,
     scale_free=True,
-    growth=512.0,  # the inverse of the gradient's smallest singular value that is not 0
+    growth=512.0,  # the inverse of the gradient's smallest nonzero singular value
     longest=polar,
     numbers=lambda s: s.m * s.n,
     narrow=True,

@@ -8,7 +8,7 @@ from ._row import Readme, Row
 
 
 def of_scales(at: Step) -> float:
-    """For the largest ratio ρ of squares in G no scale q_i s_j is below G_ij² / ρ²."""
+    """A bound: if ρ is the largest ratio of squares in G, each scale q_i s_j ≥ G_ij² / ρ²."""
     squares = np.square(at.gradient.astype(np.float64))
     ratio = float(squares.max() / squares.min()) if squares.any() else 1.0
     return 0.05 / 0.1 * (at.m * at.n) ** 0.5 * ratio
@@ -24,7 +24,7 @@ ROW = Row(
     spares_output_layer=True,
     scale_free=True,
     growth=4.0,
-    longest_repeated=of_scales,  # of other gradients scales may be small; their norm grows slowly
+    longest_repeated=of_scales,  # with changing gradients the scales may be small
     numbers=lambda s: s.m + s.n + 1,
     floor="rank one",
     mind="no momentum",

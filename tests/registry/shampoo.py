@@ -13,7 +13,7 @@ ROW = Row(
     fuzz={"initial": 0.0},
     long={"side": "smaller"},
     fault_cell=("every", "feedback"),
-    minima_rate=3e-3,  # its direction has the length of the gradient
+    minima_rate=3e-3,  # its direction has the norm of the gradient
     keeps="roots",
     base=True,
     block_size=1200,
@@ -23,7 +23,7 @@ ROW = Row(
     floor="two roots",
     aim=1.3,
     benchmark={"matrices": curvax.MatrixRule(block_size=None)},
-    offset=0,  # its statistics are due at whole periods, by default
+    offset=0,  # by default, its statistics are due at multiples of the period
     variants={
         "statistics at every step": Variant({"statistics_every": 1}, "two roots, statistics", 1.3)
     },

@@ -7,7 +7,7 @@ from ._row import Coded, Readme, Row
 ROW = Row(
     name="soap",
     family="eigenbases",
-    # On the smaller side the first gradient's statistic has full rank: no basis is arbitrary.
+    # On the smaller side the first statistic has full rank, so its eigenbasis is unique.
     settings={"b1": 0.9, "b3": 0.9, "eps": 0.1, "refresh": 2, "side": "smaller"},
     algebra={"b1": 0.5, "b2": 0.5, "b3": 0.3, "eps": 3.0, "side": "both"},
     faults={"b2": 0.9, "side": "both"},
@@ -17,7 +17,7 @@ ROW = Row(
     fields=frozenset({"mu", "nu"}),
     growth=512.0,  # the gaps between the eigenvalues of its statistics
     longest=in_eigenbasis,
-    # Entries in the eigenbasis are ratios.
+    # Entries in the eigenbasis are ratios of moments.
     longest_repeated=lambda at: of_moments(0.9, 0.95, at.t) * (at.m * at.n) ** 0.5,
     numbers=lambda s: 2 * s.m * s.n + 2 * s.squares,
     floor="two bases",

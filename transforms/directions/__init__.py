@@ -1,1 +1,1 @@
-"""Transformations of a gradient's matrices into directions, with vectors of state or none."""
+"""Transformations from gradient matrices to directions, with momentum or vectors as state."""

@@ -1,9 +1,16 @@
-"""Moments that follow a change of basis: where they are in a state, and what becomes of them.
+"""Moments that follow a change of basis: how to find them in a state, and how to carry them over.
 
-A transformation that works in a changing space keeps moments that have to follow it. They are
-recognized by where they are: a field `mu` or `trace` holds first moments, which turn with the
-space; `nu` holds second moments. Any other field that holds more than a number for every matrix is
-an error, since nothing is known of how it should follow: factors, bases, codes, scales of rows.
+The inner transformation of `in_subspace` or `in_eigenbasis` keeps its moments in the coordinates of
+a basis. When the basis changes, a `Carry` maps them to the new coordinates. Moments are found by
+the name of their field:
+
+| field | moment |
+|---|---|
+| `mu`, `trace` | first moment, rotates with the basis |
+| `nu` | second moment, mixes by the squares of the rotation |
+| any other field with more than one number per matrix | an error |
+
+No rule is known for such other fields: factors, bases, quantized moments, row scales.
 """
 
 from __future__ import annotations
@@ -24,18 +31,19 @@ SECOND = ("nu",)
 class Moments(NamedTuple):
     """The moments of one leaf's matrices."""
 
-    first: Any  # a list of them, or of their places among the leaves of a state
-    second: Any  # the same
+    first: Any  # a list of arrays, or of their indices among the leaves of a state
+    second: Any  # the same for second moments
 
 
 def find_moments(state: Any, like: Any) -> list[Moments]:
-    """Where a state keeps moments of each leaf of `like`, a tree of matrices.
+    """Finds the moments that a state keeps of each leaf of `like`, a tree of matrices.
 
     Raises:
-      ValueError: if another field holds more than a number for every matrix.
+      ValueError: if another field holds more than one number per matrix.
     """
     matrices = jax.tree_util.tree_leaves_with_path(like)
-    most_axes = max((matrix.ndim - 2 for _, matrix in matrices), default=0)  # of a number for each
+    # The batch axes: a leaf with one number per matrix has no more.
+    most_axes = max((matrix.ndim - 2 for _, matrix in matrices), default=0)
     found = [Moments([], []) for _ in matrices]
     for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
         field, number = _place(path, leaf, matrices)
@@ -43,15 +51,15 @@ def find_moments(state: Any, like: Any) -> list[Moments]:
             (found[number].first if field in FIRST else found[number].second).append(index)
         elif leaf.ndim > most_axes:
             raise ValueError(
-                f"the inner transformation's state field {field!r} holds more than a number for "
-                f"every matrix; how it follows a change of basis is known for "
-                f"{', '.join(map(repr, FIRST + SECOND))} only."
+                f"the inner transformation's state field {field!r} holds more than one number per "
+                "matrix; only the fields "
+                f"{', '.join(map(repr, FIRST + SECOND))} can follow a change of basis."
             )
     return found
 
 
 def take_moments(state: Any, like: Any) -> Any:
-    """A tree like `like`, with the `Moments` that a state keeps of every leaf."""
+    """A tree like `like` with the `Moments` that a state keeps of each leaf."""
     leaves = jax.tree.leaves(state)
     moments = [
         Moments(*([leaves[place] for place in places] for places in found))
@@ -61,7 +69,7 @@ def take_moments(state: Any, like: Any) -> Any:
 
 
 def put_moments(state: Any, like: Any, moments: Any) -> Any:
-    """The state with other moments, from a tree as `take_moments` gives it."""
+    """Replaces the moments of a state by those of a tree like the result of `take_moments`."""
     leaves, treedef = jax.tree.flatten(state)
     new = jax.tree.structure(like).flatten_up_to(moments)
     for places, values in zip(find_moments(state, like), new, strict=True):
@@ -71,9 +79,9 @@ def put_moments(state: Any, like: Any, moments: Any) -> Any:
 
 
 def _place(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> tuple[str | None, int | None]:
-    """The field that a leaf of a state is in, and the number of the leaf of matrices it belongs to.
+    """The field of a state's leaf, and the index of the matrix leaf that it belongs to.
 
-    That is the one whose path ends the leaf's; the longest, where one path ends another.
+    A leaf belongs to the matrix leaf of its shape whose path is the longest suffix of its own path.
     """
     ends = {
         len(own): number
@@ -87,19 +95,19 @@ def _place(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> tuple[str |
 
 @runtime_checkable
 class Carry(Protocol):
-    """What `carry=` takes: what moments `(r, n)` do when the basis of their rows changes."""
+    """The type of `carry=`: maps moments `(r, n)` to a new basis of their rows."""
 
     @property
     def needs_names(self) -> bool:
-        """Whether it matters which moments are first and which second ones."""
+        """Whether the rule needs to know which moments are first and which are second."""
         ...
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """A first moment in the new basis; `turn (r, r)` is `U_newᵀ U_old`."""
+        """Maps a first moment to the new basis; `turn (r, r)` is `U_newᵀ U_old`."""
         ...
 
     def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """A second moment in the new basis."""
+        """Maps a second moment to the new basis."""
         ...
 
 
@@ -110,12 +118,12 @@ class Keep:
     needs_names = False
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """As it was."""
+        """Returns the moment unchanged."""
         del turn
         return moment
 
     def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """As it was."""
+        """Returns the moment unchanged."""
         del turn
         return moment
 
@@ -127,11 +135,11 @@ class Rotate:
     needs_names = True
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Turned."""
+        """Rotates the moment."""
         return jnp.matmul(turn, moment, precision=HIGHEST).astype(moment.dtype)
 
     def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Mixed by the squares of the turn."""
+        """Mixes the moment by the squares of the rotation."""
         return self.first(moment, turn**2)
 
 
@@ -142,29 +150,29 @@ class Reset:
     needs_names = True
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Zero."""
+        """Returns zeros."""
         del turn
         return jnp.zeros_like(moment)
 
     def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Zero."""
+        """Returns zeros."""
         return self.first(moment, turn)
 
 
 def keep() -> Keep:
-    """Moments stay as they are, whatever the new basis (GaLore, Alice)."""
+    """Keeps moments unchanged under a new basis (GaLore, Alice)."""
     return Keep()
 
 
 def rotate() -> Rotate:
-    r"""First moments turn with the basis (SUMO): $M \leftarrow R M$, $R = U_{new}^\top U_{old}$.
+    r"""Rotates first moments with the basis (SUMO): $M \leftarrow R M$, $R = U_{new}^\top U_{old}$.
 
-    What lies outside the new subspace is lost. Second moments become $(R \circ R)\, v$: what the
-    squares are expected to be if the old coordinates are uncorrelated, never negative.
+    Components outside the new subspace are lost. Second moments become $(R \circ R)\, v$, which is
+    never negative: the expected squares if the old coordinates are uncorrelated.
     """
     return Rotate()
 
 
 def reset() -> Reset:
-    """Moments start again from zero; counters, as of Adam's bias correction, go on."""
+    """Resets moments to zero; counters, such as that of Adam's bias correction, go on."""
     return Reset()

@@ -1,12 +1,13 @@
-r"""One-sided diagonal preconditioning: columns scaled by the root of their mean square.
+r"""One-sided diagonal preconditioning: divides columns by the root of their mean square.
 
 $$v \leftarrow b_2 v + (1-b_2)\,\mathrm{diag}(G^\top G), \qquad
 D = M\,\mathrm{diag}(v + \epsilon)^{-1/2}$$
 
-for the momentum $M$ of $G$ (An et al., arXiv:2503.20762, Algorithm 3; the right side, always).
+for the momentum $M$ of $G$ (An et al., arXiv:2503.20762, Algorithm 3). It always preconditions the
+right side.
 
-*Numerics.* float32 at least; with `eps = 0` columns that have been zero throughout give zero. Cost:
-two passes over the gradient; state `n` numbers besides the momentum.
+*Numerics.* float32 at least; with `eps = 0`, a column that has always been zero gives zero. *Cost*:
+two passes over the gradient; the state holds `n` numbers besides the momentum.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .._validate import check_decay, check_interval, check_matrices
 class ColumnState(NamedTuple):
     """State of `precondition_columns`."""
 
-    columns: Any  # v, float32 (..., n)
+    columns: Any  # v, float32 at least (..., n)
     momentum: Any  # state of the transformation that gives M
 
 
@@ -34,18 +35,18 @@ def precondition_columns(
     b2: jax.typing.ArrayLike = 0.99,
     eps: jax.typing.ArrayLike = 1e-6,
 ) -> optax.GradientTransformation:
-    """Divides each column by the root of the running mean of its gradient's squared norm.
+    """Divides each column by the root of the running mean of its squared gradient norm.
 
     Args:
       momentum: transformation of the gradient that gives `M`; `None` is `M = G`.
       b2: decay rate of the mean, which starts at 0 and is not bias-corrected.
-      eps: damping, inside the root.
+      eps: damping, added inside the root.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: if `b2` is outside [0, 1) or `eps` negative, or a leaf is no matrix.
+      ValueError: if `b2` is outside [0, 1), if `eps` is negative, or if a leaf is not a matrix.
     """
     check_decay("b2", b2)
     check_interval("eps", eps, 0.0)

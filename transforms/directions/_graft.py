@@ -1,12 +1,12 @@
-r"""Grafting: the direction of one transformation with the length of another, matrix by matrix.
+r"""Grafting: the direction of one transformation with the length of another, per matrix.
 
 $$D = \hat G\, \|T(G)\| \,/\, \|\hat G\|$$
 
-for the direction $\hat G$ and the transformation $T$ whose length is taken: the identity (norm
+for the direction $\hat G$ and the transformation $T$ that sets the length: the identity (norm
 grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or Adam's direction
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
-*Numerics.* Frobenius norms per matrix in float32 at least; where $\hat G$ is zero, $D$ is zero.
+*Numerics.* Frobenius norms per matrix in float32 at least; if $\hat G$ is zero, $D$ is zero.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def graft(
 
     def update(updates: Any, state: Any, params: Any = None):
         directions, direction_state = direction.update(updates, state.direction, params)
-        # Adam's second moment would stand still in bfloat16.
+        # In bfloat16, Adam's second moment would stop changing.
         wide = None if params is None else widened(params)
         lengths, length_state = length.update(widened(updates), state.length, wide)
         return (
@@ -68,7 +68,7 @@ def graft(
 
 
 def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Each matrix of `x (..., m, n)` with the norm of that of `like`; zero stays zero."""
+    """Rescales each matrix of `x (..., m, n)` to the norm of its match in `like`; 0 stays 0."""
     norm, target = _norm(x), _norm(like)
     factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
     return (x * factor).astype(x.dtype)

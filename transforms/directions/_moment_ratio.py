@@ -4,8 +4,9 @@ $$M \leftarrow b_1 M + (1-b_1) G, \qquad v \leftarrow b_2 v + (1-b_2) G^2, \qqua
 D = M / (\sqrt v + \epsilon)$$
 
 *Division.* In a rotated space many entries of $G$ are rounding noise, and $M / \sqrt v$ would raise
-them to ±1. An entry with $\sqrt v \le \max(m, n)\,\mathrm{eps}\,\max \sqrt v$, the maximum over its
-matrix, gives 0; so does $v = 0$. Batch entries do not influence each other. *Cost*: `10 mn` FLOPs.
+them to ±1. An entry gives 0 if $\sqrt v \le \max(m, n)\,\mathrm{eps}\,\max \sqrt v$, with the
+maximum over its matrix, or if $v = 0$. Batch entries do not influence each other. *Cost*: `10 mn`
+FLOPs.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class MomentRatioState(NamedTuple):
     """State of `moment_ratio`."""
 
     count: jax.Array  # t, int32 scalar
-    mu: Any  # M, like the parameters, float32 at least
-    nu: Any  # v, the same
+    mu: Any  # M, shaped like the parameters, float32 at least
+    nu: Any  # v, like M
 
 
 def moment_ratio(
@@ -40,8 +41,8 @@ def moment_ratio(
     Args:
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
-      eps: added to the root.
-      bias_correction: divide the moments by `1 - b1^t` and `1 - b2^t`.
+      eps: added to the root of the second moment.
+      bias_correction: whether to divide the moments by `1 - b1^t` and `1 - b2^t`.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -87,9 +88,9 @@ def moment_ratio(
 
 
 def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Array:
-    """`m / (√v + eps)` for matrices `(..., rows, columns)`, 0 where `√v` is rounding noise."""
+    """Computes `m / (√v + eps)` of matrices `(..., m, n)`, 0 where `√v` is rounding noise."""
     root = jnp.sqrt(v)
-    # Not the largest root: with two uses XLA would write all roots.
+    # The root of the maximum: with the maximum of the roots, XLA would write out all roots.
     largest = jnp.sqrt(jnp.max(v, axis=(-2, -1), keepdims=True))
     significant = root > max(v.shape[-2:]) * jnp.finfo(v.dtype).eps * largest
     return jnp.where(significant, m / jnp.where(significant, root + eps, 1), 0)

@@ -1,4 +1,4 @@
-r"""Momentum: a running average or sum of the gradients, with Nesterov's look-ahead.
+r"""Momentum: a running average or sum of the gradients, with an optional Nesterov look-ahead.
 
 $$M_t = b_1 M_{t-1} + (1 - b_1)\, G_t \quad\text{("ema")} \qquad M_t = b_1 M_{t-1} + G_t
 \quad\text{("sum")}$$
@@ -7,9 +7,8 @@ The output is $M_t$; with `nesterov` it is $b_1 M_t + (1-b_1) G_t$ ("ema") or $b
 ("sum"). `bias_correction` ("ema" only) divides $M_t$ by $1-b_1^t$; in the look-ahead, as in Adam
 with Nesterov momentum (Dozat, 2016), $M_t$ is divided by $1-b_1^{t+1}$ and $G_t$ by $1-b_1^t$.
 
-*Numerics.* The sum is formed in the promoted dtype of gradient and state and stored in `dtype`;
-the output has the gradient's dtype.
-State: one array per leaf and a counter.
+*Numerics.* The sum is computed in the promoted dtype of gradient and state and stored in `dtype`;
+the output has the gradient's dtype. *State*: one array per leaf and a counter.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class MomentumState(NamedTuple):
     """State of `momentum`."""
 
     count: jax.Array  # t, int32 scalar
-    mu: Any  # M, like the parameters
+    mu: Any  # M, shaped like the parameters
 
 
 def momentum(
@@ -38,20 +37,21 @@ def momentum(
     bias_correction: bool = False,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """Replaces gradients by their momentum; see the module's formulas.
+    """Replaces gradients by their momentum; the module's docstring has the formulas.
 
     Args:
       b1: decay rate in [0, 1).
       accumulate: "ema" or "sum".
       nesterov: whether to look ahead by one step.
       bias_correction: whether to divide by the weight accumulated so far ("ema" only).
-      dtype: dtype of the stored momentum; that of the parameters if `None`.
+      dtype: dtype of the stored momentum; `None` is that of the parameters.
 
     Returns:
-      The transformation; works on leaves of any shape.
+      A transformation of leaves of any shape.
 
     Raises:
-      ValueError: if `b1` is outside [0, 1) or `accumulate` unknown, or if a sum is to be corrected.
+      ValueError: if `b1` is outside [0, 1), if `accumulate` is unknown, or if `bias_correction` is
+        given with "sum".
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -95,10 +95,10 @@ def descend_with_momentum(
     weight_decay: jax.typing.ArrayLike,
     weight_decay_mask: Any,
 ) -> optax.GradientTransformation:
-    r"""Descent whose momentum takes in whole steps, $M \leftarrow b_1 M + \mathrm{lr}\,D$.
+    r"""Descent whose momentum accumulates scaled directions, $M \leftarrow b_1 M + \mathrm{lr}\,D$.
 
-    Under a schedule every direction keeps the learning rate of its own step. Weight decay is
-    decoupled and stays out of the momentum.
+    Under a schedule each direction keeps the learning rate of its own step. Weight decay is
+    decoupled and does not enter the momentum.
     """
     check_decay("b1", b1)
 

@@ -1,15 +1,14 @@
-r"""The norm-growth limiter: no direction grows by more than a factor γ from one step to the next.
+r"""The norm-growth limiter: from step to step, a direction's norm grows by at most a factor γ.
 
 $$\eta_t = \gamma / \max(\|D_t\| / \phi_{t-1},\ \gamma), \qquad \phi_t = \eta_t \|D_t\|, \qquad
 D_t \leftarrow \eta_t D_t$$
 
-with $\eta_t = 1$ as long as $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et al.,
-arXiv:2502.07752, Algorithm 1 lines 9-10 and Algorithm 3). As printed, one zero gradient would set
-$\phi = 0$ and stop the matrix forever; here the limiter starts afresh.
+with $\eta_t = 1$ while $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et al., arXiv:2502.07752,
+Algorithm 1 lines 9-10 and Algorithm 3). As printed, one zero gradient would set $\phi = 0$ and keep
+all later directions at zero; here the limiter restarts.
 
-*Numerics.* Norms are Frobenius norms per matrix, in float32 at least. A direction whose norm is not
-finite becomes zero, and $\phi$ stays. Cost: one pass; state: a
-number per matrix.
+*Numerics.* Frobenius norms per matrix, in float32 at least. A direction becomes zero, and $\phi$
+stays, if its norm is not finite. *Cost*: one pass. *State*: one number per matrix.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: if `gamma < 1`, or if a leaf is no matrix.
+      ValueError: if `gamma < 1`, or if a leaf is not a matrix.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -79,7 +78,7 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
 def limited_norm(
     norm: jax.Array, last: jax.Array, gamma: jax.typing.ArrayLike
 ) -> tuple[jax.Array, jax.Array]:
-    """The factor η and the norm after it, from a norm and the last one after limiting."""
+    """Computes the factor η and the limited norm, from a norm and the last limited norm."""
     limited = (last > 0) & (norm > gamma * last)
     factor = jnp.where(limited, gamma * last / jnp.where(limited, norm, 1), 1)
     finite = jnp.isfinite(norm)

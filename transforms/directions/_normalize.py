@@ -1,13 +1,15 @@
-r"""Normalization of rows or columns, without any state.
+r"""Normalization of rows or columns, without state.
 
 | function | result | reference |
 |---|---|---|
-| `normalize_rows` | each row minus its mean, over its deviation | SWAN's GradNorm, Eq. 30 |
-| `normalize_columns` | each column over its norm | section 3.3 |
+| `normalize_rows` | each row minus its mean, divided by its deviation | SWAN's GradNorm, Eq. 30 |
+| `normalize_columns` | each column divided by its norm | section 3.3 |
 
-Both of Gong et al., arXiv:2502.07752. *Numerics.* float32 at least; the standard deviation is that
-of the population (1/n). A row that is constant up to rounding (deviation at most `n · eps` of its
-largest entry) and a zero column give 0. *Cost*: two passes.
+The references are to Gong et al., arXiv:2502.07752.
+
+*Numerics.* float32 at least; the standard deviation is that of the population (1/n). A zero column
+gives 0, and so does a row that is constant up to rounding: its deviation is at most `n · eps` times
+its largest entry. *Cost*: two passes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from .._validate import check_matrices
 
 
 def normalize_rows() -> optax.GradientTransformation:
-    """Gives every row of a matrix mean 0 and standard deviation 1.
+    """Gives each row of a matrix mean 0 and standard deviation 1.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -35,16 +37,16 @@ def normalize_rows() -> optax.GradientTransformation:
     def normalized(x: jax.Array) -> jax.Array:
         n = x.shape[-1]
         largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
-        centred = x - jnp.mean(x, axis=-1, keepdims=True)
-        deviation = jnp.sqrt(jnp.mean(centred**2, axis=-1, keepdims=True))
+        centered = x - jnp.mean(x, axis=-1, keepdims=True)
+        deviation = jnp.sqrt(jnp.mean(centered**2, axis=-1, keepdims=True))
         varies = deviation > n * jnp.finfo(x.dtype).eps * largest
-        return jnp.where(varies, centred / jnp.where(varies, deviation, 1), 0)
+        return jnp.where(varies, centered / jnp.where(varies, deviation, 1), 0)
 
     return _stateless("normalize_rows", normalized)
 
 
 def normalize_columns() -> optax.GradientTransformation:
-    """Gives every column of a matrix norm 1; zero columns stay zero.
+    """Gives each column of a matrix norm 1; zero columns stay zero.
 
     Example:
       >>> import curvax, jax.numpy as jnp

@@ -1,7 +1,14 @@
-r"""Orthogonalization: every matrix becomes its polar factor.
+r"""Orthogonalization: replaces each matrix by its polar factor.
 
-$D = U V^\top$ for $G = U \Sigma V^\top$ (see `_polar` for the methods, their cost and numerics),
-and the scale by which Muon makes such directions comparable between shapes.
+$$D = U V^\top \quad\text{for}\quad G = U \Sigma V^\top$$
+
+`linalg/_polar.py` has the methods, their cost and their numerics. `scale_by_shape` is Muon's scale,
+which makes orthogonal directions of different shapes comparable:
+
+| `consistent_rms` | factor | reference |
+|---|---|---|
+| `None` | $\sqrt{\max(1, n/m)}$ | Jordan et al., 2024 |
+| `c` | $c\sqrt{\max(m, n)}$ | Liu et al., arXiv:2502.16982 |
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ from ..linalg._polar import (
 class OrthogonalizeState(NamedTuple):
     """State of `orthogonalize` by a decomposition."""
 
-    failures: Any  # decompositions that failed: the direction was zero, int32 (...) for a leaf
+    failures: Any  # failed decompositions, whose directions were zero, int32 (...) per leaf
 
 
 def orthogonalize(
@@ -40,25 +47,26 @@ def orthogonalize(
     eps: jax.typing.ArrayLike = 1e-8,
     norm: str = "frobenius",
 ) -> optax.GradientTransformation:
-    """Replaces every matrix `(..., m, n)` by its polar factor `U Vᵀ`.
+    """Replaces each matrix `(..., m, n)` by its polar factor `U Vᵀ`.
 
     Args:
-      method: "newton_schulz" (approximate, matrix products only), "svd" (exact; singular values
-        that are zero stay zero), "qr_svd" (the same by way of the smaller order: for long matrices)
-        or "qdwh" (exact for full rank).
-      coefficients: of Newton-Schulz: "quintic" (Muon's), "classical", "polar_express", three
-        numbers, or a row of three per iteration.
-      steps: Newton-Schulz iterations.
+      method: "newton_schulz" (approximate, matrix products only), "svd" (exact; zero singular
+        values stay zero), "qr_svd" (the same after a QR down to the smaller order, for long
+        matrices) or "qdwh" (exact for full rank).
+      coefficients: Newton-Schulz coefficients: "quintic" (Muon's), "classical", "polar_express",
+        three numbers, or a row of three per iteration.
+      steps: number of Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.
-      norm: that norm: "frobenius", or "gram" for the root of the Frobenius norm of `G Gᵀ`.
+      norm: the norm by which Newton-Schulz divides: "frobenius", or "gram" for the root of the
+        Frobenius norm of `G Gᵀ`.
 
     Returns:
-      A transformation. With "newton_schulz" it is stateless; otherwise the state counts the
-      decompositions that failed, whose directions are zero.
+      A transformation. With "newton_schulz" it is stateless. With the other methods the state
+      counts failed decompositions, whose directions are zero.
 
     Raises:
-      ValueError: on an unknown method or coefficients, `steps < 1`, `eps < 0`, or leaves that are
-        not matrices.
+      ValueError: if the method or the coefficients are unknown, if `steps < 1` or `eps < 0`, or if
+        a leaf is not a matrix.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -106,12 +114,12 @@ def orthogonalize(
 def scale_by_shape(
     consistent_rms: jax.typing.ArrayLike | None = None,
 ) -> optax.GradientTransformation:
-    r"""Scales matrices by a factor of their shape alone, as Muon does.
+    r"""Scales matrices by a factor that depends only on their shape, as Muon does.
 
     Args:
-      consistent_rms: `None` scales by $\sqrt{\max(1, n/m)}$ (Jordan et al.); a number `c` by
-        $c\sqrt{\max(m, n)}$, which gives an orthogonal direction the root mean square `c` along
-        its longer side (Liu et al., arXiv:2502.16982; 0.2 matches AdamW's).
+      consistent_rms: `None` scales by $\sqrt{\max(1, n/m)}$ (Jordan et al.). A number `c` scales by
+        $c\sqrt{\max(m, n)}$, which gives an orthogonal direction the root mean square `c` (Liu et
+        al., arXiv:2502.16982; 0.2 matches AdamW's).
 
     Returns:
       A stateless transformation.

@@ -9,12 +9,12 @@ Gong et al., arXiv:2502.07752, Eq. 16 and Algorithm 1, lines 5-8. The rounds are
 $G^{\odot 2}$: for a positive $G^{\odot 2}$ they converge to its principal singular pair
 (Proposition 3).
 
-*Numerics.* float32 at least. Rows and columns that have been zero throughout give zero. Where
-$G^{\odot 2}$ falls into blocks, or nearly so, the fixed point vanishes outside of one of them, and
-$D$ would have no bound: entries of $\bar q$ and $\bar s$ below `eps(dtype)²` times the largest,
-rounding noise of a gradient squared, count as that much, so that
-$|D_{ij}| \le |G_{ij}| / (\mathrm{eps}^2 \sqrt{\max \bar q\, \max \bar s})$. Cost per matrix:
-`4mn` FLOPs a round, memory-bound; state `m + n` numbers.
+*Numerics.* float32 at least. Rows and columns that have always been zero give zero. If
+$G^{\odot 2}$ decomposes into blocks, or nearly so, the fixed point vanishes outside one block, and
+$D$ would be unbounded. Entries of $\bar q$ and $\bar s$ are therefore raised to at least
+`eps(dtype)²` times the largest (the rounding noise of a squared gradient), so that
+$|D_{ij}| \le |G_{ij}| / (\mathrm{eps}^2 \sqrt{\max \bar q\, \max \bar s})$. *Cost* per matrix:
+`4mn` FLOPs per round, memory-bound; the state holds `m + n` numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RowColumnState(NamedTuple):
 
 
 def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Array, jax.Array]:
-    """The pair `q (..., m)`, `s (..., n)` of Eq. 16 for `squares = G² (..., m, n)`."""
+    """Computes `q (..., m)` and `s (..., n)` of Eq. 16 for `squares = G² (..., m, n)`."""
     q = jnp.ones(squares.shape[:-1], squares.dtype)
 
     def over(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -62,16 +62,16 @@ def scale_by_rows_and_columns(
     """Scales rows and columns by running averages of RACS's two diagonals.
 
     Args:
-      b2: decay rate of the averages, which start at 0; `b2 = 0` uses the current gradient alone.
+      b2: decay rate of the averages, which start at 0; `b2 = 0` uses only the current gradient.
       iterations: rounds of the fixed-point iteration.
-      bias_correction: whether to divide the averages by `1 - b2ᵗ`. As printed they are not
-        corrected, so that the first direction is `1 / (1 - b2)` times longer.
+      bias_correction: whether to divide the averages by `1 - b2ᵗ`. The paper does not correct them,
+        which makes the first direction `1 / (1 - b2)` times longer.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: if `b2` is outside [0, 1), `iterations < 1`, or a leaf is no matrix.
+      ValueError: if `b2` is outside [0, 1), if `iterations < 1`, or if a leaf is not a matrix.
     """
     check_decay("b2", b2)
     check_positive_int("iterations", iterations)
@@ -95,7 +95,7 @@ def scale_by_rows_and_columns(
 
         def scaled(g: jax.Array, rows: jax.Array, columns: jax.Array):
             work = g.astype(rows.dtype)
-            # Scaled by a power of two, which changes no bit, the fourth powers below are in range.
+            # Exact scaling by a power of two keeps the fourth powers below in range.
             exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1)))
             scale = jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent[..., None, None])
             near_one = work * scale

@@ -1,1 +1,1 @@
-"""How a tree of parameters becomes stacks of matrices, and back."""
+"""Conversion between a tree of parameters and stacks of matrices."""

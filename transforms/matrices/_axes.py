@@ -1,10 +1,16 @@
-"""How one array is seen as matrices: which axes are rows, which are columns, how it is tiled.
+"""Matrix axes: which axes of an array are rows, which are columns, and how they are tiled.
 
-An array `(…)` with rows `r`, columns `c` and other axes `b` becomes `(B, m, n)` with
-`m = Π r`, `n = Π c`, `B = Π b`. The rows are then cut into equal tiles (attention heads, or blocks
-of at most `block_size`), the columns alike, and every tile is a matrix of its own:
-`(B · row_tiles · column_tiles, m', n')`. Where a block size does not divide, blocks are balanced
-(`k = ⌈m / block_size⌉` blocks of `⌈m / k⌉` rows) and the last is padded with zero rows.
+An array with row axes `r`, column axes `c` and other axes `b` becomes `(B, m, n)` with
+`m = Π r`, `n = Π c`, `B = Π b`. Rows and columns are then cut into equal tiles (attention heads, or
+blocks of at most `block_size`), and each tile is a separate matrix:
+`(B · row_tiles · column_tiles, m', n')`. If the block size does not divide the rows, the blocks are
+balanced (`k = ⌈m / block_size⌉` blocks of `⌈m / k⌉` rows), and the last one is padded with zero
+rows. The same holds for columns.
+
+`MatrixAxes` holds the axes that a user specifies; `MatrixForm` holds the permutation, the tiles and
+the shape of one parameter's matrices.
+
+*Cost*: a transpose and a reshape per array; tiling adds a pad and one more transpose.
 """
 
 from __future__ import annotations
@@ -27,8 +33,8 @@ class MatrixAxes:
     Args:
       rows: axis or axes that form the rows (the input side in Flax). `()` means one row.
       columns: axis or axes that form the columns. `()` means one column.
-      row_heads: number of equal, contiguous parts into which the rows are split, each a
-        matrix of its own (attention heads in a merged axis).
+      row_heads: number of equal, contiguous tiles into which the rows are split, each a separate
+        matrix (attention heads in a merged axis).
       column_heads: the same for the columns.
 
     Example:
@@ -51,7 +57,7 @@ class MatrixAxes:
                 and all(isinstance(axis, int) and not isinstance(axis, bool) for axis in given)
             ):
                 raise ValueError(
-                    f"{argument} must be an integer or a sequence of integers, got {axes!r}."
+                    f"{argument} must be an axis (an integer) or a sequence of axes, got {axes!r}."
                 )
         check_positive_int("row_heads", self.row_heads)
         check_positive_int("column_heads", self.column_heads)
@@ -61,7 +67,7 @@ AxesEntry = MatrixAxes | optax.contrib.MuonDimensionNumbers
 
 
 def as_matrix_axes(entry: AxesEntry) -> MatrixAxes:
-    """`entry` as `MatrixAxes`; Optax's `MuonDimensionNumbers` mean the same axes."""
+    """Converts `entry` to `MatrixAxes`; `MuonDimensionNumbers` of Optax name the same axes."""
     if isinstance(entry, optax.contrib.MuonDimensionNumbers):
         return MatrixAxes(rows=entry.reduction_axis, columns=entry.output_axis)
     return entry
@@ -69,7 +75,7 @@ def as_matrix_axes(entry: AxesEntry) -> MatrixAxes:
 
 @dataclasses.dataclass(frozen=True)
 class MatrixForm:
-    """The matrices of one parameter: how to cut them out of it and put them back."""
+    """The layout of one parameter's matrices: how to cut them out and how to reassemble them."""
 
     name: str
     shape: tuple[int, ...]
@@ -88,17 +94,17 @@ class MatrixForm:
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Rows and columns of all tiles side by side."""
+        """Rows and columns of the array after padding."""
         return self.row_tiles * self.tile[0], self.column_tiles * self.tile[1]
 
     @property
     def keeps_columns(self) -> bool:
-        """Whether the array's last axis is the matrices' columns, so that it may stay cut there."""
+        """Whether the last axis of the array is the matrix columns, and so may stay sharded."""
         in_order = self.permutation == tuple(range(len(self.shape)))
-        whole = self.row_tiles == self.column_tiles == 1
-        # With Explicit axes JAX merges no others of an array that is cut.
+        untiled = self.row_tiles == self.column_tiles == 1
+        # On an Explicit mesh JAX cannot merge other axes of a sharded array.
         unmerged = self.shape[-2:] == (self.rows, self.columns) and len(self.shape) <= 3
-        return in_order and whole and unmerged
+        return in_order and untiled and unmerged
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
@@ -111,7 +117,7 @@ class MatrixForm:
         return x.transpose(0, 1, 3, 2, 4).reshape(self.count, *self.tile)
 
     def from_matrices(self, x: jax.Array) -> jax.Array:
-        """Puts `(count, *tile)` together again; the inverse of `to_matrices`."""
+        """Reassembles the array from `(count, *tile)`; the inverse of `to_matrices`."""
         if self.row_tiles > 1 or self.column_tiles > 1:
             x = x.reshape(self.batch, self.row_tiles, self.column_tiles, *self.tile)
             x = x.transpose(0, 1, 3, 2, 4).reshape(self.batch, *self.padded)
@@ -123,11 +129,11 @@ class MatrixForm:
 def matrix_form(
     name: str, shape: tuple[int, ...], axes: MatrixAxes, block_size: int | None = None
 ) -> MatrixForm:
-    """The form of the parameter `name` of shape `shape` under `axes`.
+    """Lays out the matrices of the parameter `name` of shape `shape` under `axes`.
 
     Raises:
-      ValueError: naming the parameter, if an axis is absent or named twice or if the number of
-        heads does not divide its axis.
+      ValueError: naming the parameter, if an axis does not exist or is named twice, if the number
+        of heads does not divide its axis, or if blocks cut a head unevenly.
     """
     ndim = len(shape)
 
@@ -136,29 +142,33 @@ def matrix_form(
         for axis in given:
             if not -ndim <= axis < ndim:
                 raise ValueError(
-                    f"{name!r} has shape {shape}: there is no axis {axis} for {what}={given}; "
-                    f"axes run from {-ndim} to {ndim - 1}."
+                    f"the parameter {name!r} has shape {shape} and no axis {axis} for "
+                    f"{what}={given}; axes must be in {-ndim} to {ndim - 1}."
                 )
         return tuple(axis % ndim for axis in given)
 
     rows, columns = positions("rows", axes.rows), positions("columns", axes.columns)
     if len({*rows, *columns}) < len(rows) + len(columns):
         raise ValueError(
-            f"{name!r} has shape {shape}: rows={axes.rows} and columns={axes.columns} name an axis "
-            "twice; every axis may be named once."
+            f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
+            f"columns={axes.columns} name an axis twice, but each axis may be named only once."
         )
     batch = tuple(a for a in range(ndim) if a not in (*rows, *columns))
     sizes = [math.prod(shape[a] for a in part) for part in (batch, rows, columns)]
 
     def tiles(what: str, size: int, heads: int) -> tuple[int, int]:
         if size % heads:
-            raise ValueError(f"{name!r}: {heads} {what} do not divide its {size} {what[:-6]}s.")
+            raise ValueError(
+                f"the parameter {name!r} has {size} {what[:-6]}s, which {heads} {what} do not "
+                f"divide; {what} must be a divisor of {size}."
+            )
         size //= heads
         blocks = 1 if block_size is None else math.ceil(size / block_size)
         if blocks > 1 and heads > 1 and size % blocks:
             raise ValueError(
-                f"{name!r}: block_size={block_size} cuts a head of {size} {what[:-6]}s unevenly; "
-                "choose a block_size that divides it, or leave the heads merged."
+                f"the parameter {name!r} has heads of {size} {what[:-6]}s, which "
+                f"block_size={block_size} cuts unevenly; choose a block_size that divides {size}, "
+                "or leave the heads merged."
             )
         return heads * blocks, math.ceil(size / blocks)
 

@@ -1,4 +1,15 @@
-"""Routing: matrices to one optimizer, all other parameters to another."""
+"""Routing: sends matrices to one transformation and all other parameters to another.
+
+The routing is `optax.partition` over two labels, with three additions:
+
+* labels come from a `MatrixRule`;
+* `init` records the treatment of each parameter, which `summarize` shows, and warns if no parameter
+  is a matrix;
+* updates and states keep their dtypes: Optax's Adam promotes its moments and updates when the
+  gradients are wider than the parameters, which would recompile the next step.
+
+*Cost*: none at run time besides these casts. The state is that of `optax.partition`.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +24,11 @@ from .._recording import record
 from ._rule import MatrixRule, Treatment
 
 MATRICES, OTHERS = "matrices", "others"
-"""The two labels, which are also the keys of `optax.partition`'s state."""
+"""The two labels; they are also the keys in the state of `optax.partition`."""
 
 
 class RoutingRecord(NamedTuple):
-    """What `recording` collects of a routing: the treatment of every parameter."""
+    """The treatment of each parameter, for `recording`."""
 
     treatments: dict[str, Treatment]
 
@@ -27,17 +38,17 @@ def route(
     others: optax.GradientTransformation,
     rule: MatrixRule,
 ) -> optax.GradientTransformationExtraArgs:
-    """Sends the matrices of a tree to one transformation, everything else to another.
+    """Sends the matrices of a tree to one transformation and all other parameters to another.
 
     Args:
-      matrices: transformation of the parameters that `rule` sees as matrices; usually a chain
+      matrices: transformation of the parameters that are matrices under `rule`; usually a chain
         that starts with `on_matrices(..., rule)`.
       others: transformation of all other parameters.
       rule: which parameters are matrices.
 
     Returns:
-      `optax.partition` over the labels "matrices" and "others". `init` warns if none of the
-      parameters is a matrix.
+      `optax.partition` over the labels "matrices" and "others". `init` warns if no parameter is a
+      matrix.
     """
 
     def labels(params: Any) -> Any:
@@ -62,9 +73,9 @@ def route(
 
 
 def _with_dtypes_of(like: Any, tree: Any) -> Any:
-    # Optax's Adam promotes its moments and updates when gradients are wider than the parameters.
+    # Optax's Adam promotes moments and updates when gradients are wider than the parameters.
     def cast(x: jax.Array, y: Any) -> jax.Array:
-        dtype = getattr(y, "dtype", x.dtype)  # a hyperparameter may have been set to a plain number
+        dtype = getattr(y, "dtype", x.dtype)  # a hyperparameter may be a plain number
         return x if x.dtype == dtype else x.astype(dtype)
 
     return jax.tree.map(cast, tree, like)
@@ -74,9 +85,9 @@ def _warn_without_matrices(treatments: dict[str, Treatment]) -> None:
     if treatments and all(isinstance(t, str) for t in treatments.values()):
         reasons = "; ".join(f"{n}: {t}" for n, t in list(treatments.items())[:5])
         warnings.warn(
-            "no parameter is a matrix, so all of them get the optimizer of the others, AdamW by "
-            f"default ({reasons}{'; ...' if len(treatments) > 5 else ''}). Select matrices with "
-            "matrices= or weight_dimension_numbers=.",
+            "no parameter is a matrix, so all of them go to the optimizer for other parameters, "
+            f"by default AdamW ({reasons}{'; ...' if len(treatments) > 5 else ''}). Select "
+            "matrices with matrices= or weight_dimension_numbers=.",
             UserWarning,
             stacklevel=4,
         )

@@ -1,9 +1,9 @@
-"""Which parameters are matrices, and along which axes: the Flax-aware rule and its overrides.
+"""The rule that decides which parameters are matrices, and along which axes.
 
 In Flax "two axes means matrix" is wrong: the bias of an attention layer is 2-D `(heads, head_dim)`
-and its kernel 3-D. The default rule looks at the parameter's path and shape:
+and its kernel 3-D. The default rule uses the parameter's path and shape:
 
-| parameter | seen as |
+| parameter | treatment |
 |---|---|
 | vectors, scalars, `bias`, `scale`, parameters of normalization layers, embeddings | not a matrix |
 | any other leaf with two axes | rows × columns as stored |
@@ -12,12 +12,12 @@ and its kernel 3-D. The default rule looks at the parameter's path and shape:
 | kernel of a layer whose name contains "conv" | all axes but the last × last |
 | anything else with three axes or more | an error that asks for a specification |
 
-A stack of layers is never merged into a matrix axis: a bias with an axis too many gives it away,
-and such kernels ask for a specification. (Give one for scanned convolutions and attention without
-bias.)
+A layer axis is never merged into a matrix axis: the rule detects it by the extra axis of the bias,
+and asks for a specification. (Without a bias it cannot: specify the axes of scanned convolutions
+and scanned attention.)
 
-A `MatrixRule` also says how the matrices are cut into blocks and whether they share arrays. Every
-optimizer takes one as `matrices=`; `as_rule` completes it with the defaults of the method.
+A `MatrixRule` also sets the block size and whether matrices share arrays. Every optimizer takes one
+as `matrices=`; `as_rule` fills in the defaults of the method.
 """
 
 from __future__ import annotations
@@ -54,42 +54,42 @@ class _Default(enum.Enum):
 
 
 METHODS_OWN: Any = _Default.METHODS_OWN
-"""Default of the fields for which methods have defaults of their own; `None` outside of a method.
+"""The default of fields for which a method may have its own; outside a method it means `None`.
 
-It is not `None`, by which a user switches a method's default off."""
+It differs from `None`, with which a user switches off the default of a method."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MatrixRule:
-    """Decides for every parameter whether it is a matrix (or a batch of them), and how.
+    """Decides whether each parameter is a matrix, or a batch of matrices, and along which axes.
 
-    Every optimizer takes a rule as its argument `matrices`. A field that is left out has the
-    method's own default, if the method has one, such as `block_size=1200` for `shampoo`; a field
-    that is `None` is `None` in every method.
+    Every optimizer takes a rule as its argument `matrices`. A field that is left out takes the
+    default of the method, if it has one, such as `block_size=1200` of `shampoo`. A field set to
+    `None` is `None` in every method.
 
     Args:
       matrices: which parameters are matrices. `None` is the rule for Flax: kernels, but not biases,
-        scales and embeddings; `"all"` takes every parameter (a vector, a `bias` or a `scale` is
-        then a matrix with one row); a glob pattern on paths (`*` also crosses "/"), several of
-        them, or a predicate `(path, leaf) -> bool` selects. Left out: the method's own (`"all"` for
-        `asgo` and `dasgo`), or `None`.
-      weight_dimension_numbers: axes of parameters for which the rule's are not wanted: a tree
-        (or prefix tree) of `MatrixAxes`, `optax.contrib.MuonDimensionNumbers` or `None` (not a
-        matrix) with the structure of the parameters; a callable from the parameters to such a
-        tree; or a mapping from path patterns to entries, where the first that fits wins and
-        the rule decides on the rest.
+        scales and embeddings. `"all"` takes every parameter (a vector, a `bias` or a `scale` is
+        then a matrix with one row). A glob pattern on paths (`*` also matches "/"), several
+        patterns, or a predicate `(path, leaf) -> bool` select parameters. If left out: the default
+        of the method (`"all"` for `asgo` and `dasgo`), else `None`.
+      weight_dimension_numbers: axes that override those of the rule. Either a tree (or prefix tree)
+        of `MatrixAxes`, `optax.contrib.MuonDimensionNumbers` or `None` (not a matrix) with the
+        structure of the parameters; or a callable from the parameters to such a tree; or a mapping
+        from path patterns to entries, in which the first match wins and the rule decides on
+        unmatched parameters.
       head_wise: whether query and key kernels `(D, H, K)` are one matrix per head.
-      output_layer: a pattern or predicate for an output layer that is *not* to be a matrix;
-        `"auto"` finds it (see `find_output_layer`), `None` makes no exception. Left out: the
-        method's own (`"auto"` for `racs` and `apollo`), or `None`.
-      block_size: cut matrices into balanced blocks of at most this many rows and columns, each a
-        matrix of its own; `None` does not cut. Left out: the method's own (1200 for `shampoo`), or
-        `None`.
-      stack: `True` keeps all matrices of one shape in one array, `False` none; `None` stacks those
-        of at most 128 × 128 elements.
+      output_layer: a pattern or predicate for an output layer that is *not* a matrix. `"auto"`
+        finds it (see `find_output_layer`); `None` makes no exception. If left out: the default of
+        the method (`"auto"` for `racs` and `apollo`), else `None`.
+      block_size: cuts matrices into balanced blocks of at most this many rows and columns, each a
+        separate matrix; `None` does not cut. If left out: the default of the method (1200 for
+        `shampoo`), else `None`.
+      stack: `True` stacks all matrices of one shape in one array, `False` stacks none, and `None`
+        stacks matrices of at most 128 × 128 elements.
 
     Raises:
-      ValueError: naming the field that is not allowed.
+      ValueError: naming the invalid field.
 
     Example:
       >>> import curvax
@@ -113,11 +113,12 @@ class MatrixRule:
         check_choice("stack", self.stack, (None, True, False))
 
     def __call__(self, params: Any) -> dict[str, Treatment]:
-        """The treatment of every parameter, by path.
+        """Returns the treatment of each parameter by path.
 
         Raises:
-          ValueError: naming the parameter, if it is not real and floating, has a zero-size axis,
-            or needs a specification; naming the argument, if a pattern or tree does not fit.
+          ValueError: naming the parameter, if its dtype is not real and floating, if it has an axis
+            of size zero, or if it needs a specification; naming the argument, if a pattern matches
+            no parameter or a tree has another structure.
         """
         named = named_leaves(params)
         leaves = named.present()
@@ -159,21 +160,21 @@ class MatrixRule:
 
 
 Matrices = Selection | MatrixRule | None
-"""What an optimizer takes as `matrices`."""
+"""The type of an optimizer's argument `matrices`."""
 
 
 def as_rule(
     matrices: Matrices = None, weight_dimension_numbers: Any = None, /, **own: Any
 ) -> MatrixRule:
-    """The complete rule that two arguments of an optimizer say.
+    """Builds the complete rule from two arguments of an optimizer.
 
     Args:
-      matrices: a `MatrixRule`, or its field `matrices` alone.
+      matrices: a `MatrixRule`, or only its field `matrices`.
       weight_dimension_numbers: the field of that name.
-      **own: the method's own defaults of fields that the rule leaves out; `None` for all others.
+      **own: defaults of the method for fields that the rule leaves out; other fields become `None`.
 
     Raises:
-      ValueError: if both the rule and the second argument have `weight_dimension_numbers`.
+      ValueError: if `weight_dimension_numbers` is given both as a field and as an argument.
     """
     rule = matrices if isinstance(matrices, MatrixRule) else MatrixRule(matrices)
     left_out = [f.name for f in dataclasses.fields(rule) if getattr(rule, f.name) is METHODS_OWN]
@@ -181,8 +182,8 @@ def as_rule(
     if weight_dimension_numbers is not None:
         if rule.weight_dimension_numbers is not None:
             raise ValueError(
-                "weight_dimension_numbers is given twice, as an argument and in matrices="
-                f"MatrixRule(...); give it once. The argument is {weight_dimension_numbers!r}."
+                "weight_dimension_numbers is given both as an argument and in matrices="
+                f"MatrixRule(...); give it only once. The argument is {weight_dimension_numbers!r}."
             )
         given["weight_dimension_numbers"] = weight_dimension_numbers
     return dataclasses.replace(rule, **given)
@@ -192,10 +193,11 @@ _UNSPECIFIED: Any = object()
 
 
 def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
-    """The paths of kernels that map features to the output.
+    """Finds the paths of kernels that map features to the output.
 
-    These are the 2-D kernels `(D, V)` beside an embedding `(V, D)`; if there is none, those of
-    a layer called `lm_head`, `head`, `logits`, `unembed`, `readout` or `classifier`.
+    A 2-D kernel qualifies by the name of its layer (`lm_head`, `head`, `logits`, `unembed`,
+    `readout` or `classifier`), or by a shape `(D, V)` that matches an embedding `(V, D)`. Kernels
+    that qualify by both are returned; else those by name; else those by shape.
     """
     kernels = {
         name: tuple(leaf.shape)
@@ -213,7 +215,7 @@ def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """The names of a parameter and of the layer that holds it."""
+    """The name of a parameter and the name of its layer."""
     *above, last = name.split("/")
     return last, above[-1] if above else ""
 
@@ -231,7 +233,7 @@ def _is_embedding(name: str) -> bool:
 def _flax_axes(
     name: str, shapes: Mapping[str, tuple[int, ...]], *, chosen: bool, head_wise: bool
 ) -> Treatment:
-    """The default rule for one parameter; `chosen` parameters are matrices whatever their name."""
+    """The default rule for one parameter; `chosen` makes it a matrix under any name."""
     shape = shapes[name]
     ndim = len(shape)
     last, layer = _parts(name)
@@ -256,10 +258,10 @@ def _flax_axes(
     if sum(size > 1 for size in shape) <= 1:
         return one_row if chosen else "vector"
     raise ValueError(
-        f"the parameter {name!r} has shape {shape}: which axes are its matrix? Say so with "
-        f"weight_dimension_numbers={{{name!r}: curvax.MatrixAxes(rows=..., columns=...)}} (axes "
-        "not named are batch axes, such as scanned layers), or None in place of the axes to leave "
-        "it to AdamW."
+        f"the parameter {name!r} has shape {shape}, and the rule cannot tell its matrix axes. "
+        f"Give weight_dimension_numbers={{{name!r}: curvax.MatrixAxes(rows=..., columns=...)}}; "
+        "other axes are batch axes, such as scanned layers. Give None instead of MatrixAxes to "
+        "send it to AdamW."
     )
 
 
@@ -277,7 +279,7 @@ def _check_selection(argument: str, selection: Any) -> None:
 def _selected(
     argument: str, selection: Selection, leaves: Mapping[str, Any], names: Sequence[str]
 ) -> frozenset[str]:
-    """The paths that `selection` picks; a pattern that fits none of `names` is an error."""
+    """The paths that `selection` selects; a pattern that matches none of `names` is an error."""
     if callable(selection):
         return frozenset(name for name, leaf in leaves.items() if selection(name, leaf))
     patterns = [selection] if isinstance(selection, str) else list(selection)
@@ -290,10 +292,10 @@ def _is_entry(x: Any) -> bool:
 
 
 def _specified(spec: Any, params: Any, names: Sequence[str]) -> dict[str, MatrixAxes | None]:
-    """The entries of `weight_dimension_numbers` by path; None where it says "not a matrix"."""
+    """The entries of `weight_dimension_numbers` by path; None means "not a matrix"."""
     if spec is None:
         return {}
-    # A tree may be callable too (a module); a function is a leaf that is not an entry.
+    # A tree may be callable as well (a module); a function is a leaf that is not an entry.
     if callable(spec) and not all(map(_is_entry, jax.tree.leaves(spec, is_leaf=_is_entry))):
         spec = spec(params)
     if isinstance(spec, Mapping) and spec and all(map(_is_entry, spec.values())):
@@ -324,7 +326,7 @@ def _specified_by_tree(spec: Any, names: Sequence[str]) -> dict[str, MatrixAxes 
     if lacking or surplus:
         where = f"has no entry for {lacking[0]!r}" if lacking else f"has an entry at {surplus[0]!r}"
         raise ValueError(
-            f"the structure of weight_dimension_numbers differs from the parameters': it {where}. "
+            f"weight_dimension_numbers must have the structure of the parameters, but it {where}. "
             f"The parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
         )
     return {n: _axes(entries[p]) for n, p in above.items() if p is not None}

@@ -1,13 +1,13 @@
-"""Splitting a stack of matrices at the price of compiling one slice.
+"""Splitting a stack of matrices for the compile time of one slice.
 
-XLA compiles a kernel for every slice of a stack and fuses what comes before and after the slice
-into it. On CPUs that takes 8 to 15 ms for each slice, most of the compile time of an update. XLA
-compiles equal kernels once, so here they are equal: each part is a call of one function that XLA
-may not inline. The start of the part is an argument behind an optimization barrier, which keeps XLA
-from making it a constant of the function.
+XLA compiles a kernel per slice of a stack and fuses the operations before and after the slice into
+it. On CPUs that takes 8 to 15 ms per slice, most of the compile time of an update. XLA compiles
+equal kernels only once, so `split_stack` makes them equal: each slice is a call of one function
+that XLA may not inline. The start of the slice is an argument behind an optimization barrier;
+without the barrier XLA would make it a constant of the function.
 
-*Cost.* At run time a copy of each part, as for any slice. On other platforms than CPUs parts are
-plain slices.
+*Cost.* At run time, one copy per slice, as for any slice. On platforms other than CPUs the slices
+are plain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 
 def split_stack(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
-    """Parts of `stack` with so many matrices each, in order; `sizes` add up to its length."""
+    """Splits `stack` into slices of `sizes` matrices, in order; `sizes` add up to its length."""
     if len(sizes) == 1:
         return (stack,)
     return lax.platform_dependent(

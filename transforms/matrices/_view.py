@@ -1,11 +1,18 @@
-"""The matrix view: a tree of parameters becomes a few stacks of matrices, and back.
+"""The matrix view: converts a tree of parameters to a few stacks of matrices, and back.
 
-`on_matrices(inner)` hands `inner` a dict of arrays `(N, m, n)` in place of the tree. Matrices of
-the same shape from different parameters share one stack, so that compilation follows the number of
-shapes; large ones keep an entry each, because stacking copies them.
+`on_matrices(inner)` passes `inner` a dict of arrays `(N, m, n)` instead of the tree. Small matrices
+of one shape share a stack, even if they come from different parameters, so that compile time grows
+with the number of shapes. Large matrices have an array per parameter, because stacking copies them.
+
+An update takes these steps:
+
+1. `lay_out` groups the matrices by shape, from the rule and the shapes of the parameters;
+2. `gather` reshapes the gradients into the stacks;
+3. `inner` runs on the stacks, behind the guard against gradients that are not finite;
+4. `scatter` splits the stacks into updates with the shapes, dtypes and shardings of the gradients.
 
 *Cost.* Reshapes and transposes of each leaf; a stack adds one copy of its gradients and one of its
-updates. Compiling: each leaf of a stack costs XLA a millisecond or two, see `split_stack`.
+updates. Compile time: one or two milliseconds per leaf of a stack, see `split_stack`.
 """
 
 from __future__ import annotations
@@ -42,8 +49,8 @@ from ._split_stack import split_stack
 STACK_LIMIT = 128 * 128
 """Matrices of at most this many elements are stacked by default.
 
-Measured with `python -m benchmarks step --only stacking` (Muon on two CPU cores): stacking small
-matrices saves compile time and dispatch, large ones run faster one by one, without the copies."""
+Measured with `python -m benchmarks step --only stacking` (Muon on two CPU cores): stacking saves
+compile time and dispatch for small matrices; large ones run faster without the copies."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Group:
         return (sum(form.count for form in self.members), *self.members[0].tile)
 
     def slices(self) -> Iterator[tuple[MatrixForm, slice]]:
-        """The members and their places along the stack axis."""
+        """The members and their slices of the stack axis."""
         start = 0
         for form in self.members:
             yield form, slice(start, start + form.count)
@@ -70,27 +77,27 @@ Cut = Callable[[jax.Array], jax.Array]
 
 
 class MatrixViewState(NamedTuple):
-    """State of `on_matrices`: that of the inner transformation, on the groups."""
+    """State of `on_matrices`: the state of the inner transformation on the stacks."""
 
     inner: Any
 
 
 class ViewRecord(NamedTuple):
-    """What `recording` collects of a matrix view: its groups and its state."""
+    """The groups and the state of a matrix view, for `recording`."""
 
     groups: tuple[Group, ...]
     state: MatrixViewState
 
 
 class CopyRecord(NamedTuple):
-    """What `recording` collects where the state of a matrix view is replaced by another."""
+    """A state of a matrix view and the copy that replaces it, for `recording`."""
 
     state: MatrixViewState
     copy: MatrixViewState
 
 
 def record_copies(state: Any, copy: Any) -> None:
-    """Tells `recording` that `copy`, which a wrapper made of `state`, stands in its place."""
+    """Records that `copy`, which a wrapper made of `state`, replaces it."""
     is_view = lambda node: isinstance(node, MatrixViewState)  # noqa: E731
     views = [filter(is_view, jax.tree.leaves(x, is_leaf=is_view)) for x in (state, copy)]
     for old, new in zip(*views, strict=True):
@@ -104,7 +111,7 @@ def lay_out(
     block_size: int | None = None,
     stack: bool | None = None,
 ) -> tuple[Group, ...]:
-    """Groups the parameters' matrices into stacks, in the order of the parameters."""
+    """Groups the matrices of the parameters into stacks, in the order of the parameters."""
     stacks: dict[str, list[MatrixForm]] = {}
     for name, shape in shapes.items():
         form = matrix_form(name, shape, axes[name], block_size)
@@ -127,29 +134,30 @@ def on_matrices(
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on the matrices of a tree of parameters.
 
-    `inner` sees gradients, parameters and state as a dict whose leaves are batches of matrices
-    `(N, m, n)`. Its updates come back in the shapes and dtypes of the gradients. Matrices of one
-    shape share a stack, in the widest of their dtypes. A matrix whose gradient has a sum of squares
-    that is not finite in float32 skips that step: its state sees a zero gradient, its update is
-    zero, and `skipped` in the state counts the step.
+    `inner` gets gradients, parameters and state as a dict whose leaves are batches of matrices
+    `(N, m, n)`. Its updates are returned in the shapes and dtypes of the gradients. Matrices that
+    share a stack have the widest of their dtypes there. If the sum of squares of a matrix's
+    gradient is not finite in float32, the matrix skips that step: its state is updated with a zero
+    gradient, its update is zero, and `skipped` in the state counts the step.
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).
-      rule: which parameters are matrices, along which axes, in blocks of what size, and which of
-        them share an array.
-      guard: whether gradients that are not finite become zero here. Give `False` if `inner` begins
-        with `in_subspace`, which looks for them in the smaller projections.
-      mesh: devices among which the matrices are divided, see `distribute`; all of one shape are
-        then stacked, unless the rule's `stack` is `False`.
-      mesh_axis: the mesh axis or axes along which they are divided; all by default. Without a mesh,
+      rule: which parameters are matrices, their axes, their block size, and which of them share an
+        array.
+      guard: whether to replace gradients that are not finite by zero here. Give `False` if `inner`
+        starts with `in_subspace`, which checks the smaller projections instead.
+      mesh: devices that share the matrices, see `distribute`. With a mesh, all matrices of one
+        shape are stacked unless the rule's `stack` is `False`.
+      mesh_axis: the mesh axis or axes that share the matrices; all axes by default. Without a mesh:
         the axis of the `pmap` or `shard_map` inside which the optimizer is called.
-      **rule_arguments: fields of a `MatrixRule`, in place of `rule`.
+      **rule_arguments: fields of a `MatrixRule`, instead of `rule`.
 
     Returns:
-      A transformation on the tree, of which every leaf has to be a matrix.
+      A transformation of a tree in which every leaf is a matrix.
 
     Raises:
-      ValueError: in `init` and `update`, naming the parameter that is not a matrix or does not fit.
+      ValueError: in `init` and `update`, naming the parameter that is not a matrix, or whose axes
+        or gradient shape do not fit.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -162,7 +170,8 @@ def on_matrices(
     if rule is None:
         rule = MatrixRule(**rule_arguments)
     elif rule_arguments:
-        raise ValueError(f"give rule or {', '.join(rule_arguments)}, not both.")
+        names = ", ".join(rule_arguments)
+        raise ValueError(f"give rule or {names}, not both; got rule={rule!r}.")
     rule = as_rule(rule)
     stack = rule.stack
     check_bool("guard", guard)
@@ -186,8 +195,8 @@ def on_matrices(
             if isinstance(treatment, str):
                 raise ValueError(
                     f"on_matrices: the parameter {name!r} is not a matrix ({treatment}). Route it "
-                    "to another optimizer (the full optimizers do), or select it with matrices= or "
-                    "weight_dimension_numbers=."
+                    "to another optimizer, as the full optimizers do, or select it with matrices= "
+                    "or weight_dimension_numbers=."
                 )
         axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
         shapes = {n: tuple(x.shape) for n, x in named_leaves(tree).present().items()}
@@ -219,7 +228,7 @@ def on_matrices(
 
 
 def check_same_shapes(updates: Any, params: Any) -> None:
-    """Requires every gradient to have its parameter's shape.
+    """Requires every gradient to have the shape of its parameter.
 
     Raises:
       ValueError: naming the parameter and both shapes.
@@ -228,14 +237,16 @@ def check_same_shapes(updates: Any, params: Any) -> None:
     for name, x in named_leaves(updates).present().items():
         if name in shapes and jnp.shape(x) != shapes[name]:
             raise ValueError(
-                f"the gradient of {name!r} has shape {jnp.shape(x)}, its parameter {shapes[name]}."
+                f"the gradient of {name!r} must have the shape of its parameter, {shapes[name]}; "
+                f"got {jnp.shape(x)}."
             )
 
 
 def gather(groups: tuple[Group, ...], tree: Any, cut: Cut | None = None) -> dict[str, jax.Array]:
-    """The stacks of matrices of `tree`, by the groups' keys.
+    """Gathers the matrices of `tree` into stacks, by the keys of the groups.
 
-    On an Explicit mesh they are whole, or cut by `cut` if any of their leaves is.
+    On an Explicit mesh the stacks are replicated; if a leaf of a stack is sharded and `cut` is
+    given, `cut` shards the stack.
     """
     leaves = named_leaves(tree).present()
 
@@ -256,7 +267,7 @@ def gather(groups: tuple[Group, ...], tree: Any, cut: Cut | None = None) -> dict
 
 
 def scatter(groups: tuple[Group, ...], stacks: Any, like: Any) -> Any:
-    """A tree like `like` (shapes, dtypes, shardings) from stacks of matrices."""
+    """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`."""
     named = named_leaves(like)
     leaves = named.present()
     out = {}

@@ -1,1 +1,1 @@
-"""Low-rank subspaces: what GaLore, Fira, Alice, Apollo and SUMO are made of."""
+"""Low-rank subspaces, which GaLore, Fira, Alice, Apollo and SUMO are built on."""

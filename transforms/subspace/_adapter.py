@@ -1,16 +1,16 @@
-r"""Low-rank adapters from two sets of weights: what a fine-tuning changed, matrix by matrix.
+r"""Low-rank adapters: the change of each matrix between two sets of weights, as two factors.
 
-For $\Delta = W_{after} - W_{before} = U \Sigma V^\top$ the best factors of rank `r` are
+For $\Delta = W_{after} - W_{before} = U \Sigma V^\top$, the best factors of rank `r` are
 
 $$A = U_r \Sigma_r^{1/2}\ (m \times r), \qquad B = \Sigma_r^{1/2} V_r^\top\ (r \times n), \qquad
 \|\Delta - AB\|_F^2 = \sum_{i > r} \sigma_i^2$$
 
 (Refael et al., SUMO, arXiv:2505.24749, Appendix B; only the product `A B` is determined, the even
-split is ours). Since SUMO's updates have a low rank each, few columns may hold all of a short
+split is ours). Each of SUMO's updates has a low rank, so a few columns may hold all of a short
 fine-tuning.
 
-*Numerics.* Exact SVDs in float32 at least; signs as of every basis here. Not for use under `jit`:
-with a tolerance the rank depends on the values.
+*Numerics.* Exact SVDs in float32 at least; signs are fixed as in every basis of this library. Do
+not use it under `jit`: with a tolerance, the rank depends on the values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Adapter(NamedTuple):
 
     a: jax.Array  # A (N, m, r)
     b: jax.Array  # B (N, r, n)
-    error: jax.Array  # ‖Δ - A B‖ / ‖Δ‖ (N,), 0 where nothing changed
+    error: jax.Array  # ‖Δ - A B‖ / ‖Δ‖ (N,), 0 if Δ = 0
 
 
 def extract_adapter(
@@ -45,22 +45,23 @@ def extract_adapter(
     tolerance: float | None = None,
     rule: MatrixRule | None = None,
 ) -> dict[str, Adapter]:
-    """Low-rank factors of the difference between two sets of parameters.
+    """Computes low-rank factors of the difference between two sets of parameters.
 
     Args:
       before: parameters before fine-tuning.
-      after: the same tree after it.
-      rank: of all factors; at most `min(m, n)` is taken.
-      tolerance: instead of a rank: singular values up to `tolerance` times a matrix's largest are
-        left out. Matrices of one parameter share the largest rank that one of them needs.
-      rule: which parameters are matrices; `None` is the rule for Flax. Others have no adapter.
+      after: parameters after fine-tuning, in the same tree.
+      rank: rank of all factors, clamped to `min(m, n)`.
+      tolerance: alternative to `rank`: drops singular values up to `tolerance` times the largest
+        one of their matrix. All matrices of one parameter use the largest rank among them.
+      rule: which parameters are matrices; `None` is the rule for Flax. Others get no adapter.
 
     Returns:
-      An `Adapter` by the path of each parameter that is a matrix, with its relative error.
+      A dict from the path of each matrix parameter to its `Adapter`, which holds the relative
+      error.
 
     Raises:
       ValueError: unless exactly one of `rank` and `tolerance` is given, if the trees differ, or if
-        a matrix has changed by something that is not finite.
+        the change of a matrix is not finite.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -71,12 +72,17 @@ def extract_adapter(
       {'dense/kernel': ((1, 3, 1), (1, 1, 4))}
     """
     if (rank is None) == (tolerance is None):
-        raise ValueError(f"give rank or tolerance, got rank={rank!r}, tolerance={tolerance!r}.")
+        raise ValueError(
+            f"give rank or tolerance, and only one of them; got rank={rank!r}, "
+            f"tolerance={tolerance!r}."
+        )
     if rank is not None:
         check_positive_int("rank", rank)
     check_interval("tolerance", 0.0 if tolerance is None else tolerance, 0.0, 1.0)
     if jax.tree.structure(before) != jax.tree.structure(after):
-        raise ValueError("after must be a tree like before, with the same parameters.")
+        raise ValueError(
+            "after must be a tree like before, with the same parameters; their structures differ."
+        )
     check_same_shapes(after, before)
     treatments = (MatrixRule() if rule is None else rule)(before)
     axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
@@ -86,8 +92,11 @@ def extract_adapter(
     old, new = widened(old), widened(new)
     changes = {name: new[name] - old[name] for name in old}
     for name, change in changes.items():
-        if not jnp.isfinite(change).all():  # LAPACK's SVD of it may never end
-            raise ValueError(f"the change of the parameter {name!r} must be finite.")
+        if not jnp.isfinite(change).all():  # LAPACK's SVD may not terminate on it
+            raise ValueError(
+                f"the change of the parameter {name!r} must be finite; `after - before` has NaN "
+                "or infinite entries."
+            )
     return {name: _factors(change, rank, tolerance) for name, change in changes.items()}
 
 
@@ -100,8 +109,8 @@ def _factors(change: jax.Array, rank: int | None, tolerance: float | None) -> Ad
     signed = with_fixed_signs(u[..., :r])
     signs = jnp.sum(signed * u[..., :r], axis=-2)
     root = jnp.sqrt(s[..., :r])
-    whole, rest = (jnp.linalg.norm(x, axis=-1) for x in (s, s[..., r:]))
-    error = jnp.where(whole > 0, rest / jnp.where(whole > 0, whole, 1), 0)
+    total, dropped = (jnp.linalg.norm(x, axis=-1) for x in (s, s[..., r:]))
+    error = jnp.where(total > 0, dropped / jnp.where(total > 0, total, 1), 0)
     a = signed * root[..., None, :]
     b = (root * jnp.sign(signs))[..., None] * vt[..., :r, :]
     return Adapter(a, b, error)

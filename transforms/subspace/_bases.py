@@ -1,19 +1,19 @@
-r"""Bases of subspaces: how `in_subspace` chooses the directions to which gradients are projected.
+r"""Basis finders: how `in_subspace` chooses the subspace that it projects gradients onto.
 
 A basis finder is a value with
 
-* `find(check, rank)`, which gives `U (m, r)` for one matrix, whose rows are projected;
+* `find(check, rank)`: returns `U (m, r)` for one matrix whose rows are projected;
 * `orthonormal`: whether the columns of `U` are orthonormal up to rounding;
-* `kept`: whether `U` is state. Otherwise it is drawn anew at each step from the key of its last
-  refresh, and may depend on nothing else in the `check` but shapes and `key`.
+* `kept`: whether `U` is stored in the state. If it is not, each step draws `U` again from the key
+  of the last refresh; `find` may then use only the `key` and the shapes of the `check`.
 
-With tracking, $Q = b_3\, U \tilde Q U^\top + (1-b_3)\, G G^\top$ stands in the place of $GG^\top$.
-Neither is ever formed: finders multiply by it (`check.times`) or decompose a factor `X` with
+With tracking, $Q = b_3\, U \tilde Q U^\top + (1-b_3)\, G G^\top$ replaces $GG^\top$. Neither matrix
+is ever formed: finders multiply by it (`check.times`) or decompose a factor `X` with
 $X X^\top = Q$ (`check.factor`).
 
-Some finders take another one and replace a part of its columns (*switching*, Gong et al.,
-arXiv:2502.07752, Algorithm 2 and section F.7): directions that the leading subspace never sees
-would otherwise never be learned from.
+Some finders replace some columns of another finder's basis (*switching*, Gong et al.,
+arXiv:2502.07752, Algorithm 2 and section F.7). Without switching, the optimizer never learns from
+directions outside the leading subspace.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from ..linalg._numerics import HIGHEST
 
 
 class SubspaceCheck(NamedTuple):
-    """What a finder sees of one matrix at a refresh."""
+    """The input of a finder for one matrix at a refresh."""
 
-    gradient: jax.Array  # G (m, n), whose rows are projected; its largest entry is near 1
-    basis: jax.Array  # U in use (m, r)
-    tracked: jax.Array | None  # Q̃ (r, r), the running second moment of UᵀG, if it is tracked
-    b3: Any  # its decay rate
-    first: jax.Array  # whether there has been no refresh yet
+    gradient: jax.Array  # G (m, n), rows are projected; scaled to a largest entry near 1
+    basis: jax.Array  # the current U (m, r)
+    tracked: jax.Array | None  # Q̃ (r, r), the running second moment of UᵀG; None: no tracking
+    b3: Any  # the decay rate of Q̃
+    first: jax.Array  # whether this is the first refresh
     key: jax.Array  # random key of this refresh
 
     def times(self, x: jax.Array) -> jax.Array:
-        """`Q x` for `x (m, k)`."""
+        """Computes `Q x` for `x (m, k)`."""
         own = _matmul(self.gradient, _matmul(self.gradient.mT, x))
         if self.tracked is None:
             return own
@@ -49,7 +49,7 @@ class SubspaceCheck(NamedTuple):
         return self.b3 * _matmul(self.basis, inside) + (1 - self.b3) * own
 
     def factor(self) -> jax.Array:
-        """`X (m, n)` or `(m, r + n)` with `X Xᵀ = Q`, up to a positive factor."""
+        """Computes `X (m, n)` or `(m, r + n)` with `X Xᵀ = Q`, up to a positive factor."""
         if self.tracked is None:
             return self.gradient
         q, d = eigh(self.tracked)
@@ -59,7 +59,7 @@ class SubspaceCheck(NamedTuple):
 
 @runtime_checkable
 class BasisFinder(Protocol):
-    """What `basis=` takes; see the module."""
+    """The type of `basis=`; the module's docstring describes it."""
 
     @property
     def orthonormal(self) -> bool:
@@ -68,11 +68,11 @@ class BasisFinder(Protocol):
 
     @property
     def kept(self) -> bool:
-        """Whether the basis is state."""
+        """Whether the basis is stored in the state."""
         ...
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """The basis `(m, rank)`."""
+        """Computes the basis `(m, rank)`."""
         ...
 
 
@@ -95,7 +95,7 @@ class Svd:
     kept = True
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """Leading left singular vectors."""
+        """Computes the leading left singular vectors."""
         u, _, _ = jnp.linalg.svd(check.factor(), full_matrices=False)
         return with_fixed_signs(u[:, :rank])
 
@@ -111,7 +111,7 @@ class Randomized:
     kept = True
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """The range of `Q^iterations Ω`, and its leading directions."""
+        """Computes the range of `Q^iterations Ω` and the leading directions within it."""
         width = min(rank + self.oversampling, *check.gradient.shape)
         shape = (check.gradient.shape[0], width)
         q = jax.random.normal(check.key, shape, check.gradient.dtype)
@@ -133,7 +133,7 @@ class Iterated:
     kept = True
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """One step from the basis in use."""
+        """Takes one step from the current basis."""
 
         def step() -> jax.Array:
             product = check.times(check.basis)
@@ -155,7 +155,7 @@ class Gaussian:
     orthonormal = False
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """Independent normal entries."""
+        """Draws independent normal entries."""
         u = jax.random.normal(check.key, (check.gradient.shape[0], rank), check.gradient.dtype)
         return _unit_columns(u) if self.normalized else u / jnp.sqrt(jnp.asarray(rank, u.dtype))
 
@@ -176,12 +176,12 @@ class Switched:
         return self.source != "gaussian"
 
     def stay(self, rank: int, rows: int) -> int:
-        """How many columns stay; if the complement is too small, more of the leading ones."""
+        """The number of leading columns that stay; more of them if the complement is too small."""
         leading = min(self.leading, rank)
         return max(leading, 2 * rank - rows) if self.source == "complement" else leading
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """The leading columns, and others in the place of the rest."""
+        """Keeps the leading columns and replaces the others."""
         own, draws = jax.random.split(check.key)
         u = self.finder.find(check._replace(key=own), rank)
         rows = u.shape[0]
@@ -197,7 +197,7 @@ class Switched:
 
 
 def complement_basis(u: jax.Array) -> jax.Array:
-    """An orthonormal basis `(m, m - r)` of what is orthogonal to `u (m, r)`, by full QR."""
+    """An orthonormal basis `(m, m - r)` of the orthogonal complement of `u (m, r)`, by full QR."""
     return with_fixed_signs(jnp.linalg.qr(u, mode="complete")[0][:, u.shape[1] :])
 
 
@@ -206,23 +206,23 @@ def _unit_columns(x: jax.Array) -> jax.Array:
 
 
 def svd() -> Svd:
-    """The leading left singular vectors, by an exact decomposition: `O(m n min(m, n))`."""
+    """Computes the leading left singular vectors by an exact SVD: `O(m n min(m, n))`."""
     return Svd()
 
 
 def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:
-    """The leading singular vectors, nearly, by a randomized range finder: `O(m n r)`.
+    """Approximates the leading left singular vectors by a randomized range finder: `O(m n r)`.
 
-    The range of `(GGᵀ)^iterations Ω` for a Gaussian `Ω (m, r + oversampling)`, orthonormalized
-    after each product, then the leading directions within it (Halko, Martinsson and Tropp, 2011,
-    Algorithms 4.4 and 5.3).
+    It computes the range of `(GGᵀ)^iterations Ω` for a Gaussian `Ω (m, r + oversampling)`,
+    orthonormalizes after each product, and takes the leading directions within that range (Halko,
+    Martinsson and Tropp, 2011, Algorithms 4.4 and 5.3).
 
     Args:
-      oversampling: columns beyond the rank.
-      iterations: products with `GGᵀ` before the last.
+      oversampling: number of columns beyond the rank.
+      iterations: number of products with `GGᵀ` before the last.
 
     Raises:
-      ValueError: if one is not a positive integer.
+      ValueError: if an argument is not a positive integer.
     """
     check_positive_int("oversampling", oversampling)
     check_positive_int("iterations", iterations)
@@ -230,15 +230,15 @@ def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:
 
 
 def iterated(*, rotate: bool = True, start: BasisFinder | None = None) -> Iterated:
-    """One step of subspace iteration from the basis in use: `O(m n r)`.
+    """Takes one step of subspace iteration from the current basis: `O(m n r)`.
 
     Args:
-      rotate: turn the result to the leading eigenvectors within its span (Gong et al., Algorithm
-        10). Otherwise the columns of `GGᵀU`, by descending energy, are orthonormalized by QR alone.
-      start: what finds the first basis; `None` is `svd()`.
+      rotate: whether to rotate the result to the leading eigenvectors within its span (Gong et al.,
+        Algorithm 10). Otherwise QR orthonormalizes the columns of `GGᵀU`, by descending energy.
+      start: finder of the first basis; `None` is `svd()`.
 
     Raises:
-      ValueError: if `start` is no basis finder.
+      ValueError: if `start` is not a basis finder.
     """
     check_bool("rotate", rotate)
     start = svd() if start is None else start
@@ -247,11 +247,12 @@ def iterated(*, rotate: bool = True, start: BasisFinder | None = None) -> Iterat
 
 
 def gaussian(*, normalized: bool = False, kept: bool = True) -> Gaussian:
-    """Independent normal entries of variance `1/r`, drawn anew at each refresh.
+    """Draws independent normal entries of variance `1/r` at each refresh.
 
     Args:
-      normalized: columns of length 1 instead.
-      kept: whether the basis is state; otherwise it is drawn from the same key at each step.
+      normalized: whether to scale the columns to length 1 instead.
+      kept: whether the state stores the basis; otherwise each step draws it again from the key of
+        its last refresh.
     """
     check_bool("normalized", normalized)
     check_bool("kept", kept)
@@ -259,44 +260,45 @@ def gaussian(*, normalized: bool = False, kept: bool = True) -> Gaussian:
 
 
 def complement(leading: int, finder: BasisFinder | None = None) -> Switched:
-    """The leading columns of another basis, the others drawn from its orthogonal complement.
+    """Keeps the leading columns of another basis and draws the others from its complement.
 
-    They are drawn uniformly and without replacement from an orthonormal basis of the complement,
-    `O(m²r)`, which exists during the refresh alone (Gong et al., Algorithm 2). If the complement
-    has too few dimensions, more of the leading columns stay.
+    The columns are drawn uniformly, without replacement, from an orthonormal basis of the
+    orthogonal complement, `O(m²r)`, which exists only during the refresh (Gong et al., Algorithm
+    2). If the complement has too few dimensions, more of the leading columns stay.
 
     Args:
-      leading: columns that stay, 0 or more; at most the rank count.
-      finder: the other basis; `None` is `iterated()`.
+      leading: number of columns that stay, 0 or more; values above the rank count as the rank.
+      finder: finder of the other basis; `None` is `iterated()`.
 
     Raises:
-      ValueError: if `leading` is no integer of at least 0, or the finder's basis not orthonormal.
+      ValueError: if `leading` is not an integer of at least 0, if the finder's basis is not
+        orthonormal, or if the state does not store it.
     """
     return _switched("complement", leading, finder)
 
 
 def full_basis(leading: int, finder: BasisFinder | None = None) -> Switched:
-    """As `complement`, drawn from the other basis's remaining columns and its complement together.
+    """Like `complement`, but draws from the remaining columns and the complement together.
 
     Args:
-      leading: columns that stay.
-      finder: the other basis; `None` is `iterated()`.
+      leading: number of columns that stay.
+      finder: finder of the other basis; `None` is `iterated()`.
     """
     return _switched("full", leading, finder)
 
 
 def gaussian_mix(leading: int, finder: BasisFinder | None = None) -> Switched:
-    """The leading columns of another basis, the others normal vectors of length 1.
+    """Keeps the leading columns of another basis; the others are Gaussian vectors of length 1.
 
     Args:
-      leading: columns that stay.
-      finder: the other basis; `None` is `iterated()`.
+      leading: number of columns that stay.
+      finder: finder of the other basis; `None` is `iterated()`.
     """
     return _switched("gaussian", leading, finder)
 
 
 def switching_named(name: Any, leading: int) -> BasisFinder:
-    """The basis of one of Alice's ways of switching, or a basis as it stands.
+    """The basis finder of a name in `SWITCHING`; a basis finder is returned as it is.
 
     Raises:
       ValueError: on an unknown name.
@@ -323,7 +325,10 @@ def _switched(source: str, leading: int, finder: BasisFinder | None) -> Switched
     finder = iterated() if finder is None else finder
     check_finder("finder", finder)
     if not (finder.orthonormal and finder.kept):
-        raise ValueError(f"finder must give an orthonormal basis that is kept, got {finder!r}.")
+        raise ValueError(
+            "finder must give an orthonormal basis that the state stores, such as "
+            f"curvax.subspaces.svd(); got {finder!r}."
+        )
     return Switched(source, leading, finder)
 
 

@@ -1,21 +1,21 @@
-r"""Compensations: what `in_subspace` makes of what a gradient has outside the subspace.
+r"""Compensations: how `in_subspace` uses the part of a gradient outside the subspace.
 
 For a gradient $G$ `(m, n)`, a basis $U$ `(m, r)`, $\sigma = U^\top G$ and the inner direction
-$\Delta$ `(r, n)`, a compensation scales columns:
+$\Delta$ `(r, n)`, a compensation adds scaled columns of the residual:
 
 $$D = U \Delta + C, \qquad C = (G - \rho\, U \sigma)\, \mathrm{diag}(s)$$
 
-which takes no product more than $U\Delta$ alone, since
+This takes no more matrix products than $U\Delta$ alone, since
 $D = U(\Delta - \rho\,\sigma\,\mathrm{diag}(s)) + G\,\mathrm{diag}(s)$. A compensation is a value
 with
 
 * `residual`: ρ, 1 for the true residual; None drops $U\Delta$ and leaves $D = G\,\mathrm{diag}(s)$;
-* `init(batch, columns, dtype)`: its state for one batch of matrices, a pytree of arrays with the
-  batch axes first;
-* `scales(parts, state)`: `s (..., n)` and the new state.
+* `init(batch, columns, dtype)`: returns the state for one batch of matrices, a pytree of arrays
+  with the batch axes first;
+* `scales(parts, state)`: returns `s (..., n)` and the new state.
 
-*Numerics.* Norms of `C` come from those of its columns, without forming it. A residual column is
-zero where its energy is no more than `m · eps` of the gradient's: it is rounding noise.
+*Numerics.* The norm of `C` is computed from the norms of its columns; `C` is not formed. A residual
+column is rounding noise, and becomes zero, if its energy is at most `m · eps` times the gradient's.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from ..directions._norm_growth import limited_norm
 
 
 class Parts(NamedTuple):
-    """What a compensation sees of a batch of matrices: squared norms, float32 at least."""
+    """The input of a compensation for a batch of matrices: squared norms, float32 at least."""
 
     gradient: jax.Array  # of the columns of G (..., n)
     projected: jax.Array  # of the columns of σ (..., n)
-    outside: jax.Array  # gradient - projected (..., n), 0 where that is rounding noise
+    outside: jax.Array  # gradient - projected (..., n), rounding noise set to 0
     residual: jax.Array  # of the columns of G - ρ U σ (..., n)
     inner: jax.Array  # of the columns of Δ (..., n)
-    low_rank: jax.Array  # of U Δ as a whole (...)
+    low_rank: jax.Array  # of the matrix U Δ (...)
     codimension: int  # m - r
 
 
 @runtime_checkable
 class Compensation(Protocol):
-    """What `compensation=` takes; see the module."""
+    """The type of `compensation=`; the module's docstring describes it."""
 
     @property
     def residual(self) -> Any:
@@ -52,11 +52,11 @@ class Compensation(Protocol):
         ...
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> Any:
-        """The state at the start."""
+        """The initial state."""
         ...
 
     def scales(self, parts: Parts, state: Any) -> tuple[jax.Array, Any]:
-        """The columns' scales and the new state."""
+        """Computes the scales of the columns and the new state."""
         ...
 
 
@@ -68,7 +68,7 @@ class OptimalState(NamedTuple):
 
 
 class LimitedState(NamedTuple):
-    """State of a compensation that is only limited."""
+    """State of a compensation that needs only the norm-growth limiter."""
 
     norm: jax.Array  # φ (...)
 
@@ -78,7 +78,7 @@ def _safe_ratio(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tuple[jax.Array, Any]:
-    """Scales after the norm-growth limiter of `C`, and its norm."""
+    """The scales after the norm-growth limiter on `C`, and the limited norm."""
     norm = jnp.sqrt(jnp.sum(s**2 * parts.residual, axis=-1))
     factor, norm = limited_norm(norm, last, gamma)
     return s * factor[..., None], norm
@@ -95,11 +95,11 @@ class Optimal:
     residual = 1.0
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> OptimalState:
-        """Nothing seen yet."""
+        """Zero energies and norms."""
         return OptimalState(jnp.zeros((*batch, columns), dtype), jnp.zeros(batch, dtype))
 
     def scales(self, parts: Parts, state: OptimalState) -> tuple[jax.Array, OptimalState]:
-        """Algorithm 3."""
+        """Computes Algorithm 3 of Gong et al."""
         p = self.decay * state.energy + (1 - self.decay) * parts.outside
         kept = (p > 0) & (parts.outside != 0)
         s = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, p, 1)), 0)
@@ -117,12 +117,12 @@ class Fira:
     to_low_rank: bool = False
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> LimitedState:
-        """Nothing seen yet."""
+        """Zero norms."""
         del columns
         return LimitedState(jnp.zeros(batch, dtype))
 
     def scales(self, parts: Parts, state: LimitedState) -> tuple[jax.Array, LimitedState]:
-        """Columns scaled as the inner transformation scales the projected ones."""
+        """Scales each column as the inner transformation scales its projection."""
         s = jnp.sqrt(_safe_ratio(parts.inner, parts.projected))
         s, norm = _limited(s, parts, state.norm, self.gamma)
         if self.to_low_rank:
@@ -143,7 +143,7 @@ class ChannelScaling:
         del batch, columns, dtype
 
     def scales(self, parts: Parts, state: None) -> tuple[jax.Array, None]:
-        """Columns or the whole scaled as the inner transformation scales the projected ones."""
+        """Scales each column, or the matrix, as the inner transformation scales its projection."""
         del state
         inner, projected = parts.inner, parts.projected
         if self.whole:
@@ -160,17 +160,17 @@ def optimal(
     gamma: jax.typing.ArrayLike = 1.01,
     weight: jax.typing.ArrayLike = 1.0,
 ) -> Optimal:
-    r"""Alice's compensation: the residual's columns, normalized by their running energy.
+    r"""Alice's compensation: divides residual columns by the root of their running energy.
 
     $p \leftarrow b\,p + (1-b)(1^\top G^2 - 1^\top \sigma^2)$ and
     $C = w\,\eta \sqrt{m-r}\,(G - U\sigma)\, \mathrm{diag}(p)^{-1/2}$ with the norm-growth
-    limiter's η; columns with $p \le 0$ give 0 (Gong et al., arXiv:2502.07752, Algorithm 3 and
+    limiter's η; columns with $p \le 0$ become 0 (Gong et al., arXiv:2502.07752, Algorithm 3 and
     Theorem 5.1).
 
     Args:
-      decay: decay rate of the energies, which start at 0 without bias correction.
+      decay: decay rate of the energies, which start at 0 and have no bias correction.
       gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
-      weight: w, after the limiter.
+      weight: w, applied after the limiter.
 
     Raises:
       ValueError: naming the argument that is outside its range.
@@ -187,14 +187,14 @@ def fira(
     weight: jax.typing.ArrayLike = 1.0,
     residual: jax.typing.ArrayLike = 1.0,
 ) -> Fira:
-    r"""Fira's compensation: the residual's columns, scaled as the inner direction's are.
+    r"""Fira's compensation: scales residual columns as the inner transformation scales columns.
 
     $C = w\,\eta\,(G - \rho\,U\sigma)\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)$.
 
     Args:
       gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
-      weight: w, after the limiter.
-      residual: ρ; 1 is the true residual, the official code has GaLore's scale.
+      weight: w, applied after the limiter.
+      residual: ρ; 1 is the true residual; the official code uses GaLore's scale.
 
     Raises:
       ValueError: naming the argument that is outside its range.
@@ -208,8 +208,8 @@ def fira(
 def fira_plus(*, gamma: jax.typing.ArrayLike = 1.01, weight: jax.typing.ArrayLike = 1.0) -> Fira:
     """Fira's compensation with the norm of the low-rank part: `C ← w C ‖UΔ‖ / ‖C‖`.
 
-    The limiter comes first, as in Gong et al., arXiv:2502.07752, section F.7; the result does not
-    depend on it.
+    The limiter acts first, as in Gong et al., arXiv:2502.07752, section F.7. It does not change the
+    result, since the rescaling sets the norm.
 
     Args:
       gamma: largest growth of ‖C‖ before it is rescaled.
@@ -224,12 +224,12 @@ def fira_plus(*, gamma: jax.typing.ArrayLike = 1.01, weight: jax.typing.ArrayLik
 
 
 def channel_scaling(*, whole: bool = False) -> ChannelScaling:
-    r"""Apollo's update: the gradient itself, its columns scaled as the inner direction's are.
+    r"""Apollo's update: scales gradient columns as the inner transformation scales projections.
 
-    $D = G\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)$; no low-rank part.
+    $D = G\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)$, without the low-rank part.
 
     Args:
-      whole: one scale `‖Δ‖ / ‖σ‖` for the whole matrix (Apollo-mini).
+      whole: whether to use one scale `‖Δ‖ / ‖σ‖` per matrix (Apollo-mini).
     """
     return ChannelScaling(whole)
 
@@ -237,10 +237,10 @@ def channel_scaling(*, whole: bool = False) -> ChannelScaling:
 def compensation_named(
     name: Any, decay: jax.typing.ArrayLike, gamma: jax.typing.ArrayLike, weight: Any
 ) -> Compensation | None:
-    """One of Alice's compensations, or a compensation as it stands.
+    """The compensation of a name in `COMPENSATIONS`; other values are returned as they are.
 
     Raises:
-      ValueError: on an unknown name.
+      ValueError: if the name is unknown.
     """
     if not isinstance(name, str):
         check_compensation(name)
@@ -262,10 +262,10 @@ def fira_compensation(
     residual: str,
     scale_compensation: bool,
 ) -> Fira:
-    """The compensation of `fira`'s arguments, before its scale applies to everything.
+    """The compensation that `fira`'s arguments describe, before `scale` multiplies the direction.
 
     Raises:
-      ValueError: naming the argument that is not allowed.
+      ValueError: naming the invalid argument.
     """
     check_choice("residual", residual, ("complement", "scaled"))
     check_bool("scale_compensation", scale_compensation)

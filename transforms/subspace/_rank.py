@@ -1,4 +1,4 @@
-"""The rank that a matrix allows: clamped and shown, or an error that names the parameter."""
+"""Ranks that exceed what a matrix allows: recorded for summaries, or an error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ._bases import BasisFinder, Switched
 
 
 class RankRecord(NamedTuple):
-    """What `recording` collects of a stack of matrices: their rank."""
+    """The rank of a stack of matrices, for `recording`."""
 
     shape: tuple[int, int]
     text: str
 
 
 def record_rank(x: Any, asked: int, rank: int, side: Side, basis: BasisFinder) -> None:
-    """Tells `recording` the rank of matrices like `x`, and the columns that a switch keeps."""
+    """Records the rank of matrices like `x`, and how many columns a switched basis keeps."""
     text = f"{_instead(rank, asked)} on the {side.value}"
     if isinstance(basis, Switched):
         stay = basis.stay(rank, side.order(x))
@@ -29,12 +29,12 @@ def record_rank(x: Any, asked: int, rank: int, side: Side, basis: BasisFinder) -
 
 
 def check_ranks(params: Any, asked: int, basis: BasisFinder, orders: Any) -> None:
-    """Requires every matrix of `params` to allow the rank, and the columns that a switch keeps.
+    """Requires every matrix of `params` to allow the rank, and the `leading` of a switched basis.
 
     Raises:
-      ValueError: naming the first parameter that does not.
+      ValueError: naming the first parameter that does not allow them.
     """
-    advice = "clamp_rank=True takes the nearest that there is."
+    advice = "clamp_rank=True takes the nearest allowed value."
     for names, x in zip(matrix_names(params), jax.tree.leaves(params), strict=True):
         rows, _, rank = orders(x)
         m, n = x.shape[-2:]

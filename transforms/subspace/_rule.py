@@ -1,6 +1,12 @@
-"""One subspace of a batch of matrices: how it starts, is refreshed, and what is made in it.
+"""The subspaces of a batch of matrices: initialization, refresh, projection and back-projection.
 
-`in_subspace` (`_subspace.py`) puts these together; the mathematics is there.
+`in_subspace` (`_subspace.py`) combines these steps; its module docstring has the mathematics, the
+numerics and the cost. In the order of an update:
+
+* `refreshed` computes the bases that are due and carries the moments over to them;
+* `basis_in_use` gives `U` per matrix, from the state or drawn from its key;
+* `project` computes `σ` and which matrices are finite;
+* `combined` projects the inner direction back, adds the compensation and updates the state.
 """
 
 from __future__ import annotations
@@ -28,35 +34,35 @@ from ._rank import record_rank
 
 
 class SubspaceCounts(Counts):
-    """See `Subspace`."""
+    """Counters of `Subspace`."""
 
     names = ("refreshes", "rejected", "skipped")
 
 
 class Subspace(NamedTuple):
-    """The subspace of a batch of matrices; `d` is `m` on the left and `n` on the right."""
+    """The subspaces of a batch of matrices; `d` is `m` on the left and `n` on the right."""
 
-    basis: jax.Array | None  # U (..., d, r); None if it is drawn from the key at each step
+    basis: jax.Array | None  # U (..., d, r); None if each step draws it from the key
     tracked: jax.Array | None  # Q̃ (..., r, r), with tracking
     key: jax.Array  # uint32 (..., 2)
     counts: SubspaceCounts
     compensation: Any  # state of the compensation
 
     refreshes = counter("refreshes")  # bases computed, int32 (...)
-    rejected = counter("rejected")  # refreshes that found no basis, or none that is finite
-    skipped = counter("skipped")  # steps without a finite gradient or any basis
+    rejected = counter("rejected")  # refreshes that found no finite basis
+    skipped = counter("skipped")  # steps without a finite gradient or without a basis
 
 
 class Energies(NamedTuple):
-    """Squared norms of the columns of a batch of matrices, zero where it is not finite."""
+    """Squared column norms of a batch of matrices, zero for matrices that are not finite."""
 
     projected: jax.Array  # of σ (..., n)
-    gradient: jax.Array | None  # of G (..., n), if there is a compensation
+    gradient: jax.Array | None  # of G (..., n), with a compensation
 
 
 @dataclasses.dataclass(frozen=True)
 class SubspaceRule:
-    """The static choices made for all subspaces."""
+    """The static configuration of all subspaces."""
 
     rank: int
     basis: BasisFinder
@@ -66,22 +72,22 @@ class SubspaceRule:
     side: str
 
     def side_of(self, x: Any) -> Side:
-        """The side of these matrices that is projected."""
+        """The projected side of these matrices."""
         return side_of(self.side, x)
 
     def orders(self, x: Any) -> tuple[int, int, int]:
-        """The projected order, the other one, and the rank."""
+        """The order of the projected side, the order of the other side, and the rank."""
         side = self.side_of(x)
         return side.order(x), side.other.order(x), min(self.rank, *x.shape[-2:])
 
     def like_projected(self, x: Any) -> jax.Array:
-        """Zeros like σ."""
+        """Zeros in the shape and dtype of σ."""
         _, columns, rank = self.orders(x)
         shape = (rank, columns) if self.side_of(x) is LEFT else (columns, rank)
         return jnp.zeros((*x.shape[:-2], *shape), jnp.promote_types(x.dtype, jnp.float32))
 
     def start(self, x: Any, key: jax.Array) -> Subspace:
-        """The subspaces of a batch of matrices before the first step."""
+        """The initial subspaces of a batch of matrices."""
         rows, columns, rank = self.orders(x)
         batch, dtype = x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)
         record_rank(x, self.rank, rank, self.side_of(x), self.basis)
@@ -97,11 +103,12 @@ class SubspaceRule:
     def project(
         self, g: jax.Array, u: jax.Array, subspace: Subspace
     ) -> tuple[jax.Array, jax.Array, Energies]:
-        """σ, zero unless it is finite, whether it is, and the energies of columns.
+        """Computes σ (zero if not finite), whether each matrix is finite, and the column energies.
 
-        What is not finite in g makes σ so too, which is smaller; a compensation sees that of g too.
-        Where a basis was due and not found, no gradient counts as finite: the identity that stands
-        for it may not see what is wrong with g.
+        An entry of g that is not finite makes σ not finite, and σ is the smaller array to check;
+        with a compensation, g is checked as well. A matrix whose first basis was not found does not
+        count as finite unless its sums of squares are zero: its placeholder, the identity, may miss
+        bad entries of g.
         """
         side = self.side_of(g)
         sigma = thin_transposed_times(u, g) if side is LEFT else g @ u
@@ -109,7 +116,7 @@ class SubspaceRule:
         whole = None
         if self.compensation is not None:
             whole = _squares(g, side)
-            # Of a sum of sums XLA would make a sum of its own, and write the squares for both.
+            # XLA would add one more reduction for a sum of sums, and write the squares for both.
             total = inside + whole
         total = total.sum(axis=-1)
         finite = jnp.isfinite(total) & ~(untried(subspace) & (total > 0))
@@ -119,7 +126,7 @@ class SubspaceRule:
         return jnp.where(finite, sigma, 0), finite, Energies(inside, whole)
 
     def check(self, g: jax.Array, subspace: Subspace, number: jax.Array) -> SubspaceCheck:
-        """What the finder sees of a single finite matrix, scaled by a power of two."""
+        """The finder's input for a single finite matrix, scaled by a power of two."""
         rows, _, rank = self.orders(g)
         exponent = power_of_two(jnp.max(jnp.abs(g)))
         factor = jnp.ldexp(jnp.ones([], g.dtype), -exponent)
@@ -134,9 +141,9 @@ class SubspaceRule:
         )
 
     def refresh_one(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A single matrix's subspace after a refresh, with its moments."""
+        """Refreshes the subspace of a single matrix and carries its moments over."""
         subspace, gradient, moments = entry
-        g = finite_or_zero(gradient)  # LAPACK's SVD of an infinite entry may never end
+        g = finite_or_zero(gradient)  # LAPACK's SVD may not terminate on infinite entries
         good = jnp.any(g != 0)
         if subspace.tracked is not None:
             good |= jnp.any(subspace.tracked != 0)
@@ -147,7 +154,7 @@ class SubspaceRule:
                 check = self.check(g, subspace, subspace.refreshes)
                 return self.basis.find(check, rank).astype(old.dtype)
 
-            # A parameter whose gradients stay zero is tried at every step: it may cost nothing.
+            # A parameter whose gradients stay zero tries again at every step; that must be free.
             new = jax.lax.cond(good, found, lambda: old)
             good &= jnp.isfinite(new).all()
             used = jnp.where(good, new, old)
@@ -173,7 +180,7 @@ class SubspaceRule:
     def refreshed(
         self, gradients: Any, state: Any, policy: RefreshPolicy, count: jax.Array
     ) -> tuple[Any, Any]:
-        """The subspaces after the refreshes due at this step, and the inner state that follows."""
+        """Runs the refreshes due at this step; returns the subspaces and the new inner state."""
         projected = jax.tree.map(self.like_projected, gradients)
         moments = jax.tree.map(lambda _: None, gradients)
         if self.carry.needs_names:
@@ -198,7 +205,7 @@ class SubspaceRule:
         return subspaces, put_moments(state.inner, projected, moments)
 
     def examined(self, policy: RefreshPolicy, g: jax.Array, subspace: Subspace) -> jax.Array:
-        """Which of a batch of matrices the policy refreshes, bool (size,)."""
+        """Which matrices of a batch the policy refreshes, bool (size,)."""
         sigma, *_ = self.project(g, self.basis_in_use(g, subspace), subspace)
         norm = jnp.linalg.norm(sigma, axis=(-2, -1))
 
@@ -208,7 +215,7 @@ class SubspaceRule:
         return jax.vmap(asked)(norm.reshape(-1), (subspace.refreshes == 0).reshape(-1))
 
     def basis_in_use(self, g: jax.Array, subspace: Subspace) -> jax.Array:
-        """U for a batch of matrices: the state's, or drawn from their keys."""
+        """U for a batch of matrices: from the state, or drawn from their keys."""
         if subspace.basis is not None:
             return subspace.basis
         rank = self.orders(g)[2]
@@ -231,7 +238,7 @@ class SubspaceRule:
         energies: Energies,
         moved: jax.Array,
     ) -> tuple[jax.Array, Subspace]:
-        """The direction and the state after it, of a batch of matrices."""
+        """Computes the directions of a batch of matrices and their new state."""
         side = self.side_of(g)
         moved = jnp.where(finite, moved, 0)
         subspace = subspace._replace(counts=subspace.counts.plus(skipped=~finite[..., 0, 0]))
@@ -251,7 +258,7 @@ class SubspaceRule:
         return back(u, moved - self.compensation.residual * sigma * s) + g * s, subspace
 
     def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
-        """What `x` in the subspace is in the whole space."""
+        """Projects `x` from the subspace back to the full space."""
         return u @ x if side is LEFT else times_transposed(x, u)
 
     def parts(
@@ -263,7 +270,7 @@ class SubspaceRule:
         energies: Energies,
         moved: jax.Array,
     ) -> Parts:
-        """The norms that a compensation sees."""
+        """Computes the norms that a compensation takes."""
         rows, _, rank = self.orders(g)
         side = self.side_of(g)
         projected, gradient = energies

@@ -1,24 +1,24 @@
-r"""Element-wise transformations in low-rank subspaces of the gradients.
+r"""Transformations that run on gradients projected to low-rank subspaces.
 
-For a gradient $G$ `(m, n)` whose rows are projected, a basis $U$ `(m, r)` of its last refresh and
+For a gradient $G$ `(m, n)` whose rows are projected, the basis $U$ `(m, r)` of its last refresh and
 any transformation $f$,
 
 $$\sigma = U^\top G, \qquad \Delta = f(\sigma), \qquad D = U \Delta + C$$
 
-with a compensation $C$ for what lies outside the subspace (`_compensation.py`), or none. On the
-right side everything is transposed: $U$ `(n, r)`, $\sigma = G U$ `(m, r)`. Before the first refresh
-$U$ is the first `r` columns of the identity. A refresh at a step comes before the projection.
+with a compensation $C$ of the residual outside the subspace (`_compensation.py`), or $C = 0$. The
+right side is the transpose: $U$ `(n, r)`, $\sigma = G U$ `(m, r)`. Before the first refresh $U$ is
+the first `r` columns of the identity. A refresh precedes the projection of its step.
 
-*Tracking.* $\tilde Q \leftarrow b_3 \tilde Q + (1-b_3)\,\sigma\sigma^\top$ `(r, r)` remembers the
-energies within the subspace for the next basis (`_bases.py`). *Moments* of $f$ follow a
-change of basis by a rule (`_carry.py`), $\tilde Q$ as a first moment on both sides.
+*Tracking.* $\tilde Q \leftarrow b_3 \tilde Q + (1-b_3)\,\sigma\sigma^\top$ `(r, r)` accumulates the
+energies within the subspace for the next basis (`_bases.py`). A rule (`_carry.py`) carries the
+*moments* of $f$ over to a new basis, and $\tilde Q$ as a first moment on both sides.
 
-*Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient whose squares
-do not sum to a finite number in the projection counts as zero, and `skipped` counts it. A basis
-that is not finite, or would come from zeros alone, is not used: the last one stays, `rejected`
-counts it, and as long as there has been none, every step tries again.
-*Random draws* of a refresh come from the key `fold_in(key, refreshes)` of its matrix. *Cost*:
-`4mnr` FLOPs between refreshes, `2r²n` more with tracking, one pass over `G` more with compensation.
+*Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient counts as zero,
+and `skipped` counts it, if the sum of squares of its projection is not finite. A basis that is not
+finite is rejected: the last one stays, and `rejected` counts it. All-zero gradients produce no
+basis. A matrix without a first basis tries again at every step.
+*Random draws* of a refresh use the key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr`
+FLOPs between refreshes, `2r²n` more with tracking, one more pass over `G` with a compensation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SubspaceState(NamedTuple):
     """State of `in_subspace`."""
 
     count: jax.Array  # t, int32 scalar
-    subspaces: Any  # a Subspace for every leaf
+    subspaces: Any  # a Subspace per leaf
     inner: Any  # state of the inner transformation, for the projected matrices
 
 
@@ -67,29 +67,29 @@ def in_subspace(
     """Runs a transformation on gradients projected to a subspace of rank `rank`.
 
     Args:
-      inner: a transformation of the projected matrices, which sees no parameters, such as
-        `optax.scale_by_adam()`. One that takes norms of whole trees would mix matrices; per matrix
-        there are `limit_norm_growth`, `graft` and `orthogonalize`.
+      inner: a transformation of the projected matrices, such as `optax.scale_by_adam()`. It gets no
+        parameters. A transformation that takes the norm of a tree would mix matrices; use
+        `limit_norm_growth`, `graft` and `orthogonalize`, which work per matrix.
       rank: dimension of the subspaces.
-      basis: how they are found: a value of `curvax.subspaces`, such as `svd()`.
+      basis: the basis finder, a value of `curvax.subspaces`, such as `svd()`.
       refresh: policy for the bases: `every(k)`, `policies.below_norm(threshold)`, or your own.
-      carry: what becomes of moments when a basis changes: `subspaces.keep()` (the default),
-        `rotate()` or `reset()`.
-      compensation: what is made of the rest of the gradient: `None` (nothing),
+      carry: how moments follow a change of basis: `subspaces.keep()` (the default), `rotate()` or
+        `reset()`.
+      compensation: how the residual of the gradient is used: `None` (not at all),
         `subspaces.optimal()`, `fira()`, `fira_plus()` or `channel_scaling()`.
-      tracking: whether the energies within the subspace are remembered for the next basis.
+      tracking: whether to accumulate the energies within the subspace for the next basis.
       b3: decay rate of the tracked second moment.
-      side: which side is projected: "smaller" or "larger" of the two orders (left if they are
-        equal), "left" (rows), "right" (columns), or "std": the smaller, right if they are equal.
-      clamp_rank: take `min(m, n)` where the rank is above it, and the nearest `leading` that a
-        switched basis allows, which `summarize` shows; otherwise it is an error.
-      seed: of all random draws.
+      side: the projected side: "smaller" or "larger" of the two orders (left if they are equal),
+        "left" (rows), "right" (columns), or "std" (the smaller, right if they are equal).
+      clamp_rank: `True` clamps the rank to `min(m, n)`, and `leading` to the nearest value that a
+        switched basis allows; `summarize` shows it. `False` makes both an error.
+      seed: seed of all random draws.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
 
     Raises:
-      ValueError: naming an argument outside its range, or a leaf that is no matrix.
+      ValueError: naming an argument outside its range, or a leaf that is not a matrix.
 
     Example:
       >>> import curvax, optax
@@ -115,7 +115,10 @@ def in_subspace(
     check_choice("side", side, SIDES)
     check_bool("clamp_rank", clamp_rank)
     if not basis.kept and (tracking or carry.needs_names):
-        raise ValueError(f"basis is drawn anew at each step: nothing can follow it; got {basis!r}.")
+        raise ValueError(
+            "basis is drawn anew at each step, so tracking must be False and carry must be "
+            f"curvax.subspaces.keep(); got basis={basis!r}, tracking={tracking!r}, carry={carry!r}."
+        )
     rule = SubspaceRule(rank, basis, carry, compensation, b3 if tracking else None, side)
 
     def init(params: Any) -> SubspaceState:
@@ -150,6 +153,6 @@ def in_subspace(
 
 
 def _widened_once(x: jax.Array) -> jax.Array:
-    """`x` in float32 at least, written once: XLA would convert it for each of its uses."""
+    """Converts `x` to float32 at least, once: XLA would convert it again for each use."""
     wide = widened(x)
     return x if wide.dtype == x.dtype else jax.lax.optimization_barrier(wide)
