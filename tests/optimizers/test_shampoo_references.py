@@ -298,7 +298,7 @@ def _assert_same(case: str, dtype: str, period: int, root: int, theirs=None):
 def _flat(factor):
     """A factor with one batch axis behind the time."""
     count = max(1, int(np.prod(factor.statistic.shape[1:-2])))
-    own = {"statistic": 2, "root": 2, "eigenvectors": 2, "eigenvalues": 1, "counts": 1}
+    own = {"statistic": 2, "inverse_root": 2, "eigenvectors": 2, "eigenvalues": 1, "counts": 1}
 
     def flat(x, axes):
         return x.reshape(STEPS, count, *x.shape[x.ndim - axes :])
