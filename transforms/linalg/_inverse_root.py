@@ -49,7 +49,7 @@ def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
         raise ValueError(f"root must be a power of 2 for solver='coupled_newton', got {root!r}.")
     if solver != "eigh" and damping_mode in ("floor", "outside"):
         raise ValueError(
-            f"solver must be 'eigh' for damping_mode={damping_mode!r}, got {solver!r}."
+            f"damping_mode={damping_mode!r} needs solver='eigh', got solver={solver!r}."
         )
 
 
@@ -128,7 +128,7 @@ def inverse_root(
     check_root_arguments(root, solver, damping_mode)
     check_interval("eps", eps, 0.0)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
-        raise ValueError(f"a must hold square matrices (..., n, n), got shape {a.shape}.")
+        raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
     work = a.astype(jnp.promote_types(a.dtype, jnp.float32))
     solved = one_by_one(lambda x: solve_root(x, root, eps, damping_mode, solver), work)
     return solved.inverse_root.astype(a.dtype), solved.error
