@@ -48,9 +48,7 @@ def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
     if solver == "coupled_newton" and root & (root - 1):
         raise ValueError(f"root must be a power of 2 for solver='coupled_newton', got {root!r}.")
     if solver != "eigh" and damping_mode in ("floor", "outside"):
-        raise ValueError(
-            f"damping_mode={damping_mode!r} needs solver='eigh', got solver={solver!r}."
-        )
+        raise ValueError(f"damping_mode={damping_mode!r} needs solver='eigh', got {solver!r}.")
 
 
 class Solved(NamedTuple):
