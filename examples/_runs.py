@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # On a CPU the threads of LAPACK (OpenBLAS) and of XLA compete for the cores: with one of each per
-# core a step of ASGO took twice as long. This has to be set before JAX loads them.
+# core, a step of ASGO took twice as long. Set this before JAX loads them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
@@ -44,7 +44,7 @@ class Result(NamedTuple):
 class Checkpoints:
     """The last two complete states of a run.
 
-    Orbax moves a checkpoint into its place when it is finished, so that nobody reads half of one.
+    Orbax moves a checkpoint into its place when it is finished, so no reader sees half of one.
     """
 
     def __init__(self, directory: Path):
@@ -53,7 +53,7 @@ class Checkpoints:
         self.manager = ocp.CheckpointManager(self.path, options=options)
 
     def save(self, step: int, state: Any, about: dict) -> None:
-        """Writes the state, and what has to be known before it can be restored."""
+        """Writes the state, and `about`, which is read before the state is restored."""
         items = {"state": ocp.args.StandardSave(state), "about": ocp.args.JsonSave(about)}
         self.manager.save(step, args=ocp.args.Composite(**items))
 
@@ -69,7 +69,7 @@ class Checkpoints:
     def _read(self, **item: Any) -> Any:
         try:
             (value,) = self.manager.restore(None, args=ocp.args.Composite(**item)).values()
-        except Exception as error:  # Orbax raises many kinds for a truncated or missing file
+        except Exception as error:  # Orbax raises various ones for a truncated or missing file
             last = self.path / str(self.manager.latest_step())
             reason = str(error).splitlines()[0][:200]
             sys.exit(
@@ -80,12 +80,12 @@ class Checkpoints:
 
 
 def checkpoint_in(directory: Path) -> dict | None:
-    """The `about` of the last complete checkpoint of a run, or None without a checkpoint."""
+    """The `about` of a run's last complete checkpoint; None if there is no checkpoint."""
     return Checkpoints(directory).about() if (directory / "checkpoints").is_dir() else None
 
 
 class Metrics:
-    """The file metrics.jsonl. Lines after `step` are dropped: they will be computed again."""
+    """The file metrics.jsonl. Drops the lines after `step`, which the run computes again."""
 
     def __init__(self, path: Path, step: int):
         self.path = path
@@ -104,7 +104,8 @@ class Metrics:
 class Interrupt:
     """True after a first Ctrl-C, so that the training loop can finish its step.
 
-    During a step there is no state to save: it has been donated. A second Ctrl-C acts as usual.
+    A step cannot be interrupted, because its input, the last state, has been donated. A second
+    Ctrl-C acts as usual.
     """
 
     def __init__(self):

@@ -3,10 +3,10 @@
     python examples/train_digits.py             # under a minute on two CPU cores
 
 The 1797 images (8 × 8, from scikit-learn, no download) are real handwriting. A curvax optimizer
-goes into `TrainState.create(tx=…)` like any other Optax optimizer, and finds the matrices in a
-Linen parameter dict by itself: a convolution kernel `(height, width, in, out)` has
-`height·width·in` rows and `out` columns; biases go to AdamW. The learning rates are reasonable but
-not tuned; for a comparison see `train_lm.py`.
+goes into `TrainState.create(tx=…)` like any other Optax optimizer, and recognizes the matrices in a
+dict of Linen parameters: a convolution kernel `(height, width, in, out)` has `height·width·in` rows
+and `out` columns; biases go to AdamW. The learning rates are reasonable but not tuned; for a
+comparison see `train_lm.py`.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Digits(NamedTuple):
 
 
 def read_digits() -> tuple[Digits, Digits]:
-    """The training images, and a random fifth of all that is held out for testing."""
+    """The training images, and a random fifth of all images, held out for testing."""
     images, labels = load_digits(return_X_y=True)
     shuffled = np.random.default_rng(0).permutation(len(images))
     images = jnp.asarray(images[shuffled].reshape(-1, 8, 8, 1) / 16, jnp.float32)

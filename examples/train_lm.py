@@ -36,20 +36,20 @@ from tqdm import tqdm
 import curvax
 
 # Each takes a learning rate (here a schedule) and a weight decay, and is used like any Optax
-# optimizer. The curvax optimizers find the matrices and leave all other parameters to AdamW.
+# optimizer. The curvax optimizers recognize the matrices; all other parameters go to AdamW.
 OPTIMIZERS = {
     "adamw": optax.adamw,
     "muon": curvax.muon,
     "racs": curvax.racs,
     "asgo": functools.partial(curvax.asgo, refresh=10),
 }
-# The best of a grid for each; benchmarks/tune_lm.py wrote benchmarks/results/tune_lm.md.
+# The best of a grid for each optimizer: benchmarks/tune_lm.py, benchmarks/results/tune_lm.md.
 LEARNING_RATES = {"adamw": 4e-3, "muon": 3.2e-2, "racs": 3.2e-2, "asgo": 1.6e-2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything that decides the numbers of a run. A checkpoint only continues with its own."""
+    """The settings that determine a run's numbers; a checkpoint continues only with the same."""
 
     optimizer: str
     learning_rate: float
@@ -78,7 +78,7 @@ class Config:
 
 class Corpus(NamedTuple):
     train: jax.Array  # (characters,)
-    validation: jax.Array  # (windows, context + 1): the whole last tenth
+    validation: jax.Array  # (windows, context + 1): all of the last tenth
     symbols: int
     entropy: float  # of the character frequencies: the loss of a model without context
     digest: str
@@ -116,7 +116,7 @@ def read_corpus(path: str | None, context: int) -> Corpus:
 
 
 # The model: a pre-norm GPT of Flax's own layers. Attention kernels have three axes, (width, heads,
-# head width) or (heads, head width, width); the optimizers find the matrices in them.
+# head width) or (heads, head width, width), which the optimizers merge to matrices.
 
 
 class Block(nnx.Module):
@@ -155,8 +155,8 @@ def make_run(config: Config, corpus: Corpus):
     """The state at step 0, and the jitted training step and evaluation.
 
     The state is one pytree: parameters, optimizer state, step and smoothed loss. A step draws its
-    batch from (seed, step) and returns the next state. The state is all that a run needs, so it
-    continues bit for bit; it is donated, so steps update it in place.
+    batch from (seed, step) and returns the next state. A run depends on nothing else, so a restored
+    one continues bit for bit. The state is donated, so steps update it in place.
     """
     graph, params = nnx.split(GPT(config, corpus.symbols), nnx.Param)
     optimizer = config.make_optimizer()
@@ -240,7 +240,7 @@ def train(
         if not (evaluating or saving or step % 10 == 0):
             continue
 
-        # Python waits for the device only here. Evaluations and checkpoints are not timed.
+        # Only here does Python wait for the device. Evaluations and checkpoints are not timed.
         train_loss = float(state["loss"])
         elapsed = time.perf_counter() - begin
         seconds += elapsed

@@ -1,8 +1,8 @@
-"""Data parallel training with `jax.pmap`; the optimizer divides its matrices among the devices.
+"""Data parallel training with `jax.pmap`; the optimizer distributes its matrices over the devices.
 
     python examples/train_pmap.py --devices 4      # four devices, simulated on a CPU
 
-Every device has all parameters, its part of the batch, and the optimizer state of its own matrices.
+Each device has all parameters, its shard of the batch, and the optimizer state of its own matrices.
 `train_sharded.py` shards the parameters too, with `jax.jit` and a mesh.
 """
 
@@ -35,18 +35,18 @@ def predict(params, x):
 @functools.partial(jax.pmap, axis_name="batch", donate_argnums=(0, 1))
 def step(params, state, x, y):
     loss, grads = jax.value_and_grad(lambda p: jnp.mean((predict(p, x) - y) ** 2))(params)
-    loss, grads = jax.lax.pmean((loss, grads), "batch")  # the optimizer needs them equal
+    loss, grads = jax.lax.pmean((loss, grads), "batch")  # must be the same on all devices
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state, loss
 
 
-# A network learns the outputs of another network, with other random kernels, at random points.
+# The network learns the outputs of another one, with other random kernels, at random points.
 def network(seed):
     kernels = jax.random.normal(jax.random.key(seed), (6, 16, 16)) / 4
     return {f"layer{i}": {"kernel": kernel} for i, kernel in enumerate(kernels)}
 
 
-params = jax.tree.map(lambda x: jnp.stack([x] * devices), network(0))  # a copy for every device
+params = jax.tree.map(lambda x: jnp.stack([x] * devices), network(0))  # one copy per device
 state = jax.pmap(optimizer.init, axis_name="batch")(params)
 x = jax.random.normal(jax.random.key(2), (devices, 256 // devices, 16))
 y = predict(network(1), x)

@@ -1,19 +1,19 @@
-"""Train the GPT of `train_lm.py` on several devices that share parameters, batch and optimizer.
+"""Train the GPT of `train_lm.py` on several devices, with parameters, batch and state sharded.
 
     python examples/train_sharded.py --devices 8 --mesh 4,2           # eight, simulated on a CPU
     python examples/train_sharded.py --devices 4 --mesh 2,2 --resume  # continue on four
     python examples/train_sharded.py --mesh 8,1 --fsdp --optimizer shampoo  # eight real devices
 
 The mesh is data × model. Batches are sharded along "data", kernels along "model" (with `--fsdp`
-along "data" too). The optimizer's matrices are divided among all devices, however kernels are
-sharded. The same with two processes, on one host or on two, with four devices each:
+along "data" too). The optimizer's matrices are distributed over all devices, however kernels are
+sharded. The same with two processes of four devices each, on one host or on two:
 
     python examples/train_sharded.py --devices 4 --mesh 4,2 --coordinator localhost:7777 \\
         --processes 2 --process 0         # and at the same time with --process 1
 
-OUT/checkpoints has Orbax checkpoints of the parameters and of the optimizer's portable state. All
-processes need access to that directory. `--resume` continues on any mesh, and bit for bit on the
-same one. Ctrl-C or a crash loses only the steps since the last checkpoint.
+OUT/checkpoints contains Orbax checkpoints of the parameters and of the optimizer's portable state.
+All processes need access to that directory. `--resume` continues on any mesh, and bit for bit on
+the same one. Ctrl-C or a crash loses only the steps since the last checkpoint.
 """
 
 import argparse
@@ -38,8 +38,8 @@ from curvax import optimizers
 METHODS = [name for name in optimizers.__all__ if name != "assemble" and "scale_by_" not in name]
 SETTINGS = {"asgo": {"refresh": 10}, "shampoo": {"refresh": 10, "base": optax.adamw}}
 
-# The axis of a kernel that is sharded along "model": outputs or heads of one layer, inputs of the
-# next. So the activations between the two layers are sharded alike and stay where they are.
+# The axis of each kernel to shard along "model": outputs or heads of one layer, inputs of the next.
+# The activations between the two layers are then sharded too, and need no communication.
 MODEL_AXIS = {"query": 1, "key": 1, "value": 1, "out": 0, "up": 1, "down": 0}
 
 
@@ -50,7 +50,7 @@ def make_optimizer(config: train_lm.Config, mesh: Mesh | None) -> optax.Gradient
 
 
 def spec_of(path: tuple, shape: tuple[int, ...], mesh: Mesh, fsdp: bool) -> PartitionSpec:
-    """The sharding of a parameter, along axes that the mesh divides, the longest along "data"."""
+    """The sharding of a parameter: axes of lengths that the mesh divides, the longest by "data"."""
     axis = MODEL_AXIS.get(jax.tree_util.keystr(path[-3:-2], simple=True))  # …/layer/kernel/value
     model = mesh.shape["model"]
     spec = ["model" if i == axis and n % model == 0 else None for i, n in enumerate(shape)]
@@ -61,7 +61,7 @@ def spec_of(path: tuple, shape: tuple[int, ...], mesh: Mesh, fsdp: bool) -> Part
 
 
 def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
-    """The first state and a step, as jitted functions; the state to its checkpoint and back."""
+    """The first state and a step, as jitted functions; the conversions to a checkpoint and back."""
     optimizer = make_optimizer(config, mesh)
     graph, _ = nnx.split(nnx.eval_shape(lambda: train_lm.GPT(config, symbols)), nnx.Param)
     replicated = NamedSharding(mesh, PartitionSpec())
@@ -106,7 +106,7 @@ def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
     def divided(state: dict[str, Any]) -> dict[str, Any]:
         return state | {"opt_state": curvax.place_state(optimizer, params, state["opt_state"])}
 
-    # Every device makes its own part of the first state; a step overwrites the state with the next.
+    # Each device makes its own shard of the first state; steps update the state in place.
     first = jax.jit(begin, out_shardings=shardings)
     step = jax.jit(
         train_step, donate_argnums=0, in_shardings=(shardings, replicated), out_shardings=shardings
@@ -142,7 +142,7 @@ def main(argv: list[str]) -> None:
     if not (0 <= args.process < args.processes and (args.processes == 1 or args.coordinator)):
         wanted = f"a --process from 0 to {args.processes - 1} and a --coordinator"
         parser.error(f"argument --processes: {args.processes} need {wanted}")
-    # These decide which devices there are, and come before the first array.
+    # These settings determine the devices; JAX takes them only before the first array.
     if args.devices:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", args.devices)
@@ -174,10 +174,10 @@ def main(argv: list[str]) -> None:
             parser.error(f"argument --resume: {str(args.out)!r} is a run {why}")
 
     begin, train_step, portable, divided = make_run(config, corpus.symbols, mesh, args.fsdp)
-    like = begin.eval_shape()  # has shardings: every device reads its own part
+    like = begin.eval_shape()  # with shardings: each device reads its own shard
     alone = make_optimizer(config, None), like["params"]  # on one device
     if about:
-        curvax.check_state(*alone, about["opt_state"])
+        curvax.check_state(*alone, about["opt_state"], portable=True)
     state = divided(checkpoints.restore(like=portable(like))) if about else begin()
     text = jax.device_put(np.asarray(corpus.train), NamedSharding(mesh, PartitionSpec()))
     train_step = train_step.lower(like, text).compile()

@@ -1,4 +1,4 @@
-"""The methods: one recipe a file, each a short chain of the parts in `transforms`."""
+"""The optimizers, one per file: each is a short chain of transformations from `transforms`."""
 
 from ._alice import alice, scale_by_alice
 from ._apollo import apollo, scale_by_apollo

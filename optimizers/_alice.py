@@ -39,7 +39,10 @@ def scale_by_alice(
     clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
-    """The direction of `alice` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `alice` on batches of matrices `(..., m, n)`.
+
+    `alice` documents the arguments.
+    """
     check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
@@ -91,57 +94,60 @@ def alice(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Alice: low-rank Eigen-Adam with tracking, switching and compensation.
 
-    Use it for the quality of a full-rank method with about GaLore's state. `tracking=False` is
+    Use it to come close to a full-rank method with about GaLore's state. `tracking=False` is
     Alice-0.
 
     .. math::
       \sigma = U^\top G, \quad \tilde Q \leftarrow b_3 \tilde Q + (1-b_3)\, \sigma\sigma^\top, \quad
       \omega = M / \sqrt v, \quad D = \alpha (U \omega + \alpha_c C)
 
-    with the moments `M` and `v` of σ (decay rates `b1` and `b2`) and the compensation
-    :math:`C = \eta\sqrt{m-r}\,(G - U\sigma)\,\mathrm{diag}(p)^{-1/2}` of `subspaces.optimal`. At
-    step 1 and at `t mod refresh = 0` the basis takes a step of subspace iteration on
-    :math:`b_3\, U \tilde Q U^\top + (1-b_3)\, GG^\top` (at step 1 its exact eigenvectors). Then
-    the `leading` columns stay and the others are drawn from the orthogonal complement, at step 1
-    too. Moments and :math:`\tilde Q` stay as they are. Entries of `√v` that are rounding noise and
-    columns with `p ≤ 0` give 0.
+    `M` and `v` are the moments of σ (decay rates `b1` and `b2`), and
+    :math:`C = \eta\sqrt{m-r}\,(G - U\sigma)\,\mathrm{diag}(p)^{-1/2}` is the compensation of
+    `subspaces.optimal`. At step 1 and at `t mod refresh = 0` the basis is refreshed: it becomes the
+    exact eigenvectors of :math:`b_3\, U \tilde Q U^\top + (1-b_3)\, GG^\top` at step 1, and takes
+    one step of subspace iteration on this matrix later. Then, at step 1 too, it is switched: the
+    `leading` columns stay, and the others are drawn from the orthogonal complement. Moments and
+    :math:`\tilde Q` stay as they are. Where `√v` is rounding noise, ω is 0; columns with `p ≤ 0`
+    have no compensation.
 
     State per `m × n` matrix, `m ≤ n`: `mr + 2nr + n + r² + 1` numbers, without `r²` for Alice-0.
     Work between refreshes: `4mnr + 2nr²` FLOPs and a pass over the gradient.
 
-    Relations, each with a test of its name: without tracking, switching and compensation and with
-    GaLore's Adam it is `galore`; at full rank with one basis it is `eigen_adam` in that basis.
+    Relations, each with a test of the same name: with GaLore's Adam and without tracking, switching
+    and compensation it is `galore`; at full rank with a fixed basis it is `eigen_adam` in that
+    basis.
 
     Args:
       learning_rate: a number or a schedule.
       rank: dimension of the subspace.
-      leading: columns that a switch keeps.
+      leading: number of columns that a switch keeps.
       scale: the paper's α (0.25 at 1.3B parameters).
       compensation_scale: the paper's α_c (0.2 at 1.3B).
       gamma: largest growth of ‖C‖ from one step to the next.
-      b1, b2, b3: decay rates: of the first moment and of `p`; of the second moment; of Q̃.
+      b1: decay rate of the first moment and of `p`.
+      b2: decay rate of the second moment.
+      b3: decay rate of Q̃.
       eps: added to `√v`.
-      bias_correction: correct both moments as Adam does.
-      tracking: whether the subspace's second moment is remembered for the next basis.
+      bias_correction: whether to correct both moments, as Adam does.
+      tracking: whether to keep Q̃, the second moment of σ, for the next basis.
       switching: "complement", "full_basis", "gaussian_mix", "gaussian", "none" (subspace iteration
-        alone), "evd" (exact), or a basis.
-      compensation: "optimal", "fira", "fira+", "none", or a compensation.
+        alone), "evd" (exact eigenvectors), or a basis of `subspaces`.
+      compensation: "optimal", "fira", "fira+", "none", or a compensation of `subspaces`.
       refresh: period of the basis.
-      carry: what happens to moments when the basis changes; `None` is `subspaces.keep()`, as
-        published.
-      side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
-        "std", as in the official code: "smaller", but right if square.
-      clamp_rank: whether a `rank` or `leading` that does not fit a matrix becomes the nearest that
-        fits or is an error.
-      seed: of random draws.
+      carry: how moments follow a new basis; `None` is `subspaces.keep()`, as published.
+      side: which side to project: "smaller" (left if square), "larger", "left", "right", or "std"
+        of the official code, which is "smaller" but right if square.
+      clamp_rank: whether to replace a `rank` or `leading` that does not fit a matrix by the nearest
+        that fits; `False` makes it an error.
+      seed: of the random draws.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

@@ -32,7 +32,10 @@ def scale_by_apollo(
     clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
-    """The direction of `apollo` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `apollo` on batches of matrices `(..., m, n)`.
+
+    `apollo` documents the arguments.
+    """
     check_choice("variant", variant, ("random", "svd", "mini"))
     mini = variant == "mini"
     check_interval("scale", scale, 0.0)
@@ -78,49 +81,50 @@ def apollo(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Apollo: gradients scaled by Adam in a random subspace.
 
-    Use it for Adam-like steps at nearly the memory of SGD: a low-rank Adam decides only how long
-    each column's step is.
+    Use it for Adam-like steps with little more memory than SGD: a low-rank Adam only determines the
+    length of each column's step.
 
     .. math::
       \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
       D = \alpha\, G\, \mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)
 
-    with entries of `U` of variance `1/r`, drawn anew at step 1 and at `t mod refresh = 0` and
-    regenerated from their key at all other steps. Columns with σ = 0 give 0. Embeddings, norms,
+    The entries of `U` have variance `1/r`. They are redrawn at step 1 and at `t mod refresh = 0`,
+    and regenerated from their key at all other steps. Columns with σ = 0 give 0. Embeddings, norms,
     biases and the output layer go to AdamW.
 
     State per `m × n` matrix, `m ≤ n`: `2nr` numbers (`mr` more for "svd"). Work between refreshes:
     `2mnr` FLOPs and drawing `mr` numbers.
 
-    Relation, with a test of its name: with one scale for all columns and rank 1 it is "mini".
+    Relation, with a test of the same name: with rank 1 and one scale for all columns it is "mini".
 
     Args:
       learning_rate: a number or a schedule.
       rank: dimension of the subspace.
-      variant: "random"; "svd": the leading singular vectors instead; "mini": rank 1 and one scale
-        `‖Δ‖ / ‖σ‖` for the matrix.
+      variant: "random"; "svd" for the leading singular vectors in place of random ones; "mini" for
+        rank 1 and one scale `‖Δ‖ / ‖σ‖` per matrix.
       scale: α.
-      sqrt_scale: multiply by √α instead, as the official code.
-      gamma: largest growth of the direction's norm (the official code has 1.01; the paper no
-        limiter).
+      sqrt_scale: whether to multiply by √α instead of α, as in the official code.
+      gamma: largest growth of the direction's norm from one step to the next (1.01 in the official
+        code); `None`, as in the paper, does not limit it.
       b1: Adam's first decay rate.
       b2: Adam's second decay rate.
       eps: Adam's epsilon.
       refresh: period of the subspace.
-      side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
-        "std", as in the official code: "smaller", but right if square.
-      clamp_rank: whether a rank above `min(m, n)` becomes `min(m, n)` or is an error.
-      seed: of random draws.
-      matrices: see `muon`. The output layer is not a matrix unless a rule says so:
-        `MatrixRule(output_layer=None)`.
+      side: which side to project: "smaller" (left if square), "larger", "left", "right", or "std"
+        of the official code, which is "smaller" but right if square.
+      clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
+        error.
+      seed: of the random draws.
+      matrices: see `muon`. The output layer goes to AdamW; `MatrixRule(output_layer=None)` makes
+        it a matrix.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

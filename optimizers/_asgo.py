@@ -27,7 +27,10 @@ def scale_by_asgo(
     side: str | None = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """The direction of `asgo` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    """The direction of `asgo` on batches of matrices `(..., m, n)`.
+
+    `asgo` documents the arguments.
+    """
     check_choice("variant", variant, ("practical", "theoretical", "from_momentum"))
     check_choice("side", side, (None, "left", "right", "smaller"))
     theoretical = variant == "theoretical"
@@ -70,46 +73,47 @@ def asgo(
     r"""ASGO: momentum preconditioned on its smaller side by the gradients' second moment.
 
     Use it instead of Shampoo when one factor is enough: it has half the state or less, and one root
-    per matrix. The root is an eigendecomposition, by default at every step. Give `refresh=` a
-    period, or `policies.foam(1, 0.4, max_damping=1e-5)`, which needed a twelfth of the roots for
-    the same loss on a small model (docs/combinations.md).
+    per matrix. By default it computes this root at every step, by an eigendecomposition. To compute
+    fewer, give `refresh=` a period or `policies.foam(1, 0.4, max_damping=1e-5)`, which reached the
+    same loss on a small model with a twelfth of the roots (docs/combinations.md).
 
     .. math::
       M_t = b_1 M_{t-1} + (1-b_1) G_t, \qquad V_t = b_2 V_{t-1} + (1-b_2)\, G_t G_t^\top, \qquad
       D_t = (V_t + \epsilon I)^{-1/2} M_t
 
-    on the left if `m < n`, otherwise on the right, with :math:`G^\top G` (also for `m = n`, as
-    printed). Nothing is bias-corrected. Every parameter takes part: a vector, bias or scale is a
-    matrix with one row and gets one adaptive number, as in AdaGrad-norm.
+    This is for `m < n`. Otherwise, also for `m = n` as in the paper, the root is on the right and
+    `V` averages :math:`G^\top G`. There is no bias correction. Every parameter is a matrix: a
+    vector, bias or scale has one row and gets one adaptive number, as in AdaGrad-norm.
 
     State per `m × n` matrix: `mn` for the momentum and `2 min(m, n)²` for factor and root. Work per
     step: `4mn · min(m, n)` FLOPs; per refresh one eigendecomposition of order `min(m, n)`.
 
-    Relations, each with a test of its name: from momentum with `b2 = 0`, `eps = 0`, `refresh = 1`
-    it is exact Muon without Nesterov; transposing a non-square gradient transposes the direction.
+    Relations, each with a test of the same name: `variant="from_momentum"` with `b2 = 0`,
+    `eps = 0` and `refresh = 1` is exact Muon without Nesterov; transposing a non-square gradient
+    transposes the direction.
 
     Args:
       learning_rate: a number or a schedule.
       b1: decay rate of the momentum (0.9).
       b2: decay rate of the statistics (0.95).
-      eps: damping, inside the root; 0 takes the root on the range of `V` only.
-      refresh: period or policy of the root, at steps 1, k + 1, 2k + 1, … by default.
+      eps: damping, inside the root; with 0 the root is that of `V` on its range.
+      refresh: period or policy of the root; period k is due at steps 1, k + 1, 2k + 1, …
       variant: "practical" (Algorithm 2); "from_momentum" (Eq. 4: statistics of `M` instead of `G`);
         "theoretical" (Algorithm 1: sums, no momentum, left side, damping outside the root).
-      storage: how factors and roots are kept; `dense()` by default.
-      side: "left", "right" or "smaller" instead of the variant's own.
+      storage: how factors and roots are stored; `dense()` by default.
+      side: "left", "right" or "smaller"; `None` is "left" for "theoretical", otherwise "smaller".
       dtype: dtype of the momentum; the parameters' if `None`.
-      matrices: see `muon`; "all" as in the paper, also for a `MatrixRule` that does not say.
-        `MatrixRule(head_wise=True)` is Appendix B; for merged kernels give
+      matrices: see `muon`; "all", as in the paper, also for a `MatrixRule` without this field.
+        `MatrixRule(head_wise=True)` is Appendix B; kernels whose heads are merged need
         `MatrixAxes(0, 1, column_heads=H)`.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax

@@ -1,4 +1,4 @@
-"""What every full optimizer shares: routing, weight decay, learning rate, AdamW for the rest."""
+"""What all full optimizers share: routing, weight decay, learning rate, AdamW for non-matrices."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def assemble(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes a full optimizer from the direction of the matrices, as every method here does.
+    """Makes a full optimizer from a direction. All methods of this package call it.
 
     Args:
-      direction: transformation on batches of matrices, without learning rate, sign and decay: a
-        `scale_by_<method>`, or a chain of parts.
+      direction: transformation on batches of matrices, without learning rate, sign and weight
+        decay: a `scale_by_<method>` or a chain of transformations.
       learning_rate: of the matrices; a number or a schedule.
-      base: from a learning rate to the optimizer that takes the direction as its gradient; `None`
-        is plain descent with decoupled weight decay.
+      base: callable from a learning rate to an optimizer, which gets the direction as its gradient;
+        `None` is plain descent with decoupled weight decay.
       guard: see `on_matrices`.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      A transformation on the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument that is not allowed.
+      ValueError: if an argument is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -75,12 +75,12 @@ def assemble(
         )
     elif isinstance(weight_decay, (int, float)) and weight_decay != 0:
         raise ValueError(
-            "weight_decay must be 0 with a base, which does its own (such as "
-            f"functools.partial(optax.adamw, weight_decay=0.1)); got {weight_decay!r}."
+            "weight_decay must be 0 with a base: give it to the base, as in "
+            f"functools.partial(optax.adamw, weight_decay=0.1); got {weight_decay!r}."
         )
     else:
         descent = _base(base, learning_rate)
-    # Behind the routing the output layer is gone already, and so is what it would be found by.
+    # The routing has removed the output layer, and the embedding that identifies it.
     inside = dataclasses.replace(rule, output_layer=None)
     view = on_matrices(direction, inside, guard=guard, mesh=mesh, mesh_axis=mesh_axis)
     return route(optax.chain(view, descent), guard_leaves(others), rule)
@@ -93,13 +93,13 @@ def others_or_adamw(
     weight_decay: Any,
     weight_decay_mask: Any,
 ) -> optax.GradientTransformation:
-    """`others`, or if that is `None` AdamW, or Adam without weight decay.
+    """`others`; if that is `None`, AdamW, or Adam if `weight_decay` is 0.
 
-    `assemble` calls it. A method whose `base` does the weight decay of the matrices calls it
-    itself, so that the other parameters decay alike.
+    `assemble` calls it. `osgdm`, whose base applies the weight decay, calls it itself, so that all
+    other parameters decay too.
 
     Raises:
-      ValueError: naming the argument that is not allowed.
+      ValueError: if an argument is not allowed; the message names it.
     """
     _check_learning_rate("learning_rate", learning_rate)
     check_interval("weight_decay", weight_decay, 0.0)
@@ -116,9 +116,8 @@ def others_or_adamw(
         )
     if adam_learning_rate is not None:
         raise ValueError(
-            "adam_learning_rate is the rate of the default AdamW, which others replaces: give the "
-            "rate to others alone, as in others=optax.adamw(1e-3); got adam_learning_rate="
-            f"{adam_learning_rate!r}."
+            "adam_learning_rate must be None with others, which has its own learning rate, as in "
+            f"others=optax.adamw(1e-3); got {adam_learning_rate!r}."
         )
     return others
 
@@ -134,7 +133,8 @@ def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTra
 
 
 def _decays(weight_decay: Any) -> bool:
-    # An injected hyper-parameter is an array and may change later; a plain 0 needs no parameters.
+    # An injected hyperparameter is an array and may change later. Without decay, `update` works
+    # without parameters.
     return not (isinstance(weight_decay, (int, float)) and weight_decay == 0)
 
 

@@ -20,7 +20,10 @@ def scale_by_dasgo(
     eps: jax.typing.ArrayLike = 1e-6,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """The direction of `dasgo` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `dasgo` on batches of matrices `(..., m, n)`.
+
+    `dasgo` documents the arguments.
+    """
     return precondition_columns(momentum(b1, dtype=dtype), b2=b2, eps=eps)
 
 
@@ -40,39 +43,39 @@ def dasgo(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DASGO: momentum with its columns scaled, one adaptive number per output.
+    r"""DASGO: momentum with scaled columns, one adaptive number per output.
 
-    Use it where ASGO's factors are too large: it needs the memory of SGD with momentum and no
-    decomposition. Unlike ASGO it does not see correlations between columns.
+    Use it when ASGO's factors are too large: it needs hardly more memory than SGD with momentum,
+    and no decomposition. Unlike ASGO it ignores correlations between columns.
 
     .. math::
       M_t = b_1 M_{t-1} + (1-b_1) G_t, \quad
       v_t = b_2 v_{t-1} + (1-b_2) \mathrm{diag}(G_t^\top G_t), \quad
       D_t = M_t\, \mathrm{diag}(v_t + \epsilon)^{-1/2}
 
-    always on the right side. Nothing is bias-corrected. Every parameter takes part: a vector, bias
-    or scale is a matrix with one row, for which DASGO is Adam without bias correction.
+    always on the right side, without bias correction. Every parameter is a matrix: a vector, bias
+    or scale has one row, for which DASGO is Adam without bias correction.
 
     State per `m × n` matrix: `mn + n` numbers. Work per step: two passes over the gradient.
 
-    Relation, with a test of its name: on a matrix with one row it is Adam without bias correction
-    and with its epsilon inside the root.
+    Relation, with a test of the same name: on a matrix with one row it is Adam without bias
+    correction and with epsilon inside the root.
 
     Args:
       learning_rate: a number or a schedule.
       b1: decay rate of the momentum.
-      b2: decay rate of the columns' mean squares.
+      b2: decay rate of the columns' sums of squares.
       eps: damping, inside the root.
       dtype: dtype of the momentum; the parameters' if `None`.
-      matrices: see `muon`; "all" as in the paper, also for a `MatrixRule` that does not say.
+      matrices: see `muon`; "all", as in the paper, also for a `MatrixRule` without this field.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

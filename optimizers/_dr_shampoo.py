@@ -1,4 +1,4 @@
-r"""DR-Shampoo: Shampoo refreshed when its basis no longer diagonalizes."""
+r"""DR-Shampoo: Shampoo refreshed when its basis no longer diagonalizes the factor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def scale_by_dr_shampoo(
     stagger: bool = False,
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
-    """The direction of `dr_shampoo` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `dr_shampoo` on batches of matrices `(..., m, n)`.
+
+    `dr_shampoo` documents the arguments.
+    """
     check_decay("b1", b1)
     check_decay("b2", b2)
     return scale_by_shampoo(
@@ -73,40 +76,40 @@ def dr_shampoo(
 ) -> optax.GradientTransformationExtraArgs:
     r"""DR-Shampoo: refreshes a factor when `QᵀLQ` is too far from diagonal.
 
-    Use it as the simple adaptive refresh with which to compare `foam`. Its threshold does not
-    depend on scale, but a small residual does not bound the root's error: Nam and Ahn, Appendix I,
-    give a family of 2 × 2 factors whose residual vanishes while the error does not.
+    Use it as the simple adaptive refresh to compare `foam` with. Its threshold does not depend on
+    the scale of gradients, but a small residual does not bound the root's error: Nam and Ahn,
+    Appendix I, give a family of 2 × 2 factors whose residual vanishes while the error does not.
 
     .. math::
       \|Q^\top L Q - \mathrm{diag}(Q^\top L Q)\| > \tau\, \|Q^\top L Q\|
 
-    State per `m × n` matrix: `3(m² + n²)` numbers and the grafted Adam's `2mn`. Work between checks
-    is Shampoo's, a check three products of the factor's order.
+    State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
+    checks: as Shampoo. A check costs three products of the factor's order.
 
-    Relation, with a test of its name: with a threshold next to 0 it is Shampoo refreshed at every
-    check.
+    Relation, with a test of the same name: with a threshold next to 0 it is Shampoo refreshed at
+    every check.
 
     Args:
       learning_rate: a number or a schedule.
-      check_every: f, steps between checks, at steps 1, f + 1, …
+      check_every: f, the period of checks, at steps 1, f + 1, …
       threshold: τ, the residual above which a factor is refreshed.
       b1: first decay rate of the grafted Adam.
       b2: decay rate of the statistics and of the grafted Adam's second moment.
       eps: damping.
       root: p.
       graft: "adam", "norm" or `None`.
-      update_eigenvalues: whether a check without a refresh takes `diag(QᵀLQ)` as eigenvalues.
-      stagger: spread the checks over the period.
+      update_eigenvalues: whether a check without refresh sets the eigenvalues to `diag(QᵀLQ)`.
+      stagger: whether to spread the checks of the factors over the period.
       base, storage: see `shampoo`; `base=None` is plain descent.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
-      weight_decay: see `muon`; with a `base`, which does its own, it must be 0.
+      weight_decay: see `muon`; must be 0 with a `base`, which has its own.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

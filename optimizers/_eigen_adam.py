@@ -27,7 +27,10 @@ def scale_by_eigen_adam(
     storage: Storage | None = None,
     side: str = "left",
 ) -> optax.GradientTransformation:
-    """The direction of `eigen_adam` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `eigen_adam` on batches of matrices `(..., m, n)`.
+
+    `eigen_adam` documents the arguments.
+    """
     return scale_by_soap(
         b1=b1,
         b2=b2,
@@ -66,22 +69,21 @@ def eigen_adam(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Eigen-Adam: Adam in the eigenbasis of one side's second moment.
 
-    Use it for most of what `soap` gives, with less state and half the work. `side="smaller"` puts
-    the basis on the side of the smaller order.
+    Use it for most of the gain of `soap`, with less state and half the work. `side="smaller"` puts
+    the basis on the smaller side.
 
     .. math::
       Q \leftarrow b_3 Q + (1-b_3) G G^\top, \quad v \leftarrow b_2 v + (1-b_2) (U^\top G)^2, \quad
       D = U \frac{U^\top M}{\sqrt v}
 
-    with the eigenvectors `U` of `Q`, computed at step 1 and at `t mod refresh = 0` and used from
-    that step on, and the momentum `M` with decay rate `b1`. By default nothing is bias-corrected
-    and nothing is added to the root; entries of `√v` that are rounding noise give 0 (see
-    `moment_ratio`).
+    `M` is the momentum with decay rate `b1`. The eigenvectors `U` of `Q` are computed at step 1 and
+    at `t mod refresh = 0`, and used from that step on. By default there is no bias correction and
+    nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see `moment_ratio`).
 
     State per `m × n` matrix: `2mn + 2m²` numbers. Work between refreshes: `6m²n` FLOPs; a refresh
     decomposes one factor.
 
-    Relations, each with a test of its name: it is `soap` on one side; with `b3 = 0` and
+    Relations, each with a test of the same name: it is `soap` on one side; with `b3 = 0` and
     `refresh = 1` it is AdaDiag.
 
     Args:
@@ -90,20 +92,20 @@ def eigen_adam(
       b2: decay rate of the second moment.
       b3: decay rate of the factor; 0 is AdaDiag.
       eps: added to the root of the second moment.
-      bias_correction: correct both moments as Adam does.
-      method: "eigh", or "qr" for one step of orthogonal iteration in place of a decomposition.
-      skip_first: do not move at the first step, as the official code.
+      bias_correction: whether to correct both moments, as Adam does.
+      method: "eigh", or "qr": after a first `eigh`, one step of orthogonal iteration per refresh.
+      skip_first: whether the first direction is 0, as in the official code.
       refresh: period or policy of the basis.
-      storage: how factor and basis are kept.
+      storage: how factor and basis are stored; `dense()` by default.
       side: "both", "left", "right" or "smaller".
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

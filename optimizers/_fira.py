@@ -35,7 +35,10 @@ def scale_by_fira(
     clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
-    """The direction of `fira` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `fira` on batches of matrices `(..., m, n)`.
+
+    `fira` documents the arguments.
+    """
     check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
@@ -82,46 +85,49 @@ def fira(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Fira: GaLore with the rest of the gradient added.
 
-    Use it instead of `galore`: it has one more number of state and uses the whole gradient.
+    Use it instead of `galore`: with one more number of state per matrix, it uses all of the
+    gradient.
 
     .. math::
       \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
       C = (G - U\sigma)\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|), \quad D = \alpha (U\Delta + C)
 
-    with `U` as in `galore` and `C` after the norm-growth limiter; columns with σ = 0 give 0.
+    with `U` as in `galore`. A limiter keeps ‖C‖ from growing by more than the factor γ in a step.
+    In `C`, columns with σ = 0 are 0.
 
     State per `m × n` matrix, `m ≤ n`: `mr + 2nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
     and a pass over the gradient.
 
-    Relation, with a test of its name: at full rank it is `galore`.
+    Relation, with a test of the same name: at full rank it is `galore`.
 
     Args:
       learning_rate: a number or a schedule.
       rank: dimension of the subspace.
       scale: GaLore's α.
       gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
-      plus: Fira+: `C` gets the norm of the low-rank part, times this number (0.4 in the paper).
-      residual: "complement", or "scaled" for `G - α U σ`, as the official code.
-      scale_compensation: whether α applies to `C` as well; not in the official code.
+      plus: a number makes it Fira+: ‖C‖ becomes this number (0.4 in the paper) times the norm of
+        the low-rank term.
+      residual: "complement" for `G - U σ`, or "scaled" for `G - α U σ`, as in the official code.
+      scale_compensation: whether α multiplies `C` too; it does not in the official code.
       b1: Adam's first decay rate.
       b2: Adam's second decay rate.
       eps: Adam's epsilon.
-      refresh: period of the basis, or a policy: `policies.below_norm`.
-      basis: how it is found; `None` is `subspaces.svd()`, the exact decomposition.
-      carry: what happens to moments when the basis changes; `None` is `subspaces.keep()`, as
-        published.
-      side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
-        "std", as in the official code: "smaller", but right if square.
-      clamp_rank: whether a rank above `min(m, n)` becomes `min(m, n)` or is an error.
-      seed: of random draws.
+      refresh: period of the basis, or a policy such as `policies.below_norm(…)`.
+      basis: how to compute the basis; `None` is `subspaces.svd()`, the exact decomposition.
+      carry: how moments follow a new basis; `None` is `subspaces.keep()`, as published.
+      side: which side to project: "smaller" (left if square), "larger", "left", "right", or "std"
+        of the official code, which is "smaller" but right if square.
+      clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
+        error.
+      seed: of the random draws.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

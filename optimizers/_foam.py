@@ -29,7 +29,10 @@ def scale_by_foam(
     stagger: bool = False,
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
-    """The direction of `foam` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `foam` on batches of matrices `(..., m, n)`.
+
+    `foam` documents the arguments.
+    """
     check_decay("b1", b1)
     check_decay("b2", b2)
     return scale_by_shampoo(
@@ -69,45 +72,46 @@ def foam(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""FOAM: Shampoo that damps a stale factor more, and decomposes it again only if it must.
+    r"""FOAM: Shampoo that damps a stale root more, and refreshes it only when this is not enough.
 
-    Use it where eigendecompositions dominate Shampoo's time. Each factor is checked every `f` steps
-    by three matrix products, and refreshed only if the damping that would keep its estimated error
-    at `threshold` exceeds `max_damping`. How many refreshes this saves depends on the scale of the
-    gradients: ε_max is absolute, so tune it to the size of their second moments.
+    Use it when eigendecompositions dominate Shampoo's time. Every `f` steps a check of each factor,
+    which costs three matrix products, estimates the damping that keeps the error of the stale root
+    at `threshold`. The factor is refreshed only if this damping exceeds `max_damping`. How many
+    refreshes this saves depends on the scale of the gradients: `max_damping` is absolute, so tune
+    it to the size of their second moments.
 
     .. math::
       h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,
       \qquad \tilde\epsilon = \max(\epsilon_0, \epsilon h / \tau)
 
-    State per `m × n` matrix: `3(m² + n²)` numbers and the grafted Adam's `2mn`. Work between checks
-    is Shampoo's; counters and the last `h` and ε of every factor are in the state (`state_of`).
+    State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
+    checks: as Shampoo. The state holds counters and the last `h` and ε of each factor (`state_of`).
     For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with its options.
 
-    Relations, each with a test of its name: with an infinite threshold it is stale Shampoo
-    refreshed once; with a threshold next to 0 it is Shampoo refreshed at every check.
+    Relations, each with a test of the same name: with an infinite threshold it is Shampoo refreshed
+    once; with a threshold next to 0 it is Shampoo refreshed at every check.
 
     Args:
       learning_rate: a number or a schedule.
-      check_every: f, steps between checks, at steps 1, f + 1, …
+      check_every: f, the period of checks, at steps 1, f + 1, …
       threshold: τ, the estimated error at which damping keeps a stale root.
-      max_damping: ε_max, above which a factor is refreshed instead.
+      max_damping: ε_max, the damping above which a factor is refreshed instead.
       b1: first decay rate of the grafted Adam.
       b2: decay rate of the statistics and of the grafted Adam's second moment.
       eps: ε0, the damping after a refresh.
       root: p; the paper does not give it, its code uses 2.
       graft: "adam", "norm" or `None`.
-      stagger: spread the checks over the period.
+      stagger: whether to spread the checks of the factors over the period.
       base, storage: see `shampoo`; `base=None` is plain descent.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
-      weight_decay: see `muon`; with a `base`, which does its own, it must be 0.
+      weight_decay: see `muon`; must be 0 with a `base`, which has its own.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

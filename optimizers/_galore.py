@@ -30,7 +30,10 @@ def scale_by_galore(
     clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
-    """The direction of `galore` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `galore` on batches of matrices `(..., m, n)`.
+
+    `galore` documents the arguments.
+    """
     check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
@@ -72,20 +75,20 @@ def galore(
 ) -> optax.GradientTransformationExtraArgs:
     r"""GaLore: Adam in the gradient's leading singular subspace.
 
-    Use it when Adam's state does not fit into memory: its moments are `r × n`. The part of the
-    gradient outside the subspace is dropped until the next refresh; `fira` and `alice` use it.
+    Use it when Adam's state does not fit into memory: its moments are `r × n`. Until the next
+    refresh it drops the part of the gradient outside the subspace; `fira` and `alice` use it.
 
     .. math::
       \sigma = U^\top G, \qquad D = \alpha\, U\, \mathrm{Adam}(\sigma)
 
-    with the leading `r` left singular vectors `U` of the gradient at step 1 and at `t mod refresh =
-    0` (the right ones if the right side is projected). Adam's bias correction counts all steps, and
-    its moments stay as they are when `U` changes.
+    `U` has the leading `r` left singular vectors of the gradient (the right ones if the right side
+    is projected), computed at step 1 and at `t mod refresh = 0`. When `U` changes, Adam's moments
+    stay as they are, and its bias correction keeps counting.
 
     State per `m × n` matrix, `m ≤ n`: `mr + 2nr` numbers. Work between refreshes: `4mnr` FLOPs.
 
-    Relations, each with a test of its name: at full rank with a fixed basis it is Adam in that
-    basis; it is `alice` without tracking, switching and compensation and with GaLore's Adam.
+    Relations, each with a test of the same name: at full rank with a fixed basis it is Adam in that
+    basis; `alice` with GaLore's Adam and without tracking, switching and compensation is `galore`.
 
     Args:
       learning_rate: a number or a schedule.
@@ -94,22 +97,22 @@ def galore(
       b1: Adam's first decay rate.
       b2: Adam's second decay rate.
       eps: Adam's epsilon.
-      refresh: period of the basis, or a policy: `policies.below_norm`.
-      basis: how it is found; `None` is `subspaces.svd()`, the exact decomposition.
-      carry: what happens to moments when the basis changes; `None` is `subspaces.keep()`, as
-        published.
-      side: which side is projected: "smaller" (left if square), "larger", "left", "right", or
-        "std", as in the official code: "smaller", but right if square.
-      clamp_rank: whether a rank above `min(m, n)` becomes `min(m, n)` or is an error.
-      seed: of random draws.
+      refresh: period of the basis, or a policy such as `policies.below_norm(…)`.
+      basis: how to compute the basis; `None` is `subspaces.svd()`, the exact decomposition.
+      carry: how moments follow a new basis; `None` is `subspaces.keep()`, as published.
+      side: which side to project: "smaller" (left if square), "larger", "left", "right", or "std"
+        of the official code, which is "smaller" but right if square.
+      clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
+        error.
+      seed: of the random draws.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

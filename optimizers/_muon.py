@@ -25,7 +25,10 @@ def scale_by_muon(
     eps: jax.typing.ArrayLike = 1e-8,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
-    """The direction of `muon` on batches of matrices `(..., m, n)`, without its scale by shape."""
+    """The direction of `muon` on batches of matrices `(..., m, n)`, not scaled by their shape.
+
+    `muon` documents the arguments.
+    """
     return optax.chain(
         momentum(
             b1,
@@ -67,18 +70,19 @@ def muon(
     .. math::
       M_t = b_1 M_{t-1} + (1 - b_1) G_t, \qquad \hat M_t = U \Sigma V^\top, \qquad D_t = U V^\top
 
-    where :math:`\hat M_t` is bias-corrected and, with Nesterov, averaged once more with
+    where :math:`\hat M_t` is the bias-corrected momentum, with Nesterov averaged once more with
     :math:`G_t`.
     Then :math:`W \leftarrow W - \mathrm{lr} \, (\sqrt{\max(1, n/m)}\, D_t + \lambda W)`.
 
-    State per `m × n` matrix: `mn` numbers. Work per step: `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`;
-    from `n = 2m` on `8m²n + 28m³` for five steps.
+    State per `m × n` matrix: `mn` numbers. Work per step for `m ≤ n`: `steps · (4m²n + 2m³)` FLOPs,
+    or `8m²n + 28m³` with five steps if `n ≥ 2m`.
 
-    Relations, each with a test of its name: equals `optax.contrib.muon` step for step on trees of
-    2-D leaves. It differs in three points: parameters are chosen by Flax path as well as shape
-    (biases and embeddings with two axes go to AdamW, attention kernels are merged); `weight_decay`
-    also applies to the parameters that go to AdamW (`others=optax.adamw(rate, weight_decay=0)`
-    switches that off); `adaptive` and other preconditioning is not offered.
+    Relation, with a test of the same name: on trees of 2-D leaves it equals `optax.contrib.muon`
+    step for step. It differs in three points: it recognizes matrices by Flax path as well as by
+    shape (biases and embeddings with two axes go to AdamW, attention kernels are merged);
+    `weight_decay` also applies to the parameters that go to AdamW
+    (`others=optax.adamw(rate, weight_decay=0)` switches that off); there is no `adaptive` and no
+    other preconditioning.
 
     Args:
       learning_rate: a number or a schedule.
@@ -89,26 +93,26 @@ def muon(
       coefficients: "quintic" (Muon's), "classical", "polar_express", or rows of three numbers.
       steps: Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.
-      consistent_rms: `c` scales directions by `c · √max(m, n)` instead of `√max(1, n/m)`.
+      consistent_rms: a number `c` scales directions by `c · √max(m, n)` instead of `√max(1, n/m)`.
       dtype: dtype of the momentum; the parameters' if `None`.
-      matrices: which parameters are matrices, and how: `None` is the rule for Flax; "all", path
-        patterns or a predicate select; a `MatrixRule` also says which kernels are split into heads
-        or blocks and which matrices share an array.
+      matrices: which parameters are matrices: `None` is the rule for Flax; "all", path patterns or
+        a predicate select them. A `MatrixRule` also splits kernels into heads or blocks and says
+        which matrices share an array.
       weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
-      mesh: devices among which the matrices are divided, see `on_matrices`.
-      mesh_axis: the mesh axis or axes along which they are divided; all by default.
-      weight_decay: decoupled weight decay, times the learning rate, of the matrices and of the
-        default `others`.
+      mesh: devices to distribute the matrices over, see `on_matrices`.
+      mesh_axis: the mesh axis or axes to distribute them along; all by default.
+      weight_decay: decoupled weight decay, multiplied by the learning rate, for the matrices and
+        the default `others`.
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
       adam_learning_rate: learning rate of the default `others`; `None` takes `learning_rate`.
-      others: Optax transformation of all parameters that are not matrices, such as
+      others: Optax transformation for all parameters that are not matrices, such as
         `optax.adamw(1e-3, b1=0.8)`; `None` is AdamW with Optax's defaults and `weight_decay`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax

@@ -21,7 +21,11 @@ def scale_by_osgdm(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
 ) -> optax.GradientTransformation:
-    """The orthogonalized gradient of `osgdm`, without the momentum, which holds whole steps."""
+    """The orthogonalized gradient `O` of `osgdm`, without momentum.
+
+    The momentum of `osgdm` accumulates steps, learning rate included. `osgdm` documents the
+    arguments.
+    """
     return orthogonalize(method, coefficients=coefficients, steps=steps)
 
 
@@ -43,20 +47,21 @@ def osgdm(
 ) -> optax.GradientTransformationExtraArgs:
     r"""OSGDM: momentum of orthogonalized gradients.
 
-    Use it to see what the order of `muon`'s two parts does. Here every gradient is orthogonalized
-    before the momentum, so that a noisy gradient adds as long a step as any other.
+    Use it to compare with `muon`, which orthogonalizes after the momentum. Here each gradient is
+    orthogonalized before the momentum, so a noisy gradient adds a step as long as any other.
 
     .. math::
       O = U V^\top \text{ of } G = U \Sigma V^\top, \qquad M \leftarrow b_1 M + \mathrm{lr}\, O,
       \qquad W \leftarrow W - M - \mathrm{lr}\, \lambda W
 
-    The momentum holds whole steps: under a schedule every `O` keeps the learning rate of its own
-    step. `scale_by_osgdm` is `O`, without the momentum. Zero singular values stay zero.
+    The momentum accumulates steps, learning rate included: under a schedule each `O` keeps the
+    learning rate of its own step. `scale_by_osgdm` gives `O`, without momentum. Zero singular
+    values stay zero.
 
     State per `m × n` matrix: `mn` numbers. Work per step: an SVD, or `steps · (4m²n + 2m³)` FLOPs
     of Newton-Schulz for `m ≤ n`.
 
-    Relation, with a test of its name: without momentum it is exact `muon` without momentum.
+    Relation, with a test of the same name: without momentum it is exact `muon` without momentum.
 
     Args:
       learning_rate: a number or a schedule.
@@ -68,10 +73,10 @@ def osgdm(
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

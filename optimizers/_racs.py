@@ -22,7 +22,10 @@ def scale_by_racs(
     iterations: int = 5,
     bias_correction: bool = False,
 ) -> optax.GradientTransformation:
-    """The direction of `racs` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    """The direction of `racs` on batches of matrices `(..., m, n)`.
+
+    `racs` documents the arguments.
+    """
     check_interval("scale", scale, 0.0)
     return optax.chain(
         scale_by_rows_and_columns(b2, iterations=iterations, bias_correction=bias_correction),
@@ -50,9 +53,9 @@ def racs(
 ) -> optax.GradientTransformationExtraArgs:
     r"""RACS: rows and columns scaled to the principal singular pair of the squared gradient.
 
-    Use it when memory decides: its state is `m + n + 1` numbers per matrix, and a step costs ten
-    passes over the gradient and no matrix product. It has no momentum, so that small batches cost
-    it more than other methods.
+    Use it when memory is short: its state is `m + n + 1` numbers per matrix, and a step costs ten
+    passes over the gradient and no matrix product. It has no momentum and therefore suffers more
+    from small batches than other methods.
 
     .. math::
       s = \frac{(G^{\odot 2})^\top q}{\|q\|^2}, \quad q = \frac{G^{\odot 2} s}{\|s\|^2}
@@ -64,13 +67,13 @@ def racs(
       D = \alpha\, \eta\, \tilde G, \quad
       \eta = \gamma / \max(\|\tilde G\| / \phi, \gamma), \quad \phi \leftarrow \eta \|\tilde G\|
 
-    The averages start at 0 and are not bias-corrected, as printed. Zero rows and columns give 0.
-    The limiter does nothing while :math:`\phi = 0`. Embeddings, norms, biases and the output layer
-    go to AdamW.
+    As in the paper, the averages start at 0 and are not bias-corrected. Zero rows and columns stay
+    zero. The limiter does nothing while :math:`\phi = 0`. Embeddings, norms, biases and the output
+    layer go to AdamW.
 
-    Relations, each with a test of its name: without averaging (`b2 = 0`) and with many iterations
-    the scales are the leading singular pair of :math:`G^{\odot 2}`; directions do not depend on the
-    gradient's scale when `b2 = 0`.
+    Relations, each with a test of the same name: without averaging (`b2 = 0`) and with many
+    iterations the scales are the leading singular pair of :math:`G^{\odot 2}`; with `b2 = 0` the
+    direction does not depend on the gradient's scale.
 
     Args:
       learning_rate: a number or a schedule.
@@ -78,17 +81,17 @@ def racs(
       scale: the paper's α (0.02 at 1.3B parameters).
       gamma: largest growth of the direction's norm from one step to the next.
       iterations: rounds of the fixed point.
-      bias_correction: whether to correct the averages' start at 0 (not in the paper).
-      matrices: see `muon`. The output layer is not a matrix unless a rule says so:
-        `MatrixRule(output_layer=None)`.
+      bias_correction: whether to correct the averages for their start at 0 (not in the paper).
+      matrices: see `muon`. The output layer goes to AdamW; `MatrixRule(output_layer=None)` makes
+        it a matrix.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax

@@ -36,7 +36,10 @@ def scale_by_shampoo(
     warmup_steps: int = 0,
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
-    """The direction of `shampoo` on batches of matrices `(..., m, n)`; see there."""
+    """The direction of `shampoo` on batches of matrices `(..., m, n)`.
+
+    `shampoo` documents the arguments.
+    """
     check_choice("graft", graft, ("norm", "adam", None))
     check_choice("side", side, ("both", "left", "right", "smaller"))
     check_decay("adam_graft_b1", adam_graft_b1)
@@ -99,53 +102,55 @@ def shampoo(
     r"""Shampoo: gradients preconditioned from both sides, grafted onto a base optimizer.
 
     Use it when curvature matters and there is memory for two factors; `asgo` needs half the state.
-    Until the first refresh, at step 500 by default, it is its base optimizer. The defaults are the
-    practical Shampoo of the 4-bit paper; the original is `b2=None, damping_mode="floor", refresh=1,
+    Until the first refresh, at step 500 by default, it equals its base optimizer. The defaults are
+    those of the 4-bit paper. The original Shampoo is `b2=None, damping_mode="floor", refresh=1,
     statistics_every=1, graft=None, base=None`.
 
     .. math::
       L \leftarrow b_2 L + (1-b_2) G G^\top, \quad R \leftarrow b_2 R + (1-b_2) G^\top G, \quad
       \hat G = \hat L\, G\, \hat R, \quad D = \hat G\, \|G\| / \|\hat G\|
 
-    with :math:`\hat L = (L + \epsilon \lambda_{\max} I)^{-1/p}`. Statistics start at `L = εI` and
-    are taken at `t mod statistics_every = 0`; roots start at the identity and are computed at
-    `t mod refresh = 0`.
+    with :math:`\hat L = (L + \epsilon \lambda_{\max} I)^{-1/p}`, and `R` alike. Statistics start at
+    `L = εI` and are updated at `t mod statistics_every = 0`. Roots start at the identity and are
+    computed at `t mod refresh = 0`.
 
-    State per `m × n` matrix: `2(m² + n²)` numbers and the base's. Work between refreshes:
+    State per `m × n` matrix: `2(m² + n²)` numbers, and the base's. Work between refreshes:
     `2mn(m + n)` FLOPs, as much again when statistics are due; a refresh decomposes both factors.
 
-    Relations, each with a test of its name: grafted and never refreshed it is its base optimizer;
+    Relations, each with a test of the same name: grafted and never refreshed, it is its base;
     transposing the gradient transposes the direction.
 
     Args:
       learning_rate: a number or a schedule.
-      b2: decay rate of the statistics; `None` sums.
-      eps: damping, and the start of the statistics.
+      b2: decay rate of the statistics; `None` sums them.
+      eps: damping, and the default of `initial`.
       root: p, 4 (Shampoo) or 2 (Shampoo²).
       refresh: period or policy of the roots.
-      statistics_every: T1, steps between statistics; `None` is 100, or the roots' period if less.
+      statistics_every: T1, steps between updates of the statistics; `None` is the period of the
+        roots, but at most 100.
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own).
-      base: from a learning rate to the optimizer that takes the direction as its gradient, such as
-        `optax.adamw`; `None` is plain descent with `weight_decay`.
-      b1: precondition the gradients' average with this decay rate instead of the gradient.
+      base: callable from a learning rate to an optimizer, such as `optax.adamw`, which gets the
+        direction as its gradient; `None` is plain descent with `weight_decay`.
+      b1: decay rate of an average of the gradients, which is preconditioned in place of the
+        gradient; `None` does not average.
       adam_graft_b1: first decay rate of the grafted Adam; its second is `b2`.
       damping_mode: "relative", "absolute", "floor" or "outside", see `precondition`.
-      initial: start of the statistics, times the identity; `eps` if `None`.
+      initial: the statistics start at this number times the identity; `None` is `eps`.
       solver: "eigh", "coupled_newton" or "newton_schulz".
-      warmup_steps: steps that only gather statistics.
-      storage: how factors and roots are kept.
+      warmup_steps: first steps that only update statistics; their direction is 0.
+      storage: how factors and roots are stored; `dense()` by default.
       side: "both", "left", "right" or "smaller".
       matrices: see `muon`. Matrices are cut into blocks of at most 1200 rows and columns, each
-        grafted on its own, unless a rule says otherwise: `MatrixRule(block_size=None)`.
+        grafted separately; `MatrixRule(block_size=None)` does not cut.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
         `muon`.
-      weight_decay: see `muon`; with a `base`, which does its own, it must be 0.
+      weight_decay: see `muon`; must be 0 with a `base`, which has its own.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax

@@ -29,7 +29,10 @@ def scale_by_soap(
     storage: Storage | None = None,
     side: str = "both",
 ) -> optax.GradientTransformation:
-    """The direction of `soap` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    """The direction of `soap` on batches of matrices `(..., m, n)`.
+
+    `soap` documents the arguments.
+    """
     check_choice("side", side, ("both", "left", "right", "smaller"))
     return in_eigenbasis(
         moment_ratio(b1, b2, eps, bias_correction=bias_correction),
@@ -66,24 +69,25 @@ def soap(
 ) -> optax.GradientTransformationExtraArgs:
     r"""SOAP: Adam in the eigenbases of Shampoo's factors.
 
-    Use it for Adam's step sizes in directions that fit the loss better. It has Shampoo's state and
-    somewhat more work between refreshes; `eigen_adam` rotates one side only.
+    Use it for Adam's step sizes along directions that fit the loss better than single entries do.
+    It has Shampoo's factors and bases and Adam's moments, and more work between refreshes than
+    Shampoo. `eigen_adam` rotates one side only.
 
     .. math::
       L \leftarrow b_3 L + (1-b_3) G G^\top, \quad R \leftarrow b_3 R + (1-b_3) G^\top G, \quad
       v \leftarrow b_2 v + (1-b_2) (U_L^\top G U_R)^2, \quad
       D = U_L \frac{U_L^\top M U_R}{\sqrt v} U_R^\top
 
-    with the eigenvectors `U` of `L` and `R`, computed at step 1 and at `t mod refresh = 0` and used
-    from that step on, and the momentum `M` with decay rate `b1`. By default nothing is
-    bias-corrected and nothing is added to the root; entries of `√v` that are rounding noise give 0
-    (see `moment_ratio`).
+    `M` is the momentum with decay rate `b1`. The eigenvectors `U` of `L` and `R` are computed at
+    step 1 and at `t mod refresh = 0`, and used from that step on. By default there is no bias
+    correction and nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see
+    `moment_ratio`).
 
     State per `m × n` matrix: `2mn + 2m² + 2n²` numbers. Work between refreshes: `6mn(m + n)` FLOPs;
     a refresh decomposes both factors.
 
-    Relations, each with a test of its name: with identity bases it is Adam without bias correction;
-    on one side it is `eigen_adam`; transposing the gradient transposes the direction.
+    Relations, each with a test of the same name: with identity bases it is Adam without bias
+    correction; on one side it is `eigen_adam`; transposing the gradient transposes the direction.
 
     Args:
       learning_rate: a number or a schedule.
@@ -91,20 +95,20 @@ def soap(
       b2: decay rate of the second moment.
       b3: decay rate of the factors; 0 is AdaDiag++.
       eps: added to the root of the second moment.
-      bias_correction: correct both moments as Adam does.
-      method: "eigh", or "qr" for one step of orthogonal iteration in place of a decomposition.
-      skip_first: do not move at the first step, as the official code.
+      bias_correction: whether to correct both moments, as Adam does.
+      method: "eigh", or "qr": after a first `eigh`, one step of orthogonal iteration per refresh.
+      skip_first: whether the first direction is 0, as in the official code.
       refresh: period or policy of the bases.
-      storage: how factors and bases are kept.
+      storage: how factors and bases are stored; `dense()` by default.
       side: "both", "left", "right" or "smaller".
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

@@ -37,7 +37,10 @@ def scale_by_sumo(
     clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
-    """The direction of `sumo` on batches of matrices `(..., m, n)`; see there for the arguments."""
+    """The direction of `sumo` on batches of matrices `(..., m, n)`.
+
+    `sumo` documents the arguments.
+    """
     check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
@@ -87,50 +90,50 @@ def sumo(
 ) -> optax.GradientTransformationExtraArgs:
     r"""SUMO: orthogonalized momentum in a low-rank subspace.
 
-    Use it for Muon's directions with a fraction of its state and work, above all for fine-tuning.
+    Use it, mainly for fine-tuning, to get Muon's directions with a fraction of its state and work.
 
     .. math::
       \hat G = Q^\top G, \quad M \leftarrow b_1 M + \hat G, \quad O = U V^\top
       \text{ of } M = U \Sigma V^\top, \quad D = \alpha\, Q\, O
 
-    with an orthonormal basis `Q` of the gradient's leading range, found at steps 1, `refresh` + 1,
-    …; the moment rotates with it, :math:`M \leftarrow (Q_{new}^\top Q_{old}) M`. As printed the
-    **larger** side is projected, so that `M` is `r × min(m, n)`. The limiter keeps ‖O‖ from growing
-    by more than the factor γ; with an exact method ‖O‖ is the square root of the rank of `M`, so
-    that the limiter acts only when the rank grows. Zero singular values stay zero.
+    `Q` is an orthonormal basis of the gradient's leading range, computed at steps 1, `refresh` + 1,
+    …; the moment rotates with it, :math:`M \leftarrow (Q_{new}^\top Q_{old}) M`. As in the paper,
+    the **larger** side is projected, so that `M` is `r × min(m, n)`. A limiter keeps ‖O‖ from
+    growing by more than the factor γ in a step. With an exact method ‖O‖ is the square root of the
+    rank of `M`, so the limiter acts only when this rank grows. Zero singular values stay zero.
 
     State per `m × n` matrix, `m ≥ n`: `mr + nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
     and an SVD of order `r`.
 
-    Relation, with a test of its name: at full rank without momentum it is exact `muon`, if the
-    smaller side is projected or the basis is refreshed at every step.
+    Relation, with a test of the same name: at full rank and without momentum it is exact `muon`, if
+    it projects the smaller side or refreshes the basis at every step.
 
     Args:
       learning_rate: a number or a schedule.
       rank: dimension of the subspace.
-      scale: the paper's α (4 at rank 4 and 2 at rank 8 in its fine-tuning).
+      scale: the paper's α (in its fine-tuning 4 at rank 4 and 2 at rank 8).
       b1: decay rate of the moment (μ).
       accumulate: "sum" (`b1 M + Ĝ`) or "ema" (Definition C.1).
       method: "qr_svd", "svd", "qdwh" or "newton_schulz".
       coefficients: of Newton-Schulz, see `orthogonalize`.
       steps: Newton-Schulz iterations.
       gamma: largest growth of ‖O‖; infinity switches the limiter off.
-      refresh: period of the basis, or a policy: `policies.below_norm`.
-      basis: how it is found; `None` is `subspaces.randomized()`, as published.
-      carry: what happens to the moment when the basis changes; `None` is `subspaces.rotate()`, as
-        published.
+      refresh: period of the basis, or a policy such as `policies.below_norm(…)`.
+      basis: how to compute the basis; `None` is `subspaces.randomized()`, as published.
+      carry: how the moment follows a new basis; `None` is `subspaces.rotate()`, as published.
       side: "larger" (left if square), "smaller", "left", "right" or "std", see `galore`.
-      clamp_rank: whether a rank above `min(m, n)` becomes `min(m, n)` or is an error.
-      seed: of random draws.
-      consistent_rms: `c` scales directions by `c · √max(m, n)`; `None` does not.
+      clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
+        error.
+      seed: of the random draws.
+      consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

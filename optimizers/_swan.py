@@ -22,8 +22,11 @@ def scale_by_swan(
     steps: int = 5,
     norm: str = "gram",
 ) -> optax.GradientTransformation:
-    """The direction of `swan` on batches of matrices `(..., m, n)`; see there for the arguments."""
-    # Centered rows are orthogonal to (1, …, 1) only as exactly as they are kept.
+    """The direction of `swan` on batches of matrices `(..., m, n)`.
+
+    `swan` documents the arguments.
+    """
+    # In a narrower dtype, rounding makes the centered rows less orthogonal to (1, …, 1).
     return in_float32(
         optax.chain(
             normalize_rows(),
@@ -51,34 +54,34 @@ def swan(
 ) -> optax.GradientTransformationExtraArgs:
     r"""SWAN: normalized and whitened gradients, without any state.
 
-    Use it where there is no memory for any state. It has no momentum, so that small batches cost it
-    more than other methods.
+    Use it when there is no memory for state. It has no momentum and therefore suffers more from
+    small batches than other methods.
 
     .. math::
       \tilde G = (G - \mathrm{mean}) / \mathrm{std} \text{ of each row}, \qquad
       D = (\tilde G \tilde G^\top)^{-1/2} \tilde G
 
-    with the pseudo-inverse root: zero singular values stay zero. State: none. Work per step: an
-    SVD, or with "newton_schulz" `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`, the same as for
-    Newton-Schulz on the root of :math:`\tilde G \tilde G^\top` (section B.8).
+    The root is a pseudo-inverse: zero singular values stay zero. State: none. Work per step: an
+    SVD, or with "newton_schulz" `steps · (4m²n + 2m³)` FLOPs for `m ≤ n`, as many as Newton-Schulz
+    on the root of :math:`\tilde G \tilde G^\top` takes (section B.8).
 
-    Relations, each with a test of its name: it does not depend on the gradient's scale, nor on a
-    constant added to a row.
+    Relations, each with a test of the same name: the direction does not change if the gradient is
+    scaled, or if a constant is added to a row.
 
     Args:
       learning_rate: a number or a schedule.
       method: "svd" (exact), "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
       coefficients: of Newton-Schulz; the paper's are (1.5, -0.5, 0).
       steps: Newton-Schulz iterations.
-      norm: what Newton-Schulz divides by, see `orthogonalize`.
+      norm: the norm that Newton-Schulz divides by, see `orthogonalize`.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
     Returns:
-      The transformation for the whole tree of parameters.
+      The optimizer, for the full parameter tree.
 
     Raises:
-      ValueError: naming the argument or parameter that is not allowed.
+      ValueError: if an argument or a parameter is not allowed; the message names it.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

@@ -145,6 +145,33 @@ def test_a_description_is_that_of_one_device_on_any_mesh() -> None:
     assert curvax.describe_state(curvax.soap(0.1, mesh=mesh), params) == alone
 
 
+SQUARE = {"dense": {"kernel": np.zeros((8, 8), np.float32)}}
+TILES = {"block": 4, "min_elements": 1}
+BOTH_WAYS = [{"dense/kernel": curvax.MatrixAxes(rows, 1 - rows)} for rows in (0, 1)]
+SAME_SHAPES = {
+    "policy": (curvax.foam(0.1), curvax.dr_shampoo(0.1)),
+    "code": [
+        curvax.soap(0.1, storage=curvax.quantized(map=code, **TILES))
+        for code in ("linear2", "linear")
+    ],
+    "axes": [curvax.muon(0.1, weight_dimension_numbers=axes) for axes in BOTH_WAYS],
+    "axes of blocks": [
+        curvax.asgo(0.1, matrices=curvax.MatrixRule(block_size=4), weight_dimension_numbers=axes)
+        for axes in BOTH_WAYS
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SAME_SHAPES)
+def test_arrays_of_the_same_shapes_with_another_meaning_are_refused(name: str) -> None:
+    saved, other = SAME_SHAPES[name]
+    description = json.loads(json.dumps(curvax.describe_state(saved, SQUARE)))
+    assert description["arrays"] == curvax.describe_state(other, SQUARE)["arrays"]
+    curvax.check_state(saved, SQUARE, description, portable=True)
+    with pytest.raises(ValueError, match="another meaning|1 of 1 matrices differ"):
+        curvax.check_state(other, SQUARE, description, portable=True)
+
+
 # The format.
 
 

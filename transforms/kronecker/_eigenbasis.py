@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import Counts, counter
-from .._recording import record
+from .._recording import Meaning, record
 from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip, widened
 from .._validate import check_bool, check_choice, check_decay, check_matrices
@@ -180,6 +180,8 @@ class BasisRule(StatisticRule):
         """The initial bases of a batch: identities."""
         eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
         record(StorageRecord(order, self.storage.describe(order)))
+        record(Meaning(f"order {order}: {self.storage.describe(order)}"))
+        record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
         keeps = self.policy.examines is not None
         return Basis(
             statistic=self.storage.encode_factor(0 * eye, None),

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from .._counts import Counts, counter
-from .._recording import record
+from .._recording import Meaning, record
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, solve_root
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
@@ -60,6 +60,8 @@ class FactorRule(StatisticRule):
         eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
         keeps = self.policy.examines is not None
         record(StorageRecord(order, self.storage.describe(order)))
+        record(Meaning(f"order {order}: {self.storage.describe(order)}"))
+        record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
         return Factor(
             statistic=self.storage.encode_factor(self.initial * eye, None),
             inverse_root=self.storage.encode_root(eye),

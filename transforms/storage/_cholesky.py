@@ -67,7 +67,7 @@ class Cholesky(Quantized):
         if self.is_dense(order):
             return super().describe(order)
         feedback = "" if self.error_feedback is None else " and error feedback"
-        return f"Cholesky factor{feedback} in {self.codec.bits} bits"
+        return f"Cholesky factor{feedback} in {self.codec.describe()}"
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""

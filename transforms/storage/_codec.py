@@ -54,6 +54,10 @@ class Codec:
             raise ValueError(f"block must be even, got {self.block!r}.")
         check_choice("map", self.map, MAPS)
 
+    def describe(self) -> str:
+        """The bits, and the map unless it is the default."""
+        return f"{self.bits} bits" + ("" if self.map == "linear2" else f" ({self.map})")
+
     @property
     def zero(self) -> int:
         """The code for 0, if the map has one."""

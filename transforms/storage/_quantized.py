@@ -69,7 +69,7 @@ class Quantized:
         """Describes how factors of this order are stored."""
         if self.is_dense(order):
             return f"dense, as {order}² < {self.min_elements}"
-        return f"{self.codec.bits} bits"
+        return self.codec.describe()
 
     def one_by_one(self, order: int) -> bool:
         """Whether to decode one matrix at a time: only large ones."""
