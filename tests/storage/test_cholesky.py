@@ -23,6 +23,18 @@ from curvax.transforms.storage import _cholesky
 # Damping
 
 
+def test_float32_factors_stay_float32_where_64_bits_are_on():
+    """Under `jax_enable_x64` a step was a `TypeError` about the carry of a loop."""
+    storage = curvax.cholesky(block=4, min_elements=1)
+    params = {"kernel": jnp.ones((8, 8), jnp.float32)}
+    optimizer = curvax.shampoo(0.1, storage=storage, statistics_every=1, refresh=1)
+    with jax.enable_x64(True):
+        state = jax.eval_shape(optimizer.init, params)
+        updates, after = jax.eval_shape(optimizer.update, params, state, params)
+    assert updates["kernel"].dtype == jnp.float32
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, state)
+
+
 def test_a_failed_decomposition_is_tried_again_with_more_damping():
     order = 96
     g = np.random.default_rng(0).standard_normal((order, 5))

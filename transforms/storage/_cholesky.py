@@ -151,7 +151,7 @@ def decomposed(
 
     def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
         count, _, _ = state
-        return count + 1, *attempt(epsilon + rounding * jnp.power(10.0, count))
+        return count + 1, *attempt(epsilon + rounding * jnp.power(jnp.asarray(10, x.dtype), count))
 
     running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731
     first = attempt(jnp.asarray(epsilon, x.dtype))
