@@ -73,9 +73,9 @@ from .transforms.linalg._polar import (
     polar_qdwh,
     polar_svd,
 )
-from .transforms.matrices._axes import MatrixAxes
+from .transforms.matrices._form import MatrixAxes
+from .transforms.matrices._matrix_rule import MatrixRule, find_output_layer
 from .transforms.matrices._routing import route
-from .transforms.matrices._rule import MatrixRule, find_output_layer
 from .transforms.matrices._view import on_matrices
 from .transforms.refresh._policy import every
 from .transforms.state._format import check_state, describe_state

@@ -10,7 +10,7 @@ import optax
 from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry
 from ..transforms.directions._moment_ratio import moment_ratio
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, switching_named
 from ..transforms.subspace._compensation import Compensation, compensation_named

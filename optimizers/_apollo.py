@@ -9,7 +9,7 @@ import optax
 
 from ..transforms._validate import check_choice, check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
-from ..transforms.matrices._rule import Matrices, as_rule
+from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import gaussian, svd
 from ..transforms.subspace._compensation import channel_scaling

@@ -10,7 +10,7 @@ import optax
 from ..transforms._validate import check_choice
 from ..transforms.directions._momentum import momentum
 from ..transforms.kronecker._precondition import precondition
-from ..transforms.matrices._rule import Matrices, as_rule
+from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, assemble

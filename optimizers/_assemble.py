@@ -11,8 +11,8 @@ import optax
 
 from ..transforms._guard import guard_leaves
 from ..transforms._validate import check_interval
+from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.matrices._routing import route
-from ..transforms.matrices._rule import Matrices, as_rule
 from ..transforms.matrices._view import on_matrices
 
 MeshAxis = str | Sequence[str] | None

@@ -9,7 +9,7 @@ import optax
 
 from ..transforms.directions._diagonal import precondition_columns
 from ..transforms.directions._momentum import momentum
-from ..transforms.matrices._rule import Matrices, as_rule
+from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ._assemble import MeshAxis, assemble
 
 

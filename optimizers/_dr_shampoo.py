@@ -9,7 +9,7 @@ import jax
 import optax
 
 from ..transforms._validate import check_decay
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._diagonal_residual import diagonal_residual
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, assemble

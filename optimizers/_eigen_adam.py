@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis

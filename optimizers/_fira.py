@@ -9,7 +9,7 @@ import optax
 
 from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, svd
 from ..transforms.subspace._compensation import fira_compensation

@@ -10,7 +10,7 @@ import optax
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from ..transforms.linalg._polar import Coefficients
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble
 
 

@@ -11,7 +11,7 @@ import optax
 from ..transforms.directions._momentum import descend_with_momentum
 from ..transforms.directions._orthogonalize import orthogonalize
 from ..transforms.linalg._polar import Coefficients
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble, others_or_adamw
 
 

@@ -10,7 +10,7 @@ import optax
 from ..transforms._validate import check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
-from ..transforms.matrices._rule import Matrices, as_rule
+from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ._assemble import MeshAxis, assemble
 
 

@@ -10,7 +10,7 @@ import optax
 from ..transforms._validate import check_choice
 from ..transforms.directions._moment_ratio import moment_ratio
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, assemble

@@ -13,7 +13,7 @@ from ..transforms.directions._momentum import momentum
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from ..transforms.linalg._polar import Coefficients
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, randomized
 from ..transforms.subspace._subspace import in_subspace

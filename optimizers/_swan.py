@@ -11,7 +11,7 @@ from ..transforms._trees import in_float32
 from ..transforms.directions._normalize import normalize_rows
 from ..transforms.directions._orthogonalize import orthogonalize
 from ..transforms.linalg._polar import Coefficients
-from ..transforms.matrices._rule import Matrices
+from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble
 
 

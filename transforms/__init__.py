@@ -1,8 +1,8 @@
 """The building blocks of all optimizers, one idea per room: a map.
 
 - `matrices`: from a parameter tree to stacks of matrices, and back. Which parameters are matrices
-  and along which axes, attention kernels included (`_rule`); rows, columns, heads and blocks
-  (`_axes`); stacks (`_view`, `_split_stack`); the parameters of another optimizer (`_routing`).
+  and along which axes, attention kernels included (`_matrix_rule`); rows, columns, heads and blocks
+  (`_form`); stacks (`_view`, `_split_stack`); the parameters of another optimizer (`_routing`).
 - `directions`: from gradients to directions: `_momentum`, `_moment_ratio`, `_orthogonalize`,
   `_normalize`, `_row_column_scaling`, `_diagonal`, `_graft`, `_norm_growth`; how moments follow a
   change of basis (`_carry`).

@@ -21,7 +21,7 @@ import optax
 
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
-from ._rule import MatrixRule, Treatment
+from ._matrix_rule import MatrixRule, Treatment
 
 MATRICES, OTHERS = "matrices", "others"
 """The two labels; they are also the keys in the state of `optax.partition`."""

@@ -42,8 +42,8 @@ from ..distribute._meshes import (
     sharded_like,
     unsharded,
 )
-from ._axes import MatrixAxes, MatrixForm, matrix_form
-from ._rule import MatrixRule, as_rule
+from ._form import MatrixAxes, MatrixForm, matrix_form
+from ._matrix_rule import MatrixRule, as_rule
 from ._split_stack import split_stack
 
 STACK_LIMIT = 128 * 128

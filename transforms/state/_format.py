@@ -10,7 +10,7 @@ from typing import Any
 
 from .._paths import named_leaves
 from .._recording import Meaning
-from ..matrices._axes import MatrixForm
+from ..matrices._form import MatrixForm
 from ._portable import by_parameter
 from ._traced import traced
 

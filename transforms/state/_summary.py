@@ -14,7 +14,7 @@ import jax
 
 from .._paths import named_leaves
 from ..distribute._distribute import DivisionRecord
-from ..matrices._axes import MatrixForm
+from ..matrices._form import MatrixForm
 from ..matrices._routing import RoutingRecord
 from ..matrices._view import ViewRecord
 from ..storage._storage import StorageRecord

@@ -24,8 +24,8 @@ from .._paths import named_leaves
 from .._trees import widened
 from .._validate import check_interval, check_positive_int
 from ..linalg._eigh import with_fixed_signs
-from ..matrices._axes import MatrixAxes
-from ..matrices._rule import MatrixRule
+from ..matrices._form import MatrixAxes
+from ..matrices._matrix_rule import MatrixRule
 from ..matrices._view import check_same_shapes, gather, lay_out
 
 

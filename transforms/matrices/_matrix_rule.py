@@ -33,7 +33,7 @@ import optax
 
 from .._paths import check_patterns, is_hole, matches, named_leaves
 from .._validate import check_bool, check_choice, check_positive_int, check_real
-from ._axes import AxesEntry, MatrixAxes, as_matrix_axes
+from ._form import AxesEntry, MatrixAxes, as_matrix_axes
 
 Treatment = MatrixAxes | str
 """The axes of a matrix, or the reason why a parameter is not a matrix."""

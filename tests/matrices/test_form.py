@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from curvax import MatrixAxes
-from curvax.transforms.matrices._axes import matrix_form
+from curvax.transforms.matrices._form import matrix_form
 
 
 @st.composite

@@ -17,7 +17,7 @@ from helpers import computations, run
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
-from curvax.transforms.matrices._axes import matrix_form
+from curvax.transforms.matrices._form import matrix_form
 
 # The default rule
 
