@@ -11,7 +11,7 @@ from test_packaging import ROOT, imported_names
 
 TRANSFORMS = ROOT / "transforms"
 FLOORS = (
-    {"_recording", "_paths", "_counts", "_validate", "_side"},
+    {"_recording", "_paths", "_counts", "_validate", "_side", "_decay"},
     {"_keys", "_trees", "_guard", "linalg"},
     {"refresh", "storage", "directions", "distribute"},
     {"matrices", "kronecker"},

@@ -5,8 +5,9 @@ The routing is `optax.partition` over two labels, with three additions:
 * labels come from a `MatrixRule`;
 * `init` records the treatment of each parameter, which `summarize` shows, and warns if no parameter
   is a matrix;
-* updates and states keep their dtypes: Optax's Adam promotes its moments and updates when the
-  gradients are wider than the parameters, which would recompile the next step.
+* gradients narrower than their parameters are widened first, and updates have the wider dtype;
+* states keep their dtypes: Optax's Adam promotes its moments when the gradients are wider than the
+  parameters, which would recompile the next step.
 
 *Cost*: none at run time besides these casts. The state is that of `optax.partition`.
 """
@@ -21,6 +22,7 @@ import optax
 
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
+from .._trees import as_wide_as
 from ._matrix_rule import MatrixRule, Treatment
 
 MATRICES, OTHERS = "matrices", "others"
@@ -66,6 +68,7 @@ def route(
         return partition.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        updates = as_wide_as(params, updates)
         new_updates, new_state = partition.update(updates, state, params, **extra_args)
         return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
 

@@ -32,6 +32,7 @@ from .._guard import guard_matrices
 from .._keys import members_of
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
+from .._trees import as_wide_as
 from .._validate import check_bool
 from ..distribute._distribute import distribute, mesh_axes
 from ..distribute._meshes import (
@@ -135,8 +136,8 @@ def on_matrices(
     """Runs `inner` on the matrices of a tree of parameters.
 
     `inner` gets gradients, parameters and state as a dict whose leaves are batches of matrices
-    `(N, m, n)`. Its updates are returned in the shapes and dtypes of the gradients. Matrices that
-    share a stack have the widest of their dtypes there. If the sum of squares of a matrix's
+    `(N, m, n)`. Its updates are returned in the shapes of the gradients, and in the wider dtype of
+    gradient and parameter; without parameters, in the gradient's. Matrices that share a stack have the widest of their dtypes there. If the sum of squares of a matrix's
     gradient is not finite in float32, the matrix skips that step: its state is updated with a zero
     gradient, its update is zero, and `skipped` in the state counts the step.
 
@@ -208,14 +209,18 @@ def on_matrices(
         check_on_mesh(params, mesh)
         groups = layout(params)
         members = {g.key: tuple((form.name, form.count) for form in g.members) for g in groups}
+        matrices = gather(groups, params)
         with members_of(members):
-            state = MatrixViewState(inner.init(gather(groups, params)))
+            inner_state = inner.init(matrices)
+        # As a step returns it, so that a step compiled ahead of time takes its own state.
+        state = MatrixViewState(inner_state if divided else on_mesh_of(matrices, inner_state))
         record(ViewRecord(groups, state))
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         if params is not None:
             check_same_shapes(updates, params)
+            updates = as_wide_as(params, updates)
         check_on_mesh(updates, mesh)
         groups = layout(updates)
         matrices = None if params is None else gather(groups, params, cut)
