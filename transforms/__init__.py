@@ -23,6 +23,6 @@
 
 The files beside the rooms serve all of them: guards against non-finite gradients (`_guard`), the
 sides of a matrix (`_side`), parameter paths (`_paths`), random keys (`_keys`), argument checks
-(`_validate`), counters (`_counts`), weight decay (`_decay`), tree maps (`_trees`), and what `init` records for `summarize`
-(`_recording`). Imports only run downwards; `tests/project/test_house.py` lists the floors.
+(`_validate`), counters (`_counts`), weight decay (`_decay`), tree maps (`_trees`), and what `init`
+records for `summarize` (`_recording`). Imports only run downwards; `test_house.py` has the floors.
 """

@@ -28,7 +28,7 @@ TARGETS = (
 
 
 def factory(name: str) -> Any:
-    """A method whose annotations are types, not strings: the suite looks for rates that may vary."""
+    """A method whose annotations are types, not strings, as the test of schedules expects."""
     optimizer = functools.partial(NAMED[name].optimizer)
     optimizer.__signature__ = inspect.signature(NAMED[name].optimizer, eval_str=True)  # pyright: ignore
     return optimizer
@@ -44,7 +44,8 @@ def run_theirs(test: str, row: Row, settings: Any = None, **arguments: Any) -> N
     """Runs one test of Optax's suite on a method; the tests that Optax generates wrap it."""
     suite = common.ContribTest(f"{test}0")
     theirs = getattr(common.ContribTest, f"{test}0").__wrapped__
-    given = {"learning_rate": max(row.minima_rate / 10, 1e-3), "matrices": "all", **row.for_contract()}
+    rate = max(row.minima_rate / 10, 1e-3)
+    given = {"learning_rate": rate, "matrices": "all", **row.for_contract()}
     settings = {**given, **(settings or {})}
     names = {"opt_name": row.name, "opt_kwargs": settings}
     theirs(suite, **names, wrapper_name=None, wrapper_kwargs=None, **arguments)

@@ -137,9 +137,10 @@ def on_matrices(
 
     `inner` gets gradients, parameters and state as a dict whose leaves are batches of matrices
     `(N, m, n)`. Its updates are returned in the shapes of the gradients, and in the wider dtype of
-    gradient and parameter; without parameters, in the gradient's. Matrices that share a stack have the widest of their dtypes there. If the sum of squares of a matrix's
-    gradient is not finite in float32, the matrix skips that step: its state is updated with a zero
-    gradient, its update is zero, and `skipped` in the state counts the step.
+    gradient and parameter; without parameters, in the gradient's. Matrices that share a stack have
+    the widest of their dtypes there. If the sum of squares of a matrix's gradient is not finite in
+    float32, the matrix skips that step: its state is updated with a zero gradient, its update is
+    zero, and `skipped` in the state counts the step.
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).
