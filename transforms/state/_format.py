@@ -48,7 +48,7 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
     portable = by_parameter(whole.stacks, whole.joined)
     leaves = named_leaves(portable).present()
     with_path = jax.tree_util.tree_leaves_with_path(portable, is_leaf=_is_empty)
-    empty = [path for path, node in with_path if _is_empty(node) and not is_hole(node)]
+    empty = [path for path, node in with_path if _is_empty(node)]
     forms = {form.name: form for groups in whole.groups for g in groups for form in g.members}
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
     return {
@@ -62,7 +62,7 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
 
 
 def _is_empty(node: Any) -> bool:
-    return not jax.tree.leaves(node)
+    return isinstance(node, tuple) and not node and not is_hole(node)
 
 
 def _described(form: MatrixForm) -> str:
