@@ -17,9 +17,9 @@ gradients. Such a factor is tried again at every step. *Cost* of a factor of ord
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
 with a policy that keeps eigenpairs. Due factors are refreshed one after the other.
 
-Under `vmap` each replica has its own step count, and loops and branches become selects: every step
-then computes all refreshes. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step
-is an update.
+Under `vmap` each replica has its own step count. Refreshes keep their period, but where one replica
+is due, the work is done for all of them; so adaptive policies, which decide for each replica, save
+less. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step is an update.
 """
 
 from __future__ import annotations
