@@ -54,12 +54,17 @@ def check_decay(name: str, value: Any) -> None:
 
 def check_positive_int(name: str, value: Any) -> None:
     """Requires an integer of at least 1; a bool is not accepted."""
+    check_integer(name, value, 1)
+
+
+def check_integer(name: str, value: Any, low: int) -> None:
+    """Requires an integer of at least `low`; a bool is not accepted."""
     integral = isinstance(value, numbers.Integral) or (
         isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"
     )
-    if isinstance(value, bool) or not integral or int(value) < 1:
+    if isinstance(value, bool) or not integral or int(value) < low:
         raise ValueError(
-            f"{name} must be an integer of at least 1, got {value!r}.{if_injected(name, value)}"
+            f"{name} must be an integer of at least {low}, got {value!r}.{if_injected(name, value)}"
         )
 
 

@@ -239,6 +239,18 @@ def test_integers_are_pythons_or_numpys(value: Any) -> None:
     assert curvax.muon(0.1, steps=np.int32(3)) and curvax.muon(0.1, steps=np.array(3))  # pyright: ignore
 
 
+def test_an_array_for_an_integer_names_our_inject_hyperparams() -> None:
+    for name, make in {
+        "steps": lambda x: curvax.muon(0.1, steps=x),
+        "refresh": lambda x: curvax.soap(0.1, refresh=x),
+        "warmup_steps": lambda x: curvax.shampoo(0.1, warmup_steps=x),
+    }.items():
+        with pytest.raises(ValueError, match=rf"^{name} must be .*curvax\.inject_hyperparams"):
+            make(jnp.int32(3))
+        with pytest.raises(ValueError, match=rf"^{name} must be .*curvax\.inject_hyperparams"):
+            jax.jit(lambda x, make=make: make(x).init(TREE))(3)
+
+
 # Numbers and narrow types.
 
 

@@ -37,6 +37,7 @@ from .._trees import map_unzip
 from .._validate import (
     check_choice,
     check_decay,
+    check_integer,
     check_interval,
     check_matrices,
     check_positive_int,
@@ -109,8 +110,7 @@ def precondition(
     check_interval("eps", eps, 0.0)
     check_interval("initial", initial, 0.0)
     check_positive_int("statistics_every", statistics_every)
-    if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be an integer of at least 0, got {warmup_steps!r}.")
+    check_integer("warmup_steps", warmup_steps, 0)
     if b2 is not None:
         check_decay("b2", b2)
     check_policy(refresh, eps, damping_mode, solver)
