@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from .._own_state import CAUSES
 from .._paths import is_hole, named_leaves
 from .._recording import Meaning
 from ..matrices._form import MatrixForm
@@ -115,8 +116,7 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
                 for place in differing[:3]
             )
             raise ValueError(
-                f"description: {len(differing)} of {len(places)} {what} differ ({first}): it "
-                "belongs to another optimizer, or to other parameters, axes, blocks or ranks."
+                f"description: {len(differing)} of {len(places)} {what} differ ({first}). {CAUSES}"
             )
     if own["parts"] != given["parts"]:
         raise ValueError(
