@@ -114,7 +114,17 @@ def precondition(
     if b2 is not None:
         check_decay("b2", b2)
     check_policy(refresh, eps, damping_mode, solver)
-    rule = FactorRule(as_storage(storage), b2, refresh, root, eps, damping_mode, solver, initial)
+    rule = FactorRule(
+        as_storage(storage),
+        b2,
+        refresh,
+        root,
+        eps,
+        damping_mode,
+        solver,
+        initial,
+        sides=2 if side == "both" else 1,
+    )
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
