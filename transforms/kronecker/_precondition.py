@@ -35,12 +35,14 @@ from jax.core import Tracer
 from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip
 from .._validate import (
+    check_bool,
     check_choice,
     check_decay,
     check_interval,
     check_matrices,
     check_positive_int,
 )
+from ..directions._graft import shortened
 from ..linalg._inverse_root import check_root_arguments
 from ..refresh._due import at_most_once, refresh_due, untried
 from ..refresh._policy import RefreshPolicy, check_refresh
@@ -74,6 +76,7 @@ def precondition(
     statistics_every: int = 1,
     warmup_steps: int = 0,
     storage: Storage | None = None,
+    limit: bool = False,
 ) -> optax.GradientTransformation:
     """Preconditions matrices by inverse roots of their Kronecker factors.
 
@@ -94,6 +97,8 @@ def precondition(
       statistics_every: T1; the statistics are updated when `t mod T1 = 0`.
       warmup_steps: number of first steps that only accumulate statistics; their direction is 0.
       storage: how factors and roots are stored; `dense()` by default.
+      limit: whether to shorten directions to the bound of the module docstring; needs p = 4 with
+        both factors, p = 2 with one.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -113,6 +118,10 @@ def precondition(
         raise ValueError(f"warmup_steps must be an integer of at least 0, got {warmup_steps!r}.")
     if b2 is not None:
         check_decay("b2", b2)
+    check_bool("limit", limit)
+    sides = 2 if side == "both" else 1
+    if limit and not isinstance(root, Tracer) and root != 2 * sides:
+        raise ValueError(f"root must be {2 * sides} for side={side!r} with limit, got {root!r}.")
     check_policy(refresh, eps, damping_mode, solver)
     rule = FactorRule(
         as_storage(storage),
@@ -123,7 +132,7 @@ def precondition(
         damping_mode,
         solver,
         initial,
-        sides=2 if side == "both" else 1,
+        sides,
     )
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
@@ -152,7 +161,8 @@ def precondition(
 
         def preconditioned(m: jax.Array, *factors: Factor | None) -> jax.Array:
             roots = [None if factor is None else factor.inverse_root for factor in factors]
-            return rule.apply_roots(m, roots, count)
+            direction = rule.apply_roots(m, roots, count)
+            return _limited(direction, factors, b2) if limit else direction
 
         directions = jax.tree.map(preconditioned, matrices, left, right)
         if warmup_steps:
@@ -160,6 +170,15 @@ def precondition(
         return directions, PreconditionState(count, left, right, momentum_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _limited(
+    direction: jax.Array, factors: tuple[Factor | None, ...], b2: jax.typing.ArrayLike | None
+) -> jax.Array:
+    """Directions, shortened to the bound where a factor has a root."""
+    longest = (min(direction.shape[-2:]) / (1.0 if b2 is None else 1 - b2)) ** 0.5
+    rooted = [factor.refreshes > 0 for factor in factors if factor is not None]
+    return shortened(direction, jnp.where(functools.reduce(jnp.logical_or, rooted), longest, jnp.inf))
 
 
 def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, solver: str) -> None:
