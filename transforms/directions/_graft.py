@@ -77,7 +77,7 @@ def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
 def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
     """Rescales the matrices of `x (..., m, n)` that are longer than `longest (...)` to it."""
     norm = _norm(x)
-    longest = jnp.asarray(longest, norm.dtype)[..., None, None]
+    longest = jnp.broadcast_to(longest, x.shape[:-2])[..., None, None].astype(norm.dtype)
     return jnp.where(norm > longest, x * (longest / norm), x).astype(x.dtype)
 
 

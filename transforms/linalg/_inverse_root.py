@@ -37,7 +37,7 @@ EIGENVALUE_NOISE = 8.0
 """Rounding of an eigenvalue, in `eps · d_max`; FOAM's `ROUNDING_FLOOR`, from the same measurement."""
 NOISE = 0.1
 """Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`, as measured on gradients
-of rank 1 and 4, of 24 × 16 to 256 × 128 (`tests/kronecker/test_rounding.py`)."""
+of rank 1 and 4, of 24 × 16 to 256 × 128 (`tests/optimizers/test_rounding.py`)."""
 DIRECTION_NOISE = 1 / 320
 """What may become of this noise, as a share of the direction's length."""
 
