@@ -84,8 +84,8 @@ def eigen_adam(
     nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see `moment_ratio`).
 
     No direction has a root mean square above :math:`(1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1 by
-    default (for :math:`b_1^2 < b_2`). While the basis stays, this is the bound of Adam's ratio. At a
-    refresh `M` turns and `v` does not, so that the ratio alone has no bound.
+    default (for :math:`b_1^2 < b_2`). While the basis stays, this is the bound of Adam's ratio. At
+    a refresh `M` turns and `v` does not, so that the ratio alone has no bound.
 
     State per `m × n` matrix: `2mn + 2m²` numbers. Work between refreshes: `6m²n` FLOPs; a refresh
     decomposes one factor.

@@ -85,7 +85,9 @@ def soap(
     `M` is the momentum with decay rate `b1`. The eigenvectors `U` of `L` and `R` are computed at
     step 1 and at `t mod refresh = 0`, and used from that step on. By default there is no bias
     correction and nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see
-    `moment_ratio`).
+    `moment_ratio`). In float32 the first direction is not reproducible to rounding: of a Gaussian
+    64 × 64 gradient, it turns by up to half its length (docs/distribution.md); `skip_first` omits
+    it.
 
     No direction has a root mean square above :math:`(1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1 by
     default (for :math:`b_1^2 < b_2`). While a basis stays, this is the bound of Adam's ratio. At a

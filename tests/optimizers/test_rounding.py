@@ -161,9 +161,7 @@ def test_updates_turn_no_further_than_the_page_says(name: str) -> None:
     steps, order, seeds = 30, 64, 4
     random = np.random.default_rng(0)
     full = random.standard_normal((steps, seeds, order, order))
-    left, right = (
-        random.standard_normal((steps if i else 1, seeds, order, 4)) for i in range(2)
-    )
+    left, right = (random.standard_normal((steps if i else 1, seeds, order, 4)) for i in range(2))
     gradients = np.concatenate([full, left @ np.swapaxes(right, -1, -2)], axis=1)
     rounded = gradients * (1 + 1e-7 * random.choice([-1, 1], gradients.shape))
     run = jax.jit(trajectory(getattr(curvax, f"scale_by_{name}")(**TURNED[name])))

@@ -15,6 +15,10 @@ with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the orig
 moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they
 are reordered alike. Fields of moments are recognized by name (`_carry.py`).
 
+*Bound.* With both kinds of moments in one basis, $f$ keeps the bound of `_moment_ratio.py`. A
+refresh breaks it, because an entry may get a moment from one place and a variance from another.
+`limit` keeps it per matrix, also where 4 bits leave a basis that is not orthonormal.
+
 *Numerics.* Statistics and bases in float32 at least. If a statistic or new basis is not finite, the
 last basis stays in use, and `rejected` counts it. *Cost*: `2mn(m + n)` FLOPs for the statistics and
 `4mn(m + n)` for the rotations at each step; `O(m³ + n³)` at a refresh.

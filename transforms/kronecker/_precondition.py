@@ -10,12 +10,19 @@ computed and with how much damping; between refreshes the last roots stay in use
 refresh a root is the identity.
 
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
-`Precision.HIGHEST` where a product feeds a root. A root that is not finite is rejected: the last
+`Precision.HIGHEST` where a product feeds a root. What is rooted is not below the rounding floor of
+`linalg/_inverse_root.py`, however small ε is. A root that is not finite is rejected: the last
 good one stays in use, and the factor counts it. So is the root of an all-zero statistic, as after a
 first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the next
 gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
 with a policy that keeps eigenpairs. Due factors are refreshed one after the other.
+
+*Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives
+$\|L^{-1/2} G\|_2$ and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that
+$\|D\|_F \le \sqrt{\min(m, n) / (1-b_2)}$. With a momentum on one side the Cauchy-Schwarz inequality
+of `_moment_ratio.py` holds for matrices: $\|D\|_F \le C \sqrt{\min(m, n)}$. Older roots have no
+such bound (only $\epsilon^{-s/p} \|M\|$), unless `limit` shortens what exceeds the first.
 
 Under `vmap` each replica has its own step count, and loops and branches become selects: every step
 then computes all refreshes. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step
@@ -177,8 +184,8 @@ def _limited(
 ) -> jax.Array:
     """Directions, shortened to the bound where a factor has a root."""
     longest = (min(direction.shape[-2:]) / (1.0 if b2 is None else 1 - b2)) ** 0.5
-    rooted = [factor.refreshes > 0 for factor in factors if factor is not None]
-    return shortened(direction, jnp.where(functools.reduce(jnp.logical_or, rooted), longest, jnp.inf))
+    refreshes = sum(factor.refreshes for factor in factors if factor is not None)
+    return shortened(direction, jnp.where(jnp.asarray(refreshes) > 0, longest, jnp.inf))
 
 
 def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, solver: str) -> None:

@@ -13,9 +13,21 @@ $Q\,\mathrm{diag}(r)\,Q^\top$ with
 *Rank deficiency.* With $\epsilon = 0$ the root is taken on the range of $A$ only: eigenvalues up to
 `order · eps(dtype) · d_max` are rounding noise and give 0. Otherwise the damping decides.
 
+*Rounding floor.* Roots that multiply gradients have a floor: what is rooted is at least $f$.
+Rounding leaves of an eigenvalue no more than $8\,\mathrm{eps}\,d_{\max}$. It also leaves
+$\rho = 0.1 \sqrt n\,\mathrm{eps}\,\|G\|$ of noise outside the singular vectors of a gradient of
+low rank, and each of $s$ sides raises this noise over the gradient by $(d_{\max}/f)^{1/p}$. For at
+most $\delta = 1/320$ of the direction, $\rho\,(d_{\max}/f)^{s/p} \le \delta \|G\|$:
+
+$$f = d_{\max} \max\big(8\,\mathrm{eps},\ (32 \sqrt n\,\mathrm{eps})^{p/s}\big)$$
+
+At order 1024 this is `1e-4 d_max` in float32 for `p = s` (FOAM) and `1e-6 d_max` for `p = 2s`
+(Shampoo, ASGO); 2e-13 and 2e-15 in float64. The iterations add it, as damping. A gradient that
+comes in bfloat16 has noise of its own, which no float32 floor can tell from a gradient.
+
 *Numerics.* Products in `Precision.HIGHEST`; non-finite input gives a non-finite root. *Cost*: one
-symmetric eigendecomposition, about 25 times a matrix product of the same order on a CPU. The
-iterative solvers are in `_iterations.py`.
+symmetric eigendecomposition, 14 times a matrix product of the same order on a CPU (order 512,
+`benchmarks/results/refresh.md`). The iterative solvers are in `_iterations.py`.
 """
 
 from __future__ import annotations
@@ -34,16 +46,16 @@ DAMPING_MODES = ("absolute", "relative", "floor", "outside")
 SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
 
 EIGENVALUE_NOISE = 8.0
-"""Rounding of an eigenvalue, in `eps · d_max`; FOAM's `ROUNDING_FLOOR`, from the same measurement."""
+"""Rounding of an eigenvalue, in `eps · d_max`; as `ROUNDING_FLOOR` of `refresh/_foam.py`."""
 NOISE = 0.1
-"""Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`, as measured on gradients
-of rank 1 and 4, of 24 × 16 to 256 × 128 (`tests/optimizers/test_rounding.py`)."""
+"""Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`; measured on gradients of
+rank 1 and 4, of 24 × 16 to 256 × 128."""
 DIRECTION_NOISE = 1 / 320
-"""What may become of this noise, as a share of the direction's length."""
+"""How much of a direction this noise may be. `tests/optimizers/test_rounding.py` measures it."""
 
 
 def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int) -> jax.Array:
-    """The rounding floor of a factor `(n, n)`, as a share of its largest eigenvalue.
+    """The rounding floor of a factor `(n, n)` over its largest eigenvalue: see above.
 
     Args:
       statistic: the factor, in the dtype of the work.
