@@ -26,6 +26,7 @@ def scale_by_asgo(
     storage: Storage | None = None,
     side: str | None = None,
     dtype: jax.typing.DTypeLike | None = None,
+    limit: bool = False,
 ) -> optax.GradientTransformation:
     """The direction of `asgo` on batches of matrices `(..., m, n)`.
 
@@ -47,6 +48,7 @@ def scale_by_asgo(
         damping_mode="outside" if theoretical else "absolute",
         statistics="momentum" if variant == "from_momentum" else "gradient",
         storage=storage,
+        limit=limit,
     )
 
 
@@ -61,6 +63,7 @@ def asgo(
     storage: Storage | None = None,
     side: str | None = None,
     dtype: jax.typing.DTypeLike | None = None,
+    limit: bool = False,
     matrices: Matrices = "all",
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -85,6 +88,11 @@ def asgo(
     `V` averages :math:`G^\top G`. There is no bias correction. Every parameter is a matrix: a
     vector, bias or scale has one row and gets one adaptive number, as in AdaGrad-norm.
 
+    With `refresh=1` the Frobenius norm of a direction is at most `C √min(m, n)`, where
+    :math:`C = (1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1.2 by default. A root that is older than the
+    gradient has no such bound: the norm is at most :math:`\|M\|/\sqrt\epsilon`, unless
+    `limit=True` bounds it as if the root contained every gradient.
+
     State per `m × n` matrix: `mn` for the momentum and `2 min(m, n)²` for factor and root. Work per
     step: `4mn · min(m, n)` FLOPs; per refresh one eigendecomposition of order `min(m, n)`.
 
@@ -103,6 +111,7 @@ def asgo(
       storage: how factors and roots are stored; `dense()` by default.
       side: "left", "right" or "smaller"; `None` is "left" for "theoretical", otherwise "smaller".
       dtype: dtype of the momentum; the parameters' if `None`.
+      limit: whether to shorten directions to the norm `√(min(m, n) / (1 - b2))`.
       matrices: see `muon`; "all", as in the paper, also for a `MatrixRule` without this field.
         `MatrixRule(head_wise=True)` is Appendix B; kernels whose heads are merged need
         `MatrixAxes(0, 1, column_heads=H)`.
@@ -136,6 +145,7 @@ def asgo(
             storage=storage,
             side=side,
             dtype=dtype,
+            limit=limit,
         ),
         learning_rate,
         matrices=as_rule(matrices, weight_dimension_numbers, matrices="all"),

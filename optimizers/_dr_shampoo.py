@@ -83,6 +83,10 @@ def dr_shampoo(
     .. math::
       \|Q^\top L Q - \mathrm{diag}(Q^\top L Q)\| > \tau\, \|Q^\top L Q\|
 
+    The paper's ε is absolute, and meant for factors far below 1. In float32, what is rooted is at
+    least `32 √d · eps` times the largest eigenvalue (1e-4 at order `d` = 1024): below this,
+    rounding would decide the direction. Grafting bounds a direction's norm by Adam's.
+
     State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
     checks: as Shampoo. A check costs three products of the factor's order.
 

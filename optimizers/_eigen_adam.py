@@ -23,6 +23,7 @@ def scale_by_eigen_adam(
     bias_correction: bool = False,
     method: str = "eigh",
     skip_first: bool = False,
+    limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
     side: str = "left",
@@ -39,6 +40,7 @@ def scale_by_eigen_adam(
         bias_correction=bias_correction,
         method=method,
         skip_first=skip_first,
+        limit=limit,
         refresh=refresh,
         storage=storage,
         side=side,
@@ -55,6 +57,7 @@ def eigen_adam(
     bias_correction: bool = False,
     method: str = "eigh",
     skip_first: bool = False,
+    limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
     side: str = "left",
@@ -80,6 +83,10 @@ def eigen_adam(
     at `t mod refresh = 0`, and used from that step on. By default there is no bias correction and
     nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see `moment_ratio`).
 
+    No direction has a root mean square above :math:`(1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1 by
+    default (for :math:`b_1^2 < b_2`). While the basis stays, this is the bound of Adam's ratio. At
+    a refresh `M` turns and `v` does not, so that the ratio alone has no bound.
+
     State per `m × n` matrix: `2mn + 2m²` numbers. Work between refreshes: `6m²n` FLOPs; a refresh
     decomposes one factor.
 
@@ -95,6 +102,8 @@ def eigen_adam(
       bias_correction: whether to correct both moments, as Adam does.
       method: "eigh", or "qr": after a first `eigh`, one step of orthogonal iteration per refresh.
       skip_first: whether the first direction is 0, as in the official code.
+      limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
+        the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
       refresh: period or policy of the basis.
       storage: how factor and basis are stored; `dense()` by default.
       side: "both", "left", "right" or "smaller".
@@ -126,6 +135,7 @@ def eigen_adam(
         bias_correction=bias_correction,
         method=method,
         skip_first=skip_first,
+        limit=limit,
         refresh=refresh,
         storage=storage,
         side=side,

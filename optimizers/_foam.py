@@ -84,6 +84,10 @@ def foam(
       h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,
       \qquad \tilde\epsilon = \max(\epsilon_0, \epsilon h / \tau)
 
+    The paper's ε is absolute, and meant for factors far below 1. In float32, what is rooted is at
+    least `32 √d · eps` times the largest eigenvalue (1e-4 at order `d` = 1024): below this,
+    rounding would decide the direction. Grafting bounds a direction's norm by Adam's.
+
     State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
     checks: as Shampoo. The state holds counters and the last `h` and ε of each factor (`state_of`).
     For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with its options.

@@ -40,7 +40,7 @@ def scale_by_shampoo(
 
     `shampoo` documents the arguments.
     """
-    check_choice("graft", graft, ("norm", "adam", None))
+    check_choice("graft", graft, ("norm", "adam", "limit", None))
     check_choice("side", side, ("both", "left", "right", "smaller"))
     check_decay("adam_graft_b1", adam_graft_b1)
     average = None if b1 is None else momentum(b1)
@@ -60,8 +60,9 @@ def scale_by_shampoo(
         statistics_every=statistics_every,
         warmup_steps=warmup_steps,
         storage=storage,
+        limit=graft == "limit",
     )
-    if graft is None:
+    if graft in ("limit", None):
         return preconditioned
     if graft == "adam":
         moments = optax.scale_by_adam(adam_graft_b1, 0.999 if b2 is None else b2)  # pyright: ignore
@@ -114,6 +115,11 @@ def shampoo(
     `L = εI` and are updated at `t mod statistics_every = 0`. Roots start at the identity and are
     computed at `t mod refresh = 0`.
 
+    Grafting bounds a direction's norm by :math:`\|G\|`, or by Adam's. With `graft=None` and roots
+    that contain the gradient it is at most :math:`\sqrt{\min(m, n) / (1-b_2)}`; a root that is
+    older has no bound: after 30 first steps of zeros, when statistics are only `εI`, a gradient
+    became 2,200 times as long. `graft="limit"` keeps the bound with any root.
+
     State per `m × n` matrix: `2(m² + n²)` numbers, and the base's. Work between refreshes:
     `2mn(m + n)` FLOPs, as much again when statistics are due; a refresh decomposes both factors.
 
@@ -128,7 +134,8 @@ def shampoo(
       refresh: period or policy of the roots.
       statistics_every: T1, steps between updates of the statistics; `None` is the period of the
         roots, but at most 100.
-      graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own).
+      graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own),
+        or "limit" (its own, up to the norm `√(min(m, n) / (1 - b2))`; p must be 4).
       base: callable from a learning rate to an optimizer, such as `optax.adamw`, which gets the
         direction as its gradient; `None` is plain descent with `weight_decay`.
       b1: decay rate of an average of the gradients, which is preconditioned in place of the

@@ -44,12 +44,8 @@ def projected(at: Step) -> float:
 
 
 def in_eigenbasis(at: Step) -> float:
-    """A bound for moments with b2 = 0.95 in a rotating basis.
-
-    A rotated first moment may be divided by a second moment just above the noise threshold.
-    """
-    noise = max(at.m, at.n) * float(np.finfo(np.float32).eps)
-    return at.m * at.n / (noise * math.sqrt(0.05 * 0.95**at.t))
+    """The limit of SOAP and Eigen-Adam in these rows: of moments with b1 = 0.9 and b2 = 0.95."""
+    return of_moments(0.9, 0.95, 10_000) * math.sqrt(at.m * at.n)
 
 
 KAPPA = 10.0

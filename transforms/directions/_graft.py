@@ -74,6 +74,13 @@ def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
     return (x * factor).astype(x.dtype)
 
 
+def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
+    """Rescales the matrices of `x (..., m, n)` that are longer than `longest (...)` to it."""
+    norm = _norm(x)
+    longest = jnp.broadcast_to(longest, x.shape[:-2])[..., None, None].astype(norm.dtype)
+    return jnp.where(norm > longest, x * (longest / norm), x).astype(x.dtype)
+
+
 def _norm(x: jax.Array) -> jax.Array:
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.linalg.norm(work, axis=(-2, -1), keepdims=True)

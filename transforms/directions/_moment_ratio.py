@@ -7,6 +7,16 @@ D = M / (\sqrt v + \epsilon)$$
 them to ±1. An entry gives 0 if $\sqrt v \le \max(m, n)\,\mathrm{eps}\,\max \sqrt v$, with the
 maximum over its matrix, or if $v = 0$. Batch entries do not influence each other. *Cost*: `10 mn`
 FLOPs.
+
+*Bound.* By the Cauchy-Schwarz inequality, for $b_1^2 < b_2$ and averages that start at zero,
+
+$$|M| = (1-b_1) \Big|\sum_k b_1^k G_{t-k}\Big| \le
+(1-b_1) \sqrt{\sum_k \frac{(b_1^2 / b_2)^k}{1-b_2}}\; \sqrt v \le
+\frac{1-b_1}{\sqrt{(1-b_2)(1-b_1^2/b_2)}}\; \sqrt v$$
+
+which is 1 for $b_1 = b_2$, and 7.3 for Adam's 0.9 and 0.999. Bias correction does not raise it: it
+makes both averages weighted means, whose bound grows with $t$ to the same number. The bound holds
+as long as $M$ and $v$ stay in the coordinates in which they were averaged.
 """
 
 from __future__ import annotations
@@ -15,7 +25,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.core import Tracer
 
 from .._trees import map_unzip
 from .._validate import check_bool, check_decay, check_interval
@@ -85,6 +97,14 @@ def moment_ratio(
         return directions, MomentRatioState(count, mu, nu)
 
     return optax.GradientTransformation(init, update)
+
+
+def largest_ratio(b1: jax.typing.ArrayLike, b2: jax.typing.ArrayLike) -> Any:
+    """The bound on `|M| / √v`; see the module docstring. Infinite if `b1² >= b2`."""
+    xp = jnp if isinstance(b1, Tracer) or isinstance(b2, Tracer) else np
+    rest: Any = b2 - b1**2
+    square: Any = (1 - b1) ** 2 * b2 / ((1 - b2) * xp.where(rest > 0, rest, 1))
+    return xp.where(rest > 0, square**0.5, xp.inf)
 
 
 def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Array:

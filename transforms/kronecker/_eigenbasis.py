@@ -15,6 +15,10 @@ with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the orig
 moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they
 are reordered alike. Fields of moments are recognized by name (`_carry.py`).
 
+*Bound.* With both kinds of moments in one basis, $f$ keeps the bound of `_moment_ratio.py`. A
+refresh breaks it, because an entry may get a moment from one place and a variance from another.
+`limit` keeps it per matrix, also where 4 bits leave a basis that is not orthonormal.
+
 *Numerics.* Statistics and bases in float32 at least. If a statistic or new basis is not finite, the
 last basis stays in use, and `rejected` counts it. *Cost*: `2mn(m + n)` FLOPs for the statistics and
 `4mn(m + n)` for the rotations at each step; `O(m³ + n³)` at a refresh.
@@ -24,18 +28,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from .._counts import Counts, counter
 from .._recording import Meaning, record
 from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip, widened
-from .._validate import check_bool, check_choice, check_decay, check_matrices
+from .._validate import check_bool, check_choice, check_decay, check_interval, check_matrices
 from ..directions._carry import Moments, find_moments, put_moments, take_moments
+from ..directions._graft import shortened
+from ..directions._moment_ratio import largest_ratio
 from ..linalg._eigh import eigenbasis, refined_basis
 from ..linalg._numerics import HIGHEST
 from ..refresh._due import refresh_due
@@ -82,6 +90,7 @@ def in_eigenbasis(
     method: str = "eigh",
     storage: Storage | None = None,
     skip_first: bool = False,
+    limit: jax.typing.ArrayLike = float("inf"),
 ) -> optax.GradientTransformation:
     """Runs an element-wise transformation in the gradients' eigenbases.
 
@@ -97,6 +106,8 @@ def in_eigenbasis(
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
       skip_first: the first step only updates statistics and bases; its direction is 0.
+      limit: the largest root mean square of a matrix's direction; longer ones are shortened.
+        `limit_of_moments` is that of `moment_ratio`.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -116,6 +127,7 @@ def in_eigenbasis(
     check_decay("b3", b3)
     check_choice("method", method, ("eigh", "qr"))
     check_bool("skip_first", skip_first)
+    check_interval("limit", limit, 0.0, open_low=True, open_high=False)
     rule = BasisRule(as_storage(storage), b3, refresh, method)
 
     def start(own: Side, x: jax.Array) -> Basis | None:
@@ -157,7 +169,11 @@ def in_eigenbasis(
         rotated = jax.tree.map(rotate, widened(updates), left, right)
         moved, inner_state = inner.update(rotated, carried)
         wide = jax.tree.map(functools.partial(rotate, back=True), moved, left, right)
-        directions = jax.tree.map(lambda d, g: d.astype(g.dtype), wide, updates)
+        directions = jax.tree.map(
+            lambda d, g: shortened(d, limit * math.prod(d.shape[-2:]) ** 0.5).astype(g.dtype),
+            wide,
+            updates,
+        )
         if skip_first:
             first = count == 1
             directions = jax.tree.map(lambda d: jnp.where(first, 0, d), directions)
@@ -167,6 +183,21 @@ def in_eigenbasis(
         return directions, EigenbasisState(count, left, right, inner_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def limit_of_moments(
+    b1: jax.typing.ArrayLike, b2: jax.typing.ArrayLike, refresh: RefreshPolicy
+) -> Any:
+    """The largest root mean square of `moment_ratio(b1, b2)` in a basis that never turns.
+
+    It is infinite with `every(1)`: there a turned moment is divided by a variance of the other
+    basis at every step, and the papers' trajectories exceed the bound.
+    """
+    most = largest_ratio(b1, b2)
+    period = refresh.schedule.period
+    if isinstance(period, Tracer):
+        return jnp.where(period > 1, most, jnp.inf)
+    return most if period > 1 else float("inf")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from .._counts import Counts, counter
 from .._recording import Meaning, record
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
-from ..linalg._inverse_root import root_eigenvalues, solve_root
+from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord
 from ._statistic import StatisticRule
@@ -54,6 +54,7 @@ class FactorRule(StatisticRule):
     damping_mode: str
     solver: str
     initial: Any  # the statistic starts as initial · I
+    sides: int = 1  # how many roots a matrix is multiplied by
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Factor:
         """The initial factors of a batch; their roots are identities."""
@@ -76,12 +77,15 @@ class FactorRule(StatisticRule):
     def refresh_one(self, factor: Factor) -> Factor:
         """Checks a single factor, follows the policy's verdict and counts it."""
         statistic = self.storage.decode_factor(factor.statistic)
+        floor = rounding_floor(statistic, self.root, self.sides)
 
         def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
             if self.policy.examines is not None:
-                x, new, refresh, indefinite = self._examined(factor, statistic)
+                x, new, refresh, indefinite = self._examined(factor, statistic, floor)
             else:
-                found = solve_root(statistic, self.root, self.eps, self.damping_mode, self.solver)
+                found = solve_root(
+                    statistic, self.root, self.eps, self.damping_mode, self.solver, floor
+                )
                 new = factor._replace(error=found.error.astype(jnp.float32))
                 x, refresh, indefinite = found.inverse_root, jnp.bool_(True), found.indefinite
             good = jnp.isfinite(x).all() & jnp.isfinite(statistic).all()
@@ -104,7 +108,7 @@ class FactorRule(StatisticRule):
         )
 
     def _examined(
-        self, factor: Factor, statistic: jax.Array
+        self, factor: Factor, statistic: jax.Array, floor: jax.Array
     ) -> tuple[jax.Array, Factor, jax.Array, jax.Array]:
         assert factor.eigenvectors is not None and factor.eigenvalues is not None
         assert factor.damping is not None
@@ -120,7 +124,7 @@ class FactorRule(StatisticRule):
         kept = check.eigenvalues if eigenvalues is None else eigenvalues
         q, d = jax.lax.cond(refresh, eigh, lambda _: (check.eigenvectors, kept), statistic)
         damping = jnp.where(refresh, self.eps, damping if adapted is None else adapted)
-        x = from_eigen(q, root_eigenvalues(d, self.root, damping.astype(d.dtype)))
+        x = from_eigen(q, root_eigenvalues(d, self.root, damping.astype(d.dtype), floor=floor))
         new = factor._replace(
             eigenvectors=q,
             eigenvalues=d,

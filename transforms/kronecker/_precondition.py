@@ -10,12 +10,19 @@ computed and with how much damping; between refreshes the last roots stay in use
 refresh a root is the identity.
 
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
-`Precision.HIGHEST` where a product feeds a root. A root that is not finite is rejected: the last
+`Precision.HIGHEST` where a product feeds a root. What is rooted is not below the rounding floor of
+`linalg/_inverse_root.py`, however small ε is. A root that is not finite is rejected: the last
 good one stays in use, and the factor counts it. So is the root of an all-zero statistic, as after a
 first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the next
 gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
 with a policy that keeps eigenpairs. Due factors are refreshed one after the other.
+
+*Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives
+$\|L^{-1/2} G\|_2$ and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that
+$\|D\|_F \le \sqrt{\min(m, n) / (1-b_2)}$. With a momentum on one side the Cauchy-Schwarz inequality
+of `_moment_ratio.py` holds for matrices: $\|D\|_F \le C \sqrt{\min(m, n)}$. Older roots have no
+such bound (only $\epsilon^{-s/p} \|M\|$), unless `limit` shortens what exceeds the first.
 
 Under `vmap` each replica has its own step count. Refreshes keep their period, but where one replica
 is due, the work is done for all of them; so adaptive policies, which decide for each replica, save
@@ -35,6 +42,7 @@ from jax.core import Tracer
 from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip
 from .._validate import (
+    check_bool,
     check_choice,
     check_decay,
     check_integer,
@@ -42,6 +50,7 @@ from .._validate import (
     check_matrices,
     check_positive_int,
 )
+from ..directions._graft import shortened
 from ..linalg._inverse_root import check_root_arguments
 from ..refresh._due import at_most_once, refresh_due, untried
 from ..refresh._policy import RefreshPolicy, check_refresh
@@ -75,6 +84,7 @@ def precondition(
     statistics_every: int = 1,
     warmup_steps: int = 0,
     storage: Storage | None = None,
+    limit: bool = False,
 ) -> optax.GradientTransformation:
     """Preconditions matrices by inverse roots of their Kronecker factors.
 
@@ -95,6 +105,8 @@ def precondition(
       statistics_every: T1; the statistics are updated when `t mod T1 = 0`.
       warmup_steps: number of first steps that only accumulate statistics; their direction is 0.
       storage: how factors and roots are stored; `dense()` by default.
+      limit: whether to shorten directions to the bound of the module docstring; needs p = 4 with
+        both factors, p = 2 with one.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -113,8 +125,22 @@ def precondition(
     check_integer("warmup_steps", warmup_steps, 0)
     if b2 is not None:
         check_decay("b2", b2)
+    check_bool("limit", limit)
+    sides = 2 if side == "both" else 1
+    if limit and not isinstance(root, Tracer) and root != 2 * sides:
+        raise ValueError(f"root must be {2 * sides} for side={side!r} with limit, got {root!r}.")
     check_policy(refresh, eps, damping_mode, solver)
-    rule = FactorRule(as_storage(storage), b2, refresh, root, eps, damping_mode, solver, initial)
+    rule = FactorRule(
+        as_storage(storage),
+        b2,
+        refresh,
+        root,
+        eps,
+        damping_mode,
+        solver,
+        initial,
+        sides,
+    )
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
@@ -142,7 +168,8 @@ def precondition(
 
         def preconditioned(m: jax.Array, *factors: Factor | None) -> jax.Array:
             roots = [None if factor is None else factor.inverse_root for factor in factors]
-            return rule.apply_roots(m, roots, count)
+            direction = rule.apply_roots(m, roots, count)
+            return _limited(direction, factors, b2) if limit else direction
 
         directions = jax.tree.map(preconditioned, matrices, left, right)
         if warmup_steps:
@@ -150,6 +177,15 @@ def precondition(
         return directions, PreconditionState(count, left, right, momentum_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _limited(
+    direction: jax.Array, factors: tuple[Factor | None, ...], b2: jax.typing.ArrayLike | None
+) -> jax.Array:
+    """Directions, shortened to the bound where a factor has a root."""
+    longest = (min(direction.shape[-2:]) / (1.0 if b2 is None else 1 - b2)) ** 0.5
+    refreshes = sum(factor.refreshes for factor in factors if factor is not None)
+    return shortened(direction, jnp.where(jnp.asarray(refreshes) > 0, longest, jnp.inf))
 
 
 def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, solver: str) -> None:

@@ -13,9 +13,21 @@ $Q\,\mathrm{diag}(r)\,Q^\top$ with
 *Rank deficiency.* With $\epsilon = 0$ the root is taken on the range of $A$ only: eigenvalues up to
 `order · eps(dtype) · d_max` are rounding noise and give 0. Otherwise the damping decides.
 
+*Rounding floor.* Roots that multiply gradients have a floor: what is rooted is at least $f$.
+Rounding leaves of an eigenvalue no more than $8\,\mathrm{eps}\,d_{\max}$. It also leaves
+$\rho = 0.1 \sqrt n\,\mathrm{eps}\,\|G\|$ of noise outside the singular vectors of a gradient of
+low rank, and each of $s$ sides raises this noise over the gradient by $(d_{\max}/f)^{1/p}$. For at
+most $\delta = 1/320$ of the direction, $\rho\,(d_{\max}/f)^{s/p} \le \delta \|G\|$:
+
+$$f = d_{\max} \max\big(8\,\mathrm{eps},\ (32 \sqrt n\,\mathrm{eps})^{p/s}\big)$$
+
+At order 1024 this is `1e-4 d_max` in float32 for `p = s` (FOAM) and `1e-6 d_max` for `p = 2s`
+(Shampoo, ASGO); 2e-13 and 2e-15 in float64. The iterations add it, as damping. A gradient that
+comes in bfloat16 has noise of its own, which no float32 floor can tell from a gradient.
+
 *Numerics.* Products in `Precision.HIGHEST`; non-finite input gives a non-finite root. *Cost*: one
-symmetric eigendecomposition, about 25 times a matrix product of the same order on a CPU. The
-iterative solvers are in `_iterations.py`.
+symmetric eigendecomposition, 14 times a matrix product of the same order on a CPU (order 512,
+`benchmarks/results/refresh.md`). The iterative solvers are in `_iterations.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +44,27 @@ from ._numerics import HIGHEST, one_by_one, power_of_two
 
 DAMPING_MODES = ("absolute", "relative", "floor", "outside")
 SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
+
+EIGENVALUE_NOISE = 8.0
+"""Rounding of an eigenvalue, in `eps · d_max`; as `ROUNDING_FLOOR` of `refresh/_foam.py`."""
+NOISE = 0.1
+"""Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`; measured on gradients of
+rank 1 and 4, of 24 × 16 to 256 × 128."""
+DIRECTION_NOISE = 1 / 320
+"""How much of a direction this noise may be. `tests/optimizers/test_rounding.py` measures it."""
+
+
+def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int) -> jax.Array:
+    """The rounding floor of a factor `(n, n)` over its largest eigenvalue: see above.
+
+    Args:
+      statistic: the factor, in the dtype of the work.
+      root: p; may be traced.
+      sides: s, the number of sides on which the gradient is multiplied by a root.
+    """
+    eps = float(jnp.finfo(statistic.dtype).eps)
+    noise = NOISE * statistic.shape[-1] ** 0.5 * eps / DIRECTION_NOISE
+    return jnp.maximum(EIGENVALUE_NOISE * eps, noise ** (root / sides)).astype(statistic.dtype)
 
 
 def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
@@ -60,9 +93,16 @@ class Solved(NamedTuple):
 
 
 def solve_root(
-    a: jax.Array, root: int, eps: jax.typing.ArrayLike, damping_mode: str, solver: str
+    a: jax.Array,
+    root: int,
+    eps: jax.typing.ArrayLike,
+    damping_mode: str,
+    solver: str,
+    floor: jax.typing.ArrayLike = 0.0,
 ) -> Solved:
     """The inverse root of one matrix `a (n, n)`, without argument checks.
+
+    What is rooted is at least `floor` times the largest eigenvalue (see `rounding_floor`).
 
     The solvers get the matrix scaled to entries near 1 by a power of `2^root`: squares stay in
     range, and the scaling is exact. Non-finite input gives NaN.
@@ -79,11 +119,11 @@ def solve_root(
         given = jnp.where(given > 0, jnp.maximum(given * scale, jnp.finfo(a.dtype).tiny), 0)
     indefinite = jnp.bool_(False)
     if solver == "coupled_newton":
-        x, error = coupled_newton(near_one, root, given, relative=relative)
+        x, error = coupled_newton(near_one, root, given, relative=relative, floor=floor)
     elif solver == "newton_schulz":
-        x, error = newton_schulz_root(near_one, given, relative=relative)
+        x, error = newton_schulz_root(near_one, given, relative=relative, floor=floor)
     else:
-        x, error, indefinite = inverse_root_by_eigh(near_one, root, given, damping_mode)
+        x, error, indefinite = inverse_root_by_eigh(near_one, root, given, damping_mode, floor)
     finite = jnp.isfinite(a).all()
     x = jnp.where(finite, x * jnp.ldexp(one, -multiple), jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
@@ -133,15 +173,24 @@ def inverse_root(
 
 
 def root_eigenvalues(
-    d: jax.Array, root: int, damping: jax.typing.ArrayLike, mode: str = "absolute"
+    d: jax.Array,
+    root: int,
+    damping: jax.typing.ArrayLike,
+    mode: str = "absolute",
+    floor: jax.typing.ArrayLike = 0.0,
 ) -> jax.Array:
-    """Eigenvalues of the inverse root for eigenvalues `d (..., n)`; see the table above."""
+    """Eigenvalues of the inverse root for eigenvalues `d (..., n)`; see the table above.
+
+    What is rooted is at least `floor` times the largest eigenvalue.
+    """
     largest = jnp.max(d, axis=-1, keepdims=True)
     damping = jnp.asarray(damping, d.dtype)
     on_range = (damping > 0) | (d > d.shape[-1] * jnp.finfo(d.dtype).eps * largest)
     positive = jnp.maximum(d, 0)
+    least = floor * jnp.maximum(largest, 0)
     if mode == "outside":
         base = jnp.where(positive > 0, positive, 0) ** (1 / root) + damping
+        least = least ** (1 / root)
         power = -1.0
     else:
         base = (
@@ -150,12 +199,17 @@ def root_eigenvalues(
             else positive + damping * (jnp.maximum(largest, 0) if mode == "relative" else 1)
         )
         power = -1 / root
+    base = jnp.maximum(base, least)
     kept = on_range & (base > 0) | jnp.isnan(d)
     return jnp.where(kept, jnp.where(kept, base, 1) ** power, 0)
 
 
 def inverse_root_by_eigh(
-    a: jax.Array, root: int, damping: jax.typing.ArrayLike = 0.0, mode: str = "absolute"
+    a: jax.Array,
+    root: int,
+    damping: jax.typing.ArrayLike = 0.0,
+    mode: str = "absolute",
+    floor: jax.typing.ArrayLike = 0.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`a^(-1/root)` for `a (n, n)`, an error estimate, and whether `a` is indefinite.
 
@@ -166,4 +220,4 @@ def inverse_root_by_eigh(
     residual = jnp.linalg.norm(jnp.matmul(a, q, precision=HIGHEST) - q * d[None, :])
     norm = jnp.linalg.norm(a)
     error = jnp.where(norm > 0, residual / jnp.where(norm > 0, norm, 1), 0)
-    return from_eigen(q, root_eigenvalues(d, root, damping, mode)), error, is_indefinite(d)
+    return from_eigen(q, root_eigenvalues(d, root, damping, mode, floor)), error, is_indefinite(d)

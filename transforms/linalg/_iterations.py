@@ -66,15 +66,20 @@ class _Newton(NamedTuple):
 
 
 def coupled_newton(
-    a: jax.Array, root: int, damping: jax.typing.ArrayLike, *, relative: bool = False
+    a: jax.Array,
+    root: int,
+    damping: jax.typing.ArrayLike,
+    *,
+    relative: bool = False,
+    floor: jax.typing.ArrayLike = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
 
-    With `relative` the damping is multiplied by the largest eigenvalue.
+    With `relative` the damping is multiplied by the largest eigenvalue. Damping that is positive is
+    at least `floor` times the largest eigenvalue.
     """
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    largest = power_iteration(a)
-    a = a + jnp.asarray(damping, a.dtype) * (largest if relative else 1) * eye
+    a = a + _damping(a, damping, relative, floor) * eye
     # Both norms bound the largest eigenvalue; the Frobenius norm is often the tighter bound.
     bound = jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), jnp.linalg.norm(a))
     bound = jnp.where(bound > 0, bound, 1)
@@ -102,12 +107,16 @@ def coupled_newton(
 
 
 def newton_schulz_root(
-    a: jax.Array, damping: jax.typing.ArrayLike, *, relative: bool = False, iterations: int = 40
+    a: jax.Array,
+    damping: jax.typing.ArrayLike,
+    *,
+    relative: bool = False,
+    floor: jax.typing.ArrayLike = 0.0,
+    iterations: int = 40,
 ) -> tuple[jax.Array, jax.Array]:
     """`(a + damping · I)^(-1/2)` for `a (n, n)` and its error `max |X² (a + damping·I) - I|`."""
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    largest = power_iteration(a) if relative else 1
-    a = a + jnp.asarray(damping, a.dtype) * largest * eye
+    a = a + _damping(a, damping, relative, floor) * eye
     norm = jnp.linalg.norm(a)
     norm = jnp.where(norm > 0, norm, 1)
 
@@ -119,6 +128,15 @@ def newton_schulz_root(
     _, z = jax.lax.fori_loop(0, iterations, step, (a / norm, eye))
     x = z / jnp.sqrt(norm)
     return x, _residual(x, 2, a)
+
+
+def _damping(
+    a: jax.Array, damping: jax.typing.ArrayLike, relative: bool, floor: jax.typing.ArrayLike
+) -> jax.Array:
+    """What is added to the eigenvalues of `a`: 0, or at least `floor` times the largest of them."""
+    largest = power_iteration(a)
+    given = jnp.asarray(damping, a.dtype) * (largest if relative else 1)
+    return jnp.where(given > 0, jnp.maximum(given, floor * largest), given)
 
 
 def _residual(x: jax.Array, root: int, a: jax.Array) -> jax.Array:

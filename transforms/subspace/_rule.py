@@ -105,6 +105,8 @@ class SubspaceRule:
     ) -> tuple[jax.Array, jax.Array, Energies]:
         """Computes σ (zero if not finite), whether each matrix is finite, and the column energies.
 
+        A row of σ that is rounding noise, at most `max(m, n) · eps · ‖σ‖` long, is zero.
+
         An entry of g that is not finite makes σ not finite, and σ is the smaller array to check;
         with a compensation, g is checked as well. A matrix whose first basis was not found does not
         count as finite unless its sums of squares are zero: its placeholder, the identity, may miss
@@ -112,6 +114,11 @@ class SubspaceRule:
         """
         side = self.side_of(g)
         sigma = thin_transposed_times(u, g) if side is LEFT else g @ u
+        # Adam would raise the rounding noise of a direction in which g is zero to its own length.
+        lengths = jnp.sum(sigma * sigma, axis=side.other.axis, keepdims=True)
+        noise = (max(g.shape[-2:]) * float(jnp.finfo(sigma.dtype).eps)) ** 2
+        below = lengths < noise * jnp.sum(lengths, axis=side.axis, keepdims=True)  # NaN stays
+        sigma = jnp.where(below, 0, sigma)
         inside = total = _squares(sigma, side)
         whole = None
         if self.compensation is not None:

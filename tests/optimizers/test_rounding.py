@@ -1,0 +1,174 @@
+"""Rounding does not become direction: what float32 cannot know is not divided by.
+
+Gradients of low rank, as float32 rounds them: the direction stays in their row and column spaces,
+and hardly turns if the gradient is multiplied by 1 + 1e-7. And how far every method's updates turn
+with gradients that are rounded differently, which docs/distribution.md states.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import share, trajectory
+
+import curvax
+from curvax.transforms.linalg._inverse_root import (
+    DIRECTION_NOISE,
+    inverse_root_by_eigh,
+    root_eigenvalues,
+    rounding_floor,
+    solve_root,
+)
+
+SHAPES = [(24, 16), (65, 64), (128, 48)]
+RANKS = (1, 4)
+SMALL = {"eps": 1e-9, "refresh": 1, "statistics_every": 1}
+METHODS: dict[str, Any] = {
+    "foam": curvax.scale_by_foam,
+    "dr_shampoo": curvax.scale_by_dr_shampoo,
+    "shampoo": functools.partial(curvax.scale_by_shampoo, **SMALL),
+    "shampoo by Newton": functools.partial(
+        curvax.scale_by_shampoo, solver="coupled_newton", **SMALL
+    ),
+    "shampoo of p = 2 by Newton-Schulz": functools.partial(
+        curvax.scale_by_shampoo, solver="newton_schulz", root=2, **SMALL
+    ),
+    "asgo": curvax.scale_by_asgo,
+    "asgo, damped outside": functools.partial(curvax.scale_by_asgo, variant="theoretical"),
+    "soap": curvax.scale_by_soap,
+    "galore": functools.partial(curvax.scale_by_galore, rank=8),
+    "fira": functools.partial(curvax.scale_by_fira, rank=8),
+}
+ON_ONE_SIDE = ("galore", "fira")  # Adam's signs mix the other side
+CASES = [(method, SHAPES[0]) for method in METHODS]
+CASES += share(itertools.product(METHODS, SHAPES[1:]), of=7)
+
+
+def of_rank(rank: int, m: int, n: int) -> np.ndarray:
+    random = np.random.default_rng(rank)
+    return random.standard_normal((m, rank)) @ random.standard_normal((rank, n))
+
+
+def first_directions(make: Any, gradients: np.ndarray) -> np.ndarray:
+    t, g = make(), jnp.asarray(gradients, jnp.float32)
+    return np.asarray(jax.jit(lambda g: t.update(g, t.init(g), g)[0])(g), np.float64)
+
+
+@pytest.mark.parametrize(("method", "shape"), CASES, ids=str)
+def test_directions_of_gradients_of_low_rank_are_their_own(method, shape) -> None:
+    gradients = np.stack([of_rank(rank, *shape) for rank in RANKS])
+    found = first_directions(METHODS[method], np.stack([gradients, gradients * (1 + 1e-7)]))
+    for rank, g, d, other in zip(RANKS, gradients, *found, strict=True):
+        u, _, v = np.linalg.svd(g)
+        u, v = u[:, :rank], v[:rank].T
+        inside = d @ v @ v.T
+        if method not in ON_ONE_SIDE:  # which project tall matrices on the right
+            inside = u @ (u.T @ inside)
+        length, outside = np.linalg.norm(d), np.linalg.norm(d - inside)
+        assert outside <= 2 * DIRECTION_NOISE * length
+        assert np.linalg.norm(d - other) <= 2 * DIRECTION_NOISE * length
+
+
+def test_a_float32_root_without_the_floor_is_all_noise() -> None:
+    """The negative control: FOAM's damping alone, 1e-9 beside a largest eigenvalue of about 1."""
+    g = of_rank(1, 24, 16).astype(np.float32)
+    g /= np.linalg.norm(g)
+
+    def outside(floored: bool) -> float:
+        roots = []
+        for a in (g @ g.T, g.T @ g):
+            floor = rounding_floor(jnp.asarray(a), 2, 2) if floored else 0.0
+            roots.append(np.float64(inverse_root_by_eigh(jnp.asarray(a), 2, 1e-9, floor=floor)[0]))
+        d, (u, _, v) = roots[0] @ g @ roots[1], np.linalg.svd(np.float64(g))
+        return 1 - abs(u[:, 0] @ d @ v[0]) / float(np.linalg.norm(d))
+
+    assert outside(False) > 0.9 and outside(True) < DIRECTION_NOISE
+
+
+@pytest.mark.parametrize("mode", ["absolute", "relative", "floor", "outside"])
+@pytest.mark.parametrize(("root", "sides"), [(4, 2), (2, 2), (2, 1), (1, 1)])
+def test_the_floor_changes_only_what_is_below_it(root: int, sides: int, mode: str) -> None:
+    with jax.enable_x64(True):
+        d = jnp.concatenate([jnp.zeros(3), 3.0 * 10.0 ** -jnp.arange(9.0)[::-1]])
+        for dtype, damping in (("float64", 1e-3), ("float32", 1e-9)):
+            floor = float(rounding_floor(jnp.eye(len(d), dtype=dtype), root, sides))
+            with_floor, without = (
+                np.asarray(root_eigenvalues(d.astype(dtype), root, damping, mode, x))
+                for x in (floor, 0.0)
+            )
+            least = (3 * floor) ** (-1 / root)
+            np.testing.assert_array_equal(with_floor, np.minimum(without, np.float32(least)))
+            assert (dtype == "float64") == bool((with_floor == without).all())
+
+
+def test_the_floor_of_a_dtype() -> None:
+    with jax.enable_x64(True):
+        wide, narrow = (jnp.eye(100, dtype=x) for x in ("float64", "float32"))
+        eps, small = (float(jnp.finfo(x.dtype).eps) for x in (narrow, wide))
+        assert np.isclose(rounding_floor(narrow, 4, 2), 8 * eps)
+        assert np.isclose(rounding_floor(narrow, 2, 1), 8 * eps)
+        assert np.isclose(rounding_floor(narrow, 2, 2), 320 * eps)
+        assert np.isclose(rounding_floor(wide, 2, 2), 320 * small)
+
+
+@pytest.mark.parametrize("solver", ["eigh", "coupled_newton", "newton_schulz"])
+def test_every_solver_keeps_the_floor(solver: str) -> None:
+    a = jnp.asarray(of_rank(1, 12, 12) @ of_rank(1, 12, 12).T, jnp.float32)
+    floor = rounding_floor(a, 2, 2)
+    most = (float(floor) * np.linalg.norm(a)) ** -0.5
+    for mode in ("absolute", "relative"):
+        x = np.asarray(solve_root(a, 2, 1e-12, mode, solver, floor).inverse_root)
+        assert abs(np.linalg.norm(x, 2) / most - 1) < 1e-2
+
+
+# What docs/distribution.md says of gradients that are rounded differently.
+
+PAGE = Path(__file__).parents[2] / "docs" / "distribution.md"
+TURNED = {
+    **{name: {} for name in ("muon", "racs", "asgo", "dasgo", "foam", "dr_shampoo", "soap")},
+    **{name: {} for name in ("eigen_adam", "swan", "osgdm")},
+    **{name: {"rank": 8, "refresh": 10} for name in ("galore", "fira", "apollo", "sumo")},
+    "alice": {"rank": 8, "leading": 3, "refresh": 10},
+    "shampoo": {"refresh": 10, "statistics_every": 1},
+}
+
+
+def documented() -> dict[str, tuple[float, float, float]]:
+    """By method: the first update's turn, that of later ones, and that at a low rank."""
+    row = r"^\| (`[a-z_`, ]+`) \| ([0-9.e-]+) \| ([0-9.e-]+) \| ([0-9.e-]+) \|$"
+    lines = re.findall(row, PAGE.read_text(), re.MULTILINE)
+    return {
+        name: (float(line[1]), float(line[2]), float(line[3]))
+        for line in lines
+        for name in re.findall("`([a-z_]+)`", line[0])
+    }
+
+
+def test_the_page_has_every_method() -> None:
+    assert documented().keys() == TURNED.keys()
+
+
+@pytest.mark.parametrize("name", share(TURNED, of=4))
+def test_updates_turn_no_further_than_the_page_says(name: str) -> None:
+    steps, order, seeds = 30, 64, 4
+    random = np.random.default_rng(0)
+    full = random.standard_normal((steps, seeds, order, order))
+    left, right = (random.standard_normal((steps if i else 1, seeds, order, 4)) for i in range(2))
+    gradients = np.concatenate([full, left @ np.swapaxes(right, -1, -2)], axis=1)
+    rounded = gradients * (1 + 1e-7 * random.choice([-1, 1], gradients.shape))
+    run = jax.jit(trajectory(getattr(curvax, f"scale_by_{name}")(**TURNED[name])))
+    a, b = (np.float64(run(jnp.asarray(g, jnp.float32))[0]) for g in (gradients, rounded))
+    length, difference = (np.linalg.norm(x, axis=(-2, -1)) for x in (a, a - b))
+    turn = difference / np.where(length > 0, length, 1)
+    first, later, low = turn[0, :seeds].max(), turn[1:, :seeds].max(), turn[:, seeds:].max()
+    print(f"{name}: {first:.1e} {later:.1e} {low:.1e}")
+    for found, most in zip((first, later, low), documented()[name], strict=True):
+        assert found <= most
