@@ -1,8 +1,9 @@
 """Routing: sends matrices to one transformation and all other parameters to another.
 
-The routing is `optax.partition` over two labels, with three additions:
+The routing is `optax.partition` over two labels, with these additions:
 
 * labels come from a `MatrixRule`;
+* the rule of the matrix view inside knows the shapes of the other parameters, such as biases;
 * `init` records the treatment of each parameter, which `summarize` shows, and warns if no parameter
   is a matrix;
 * updates and states keep their dtypes: Optax's Adam promotes its moments and updates when the
@@ -22,6 +23,7 @@ import optax
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
 from ._matrix_rule import MatrixRule, Treatment
+from ._siblings import inside_of
 
 MATRICES, OTHERS = "matrices", "others"
 """The two labels; they are also the keys in the state of `optax.partition`."""
@@ -63,10 +65,12 @@ def route(
             treatments = rule(params)
             record(RoutingRecord(treatments))
             _warn_without_matrices(treatments)
-        return partition.init(params)
+        with inside_of(params):
+            return partition.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        new_updates, new_state = partition.update(updates, state, params, **extra_args)
+        with inside_of(updates):
+            new_updates, new_state = partition.update(updates, state, params, **extra_args)
         return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

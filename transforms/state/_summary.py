@@ -167,7 +167,8 @@ def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
     forms = {order: kept[order] for order in sorted(set(form.tile)) if order in kept}
     stored = "; ".join(f"order {order}: {text}" for order, text in forms.items())
     stored = f"; {stored}" if set(forms.values()) - {"dense"} else ""
-    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}"
+    guessed = "; a guess from its two axes" if form.guessed else ""
+    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}{guessed}"
 
 
 def _bytes(leaf: Any) -> int:
