@@ -20,131 +20,43 @@ def treatments(shapes: Shapes, **rule: Any) -> dict[str, Any]:
     return MatrixRule(**rule)(params)
 
 
-TABLES = [
-    "wte",
-    "wpe",
-    "wte/weight",
-    "tok_emb",
-    "pos",
-    "pos_emb",
-    "pos_embs",
-    "pos_embedding",
-    "posemb",
-    "token_embedding_table",
-    "W_E",
-    "W_pos",
-    "emb/weight",
-    "embed/embeddings",
-    "embedder/input_embedding",
-    "embed_tokens/weight",
-    "embed/w",
-    "rel_pos_h",
-    "relpos_bias/rel_embedding",
-    "relative_attention_bias/weight",
-    "relative_attention_bias/embedding",
-    "register_tokens",
-    "mask_token",
-    "cls",
-    "latents",
-    "codebook",
-    "label_embedder/embedding_table/embedding",
-]
-VECTORS = [
-    "linear/b",
-    "b",
-    "b1",
-    "bq",
-    "b_in",
-    "b_Q",
-    "c_attn/bias",
-    "attention_bias",
-    "attnBias",
-    "relative_position_bias",
-    "in_proj_bias",
-    "norm/scale",
-    "gamma",
-    "norm/beta",
-    "layer_norm/offset",
-    "layer_scale",
-    "ls1/gamma",
-    "ln_1/weight",
-    "RMSNorm_0/weight",
-    "bn/w",
-    "attn_norm",
-    "norm_weight",
-    "A_log",
-    "log_std",
-    "log_dt",
-    "attn_gate",
-    "gate",
-    "time_decay",
-    "time_mix_k",
-    "wq_scale",
-    "weight_g",
-    "conv1_bias",
-    "kernel_scale",
-    "alpha",
-]
-MATRICES = [
-    "kernel",
-    "dense/kernel",
-    "up/w",
-    "w",
-    "W",
-    "w1",
-    "wi",
-    "wo",
-    "wq",
-    "wk",
-    "wv",
-    "W_Q",
-    "W_U",
-    "wi_0",
-    "wq_a",
-    "wkv_b",
-    "w_gate",
-    "w_in",
-    "wi_0/kernel",
-    "gate_proj",
-    "q_proj/kernel",
-    "up_proj",
-    "out_proj",
-    "c_attn",
-    "c_fc",
-    "fc1",
-    "qkv",
-    "lora_a",
-    "lora_b",
-    "recurrent_kernel",
-    "patch_embed/kernel",
-    "embedding/kernel",
-    "unembed/kernel",
-    "norm_mlp/w",
-    "pos_proj/w",
-    "gate/kernel",
-    "lm_head",
-    "linear",
-    "relative_attention_bias/kernel",
-    "scale/kernel",
-    "token_mixer/w",
-    "experts/kernel",
-    "weights",
-]
-TORCH = [
-    "weight",
-    "linear/weight",
-    "in_proj_weight",
-    "weight_ih",
-    "weight_hh",
-    "weight_v",
-    "patch_embed/weight",
-    "token_mixer/weight",
-    "lm_head/weight",
-    "embed_out/weight",
-    "gate/weight",
-    "pos_proj/weight",
-]
-UNKNOWN = ["0", "0/0", "a", "mixing", "blocks/3", "projector", "normal", "B", "prototypes"]
+def listed(names: str) -> list[str]:
+    return names.split()
+
+
+TABLES = listed(
+    """
+    wte wpe wte/weight tok_emb pos pos_emb pos_embs pos_embedding posemb token_embedding_table
+    W_E W_pos emb/weight embed/embeddings embedder/input_embedding embed_tokens/weight embed/w
+    rel_pos_h relpos_bias/rel_embedding relative_attention_bias/weight
+    relative_attention_bias/embedding register_tokens mask_token cls latents codebook
+    label_embedder/embedding_table/embedding
+    """
+)
+VECTORS = listed(
+    """
+    linear/b b b1 bq b_in b_Q c_attn/bias attention_bias attnBias relative_position_bias
+    in_proj_bias norm/scale gamma norm/beta layer_norm/offset layer_scale ls1/gamma ln_1/weight
+    RMSNorm_0/weight bn/w attn_norm norm_weight A_log log_std log_dt attn_gate gate time_decay
+    time_mix_k wq_scale weight_g conv1_bias kernel_scale alpha
+    """
+)
+MATRICES = listed(
+    """
+    kernel dense/kernel up/w w W w1 wi wo wq wk wv W_Q W_U wi_0 wq_a wkv_b w_gate w_in
+    wi_0/kernel gate_proj q_proj/kernel up_proj out_proj c_attn c_fc fc1 qkv lora_a lora_b
+    recurrent_kernel patch_embed/kernel embedding/kernel unembed/kernel norm_mlp/w pos_proj/w
+    gate/kernel lm_head linear relative_attention_bias/kernel scale/kernel token_mixer/w
+    experts/kernel weights
+    """
+)
+TORCH = listed(
+    """
+    weight linear/weight in_proj_weight weight_ih weight_hh weight_v patch_embed/weight
+    token_mixer/weight lm_head/weight embed_out/weight gate/weight pos_proj/weight
+    """
+)
+UNKNOWN = listed("0 0/0 a mixing blocks/3 projector normal B prototypes")
 
 
 @pytest.mark.parametrize("shape", [(3, 4), (3, 3), (2, 3, 4), (1, 3, 4)])

@@ -18,6 +18,7 @@ Shapes = dict[str, tuple[int, ...]]
 IN_OUT, OUT_IN = MatrixAxes(rows=0, columns=1), MatrixAxes(rows=1, columns=0)
 HEADS, OUT = MatrixAxes(rows=0, columns=(1, 2)), MatrixAxes(rows=(0, 1), columns=2)
 LAYERS = MatrixAxes(rows=1, columns=2)
+DHWIO = MatrixAxes((0, 1, 2, 3), 4)
 HWIO, OIHW = MatrixAxes((0, 1, 2), 3), MatrixAxes((1, 2, 3), 0)
 
 
@@ -156,7 +157,7 @@ def test_what_may_be_a_stack_is_refused_with_all_readings(
         ({"conv2_d/w": (3, 3, 4, 8)}, HWIO),
         ({"conv/kernel": (1, 7, 4, 8), "conv/bias": (8,)}, HWIO),
         ({"conv/kernel": (8, 4, 3, 3), "conv/bias": (8,)}, OIHW),
-        ({"conv/kernel": (3, 3, 3, 4, 8), "conv/bias": (8,)}, MatrixAxes((0, 1, 2, 3), 4)),
+        ({"conv/kernel": (3, 3, 3, 4, 8), "conv/bias": (8,)}, DHWIO),
         ({"embedding/kernel": (16, 16, 3, 8), "embedding/bias": (8,)}, HWIO),
         ({"patch_embed/kernel": (16, 16, 3, 8)}, HWIO),
     ],
@@ -170,9 +171,9 @@ def test_convolutions(shapes: Shapes, axes: MatrixAxes) -> None:
     [
         (
             {"conv/kernel": (12, 3, 3, 8, 8)},
-            [MatrixAxes((0, 1, 2, 3), 4), MatrixAxes((1, 2, 3), 4)],
+            [DHWIO, MatrixAxes((1, 2, 3), 4)],
         ),
-        ({"conv/kernel": (3, 3, 3, 4, 8)}, [MatrixAxes((0, 1, 2, 3), 4), MatrixAxes((1, 2, 3), 4)]),
+        ({"conv/kernel": (3, 3, 3, 4, 8)}, [DHWIO, MatrixAxes((1, 2, 3), 4)]),
         ({"conv/weight": (8, 4, 3, 3, 3)}, [MatrixAxes((1, 2, 3, 4), 0), MatrixAxes((2, 3, 4), 1)]),
         ({"conv/kernel": (12, 3, 4, 8)}, [HWIO, MatrixAxes((1, 2), 3)]),
         ({"conv/kernel": (64, 3, 7, 7)}, [HWIO, OIHW, MatrixAxes((1, 2), 3)]),
