@@ -1,8 +1,10 @@
 """The building blocks of all optimizers, one idea per room: a map.
 
 - `matrices`: from a parameter tree to stacks of matrices, and back. Which parameters are matrices
-  and along which axes, attention kernels included (`_matrix_rule`); rows, columns, heads and blocks
-  (`_form`); stacks (`_view`, `_split_stack`); the parameters of another optimizer (`_routing`).
+  (`_matrix_rule`): what users say (`_specification`), what families call things (`_names`), which
+  axes fit (`_readings`), which kernel is the output layer (`_output_layer`); rows, columns, heads
+  and blocks (`_form`); stacks (`_view`, `_split_stack`); the parameters of another optimizer
+  (`_routing`).
 - `directions`: from gradients to directions: `_momentum`, `_moment_ratio`, `_orthogonalize`,
   `_normalize`, `_row_column_scaling`, `_diagonal`, `_graft`, `_norm_growth`; how moments follow a
   change of basis (`_carry`).

@@ -31,8 +31,8 @@ class MatrixAxes:
     """Which axes of a parameter are its rows and its columns; all others are batch axes.
 
     Args:
-      rows: axis or axes that form the rows (the input side in Flax). `()` means one row.
-      columns: axis or axes that form the columns. `()` means one column.
+      rows: axis or axes that form the rows: the inputs. `()` means one row.
+      columns: axis or axes that form the columns: the outputs. `()` means one column.
       row_heads: number of equal, contiguous tiles into which the rows are split, each a separate
         matrix (attention heads in a merged axis).
       column_heads: the same for the columns.

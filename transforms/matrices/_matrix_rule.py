@@ -51,21 +51,35 @@ It differs from `None`, with which a user switches off the default of a method."
 class MatrixRule:
     """Decides whether each parameter is a matrix, or a batch of matrices, and along which axes.
 
+    The default rule (`docs/matrices.md` has all of it) goes by path, shape and siblings:
+
+    | parameter | treatment |
+    |---|---|
+    | vectors, biases, scales, gates, parameters of norms | not a matrix |
+    | embeddings of tokens and positions, learned tokens | not a matrix |
+    | `kernel`, `w`, `wq`, `up_proj`, ... `(in, out)` | rows × columns as stored |
+    | `weight` `(out, in)`, torch's and Equinox's | columns × rows, unless its bias contradicts |
+    | `query`, `key`, `value` `(D, H, K)` | `D × H·K` (`head_wise`: `H` of `D × K`) |
+    | `out` `(H, K, D)` | `H·K × D` |
+    | convolutions, `kernel` `(..., in, out)` | all axes but the last × last |
+    | convolutions, `weight` `(out, in, ...)` | all axes but the first × first |
+    | two axes, any other name | rows × columns as stored; `summarize` calls it a guess |
+    | what may be a stack of layers, and anything else | an error with the readings to paste |
+
     Every optimizer takes a rule as its argument `matrices`. A field that is left out takes the
     default of the method, if it has one, such as `block_size=1200` of `shampoo`. A field set to
     `None` is `None` in every method.
 
     Args:
-      matrices: which parameters are matrices. `None` is the rule for Flax: kernels, but not biases,
-        scales and embeddings. `"all"` takes every parameter (a vector, a `bias` or a `scale` is
-        then a matrix with one row). A glob pattern on paths (`*` also matches "/"), several
+      matrices: which parameters are matrices. `None` is the rule above. `"all"` takes every
+        parameter (a vector, a `bias` or a `scale` is then a matrix with one row). A glob pattern on paths (`*` also matches "/"), several
         patterns, or a predicate `(path, leaf) -> bool` select parameters. If left out: the default
         of the method (`"all"` for `asgo` and `dasgo`), else `None`.
       weight_dimension_numbers: axes that override those of the rule. Either a tree (or prefix tree)
-        of `MatrixAxes`, `optax.contrib.MuonDimensionNumbers` or `None` (not a matrix) with the
-        structure of the parameters; or a callable from the parameters to such a tree; or a mapping
-        from path patterns to entries, in which the first match wins and the rule decides on
-        unmatched parameters.
+        of `MatrixAxes`, dimension numbers of Optax's Muon or GaLore, or `None` (not a matrix) with
+        the structure of the parameters; or a callable from the parameters to such a tree; or a
+        mapping from path patterns to entries, in which the first match wins. The rule decides on
+        unmatched parameters, and on those that lack the axes of an entry for many parameters.
       head_wise: whether query and key kernels `(D, H, K)` are one matrix per head.
       output_layer: a pattern or predicate for an output layer that is *not* a matrix. `"auto"`
         finds it (see `find_output_layer`); `None` makes no exception. If left out: the default of

@@ -89,6 +89,8 @@ def summarize(optimizer: Any, params: Any) -> str:
     Returns:
       A Markdown table with one line per parameter (its matrices and the stack that holds them, or
       why it is not a matrix; its share of the state), and one with a line per part of the state.
+      "A guess from its two axes" marks a matrix whose name says nothing: check it, and say what it
+      is with `matrices=` or `weight_dimension_numbers=`.
 
     Example:
       >>> import curvax, jax.numpy as jnp
