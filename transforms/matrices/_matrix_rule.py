@@ -72,9 +72,10 @@ class MatrixRule:
 
     Args:
       matrices: which parameters are matrices. `None` is the rule above. `"all"` takes every
-        parameter (a vector, a `bias` or a `scale` is then a matrix with one row). A glob pattern on paths (`*` also matches "/"), several
-        patterns, or a predicate `(path, leaf) -> bool` select parameters. If left out: the default
-        of the method (`"all"` for `asgo` and `dasgo`), else `None`.
+        parameter (a vector, a `bias` or a `scale` is then a matrix with one row). A glob pattern on
+        paths (`*` also matches "/"), several patterns, or a predicate `(path, leaf) -> bool` select
+        parameters. If left out: the default of the method (`"all"` for `asgo` and `dasgo`), else
+        `None`.
       weight_dimension_numbers: axes that override those of the rule. Either a tree (or prefix tree)
         of `MatrixAxes`, dimension numbers of Optax's Muon or GaLore, or `None` (not a matrix) with
         the structure of the parameters; or a callable from the parameters to such a tree; or a

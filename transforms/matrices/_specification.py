@@ -62,7 +62,7 @@ def _by_tree(spec: Any, names: Sequence[str]) -> dict[str, Said]:
         if not _is_entry(entry):
             raise ValueError(
                 f"weight_dimension_numbers has {entry!r} at {place!r}; entries must be "
-                "curvax.MatrixAxes, optax.contrib.MuonDimensionNumbers or None."
+                "curvax.MatrixAxes, dimension numbers of optax.contrib's Muon or GaLore, or None."
             )
         entries[place] = entry
 
