@@ -15,7 +15,7 @@ from ._names import (
     modules_of_table,
     place_of,
 )
-from ._readings import flat_axes
+from ._readings import ends_of
 
 
 def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
@@ -57,8 +57,7 @@ def _modules(name: str) -> list[str]:
 
 def _by_place(kernels: list[str], shapes: Shapes) -> set[str]:
     def features_and_outputs(name: str) -> tuple[int, ...]:
-        axes = flat_axes(name, shapes)
-        return tuple(shapes[name][axis] for axis in (axes.rows, axes.columns))
+        return tuple(shapes[name][axis] for axis in ends_of(name, shapes))
 
     ends = {name: features_and_outputs(name) for name in kernels}
     common = Counter(ends.values())

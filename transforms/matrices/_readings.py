@@ -50,23 +50,25 @@ def axes_of(name: str, shapes: Shapes, *, head_wise: bool = False) -> MatrixAxes
       head_wise: whether each head of a query or key is a matrix of its own.
     """
     if len(shapes[name]) == 2:
-        return flat_axes(name, shapes)
+        inputs, outputs = ends_of(name, shapes)
+        return MatrixAxes(rows=inputs, columns=outputs)
     readings = _attention(name, shapes) or _convolution(name, shapes)
     readings = readings or _stacks(name, shapes)
-    if len(readings) > 1 or readings[0].must_be_said:
+    reading, *others = readings
+    if others or reading.must_be_said:
         return readings
     if head_wise and _role(place_of(name)) in ("query", "key"):
         return MatrixAxes(rows=0, columns=2)
-    return readings[0].axes
+    return reading.axes
 
 
-def flat_axes(name: str, shapes: Shapes) -> MatrixAxes:
-    """The axes of a parameter with two axes."""
+def ends_of(name: str, shapes: Shapes) -> tuple[int, int]:
+    """The axis of the inputs and that of the outputs, of a parameter with two axes."""
     output = 0 if is_output_first(name) else 1
     fits = [size == _width(bias_of(name, shapes)) for size in shapes[name]]
     if any(fits) and not all(fits):
         output = fits.index(True)
-    return MatrixAxes(rows=1 - output, columns=output)
+    return 1 - output, output
 
 
 def _width(bias: tuple[int, ...] | None) -> int | None:
