@@ -28,6 +28,7 @@ TABLES = listed(
     """
     wte wpe wte/weight tok_emb pos pos_emb pos_embs pos_embedding posemb token_embedding_table
     W_E W_pos emb/weight embed/embeddings embedder/input_embedding embed_tokens/weight embed/w
+    tokens/weight
     rel_pos_h relpos_bias/rel_embedding relative_attention_bias/weight
     relative_attention_bias/embedding register_tokens mask_token cls latents codebook
     label_embedder/embedding_table/embedding

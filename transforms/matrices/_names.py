@@ -41,13 +41,15 @@ _HEAD = re.compile(
     r"|output_(layer|projection))(_\d+)?"
 )
 _VECTOR_WORDS = re.compile(
-    r"\w*bias(es)?|beta|offset|shift|scales?|gamma|gain|gates?|alpha|temperature|std|log|decay|slope|lambda"
+    r"\w*bias(es)?|beta|offset|shift|scales?|gamma|gain|gates?|alpha|lambda|temperature|std|log"
+    r"|decay|slope"
 )
 _VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first)(_.+)?")
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
 _NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")
 _TABLE_WORDS = re.compile(
     r"(?!un|de)\w*embed\w*|\w*embs?|wte|wpe|pos|positions?|positional|relpos|tables?|codebooks?"
+    r"|tokens"
 )
 _TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
 _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
