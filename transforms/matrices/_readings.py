@@ -71,9 +71,9 @@ def ends_of(name: str, shapes: Shapes) -> tuple[int, int]:
     return 1 - output, output
 
 
-def _width(bias: tuple[int, ...] | None) -> int | None:
+def _width(bias: tuple[int, ...] | None, ndim: int = 2) -> int | None:
     """The size of a bias that is a vector; Equinox's of a convolution is `(out, 1, 1)`."""
-    if bias is None or not bias or any(size > 1 for size in bias[1:]):
+    if bias is None or len(bias) not in (1, ndim - 1) or any(size > 1 for size in bias[1:]):
         return None
     return bias[0]
 
@@ -168,16 +168,15 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
     """The readings of a kernel of a convolution; none if it is not one."""
     shape, bias = shapes[name], bias_of(name, shapes)
     ndim = len(shape)
-    if not (is_named_matrix(name) and is_convolution(name, ndim)):
-        return ()
     output_first = is_output_first(name)
-    first = Reading(MatrixAxes(tuple(range(1, ndim)), 0), "a convolution, output axis first")
-    last = Reading(MatrixAxes(tuple(range(ndim - 1)), ndim - 1), "a convolution, output axis last")
-    named, other = (first, last) if output_first else (last, first)
+    of_equinox = output_first and bias == (shape[0],) + (1,) * (ndim - 2) != shape[:-1]
+    if not (is_named_matrix(name) and (is_convolution(name, ndim) or of_equinox)):
+        return ()
+    named, other = (_kernel_of(ndim, first) for first in (output_first, not output_first))
     axes = (tuple(range(2, ndim)), 1) if output_first else (tuple(range(1, ndim - 1)), ndim - 1)
     layers = _stack_of(shape, MatrixAxes(*axes))
     if bias is not None:
-        width = _width(bias)
+        width = _width(bias, ndim)
         if width is None:
             return (layers,)
         ends = (shape[0], shape[-1]) if output_first else (shape[-1], shape[0])
@@ -185,6 +184,12 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
     if ndim == 3 or (ndim == 4 and _is_square(shape, named)):
         return (named,)
     return (named, other, layers) if ndim == 4 and _is_square(shape, other) else (named, layers)
+
+
+def _kernel_of(ndim: int, output_first: bool) -> Reading:
+    if output_first:
+        return Reading(MatrixAxes(tuple(range(1, ndim)), 0), "a convolution, output axis first")
+    return Reading(MatrixAxes(tuple(range(ndim - 1)), ndim - 1), "a convolution, output axis last")
 
 
 def _is_square(shape: tuple[int, ...], reading: Reading) -> bool:
@@ -206,16 +211,18 @@ def _stacks(name: str, shapes: Shapes) -> Readings:
         return MatrixAxes(columns, rows) if swap else MatrixAxes(rows, columns)
 
     stack = _stack_of(shape, matrix(ndim - 2, ndim - 1))
-    merged = MatrixAxes(tuple(range(1, ndim)), 0) if swap else None
-    merged = merged or MatrixAxes(tuple(range(ndim - 1)), ndim - 1)
     bias = bias_of(name, shapes)
-    if bias is not None and len(bias) > 1:
+    if bias is None:
+        along_axis_1 = [_stack_of(shape, matrix(0, 2), axis=1)] if ndim == 3 else []
+        convolution = [_kernel_of(ndim, swap)] if ndim == 4 else []
+        return (stack, *along_axis_1, *convolution)
+    inputs = ndim - len(bias)
+    if swap or inputs in (0, ndim) or bias != shape[inputs:]:
         return (stack,)
-    if bias is not None:
-        return (Reading(merged, "one matrix", must_be_said=True), stack)
-    if ndim > 3:
-        return (stack,)
-    return (stack, _stack_of(shape, matrix(0, 2), axis=1))
+    rows, columns = tuple(range(inputs)), tuple(range(inputs, ndim))
+    merged = MatrixAxes(*(axes[0] if len(axes) == 1 else axes for axes in (rows, columns)))
+    one = Reading(merged, "one matrix", must_be_said=True)
+    return (one, stack) if len(bias) == 1 or bias[0] == shape[0] else (one,)
 
 
 def _stack_of(shape: tuple[int, ...], axes: MatrixAxes, axis: int = 0) -> Reading:
