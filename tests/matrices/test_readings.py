@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -14,6 +15,7 @@ from helpers import assert_close
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
+from curvax.transforms.matrices._form import matrix_form
 
 Shapes = dict[str, tuple[int, ...]]
 IN_OUT, OUT_IN = MatrixAxes(rows=0, columns=1), MatrixAxes(rows=1, columns=0)
@@ -27,10 +29,10 @@ def abstract(shapes: Shapes) -> Any:
     return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
 
 
-def refused(shapes: Shapes) -> dict[str, list[MatrixAxes]]:
+def refused(shapes: Shapes, matrices: str | None = None) -> dict[str, list[MatrixAxes]]:
     """The readings that the error offers, by path or pattern, as a user would paste them."""
     with pytest.raises(ValueError, match="weight_dimension_numbers=") as error:
-        MatrixRule()(abstract(shapes))
+        MatrixRule(matrices)(abstract(shapes))
     text = str(error.value)
     pasted = text[text.index("{\n") :]
     eval(pasted, {"curvax": curvax})  # as it is, it is a dict
@@ -223,6 +225,32 @@ def test_one_error_lists_all_parameters_and_can_be_pasted() -> None:
     spec = {name: readings[0] for name, readings in found.items()}
     treated = MatrixRule(weight_dimension_numbers=spec)(abstract(shapes))
     assert treated["block_10/wq"] == HEADS and treated["block_7/mlp/kernel"] == IN_OUT
+
+
+SHAPES_OF_ALL_RANKS = [(), (3,), (3, 4), (4, 4), (2, 3, 4), (3, 3, 3), (1, 1, 5), (2, 3, 1, 4)]
+SHAPES_OF_ALL_RANKS += [(2, 2, 2, 2), (2, 3, 4, 5, 6), (2, 2, 2, 2, 2, 2)]
+LAYER_NAMES = ("mlp", "conv", "query", "key", "out", "embed", "norm", "lm_head")
+
+
+@pytest.mark.parametrize("kernel", ["kernel", "weight", "w", "foo"])
+@pytest.mark.parametrize("matrices", [None, "all"])
+def test_every_shape_is_treated_or_refused(kernel: str, matrices: str | None) -> None:
+    """All axes that the rule takes or offers exist, and what it offers can be taken."""
+    for layer, shape in itertools.product(LAYER_NAMES, SHAPES_OF_ALL_RANKS):
+        name = f"{layer}/{kernel}"
+        ends = {shape[i:] for i in range(len(shape))} | {(*shape[:1], 1, 1), shape[:1], (7,)}
+        for bias in (None, *ends):
+            shapes = {name: shape} | ({} if bias is None else {f"{layer}/bias": bias})
+            try:
+                taken = [MatrixRule(matrices)(abstract(shapes))[name]]
+            except ValueError:
+                taken = refused(shapes, matrices)[name]
+                for axes in taken:
+                    rule = MatrixRule(matrices, weight_dimension_numbers={name: axes})
+                    assert rule(abstract(shapes))[name] == axes
+            for axes in taken:
+                if isinstance(axes, MatrixAxes):
+                    assert matrix_form(name, shape, axes).shape == shape
 
 
 # Specifications
