@@ -74,7 +74,8 @@ from .transforms.linalg._polar import (
     polar_svd,
 )
 from .transforms.matrices._form import MatrixAxes
-from .transforms.matrices._matrix_rule import MatrixRule, find_output_layer
+from .transforms.matrices._matrix_rule import MatrixRule
+from .transforms.matrices._output_layer import find_output_layer
 from .transforms.matrices._routing import route
 from .transforms.matrices._view import on_matrices
 from .transforms.refresh._policy import every

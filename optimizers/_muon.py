@@ -80,8 +80,9 @@ def muon(
     or `8m²n + 28m³` with five steps if `n ≥ 2m`.
 
     Relation, with a test of the same name: on trees of 2-D leaves it equals `optax.contrib.muon`
-    step for step. It differs in three points: it recognizes matrices by Flax path as well as by
-    shape (biases and embeddings with two axes go to AdamW, attention kernels are merged);
+    step for step. It differs in three points: it recognizes matrices by path as well as by
+    shape (biases and embeddings with two axes go to AdamW, attention kernels are merged, `weight`
+    is `(out, in)`);
     `weight_decay` also applies to the parameters that go to AdamW
     (`others=optax.adamw(rate, weight_decay=0)` switches that off); there is no `adaptive` and no
     other preconditioning.
@@ -98,7 +99,8 @@ def muon(
       eps: added to the norm by which Newton-Schulz divides.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)` instead of `√max(1, n/m)`.
       dtype: dtype of the momentum; the parameters' if `None`.
-      matrices: which parameters are matrices: `None` is the rule for Flax; "all", path patterns or
+      matrices: which parameters are matrices: `None` is the rule of
+        `MatrixRule`; "all", path patterns or
         a predicate select them. A `MatrixRule` also splits kernels into heads or blocks and says
         which matrices share an array.
       weight_dimension_numbers: axes of the matrices, see `MatrixRule`.

@@ -1,8 +1,9 @@
 """The building blocks of all optimizers, one idea per room: a map.
 
 - `matrices`: from a parameter tree to stacks of matrices and back: which parameters are matrices
-  (`_matrix_rule`), rows, columns, heads and blocks (`_form`), stacks (`_view`, `_split_stack`), the
-  parameters of another optimizer (`_routing`).
+  (`_matrix_rule`), from what users say (`_specification`), names (`_names`, `_output_layer`) and
+  shapes (`_readings`); rows, columns, heads and blocks (`_form`), stacks (`_view`, `_split_stack`),
+  the parameters of another optimizer (`_routing`).
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`).
 - `kronecker`: Shampoo, ASGO, SOAP: inverse roots (`_precondition`, `_factor`), eigenbases

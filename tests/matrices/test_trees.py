@@ -41,11 +41,11 @@ class Network:
 class CallableLayer:
     """Like an Equinox module: a pytree of its parameters that is also the function."""
 
-    weight: Any
+    w: Any
     bias: Any = None
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return x @ self.weight
+        return x @ self.w
 
 
 @jax.tree_util.register_dataclass
@@ -176,9 +176,9 @@ def test_a_callable_tree_of_axes_is_a_tree() -> None:
     spec = jax.tree.map(lambda x: MatrixAxes(1, 0) if x.ndim == 2 else None, params)
     treatments = MatrixRule(weight_dimension_numbers=spec)(params)
     assert treatments == {
-        "dense/weight": MatrixAxes(1, 0),
+        "dense/w": MatrixAxes(1, 0),
         "dense/bias": "weight_dimension_numbers is None",
-        "head/weight": MatrixAxes(1, 0),
+        "head/w": MatrixAxes(1, 0),
     }
 
 
@@ -190,7 +190,7 @@ def test_a_callable_tree_of_booleans_is_a_mask() -> None:
     gradients = [params]
     decayed, undecayed = (run(o, gradients, params)[0][0] for o in (optimizer, plain))
     assert_close(decayed.dense.bias, undecayed.dense.bias, factor=0)
-    assert_close(decayed.head.weight, undecayed.head.weight - 0.01 * params.head.weight, 4)
+    assert_close(decayed.head.w, undecayed.head.w - 0.01 * params.head.w, 4)
 
 
 def test_tied_parameters_are_one_parameter() -> None:

@@ -67,7 +67,7 @@ LEAVES = {
     "layers/kernel": Leaf((4, 8, 16), (4, 8, 16), P(None, "x"), P("x", None, None)),
     "Conv_0/kernel": Leaf((2, 2, 4, 8), (1, 16, 8), P(None, None, "x"), P(None, None, None, "x")),
     "query/kernel": Leaf((8, 4, 4), (1, 8, 16), P("x"), P(None, "x")),
-    "out/kernel": Leaf((4, 2, 16), (1, 8, 16), P("x"), P(None, None, "x")),
+    "out/kernel": Leaf((4, 4, 8), (1, 16, 8), P("x"), P(None, None, "x")),
     "wide/bias": Leaf((16,), None, P("x"), P("x")),
     "temperature": Leaf((), None, P(), P()),
 }

@@ -164,7 +164,8 @@ def test_transposing_the_gradient_transposes_the_direction_of_muon():
 
 
 def test_head_wise_muon_is_muon_per_head():
-    gradients = stacked(gradients_like({"query": {"kernel": np.zeros((6, 3, 4))}}, STEPS))
+    attention = {"query": {"kernel": np.zeros((6, 3, 4))}, "out": {"kernel": np.zeros((3, 4, 6))}}
+    gradients = stacked(gradients_like(attention, STEPS))
     head_wise = curvax.muon(1.0, matrices=curvax.MatrixRule(head_wise=True))
     updates = updates_of(head_wise, gradients)["query"]["kernel"]
     kernel = gradients["query"]["kernel"]

@@ -31,8 +31,8 @@ class MatrixAxes:
     """Which axes of a parameter are its rows and its columns; all others are batch axes.
 
     Args:
-      rows: axis or axes that form the rows (the input side in Flax). `()` means one row.
-      columns: axis or axes that form the columns. `()` means one column.
+      rows: axis or axes that form the rows: the inputs. `()` means one row.
+      columns: axis or axes that form the columns: the outputs. `()` means one column.
       row_heads: number of equal, contiguous tiles into which the rows are split, each a separate
         matrix (attention heads in a merged axis).
       column_heads: the same for the columns.
@@ -62,15 +62,33 @@ class MatrixAxes:
         check_positive_int("row_heads", self.row_heads)
         check_positive_int("column_heads", self.column_heads)
 
+    @property
+    def named(self) -> tuple[int, ...]:
+        """The axes of the rows and of the columns."""
+        return (*_as_tuple(self.rows), *_as_tuple(self.columns))
 
-AxesEntry = MatrixAxes | optax.contrib.MuonDimensionNumbers
+    def exist_in(self, ndim: int) -> bool:
+        """Whether an array with `ndim` axes has all these axes."""
+        return all(-ndim <= axis < ndim for axis in self.named)
+
+
+class GuessedAxes(MatrixAxes):
+    """Axes of a parameter whose name does not say that it is a matrix; `summarize` marks them."""
+
+
+OptaxAxes = optax.contrib.MuonDimensionNumbers | optax.contrib.GaLoreDimensionNumbers
+AxesEntry = MatrixAxes | OptaxAxes
 
 
 def as_matrix_axes(entry: AxesEntry) -> MatrixAxes:
-    """Converts `entry` to `MatrixAxes`; `MuonDimensionNumbers` of Optax name the same axes."""
-    if isinstance(entry, optax.contrib.MuonDimensionNumbers):
-        return MatrixAxes(rows=entry.reduction_axis, columns=entry.output_axis)
-    return entry
+    """Converts `entry` to `MatrixAxes`; the dimension numbers of Optax name the same axes."""
+    if isinstance(entry, MatrixAxes):
+        return entry
+    return MatrixAxes(rows=entry.reduction_axis, columns=entry.output_axis)
+
+
+def _as_tuple(axes: int | Sequence[int]) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +104,7 @@ class MatrixForm:
     row_tiles: int
     column_tiles: int
     tile: tuple[int, int]
+    guessed: bool = False  # that it is a matrix
 
     @property
     def count(self) -> int:
@@ -138,7 +157,7 @@ def matrix_form(
     ndim = len(shape)
 
     def positions(what: str, given: int | Sequence[int]) -> tuple[int, ...]:
-        given = (given,) if isinstance(given, int) else tuple(given)
+        given = _as_tuple(given)
         for axis in given:
             if not -ndim <= axis < ndim:
                 raise ValueError(
@@ -184,4 +203,5 @@ def matrix_form(
         row_tiles=row_tiles,
         column_tiles=column_tiles,
         tile=(tile_rows, tile_columns),
+        guessed=isinstance(axes, GuessedAxes),
     )

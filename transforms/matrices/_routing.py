@@ -1,8 +1,9 @@
 """Routing: sends matrices to one transformation and all other parameters to another.
 
-The routing is `optax.partition` over two labels, with three additions:
+The routing is `optax.partition` over two labels, with these additions:
 
 * labels come from a `MatrixRule`;
+* the rule of the matrix view inside knows the shapes of the other parameters, such as biases;
 * `init` records the treatment of each parameter, which `summarize` shows, and warns if no parameter
   is a matrix;
 * gradients narrower than their parameters are widened first, and updates have the wider dtype;
@@ -25,6 +26,7 @@ from .._paths import is_placeholder, named_leaves
 from .._recording import record
 from .._trees import as_arrays, as_wide_as
 from ._matrix_rule import MatrixRule, Treatment
+from ._siblings import inside_of
 
 MATRICES, OTHERS = "matrices", "others"
 """The two labels; they are also the keys in the state of `optax.partition`."""
@@ -67,12 +69,14 @@ def route(
             treatments = rule(params)
             record(RoutingRecord(treatments))
             _warn_without_matrices(treatments)
-        return partition.init(params)
+        with inside_of(params):
+            return partition.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         updates, params = as_arrays(updates), as_arrays(params)
         updates = as_wide_as(params, updates)
-        new_updates, new_state = partition.update(updates, state, params, **extra_args)
+        with inside_of(updates):
+            new_updates, new_state = partition.update(updates, state, params, **extra_args)
         return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
 
     return explains_state(optax.GradientTransformationExtraArgs(init, update))

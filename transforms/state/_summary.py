@@ -91,6 +91,8 @@ def summarize(optimizer: Any, params: Any) -> str:
     Returns:
       A Markdown table with one line per parameter (its matrices and the stack that holds them, or
       why it is not a matrix; its share of the state), and one with a line per part of the state.
+      "A guess from its two axes" marks a matrix whose name says nothing: check it, and say what it
+      is with `matrices=` or `weight_dimension_numbers=`.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -169,7 +171,8 @@ def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
     forms = {order: kept[order] for order in sorted(set(form.tile)) if order in kept}
     stored = "; ".join(f"order {order}: {text}" for order, text in forms.items())
     stored = f"; {stored}" if set(forms.values()) - {"dense"} else ""
-    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}"
+    guessed = "; a guess from its two axes" if form.guessed else ""
+    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}{guessed}"
 
 
 def _bytes(leaf: Any) -> int:

@@ -53,7 +53,7 @@ def extract_adapter(
       rank: rank of all factors, clamped to `min(m, n)`.
       tolerance: alternative to `rank`: drops singular values up to `tolerance` times the largest
         one of their matrix. All matrices of one parameter use the largest rank among them.
-      rule: which parameters are matrices; `None` is the rule for Flax. Others get no adapter.
+      rule: which parameters are matrices; `None` is the default rule. Others get no adapter.
 
     Returns:
       A dict from the path of each matrix parameter to its `Adapter`, which holds the relative

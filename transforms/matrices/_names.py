@@ -1,0 +1,204 @@
+"""What families of models call their parameters.
+
+A path ends in the name of an array, below the name of its layer: `block_0/mlp/up/kernel`. The names
+of arrays are of four kinds:
+
+- names that only matrices have: `kernel`, `wq`, `up_proj`, `c_attn`, `lora_a`, ... (`_MATRIX`);
+- names that arrays of every layer have: `weight`, `w`, of which the layer's name tells the rest;
+- names of what is not a matrix: biases, scales, gates, tables of tokens and positions;
+- any other name: if it has two axes, taking it for a matrix is a guess.
+
+Names are compared by their words: `attention_bias`, `attnBias` and `bias_0` all have "bias".
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of parameters, by path."""
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SHARED = ("kernel", "weight", "weights", "w", "W")  # of arrays that are named after their layer
+
+_MATRIX = re.compile(
+    r"""
+    ( (.+_)? kernel                                             # Flax
+    | [wW]_? ([a-zA-Z] | in | out | up | down | gate | q?kv)? (_[a-zA-Z])?  # wq, W_O, wq_a
+    | (.+_)? proj(ection)? | lora_?[ab] | (.+_)? conv
+    | q?kv | [qkvo] | query | key | value | out | output | up | down
+    | dense | linear | fc | c_attn | c_fc
+    ) (_?\d+)?
+    """,
+    re.VERBOSE,
+)
+_SHARED_FORMS = re.compile(r"[wW]|weights?|weight_(?!g$).+|.+_weight")
+_HEAD = re.compile(
+    r"(lm_?head|head|(to_)?logits(_dense)?|unembed(ding)?|embed_out|readout|classifier"
+    r"|output_(layer|projection))(_\d+)?"
+)
+_VECTOR_WORDS = re.compile(
+    r"\w*bias(es)?|beta|offset|shift|scales?|gamma|gain|gates?|alpha|lambda|temperature|std|log"
+    r"|decay|slope"
+)
+_VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first)(_.+)?")
+_BIAS_WORDS = re.compile(r"\w*bias(es)?")
+_NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")
+_TABLE_WORDS = re.compile(
+    r"(?!un|de)\w*embed\w*|\w*embs?|wte|wpe|pos|positions?|positional|relpos|tables?|codebooks?"
+    r"|tokens"
+)
+_TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
+_POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
+_PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*")
+
+
+class Place(NamedTuple):
+    """Where a parameter is: the path of its layer's module, its layer, and its name in the layer.
+
+    A parameter that is not called `kernel`, `weight` or `w` counts as a layer, as in `attn/wq`.
+    """
+
+    scope: str  # ends in "/", unless it is the root
+    layer: str
+    within: str  # "/kernel", "/weight", ..., or "" if the parameter counts as a layer
+
+    def beside(self, layer: str) -> str:
+        """The path of the same parameter of another layer."""
+        return f"{self.scope}{layer}{self.within}"
+
+
+def place_of(name: str) -> Place:
+    """The place of the parameter `name`."""
+    above, parent, last = _split(name)
+    if last in _SHARED and parent:
+        return Place(above, parent, f"/{last}")
+    return Place(f"{above}{parent}/" if parent else "", last, "")
+
+
+@functools.cache
+def why_no_matrix(name: str) -> str | None:
+    """Why a parameter of this path is not a matrix whatever its shape; None if its name allows it.
+
+    The reason is "embedding" for tables, else the name of the parameter and its layer.
+    """
+    _, parent, last = _split(name)
+    if is_table(name):
+        return "embedding"
+    if _is_strong(last):
+        return None
+    of_vector = _VECTOR_NAMES.fullmatch(last) is not None or _has(_VECTOR_WORDS, last)
+    of_norm = _has(_NORM_WORDS, last) or _layer_has(_NORM_WORDS, parent)
+    if of_vector or of_norm:
+        return f"{last} of {parent}" if parent else last
+    return None
+
+
+@functools.cache
+def is_table(name: str) -> bool:
+    """Whether the path is that of a table of tokens, positions or learned vectors."""
+    _, parent, last = _split(name)
+    if _TABLE_NAMES.fullmatch(last):
+        return True
+    if _is_strong(last) or _VECTOR_NAMES.fullmatch(last) or _has(_VECTOR_WORDS, last):
+        return False
+    # A table may be called `weight` in a layer `embed_tokens` or `relative_attention_bias`.
+    of_layer = _layer_has(_TABLE_WORDS, parent) or _layer_has(_BIAS_WORDS, parent)
+    return _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent))
+
+
+def is_token_table(name: str) -> bool:
+    """Whether the path is that of a table of tokens, as far as its name tells."""
+    _, parent, last = _split(name)
+    return is_table(name) and not any(_has(_POSITION_WORDS, part) for part in (parent, last))
+
+
+def modules_of_table(name: str) -> tuple[str, str]:
+    """The module that a table may belong to: with and without a layer of its own."""
+    above, parent, _ = _split(name)
+    return above, f"{above}{parent}/" if parent else ""
+
+
+@functools.cache
+def is_named_matrix(name: str) -> bool:
+    """Whether the path is one that matrices have, so that two axes are not a guess."""
+    _, _, last = _split(name)
+    named = _is_strong(last) or _SHARED_FORMS.fullmatch(last) is not None
+    return named and why_no_matrix(name) is None
+
+
+def is_second_of_pair(name: str, shapes: Shapes) -> bool:
+    """Whether the parameter is a `b` beside an `a`, as of two factors, and so no bias."""
+    *_, last = _split(name)
+    return last == "b" and f"{name.removesuffix(last)}a" in shapes
+
+
+def is_output_first(name: str) -> bool:
+    """Whether the layout is torch's `(out, in, ...)`, as for all that is called `weight`."""
+    return "weight" in _words(_split(name)[2])
+
+
+def is_head_name(layer: str) -> bool:
+    """Whether a layer of this name maps features to the output."""
+    return _HEAD.fullmatch(layer) is not None
+
+
+def is_attention_scope(name: str) -> bool:
+    """Whether the parameter is a part of an attention module, whose heads are not outputs."""
+    return any(re.search("attention|attn", part.lower()) for part in name.split("/")[:-2])
+
+
+def is_convolution(name: str, ndim: int) -> bool:
+    """Whether the layer's name is one of a convolution; patches are embedded by convolutions."""
+    layer = place_of(name).layer.lower()
+    return "conv" in layer or (ndim > 3 and any(x in layer for x in ("patch", "stem", "embed")))
+
+
+def bias_of(name: str, shapes: Shapes) -> tuple[int, ...] | None:
+    """The shape of the bias that belongs to the parameter, if there is one."""
+    return next((shapes[bias] for bias in _bias_names(name) if bias in shapes), None)
+
+
+def _bias_names(name: str) -> Iterator[str]:
+    *_, last = _split(name)
+    scope = name.removesuffix(last)
+    for word in ("kernel", "weight"):
+        if word in last:
+            yield f"{scope}{last.replace(word, 'bias')}"
+    if last in _SHARED:
+        yield from (f"{scope}bias", f"{scope}b")
+    elif last[:1] in ("w", "W"):
+        yield f"{scope}b{last[1:]}"
+    else:
+        yield from (f"{name}_bias", f"{name}_b")
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """The path above the layer (with a final "/"), the layer, and the parameter's own name."""
+    *above, last = name.split("/")
+    parent = above.pop() if above else ""
+    return "".join(f"{part}/" for part in above), parent, last
+
+
+@functools.cache
+def _words(name: str) -> tuple[str, ...]:
+    return tuple(word.lower() for word in _WORDS.findall(name))
+
+
+def _has(pattern: re.Pattern[str], name: str) -> bool:
+    return any(pattern.fullmatch(word) for word in _words(name))
+
+
+def _layer_has(pattern: re.Pattern[str], name: str) -> bool:
+    """The same for a layer, unless it projects: `pos_proj`, `patch_embed`, `norm_mlp`."""
+    return _has(pattern, name) and not _has(_PROJECTION_WORDS, name)
+
+
+def _is_strong(last: str) -> bool:
+    """Whether the name alone is one of a matrix, whatever its layer is called."""
+    if last in _SHARED[1:]:
+        return False
+    return _MATRIX.fullmatch(last) is not None or _HEAD.fullmatch(last) is not None

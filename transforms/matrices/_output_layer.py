@@ -1,0 +1,74 @@
+"""Which parameter maps features to the output: by its name and place, never by its shape alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ._names import (
+    Shapes,
+    is_attention_scope,
+    is_head_name,
+    is_named_matrix,
+    is_token_table,
+    modules_of_table,
+    place_of,
+)
+from ._readings import ends_of
+
+
+def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
+    """Finds the paths of kernels that map features to the output.
+
+    A kernel with two axes qualifies
+
+    - by name, if its layer is called `lm_head`, `head`, `logits`, `unembed`, `readout`,
+      `classifier` or the like, outside of attention, or if it is the only kernel of a module that
+      is called so;
+    - by place, if its features and outputs `(D, V)` are those of a table of tokens `(V, D)` in the
+      same module, and no other kernel has this shape. A table of positions does not count.
+
+    Kernels that qualify by both are returned; else those by name; else those by place.
+    """
+    shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
+    kernels = [name for name, shape in shapes.items() if len(shape) == 2 and is_named_matrix(name)]
+    by_name, by_place = _by_name(kernels), _by_place(kernels, shapes)
+    return frozenset(by_name & by_place or by_name or by_place)
+
+
+def _by_name(kernels: list[str]) -> set[str]:
+    inside = Counter(module for name in kernels for module in _modules(name))
+
+    def is_head(name: str) -> bool:
+        alone = (module for module in _modules(name) if inside[module] == 1)
+        return is_head_name(place_of(name).layer) or any(
+            is_head_name(module.split("/")[-1]) for module in alone
+        )
+
+    return {name for name in kernels if is_head(name) and not is_attention_scope(name)}
+
+
+def _modules(name: str) -> list[str]:
+    """The paths of the modules above a parameter."""
+    parts = name.split("/")
+    return ["/".join(parts[:i]) for i in range(1, len(parts))]
+
+
+def _by_place(kernels: list[str], shapes: Shapes) -> set[str]:
+    def features_and_outputs(name: str) -> tuple[int, ...]:
+        return tuple(shapes[name][axis] for axis in ends_of(name, shapes))
+
+    ends = {name: features_and_outputs(name) for name in kernels}
+    common = Counter(ends.values())
+    tables = {
+        (module, shape[::-1])
+        for name, shape in shapes.items()
+        if len(shape) == 2 and is_token_table(name)
+        for module in modules_of_table(name)
+    }
+    return {
+        name
+        for name, shape in ends.items()
+        if (place_of(name).scope, shape) in tables and common[shape] == 1
+    }
