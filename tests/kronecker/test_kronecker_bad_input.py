@@ -143,7 +143,12 @@ CASES = [
         **{"refresh": TINY, **ADAPTIVE},
     ),
     # What becomes of the direction.
-    *of(SHAMPOO, FOAM, DR, name="graft", values=["sgd", True, 1], allowed="'norm', 'adam', None"),
+    *of(
+        *(SHAMPOO, FOAM, DR),
+        name="graft",
+        values=["sgd", True, 1],
+        allowed="'norm', 'adam', 'limit', None",
+    ),
     *of(
         *(SHAMPOO, FOAM, DR),
         name="base",
