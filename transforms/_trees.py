@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from ._paths import named_leaves
-from ._validate import check_matrices
+from ._validate import check_matrices, check_real
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):
@@ -47,12 +47,17 @@ def as_wide_as(params: Any, updates: Any) -> Any:
     """Gradients in the wider of their own dtypes and their parameters'.
 
     A gradient in bfloat16 has 8 bits; an update for parameters in float32 needs the 24 of these.
+
+    Raises:
+      ValueError: naming the parameter, if a dtype is not real and floating.
     """
     if params is None:
         return updates
-    named = named_leaves(updates)
-    dtypes = {name: jnp.result_type(p) for name, p in named_leaves(params).present().items()}
+    named, given = named_leaves(updates), named_leaves(params).present()
     leaves = named.present()
+    for name, x in [*leaves.items(), *given.items()]:
+        check_real(name, x)
+    dtypes = {name: jnp.result_type(p) for name, p in given.items()}
     return named.rebuild(
         {
             name: x.astype(jnp.promote_types(x.dtype, dtypes[name])) if name in dtypes else x
