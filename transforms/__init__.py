@@ -21,8 +21,9 @@
   (`_sharding`), quantized moments (`_quantize_state`), injected hyperparameters (`_inject`), and
   which parameter an array belongs to (`_traced`, `_entries`).
 
-The files beside the rooms serve all of them: guards against non-finite gradients (`_guard`), the
-sides of a matrix (`_side`), parameter paths (`_paths`), random keys (`_keys`), argument checks
-(`_validate`), counters (`_counts`), tree maps (`_trees`), and what `init` records for `summarize`
-(`_recording`). Imports only run downwards; `tests/project/test_house.py` lists the floors.
+The files beside the rooms serve all of them: guards against non-finite gradients (`_guard`), states
+that start anew (`_restart`), skipped spikes (`_spikes`), the sides of a matrix (`_side`), parameter
+paths (`_paths`), random keys (`_keys`), argument checks (`_validate`), counters (`_counts`), tree
+maps (`_trees`), and what `init` records for `summarize` (`_recording`). Imports only run downwards;
+`tests/project/test_house.py` lists the floors.
 """

@@ -14,7 +14,7 @@ from ..matrices._form import MatrixForm
 from ._portable import by_parameter
 from ._traced import traced
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 
 
 def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:

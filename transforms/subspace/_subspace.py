@@ -16,7 +16,9 @@ energies within the subspace for the next basis (`_bases.py`). A rule (`_carry.p
 *Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient counts as zero,
 and `skipped` counts it, if the sum of squares of its projection is not finite. A basis that is not
 finite is rejected: the last one stays, and `rejected` counts it. All-zero gradients produce no
-basis. A matrix without a first basis tries again at every step.
+basis. A matrix without a first basis tries again at every step. If a basis in use, a direction
+inside the subspace or a scale outside is not finite, the state is damaged: the matrix does not
+move, and its state starts anew (`restarted`). A damaged second moment does so at a refresh.
 *Random draws* of a refresh use the key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr`
 FLOPs between refreshes, `2r²n` more with tracking, one more pass over `G` with a compensation.
 """
@@ -29,7 +31,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._counts import next_step
 from .._keys import matrix_keys
+from .._restart import restarted
 from .._trees import map_unzip, widened
 from .._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
 from ..directions._carry import Carry, find_moments, keep
@@ -136,18 +140,23 @@ def in_subspace(
         )
 
     def update(updates: Any, state: Any, params: Any = None):
-        del params
-        count: Any = optax.safe_increment(state.count)
+        count = next_step(state.count)
         wide = jax.tree.map(_widened_once, updates)
         subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
         projected, finite, energies = map_unzip(3, rule.project, wide, bases, subspaces)
         moved, inner_state = inner.update(projected, inner_state)
-        directions, subspaces = map_unzip(
-            2, rule.combined, wide, subspaces, bases, projected, finite, energies, moved
+        directions, subspaces, damaged = map_unzip(
+            3, rule.combined, wide, subspaces, bases, projected, finite, energies, moved
         )
-        directions = jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates)
-        return directions, SubspaceState(count, subspaces, inner_state)
+        directions = jax.tree.map(
+            lambda d, g, bad: jnp.where(bad[..., None, None], 0, d).astype(g.dtype),
+            directions,
+            updates,
+            damaged,
+        )
+        state = SubspaceState(count, subspaces, inner_state)
+        return directions, restarted(init, damaged, state, updates if params is None else params)
 
     return optax.GradientTransformation(init, update)
 
