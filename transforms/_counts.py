@@ -46,6 +46,10 @@ class Counts(_Array):
         value = jnp.maximum(self.value, 0)
         return self._replace(value=value + jnp.minimum(added, LARGEST - value))
 
+    def flagged(self, damaged: jax.Array) -> Any:
+        """The counters after a step that found these states damaged, bool `(...)`."""
+        return self.plus(restarted=damaged, damaged=damaged - self.of("damaged"))
+
     def restarted(self) -> Any:
         """The counters of matrices whose state starts anew.
 

@@ -6,8 +6,8 @@ direction is zero: its momentum and statistics decay, it does not move, and noth
 affected. `guard_leaves` treats leaves of any shape in the same way.
 
 If the gradient is finite and the direction is not, the state of the matrix is damaged:
-`guard_matrices` starts it anew (`_restart.py`), and the direction is zero. One pass over the
-direction decides.
+the direction is zero, and `guard_matrices` starts the state anew at the next step (`_restart.py`).
+One pass over the direction decides.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import optax
 from ._counts import Counts
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
-from ._restart import restarted
+from ._restart import flagged, restarted
 
 
 class GuardCounts(Counts):
     """The counters of `guard_matrices`."""
 
-    names = ("skipped", "restarted")
-    # steps with a non-finite gradient; steps after which the state of the matrix started anew
+    names = ("skipped", "restarted", "damaged")
+    # Steps with a non-finite gradient; how often the state started anew; 1 if it will at this step.
 
 
 class MatrixGuardState(NamedTuple):
@@ -61,19 +61,18 @@ def guard_matrices(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         finite = jax.tree.map(is_finite, updates)
         gradients = where_finite(finite, updates)
-        directions, inner_state = inner.update(gradients, state.inner, params, **extra_args)
+        like = updates if params is None else params
+        before = restarted(inner.init, flagged(state.counts), state.inner, like)
+        directions, inner_state = inner.update(gradients, before, params, **extra_args)
         damaged = jax.tree.map(lambda x: ~all_finite(x), directions)
-        inner_state = restarted(
-            inner.init, damaged, inner_state, updates if params is None else params
-        )
-        moved = jax.tree.map(lambda ok, bad: ok & ~bad[..., None, None], finite, damaged)
+        sound = jax.tree.map(lambda ok, bad: ok & ~bad[..., None, None], finite, damaged)
         counts = jax.tree.map(
-            lambda ok, bad, n: n.plus(skipped=~ok[..., 0, 0], restarted=bad),
+            lambda ok, bad, n: n.flagged(bad).plus(skipped=~ok[..., 0, 0]),
             finite,
             damaged,
             state.counts,
         )
-        return where_finite(moved, directions), MatrixGuardState(counts, inner_state)
+        return where_finite(sound, directions), MatrixGuardState(counts, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

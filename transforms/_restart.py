@@ -2,15 +2,17 @@
 
 A value in a state that is not finite, as from a damaged checkpoint, never leaves a moment, basis
 or root by itself. It shows in the direction, which is then not finite although the gradient is; so
-directions are checked, not states. The step of such a matrix is skipped, and its part of the state
-becomes what `init` gives. The guard (`_guard.py`) and `in_subspace` do this. A statistic does not
-show in the direction: a refresh that finds it damaged starts it anew.
+directions are checked, not states. The update of such a matrix is zero, and at the beginning of the
+next step its part of the state becomes what `init` gives. The guard (`_guard.py`) and `in_subspace`
+do this. A statistic does not show in the direction: a refresh that finds it damaged starts it anew.
 
 Two kinds of entries go on: integers of 32 bits (step counts, random keys), and `Counts`, see
 `Counts.restarted`. The arrays of a matrix are found as those of a stack are for a mesh: by the key
 of its leaf among the keys of their path.
 
-*Cost.* A step in which nothing is damaged runs a loop of no rounds.
+*Cost.* A step without damage runs a loop of no rounds, on the state that it was given. (A loop
+behind the step would keep all directions alive, or copy the moments that they read. If the state is
+not donated, XLA copies it for the loop.)
 """
 
 from __future__ import annotations
@@ -61,6 +63,11 @@ def restarted(init: Callable[[Any], Any], damaged: Any, state: Any, like: Any) -
 
 
 KEPT = (jnp.dtype(jnp.int32), jnp.dtype(jnp.uint32))
+
+
+def flagged(counts: Any) -> Any:
+    """Which matrices the last step has found damaged, from a tree of `Counts`."""
+    return jax.tree.map(lambda n: n.of("damaged") > 0, counts, is_leaf=_is_counts)
 
 
 def _is_counts(node: Any) -> bool:

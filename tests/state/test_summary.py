@@ -271,7 +271,8 @@ def test_names_do_not_confuse_entries(optimizer: Any, params: Any) -> None:
     moments = [1 if "matrix" in c[1][:8] else 2 for c in parameters.values()]
     counted = [3 - k if optimizer is MUON else 0 for k in moments]  # by AdamW's guard and Muon's
     sizes = [
-        number(cells[-1]) // 4 - own for cells, own in zip(parameters.values(), counted, strict=True)
+        number(cells[-1]) // 4 - own
+        for cells, own in zip(parameters.values(), counted, strict=True)
     ]
     assert sizes == [k * leaf.size for k, leaf in zip(moments, leaves, strict=True)]
 

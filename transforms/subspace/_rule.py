@@ -36,7 +36,7 @@ from ._rank import record_rank
 class SubspaceCounts(Counts):
     """Counters of `Subspace`."""
 
-    names = ("refreshes", "rejected", "skipped", "restarted")
+    names = ("refreshes", "rejected", "skipped", "restarted", "damaged")
 
 
 class Subspace(NamedTuple):
@@ -51,7 +51,8 @@ class Subspace(NamedTuple):
     refreshes = counter("refreshes")  # bases computed, int32 (...)
     rejected = counter("rejected")  # refreshes that found no finite basis
     skipped = counter("skipped")  # steps without a finite gradient or without a basis
-    restarted = counter("restarted")  # steps after which the matrix's state started anew
+    restarted = counter("restarted")  # how often the matrix's state started anew
+    damaged = counter("damaged")  # 1 if it will at this step
 
 
 class Energies(NamedTuple):
@@ -241,27 +242,27 @@ class SubspaceRule:
         energies: Energies,
         moved: jax.Array,
     ) -> tuple[jax.Array, Subspace, jax.Array]:
-        """Computes directions of a batch of matrices, their state, and which states are damaged."""
+        """Computes directions of a batch of matrices, their state, and which of both are finite."""
         side = self.side_of(g)
+        moved = jnp.where(finite, moved, 0)
         sound = self._sound_bases(subspace, finite[..., 0, 0]) & all_finite(moved)
-        moved = jnp.where(finite & sound[..., None, None], moved, 0)
         subspace = subspace._replace(counts=subspace.counts.plus(skipped=~finite[..., 0, 0]))
         if subspace.tracked is not None:
             gram = gram_of(sigma, side)
             subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)
         back = functools.partial(self.back, side=side)
         if self.compensation is None:
-            return back(u, moved), _counted(subspace, ~sound), ~sound
+            return back(u, moved), subspace, sound
         parts = self.parts(g, u, sigma, finite, energies, moved)
         g = jnp.where(finite, g, 0)
         s, state = self.compensation.scales(parts, subspace.compensation)
+        subspace = subspace._replace(compensation=state)
         sound &= jnp.isfinite(s).all(axis=-1)
-        subspace = _counted(subspace._replace(compensation=state), ~sound)
         s = jnp.expand_dims(s, side.axis)
         if self.compensation.residual is None:
-            return g * s, subspace, ~sound
+            return g * s, subspace, sound
         inside = back(u, moved - self.compensation.residual * sigma * s)
-        return inside + g * s, subspace, ~sound
+        return inside + g * s, subspace, sound
 
     def _sound_bases(self, subspace: Subspace, finite: jax.Array) -> jax.Array:
         """Which bases of a batch are finite; all of them if all projections are."""
@@ -304,10 +305,6 @@ class SubspaceRule:
             residual = squares(jnp.where(finite, g, 0) - rho * self.back(u, sigma, side))
             low_rank = jnp.sum(squares(self.back(u, moved, side)), axis=-1)
         return Parts(gradient, projected, outside, residual, inner, low_rank, rows - rank)
-
-
-def _counted(subspace: Subspace, damaged: jax.Array) -> Subspace:
-    return subspace._replace(counts=subspace.counts.plus(restarted=damaged))
 
 
 def _squares(x: jax.Array, side: Side) -> jax.Array:
