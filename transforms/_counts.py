@@ -46,9 +46,9 @@ class Counts(_Array):
         value = jnp.maximum(self.value, 0)
         return self._replace(value=value + jnp.minimum(added, LARGEST - value))
 
-    def flagged(self, damaged: jax.Array) -> Any:
-        """The counters after a step that found these states damaged, bool `(...)`."""
-        return self.plus(restarted=damaged, damaged=damaged - self.of("damaged"))
+    def flags(self, damaged: jax.Array) -> dict[str, jax.Array]:
+        """What to add after a step that found these states damaged, bool `(...)`."""
+        return {"restarted": damaged, "damaged": damaged - self.of("damaged")}
 
     def restarted(self) -> Any:
         """The counters of matrices whose state starts anew.

@@ -67,7 +67,7 @@ def guard_matrices(
         damaged = jax.tree.map(lambda x: ~all_finite(x), directions)
         sound = jax.tree.map(lambda ok, bad: ok & ~bad[..., None, None], finite, damaged)
         counts = jax.tree.map(
-            lambda ok, bad, n: n.flagged(bad).plus(skipped=~ok[..., 0, 0]),
+            lambda ok, bad, n: n.plus(skipped=~ok[..., 0, 0], **n.flags(bad)),
             finite,
             damaged,
             state.counts,

@@ -57,7 +57,7 @@ def restarted(init: Callable[[Any], Any], damaged: Any, state: Any, like: Any) -
 
         return jax.tree_util.tree_map_with_path(chosen, state, fresh, is_leaf=_is_counts)
 
-    places = [path for path, _ in flags]
+    places = {path: i for i, (path, _) in enumerate(flags)}
     found = jnp.stack([jnp.any(which) for _, which in flags]).any()
     return at_most_once(anew, found, [which for _, which in flags], state)
 
@@ -74,11 +74,10 @@ def _is_counts(node: Any) -> bool:
     return isinstance(node, Counts)
 
 
-def _owner(path: tuple[Any, ...], places: list[tuple[Any, ...]]) -> int | None:
-    """The place that is the longest part of a path."""
-    owners = {
-        len(place): i
-        for i, place in enumerate(places)
-        if any(path[j : j + len(place)] == place for j in range(len(path) - len(place) + 1))
-    }
-    return owners[max(owners)] if owners else None
+def _owner(path: tuple[Any, ...], places: dict[tuple[Any, ...], int]) -> int | None:
+    """The number of the place that is the longest part of a path."""
+    for length in range(max(map(len, places)), -1, -1):
+        for start in range(len(path) - length + 1):
+            if path[start : start + length] in places:
+                return places[path[start : start + length]]
+    return None

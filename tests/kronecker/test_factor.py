@@ -96,7 +96,10 @@ def _assert_last_good_root_kept(good, good_states, updates, states):
         lost = np.arange(STEPS) >= BAD
         assert np.array_equal(factor.rejected[:, i], lost)
         assert np.array_equal(factor.restarted[:, i], lost)
-        assert not np.array_equal(factor.inverse_root[-1, i], factor.inverse_root[BAD, i])
+        assert factor.proxy is None or np.isfinite(factor.proxy[:, i]).all()
+        if factor.error is not None:  # no policy decides: the checks after it are refreshes
+            after = due[BAD:] - due[BAD]
+            assert np.array_equal(factor.refreshes[BAD:, i] - factor.refreshes[BAD, i], after)
     assert not factor.restarted[:, 0].any()
 
 

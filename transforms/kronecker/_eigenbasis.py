@@ -202,7 +202,8 @@ class BasisRule(StatisticRule):
         never = basis.refreshes == 0
         refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
         if eigenvalues is not None:
-            check = Check(statistic, old, eigenvalues, never)
+            first = never | ~jnp.isfinite(eigenvalues).all()
+            check = Check(statistic, old, eigenvalues, first)
             refresh, proxy, *_ = verdict_of(self.policy, check, proxy)
 
         in_order = jnp.arange(len(old))

@@ -100,7 +100,7 @@ class FactorRule(StatisticRule):
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
         return kept._replace(
             statistic=self.kept_statistic(sound, factor.statistic, first),
-            proxy=new.proxy,
+            proxy=jax.tree.map(lambda a, b: jnp.where(sound, a, b), new.proxy, factor.proxy),
             counts=factor.counts.plus(
                 checks=1,
                 refreshes=refresh & good,

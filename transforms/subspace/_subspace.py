@@ -155,7 +155,7 @@ def in_subspace(
         )
 
         def ended(g: jax.Array, d: jax.Array, subspace: Subspace, ok: jax.Array):
-            subspace = subspace._replace(counts=subspace.counts.flagged(~ok))
+            subspace = subspace._replace(counts=subspace.counts.plus(**subspace.counts.flags(~ok)))
             return jnp.where(ok[..., None, None], d, 0).astype(g.dtype), subspace
 
         directions, subspaces = map_unzip(2, ended, updates, directions, subspaces, sound)
