@@ -46,8 +46,8 @@ def restarted(init: Callable[[Any], Any], damaged: Any, state: Any, like: Any) -
 
         def chosen(path: Any, old: Any, new: Any) -> Any:
             owner = _owner(path, places)
-            if owner is None:
-                return old
+            if owner is None:  # a step count of Optax's, negative in a damaged checkpoint
+                return jnp.maximum(old, 0) if old.dtype == jnp.int32 else old
             if isinstance(old, Counts):
                 return where_entries(flags[owner], old.restarted(), old)
             own = old.shape[: flags[owner].ndim] == flags[owner].shape

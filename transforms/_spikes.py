@@ -9,9 +9,10 @@ for the $k$-th gradient that is not zero. A spike is skipped as the guard skips 
 the inner transformation sees a zero gradient, and the update is zero. So statistics take in nothing
 longer than $c\,\rho$.
 
-*A lasting change is followed.* A skipped gradient raises $\rho$ by the factor $g = b + (1-b)\,c$. A
-gradient that becomes $F$ times as long and stays so is skipped $\lceil \log(F/c) / \log g \rceil$
-times: with the defaults ($g = 1.45$) 7 times for $F = 100$, 99 times for $F = 10^{17}$.
+*A lasting change is followed.* A skipped gradient raises $\rho$ by the factor $g = b + (1-b)\,c$,
+or by more among the first $1/(1-b)$ gradients. A gradient that becomes $F$ times as long and stays
+so is skipped $\lceil \log(F/c) / \log g \rceil$ times: with the defaults ($g = 1.45$) 7 times for
+$F = 100$, 99 times for $F = 10^{17}$.
 
 *Zero gradients* (pauses, skipped batches) leave $\rho$ as it is. The first `warmup_steps` other
 gradients are never spikes. *Non-finite* ones are passed on unchanged: they are for the guard.
