@@ -163,7 +163,7 @@ def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None
     state = optimizer.init(params)
     for name, fields in (("dense/kernel", "mu"), ("dense/bias", "mu nu"), ("head/kernel", "mu")):
         places = curvax.state_of(optimizer, params, state, name)
-        own = [f"counts/{name}/{counter}" for counter in ("skipped", "restarted")]
+        own = [f"counts/{name}/{counter}" for counter in GuardCounts.names]
         counter = ["skipped"] if "nu" in fields else own  # of vectors, one array
         moments = [f"{field}/{name}" for field in fields.split()]
         ends = counter + moments

@@ -301,5 +301,5 @@ class Row:
         }[self.keeps]
         if self.own_policy:  # ε and h instead of the error, plus the eigenvalues
             counted += 4 * sum(1 + d for d in size.orders)
-        failures, guard = 4 * self.svd, 4 * len(("skipped", "restarted"))
+        failures, guard = 4 * self.svd, 4 * len(("skipped", "restarted", "damaged"))
         return 4 * self.numbers(size) - momentum + counted + failures + guard

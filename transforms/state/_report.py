@@ -66,10 +66,10 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       >>> bad = {"dense": {"kernel": jnp.full((4, 8), jnp.nan), "bias": jnp.ones(8)}}
       >>> _, state = jax.jit(optimizer.update)(bad, optimizer.init(params), params)
       >>> print(curvax.report(optimizer, params, state))
-      | parameter | skipped | checks | refreshes | rejected | indefinite | error |
-      |---|---:|---:|---:|---:|---:|---:|
-      | dense/bias | 0 | 1 | 1 | 0 | 0 | 0 |
-      | dense/kernel | 1 | 1 | 0 | 1 | 0 | 0 |
+      | parameter | skipped | restarted | checks | refreshes | rejected | indefinite | error |
+      |---|---:|---:|---:|---:|---:|---:|---:|
+      | dense/bias | 0 | 0 | 1 | 1 | 0 | 0 | 0 |
+      | dense/kernel | 1 | 0 | 1 | 0 | 1 | 0 | 0 |
     """
     whole = traced(optimizer, params)
     leaves = jax.tree.leaves(joined_state(whole, state))

@@ -62,7 +62,9 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
       >>> optimizer = curvax.muon(0.1)
       >>> entries = curvax.state_of(optimizer, params, optimizer.init(params), "b/kernel")
       >>> {place: array.shape for place, array in entries.items()}
-      {'inner_states/matrices/inner_state/0/inner/skipped/2x3': (1,),
+      {'inner_states/matrices/inner_state/0/inner/counts/2x3/skipped': (1,),
+       'inner_states/matrices/inner_state/0/inner/counts/2x3/restarted': (1,),
+       'inner_states/matrices/inner_state/0/inner/counts/2x3/damaged': (1,),
        'inner_states/matrices/inner_state/0/inner/inner/0/0/mu/2x3': (1, 2, 3)}
     """
     names = named_leaves(params).present()
@@ -97,16 +99,17 @@ def summarize(optimizer: Any, params: Any) -> str:
       | parameter | shape | treated as | state bytes |
       |---|---|---|---|
       | dense/bias | 8 float32 | not a matrix: vector | 68 |
-      | dense/kernel | 4×8 float32 | 1 matrix 4×8 in stack 4x8 | 132 |
+      | dense/kernel | 4×8 float32 | 1 matrix 4×8 in stack 4x8 | 140 |
       | shared | | | 8 |
-      | **total** | | | **208** |
+      | **total** | | | **216** |
       <BLANKLINE>
       | part of the state | bytes |
       |---|---|
       | mu | 160 |
       | nu | 32 |
-      | skipped | 8 |
+      | counts | 12 |
       | count | 8 |
+      | skipped | 4 |
     """
     whole = traced(optimizer, params)
     entries, treatment = entries_in(whole, params), _treatments(whole.events)
