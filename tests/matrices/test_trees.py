@@ -20,6 +20,7 @@ from helpers import assert_close, computations, gradients_like, normal_like, run
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
+from curvax.transforms._guard import GuardCounts
 
 
 @jax.tree_util.register_dataclass

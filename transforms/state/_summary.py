@@ -35,7 +35,7 @@ def state_bytes(optimizer: Any, params: Any) -> int:
       >>> import jax, jax.numpy as jnp, optax, curvax
       >>> params = {"kernel": jax.ShapeDtypeStruct((8192, 28672), jnp.bfloat16)}
       >>> curvax.state_bytes(curvax.racs(0.1), params)
-      147472
+      147480
     """
     return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(optimizer.init, params))))
 
