@@ -29,6 +29,7 @@ SUITES = {
     "papers": "papers.__main__",
     "guard": "guard_cost",
     "faults": "faults",
+    "finite": "finite_faults",
     "soak": "soak",
     "fuzz": "fuzz",
     "pages": "pages",

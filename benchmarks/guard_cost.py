@@ -99,7 +99,7 @@ def measure(program: Callable[[], Program], rounds: int, name: str) -> dict[str,
 
 def is_counter(path: Any) -> bool:
     """Whether a place in a state is that of a guard's counter."""
-    return "skipped" in jax.tree_util.keystr(path)
+    return any(mark in jax.tree_util.keystr(path) for mark in ("skipped", "counts["))
 
 
 def row(name: str, ms: dict[str, float], bound: float) -> list[str]:

@@ -8,7 +8,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 |---|---|
 | `assemble` | builds a full optimizer from any direction |
 | `momentum`, `orthogonalize`, `precondition`, `in_eigenbasis`, `in_subspace`, ... | directions |
-| `distribute`, `quantize_state`, `inject_hyperparams` | wrappers |
+| `distribute`, `quantize_state`, `inject_hyperparams`, `skip_spikes` | wrappers |
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
 | `portable_state`, `place_state`, `state_sharding` | checkpoints and sharding |
@@ -54,6 +54,7 @@ from .optimizers import (
     sumo,
     swan,
 )
+from .transforms._spikes import skip_spikes
 from .transforms.directions._diagonal import precondition_columns
 from .transforms.directions._graft import graft
 from .transforms.directions._moment_ratio import moment_ratio
@@ -168,6 +169,7 @@ __all__ = [
     "scale_by_sumo",
     "scale_by_swan",
     "shampoo",
+    "skip_spikes",
     "soap",
     "state_bytes",
     "state_of",

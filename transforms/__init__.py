@@ -18,8 +18,8 @@
 - `state`: summaries, checkpoints (`_portable`, `_format`), shardings, quantized moments, injected
   hyperparameters, and which parameter an array belongs to (`_traced`, `_entries`).
 
-Beside the rooms: guards against non-finite gradients (`_guard`), sides of a matrix (`_side`),
-parameter paths (`_paths`), random keys (`_keys`), argument checks (`_validate`), states of other
-optimizers (`_own_state`), weight decay (`_decay`), counters (`_counts`), tree maps (`_trees`), what
-`init` records (`_recording`). Imports run downwards; `tests/project/test_house.py` has the floors.
+Beside the rooms: guards against non-finite gradients (`_guard`), damaged states (`_restart`) and
+spikes (`_spikes`), sides (`_side`), parameter paths (`_paths`), random keys (`_keys`), argument
+checks (`_validate`), others' states (`_own_state`), weight decay (`_decay`), counters (`_counts`),
+tree maps (`_trees`), what `init` records (`_recording`). `test_house.py` lists the floors.
 """

@@ -1,9 +1,13 @@
-"""Guards: keep non-finite gradients out of states, and count them.
+"""Guards: keep non-finite gradients out of states and non-finite directions out of updates.
 
 A matrix counts as finite if its sum of squares, in float32 at least, is finite: one pass over the
 gradient decides. A matrix that is not finite takes part in the step with a zero gradient, and its
 direction is zero: its momentum and statistics decay, it does not move, and nothing else is
 affected. `guard_leaves` treats leaves of any shape in the same way.
+
+If the gradient is finite and the direction is not, the state of the matrix is damaged:
+the direction is zero, and `guard_matrices` starts the state anew at the next step (`_restart.py`).
+One pass over the direction decides.
 """
 
 from __future__ import annotations
@@ -14,41 +18,61 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ._counts import Counts
 from ._paths import is_placeholder, named_leaves
-from ._recording import record
+from ._recording import PerParameter, record
+from ._restart import flagged, restarted
 
 
-class GuardState(NamedTuple):
-    """State of `guard_matrices` and `guard_leaves`."""
+class GuardCounts(Counts):
+    """The counters of `guard_matrices`."""
 
-    skipped: Any  # steps with a non-finite gradient, int32: (...) per leaf, or (leaves,) for all
+    names = ("skipped", "restarted", "damaged")
+    # Steps with a non-finite gradient; how often the state started anew; 1 if it will at this step.
+
+
+class MatrixGuardState(NamedTuple):
+    """State of `guard_matrices`."""
+
+    counts: Any  # GuardCounts per leaf
     inner: Any  # state of the inner transformation
 
 
-class GuardRecord(NamedTuple):
-    """What `guard_leaves` records: the parameters that its counters belong to."""
+class GuardState(NamedTuple):
+    """State of `guard_leaves`."""
 
-    names: tuple[str, ...]
-    skipped: jax.Array | None
+    skipped: Any  # steps with a non-finite gradient, int32 (leaves,)
+    inner: Any  # state of the inner transformation
 
 
 def guard_matrices(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs `inner` with zeros in place of each matrix `(..., m, n)` that is not finite."""
+    """Runs `inner` with zeros in place of each matrix `(..., m, n)` that is not finite.
+
+    A matrix whose direction is not finite starts anew.
+    """
     inner = optax.with_extra_args_support(inner)
 
-    def init(params: Any) -> GuardState:
-        skipped = jax.tree.map(lambda x: jnp.zeros(x.shape[:-2], jnp.int32), params)
-        return GuardState(skipped, inner.init(params))
+    def init(params: Any) -> MatrixGuardState:
+        counts = jax.tree.map(lambda x: GuardCounts.zeros(x.shape[:-2]), params)
+        return MatrixGuardState(counts, inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         finite = jax.tree.map(is_finite, updates)
-        updates, inner_state = inner.update(
-            where_finite(finite, updates), state.inner, params, **extra_args
+        gradients = where_finite(finite, updates)
+        like = updates if params is None else params
+        before = restarted(inner.init, flagged(state.counts), state.inner, like)
+        directions, inner_state = inner.update(gradients, before, params, **extra_args)
+        damaged = jax.tree.map(lambda x: ~all_finite(x), directions)
+        sound = jax.tree.map(lambda ok, bad: ok & ~bad[..., None, None], finite, damaged)
+        counts = jax.tree.map(
+            lambda ok, bad, n: n.plus(skipped=~ok[..., 0, 0], **n.flags(bad)),
+            finite,
+            damaged,
+            state.counts,
         )
-        skipped = jax.tree.map(lambda n, ok: n + ~ok[..., 0, 0], state.skipped, finite)
-        return where_finite(finite, updates), GuardState(skipped, inner_state)
+        return where_finite(sound, directions), MatrixGuardState(counts, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -62,7 +86,7 @@ def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransform
             return GuardState(jnp.zeros(1, jnp.int32), inner.init(params))
         names = tuple(named_leaves(params).present())
         skipped = jnp.zeros(len(names), jnp.int32) if names else None
-        record(GuardRecord(names, skipped))
+        record(PerParameter(names, (skipped,)))
         return GuardState(skipped, inner.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
@@ -84,6 +108,14 @@ def is_finite(x: jax.Array, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Arra
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.isfinite(jnp.sum(wide * wide, axis=axis, keepdims=axis is not None))
+
+
+def all_finite(x: jax.Array) -> jax.Array:
+    """Whether all entries of matrices `(..., m, n)` are finite, bool `(...)`.
+
+    Their sum decides, which on a CPU takes a quarter of the time of looking at each of them.
+    """
+    return jnp.isfinite(jnp.sum(x, axis=(-2, -1), dtype=jnp.promote_types(x.dtype, jnp.float32)))
 
 
 def where_finite(finite: Any, tree: Any) -> Any:

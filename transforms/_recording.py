@@ -20,6 +20,13 @@ class Meaning(NamedTuple):
     text: str
 
 
+class PerParameter(NamedTuple):
+    """Arrays of a state whose first axis is that of these parameters."""
+
+    names: tuple[str, ...]
+    arrays: tuple[Any, ...]
+
+
 def record(event: Any) -> None:
     """Passes `event` to the enclosing `recording`, if any."""
     events = _records.get()

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[Any, dict[str, str], list[float]]] = {
 
 @pytest.mark.parametrize("case", share(CASES, of=3))
 def test_a_factor_that_is_not_finite_keeps_its_last_good_root(case):
-    """And counts it at every check; the other matrix is not affected."""
+    """And starts anew, for the checks after it; the other matrix is not affected."""
     policy, settings, floors = CASES[case]
     gradients = quiet_gradients({"w": (3, 4, 6)})
 
@@ -89,12 +89,18 @@ def _assert_last_good_root_kept(good, good_states, updates, states):
     assert np.array_equal(updates["w"][:, 0], good["w"][:, 0])
     assert np.isfinite(updates["w"]).all()
     for i in (1, 2):
-        assert not np.isfinite(factor.statistic[BAD:, i]).all(axis=(-2, -1)).any()
-        for t in range(BAD, STEPS):
-            for field in ("inverse_root", "damping", "error", "refreshes"):
-                values = getattr(factor, field)
-                assert values is None or np.array_equal(values[t, i], values[BAD - 1, i]), field
-            assert factor.rejected[t, i] == due[t] - due[BAD - 1]
+        assert np.isfinite(factor.statistic[:, i]).all() and not factor.statistic[BAD, i].any()
+        for field in ("inverse_root", "damping", "error", "refreshes"):
+            values = getattr(factor, field)
+            assert values is None or np.array_equal(values[BAD, i], values[BAD - 1, i]), field
+        lost = np.arange(STEPS) >= BAD
+        assert np.array_equal(factor.rejected[:, i], lost)
+        assert np.array_equal(factor.restarted[:, i], lost)
+        assert factor.proxy is None or np.isfinite(factor.proxy[:, i]).all()
+        if factor.error is not None:  # no policy decides: the checks after it are refreshes
+            after = due[BAD:] - due[BAD]
+            assert np.array_equal(factor.refreshes[BAD:, i] - factor.refreshes[BAD, i], after)
+    assert not factor.restarted[:, 0].any()
 
 
 @pytest.mark.parametrize("graft", [None, "norm"])

@@ -20,6 +20,7 @@ from helpers import assert_close, computations, gradients_like, normal_like, run
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
+from curvax.transforms._guard import GuardCounts
 
 
 @jax.tree_util.register_dataclass
@@ -163,7 +164,8 @@ def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None
     state = optimizer.init(params)
     for name, fields in (("dense/kernel", "mu"), ("dense/bias", "mu nu"), ("head/kernel", "mu")):
         places = curvax.state_of(optimizer, params, state, name)
-        counter = ["skipped"] if "nu" in fields else ["skipped/" + name]  # of vectors, one array
+        own = [f"counts/{name}/{counter}" for counter in GuardCounts.names]
+        counter = ["skipped"] if "nu" in fields else own  # of vectors, one array
         moments = [f"{field}/{name}" for field in fields.split()]
         ends = counter + moments
         assert len(places) == len(ends), name

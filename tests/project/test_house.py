@@ -12,8 +12,8 @@ from test_packaging import ROOT, imported_names
 TRANSFORMS = ROOT / "transforms"
 FLOORS = (
     {"_recording", "_paths", "_counts", "_validate", "_side", "_own_state", "_decay"},
-    {"_keys", "_trees", "_guard", "linalg"},
-    {"refresh", "storage", "directions", "distribute"},
+    {"_keys", "_trees", "_spikes", "linalg"},
+    {"refresh", "_restart", "_guard", "storage", "directions", "distribute"},
     {"matrices", "kronecker"},
     {"subspace"},
     {"state"},

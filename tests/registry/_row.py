@@ -292,14 +292,14 @@ class Row:
         """
         size = self.size(m, n, self.settings.get("rank", 0), self.settings)
         momentum = (4 - itemsize) * m * n if self.narrow else 0
-        each = 4 * len(("error", "checks", "refreshes", "indefinite", "rejected"))
+        each = 4 * len(("error", "checks", "refreshes", "indefinite", "rejected", "restarted"))
         counted = {
             None: 0,
             "roots": each * len(size.orders),
-            "bases": 12 * len(size.orders),
+            "bases": 16 * len(size.orders),
             "subspaces": 16,  # two counters and a random key
         }[self.keeps]
         if self.own_policy:  # ε and h instead of the error, plus the eigenvalues
             counted += 4 * sum(1 + d for d in size.orders)
-        failures, skipped = 4 * self.svd, 4
-        return 4 * self.numbers(size) - momentum + counted + failures + skipped
+        failures, guard = 4 * self.svd, 4 * len(("skipped", "restarted", "damaged"))
+        return 4 * self.numbers(size) - momentum + counted + failures + guard

@@ -203,8 +203,10 @@ def test_entries_are_slices_of_the_stack() -> None:
     gradients = gradients_like(params, 1)
     _, (state,) = run(optimizer, gradients, params)
     for name, gradient in gradients[0].items():
-        counter, (place, momentum) = curvax.state_of(optimizer, params, state, name).items()
-        assert counter[0].endswith("skipped/4x6") and place.endswith("mu/4x6")
+        *counters, (place, momentum) = curvax.state_of(optimizer, params, state, name).items()
+        ends = [f"counts/4x6/{counter}" for counter in ("skipped", "restarted", "damaged")]
+        assert all(x.endswith(end) for (x, _), end in zip(counters, ends, strict=True))
+        assert place.endswith("mu/4x6")
         assert_close(momentum[0], gradient, factor=1)
 
 
@@ -267,8 +269,11 @@ def test_names_do_not_confuse_entries(optimizer: Any, params: Any) -> None:
     leaves = jax.tree.leaves(params)
     assert len(parameters) == len(leaves)
     moments = [1 if "matrix" in c[1][:8] else 2 for c in parameters.values()]
-    own = 1 if optimizer is MUON else 0  # counter
-    sizes = [number(cells[-1]) // 4 - own for cells in parameters.values()]
+    counted = [(1, 3)[k == 1] if optimizer is MUON else 0 for k in moments]  # by the guards
+    sizes = [
+        number(cells[-1]) // 4 - own
+        for cells, own in zip(parameters.values(), counted, strict=True)
+    ]
     assert sizes == [k * leaf.size for k, leaf in zip(moments, leaves, strict=True)]
 
 

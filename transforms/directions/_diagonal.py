@@ -69,6 +69,7 @@ def precondition_columns(
             mean = b2 * v + (1 - b2) * jnp.sum(work * work, axis=-2)
             damped = mean + eps
             scale = jnp.where(damped > 0, jax.lax.rsqrt(jnp.where(damped > 0, damped, 1)), 0)
+            scale = jnp.where(jnp.isfinite(damped), scale, jnp.nan)  # the guard sees it
             return (m * scale[..., None, :]).astype(m.dtype), mean
 
         directions, columns = map_unzip(2, scaled, updates, matrices, state.columns)

@@ -29,6 +29,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from .._counts import next_step
 from .._trees import map_unzip
 from .._validate import check_bool, check_decay, check_interval
 
@@ -82,7 +83,7 @@ def moment_ratio(
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
-        count: Any = optax.safe_increment(state.count)
+        count = next_step(state.count)
 
         def one(g: Any, m: Any, v: Any) -> tuple[jax.Array, ...]:
             work = g.astype(m.dtype)
@@ -108,9 +109,13 @@ def largest_ratio(b1: jax.typing.ArrayLike, b2: jax.typing.ArrayLike) -> Any:
 
 
 def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Array:
-    """Computes `m / (√v + eps)` of matrices `(..., m, n)`, 0 where `√v` is rounding noise."""
+    """Computes `m / (√v + eps)` of matrices `(..., m, n)`, 0 where `√v` is rounding noise.
+
+    A matrix whose `v` has an entry that is not finite becomes NaN, so that the guard restarts it.
+    """
     root = jnp.sqrt(v)
     # The root of the maximum: with the maximum of the roots, XLA would write out all roots.
     largest = jnp.sqrt(jnp.max(v, axis=(-2, -1), keepdims=True))
     significant = root > max(v.shape[-2:]) * jnp.finfo(v.dtype).eps * largest
-    return jnp.where(significant, m / jnp.where(significant, root + eps, 1), 0)
+    nothing = jnp.where(jnp.isfinite(largest), 0, jnp.nan).astype(m.dtype)
+    return jnp.where(significant, m / jnp.where(significant, root + eps, 1), nothing)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._counts import next_step
 from .._decay import unless_zero
 from .._validate import check_choice, check_decay, check_dtype
 
@@ -73,12 +74,12 @@ def momentum(
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
-        count: Any = optax.safe_increment(state.count)
+        count = next_step(state.count)
         weight = 1 - b1 if accumulate == "ema" else 1.0
         mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, state.mu)
         ahead, gradient = mu, updates
         if bias_correction:
-            at = optax.safe_increment(count) if nesterov else count
+            at = next_step(count) if nesterov else count
             ahead = optax.tree.bias_correction(mu, b1, at)
             gradient = optax.tree.bias_correction(updates, b1, count)
         if nesterov:

@@ -39,8 +39,8 @@ def normalize_rows() -> optax.GradientTransformation:
         largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
         centered = x - jnp.mean(x, axis=-1, keepdims=True)
         deviation = jnp.sqrt(jnp.mean(centered**2, axis=-1, keepdims=True))
-        varies = deviation > n * jnp.finfo(x.dtype).eps * largest
-        return jnp.where(varies, centered / jnp.where(varies, deviation, 1), 0)
+        constant = deviation <= n * jnp.finfo(x.dtype).eps * largest  # not if it is NaN
+        return jnp.where(constant, 0, centered / jnp.where(constant, 1, deviation))
 
     return _stateless("normalize_rows", normalized)
 
@@ -57,7 +57,8 @@ def normalize_columns() -> optax.GradientTransformation:
 
     def normalized(x: jax.Array) -> jax.Array:
         norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
-        return jnp.where(norm > 0, x / jnp.where(norm > 0, norm, 1), 0)
+        zero = norm == 0  # not if it is NaN
+        return jnp.where(zero, 0, x / jnp.where(zero, 1, norm))
 
     return _stateless("normalize_columns", normalized)
 

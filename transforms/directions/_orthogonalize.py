@@ -98,8 +98,10 @@ def orthogonalize(
 
     def checked(x: jax.Array, failures: jax.Array) -> tuple[jax.Array, jax.Array]:
         factor = polar(x)
-        finite = jnp.isfinite(factor).all(axis=(-2, -1))
-        return jnp.where(finite[..., None, None], factor, 0), failures + ~finite
+        # A matrix that is not finite is not the decomposition's failure: it stays NaN.
+        given, found = (jnp.isfinite(a).all(axis=(-2, -1)) for a in (x, factor))
+        failed = given & ~found
+        return jnp.where(failed[..., None, None], 0, factor), failures + failed
 
     def update(updates: Any, state: Any, params: Any = None):
         del params

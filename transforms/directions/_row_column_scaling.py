@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._counts import next_step
 from .._trees import map_unzip
 from .._validate import check_decay, check_matrices, check_positive_int
 from ..linalg._numerics import power_of_two
@@ -90,7 +91,7 @@ def scale_by_rows_and_columns(
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
-        count: Any = optax.safe_increment(state.count)
+        count = next_step(state.count)
         weight = 1 - b2**count if bias_correction else 1.0
 
         def scaled(g: jax.Array, rows: jax.Array, columns: jax.Array):
@@ -114,5 +115,8 @@ def scale_by_rows_and_columns(
 
 
 def _inverse_square_root(x: Any) -> jax.Array:
-    noise = jnp.finfo(x.dtype).eps ** 2 * jnp.max(x, axis=-1, keepdims=True)
-    return jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, jnp.maximum(x, noise), 1)), 0)
+    """`x^(-1/2)`, 0 where `x` is 0; NaN if an entry is not finite, so that the guard sees it."""
+    largest = jnp.max(x, axis=-1, keepdims=True)
+    noise = jnp.finfo(x.dtype).eps ** 2 * largest
+    root = jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, jnp.maximum(x, noise), 1)), 0)
+    return jnp.where(jnp.isfinite(largest), root, jnp.nan)

@@ -20,8 +20,9 @@ refresh breaks it, because an entry may get a moment from one place and a varian
 `limit` keeps it per matrix, also where 4 bits leave a basis that is not orthonormal.
 
 *Numerics.* Statistics and bases in float32 at least. If a statistic or new basis is not finite, the
-last basis stays in use, and `rejected` counts it. *Cost*: `2mn(m + n)` FLOPs for the statistics and
-`4mn(m + n)` for the rotations at each step; `O(m³ + n³)` at a refresh.
+last basis stays in use, and `rejected` counts it; such a statistic starts anew (`restarted`).
+*Cost*: `2mn(m + n)` FLOPs for the statistics and `4mn(m + n)` for the rotations at each step;
+`O(m³ + n³)` at a refresh.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from .._counts import Counts, counter
+from .._counts import Counts, counter, next_step
 from .._recording import Meaning, record
 from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip, widened
@@ -55,7 +56,7 @@ from ._statistic import SIDES, StatisticRule
 class BasisCounts(Counts):
     """The counters of a `Basis`."""
 
-    names = ("checks", "refreshes", "rejected")
+    names = ("checks", "refreshes", "rejected", "restarted")
 
 
 class Basis(NamedTuple):
@@ -70,6 +71,7 @@ class Basis(NamedTuple):
     checks = counter("checks")  # times the basis was due, int32 (...)
     refreshes = counter("refreshes")  # bases replaced
     rejected = counter("rejected")  # checks with a non-finite statistic or basis: no change
+    restarted = counter("restarted")  # checks whose statistic was not finite and started anew
 
 
 class EigenbasisState(NamedTuple):
@@ -148,7 +150,7 @@ def in_eigenbasis(
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
-        count: Any = optax.safe_increment(state.count)
+        count = next_step(state.count)
 
         def accumulate(g: jax.Array, left: Basis | None, right: Basis | None):
             return (
@@ -227,10 +229,12 @@ class BasisRule(StatisticRule):
         basis, moments = entry
         statistic = self.storage.decode_factor(basis.statistic)
         old = self.storage.decode_root(basis.basis)
+        sound = jnp.isfinite(statistic).all()
         never = basis.refreshes == 0
         refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
         if eigenvalues is not None:
-            check = Check(statistic, old, eigenvalues, never)
+            first = never | ~jnp.isfinite(eigenvalues).all()
+            check = Check(statistic, old, eigenvalues, first)
             refresh, proxy, *_ = verdict_of(self.policy, check, proxy)
 
         in_order = jnp.arange(len(old))
@@ -250,7 +254,7 @@ class BasisRule(StatisticRule):
             return basis.basis, in_order, jnp.bool_(True)
 
         stored, order, finite = jax.lax.cond(refresh, renewed, kept)
-        good = finite & jnp.isfinite(statistic).all()
+        good = finite & sound
         changed = refresh & good
         used = self.storage.decode_root(stored)
 
@@ -266,10 +270,11 @@ class BasisRule(StatisticRule):
             product = jnp.matmul(statistic, used, precision=HIGHEST)
             eigenvalues = jnp.where(changed, jnp.sum(used * product, axis=0), eigenvalues)
         basis = basis._replace(
+            statistic=self.kept_statistic(sound, basis.statistic, jnp.zeros_like(statistic)),
             basis=jax.tree.map(lambda a, b: jnp.where(changed, a, b), stored, basis.basis),
             eigenvalues=eigenvalues,
             proxy=proxy,
-            counts=basis.counts.plus(checks=1, refreshes=changed, rejected=~good),
+            counts=basis.counts.plus(checks=1, refreshes=changed, rejected=~good, restarted=~sound),
         )
         return basis, moments
 

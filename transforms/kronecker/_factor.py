@@ -23,7 +23,7 @@ from ._statistic import StatisticRule
 class FactorCounts(Counts):
     """The counters of a `Factor`."""
 
-    names = ("checks", "refreshes", "indefinite", "rejected")
+    names = ("checks", "refreshes", "indefinite", "rejected", "restarted")
 
 
 class Factor(NamedTuple):
@@ -42,6 +42,7 @@ class Factor(NamedTuple):
     refreshes = counter("refreshes")  # inverse roots recomputed
     indefinite = counter("indefinite")  # refreshes whose statistic had a negative eigenvalue
     rejected = counter("rejected")  # checks with a zero or non-finite statistic or root
+    restarted = counter("restarted")  # checks whose statistic was not finite and started anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,8 @@ class FactorRule(StatisticRule):
         """Checks a single factor, follows the policy's verdict and counts it."""
         statistic = self.storage.decode_factor(factor.statistic)
         floor = rounding_floor(statistic, self.root, self.sides)
+        sound = jnp.isfinite(statistic).all()
+        first = self.initial * jnp.eye(len(statistic), dtype=statistic.dtype)
 
         def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
             if self.policy.examines is not None:
@@ -88,7 +91,7 @@ class FactorRule(StatisticRule):
                 )
                 new = factor._replace(error=found.error.astype(jnp.float32))
                 x, refresh, indefinite = found.inverse_root, jnp.bool_(True), found.indefinite
-            good = jnp.isfinite(x).all() & jnp.isfinite(statistic).all()
+            good = jnp.isfinite(x).all() & sound
             new = new._replace(inverse_root=self.storage.encode_root(x))
             return new, good, refresh, indefinite
 
@@ -100,10 +103,14 @@ class FactorRule(StatisticRule):
         new, good, refresh, indefinite = jax.lax.cond(live, solved, nothing)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
         return kept._replace(
-            statistic=factor.statistic,
-            proxy=new.proxy,
+            statistic=self.kept_statistic(sound, factor.statistic, first),
+            proxy=jax.tree.map(lambda a, b: jnp.where(sound, a, b), new.proxy, factor.proxy),
             counts=factor.counts.plus(
-                checks=1, refreshes=refresh & good, indefinite=indefinite & good, rejected=~good
+                checks=1,
+                refreshes=refresh & good,
+                indefinite=indefinite & good,
+                rejected=~good,
+                restarted=~sound,
             ),
         )
 
@@ -113,11 +120,13 @@ class FactorRule(StatisticRule):
         assert factor.eigenvectors is not None and factor.eigenvalues is not None
         assert factor.damping is not None
         damping = factor.damping.astype(statistic.dtype)
+        last = (factor.eigenvectors, factor.eigenvalues, factor.damping)
+        damaged = ~jnp.stack([jnp.isfinite(x).all() for x in last]).all()
         check = Check(
             statistic,
             factor.eigenvectors,
             factor.eigenvalues,
-            first=factor.refreshes == 0,
+            first=(factor.refreshes == 0) | damaged,
             root_damping=RootDamping(damping, self.eps, self.root),
         )
         refresh, proxy, adapted, eigenvalues = verdict_of(self.policy, check, factor.proxy)

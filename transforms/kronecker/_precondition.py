@@ -12,7 +12,8 @@ refresh a root is the identity.
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
 `Precision.HIGHEST` where a product feeds a root. What is rooted is not below the rounding floor of
 `linalg/_inverse_root.py`, however small ε is. A root that is not finite is rejected: the last
-good one stays in use, and the factor counts it. So is the root of an all-zero statistic, as after a
+good one stays in use, and the factor counts it. A statistic that is not finite, as in a damaged
+state, starts anew at a refresh. Also rejected is the root of an all-zero statistic, as after a
 first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the next
 gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
@@ -39,6 +40,7 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from .._counts import next_step
 from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip
 from .._validate import (
@@ -160,7 +162,7 @@ def precondition(
         )
 
     def update(updates: Any, state: Any, params: Any = None):
-        count: Any = optax.safe_increment(state.count)
+        count = next_step(state.count)
         matrices, momentum_state = average.update(updates, state.momentum, params)
         source = updates if statistics == "gradient" else matrices
         factors = _accumulated(rule, source, (state.left, state.right), statistics_every, count)

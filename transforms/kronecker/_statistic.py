@@ -55,6 +55,10 @@ class StatisticRule:
             new, _ = accumulate(entry)
         return factor._replace(statistic=new)
 
+    def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
+        """A stored statistic, or the initial one `first (d, d)` if it is not `sound`."""
+        return jax.lax.cond(sound, lambda: stored, lambda: self.storage.encode_factor(first, None))
+
     def apply_roots(
         self,
         m: jax.Array,

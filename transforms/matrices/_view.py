@@ -141,14 +141,15 @@ def on_matrices(
     gradient and parameter; without parameters, in the gradient's. Matrices that share a stack have
     the widest of their dtypes there. If the sum of squares of a matrix's gradient is not finite in
     float32, the matrix skips that step: its state is updated with a zero gradient, its update is
-    zero, and `skipped` in the state counts the step.
+    zero, and `skipped` in the state counts the step. A matrix whose update is not finite although
+    its gradient is does not move, and its state starts anew (`restarted`).
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).
       rule: which parameters are matrices, their axes, their block size, and which of them share an
         array.
-      guard: whether to replace gradients that are not finite by zero here. Give `False` if `inner`
-        starts with `in_subspace`, which checks the smaller projections instead.
+      guard: whether to check gradients and updates here. Give `False` if `inner` starts with
+        `in_subspace`, which checks the smaller projections instead.
       mesh: devices that share the matrices, see `distribute`. With a mesh, all matrices of one
         shape are stacked unless the rule's `stack` is `False`.
       mesh_axis: the mesh axis or axes that share the matrices; all axes by default. Without a mesh:

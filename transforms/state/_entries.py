@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import GetAttrKey
 
 from .._counts import Counts
 from .._paths import is_hole, named_leaves
@@ -14,6 +15,8 @@ from ..distribute._layout import is_divided
 from ..matrices._view import Group, MatrixViewState
 from ..storage._codec import Coded
 from ._traced import Traced, is_view, place_of, traced
+
+COUNTS, VALUE = GetAttrKey("counts"), GetAttrKey("value")  # a field of `Counts`, and its array
 
 
 class Entry(NamedTuple):
@@ -28,7 +31,8 @@ class Entry(NamedTuple):
     @property
     def places(self) -> tuple[str, ...]:
         """Its path in the state, or one for each of its counters."""
-        return tuple(f"{self.place}/{name}" for name in self.names) or (self.place,)
+        named = ("/".join(filter(None, (self.place, name))) for name in self.names)
+        return tuple(named) or (self.place,)
 
     def parts(self, array: Any) -> dict[str, Any]:
         """The values of `array` at each of `places`."""
@@ -93,14 +97,18 @@ def entries_in(whole: Traced, params: Any) -> list[Entry]:
             node = MatrixViewState(joined) if is_view(node) else joined
         for inner_path, found in jax.tree_util.tree_leaves_with_path(node, is_leaf=_is_counts):
             names, leaf = (found.names, found.value) if _is_counts(found) else ((), found)
-            place = place_of((*path, *inner_path[: -1 if names else None]))
-            members = whole.guarded.get(place)
+            whole_path = (*path, *inner_path)
+            members = whole.packed.get(place_of((*whole_path, VALUE) if names else whole_path))
+            named = whole_path[-1:] == (COUNTS,)  # by the counters
+            place = place_of(whole_path[:-1] if named else whole_path)
             owners = _owners(own, inner_path)
             if members is not None:
                 owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
             yield Entry(place, _field(path, inner_path), leaf, owners, names)
 
-    is_unit = lambda node: is_view(node) or is_divided(node) or is_moment(node)  # noqa: E731
+    def is_unit(node: Any) -> bool:
+        return is_view(node) or is_divided(node) or is_moment(node) or _is_counts(node)
+
     return [
         entry
         for path, node in jax.tree_util.tree_leaves_with_path(whole.state, is_leaf=is_unit)

@@ -13,7 +13,10 @@ from ._portable import joined_state
 from ._traced import traced
 
 COLUMNS = (
+    "nonfinite",
     "skipped",
+    "spikes",
+    "restarted",
     "checks",
     "refreshes",
     "rejected",
@@ -29,8 +32,12 @@ COLUMNS = (
 def report(optimizer: Any, params: Any, state: Any) -> str:
     """A table of what has happened to each parameter so far, from the counters in the state.
 
+    * `nonfinite`: numbers in the state that are NaN or infinite now;
     * `skipped`: steps whose gradient was not finite (NaN, infinite, or squares that overflow) and
       was replaced by zero; for low-rank methods also steps before there was a basis;
+    * `spikes`: steps that `skip_spikes` left out;
+    * `restarted`: how often a part of the state that was not finite started anew; where that part
+      had made the update non-finite, the update of this step was zero;
     * `checks`: how often a factor or basis was due; `refreshes`: how often it was recomputed;
     * `rejected`: checks whose result was not finite, so that the last good one stayed in use; for a
       subspace also refreshes from an all-zero gradient;
@@ -60,15 +67,20 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       >>> bad = {"dense": {"kernel": jnp.full((4, 8), jnp.nan), "bias": jnp.ones(8)}}
       >>> _, state = jax.jit(optimizer.update)(bad, optimizer.init(params), params)
       >>> print(curvax.report(optimizer, params, state))
-      | parameter | skipped | checks | refreshes | rejected | indefinite | error |
-      |---|---:|---:|---:|---:|---:|---:|
-      | dense/bias | 0 | 1 | 1 | 0 | 0 | 0 |
-      | dense/kernel | 1 | 1 | 0 | 1 | 0 | 0 |
+      | parameter | skipped | restarted | checks | refreshes | rejected | indefinite | error |
+      |---|---:|---:|---:|---:|---:|---:|---:|
+      | dense/bias | 0 | 0 | 1 | 1 | 0 | 0 | 0 |
+      | dense/kernel | 1 | 0 | 1 | 0 | 1 | 0 | 0 |
     """
     whole = traced(optimizer, params)
     leaves = jax.tree.leaves(joined_state(whole, state))
     found: dict[str, dict[str, list[jax.Array]]] = {}
+    damage: dict[str, Any] = {}
     for entry, leaf in zip(owned_entries(whole, params), leaves, strict=True):
+        for owner, part in entry.owners:
+            if jnp.issubdtype(leaf.dtype, jnp.inexact):
+                bad = jnp.sum(~jnp.isfinite(leaf if part is None else leaf[part]))
+                damage[owner] = damage.get(owner, 0) + bad
         for place, numbers in entry.parts(leaf).items():
             fields = place.split("/")
             column = next((name for name in COLUMNS if name in fields), None)
@@ -76,6 +88,8 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
                 if column is not None:
                     own = numbers if part is None else numbers[part]
                     found.setdefault(column, {}).setdefault(owner, []).append(own.reshape(-1))
+    if any(damage.values()):
+        found["nonfinite"] = {name: [bad[None]] for name, bad in damage.items()}
     if not found:
         return (
             f"Nothing to report: the state of this optimizer has none of {', '.join(COLUMNS)}. "

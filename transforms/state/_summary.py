@@ -36,7 +36,7 @@ def state_bytes(optimizer: Any, params: Any) -> int:
       >>> import jax, jax.numpy as jnp, optax, curvax
       >>> params = {"kernel": jax.ShapeDtypeStruct((8192, 28672), jnp.bfloat16)}
       >>> curvax.state_bytes(curvax.racs(0.1), params)
-      147472
+      147480
     """
     check_optimizer(optimizer, params)
     return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(optimizer.init, params))))
@@ -64,7 +64,9 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
       >>> optimizer = curvax.muon(0.1)
       >>> entries = curvax.state_of(optimizer, params, optimizer.init(params), "b/kernel")
       >>> {place: array.shape for place, array in entries.items()}
-      {'inner_states/matrices/inner_state/0/inner/skipped/2x3': (1,),
+      {'inner_states/matrices/inner_state/0/inner/counts/2x3/skipped': (1,),
+       'inner_states/matrices/inner_state/0/inner/counts/2x3/restarted': (1,),
+       'inner_states/matrices/inner_state/0/inner/counts/2x3/damaged': (1,),
        'inner_states/matrices/inner_state/0/inner/inner/0/0/mu/2x3': (1, 2, 3)}
     """
     whole = traced(optimizer, params)
@@ -101,16 +103,17 @@ def summarize(optimizer: Any, params: Any) -> str:
       | parameter | shape | treated as | state bytes |
       |---|---|---|---|
       | dense/bias | 8 float32 | not a matrix: vector | 68 |
-      | dense/kernel | 4×8 float32 | 1 matrix 4×8 in stack 4x8 | 132 |
+      | dense/kernel | 4×8 float32 | 1 matrix 4×8 in stack 4x8 | 140 |
       | shared | | | 8 |
-      | **total** | | | **208** |
+      | **total** | | | **216** |
       <BLANKLINE>
       | part of the state | bytes |
       |---|---|
       | mu | 160 |
       | nu | 32 |
-      | skipped | 8 |
+      | counts | 12 |
       | count | 8 |
+      | skipped | 4 |
     """
     whole = traced(optimizer, params)
     entries, treatment = owned_entries(whole, params), _treatments(whole.events)

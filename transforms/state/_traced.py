@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from .._guard import GuardRecord
-from .._recording import recording
+from .._recording import PerParameter, recording
 from ..distribute._distribute import DivisionRecord
 from ..distribute._layout import is_divided
 from ..matrices._view import CopyRecord, Group, MatrixViewState, ViewRecord
@@ -24,7 +23,7 @@ class Traced(NamedTuple):
     state: Any
     divisions: tuple[DivisionRecord, ...]  # of the distributed parts
     groups: tuple[tuple[Group, ...], ...]  # of the matrix views
-    guarded: dict[str, tuple[str, ...]]  # by path, the parameters of a counter array per leaf
+    packed: dict[str, tuple[str, ...]]  # by path, the parameters along an array's first axis
     events: tuple[Any, ...]  # everything that was recorded
 
     def map_divided(
@@ -101,14 +100,14 @@ def traced(optimizer: Any, params: Any) -> Traced:
         divisions = {id(e.state): e for e in events if isinstance(e, DivisionRecord)}
         groups = {id(e.state): e.groups for e in events if isinstance(e, ViewRecord)}
         groups |= {id(e.copy): groups[id(e.state)] for e in events if isinstance(e, CopyRecord)}
-        guards = {id(e.skipped): e.names for e in events if isinstance(e, GuardRecord)}
+        packed = {id(x): e.names for e in events if isinstance(e, PerParameter) for x in e.arrays}
         leaves = jax.tree_util.tree_leaves_with_path(state)
         found.append(
             Traced(
                 state,
                 tuple(divisions[id(node)] for node in _nodes(state, is_divided)),
                 tuple(groups[id(node)] for node in _nodes(state, is_view)),
-                {place_of(path): guards[id(x)] for path, x in leaves if id(x) in guards},
+                {place_of(path): packed[id(x)] for path, x in leaves if id(x) in packed},
                 tuple(events),
             )
         )

@@ -103,6 +103,7 @@ class Optimal:
         p = self.decay * state.energy + (1 - self.decay) * parts.outside
         kept = (p > 0) & (parts.outside != 0)
         s = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, p, 1)), 0)
+        s = jnp.where(jnp.isfinite(p), s, jnp.nan)  # `in_subspace` starts such a state anew
         s, norm = _limited(s * parts.codimension**0.5, parts, state.norm, self.gamma)
         return self.weight * s, OptimalState(p, norm)
 

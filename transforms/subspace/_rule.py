@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from .._counts import Counts, counter
-from .._guard import finite_or_zero
+from .._guard import all_finite, finite_or_zero
 from .._keys import key_for
 from .._side import LEFT, Side, side_of
 from ..directions._carry import Carry, Moments, put_moments, take_moments
@@ -36,7 +36,7 @@ from ._rank import record_rank
 class SubspaceCounts(Counts):
     """Counters of `Subspace`."""
 
-    names = ("refreshes", "rejected", "skipped")
+    names = ("refreshes", "rejected", "skipped", "restarted", "damaged")
 
 
 class Subspace(NamedTuple):
@@ -51,6 +51,8 @@ class Subspace(NamedTuple):
     refreshes = counter("refreshes")  # bases computed, int32 (...)
     rejected = counter("rejected")  # refreshes that found no finite basis
     skipped = counter("skipped")  # steps without a finite gradient or without a basis
+    restarted = counter("restarted")  # how often the matrix's state started anew
+    damaged = counter("damaged")  # 1 if it will at this step
 
 
 class Energies(NamedTuple):
@@ -151,8 +153,10 @@ class SubspaceRule:
         """Refreshes the subspace of a single matrix and carries its moments over."""
         subspace, gradient, moments = entry
         g = finite_or_zero(gradient)  # LAPACK's SVD may not terminate on infinite entries
-        good = jnp.any(g != 0)
+        good, sound = jnp.any(g != 0), jnp.bool_(True)
         if subspace.tracked is not None:
+            sound = jnp.isfinite(subspace.tracked).all()
+            subspace = subspace._replace(tracked=jnp.where(sound, subspace.tracked, 0))
             good |= jnp.any(subspace.tracked != 0)
         if subspace.basis is not None:
             old, rank = subspace.basis, self.orders(g)[2]
@@ -181,7 +185,7 @@ class SubspaceRule:
                 half = self.carry.first(tracked, turn)
                 tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
             subspace = subspace._replace(basis=used, tracked=tracked)
-        counts = subspace.counts.plus(refreshes=good, rejected=~good)
+        counts = subspace.counts.plus(refreshes=good, rejected=~good, restarted=~sound)
         return subspace._replace(counts=counts), gradient, moments
 
     def refreshed(
@@ -244,25 +248,36 @@ class SubspaceRule:
         finite: jax.Array,
         energies: Energies,
         moved: jax.Array,
-    ) -> tuple[jax.Array, Subspace]:
-        """Computes the directions of a batch of matrices and their new state."""
+    ) -> tuple[jax.Array, Subspace, jax.Array]:
+        """Computes directions of a batch of matrices, their state, and which of both are finite."""
         side = self.side_of(g)
         moved = jnp.where(finite, moved, 0)
+        sound = self._sound_bases(subspace, finite[..., 0, 0]) & all_finite(moved)
         subspace = subspace._replace(counts=subspace.counts.plus(skipped=~finite[..., 0, 0]))
         if subspace.tracked is not None:
             gram = gram_of(sigma, side)
             subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)
         back = functools.partial(self.back, side=side)
         if self.compensation is None:
-            return back(u, moved), subspace
+            return back(u, moved), subspace, sound
         parts = self.parts(g, u, sigma, finite, energies, moved)
         g = jnp.where(finite, g, 0)
         s, state = self.compensation.scales(parts, subspace.compensation)
         subspace = subspace._replace(compensation=state)
+        sound &= jnp.isfinite(s).all(axis=-1)
         s = jnp.expand_dims(s, side.axis)
         if self.compensation.residual is None:
-            return g * s, subspace
-        return back(u, moved - self.compensation.residual * sigma * s) + g * s, subspace
+            return g * s, subspace, sound
+        inside = back(u, moved - self.compensation.residual * sigma * s)
+        return inside + g * s, subspace, sound
+
+    def _sound_bases(self, subspace: Subspace, finite: jax.Array) -> jax.Array:
+        """Which bases of a batch are finite; all of them if all projections are."""
+        if subspace.basis is None:
+            return jnp.ones_like(finite)
+        return jax.lax.cond(
+            finite.all(), lambda u: jnp.ones_like(finite), all_finite, subspace.basis
+        )
 
     def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
         """Projects `x` from the subspace back to the full space."""

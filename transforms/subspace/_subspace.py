@@ -16,7 +16,10 @@ energies within the subspace for the next basis (`_bases.py`). A rule (`_carry.p
 *Numerics.* Everything in float32 at least, bases in `Precision.HIGHEST`. A gradient counts as zero,
 and `skipped` counts it, if the sum of squares of its projection is not finite. A basis that is not
 finite is rejected: the last one stays, and `rejected` counts it. All-zero gradients produce no
-basis. A matrix without a first basis tries again at every step.
+basis. A matrix without a first basis tries again at every step. If a basis in use, a direction
+inside the subspace or a scale outside is not finite, the state is damaged: the matrix does not
+move, and its state starts anew at the next step (`restarted`). A tracked second moment that is
+damaged starts anew at a refresh.
 *Random draws* of a refresh use the key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr`
 FLOPs between refreshes, `2r²n` more with tracking, one more pass over `G` with a compensation.
 """
@@ -29,7 +32,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._counts import next_step
 from .._keys import matrix_keys
+from .._restart import flagged, restarted
 from .._trees import map_unzip, widened
 from .._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
 from ..directions._carry import Carry, find_moments, keep
@@ -37,7 +42,7 @@ from ..refresh._policy import RefreshPolicy, check_refresh
 from ._bases import BasisFinder, check_finder
 from ._compensation import Compensation, check_compensation
 from ._rank import check_ranks
-from ._rule import SubspaceRule
+from ._rule import Subspace, SubspaceRule
 
 SIDES = ("smaller", "larger", "left", "right", "std")
 
@@ -136,17 +141,24 @@ def in_subspace(
         )
 
     def update(updates: Any, state: Any, params: Any = None):
-        del params
-        count: Any = optax.safe_increment(state.count)
+        counts = jax.tree.map(lambda _, x: x.counts, updates, state.subspaces)
+        like = updates if params is None else params
+        state = restarted(init, flagged(counts), state, like)
+        count = next_step(state.count)
         wide = jax.tree.map(_widened_once, updates)
         subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
         projected, finite, energies = map_unzip(3, rule.project, wide, bases, subspaces)
         moved, inner_state = inner.update(projected, inner_state)
-        directions, subspaces = map_unzip(
-            2, rule.combined, wide, subspaces, bases, projected, finite, energies, moved
+        directions, subspaces, sound = map_unzip(
+            3, rule.combined, wide, subspaces, bases, projected, finite, energies, moved
         )
-        directions = jax.tree.map(lambda d, g: d.astype(g.dtype), directions, updates)
+
+        def ended(g: jax.Array, d: jax.Array, subspace: Subspace, ok: jax.Array):
+            subspace = subspace._replace(counts=subspace.counts.plus(**subspace.counts.flags(~ok)))
+            return jnp.where(ok[..., None, None], d, 0).astype(g.dtype), subspace
+
+        directions, subspaces = map_unzip(2, ended, updates, directions, subspaces, sound)
         return directions, SubspaceState(count, subspaces, inner_state)
 
     return optax.GradientTransformation(init, update)

@@ -1,0 +1,88 @@
+"""A state with an entry that is not finite heals, and says so, whatever the entry belongs to."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fault_model import Cell, chosen_of
+from helpers import gradients_like
+from registry import REGISTRY
+from shared.damage import damaged
+from shared.reports import table
+from test_faults import each
+
+import curvax
+
+PERIOD, BEFORE, AFTER = 4, 5, 9
+PARAMS = {
+    "a": {"kernel": np.zeros((4, 6), np.float32)},
+    "b": {"kernel": np.zeros((4, 6), np.float32)},  # in the stack of `a`
+    "tall": {"kernel": np.zeros((6, 4), np.float32)},
+}
+CELLS = (*map(chosen_of, REGISTRY), Cell("soap", "every", "feedback"))
+OF_OPTAX = ("nu", "trace")
+"""Fields of Optax's own transformations: an infinite second moment makes an entry's update zero,
+without a trace in the direction, and OSGDM's momentum is behind the matrices."""
+
+
+@functools.cache
+def given(cell: Cell) -> tuple[Any, Any, Any, list[Any]]:
+    """The optimizer, its compiled step, its state after a few steps, and further gradients."""
+    optimizer = cell.make(0.1, PERIOD)
+    gradients = gradients_like(PARAMS, BEFORE + AFTER)
+    step, state = jax.jit(optimizer.update), jax.jit(optimizer.init)(PARAMS)
+    for gradient in gradients[:BEFORE]:
+        _, state = step(gradient, state, PARAMS)
+    return optimizer, step, jax.tree.map(np.asarray, state), gradients[BEFORE:]
+
+
+def continued(step: Any, state: Any, gradients: list[Any]) -> tuple[list[Any], Any]:
+    updates = []
+    for gradient in gradients:
+        update, state = step(gradient, state, PARAMS)
+        updates.append(jax.tree.map(np.asarray, update))
+    return updates, state
+
+
+def is_finite(tree: Any) -> bool:
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return all(np.isfinite(x).all() for x in floats)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@each(CELLS)
+def test_a_damaged_state_heals(cell: Cell, value: float) -> None:
+    """At most one update is zero; no other matrix, in the same stack or not, notices."""
+    optimizer, step, state, gradients = given(cell)
+    clean, _ = continued(step, state, gradients)
+    for place, spoiled in damaged(state, value):
+        if cell.method != "soap" and any(f".{name}" in place for name in OF_OPTAX):
+            continue
+        updates, after = continued(step, spoiled, gradients)
+        assert is_finite((updates, after)), place
+        struck = "tall" if "'6x4'" in place else "a"
+        moves = [bool(update[struck]["kernel"].any()) for update in updates]
+        assert all(moves[1:]), f"{place}: {moves}"
+        if not moves[0] or re.search(r"\.(statistic|tracked)\['\dx\d'\]$", place):
+            counts = table(curvax.report(optimizer, PARAMS, after))[f"{struck}/kernel"]
+            assert counts["restarted"].endswith("1"), place
+        for name in PARAMS.keys() - {struck}:
+            for ours, theirs in zip(updates, clean, strict=True):
+                assert np.array_equal(ours[name]["kernel"], theirs[name]["kernel"]), place
+
+
+def test_what_has_not_healed_is_reported() -> None:
+    optimizer = curvax.muon(0.1)
+    params = {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(3, np.float32)}
+    state = optimizer.init(params)
+    assert "nonfinite" not in curvax.report(optimizer, params, state)
+    spoiled = {place: x for place, x in damaged(state, np.nan)}
+    (place,) = (x for x in spoiled if x.endswith(".mu['4x6']"))
+    rows = table(curvax.report(optimizer, params, spoiled[place]))
+    assert rows["kernel"]["nonfinite"] == "1" and rows["bias"]["nonfinite"] == "0"

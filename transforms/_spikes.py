@@ -1,0 +1,152 @@
+r"""Skipping spikes: steps whose gradient is finite, but far longer than usual.
+
+For the norm $n_t$ of a gradient and its running norm $\rho$,
+
+$$\text{spike if } n_t > c\,\rho_{t-1}, \qquad \rho_t = \rho_{t-1} + w_t\,(\min(n_t,\,
+c\,\rho_{t-1}) - \rho_{t-1}), \qquad w_t = \max(1 - b,\ 1/k)$$
+
+for the $k$-th gradient that is not zero. A spike is skipped as the guard skips what is not finite:
+the inner transformation sees a zero gradient, and the update is zero. So statistics take in nothing
+longer than $c\,\rho$.
+
+*A lasting change is followed.* A skipped gradient raises $\rho$ by the factor $g = b + (1-b)\,c$,
+or by more among the first $1/(1-b)$ gradients. A gradient that becomes $F$ times as long and stays
+so is skipped $\lceil \log(F/c) / \log g \rceil$ times: with the defaults ($g = 1.45$) 7 times for
+$F = 100$, 99 times for $F = 10^{17}$.
+
+*Zero gradients* (pauses, skipped batches) leave $\rho$ as it is. The first `warmup_steps` other
+gradients are never spikes. *Non-finite* ones are passed on unchanged: they are for the guard.
+*Cost*: one pass over the gradient; 12 bytes of state per matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ._counts import Counts
+from ._paths import is_placeholder, named_leaves
+from ._recording import PerParameter, record
+from ._trees import map_unzip
+from ._validate import check_choice, check_decay, check_interval, check_matrices, check_positive_int
+
+
+class SpikeCounts(Counts):
+    """The counters of `skip_spikes`: skipped steps, and gradients other than zero."""
+
+    names = ("spikes", "seen")
+
+
+class SpikesState(NamedTuple):
+    """State of `skip_spikes`."""
+
+    running_norm: Any  # ρ, float32 at least: (...) per leaf, or (leaves,) for all
+    counts: Any  # SpikeCounts, of the same shapes
+    inner: Any  # state of the inner transformation
+
+
+def skip_spikes(
+    inner: optax.GradientTransformation,
+    ratio: jax.typing.ArrayLike = 10.0,
+    *,
+    decay: jax.typing.ArrayLike = 0.95,
+    warmup_steps: int = 10,
+    unit: str = "parameter",
+) -> optax.GradientTransformationExtraArgs:
+    """Skips the steps of parameters whose gradients are far longer than usual.
+
+    Around a full optimizer, of this library or of Optax, each parameter is judged by itself. To
+    judge each matrix by itself (layers of a scanned stack, heads, blocks), put it around the
+    direction: `assemble(skip_spikes(scale_by_soap(), unit="matrix"), 1e-3)`. `report` shows the
+    skipped steps in the column `spikes`.
+
+    Args:
+      inner: the transformation.
+      ratio: c, above 1; a gradient whose Frobenius norm is more than `ratio` times the running norm
+        is a spike.
+      decay: b, decay rate of the running norm.
+      warmup_steps: number of first gradients, zeros not counted, that are never spikes.
+      unit: what is judged by itself: "parameter", of any shape; or "matrix", the last two axes of
+        each leaf, for transformations on batches of matrices.
+
+    Returns:
+      The transformation; extra arguments are passed through.
+
+    Raises:
+      ValueError: naming the argument that is outside its range, or a leaf that is not a matrix.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> optimizer = curvax.skip_spikes(optax.sgd(1.0), warmup_steps=1)
+      >>> state = optimizer.init(jnp.ones(2))
+      >>> for length in (1.0, 100.0, 2.0):
+      ...     update, state = optimizer.update(length * jnp.ones(2), state)
+      ...     print(update.tolist())
+      [-1.0, -1.0]
+      [-0.0, -0.0]
+      [-2.0, -2.0]
+    """
+    if not isinstance(inner, optax.GradientTransformation):
+        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    check_interval("ratio", ratio, 1.0, open_low=True)
+    check_decay("decay", decay)
+    check_positive_int("warmup_steps", warmup_steps)
+    check_choice("unit", unit, ("parameter", "matrix"))
+    inner = optax.with_extra_args_support(inner)
+    of_matrices = unit == "matrix"
+
+    def norms(tree: Any) -> Any:
+        if of_matrices:
+            return jax.tree.map(_norm, tree)
+        each = [_norm(x, axis=None) for x in jax.tree.leaves(tree)]
+        return jnp.stack(each) if each else jnp.zeros(0)
+
+    def kept(keep: Any, tree: Any) -> Any:
+        if of_matrices:
+            keep = jax.tree.map(lambda ok: ok[..., None, None], keep)
+        else:
+            keep = jax.tree.structure(tree).unflatten(list(keep))
+        return jax.tree.map(lambda ok, x: jnp.where(ok, x, jnp.zeros_like(x)), keep, tree)
+
+    def init(params: Any) -> SpikesState:
+        if is_placeholder(params):
+            return SpikesState(jnp.zeros(1), SpikeCounts.zeros((1,)), inner.init(params))
+        if of_matrices:
+            check_matrices(params, 'skip_spikes(unit="matrix")')
+        zeros = jax.tree.map(jnp.zeros_like, norms(params))
+        counts = jax.tree.map(lambda x: SpikeCounts.zeros(x.shape), zeros)
+        if not of_matrices:
+            names = tuple(named_leaves(params).present())
+            record(PerParameter(names, (zeros, counts.value)))
+        return SpikesState(zeros, counts, inner.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        def judged(norm: jax.Array, running: jax.Array, counts: SpikeCounts) -> Any:
+            before = counts.of("seen")
+            counted = jnp.isfinite(norm) & (norm > 0)
+            known = jnp.isfinite(running) & (running > 0)
+            most = jnp.where(known, ratio * running, norm)
+            spike = counted & known & (norm > most) & (before >= warmup_steps)
+            # `running` is 0 before the first norm, and after the state started anew.
+            weight = jnp.where(known, jnp.maximum(1 - decay, 1 / (before + 1)), 1)
+            running = jnp.where(known, running, 0)
+            new = running + weight * (jnp.minimum(norm, most) - running)
+            counts = counts.plus(spikes=spike, seen=counted)
+            return ~spike, jnp.where(counted, new, running).astype(running.dtype), counts
+
+        keep, running, counts = map_unzip(
+            3, judged, norms(updates), state.running_norm, state.counts
+        )
+        moved, inner_state = inner.update(kept(keep, updates), state.inner, params, **extra_args)
+        return kept(keep, moved), SpikesState(running, counts, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _norm(x: Any, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Array:
+    x = jnp.asarray(x)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.sqrt(jnp.sum(wide * wide, axis=axis))
