@@ -25,9 +25,10 @@ import numpy as np
 from reference.shampoo_4bit import linear2_codebook
 
 from curvax.transforms._counts import Counts
+from curvax.transforms._side import Side
 from curvax.transforms.storage._cholesky import Cholesky
 from curvax.transforms.storage._quantized import Quantized
-from curvax.transforms.storage._storage import dense
+from curvax.transforms.storage._storage import dense, rotated
 
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
 """Relative float32 rounding per step: matrix products of order 6 to 8, decompositions."""
@@ -140,6 +141,16 @@ class Moving:
 
     def decode_root(self, stored: jax.Array) -> jax.Array:
         return stored
+
+    def encode_basis(self, u: jax.Array, previous: Any) -> jax.Array:
+        del previous
+        return _shifted(u, self.errors.roots, self.draws)
+
+    def decode_basis(self, stored: jax.Array) -> jax.Array:
+        return stored
+
+    def rotate(self, stored: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
+        return rotated(stored, x, side, back)
 
 
 def _shifted(x: jax.Array, error: Any, draws: jax.Array) -> jax.Array:

@@ -142,7 +142,7 @@ def precondition(
 
         def preconditioned(m: jax.Array, *factors: Factor | None) -> jax.Array:
             roots = [None if factor is None else factor.inverse_root for factor in factors]
-            return rule.apply_roots(m, roots, count)
+            return rule.two_sided(rule.apply_root, m, roots, count)
 
         directions = jax.tree.map(preconditioned, matrices, left, right)
         if warmup_steps:

@@ -35,6 +35,8 @@ finite: a NaN corrupts its tile.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -139,6 +141,7 @@ def spread(scales: jax.Array, block: int, m: int, n: int) -> jax.Array:
     return wide.reshape(*batch, rows * block, columns * block)[..., :m, :n]
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def quantize(
     x: jax.Array, scales: jax.Array, codec: Codec, dither: jax.Array | None = None
 ) -> jax.Array:
@@ -150,21 +153,21 @@ def quantize(
     low = spread(scales * in_range, codec.block, *x.shape[-2:])
     high = 2 * codec.unit * (x.astype(dtype) * spread(in_range, codec.block, *x.shape[-2:]))
 
-    def above(codes: jax.Array) -> jax.Array:
-        """1 for elements above the threshold between a code and the next one, else 0."""
-        value, following = codec.integers(codes), codec.integers(codes + 1)
+    # The estimate may be wrong by one, in either direction; the comparisons decide.
+    nearby = codec.nearby(high / (2 * low))
+    values = [codec.integers(nearby + i) for i in (-1, 0, 1)]
+    codes = nearby - 1
+    for value, following in itertools.pairwise(values):
         threshold = value + following
         if dither is not None:
             threshold = threshold + (2 * dither.astype(dtype) - 1) * (following - value)
-        return (low * threshold < high).astype(dtype)
-
-    # The estimate may be wrong by one, in either direction; the comparisons decide.
-    nearby = codec.nearby(high / (2 * low))
-    codes = jnp.clip(nearby - 1 + above(nearby - 1) + above(nearby), 0, 2**codec.bits - 1)
+        codes = codes + (low * threshold < high)
+    codes = jnp.clip(codes, 0, 2**codec.bits - 1)
     nothing = 0 if codec.map == "unsigned" else codec.zero
     return jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     """The values of the codes `(..., m, n)`, in the dtype of the scales."""
     dtype = jnp.promote_types(scales.dtype, jnp.float32)
