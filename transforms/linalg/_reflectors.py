@@ -11,14 +11,16 @@ Each column may have any length; here $\|v_k\|^2 = 2$.
 *Products.* A panel of $b$ consecutive reflectors is $I - V_p T_p V_p^\top$ with
 $T_p^{-1} = I + \mathrm{striu}(V_p^\top V_p)$ (Schreiber and Van Loan, 1989; Puglisi, 1992): three
 products with a panel instead of $b$ reflections. $T_p$ is found by inverting blocks of doubling size.
-Loops over panels keep programs small at any order. Panels are zero above their first row; they are
-grouped in `SEGMENTS` loops that leave out the rows above.
+Loops over panels keep programs small at any order. Panels are zero above their first row; from order
+320 on they are grouped in `SEGMENTS` loops that leave out the rows above.
 
-*Cost* of $U X$ for `X (d, n)`: about `2.5 d²n + 4 d n b` FLOPs in place of the `2 d²n` of a product
+*Cost* of $U X$ for `X (d, n)`: about `2.5 d²n + 4 d n b` FLOPs (`4 d²n` below order 320) in place of the `2 d²n` of a product
 with $U$, and `26 d b² + 2 d² b` for the $T_p$, with `b = 64`. Beside `X` and `V`, a panel is in memory.
 """
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +31,8 @@ PANEL = 64
 """Reflectors that are applied together."""
 
 SEGMENTS = 4
-"""Loops over panels. More of them save up to a fifth of the FLOPs and make programs longer."""
+"""Loops over panels, if each has at least two. More save up to a fifth of the FLOPs and make
+programs longer."""
 
 
 def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -49,6 +52,7 @@ def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     return factored(u) if u.ndim == 2 else one_by_one(factored, u)
 
 
+@functools.partial(jax.jit, static_argnames=("inverse", "precision"))  # shared by programs' parts
 def reflected(
     v: jax.Array,
     x: jax.Array,
@@ -60,7 +64,7 @@ def reflected(
     panels = _panels(v)
     triangles = _triangles(panels)
     number = panels.shape[-3]
-    share = -(-number // SEGMENTS)
+    share = -(-number // SEGMENTS) if number > SEGMENTS else number
     starts = range(0, number, share)
     for start in starts if inverse else reversed(starts):
         row = start * PANEL

@@ -125,7 +125,7 @@ def quantized(
     memory.
 
     Args:
-      bits: 4 or 8.
+      bits: 4, 6 or 8.
       block: even width of the square tiles that share a scale.
       map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
         root, or uniform steps.
