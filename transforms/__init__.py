@@ -12,8 +12,9 @@
   what happens to the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh roots, bases and subspaces. Policies (`_policy`, `_foam`,
   `_diagonal_residual`, `_below_norm`); the loop over the matrices that are due (`_due`).
-- `storage`: how many bits factors and roots take. Dense (`_storage`), 4-bit squares (`_quantized`),
-  4-bit Cholesky factors (`_cholesky`, `_triangle`), the codec (`_codec`).
+- `storage`: how many bits factors, roots and bases take. Dense (`_storage`), squares
+  (`_quantized`), Cholesky factors (`_cholesky`), packed triangles (`_packed`, `_triangle`), the
+  codec (`_codec`) and its `_dither`.
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
 - `distribute`: which device holds which matrix (`_distribute`, `_shares`), and where its state is
   (`_layout`, `_meshes`).

@@ -21,7 +21,7 @@ back = jax.jit(functools.partial(reflected, inverse=True, precision="highest"))
 def _product(v: np.ndarray) -> np.ndarray:
     """`H_1 ⋯ H_d`, one reflector at a time."""
     product = np.eye(len(v))
-    for column in np.float64(v).T:
+    for column in np.asarray(v, np.float64).T:
         product -= 2 * np.outer(product @ column, column) / (column @ column)
     return product
 
@@ -32,14 +32,18 @@ def test_reflectors_and_signs_make_the_matrix(order):
     v, signs = factored(np.float32(u))
     assert np.array_equal(np.triu(v), np.eye(order)) and np.abs(v).max() <= 1
     assert set(np.unique(signs)) <= {-1, 1}
-    assert_close(_product(v) * np.asarray(signs), u, 8 * order**0.5, eps=float(np.finfo(np.float32).eps))
+    assert_close(
+        _product(v) * np.asarray(signs), u, 8 * order**0.5, eps=float(np.finfo(np.float32).eps)
+    )
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_panels_are_the_reflectors_one_by_one(order):
     """Also of vectors that no decomposition gave, of any length."""
     generator = np.random.default_rng(order)
-    v = np.tril(generator.standard_normal((order, order))) * generator.uniform(0.01, 100, (1, order))
+    v = np.tril(generator.standard_normal((order, order))) * generator.uniform(
+        0.01, 100, (1, order)
+    )
     v, x = np.float32(v), np.float32(generator.standard_normal((order, 3)))
     product = _product(v)
     assert_close(there(v, x), product @ x, 64 * order**0.5)

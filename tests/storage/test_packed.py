@@ -121,7 +121,8 @@ def test_bases_are_orthogonal_whatever_their_codes(bits, order):
     other = stored._replace(codes=np.uint8(draw.integers(0, 256, stored.codes.shape)))
     decode = jax.jit(storage_of(bits).decode_basis)
     for basis in (found, decode(other)):
-        gram = np.float64(basis).T @ np.float64(basis)
+        wide = np.asarray(basis, np.float64)
+        gram = wide.T @ wide
         assert_close(gram, np.eye(order), 16 * max(order, 4) ** 0.5, eps=EPS32)
     assert np.linalg.norm(found - u) <= 16 * GAPS[bits] * order**0.5
     if order > 2:
@@ -198,7 +199,7 @@ def test_averages_follow_increments_below_a_gap(b2):
     key = jax.random.key(0)
     spectrum = 1 / np.arange(1, order + 1.0) ** 2
     old, new = (
-        np.float32(with_spectrum(jax.random.fold_in(key, i), order, order, spectrum))
+        with_spectrum(jax.random.fold_in(key, i), order, order, spectrum).astype(np.float32)
         for i in range(2)
     )
     old, new = old @ old.T, new @ new.T

@@ -5,17 +5,18 @@ S = \mathrm{diag}(\pm 1)$$
 
 with $v_k$ zero above its $k$-th entry: the strictly lower triangle of $V = (v_1 \dots v_d)$ has as
 many numbers as an orthogonal matrix has degrees of freedom. Any $V$ without a zero column gives a
-matrix that is orthogonal up to rounding, so an error of $V$ turns the basis and does not distort it.
-Each column may have any length; here $\|v_k\|^2 = 2$.
+matrix that is orthogonal up to rounding, so an error of $V$ turns the basis and does not distort
+it. Each column may have any length; here $\|v_k\|^2 = 2$.
 
-*Products.* A panel of $b$ consecutive reflectors is $I - V_p T_p V_p^\top$ with
-$T_p^{-1} = I + \mathrm{striu}(V_p^\top V_p)$ (Schreiber and Van Loan, 1989; Puglisi, 1992): three
-products with a panel instead of $b$ reflections. $T_p$ is found by inverting blocks of doubling size.
-Loops over panels keep programs small at any order. Panels are zero above their first row; from order
-320 on they are grouped in `SEGMENTS` loops that leave out the rows above.
+*Products.* A panel of $b$ consecutive reflectors is $I - V_p T_p V_p^\top$ with $T_p^{-1} = I +
+\mathrm{striu}(V_p^\top V_p)$ (Schreiber and Van Loan, 1989; Puglisi, 1992): three products with a
+panel instead of $b$ reflections. $T_p$ is found by inverting blocks of doubling size. Loops over
+panels keep programs small at any order. Panels are zero above their first row; above order 256
+they are grouped in `SEGMENTS` loops that leave out the rows above.
 
-*Cost* of $U X$ for `X (d, n)`: about `2.5 d²n + 4 d n b` FLOPs (`4 d²n` below order 320) in place of the `2 d²n` of a product
-with $U$, and `26 d b² + 2 d² b` for the $T_p$, with `b = 64`. Beside `X` and `V`, a panel is in memory.
+*Cost* of $U X$ for `X (d, n)`: about `2.5 d²n + 4 d n b` FLOPs (`4 d²n` up to order 256) in place
+of the `2 d²n` of a product with $U$, and `24 d b² + 2 d² b` for the $T_p$, with `b = 64`. Beside
+`X` and `V`, a panel is in memory.
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ zeros has scale 0 and decodes to zeros.
 gap is at most $u$: the code is the number of $j$ with $s\,((1 - u)\, n_j + u\, n_{j+1}) < T\,x$.
 With uniform $u$ the decoded value is $x$ on average; $u = 1/2$ is the nearest code.
 
-*Packing.* A byte holds two 4-bit codes of a row: column $c$ in the low half of byte $c$, column
-$c + \lceil n / 2 \rceil$ in its high half. Three bytes hold four 6-bit codes: with
-$q = \lceil n / 4 \rceil$, columns $c$, $c + q$ and $c + 2q$ in the low six bits of bytes $c$, $c + q$
-and $c + 2q$; the lowest, middle and highest two bits of column $c + 3q$ in their high two bits. Rows
-share no byte.
+*Packing.* A byte holds two 4-bit codes of a row: column $c$ in the low half of byte $c$, column $c
++ \lceil n / 2 \rceil$ in its high half. Three bytes hold four 6-bit codes: with $q = \lceil n / 4
+\rceil$, columns $c$, $c + q$ and $c + 2q$ in the low six bits of bytes $c$, $c + q$ and $c + 2q$;
+the lowest, middle and highest two bits of column $c + 3q$ in their high two bits. Rows share no
+byte.
 
 *Error.* At most half the largest gap between neighboring $v_j$, times $s$: 0.1244 for 4-bit
 "linear2" (the paper's Proposition B.1 states $2^{-4}$), 0.0312 for 6 bits, 0.0078 for 8 bits; twice

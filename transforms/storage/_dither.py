@@ -21,7 +21,7 @@ ALPHAS = tuple(int(2**32 / 1.2207440846**power) | 1 for power in (1, 2, 3))
 
 
 def dither(count: jax.Array, order: int) -> jax.Array:
-    """u of the updates `count (...)`, int32, for matrices `(..., order, order)`; float32."""
+    """U of the updates `count (...)`, int32, for matrices `(..., order, order)`; float32."""
     row, column, step = (jnp.uint32(alpha) for alpha in ALPHAS)
     i = jnp.arange(order, dtype=jnp.uint32)
     place = i[:, None] * row + i[None, :] * column

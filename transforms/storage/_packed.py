@@ -1,25 +1,27 @@
 r"""Packed storage: `bits` per degree of freedom of factors, roots and bases.
 
 A symmetric or orthogonal matrix of order $d$ has about $d^2/2$ degrees of freedom, and each form
-here keeps one strictly lower triangle of codes (`_codec.py`, `_triangle.py`) and one vector, so in 8
-bits it has as many bytes as a square of 4-bit codes:
+here keeps one strictly lower triangle of codes (`_codec.py`, `_triangle.py`) and one vector, so in
+8 bits it has as many bytes as a square of 4-bit codes:
 
 - *factors*: the Cholesky factor $C$ of $L + \epsilon I$, with its diagonal; $L = C C^\top$ stays
   positive semi-definite, and relative errors of $C$ leave small eigenvalues in place. An update is
   rounded with dither (`_dither.py`), so increments below a gap are not lost;
 - *inverse roots*: the matrix itself, mirrored on reading, with its diagonal;
 - *bases*: Householder vectors (`linalg/_reflectors.py`). Each column is scaled so that its largest
-  entry below the diagonal is 1; the vector has the diagonal entries that belong to it, with the sign
-  of the basis' column. Any codes decode to a matrix that is orthogonal up to float32's rounding.
-  A basis is applied in panels of reflectors and is formed only at refreshes.
+  entry below the diagonal is 1; the vector has the diagonal entries that belong to it, with the
+  sign of the basis' column. Any codes decode to a matrix that is orthogonal up to float32's
+  rounding. A basis is applied in panels of reflectors and is formed only at refreshes.
 
 *Error* for codes with largest gap $\delta$ (0.0156 in 8 bits) and tiles with scales $s$. Roots:
 $|\hat X_{ij} - X_{ij}| \le \delta s / 2$, so $\|\hat X - X\|_F$ is at most $\delta / 2$ times the
 norm of the scales spread over their tiles. Factors: $|\hat C_{ij} - C_{ij}| \le \delta s$ and
 $\|\hat L - L\| \le 2 \|C\| \|\hat C - C\| + \|\hat C - C\|^2$. Bases: a reflector moves by at most
-$2 \sqrt 2\, \|\hat v_k - v_k\| / \|v_k\|$ in the Frobenius norm, and the basis by at most their sum.
+$2 \sqrt 2\, \|\hat v_k - v_k\| / \|v_k\|$ in the Frobenius norm, and the basis by at most their
+sum.
 
-*Failure* of a decomposition: as in `_cholesky.py`, the previous codes stay, and `failures` counts it.
+*Failure* of a decomposition: as in `_cholesky.py`, the previous codes stay, and `failures` counts
+it.
 
 *Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 8 bits: `d ⌈d/2⌉ + 4 T ⌈T/2⌉ + 4 d` for a root
 or basis, and 8 more for a factor; rows of `d` codes take `3 ⌈d/4⌉` bytes in 6 bits, `⌈d/2⌉` in 4.
@@ -126,7 +128,9 @@ class Packed(Quantized):
         v, signs = reflectors_of(u)
         lower = jnp.tril(v, -1)
         length = jnp.maximum(jnp.max(jnp.abs(lower), axis=-2), SHORTEST)
-        return PackedTriangle(*encode_lower(lower / length[..., None, :], self.codec), signs / length)
+        return PackedTriangle(
+            *encode_lower(lower / length[..., None, :], self.codec), signs / length
+        )
 
     def decode_basis(self, stored: Any) -> jax.Array:
         """The basis, orthogonal up to rounding."""
