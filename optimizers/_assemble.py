@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms._decay import unless_zero
 from ..transforms._guard import guard_leaves
 from ..transforms._validate import check_interval
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
@@ -68,9 +69,7 @@ def assemble(
     )
     if base is None:
         descent = optax.chain(
-            optax.add_decayed_weights(weight_decay, weight_decay_mask)  # pyright: ignore
-            if _decays(weight_decay)
-            else optax.identity(),
+            _decayed_weights(weight_decay, weight_decay_mask),
             optax.scale_by_learning_rate(learning_rate),
         )
     elif isinstance(weight_decay, (int, float)) and weight_decay != 0:
@@ -93,7 +92,7 @@ def others_or_adamw(
     weight_decay: Any,
     weight_decay_mask: Any,
 ) -> optax.GradientTransformation:
-    """`others`; if that is `None`, AdamW, or Adam if `weight_decay` is 0.
+    """`others`; if that is `None`, AdamW.
 
     `assemble` calls it. `osgdm`, whose base applies the weight decay, calls it itself, so that all
     other parameters decay too.
@@ -106,9 +105,11 @@ def others_or_adamw(
     if others is None:
         rate = learning_rate if adam_learning_rate is None else adam_learning_rate
         _check_learning_rate("adam_learning_rate", rate)
-        if _decays(weight_decay):
-            return optax.adamw(rate, weight_decay=weight_decay, mask=weight_decay_mask)
-        return optax.adam(rate)
+        return optax.chain(
+            optax.scale_by_adam(),
+            _decayed_weights(weight_decay, weight_decay_mask),
+            optax.scale_by_learning_rate(rate),
+        )
     if not isinstance(others, optax.GradientTransformation):
         raise ValueError(
             "others must be an Optax transformation, such as optax.adamw(1e-3), or None for AdamW; "
@@ -132,10 +133,8 @@ def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTra
     return made
 
 
-def _decays(weight_decay: Any) -> bool:
-    # An injected hyperparameter is an array and may change later. Without decay, `update` works
-    # without parameters.
-    return not (isinstance(weight_decay, (int, float)) and weight_decay == 0)
+def _decayed_weights(weight_decay: Any, mask: Any) -> optax.GradientTransformation:
+    return unless_zero(weight_decay, optax.add_decayed_weights(weight_decay, mask))
 
 
 def _check_learning_rate(name: str, value: optax.ScalarOrSchedule) -> None:

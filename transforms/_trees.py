@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from ._paths import named_leaves
 from ._validate import check_matrices
 
 
@@ -23,6 +24,11 @@ def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest:
     return tuple(treedef.unflatten([result[i] for result in results]) for i in range(outputs))
 
 
+def as_arrays(tree: Any) -> Any:
+    """`tree` with an array without axes in place of each Python float."""
+    return jax.tree.map(lambda x: jnp.asarray(x, float) if isinstance(x, float) else x, tree)
+
+
 def where_entries(which: jax.Array, new: Any, old: Any) -> Any:
     """`new`, but `old` for the batch entries for which `which (...)` is false."""
 
@@ -35,6 +41,24 @@ def where_entries(which: jax.Array, new: Any, old: Any) -> Any:
 def widened(tree: Any) -> Any:
     """The arrays of `tree` in at least float32."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
+def as_wide_as(params: Any, updates: Any) -> Any:
+    """Gradients in the wider of their own dtypes and their parameters'.
+
+    A gradient in bfloat16 has 8 bits; an update for parameters in float32 needs the 24 of these.
+    """
+    if params is None:
+        return updates
+    named = named_leaves(updates)
+    dtypes = {name: jnp.result_type(p) for name, p in named_leaves(params).present().items()}
+    leaves = named.present()
+    return named.rebuild(
+        {
+            name: x.astype(jnp.promote_types(x.dtype, dtypes[name])) if name in dtypes else x
+            for name, x in leaves.items()
+        }
+    )
 
 
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:

@@ -17,9 +17,9 @@ from helpers import (
     run_scanned,
     stacked,
 )
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from registry import NAMED, Row
+from registry import NAMED, Row, every_optimizer
 from shared.meshes import (
     ONE_SHAPE,
     TWO_SHAPES,
@@ -32,6 +32,7 @@ from shared.meshes import (
     explicit_by_default,
     given,
     mesh_of,
+    of_matrices,
     on,
     on_no_mesh,
     shapes_and_dtypes,
@@ -330,3 +331,21 @@ def test_bad_input_is_named(name: str) -> None:
     action, message = bad_inputs()[name]
     with pytest.raises(ValueError, match=message):
         action()
+
+
+@pytest.mark.parametrize("spec", [P(), P(None, "x")], ids=["replicated", "sharded"])
+@every_optimizer
+def test_a_step_compiled_ahead_of_time_takes_its_own_state(row: Row, spec: P) -> None:
+    """On Explicit axes without `mesh=`, the first state is sharded like those of later steps."""
+    mesh = mesh_of("explicit")
+    params = on(mesh, given({"dense/kernel": (4, 8), "dense/bias": (8,)})[0])
+    kernel = jax.device_put(params["dense/kernel"], NamedSharding(mesh, spec))
+    params["dense/kernel"] = kernel
+    optimizer = row.make()
+    state = optimizer.init(params)
+    step = jax.jit(optimizer.update).lower(params, state, params).compile()
+    updates, after = step(params, state, params)
+    assert updates["dense/kernel"].sharding.is_equivalent_to(kernel.sharding, 2)
+    step(params, after, params)
+    for x, y in zip(*map(jax.tree.leaves, map(of_matrices, (state, after))), strict=True):
+        assert jax.typeof(x) == jax.typeof(y)

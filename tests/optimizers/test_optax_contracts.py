@@ -155,6 +155,54 @@ def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     assert_close(updates, expected, growth, condition=1 / (1 - 0.999), eps=eps)
 
 
+@in_turns(4, of=6)
+def test_narrow_gradients_give_the_updates_of_wide_ones(row: Row) -> None:
+    """A bfloat16 gradient of float32 parameters is as good as the same numbers in float32."""
+    params = small_tree()
+    narrow = gradients_like(params, 1, dtype="bfloat16")[0]
+    wide = jax.tree.map(lambda g: g.astype(jnp.float32), narrow)
+    (updates,), (state,) = run(compiled(row), [narrow], params, jit=False)
+    (expected,), (expected_state,) = run(compiled(row), [wide], params, jit=False)
+    assert_close(updates, expected, factor=0)
+    assert_close(state, expected_state, factor=0)
+
+
+# Weight decay.
+
+
+@every_optimizer
+def test_the_state_does_not_depend_on_weight_decay(row: Row) -> None:
+    """Off, on or injected, for a rate or a schedule: a checkpoint survives every change."""
+    params = small_tree()
+
+    def state_of(rate: Any, decay: Any, make: Any = row.make) -> Any:
+        return shapes_and_dtypes(jax.eval_shape(make(rate, weight_decay=decay).init, params))
+
+    mask = jax.tree.map(lambda p: p.ndim > 1, params)
+    for rate in (0.1, optax.constant_schedule(0.1)):
+        for make in (row.make, functools.partial(row.make, weight_decay_mask=mask)):
+            expected = state_of(rate, 0.0, make)
+            assert state_of(rate, 0.1, make) == expected
+            assert state_of(rate, jnp.float32(0.0), make) == expected
+
+
+@in_turns(0, of=6)
+def test_weight_decay_can_be_switched_on(row: Row) -> None:
+    """A state from steps without decay goes on with decay, at the step of its schedule."""
+    params, rate = small_tree(), lambda step: 0.1 / (1 + step)
+    first, second = gradients_like(params, 2)
+    plain, decayed = row.make(rate), row.make(rate, weight_decay=0.5)
+    _, (state,) = run(plain, [first], params)
+    (without,), (with_decay,) = (
+        (jax.jit(optimizer.update)(second, state, params)[0],) for optimizer in (plain, decayed)
+    )
+    assert_close(
+        jax.tree.map(lambda a, b: b - a, without, with_decay),
+        jax.tree.map(lambda p: -0.5 * rate(1) * p, params),
+        row.growth,
+    )
+
+
 # Hyper-parameters in the state.
 
 

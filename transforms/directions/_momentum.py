@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._decay import unless_zero
 from .._validate import check_choice, check_decay, check_dtype
 
 
@@ -102,11 +103,12 @@ def descend_with_momentum(
     """
     check_decay("b1", b1)
 
-    def decay(count: Any) -> Any:
-        rate: Any = learning_rate(count) if callable(learning_rate) else learning_rate
-        return -rate * weight_decay
+    def scheduled(count: Any) -> Any:
+        return -learning_rate(count) * weight_decay  # pyright: ignore
 
-    steps = optax.chain(optax.scale_by_learning_rate(learning_rate), optax.trace(b1))
-    if isinstance(weight_decay, (int, float)) and weight_decay == 0:
-        return steps
-    return optax.chain(steps, optax.add_decayed_weights(decay, weight_decay_mask))
+    decay: Any = scheduled if callable(learning_rate) else -learning_rate * weight_decay
+    return optax.chain(
+        optax.scale_by_learning_rate(learning_rate),
+        optax.trace(b1),
+        unless_zero(weight_decay, optax.add_decayed_weights(decay, weight_decay_mask)),
+    )

@@ -5,8 +5,9 @@ The routing is `optax.partition` over two labels, with three additions:
 * labels come from a `MatrixRule`;
 * `init` records the treatment of each parameter, which `summarize` shows, and warns if no parameter
   is a matrix;
-* updates and states keep their dtypes: Optax's Adam promotes its moments and updates when the
-  gradients are wider than the parameters, which would recompile the next step.
+* gradients narrower than their parameters are widened first, and updates have the wider dtype;
+* states keep their dtypes: Optax's Adam promotes its moments when the gradients are wider than the
+  parameters, which would recompile the next step.
 
 *Cost*: none at run time besides these casts. The state is that of `optax.partition`.
 """
@@ -19,8 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from .._own_state import explains_state
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
+from .._trees import as_arrays, as_wide_as
 from ._matrix_rule import MatrixRule, Treatment
 
 MATRICES, OTHERS = "matrices", "others"
@@ -59,6 +62,7 @@ def route(
     partition = optax.partition({MATRICES: matrices, OTHERS: others}, labels)
 
     def init(params: Any) -> Any:
+        params = as_arrays(params)
         if not is_placeholder(params):
             treatments = rule(params)
             record(RoutingRecord(treatments))
@@ -66,10 +70,12 @@ def route(
         return partition.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        updates, params = as_arrays(updates), as_arrays(params)
+        updates = as_wide_as(params, updates)
         new_updates, new_state = partition.update(updates, state, params, **extra_args)
         return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return explains_state(optax.GradientTransformationExtraArgs(init, update))
 
 
 def _with_dtypes_of(like: Any, tree: Any) -> Any:

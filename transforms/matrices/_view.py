@@ -30,8 +30,10 @@ from jax.sharding import Mesh
 
 from .._guard import guard_matrices
 from .._keys import members_of
+from .._own_state import explains_state
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
+from .._trees import as_arrays, as_wide_as
 from .._validate import check_bool
 from ..distribute._distribute import distribute, mesh_axes
 from ..distribute._meshes import (
@@ -135,10 +137,11 @@ def on_matrices(
     """Runs `inner` on the matrices of a tree of parameters.
 
     `inner` gets gradients, parameters and state as a dict whose leaves are batches of matrices
-    `(N, m, n)`. Its updates are returned in the shapes and dtypes of the gradients. Matrices that
-    share a stack have the widest of their dtypes there. If the sum of squares of a matrix's
-    gradient is not finite in float32, the matrix skips that step: its state is updated with a zero
-    gradient, its update is zero, and `skipped` in the state counts the step.
+    `(N, m, n)`. Its updates are returned in the shapes of the gradients, and in the wider dtype of
+    gradient and parameter; without parameters, in the gradient's. Matrices that share a stack have
+    the widest of their dtypes there. If the sum of squares of a matrix's gradient is not finite in
+    float32, the matrix skips that step: its state is updated with a zero gradient, its update is
+    zero, and `skipped` in the state counts the step.
 
     Args:
       inner: a transformation in which every leaf is a batch of matrices (last two axes).
@@ -205,17 +208,23 @@ def on_matrices(
     def init(params: Any) -> MatrixViewState:
         if is_placeholder(params):
             return MatrixViewState(inner.init(params))
+        params = as_arrays(params)
         check_on_mesh(params, mesh)
         groups = layout(params)
         members = {g.key: tuple((form.name, form.count) for form in g.members) for g in groups}
+        matrices = gather(groups, params)
         with members_of(members):
-            state = MatrixViewState(inner.init(gather(groups, params)))
+            inner_state = inner.init(matrices)
+        # As a step returns it, so that a step compiled ahead of time takes its own state.
+        state = MatrixViewState(inner_state if divided else on_mesh_of(matrices, inner_state))
         record(ViewRecord(groups, state))
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        updates, params = as_arrays(updates), as_arrays(params)
         if params is not None:
             check_same_shapes(updates, params)
+            updates = as_wide_as(params, updates)
         check_on_mesh(updates, mesh)
         groups = layout(updates)
         matrices = None if params is None else gather(groups, params, cut)
@@ -224,7 +233,7 @@ def on_matrices(
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
         return scatter(groups, directions, updates), MatrixViewState(inner_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return explains_state(optax.GradientTransformationExtraArgs(init, update))
 
 
 def check_same_shapes(updates: Any, params: Any) -> None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._paths import named_leaves
+import jax
+
+from .._own_state import CAUSES
+from .._paths import is_hole, named_leaves
 from .._recording import Meaning
 from ..matrices._form import MatrixForm
 from ._portable import by_parameter
 from ._traced import traced
 
-STATE_FORMAT = 3
+STATE_FORMAT = 4
 
 
 def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
@@ -30,6 +33,7 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       - `curvax_state_format`: the version of curvax's state format;
       - `arrays`: dtype and shape of every array of the portable state, by its path;
       - `matrices`: for each parameter that is a matrix, its axes and how it is cut into matrices;
+      - `empty`: the paths of containers without arrays, such as that of a weight decay;
       - `parts`: what arrays mean where their shapes do not tell: refresh policies and codes;
       - `stacks`: the parameters whose matrices share an array in the state itself, in order.
 
@@ -42,16 +46,24 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       {'0/count': 'int32[]', '0/mu/dense/kernel': 'float32[4, 8]'}
     """
     whole = traced(optimizer, params)
-    leaves = named_leaves(by_parameter(whole.stacks, whole.joined)).present()
+    portable = by_parameter(whole.stacks, whole.joined)
+    leaves = named_leaves(portable).present()
+    with_path = jax.tree_util.tree_leaves_with_path(portable, is_leaf=_is_empty)
+    empty = [path for path, node in with_path if _is_empty(node)]
     forms = {form.name: form for groups in whole.groups for g in groups for form in g.members}
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
     return {
         "curvax_state_format": STATE_FORMAT,
         "arrays": {name: f"{x.dtype}{[*x.shape]}" for name, x in leaves.items()},
         "matrices": {name: _described(form) for name, form in sorted(forms.items())},
+        "empty": [jax.tree_util.keystr(path, simple=True, separator="/") for path in empty],
         "parts": list(parts),
         "stacks": [[[s.key, [[*m] for m in s.members]] for s in view] for view in whole.stacks],
     }
+
+
+def _is_empty(node: Any) -> bool:
+    return isinstance(node, tuple) and not node and not is_hole(node)
 
 
 def _described(form: MatrixForm) -> str:
@@ -104,13 +116,19 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
                 for place in differing[:3]
             )
             raise ValueError(
-                f"description: {len(differing)} of {len(places)} {what} differ ({first}): it "
-                "belongs to another optimizer, or to other parameters, axes, blocks or ranks."
+                f"description: {len(differing)} of {len(places)} {what} differ ({first}). {CAUSES}"
             )
     if own["parts"] != given["parts"]:
         raise ValueError(
             "description: the arrays have the same shapes but another meaning: "
             f"{'; '.join(given['parts'])} in the checkpoint, {'; '.join(own['parts'])} here."
+        )
+    if own["empty"] != given["empty"]:
+        places = sorted({*own["empty"]} ^ {*given["empty"]})
+        raise ValueError(
+            f"description: the arrays are the same, but not the containers around them ({places[0]}"
+            ", for one), as after another base or mask. Restore the checkpoint without a target, "
+            "and curvax.place_state puts each array in its place."
         )
     if not portable and own["stacks"] != given["stacks"]:
         raise ValueError(

@@ -1,0 +1,110 @@
+"""Optax's own suite for contributed optimizers, `optax/contrib/_common_test.py`, on every method.
+
+Its tests look a factory up by name and call it with settings; here they find this library's, and
+its `inject_hyperparams`, which keeps integers static. Vectors are matrices of one row, so that they
+reach the method too, and the leaf with three axes gets its axes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from optax.contrib import _common_test as common
+from registry import NAMED, ROWS, Row, every_optimizer
+
+import curvax
+
+DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
+TARGETS = (
+    common._setup_parabola,
+    common._setup_rosenbrock,
+    common._setup_matrix_parabola,
+    common._setup_mixed_tensor_target,
+)
+
+
+def factory(name: str) -> Any:
+    """A method whose annotations are types, not strings, as the test of schedules expects."""
+    optimizer = functools.partial(NAMED[name].optimizer)
+    optimizer.__signature__ = inspect.signature(NAMED[name].optimizer, eval_str=True)  # pyright: ignore
+    return optimizer
+
+
+@pytest.fixture(autouse=True)
+def _ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "_get_opt_factory", factory)
+    monkeypatch.setattr(common._inject, "inject_hyperparams", curvax.inject_hyperparams)
+
+
+def run_theirs(test: str, row: Row, settings: Any = None, **arguments: Any) -> None:
+    """Runs one test of Optax's suite on a method; the tests that Optax generates wrap it."""
+    suite = common.ContribTest(f"{test}0")
+    theirs = getattr(common.ContribTest, f"{test}0").__wrapped__
+    rate = max(row.minima_rate / 10, 1e-3)
+    given = {"learning_rate": rate, "matrices": "all", **row.for_contract()}
+    settings = {**given, **(settings or {})}
+    names = {"opt_name": row.name, "opt_kwargs": settings}
+    theirs(suite, **names, wrapper_name=None, wrapper_kwargs=None, **arguments)
+
+
+@every_optimizer
+def test_optimizers_accept_extra_args(row: Row) -> None:
+    run_theirs("test_optimizers_accept_extra_args", row, wrap=False)
+
+
+@pytest.mark.parametrize(
+    ("row", "target"),
+    [
+        pytest.param(*row.values, target, marks=row.marks, id=f"{row.id}-{target.__name__[7:]}")
+        for row in ROWS
+        for target in TARGETS
+    ],
+)
+def test_optimizers(row: Row, target: Any) -> None:
+    """Minima are found at a constant rate, except by a method that leaves the mean of each row."""
+    if row.blind_to_means:
+        with pytest.raises(AssertionError, match="Not equal to tolerance"):
+            run_theirs("test_optimizers", row, target=target, dtype="float32")
+    else:
+        run_theirs("test_optimizers", row, target=target, dtype="float32")
+
+
+@every_optimizer
+def test_optimizers_can_be_wrapped_in_inject_hyperparams(row: Row) -> None:
+    """With numbers of few bits, which injection into float32 does not round.
+
+    Otherwise the eigenvectors of a null space, kept in the state, differ.
+    """
+    settings = {**row.defaults, **row.for_contract()}
+    short = {k: float(jnp.bfloat16(x)) for k, x in settings.items() if isinstance(x, float)}
+    axes = {"1": curvax.MatrixAxes(rows=1, columns=2)}
+    test = "test_optimizers_can_be_wrapped_in_inject_hyperparams"
+    run_theirs(test, row, {**short, "weight_dimension_numbers": axes})
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@every_optimizer
+def test_preserve_dtype(row: Row, dtype: str) -> None:
+    run_theirs("test_preserve_dtype", row, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@every_optimizer
+def test_gradient_accumulation(row: Row, dtype: str) -> None:
+    run_theirs("test_gradient_accumulation", row, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@every_optimizer
+def test_state_shape_dtype_shard_stability(row: Row, dtype: Any) -> None:
+    run_theirs("test_state_shape_dtype_shard_stability", row, dtype=dtype)
+
+
+@every_optimizer
+def test_optimizers_accept_learning_rate_schedule(row: Row) -> None:
+    test = "test_optimizers_accept_learning_rate_schedule_if_type_annotated_as_such"
+    run_theirs(test, row)
