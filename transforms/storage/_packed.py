@@ -174,9 +174,9 @@ def packed(
 ) -> Packed:
     """Stores `bits` bits per degree of freedom of factors, inverse roots and bases.
 
-    In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` do in 4, and
-    its errors are 30 times smaller: triangles in place of squares. Factors stay positive
-    semi-definite, and bases orthogonal up to float32's rounding. A statistic costs a product and a
+    In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` do in 4,
+    because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
+    Factors stay positive semi-definite, and bases orthogonal up to float32's rounding. A statistic costs a product and a
     Cholesky decomposition, and a product with a basis twice the time of a plain one.
 
     Args:
