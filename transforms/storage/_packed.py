@@ -176,8 +176,9 @@ def packed(
 
     In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` do in 4,
     because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
-    Factors stay positive semi-definite, and bases orthogonal up to float32's rounding. A statistic costs a product and a
-    Cholesky decomposition, and a product with a basis twice the time of a plain one.
+    Factors stay positive semi-definite, and bases orthogonal up to float32's rounding. A statistic
+    costs a product and a Cholesky decomposition more, and a product with a basis takes about twice
+    the time of a plain one.
 
     Args:
       bits: 4, 6 or 8.
