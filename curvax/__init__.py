@@ -88,6 +88,7 @@ from .transforms.state._report import report
 from .transforms.state._sharding import state_sharding
 from .transforms.state._summary import state_bytes, state_of, summarize
 from .transforms.storage._cholesky import cholesky
+from .transforms.storage._packed import packed
 from .transforms.storage._quantized import quantized
 from .transforms.storage._storage import dense
 from .transforms.subspace._adapter import Adapter, extract_adapter
@@ -136,6 +137,7 @@ __all__ = [
     "on_matrices",
     "orthogonalize",
     "osgdm",
+    "packed",
     "place_state",
     "polar_qdwh",
     "polar_svd",

@@ -25,9 +25,11 @@ import numpy as np
 from reference.shampoo_4bit import linear2_codebook
 
 from curvax.transforms._counts import Counts
+from curvax.transforms._side import Side
 from curvax.transforms.storage._cholesky import Cholesky
+from curvax.transforms.storage._packed import Packed
 from curvax.transforms.storage._quantized import Quantized
-from curvax.transforms.storage._storage import dense
+from curvax.transforms.storage._storage import dense, rotated
 
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
 """Relative float32 rounding per step: matrix products of order 6 to 8, decompositions."""
@@ -141,6 +143,16 @@ class Moving:
     def decode_root(self, stored: jax.Array) -> jax.Array:
         return stored
 
+    def encode_basis(self, u: jax.Array, previous: Any) -> jax.Array:
+        del previous
+        return _shifted(u, self.errors.roots, self.draws)
+
+    def decode_basis(self, stored: jax.Array) -> jax.Array:
+        return stored
+
+    def rotate(self, stored: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
+        return rotated(stored, x, side, back)
+
 
 def _shifted(x: jax.Array, error: Any, draws: jax.Array) -> jax.Array:
     """Perturbs each matrix of `x (…, m, n)` by `error` times its norm."""
@@ -174,8 +186,11 @@ def coding_errors(states: Any, storage: Any, moments: tuple[int, int] | None) ->
     found: dict[str, float] = {}
     if isinstance(storage, Quantized):
         factors, roots = (list(_matrices(states, *names)) for names in (FACTORS, ROOTS))
-        found["roots"] = _largest((_coded_squares(x, storage), x) for x in roots)
-        if isinstance(storage, Cholesky):
+        read = _packed if isinstance(storage, Packed) else _coded_squares
+        found["roots"] = _largest((read(x, storage), x) for x in roots)
+        if isinstance(storage, Packed):  # dither: twice the error of the nearest code
+            found["triangles"] = 2 * _largest(_coded_triangles(x, storage) for x in factors)
+        elif isinstance(storage, Cholesky):
             found["triangles"] = _largest(_coded_triangles(x, storage) for x in factors)
         else:
             found["factors"] = _largest((_coded_squares(x, storage), x) for x in factors)
@@ -210,10 +225,28 @@ def _coded_squares(x: np.ndarray, storage: Quantized) -> np.ndarray:
     return diagonal + coded(x - diagonal, table, storage.codec.block)
 
 
-def _coded_triangles(x: np.ndarray, storage: Cholesky) -> tuple[np.ndarray, np.ndarray]:
+def _packed(x: np.ndarray, storage: Packed) -> np.ndarray:
+    """Symmetric matrices or bases of which a triangle is quantized."""
+    if np.allclose(x, x.swapaxes(-1, -2)):
+        lower = _coded_squares(np.tril(x, -1), storage)
+        return lower + lower.swapaxes(-1, -2) + np.eye(x.shape[-1]) * x
+    return np.stack([_reflected(u, storage) for u in x])
+
+
+def _reflected(u: np.ndarray, storage: Packed) -> np.ndarray:
+    """A basis, made of quantized Householder vectors."""
+    v = np.tril(np.linalg.qr(u, mode="raw")[0].T, -1)
+    length = np.maximum(np.abs(v).max(axis=0), 2.0**-20)
+    product = np.eye(len(u))
+    for column in (_coded_squares(v / length, storage) + np.diag(1 / length)).T:
+        product -= 2 * np.outer(product @ column, column) / (column @ column)
+    return product * np.sign(np.sum(product * u, axis=0))
+
+
+def _coded_triangles(x: np.ndarray, storage: Any) -> tuple[np.ndarray, np.ndarray]:
     """Quantized Cholesky factors, with error feedback if the storage has it, and exact ones."""
     exact = np.linalg.cholesky(x)  # ignores the storage's tiny diagonal shift
-    decay, error, found = storage.error_feedback, np.zeros_like(x[0]), []
+    decay, error, found = getattr(storage, "error_feedback", None), np.zeros_like(x[0]), []
     for target in exact:
         target = target + error
         found.append(_coded_squares(target, storage))

@@ -123,6 +123,7 @@ STORAGE = {
     "quantized": curvax.quantized(**TILES),
     "cholesky": curvax.cholesky(**TILES),
     "feedback": curvax.cholesky(error_feedback=0.95, **TILES),
+    "packed": curvax.packed(**TILES),
 }
 
 

@@ -11,8 +11,9 @@
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`), ranks (`_rank`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, and the loop over the matrices that are due (`_due`).
-- `storage`: how many bits factors and roots take: dense (`_storage`), 4-bit squares (`_quantized`)
-  and Cholesky factors (`_cholesky`, `_triangle`), the codec (`_codec`).
+- `storage`: how many bits factors, roots and bases take: dense (`_storage`), squares
+  (`_quantized`), Cholesky factors (`_cholesky`), packed triangles (`_packed`, `_triangle`), the
+  codec (`_codec`).
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
 - `distribute`: which device holds which matrix (`_shares`) and its state (`_layout`, `_meshes`).
 - `state`: summaries, checkpoints (`_portable`, `_format`), shardings, quantized moments, injected

@@ -31,7 +31,7 @@ def _storage(name):
     """A storage in small blocks, and how its roots are decoded; compiled once."""
     options = {"block": 4, "min_elements": 1, "bits": 8} if name != "dense" else {}
     storage = getattr(curvax, name)(**options)
-    return storage, jax.jit(lambda roots: [storage.decode_root(root) for root in roots])
+    return storage, jax.jit(lambda roots: [storage.decode_basis(root) for root in roots])
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,9 @@ STORAGE = {
     "quantized8": curvax.quantized(8, **TILES),
     "cholesky": curvax.cholesky(**TILES),
     "feedback": curvax.cholesky(error_feedback=0.95, **TILES),
+    "packed": curvax.packed(**TILES),
 }
-ONE_BY_ONE = ("quantized8", "feedback")  # decoded as large matrices are
+ONE_BY_ONE = ("quantized8", "feedback", "packed")  # decoded as large matrices are
 VALUES = {"refresh": REFRESH, "storage": STORAGE}
 MOMENTS = ("plain", "coded")
 
@@ -267,9 +268,13 @@ def square_bytes(storage: str, d: int, *, factor: bool) -> int:
         return 4 * d * d
     if storage == "quantized8":
         return d * d + scales + diagonal
-    if not factor or storage == "quantized":
+    if storage != "packed" and (not factor or storage == "quantized"):
         return d * half + scales + diagonal
     failures, wide = 4, tiles(d) + 1
+    if storage == "packed":
+        updates = 4
+        triangle = d * half + 4 * wide * -(-wide // 2) + diagonal
+        return triangle + (failures + updates if factor else 0)
     if storage == "cholesky":
         return half**2 + 4 * wide * -(-wide // 2) + diagonal + failures
     return d * half + 4 * wide**2 + diagonal + failures

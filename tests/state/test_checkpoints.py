@@ -197,11 +197,13 @@ def formats() -> dict[str, str]:
     """A digest of every method's state, and of the storages'."""
     made = {row.name: row.make() for row in REGISTRY}
     storages = {
-        "quantized": curvax.quantized(),
-        "cholesky": curvax.cholesky(),
-        "error feedback": curvax.cholesky(error_feedback=0.95),
+        "quantized": curvax.quantized(**TILES),
+        "cholesky": curvax.cholesky(**TILES),
+        "error feedback": curvax.cholesky(error_feedback=0.95, **TILES),
+        "packed": curvax.packed(**TILES),
     }
     made |= {name: curvax.shampoo(0.1, storage=storage) for name, storage in storages.items()}
+    made["packed bases"] = curvax.soap(0.1, storage=storages["packed"])
     made["coded moments"] = curvax.quantize_state(curvax.muon(0.1), where=lambda *_: True)
     found = {}
     for name, optimizer in made.items():

@@ -222,7 +222,7 @@ def test_bfloat16_moments_come_back_as_bfloat16():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bits": 3}, "bits must be 4 or 8, got 3"),
+        ({"bits": 3}, "bits must be 4, 6 or 8, got 3"),
         ({"block": 5}, "block must be even, got 5"),
         ({"block": 0}, "block must be an integer of at least 1, got 0"),
         ({"min_elements": -1}, "min_elements must be an integer of at least 1, got -1"),

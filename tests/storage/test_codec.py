@@ -32,7 +32,7 @@ optimized = functools.partial(jax.jit, compiler_options=OPTIMIZED)
 
 
 compiled = optimized if ALL_CELLS else jax.jit
-BITS = (4, 8)
+BITS = (4, 6, 8)
 BLOCK = 4
 SHAPES = [(1, 9), (40, 13, 21), (2, 32, 3, 3)]  # of the last, a tile is larger than a matrix
 PRODUCTS = 4  # rounding errors between a scale and a decoded number
@@ -119,6 +119,11 @@ def _wide(scales, block, shape) -> np.ndarray:
 def _unpacked(packed, bits: int, columns: int) -> np.ndarray:
     """The codes of every row, read without the library."""
     packed = np.asarray(packed)
+    if bits == 6:
+        width = packed.shape[-1] // 3
+        high = [packed[..., i * width : (i + 1) * width] >> 6 for i in range(3)]
+        last = high[0] + 4 * high[1] + 16 * high[2]
+        return np.concatenate([packed & 63, last], -1)[..., :columns]
     return packed if bits == 8 else np.concatenate([packed & 15, packed >> 4], -1)[..., :columns]
 
 
@@ -240,14 +245,35 @@ def test_tiles_of_any_size_keep_their_codes():
             assert np.array_equal(np.asarray(y, np.float64) / size, x), size
 
 
+# Dither
+
+
+@every_codec
+def test_dither_takes_a_neighbor_by_its_share_of_the_gap(bits, map):
+    """The lower code exactly where the share is at most u; with 1/2 it is the nearest code."""
+    codec, generator = Codec(bits, BLOCK, map), np.random.default_rng(bits)
+    x, u = _drawn((40, 36), map), np.float32(generator.random((40, 36)))
+    scales = tile_scales(x, BLOCK)
+    coded = compiled(quantize, static_argnums=2)
+    found, halves = coded(x, scales, codec, u), coded(x, scales, codec, np.full_like(u, 0.5))
+    assert np.array_equal(halves, coded(x, scales, codec))
+    values = np.array([float(v) for v in _values(bits, map)])
+    unit = np.float64(x) / np.maximum(_wide(scales, BLOCK, x.shape), 1e-30)
+    lower = np.clip(np.searchsorted(values, unit, side="right") - 1, 0, 2**bits - 2)
+    share = np.clip((unit - values[lower]) / (values[lower + 1] - values[lower]), 0, 1)
+    clear = np.abs(share - u) > 1e-7 * 4**bits  # a rounding error in units of the smallest gap
+    assert clear.mean() > 0.8 and len(np.unique(found - lower)) == 2
+    assert np.array_equal(found[clear], (lower + (share > u))[clear])
+
+
 # The error
 
 
 def test_the_error_bounds_of_the_docstring():
     """Half the largest gap: 28/225 in 4 bits, where Proposition B.1 has 1/16."""
-    four, eight = (_largest_gap(bits, "linear2") / 2 for bits in BITS)
+    four, six, eight = (_largest_gap(bits, "linear2") / 2 for bits in BITS)
     assert four == Fraction(28, 225) > Fraction(1, 16)
-    assert f"{float(four):.4f}" == "0.1244" and f"{float(eight):.4f}" == "0.0078"
+    assert [f"{float(half):.4f}" for half in (four, six, eight)] == ["0.1244", "0.0312", "0.0078"]
 
 
 @pytest.mark.parametrize(("bits", "map"), [_grouped(bits, "linear2") for bits in BITS])
@@ -439,6 +465,21 @@ def test_rows_share_no_byte(columns):
         other[row] = 15 - other[row]
         changed = (np.asarray(packed_rows(other)) != packed).any(axis=1)
         assert changed.tolist() == [i == row for i in range(4)]
+
+
+def test_four_codes_share_three_bytes():
+    """In bytes c, c + q and c + 2q with q = ⌈n/4⌉: column c + 3q in their high two bits."""
+    codec = Codec(6)
+    for columns in range(1, 10):
+        codes = np.random.default_rng(columns).integers(0, 64, (3, columns), np.uint8)
+        packed, quarter = np.asarray(pack(jnp.asarray(codes), codec)), -(-columns // 4)
+        assert packed.dtype == np.uint8 and packed.shape == (3, 3 * quarter)
+        whole = np.pad(codes, [(0, 0), (0, 4 * quarter - columns)])
+        for row, c, i in np.ndindex(3, quarter, 3):
+            last = whole[row, c + 3 * quarter]
+            high = last // 4**i % 4
+            assert packed[row, c + i * quarter] == whole[row, c + i * quarter] + 64 * high, columns
+        assert np.array_equal(unpack(jnp.asarray(packed), codec, columns), codes), columns
 
 
 def test_eight_bit_codes_are_bytes():

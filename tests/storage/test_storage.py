@@ -314,9 +314,9 @@ def test_a_saved_state_goes_on_bit_for_bit(mode):
 @pytest.mark.parametrize(
     ("storages", "name", "value", "allowed"),
     [
-        ("both", "bits", 3, "4 or 8"),
-        ("both", "bits", 16, "4 or 8"),
-        ("both", "bits", None, "4 or 8"),
+        ("both", "bits", 3, "4, 6 or 8"),
+        ("both", "bits", 16, "4, 6 or 8"),
+        ("both", "bits", None, "4, 6 or 8"),
         ("both", "block", 63, "even"),
         ("both", "block", 0, "at least 1"),
         ("both", "block", 64.0, "at least 1"),

@@ -166,7 +166,8 @@ def in_eigenbasis(
 
         def rotate(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
             bases = [None if basis is None else basis.basis for basis in (left, right)]
-            return rule.apply_roots(x, bases, count, transposed=(not back, back))
+            product = functools.partial(rule.storage.rotate, back=back)
+            return rule.two_sided(product, x, bases, count)
 
         rotated = jax.tree.map(rotate, widened(updates), left, right)
         moved, inner_state = inner.update(rotated, carried)
@@ -218,7 +219,7 @@ class BasisRule(StatisticRule):
         keeps = self.policy.examines is not None
         return Basis(
             statistic=self.storage.encode_factor(0 * eye, None),
-            basis=self.storage.encode_root(eye),
+            basis=self.storage.encode_basis(eye, None),
             eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
             proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
             counts=BasisCounts.zeros(batch),
@@ -228,7 +229,7 @@ class BasisRule(StatisticRule):
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
         basis, moments = entry
         statistic = self.storage.decode_factor(basis.statistic)
-        old = self.storage.decode_root(basis.basis)
+        old = self.storage.decode_basis(basis.basis)
         sound = jnp.isfinite(statistic).all()
         never = basis.refreshes == 0
         refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
@@ -248,7 +249,8 @@ class BasisRule(StatisticRule):
                     lambda: (eigenbasis(statistic), in_order),
                     lambda: refined_basis(statistic, old),
                 )
-            return self.storage.encode_root(new), order, jnp.isfinite(new).all()
+            coded = self.storage.encode_basis(new, basis.basis)
+            return coded, order, jnp.isfinite(new).all()
 
         def kept() -> tuple[Any, jax.Array, jax.Array]:
             return basis.basis, in_order, jnp.bool_(True)
@@ -256,7 +258,7 @@ class BasisRule(StatisticRule):
         stored, order, finite = jax.lax.cond(refresh, renewed, kept)
         good = finite & sound
         changed = refresh & good
-        used = self.storage.decode_root(stored)
+        used = self.storage.decode_basis(stored)
 
         def turned(moments: Moments) -> Moments:
             turn = jnp.matmul(used.mT, old, precision=HIGHEST).astype(old.dtype)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from .._counts import Counts, counter
 from .._recording import Meaning, record
+from .._side import LEFT, Side
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
@@ -74,6 +75,12 @@ class FactorRule(StatisticRule):
             error=None if keeps else jnp.zeros(batch, jnp.float32),
             counts=FactorCounts.zeros(batch),
         )
+
+    def apply_root(self, stored: Any, x: jax.Array, side: Side) -> jax.Array:
+        """The product of a stored root with `x (..., m, n)`, on this side."""
+        root = self.storage.decode_root(stored)
+        x = x.astype(root.dtype)
+        return root @ x if side is LEFT else x @ root
 
     def refresh_one(self, factor: Factor) -> Factor:
         """Checks a single factor, follows the policy's verdict and counts it."""

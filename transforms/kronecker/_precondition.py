@@ -170,7 +170,7 @@ def precondition(
 
         def preconditioned(m: jax.Array, *factors: Factor | None) -> jax.Array:
             roots = [None if factor is None else factor.inverse_root for factor in factors]
-            direction = rule.apply_roots(m, roots, count)
+            direction = rule.two_sided(rule.apply_root, m, roots, count)
             return _limited(direction, factors, b2) if limit else direction
 
         directions = jax.tree.map(preconditioned, matrices, left, right)

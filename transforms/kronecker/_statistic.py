@@ -3,7 +3,7 @@ r"""Running second moments of a gradient's sides, and products with their roots 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .._side import Side
 from .._trees import where_entries
 from ..linalg._numerics import HIGHEST
-from ..linalg._products import gram_of, times_transposed, transposed_times
+from ..linalg._products import gram_of
 from ..refresh._due import visit_all
 from ..storage._storage import Storage
 
@@ -59,41 +59,33 @@ class StatisticRule:
         """A stored statistic, or the initial one `first (d, d)` if it is not `sound`."""
         return jax.lax.cond(sound, lambda: stored, lambda: self.storage.encode_factor(first, None))
 
-    def apply_roots(
+    def two_sided(
         self,
+        product: Callable[[Any, jax.Array, Side], jax.Array],
         m: jax.Array,
         stored: Sequence[Any],
         count: jax.Array,
-        *,
-        transposed: tuple[bool, bool] = (False, False),
     ) -> jax.Array:
-        """Computes `A m B` in the dtype of `m`, for stored roots or bases A and B.
+        """Products of matrices with what is stored for each side, in the dtype of `m`.
 
         Args:
+          product: maps the stored form for a side, `m` and the side to their product.
           m: matrices `(..., rows, columns)`.
-          stored: A and B in stored form; None leaves a side as it is.
+          stored: the stored forms of the left and the right side; None leaves a side as it is.
           count: the step, from 1.
-          transposed: whether to transpose A, and whether to transpose B.
         """
 
-        def product(entry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
-            m, left, right = entry
-            x = m
-            if left is not None:
-                a = self.storage.decode_root(left)
-                x = x.astype(a.dtype)
-                x = transposed_times(a, x) if transposed[0] else a @ x
-            if right is not None:
-                b = self.storage.decode_root(right)
-                x = x.astype(b.dtype)
-                x = times_transposed(x, b) if transposed[1] else x @ b
-            return x.astype(m.dtype), left, right
+        def visit(entry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
+            x, *stored = entry
+            for side, own in zip(Side, stored, strict=True):
+                x = x if own is None else product(own, x, side)
+            return x.astype(m.dtype), *stored
 
         entry = (m, *stored)
         orders = [d for d, x in zip(m.shape[-2:], stored, strict=True) if x is not None]
         if self.one_by_one(*orders):
-            return visit_all(product, entry, m.shape[:-2], count)[0]
-        return product(entry)[0]
+            return visit_all(visit, entry, m.shape[:-2], count)[0]
+        return visit(entry)[0]
 
 
 def _diagonal(x: jax.Array) -> jax.Array:

@@ -46,7 +46,7 @@ def quantize_state(
     Args:
       inner: any transformation whose state keeps the structure that `init` gives:
         `optax.adamw(1e-3)`, momentum, or a method of this library.
-      bits: 4 or 8.
+      bits: 4, 6 or 8.
       block: width of the square tiles that share a scale; even.
       unsigned: fields whose entries are never negative, coded without a zero: second moments, and
         the scales of `racs` and `dasgo`.

@@ -145,17 +145,17 @@ def decomposed(
     rounding = order * jnp.finfo(x.dtype).eps * largest
     epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping_mode == "relative" else 1)
 
-    def attempt(added: Any) -> tuple[jax.Array, jax.Array]:
-        c = jax.lax.linalg.cholesky(x + added * jnp.eye(order, dtype=x.dtype))
-        return c, ~jnp.isfinite(c).all()
+    more = jnp.asarray([0, *(10**i for i in range(1, RETRIES + 1))], x.dtype)
 
-    def again(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
+    def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
         count, _, _ = state
-        return count + 1, *attempt(epsilon + rounding * jnp.power(jnp.asarray(10, x.dtype), count))
+        added = jnp.asarray(epsilon + rounding * more[count], x.dtype)
+        c = jax.lax.linalg.cholesky(x + added * jnp.eye(order, dtype=x.dtype))
+        return count + 1, c, ~jnp.isfinite(c).all()
 
+    # The first attempt is in the loop too: a second decomposition makes programs longer.
     running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731
-    first = attempt(jnp.asarray(epsilon, x.dtype))
-    _, c, failed = jax.lax.while_loop(running, again, (jnp.int32(1), *first))
+    _, c, failed = jax.lax.while_loop(running, attempt, (jnp.int32(0), x, jnp.bool_(True)))
     if damping_mode == "relative":  # relative to a largest entry of 0: zeros stay zeros
         c = jnp.where(largest == 0, 0, c)
     return c, failed
@@ -178,7 +178,7 @@ def cholesky(
     feedback they take as much as `quantized`.
 
     Args:
-      bits: 4 or 8.
+      bits: 4, 6 or 8.
       block: even width of the square tiles that share a scale. 16 takes 3 % more bytes than 64 and
         halves the excess of a language model's loss over that with float32.
       error_feedback: βe, decay rate of the running error that is added before quantization (CQ+EF;

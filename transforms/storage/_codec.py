@@ -1,4 +1,4 @@
-r"""The codec: block-wise quantization of matrices to 4 or 8 bits, specified to the last bit.
+r"""The codec: block-wise quantization of matrices to 4, 6 or 8 bits, specified to the last bit.
 
 A matrix is split into tiles of `block × block` (smaller at the edges), each scaled by its largest
 magnitude $s$. With $b$ bits a code $j \in \{0 \dots 2^b - 1\}$ stands for $s\,v_j$:
@@ -14,17 +14,29 @@ The code of an element $x$ is the number of $j$ with $s\,(n_j + n_{j+1}) < 2T\,x
 and the lower one of a tie. Both products are rounded once (after an exact scaling that keeps them
 in range). Nothing is divided, because compilers replace divisions. *Decoding* gives
 $(n_j \cdot \tfrac 1 T) \cdot s$, each product rounded, and exactly $\pm s$ at the ends. A tile of
-zeros has scale 0 and decodes to zeros. A byte holds two 4-bit codes of a row: column $c$ in the low
-half of byte $c$, column $c + \lceil n / 2 \rceil$ in its high half; rows share no byte.
+zeros has scale 0 and decodes to zeros.
+
+*Dither.* With $u \in [0, 1)$ an element between two values gets the lower code if its share of the
+gap is at most $u$: the code is the number of $j$ with $s\,((1 - u)\, n_j + u\, n_{j+1}) < T\,x$.
+With uniform $u$ the decoded value is $x$ on average; $u = 1/2$ is the nearest code.
+
+*Packing.* A byte holds two 4-bit codes of a row: column $c$ in the low half of byte $c$, column $c
++ \lceil n / 2 \rceil$ in its high half. Three bytes hold four 6-bit codes: with $q = \lceil n / 4
+\rceil$, columns $c$, $c + q$ and $c + 2q$ in the low six bits of bytes $c$, $c + q$ and $c + 2q$;
+the lowest, middle and highest two bits of column $c + 3q$ in their high two bits. Rows share no
+byte.
 
 *Error.* At most half the largest gap between neighboring $v_j$, times $s$: 0.1244 for 4-bit
-"linear2" (the paper's Proposition B.1 states $2^{-4}$), 0.0078 for 8 bits. *Memory*: $b / 8$ bytes
-per element and one scale per tile. The input must be finite: a NaN corrupts its tile.
+"linear2" (the paper's Proposition B.1 states $2^{-4}$), 0.0312 for 6 bits, 0.0078 for 8 bits; twice
+as much with dither. *Memory*: $b / 8$ bytes per element and one scale per tile. The input must be
+finite: a NaN corrupts its tile.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +45,7 @@ import numpy as np
 
 from .._validate import check_choice, check_positive_int
 
-BITS = (4, 8)
+BITS = (4, 6, 8)
 MAPS = ("linear2", "linear", "unsigned")
 
 
@@ -48,7 +60,7 @@ class Codec:
     def __post_init__(self):
         """Checks the arguments."""
         if self.bits not in BITS:
-            raise ValueError(f"bits must be 4 or 8, got {self.bits!r}.")
+            raise ValueError(f"bits must be 4, 6 or 8, got {self.bits!r}.")
         check_positive_int("block", self.block)
         if self.block % 2:
             raise ValueError(f"block must be even, got {self.block!r}.")
@@ -79,6 +91,17 @@ class Codec:
             return k
         return abs(k) * k * (codes != self.zero)
 
+    def nearby(self, integers: jax.Array) -> jax.Array:
+        """Codes, as floats, next to the nearest ones of numbers in units of 1 / T."""
+        top = 2**self.bits - 1
+        if self.map == "unsigned":
+            codes = jnp.sqrt(jnp.maximum(integers, 0)) - 1
+        elif self.map == "linear":
+            codes = (integers + top) / 2
+        else:
+            codes = (jnp.sign(integers) * jnp.sqrt(jnp.abs(integers)) + top) / 2
+        return jnp.round(jnp.clip(codes, 0, top))
+
     def values(self) -> np.ndarray:
         """The values v_j of all codes, ascending, in float64."""
         return self.integers(np.arange(2.0**self.bits)) / self.unit
@@ -87,7 +110,7 @@ class Codec:
 class Coded(NamedTuple):
     """A batch of quantized matrices."""
 
-    codes: jax.Array  # uint8 (..., m, n) for 8 bits, (..., m, ⌈n/2⌉) for 4
+    codes: jax.Array  # uint8 (..., m, n) for 8 bits, (..., m, 3⌈n/4⌉) for 6, (..., m, ⌈n/2⌉) for 4
     scales: jax.Array  # (..., ⌈m/block⌉, ⌈n/block⌉)
 
 
@@ -118,23 +141,33 @@ def spread(scales: jax.Array, block: int, m: int, n: int) -> jax.Array:
     return wide.reshape(*batch, rows * block, columns * block)[..., :m, :n]
 
 
-def quantize(x: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
-    """The codes of the elements of `x (..., m, n)`, uint8."""
+@functools.partial(jax.jit, static_argnums=2)
+def quantize(
+    x: jax.Array, scales: jax.Array, codec: Codec, dither: jax.Array | None = None
+) -> jax.Array:
+    """The codes of the elements of `x (..., m, n)`, uint8; `dither` is u for each of them."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     scales = scales.astype(dtype)
     # Exact. Elements that do not round to 0 stay far above the subnormal range.
     in_range = jnp.where(scales > 1, 2.0**-20, 1.0).astype(dtype)
     low = spread(scales * in_range, codec.block, *x.shape[-2:])
     high = 2 * codec.unit * (x.astype(dtype) * spread(in_range, codec.block, *x.shape[-2:]))
-    codes = jnp.zeros(x.shape, dtype)
-    for bit in reversed(range(codec.bits)):  # binary search over the midpoints
-        higher = codes + 2**bit
-        midpoint = codec.integers(higher - 1) + codec.integers(higher)
-        codes = jnp.where(low * midpoint < high, higher, codes)
+
+    # The estimate may be wrong by one, in either direction; the comparisons decide.
+    nearby = codec.nearby(high / (2 * low))
+    values = [codec.integers(nearby + i) for i in (-1, 0, 1)]
+    codes = nearby - 1
+    for value, following in itertools.pairwise(values):
+        threshold = value + following
+        if dither is not None:
+            threshold = threshold + (2 * dither.astype(dtype) - 1) * (following - value)
+        codes = codes + (low * threshold < high)
+    codes = jnp.clip(codes, 0, 2**codec.bits - 1)
     nothing = 0 if codec.map == "unsigned" else codec.zero
     return jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
 
 
+@functools.partial(jax.jit, static_argnums=2)
 def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     """The values of the codes `(..., m, n)`, in the dtype of the scales."""
     dtype = jnp.promote_types(scales.dtype, jnp.float32)
@@ -148,17 +181,29 @@ def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
 
 
 def pack(codes: jax.Array, codec: Codec) -> jax.Array:
-    """Packs two 4-bit codes into a byte: `(..., m, n)` becomes `(..., m, ⌈n/2⌉)`."""
+    """Packs the codes of each row of `(..., m, n)` into bytes; the module docstring says how."""
     if codec.bits == 8:
         return codes
-    half = -(-codes.shape[-1] // 2)
-    low, high = codes[..., :half], codes[..., half:]
-    high = jnp.pad(high, [(0, 0)] * (codes.ndim - 1) + [(0, half - high.shape[-1])])
-    return low | (high << 4)
+    if codec.bits == 4:
+        low, high = _parts(codes, 2)
+        return low | (high << 4)
+    *low, last = _parts(codes, 4)
+    packed = [part | ((last >> 2 * i & 3) << 6) for i, part in enumerate(low)]
+    return jnp.concatenate(packed, axis=-1)
 
 
 def unpack(packed: jax.Array, codec: Codec, columns: int) -> jax.Array:
     """The inverse of `pack` for rows of `columns` codes."""
     if codec.bits == 8:
         return packed
-    return jnp.concatenate([packed & 15, packed >> 4], axis=-1)[..., :columns]
+    if codec.bits == 4:
+        return jnp.concatenate([packed & 15, packed >> 4], axis=-1)[..., :columns]
+    first, second, third = jnp.split(packed >> 6, 3, axis=-1)
+    last = first | (second << 2) | (third << 4)
+    return jnp.concatenate([packed & 63, last], axis=-1)[..., :columns]
+
+
+def _parts(codes: jax.Array, number: int) -> list[jax.Array]:
+    """The columns of `codes (..., m, n)`, padded with 0, in so many parts of equal width."""
+    edge = [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % number)]
+    return jnp.split(jnp.pad(codes, edge), number, axis=-1)

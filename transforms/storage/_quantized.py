@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._side import Side
 from .._validate import check_bool, check_positive_int
 from ._codec import Codec, Coded, decode, encode
+from ._storage import rotated
 
 MIN_ELEMENTS = 4096
 """Factors with fewer elements are not quantized (arXiv:2412.10663, C.3)."""
@@ -94,6 +96,19 @@ class Quantized:
         """The inverse root."""
         return decode_square(stored, self.codec) if isinstance(stored, Square) else stored
 
+    def encode_basis(self, u: jax.Array, previous: Any) -> Any:
+        """Quantizes a basis like a root."""
+        del previous
+        return self.encode_root(u)
+
+    def decode_basis(self, stored: Any) -> jax.Array:
+        """The basis, orthogonal up to the error of its codes."""
+        return self.decode_root(stored)
+
+    def rotate(self, stored: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
+        """A product with the decoded basis."""
+        return rotated(self.decode_basis(stored), x, side, back)
+
 
 def quantized(
     bits: int = 4,
@@ -110,7 +125,7 @@ def quantized(
     memory.
 
     Args:
-      bits: 4 or 8.
+      bits: 4, 6 or 8.
       block: even width of the square tiles that share a scale.
       map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
         root, or uniform steps.

@@ -1,11 +1,14 @@
-"""Storages: how a preconditioner stores its factors and roots between steps.
+"""Storages: how a preconditioner stores its factors, roots and bases between steps.
 
 A storage is a value with
 
 * `encode_factor(x, previous)` and `decode_factor(stored)` for statistics: `previous` is the stored
   form before this update, for error feedback and for failed encodings (initially it is None, and
   `x` is a multiple of the identity);
-* `encode_root(x)` and `decode_root(stored)` for inverse roots;
+* `encode_root(x)` and `decode_root(stored)` for inverse roots, which are symmetric;
+* `encode_basis(u, previous)` and `decode_basis(stored)` for orthogonal bases (initially `previous`
+  is None and `u` the identity), and `rotate(stored, x, side, back)` for products with a basis, for
+  which it need not be decoded;
 * `one_by_one(order)`: whether to decode one matrix at a time. The preconditioner then loops over
   the matrices of a batch, so that only one decoded factor is in memory;
 * `describe(order)`: how matrices of this order are stored, in a few words for `summarize`.
@@ -21,7 +24,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
+from .._side import LEFT, Side
 from .._validate import check_dtype
+from ..linalg._products import times_transposed, transposed_times
 
 
 @runtime_checkable
@@ -51,6 +56,29 @@ class Storage(Protocol):
     def decode_root(self, stored: Any) -> jax.Array:
         """The inverse root, in float32 at least."""
         ...
+
+    def encode_basis(self, u: jax.Array, previous: Any) -> Any:
+        """The stored form of an orthogonal basis."""
+        ...
+
+    def decode_basis(self, stored: Any) -> jax.Array:
+        """The basis, in float32 at least."""
+        ...
+
+    def rotate(self, stored: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
+        """`Uᵀ x` for a basis `U` and `x (..., m, n)`, or `x U` on the right side.
+
+        With `back` the inverse: `U x` or `x Uᵀ`. In the dtype of the basis.
+        """
+        ...
+
+
+def rotated(u: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
+    """What `rotate` returns, for a basis `u (..., d, d)` that is decoded."""
+    x = x.astype(u.dtype)
+    if side is LEFT:
+        return u @ x if back else transposed_times(u, x)
+    return times_transposed(x, u) if back else x @ u
 
 
 class StorageRecord(NamedTuple):
@@ -92,6 +120,18 @@ class Dense:
     def decode_root(self, stored: jax.Array) -> jax.Array:
         """Widens to float32 at least."""
         return self.decode_factor(stored)
+
+    def encode_basis(self, u: jax.Array, previous: Any) -> jax.Array:
+        """Rounds to the dtype."""
+        return self.encode_factor(u, previous)
+
+    def decode_basis(self, stored: jax.Array) -> jax.Array:
+        """Widens to float32 at least."""
+        return self.decode_factor(stored)
+
+    def rotate(self, stored: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
+        """A product with the basis."""
+        return rotated(self.decode_basis(stored), x, side, back)
 
 
 def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:

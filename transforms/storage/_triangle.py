@@ -8,8 +8,12 @@ triangle with its diagonal is a strictly lower triangle of order $d + 1$.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+
+from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
 
 
 def strictly_lower(order: int) -> jax.Array:
@@ -46,3 +50,24 @@ def with_room(x: jax.Array) -> jax.Array:
 def without_room(x: jax.Array) -> jax.Array:
     """The inverse of `with_room`: correct on and below the diagonal, arbitrary above."""
     return x[..., 1:, :-1]
+
+
+def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
+    """`x (..., d, d)` with another diagonal `(..., d)`."""
+    return jnp.where(jnp.eye(x.shape[-1], dtype=bool), diagonal[..., None], x)
+
+
+def encode_lower(x: jax.Array, codec: Codec, dither: jax.Array | None = None) -> Coded:
+    """Quantizes the strictly lower triangle of `x (..., d, d)`: folded codes and folded scales."""
+    lower = jnp.where(strictly_lower(x.shape[-1]), x, 0)
+    scales = tile_scales(lower, codec.block)
+    codes = quantize(lower, scales, codec, dither)
+    return Coded(pack(fold(codes), codec), fold(with_room(scales)))
+
+
+def decode_lower(coded: Any, codec: Codec) -> jax.Array:
+    """The strictly lower triangle `(..., d, d)` of anything with folded codes and scales."""
+    order = coded.diagonal.shape[-1]
+    codes = unfold(unpack(coded.codes, codec, order))
+    values = dequantize(codes, without_room(unfold(coded.scales)), codec)
+    return jnp.where(strictly_lower(order), values, 0)

@@ -1,0 +1,82 @@
+"""Products of Householder reflectors, and their factorizations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close, orthogonal
+
+from curvax.transforms.linalg._reflectors import PANEL, SEGMENTS, reflected, reflectors_of
+
+# One reflector, less than a panel, panels in part, and segments of more than one panel.
+ORDERS = (1, 2, PANEL - 1, PANEL + 1, PANEL * (SEGMENTS + 1) + 3)
+
+factored = jax.jit(reflectors_of)
+there = jax.jit(functools.partial(reflected, precision="highest"))
+back = jax.jit(functools.partial(reflected, inverse=True, precision="highest"))
+
+
+def _product(v: np.ndarray) -> np.ndarray:
+    """`H_1 ⋯ H_d`, one reflector at a time."""
+    product = np.eye(len(v))
+    for column in np.asarray(v, np.float64).T:
+        product -= 2 * np.outer(product @ column, column) / (column @ column)
+    return product
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_reflectors_and_signs_make_the_matrix(order):
+    u = orthogonal(jax.random.key(order), order, order)
+    v, signs = factored(np.float32(u))
+    assert np.array_equal(np.triu(v), np.eye(order)) and np.abs(v).max() <= 1
+    assert set(np.unique(signs)) <= {-1, 1}
+    assert_close(
+        _product(v) * np.asarray(signs), u, 8 * order**0.5, eps=float(np.finfo(np.float32).eps)
+    )
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_panels_are_the_reflectors_one_by_one(order):
+    """Also of vectors that no decomposition gave, of any length."""
+    generator = np.random.default_rng(order)
+    v = np.tril(generator.standard_normal((order, order))) * generator.uniform(
+        0.01, 100, (1, order)
+    )
+    v, x = np.float32(v), np.float32(generator.standard_normal((order, 3)))
+    product = _product(v)
+    assert_close(there(v, x), product @ x, 64 * order**0.5)
+    assert_close(back(v, x), product.T @ x, 64 * order**0.5)
+
+
+def test_batches_are_their_matrices():
+    generator = np.random.default_rng(0)
+    order = PANEL + 7
+    v = np.float32(np.tril(generator.standard_normal((2, 3, order, order))) + 8 * np.eye(order))
+    x = np.float32(generator.standard_normal((2, 3, order, 5)))
+    found = there(v, x)
+    for place in np.ndindex(2, 3):
+        assert_close(found[place], there(v[place], x[place]))
+    u = np.stack([orthogonal(jax.random.key(i), order, order) for i in range(2)])
+    vs, signs = factored(np.float32(u))
+    for i in range(2):
+        assert_close((vs[i], signs[i]), factored(np.float32(u[i])))
+
+
+@pytest.mark.parametrize("order", (3, PANEL + 1))
+def test_signed_permutations_are_exact(order):
+    """Columns that need no reflection, and columns that are all reflection."""
+    generator = np.random.default_rng(order)
+    signs = generator.choice([-1.0, 1.0], order)
+    for u in (np.eye(order), -np.eye(order), np.eye(order)[generator.permutation(order)] * signs):
+        v, s = factored(np.float32(u))
+        assert_close(there(v, jnp.diag(s)), np.float32(u))
+
+
+def test_programs_do_not_grow_with_the_order():
+    def lines(order):
+        v, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((order, order), (order, 8)))
+        return len(jax.jit(reflected).lower(v, x).as_text().splitlines())
+
+    assert lines(PANEL * 64) == lines(PANEL * 8) < 400

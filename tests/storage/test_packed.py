@@ -1,0 +1,240 @@
+"""Packed triangles: bytes, errors, orthogonality, dither, what stays as it is."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close, generator, orthogonal, share, with_spectrum
+
+import curvax
+from curvax.transforms._side import LEFT, RIGHT
+from curvax.transforms.storage._dither import dither
+
+BITS = (4, 6, 8)
+ORDERS = (1, 2, 5, 66, 130)
+GAPS = {4: 56 / 225, 6: 248 / 3969, 8: 1016 / 65025}  # the largest between neighboring codes
+EPS32 = float(np.finfo(np.float32).eps)
+every_size = pytest.mark.parametrize(
+    ("bits", "order"), share([(bits, order) for bits in BITS for order in ORDERS], of=2)
+)
+
+
+def storage_of(bits: int, block: int = 64):
+    return curvax.packed(bits, block, min_elements=1)
+
+
+@functools.cache
+def there_and_back(bits: int, block: int = 64):
+    """Stored forms of a factor, a root and a basis, and what they decode to."""
+    storage = storage_of(bits, block)
+
+    def coded(factor, root, basis):
+        start = storage.encode_factor(0 * factor, None), storage.encode_basis(basis, None)
+        stored = (
+            storage.encode_factor(factor, start[0]),
+            storage.encode_root(root),
+            storage.encode_basis(basis, start[1]),
+        )
+        decode = storage.decode_factor, storage.decode_root, storage.decode_basis
+        return start, stored, [f(x) for f, x in zip(decode, stored, strict=True)]
+
+    return jax.jit(coded)
+
+
+def _given(order: int, condition: float = 100.0):
+    """A positive definite matrix, its inverse root and its eigenvectors."""
+    u = orthogonal(jax.random.key(order), order, order)
+    values = np.geomspace(condition, 1, order)
+    return (u * values) @ u.T, (u * values**-0.25) @ u.T, u
+
+
+def _bytes(tree) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+# Forms and bytes
+
+
+@every_size
+def test_bytes_are_those_of_the_docstring(bits, order):
+    x = jax.ShapeDtypeStruct((order, order), jnp.float32)
+    start, stored, decoded = jax.eval_shape(there_and_back(bits, 16), x, x, x)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), start) == jax.tree.map(
+        lambda a: (a.shape, a.dtype), (stored[0], stored[2])
+    )
+    assert {y.shape for y in decoded} == {x.shape} and {y.dtype for y in decoded} == {x.dtype}
+    row = {8: order, 6: 3 * -(-order // 4), 4: -(-order // 2)}[bits]
+    wide = -(-order // 16) + 1
+    triangle = -(-order // 2) * row + 4 * wide * -(-wide // 2) + 4 * order
+    assert [_bytes(form) for form in stored] == [triangle + 8, triangle, triangle]
+    assert {form.codes.dtype for form in stored} == {jnp.dtype(jnp.uint8)}
+
+
+@pytest.mark.parametrize("order", [64, 65, 511, 1024])
+def test_eight_bits_take_the_bytes_of_quantized_squares_in_four(order):
+    x = jax.ShapeDtypeStruct((order, order), jnp.float32)
+    vq = _bytes(jax.eval_shape(curvax.quantized().encode_root, x))
+    stored = jax.eval_shape(there_and_back(8), x, x, x)[1]
+    assert all(_bytes(form) <= vq + 16 for form in stored)
+
+
+# Errors
+
+
+@every_size
+def test_roots_are_symmetric_and_within_half_a_gap(bits, order):
+    factor, root, u = map(np.float32, _given(order))
+    stored, found = (x[1] for x in there_and_back(bits)(factor, root, u)[1:])
+    assert np.array_equal(found, found.T)
+    assert np.array_equal(np.diag(found), np.diag(root))
+    for i, j in np.ndindex(-(-order // 64), -(-order // 64)):
+        tile = np.s_[64 * i : 64 * (i + 1), 64 * j : 64 * (j + 1)]
+        lower = np.tril(root, -1)[tile]
+        error = np.abs(np.tril(found, -1)[tile] - lower)
+        assert (error <= (GAPS[bits] / 2 + 8 * EPS32) * np.abs(lower).max()).all()
+    again = there_and_back(bits)(factor, found, u)[1][1]
+    assert all(map(np.array_equal, again, stored)), "coding what is decoded changes a code"
+
+
+@every_size
+def test_factors_are_positive_and_within_a_gap(bits, order):
+    factor, root, u = map(np.float32, _given(order))
+    stored, found = (x[0] for x in there_and_back(bits)(factor, root, u)[1:])
+    assert np.array_equal(found, found.T)
+    c = np.linalg.cholesky(np.float64(factor) + 1e-6 * factor.max() * np.eye(order))
+    moved = GAPS[bits] * np.linalg.norm(np.tril(np.ones_like(c), -1)) * np.abs(c).max()
+    bound = 2 * np.linalg.norm(c, 2) * moved + moved**2 + 2e-6 * order**0.5 * factor.max()
+    assert np.linalg.norm(found - factor) <= bound
+    values = np.linalg.eigvalsh(np.float64(found))
+    assert values[0] >= -8 * order * EPS32 * values[-1]
+    assert stored.updates == 1 and stored.failures == 0
+
+
+@every_size
+def test_bases_are_orthogonal_whatever_their_codes(bits, order):
+    """Those of a basis, and any others; the basis moves by the errors of its reflectors."""
+    factor, root, u = _given(order)
+    stored, found = (x[2] for x in there_and_back(bits)(*map(np.float32, (factor, root, u)))[1:])
+    draw = generator(jax.random.key(1))
+    other = stored._replace(codes=np.uint8(draw.integers(0, 256, stored.codes.shape)))
+    decode = jax.jit(storage_of(bits).decode_basis)
+    for basis in (found, decode(other)):
+        wide = np.asarray(basis, np.float64)
+        gram = wide.T @ wide
+        assert_close(gram, np.eye(order), 16 * max(order, 4) ** 0.5, eps=EPS32)
+    assert np.linalg.norm(found - u) <= 16 * GAPS[bits] * order**0.5
+    if order > 2:
+        assert np.linalg.norm(np.float64(decode(other)) - u) > 0.5 * order**0.5
+
+
+def test_the_identity_is_exact():
+    """It is what a basis starts with, and needs no decomposition then."""
+    storage, eye = storage_of(8), jnp.eye(70)
+    start = storage.encode_basis(eye, None)
+    assert_close(storage.decode_basis(start), eye, 4)
+    assert_close(storage.decode_basis(storage.encode_basis(eye, start)), eye, 4)
+    text = str(jax.make_jaxpr(lambda x: storage.encode_basis(x, None))(eye))
+    assert "householder" not in text and "geqrf" not in text
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+def test_rotations_are_products_with_the_decoded_basis(shape):
+    storage, order = storage_of(8), 67
+    u = jnp.broadcast_to(np.float32(_given(order)[2]), (*shape, order, order))
+    x = jnp.asarray(generator(jax.random.key(2)).standard_normal((*shape, order, 5)), jnp.float32)
+
+    @jax.jit
+    def found(u, x):
+        stored = storage.encode_basis(u, storage.encode_basis(u, None))
+        turned = [storage.rotate(stored, x, LEFT, back) for back in (False, True)]
+        turned += [storage.rotate(stored, x.mT, RIGHT, back) for back in (False, True)]
+        return storage.decode_basis(stored), turned
+
+    basis, turned = (jax.tree.map(np.float64, y) for y in found(u, x))
+    x, inverse = np.float64(x), np.swapaxes(basis, -1, -2)
+    wide = np.swapaxes(x, -1, -2)
+    desired = [inverse @ x, basis @ x, wide @ basis, wide @ inverse]
+    assert_close(turned, desired, 64, eps=EPS32)
+
+
+@pytest.mark.parametrize("size", [0.0, 2.0**-60, 2.0**60])
+def test_zeros_and_extremes(size):
+    """Codes do not depend on the scale; zeros stay zeros."""
+    factor, root, u = map(np.float32, _given(66))
+    one = there_and_back(8)(factor, root, u)
+    other = there_and_back(8)(factor * np.float32(size), root * np.float32(size), u)
+    for i in (0, 1):
+        assert_close(other[2][i], np.float32(size) * np.asarray(one[2][i]))
+        if size:
+            assert np.array_equal(other[1][i].codes, one[1][i].codes)
+
+
+def test_a_factor_that_cannot_be_decomposed_stays():
+    storage, (factor, _, _) = storage_of(8), _given(66)
+    good = there_and_back(8)(*map(np.float32, (factor, factor, np.eye(66))))[1][0]
+    bad = jax.jit(storage.encode_factor)(jnp.float32(-factor), good)
+    assert bad.failures == 1 and good.failures == 0
+    assert all(map(np.array_equal, bad._replace(failures=0), good._replace(failures=0)))
+
+
+# Dither
+
+
+def test_dither_fills_the_unit_interval_evenly():
+    """Over steps at every place, and over places at every step; 1 is not reached."""
+    steps = 256
+    found = np.asarray(jax.jit(dither, static_argnums=1)(jnp.arange(steps, dtype=jnp.int32), 32))
+    assert found.shape == (steps, 32, 32) and found.min() >= 0 and found.max() < 1
+    for u in (found.reshape(steps, -1), found.reshape(steps, -1).T):
+        ranks = (np.arange(len(u)) + 0.5)[:, None] / len(u)
+        assert np.abs(np.sort(u, axis=0) - ranks).max() <= 16 / len(u)
+
+
+@pytest.mark.parametrize("b2", [0.95, 0.999])
+def test_averages_follow_increments_below_a_gap(b2):
+    """After the gradients change; rounded to the nearest code, they keep the old ones."""
+    order, steps = 24, int(3 / (1 - b2))
+    key = jax.random.key(0)
+    spectrum = 1 / np.arange(1, order + 1.0) ** 2
+    old, new = (
+        with_spectrum(jax.random.fold_in(key, i), order, order, spectrum).astype(np.float32)
+        for i in range(2)
+    )
+    old, new = old @ old.T, new @ new.T
+
+    def average(storage):
+        def step(stored, gram):
+            x = b2 * storage.decode_factor(stored) + (1 - b2) * gram
+            return storage.encode_factor(x, stored), None
+
+        def run(old, new):
+            first = storage.encode_factor(old, storage.encode_factor(0 * old, None))
+            last, _ = jax.lax.scan(step, first, jnp.broadcast_to(new, (steps, order, order)))
+            return storage.decode_factor(last)
+
+        return np.float64(jax.jit(run)(old, new))
+
+    exact = b2**steps * old + (1 - b2**steps) * new
+    error = np.linalg.norm(average(storage_of(8)) - exact) / np.linalg.norm(exact)
+    assert error <= 4 * GAPS[8]
+    nearest = curvax.cholesky(8, min_elements=1)
+    stale = np.linalg.norm(average(nearest) - exact) / np.linalg.norm(exact)
+    assert b2 < 0.99 or stale > 16 * GAPS[8]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("bits", 5, "4, 6 or 8"),
+        ("block", 63, "even"),
+        ("map", "unsigned", "'linear2'"),
+        ("eps", 0.0, "(0, inf)"),
+        ("min_elements", 0, "at least 1"),
+    ],
+)
+def test_bad_arguments(name, value, allowed):
+    with pytest.raises(ValueError, match=rf"^{name}\b") as error:
+        curvax.packed(**{name: value})
+    assert allowed in str(error.value) and repr(value) in str(error.value)
