@@ -72,7 +72,7 @@ class Cell(NamedTuple):
         row = self.row
         own = {name: row.settings[name] for name in ("rank", "leading") if name in row.settings}
         own |= {name: PERIOD for name in ("refresh", "check_every") if name in row.defaults}
-        own |= row.trained(PERIOD) | row.without_base | CODES[self.code]
+        own |= {**row.trained(PERIOD), **row.without_base, **CODES[self.code]}
         return row.optimizer(learning_rate, **own, matrices=curvax.MatrixRule(output_layer=None))
 
 

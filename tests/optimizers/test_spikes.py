@@ -24,7 +24,7 @@ PARAMS = {
 SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
 
 
-def of_length(*lengths: float) -> list[np.ndarray]:
+def of_length(*lengths: float) -> list[Any]:
     """Gradients with these norms."""
     direction = np.ones((2, 2)) / 2
     return [np.float32(length * direction) for length in lengths]
