@@ -12,6 +12,8 @@
 - `refresh`: when to refresh: policies, and the loop over the matrices that are due (`_due`).
 - `storage`: how many bits factors and roots take: dense (`_storage`), 4-bit squares (`_quantized`)
   and Cholesky factors (`_cholesky`, `_triangle`), the codec (`_codec`).
+- `weights`: parameters in bfloat16: random bits (`_rounding`, `_stochastic_rounding`), or bits that
+  the state keeps (`_kept_bits`), around an optimizer in float32 (`_inner`).
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
 - `distribute`: which device holds which matrix (`_shares`) and its state (`_layout`, `_meshes`).
 - `state`: summaries, checkpoints (`_portable`, `_format`), shardings, quantized moments, injected

@@ -13,7 +13,7 @@ TRANSFORMS = ROOT / "transforms"
 FLOORS = (
     {"_recording", "_paths", "_counts", "_validate", "_side", "_own_state", "_decay"},
     {"_keys", "_trees", "_guard", "linalg"},
-    {"refresh", "storage", "directions", "distribute"},
+    {"refresh", "storage", "directions", "distribute", "weights"},
     {"matrices", "kronecker"},
     {"subspace"},
     {"state"},
