@@ -117,8 +117,8 @@ def master_weights(
             return jnp.where(nearest(w) == wide(p), w, wide(p)) if is_narrow(p) else p
 
         check_given(params)
-        wide = jax.tree.map(current, params, state.masters)
-        updates, inner_state = update_inner(inner, updates, state.inner, params, extra_args, wide)
+        given = jax.tree.map(current, params, state.masters)
+        updates, inner_state = update_inner(inner, updates, state.inner, params, extra_args, given)
 
         def change(p: jax.Array, u: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
             if not is_narrow(p):
@@ -126,7 +126,7 @@ def master_weights(
             w = w + wide(u)
             return update_to(nearest(w), p, u), w
 
-        changes, masters = map_unzip(2, change, params, updates, wide)
+        changes, masters = map_unzip(2, change, params, updates, given)
         return changes, MasterState(masters, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

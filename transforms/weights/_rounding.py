@@ -69,7 +69,9 @@ def random_bits(key: jax.Array, rows: jax.Array | None, shape: tuple[int, ...]) 
     place = _hash(place ^ key[0])
     if rows is None:
         return _hash(place + key[1]) >> 16
-    return _hash(place[None] + _hash(rows ^ key[1]).reshape(-1, *[1] * len(inside))) >> 16
+    # Twice, so that rows and places have different hashes even where the words of the key agree.
+    row = _hash(~_hash(rows ^ key[1])).reshape(-1, *[1] * len(inside))
+    return _hash(place[None] + row) >> 16
 
 
 def _hash(x: jax.Array) -> jax.Array:
