@@ -35,9 +35,21 @@ METHODS: dict[str, Callable[[Any], optax.GradientTransformation]] = {
     "racs": lambda rate: curvax.racs(rate, weight_decay=WEIGHT_DECAY),
 }
 FLOAT32 = "float32"
+
+
+def nearest(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """What the wrappers share, moments and updates in float32, with the common sum."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return inner.update(wide(updates), state, wide(params))
+
+    return optax.GradientTransformation(lambda params: inner.init(wide(params)), update)
+
+
 ROUNDINGS: dict[str, Callable[[Any, int], optax.GradientTransformation]] = {
     FLOAT32: lambda inner, seed: inner,
     "nearest": lambda inner, seed: inner,
+    "nearest, moments in float32": lambda inner, seed: nearest(inner),
     "stochastic": lambda inner, seed: curvax.stochastic_rounding(inner, seed=seed),
     "Kahan": lambda inner, seed: curvax.kahan_summation(inner),
     "masters": lambda inner, seed: curvax.master_weights(inner),
@@ -99,11 +111,11 @@ class Program:
             state = state._replace(key=jax.random.key_data(jax.random.key(seed)))
         return params, state, jax.tree.map(lambda p: jnp.zeros(p.shape, bool), params)
 
-    def train(self, rate: float) -> dict[str, Any]:
+    def train(self, rate: float, seeds: range) -> dict[str, Any]:
         """The losses `(seeds, points)` at one rate, and what stood still."""
         task, losses, shares, size = self.task, [], [], 0.0
         like = self.optimizer(lambda count: rate, 0)
-        for seed in range(1, SEEDS + 1):
+        for seed in seeds:
             params, state, moved = self.start(seed)
             batches, found = task.batches(seed), []
             for start in range(0, task.steps, task.eval_every):
@@ -156,9 +168,9 @@ def draw(task: Task, found: dict[tuple[str, float], Any]) -> Figure:
 
 
 ABOUT = """Weights in float32; in bfloat16 with sums rounded to the nearest (the optimizer alone, as
-Optax applies it); and in bfloat16 with `curvax.stochastic_rounding`, `curvax.kahan_summation` and
-`curvax.master_weights`. Without a wrapper, moments of weights in bfloat16 are partly in bfloat16;
-within a wrapper they are in float32. {about}; {seeds} seeds; weight decay {decay:g}."""
+Optax applies it), with moments partly in bfloat16 or all in float32; and in bfloat16 with `curvax.stochastic_rounding`, `curvax.kahan_summation` and
+`curvax.master_weights`. Within a wrapper moments are in float32, gradients in
+bfloat16. {about}; {seeds} seeds; weight decay {decay:g}."""
 
 
 def parse() -> argparse.Namespace:
@@ -174,6 +186,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Trains all of them and prints the tables."""
     args = parse()
+    seeds = range(args.seed + 1, args.seed + 1 + SEEDS)
     task = lm(**SIZES | {"steps": args.steps})
     found: dict[tuple[str, float], Any] = {
         (name, rate): {} for name in args.methods for rate in RATES[name]
@@ -182,7 +195,7 @@ def main() -> None:
     for name, rounding in tqdm(cells, desc="bfloat16"):
         program = Program(task, METHODS[name], rounding)
         for rate in RATES[name]:
-            found[name, rate][rounding] = program.train(rate)
+            found[name, rate][rounding] = program.train(rate, seeds)
     images = ["![validation loss over steps](bfloat16.png)", *[""] * (len(found) - 1)]
     pairs = zip(found.items(), images, strict=True)
     tables = [table_of(name, rate, runs, image) for ((name, rate), runs), image in pairs]

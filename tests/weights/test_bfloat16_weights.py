@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from contract import Model, small_tree
+from contract import Model, compiled, small_tree
 from flax import nnx
 from helpers import gradients_like, run
 from jax.sharding import NamedSharding
@@ -168,21 +168,33 @@ def test_parameters_in_float32_are_as_without(wrap):
 
 @every_optimizer
 def test_every_method_rounds_its_own_step_in_float32(row: Row):
-    """To one of the two neighbors of the sum, and for Kahan and masters to the nearest."""
-    params = rounded(small_tree())
-    (gradient,) = gradients_like(params, 1)
-    optimizer = row.make()
-    wide, wide_gradient = as_float32(params), as_float32(gradient)
-    (updates,), _ = run(optimizer, [wide_gradient], wide)
-    total = as_float32(optax.apply_updates(wide, updates))
+    """Two steps: to one of the two neighbors of the sum; for Kahan and masters to the nearest."""
+    params, inner = rounded(small_tree()), compiled(row)
+    gradients = [rounded(gradient) for gradient in gradients_like(params, 2, dtype=jnp.float32)]
     for name, wrap in WRAPPERS.items():
-        found, _ = trained(wrap(optimizer), params, [gradient])
-        unit = 1 if name == "stochastic" else 0.5
-        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(total), strict=True):
-            assert x.dtype == jnp.bfloat16
-            ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(y), 2.0**-100))) - 7)
-            slack = 1e-5 * np.abs(y).max()  # other fusions round other bits of the update
-            assert (np.abs(np.asarray(x, np.float32) - y) <= unit * ulp + slack).all(), name
+        optimizer, p, wide = wrap(inner), params, as_float32(params)
+        state, plain = optimizer.init(p), inner.init(wide)
+        for gradient in gradients:
+            updates, plain = inner.update(as_float32(gradient), plain, wide)
+            total = as_float32(optax.apply_updates(wide, updates))
+            changes, state = optimizer.update(gradient, state, p)
+            p = optax.apply_updates(p, changes)
+            assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(p))
+            if name == "stochastic":
+                jax.tree.map(assert_neighbors, as_float32(p), total)
+            else:
+                assert_same(p, rounded(total))
+            wide = total if name == "masters" else as_float32(p)
+            if name == "kahan":
+                break  # later sums have a compensation
+        assert_same(state.inner, plain)
+
+
+def assert_neighbors(found: np.ndarray, total: np.ndarray) -> None:
+    """Whether numbers of bfloat16 are the next below or above `total`, float32."""
+    low = (total.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    high = ((low.view(np.uint32)) + np.uint32(0x10000)).view(np.float32)
+    assert ((found == low) | ((found == high) & (low != total))).all()
 
 
 # Every way to run them.
@@ -273,9 +285,14 @@ def test_a_layer_that_is_cut_out_is_rounded_as_in_the_stack(wrap):
 
 @every_wrapper
 def test_states_are_described_checked_and_placed(wrap):
-    params = rounded(small_tree())
-    optimizer = wrap(curvax.muon(0.02))
-    state = optimizer.init(params)
+    params = jax.tree.map(jnp.asarray, rounded(small_tree()))
+    mesh = mesh_of("auto")
+    for optimizer in (wrap(curvax.muon(0.02)), wrap(curvax.muon(0.02, mesh=mesh))):
+        check_tools(optimizer, params, mesh)
+
+
+def check_tools(optimizer: Any, params: Any, mesh: Any) -> None:
+    state = jax.jit(optimizer.init)(params)
     description = curvax.describe_state(optimizer, params)
     curvax.check_state(optimizer, params, description)
     portable = curvax.portable_state(optimizer, params, state)
@@ -284,7 +301,6 @@ def test_states_are_described_checked_and_placed(wrap):
     assert "dense/kernel" in curvax.report(optimizer, params, state)
     doubled = optax.tree.map_params(optimizer, lambda x: x, state)
     assert jax.tree.structure(doubled) == jax.tree.structure(state)
-    mesh = mesh_of("auto")
     shardings = curvax.state_sharding(optimizer, params, mesh)
     assert jax.tree.structure(shardings) == jax.tree.structure(state)
 
