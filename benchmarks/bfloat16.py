@@ -11,6 +11,7 @@ their gradients, and what the optimizer does with both differ.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -153,7 +154,7 @@ def draw(task: Task, found: dict[tuple[str, float], Any]) -> Figure:
     rows = len(found) // 2
     figure = Figure(figsize=(8.8, 3.4 * rows), layout="constrained")
     axes = figure.subplots(rows, 2, squeeze=False)
-    styles = dict(zip(ROUNDINGS, zip(_record.COLORS, (*LINES, "-"), strict=False), strict=False))
+    styles = dict(zip(ROUNDINGS, zip(_record.COLORS, itertools.cycle(LINES)), strict=False))
     for axis, ((name, rate), runs) in zip(axes.flat, found.items(), strict=True):
         for rounding, x in runs.items():
             losses, (color, style) = x["losses"], styles[rounding]
@@ -168,9 +169,10 @@ def draw(task: Task, found: dict[tuple[str, float], Any]) -> Figure:
 
 
 ABOUT = """Weights in float32; in bfloat16 with sums rounded to the nearest (the optimizer alone, as
-Optax applies it), with moments partly in bfloat16 or all in float32; and in bfloat16 with `curvax.stochastic_rounding`, `curvax.kahan_summation` and
-`curvax.master_weights`. Within a wrapper moments are in float32, gradients in
-bfloat16. {about}; {seeds} seeds; weight decay {decay:g}."""
+Optax applies it), with moments partly in bfloat16 or all in float32; and in bfloat16 with
+`curvax.stochastic_rounding`, `curvax.kahan_summation` and `curvax.master_weights`, within which
+moments are in float32. Gradients have the dtype of the weights. {about}; {seeds} seeds; weight
+decay {decay:g}."""
 
 
 def parse() -> argparse.Namespace:

@@ -84,7 +84,7 @@ def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
         few = ("optax.adamw", "optax.contrib.muon", "muon", "asgo")
         monkeypatch.setattr(subject, "METHODS", {name: subject.METHODS[name] for name in few})
     if suite == "bfloat16":  # a small model, and two seeds
-        small = {"batch": 2, "context": 8, "width": 8, "depth": 1}
+        small = {"batch": 2, "context": 8, "width": 32, "depth": 1}
         monkeypatch.setattr(subject, "SIZES", subject.SIZES | small)
         monkeypatch.setattr(subject, "SEEDS", 2)
         few = ("float32", "nearest", "stochastic")
