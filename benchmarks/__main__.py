@@ -23,6 +23,7 @@ SUITES = {
     "overhead": "overhead",
     "compile": "compile_time",
     "memory": "memory",
+    "bfloat16": "bfloat16",
     "refresh": "refresh_time",
     "storage": "storage_time",
     "scale": "scale",

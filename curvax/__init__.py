@@ -9,6 +9,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `assemble` | builds a full optimizer from any direction |
 | `momentum`, `orthogonalize`, `precondition`, `in_eigenbasis`, `in_subspace`, ... | directions |
 | `distribute`, `quantize_state`, `inject_hyperparams`, `skip_spikes` | wrappers |
+| `stochastic_rounding`, `kahan_summation`, `master_weights` | wrappers for bfloat16 weights |
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
 | `portable_state`, `place_state`, `state_sharding` | checkpoints and sharding |
@@ -93,6 +94,8 @@ from .transforms.storage._quantized import quantized
 from .transforms.storage._storage import dense
 from .transforms.subspace._adapter import Adapter, extract_adapter
 from .transforms.subspace._subspace import in_subspace
+from .transforms.weights._kept_bits import kahan_summation, master_weights
+from .transforms.weights._stochastic_rounding import stochastic_rounding
 
 try:
     __version__ = _metadata.version("curvax")
@@ -127,7 +130,9 @@ __all__ = [
     "in_subspace",
     "inject_hyperparams",
     "inverse_root",
+    "kahan_summation",
     "limit_norm_growth",
+    "master_weights",
     "moment_ratio",
     "momentum",
     "muon",
@@ -176,6 +181,7 @@ __all__ = [
     "state_bytes",
     "state_of",
     "state_sharding",
+    "stochastic_rounding",
     "subspaces",
     "summarize",
     "sumo",

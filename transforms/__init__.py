@@ -1,8 +1,7 @@
 """The building blocks of all optimizers, one idea per room: a map.
 
 - `matrices`: from a parameter tree to stacks of matrices and back: which parameters are matrices
-  (`_matrix_rule`), from what users say (`_specification`), names (`_names`, `_output_layer`) and
-  shapes (`_readings`); rows, columns, heads and blocks (`_form`), stacks (`_view`, `_split_stack`),
+  (`_matrix_rule`, by `_names` and `_readings`), their rows and columns (`_form`), stacks (`_view`),
   the parameters of another optimizer (`_routing`).
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`).
@@ -11,9 +10,8 @@
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`), ranks (`_rank`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, and the loop over the matrices that are due (`_due`).
-- `storage`: how many bits factors, roots and bases take: dense (`_storage`), squares
-  (`_quantized`), Cholesky factors (`_cholesky`), packed triangles (`_packed`, `_triangle`), the
-  codec (`_codec`).
+- `storage`: how many bits factors, roots and bases take, one form a file; the codec (`_codec`).
+- `weights`: parameters in bfloat16: random bits, or bits that the state keeps.
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
 - `distribute`: which device holds which matrix (`_shares`) and its state (`_layout`, `_meshes`).
 - `state`: summaries, checkpoints (`_portable`, `_format`), shardings, quantized moments, injected

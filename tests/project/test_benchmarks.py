@@ -27,6 +27,7 @@ MODULES = {
     "overhead": "overhead",
     "compile": "compile_time",
     "memory": "memory",
+    "bfloat16": "bfloat16",
     "refresh": "refresh_time",
     "storage": "storage_time",
     "scale": "scale",
@@ -38,6 +39,7 @@ SMALLEST = {
     "overhead": "--methods racs --width 32 --depth 1 --context 8 --batch 2 --rounds 1",
     "compile": "--only leaves --methods racs --most 1 --repeats 1",
     "memory": "--methods racs --width 32 --layers 1",
+    "bfloat16": "--methods AdamW --steps 2",
     "refresh": "--only finders --order 8",
     "storage": "--only bytes --order 64",
     "scale": "--only points,model --methods soap --devices 2 --width 8 --layers 1",
@@ -81,6 +83,12 @@ def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
     if suite == "width":  # two methods with an aim, and the peers of all
         few = ("optax.adamw", "optax.contrib.muon", "muon", "asgo")
         monkeypatch.setattr(subject, "METHODS", {name: subject.METHODS[name] for name in few})
+    if suite == "bfloat16":  # a small model, and two seeds
+        small = {"batch": 2, "context": 8, "width": 32, "depth": 1}
+        monkeypatch.setattr(subject, "SIZES", subject.SIZES | small)
+        monkeypatch.setattr(subject, "SEEDS", 2)
+        few = ("float32", "nearest", "stochastic")
+        monkeypatch.setattr(subject, "ROUNDINGS", {name: subject.ROUNDINGS[name] for name in few})
     if suite == "scale":
         monkeypatch.setattr(subject, "LLAMA", {"7B": subject.LLAMA["7B"]})
     with jax.numpy_rank_promotion("allow"):  # the example's model promotes
@@ -114,6 +122,13 @@ def assert_printed(page: str, table: dict[str, Any]) -> None:
                 continue
             decimals = len(text.partition(".")[2])
             assert abs(float(text.replace(",", "")) - value) <= 0.5001 * 10**-decimals, key
+
+
+def check_bfloat16(tables: list[Any]) -> None:
+    for table in tables:
+        wide, nearest, stochastic = table["rows"]
+        assert wide["bytes"] > stochastic["bytes"] > nearest["bytes"] > 6
+        assert wide["still"] < stochastic["still"] < nearest["still"]
 
 
 def check_overhead(tables: list[Any]) -> None:

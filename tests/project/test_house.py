@@ -13,7 +13,7 @@ TRANSFORMS = ROOT / "transforms"
 FLOORS = (
     {"_recording", "_paths", "_counts", "_validate", "_side", "_own_state", "_decay"},
     {"_keys", "_trees", "_spikes", "linalg"},
-    {"refresh", "_restart", "_guard", "storage", "directions", "distribute"},
+    {"refresh", "_restart", "_guard", "storage", "directions", "distribute", "weights"},
     {"matrices", "kronecker"},
     {"subspace"},
     {"state"},

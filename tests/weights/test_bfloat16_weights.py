@@ -1,0 +1,359 @@
+"""Optimizers of weights in bfloat16: what they add up to, and every way to run them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from contract import Model, compiled, small_tree
+from flax import nnx
+from helpers import gradients_like, run
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from registry import Row, every_optimizer
+from shared.meshes import both_axis_types, mesh_of
+
+import curvax
+
+WRAPPERS = {
+    "stochastic": curvax.stochastic_rounding,
+    "kahan": curvax.kahan_summation,
+    "masters": curvax.master_weights,
+}
+every_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+
+
+def as_float32(tree: Any) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x).astype(np.float32), tree)
+
+
+def rounded(tree: Any) -> Any:
+    return jax.tree.map(lambda x: np.asarray(x).astype(ml_dtypes.bfloat16), tree)
+
+
+def assert_same(actual: Any, desired: Any) -> None:
+    """Bit for bit, with equal dtypes."""
+    assert jax.tree.structure(actual) == jax.tree.structure(desired)
+    for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
+        assert np.asarray(x).dtype == np.asarray(y).dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+
+
+def trained(optimizer: Any, params: Any, gradients: Any) -> tuple[Any, Any]:
+    """Parameters and state after some steps, in one program per step."""
+    state = jax.jit(optimizer.init)(params)
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for gradient in gradients:
+        params, state = step(params, state, gradient)
+    return params, state
+
+
+# What they add up to.
+
+
+def test_the_mean_over_seeds_is_the_sum():
+    """Within five standard errors of the exact sum, entry by entry, for any signs and scales."""
+    draw = np.random.default_rng(0)
+    params = jnp.asarray(draw.standard_normal((8, 4)) * np.exp2(draw.integers(-9, 9, (8, 4))))
+    params = params.astype(jnp.bfloat16)
+    wide = np.asarray(params).astype(np.float64)
+    ulp = np.exp2(np.floor(np.log2(np.abs(wide))) - 7)
+    gradient = jnp.asarray(ulp * draw.uniform(-1.5, 1.5, (8, 4)), jnp.float32)
+    optimizer = curvax.stochastic_rounding(optax.sgd(1.0))
+    start = optimizer.init(params)
+
+    @jax.jit
+    @jax.vmap
+    def landed(seed):
+        state = start._replace(key=jax.random.key_data(jax.random.key(seed)))
+        return optax.apply_updates(params, optimizer.update(gradient, state, params)[0])
+
+    number = 4000
+    found = np.asarray(landed(np.arange(number))).astype(np.float64)
+    exact = wide - np.asarray(gradient, np.float64)
+    error = 5 * 0.5 * 2 * ulp * number**-0.5 + 2.0**-24 * np.abs(wide)
+    assert (np.abs(found.mean(0) - exact) < error).all()
+    assert (np.abs(found - exact) < 2 * ulp).all()
+    assert (np.abs(wide - exact) > error).mean() > 0.9, "nearest would pass"
+
+
+LEFT = {"stochastic": 0.03, "kahan": 0.005, "masters": 0.002}
+
+
+@pytest.mark.parametrize(("name", "error"), LEFT.items())
+def test_small_updates_add_up(name, error):
+    """1000 updates of 1/40 of a unit; rounded to the nearest, none arrives."""
+    params = {"kernel": jnp.ones((32, 32), jnp.bfloat16)}
+    gradient = {"kernel": np.full((32, 32), -(2.0**-7) / 40, np.float32)}
+    total = 1000 * 2.0**-7 / 40
+
+    def after(optimizer: Any) -> np.ndarray:
+        def step(carry, _):
+            params, state = carry
+            updates, state = optimizer.update(gradient, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        start = params, optimizer.init(params)
+        (found, _), _ = jax.jit(lambda c: jax.lax.scan(step, c, length=1000))(start)
+        return np.asarray(found["kernel"]).astype(np.float64) - 1
+
+    assert (after(optax.sgd(1.0)) == 0).all()
+    moved = after(WRAPPERS[name](optax.sgd(1.0)))
+    assert abs(moved.mean() - total) < error * total + (2.0**-8 if name != "stochastic" else 0)
+
+
+def test_masters_are_the_run_in_float32():
+    """And parameters are the masters, rounded."""
+    params = rounded(small_tree())
+    gradients = gradients_like(params, 5)
+    optimizer = curvax.racs(0.02, weight_decay=0.1)
+    wide, _ = trained(optimizer, as_float32(params), as_float32_each(gradients))
+    narrow, state = trained(curvax.master_weights(optimizer), params, gradients)
+    assert_same(state.masters, wide)
+    assert_same(narrow, rounded(wide))
+
+
+def as_float32_each(trees: list[Any]) -> list[Any]:
+    return [as_float32(tree) for tree in trees]
+
+
+def test_a_parameter_that_was_changed_replaces_its_master():
+    params = {"kernel": jnp.ones((4, 4), jnp.bfloat16)}
+    optimizer = curvax.master_weights(optax.sgd(0.0))
+    state = optimizer.init(params)
+    params["kernel"] = params["kernel"].at[0].set(3.0)
+    updates, state = optimizer.update(params, state, params)
+    assert_same(optax.apply_updates(params, updates), params)
+    assert_same(state.masters, as_float32(params))
+
+
+def test_a_compensation_is_what_rounding_took():
+    params = {"bias": jnp.linspace(0.5, 2.0, 64).astype(jnp.bfloat16)}
+    gradients = gradients_like(params, 3, dtype=jnp.float32)
+    optimizer = curvax.kahan_summation(optax.sgd(1e-3))
+    exact = np.asarray(params["bias"], np.float64)
+    exact = exact - sum(np.asarray(g["bias"], np.float64) * 1e-3 for g in gradients)
+    found, state = trained(optimizer, params, gradients)
+    together = np.asarray(found["bias"], np.float64) + np.asarray(
+        state.compensation["bias"], np.float64
+    )
+    assert state.compensation["bias"].dtype == jnp.bfloat16
+    assert np.abs(together - exact).max() < 3 * 2.0**-17
+    assert np.abs(np.asarray(found["bias"], np.float64) - exact).max() > 2.0**-11
+
+
+@every_wrapper
+def test_parameters_in_float32_are_as_without(wrap):
+    """Bit for bit, beside others in bfloat16."""
+    params = small_tree()
+    params["head"] = rounded(params["head"])
+    gradients = gradients_like(params, 3)
+    optimizer = curvax.muon(0.02, weight_decay=0.1, matrices=curvax.MatrixRule(stack=False))
+    plain, _ = trained(optimizer, as_float32(params), as_float32_each(gradients))
+    found, _ = trained(wrap(optimizer), params, gradients)
+    assert_same(found["dense"], plain["dense"])
+    assert found["head"]["kernel"].dtype == jnp.bfloat16
+
+
+@every_optimizer
+def test_every_method_rounds_its_own_step_in_float32(row: Row):
+    """Two steps: to one of the two neighbors of the sum; for Kahan and masters to the nearest."""
+    params, inner = rounded(small_tree()), compiled(row)
+    gradients = [rounded(gradient) for gradient in gradients_like(params, 2, dtype=jnp.float32)]
+    for name, wrap in WRAPPERS.items():
+        optimizer, p, wide = wrap(inner), params, as_float32(params)
+        state, plain = optimizer.init(p), inner.init(wide)
+        for gradient in gradients:
+            updates, plain = inner.update(as_float32(gradient), plain, wide)
+            total = as_float32(optax.apply_updates(wide, updates))
+            changes, state = optimizer.update(gradient, state, p)
+            p = optax.apply_updates(p, changes)
+            assert all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(p))
+            if name == "stochastic":
+                jax.tree.map(assert_neighbors, as_float32(p), total)
+            else:
+                assert_same(p, rounded(total))
+            wide = total if name == "masters" else as_float32(p)
+            if name == "kahan":
+                break  # later sums have a compensation
+        assert_same(state.inner, plain)
+
+
+def assert_neighbors(found: np.ndarray, total: np.ndarray) -> None:
+    """Whether numbers of bfloat16 are the next below or above `total`, float32."""
+    low = (total.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    high = ((low.view(np.uint32)) + np.uint32(0x10000)).view(np.float32)
+    assert ((found == low) | ((found == high) & (low != total))).all()
+
+
+# Every way to run them.
+
+
+@every_wrapper
+def test_a_run_that_is_resumed_repeats_itself(wrap):
+    params = rounded(small_tree())
+    gradients = gradients_like(params, 6)
+    optimizer = wrap(optax.adamw(1e-3))
+    straight, _ = trained(optimizer, params, gradients)
+    again, _ = trained(optimizer, params, gradients)
+    middle, state = trained(optimizer, params, gradients[:3])
+    saved = flax.serialization.to_bytes(state)
+    state = flax.serialization.from_bytes(jax.eval_shape(optimizer.init, params), saved)
+    for gradient in gradients[3:]:
+        updates, state = jax.jit(optimizer.update)(gradient, state, middle)
+        middle = optax.apply_updates(middle, updates)
+    assert_same(again, straight)
+    assert_same(middle, straight)
+
+
+def test_seeds_steps_paths_and_rows_have_bits_of_their_own():
+    params = {name: jnp.ones((16, 16), jnp.bfloat16) for name in "ab"}
+    gradient = jax.tree.map(lambda p: jnp.full(p.shape, -(2.0**-8)), params)
+
+    def two_steps(seed: int) -> list[np.ndarray]:
+        optimizer = curvax.stochastic_rounding(optax.sgd(1.0), seed=seed)
+        updates, _ = run(optimizer, [gradient] * 2, params, jit=False)
+        return [np.asarray(u[name]) > 0 for u in updates for name in "ab"]
+
+    drawn = two_steps(0) + two_steps(1)
+    drawn += [drawn[0].T, np.roll(drawn[0], 1, 0), np.roll(drawn[0], 1, 1)]
+    for i, x in enumerate(drawn):
+        assert 0.3 < x.mean() < 0.7
+        assert all(0.3 < (x == y).mean() < 0.7 for y in drawn[:i])
+
+
+@both_axis_types
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
+@every_wrapper
+def test_a_mesh_changes_no_bit(wrap, spec, kind):
+    params = {"kernel": jnp.ones((8, 8), jnp.bfloat16), "layers": jnp.ones((4, 8, 4), jnp.bfloat16)}
+    gradients = gradients_like(params, 2, dtype=jnp.float32)
+    optimizer = wrap(optax.sgd(1e-3))
+    plain, _ = trained(optimizer, params, gradients)
+    mesh = mesh_of(kind)
+    put = lambda tree: jax.device_put(tree, NamedSharding(mesh, spec))  # noqa: E731
+    with jax.set_mesh(mesh):
+        found, _ = trained(optimizer, put(params), [put(g) for g in gradients])
+    assert_same(found, plain)
+    assert all(not x.sharding.is_fully_replicated for x in jax.tree.leaves(found))
+
+
+def test_nothing_travels_between_devices():
+    mesh = mesh_of("auto")
+    put = lambda x: jax.device_put(x, NamedSharding(mesh, P(None, "x")))  # noqa: E731
+    params = {"kernel": put(jnp.ones((8, 8), jnp.bfloat16))}
+    optimizer = curvax.stochastic_rounding(optax.sgd(1e-3))
+    state = optimizer.init(params)
+    text = jax.jit(optimizer.update).lower(params, state, params).compile().as_text()
+    assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
+
+
+@every_wrapper
+def test_a_layer_that_is_cut_out_is_rounded_as_in_the_stack(wrap):
+    """A step of one layer, with its part of the state, is its part of the step of all."""
+    number = 3
+    shapes = {"kernel": (number, 4, 6), "scale": (number, 6)}
+    params = {name: jnp.ones(shape, jnp.bfloat16) for name, shape in shapes.items()}
+    (gradient,) = gradients_like(params, 1, dtype=jnp.float32)
+    optimizer = wrap(optax.sgd(3e-3))
+    state = optimizer.init(params)
+    whole, _ = optimizer.update(gradient, state, params)
+    one = jax.eval_shape(optimizer.init, jax.tree.map(lambda p: p[:1], params))
+
+    def cut(tree: Any, layer: int) -> Any:
+        return jax.tree.map(lambda x: x[layer : layer + 1], tree)
+
+    for layer in range(number):
+        own = jax.tree.map(
+            lambda x, y, i=layer: x if x.shape == y.shape else x[i : i + 1], state, one
+        )
+        assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, one)
+        found, _ = optimizer.update(cut(gradient, layer), own, cut(params, layer))
+        assert_same(found, cut(whole, layer))
+
+
+@every_wrapper
+def test_states_are_described_checked_and_placed(wrap):
+    params = jax.tree.map(jnp.asarray, rounded(small_tree()))
+    mesh = mesh_of("auto")
+    for optimizer in (wrap(curvax.muon(0.02)), wrap(curvax.muon(0.02, mesh=mesh))):
+        check_tools(optimizer, params, mesh)
+
+
+def check_tools(optimizer: Any, params: Any, mesh: Any) -> None:
+    state = jax.jit(optimizer.init)(params)
+    description = curvax.describe_state(optimizer, params)
+    curvax.check_state(optimizer, params, description)
+    portable = curvax.portable_state(optimizer, params, state)
+    assert_same(curvax.place_state(optimizer, params, portable), state)
+    assert curvax.state_of(optimizer, params, state, "dense/kernel")
+    assert "dense/kernel" in curvax.report(optimizer, params, state)
+    doubled = optax.tree.map_params(optimizer, lambda x: x, state)
+    assert jax.tree.structure(doubled) == jax.tree.structure(state)
+    shardings = curvax.state_sharding(optimizer, params, mesh)
+    assert jax.tree.structure(shardings) == jax.tree.structure(state)
+
+
+def test_bytes_of_the_states():
+    params = {"kernel": jax.ShapeDtypeStruct((64, 32), jnp.bfloat16)}
+    inner = optax.sgd(0.1)
+    size = {name: curvax.state_bytes(wrap(inner), params) for name, wrap in WRAPPERS.items()}
+    assert size == {"stochastic": 4 + 8 + 4 * 64, "kahan": 2 * 64 * 32, "masters": 4 * 64 * 32}
+
+
+@every_wrapper
+def test_nnx_optimizer_and_accumulation(wrap):
+    model = Model()
+    nnx.update(model, jax.tree.map(lambda p: p.astype(jnp.bfloat16), nnx.state(model, nnx.Param)))
+    before = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    optimizer = nnx.Optimizer(model, wrap(optax.sgd(1e-3)), wrt=nnx.Param)
+    gradient = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
+    optimizer.update(model, gradient)
+    after = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    plain, _ = trained(wrap(optax.sgd(1e-3)), before, [jax.tree.map(jnp.ones_like, before)])
+    assert_same(after, plain)
+    twice = optax.MultiSteps(wrap(optax.sgd(1e-3)), 2)
+    accumulated, _ = trained(twice, before, [jax.tree.map(jnp.ones_like, before)] * 2)
+    assert_same(accumulated, plain)
+
+
+@every_wrapper
+def test_trees_with_holes_without_leaves_and_of_scalars(wrap):
+    optimizer = wrap(optax.sgd(1.0))
+    for params in (
+        {},
+        {"a": None, "b": jnp.ones(3, jnp.bfloat16), "c": optax.MaskedNode()},
+        {"a": jnp.ones((), jnp.bfloat16), "b": 1.0, "c": np.ones(2)},
+    ):
+        updates, _ = optimizer.update(params, optimizer.init(params), params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        assert not any(jax.tree.leaves(jax.tree.map(np.any, optax.apply_updates(params, updates))))
+
+
+@every_wrapper
+def test_bad_arguments(wrap):
+    with pytest.raises(ValueError, match="inner must be an Optax transformation, got 3"):
+        wrap(3)
+    optimizer = wrap(optax.sgd(1.0))
+    with pytest.raises(ValueError, match="'dense/kernel' has dtype float16.*bfloat16"):
+        optimizer.init({"dense": {"kernel": jnp.ones((2, 2), jnp.float16)}})
+    params = {"bias": jnp.ones(3, jnp.bfloat16)}
+    with pytest.raises(ValueError, match="update needs params"):
+        optimizer.update(params, optimizer.init(params))
+
+
+def test_bad_seeds():
+    for seed in (-1, 0.5, True):
+        with pytest.raises(ValueError, match="seed must be an integer of at least 0"):
+            curvax.stochastic_rounding(optax.sgd(1.0), seed=seed)  # pyright: ignore

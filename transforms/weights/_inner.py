@@ -1,0 +1,65 @@
+"""The optimizer inside a wrapper for parameters in bfloat16 sees everything in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._paths import named_leaves
+
+
+def checked(inner: Any) -> optax.GradientTransformationExtraArgs:
+    """`inner`, if it is an Optax transformation."""
+    if not isinstance(inner, optax.GradientTransformation):
+        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    return optax.with_extra_args_support(inner)
+
+
+def check_given(params: Any) -> None:
+    """Requires the parameters in `update`."""
+    if params is None:
+        raise ValueError("update needs params: optimizer.update(gradients, state, params).")
+
+
+def init_inner(inner: optax.GradientTransformation, params: Any) -> Any:
+    """The state of the inner optimizer, whose moments take float32 from its parameters."""
+    for name, p in named_leaves(params).present().items():
+        if jnp.result_type(p) == jnp.float16:
+            raise ValueError(
+                f"the parameter {name!r} has dtype float16, whose small numbers have fewer bits; "
+                "wrappers for low precision take bfloat16 and leave float32 as it is."
+            )
+    return inner.init(widened(params))
+
+
+def update_inner(
+    inner: Any, updates: Any, state: Any, params: Any, extra_args: Any, widened_params: Any = None
+) -> Any:
+    """The inner update, with what belongs to parameters in bfloat16 in float32."""
+    check_given(params)
+    given = widened(params) if widened_params is None else widened_params
+    updates = jax.tree.map(lambda p, g: wide(g) if is_narrow(p) else g, params, updates)
+    return inner.update(updates, state, given, **extra_args)
+
+
+def is_narrow(p: Any) -> bool:
+    """Whether a parameter is in bfloat16."""
+    return jnp.result_type(p) == jnp.bfloat16
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """In float32, exactly."""
+    return x.astype(jnp.float32)
+
+
+def widened(params: Any) -> Any:
+    """Parameters in float32 in the place of those in bfloat16."""
+    return jax.tree.map(lambda p: wide(p) if is_narrow(p) else p, params)
+
+
+def map_narrow(f: Any, params: Any) -> Any:
+    """A tree with `f` of each parameter in bfloat16, and a hole for each other."""
+    return jax.tree.map(lambda p: f(p) if is_narrow(p) else optax.MaskedNode(), params)
