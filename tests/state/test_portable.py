@@ -309,7 +309,7 @@ def test_the_state_of_an_nnx_optimizer_is_understood() -> None:
     reports = {
         curvax.report(transformation, params, state) for params in (boxed, pure) for state in given
     }
-    assert len(reports) == 1 and "| a/kernel | 0 | 1 |" in reports.pop()
+    assert len(reports) == 1 and "| a/kernel | 0 | 0 | 1 |" in reports.pop()
     portable = curvax.portable_state(transformation, pure, given[0])
     placed = curvax.place_state(transformation, pure, portable)
     own = curvax.state_of(transformation, boxed, given[0], "b/kernel")
