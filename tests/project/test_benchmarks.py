@@ -128,7 +128,7 @@ def check_bfloat16(tables: list[Any]) -> None:
     for table in tables:
         wide, nearest, stochastic = table["rows"]
         assert wide["bytes"] > stochastic["bytes"] > nearest["bytes"] > 6
-        assert wide["still"] < stochastic["still"] < nearest["still"]
+        assert stochastic["still"] < nearest["still"]
 
 
 def check_overhead(tables: list[Any]) -> None:
