@@ -189,7 +189,7 @@ def main() -> None:
     """Trains all of them and prints the tables."""
     args = parse()
     seeds = range(args.seed + 1, args.seed + 1 + SEEDS)
-    task = lm(**SIZES | {"steps": args.steps})
+    task = lm(None, **SIZES | {"steps": args.steps})
     found: dict[tuple[str, float], Any] = {
         (name, rate): {} for name in args.methods for rate in RATES[name]
     }

@@ -89,7 +89,7 @@ def stochastic_rounding(
 
         keys = _leaf_keys(params, key_for(state.key, state.count))
         changes = jax.tree.map(change, params, updates, keys, state.rows)
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
         return changes, StochasticRoundingState(count, state.key, state.rows, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
