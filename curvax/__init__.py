@@ -65,6 +65,7 @@ from .transforms.directions._row_column_scaling import row_column_scales, scale_
 from .transforms.distribute._distribute import distribute
 from .transforms.kronecker._eigenbasis import in_eigenbasis
 from .transforms.kronecker._precondition import precondition
+from .transforms.layerwise._layerwise import layerwise
 from .transforms.linalg._inverse_root import inverse_root
 from .transforms.linalg._iterations import power_iteration
 from .transforms.linalg._polar import (
@@ -124,6 +125,7 @@ __all__ = [
     "in_subspace",
     "inject_hyperparams",
     "inverse_root",
+    "layerwise",
     "limit_norm_growth",
     "moment_ratio",
     "momentum",

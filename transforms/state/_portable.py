@@ -76,7 +76,7 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
     if description is not None:
         portable = by_parameter(described_stacks(description), portable)
     portable = in_structure("portable", by_parameter(whole.stacks, joined), portable)
-    stacked = _by_stack(whole.stacks, joined, portable)
+    stacked = by_stack(whole.stacks, joined, portable)
 
     def divided(node: Any, record: DivisionRecord) -> Any:
         mesh = _mesh_of(record)
@@ -132,7 +132,7 @@ def by_parameter(views: Sequence[Sequence[Stack]], state: Any) -> Any:
     return jax.tree.map(lambda x: of_view(x) if is_view(x) else x, state, is_leaf=is_view)
 
 
-def _by_stack(views: Sequence[Sequence[Stack]], like: Any, state: Any) -> Any:
+def by_stack(views: Sequence[Sequence[Stack]], like: Any, state: Any) -> Any:
     """The inverse of `by_parameter`, for a state whose stacked form is like `like`."""
     remaining = iter(views)
 
