@@ -64,14 +64,16 @@ def muon(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon: momentum, orthogonalized by Newton-Schulz iteration.
 
-    Use it for the hidden matrices of transformers and convolutional networks; it needs as much
-    state as SGD with momentum. Embeddings, norms and biases go to AdamW.
+    Use it for the hidden matrices of transformers; it needs as much state as SGD with momentum.
+    Embeddings, norms and biases go to AdamW. It is not for convolutions: on the convolutional
+    network of `docs/choosing.md` it came last, and Optax's Muon with it.
 
     .. math::
-      M_t = b_1 M_{t-1} + (1 - b_1) G_t, \qquad \hat M_t = U \Sigma V^\top, \qquad D_t = U V^\top
+      M_t = b_1 M_{t-1} + (1 - b_1) G_t, \qquad
+      \hat M_t = b_1 \frac{M_t}{1 - b_1^{t+1}} + (1 - b_1) \frac{G_t}{1 - b_1^t}, \qquad
+      D_t = U V^\top \;\text{for}\; \hat M_t = U \Sigma V^\top
 
-    where :math:`\hat M_t` is the bias-corrected momentum, with Nesterov averaged once more with
-    :math:`G_t`.
+    That is Nesterov momentum; with `nesterov=False`, :math:`\hat M_t = M_t / (1 - b_1^t)`.
     Then :math:`W \leftarrow W - \mathrm{lr} \, (\sqrt{\max(1, n/m)}\, D_t + \lambda W)`.
 
     State per `m × n` matrix: `mn` numbers. Work per step for `m ≤ n`: `steps · (4m²n + 2m³)` FLOPs,
@@ -87,9 +89,10 @@ def muon(
     Args:
       learning_rate: a number or a schedule.
       b1: decay rate of the momentum.
-      nesterov: whether to use Nesterov momentum.
-      accumulate: "ema" (bias-corrected average) or "sum" (`b1 M + G`).
-      method: "newton_schulz", "svd" (exact) or "qdwh".
+      nesterov: whether to use Nesterov momentum, as in the formula.
+      accumulate: "ema" (the average of the formula) or "sum" (`b1 M + G`, and with Nesterov that
+        once more).
+      method: "newton_schulz", "svd" (exact), "qr_svd" or "qdwh", see `orthogonalize`.
       coefficients: "quintic" (Muon's), "classical", "polar_express", or rows of three numbers.
       steps: Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.

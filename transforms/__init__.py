@@ -1,28 +1,24 @@
 """The building blocks of all optimizers, one idea per room: a map.
 
-- `matrices`: from a parameter tree to stacks of matrices, and back. Which parameters are matrices
-  and along which axes, attention kernels included (`_matrix_rule`); rows, columns, heads and blocks
-  (`_form`); stacks (`_view`, `_split_stack`); the parameters of another optimizer (`_routing`).
-- `directions`: from gradients to directions: `_momentum`, `_moment_ratio`, `_orthogonalize`,
-  `_normalize`, `_row_column_scaling`, `_diagonal`, `_graft`, `_norm_growth`; how moments follow a
+- `matrices`: from a parameter tree to stacks of matrices and back: which parameters are matrices
+  (`_matrix_rule`), rows, columns, heads and blocks (`_form`), stacks (`_view`, `_split_stack`), the
+  parameters of another optimizer (`_routing`).
+- `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`).
-- `kronecker`: Shampoo, ASGO, SOAP. Inverse roots (`_precondition`, `_factor`), eigenbases
+- `kronecker`: Shampoo, ASGO, SOAP: inverse roots (`_precondition`, `_factor`), eigenbases
   (`_eigenbasis`), the statistics of both (`_statistic`).
-- `subspace`: GaLore to SUMO. Projection (`_subspace`, `_rule`), bases (`_bases`), ranks (`_rank`),
-  what happens to the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
-- `refresh`: when to refresh roots, bases and subspaces. Policies (`_policy`, `_foam`,
-  `_diagonal_residual`, `_below_norm`); the loop over the matrices that are due (`_due`).
-- `storage`: how many bits factors and roots take. Dense (`_storage`), 4-bit squares (`_quantized`),
-  4-bit Cholesky factors (`_cholesky`, `_triangle`), the codec (`_codec`).
+- `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`), ranks (`_rank`),
+  the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
+- `refresh`: when to refresh: policies, and the loop over the matrices that are due (`_due`).
+- `storage`: how many bits factors and roots take: dense (`_storage`), 4-bit squares (`_quantized`)
+  and Cholesky factors (`_cholesky`, `_triangle`), the codec (`_codec`).
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
-- `distribute`: which device holds which matrix (`_distribute`, `_shares`), and where its state is
-  (`_layout`, `_meshes`).
-- `state`: summaries (`_summary`, `_report`), checkpoints (`_portable`, `_format`), shardings
-  (`_sharding`), quantized moments (`_quantize_state`), injected hyperparameters (`_inject`), and
-  which parameter an array belongs to (`_traced`, `_entries`).
+- `distribute`: which device holds which matrix (`_shares`) and its state (`_layout`, `_meshes`).
+- `state`: summaries, checkpoints (`_portable`, `_format`), shardings, quantized moments, injected
+  hyperparameters, and which parameter an array belongs to (`_traced`, `_entries`).
 
-The files beside the rooms serve all of them: guards against non-finite gradients (`_guard`), the
-sides of a matrix (`_side`), parameter paths (`_paths`), random keys (`_keys`), argument checks
-(`_validate`), counters (`_counts`), weight decay (`_decay`), tree maps (`_trees`), and what `init`
-records for `summarize` (`_recording`). Imports only run downwards; `test_house.py` has the floors.
+Beside the rooms: guards against non-finite gradients (`_guard`), sides of a matrix (`_side`),
+parameter paths (`_paths`), random keys (`_keys`), argument checks (`_validate`), states of other
+optimizers (`_own_state`), weight decay (`_decay`), counters (`_counts`), tree maps (`_trees`), what
+`init` records (`_recording`). Imports run downwards; `tests/project/test_house.py` has the floors.
 """

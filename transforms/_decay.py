@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import optax
 
 
@@ -23,7 +24,8 @@ def unless_zero(weight_decay: Any, decay: Any) -> optax.GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
-        _, state = decay.update(updates, state, updates)  # its counter, if it has one, goes on
+        if jax.tree.leaves(state):  # a counter, which goes on
+            _, state = decay.update(updates, state, updates)
         return updates, state
 
     return optax.GradientTransformation(decay.init, update)

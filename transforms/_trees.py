@@ -24,6 +24,11 @@ def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest:
     return tuple(treedef.unflatten([result[i] for result in results]) for i in range(outputs))
 
 
+def as_arrays(tree: Any) -> Any:
+    """`tree` with an array without axes in place of each Python float."""
+    return jax.tree.map(lambda x: jnp.asarray(x, float) if isinstance(x, float) else x, tree)
+
+
 def where_entries(which: jax.Array, new: Any, old: Any) -> Any:
     """`new`, but `old` for the batch entries for which `which (...)` is false."""
 

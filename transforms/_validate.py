@@ -1,7 +1,7 @@
 """Argument checks shared by all factories.
 
-Each raises a `ValueError` that names the argument, its value and what is allowed. Tracers are not
-checked: `optax.inject_hyperparams` calls factories with them.
+Each raises a `ValueError` that names the argument, its value and what is allowed. Real numbers that
+are tracers are not checked: `inject_hyperparams` calls factories with them.
 """
 
 from __future__ import annotations
@@ -54,15 +54,28 @@ def check_decay(name: str, value: Any) -> None:
 
 def check_positive_int(name: str, value: Any) -> None:
     """Requires an integer of at least 1; a bool is not accepted."""
-    if isinstance(value, Tracer):
-        return
+    check_integer(name, value, 1)
+
+
+def check_integer(name: str, value: Any, low: int) -> None:
+    """Requires an integer of at least `low`; a bool is not accepted."""
     integral = isinstance(value, numbers.Integral) or (
-        isinstance(value, (np.ndarray, jax.Array))
-        and value.ndim == 0
-        and jnp.issubdtype(value.dtype, jnp.integer)
+        isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"
     )
-    if isinstance(value, bool) or not integral or int(value) < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {value!r}.")
+    if isinstance(value, bool) or not integral or int(value) < low:
+        raise ValueError(
+            f"{name} must be an integer of at least {low}, got {value!r}.{if_injected(name, value)}"
+        )
+
+
+def if_injected(name: str, value: Any) -> str:
+    """A sentence to add to the message about an argument that has to be static."""
+    if not isinstance(value, jax.Array):
+        return ""
+    return (
+        " It has to be a Python integer, and optax.inject_hyperparams makes arrays of all numbers: "
+        f"use curvax.inject_hyperparams, or add {name!r} to Optax's static_args."
+    )
 
 
 def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
@@ -84,9 +97,17 @@ def check_dtype(name: str, value: Any) -> np.dtype:
         dtype = jnp.dtype(value)
     except TypeError:
         dtype = None
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"{name} must be a real floating dtype, got {value!r}.")
+    if dtype is None or not _is_usable(dtype):
+        raise ValueError(
+            f"{name} must be a real floating dtype of at least 16 bits, got {value!r}. "
+            "(curvax.quantize_state stores moments in 8 or 4 bits.)"
+        )
     return dtype
+
+
+def _is_usable(dtype: Any) -> bool:
+    """Whether a dtype is real, floating, and of those that JAX promotes: not float8 or float4."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits >= 16
 
 
 def check_matrices(tree: Any, method: str) -> None:
@@ -103,12 +124,16 @@ def check_matrices(tree: Any, method: str) -> None:
 
 
 def check_real(name: str, leaf: Any) -> None:
-    """Requires a leaf with a real floating dtype and no axis of size zero."""
+    """Requires a leaf with a real floating dtype of at least 16 bits, and no axis of size zero."""
     dtype = jnp.result_type(leaf)
-    if not jnp.issubdtype(dtype, jnp.floating):
+    if not _is_usable(dtype):
+        narrow = jnp.issubdtype(dtype, jnp.floating)
         raise ValueError(
-            f"the parameter {name!r} has dtype {dtype}; parameters must have a real floating "
-            "dtype. Leave others out of the optimizer (optax.masked, or `wrt` of nnx.Optimizer)."
+            f"the parameter {name!r}, or its gradient, has dtype {dtype}; parameters and gradients "
+            "must have a real floating dtype of at least 16 bits. "
+            + "Keep them in bfloat16 or float32, and cast to 8 bits within the model." * narrow
+            + "Leave others out of the optimizer (optax.masked, or `wrt` of nnx.Optimizer)."
+            * (not narrow)
         )
     if 0 in jnp.shape(leaf):
         raise ValueError(

@@ -1,5 +1,6 @@
 """Orthogonalization as a transformation: its methods, and matrices that have no polar factor."""
 
+import re
 from functools import partial
 
 import jax
@@ -43,3 +44,15 @@ def test_a_matrix_with_an_infinite_entry_gives_zero_and_leaves_others_alone(meth
     (found,), (state,) = run_scanned(curvax.orthogonalize(method), [batch])
     assert not found[0].any() and found[1].any() and np.isfinite(found).all()
     assert state.failures.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("factory", [curvax.muon, curvax.osgdm, curvax.swan, curvax.sumo])
+def test_every_method_is_in_the_docstrings(factory):
+    with pytest.raises(ValueError) as error:
+        curvax.orthogonalize("?")
+    methods = re.findall(r"'(\w+)'", str(error.value))
+    assert len(methods) == 4
+    for documented in (factory.__doc__, curvax.orthogonalize.__doc__):
+        assert all(f'"{method}"' in (documented or "") for method in methods)
+    rank = {"rank": 2} if factory is curvax.sumo else {}
+    assert all(factory(0.1, method=method, **rank) for method in methods)

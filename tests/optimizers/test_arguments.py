@@ -214,3 +214,83 @@ def test_inject_hyperparams_in_others_has_their_rate(jit: bool) -> None:
     assert rates(state) == pytest.approx({of_matrices: 0.1, of_others: 2e-3})
     state = with_rate(state, of_matrices, jnp.float32(0.3))
     assert rates(state) == pytest.approx({of_matrices: 0.3, of_others: 2e-3})
+
+
+@every_optimizer
+def test_optaxs_inject_hyperparams_names_the_one_of_this_library(row: Row) -> None:
+    """Where an integer, which Optax makes an array, has to be static."""
+    whole = {"refresh", *row.static} - {"base"}
+    injected = optax.inject_hyperparams(row.optimizer, static_args="base" if row.base else ())
+    settings = {k: v for k, v in row.settings.items() if isinstance(v, (int, float, str))}
+    optimizer = injected(0.1, **settings)
+    if not row.static:
+        assert jax.eval_shape(optimizer.init, TREE)
+        return
+    with pytest.raises(ValueError, match=r"curvax\.inject_hyperparams") as error:
+        optimizer.init(TREE)
+    named = str(error.value).partition(" ")[0]
+    assert named in whole and f"add {named!r} to" in str(error.value)
+
+
+@pytest.mark.parametrize("value", [jnp.int32(3), 3.0, True, 0, np.array([3])])
+def test_integers_are_pythons_or_numpys(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"steps must be an integer of at least 1, got .*"):
+        curvax.muon(0.1, steps=value)
+    assert curvax.muon(0.1, steps=np.int32(3)) and curvax.muon(0.1, steps=np.array(3))  # pyright: ignore
+
+
+def test_an_array_for_an_integer_names_our_inject_hyperparams() -> None:
+    for name, make in {
+        "steps": lambda x: curvax.muon(0.1, steps=x),
+        "refresh": lambda x: curvax.soap(0.1, refresh=x),
+        "warmup_steps": lambda x: curvax.shampoo(0.1, warmup_steps=x),
+    }.items():
+        with pytest.raises(ValueError, match=rf"^{name} must be .*curvax\.inject_hyperparams"):
+            make(jnp.int32(3))
+        with pytest.raises(ValueError, match=rf"^{name} must be .*curvax\.inject_hyperparams"):
+            jax.jit(lambda x, make=make: make(x).init(TREE))(3)
+
+
+# Numbers and narrow types.
+
+
+@every_optimizer
+def test_a_python_float_is_an_array_without_axes(row: Row) -> None:
+    params = {"kernel": np.ones((4, 6), np.float32), "temperature": 0.5}
+    arrays = {**params, "temperature": np.float32(0.5)}
+    optimizer = row.make()
+    state = optimizer.init(params)
+    expected = optimizer.init(arrays)
+    assert jax.tree.map(jnp.result_type, state) == jax.tree.map(jnp.result_type, expected)
+    assert curvax.summarize(optimizer, params) == curvax.summarize(optimizer, arrays)
+    updates, after = jax.eval_shape(optimizer.update, params, state, params)
+    assert (updates["temperature"].shape, updates["temperature"].dtype) == ((), jnp.float32)
+    assert [(x.shape, x.dtype) for x in jax.tree.leaves(after)] == [
+        (x.shape, x.dtype) for x in jax.tree.leaves(expected)
+    ]
+
+
+def test_a_python_float_is_updated_like_an_array() -> None:
+    params = {"kernel": np.ones((4, 6), np.float32), "temperature": 0.5}
+    arrays = {**params, "temperature": np.float32(0.5)}
+    optimizer = curvax.muon(0.1)
+    (updates, _), (expected, _) = (
+        optimizer.update(x, optimizer.init(x), x) for x in (params, arrays)
+    )
+    jax.tree.map(np.testing.assert_array_equal, updates, expected)
+    moved, as_moved = (optax.apply_updates(x, updates) for x in (params, arrays))
+    jax.tree.map(np.testing.assert_array_equal, moved, as_moved)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
+def test_types_that_jax_does_not_promote_are_refused(dtype: str) -> None:
+    narrow = {"kernel": jnp.ones((4, 6), dtype), "bias": jnp.ones(6)}
+    wide = jax.tree.map(lambda x: x.astype(jnp.bfloat16), narrow)
+    optimizer = curvax.muon(0.1)
+    message = f"'kernel', or its gradient, has dtype {dtype}; .* bfloat16 or float32"
+    with pytest.raises(ValueError, match=message):
+        optimizer.init(narrow)
+    with pytest.raises(ValueError, match=message):
+        optimizer.update(narrow, optimizer.init(wide), wide)
+    with pytest.raises(ValueError, match="dtype must be .* of at least 16 bits.*quantize_state"):
+        curvax.muon(0.1, dtype=dtype)

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from registry import Row, every_optimizer
 
+import curvax
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -85,3 +87,19 @@ def test_a_table_that_is_not_recorded_is_named(pages: Any, tmp_path: Path) -> No
     tmp_path.joinpath("train.json").write_text(json.dumps({"tables": []}))
     with pytest.raises(ValueError, match=r"train\.json has no table 'Handwritten digits'"):
         pages.results("train", "Handwritten digits", tmp_path)
+
+
+def ranking(pages: Any, model: str) -> list[str]:
+    """The optimizers by their loss in the records, the best first."""
+    rows = pages.results("train", model)
+    return sorted(rows, key=lambda name: float(rows[name]["loss"].split()[0]))
+
+
+def test_the_advice_follows_the_records(pages: Any) -> None:
+    """The best on the language model is among those advised; Muon, last on the digits, says so."""
+    (advice,) = re.findall(r"\*\*Which one\?\*\*.*?\n\n", (ROOT / "README.md").read_text(), re.S)
+    text, digits = (ranking(pages, model) for model in pages.TRAINED)
+    assert text[0] in re.findall(r"`(\w+)`", advice)
+    assert {*digits[-2:]} == {"muon", "optax.contrib.muon"}
+    assert "not for convolutions" in advice
+    assert "not for convolutions" in (curvax.muon.__doc__ or "")

@@ -56,6 +56,13 @@ def links_of(page):
     return [target for target in targets if "://" not in target]
 
 
+def test_pages_tell_users_of_the_threads_that_the_tests_forbid():
+    """With LAPACK's own threads, a refresh beside other processes can take 100 times as long."""
+    settings = "OPENBLAS_NUM_THREADS"
+    assert f'"{settings}", "1"' in (ROOT / "tests" / "conftest.py").read_text()
+    assert f"Set `{settings}=1`" in (ROOT / "docs" / "performance.md").read_text()
+
+
 def test_links_lead_to_files():
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/results/**/*.md")]
     links = {page.relative_to(ROOT): links_of(page) for page in pages}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, scanned, share, trajectory
+from helpers import assert_close, at, scanned, share, trajectory
 from shared.policies import (
     COUNTERS,
     EPS,
@@ -121,7 +121,7 @@ def test_a_scan_is_its_steps():
 @shares_trajectories
 @pytest.mark.parametrize("name", ["FOAM", "DR"])
 def test_two_optimizers_under_vmap_are_two_optimizers(name):
-    """With dampings of their own; their branches become selects, which costs time alone."""
+    """With dampings of their own."""
     replicas = [quiet_gradients(seed=seed) for seed in (0, 1)]
     together = jax.tree.map(lambda *g: np.stack(g), *replicas)
     dampings, numbers = (EPS, 2 * EPS), []
@@ -137,6 +137,22 @@ def test_two_optimizers_under_vmap_are_two_optimizers(name):
                 assert np.array_equal(getattr(one, field)[i], getattr(other, field))
         numbers.append([np.asarray(f.refreshes[-1]).tolist() for f in factors_of(alone_states)])
     assert numbers[0] != numbers[1]
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+def test_refreshes_of_replicas_under_vmap_keep_their_period(executed, apart):
+    """Nothing is decomposed at other steps; where one replica is due, the work is done for all."""
+    single = shampoo(POLICIES["every"])
+    replicas = [quiet_gradients(seed=seed) for seed in (0, 1)]
+    gradients = jax.tree.map(lambda *g: np.stack(g, axis=1), *replicas)
+    state = jax.vmap(single.init)(at(gradients, 0))
+    state = state._replace(count=state.count + np.array([0, apart], np.int32))
+    update = jax.jit(jax.vmap(lambda g, s: single.update(g, s)))
+    drain(executed)
+    for t in range(STEPS):
+        _, state = update(at(gradients, t), state)
+        due = any(POLICIES["every"].due(step) for step in (t + 1, t + 1 + apart))
+        assert sum(drain(executed).values()) == (2 * FACTORS if due else 0)
 
 
 @shares_trajectories

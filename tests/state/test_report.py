@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 from helpers import run_scanned
 
@@ -77,3 +78,11 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
     racs = curvax.racs(0.1, matrices=curvax.MatrixRule(output_layer=None))
     with pytest.raises(ValueError, match="another optimizer"):
         curvax.report(curvax.muon(0.1), params, racs.init(params))
+
+
+@pytest.mark.parametrize("optimizer", [optax.adamw(0.1), optax.sgd(0.1), curvax.momentum()])
+def test_a_state_without_counters_is_said_to_have_none(optimizer: Any) -> None:
+    params = {"kernel": ones(4, 6)}
+    text = curvax.report(optimizer, params, optimizer.init(params))
+    assert text.startswith("Nothing to report") and "|" not in text
+    assert "skipped" in text and "curvax.summarize" in text

@@ -348,3 +348,70 @@ def test_bytes_of_a_small_model_are_those_of_its_state(row: Row) -> None:
         params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
         assert total == actual_bytes(jax.jit(optimizer.init)(params))
     assert total - llama_bytes(row, 2, 32, 48, 40, 4) in SHARED
+
+
+# What cannot be summarized.
+
+
+TOOLS: dict[str, Callable[[Any, Any], Any]] = {
+    "summarize": curvax.summarize,
+    "state_bytes": curvax.state_bytes,
+    "describe_state": curvax.describe_state,
+    "state_of": lambda optimizer, params: curvax.state_of(optimizer, params, None, "up/kernel"),
+    "report": lambda optimizer, params: curvax.report(optimizer, params, None),
+    "portable_state": lambda optimizer, params: curvax.portable_state(optimizer, params, None),
+}
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_swapped_arguments_are_named(tool: str) -> None:
+    params = {"up/kernel": jnp.ones((4, 6))}
+    with pytest.raises(ValueError, match="optimizer, the first argument, .* got <class 'dict'>"):
+        TOOLS[tool](params, MUON)
+    with pytest.raises(ValueError, match=r"such as curvax\.muon\(0\.02\); got <class 'function'>"):
+        TOOLS[tool](curvax.muon, params)
+    with pytest.raises(ValueError, match="params, the second argument, .* got an optimizer"):
+        TOOLS[tool](MUON, MUON)
+
+
+@pytest.mark.filterwarnings("ignore:no parameter is a matrix")
+@pytest.mark.parametrize(
+    ("wrapper", "params", "inside"),
+    [
+        (optax.flatten, {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}, ""),
+        (
+            lambda optimizer: optax.lookahead(optimizer, 5, 0.5),
+            optax.LookaheadParams.init_synced({"kernel": jnp.ones((4, 6))}),
+            "kernel",
+        ),
+        (
+            optax.contrib.split_real_and_imaginary,
+            {"kernel": jnp.ones((4, 6), jnp.complex64)},
+            "kernel/real",
+        ),
+    ],
+    ids=["flatten", "lookahead", "split_real_and_imaginary"],
+)
+def test_wrappers_that_pass_on_another_tree_are_named(
+    wrapper: Any, params: Any, inside: str
+) -> None:
+    optimizer = wrapper(MUON)
+    state = optimizer.init(params)
+    for tool in (
+        curvax.summarize,
+        lambda optimizer, params: curvax.report(optimizer, params, state),
+    ):
+        with pytest.raises(
+            ValueError, match=f"an array at {inside!r}, .* Pass the inner optimizer"
+        ):
+            tool(optimizer, params)
+    if isinstance(params, optax.LookaheadParams):
+        assert "1 matrix 4×6" in curvax.summarize(MUON, params.fast)
+
+
+def test_wrappers_that_pass_on_another_tree_have_shardings() -> None:
+    params = optax.LookaheadParams.init_synced({"kernel": jnp.ones((4, 6))})
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    optimizer = optax.lookahead(MUON, 5, 0.5)
+    shardings = curvax.state_sharding(optimizer, params, mesh)
+    assert jax.tree.structure(shardings) == jax.tree.structure(optimizer.init(params))

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from .._paths import is_placeholder
 from .._recording import record
 from .._validate import check_choice
-from ._layout import DistributedState, StateLayout
+from ._layout import DistributedState, StateLayout, is_divided
 from ._meshes import cut_by_columns, explicit_sharding, is_explicit, put, sharded_like
 from ._shares import Round
 
@@ -176,7 +176,7 @@ def _within(
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        layout = _layout(inner, updates, params, state, devices())
+        layout = _layout(inner, updates, params, state, devices(), holders=devices())
         given = []
         for stacks in (updates, params):
             if stacks is not None:
@@ -190,18 +190,19 @@ def _within(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _layout(inner: Any, updates: Any, params: Any, state: Any, devices: int) -> StateLayout:
+def _layout(
+    inner: Any, updates: Any, params: Any, state: Any, devices: int, holders: int = 1
+) -> StateLayout:
     """The layout of the state for these parameters.
 
     Raises:
       ValueError: if it depends on missing parameters, or `state` does not have it.
     """
     layout = StateLayout(inner.init, _abstract(updates if params is None else params), devices)
-    if not layout.fits(state):
+    if not (is_divided(state) and layout.fits(state, holders)):
         raise ValueError(
-            "update needs params, because their dtypes differ from the gradients'."
-            if params is None
-            else "state: it belongs to other parameters, or to another number of devices."
+            "state: it belongs to other parameters, or to another number of devices."
+            + " Or update needs params: their dtypes are not the gradients'." * (params is None)
         )
     return layout
 

@@ -90,12 +90,23 @@ class StateLayout:
                         "where=lambda place, leaf: leaf.ndim > 1.)"
                     )
 
-    def fits(self, state: DistributedState) -> bool:
-        """Whether a state has the arrays of this layout; of buffers only dtypes are compared."""
-        whole = [x.dtype for x in jax.tree.leaves(state.whole)]
-        singles = [set(buffers) for buffers in state.singles]
-        return whole == [x.dtype for x in self.whole_leaves] and singles == [
-            set(self.lengths(r.kinds)) for r in self.shares.rounds
+    def fits(self, state: DistributedState, holders: int = 1) -> bool:
+        """Whether `state` has the arrays of this layout, or one of `holders` equal parts of them.
+
+        A step would take some states for other numbers of devices, and lose matrices.
+        """
+
+        def parts(first: int, *rest: int) -> tuple[int, ...]:
+            return (first // holders, *rest)
+
+        whole = [((*x.shape,), x.dtype) for x in jax.tree.leaves(state.whole)]
+        singles = [{d: x.shape for d, x in buffers.items()} for buffers in state.singles]
+        devices = self.shares.devices
+        return whole == [
+            (parts(*x.shape) if x.ndim else (), x.dtype) for x in self.whole_leaves
+        ] and singles == [
+            {d: parts(devices, length) for d, length in self.lengths(r.kinds).items()}
+            for r in self.shares.rounds
         ]
 
     def packed(self, leaves: list[jax.Array], lengths: Mapping[str, int]) -> Buffers:

@@ -17,9 +17,9 @@ gradients. Such a factor is tried again at every step. *Cost* of a factor of ord
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
 with a policy that keeps eigenpairs. Due factors are refreshed one after the other.
 
-Under `vmap` each replica has its own step count, and loops and branches become selects: every step
-then computes all refreshes. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step
-is an update.
+Under `vmap` each replica has its own step count. Refreshes keep their period, but where one replica
+is due, the work is done for all of them; so adaptive policies, which decide for each replica, save
+less. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step is an update.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from .._trees import map_unzip
 from .._validate import (
     check_choice,
     check_decay,
+    check_integer,
     check_interval,
     check_matrices,
     check_positive_int,
@@ -109,8 +110,7 @@ def precondition(
     check_interval("eps", eps, 0.0)
     check_interval("initial", initial, 0.0)
     check_positive_int("statistics_every", statistics_every)
-    if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise ValueError(f"warmup_steps must be an integer of at least 0, got {warmup_steps!r}.")
+    check_integer("warmup_steps", warmup_steps, 0)
     if b2 is not None:
         check_decay("b2", b2)
     check_policy(refresh, eps, damping_mode, solver)

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from .._own_state import explains_state
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
-from .._trees import as_wide_as
+from .._trees import as_arrays, as_wide_as
 from ._matrix_rule import MatrixRule, Treatment
 
 MATRICES, OTHERS = "matrices", "others"
@@ -61,6 +62,7 @@ def route(
     partition = optax.partition({MATRICES: matrices, OTHERS: others}, labels)
 
     def init(params: Any) -> Any:
+        params = as_arrays(params)
         if not is_placeholder(params):
             treatments = rule(params)
             record(RoutingRecord(treatments))
@@ -68,11 +70,12 @@ def route(
         return partition.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        updates, params = as_arrays(updates), as_arrays(params)
         updates = as_wide_as(params, updates)
         new_updates, new_state = partition.update(updates, state, params, **extra_args)
         return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return explains_state(optax.GradientTransformationExtraArgs(init, update))
 
 
 def _with_dtypes_of(like: Any, tree: Any) -> Any:

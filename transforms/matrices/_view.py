@@ -30,9 +30,10 @@ from jax.sharding import Mesh
 
 from .._guard import guard_matrices
 from .._keys import members_of
+from .._own_state import explains_state
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
-from .._trees import as_wide_as
+from .._trees import as_arrays, as_wide_as
 from .._validate import check_bool
 from ..distribute._distribute import distribute, mesh_axes
 from ..distribute._meshes import (
@@ -207,6 +208,7 @@ def on_matrices(
     def init(params: Any) -> MatrixViewState:
         if is_placeholder(params):
             return MatrixViewState(inner.init(params))
+        params = as_arrays(params)
         check_on_mesh(params, mesh)
         groups = layout(params)
         members = {g.key: tuple((form.name, form.count) for form in g.members) for g in groups}
@@ -219,6 +221,7 @@ def on_matrices(
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        updates, params = as_arrays(updates), as_arrays(params)
         if params is not None:
             check_same_shapes(updates, params)
             updates = as_wide_as(params, updates)
@@ -230,7 +233,7 @@ def on_matrices(
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
         return scatter(groups, directions, updates), MatrixViewState(inner_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return explains_state(optax.GradientTransformationExtraArgs(init, update))
 
 
 def check_same_shapes(updates: Any, params: Any) -> None:

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_positive_int
+from .._validate import check_bool, check_positive_int, if_injected
 
 REQUIRED: dict[Any, tuple[str, ...]] = {
     None: (),
@@ -171,9 +171,7 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
     if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
         raise ValueError(
             "refresh must be a period of at least 1 step or a policy such as curvax.every(10), "
-            f"got {refresh!r}."
-            + " With optax.inject_hyperparams, list refresh in static_args."
-            * hasattr(refresh, "dtype")
+            f"got {refresh!r}.{if_injected('refresh', refresh)}"
         )
     return every(refresh, offset=offset, first=first)
 

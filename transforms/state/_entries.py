@@ -41,6 +41,24 @@ def entries_of(optimizer: Any, params: Any) -> list[Entry]:
     return entries_in(traced(optimizer, params), params)
 
 
+def owned_entries(whole: Traced, params: Any) -> list[Entry]:
+    """`entries_in`, if every owner is one of `params`.
+
+    Raises:
+      ValueError: if a wrapper gives the optimizer parameters under other paths.
+    """
+    entries, names = entries_in(whole, params), named_leaves(params).names
+    for owner in (owner for entry in entries for owner, _ in entry.owners):
+        if owner not in names:
+            raise ValueError(
+                "optimizer: a wrapper, such as optax.flatten or optax.lookahead, gives the inner "
+                f"optimizer another tree than params: it has an array at {owner!r}, and the paths "
+                f"of params are {', '.join(names[:8])}{', ...' * (len(names) > 8)}. Pass the inner "
+                "optimizer, with the tree and the state that it gets."
+            )
+    return entries
+
+
 def entries_in(whole: Traced, params: Any) -> list[Entry]:
     """`entries_of`, from the traced state."""
     named = named_leaves(params)

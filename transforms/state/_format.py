@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from .._own_state import CAUSES
 from .._paths import is_hole, named_leaves
 from .._recording import Meaning
 from ..matrices._form import MatrixForm
@@ -48,7 +49,7 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
     portable = by_parameter(whole.stacks, whole.joined)
     leaves = named_leaves(portable).present()
     with_path = jax.tree_util.tree_leaves_with_path(portable, is_leaf=_is_empty)
-    empty = [path for path, node in with_path if _is_empty(node) and not is_hole(node)]
+    empty = [path for path, node in with_path if _is_empty(node)]
     forms = {form.name: form for groups in whole.groups for g in groups for form in g.members}
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
     return {
@@ -62,7 +63,7 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
 
 
 def _is_empty(node: Any) -> bool:
-    return not jax.tree.leaves(node)
+    return isinstance(node, tuple) and not node and not is_hole(node)
 
 
 def _described(form: MatrixForm) -> str:
@@ -115,8 +116,7 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
                 for place in differing[:3]
             )
             raise ValueError(
-                f"description: {len(differing)} of {len(places)} {what} differ ({first}): it "
-                "belongs to another optimizer, or to other parameters, axes, blocks or ranks."
+                f"description: {len(differing)} of {len(places)} {what} differ ({first}). {CAUSES}"
             )
     if own["parts"] != given["parts"]:
         raise ValueError(

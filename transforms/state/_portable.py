@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from .._own_state import arrays_in, difference
 from .._paths import named_leaves
 from ..distribute._distribute import DivisionRecord
 from ..matrices._view import MatrixViewState
@@ -192,12 +193,10 @@ def in_structure(argument: str, like: Any, given: Any) -> Any:
       ValueError: if an array is missing, left over, or of another shape or dtype.
     """
     own = named_leaves(like)
-    names = set(own.names)
-    arrays = {
-        name if name in names else name.removesuffix("/value"): x  # of a box restored as a dict
-        for name, x in named_leaves(given).present().items()
-    }
-    _check_shapes(argument, own.present(), arrays)
+    arrays = arrays_in(given, own.names)
+    message = difference(argument, own.present(), arrays)
+    if message is not None:
+        raise ValueError(message)
     return own.rebuild(arrays)
 
 
@@ -248,19 +247,3 @@ def _other_axis(mesh: Mesh, axes: tuple[str, ...], x: Any) -> NamedSharding:
         if x.shape[i] % devices == 0:
             return NamedSharding(mesh, P(*[None] * i, axes))
     return NamedSharding(mesh, P())
-
-
-def _check_shapes(argument: str, own: dict[str, Any], given: dict[str, Any]) -> None:
-    """Requires arrays to have the paths, shapes and dtypes of others."""
-
-    def described(arrays: dict[str, Any]) -> dict[str, str]:
-        return {place: f"{jnp.result_type(x)}{[*jnp.shape(x)]}" for place, x in arrays.items()}
-
-    mine, other = described(own), described(given)
-    for place in {**mine, **other}:
-        has, wants = other.get(place, "nothing"), mine.get(place, "nothing")
-        if has != wants:
-            raise ValueError(
-                f"{argument} has {has} at {place!r}, where this optimizer has {wants}: it belongs "
-                "to another optimizer, or to other parameters, blocks, ranks or devices."
-            )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._paths import named_leaves
-from ._entries import entries_in
+from ._entries import owned_entries
 from ._portable import joined_state
 from ._traced import traced
 
@@ -47,7 +47,8 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
 
     Returns:
       A Markdown table with one line per parameter: smallest and largest value where a parameter has
-      several matrices or two factors. Columns that no parameter has are left out.
+      several matrices or two factors. Columns that no parameter has are left out; a sentence says
+      so if none has any, as with `optax.adamw`.
 
     Raises:
       ValueError: if `state` is not this optimizer's, for these parameters.
@@ -67,7 +68,7 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
     whole = traced(optimizer, params)
     leaves = jax.tree.leaves(joined_state(whole, state))
     found: dict[str, dict[str, list[jax.Array]]] = {}
-    for entry, leaf in zip(entries_in(whole, params), leaves, strict=True):
+    for entry, leaf in zip(owned_entries(whole, params), leaves, strict=True):
         for place, numbers in entry.parts(leaf).items():
             fields = place.split("/")
             column = next((name for name in COLUMNS if name in fields), None)
@@ -75,6 +76,11 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
                 if column is not None:
                     own = numbers if part is None else numbers[part]
                     found.setdefault(column, {}).setdefault(owner, []).append(own.reshape(-1))
+    if not found:
+        return (
+            f"Nothing to report: the state of this optimizer has none of {', '.join(COLUMNS)}. "
+            "curvax.summarize shows what it has."
+        )
     columns = [name for name in COLUMNS if name in found]
     rows = [
         f"| {name} | {' | '.join(_range(found[c].get(name, [])) for c in columns)} |"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from .._paths import named_leaves
 from ..distribute._distribute import DivisionRecord
@@ -19,9 +20,9 @@ from ..matrices._routing import RoutingRecord
 from ..matrices._view import ViewRecord
 from ..storage._storage import StorageRecord
 from ..subspace._rank import RankRecord
-from ._entries import entries_in
+from ._entries import owned_entries
 from ._portable import joined_state
-from ._traced import traced
+from ._traced import check_optimizer, traced
 
 
 def state_bytes(optimizer: Any, params: Any) -> int:
@@ -37,6 +38,7 @@ def state_bytes(optimizer: Any, params: Any) -> int:
       >>> curvax.state_bytes(curvax.racs(0.1), params)
       147472
     """
+    check_optimizer(optimizer, params)
     return sum(map(_bytes, jax.tree.leaves(jax.eval_shape(optimizer.init, params))))
 
 
@@ -65,14 +67,14 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
       {'inner_states/matrices/inner_state/0/inner/skipped/2x3': (1,),
        'inner_states/matrices/inner_state/0/inner/inner/0/0/mu/2x3': (1, 2, 3)}
     """
+    whole = traced(optimizer, params)
     names = named_leaves(params).present()
     if path not in names:
         raise ValueError(f"path: there is no parameter {path!r}; the paths are {', '.join(names)}.")
-    whole = traced(optimizer, params)
     leaves = jax.tree.leaves(joined_state(whole, state))
     return {
         place: own if part is None else own[part]
-        for entry, leaf in zip(entries_in(whole, params), leaves, strict=True)
+        for entry, leaf in zip(owned_entries(whole, params), leaves, strict=True)
         for owner, part in entry.owners
         if owner == path
         for place, own in entry.parts(leaf).items()
@@ -109,7 +111,7 @@ def summarize(optimizer: Any, params: Any) -> str:
       | count | 8 |
     """
     whole = traced(optimizer, params)
-    entries, treatment = entries_in(whole, params), _treatments(whole.events)
+    entries, treatment = owned_entries(whole, params), _treatments(whole.events)
     own, parts, shared = dict.fromkeys(named_leaves(params).present(), 0), {}, 0
     for entry in entries:
         parts[entry.field] = parts.get(entry.field, 0) + _bytes(entry.leaf)
@@ -175,4 +177,4 @@ def _bytes(leaf: Any) -> int:
 
 
 def _shape(leaf: Any) -> str:
-    return f"{'×'.join(map(str, leaf.shape)) or 'scalar'} {leaf.dtype}"
+    return f"{'×'.join(map(str, jnp.shape(leaf))) or 'scalar'} {jnp.result_type(leaf)}"

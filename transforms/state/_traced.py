@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import optax
 
 from .._guard import GuardRecord
 from .._recording import recording
@@ -86,7 +87,12 @@ class Stack(NamedTuple):
 
 
 def traced(optimizer: Any, params: Any) -> Traced:
-    """Traces `optimizer.init` for these parameters (or their shapes)."""
+    """Traces `optimizer.init` for these parameters (or their shapes).
+
+    Raises:
+      ValueError: if these arguments are not an optimizer and a tree of parameters.
+    """
+    check_optimizer(optimizer, params)
     found: list[Traced] = []
 
     def init(params: Any) -> Any:
@@ -110,6 +116,23 @@ def traced(optimizer: Any, params: Any) -> Traced:
 
     state = jax.eval_shape(init, params)
     return found[0]._replace(state=state)
+
+
+def check_optimizer(optimizer: Any, params: Any) -> None:
+    """Requires an optimizer and a tree of parameters, in this order.
+
+    Raises:
+      ValueError: naming the argument, and what it is instead.
+    """
+    if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
+        raise ValueError(
+            "optimizer, the first argument, must be an Optax transformation, such as "
+            f"curvax.muon(0.02); got {type(optimizer)}."
+        )
+    if isinstance(params, optax.GradientTransformation):
+        raise ValueError(
+            "params, the second argument, must be a tree of parameters; got an optimizer."
+        )
 
 
 def place_of(path: tuple[Any, ...]) -> str:
