@@ -118,9 +118,9 @@ def layerwise(
             i, *given = of_layer
             layer = jax.tree.map(lambda p: jax.lax.dynamic_slice_in_dim(p, i, 1), layers)
             own = dx, layer, states.slices(cut, i), shared
-            # In a loop of one round: otherwise XLA reads old values from the arrays of all layers
-            # again where it needs them, and copies these arrays before it writes the new values.
-            dx, layer, own, new_shared = at_most_once(update, i >= 0, given, own)
+            dx, layer, own, new_shared = jax.lax.platform_dependent(
+                i, given, own, cpu=_alone(update), default=lambda i, *own: update(*own)
+            )
             layers = jax.tree.map(
                 lambda p, q: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0), layers, layer
             )
@@ -132,6 +132,16 @@ def layerwise(
         return updated, states.joined(cut, shared), _with_floating(dx, dx_in)
 
     return output, backward
+
+
+def _alone(update: Callable[[Any, Any], Any]) -> Callable[[jax.Array, Any, Any], Any]:
+    """`update` in a loop of one round, for CPUs.
+
+    Otherwise XLA:CPU reads old values from the arrays of all layers again where it needs them, and
+    copies these arrays before it writes the new values. On other platforms it does not, and the
+    loop would only keep temporaries alive.
+    """
+    return lambda i, given, own: at_most_once(update, i >= 0, given, own)
 
 
 def _number_of(layers: Any) -> int:
