@@ -54,6 +54,7 @@ from .optimizers import (
     sumo,
     swan,
 )
+from .transforms.directions._clip_by_last_norm import clip_by_last_norm
 from .transforms.directions._diagonal import precondition_columns
 from .transforms.directions._graft import graft
 from .transforms.directions._moment_ratio import moment_ratio
@@ -108,6 +109,7 @@ __all__ = [
     "assemble",
     "check_state",
     "cholesky",
+    "clip_by_last_norm",
     "dasgo",
     "dense",
     "describe_state",

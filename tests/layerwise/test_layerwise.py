@@ -95,6 +95,13 @@ OTHERS: dict[str, Any] = {
         curvax.muon(0.01, **SPECIFIED), where=lambda place, leaf: leaf.ndim > 2
     ),
     "no stacks": lambda: curvax.muon(0.01, matrices=curvax.MatrixRule(stack=False), **SPECIFIED),
+    "clipping": lambda: optax.chain(curvax.clip_by_last_norm(0.5), optax.sgd(0.1)),
+    "clipping around coded moments": lambda: optax.chain(
+        curvax.clip_by_last_norm(0.5),
+        curvax.quantize_state(
+            curvax.muon(0.01, **SPECIFIED), where=lambda place, leaf: leaf.ndim > 2
+        ),
+    ),
     "blocks": lambda: curvax.soap(0.01, matrices=curvax.MatrixRule(block_size=3), **SPECIFIED),
 }
 
@@ -172,6 +179,7 @@ MIXED = {
     ),
     "trust ratio": lambda: optax.lamb(0.1),
     "block norm": lambda: optax.chain(optax.clip_by_block_rms(1.0), optax.adam(0.1)),
+    "a state of all gradients": lambda: optax.contrib.prodigy(0.1),
 }
 
 
@@ -180,6 +188,26 @@ def test_norms_over_layers_are_refused(name: str) -> None:
     optimizer, layers = MIXED[name](), stacked_layers()
     with pytest.raises(ValueError, match="optimizer: its updates depend on a number computed from"):
         curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
+
+
+def test_a_number_of_the_state_that_all_gradients_determine_is_refused() -> None:
+    """Unless its class says how those of the layers combine: nothing uses it in this step."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return updates, optax.tree.norm(updates)
+
+    optimizer = optax.GradientTransformation(lambda params: jnp.zeros([]), update)
+    with pytest.raises(ValueError, match="a number computed from all gradients"):
+        curvax.layerwise(block, optimizer, stacked_layers(), jnp.zeros([]), inputs()[0])
+
+
+def test_refreshes_staggered_over_layers_are_refused() -> None:
+    optimizer = curvax.soap(0.1, refresh=curvax.every(2, stagger=True), **SPECIFIED)
+    layers = stacked_layers()
+    with pytest.raises(ValueError, match="stagger=True"):
+        curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
+    one = jax.tree.map(lambda p: p[:1], layers)
+    curvax.layerwise(block, optimizer, one, optimizer.init(one), inputs()[0])
 
 
 def test_states_that_are_not_cut_by_layer_are_refused() -> None:

@@ -6,7 +6,9 @@ layers. So a state per layer is a reshape, and a checkpoint moves between a laye
 ordinary one.
 
 Arrays without a layer axis, such as the number of steps, are shared: each layer gets the same one,
-and of what the layers return, the step keeps the largest.
+and of what the layers return, the step keeps the largest. The class of a state may say otherwise,
+as `ClipByLastNormState` does for a sum: its attribute `over_layers` has a function by field, which
+takes what the layers returned, `(layers, …)`.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ class LayerStates:
     """How the state for `number` stacked layers is cut into states for one layer each."""
 
     number: int
+    one: Any  # the shapes of one layer, with its axis
     whole: Traced
     single: Traced
     cut: tuple[bool, ...]  # which arrays have a layer axis
+    rules: tuple[Any, ...]  # per array how what the layers return is combined, if they share it
 
     def split(self, state: Any) -> tuple[list[Any], list[Any]]:
         """The arrays with a layer axis, layers one after the other, and the shared arrays."""
@@ -59,10 +63,19 @@ class LayerStates:
 
     def joined(self, cut: list[Any], shared: list[Any]) -> Any:
         """The inverse of `split`; `shared` has what each layer returned, `(number, …)` each."""
-        largest = [
-            jnp.max(x, axis=0) if jnp.issubdtype(x.dtype, jnp.integer) else x[0] for x in shared
+        rules = [rule for rule, cut in zip(self.rules, self.cut, strict=True) if not cut]
+        combined = [rule(x) for rule, x in zip(rules, shared, strict=True)]
+        return self._restored(self.whole, cut, combined)
+
+    def undeclared(self, state: Any) -> list[Any]:
+        """Of a layer's state, the shared floating arrays whose class has no rule for them."""
+        _, shared = self.parts_of(state)
+        rules = [rule for rule, cut in zip(self.rules, self.cut, strict=True) if not cut]
+        return [
+            x
+            for x, rule in zip(shared, rules, strict=True)
+            if rule is _largest and jnp.issubdtype(x.dtype, jnp.floating)
         ]
-        return self._restored(self.whole, cut, largest)
 
     def _parts(self, like: Traced, state: Any) -> tuple[list[Any], list[Any]]:
         pairs = zip(jax.tree.leaves(by_parameter(like.stacks, state)), self.cut, strict=True)
@@ -114,4 +127,32 @@ def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
         )
 
     cut = tuple(has_axis(path, x, y) for (path, x), (_, y) in zip(shapes, of_one, strict=True))
-    return LayerStates(number, whole, single, cut)
+    rules = tuple(jax.tree.leaves(_rules(by_parameter(whole.stacks, whole.state))))
+    return LayerStates(number, one, whole, single, cut, rules)
+
+
+def _rules(state: Any) -> Any:
+    """A tree like the state, with the rule of each array."""
+
+    def of(node: Any) -> Any:
+        if not _declares(node):
+            return _largest
+        declared = node.over_layers
+        fields = {
+            name: jax.tree.map(lambda _, rule=declared[name]: rule, field)
+            if name in declared
+            else _rules(field)
+            for name, field in node._asdict().items()
+        }
+        return type(node)(**fields)
+
+    return jax.tree.map(of, state, is_leaf=_declares)
+
+
+def _declares(node: Any) -> bool:
+    return hasattr(node, "over_layers")
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    """Counters may differ: a layer whose gradient was not finite did not count."""
+    return jnp.max(x, axis=0) if jnp.issubdtype(x.dtype, jnp.integer) else x[0]

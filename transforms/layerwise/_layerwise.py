@@ -27,8 +27,9 @@ import optax
 
 from .._paths import named_leaves
 from ..refresh._due import at_most_once
+from ..state._traced import check_optimizer
 from ._layer_states import layer_states
-from ._mixing import mixes_layers
+from ._mixing import check_layers_are_apart
 
 
 def layerwise(
@@ -38,34 +39,44 @@ def layerwise(
     state: Any,
     x: Any,
     xs: Any = None,
+    *,
+    stacked: bool = True,
 ) -> tuple[Any, Callable[..., tuple[Any, Any, Any]]]:
-    """Applies stacked layers, and returns a backward pass that updates them.
+    """Applies layers, and returns a backward pass that updates them.
 
     As `jax.vjp` does, it returns the output and a function from the gradient of the output to the
     gradient of the input. That function also updates the layers, each as soon as its gradient
     exists, so that the gradient of only one layer is in memory. Donate layers and state to the
     jitted step, and they are updated in place.
 
+    A model is a chain of such calls, and its step runs their backward passes in reverse: embedding
+    and head with `stacked=False`, the layers between them in one call, or in one call per layer if
+    they are not alike. Each call has an optimizer and a state of its own, and each parameter occurs
+    in one call: weights that two of them share cannot be updated this way.
+
     Args:
       block: the function `(layer, x) -> x` of one layer, or `(layer, x, xs_i) -> x` with `xs`. The
-        output has the structure, shapes and dtypes of the input.
+        output has the structure, shapes and dtypes of the input, except with `stacked=False`.
       optimizer: the transformation of the layers, which must treat each matrix, or each element,
-        separately. The axes of its matrices are those of the stacked leaves.
+        separately. The axes of its matrices are those of the leaves of `layers`.
       layers: parameters, all layers stacked along the first axis of each leaf, as `jax.lax.scan`
-        and `flax.linen.scan` take them.
+        and `flax.linen.scan` take them; with `stacked=False` those of one layer.
       state: `optimizer.init(layers)`, or what an earlier step returned.
-      x: the input of the first layer, a tree of arrays.
+      x: the input of the first layer, a tree of arrays. Integers in it have no gradient.
       xs: other inputs of each layer, stacked along the first axis, such as random keys. They get no
-        gradient.
+        gradient. With `stacked=False` those of the layer, such as the targets of a loss.
+      stacked: whether there is a layer axis. Without it `block` is any function, and the optimizer
+        may be any.
 
     Returns:
       The output of the last layer, and `backward(dx, **extra_args) -> (layers, state, dx)`. It
-      takes the gradient of the output, and extra arguments for the optimizer; it returns the
-      updated layers, the new state, and the gradient of `x`.
+      takes the gradient of the output (1.0 for a loss), and extra arguments for the optimizer; it
+      returns the updated layers, the new state, and the gradient of `x`, with its integers.
 
     Raises:
       ValueError: if leaves have different numbers of layers; if the state cannot be cut by layer;
-        or if updates depend on a norm over all layers, as with `optax.clip_by_global_norm`.
+        if updates depend on a norm over all layers, as with `optax.clip_by_global_norm` (see
+        `curvax.clip_by_last_norm`); or if refreshes are staggered over all layers.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -79,27 +90,29 @@ def layerwise(
       >>> loss, dx = jax.value_and_grad(lambda x: jnp.mean(x**2))(x)
       >>> layers, state, dx = backward(dx)
 
+      docs/memory.md has a whole model, with embedding and head.
+
     References:
       Lv et al., `Full parameter fine-tuning for large language models with limited resources
       <https://arxiv.org/abs/2306.09782>`_, 2023; Refael et al., `SUMO
       <https://arxiv.org/abs/2505.24749>`_, Algorithm 1.
     """
+    inputs = () if xs is None else (xs,)
+    if not stacked:
+        check_optimizer(optimizer, layers)
+        return _one_layer(block, optimizer, layers, state, x, inputs)
     number = _number_of(layers)
     states = layer_states(optimizer, layers, number)
-    one = jax.tree.map(lambda p: jax.ShapeDtypeStruct((1, *p.shape[1:]), p.dtype), layers)
-    if mixes_layers(optimizer, one, states.single.state):
-        raise ValueError(
-            "optimizer: its updates depend on a number computed from all gradients, such as the "
-            "norm in optax.clip_by_global_norm. A layer-wise step has the gradients of one layer "
-            "at a time. Clip by matrix instead, or use an ordinary step."
-        )
+    check_layers_are_apart(optimizer, states)
 
     def forward(x: Any, of_layer: Any) -> tuple[Any, Any]:
         layer, others = of_layer
         return block(layer, x, *others), x
 
-    inputs = () if xs is None else (xs,)
     output, kept = jax.lax.scan(forward, x, (layers, inputs))
+
+    def first(layer: Any, *given: Any) -> Any:
+        return block(jax.tree.map(lambda p: p[0], layer), *given)
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
         cut, shared = states.split(state)
@@ -107,41 +120,74 @@ def layerwise(
         def update(given: Any, own: Any) -> Any:
             x, others = given
             dx, layer, cut, shared = own
-            gradient, dx = _vjp(block, layer, x, others, dx)
-            updates, new = optax.with_extra_args_support(optimizer).update(
-                gradient, states.of_layer(cut, shared), layer, **extra_args
-            )
-            return dx, optax.apply_updates(layer, updates), *states.parts_of(new)
+            gradient, dx = _vjp(first, layer, x, others, dx)
+            old = states.of_layer(cut, shared)
+            layer, new = _updated(optimizer, gradient, old, layer, extra_args)
+            return dx, layer, *states.parts_of(new)
 
         def visit(carry: Any, of_layer: Any) -> tuple[Any, Any]:
             dx, layers, cut = carry
             i, *given = of_layer
             layer = jax.tree.map(lambda p: jax.lax.dynamic_slice_in_dim(p, i, 1), layers)
             own = dx, layer, states.slices(cut, i), shared
-            dx, layer, own, new_shared = jax.lax.platform_dependent(
-                i, given, own, cpu=_alone(update), default=lambda i, *own: update(*own)
-            )
+            dx, layer, own, new_shared = _alone(update, given, own)
             layers = jax.tree.map(
                 lambda p, q: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0), layers, layer
             )
             return (dx, layers, states.replaced(cut, i, own)), new_shared
 
+        dx = jax.tree.map(jnp.asarray, dx)
         of_layers = (jnp.arange(number), kept, inputs)
         carry = (_floating(dx), layers, cut)
         (dx_in, updated, cut), shared = jax.lax.scan(visit, carry, of_layers, reverse=True)
-        return updated, states.joined(cut, shared), _with_floating(dx, dx_in)
+        return updated, states.joined(cut, shared), _with_floating(x, dx_in)
 
     return output, backward
 
 
-def _alone(update: Callable[[Any, Any], Any]) -> Callable[[jax.Array, Any, Any], Any]:
-    """`update` in a loop of one round, for CPUs.
+def _one_layer(
+    block: Any, optimizer: Any, layer: Any, state: Any, x: Any, others: Any
+) -> tuple[Any, Any]:
+    """`layerwise` with `stacked=False`."""
+
+    def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
+        def update(given: Any, own: Any) -> Any:
+            # The barriers: XLA keeps nothing of the forward pass for the block that is computed
+            # again, and no gradient for later.
+            (x, others, dx), (layer, state, _) = jax.lax.optimization_barrier((given, own))
+            gradient, dx = _vjp(block, layer, x, others, dx)
+            new = _updated(optimizer, gradient, state, layer, extra_args)
+            return jax.lax.optimization_barrier((*new, dx))
+
+        given = x, others, _floating(jax.tree.map(jnp.asarray, dx))
+        new, new_state, dx = _alone(update, given, (layer, state, _floating(x)))
+        return new, new_state, _with_floating(x, dx)
+
+    return block(layer, x, *others), backward
+
+
+def _updated(
+    optimizer: Any, gradient: Any, state: Any, layer: Any, extra_args: Any
+) -> tuple[Any, Any]:
+    """New parameters and state."""
+    update = optax.with_extra_args_support(optimizer).update
+    updates, state = update(gradient, state, layer, **extra_args)
+    return optax.apply_updates(layer, updates), state
+
+
+def _alone(update: Callable[[Any, Any], Any], given: Any, own: Any) -> Any:
+    """`update(given, own)`, on CPUs in a loop of one round.
 
     Otherwise XLA:CPU reads old values from the arrays of all layers again where it needs them, and
-    copies these arrays before it writes the new values. On other platforms it does not, and the
-    loop would only keep temporaries alive.
+    copies these arrays before it writes the new values; and layers that are not stacked it updates
+    after it has the gradients of all. On other platforms the loop would only add temporaries.
     """
-    return lambda i, given, own: at_most_once(update, i >= 0, given, own)
+
+    def in_loop(given: Any, own: Any) -> Any:
+        due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
+        return at_most_once(update, due, given, own)
+
+    return jax.lax.platform_dependent(given, own, cpu=in_loop, default=update)
 
 
 def _number_of(layers: Any) -> int:
@@ -165,11 +211,10 @@ def _number_of(layers: Any) -> int:
 
 
 def _vjp(block: Any, layer: Any, x: Any, others: Any, dx: Any) -> tuple[Any, Any]:
-    """Gradients of a layer, with its axis of size 1, and of the floating leaves of its input."""
+    """Gradients of a layer, and of the floating leaves of its input."""
 
     def output(layer: Any, floating: Any) -> Any:
-        inside = jax.tree.map(lambda p: p[0], layer)
-        return _floating(block(inside, _with_floating(x, floating), *others))
+        return _floating(block(layer, _with_floating(x, floating), *others))
 
     _, pullback = jax.vjp(output, layer, _floating(x))
     return pullback(dx)
