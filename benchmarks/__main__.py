@@ -23,6 +23,7 @@ SUITES = {
     "overhead": "overhead",
     "compile": "compile_time",
     "memory": "memory",
+    "layerwise": "layerwise_memory",
     "refresh": "refresh_time",
     "storage": "storage_time",
     "scale": "scale",
