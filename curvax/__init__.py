@@ -10,6 +10,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `momentum`, `orthogonalize`, `precondition`, `in_eigenbasis`, `in_subspace`, ... | directions |
 | `distribute`, `quantize_state`, `inject_hyperparams` | wrappers |
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
+| `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
 | `portable_state`, `place_state`, `state_sharding` | checkpoints and sharding |
 | `curvax.policies` | refresh policies |

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ from helpers import assert_close
 import curvax
 
 
-def gradients(steps: int) -> list[dict[str, np.ndarray]]:
+def gradients(steps: int) -> list[dict[str, Any]]:
     draw = np.random.default_rng(0)
     scales = 2.0 ** draw.integers(-2, 3, steps)
     shapes = {"kernel": (2, 3, 4), "bias": (5,), "scale": ()}

@@ -241,7 +241,7 @@ def test_updates_in_place_and_holds_the_gradient_of_one_layer() -> None:
         return backward(2 * output)
 
     x = jax.ShapeDtypeStruct((4, width), jnp.float32)
-    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(layers, state, x).compile()
+    compiled: Any = jax.jit(step, donate_argnums=(0, 1)).lower(layers, state, x).compile()
     memory = compiled.memory_analysis()
     sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves((layers, state))]
     assert memory.alias_size_in_bytes >= sum(sizes)

@@ -15,7 +15,9 @@ from helpers import assert_close
 import curvax
 
 LAYERS, WIDTH, VOCABULARY = 3, 8, 11
-KERNELS = {"weight_dimension_numbers": {"*kernel": curvax.MatrixAxes(rows=1, columns=2)}}
+KERNELS: dict[str, Any] = {
+    "weight_dimension_numbers": {"*kernel": curvax.MatrixAxes(rows=1, columns=2)}
+}
 INNER = curvax.soap(0.01, refresh=2, **KERNELS)
 ENDS = optax.adamw(0.01)
 

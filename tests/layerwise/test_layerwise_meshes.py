@@ -21,7 +21,9 @@ import curvax
 LAYERS, WIDTH, INNER, DEVICES, STEPS = 6, 16, 16, 8, 3
 BATCH = 32  # gradients of full rank: no basis is arbitrary
 CUTS = {"up": P(None, "x"), "down": P(None, None, "x")}
-AXES = {"weight_dimension_numbers": {"*kernel": curvax.MatrixAxes(rows=1, columns=2)}}
+AXES: dict[str, Any] = {
+    "weight_dimension_numbers": {"*kernel": curvax.MatrixAxes(rows=1, columns=2)}
+}
 OPTIMIZERS = {
     "adamw": lambda: optax.adamw(0.01),
     "racs": lambda: curvax.racs(0.01, **AXES),

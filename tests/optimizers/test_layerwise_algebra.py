@@ -32,7 +32,7 @@ def optimizer_of(cell: Cell) -> Any:
     if cell.moments == "plain":
         return plain
     where = lambda path, leaf: leaf.ndim > 2 and is_moment(path, leaf)  # noqa: E731
-    settings = {"bits": MOMENT_BITS, "block": BLOCK, "unsigned": POSITIVE}
+    settings: dict[str, Any] = {"bits": MOMENT_BITS, "block": BLOCK, "unsigned": POSITIVE}
     return curvax.quantize_state(plain, where=where, **settings)
 
 

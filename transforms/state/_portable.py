@@ -173,7 +173,7 @@ def _part(x: Any, place: slice, of: Stack) -> Any:
         raise ValueError(
             f"the entry of the stack {of.key!r} has shape {x.shape}: its first axis must be the "
             f"stack's, of {of.size} matrices. (quantize_state merges vectors: give it "
-            "where=lambda place, leaf: leaf.ndim > 1.)"
+            "where=lambda place, leaf: leaf.ndim > 2.)"
         )
     if place == slice(0, of.size):
         return x
