@@ -11,6 +11,7 @@ The text is that of `train_lm.py`. docs/memory.md says what else saves memory.
 """
 
 import argparse
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -136,7 +137,7 @@ def main() -> None:
     for step in (ordinary_step, layerwise_step):
         # Donated, so that parameters and states are updated in place.
         compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, states, tokens).compile()
-        memory = compiled.memory_analysis()
+        memory: Any = compiled.memory_analysis()
         peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
         peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
         name = step.__name__.removesuffix("_step")
