@@ -24,6 +24,7 @@ SUITES = {
     "compile": "compile_time",
     "memory": "memory",
     "bfloat16": "bfloat16",
+    "layerwise": "layerwise_memory",
     "refresh": "refresh_time",
     "storage": "storage_time",
     "scale": "scale",

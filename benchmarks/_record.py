@@ -125,8 +125,9 @@ def write(
     figure: Figure,
     settings: Mapping[str, Any],
     more: Mapping[str, Figure] | None = None,
+    name: str | None = None,
 ) -> None:
-    """Writes `<suite>.md`, `.json` and `.png`, and prints the first.
+    """Writes `<name>.md`, `.json` and `.png`, and prints the first.
 
     Args:
       args: what the parser of `arguments` returned.
@@ -136,7 +137,8 @@ def write(
       tables: the results.
       figure: the same, to look at.
       settings: sizes of the measurement.
-      more: other figures, for `<suite>_<name>.png`.
+      more: other figures, for `<suite>_<key>.png`.
+      name: of the files; by default that of the suite.
     """
     command = shlex.join(["python", "-m", "benchmarks", suite, *sys.argv[1:]])
     record = {"command": command, "seed": args.seed, "preset": args.preset, **machine()}
@@ -155,10 +157,10 @@ def write(
         for t in tables
     ]
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / suite
+    path = args.out / (name or suite)
     path.with_suffix(".md").write_text(page)
     path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    figures = {suite: figure} | {f"{suite}_{name}": drawn for name, drawn in (more or {}).items()}
-    for name, drawn in figures.items():
-        drawn.savefig(args.out / f"{name}.png", dpi=150)
+    figures = {path.name: figure} | {f"{suite}_{key}": x for key, x in (more or {}).items()}
+    for stem, drawn in figures.items():
+        drawn.savefig(args.out / f"{stem}.png", dpi=150)
     print(page)

@@ -11,6 +11,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `distribute`, `quantize_state`, `inject_hyperparams`, `skip_spikes` | wrappers |
 | `stochastic_rounding`, `kahan_summation`, `master_weights` | wrappers for bfloat16 weights |
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
+| `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
 | `portable_state`, `place_state`, `state_sharding` | checkpoints and sharding |
 | `curvax.policies` | refresh policies |
@@ -56,6 +57,7 @@ from .optimizers import (
     swan,
 )
 from .transforms._spikes import skip_spikes
+from .transforms.directions._clip_by_last_norm import clip_by_last_norm
 from .transforms.directions._diagonal import precondition_columns
 from .transforms.directions._graft import graft
 from .transforms.directions._moment_ratio import moment_ratio
@@ -67,6 +69,7 @@ from .transforms.directions._row_column_scaling import row_column_scales, scale_
 from .transforms.distribute._distribute import distribute
 from .transforms.kronecker._eigenbasis import in_eigenbasis
 from .transforms.kronecker._precondition import precondition
+from .transforms.layerwise._layerwise import layerwise
 from .transforms.linalg._inverse_root import inverse_root
 from .transforms.linalg._iterations import power_iteration
 from .transforms.linalg._polar import (
@@ -113,6 +116,7 @@ __all__ = [
     "assemble",
     "check_state",
     "cholesky",
+    "clip_by_last_norm",
     "dasgo",
     "dense",
     "describe_state",
@@ -131,6 +135,7 @@ __all__ = [
     "inject_hyperparams",
     "inverse_root",
     "kahan_summation",
+    "layerwise",
     "limit_norm_growth",
     "master_weights",
     "moment_ratio",

@@ -16,6 +16,7 @@
 - `distribute`: which device holds which matrix (`_shares`) and its state (`_layout`, `_meshes`).
 - `state`: summaries, checkpoints (`_portable`, `_format`), shardings, quantized moments, injected
   hyperparameters, and which parameter an array belongs to (`_traced`, `_entries`).
+- `layerwise`: updates during the backward pass, and which optimizers they suit (`_mixing`).
 
 Beside the rooms: guards against non-finite gradients (`_guard`), damaged states (`_restart`) and
 spikes (`_spikes`), sides (`_side`), parameter paths (`_paths`), random keys (`_keys`), argument

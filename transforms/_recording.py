@@ -1,7 +1,7 @@
-"""A side channel through which `init` reports how each parameter is treated.
+"""A side channel through which transformations report how each parameter is treated.
 
 `summarize` and the other tools have to work on any composition of transformations, and states hold
-only arrays. So transformations record what they do while their `init` runs.
+only arrays. So transformations record what they do while their `init` (or `update`) is traced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def record(event: Any) -> None:
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Any]]:
-    """Collects the events that `init` functions record inside."""
+    """Collects the events that transformations record inside."""
     events: list[Any] = []
     token = _records.set(events)
     try:

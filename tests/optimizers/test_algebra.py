@@ -115,8 +115,9 @@ class Cell(NamedTuple):
         return self._replace(storage=self.storage and "dense", moments="plain")
 
     def make(self, **replaced: Any) -> Any:
-        """The optimizer."""
+        """The optimizer; of `replaced`, a policy or storage only where the cell has one."""
         settings = {"others": optax.adam(1.0, b1=0.5, b2=0.5), **NAMED[self.method].for_algebra()}
+        settings |= {name: value for name, value in replaced.items() if name not in VALUES}
         for argument, name in (("refresh", self.refresh), ("storage", self.storage)):
             if name is not None:
                 settings[argument] = replaced.get(argument, VALUES[argument][name])
@@ -124,11 +125,11 @@ class Cell(NamedTuple):
         if self.moments == "plain":
             return optimizer
         return curvax.quantize_state(
-            optimizer, bits=MOMENT_BITS, block=BLOCK, unsigned=POSITIVE, where=_is_moment
+            optimizer, bits=MOMENT_BITS, block=BLOCK, unsigned=POSITIVE, where=is_moment
         )
 
 
-def _is_moment(path: str, leaf: Any) -> bool:
+def is_moment(path: str, leaf: Any) -> bool:
     del leaf
     return not {*SIGNED, *POSITIVE}.isdisjoint(path.split("/"))
 

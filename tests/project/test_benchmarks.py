@@ -28,6 +28,7 @@ MODULES = {
     "compile": "compile_time",
     "memory": "memory",
     "bfloat16": "bfloat16",
+    "layerwise": "layerwise_memory",
     "refresh": "refresh_time",
     "storage": "storage_time",
     "scale": "scale",
@@ -40,6 +41,7 @@ SMALLEST = {
     "compile": "--only leaves --methods racs --most 1 --repeats 1",
     "memory": "--methods racs --width 32 --layers 1",
     "bfloat16": "--methods AdamW --steps 2",
+    "layerwise": "--methods racs --sizes 60M",
     "refresh": "--only finders --order 8",
     "storage": "--only bytes --order 64",
     "scale": "--only points,model --methods soap --devices 2 --width 8 --layers 1",
@@ -172,6 +174,11 @@ def check_memory(tables: list[Any]) -> None:
     for row in tables[0]["rows"]:
         assert 0 <= row["wide_bytes"] - row["wide_formula"] == row["wide_more"] < 100
     assert all(row["peak"] > row["state"] for row in tables[1]["rows"])
+
+
+def check_layerwise(tables: list[Any]) -> None:
+    (row,) = tables[0]["rows"]
+    assert row["weights"] + row["state"] < row["layerwise"] < row["ordinary"]
 
 
 @every_optimizer

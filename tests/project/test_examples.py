@@ -388,3 +388,16 @@ def test_digits(monkeypatch, capsys):
     output = capsys.readouterr().out
     for name in names:
         assert f"\n{name} " in output
+
+
+def test_low_memory(monkeypatch, capsys):
+    """A few steps of a small model; the script compares the peaks, and the loss with letters."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    script = importlib.import_module("low_memory")
+    options = ("--steps", "60", "--width", "64", "--depth", "6")
+    monkeypatch.setattr(sys, "argv", ["low_memory.py", *options])
+    with jax.numpy_rank_promotion("allow"):
+        script.main()
+    rows = re.findall(r"^(\w+) +([\d.]+) +([\d.]+)$", capsys.readouterr().out, re.MULTILINE)
+    temporaries = {name: float(x) for name, x, _ in rows}
+    assert temporaries["layerwise"] < temporaries["ordinary"]

@@ -17,6 +17,7 @@ FLOORS = (
     {"matrices", "kronecker"},
     {"subspace"},
     {"state"},
+    {"layerwise"},
 )
 """From the ground up: a room may import from lower floors and, without a circle, from its own."""
 

@@ -314,3 +314,15 @@ def test_the_state_of_an_nnx_optimizer_is_understood() -> None:
     placed = curvax.place_state(transformation, pure, portable)
     own = curvax.state_of(transformation, boxed, given[0], "b/kernel")
     assert_close(curvax.state_of(transformation, pure, placed, "b/kernel"), own, factor=0)
+
+
+def test_the_error_about_merged_vectors_names_a_predicate_that_helps() -> None:
+    params = {name: {"kernel": np.ones((8, 6))} for name in "ab"}
+
+    def portable(least: int) -> Any:
+        optimizer = curvax.quantize_state(curvax.racs(0.1), where=lambda _, leaf: leaf.ndim > least)
+        return curvax.portable_state(optimizer, params, optimizer.init(params))
+
+    with pytest.raises(ValueError, match="merges vectors: .* leaf.ndim > 2"):
+        portable(1)
+    assert jax.tree.leaves(portable(2))

@@ -87,7 +87,7 @@ class StateLayout:
                     raise ValueError(
                         "the transformation's state depends on the number of matrices in a stack "
                         "and cannot be distributed. (quantize_state decides by size: give it "
-                        "where=lambda place, leaf: leaf.ndim > 1.)"
+                        "where=lambda place, leaf: leaf.ndim > 2.)"
                     )
 
     def fits(self, state: DistributedState, holders: int = 1) -> bool:

@@ -14,13 +14,20 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._recording import record
 from ._policy import Every
+
+
+class Staggered(NamedTuple):
+    """Recorded where the step of a matrix's refresh depends on which matrices are beside it."""
+
+    period: int
 
 
 def refresh_due(
@@ -54,6 +61,7 @@ def refresh_due(
     sizes = [math.prod(shape) for shape in shapes]
     tables: Sequence[np.ndarray | None] = [None] * len(places)
     if schedule.stagger:
+        record(Staggered(schedule.period))
         tables = _deal(sizes, [prices[i] for i in places], schedule.period)
     for i, shape, size, table in zip(places, shapes, sizes, tables, strict=True):
         if table is None:

@@ -77,7 +77,7 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
     if description is not None:
         portable = by_parameter(described_stacks(description), portable)
     portable = in_structure("portable", by_parameter(whole.stacks, joined), portable)
-    stacked = _by_stack(whole.stacks, joined, portable)
+    stacked = by_stack(whole.stacks, joined, portable)
 
     def divided(node: Any, record: DivisionRecord) -> Any:
         mesh = _mesh_of(record)
@@ -133,7 +133,7 @@ def by_parameter(views: Sequence[Sequence[Stack]], state: Any) -> Any:
     return jax.tree.map(lambda x: of_view(x) if is_view(x) else x, state, is_leaf=is_view)
 
 
-def _by_stack(views: Sequence[Sequence[Stack]], like: Any, state: Any) -> Any:
+def by_stack(views: Sequence[Sequence[Stack]], like: Any, state: Any) -> Any:
     """The inverse of `by_parameter`, for a state whose stacked form is like `like`."""
     remaining = iter(views)
 
@@ -173,7 +173,7 @@ def _part(x: Any, place: slice, of: Stack) -> Any:
         raise ValueError(
             f"the entry of the stack {of.key!r} has shape {x.shape}: its first axis must be the "
             f"stack's, of {of.size} matrices. (quantize_state merges vectors: give it "
-            "where=lambda place, leaf: leaf.ndim > 1.)"
+            "where=lambda place, leaf: leaf.ndim > 2.)"
         )
     if place == slice(0, of.size):
         return x

@@ -124,7 +124,7 @@ def _check_undivided(state: Any) -> None:
         raise ValueError(
             "quantize_state: inner distributes its state over devices (mesh=), which codes cannot "
             "follow. Quantize inside instead: curvax.assemble(curvax.quantize_state(scale_by_…(), "
-            "where=lambda place, leaf: leaf.ndim > 1), learning_rate, mesh=…)."
+            "where=lambda place, leaf: leaf.ndim > 2), learning_rate, mesh=…)."
         )
 
 

@@ -1,0 +1,244 @@
+"""Memory of whole training steps, ordinary and layer-wise, from the compilers of CPU, TPU and GPU.
+
+    python -m benchmarks layerwise                                  # on a CPU
+    python -m benchmarks layerwise --device h200 --sizes 1.3B,7B    # needs jax[cuda12], no GPU
+    python -m benchmarks layerwise --device v5e --methods racs      # needs jax[tpu], no TPU
+
+LLaMA in bfloat16 on 256 tokens, its layers scanned with `jax.checkpoint`; AdamW for embedding and
+head, its moments in bfloat16; parameters and states donated. The program is compiled for the device
+and never run. A GPU's program takes half a minute, a TPU's up to four, most of it for the update.
+"""
+
+from __future__ import annotations
+
+# isort: off
+from ._compilers import PLATFORMS, memory
+
+# isort: on
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+import curvax
+
+from . import _record
+from ._trees import LLAMA, LLAMA_130M, Shapes
+
+TOKENS, HEAD, RATE, GIB = 256, 64, 1e-3, 2**30
+SIZES = {
+    "60M": Shapes(512, 1376, 8, 32000),
+    "130M": LLAMA_130M,
+    "350M": Shapes(1024, 2736, 24, 32000),
+    # 5461 there. For widths that 128 does not divide, XLA keeps stacks on a TPU in another layout,
+    # and copies them: 1.5 GiB of temporaries for 0.2.
+    "1.3B": LLAMA["1.3B"]._replace(inner=5504),
+    "7B": LLAMA["7B"],
+}
+RANKS = {"60M": 128, "130M": 256, "350M": 256, "1.3B": 512, "7B": 1024}  # those of GaLore
+KERNELS: dict[str, Any] = {
+    "weight_dimension_numbers": {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+}
+
+
+def in_8_bits(optimizer: Any) -> Any:
+    """Its moments of matrices."""
+    return curvax.quantize_state(optimizer, where=lambda place, leaf: leaf.ndim > 2)
+
+
+METHODS: dict[str, Callable[[int], Any]] = {
+    "optax.adamw": lambda rank: optax.adamw(RATE),
+    "optax.adamw 8 bits": lambda rank: in_8_bits(optax.adamw(RATE)),
+    "racs": lambda rank: curvax.racs(RATE, **KERNELS),
+    "galore": lambda rank: curvax.galore(RATE, rank=rank, **KERNELS),
+    "fira": lambda rank: curvax.fira(RATE, rank=rank, **KERNELS),
+    "alice": lambda rank: curvax.alice(RATE, rank=min(rank, 512), **KERNELS),
+    "alice untracked": lambda rank: curvax.alice(
+        RATE, rank=min(rank, 512), tracking=False, **KERNELS
+    ),
+    "apollo": lambda rank: curvax.apollo(RATE, rank=rank, **KERNELS),
+    "sumo rank 128": lambda rank: curvax.sumo(RATE, rank=128, **KERNELS),
+    "muon": lambda rank: curvax.muon(RATE, dtype="float32", **KERNELS),
+    "muon 8 bits": lambda rank: in_8_bits(curvax.muon(RATE, dtype="float32", **KERNELS)),
+}
+COLUMNS = {
+    "size": ("model", ""),
+    "method": ("method", ""),
+    "weights": ("weights", ".2f"),
+    "state": ("state", ".2f"),
+    "ordinary_more": ("ordinary step: temporaries", ".2f"),
+    "ordinary": ("whole", ".2f"),
+    "layerwise_more": ("layer-wise: temporaries", ".2f"),
+    "layerwise": ("whole", ".2f"),
+}
+
+
+def parameters(model: Shapes) -> dict[str, Any]:
+    """Shapes of embedding, stacked layers and head."""
+
+    def kernel(*shape: int) -> dict[str, Any]:
+        return {"kernel": jax.ShapeDtypeStruct(shape, jnp.bfloat16)}
+
+    layers = {name: kernel(model.layers, *shape) for name, shape in model.matrices().items()}
+    table = jax.ShapeDtypeStruct((model.vocabulary, model.width), jnp.bfloat16)
+    head = kernel(model.width, model.vocabulary)
+    return {"embed": {"embedding": table}, "layers": layers, "head": head}
+
+
+def normalized(x: jax.Array) -> jax.Array:
+    """RMSNorm without a scale."""
+    squares = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(squares + 1e-6).astype(x.dtype)
+
+
+def embed(p: Any, tokens: jax.Array) -> jax.Array:
+    """Vectors of tokens."""
+    return p["embedding"][tokens]
+
+
+def block(p: Any, x: jax.Array) -> jax.Array:
+    """A layer of LLaMA; positions take no memory worth counting."""
+    heads = (len(x), x.shape[-1] // HEAD, HEAD)
+    h = normalized(x)
+    query, key, value = (
+        (h @ p[name]["kernel"]).reshape(heads) for name in ("query", "key", "value")
+    )
+    scores = jnp.einsum("thd,shd->hts", query, key, preferred_element_type=jnp.float32)
+    past = jnp.tril(jnp.ones((1, len(x), len(x)), bool))
+    weights = jax.nn.softmax(jnp.where(past, scores / math.sqrt(HEAD), -1e9)).astype(x.dtype)
+    mixed = jnp.einsum("hts,shd->thd", weights, value).reshape(x.shape)
+    x = x + mixed @ p["out"]["kernel"]
+    h = normalized(x)
+    gated = jax.nn.silu(h @ p["gate"]["kernel"]) * (h @ p["up"]["kernel"])
+    return x + gated @ p["down"]["kernel"]
+
+
+def loss(p: Any, x: jax.Array, targets: jax.Array) -> jax.Array:
+    """Of the next tokens."""
+    logits = (normalized(x) @ p["kernel"]).astype(jnp.float32)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+def ordinary(optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any) -> Any:
+    """All gradients, then all updates."""
+
+    def whole(params: Any) -> jax.Array:
+        visit = jax.checkpoint(lambda x, p: (block(p, x), None))
+        x, _ = jax.lax.scan(visit, embed(params["embed"], tokens), params["layers"])
+        return loss(params["head"], x, targets)
+
+    gradients = jax.grad(whole)(params)
+    new, new_states = {}, {}
+    for name, optimizer in optimizers.items():
+        updates, new_states[name] = optimizer.update(gradients[name], states[name], params[name])
+        new[name] = optax.apply_updates(params[name], updates)
+    return new, new_states
+
+
+def layerwise(optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any) -> Any:
+    """Each update as soon as its gradient exists."""
+
+    def call(name: str, f: Any, x: Any, xs: Any = None, **how: Any) -> Any:
+        return curvax.layerwise(f, optimizers[name], params[name], states[name], x, xs, **how)
+
+    backward: dict[str, Any] = {}
+    x, backward["embed"] = call("embed", embed, tokens, stacked=False)
+    x, backward["layers"] = call("layers", block, x)
+    x, backward["head"] = call("head", loss, x, targets, stacked=False)
+    dx, new, new_states = 1.0, {}, {}
+    for name in ("head", "layers", "embed"):
+        new[name], new_states[name], dx = backward[name](dx)
+    return new, new_states
+
+
+def bytes_of(tree: Any) -> int:
+    """Of all arrays."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def measured(device: str, size: str, method: str) -> dict[str, Any]:
+    """Both steps of a method."""
+    params, adamw = parameters(SIZES[size]), optax.adamw(RATE)
+    optimizers = {"embed": adamw, "layers": METHODS[method](RANKS[size]), "head": adamw}
+    states = {name: jax.eval_shape(o.init, params[name]) for name, o in optimizers.items()}
+    tokens = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
+    row: dict[str, Any] = {"size": size, "method": method}
+    row |= {"weights": bytes_of(params) / GIB, "state": bytes_of(states) / GIB}
+    for step in (ordinary, layerwise):
+        given = params, states, tokens, tokens
+        found = memory(device, functools.partial(step, optimizers), given, donated=(0, 1))
+        name = step.__name__
+        row[name] = found and found.whole / GIB
+        row[f"{name}_more"] = found and found.temporaries / GIB
+    return row
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Bars of weights, state and the rest: above the ordinary step, below the layer-wise one."""
+    sizes = list(dict.fromkeys(row["size"] for row in rows))
+    own = {size: [row for row in rows if row["size"] == size] for size in sizes}
+    heights = [len(x) + 1 for x in own.values()]
+    figure = Figure(figsize=(8, 1.5 + 0.5 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(sizes), 1, squeeze=False, height_ratios=heights)[:, 0]
+    parts = ("weights", "state", "gradients, activations, temporaries")
+    for axis, (size, shown) in zip(panels, own.items(), strict=True):
+        for i, row in enumerate(shown):
+            for step, shift, alpha in (("ordinary", -0.2, 0.5), ("layerwise", 0.2, 1.0)):
+                if row[step] is None:
+                    axis.text(0, i + shift, " does not fit", va="center", fontsize=7)
+                    continue
+                rest = row[step] - row["weights"] - row["state"]
+                left = 0.0
+                for part, x, color in zip(
+                    parts, (row["weights"], row["state"], rest), _record.COLORS, strict=False
+                ):
+                    label = part if (i, step, size) == (0, "layerwise", sizes[0]) else None
+                    axis.barh(i + shift, x, 0.36, left=left, color=color, alpha=alpha, label=label)
+                    left += x
+        axis.set_yticks(np.arange(len(shown)), [row["method"] for row in shown], fontsize=8)
+        axis.set_ylim(len(shown) - 0.5, -0.5)
+        axis.set_title(
+            f"LLaMA {size}, GiB: pale the ordinary step, full the layer-wise", fontsize=9
+        )
+        axis.grid(axis="x", alpha=0.3)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+    return figure
+
+
+def main() -> None:
+    """Prints the table that the arguments ask for."""
+    parser = _record.arguments(__doc__)
+    add, methods, sizes = parser.add_argument, tuple(METHODS), tuple(SIZES)
+    add("--device", choices=tuple(PLATFORMS), default="cpu", help="(%(default)s)")
+    add("--methods", type=_record.names(methods), default=methods, help="separated by commas")
+    add("--sizes", type=_record.names(sizes), default=("60M",), help="separated by commas")
+    args = parser.parse_args()
+    cells = [(size, method) for size in args.sizes for method in args.methods]
+    rows = [measured(args.device, *cell) for cell in tqdm(cells, desc=args.device, file=sys.stderr)]
+    note = (
+        f"GiB. Weights in bfloat16, {TOKENS} tokens; AdamW for embedding and head, whose state is "
+        "included. *Whole*: arguments, results that do not take the place of one, temporaries. "
+        "A step without figures does not fit the device."
+    )
+    about = (
+        "What XLA reserves for a whole training step, from the compiled program of the device, "
+        "which was not run: gradients of all layers and then updates, and each layer's update as "
+        "soon as its gradient exists (`curvax.layerwise`)."
+    )
+    table = _record.Table(f"LLaMA on {args.device}", COLUMNS, rows, note)
+    title = "Memory of a step, ordinary and layer-wise"
+    settings = {"device": args.device, "tokens": TOKENS, "ranks": RANKS}
+    name = "layerwise" if args.device == "cpu" else f"layerwise_{args.device}"
+    _record.write(args, "layerwise", title, about, [table], draw(rows), settings, name=name)
+
+
+if __name__ == "__main__":
+    main()

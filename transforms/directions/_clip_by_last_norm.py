@@ -1,0 +1,75 @@
+r"""Clipping by the norm that the gradients of the whole tree had in the step before.
+
+$$G_t \leftarrow \min\left(1,\ \frac{c}{n_{t-1}}\right) G_t, \qquad n_t = \|G_t\|$$
+
+with the Frobenius norm over all leaves before clipping. The first step, and a step after zero
+gradients, is not clipped. Unlike clipping by the norm of the same step, this needs no second pass
+over the gradients, so they need not be in memory together: `layerwise` takes it.
+
+*Numerics.* Squares are summed in at least float32; entries that are not finite, or whose square is
+not, do not count. *Cost*: one pass. *State*: one number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._validate import check_interval
+
+
+class ClipByLastNormState(NamedTuple):
+    """State of `clip_by_last_norm`."""
+
+    squares: jax.Array  # n², of the last step's gradients, float32 scalar
+
+    over_layers = {"squares": lambda x: jnp.sum(x, axis=0)}  # noqa: RUF012
+
+
+def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
+    """Scales gradients down if those of the step before were longer than `max_norm`.
+
+    It replaces `optax.clip_by_global_norm` in layer-wise steps (`curvax.layerwise`), and gives the
+    same updates in ordinary ones. A gradient that is long all at once passes in its own step;
+    `curvax.limit_norm_growth` limits the direction of each matrix in the same step.
+
+    Args:
+      max_norm: the length above which a gradient shortens the next one, positive.
+
+    Returns:
+      A transformation of leaves of any shape.
+
+    Raises:
+      ValueError: if `max_norm` is not positive.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> clip = curvax.clip_by_last_norm(1.0)
+      >>> first, state = clip.update(jnp.array([4.0]), clip.init(jnp.zeros(1)))
+      >>> second, state = clip.update(jnp.array([2.0]), state)
+      >>> float(first[0]), float(second[0])
+      (4.0, 0.5)
+    """
+    check_interval("max_norm", max_norm, 0.0, open_low=True)
+
+    def init(params: Any) -> ClipByLastNormState:
+        del params
+        return ClipByLastNormState(jnp.zeros([], jnp.float32))
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        # A norm of 0 gives the quotient ∞.
+        factor = jnp.minimum(1.0, max_norm / jnp.sqrt(state.squares))
+        clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
+        each = [_sum_of_squares(g) for g in jax.tree.leaves(updates)]
+        return clipped, ClipByLastNormState(jnp.sum(jnp.stack(each)) if each else state.squares)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _sum_of_squares(g: jax.Array) -> jax.Array:
+    squares = jnp.square(g.astype(jnp.promote_types(g.dtype, jnp.float32)))
+    return jnp.sum(jnp.where(jnp.isfinite(squares), squares, 0)).astype(jnp.float32)

@@ -1,0 +1,1 @@
+"""Updating each layer as soon as its gradient exists, during the backward pass."""

@@ -1,0 +1,235 @@
+r"""Layers that are updated during the backward pass.
+
+An ordinary step computes the gradients of all layers and then updates all of them, so the gradients
+of all layers are in memory at once. Here the backward pass goes from the last layer to the first,
+and updates each layer as soon as its gradient exists:
+
+1. forward: `x ← block(layer, x)` for each layer; the input of each layer is kept;
+2. backward, from the last layer: recompute the block from its input, `gradient, dx ← vjp(dx)`,
+   `update, state ← optimizer.update(gradient, state, layer)`, `layer ← layer + update`.
+
+The gradient of the input of a layer is taken before its update, so the numbers are those of an
+ordinary step with an optimizer that works matrix by matrix or element by element.
+
+*Memory*: parameters and states, both updated in place if they are donated, the inputs of the
+layers, and the gradient and temporaries of one layer. *Cost*: each block is computed twice, as with
+`jax.checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._paths import named_leaves
+from ..refresh._due import at_most_once
+from ..state._traced import check_optimizer
+from ._layer_states import layer_states
+from ._mixing import check_layers_are_apart
+
+
+def layerwise(
+    block: Callable[..., Any],
+    optimizer: optax.GradientTransformation,
+    layers: Any,
+    state: Any,
+    x: Any,
+    xs: Any = None,
+    *,
+    stacked: bool = True,
+) -> tuple[Any, Callable[..., tuple[Any, Any, Any]]]:
+    """Applies layers, and returns a backward pass that updates them.
+
+    As `jax.vjp` does, it returns the output and a function from the gradient of the output to the
+    gradient of the input. That function also updates the layers, each as soon as its gradient
+    exists, so that the gradient of only one layer is in memory. Donate layers and state to the
+    jitted step, and they are updated in place.
+
+    A model is a chain of such calls, and its step runs their backward passes in reverse: embedding
+    and head with `stacked=False`, the layers between them in one call, or in one call per layer if
+    they are not alike. Each call has an optimizer and a state of its own, and each parameter occurs
+    in one call: weights that two of them share cannot be updated this way.
+
+    Args:
+      block: the function `(layer, x) -> x` of one layer, or `(layer, x, xs_i) -> x` with `xs`. The
+        output has the structure, shapes and dtypes of the input, except with `stacked=False`.
+      optimizer: the transformation of the layers, which must treat each matrix, or each element,
+        separately. The axes of its matrices are those of the leaves of `layers`.
+      layers: parameters, all layers stacked along the first axis of each leaf, as `jax.lax.scan`
+        and `flax.linen.scan` take them; with `stacked=False` those of one layer.
+      state: `optimizer.init(layers)`, or what an earlier step returned.
+      x: the input of the first layer, a tree of arrays. Integers in it have no gradient.
+      xs: other inputs of each layer, stacked along the first axis, such as random keys. They get no
+        gradient. With `stacked=False` those of the layer, such as the targets of a loss.
+      stacked: whether there is a layer axis. Without it `block` is any function, and the optimizer
+        may be any.
+
+    Returns:
+      The output of the last layer, and `backward(dx, **extra_args) -> (layers, state, dx)`. It
+      takes the gradient of the output (1.0 for a loss), and extra arguments for the optimizer; it
+      returns the updated layers, the new state, and the gradient of `x`, with its integers.
+
+    Raises:
+      ValueError: if leaves have different numbers of layers; if the state cannot be cut by layer;
+        if updates depend on a norm over all layers, as with `optax.clip_by_global_norm` (see
+        `curvax.clip_by_last_norm`); or if refreshes are staggered over all layers.
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp
+      >>> block = lambda layer, x: x + jnp.tanh(x @ layer["kernel"])
+      >>> axes = {"kernel": curvax.MatrixAxes(rows=1, columns=2)}
+      >>> optimizer = curvax.racs(0.01, weight_dimension_numbers=axes)
+      >>> layers = {"kernel": jnp.ones((3, 4, 4))}
+      >>> x, backward = curvax.layerwise(
+      ...     block, optimizer, layers, optimizer.init(layers), jnp.ones(4)
+      ... )
+      >>> loss, dx = jax.value_and_grad(lambda x: jnp.mean(x**2))(x)
+      >>> layers, state, dx = backward(dx)
+
+      docs/memory.md has a whole model, with embedding and head.
+
+    References:
+      Lv et al., `Full parameter fine-tuning for large language models with limited resources
+      <https://arxiv.org/abs/2306.09782>`_, 2023; Refael et al., `SUMO
+      <https://arxiv.org/abs/2505.24749>`_, Algorithm 1.
+    """
+    inputs = () if xs is None else (xs,)
+    if not stacked:
+        check_optimizer(optimizer, layers)
+        return _one_layer(block, optimizer, layers, state, x, inputs)
+    number = _number_of(layers)
+    states = layer_states(optimizer, layers, number)
+    check_layers_are_apart(optimizer, states)
+
+    def forward(x: Any, of_layer: Any) -> tuple[Any, Any]:
+        layer, others = of_layer
+        return block(layer, x, *others), x
+
+    output, kept = jax.lax.scan(forward, x, (layers, inputs))
+
+    def first(layer: Any, *given: Any) -> Any:
+        return block(jax.tree.map(lambda p: p[0], layer), *given)
+
+    def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
+        cut, shared = states.split(state)
+
+        def update(given: Any, own: Any) -> Any:
+            x, others = given
+            dx, layer, cut, shared = own
+            gradient, dx = _vjp(first, layer, x, others, dx)
+            old = states.of_layer(cut, shared)
+            layer, new = _updated(optimizer, gradient, old, layer, extra_args)
+            return dx, layer, *states.parts_of(new)
+
+        def visit(carry: Any, of_layer: Any) -> tuple[Any, Any]:
+            dx, layers, cut = carry
+            i, *given = of_layer
+            layer = jax.tree.map(lambda p: jax.lax.dynamic_slice_in_dim(p, i, 1), layers)
+            own = dx, layer, states.slices(cut, i), shared
+            dx, layer, own, new_shared = _alone(update, given, own)
+            layers = jax.tree.map(
+                lambda p, q: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0), layers, layer
+            )
+            return (dx, layers, states.replaced(cut, i, own)), new_shared
+
+        dx = jax.tree.map(jnp.asarray, dx)
+        of_layers = (jnp.arange(number), kept, inputs)
+        carry = (_floating(dx), layers, cut)
+        (dx_in, updated, cut), shared = jax.lax.scan(visit, carry, of_layers, reverse=True)
+        return updated, states.joined(cut, shared), _with_floating(x, dx_in)
+
+    return output, backward
+
+
+def _one_layer(
+    block: Any, optimizer: Any, layer: Any, state: Any, x: Any, others: Any
+) -> tuple[Any, Any]:
+    """`layerwise` with `stacked=False`."""
+
+    def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
+        def update(given: Any, own: Any) -> Any:
+            # The barriers: XLA keeps nothing of the forward pass for the block that is computed
+            # again, and no gradient for later.
+            (x, others, dx), (layer, state, _) = jax.lax.optimization_barrier((given, own))
+            gradient, dx = _vjp(block, layer, x, others, dx)
+            new = _updated(optimizer, gradient, state, layer, extra_args)
+            return jax.lax.optimization_barrier((*new, dx))
+
+        given = x, others, _floating(jax.tree.map(jnp.asarray, dx))
+        new, new_state, dx = _alone(update, given, (layer, state, _floating(x)))
+        return new, new_state, _with_floating(x, dx)
+
+    return block(layer, x, *others), backward
+
+
+def _updated(
+    optimizer: Any, gradient: Any, state: Any, layer: Any, extra_args: Any
+) -> tuple[Any, Any]:
+    """New parameters and state."""
+    update = optax.with_extra_args_support(optimizer).update
+    updates, state = update(gradient, state, layer, **extra_args)
+    return optax.apply_updates(layer, updates), state
+
+
+def _alone(update: Callable[[Any, Any], Any], given: Any, own: Any) -> Any:
+    """`update(given, own)`, on CPUs in a loop of one round.
+
+    Otherwise XLA:CPU reads old values from the arrays of all layers again where it needs them, and
+    copies these arrays before it writes the new values; and layers that are not stacked it updates
+    after it has the gradients of all. On other platforms the loop would only add temporaries.
+    """
+
+    def in_loop(given: Any, own: Any) -> Any:
+        due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
+        return at_most_once(update, due, given, own)
+
+    return jax.lax.platform_dependent(given, own, cpu=in_loop, default=update)
+
+
+def _number_of(layers: Any) -> int:
+    """The size of the first axis of all leaves.
+
+    Raises:
+      ValueError: naming the leaf whose first axis differs.
+    """
+    named = named_leaves(layers).present()
+    numbers = {name: x.shape[0] if jnp.ndim(x) else None for name, x in named.items()}
+    first = next(iter(numbers.values()), None)
+    for name, number in numbers.items():
+        if number is None or number != first:
+            raise ValueError(
+                "layers: the first axis of every leaf must be the layer axis; "
+                f"{name!r} has shape {named[name].shape}, but there are {first} layers."
+            )
+    if first is None:
+        raise ValueError("layers must have at least one parameter.")
+    return first
+
+
+def _vjp(block: Any, layer: Any, x: Any, others: Any, dx: Any) -> tuple[Any, Any]:
+    """Gradients of a layer, and of the floating leaves of its input."""
+
+    def output(layer: Any, floating: Any) -> Any:
+        return _floating(block(layer, _with_floating(x, floating), *others))
+
+    _, pullback = jax.vjp(output, layer, _floating(x))
+    return pullback(dx)
+
+
+def _is_floating(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _floating(tree: Any) -> list[Any]:
+    """The leaves that have gradients."""
+    return [x for x in jax.tree.leaves(tree) if _is_floating(x)]
+
+
+def _with_floating(tree: Any, floating: list[Any]) -> Any:
+    """The tree with other floating leaves."""
+    new = iter(floating)
+    return jax.tree.map(lambda x: next(new) if _is_floating(x) else x, tree)
