@@ -17,13 +17,14 @@ methods' own transcriptions (`shampoo`, `soap`, `asgo` beside this file).
 Readings chosen where the formulas are silent:
 
 - Tiles begin at the matrix's first row and column; ragged tiles have scales of their own, and a
-  tile across the diagonal counts only its entries below it. A tile of zeros has scale 0 and, by the
-  formula, code 0. Codes on and above the diagonal are 0 here.
+  tile across the diagonal counts only its entries below it. A tile of zeros has scale 0, and for
+  codes that of the level 0 (where the formula has code 0; both decode to 0). Codes on and above the
+  diagonal are 0 here.
 - `dtype` is that of the diagonals and of 1/l (float32 in the formulas); all else is float64.
 - A method's root or basis is that of the *decoded* factor, and its direction uses the *decoded*
   root or basis. Roots and bases start at I, which the storage keeps exactly.
-- The shifts of the retries are added to `X + shift max(diag X) I`; a factor that fails four times
-  raises LinAlgError.
+- The shifts of the retries are added to `X + shift max(diag X) I`. X = 0 gives C = 0. A factor that
+  fails four times raises LinAlgError.
 - SOAP's QR refresh starts from the decoded basis. M is kept in the original space (carrying it by
   the rotation between decoded bases, which are orthogonal, is the same); v follows `carry_v`:
   "keep", "permute" as in `soap`, "rotate" by the squares of the rotation's entries.
@@ -89,6 +90,8 @@ def encode(X, u, packing):
         s = scales[p, q] = np.max(np.abs(X[here]), initial=0.0)
         between = (1 - u[here])[:, None] * n[:-1] + u[here][:, None] * n[1:]
         codes[here] = np.sum(s * between < T * X[here][:, None], axis=1)
+        if s == 0:
+            codes[here] = 2 ** (packing.bits - 1) - 1
     return codes, scales
 
 
@@ -117,6 +120,8 @@ def dither(d, t):
 def shifted_cholesky(X, shift):
     """Cholesky factor, after up to three retries with growing shifts."""
     d, top = len(X), np.max(np.diag(X))
+    if top == 0:
+        return np.zeros((d, d))
     X = X + shift * top * np.eye(d)
     for retry in (0.0, 1e1, 1e2, 1e3):
         try:
