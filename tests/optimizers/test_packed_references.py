@@ -122,14 +122,19 @@ def test_dither_is_that_of_the_formula():
 
 @pytest.mark.parametrize("negative", [5, 50, 500, 5000])
 def test_failed_decompositions_are_repeated_with_the_same_shifts(negative):
-    """An eigenvalue of -c d eps: shifts of 10, 100 and 1000 d eps are tried; then codes stay."""
+    """An eigenvalue of -c d eps: shifts of 10, 100 and 1000 d eps are tried; then codes stay.
+
+    The first update has only zeros, of which the factor is zero.
+    """
     order, shift = 6, 1e-30
     x = np.diag([1.0] * (order - 1) + [-negative * order * EPS64])
     packing = packing_of(8, shift=shift)
     with jax.enable_x64(True):
         stored, _ = _there_and_back(8, BLOCK, shift)(
-            np.stack([np.eye(order), 4 * np.eye(order), x]), np.eye(order), np.eye(order)
+            np.stack([0 * np.eye(order), 4 * np.eye(order), x]), np.eye(order), np.eye(order)
         )
+    assert stored[1].updates == 1 and stored[1].failures == 0
+    _assert_same_stored(stored[1], reference.store_factor(0 * x, 1, packing), 8)
     before, after = stored[2:4]
     if negative > 1000:
         with pytest.raises(np.linalg.LinAlgError):
@@ -244,9 +249,9 @@ def _amplified(method: str, g: np.ndarray, state, direction: np.ndarray) -> floa
         return root.max() / root.min()
     if method == "asgo":
         norms = [np.linalg.norm(state[name], 2) for name in ("Lambda_inv", "M")]
-        return np.prod(norms) / np.linalg.norm(direction)
+        return float(np.prod(norms) / np.linalg.norm(direction))
     norms = [np.linalg.norm(x, 2) for x in (state["L_hat"], g, state["R_hat"])]
-    return np.prod(norms) / np.linalg.norm(state["G_hat"])
+    return float(np.prod(norms) / np.linalg.norm(state["G_hat"]))
 
 
 @pytest.mark.parametrize(

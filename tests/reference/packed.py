@@ -26,8 +26,8 @@ Readings chosen where the formulas are silent:
 - The shifts of the retries are added to `X + shift max(diag X) I`. X = 0 gives C = 0. A factor that
   fails four times raises LinAlgError.
 - SOAP's QR refresh starts from the decoded basis. M is kept in the original space (carrying it by
-  the rotation between decoded bases, which are orthogonal, is the same); v follows `carry_v`:
-  "keep", "permute" as in `soap`, "rotate" by the squares of the rotation's entries.
+  the rotation between decoded bases, which are orthogonal, is the same); v follows `carry_v`, as
+  in `soap`.
 """
 
 from typing import Any, NamedTuple
@@ -301,10 +301,7 @@ def soap_packed(
                 U_bars[X] = store_basis(new, packing)
                 new = load_basis(U_bars[X], packing)
                 if carry_v == "permute":
-                    turn = np.eye(orders[X])[:, order]
-                else:
-                    turn = (U[X].T @ new) ** 2 if carry_v == "rotate" else np.eye(orders[X])
-                v = turn.T @ v if X == "L" else v @ turn
+                    v = v[order] if X == "L" else v[:, order]
                 U[X] = new
         v = b2 * v + (1 - b2) * (U["L"].T @ G @ U["R"]) ** 2
         M_tilde, v_hat = U["L"].T @ M @ U["R"], v
