@@ -104,3 +104,19 @@ def decode_stored(stored, order: int, block: int) -> np.ndarray:
     """The statistic or root that a stored form stands for, in float64."""
     first = load(as_triples(stored, order)[0], block)
     return first if isinstance(stored, Square) else first @ first.T
+
+
+def as_packed(stored, order: int, bits: int):
+    """The transcription's codes, scales and diagonal of a packed triangle."""
+    rows = _six_bits(stored.codes) if bits == 6 else np.asarray(stored.codes)
+    rows = (halves(rows) if bits == 4 else rows)[..., :order]
+    scales = _of_tiles(_unfolded(np.asarray(stored.scales, np.float64), 0))
+    codes = np.where(np.tri(order, k=-1, dtype=bool), _unfolded(rows, 0), 0)
+    return codes, scales, np.asarray(stored.diagonal, np.float64)
+
+
+def _six_bits(packed) -> np.ndarray:
+    """Four codes from three bytes, as the codec's docstring says."""
+    parts = np.split(np.asarray(packed), 3, axis=-1)
+    last = sum((part >> 6) << 2 * i for i, part in enumerate(parts))
+    return np.concatenate([*(part & 63 for part in parts), last], axis=-1)

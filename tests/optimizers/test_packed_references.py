@@ -1,0 +1,264 @@
+"""Packed storage against its transcription in float64: each form alone, and in three methods.
+
+Trajectories in float64 are the transcription's: codes are equal at every step, and what is kept in
+full differs by rounding times the condition of what is decomposed. For a factor that is κ of the
+shifted statistic, for an inverse root κ of the damped statistic, for a basis the largest eigenvalue
+over the smallest gap between two. As errors are carried along, the largest of all steps so far is
+taken.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close, at, orthogonal, share
+from reference import packed as reference
+from reference.packed import Packing, Stored
+from shared.stored import EPS, STEPS, T1, T2, as_packed, drifting_gradients, trajectories
+from shared.stored import shampoo as shampoo_of
+
+import curvax
+from curvax.transforms.storage._dither import dither
+
+BITS = (4, 6, 8)
+BLOCK = 4
+EPS64 = float(np.finfo(np.float64).eps)
+SHIFT = 1e-6  # the storage's eps
+
+# Each form alone
+
+
+def storage_of(bits: int, block: int = BLOCK, eps: float = SHIFT):
+    return curvax.packed(bits, block, eps=eps, min_elements=1)
+
+
+def packing_of(bits: int, block: int = BLOCK, shift: float = SHIFT) -> Packing:
+    return Packing(bits, block, shift, np.float64)
+
+
+def _assert_same_stored(ours, theirs: Stored, bits: int, condition: float = 1.0, what=""):
+    codes, scales, diagonal = as_packed(ours, len(theirs.codes), bits)
+    wrong = (codes != theirs.codes).sum()
+    assert wrong == 0, f"{what}: {wrong} of {codes.size} codes differ"
+    assert_close(scales, theirs.scales, condition=condition)
+    if theirs.signs is None:
+        assert_close(diagonal, theirs.diagonal, condition=condition)
+    else:
+        assert np.array_equal(np.sign(diagonal), theirs.signs), what
+        # Lengths of Householder vectors below the diagonal, where the diagonal is 1.
+        assert_close(1 / np.abs(diagonal), 1 / theirs.diagonal, eps=EPS64 * condition, factor=64)
+
+
+@functools.cache
+def _there_and_back(bits: int, block: int = BLOCK, eps: float = SHIFT):
+    """Three updates of a factor, a root and a basis: stored forms and what they decode to."""
+    storage = storage_of(bits, block, eps)
+
+    def coded(factors, root, basis):
+        stored = [storage.encode_factor(0 * factors[0], None)]
+        for x in factors:
+            stored.append(storage.encode_factor(x, stored[-1]))
+        first = storage.encode_basis(basis, None)
+        stored += [storage.encode_root(root), first, storage.encode_basis(basis, first)]
+        decode = [storage.decode_factor] * 4 + [storage.decode_root] + [storage.decode_basis] * 2
+        return stored, [f(x) for f, x in zip(decode, stored, strict=True)]
+
+    return jax.jit(coded)
+
+
+@pytest.mark.parametrize(("bits", "order"), share(itertools.product(BITS, (1, 2, 9, 22)), of=5))
+def test_each_form_is_that_of_the_formulas(bits, order):
+    packing, draw = packing_of(bits), np.random.default_rng(order)
+    u = orthogonal(jax.random.key(order), order, order)
+    grams = [g @ g.T + np.eye(order) for g in draw.standard_normal((3, order, 4))]
+    root = (u * np.geomspace(1, 100, order)) @ u.T
+    with jax.enable_x64(True):
+        stored, decoded = _there_and_back(bits)(np.stack(grams), root, u)
+    expected = [reference.first_factor(order, 0.0, packing)]
+    expected += [reference.store_factor(x, t, packing) for t, x in enumerate(grams, start=1)]
+    expected += [reference.store_root(root, packing)]
+    expected += [reference.store_basis(x, packing) for x in (np.eye(order), u)]
+    loads = [reference.load_factor] * 4 + [reference.load_root] + [reference.load_basis] * 2
+    for i, (ours, theirs, load) in enumerate(zip(stored, expected, loads, strict=True)):
+        desired = load(theirs, packing)
+        condition = 100.0
+        if i == 5:  # the identity: its reflectors may have any length
+            codes, _, diagonal = as_packed(ours, order, bits)
+            assert np.array_equal(codes, theirs.codes)
+            assert np.array_equal(np.sign(diagonal), theirs.signs)
+            assert np.array_equal(desired, np.eye(order))
+        else:
+            _assert_same_stored(ours, theirs, bits, condition, f"form {i}")
+        assert_close(decoded[i], desired, 64, condition=condition)
+    assert stored[3].updates == 3 and stored[3].failures == 0
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_codes_of_levels_and_midpoints_are_exact(bits):
+    """All levels and all ties, with entries and scales that are integers or halves."""
+    n, unit = reference.levels(bits)
+    values = np.concatenate([n, (n[1:] + n[:-1]) / 2])
+    order = next(d for d in itertools.count(2, 2) if d * (d - 1) // 2 >= len(values))
+    x = np.zeros((order, order))
+    x[np.tril_indices(order, -1)] = np.resize(values, order * (order - 1) // 2)
+    packing = packing_of(bits, order)
+    with jax.enable_x64(True):
+        ours = jax.jit(storage_of(bits, order).encode_root)(x)
+    codes, scales, diagonal = as_packed(ours, order, bits)
+    assert scales.shape == (1, 1) and scales[0, 0] == unit and not diagonal.any()
+    assert np.array_equal(codes, reference.store_root(x, packing).codes)
+    found = codes[np.tril_indices(order, -1)][: len(values)]
+    assert np.array_equal(found, [*range(len(n)), *range(len(n) - 1)]), "a tie takes the lower"
+
+
+def test_dither_is_that_of_the_formula():
+    counts = [1, 2, 3, 1000, 2**31 - 1]
+    found = dither(jnp.asarray(counts, jnp.int32), 70)
+    assert np.array_equal(found, np.stack([reference.dither(70, t) for t in counts]))
+
+
+@pytest.mark.parametrize("negative", [5, 50, 500, 5000])
+def test_failed_decompositions_are_repeated_with_the_same_shifts(negative):
+    """An eigenvalue of -c d eps: shifts of 10, 100 and 1000 d eps are tried; then codes stay.
+
+    The first update has only zeros, of which the factor is zero.
+    """
+    order, shift = 6, 1e-30
+    x = np.diag([1.0] * (order - 1) + [-negative * order * EPS64])
+    packing = packing_of(8, shift=shift)
+    with jax.enable_x64(True):
+        stored, _ = _there_and_back(8, BLOCK, shift)(
+            np.stack([0 * np.eye(order), 4 * np.eye(order), x]), np.eye(order), np.eye(order)
+        )
+    assert stored[1].updates == 1 and stored[1].failures == 0
+    _assert_same_stored(stored[1], reference.store_factor(0 * x, 1, packing), 8)
+    before, after = stored[2:4]
+    if negative > 1000:
+        with pytest.raises(np.linalg.LinAlgError):
+            reference.store_factor(x, 3, packing)
+        assert after.failures == 1 and after.updates == 2
+        assert_close(after.diagonal, np.full(order, 2.0))
+        assert np.array_equal(after.codes, before.codes)
+        return
+    assert after.failures == 0 and after.updates == 3
+    theirs = reference.store_factor(x, 3, packing)
+    _assert_same_stored(after, theirs, 8)
+    assert_close(after.diagonal[-1], theirs.diagonal[-1], 64)
+
+
+# Trajectories in float64
+
+SHAPES = {
+    "wide": (6, 9),
+    "tall": (9, 6),
+    "square": (5, 5),
+    "odd": (7, 11),
+    "row": (1, 7),
+    "stack": (2, 4, 13),  # the second is of rank 1
+}
+B2, K, PERIOD = 0.9, 4, 3
+METHODS = ("shampoo", "soap", "soap by QR", "asgo")
+
+
+@functools.cache
+def _ours(method: str, bits: int, shape: str):
+    """Directions and states; cached for the negative control."""
+    storage = storage_of(bits)
+    transformation = {
+        "shampoo": lambda: shampoo_of(storage),
+        "soap": lambda: curvax.scale_by_soap(storage=storage, refresh=K),
+        "soap by QR": lambda: curvax.scale_by_soap(storage=storage, refresh=K, method="qr"),
+        "asgo": lambda: curvax.scale_by_asgo(storage=storage, refresh=PERIOD),
+    }[method]()
+    with jax.enable_x64(True):
+        return trajectories(transformation, drifting_gradients(SHAPES)[shape])
+
+
+def _theirs(method: str, gradients, packing: Packing):
+    if method == "shampoo":
+        settings = {"statistics_every": T1, "refresh_every": T2, "b": B2, "eps": EPS}
+        return reference.shampoo_packed(gradients, packing, **settings)
+    if method == "soap":
+        return reference.soap_packed(gradients, packing, K=K)
+    if method == "soap by QR":
+        return reference.soap_packed(gradients, packing, K=K, refresh="qr", carry_v="permute")
+    return reference.asgo_packed(gradients, packing, period=PERIOD)
+
+
+def _condition(x: np.ndarray, damping: float) -> float:
+    values = np.linalg.eigvalsh(x)
+    return (values[-1] + damping) / max(values[0] + damping, EPS64 * values[-1])
+
+
+def _condition_of_basis(x: np.ndarray) -> float:
+    values = np.linalg.eigvalsh(x)
+    return values[-1] / np.diff(values, prepend=-values[-1]).min()
+
+
+def _damping(method: str, x: np.ndarray) -> float:
+    return EPS * (np.linalg.eigvalsh(x)[-1] if method == "shampoo" else 1)
+
+
+def _compared(method: str, states, gradients):
+    """For each side: our state, and the names of the factor and of what is made from it."""
+    if method == "asgo":
+        left = gradients[0].shape[0] < gradients[0].shape[1]
+        return [(states.left if left else states.right, "V", "Lambda_inv")]
+    if method == "shampoo":
+        sides = states.direction.left, states.direction.right
+        return [(side, X, f"{X}_hat") for side, X in zip(sides, "LR", strict=True)]
+    return [(states.left, "L", "U_L"), (states.right, "R", "U_R")]
+
+
+def _assert_same_trajectory(method: str, bits: int, shape: str, **other):
+    directions, all_states = _ours(method, bits, shape)
+    packing = packing_of(bits)._replace(**other)
+    batch = drifting_gradients(SHAPES)[shape]
+    for i in np.ndindex(batch.shape[1:-2]):
+        gradients = list(batch[:, *i])
+        desired, expected = _theirs(method, gradients, packing)
+        worst = {
+            name: 1.0 for _, *names in _compared(method, all_states, gradients) for name in names
+        }
+        for t, state in enumerate(expected):
+            for side, factor, used in _compared(method, all_states, gradients):
+                ours, x = at(side, t, *i), state[factor]
+                worst[factor] = max(worst[factor], _condition(x, 0.0))
+                if method.startswith("soap"):
+                    own, stored = _condition_of_basis(x), ours.basis
+                else:
+                    own, stored = _condition(x, _damping(method, x)), ours.inverse_root
+                worst[used] = max(worst[used], own)
+                what = f"{shape} {i}, step {t + 1}, "
+                _assert_same_stored(
+                    ours.statistic, state[f"{factor}_bar"], bits, worst[factor], what + factor
+                )
+                _assert_same_stored(stored, state[f"{used}_bar"], bits, worst[used], what + used)
+                assert ours.rejected == 0 and ours.statistic.failures == 0
+            condition = sum(worst.values()) * _amplified(method, gradients[t], state, desired[t])
+            assert_close(directions[t, *i], desired[t], condition=condition)
+
+
+def _amplified(method: str, g: np.ndarray, state, direction: np.ndarray) -> float:
+    """By how much errors of roots or bases count in the direction."""
+    if method.startswith("soap"):
+        root = np.sqrt(state["v"])
+        return root.max() / root.min()
+    if method == "asgo":
+        norms = [np.linalg.norm(state[name], 2) for name in ("Lambda_inv", "M")]
+        return float(np.prod(norms) / np.linalg.norm(direction))
+    norms = [np.linalg.norm(x, 2) for x in (state["L_hat"], g, state["R_hat"])]
+    return float(np.prod(norms) / np.linalg.norm(state["G_hat"]))
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "shape"), share(itertools.product(METHODS, BITS, SHAPES), of=11)
+)
+def test_trajectories_follow_the_formulas(method, bits, shape):
+    _assert_same_trajectory(method, bits, shape)
+    assert len(_ours(method, bits, shape)[0]) == STEPS
+    with pytest.raises(AssertionError):  # the negative control
+        _assert_same_trajectory(method, bits, shape, shift=2 * SHIFT)
