@@ -52,13 +52,18 @@ def check_decay(name: str, value: Any) -> None:
     check_interval(name, value, 0.0, 1.0)
 
 
-def check_positive_int(name: str, value: Any) -> None:
+def check_positive_int(name: str, value: Any, *, traced: bool = False) -> None:
     """Requires an integer of at least 1; a bool is not accepted."""
-    check_integer(name, value, 1)
+    check_integer(name, value, 1, traced=traced)
 
 
-def check_integer(name: str, value: Any, low: int) -> None:
-    """Requires an integer of at least `low`; a bool is not accepted."""
+def check_integer(name: str, value: Any, low: int, *, traced: bool = False) -> None:
+    """Requires an integer of at least `low`; a bool is not accepted.
+
+    A tracer is accepted only with `traced`, where programs do not depend on the number.
+    """
+    if traced and isinstance(value, Tracer):
+        return
     integral = isinstance(value, numbers.Integral) or (
         isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"
     )

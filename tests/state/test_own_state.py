@@ -53,7 +53,7 @@ def test_the_state_of_another_optimizer_is_named(row: Row) -> None:
 @pytest.mark.parametrize("state", [optax.adam(0.1).init(PARAMS), PARAMS, None, ()], ids=type)
 def test_what_is_no_state_of_ours_is_named(state: Any) -> None:
     message = refused(curvax.muon(0.1), state)
-    assert names_the_place(message, "nothing", "skipped/4x6", "int32[2]")
+    assert names_the_place(message, "nothing", "counts/4x6", "int32[2, 3]")
 
 
 SCHEDULE = optax.linear_schedule(0.1, 0.0, 10)
@@ -130,12 +130,12 @@ def test_gradients_of_other_shapes_are_named_without_params() -> None:
     state = optimizer.init(PARAMS)
     transposed = jax.tree.map(lambda x: x.T, PARAMS)
     message = refused(optimizer, state, transposed, None)
-    assert names_the_place(message, "nothing", "skipped/6x4", "int32[2]")
+    assert names_the_place(message, "nothing", "counts/6x4", "int32[2, 3]")
     assert "update needs params" in message
     fewer = {"a": PARAMS["a"]}
     for params in (None, fewer):
         message = refused(optimizer, state, fewer, params)
-        assert names_the_place(message, "int32[2]", "skipped/4x6", "int32[1]")
+        assert names_the_place(message, "int32[2, 3]", "counts/4x6", "int32[1, 3]")
     longer = {**PARAMS, "a": {**PARAMS["a"], "bias": np.ones(7, np.float32)}}
     message = refused(optimizer, state, longer, None)
     assert names_the_place(message, "float32[6]", "mu/a/bias", "float32[7]")

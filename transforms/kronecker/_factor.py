@@ -87,7 +87,8 @@ class FactorRule(StatisticRule):
         statistic = self.storage.decode_factor(factor.statistic)
         floor = rounding_floor(statistic, self.root, self.sides)
         sound = jnp.isfinite(statistic).all()
-        first = self.initial * jnp.eye(len(statistic), dtype=statistic.dtype)
+        eye = jnp.eye(len(statistic), dtype=statistic.dtype)
+        first = jnp.zeros_like(statistic) + self.initial * eye  # on the mesh of the statistic
 
         def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
             if self.policy.examines is not None:

@@ -123,7 +123,7 @@ def precondition(
     check_root_arguments(root, solver, damping_mode)
     check_interval("eps", eps, 0.0)
     check_interval("initial", initial, 0.0)
-    check_positive_int("statistics_every", statistics_every)
+    check_positive_int("statistics_every", statistics_every, traced=True)
     check_integer("warmup_steps", warmup_steps, 0)
     if b2 is not None:
         check_decay("b2", b2)

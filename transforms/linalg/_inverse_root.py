@@ -75,7 +75,7 @@ def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
     """
     check_choice("solver", solver, SOLVERS)
     check_choice("damping_mode", damping_mode, DAMPING_MODES)
-    check_positive_int("root", root)
+    check_positive_int("root", root, traced=True)
     if solver == "newton_schulz" and root != 2:
         raise ValueError(f"root must be 2 for solver='newton_schulz', got {root!r}.")
     if solver == "coupled_newton" and root & (root - 1):

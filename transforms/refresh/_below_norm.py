@@ -41,5 +41,5 @@ def below_norm(threshold: jax.typing.ArrayLike, *, check_every: int = 1) -> Belo
       ValueError: if an argument is outside its range; the message names it.
     """
     check_interval("threshold", threshold, 0.0)
-    check_positive_int("check_every", check_every)
+    check_positive_int("check_every", check_every, traced=True)
     return BelowNorm(Every(check_every, offset=1), threshold)

@@ -75,7 +75,7 @@ def diagonal_residual(
       ValueError: if `check_every < 1` or `threshold <= 0`, or if a flag is not a bool; the message
         names the argument.
     """
-    check_positive_int("check_every", check_every)
+    check_positive_int("check_every", check_every, traced=True)
     check_bool("stagger", stagger)
     check_bool("update_eigenvalues", update_eigenvalues)
     check_interval("threshold", threshold, 0.0, open_low=True, open_high=False)

@@ -126,7 +126,7 @@ def foam(
       ValueError: if `check_every < 1`, `threshold <= 0`, `max_damping <= 0` or `rounding_floor < 0`
         (the message names it), or if `adaptive_damping` and `refreshes` are both `False`.
     """
-    check_positive_int("check_every", check_every)
+    check_positive_int("check_every", check_every, traced=True)
     check_bool("stagger", stagger)
     check_interval("threshold", threshold, 0.0, float("inf"), open_low=True, open_high=False)
     check_interval("max_damping", max_damping, 0.0, open_low=True, open_high=False)

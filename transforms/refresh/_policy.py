@@ -152,7 +152,7 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
       >>> [t for t in range(1, 9) if policy.due(t)]
       [1, 4, 7]
     """
-    check_positive_int("k", k)
+    check_positive_int("k", k, traced=True)
     if isinstance(offset, bool) or not isinstance(offset, int):
         raise ValueError(f"offset must be an integer, got {offset!r}.")
     check_bool("first", first)
