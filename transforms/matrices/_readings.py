@@ -220,8 +220,8 @@ def _stacks(name: str, shapes: Shapes) -> Readings:
     if swap or inputs in (0, ndim) or bias != shape[inputs:]:
         return (stack,)
     rows, columns = tuple(range(inputs)), tuple(range(inputs, ndim))
-    merged = MatrixAxes(*(axes[0] if len(axes) == 1 else axes for axes in (rows, columns)))
-    one = Reading(merged, "one matrix", must_be_said=True)
+    merged = [axes[0] if len(axes) == 1 else axes for axes in (rows, columns)]
+    one = Reading(MatrixAxes(merged[0], merged[1]), "one matrix", must_be_said=True)
     return (one, stack) if len(bias) == 1 or bias[0] == shape[0] else (one,)
 
 
