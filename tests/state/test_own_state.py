@@ -130,7 +130,7 @@ def test_gradients_of_other_shapes_are_named_without_params() -> None:
     state = optimizer.init(PARAMS)
     transposed = jax.tree.map(lambda x: x.T, PARAMS)
     message = refused(optimizer, state, transposed, None)
-    assert names_the_place(message, "nothing", "counts/6x4", "int32[2, 3]")
+    assert names_the_place(message, "int32[2, 3]", "counts/4x6", "int32[1, 3]")
     assert "update needs params" in message
     fewer = {"a": PARAMS["a"]}
     for params in (None, fewer):
