@@ -47,7 +47,7 @@ ADAMW = Method(adamw)
 
 
 def kernel_axes(path: Sequence[Any], leaf: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """A kernel's axes of rows and of columns; None for what is no kernel."""
+    """A kernel's axes of rows and of columns; None if it is not a kernel."""
     place = jax.tree_util.keystr(tuple(path), simple=True, separator="/").removesuffix("/value")
     axes = tuple(range(leaf.ndim))
     if not place.endswith("kernel"):

@@ -361,7 +361,7 @@ def named(place: tuple[str, str, int]) -> str:
 
 
 def worst(outcomes: Iterable[Outcome]) -> str:
-    """How far the loss was behind at most; a loss that is no number is the furthest."""
+    """The largest lag of the loss; a loss that is not a number counts as the largest."""
     most = max((o.behind for o in outcomes), key=lambda x: (math.isnan(x), x))
     return f"{100 * most:.1f} %" if abs(most) < 10 else "diverged"
 

@@ -8,18 +8,14 @@ import jax
 import optax
 
 
-def decays(weight_decay: Any) -> bool:
-    """Whether parameters decay; an injected number may change later, so it counts as decay."""
-    return not (isinstance(weight_decay, (int, float)) and weight_decay == 0)
-
-
 def unless_zero(weight_decay: Any, decay: Any) -> optax.GradientTransformation:
     """`decay`, which adds weight decay; without effect if `weight_decay` is 0.
 
     The state is the same either way, so a checkpoint survives switching decay on or off. Without
     decay, `update` needs no parameters and reads none.
     """
-    if decays(weight_decay):
+    # An injected number is an array, which may change later.
+    if not (isinstance(weight_decay, (int, float)) and weight_decay == 0):
         return decay
 
     def update(updates: Any, state: Any, params: Any = None):

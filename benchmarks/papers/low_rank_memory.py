@@ -6,7 +6,7 @@ Table 3 of Gong et al., arXiv:2502.07752, estimates the memory of LLaMA models a
 2 bytes for each number of
 
 - the weights,
-- Adam's moments of the parameters that are no matrices (embedding, norms),
+- Adam's moments of the parameters that are not matrices (embedding, norms),
 - the method's state of the kernels of attention and MLP, and of the last layer, which in the
   columns "Mem.*", and always for Adam, Apollo and RACS, has Adam instead.
 
@@ -176,10 +176,10 @@ class Count(NamedTuple):
     """What a model and its optimizer's state hold, in numbers, and the state's bytes as it is."""
 
     weights: int
-    adam: int  # of the state: the moments of parameters that are no matrices
+    adam: int  # of the state: the moments of parameters that are not matrices
     method: int  # of the state: all other floating-point numbers, without Q̃
     tracked: int  # Q̃
-    adam_weights: int  # of the weights: those of parameters that are no matrices
+    adam_weights: int  # of the weights: those of parameters that are not matrices
     own_bytes: int
 
     @property

@@ -39,7 +39,7 @@ def test_orthogonalizing_by_qr_first_changes_nothing(shape):
 
 @pytest.mark.parametrize("method", ["svd", "qr_svd"])
 def test_a_matrix_with_an_infinite_entry_gives_nan_and_leaves_others_alone(method):
-    """Not zero: behind a damaged momentum, the guard has to see it. It is no failure."""
+    """Not zero: behind a damaged momentum, the guard has to see it. Not counted as a failure."""
     batch = np.stack([_drawn(5, 8)] * 2)
     batch[0, 2, 3] = np.inf
     (found,), (state,) = run_scanned(curvax.orthogonalize(method), [batch])

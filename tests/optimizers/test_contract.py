@@ -54,7 +54,7 @@ class Leaf(NamedTuple):
     """A kind of leaf: its shape, its matrices, and how a mesh axis "x" cuts rows or columns."""
 
     shape: tuple[int, ...]
-    matrices: tuple[int, int, int] | None  # number, rows, columns; None if it is no matrix
+    matrices: tuple[int, int, int] | None  # number, rows, columns; None if it is not a matrix
     by_row: P
     by_column: P
 

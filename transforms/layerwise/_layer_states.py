@@ -2,7 +2,7 @@
 
 `optimizer.init(layers)`, for layers stacked along the first axis of each leaf, gives an ordinary
 state. Its portable form has an entry per parameter, whose first axis is a multiple of the number of
-layers. So a state per layer is a reshape, and a checkpoint moves between a layer-wise step and an
+layers. So a state per layer is a slice, and a checkpoint moves between a layer-wise step and an
 ordinary one.
 
 Arrays without a layer axis, such as the number of steps, are shared: each layer gets the same one,
