@@ -25,6 +25,10 @@ import optax
 
 from .._validate import check_positive_int
 
+LARGE = 128 * 128
+"""Elements of a matrix above which a parameter that is a batch (scanned layers, experts) keeps an
+array of its own, because its matrices need no copy."""
+
 
 @dataclasses.dataclass(frozen=True)
 class MatrixAxes:
@@ -110,6 +114,12 @@ class MatrixForm:
     def count(self) -> int:
         """Number of matrices."""
         return self.batch * self.row_tiles * self.column_tiles
+
+    @property
+    def is_large_batch(self) -> bool:
+        """Whether the array as it stands is a batch of matrices of more than `LARGE` elements."""
+        untiled = self.row_tiles == self.column_tiles == 1
+        return self.batch > 1 and untiled and self.rows * self.columns > LARGE
 
     @property
     def padded(self) -> tuple[int, int]:

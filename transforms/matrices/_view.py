@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -44,16 +43,10 @@ from ..distribute._meshes import (
     sharded_like,
     unsharded,
 )
+from ._chunks import in_chunks
 from ._form import MatrixAxes, MatrixForm, matrix_form
 from ._matrix_rule import MatrixRule, as_rule
 from ._split_stack import split_stack
-
-STACK_LIMIT = 128 * 128
-"""Matrices of at most this many elements are stacked by default.
-
-Measured with `python -m benchmarks step --only stacking` (Muon on two CPU cores): stacking saves
-compile time and dispatch for small matrices; large ones run faster without the copies."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Group:
@@ -117,8 +110,8 @@ def lay_out(
     stacks: dict[str, list[MatrixForm]] = {}
     for name, shape in shapes.items():
         form = matrix_form(name, shape, axes[name], block_size)
-        small = math.prod(form.tile) <= STACK_LIMIT
-        key = f"{form.tile[0]}x{form.tile[1]}" if (small if stack is None else stack) else name
+        joined = not form.is_large_batch if stack is None else stack
+        key = f"{form.tile[0]}x{form.tile[1]}" if joined else name
         while key in stacks and (key in shapes or stacks[key][0].tile != form.tile):
             key += "'"
         stacks.setdefault(key, []).append(form)
@@ -180,6 +173,7 @@ def on_matrices(
     stack = rule.stack
     check_bool("guard", guard)
     inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
+    inner = in_chunks(inner)
     divided = mesh is not None or mesh_axis is not None
     if divided:
         inner = (
