@@ -173,22 +173,35 @@ def test_unstacked_and_bare_agree(direction: str) -> None:
     assert_close(viewed, {name: alone(direction)[name] for name in PLAIN})
 
 
-def test_large_matrices_keep_an_entry_of_their_own() -> None:
-    params = {f"{name}/kernel": jnp.zeros((129, 128)) for name in "ab"}
-    params |= {f"{name}/kernel": jnp.zeros((128, 128)) for name in "cd"}
+def test_large_batches_keep_an_entry_of_their_own() -> None:
+    """Parameters that are batches already need no copy; others share a stack at any size."""
+    shapes = {"a": (2, 129, 128), "b": (2, 129, 128), "c": (129, 128), "d": (129, 128)}
+    shapes |= {"e": (2, 128, 128), "f": (128, 128)}
+    params = {f"{name}/kernel": jnp.zeros(shape) for name, shape in shapes.items()}
+    axes = {"*": MatrixAxes(rows=-2, columns=-1)}
     for stack, keys in (
-        (None, {"a/kernel", "b/kernel", "128x128"}),
+        (None, {"a/kernel", "b/kernel", "129x128", "128x128"}),
         (True, {"129x128", "128x128"}),
         (False, set(params)),
     ):
-        state = curvax.on_matrices(curvax.momentum(), stack=stack).init(params)
-        assert set(state.inner.inner.mu) == keys
+        view = curvax.on_matrices(curvax.momentum(), stack=stack, weight_dimension_numbers=axes)
+        assert set(view.init(params).inner.inner.mu) == keys
+
+
+def test_large_batches_in_tiles_share_a_stack() -> None:
+    """Cutting them into blocks copies them anyway."""
+    params = {name: jnp.zeros((2, 300, 150)) for name in "ab"}
+    axes = {"*": MatrixAxes(rows=1, columns=2)}
+    view = curvax.on_matrices(curvax.momentum(), block_size=150, weight_dimension_numbers=axes)
+    assert [x.shape for x in view.init(params).inner.inner.mu.values()] == [(8, 150, 150)]
 
 
 def test_a_stack_and_a_parameter_of_the_same_name_stay_apart() -> None:
-    params = {"4x6": jnp.zeros((300, 300)), "a": jnp.zeros((4, 6)), "b": jnp.zeros((4, 6))}
-    state = curvax.on_matrices(curvax.momentum()).init(params)
-    assert sorted(x.shape for x in state.inner.inner.mu.values()) == [(1, 300, 300), (2, 4, 6)]
+    params = {"4x6": jnp.zeros((2, 300, 300)), "a": jnp.zeros((4, 6)), "b": jnp.zeros((4, 6))}
+    axes = {"4x6": MatrixAxes(rows=1, columns=2)}
+    view = curvax.on_matrices(curvax.momentum(), weight_dimension_numbers=axes)
+    shapes = sorted(x.shape for x in view.init(params).inner.inner.mu.values())
+    assert shapes == [(2, 4, 6), (2, 300, 300)]
 
 
 def test_a_stack_of_mixed_dtypes_has_the_widest_and_updates_their_own() -> None:

@@ -44,7 +44,7 @@ def in_chunks(
             own = None if params is None else {key: params[key] for key in keys}
             return inner.update({key: gradients[key] for key in keys}, state, own, **extra_args)
 
-        large = [key for key, x in updates.items() if _matrices(x.shape) < x.shape[0]]
+        large = [key for key, x in updates.items() if matrices_in_chunk(x.shape) < x.shape[0]]
         cut = _Cut.of(state, updates) if large else None
         if cut is None:
             return run([*updates], state, updates, params)
@@ -64,17 +64,17 @@ def in_chunks(
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def _matrices(shape: tuple[int, ...]) -> int:
+def matrices_in_chunk(shape: tuple[int, ...]) -> int:
     """The number of matrices in a chunk; the chunks of a stack are as even as possible."""
     number, *matrix = shape
     most = max(1, CHUNK // max(1, math.prod(matrix)))
-    return number // math.ceil(number / most) if number > most else number
+    return math.ceil(number / math.ceil(number / most))
 
 
 def _loop(key: str, run: Any, cut: _Cut, gradients: Any, params: Any) -> Callable[[], Any] | None:
     """The update of one stack, chunk by chunk; `None` if its matrices influence each other."""
     own, shared = cut.parts[key]
-    size = _matrices(gradients.shape)
+    size = matrices_in_chunk(gradients.shape)
 
     def chunk(gradients: Any, own: Any, params: Any) -> Any:
         state = cut.joined({key: (own, shared)})

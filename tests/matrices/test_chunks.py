@@ -1,0 +1,115 @@
+"""Large stacks in chunks: the same numbers and states, in the memory of one chunk."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from helpers import assert_close, run_scanned
+
+import curvax
+from curvax.transforms.matrices import _chunks
+
+SHAPES = {f"{kind}{i}": shape for kind, shape in {"a": (4, 6), "b": (6, 4)}.items() for i in range(7)}
+SHAPES |= {"scanned": (5, 6, 4), "alone": (3, 3)}
+AXES = {"*": curvax.MatrixAxes(rows=-2, columns=-1)}
+
+DIRECTIONS = {
+    "momentum": curvax.momentum,
+    "racs": curvax.scale_by_racs,
+    "asgo": functools.partial(curvax.scale_by_asgo, refresh=2, eps=0.1),
+    "soap": functools.partial(curvax.scale_by_soap, refresh=2),
+    "alice": functools.partial(curvax.scale_by_alice, rank=2, refresh=2, leading=1),
+    "4 bits": functools.partial(
+        curvax.scale_by_asgo, refresh=2, eps=0.1, storage=curvax.quantized(block=4)
+    ),
+    "staggered": functools.partial(
+        curvax.scale_by_asgo, refresh=curvax.every(3, stagger=True), eps=0.1
+    ),
+    "a norm of all": lambda: optax.chain(optax.clip_by_global_norm(0.1), curvax.momentum()),
+    "a scalar of all": lambda: curvax.clip_by_last_norm(0.1),
+}
+APART = ("staggered", "a norm of all", "a scalar of all")  # not in chunks
+
+
+def gradients(steps: int = 4) -> list[dict[str, jax.Array]]:
+    """Random gradients; one matrix is not finite in the step before last."""
+    key = jax.random.key(0)
+    found = []
+    for step in range(steps):
+        keys = jax.random.split(jax.random.fold_in(key, step), len(SHAPES))
+        found.append(
+            {n: jax.random.normal(k, s) for k, (n, s) in zip(keys, SHAPES.items(), strict=True)}
+        )
+    found[-1]["b3"] = found[-1]["b3"].at[1, 2].set(jnp.nan)
+    return [*found, found[0]]
+
+
+def view_of(name: str) -> optax.GradientTransformation:
+    """The matrix view of a direction."""
+    return curvax.on_matrices(DIRECTIONS[name](), weight_dimension_numbers=AXES)
+
+
+def loops(name: str) -> int:
+    """How many stacks a program processes in a loop."""
+    view, gradient = view_of(name), gradients(1)[0]
+    jaxpr = jax.make_jaxpr(view.update)(gradient, view.init(gradient))
+    return sum(
+        eqn.primitive.name == "scan" and eqn.params["length"] in (3, 6)
+        for eqn in jaxpr.eqns
+    )
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_the_numbers_and_the_state_are_those_of_whole_stacks(name, monkeypatch) -> None:
+    """Seven matrices in three chunks of two and a rest of one, twelve in six of two."""
+    whole, state = run_scanned(view_of(name), gradients())
+    assert loops(name) == 0
+    monkeypatch.setattr(_chunks, "CHUNK", 2 * 24)
+    in_chunks, its_state = run_scanned(view_of(name), gradients())
+    assert loops(name) == (0 if name in APART else 2)
+    jax.tree.map(assert_close, in_chunks, whole)
+    assert jax.tree.structure(its_state) == jax.tree.structure(state)
+    jax.tree.map(assert_close, its_state, state)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((1, 9000, 9000), 1),  # one matrix, however large
+        ((7, 4096, 4096), 2),  # three chunks and a rest
+        ((16, 2048, 2048), 8),
+        ((9, 2048, 2048), 5),  # even: not eight and one
+        ((2**14, 64, 64), 2**13),
+        ((5, 16, 16), 5),
+        ((4, 0, 8), 4),
+    ],
+)
+def test_chunks_are_even_and_of_bounded_size(shape, size) -> None:
+    assert _chunks.matrices_in_chunk(shape) == size
+
+
+def test_a_train_step_needs_little_beside_its_gradients(monkeypatch) -> None:
+    """Directions are written over the gradients, and other temporaries are those of a chunk."""
+    layers, order = 24, 96
+    params = {"kernel": jnp.zeros((layers, order, order))}
+    x = jnp.ones((order, 8))
+    optimizer = curvax.racs(0.1, weight_dimension_numbers=AXES)
+
+    def step(params, state):
+        grads = jax.grad(lambda p: jnp.sum(jnp.tanh(p["kernel"] @ x)))(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def temporaries() -> float:
+        """Of the step, in units of the gradients."""
+        jitted = jax.jit(lambda params, state: step(params, state), donate_argnums=(0, 1))
+        compiled = jitted.lower(params, optimizer.init(params)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes / params["kernel"].nbytes
+
+    assert temporaries() > 1.9
+    monkeypatch.setattr(_chunks, "CHUNK", 2 * order * order)
+    assert temporaries() < 1.2
