@@ -89,7 +89,8 @@ class MatrixRule:
         separate matrix; `None` does not cut. If left out: the default of the method (1200 for
         `shampoo`), else `None`.
       stack: `True` stacks all matrices of one shape in one array, `False` stacks none, and `None`
-        stacks matrices of at most 128 × 128 elements.
+        stacks all but parameters that are a batch of matrices of more than 128 × 128 elements
+        already, such as scanned layers and experts: these have an array of their own.
 
     Raises:
       ValueError: naming the invalid field.

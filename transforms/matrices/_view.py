@@ -1,14 +1,16 @@
 """The matrix view: converts a tree of parameters to a few stacks of matrices, and back.
 
-`on_matrices(inner)` passes `inner` a dict of arrays `(N, m, n)` instead of the tree. Small matrices
-of one shape share a stack, even if they come from different parameters, so that compile time grows
-with the number of shapes. Large matrices have an array per parameter, because stacking copies them.
+`on_matrices(inner)` passes `inner` a dict of arrays `(N, m, n)` instead of the tree. Matrices of one
+shape share a stack, even if they come from different parameters, so that programs grow with the
+number of shapes. Parameters that are batches already (scanned layers, experts) keep an array of
+their own, unless their matrices are small, because they need no copy.
 
 An update takes these steps:
 
 1. `lay_out` groups the matrices by shape, from the rule and the shapes of the parameters;
 2. `gather` reshapes the gradients into the stacks;
-3. `inner` runs on the stacks, behind the guard against gradients that are not finite;
+3. `inner` runs on the stacks, behind the guard against gradients that are not finite, and on large
+   stacks in chunks (`_chunks.py`);
 4. `scatter` splits the stacks into updates with the shapes, dtypes and shardings of the gradients.
 
 *Cost.* Reshapes and transposes of each leaf; a stack adds one copy of its gradients and one of its
