@@ -2,7 +2,7 @@
 
 - `matrices`: from a parameter tree to stacks of matrices and back: which parameters are matrices
   (`_matrix_rule`, by `_names` and `_readings`), their rows and columns (`_form`), stacks (`_view`),
-  the parameters of another optimizer (`_routing`).
+  in chunks (`_chunks`), the parameters of another optimizer (`_routing`).
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`).
 - `kronecker`: Shampoo, ASGO, SOAP: inverse roots (`_precondition`, `_factor`), eigenbases
@@ -20,6 +20,6 @@
 
 Beside the rooms: guards against non-finite gradients (`_guard`), damaged states (`_restart`) and
 spikes (`_spikes`), sides (`_side`), parameter paths (`_paths`), random keys (`_keys`), argument
-checks (`_validate`), others' states (`_own_state`), weight decay (`_decay`), counters (`_counts`),
+checks (`_validate`), others' states (`_own_state`), what updates depend on (`_influence`), weight decay (`_decay`), counters (`_counts`),
 tree maps (`_trees`), what `init` records (`_recording`). `test_house.py` lists the floors.
 """

@@ -13,7 +13,9 @@ from helpers import assert_close, run_scanned
 import curvax
 from curvax.transforms.matrices import _chunks
 
-SHAPES = {f"{kind}{i}": shape for kind, shape in {"a": (4, 6), "b": (6, 4)}.items() for i in range(7)}
+SHAPES = {
+    f"{kind}{i}": shape for kind, shape in {"a": (4, 6), "b": (6, 4)}.items() for i in range(7)
+}
 SHAPES |= {"scanned": (5, 6, 4), "alone": (3, 3)}
 AXES = {"*": curvax.MatrixAxes(rows=-2, columns=-1)}
 
@@ -58,8 +60,7 @@ def loops(name: str) -> int:
     view, gradient = view_of(name), gradients(1)[0]
     jaxpr = jax.make_jaxpr(view.update)(gradient, view.init(gradient))
     return sum(
-        eqn.primitive.name == "scan" and eqn.params["length"] in (3, 6)
-        for eqn in jaxpr.eqns
+        eqn.primitive.name == "scan" and eqn.params["length"] in (3, 6) for eqn in jaxpr.eqns
     )
 
 

@@ -112,7 +112,10 @@ def _loop(key: str, run: Any, cut: _Cut, gradients: Any, params: Any) -> Callabl
     def step() -> Any:
         rounds, rest = divmod(len(gradients), size)
         carry = jax.lax.fori_loop(
-            0, rounds, lambda i, carry: visit(i * size, size, carry, traced), (gradients, own, shared)
+            0,
+            rounds,
+            lambda i, carry: visit(i * size, size, carry, traced),
+            (gradients, own, shared),
         )
         if rest:
             carry = visit(rounds * size, rest, carry, chunk)

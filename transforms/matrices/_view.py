@@ -50,6 +50,7 @@ from ._form import MatrixAxes, MatrixForm, matrix_form
 from ._matrix_rule import MatrixRule, as_rule
 from ._split_stack import split_stack
 
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """The matrices that form one array `(N, m, n)` of the view."""
