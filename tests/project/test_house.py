@@ -11,7 +11,7 @@ from test_packaging import ROOT, imported_names
 
 TRANSFORMS = ROOT / "transforms"
 FLOORS = (
-    {"_recording", "_paths", "_counts", "_validate", "_side", "_own_state", "_decay"},
+    {"_recording", "_paths", "_counts", "_validate", "_side", "_own_state", "_decay", "_influence"},
     {"_keys", "_trees", "_spikes", "linalg"},
     {"refresh", "_restart", "_guard", "storage", "directions", "distribute", "weights"},
     {"matrices", "kronecker"},

@@ -1,7 +1,7 @@
 """The matrix view: converts a tree of parameters to a few stacks of matrices, and back.
 
-`on_matrices(inner)` passes `inner` a dict of arrays `(N, m, n)` instead of the tree. Matrices of one
-shape share a stack, even if they come from different parameters, so that programs grow with the
+`on_matrices(inner)` passes `inner` a dict of arrays `(N, m, n)` instead of the tree. Matrices of
+one shape share a stack, even if they come from different parameters, so that programs grow with the
 number of shapes. Parameters that are batches already (scanned layers, experts) keep an array of
 their own, unless their matrices are small, because they need no copy.
 
