@@ -2,7 +2,7 @@
 
 Each method has a full optimizer for a tree of parameters and, as `scale_by_<method>`, a direction
 for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`,
-`dr_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`.
+`dr_shampoo`, `kl_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`.
 
 | names | use |
 |---|---|
@@ -32,6 +32,7 @@ from .optimizers import (
     fira,
     foam,
     galore,
+    kl_shampoo,
     muon,
     osgdm,
     racs,
@@ -44,6 +45,7 @@ from .optimizers import (
     scale_by_fira,
     scale_by_foam,
     scale_by_galore,
+    scale_by_kl_shampoo,
     scale_by_muon,
     scale_by_osgdm,
     scale_by_racs,
@@ -63,7 +65,12 @@ from .transforms.directions._graft import graft
 from .transforms.directions._moment_ratio import moment_ratio
 from .transforms.directions._momentum import momentum
 from .transforms.directions._norm_growth import limit_norm_growth
-from .transforms.directions._normalize import normalize_columns, normalize_rows
+from .transforms.directions._neurons import normalize_neurons
+from .transforms.directions._normalize import (
+    normalize_columns,
+    normalize_matrices,
+    normalize_rows,
+)
 from .transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from .transforms.directions._row_column_scaling import row_column_scales, scale_by_rows_and_columns
 from .transforms.distribute._distribute import distribute
@@ -135,6 +142,7 @@ __all__ = [
     "inject_hyperparams",
     "inverse_root",
     "kahan_summation",
+    "kl_shampoo",
     "layerwise",
     "limit_norm_growth",
     "master_weights",
@@ -143,6 +151,8 @@ __all__ = [
     "muon",
     "newton_schulz",
     "normalize_columns",
+    "normalize_matrices",
+    "normalize_neurons",
     "normalize_rows",
     "on_matrices",
     "orthogonalize",
@@ -171,6 +181,7 @@ __all__ = [
     "scale_by_fira",
     "scale_by_foam",
     "scale_by_galore",
+    "scale_by_kl_shampoo",
     "scale_by_muon",
     "scale_by_osgdm",
     "scale_by_racs",

@@ -9,7 +9,8 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._moment_ratio import moment_ratio
-from ..transforms.kronecker._eigenbasis import in_eigenbasis, limit_of_moments
+from ..transforms.kronecker._eigenbasis import in_eigenbasis
+from ..transforms.kronecker._limits import limit_of_moments
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -21,6 +22,8 @@ def scale_by_soap(
     b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.95,
     b3: jax.typing.ArrayLike = 0.95,
+    statistics: str = "gradient",
+    initial: jax.typing.ArrayLike = 0.0,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     method: str = "eigh",
@@ -41,6 +44,8 @@ def scale_by_soap(
         refresh=policy,
         side=side,
         b3=b3,
+        statistics=statistics,
+        initial=initial,
         method=method,
         storage=storage,
         skip_first=skip_first,
@@ -54,6 +59,8 @@ def soap(
     b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.95,
     b3: jax.typing.ArrayLike = 0.95,
+    statistics: str = "gradient",
+    initial: jax.typing.ArrayLike = 0.0,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     method: str = "eigh",
@@ -106,6 +113,9 @@ def soap(
       b1: decay rate of the momentum.
       b2: decay rate of the second moment.
       b3: decay rate of the factors; 0 is AdaDiag++.
+      statistics: of the "gradient", as in the formula, or "kl": of the gradient whitened by the
+        other side's factor, as in `kl_shampoo`. This is KL-SOAP.
+      initial: the factors start at this number times the identity; with "kl", see `kl_shampoo`.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
       method: "eigh", or "qr": after a first `eigh`, one step of orthogonal iteration per refresh.
@@ -139,6 +149,8 @@ def soap(
             b1=b1,
             b2=b2,
             b3=b3,
+            statistics=statistics,
+            initial=initial,
             eps=eps,
             bias_correction=bias_correction,
             method=method,
