@@ -59,13 +59,15 @@ from .optimizers import (
     swan,
 )
 from .transforms._spikes import skip_spikes
+from .transforms.directions._cautious_decay import add_cautious_decay
 from .transforms.directions._clip_by_last_norm import clip_by_last_norm
+from .transforms.directions._clip_logits import clip_logits
 from .transforms.directions._diagonal import precondition_columns
 from .transforms.directions._graft import graft
 from .transforms.directions._moment_ratio import moment_ratio
 from .transforms.directions._momentum import momentum
-from .transforms.directions._norm_growth import limit_norm_growth
 from .transforms.directions._neurons import normalize_neurons
+from .transforms.directions._norm_growth import limit_norm_growth
 from .transforms.directions._normalize import (
     normalize_columns,
     normalize_matrices,
@@ -73,6 +75,7 @@ from .transforms.directions._normalize import (
 )
 from .transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from .transforms.directions._row_column_scaling import row_column_scales, scale_by_rows_and_columns
+from .transforms.directions._weight_norms import keep_weight_norm, scale_by_weight_norm
 from .transforms.distribute._distribute import distribute
 from .transforms.kronecker._eigenbasis import in_eigenbasis
 from .transforms.kronecker._precondition import precondition
@@ -117,6 +120,7 @@ __all__ = [
     "Adapter",
     "MatrixAxes",
     "MatrixRule",
+    "add_cautious_decay",
     "alice",
     "apollo",
     "asgo",
@@ -124,6 +128,7 @@ __all__ = [
     "check_state",
     "cholesky",
     "clip_by_last_norm",
+    "clip_logits",
     "dasgo",
     "dense",
     "describe_state",
@@ -142,6 +147,7 @@ __all__ = [
     "inject_hyperparams",
     "inverse_root",
     "kahan_summation",
+    "keep_weight_norm",
     "kl_shampoo",
     "layerwise",
     "limit_norm_growth",
@@ -191,6 +197,7 @@ __all__ = [
     "scale_by_soap",
     "scale_by_sumo",
     "scale_by_swan",
+    "scale_by_weight_norm",
     "shampoo",
     "skip_spikes",
     "soap",

@@ -9,8 +9,8 @@ r"""Normalization of rows, columns or matrices, without state.
 The references are to Gong et al., arXiv:2502.07752.
 
 *Numerics.* float32 at least; the standard deviation is that of the population (1/n). A zero column
-or matrix gives 0, and so does a row that is constant up to rounding: its deviation is at most `n · eps` times
-its largest entry. *Cost*: two passes.
+or matrix gives 0, and so does a row that is constant up to rounding: its deviation is at most
+`n · eps` times its largest entry. *Cost*: two passes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def normalize_matrices(rms: jax.typing.ArrayLike = 0.2) -> optax.GradientTransfo
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> matrices = curvax.normalize_matrices(0.5)
-      >>> matrices.update(jnp.array([[3.0, 0.0], [4.0, 0.0]]), matrices.init(jnp.eye(2)))[0].tolist()
+      >>> matrices.update(jnp.array([[3.0, 0.0], [4.0, 0.0]]), matrices.init(jnp.eye(2)))[
+      ...     0
+      ... ].tolist()
       [[0.6, 0.0], [0.8, 0.0]]
     """
     check_interval("rms", rms, 0.0, open_low=True)

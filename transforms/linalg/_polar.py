@@ -13,15 +13,15 @@ the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = 
 
 *Numerics.* Newton-Schulz works in the dtype of `X` or in `work_dtype`; SVD and QDWH in float32 at
 least, one matrix after the other. In the null space Newton-Schulz amplifies rounding errors. A zero
-matrix gives zero, a non-finite one NaN. If `n ≥ 2m`, three iterations at a time share their products
-with `X`, as in Gram Newton-Schulz (Zhang et al., 2026), which iterates on the Gram matrix; then the
-Gram matrix is computed anew. With five iterations this is one restart; in half precision the error
-without any is above 1. Relative errors against float64, five iterations of 128 × 512
+matrix gives zero, a non-finite one NaN. If `n ≥ 2m`, three iterations at a time share their
+products with `X`: they iterate on its Gram matrix, which is then computed anew (Gram Newton-Schulz,
+Zhang et al., 2026). With five iterations that is one restart; without any, the error in bfloat16 is
+above 1. Relative errors against float64, of five iterations and 128 × 512
 (`tests/linalg/test_polar.py`):
 
 | singular values | bfloat16, one at a time | bfloat16 | float16 | float32 |
 |---|---|---|---|---|
-| of a Gaussian matrix, "quintic" | 0.027 | 0.031 | 0.004 | 4e-6 |
+| of a Gaussian matrix, "quintic" | 0.027 | 0.031 | 0.004 | 2e-6 |
 | 1 to 1e-4, "quintic" | 0.11 | 0.10 | 0.013 | 1e-5 |
 | 1 to 1e-4, "polar_express" | 0.17 | 0.19 | 0.023 | 2e-5 |
 
@@ -126,8 +126,8 @@ def newton_schulz(
       norm: what divides `x`: "frobenius"; "gram": the square root of the Frobenius norm of `x xᵀ`
         (the Schatten 4-norm), which is closer to the largest singular value; or "aol": a number
         per row (column, if `m > n`), the root of the sum of the magnitudes in this row of the Gram
-        matrix. It starts closest to orthogonal, saves about one iteration, and bends the result
-        towards the polar factor of rows of equal length.
+        matrix. It starts closest to orthogonal and saves about one iteration; the result is the
+        polar factor of the scaled rows, which are near `x` where rows are alike.
       work_dtype: dtype of the iterations, such as bfloat16 or float16; `None` is that of `x`.
 
     Returns:
