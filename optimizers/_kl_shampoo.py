@@ -23,6 +23,7 @@ def scale_by_kl_shampoo(
     b2: jax.typing.ArrayLike = 0.98,
     initial: jax.typing.ArrayLike = 0.0,
     method: str = "qr",
+    iterations: int = 1,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -44,6 +45,7 @@ def scale_by_kl_shampoo(
         initial=initial,
         divide=True,
         method=method,
+        iterations=iterations,
         storage=storage,
         skip_first=skip_first,
         limit=limit_of_eigenvalues(b1, b2, policy) if limit is None else limit,
@@ -57,6 +59,7 @@ def kl_shampoo(
     b2: jax.typing.ArrayLike = 0.98,
     initial: jax.typing.ArrayLike = 0.0,
     method: str = "qr",
+    iterations: int = 1,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -104,7 +107,8 @@ def kl_shampoo(
       initial: factors and eigenvalues start at this number times the identity; 0 stands for the
         root of the first gradient's mean square, so that the gradient's scale does not matter. The
         official code has 0.1.
-      method: "qr": after a first `eigh`, one step of orthogonal iteration per refresh; or "eigh".
+      method: "qr": after a first `eigh`, orthogonal iteration from the last basis; or "eigh".
+      iterations: with "qr", the most steps of a refresh, see `soap`.
       skip_first: whether the first direction is 0, as in the official code.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`.
@@ -136,6 +140,7 @@ def kl_shampoo(
             b2=b2,
             initial=initial,
             method=method,
+            iterations=iterations,
             skip_first=skip_first,
             limit=limit,
             refresh=refresh,

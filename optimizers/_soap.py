@@ -27,6 +27,7 @@ def scale_by_soap(
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     method: str = "eigh",
+    iterations: int = 1,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -47,6 +48,7 @@ def scale_by_soap(
         statistics=statistics,
         initial=initial,
         method=method,
+        iterations=iterations,
         storage=storage,
         skip_first=skip_first,
         limit=limit_of_moments(b1, b2, policy) if limit is None else limit,
@@ -64,6 +66,7 @@ def soap(
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     method: str = "eigh",
+    iterations: int = 1,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -118,7 +121,10 @@ def soap(
       initial: the factors start at this number times the identity; with "kl", see `kl_shampoo`.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
-      method: "eigh", or "qr": after a first `eigh`, one step of orthogonal iteration per refresh.
+      method: "eigh", or "qr": after a first `eigh`, orthogonal iteration from the last basis.
+      iterations: with "qr", the most steps of a refresh, which ends when its policy asks for no
+        more; `every` takes one. Eigenvalue-corrected Shampoo is `method="qr", iterations=10,
+        refresh=curvax.policies.diagonal_residual(1, 0.01), bias_correction=True, eps=1e-8`.
       skip_first: whether the first direction is 0, as in the official code.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
@@ -154,6 +160,7 @@ def soap(
             eps=eps,
             bias_correction=bias_correction,
             method=method,
+            iterations=iterations,
             skip_first=skip_first,
             limit=limit,
             refresh=refresh,

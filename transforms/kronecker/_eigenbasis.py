@@ -44,7 +44,14 @@ from .._counts import Counts, counter, next_step
 from .._recording import Meaning, record
 from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip, widened
-from .._validate import check_bool, check_choice, check_decay, check_interval, check_matrices
+from .._validate import (
+    check_bool,
+    check_choice,
+    check_decay,
+    check_interval,
+    check_matrices,
+    check_positive_int,
+)
 from ..directions._carry import Moments, find_moments, put_moments, take_moments
 from ..directions._graft import shortened
 from ..linalg._eigh import eigenbasis, refined_basis
@@ -102,6 +109,7 @@ def in_eigenbasis(
     initial: jax.typing.ArrayLike = 0.0,
     divide: bool = False,
     method: str = "eigh",
+    iterations: int = 1,
     storage: Storage | None = None,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike = float("inf"),
@@ -120,8 +128,11 @@ def in_eigenbasis(
         `_whitened.py`.
       divide: whether to divide what `inner` returns by the roots of the eigenvalues of both sides;
         needs "kl". With `inner=momentum(b1)` this is KL-Shampoo.
-      method: "eigh", or "qr": the first basis by `eigh`, each later one by one step of orthogonal
-        iteration.
+      method: "eigh", or "qr": the first basis by `eigh`, each later one by orthogonal iteration
+        from the last one.
+      iterations: with "qr", the most steps of a refresh. After each step the policy is asked again,
+        and the refresh ends when it asks for none, as in the QR algorithm from a warm start
+        (Eschenhagen et al., arXiv:2506.03595); `every` ends it after one.
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
       skip_first: the first step only updates statistics and bases; its direction is 0.
@@ -154,7 +165,8 @@ def in_eigenbasis(
     if divide and not whiten:
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
     sides = 2 if side == "both" else 1
-    rule = BasisRule(as_storage(storage), b3, refresh, method, initial, sides, whiten)
+    check_positive_int("iterations", iterations)
+    rule = BasisRule(as_storage(storage), b3, refresh, method, iterations, initial, sides, whiten)
 
     def start(own: Side, x: jax.Array) -> Basis | None:
         if own not in sides_of(side, x):
@@ -231,6 +243,7 @@ class BasisRule(StatisticRule):
 
     policy: RefreshPolicy
     method: str
+    iterations: int
     initial: Any  # the statistic starts as initial · I
     sides: int
     whiten: bool
@@ -304,7 +317,7 @@ class BasisRule(StatisticRule):
                 new, order = jax.lax.cond(
                     never,
                     lambda: (eigenbasis(statistic), in_order),
-                    lambda: refined_basis(statistic, old),
+                    lambda: self._refined(statistic, old),
                 )
             coded = self.storage.encode_basis(new, basis.basis)
             return coded, order, jnp.isfinite(new).all()
@@ -343,6 +356,24 @@ class BasisRule(StatisticRule):
             counts=basis.counts.plus(checks=1, refreshes=changed, rejected=~good, restarted=~sound),
         )
         return basis, moments
+
+    def _refined(self, statistic: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Steps of orthogonal iteration until the policy asks for no more, and the new order."""
+        first = refined_basis(statistic, old)
+        if self.policy.examines is None or self.iterations == 1:
+            return first
+
+        def again(loop: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+            step, basis, _ = loop
+            check = Check(statistic, basis, _diagonal(statistic, basis), jnp.bool_(False))
+            return (step < self.iterations) & verdict_of(self.policy, check).refresh
+
+        def refine(loop: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
+            step, basis, order = loop
+            basis, then = refined_basis(statistic, basis)
+            return step + 1, basis, order[then]
+
+        return jax.lax.while_loop(again, refine, (jnp.int32(1), *first))[1:]
 
     def refreshed(
         self, side: Side, like: Any, bases: Any, moments: Any, count: jax.Array
