@@ -63,6 +63,7 @@ from .transforms.directions._cautious_decay import add_cautious_decay
 from .transforms.directions._clip_by_last_norm import clip_by_last_norm
 from .transforms.directions._clip_logits import clip_logits
 from .transforms.directions._diagonal import precondition_columns
+from .transforms.directions._dion import scale_by_dion
 from .transforms.directions._graft import graft
 from .transforms.directions._moment_ratio import moment_ratio
 from .transforms.directions._momentum import momentum
@@ -182,6 +183,7 @@ __all__ = [
     "scale_by_apollo",
     "scale_by_asgo",
     "scale_by_dasgo",
+    "scale_by_dion",
     "scale_by_dr_shampoo",
     "scale_by_eigen_adam",
     "scale_by_fira",
