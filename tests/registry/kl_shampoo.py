@@ -1,7 +1,7 @@
 """KL-Shampoo."""
 
 from ._bounds import of_eigenvalues
-from ._row import Coded, Readme, Row
+from ._row import Readme, Row
 
 ROW = Row(
     name="kl_shampoo",
@@ -18,7 +18,6 @@ ROW = Row(
     longest=of_eigenvalues,
     numbers=lambda s: s.m * s.n + 2 * s.squares + sum(s.orders),
     floor="two bases",
-    coded=Coded("VQ", "codes cost time at every step"),
     mind="most products",
     readme=Readme(
         direction="`U_L (U_Lᵀ M U_R / √(λ μᵀ)) U_Rᵀ`, `L` averages `G R⁻¹ Gᵀ / n`",

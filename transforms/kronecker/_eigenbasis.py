@@ -54,7 +54,7 @@ from .._validate import (
 )
 from ..directions._carry import Moments, find_moments, put_moments, take_moments
 from ..directions._graft import shortened
-from ..linalg._eigh import eigenbasis, refined_basis
+from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
 from ..linalg._numerics import HIGHEST
 from ..refresh._due import refresh_due
 from ..refresh._policy import Check, RefreshPolicy, check_refresh, verdict_of
@@ -339,12 +339,12 @@ class BasisRule(StatisticRule):
 
         moments = jax.lax.cond(changed, turned, lambda same: same, moments)
         if eigenvalues is not None:
-            eigenvalues = jnp.where(changed, _diagonal(statistic, used), eigenvalues)
+            eigenvalues = jnp.where(changed, rayleigh(statistic, used), eigenvalues)
         spectrum = basis.spectrum
         if spectrum is not None:
             reordered = spectrum[order]
             # The averages so far are those of the identity as a basis.
-            carried = jax.lax.cond(never, lambda: _diagonal(statistic, used), lambda: reordered)
+            carried = jax.lax.cond(never, lambda: rayleigh(statistic, used), lambda: reordered)
             spectrum = jnp.where(changed, carried, spectrum)
         first = jnp.zeros_like(statistic) + self.initial * jnp.eye(len(old), dtype=statistic.dtype)
         basis = basis._replace(
@@ -359,21 +359,13 @@ class BasisRule(StatisticRule):
 
     def _refined(self, statistic: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Steps of orthogonal iteration until the policy asks for no more, and the new order."""
-        first = refined_basis(statistic, old)
-        if self.policy.examines is None or self.iterations == 1:
-            return first
 
-        def again(loop: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-            step, basis, _ = loop
-            check = Check(statistic, basis, _diagonal(statistic, basis), jnp.bool_(False))
-            return (step < self.iterations) & verdict_of(self.policy, check).refresh
+        def again(basis: jax.Array) -> jax.Array:
+            check = Check(statistic, basis, rayleigh(statistic, basis), jnp.bool_(False))
+            return verdict_of(self.policy, check).refresh
 
-        def refine(loop: tuple[jax.Array, jax.Array, jax.Array]) -> Any:
-            step, basis, order = loop
-            basis, then = refined_basis(statistic, basis)
-            return step + 1, basis, order[then]
-
-        return jax.lax.while_loop(again, refine, (jnp.int32(1), *first))[1:]
+        most = 1 if self.policy.examines is None else self.iterations
+        return refined_basis(statistic, old, most, again)
 
     def refreshed(
         self, side: Side, like: Any, bases: Any, moments: Any, count: jax.Array
@@ -391,11 +383,6 @@ class BasisRule(StatisticRule):
         refresh_one = functools.partial(self.refresh_one, side=side)
         entries = refresh_due(refresh_one, like, entries, costs, self.policy.schedule, count)
         return map_unzip(2, unpacked, like, entries, moments)
-
-
-def _diagonal(a: jax.Array, u: jax.Array) -> jax.Array:
-    """`diag(uᵀ a u)` for `a` and `u (d, d)`."""
-    return jnp.sum(u * jnp.matmul(a, u, precision=HIGHEST), axis=0)
 
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
