@@ -8,10 +8,12 @@ from helpers import run_scanned
 
 import curvax
 
-GRADIENTS = {
-    "wide": [np.random.default_rng(t).standard_normal((2, 6, 9)) for t in range(6)],
-    "tall": [1e-6 * np.random.default_rng(t).standard_normal((9, 4)) for t in range(6)],
-}
+
+def _normal(t: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(t).standard_normal(shape)
+
+
+GRADIENTS = [{"wide": _normal(t, 2, 6, 9), "tall": 1e-6 * _normal(t, 9, 4)} for t in range(6)]
 DIRECTIONS = {
     "orthogonalized": curvax.scale_by_muon(),
     "of low rank": curvax.scale_by_dion(2),
@@ -30,14 +32,15 @@ def rms(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", DIRECTIONS)
 def test_updates_behind_any_direction_have_the_root_mean_square_that_is_asked_for(name):
     direction = optax.chain(DIRECTIONS[name], curvax.normalize_matrices(0.2))
-    found, _ = run_scanned(direction, [dict(zip(GRADIENTS, g)) for g in zip(*GRADIENTS.values())])
+    found, _ = run_scanned(direction, GRADIENTS)
     for x in jax.tree.leaves(found):
         assert rms(x) == pytest.approx(0.2, rel=1e-5)
 
 
 def test_consistent_rms_is_the_same_for_orthogonal_directions():
     exact = curvax.scale_by_muon(method="svd")
-    for gradients in GRADIENTS.values():
+    for name in ("wide", "tall"):
+        gradients = [g[name] for g in GRADIENTS]
         found, _ = run_scanned(optax.chain(exact, curvax.scale_by_shape(0.2)), gradients)
         expected, _ = run_scanned(optax.chain(exact, curvax.normalize_matrices(0.2)), gradients)
         assert np.stack(found) == pytest.approx(np.stack(expected), rel=1e-4, abs=1e-6)
