@@ -54,5 +54,5 @@ def add_cautious_decay(
             raise ValueError("params must be given to update: add_cautious_decay reads them.")
         return jax.tree.map(decayed, updates, params), state
 
-    decay = optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+    decay = optax.GradientTransformation(optax.init_empty_state, update)
     return decay if mask is None else optax.masked(decay, mask)

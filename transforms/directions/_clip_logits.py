@@ -99,4 +99,4 @@ def clip_logits(
             leaves[name] = clipped(name, leaves[name], weights[name], largest)
         return named.rebuild(leaves), state
 
-    return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

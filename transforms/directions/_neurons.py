@@ -77,7 +77,7 @@ def normalize_neurons(
         def normalized(x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
             other = side_of(side, x).other.axis
             work = x.astype(v.dtype)
-            v = b2 * v + (1 - b2) * jnp.mean(work**2, axis=other)
+            v = jnp.asarray(b2 * v + (1 - b2) * jnp.mean(work**2, axis=other))
             kept = significant(v)
             inverse = jnp.where(kept, 1 / (jnp.sqrt(jnp.where(kept, v, 1)) + eps), 0)
             # A damaged state must show, so that the guard starts it anew.

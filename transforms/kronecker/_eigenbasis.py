@@ -232,7 +232,7 @@ def in_eigenbasis(
 def divided(x: jax.Array, left: Basis | None, right: Basis | None) -> jax.Array:
     """`x (..., m, n)` in the eigenbases, divided by the roots of their eigenvalues."""
     for basis, across in ((left, lambda d: d[..., :, None]), (right, lambda d: d[..., None, :])):
-        if basis is not None:
+        if basis is not None and basis.spectrum is not None:
             x = x * across(inverse_roots(basis.spectrum))
     return x
 
