@@ -2,7 +2,7 @@
 
 Each method has a full optimizer for a tree of parameters and, as `scale_by_<method>`, a direction
 for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`,
-`dr_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`.
+`dr_shampoo`, `kl_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`.
 
 | names | use |
 |---|---|
@@ -32,6 +32,7 @@ from .optimizers import (
     fira,
     foam,
     galore,
+    kl_shampoo,
     muon,
     osgdm,
     racs,
@@ -44,6 +45,7 @@ from .optimizers import (
     scale_by_fira,
     scale_by_foam,
     scale_by_galore,
+    scale_by_kl_shampoo,
     scale_by_muon,
     scale_by_osgdm,
     scale_by_racs,
@@ -57,15 +59,24 @@ from .optimizers import (
     swan,
 )
 from .transforms._spikes import skip_spikes
+from .transforms.directions._cautious_decay import add_cautious_decay
 from .transforms.directions._clip_by_last_norm import clip_by_last_norm
+from .transforms.directions._clip_logits import clip_logits
 from .transforms.directions._diagonal import precondition_columns
+from .transforms.directions._dion import scale_by_dion
 from .transforms.directions._graft import graft
 from .transforms.directions._moment_ratio import moment_ratio
 from .transforms.directions._momentum import momentum
+from .transforms.directions._neurons import normalize_neurons
 from .transforms.directions._norm_growth import limit_norm_growth
-from .transforms.directions._normalize import normalize_columns, normalize_rows
+from .transforms.directions._normalize import (
+    normalize_columns,
+    normalize_matrices,
+    normalize_rows,
+)
 from .transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from .transforms.directions._row_column_scaling import row_column_scales, scale_by_rows_and_columns
+from .transforms.directions._weight_norms import keep_weight_norm, scale_by_weight_norm
 from .transforms.distribute._distribute import distribute
 from .transforms.kronecker._eigenbasis import in_eigenbasis
 from .transforms.kronecker._precondition import precondition
@@ -110,6 +121,7 @@ __all__ = [
     "Adapter",
     "MatrixAxes",
     "MatrixRule",
+    "add_cautious_decay",
     "alice",
     "apollo",
     "asgo",
@@ -117,6 +129,7 @@ __all__ = [
     "check_state",
     "cholesky",
     "clip_by_last_norm",
+    "clip_logits",
     "dasgo",
     "dense",
     "describe_state",
@@ -135,6 +148,8 @@ __all__ = [
     "inject_hyperparams",
     "inverse_root",
     "kahan_summation",
+    "keep_weight_norm",
+    "kl_shampoo",
     "layerwise",
     "limit_norm_growth",
     "master_weights",
@@ -143,6 +158,8 @@ __all__ = [
     "muon",
     "newton_schulz",
     "normalize_columns",
+    "normalize_matrices",
+    "normalize_neurons",
     "normalize_rows",
     "on_matrices",
     "orthogonalize",
@@ -166,11 +183,13 @@ __all__ = [
     "scale_by_apollo",
     "scale_by_asgo",
     "scale_by_dasgo",
+    "scale_by_dion",
     "scale_by_dr_shampoo",
     "scale_by_eigen_adam",
     "scale_by_fira",
     "scale_by_foam",
     "scale_by_galore",
+    "scale_by_kl_shampoo",
     "scale_by_muon",
     "scale_by_osgdm",
     "scale_by_racs",
@@ -180,6 +199,7 @@ __all__ = [
     "scale_by_soap",
     "scale_by_sumo",
     "scale_by_swan",
+    "scale_by_weight_norm",
     "shampoo",
     "skip_spikes",
     "soap",

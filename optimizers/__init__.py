@@ -10,6 +10,7 @@ from ._eigen_adam import eigen_adam, scale_by_eigen_adam
 from ._fira import fira, scale_by_fira
 from ._foam import foam, scale_by_foam
 from ._galore import galore, scale_by_galore
+from ._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
 from ._muon import muon, scale_by_muon
 from ._osgdm import osgdm, scale_by_osgdm
 from ._racs import racs, scale_by_racs
@@ -29,6 +30,7 @@ __all__ = [
     "fira",
     "foam",
     "galore",
+    "kl_shampoo",
     "muon",
     "osgdm",
     "racs",
@@ -41,6 +43,7 @@ __all__ = [
     "scale_by_fira",
     "scale_by_foam",
     "scale_by_galore",
+    "scale_by_kl_shampoo",
     "scale_by_muon",
     "scale_by_osgdm",
     "scale_by_racs",

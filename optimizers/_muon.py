@@ -8,6 +8,7 @@ import jax
 import optax
 
 from ..transforms.directions._momentum import momentum
+from ..transforms.directions._neurons import normalize_neurons
 from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from ..transforms.linalg._polar import Coefficients
 from ..transforms.matrices._matrix_rule import Matrices
@@ -23,6 +24,9 @@ def scale_by_muon(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
     eps: jax.typing.ArrayLike = 1e-8,
+    norm: str = "frobenius",
+    work_dtype: jax.typing.DTypeLike | None = None,
+    b2: jax.typing.ArrayLike | None = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `muon` on batches of matrices `(..., m, n)`, not scaled by their shape.
@@ -37,7 +41,15 @@ def scale_by_muon(
             bias_correction=accumulate == "ema",
             dtype=dtype,
         ),
-        orthogonalize(method, coefficients=coefficients, steps=steps, eps=eps),
+        orthogonalize(
+            method,
+            coefficients=coefficients,
+            steps=steps,
+            eps=eps,
+            norm=norm,
+            work_dtype=work_dtype,
+        ),
+        *(() if b2 is None else (normalize_neurons(b2),)),
     )
 
 
@@ -51,6 +63,9 @@ def muon(
     coefficients: Coefficients = "quintic",
     steps: int = 5,
     eps: jax.typing.ArrayLike = 1e-8,
+    norm: str = "frobenius",
+    work_dtype: jax.typing.DTypeLike | None = None,
+    b2: jax.typing.ArrayLike | None = None,
     consistent_rms: jax.typing.ArrayLike | None = None,
     dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
@@ -97,6 +112,12 @@ def muon(
       coefficients: "quintic" (Muon's), "classical", "polar_express", or rows of three numbers.
       steps: Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.
+      norm: what Newton-Schulz divides by: "frobenius", "gram" or "aol" (Turbo-Muon), see
+        `newton_schulz`.
+      work_dtype: dtype of the Newton-Schulz iterations, such as bfloat16; `None` is the
+        parameters'.
+      b2: decay rate of a second moment for each output, by whose root its column is divided
+        (NorMuon, see `normalize_neurons`); `None` has none.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)` instead of `√max(1, n/m)`.
       dtype: dtype of the momentum; the parameters' if `None`.
       matrices: which parameters are matrices: `None` is the rule of
@@ -130,6 +151,7 @@ def muon(
     References:
       Jordan et al., `Muon <https://kellerjordan.github.io/posts/muon/>`_, 2024; Liu et al., `Muon
       is scalable for LLM training <https://arxiv.org/abs/2502.16982>`_, 2025 (`consistent_rms`);
+      Li et al., `NorMuon <https://arxiv.org/abs/2510.05491>`_, 2025 (`b2`);
       head-wise query and key: An et al., `ASGO <https://arxiv.org/abs/2503.20762>`_, Fig. 6b.
     """
     direction = optax.chain(
@@ -141,6 +163,9 @@ def muon(
             coefficients=coefficients,
             steps=steps,
             eps=eps,
+            norm=norm,
+            work_dtype=work_dtype,
+            b2=b2,
             dtype=dtype,
         ),
         scale_by_shape(consistent_rms),

@@ -29,6 +29,7 @@ def scale_by_shampoo(
     graft: str | None = "norm",
     b1: jax.typing.ArrayLike | None = None,
     adam_graft_b1: jax.typing.ArrayLike = 0.95,
+    statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
     solver: str = "eigh",
@@ -57,6 +58,7 @@ def scale_by_shampoo(
         damping_mode=damping_mode,
         solver=solver,
         initial=eps if initial is None else initial,
+        statistics=statistics,
         statistics_every=statistics_every,
         warmup_steps=warmup_steps,
         storage=storage,
@@ -85,6 +87,7 @@ def shampoo(
     base: Callable[[Any], optax.GradientTransformation] | None = _SGD,
     b1: jax.typing.ArrayLike | None = None,
     adam_graft_b1: jax.typing.ArrayLike = 0.95,
+    statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
     solver: str = "eigh",
@@ -135,12 +138,16 @@ def shampoo(
       statistics_every: T1, steps between updates of the statistics; `None` is the period of the
         roots, but at most 100.
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own),
-        or "limit" (its own, up to the norm `√(min(m, n) / (1 - b2))`; p must be 4).
+        or "limit" (its own, up to the norm `√(min(m, n) / (1 - b2))`; p must be 4, or see
+        `precondition` for "kl").
       base: callable from a learning rate to an optimizer, such as `optax.adamw`, which gets the
         direction as its gradient; `None` is plain descent with `weight_decay`.
       b1: decay rate of an average of the gradients, which is preconditioned in place of the
         gradient; `None` does not average.
       adam_graft_b1: first decay rate of the grafted Adam; its second is `b2`.
+      statistics: of the "gradient" or the "momentum" with `b1`, or "kl": of the gradient whitened
+        by the other side's root. KL-Shampoo from roots is `statistics="kl", root=2, initial=0.0,
+        graft=None, base=None, refresh=curvax.every(10)`; `kl_shampoo` works in eigenbases.
       damping_mode: "relative", "absolute", "floor" or "outside", see `precondition`.
       initial: the statistics start at this number times the identity; `None` is `eps`.
       solver: "eigh", "coupled_newton" or "newton_schulz".
@@ -180,6 +187,7 @@ def shampoo(
             graft=graft,
             b1=b1,
             adam_graft_b1=adam_graft_b1,
+            statistics=statistics,
             damping_mode=damping_mode,
             initial=initial,
             solver=solver,

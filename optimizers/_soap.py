@@ -9,7 +9,8 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._moment_ratio import moment_ratio
-from ..transforms.kronecker._eigenbasis import in_eigenbasis, limit_of_moments
+from ..transforms.kronecker._eigenbasis import in_eigenbasis
+from ..transforms.kronecker._limits import limit_of_moments
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -21,9 +22,12 @@ def scale_by_soap(
     b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.95,
     b3: jax.typing.ArrayLike = 0.95,
+    statistics: str = "gradient",
+    initial: jax.typing.ArrayLike = 0.0,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     method: str = "eigh",
+    iterations: int = 1,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -41,7 +45,10 @@ def scale_by_soap(
         refresh=policy,
         side=side,
         b3=b3,
+        statistics=statistics,
+        initial=initial,
         method=method,
+        iterations=iterations,
         storage=storage,
         skip_first=skip_first,
         limit=limit_of_moments(b1, b2, policy) if limit is None else limit,
@@ -54,9 +61,12 @@ def soap(
     b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.95,
     b3: jax.typing.ArrayLike = 0.95,
+    statistics: str = "gradient",
+    initial: jax.typing.ArrayLike = 0.0,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     method: str = "eigh",
+    iterations: int = 1,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -106,9 +116,15 @@ def soap(
       b1: decay rate of the momentum.
       b2: decay rate of the second moment.
       b3: decay rate of the factors; 0 is AdaDiag++.
+      statistics: of the "gradient", as in the formula, or "kl": of the gradient whitened by the
+        other side's factor, as in `kl_shampoo`. This is KL-SOAP.
+      initial: the factors start at this number times the identity; with "kl", see `kl_shampoo`.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
-      method: "eigh", or "qr": after a first `eigh`, one step of orthogonal iteration per refresh.
+      method: "eigh", or "qr": after a first `eigh`, orthogonal iteration from the last basis.
+      iterations: with "qr", the most steps of a refresh, which ends when its policy asks for no
+        more; `every` takes one. Eigenvalue-corrected Shampoo is `method="qr", iterations=10,
+        refresh=curvax.policies.diagonal_residual(1, 0.01), bias_correction=True, eps=1e-8`.
       skip_first: whether the first direction is 0, as in the official code.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
@@ -139,9 +155,12 @@ def soap(
             b1=b1,
             b2=b2,
             b3=b3,
+            statistics=statistics,
+            initial=initial,
             eps=eps,
             bias_correction=bias_correction,
             method=method,
+            iterations=iterations,
             skip_first=skip_first,
             limit=limit,
             refresh=refresh,

@@ -100,3 +100,31 @@ def test_bad_arguments(arguments, message):
     for method in (curvax.soap, curvax.eigen_adam):
         with pytest.raises(ValueError, match=message):
             functools.partial(method, 0.1)(**arguments)
+
+
+def test_warm_qr_ends_when_its_policy_asks_for_no_more():
+    """Each refresh leaves a residual below the threshold, with as few steps as that takes."""
+    gradients = soap_gradients((5, 5))
+
+    def residuals(iterations):
+        direction = curvax.scale_by_soap(
+            method="qr",
+            iterations=iterations,
+            refresh=curvax.policies.diagonal_residual(3, 0.01),
+        )
+        _, states = soap_trajectory(direction, gradients)
+        found = []
+        for t in range(3, len(gradients), 3):
+            basis = states.left
+            assert basis.refreshes[t] >= basis.refreshes[t - 1]
+            rotated = basis.basis[t].T @ basis.statistic[t] @ basis.basis[t]
+            off = rotated - np.diag(np.diag(rotated))
+            found.append(np.linalg.norm(off) / np.linalg.norm(rotated))
+        return np.array(found), int(states.left.refreshes[-1])
+
+    with jax.enable_x64(True):
+        (one, refreshes), (many, fewer) = residuals(1), residuals(50)
+    assert one.max() > 0.01 >= many.max()
+    # Not decomposed: a basis by `eigh` would leave only rounding errors.
+    assert many.min() > 1e-6
+    assert refreshes > 1 and fewer > 1

@@ -342,6 +342,58 @@ def test_newton_schulz_in_bfloat16_stays_bfloat16_and_near_its_interval():
     assert values.min() > 0.68 - slack and values.max() < 1.21 + slack
 
 
+SPECTRA = {"gaussian": None, "decaying": np.geomspace(1, 1e-4, 128)}
+ERRORS = [
+    ("gaussian", "quintic", {"bfloat16": 0.031, "float16": 0.004, "float32": 2e-6}),
+    ("decaying", "quintic", {"bfloat16": 0.10, "float16": 0.013, "float32": 1e-5}),
+    ("decaying", "polar_express", {"bfloat16": 0.19, "float16": 0.023, "float32": 2e-5}),
+]
+
+
+@pytest.mark.parametrize(("spectrum", "name", "errors"), ERRORS)
+def test_errors_against_float64_are_those_of_the_docstring(spectrum, name, errors):
+    """In half precision too, the Gram matrix is shared by three iterations and restarted once."""
+    values = SPECTRA[spectrum]
+    if values is None:
+        x = np.random.default_rng(0).standard_normal((128, 512))
+    else:
+        x = with_spectrum(jax.random.key(0), 128, 512, values)
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    exact = (u * _composed(name, 5, s / np.linalg.norm(s))) @ vt
+    for dtype, documented in errors.items():
+        found = newton_schulz(jnp.asarray(x, jnp.float32), name, work_dtype=dtype)
+        assert found.dtype == jnp.float32
+        error = np.linalg.norm(np.float64(found) - exact) / np.linalg.norm(exact)
+        assert documented / 3 < error < 1.3 * documented, (dtype, error)
+
+
+@pytest.mark.parametrize("shape", [(8, 13), (13, 8), (9, 9), (4, 12)])
+def test_aol_starts_below_1_and_is_exact_for_orthogonal_rows(shape):
+    """Its first iterate has a spectral norm of at most 1; rows of any length stay orthogonal."""
+    identity = (1.0, 0.0, 0.0)
+    x = np.random.default_rng(0).standard_normal(shape)
+    start = newton_schulz(jnp.asarray(x, jnp.float32), identity, 1, norm="aol")
+    assert 0.5 < _singular_values(start).max() <= 1 + 1e-5
+    frobenius = newton_schulz(jnp.asarray(x, jnp.float32), identity, 1)
+    assert _singular_values(start).min() > _singular_values(frobenius).min()
+    m, n = min(shape), max(shape)
+    orthogonal = np.geomspace(1, 0.1, m)[:, None] * np.linalg.qr(x.reshape(n, m))[0].T
+    orthogonal = orthogonal if shape[0] <= shape[1] else orthogonal.T
+    found = newton_schulz(jnp.asarray(orthogonal, jnp.float32), identity, 1, norm="aol")
+    assert_close(np.float32(_gram(found)), np.eye(m), 64, condition=10.0)
+
+
+def test_aol_saves_an_iteration_and_bends_the_limit():
+    square, wide = (np.random.default_rng(0).standard_normal((64, n)) for n in (64, 128))
+
+    def error(x: np.ndarray, steps: int, norm: str) -> float:
+        found = newton_schulz(jnp.asarray(x, jnp.float32), "classical", steps, norm=norm)
+        return float(np.linalg.norm(found - _polar_of(x)) / 8)
+
+    assert error(square, 4, "aol") < error(square, 5, "frobenius")
+    assert error(wide, 6, "frobenius") < 1e-3 < error(wide, 6, "aol") < 0.02
+
+
 def test_an_orthogonal_matrix_is_its_own_polar_factor():
     keys = jax.random.split(jax.random.key(5), 5)
     q = np.float32([orthogonal(key, 13, 8) for key in keys])

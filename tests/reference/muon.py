@@ -49,6 +49,24 @@ def orthogonal_factor(X, cutoff=None):
     return U[:, :rank] @ Vt[:rank]
 
 
+def momenta(gradients, *, b1, nesterov, momentum, bias_correction):
+    """Yields the state M and the matrix that is orthogonalized, step by step."""
+    if momentum not in ("ema", "trace"):
+        raise ValueError(f"unknown momentum {momentum!r}")
+    M = np.zeros(np.shape(gradients[0]))
+    for t, G in enumerate(gradients, start=1):
+        G = np.asarray(G, dtype=np.float64)
+        if momentum == "trace":
+            M = b1 * M + G  # ASGO Eq. 11
+            M_hat = G + b1 * M if nesterov else M
+        else:
+            M = b1 * M + (1 - b1) * G  # Eq. 33
+            now = 1 - b1**t if bias_correction else 1.0
+            following = 1 - b1 ** (t + 1) if bias_correction else 1.0
+            M_hat = b1 * M / following + (1 - b1) * G / now if nesterov else M / now
+        yield M, M_hat
+
+
 def muon(
     gradients,
     *,
@@ -62,20 +80,9 @@ def muon(
     eps=1e-8,
 ):
     """Run Muon over the gradients, each (m, n). States: M (m, n)."""
-    if momentum not in ("ema", "trace"):
-        raise ValueError(f"unknown momentum {momentum!r}")
-    M = np.zeros(np.shape(gradients[0]))
+    options = dict(b1=b1, nesterov=nesterov, momentum=momentum, bias_correction=bias_correction)
     directions, states = [], []
-    for t, G in enumerate(gradients, start=1):
-        G = np.asarray(G, dtype=np.float64)
-        if momentum == "trace":
-            M = b1 * M + G  # ASGO Eq. 11
-            M_hat = G + b1 * M if nesterov else M
-        else:
-            M = b1 * M + (1 - b1) * G  # Eq. 33
-            now = 1 - b1**t if bias_correction else 1.0
-            following = 1 - b1 ** (t + 1) if bias_correction else 1.0
-            M_hat = b1 * M / following + (1 - b1) * G / now if nesterov else M / now
+    for M, M_hat in momenta(gradients, **options):
         if exact:
             D = orthogonal_factor(M_hat)
         else:

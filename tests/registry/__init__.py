@@ -23,7 +23,7 @@ __all__ = ["ADAPTIVE", "NAMED", "POLICIES", "REGISTRY", "ROWS", "Readme", "Row",
 __all__ += ["adam", "by_family", "every_optimizer", "in_turns"]
 
 NAMES = ("muon", "racs", "asgo", "dasgo", "shampoo", "foam", "dr_shampoo", "soap", "eigen_adam")
-NAMES += ("galore", "fira", "alice", "apollo", "sumo", "swan", "osgdm")
+NAMES += ("kl_shampoo", "galore", "fira", "alice", "apollo", "sumo", "swan", "osgdm")
 
 
 def _more() -> Iterator[Row]:

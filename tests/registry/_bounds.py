@@ -48,6 +48,12 @@ def in_eigenbasis(at: Step) -> float:
     return of_moments(0.9, 0.95, 10_000) * math.sqrt(at.m * at.n)
 
 
+def of_eigenvalues(at: Step) -> float:
+    """The limit of KL-Shampoo in its row, with b1 = 0.9 and b2 = 0.95."""
+    b1, b2 = 0.9, 0.95
+    return (1 - b1) * math.sqrt(b2 / ((1 - b2) * (b2**2 - b1**2)) * at.m * at.n)
+
+
 KAPPA = 10.0
 """`‖column‖ ≤ KAPPA ‖its projection‖` for every column of the degenerate gradients.
 

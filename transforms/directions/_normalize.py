@@ -1,15 +1,16 @@
-r"""Normalization of rows or columns, without state.
+r"""Normalization of rows, columns or matrices, without state.
 
 | function | result | reference |
 |---|---|---|
 | `normalize_rows` | each row minus its mean, divided by its deviation | SWAN's GradNorm, Eq. 30 |
 | `normalize_columns` | each column divided by its norm | section 3.3 |
+| `normalize_matrices` | each matrix with the root mean square that is asked for | |
 
 The references are to Gong et al., arXiv:2502.07752.
 
 *Numerics.* float32 at least; the standard deviation is that of the population (1/n). A zero column
-gives 0, and so does a row that is constant up to rounding: its deviation is at most `n · eps` times
-its largest entry. *Cost*: two passes.
+or matrix gives 0, and so does a row that is constant up to rounding: its deviation is at most
+`n · eps` times its largest entry. *Cost*: two passes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._validate import check_matrices
+from .._validate import check_interval, check_matrices
+from ..linalg._numerics import power_of_two
 
 
 def normalize_rows() -> optax.GradientTransformation:
@@ -61,6 +63,33 @@ def normalize_columns() -> optax.GradientTransformation:
         return jnp.where(zero, 0, x / jnp.where(zero, 1, norm))
 
     return _stateless("normalize_columns", normalized)
+
+
+def normalize_matrices(rms: jax.typing.ArrayLike = 0.2) -> optax.GradientTransformation:
+    """Gives each matrix this root mean square; zero matrices stay zero.
+
+    Behind any direction, with 0.2, updates are as long as AdamW's, so that its learning rate and
+    weight decay carry over (Liu et al., arXiv:2502.16982). `scale_by_shape(0.2)` gives
+    orthogonal directions of full rank the same length without reading them.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> matrices = curvax.normalize_matrices(0.5)
+      >>> matrices.update(jnp.array([[3.0, 0.0], [4.0, 0.0]]), matrices.init(jnp.eye(2)))[
+      ...     0
+      ... ].tolist()
+      [[0.6, 0.0], [0.8, 0.0]]
+    """
+    check_interval("rms", rms, 0.0, open_low=True)
+
+    def normalized(x: jax.Array) -> jax.Array:
+        largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+        near_one = x * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+        mean = jnp.mean(near_one**2, axis=(-2, -1), keepdims=True)
+        zero = mean == 0  # not if it is NaN
+        return jnp.where(zero, 0, near_one * (rms / jnp.sqrt(jnp.where(zero, 1, mean))))
+
+    return _stateless("normalize_matrices", normalized)
 
 
 def _stateless(name: str, f: Callable[[jax.Array], jax.Array]) -> optax.GradientTransformation:

@@ -22,8 +22,15 @@ import jax.numpy as jnp
 import optax
 
 from .._trees import map_unzip
-from .._validate import check_choice, check_interval, check_matrices, check_positive_int
+from .._validate import (
+    check_choice,
+    check_dtype,
+    check_interval,
+    check_matrices,
+    check_positive_int,
+)
 from ..linalg._polar import (
+    NORMS,
     Coefficients,
     coefficient_rows,
     newton_schulz,
@@ -46,6 +53,7 @@ def orthogonalize(
     steps: int = 5,
     eps: jax.typing.ArrayLike = 1e-8,
     norm: str = "frobenius",
+    work_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Replaces each matrix `(..., m, n)` by its polar factor `U Vᵀ`.
 
@@ -57,8 +65,8 @@ def orthogonalize(
         three numbers, or a row of three per iteration.
       steps: number of Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.
-      norm: the norm by which Newton-Schulz divides: "frobenius", or "gram" for the root of the
-        Frobenius norm of `G Gᵀ`.
+      norm: what Newton-Schulz divides by: "frobenius", "gram" or "aol", see `newton_schulz`.
+      work_dtype: dtype of the Newton-Schulz iterations; `None` is that of the matrices.
 
     Returns:
       A transformation. With "newton_schulz" it is stateless. With the other methods the state
@@ -78,11 +86,18 @@ def orthogonalize(
     check_choice("method", method, ("newton_schulz", "svd", "qr_svd", "qdwh"))
     check_positive_int("steps", steps)
     check_interval("eps", eps, 0.0)
-    check_choice("norm", norm, ("frobenius", "gram"))
+    check_choice("norm", norm, NORMS)
+    if work_dtype is not None:
+        check_dtype("work_dtype", work_dtype)
     coefficient_rows(coefficients, steps)
     polar = {
         "newton_schulz": partial(
-            newton_schulz, coefficients=coefficients, steps=steps, eps=eps, norm=norm
+            newton_schulz,
+            coefficients=coefficients,
+            steps=steps,
+            eps=eps,
+            norm=norm,
+            work_dtype=work_dtype,
         ),
         "svd": polar_svd,
         "qr_svd": polar_qr_svd,

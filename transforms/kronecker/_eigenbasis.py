@@ -10,10 +10,14 @@ element-wise transformation $f$; with Adam this is SOAP. Before the first refres
 identity. At a refresh, the step's gradient enters the statistic first, and the step already uses
 the new basis.
 
+The statistics may be those of whitened gradients (`_whitened.py`), which also keeps the eigenvalues
+$\lambda$ and $\mu$ of both sides current. Then $f$ may be followed by a division by
+$\sqrt{\lambda_i \mu_j}$; with momentum for $f$ this is KL-Shampoo.
+
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
 with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
 moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they
-are reordered alike. Fields of moments are recognized by name (`_carry.py`).
+are reordered alike, and so are eigenvalues. Fields of moments are recognized by name (`_carry.py`).
 
 *Bound.* With both kinds of moments in one basis, $f$ keeps the bound of `_moment_ratio.py`. A
 refresh breaks it, because an entry may get a moment from one place and a variance from another.
@@ -35,22 +39,33 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.core import Tracer
 
 from .._counts import Counts, counter, next_step
 from .._recording import Meaning, record
 from .._side import LEFT, RIGHT, Side, sides_of
 from .._trees import map_unzip, widened
-from .._validate import check_bool, check_choice, check_decay, check_interval, check_matrices
+from .._validate import (
+    check_bool,
+    check_choice,
+    check_decay,
+    check_interval,
+    check_matrices,
+    check_positive_int,
+)
 from ..directions._carry import Moments, find_moments, put_moments, take_moments
 from ..directions._graft import shortened
-from ..directions._moment_ratio import largest_ratio
-from ..linalg._eigh import eigenbasis, refined_basis
+from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
 from ..linalg._numerics import HIGHEST
 from ..refresh._due import refresh_due
 from ..refresh._policy import Check, RefreshPolicy, check_refresh, verdict_of
 from ..storage._storage import Storage, StorageRecord, as_storage
 from ._statistic import SIDES, StatisticRule
+from ._whitened import (
+    STATISTICS,
+    inverse_roots,
+    starting_multiple,
+    whitened_by_eigenvalues,
+)
 
 
 class BasisCounts(Counts):
@@ -65,6 +80,7 @@ class Basis(NamedTuple):
     statistic: Any  # L or R, (..., d, d) in stored form
     basis: Any  # U in use, (..., d, d) in stored form
     eigenvalues: jax.Array | None  # diag(Uᵀ L U) at its refresh, (..., d), if examined
+    spectrum: jax.Array | None  # λ, their running averages, (..., d), of whitened gradients
     proxy: jax.Array | None  # the policy's last figure, float32 (...)
     counts: BasisCounts
 
@@ -89,7 +105,11 @@ def in_eigenbasis(
     refresh: RefreshPolicy,
     side: str = "both",
     b3: jax.typing.ArrayLike = 0.95,
+    statistics: str = "gradient",
+    initial: jax.typing.ArrayLike = 0.0,
+    divide: bool = False,
     method: str = "eigh",
+    iterations: int = 1,
     storage: Storage | None = None,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike = float("inf"),
@@ -103,13 +123,21 @@ def in_eigenbasis(
       side: "both", "left", "right", or "smaller": only the side of smaller order (left for square
         matrices).
       b3: decay rate of the statistics, without bias correction; 0 keeps the last gradient only.
-      method: "eigh", or "qr": the first basis by `eigh`, each later one by one step of orthogonal
-        iteration.
+      statistics: of the "gradient", or "kl": of the gradient whitened by the other side.
+      initial: the statistics start at this multiple of the identity; for 0 with "kl" see
+        `_whitened.py`.
+      divide: whether to divide what `inner` returns by the roots of the eigenvalues of both sides;
+        needs "kl". With `inner=momentum(b1)` this is KL-Shampoo.
+      method: "eigh", or "qr": the first basis by `eigh`, each later one by orthogonal iteration
+        from the last one.
+      iterations: with "qr", the most steps of a refresh. After each step the policy is asked again,
+        and the refresh ends when it asks for none, as in the QR algorithm from a warm start
+        (Eschenhagen et al., arXiv:2506.03595); `every` ends it after one.
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
       skip_first: the first step only updates statistics and bases; its direction is 0.
       limit: the largest root mean square of a matrix's direction; longer ones are shortened.
-        `limit_of_moments` is that of `moment_ratio`.
+        `_limits.py` has those of `moment_ratio` and of `divide`.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -130,7 +158,15 @@ def in_eigenbasis(
     check_choice("method", method, ("eigh", "qr"))
     check_bool("skip_first", skip_first)
     check_interval("limit", limit, 0.0, open_low=True, open_high=False)
-    rule = BasisRule(as_storage(storage), b3, refresh, method)
+    check_choice("statistics", statistics, STATISTICS)
+    check_interval("initial", initial, 0.0)
+    check_bool("divide", divide)
+    whiten = statistics == "kl"
+    if divide and not whiten:
+        raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
+    sides = 2 if side == "both" else 1
+    check_positive_int("iterations", iterations)
+    rule = BasisRule(as_storage(storage), b3, refresh, method, iterations, initial, sides, whiten)
 
     def start(own: Side, x: jax.Array) -> Basis | None:
         if own not in sides_of(side, x):
@@ -153,9 +189,12 @@ def in_eigenbasis(
         count = next_step(state.count)
 
         def accumulate(g: jax.Array, left: Basis | None, right: Basis | None):
+            sources, start = (g, g), None
+            if whiten:
+                sources, start, left, right = rule.whitened(g, left, right, count)
             return (
-                None if left is None else rule.accumulated(left, g, LEFT, count),
-                None if right is None else rule.accumulated(right, g, RIGHT, count),
+                None if left is None else rule.accumulated(left, sources[0], LEFT, count, start),
+                None if right is None else rule.accumulated(right, sources[1], RIGHT, count, start),
             )
 
         left, right = map_unzip(2, accumulate, updates, state.left, state.right)
@@ -171,6 +210,8 @@ def in_eigenbasis(
 
         rotated = jax.tree.map(rotate, widened(updates), left, right)
         moved, inner_state = inner.update(rotated, carried)
+        if divide:
+            moved = jax.tree.map(divided, moved, left, right)
         wide = jax.tree.map(functools.partial(rotate, back=True), moved, left, right)
         directions = jax.tree.map(
             lambda d, g: shortened(d, limit * math.prod(d.shape[-2:]) ** 0.5).astype(g.dtype),
@@ -188,19 +229,12 @@ def in_eigenbasis(
     return optax.GradientTransformation(init, update)
 
 
-def limit_of_moments(
-    b1: jax.typing.ArrayLike, b2: jax.typing.ArrayLike, refresh: RefreshPolicy
-) -> Any:
-    """The largest root mean square of `moment_ratio(b1, b2)` in a basis that never turns.
-
-    It is infinite with `every(1)`: there a turned moment is divided by a variance of the other
-    basis at every step, and the papers' trajectories exceed the bound.
-    """
-    most = largest_ratio(b1, b2)
-    period = refresh.schedule.period
-    if isinstance(period, Tracer):
-        return jnp.where(period > 1, most, jnp.inf)
-    return most if period > 1 else float("inf")
+def divided(x: jax.Array, left: Basis | None, right: Basis | None) -> jax.Array:
+    """`x (..., m, n)` in the eigenbases, divided by the roots of their eigenvalues."""
+    for basis, across in ((left, lambda d: d[..., :, None]), (right, lambda d: d[..., None, :])):
+        if basis is not None and basis.spectrum is not None:
+            x = x * across(inverse_roots(basis.spectrum))
+    return x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +243,10 @@ class BasisRule(StatisticRule):
 
     policy: RefreshPolicy
     method: str
+    iterations: int
+    initial: Any  # the statistic starts as initial · I
+    sides: int
+    whiten: bool
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Basis:
         """The initial bases of a batch: identities."""
@@ -218,12 +256,44 @@ class BasisRule(StatisticRule):
         record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
         keeps = self.policy.examines is not None
         return Basis(
-            statistic=self.storage.encode_factor(0 * eye, None),
+            statistic=self.storage.encode_factor(self.initial * eye, None),
             basis=self.storage.encode_basis(eye, None),
             eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
+            spectrum=jnp.full((*batch, order), self.initial, dtype) if self.whiten else None,
             proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
             counts=BasisCounts.zeros(batch),
         )
+
+    def whitened(
+        self, g: jax.Array, left: Basis | None, right: Basis | None, count: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Basis | None, Basis | None]:
+        """What the statistics average of `g`, where they start, and bases with new eigenvalues."""
+        dtype = jnp.promote_types(g.dtype, jnp.float32)
+        start = starting_multiple(g, self.sides, self.initial, dtype)
+        bases = (left, right)
+
+        def rotate(x: jax.Array, side: Side) -> jax.Array:
+            stored = [
+                None if basis is None or own is not side else basis.basis
+                for basis, own in zip(bases, Side, strict=True)
+            ]
+            with jax.default_matmul_precision("highest"):
+                product = functools.partial(self.storage.rotate, back=False)
+                return self.two_sided(product, x, stored, count)
+
+        def current(basis: Basis | None) -> jax.Array | None:
+            if basis is None or basis.spectrum is None:
+                return None
+            empty = ~jnp.any(basis.spectrum != 0, axis=-1, keepdims=True)
+            return jnp.where(empty, start[..., None], basis.spectrum)
+
+        old = (current(left), current(right))
+        sources, new = whitened_by_eigenvalues(g.astype(dtype), rotate, old, self.b2)
+        left, right = (
+            None if basis is None else basis._replace(spectrum=d.astype(dtype))
+            for basis, d in zip(bases, new, strict=True)
+        )
+        return sources, start, left, right
 
     def refresh_one(self, entry: tuple[Basis, Moments], side: Side) -> tuple[Basis, Moments]:
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
@@ -247,7 +317,7 @@ class BasisRule(StatisticRule):
                 new, order = jax.lax.cond(
                     never,
                     lambda: (eigenbasis(statistic), in_order),
-                    lambda: refined_basis(statistic, old),
+                    lambda: self._refined(statistic, old),
                 )
             coded = self.storage.encode_basis(new, basis.basis)
             return coded, order, jnp.isfinite(new).all()
@@ -269,16 +339,33 @@ class BasisRule(StatisticRule):
 
         moments = jax.lax.cond(changed, turned, lambda same: same, moments)
         if eigenvalues is not None:
-            product = jnp.matmul(statistic, used, precision=HIGHEST)
-            eigenvalues = jnp.where(changed, jnp.sum(used * product, axis=0), eigenvalues)
+            eigenvalues = jnp.where(changed, rayleigh(statistic, used), eigenvalues)
+        spectrum = basis.spectrum
+        if spectrum is not None:
+            reordered = spectrum[order]
+            # The averages so far are those of the identity as a basis.
+            carried = jax.lax.cond(never, lambda: rayleigh(statistic, used), lambda: reordered)
+            spectrum = jnp.where(changed, carried, spectrum)
+        first = jnp.zeros_like(statistic) + self.initial * jnp.eye(len(old), dtype=statistic.dtype)
         basis = basis._replace(
-            statistic=self.kept_statistic(sound, basis.statistic, jnp.zeros_like(statistic)),
+            statistic=self.kept_statistic(sound, basis.statistic, first),
+            spectrum=spectrum,
             basis=jax.tree.map(lambda a, b: jnp.where(changed, a, b), stored, basis.basis),
             eigenvalues=eigenvalues,
             proxy=proxy,
             counts=basis.counts.plus(checks=1, refreshes=changed, rejected=~good, restarted=~sound),
         )
         return basis, moments
+
+    def _refined(self, statistic: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Steps of orthogonal iteration until the policy asks for no more, and the new order."""
+
+        def again(basis: jax.Array) -> jax.Array:
+            check = Check(statistic, basis, rayleigh(statistic, basis), jnp.bool_(False))
+            return verdict_of(self.policy, check).refresh
+
+        most = 1 if self.policy.examines is None else self.iterations
+        return refined_basis(statistic, old, most, again)
 
     def refreshed(
         self, side: Side, like: Any, bases: Any, moments: Any, count: jax.Array

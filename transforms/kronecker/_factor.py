@@ -6,6 +6,7 @@ r"""One Kronecker factor: its statistic, its inverse root, and the refresh of th
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,9 +17,11 @@ from .._recording import Meaning, record
 from .._side import LEFT, Side
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
+from ..linalg._numerics import HIGHEST
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord
 from ._statistic import StatisticRule
+from ._whitened import starting_multiple, whitened_by_roots
 
 
 class FactorCounts(Counts):
@@ -76,11 +79,35 @@ class FactorRule(StatisticRule):
             counts=FactorCounts.zeros(batch),
         )
 
-    def apply_root(self, stored: Any, x: jax.Array, side: Side) -> jax.Array:
+    def apply_root(
+        self,
+        stored: Any,
+        x: jax.Array,
+        side: Side,
+        precision: jax.lax.PrecisionLike = None,
+    ) -> jax.Array:
         """The product of a stored root with `x (..., m, n)`, on this side."""
         root = self.storage.decode_root(stored)
         x = x.astype(root.dtype)
-        return root @ x if side is LEFT else x @ root
+        return jnp.matmul(*((root, x) if side is LEFT else (x, root)), precision=precision)
+
+    def whitened(
+        self, g: jax.Array, factors: tuple[Factor | None, Factor | None], count: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        """What the statistics of both sides average of `g (..., m, n)`, and where they start."""
+        dtype = jnp.promote_types(g.dtype, jnp.float32)
+        exact = functools.partial(self.apply_root, precision=HIGHEST)
+
+        def multiply(x: jax.Array, side: Side) -> jax.Array:
+            roots = [
+                None if factor is None or own is not side else factor.inverse_root
+                for factor, own in zip(factors, Side, strict=True)
+            ]
+            return self.two_sided(exact, x, roots, count)
+
+        left, right = (None if factor is None else factor.refreshes > 0 for factor in factors)
+        start = starting_multiple(g, self.sides, self.initial, dtype)
+        return whitened_by_roots(g, multiply, (left, right), start), start
 
     def refresh_one(self, factor: Factor) -> Factor:
         """Checks a single factor, follows the policy's verdict and counts it."""

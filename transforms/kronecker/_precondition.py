@@ -5,7 +5,8 @@ For a gradient $G$ `(m, n)` and the matrix $M$ that is preconditioned ($G$ itsel
 $$L \leftarrow b_2 L + (1-b_2)\, S S^\top, \quad R \leftarrow b_2 R + (1-b_2)\, S^\top S, \quad
 D = (L + \epsilon I)^{-1/p}\, M\, (R + \epsilon I)^{-1/p}$$
 
-where $S$ is $G$ or $M$, and either factor may be absent. The refresh policy decides when roots are
+where $S$ is $G$ or $M$, or $G$ whitened by the other side's root (`_whitened.py`), and either
+factor may be absent. The refresh policy decides when roots are
 computed and with how much damping; between refreshes the last roots stay in use. Before the first
 refresh a root is the identity.
 
@@ -59,6 +60,7 @@ from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._factor import Factor, FactorRule
 from ._statistic import SIDES
+from ._whitened import STATISTICS
 
 
 class PreconditionState(NamedTuple):
@@ -102,13 +104,15 @@ def precondition(
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue; "floor": raises
         eigenvalues to at least `eps`; or "outside": added to `L^(1/p)` instead of `L`.
       solver: "eigh", "coupled_newton" (p a power of 2) or "newton_schulz" (p = 2).
-      initial: the statistics start at this multiple of the identity.
-      statistics: S, "gradient" or "momentum".
+      initial: the statistics start at this multiple of the identity; for 0 with "kl" see
+        `_whitened.py`.
+      statistics: S, "gradient", "momentum", or "kl": the gradient whitened by the other side's
+        root (KL-Shampoo), which needs p = 2 and `b2`.
       statistics_every: T1; the statistics are updated when `t mod T1 = 0`.
       warmup_steps: number of first steps that only accumulate statistics; their direction is 0.
       storage: how factors and roots are stored; `dense()` by default.
-      limit: whether to shorten directions to the bound of the module docstring; needs p = 4 with
-        both factors, p = 2 with one.
+      limit: whether to shorten directions to the bound of the module docstring, or with "kl" of
+        `_whitened.py`; without "kl" it needs p = 4 with both factors, p = 2 with one.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -119,7 +123,7 @@ def precondition(
     """
     check_choice("side", side, SIDES)
     check_choice("square", square, ("left", "right"))
-    check_choice("statistics", statistics, ("gradient", "momentum"))
+    check_choice("statistics", statistics, (*STATISTICS, "momentum"))
     check_root_arguments(root, solver, damping_mode)
     check_interval("eps", eps, 0.0)
     check_interval("initial", initial, 0.0)
@@ -129,7 +133,12 @@ def precondition(
         check_decay("b2", b2)
     check_bool("limit", limit)
     sides = 2 if side == "both" else 1
-    if limit and not isinstance(root, Tracer) and root != 2 * sides:
+    whiten = statistics == "kl"
+    if whiten:
+        check_choice("root (with statistics='kl')", root, (2,))
+        if b2 is None:
+            raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
+    elif limit and not isinstance(root, Tracer) and root != 2 * sides:
         raise ValueError(f"root must be {2 * sides} for side={side!r} with limit, got {root!r}.")
     check_policy(refresh, eps, damping_mode, solver)
     rule = FactorRule(
@@ -164,14 +173,15 @@ def precondition(
     def update(updates: Any, state: Any, params: Any = None):
         count = next_step(state.count)
         matrices, momentum_state = average.update(updates, state.momentum, params)
-        source = updates if statistics == "gradient" else matrices
-        factors = _accumulated(rule, source, (state.left, state.right), statistics_every, count)
+        source = matrices if statistics == "momentum" else updates
+        kept = (state.left, state.right)
+        factors = _accumulated(rule, source, kept, statistics_every, count, whiten)
         left, right = _refreshed(rule, updates, factors, count)
 
         def preconditioned(m: jax.Array, *factors: Factor | None) -> jax.Array:
             roots = [None if factor is None else factor.inverse_root for factor in factors]
             direction = rule.two_sided(rule.apply_root, m, roots, count)
-            return _limited(direction, factors, b2) if limit else direction
+            return _limited(direction, factors, b2, whiten) if limit else direction
 
         directions = jax.tree.map(preconditioned, matrices, left, right)
         if warmup_steps:
@@ -182,10 +192,17 @@ def precondition(
 
 
 def _limited(
-    direction: jax.Array, factors: tuple[Factor | None, ...], b2: jax.typing.ArrayLike | None
+    direction: jax.Array,
+    factors: tuple[Factor | None, ...],
+    b2: jax.typing.ArrayLike | None,
+    whiten: bool,
 ) -> jax.Array:
     """Directions, shortened to the bound where a factor has a root."""
-    longest = (min(direction.shape[-2:]) / (1.0 if b2 is None else 1 - b2)) ** 0.5
+    square: Any = min(direction.shape[-2:]) / (1.0 if b2 is None else 1 - b2)
+    if whiten:
+        kept = [own for own, factor in zip(Side, factors, strict=True) if factor is not None]
+        square = square * min(own.other.order(direction) for own in kept) / b2
+    longest = square**0.5
     refreshes = sum(factor.refreshes for factor in factors if factor is not None)
     return shortened(direction, jnp.where(jnp.asarray(refreshes) > 0, longest, jnp.inf))
 
@@ -207,14 +224,22 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, sol
 
 
 def _accumulated(
-    rule: FactorRule, source: Any, factors: tuple[Any, Any], period: int, count: jax.Array
+    rule: FactorRule,
+    source: Any,
+    factors: tuple[Any, Any],
+    period: int,
+    count: jax.Array,
+    whiten: bool,
 ) -> tuple[Any, Any]:
     """The factors of both sides, with this step accumulated if it updates statistics."""
 
     def accumulate(s: jax.Array, left: Factor | None, right: Factor | None):
+        sources, start = (s, s), None
+        if whiten:
+            sources, start = rule.whitened(s, (left, right), count)
         return (
-            None if left is None else rule.accumulated(left, s, LEFT, count),
-            None if right is None else rule.accumulated(right, s, RIGHT, count),
+            None if left is None else rule.accumulated(left, sources[0], LEFT, count, start),
+            None if right is None else rule.accumulated(right, sources[1], RIGHT, count, start),
         )
 
     def accumulate_all(source: Any, factors: Any) -> Any:

@@ -30,12 +30,26 @@ class StatisticRule:
         """Whether to decode matrices of one of these orders one at a time."""
         return any(map(self.storage.one_by_one, orders))
 
-    def accumulated(self, factor: Any, s: jax.Array, side: Side, count: jax.Array) -> Any:
-        """The factor after accumulating `s sᵀ`, or `sᵀ s` on the right, for `s (..., m, n)`."""
+    def accumulated(
+        self,
+        factor: Any,
+        s: jax.Array,
+        side: Side,
+        count: jax.Array,
+        start: jax.Array | None = None,
+    ) -> Any:
+        """The factor after accumulating `s sᵀ`, or `sᵀ s` on the right, for `s (..., m, n)`.
 
-        def accumulate(entry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-            stored, s = entry
+        A statistic of zeros starts at the multiple `start (...)` of the identity, if it is given.
+        """
+
+        def accumulate(entry: tuple[Any, jax.Array, jax.Array | None]) -> Any:
+            stored, s, start = entry
             old = self.storage.decode_factor(stored)
+            if start is not None:
+                empty = ~jnp.any(_diagonal(old) != 0, axis=(-2, -1))[..., None, None]
+                eye = jnp.broadcast_to(jnp.eye(side.order(s), dtype=old.dtype), old.shape)
+                old = jnp.where(empty, start[..., None, None] * eye, old)
             gram = gram_of(s.astype(old.dtype), side, HIGHEST)
 
             def averaged(old: jax.Array, gram: jax.Array) -> jax.Array:
@@ -46,13 +60,13 @@ class StatisticRule:
             finite = jnp.isfinite(averaged(_diagonal(old), _diagonal(gram))).all(axis=(-2, -1))
             new = averaged(old, gram)
             coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
-            return where_entries(finite, coded, stored), s
+            return where_entries(finite, coded, stored), s, start
 
-        entry = (factor.statistic, s)
+        entry = (factor.statistic, s, start)
         if self.one_by_one(side.order(s)):
-            new, _ = visit_all(accumulate, entry, s.shape[:-2], count)
+            new, *_ = visit_all(accumulate, entry, s.shape[:-2], count)
         else:
-            new, _ = accumulate(entry)
+            new, *_ = accumulate(entry)
         return factor._replace(statistic=new)
 
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:

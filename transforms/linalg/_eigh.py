@@ -7,6 +7,9 @@ LAPACK or cuSOLVER returns. Equal eigenvalues leave the basis of their eigenspac
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -40,11 +43,37 @@ def eigenbasis(a: jax.Array) -> jax.Array:
     return with_fixed_signs(eigh(a)[0][:, ::-1])
 
 
-def refined_basis(a: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """One step of orthogonal iteration from the basis `u (d, d)`, and the new order of its columns.
+def rayleigh(a: jax.Array, u: jax.Array) -> jax.Array:
+    """The Rayleigh quotients `diag(uᵀ a u)` of the columns of `u (d, d)`."""
+    return jnp.sum(u * jnp.matmul(a, u, precision=HIGHEST), axis=0)
 
-    Columns are sorted by `diag(uᵀ a u)`, largest first, and `a u` is orthonormalized by QR.
+
+def refined_basis(
+    a: jax.Array,
+    u: jax.Array,
+    most: int = 1,
+    again: Callable[[jax.Array], jax.Array] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Steps of orthogonal iteration from the basis `u (d, d)`, and the new order of its columns.
+
+    In each step columns are sorted by `diag(uᵀ a u)`, largest first, and `a u` is orthonormalized
+    by QR. After the first step, `again` says of a basis whether one more is needed, up to `most`.
     """
-    product = jnp.matmul(a, u, precision=HIGHEST)
-    order = jnp.argsort(-jnp.sum(u * product, axis=0), stable=True)
-    return with_fixed_signs(jnp.linalg.qr(product[:, order])[0]), order
+
+    def step(u: jax.Array) -> tuple[jax.Array, jax.Array]:
+        product = jnp.matmul(a, u, precision=HIGHEST)
+        order = jnp.argsort(-jnp.sum(u * product, axis=0), stable=True)
+        return with_fixed_signs(jnp.linalg.qr(product[:, order])[0]), order
+
+    if most == 1 or again is None:
+        return step(u)
+
+    def refine(loop: tuple[Any, ...]) -> tuple[Any, ...]:
+        count, u, order = loop
+        u, then = step(u)
+        return count + 1, u, order[then]
+
+    def unfinished(loop: tuple[Any, ...]) -> jax.Array:
+        return (loop[0] < most) & again(loop[1])
+
+    return jax.lax.while_loop(unfinished, refine, (jnp.int32(1), *step(u)))[1:]

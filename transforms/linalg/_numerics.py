@@ -37,3 +37,12 @@ def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
     batch = x.shape[:-2]
     found = jax.lax.map(f, x.reshape(-1, *x.shape[-2:]))
     return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)
+
+
+def significant(squares: jax.Array) -> jax.Array:
+    """Which of `squares (..., n)` have roots above the rounding noise of the largest one's root.
+
+    None if the largest is 0, or not finite.
+    """
+    noise = (squares.shape[-1] * jnp.finfo(squares.dtype).eps) ** 2
+    return squares > noise * jnp.max(squares, axis=-1, keepdims=True)

@@ -1,0 +1,70 @@
+"""Dion: what its momentum keeps, its limits, and matrices that have less rank than it asks for."""
+
+import jax
+import numpy as np
+import pytest
+from helpers import assert_close, run_scanned
+
+import curvax
+
+GRADIENTS = [np.random.default_rng(t).standard_normal((2, 8, 5)) for t in range(12)]
+every_side = pytest.mark.parametrize("side", ["left", "right"])
+
+
+@every_side
+def test_with_full_rank_and_a_lasting_momentum_dion_becomes_muon(side):
+    """A momentum that does not turn: power iteration converges to the polar factor's span."""
+    g = np.random.default_rng(0).standard_normal((5, 5))
+    with jax.enable_x64(True):
+        found, states = run_scanned(curvax.scale_by_dion(5, b1=0.9, side=side), [g] * 200)
+        muon, momenta = run_scanned(
+            curvax.scale_by_muon(b1=0.9, accumulate="sum", nesterov=False, method="svd"), [g] * 200
+        )
+    assert_close(states[-1].mu, 0.9 * momenta[-1][0].mu, 64)
+    assert_close(found[-1], muon[-1], 64, condition=1e6)
+
+
+@every_side
+def test_what_the_direction_represents_decays_and_the_rest_stays(side):
+    with jax.enable_x64(True):
+        found, states = run_scanned(curvax.scale_by_dion(3, b1=0.9, side=side), GRADIENTS)
+    before = np.zeros((2, 8, 5))
+    for d, state, g in zip(found, states, GRADIENTS, strict=True):
+        b = before + g
+        removed = b - state.mu  # 0.1 P Pᵀ B
+        assert (np.linalg.matrix_rank(removed, tol=1e-9) == 3).all()
+        for k in range(2):
+            rows = np.asarray(d[k]) if side == "left" else np.asarray(d[k]).T
+            whole = b[k] if side == "left" else b[k].T
+            basis = np.linalg.svd(rows, full_matrices=False)[0][:, :3]
+            expected = 0.1 * basis @ basis.T @ whole
+            assert_close(removed[k] if side == "left" else removed[k].T, expected, condition=1e3)
+        assert np.linalg.norm(d, axis=(1, 2)) == pytest.approx(3**0.5)
+        before = np.asarray(state.mu)
+
+
+def test_sides_are_transposes_of_each_other():
+    square = [g[:, :5] for g in GRADIENTS]
+    with jax.enable_x64(True):
+        left, _ = run_scanned(curvax.scale_by_dion(2, side="left"), square)
+        right, _ = run_scanned(
+            curvax.scale_by_dion(2, side="right"), [g.swapaxes(1, 2) for g in square]
+        )
+    assert_close([x.swapaxes(1, 2) for x in right], left, 64, condition=1e3)
+
+
+def test_zero_and_rank_one_gradients_give_finite_directions():
+    zero, one = np.zeros((8, 5), np.float32), np.float32(np.outer(np.arange(8), np.ones(5)))
+    found, states = run_scanned(curvax.scale_by_dion(3), [zero, one, one, zero])
+    assert not found[0].any() and np.isfinite(found).all()
+    assert_close(np.linalg.norm(found[1]), np.float32(1.0), 64)
+    assert_close(np.linalg.norm(states[-1].factor, axis=0), np.ones(3, np.float32), 16)
+    assert np.array_equal(states[-1].failures, 0)
+
+
+def test_a_rank_above_the_orders_is_clamped_and_bad_arguments_are_named():
+    state = curvax.scale_by_dion(64).init(np.zeros((8, 5), np.float32))
+    assert state.factor.shape == (5, 5)
+    for wrong, message in (({"rank": 0}, "rank"), ({"side": "both"}, "side"), ({"b1": 1.0}, "b1")):
+        with pytest.raises(ValueError, match=message):
+            curvax.scale_by_dion(**{"rank": 2, **wrong})

@@ -1,0 +1,54 @@
+"""NorMuon's second moment: equal neurons, kept norms, both sides."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, run_scanned
+
+import curvax
+
+GRADIENTS = [
+    np.random.default_rng(t).standard_normal((2, 6, 4)).astype("float32") for t in range(5)
+]
+SCALED = [g * np.array([1, 10, 0.1, 0], "float32") for g in GRADIENTS]
+
+
+def test_neurons_get_the_same_length_and_matrices_keep_their_norm():
+    found, _ = run_scanned(curvax.normalize_neurons(b2=0.0, eps=0.0), SCALED)
+    for x, g in zip(found, SCALED, strict=True):
+        lengths = np.linalg.norm(x, axis=-2)
+        assert not lengths[:, 3].any()
+        norm = np.linalg.norm(g, axis=(-2, -1))
+        assert_close(lengths[:, :3], np.repeat(norm[:, None] / 3**0.5, 3, axis=1), 16)
+
+
+def test_second_moments_are_averages_over_the_rows():
+    _, states = run_scanned(curvax.normalize_neurons(b2=0.9), GRADIENTS)
+    expected = np.zeros((2, 4))
+    for t, g in enumerate(GRADIENTS):
+        expected = 0.9 * expected + 0.1 * np.mean(np.float64(g) ** 2, axis=-2)
+        assert_close(states[t].neurons, expected, 8)
+
+
+@pytest.mark.parametrize(("side", "order"), [("left", 6), ("right", 4), ("smaller", 4)])
+def test_sides_are_transposes(side, order):
+    transform = curvax.normalize_neurons(side=side)
+    found, states = run_scanned(transform, GRADIENTS)
+    assert states[-1].neurons.shape == (2, order)
+    other = {"left": "right", "right": "left", "smaller": "smaller"}[side]
+    flipped, _ = run_scanned(
+        curvax.normalize_neurons(side=other), [g.swapaxes(1, 2) for g in GRADIENTS]
+    )
+    assert_close([x.swapaxes(1, 2) for x in flipped], found, 8)
+
+
+def test_muon_with_b2_is_normuon_and_keeps_the_length_of_muon():
+    plain = jax.tree.map(np.asarray, run_scanned(curvax.scale_by_muon(), GRADIENTS)[0])
+    normuon = optax.chain(curvax.scale_by_muon(), curvax.normalize_neurons(0.9))
+    expected, _ = run_scanned(normuon, GRADIENTS)
+    found, _ = run_scanned(curvax.scale_by_muon(b2=0.9), GRADIENTS)
+    assert_close(found, expected, 0.0)
+    for x, y in zip(found, plain, strict=True):
+        assert np.abs(np.asarray(x) - y).max() > 0.01
+        assert_close(np.linalg.norm(x, axis=(1, 2)), np.linalg.norm(y, axis=(1, 2)), 8)

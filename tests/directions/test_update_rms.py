@@ -1,0 +1,54 @@
+"""One rule for lengths: `normalize_matrices(c)` behind any direction gives updates of RMS `c`."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from helpers import run_scanned
+
+import curvax
+
+
+def _normal(t: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(t).standard_normal(shape)
+
+
+GRADIENTS = [{"wide": _normal(t, 2, 6, 9), "tall": 1e-6 * _normal(t, 9, 4)} for t in range(6)]
+DIRECTIONS = {
+    "orthogonalized": curvax.scale_by_muon(),
+    "of low rank": curvax.scale_by_dion(2),
+    "normuon": curvax.scale_by_muon(b2=0.9),
+    "whitened": curvax.scale_by_kl_shampoo(refresh=2),
+    "one root": curvax.scale_by_asgo(),
+    "soap before muon": optax.chain(curvax.scale_by_soap(refresh=2), curvax.orthogonalize()),
+    "rows and columns": curvax.scale_by_racs(),
+}
+
+
+def rms(x: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.mean(np.float64(x) ** 2, axis=(-2, -1)))
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_updates_behind_any_direction_have_the_root_mean_square_that_is_asked_for(name):
+    direction = optax.chain(DIRECTIONS[name], curvax.normalize_matrices(0.2))
+    found, _ = run_scanned(direction, GRADIENTS)
+    for x in jax.tree.leaves(found):
+        assert rms(x) == pytest.approx(0.2, rel=1e-5)
+
+
+def test_consistent_rms_is_the_same_for_orthogonal_directions():
+    exact = curvax.scale_by_muon(method="svd")
+    for name in ("wide", "tall"):
+        gradients = [g[name] for g in GRADIENTS]
+        found, _ = run_scanned(optax.chain(exact, curvax.scale_by_shape(0.2)), gradients)
+        expected, _ = run_scanned(optax.chain(exact, curvax.normalize_matrices(0.2)), gradients)
+        assert np.stack(found) == pytest.approx(np.stack(expected), rel=1e-4, abs=1e-6)
+
+
+def test_zero_matrices_stay_zero_and_non_finite_ones_stay_not_finite():
+    normalize = curvax.normalize_matrices(0.2)
+    x = np.stack([np.full((2, 2), value, np.float32) for value in (0.0, np.nan, 1e30)])
+    found, _ = normalize.update(x, normalize.init(x))
+    assert not found[0].any() and np.isnan(found[1]).all()
+    assert rms(found[2]) == pytest.approx(0.2)

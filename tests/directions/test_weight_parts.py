@@ -1,0 +1,153 @@
+"""Parts that read the weights: Lars, kept norms, cautious decay, clipped logits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, gradients_like
+
+import curvax
+
+TREE = {
+    "a": {"kernel": np.zeros((6, 4), np.float32)},
+    "b": {"kernel": np.zeros((4, 9), np.float32)},
+}
+PARAMS = gradients_like(TREE, 1, seed=1)[0]
+GRADIENTS = gradients_like(TREE, 5, seed=2)
+
+
+def train(optimizer: Any, params: Any = PARAMS, gradients: Any = GRADIENTS) -> list[Any]:
+    """The parameters after each step."""
+    update, state, found = jax.jit(optimizer.update), optimizer.init(params), []
+    for g in gradients:
+        updates, state = update(g, state, params)
+        params = optax.apply_updates(params, updates)
+        found.append(params)
+    return found
+
+
+def norms(params: Any) -> list[float]:
+    return [float(np.linalg.norm(np.float64(p))) for p in jax.tree.leaves(params)]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lars_without_momentum_is_optax_lars(decay):
+    direction = optax.chain(
+        optax.add_decayed_weights(decay), curvax.scale_by_weight_norm(0.001, eps=1e-3)
+    )
+    ours = train(curvax.assemble(direction, 0.5))
+    theirs = train(optax.lars(0.5, decay, trust_coefficient=0.001, eps=1e-3, momentum=0.0))
+    assert_close(ours, theirs, 8)
+
+
+def test_lars_of_equation_34_scales_the_momentum():
+    lars = optax.chain(curvax.momentum(0.9), curvax.scale_by_weight_norm())
+    (first, *_), moment = train(curvax.assemble(lars, 0.5)), GRADIENTS[0]
+    for p, m, new in zip(*map(jax.tree.leaves, (PARAMS, moment, first)), strict=True):
+        expected = p - 0.5 * np.linalg.norm(p) * m / np.linalg.norm(m)
+        assert_close(new, expected, 16)
+
+
+def test_each_matrix_of_a_batch_follows_its_own_weights():
+    part = curvax.scale_by_weight_norm()
+    d, w = np.ones((2, 3, 4), np.float32), np.ones((2, 3, 4), np.float32)
+    w[1] *= 5
+    found, _ = part.update(d, part.init(w), w)
+    assert_close(found, w, 8)
+    zero, _ = part.update(d, part.init(w), 0 * w)
+    assert np.array_equal(zero, d)
+
+
+def _hyperball(rate: Any) -> optax.GradientTransformation:
+    steps = optax.chain(
+        curvax.scale_by_weight_norm(), optax.scale_by_learning_rate(rate), curvax.keep_weight_norm()
+    )
+    return curvax.on_matrices(steps, guard=False)
+
+
+def test_hyperball_updates_keep_norms_and_turn_by_the_learning_rate():
+    optimizer = curvax.assemble(curvax.scale_by_muon(), 0.1, base=_hyperball)
+    before, *_ = trained = train(optimizer)
+    for params in trained:
+        assert_close(norms(params), norms(PARAMS), 8, eps=1e-6)
+    for p, q in zip(jax.tree.leaves(PARAMS), jax.tree.leaves(before), strict=True):
+        moved = np.linalg.norm(np.asarray(q) - p) / np.linalg.norm(p)
+        assert 0.05 < moved < 0.11
+
+
+def test_cautious_decay_acts_where_the_step_shrinks_the_weight():
+    w, d = np.float32([2, -2, 2, 0]), np.float32([1e-30, 1, -1, 1])
+    decay = curvax.add_cautious_decay(0.1)
+    found, _ = decay.update(d, decay.init(w), w)
+    assert_close(found, np.float32([0.2, 1, -1, 1]))
+    cautious = lambda rate: optax.chain(  # noqa: E731
+        curvax.add_cautious_decay(0.1), optax.scale_by_learning_rate(rate)
+    )
+    plain = train(curvax.muon(0.1))[0]
+    decayed = train(
+        curvax.assemble(
+            optax.chain(curvax.scale_by_muon(), curvax.scale_by_shape()), 0.1, base=cautious
+        )
+    )[0]
+    for p, q, r in zip(*map(jax.tree.leaves, (PARAMS, plain, decayed)), strict=True):
+        shrinks = (p - np.asarray(q)) * p >= 0
+        assert 0 < shrinks.mean() < 1
+        assert_close(r, np.asarray(q) - np.where(shrinks, 0.01 * p, 0), 8)
+
+
+def test_cautious_decay_takes_a_mask():
+    decay = curvax.add_cautious_decay(0.1, mask={"a": True, "b": False})
+    w = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    found, _ = decay.update(w, decay.init(w), w)
+    assert found["a"].tolist() == pytest.approx([1.1, 1.1]) and found["b"].tolist() == [1, 1]
+
+
+ATTENTION = {
+    "block": {
+        "query": {"kernel": np.ones((4, 3, 2), np.float32)},
+        "value": {"kernel": np.ones((4, 3, 2), np.float32)},
+    }
+}
+
+
+def test_logits_of_heads_above_the_threshold_are_clipped_after_the_update():
+    heads = {"*kernel": curvax.MatrixAxes(rows=0, columns=(1, 2))}
+    muon = curvax.muon(0.1, weight_dimension_numbers=heads)
+    optimizer = optax.chain(muon, curvax.clip_logits(10.0))
+    params, grads = ATTENTION, gradients_like(ATTENTION, 1)[0]
+    state = optimizer.init(params)
+    logits = jnp.array([5.0, 40.0, jnp.nan])[:, None]
+
+    @jax.jit
+    def step(**statistics: Any) -> Any:
+        updates, _ = optimizer.update(grads, state, params, **statistics)
+        return optax.apply_updates(params, updates)
+
+    plain, clipped = step(), step(max_logits={"block/query/kernel": logits})
+    factors = np.float32([1, 0.5, 1])[None, :, None]
+    query, value = (clipped["block"][name]["kernel"] for name in ("query", "value"))
+    assert_close(query, factors * plain["block"]["query"]["kernel"], 4)
+    assert np.array_equal(query[:, 0], plain["block"]["query"]["kernel"][:, 0])
+    assert np.array_equal(value, plain["block"]["value"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        ({"block/key/kernel": 1.0}, "max_logits: the pattern 'block/key/kernel' matches no"),
+        ({"block/query/kernel": np.ones(3)}, r"shape \(4, 3, 2\), got shape \(3,\)"),
+    ],
+)
+def test_bad_statistics_are_named(logits, message):
+    clip = curvax.clip_logits()
+    with pytest.raises(ValueError, match=message):
+        clip.update(ATTENTION, clip.init(ATTENTION), ATTENTION, max_logits=logits)
+
+
+def test_parts_that_read_weights_say_so():
+    for part in (curvax.scale_by_weight_norm(), curvax.keep_weight_norm()):
+        with pytest.raises(ValueError, match="params must be given to update"):
+            part.update(np.ones((2, 2)), part.init(np.ones((2, 2))))

@@ -1,0 +1,179 @@
+"""Statistics of whitened gradients: what they converge to, symmetries, bounds, combinations."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close
+from shared.soap import soap_gradients, soap_trajectory
+
+import curvax
+from curvax.transforms._side import LEFT
+from curvax.transforms.kronecker._whitened import (
+    inverse_roots,
+    largest_whitened,
+    whitened_by_roots,
+)
+
+STEPS = 12
+WIDE = soap_gradients((6, 9))[:STEPS]
+SQUARE = soap_gradients((5, 5))[:STEPS]
+STORED = curvax.quantized(bits=8, block=4, min_elements=1)
+
+
+def roots(momentum: Any = None, refresh: Any = None, eps: float = 0.0, **settings: Any) -> Any:
+    refresh = curvax.every(1) if refresh is None else refresh
+    return curvax.precondition(
+        momentum, refresh=refresh, root=2, b2=0.9, eps=eps, statistics="kl", **settings
+    )
+
+
+def test_the_covariance_of_the_entries_is_a_fixed_point():
+    """The gradients `A E_ij B` for all units `E_ij` have the covariance `A Aᵀ ⊗ Bᵀ B`."""
+    generator = np.random.default_rng(0)
+    a, b = generator.standard_normal((3, 3)), generator.standard_normal((4, 4))
+    units = np.eye(12).reshape(12, 3, 4)
+
+    def inverse_root(x: np.ndarray) -> np.ndarray:
+        d, q = np.linalg.eigh(x)
+        return (q / np.sqrt(d)) @ q.T
+
+    left, right = a @ a.T, b.T @ b
+    with jax.enable_x64(True):
+        found = whitened_by_roots(
+            jnp.asarray(a @ units @ b),
+            lambda g, side: inverse_root(left) @ g if side is LEFT else g @ inverse_root(right),
+            (jnp.full(12, True), jnp.full(12, True)),
+            jnp.ones(12),
+        )
+    rows, columns = (np.asarray(x) for x in found)
+    condition = np.linalg.cond(left) * np.linalg.cond(right)
+    assert_close(np.einsum("kij,klj->il", rows, rows), left, condition=condition)
+    assert_close(np.einsum("kji,kjl->il", columns, columns), right, condition=condition)
+
+
+DIRECTIONS = {
+    "kl_shampoo": curvax.scale_by_kl_shampoo(refresh=4, limit=float("inf")),
+    "soap": curvax.scale_by_soap(refresh=4, statistics="kl"),
+    "roots": roots(refresh=curvax.every(4)),
+}
+every_direction = pytest.mark.parametrize("name", DIRECTIONS)
+
+
+@every_direction
+def test_scaling_the_gradients_does_not_change_the_direction_of_kl_shampoo(name):
+    with jax.enable_x64(True):
+        plain, _ = soap_trajectory(DIRECTIONS[name], SQUARE)
+        scaled, _ = soap_trajectory(DIRECTIONS[name], [1e-3 * g for g in SQUARE])
+    # In the first basis, which diagonalizes the first gradient, SOAP divides noise by noise.
+    condition = float(np.linalg.cond(SQUARE[0])) ** 4
+    assert_close(scaled[1:], plain[1:], 64, condition=condition)
+
+
+@every_direction
+def test_transposing_the_gradient_transposes_the_direction_of_kl_shampoo(name):
+    with jax.enable_x64(True):
+        plain, _ = soap_trajectory(DIRECTIONS[name], SQUARE)
+        transposed, _ = soap_trajectory(DIRECTIONS[name], [g.T for g in SQUARE])
+    condition = float(np.linalg.cond(SQUARE[0])) ** 4
+    assert_close(np.swapaxes(transposed, 1, 2)[1:], plain[1:], 64, condition=condition)
+
+
+def test_after_one_step_kl_shampoo_is_precondition_with_whitened_statistics():
+    eigen = curvax.scale_by_kl_shampoo(b1=0.0, b2=0.9)
+    with jax.enable_x64(True):
+        found, states = soap_trajectory(eigen, SQUARE[:2])
+        expected, others = soap_trajectory(roots(), SQUARE[:2])
+    condition = float(np.linalg.cond(SQUARE[0])) ** 2
+    assert_close(found[0], expected[0], 64, condition=condition)
+    # The statistics of the second step are whitened by those of the first.
+    assert_close(states.right.statistic[1], others.right.statistic[1], 64, condition=condition)
+    plain = 0.9 * others.right.statistic[0] + 0.1 / 5 * SQUARE[1].T @ SQUARE[1]
+    assert np.abs(plain - others.right.statistic[1]).max() > 0.1 * np.abs(plain).max()
+
+
+def test_eigenvalues_are_averages_in_the_basis_in_use():
+    """While a basis stays, they are the diagonal of the statistic in this basis."""
+    direction = curvax.scale_by_kl_shampoo(refresh=curvax.every(8, offset=1))
+    with jax.enable_x64(True):
+        _, states = soap_trajectory(direction, WIDE)
+    for basis in (states.left, states.right):
+        for t in range(8):
+            u = basis.basis[t]
+            expected = np.diag(u.T @ basis.statistic[t] @ u)
+            assert_close(basis.spectrum[t], expected, 64, condition=1e4)
+
+
+def test_directions_from_fresh_roots_keep_their_bound():
+    """Of gradients of very different lengths, and of rank one."""
+    generator = np.random.default_rng(1)
+    sizes = 10.0 ** generator.integers(-3, 3, 30)
+    gradients = [s * generator.standard_normal((6, 9)) for s in sizes]
+    gradients[10:15] = [np.outer(g[:, 0], g[0]) for g in gradients[10:15]]
+    with jax.enable_x64(True):
+        found, _ = soap_trajectory(roots(eps=1e-12), gradients)
+        stale, _ = soap_trajectory(roots(refresh=curvax.every(7), limit=True), gradients)
+    longest = np.linalg.norm(found, axis=(1, 2))
+    assert longest.max() <= 6 / np.sqrt(0.9 * 0.1)
+    assert longest.max() > 6  # the bound says something
+    assert np.linalg.norm(stale, axis=(1, 2)).max() <= 6 / np.sqrt(0.9 * 0.1) * (1 + 1e-9)
+
+
+def test_directions_from_eigenvalues_keep_their_bound():
+    """With and without momentum, of gradients of very different lengths."""
+    generator = np.random.default_rng(1)
+    sizes = 10.0 ** generator.integers(-3, 3, 30)
+    gradients = [s * generator.standard_normal((6, 9)) for s in sizes]
+    for b1, least in ((0.0, 1.0), (0.9, 0.3)):
+        forever = curvax.every(1000)
+        direction = curvax.scale_by_kl_shampoo(b1=b1, refresh=forever, limit=float("inf"))
+        found, _ = soap_trajectory(direction, gradients, "float32")
+        largest = np.sqrt(np.mean(found**2, axis=(1, 2))).max()
+        assert least < largest <= largest_whitened(b1, 0.98)
+    assert largest_whitened(0.9, 0.9) == np.inf
+
+
+@pytest.mark.parametrize(
+    "direction",
+    [
+        roots(curvax.momentum(0.9), refresh=curvax.policies.foam(2), eps=1e-9, storage=STORED),
+        curvax.scale_by_kl_shampoo(refresh=curvax.policies.diagonal_residual(2), storage=STORED),
+        roots(side="left"),
+    ],
+    ids=["foam", "residual", "left"],
+)
+def test_policies_and_storages_combine_with_whitened_statistics(direction):
+    """Also with zeros first; the direction is close to 1 in root mean square."""
+    zero = np.zeros((6, 9))
+    found, _ = soap_trajectory(direction, [zero, zero, *WIDE], "float32")
+    assert np.isfinite(found).all() and not found[:2].any()
+    lengths = np.sqrt(np.mean(found[2:] ** 2, axis=(1, 2)))
+    assert (lengths > 0).all() and lengths.max() < 4
+
+
+def test_noise_among_the_eigenvalues_whitens_nothing():
+    d = jnp.array([[4.0, 1.0, 1e-14], [0.0, 0.0, 0.0], [jnp.nan, 1.0, 1.0]])
+    found = inverse_roots(d)
+    assert found[:2].tolist() == [[0.5, 1.0, 0.0], [0.0, 0.0, 0.0]]
+    assert jnp.isnan(found[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"root": 4}, "root .with statistics='kl'. must be one of 2"),
+        ({"b2": None}, "b2 must be a decay rate with statistics='kl', got None"),
+        ({"statistics": "KL"}, "statistics must be one of 'gradient', 'kl', 'momentum'"),
+    ],
+)
+def test_bad_arguments_of_precondition_are_named(wrong, message):
+    settings: dict[str, Any] = {"refresh": curvax.every(1), "root": 2, "statistics": "kl"}
+    with pytest.raises(ValueError, match=message):
+        curvax.precondition(**{**settings, **wrong})
+
+
+def test_division_by_eigenvalues_needs_whitened_statistics():
+    with pytest.raises(ValueError, match="statistics must be 'kl' with divide=True"):
+        curvax.in_eigenbasis(curvax.momentum(), refresh=curvax.every(1), divide=True)

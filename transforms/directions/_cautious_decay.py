@@ -1,0 +1,58 @@
+r"""Weight decay where it helps the step: cautious weight decay (Chen et al., arXiv:2510.12402).
+
+$$D \leftarrow D + \lambda\, \mathbb 1[D \odot W \ge 0] \odot W$$
+
+for a direction $D$, before the learning rate and the sign. An entry decays if the step makes it
+smaller anyway, so that decay never works against the direction. *Cost*: one pass, no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._validate import check_interval
+
+
+def add_cautious_decay(
+    weight_decay: jax.typing.ArrayLike = 0.0, mask: Any = None
+) -> optax.GradientTransformation:
+    """Adds decay to the entries whose direction has the sign of their weight.
+
+    It takes the place of `optax.add_decayed_weights`: in front of the learning rate, for leaves of
+    any shape.
+
+    Args:
+      weight_decay: λ.
+      mask: which parameters decay, as in `optax.adamw`.
+
+    Returns:
+      A transformation that needs parameters.
+
+    Raises:
+      ValueError: if `weight_decay` is negative.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> decay = curvax.add_cautious_decay(0.5)
+      >>> weights, direction = jnp.array([2.0, -2.0]), jnp.array([1.0, 1.0])
+      >>> decay.update(direction, decay.init(weights), weights)[0].tolist()
+      [2.0, 1.0]
+    """
+    check_interval("weight_decay", weight_decay, 0.0)
+
+    def decayed(d: jax.Array, w: jax.Array) -> jax.Array:
+        # Signs, because a product may underflow to 0.
+        agrees = jnp.sign(d) * jnp.sign(w).astype(d.dtype) >= 0
+        return d + jnp.where(agrees, weight_decay * w, 0).astype(d.dtype)
+
+    def update(updates: Any, state: Any, params: Any = None):
+        if params is None:
+            raise ValueError("params must be given to update: add_cautious_decay reads them.")
+        return jax.tree.map(decayed, updates, params), state
+
+    decay = optax.GradientTransformation(optax.init_empty_state, update)
+    return decay if mask is None else optax.masked(decay, mask)

@@ -1,0 +1,102 @@
+r"""QK-clip: shrinks the kernels of attention heads whose logits are too large.
+
+$$W \leftarrow \gamma^{\alpha}\, (W + \Delta), \qquad \gamma = \min(1,\ \tau / S)$$
+
+for the update $\Delta$ of a kernel, and the largest logit $S$ of each head in this step's batch
+(Kimi team, arXiv:2507.20534). With $\alpha = 1/2$ for query and key, the logits of a head shrink by
+$\gamma$. The statistic comes from the model, through an argument of `update`:
+
+    updates, state = optimizer.update(grads, state, params, max_logits={
+        "block_0/attention/query/kernel": s[:, None],  # kernel (D, H, K), s (H,)
+        "block_0/attention/key/kernel": s[:, None],
+    })
+
+*Numerics.* float32 at least. A head whose statistic is zero or not finite is not clipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._paths import check_patterns, named_leaves
+from .._validate import check_interval
+
+
+def clip_logits(
+    threshold: jax.typing.ArrayLike = 100.0, *, power: jax.typing.ArrayLike = 0.5
+) -> optax.GradientTransformationExtraArgs:
+    """Shrinks given kernels where a statistic of the model exceeds a threshold.
+
+    Put it last, behind a full optimizer. `update` takes the statistics as `max_logits`: a mapping
+    from the paths of parameters, which `summarize` prints, to arrays that broadcast against them.
+    Without this argument nothing is clipped. Parameters that other heads share, such as a
+    rotary key, are left out; the query that meets it shrinks alone, by a second `clip_logits` with
+    `power=1`.
+
+    Args:
+      threshold: τ.
+      power: α.
+
+    Returns:
+      A transformation that needs parameters.
+
+    Raises:
+      ValueError: if an argument is outside its range, or a path has no parameter.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> optimizer = optax.chain(optax.sgd(1.0), curvax.clip_logits(10.0))
+      >>> params = {"query": jnp.ones((1, 2, 1)), "value": jnp.ones(2)}
+      >>> zero, logits = (
+      ...     {"query": jnp.zeros((1, 2, 1)), "value": jnp.zeros(2)},
+      ...     jnp.array([5.0, 40.0]),
+      ... )
+      >>> state = optimizer.init(params)
+      >>> updates, _ = optimizer.update(zero, state, params, max_logits={"query": logits[:, None]})
+      >>> optax.apply_updates(params, updates)["query"].ravel().tolist()
+      [1.0, 0.5]
+    """
+    check_interval("threshold", threshold, 0.0, open_low=True)
+    check_interval("power", power, 0.0)
+
+    def clipped(name: str, u: Any, w: Any, largest: Any) -> jax.Array:
+        dtype = jnp.promote_types(jnp.result_type(u, w), jnp.float32)
+        s = jnp.asarray(largest, dtype)
+        fits = all(a in (1, b) for a, b in zip(s.shape[::-1], w.shape[::-1], strict=False))
+        if s.ndim > w.ndim or not fits:
+            raise ValueError(
+                f"max_logits: the statistic of {name!r} must broadcast against the parameter's "
+                f"shape {w.shape}, got shape {s.shape}."
+            )
+        s = s.reshape((1,) * (w.ndim - s.ndim) + s.shape)
+        above = (s > threshold) & jnp.isfinite(s)
+        factor = jnp.where(above, threshold / jnp.where(above, s, 1), 1) ** power
+        wide = w.astype(dtype)
+        return jnp.where(above, factor * (wide + u) - wide, u.astype(dtype)).astype(u.dtype)
+
+    def update(
+        updates: Any,
+        state: Any,
+        params: Any = None,
+        *,
+        max_logits: Mapping[str, Any] | None = None,
+        **extra_args: Any,
+    ):
+        del extra_args
+        if not max_logits:
+            return updates, state
+        if params is None:
+            raise ValueError("params must be given to update: clip_logits reads them.")
+        weights, named = named_leaves(params).present(), named_leaves(updates)
+        check_patterns("max_logits", max_logits, weights)
+        leaves = named.present()
+        for name, largest in max_logits.items():
+            leaves[name] = clipped(name, leaves[name], weights[name], largest)
+        return named.rebuild(leaves), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

@@ -1,0 +1,141 @@
+r"""Orthonormal updates of low rank with error feedback: Dion (Ahn et al., arXiv:2504.05295).
+
+For a momentum $M$ `(m, n)` and a right factor $Q$ `(n, r)`, whose columns are unit vectors:
+
+$$B = M + G, \qquad P = \mathrm{orth}(B Q), \qquad R = B^\top P, \qquad
+M \leftarrow B - (1-\mu)\, P R^\top, \qquad Q \leftarrow R \, \mathrm{diag}(\|R_{:j}\|)^{-1}, \qquad
+D = P Q^\top$$
+
+That is one step of power iteration from the last $Q$. Only what the direction represents decays;
+the rest stays in $M$ as feedback until a later step represents it. With full rank and $B Q$ of full
+rank, $P P^\top = I$, and $M$ is Muon's momentum $\mu (M + G)$.
+
+*Not `in_subspace`*: that projects the gradient, runs a transformation inside the subspace, and
+drops or rescales the rest. Here the full momentum is what is projected, and the part inside the
+subspace flows back into it.
+
+*Numerics.* float32 at least, `Precision.HIGHEST`; `orth` by QR, one matrix after the other. A
+column of $R$ that is rounding noise beside the longest gives a zero column of the direction, and
+the column of $Q$ stays. If the QR fails, the direction is 0, $M$ becomes $\mu B$, and `failures`
+counts it. *Cost*: `8mnr` FLOPs and a QR of `m × r`. *State*: `mn + nr` numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._keys import key_for, matrix_keys
+from .._side import side_of
+from .._trees import map_unzip
+from .._validate import (
+    check_choice,
+    check_decay,
+    check_integer,
+    check_matrices,
+    check_positive_int,
+)
+from ..linalg._numerics import HIGHEST, one_by_one, significant
+
+
+class DionState(NamedTuple):
+    """State of `scale_by_dion`."""
+
+    mu: Any  # M, shaped like the parameters, float32 at least
+    factor: Any  # Q (..., d, r), with the order d of the side that is not orthonormal
+    failures: Any  # failed QR decompositions, int32 (...) per leaf
+
+
+def scale_by_dion(
+    rank: int, *, b1: jax.typing.ArrayLike = 0.95, side: str = "left", seed: int = 0
+) -> optax.GradientTransformation:
+    """Replaces matrices by orthonormal directions of low rank, with error feedback.
+
+    Args:
+      rank: r; at most `min(m, n)` is used.
+      b1: μ, the decay rate of what the direction represents.
+      side: the side of P: "left" (rows, as printed), "right", "smaller" or "larger". The paper's
+        rows are outputs, which are the columns of kernels in Flax.
+      seed: seed of the first Q, whose columns are random.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`. Its directions have at most the norm
+      `√r`; the paper multiplies them by √(outputs / inputs), which `scale_by_shape` does for
+      matrices with more outputs.
+
+    Raises:
+      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
+        names it.
+
+    Example:
+      >>> import curvax, optax
+      >>> direction = optax.chain(curvax.scale_by_dion(64), curvax.scale_by_shape())
+      >>> optimizer = curvax.assemble(direction, 0.02)
+    """
+    check_positive_int("rank", rank)
+    check_decay("b1", b1)
+    check_choice("side", side, ("left", "right", "smaller", "larger"))
+    check_integer("seed", seed, 0)
+
+    def init(params: Any) -> DionState:
+        check_matrices(params, "scale_by_dion")
+
+        def momentum(p: Any) -> jax.Array:
+            return jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
+
+        def first(p: Any, key: jax.Array) -> jax.Array:
+            order, r = side_of(side, p).other.order(p), min(rank, *p.shape[-2:])
+
+            def drawn(key: jax.Array) -> jax.Array:
+                return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), momentum(p).dtype)
+
+            for _ in p.shape[:-2]:
+                drawn = jax.vmap(drawn)
+            q = drawn(key)
+            return q / jnp.linalg.norm(q, axis=-2, keepdims=True)
+
+        return DionState(
+            mu=jax.tree.map(momentum, params),
+            factor=jax.tree.map(first, params, matrix_keys(params, seed)),
+            failures=jax.tree.map(lambda p: jnp.zeros(p.shape[:-2], jnp.int32), params),
+        )
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        step = functools.partial(_step, b1=b1, side=side)
+        directions, *new = map_unzip(4, step, updates, state.mu, state.factor, state.failures)
+        return directions, DionState(*new)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _step(
+    g: jax.Array, mu: jax.Array, q: jax.Array, failures: jax.Array, *, b1: Any, side: str
+) -> tuple[jax.Array, ...]:
+    own = side_of(side, g)
+    b = own.as_rows(mu + g.astype(mu.dtype))
+    p = one_by_one(lambda x: jnp.linalg.qr(x)[0], _product(b, q))
+    # A momentum that is not finite is not the decomposition's failure: it stays NaN.
+    given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (b, p))
+    failed = (given & ~found)[..., None, None]
+    p = jnp.where(failed, 0, p)
+    r = _product(b.mT, p)
+    inside = jnp.where(failed, b, _product(p, r.mT))
+    squares = jnp.sum(r * r, axis=-2)
+    kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
+    unit = r / jnp.where(kept, jnp.sqrt(squares)[..., None, :], 1)
+    direction = _product(p, jnp.where(kept, unit, 0).mT)
+    return (
+        own.as_rows(direction).astype(g.dtype),
+        own.as_rows(b - (1 - b1) * inside),
+        jnp.where(kept, unit, q),
+        failures + failed[..., 0, 0],
+    )
+
+
+def _product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, precision=HIGHEST)

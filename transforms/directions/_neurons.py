@@ -1,0 +1,91 @@
+r"""One step size per neuron: NorMuon's second moment (Li et al., arXiv:2510.05491, Algorithm 1).
+
+$$v_j \leftarrow b_2 v_j + (1-b_2)\, \frac1m \sum_i O_{ij}^2, \qquad
+D = \hat O\, \|O\| \,/\, \|\hat O\|, \quad \hat O_{ij} = O_{ij} / (\sqrt{v_j} + \epsilon)$$
+
+for a direction $O$, such as Muon's. Here neurons are the columns of a matrix, its outputs; the
+paper's weights are transposed, with outputs as rows. Newton-Schulz leaves neurons of unequal length
+where the matrix is tall. Behind it, each neuron gets the same root mean square over time, and each
+matrix keeps its norm. The paper rescales to a root mean square of 0.2 instead, which
+`normalize_matrices(0.2)` does.
+
+*Numerics.* float32 at least. A neuron whose $\sqrt{v}$ is rounding noise beside the largest of its
+matrix gives 0. *Cost*: two passes. *State*: one number per neuron.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._side import side_of
+from .._trees import map_unzip
+from .._validate import check_choice, check_decay, check_interval, check_matrices
+from ..linalg._numerics import significant
+from ._graft import rescaled
+
+
+class NeuronState(NamedTuple):
+    """State of `normalize_neurons`."""
+
+    neurons: Any  # v, (..., n), or (..., m) on the left side, float32 at least
+
+
+def normalize_neurons(
+    b2: jax.typing.ArrayLike = 0.95,
+    eps: jax.typing.ArrayLike = 1e-8,
+    *,
+    side: str = "right",
+) -> optax.GradientTransformation:
+    """Divides each neuron by the root of its second moment; each matrix keeps its norm.
+
+    Args:
+      b2: decay rate of the second moments, which start at 0 without bias correction.
+      eps: added to their roots.
+      side: where the neurons are: "right" (columns), "left" (rows), "smaller" or "larger".
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)`.
+
+    Raises:
+      ValueError: if an argument is outside its range or a leaf is not a matrix; the message
+        names it.
+
+    Example:
+      >>> import curvax, optax
+      >>> normuon = optax.chain(curvax.scale_by_muon(), curvax.normalize_neurons())
+    """
+    check_decay("b2", b2)
+    check_interval("eps", eps, 0.0)
+    check_choice("side", side, ("right", "left", "smaller", "larger"))
+
+    def init(params: Any) -> NeuronState:
+        check_matrices(params, "normalize_neurons")
+
+        def zeros(p: Any) -> jax.Array:
+            shape = (*p.shape[:-2], side_of(side, p).order(p))
+            return jnp.zeros(shape, jnp.promote_types(p.dtype, jnp.float32))
+
+        return NeuronState(jax.tree.map(zeros, params))
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+
+        def normalized(x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+            other = side_of(side, x).other.axis
+            work = x.astype(v.dtype)
+            v = jnp.asarray(b2 * v + (1 - b2) * jnp.mean(work**2, axis=other))
+            kept = significant(v)
+            inverse = jnp.where(kept, 1 / (jnp.sqrt(jnp.where(kept, v, 1)) + eps), 0)
+            # A damaged state must show, so that the guard starts it anew.
+            inverse = jnp.where(jnp.isfinite(v).all(axis=-1, keepdims=True), inverse, jnp.nan)
+            scaled = rescaled(work * jnp.expand_dims(inverse, other), work)
+            return scaled.astype(x.dtype), v
+
+        directions, neurons = map_unzip(2, normalized, updates, state.neurons)
+        return directions, NeuronState(neurons)
+
+    return optax.GradientTransformation(init, update)

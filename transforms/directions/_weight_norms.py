@@ -1,0 +1,105 @@
+r"""Steps that follow the norms of the weights, and steps that keep them.
+
+| function | result | reference |
+|---|---|---|
+| `scale_by_weight_norm` | $c\,\|W\|\, D / \|D\|$ | Lars: Gong et al., arXiv:2502.07752, Eq. 34 |
+| `keep_weight_norm` | $\|W\|\,(W + \Delta) / \|W + \Delta\| - W$ | Hyperball: Wen et al., 2025 |
+
+for a direction $D$ and an update $\Delta$ of weights $W$, with Frobenius norms per matrix. The
+first goes in front of the learning rate, the second behind it: together they move a matrix by the
+same angle at each step, on the sphere on which it started, in place of weight decay.
+
+*Numerics.* float32 at least. Where the weights or the update are zero, there is nothing to follow
+or keep: the update stays as it is. Kept norms drift by rounding only. *Cost*: two passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._validate import check_interval, check_matrices
+
+
+def scale_by_weight_norm(
+    coefficient: jax.typing.ArrayLike = 1.0, *, eps: jax.typing.ArrayLike = 0.0
+) -> optax.GradientTransformation:
+    """Gives each matrix of a direction `coefficient` times the norm of its weights.
+
+    Behind `momentum` this is Lars. With plain gradients it is `optax.scale_by_trust_ratio`, with a
+    norm for each matrix instead of one for each array.
+
+    Args:
+      coefficient: c.
+      eps: added to the norm of the direction.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)` that needs parameters.
+
+    Example:
+      >>> import curvax, optax
+      >>> lars = optax.chain(curvax.momentum(0.9), curvax.scale_by_weight_norm())
+    """
+    check_interval("coefficient", coefficient, 0.0, open_low=True)
+    check_interval("eps", eps, 0.0)
+
+    def scaled(x: jax.Array, w: jax.Array) -> jax.Array:
+        weights, length = _norm(w), _norm(x)
+        follows = (weights > 0) & (length > 0)
+        ratio = coefficient * weights / jnp.where(follows, length + eps, 1)
+        return x * jnp.where(follows, ratio, 1)
+
+    return _of_weights("scale_by_weight_norm", scaled)
+
+
+def keep_weight_norm() -> optax.GradientTransformation:
+    """Changes updates so that each matrix of the weights keeps its Frobenius norm.
+
+    Use it as the last part, behind the learning rate.
+
+    Returns:
+      A transformation on batches of matrices `(..., m, n)` that needs parameters.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> weights = jnp.array([[3.0, 4.0]])
+      >>> keep = curvax.keep_weight_norm()
+      >>> update, _ = keep.update(jnp.array([[0.0, -4.0]]), keep.init(weights), weights)
+      >>> (weights + update).tolist()
+      [[5.0, 0.0]]
+    """
+
+    def kept(x: jax.Array, w: jax.Array) -> jax.Array:
+        moved = w + x
+        norm, length = _norm(w), _norm(moved)
+        keeps = (norm > 0) & (length > 0)
+        return jnp.where(keeps, moved * (norm / jnp.where(keeps, length, 1)) - w, x)
+
+    return _of_weights("keep_weight_norm", kept)
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    return jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
+
+
+def _of_weights(
+    name: str, f: Callable[[jax.Array, jax.Array], jax.Array]
+) -> optax.GradientTransformation:
+    def init(params: Any) -> optax.EmptyState:
+        check_matrices(params, name)
+        return optax.EmptyState()
+
+    def one(x: jax.Array, w: jax.Array) -> jax.Array:
+        dtype = jnp.promote_types(jnp.promote_types(x.dtype, w.dtype), jnp.float32)
+        return f(x.astype(dtype), w.astype(dtype)).astype(x.dtype)
+
+    def update(updates: Any, state: Any, params: Any = None):
+        if params is None:
+            raise ValueError(f"params must be given to update: {name} reads the weights.")
+        return jax.tree.map(one, updates, params), state
+
+    return optax.GradientTransformation(init, update)
