@@ -65,9 +65,9 @@ params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 # %%
 axes = {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
 optimizers = {
-    "embed": curvax.stochastic_rounding(optax.adamw(1e-4)),
-    "layers": curvax.stochastic_rounding(curvax.racs(2e-3, weight_dimension_numbers=axes)),
-    "head": curvax.stochastic_rounding(optax.adamw(1e-4)),
+    "embed": curvax.stochastic_rounding(optax.adamw(3e-4)),
+    "layers": curvax.stochastic_rounding(curvax.racs(1e-2, weight_dimension_numbers=axes)),
+    "head": curvax.stochastic_rounding(optax.adamw(3e-4)),
 }
 states = {name: optimizer.init(params[name]) for name, optimizer in optimizers.items()}
 

@@ -90,9 +90,7 @@ def step(params, state, x):
     return optax.apply_updates(params, updates), state, loss
 
 
-step = jax.jit(
-    step, donate_argnums=(0, 1), out_shardings=(shardings, state_shardings, sharding())
-)
+step = jax.jit(step, donate_argnums=(0, 1), out_shardings=(shardings, state_shardings, sharding()))
 batch = jax.device_put(jax.random.normal(jax.random.key(1), (64, WIDTH)), sharding("data"))
 losses = []
 for _ in range(30):

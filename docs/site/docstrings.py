@@ -26,6 +26,7 @@ class Docstrings(griffe.Extension):
     """Rewrites the docstrings of the package once it is loaded."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Rewrites all of them."""
         names = {name for name in pkg.exports or () if isinstance(name, str)}
         for module in ("policies", "subspaces"):
             names |= {f"{module}.{name}" for name in pkg[module].exports or ()}
@@ -83,6 +84,6 @@ def markdown(docstring: str, names: set[str], shared: dict[str, str]) -> str:
     text = BLOCK.sub(block, text)
     text = INLINE.sub(r"$\1$", text)
     text = LINK.sub(r"[\1](\2)", text)
-    text = GUIDE.sub(r"[\1](../\1.html)", text)
+    text = GUIDE.sub(r"[\1](../\1.md)", text)
     parts = re.split(r"(?m)(^ *>>> .*(?:\n *\.\.\. .*)*)", text)
     return "".join(part if i % 2 else NAME.sub(name, part) for i, part in enumerate(parts))

@@ -57,14 +57,14 @@ PAGE = """\
 {start}```
 
 The factor is that of the tuned learning rates: {found} ([record](../benchmarks/results/train.md)).
-Then double and halve it until both are worse. Weight decay is multiplied by the learning rate, so a
-method with {factor:g} times AdamW's rate takes 1/{factor:g} of its `weight_decay` for the same decay
+Then double and halve it until both are worse. Weight decay is multiplied by the learning rate: with
+{factor:g} times AdamW's rate, take 1/{factor:g} of its `weight_decay` for the same decay
 ([why](../docs/start.md#weight-decay)).
 
 ![Validation loss of {title} over steps and over seconds, beside AdamW's](figures/{name}.svg)
 
-The small language model of [the record](../benchmarks/results/train.md), each method at its own best
-learning rate: mean and range over three seeds; other methods in gray.
+The small language model of [the record](../benchmarks/results/train.md), each method at its own
+best learning rate: mean and range over three seeds; other methods in gray.
 
 | | for an `m × n` matrix, `m ≤ n` |
 | --- | --- |
@@ -117,7 +117,9 @@ def pages() -> dict[str, str]:
 
 def _page(name: str, formulas: dict[str, list[str]], minds: dict[str, list[str]]) -> str:
     direction, state, work, refresh, paper = formulas[name]
-    found = " and ".join(f"{factor(name, model):g} times AdamW's on the {model}" for model in MODELS)
+    found = " and ".join(
+        f"{factor(name, model):g} times AdamW's on the {model}" for model in MODELS
+    )
     return PAGE.format(
         title=NAMES[name],
         name=name,

@@ -1,8 +1,8 @@
 """The notebooks: scripts in docs/notebooks, whose cells start with `# %%`, run and shown.
 
-`# %% [markdown]` starts a cell of text, in comments. Each script becomes a notebook, which runs in a
-process of its own, and a page with its output. A script that has not changed is not run again
-(`runs/notebooks` keeps what it gave).
+`# %% [markdown]` starts a cell of text, in comments. Each script becomes a notebook, which runs in
+a process of its own, and a page with its output. It runs again when the script or the library has
+changed (`runs/notebooks` keeps what it gave).
 
     python docs/site/notebooks.py docs/notebooks/sharding.py   # runs one, and prints its page
 """
@@ -45,7 +45,9 @@ def notebook(script: Path) -> Any:
 @functools.cache
 def finished(script: Path) -> Any:
     """The notebook of a script with its output."""
-    sources = sorted(path for room in ("curvax", "optimizers", "transforms") for path in _python(room))
+    sources = sorted(
+        path for room in ("curvax", "optimizers", "transforms") for path in _python(room)
+    )
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in (script, *sources))).hexdigest()
     kept = KEPT / f"{script.stem}-{digest[:16]}.ipynb"
     if kept.exists():
