@@ -28,7 +28,7 @@ GROUPS = {
     "matrices": (
         "Matrices",
         "Which parameters are matrices, and along which axes ([guide](../docs/matrices.md)).",
-        "MatrixRule MatrixAxes find_output_layer on_matrices route",
+        "MatrixRule MatrixAxes find_output_layer on_matrices route rules rules.*",
     ),
     "states": (
         "States",
