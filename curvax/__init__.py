@@ -14,13 +14,14 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
 | `portable_state`, `place_state`, `state_sharding` | checkpoints and sharding |
+| `curvax.rules` | which parameters are matrices in a family of models |
 | `curvax.policies` | refresh policies |
 | `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
 """
 
 from importlib import metadata as _metadata
 
-from . import policies, subspaces
+from . import policies, rules, subspaces
 from .optimizers import (
     alice,
     apollo,
@@ -179,6 +180,7 @@ __all__ = [
     "report",
     "route",
     "row_column_scales",
+    "rules",
     "scale_by_alice",
     "scale_by_apollo",
     "scale_by_asgo",

@@ -1,10 +1,10 @@
 """The rule that decides which parameters are matrices, and along which axes.
 
 It asks, in this order: what the user says (`_specification`), whether the parameter is the output
-layer (`_output_layer`), what its name allows (`_names`), and which axes its shape, its bias and the
-layers beside it tell (`_readings`; `_siblings` knows those that go to other optimizers). What no
-evidence tells is an error that lists all such parameters (`_unspecified`). `MatrixRule` documents
-the rule for users.
+layer (`_output_layer`), what its family of models has agreed on (`_families`), what its name allows
+(`_names`), and which axes its shape, its bias and the layers beside it tell (`_readings`;
+`_siblings` knows those that go to other optimizers). What no evidence tells is an error that lists
+all such parameters (`_unspecified`). `MatrixRule` documents the rule for users.
 
 A `MatrixRule` also sets the block size and whether matrices share arrays. Every optimizer takes one
 as `matrices=`; `as_rule` fills in the defaults of the method.
@@ -19,8 +19,9 @@ from typing import Any
 
 from .._paths import check_patterns, matches, named_leaves
 from .._validate import check_bool, check_choice, check_positive_int, check_real
+from ._families import Family
 from ._form import GuessedAxes, MatrixAxes
-from ._names import Shapes, is_named_matrix, is_second_of_pair, why_no_matrix
+from ._names import Shapes, is_depthwise, is_named_matrix, is_second_of_pair, why_no_matrix
 from ._output_layer import find_output_layer
 from ._readings import Readings, axes_of
 from ._siblings import shapes_around
@@ -63,6 +64,7 @@ class MatrixRule:
     | `out` `(H, K, D)` | `H·K × D` |
     | convolutions, `kernel` `(..., in, out)` | all axes but the last × last |
     | convolutions, `weight` `(out, in, ...)` | all axes but the first × first |
+    | depthwise convolutions, by name: a filter per channel | not a matrix |
     | two axes, any other name | rows × columns as stored; `summarize` calls it a guess |
     | what may be a stack of layers, and anything else | an error with the readings to paste |
 
@@ -88,6 +90,7 @@ class MatrixRule:
       block_size: cuts matrices into balanced blocks of at most this many rows and columns, each a
         separate matrix; `None` does not cut. If left out: the default of the method (1200 for
         `shampoo`), else `None`.
+      family: conventions of a family of models; `curvax.rules` has rules with one.
       stack: `True` stacks all matrices of one shape in one array, `False` stacks none, and `None`
         stacks all but parameters that are a batch of matrices of more than 128 × 128 elements
         already, such as scanned layers and experts: these have an array of their own.
@@ -107,6 +110,7 @@ class MatrixRule:
     output_layer: Selection | None = METHODS_OWN
     block_size: int | None = METHODS_OWN
     stack: bool | None = None
+    family: Family | None = None
 
     def __post_init__(self):
         _check_selection("matrices", self.matrices)
@@ -115,6 +119,11 @@ class MatrixRule:
         if self.block_size is not None and self.block_size is not METHODS_OWN:
             check_positive_int("block_size", self.block_size)
         check_choice("stack", self.stack, (None, True, False))
+        if not (self.family is None or isinstance(self.family, Family)):
+            raise ValueError(
+                "family must be None or that of a rule in curvax.rules, such as "
+                f"curvax.rules.maxtext.family; got {self.family!r}."
+            )
 
     def __call__(self, params: Any) -> dict[str, Treatment]:
         """Returns the treatment of each parameter by path.
@@ -145,6 +154,9 @@ class MatrixRule:
             if axes is not None:
                 return axes
             whatever = chosen is not None
+            known = self.family and self.family(name, shapes, head_wise=self.head_wise)
+            if known is not None and not (whatever and isinstance(known, str)):
+                return known
             return _by_rule(name, shapes, whatever=whatever, head_wise=self.head_wise)
 
         found = {name: treatment(name) for name in leaves}
@@ -207,6 +219,8 @@ def _by_rule(name: str, shapes: Shapes, *, whatever: bool, head_wise: bool) -> T
         reason = "vector" if shape else "scalar"
     elif is_vector and not is_named_matrix(name) and not (whatever and len(shape) == 2):
         reason = "vector"
+    if reason is None and not whatever and is_depthwise(name, shape):
+        reason = "depthwise convolution"
     if reason is not None and not whatever:
         return reason
     if reason not in (None, "embedding"):

@@ -52,6 +52,7 @@ _TABLE_WORDS = re.compile(
     r"|tokens"
 )
 _TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
+_DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
 _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
 _PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*")
 
@@ -155,6 +156,19 @@ def is_convolution(name: str, ndim: int) -> bool:
     """Whether the layer's name is one of a convolution; patches are embedded by convolutions."""
     layer = place_of(name).layer.lower()
     return "conv" in layer or (ndim > 3 and any(x in layer for x in ("patch", "stem", "embed")))
+
+
+def is_depthwise(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the parameter is a filter per channel, by its layer's name and its axis of inputs."""
+    if len(shape) < 3 or not _DEPTHWISE.search(place_of(name).layer.lower()):
+        return False
+    return shape[1 if is_output_first(name) else -2] == 1
+
+
+def is_of_norm(name: str) -> bool:
+    """Whether the parameter is one of a normalization layer."""
+    _, parent, last = _split(name)
+    return not _is_strong(last) and _layer_has(_NORM_WORDS, parent)
 
 
 def bias_of(name: str, shapes: Shapes) -> tuple[int, ...] | None:

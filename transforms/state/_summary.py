@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from .._paths import named_leaves
 from ..distribute._distribute import DivisionRecord
+from ..matrices._families import FamilyAxes
 from ..matrices._form import MatrixForm
 from ..matrices._routing import RoutingRecord
 from ..matrices._view import ViewRecord
@@ -152,17 +153,24 @@ def _treatments(events: Sequence[Any]) -> dict[str, str]:
     kept = {event.order: event.form for event in events if isinstance(event, StorageRecord)}
     devices = {k: n for e in events if isinstance(e, DivisionRecord) for k, n in e.devices()}
     ranks = {event.shape: event.text for event in events if isinstance(event, RankRecord)}
+    decided: dict[str, str] = {}
     for event in events:
         if isinstance(event, RoutingRecord):
             reasons = {n: t for n, t in event.treatments.items() if isinstance(t, str)}
             treatment |= {n: f"not a matrix: {reason}" for n, reason in reasons.items()}
+            decided |= {
+                n: f"axes of the family {t.family}"
+                for n, t in event.treatments.items()
+                if isinstance(t, FamilyAxes)
+            }
         elif isinstance(event, ViewRecord):
             for group in event.groups:
                 for form in group.members:
                     rank = ranks.get(form.tile)
                     text = _describe(form, group.key, kept)
                     spread = devices.get(group.key)
-                    treatment[form.name] = "; ".join(filter(None, (text, rank, spread)))
+                    parts = (text, decided.get(form.name), rank, spread)
+                    treatment[form.name] = "; ".join(filter(None, parts))
     return treatment
 
 

@@ -1,0 +1,44 @@
+"""Rules for families of models, for `matrices=`, as in `muon(0.02, matrices=curvax.rules.maxtext)`.
+
+Each is a `MatrixRule` that knows the conventions of a family where names and shapes leave a choice.
+On all other parameters the default rule decides. To change a field as well, use
+`dataclasses.replace(curvax.rules.maxtext, block_size=1024)`. What `weight_dimension_numbers=` says
+goes before the family.
+"""
+
+from .transforms.matrices._families import (
+    EQUINOX,
+    HAIKU,
+    HF_FLAX,
+    LINEN,
+    MAXTEXT,
+    NNX,
+    TORCH_LAYOUT,
+)
+from .transforms.matrices._matrix_rule import MatrixRule
+
+equinox = MatrixRule(family=EQUINOX)
+"""Equinox: `weight` is `(out, in)`, a convolution `(out, in, ...)`, or `(layers, out, in)` if its
+bias or the norms around it have an axis of layers, as `eqx.filter_vmap` makes them."""
+
+haiku = MatrixRule(family=HAIKU)
+"""Haiku: `layer_stack` stacks along axis 0."""
+
+hf_flax = MatrixRule(family=HF_FLAX)
+"""Hugging Face's Flax models: as `linen`; GPT-2's `c_attn`, `c_proj` and `c_fc` are `(out, in)`,
+and `c_attn` is three matrices."""
+
+linen = MatrixRule(family=LINEN)
+"""Flax Linen: attention is `(D, H, K)` and `(H, K, D)`; `nn.scan` and experts stack on axis 0."""
+
+maxtext = MatrixRule(family=MAXTEXT)
+"""MaxText with scanned layers (`param_scan_axis=1`) or without, experts, latent attention."""
+
+nnx = MatrixRule(family=NNX)
+"""Flax NNX: as `linen`; `nnx.vmap` over modules stacks along axis 0."""
+
+torch_layout = MatrixRule(family=TORCH_LAYOUT)
+"""Models from PyTorch: each matrix is `(out, in)` whatever it is called, experts are `(experts,
+out, in)`, convolutions `(out, in, ...)`."""
+
+__all__ = ["equinox", "haiku", "hf_flax", "linen", "maxtext", "nnx", "torch_layout"]

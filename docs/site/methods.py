@@ -1,0 +1,173 @@
+"""A page per method: how to start, its record, its numbers, its docstring.
+
+Figures come from `benchmarks/results/train.json`, numbers from the tables of the README and of
+`docs/choosing.md`.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = {
+    "muon": "Muon",
+    "osgdm": "OSGDM",
+    "swan": "SWAN",
+    "racs": "RACS",
+    "asgo": "ASGO",
+    "dasgo": "DASGO",
+    "shampoo": "Shampoo",
+    "foam": "FOAM",
+    "dr_shampoo": "DR-Shampoo",
+    "soap": "SOAP",
+    "eigen_adam": "Eigen-Adam",
+    "galore": "GaLore",
+    "fira": "Fira",
+    "alice": "Alice",
+    "apollo": "APOLLO",
+    "sumo": "SUMO",
+}
+MODELS = {"language model": "A small language model", "digits": "Handwritten digits"}
+ADAMW = "optax.adamw"
+
+# Where the call is another one than `method(rate, weight_decay=..., others=...)`.
+DECAY = "weight_decay=decay / {factor:g}"
+OTHERS = "others=optax.adamw(rate, weight_decay=decay)"
+ARGUMENTS = {
+    "asgo": (DECAY,),  # all parameters are matrices
+    "dasgo": (DECAY,),
+    "shampoo": (
+        "refresh=20",  # the default is the paper's 500, for long runs
+        "base=functools.partial(optax.adamw, weight_decay=decay)",
+        OTHERS,
+    ),
+}
+
+PAGE = """\
+# {title}
+
+## Start with
+
+```python
+{start}```
+
+The factor is that of the tuned learning rates: {found} ([record](../benchmarks/results/train.md)).
+Then double and halve it until both are worse. Weight decay is multiplied by the learning rate: with
+{factor:g} times AdamW's rate, take 1/{factor:g} of its `weight_decay` for the same decay
+([why](../docs/start.md#weight-decay)).
+
+![Validation loss of {title} over steps and over seconds, beside AdamW's](figures/{name}.svg)
+
+The small language model of [the record](../benchmarks/results/train.md), each method at its own
+best learning rate: mean and range over three seeds; other methods in gray.
+
+| | for an `m × n` matrix, `m ≤ n` |
+| --- | --- |
+| direction | {direction} |
+| state, numbers | {state} |
+| work per step, FLOPs | {work} |
+| per refresh | {refresh} |
+| paper | {paper} |
+| mind | {mind} |
+
+::: curvax.{name}
+    options: {{heading_level: 2}}
+
+::: curvax.scale_by_{name}
+    options: {{heading_level: 2}}
+"""
+
+
+@functools.cache
+def record() -> dict[str, dict[str, Any]]:
+    """The rows of the training benchmark, by model and method."""
+    tables = json.loads((ROOT / "benchmarks/results/train.json").read_text())["tables"]
+    rows = {table["title"]: {row["method"]: row for row in table["rows"]} for table in tables}
+    return {model: rows[title] for model, title in MODELS.items()}
+
+
+def factor(name: str, model: str = "language model") -> float:
+    """The tuned learning rate over AdamW's."""
+    rows = record()[model]
+    return rows[name]["rate"] / rows[ADAMW]["rate"]
+
+
+def start(name: str) -> str:
+    """The code to start with, beside an AdamW that is tuned already."""
+    times = factor(name)
+    arguments = ARGUMENTS.get(name, (DECAY, OTHERS))
+    code = "".join(f"    {argument.format(factor=times)},\n" for argument in arguments)
+    imports = "import functools\n\n" if "functools" in code else ""
+    imports += "import curvax\n" + ("import optax\n" if "optax" in code else "")
+    today = "rate, decay = 3e-3, 0.1  # of the AdamW that you use today\n"
+    return f"{imports}\n{today}optimizer = curvax.{name}(\n    {times:g} * rate,\n{code})\n"
+
+
+def pages() -> dict[str, str]:
+    """The pages of all methods, by path."""
+    formulas = _table(ROOT / "README.md", "formulas")
+    minds = _table(ROOT / "docs/choosing.md", "methods")
+    return {f"methods/{name}.md": _page(name, formulas, minds) for name in NAMES}
+
+
+def _page(name: str, formulas: dict[str, list[str]], minds: dict[str, list[str]]) -> str:
+    direction, state, work, refresh, paper = formulas[name]
+    found = " and ".join(
+        f"{factor(name, model):g} times AdamW's on the {model}" for model in MODELS
+    )
+    return PAGE.format(
+        title=NAMES[name],
+        name=name,
+        start=start(name),
+        factor=factor(name),
+        found=found,
+        direction=direction,
+        state=state,
+        work=work,
+        refresh=refresh or "none",
+        paper=paper,
+        mind=minds[name][-1],
+    )
+
+
+def _table(page: Path, name: str) -> dict[str, list[str]]:
+    """The cells of a table's rows after the first one, which has the method."""
+    text = page.read_text().split(f"<!-- table: {name} -->")[1].split("<!-- end")[0]
+    rows = [re.split(r" *\| *", line.strip("| ")) for line in text.strip().splitlines()]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def figures() -> dict[str, bytes]:
+    """A picture of each method's record, by path."""
+    return {f"methods/figures/{name}.svg": _figure(name) for name in NAMES}
+
+
+def _figure(name: str) -> bytes:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    rows = record()["language model"]
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for axis, key in ((left, "steps"), (right, "seconds")):
+        for other, row in rows.items():
+            if other in NAMES and other != name:
+                axis.plot(row["curve"][key], row["curve"]["mean"], color="0.88", lw=1)
+        for shown, color in ((ADAMW, "dimgray"), (name, "#3f51b5")):
+            curve = rows[shown]["curve"]
+            axis.fill_between(curve[key], curve["min"], curve["max"], color=color, alpha=0.2, lw=0)
+            label = "AdamW" if shown == ADAMW else NAMES[name]
+            axis.plot(curve[key], curve["mean"], color=color, label=label)
+        axis.grid(alpha=0.3)
+        axis.set(xlabel=key, ylim=(1.85, 3.2))
+    left.set_ylabel("validation loss")
+    left.legend(frameon=False)
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()

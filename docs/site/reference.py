@@ -1,0 +1,90 @@
+"""The reference: every public name that is not a method, in groups."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import methods
+
+ROOT = Path(__file__).resolve().parents[2]
+
+GROUPS = {
+    "directions": (
+        "Directions",
+        "Transformations on batches of matrices, for `optax.chain` and `curvax.assemble`. "
+        "[Parts](../docs/parts.md) says how they compose.",
+        "momentum orthogonalize scale_by_shape precondition in_eigenbasis in_subspace moment_ratio "
+        "graft limit_norm_growth normalize_rows normalize_columns precondition_columns "
+        "scale_by_rows_and_columns row_column_scales",
+    ),
+    "wrappers": (
+        "Optimizers and wrappers",
+        "What makes a full optimizer of a direction, and what wraps one.",
+        "assemble layerwise clip_by_last_norm quantize_state inject_hyperparams skip_spikes "
+        "stochastic_rounding kahan_summation master_weights distribute",
+    ),
+    "matrices": (
+        "Matrices",
+        "Which parameters are matrices, and along which axes ([guide](../docs/matrices.md)).",
+        "MatrixRule MatrixAxes find_output_layer on_matrices route rules rules.*",
+    ),
+    "states": (
+        "States",
+        "Inspection, checkpoints and shardings ([guide](../docs/checkpoints.md)).",
+        "summarize report state_of state_bytes describe_state check_state portable_state "
+        "place_state state_sharding extract_adapter Adapter",
+    ),
+    "storages": (
+        "Storages",
+        "How factors and bases are stored, for `storage=` ([guide](../docs/combinations.md)).",
+        "dense quantized cholesky packed",
+    ),
+    "policies": ("Refresh policies", "For `refresh=`.", "every policies.*"),
+    "subspaces": ("Subspaces", "Values for the arguments of `curvax.in_subspace`.", "subspaces.*"),
+    "linalg": (
+        "Linear algebra",
+        "Functions of arrays `(..., m, n)`.",
+        "inverse_root power_iteration newton_schulz polar_svd polar_qdwh "
+        "NEWTON_SCHULZ_COEFFICIENTS",
+    ),
+}
+
+MODULES = ("policies", "subspaces")
+ENTRY = "::: curvax.{}\n    options: {{members: false, heading_level: 2}}\n\n"
+
+
+def exported(module: str) -> list[str]:
+    """The names in `__all__` of a module of the facade."""
+    tree = ast.parse((ROOT / "curvax" / f"{module}.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    raise ValueError(f"curvax/{module}.py has no __all__.")
+
+
+def group(name: str) -> list[str]:
+    """The names of a group."""
+    found = []
+    for entry in GROUPS[name][2].split():
+        module, _, rest = entry.partition(".")
+        found += [f"{module}.{x}" for x in exported(module)] if rest == "*" else [entry]
+    return list(dict.fromkeys(x for x in found if x != "policies.every"))
+
+
+@functools.cache
+def names() -> frozenset[str]:
+    """All names with a place in the site."""
+    of_methods = {f"{prefix}{name}" for name in methods.NAMES for prefix in ("", "scale_by_")}
+    return frozenset(of_methods.union(MODULES, *map(group, GROUPS)))
+
+
+def pages() -> dict[str, str]:
+    """The pages of the reference, by path."""
+    found = {}
+    for name, (title, text, _) in GROUPS.items():
+        about = ENTRY.format(name) if name in MODULES else ""
+        entries = about + "".join(f"::: curvax.{x}\n\n" for x in group(name))
+        found[f"reference/{name}.md"] = f"# {title}\n\n{text}\n\n{entries}"
+    return found

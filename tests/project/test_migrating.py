@@ -1,0 +1,249 @@
+"""What the pages in docs/migrating say of other libraries' numbers.
+
+Libraries that Optax contains run as they are. Of others, the update of one matrix is written out in
+NumPy, in the notation of their source.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close
+
+import curvax
+
+M, N = 6, 9
+
+
+def gradients(steps: int, shape: tuple[int, int] = (M, N), seed: int = 0) -> np.ndarray:
+    """Of one matrix: a mean that stays, and noise."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=shape) + 0.5 * rng.normal(size=(steps, *shape))
+
+
+def params_of(gradient: np.ndarray, seed: int = 1) -> dict:
+    rng = np.random.default_rng(seed)
+    kernel = rng.normal(size=gradient.shape)
+    return {"layer": {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(kernel[0])}}
+
+
+def updates_of(optimizer, gs: np.ndarray) -> list:
+    """The updates of a kernel, and of a bias with its first row as gradient; weights stay."""
+    params = params_of(gs[0])
+    state, found = jax.jit(optimizer.init)(params), []
+    update = jax.jit(optimizer.update)
+    for g in gs:
+        tree = {"layer": {"kernel": jnp.asarray(g), "bias": jnp.asarray(g[0])}}
+        updates, state = update(tree, state, params)
+        found.append(jax.tree.map(np.asarray, updates["layer"]))
+    return found
+
+
+def kernels_of(optimizer, gs: np.ndarray) -> np.ndarray:
+    return np.stack([updates["kernel"] for updates in updates_of(optimizer, gs)])
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+# optax.contrib.muon
+
+
+def test_muon_with_nesterov_adam_for_others_is_that_of_optax():
+    gs = gradients(5)
+    old = optax.contrib.muon(0.02, ns_steps=4, beta=0.9, weight_decay=0.1, adam_learning_rate=1e-3)
+    others = optax.adamw(1e-3, weight_decay=0.0, nesterov=True)
+    new = curvax.muon(0.02, steps=4, b1=0.9, weight_decay=0.1, others=others)
+    for ours, theirs in zip(updates_of(new, gs), updates_of(old, gs), strict=True):
+        assert_close(ours["kernel"], theirs["kernel"], condition=100)
+        assert_close(ours["bias"], theirs["bias"])
+    plain = updates_of(curvax.muon(0.02, adam_learning_rate=1e-3), gs)[-1]["bias"]
+    assert not np.allclose(plain, theirs["bias"], rtol=1e-3)  # not by default
+
+
+def test_a_stack_that_is_adams_in_optax_has_to_be_specified():
+    stack = {"layers": {"kernel": jnp.ones((2, 3, 4))}}
+    optax.contrib.muon(0.1).init(stack)
+    with pytest.raises(ValueError, match="layers/kernel"):
+        curvax.muon(0.1).init(stack)
+    numbers = optax.contrib.MuonDimensionNumbers(1, 2)
+    treated = curvax.MatrixRule(weight_dimension_numbers={"layers/kernel": numbers})(stack)
+    assert treated["layers/kernel"] == curvax.MatrixAxes(rows=1, columns=2)
+
+
+# optax.contrib.galore
+
+
+@pytest.mark.parametrize("shape", [(M, N), (N, M)])
+def test_galore_of_the_larger_side_is_that_of_optax(shape):
+    """Until the second basis: Optax leaves the signs of singular vectors to LAPACK."""
+    gs = gradients(8, shape)
+    old = optax.contrib.galore(0.1, rank=3, update_proj_gap=4)
+    new = curvax.galore(
+        0.1,
+        rank=3,
+        scale=1.0,
+        side="larger",
+        refresh=curvax.every(4, offset=1),
+        adam_learning_rate=0.1,
+    )
+    ours, theirs = kernels_of(new, gs), kernels_of(old, gs)
+    in_float32 = float(jnp.finfo(jnp.float32).eps)  # Optax's SVD
+    assert_close(ours[:4], theirs[:4], condition=10, eps=in_float32)
+    by_default = kernels_of(curvax.galore(0.1, rank=3), gs)
+    assert not np.allclose(by_default[0], theirs[0], rtol=0.1)
+
+
+# SOAP_JAX and soap.py
+
+
+def official_soap(gs: np.ndarray, rate: float, beta: float, eps: float, period: int) -> np.ndarray:
+    """`soap.py`: the first step only makes the bases; later ones use them before they change."""
+    m, n = gs[0].shape
+    factors = [np.zeros((m, m)), np.zeros((n, n))]
+    mean, variance, found = np.zeros((m, n)), np.zeros((m, n)), []
+    bases = []
+    for step, g in enumerate(gs):
+        if step:
+            inside = bases[0].T @ g @ bases[1]
+            mean = beta * mean + (1 - beta) * g
+            variance = beta * variance + (1 - beta) * inside**2
+            ratio = (bases[0].T @ mean @ bases[1]) / (np.sqrt(variance) + eps)
+            rate_now = rate * np.sqrt(1 - beta**step) / (1 - beta**step)
+            found.append(-rate_now * bases[0] @ ratio @ bases[1].T)
+        else:
+            found.append(np.zeros((m, n)))
+        for factor, product in zip(factors, (g @ g.T, g.T @ g), strict=True):
+            factor += (1 - beta) * (product - factor)
+        if not step:
+            bases = [np.linalg.eigh(factor)[1][:, ::-1] for factor in factors]
+        elif step % period == 0:
+            for side, factor in enumerate(factors):
+                turned = factor @ bases[side]
+                order = np.argsort(-np.sum(bases[side] * turned, axis=0))
+                bases[side] = np.linalg.qr(turned[:, order])[0]
+                variance = np.take(variance, order, axis=side)
+    return np.stack(found)
+
+
+def test_soap_is_near_that_of_the_official_code():
+    gs = gradients(40)
+    old = official_soap(gs, 0.01, 0.95, 1e-8, 10)[1:]  # without the step that both skip
+    arguments = {"bias_correction": True, "eps": 1e-8, "method": "qr", "skip_first": True}
+    refresh = curvax.every(10, offset=1)
+    new = kernels_of(curvax.soap(0.01, refresh=refresh, **arguments), gs)
+    assert not new[0].any()
+    new, default = new[1:], kernels_of(curvax.soap(0.01), gs)[1:]
+    lengths, goal, by_default = (np.linalg.norm(x, axis=(1, 2)) for x in (new, old, default))
+    cosines = np.sum(new * old, axis=(1, 2)) / (lengths * goal)
+    steps = np.arange(2, 41)
+    usual = (steps >= 8) & (steps % 10 != 1)
+    assert np.all(cosines[usual] > 0.98)
+    assert np.all(cosines > 0.88)
+    np.testing.assert_allclose(lengths[usual] / goal[usual], 1, atol=0.05)
+    assert 0.2 < by_default[0] / goal[0] < 0.3
+
+
+# Distributed Shampoo
+
+
+def power(matrix: np.ndarray, exponent: float, eps: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * (values + eps) ** exponent) @ vectors.T
+
+
+def test_shampoo_grafted_onto_adam_is_that_of_meta():
+    gs, b2, eps = gradients(12), 0.9, 1e-12
+    left, right, variance = np.zeros((M, M)), np.zeros((N, N)), np.zeros((M, N))
+    new = curvax.scale_by_shampoo(
+        b2=b2,
+        eps=eps,
+        damping_mode="absolute",
+        initial=0.0,
+        refresh=1,
+        statistics_every=1,
+        graft="adam",
+        adam_graft_b1=0.0,
+    )
+    params = jnp.zeros((M, N))
+    state, update = new.init(params), jax.jit(new.update)
+    for t, g in enumerate(gs, 1):
+        direction, state = update(jnp.asarray(g), state, params)
+        left = b2 * left + (1 - b2) * g @ g.T
+        right = b2 * right + (1 - b2) * g.T @ g
+        variance = b2 * variance + (1 - b2) * g**2
+        bias = 1 - b2**t
+        expected = power(left / bias, -1 / 4, eps) @ g @ power(right / bias, -1 / 4, eps)
+        length = np.linalg.norm(g / (np.sqrt(variance / bias) + 1e-8))
+        if t > 2:  # then both factors have full rank
+            expected *= length / np.linalg.norm(expected)
+            assert_close(np.asarray(direction), expected, condition=1e6)
+
+
+# GaLore and Fira in torch
+
+
+def torch_galore(gs: np.ndarray, rank: int, gap: int, scale: float) -> np.ndarray:
+    """The official updates of a weight `(out, in)` with `proj_type="std"`, rate 1, eps 1e-6."""
+    mean = variance = 0.0
+    found = []
+    for step, g in enumerate(gs):
+        of_inputs = g.shape[0] >= g.shape[1]
+        if step % gap == 0:
+            u, _, vt = np.linalg.svd(g, full_matrices=False)
+            basis = vt[:rank].T if of_inputs else u[:, :rank]
+        low = g @ basis if of_inputs else basis.T @ g
+        mean = 0.9 * mean + 0.1 * low
+        variance = 0.999 * variance + 0.001 * low**2
+        size = np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
+        ratio = size * mean / (np.sqrt(variance) + 1e-6)
+        found.append(-scale * (ratio @ basis.T if of_inputs else basis @ ratio))
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("shape", [(M, N), (N, M), (M, M)], ids=str)
+def test_galore_is_that_of_torch_on_the_transposed_weight(shape):
+    gs = gradients(6, shape)  # of kernels (in, out)
+    new = curvax.galore(1.0, rank=2, scale=0.25, eps=1e-6, refresh=curvax.every(6, offset=1))
+    old = torch_galore(gs.swapaxes(1, 2), 2, 6, 0.25).swapaxes(1, 2)
+    # Torch adds eps before the bias correction: at step 1 it counts 30 times as much.
+    np.testing.assert_allclose(kernels_of(new, gs), old, rtol=1e-2, atol=1e-4)
+
+
+# bitsandbytes
+
+
+def test_adamw_in_8_bits_stays_near_adamw():
+    gs = gradients(30, (64, 64))
+    whole, coded = (
+        kernels_of(optimizer, gs)[-1]
+        for optimizer in (optax.adam(1e-3), curvax.quantize_state(optax.adam(1e-3), bits=8))
+    )
+    assert 0 < np.linalg.norm(coded - whole) / np.linalg.norm(whole) < 0.03
+
+
+# PSGD Kron
+
+
+def test_shampoo_of_root_2_has_the_fixed_point_of_kron():
+    """Gradients whose covariance is exactly `A ⊗ B`: one per entry of the matrix."""
+    rng = np.random.default_rng(3)
+    a, b = (x @ x.T + np.eye(len(x)) for x in (rng.normal(size=(3, 3)), rng.normal(size=(4, 4))))
+    entries = np.eye(12).reshape(12, 3, 4)
+    gs = power(a, 0.5, 0.0) @ entries @ power(b, 0.5, 0.0)
+    new = curvax.scale_by_shampoo(
+        b2=None, eps=0.0, initial=0.0, root=2, graft=None, refresh=12, statistics_every=1
+    )
+    params = jnp.zeros((3, 4))
+    state, update = new.init(params), jax.jit(new.update)
+    for g in gs:
+        direction, state = update(jnp.asarray(g), state, params)
+    kron = power(a, -0.5, 0.0) @ gs[-1] @ power(b, -0.5, 0.0)
+    unit = np.asarray(direction) / np.linalg.norm(direction)
+    assert_close(unit, kron / np.linalg.norm(kron), condition=100)
