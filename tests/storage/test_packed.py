@@ -212,7 +212,9 @@ def test_a_factor_that_cannot_be_decomposed_stays():
 def test_dither_fills_the_unit_interval_evenly():
     """Over steps at every place, and over places at every step; 1 is not reached."""
     steps = 256
-    found = np.asarray(jax.jit(dither, static_argnums=1)(jnp.arange(steps, dtype=jnp.int32), 32))
+    found = np.asarray(
+        jax.jit(dither, static_argnums=(1, 2))(jnp.arange(steps, dtype=jnp.int32), 32, 32)
+    )
     assert found.shape == (steps, 32, 32) and found.min() >= 0 and found.max() < 1
     for u in (found.reshape(steps, -1), found.reshape(steps, -1).T):
         ranks = (np.arange(len(u)) + 0.5)[:, None] / len(u)

@@ -114,10 +114,10 @@ class Coded(NamedTuple):
     scales: jax.Array  # (..., ⌈m/block⌉, ⌈n/block⌉)
 
 
-def encode(x: jax.Array, codec: Codec) -> Coded:
+def encode(x: jax.Array, codec: Codec, dither: jax.Array | None = None) -> Coded:
     """Quantizes `x (..., m, n)`: packed codes, and one scale per tile."""
     scales = tile_scales(x, codec.block)
-    return Coded(pack(quantize(x, scales, codec), codec), scales)
+    return Coded(pack(quantize(x, scales, codec, dither), codec), scales)
 
 
 def decode(coded: Coded, codec: Codec, columns: int) -> jax.Array:

@@ -98,7 +98,7 @@ class Packed(Quantized):
             return PackedFactor(*encode_lower(0 * x, self.codec), diagonal, none, jnp.copy(none))
         c, failed = decomposed(x, self.eps, "relative")
         updates = previous.updates + 1
-        coded = encode_lower(c, self.codec, dither(updates, order))
+        coded = encode_lower(c, self.codec, dither(updates, order, order))
         diagonal = diagonal_of(c)
         new = PackedFactor(*coded, diagonal, previous.failures, updates)
         kept = where_entries(~failed, new, previous)
