@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
+from .._recording import Meaning, record
 from .._validate import check_bool, check_choice, check_positive_int
 from ..distribute._layout import is_divided
 from ..matrices._view import record_copies
@@ -128,6 +129,8 @@ def quantize_state(
         _check_undivided(plain)
         stored = jax.tree_util.tree_map_with_path(functools.partial(coded, None), plain)
         record_copies(plain, stored)
+        if map != "linear2":
+            record(Meaning(f"quantized moments: {signed.describe()}"))
         return QuantizedState(stored, jnp.zeros([], jnp.int32) if dither else None)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
