@@ -63,6 +63,7 @@ STORAGES: dict[str, Any] = {
     "packed, 6 bits": curvax.packed(6),
     "CQ": curvax.cholesky(),
     "packed, 4 bits": curvax.packed(4),
+    "packed, bases in squares": curvax.packed(bases=curvax.quantized(8)),
     "packed, bases in bfloat16": curvax.packed(bases=curvax.dense(jnp.bfloat16)),
 }
 MOMENTS: dict[str, Mapping[str, Any]] = {
@@ -236,7 +237,7 @@ def draw(tables: list[_record.Table]) -> Figure:
     """Bytes of the state against loss, both beside float32's."""
     figure = Figure(figsize=(1 + 5 * len(tables), 4.8), layout="constrained")
     panels = figure.subplots(1, len(tables), squeeze=False)[0]
-    markers = dict(zip((*STORAGES, *MOMENTS), "os^vDP*osDP", strict=False))
+    markers = dict(zip((*STORAGES, *MOMENTS), "os^vDP*Xos^v", strict=False))
     for axis, table in zip(panels, tables, strict=True):
         for row in table.rows:
             if row.get("mean") is None:
