@@ -27,6 +27,7 @@ SUITES = {
     "layerwise": "layerwise_memory",
     "refresh": "refresh_time",
     "storage": "storage_time",
+    "lossless": "lossless",
     "scale": "scale",
     "papers": "papers.__main__",
     "guard": "guard_cost",

@@ -17,6 +17,7 @@ STORAGES = {
     "VQ": curvax.quantized(),
     "CQ": curvax.cholesky(),
     "CQ+EF": curvax.cholesky(error_feedback=0.95),
+    "packed": curvax.packed(),
 }
 
 

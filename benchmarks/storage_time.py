@@ -1,4 +1,4 @@
-"""What 4-bit preconditioners cost and save: state, temporaries and time, beside float32.
+"""What preconditioners of few bits cost and save: state, temporaries and time, beside float32.
 
     python -m benchmarks storage                     # all tables, about 10 minutes
     python -m benchmarks storage --only bytes        # bytes, temporaries, decoding or steps
@@ -36,6 +36,7 @@ STORAGES = {
     "VQ": curvax.quantized(),
     "CQ": curvax.cholesky(),
     "CQ+EF": curvax.cholesky(error_feedback=0.95),
+    "packed": curvax.packed(),
 }
 BYTES = {
     "storage": ("storage", ""),

@@ -214,6 +214,9 @@ VARIANTS = {
     "coded moments": Variant(coded_muon, ONE_SHAPE, factor=1e5),
     "more devices than matrices": Variant(NAMED["soap"].make, {"wide/kernel": (4, 6)}, mesh=(8,)),
     "no matrices left over": Variant(NAMED["muon"].make, EVENLY),
+    "packed": Variant(
+        functools.partial(NAMED["eigen_adam"].make, storage=curvax.packed(**TILES)), LEFT
+    ),
 }
 """Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
 if ALL_CELLS:

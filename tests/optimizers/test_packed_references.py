@@ -116,7 +116,7 @@ def test_codes_of_levels_and_midpoints_are_exact(bits):
 
 def test_dither_is_that_of_the_formula():
     counts = [1, 2, 3, 1000, 2**31 - 1]
-    found = dither(jnp.asarray(counts, jnp.int32), 70)
+    found = dither(jnp.asarray(counts, jnp.int32), 70, 70)
     assert np.array_equal(found, np.stack([reference.dither(70, t) for t in counts]))
 
 

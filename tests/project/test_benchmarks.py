@@ -31,6 +31,7 @@ MODULES = {
     "layerwise": "layerwise_memory",
     "refresh": "refresh_time",
     "storage": "storage_time",
+    "lossless": "lossless",
     "scale": "scale",
 }
 SMALLEST = {
@@ -44,6 +45,7 @@ SMALLEST = {
     "layerwise": "--methods racs --sizes 60M",
     "refresh": "--only finders --order 8",
     "storage": "--only bytes --order 64",
+    "lossless": "--only digits --methods muon --seeds 1",
     "scale": "--only points,model --methods soap --devices 2 --width 8 --layers 1",
 }
 
@@ -79,7 +81,7 @@ def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
     monkeypatch.setattr(sys, "argv", [suite, *argv])
     subject = module(MODULES[suite])
     monkeypatch.setattr(module("_tuning"), "RUNS", tmp_path / "runs")
-    if suite == "train":  # on few images at a time
+    if suite in ("train", "lossless"):  # on few images at a time
         monkeypatch.setitem(module("_tasks").DIGITS, "batch", 8)
         monkeypatch.setattr(module("_tasks"), "IMAGES", 32)
     if suite == "width":  # two methods with an aim, and the peers of all
@@ -91,6 +93,9 @@ def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
         monkeypatch.setattr(subject, "SEEDS", 2)
         few = ("float32", "nearest", "stochastic")
         monkeypatch.setattr(subject, "ROUNDINGS", {name: subject.ROUNDINGS[name] for name in few})
+    if suite == "lossless":
+        monkeypatch.setitem(module("_tasks").DIGITS, "steps", 4)
+        monkeypatch.setattr(subject, "MOMENTS", {"4 bits": subject.MOMENTS["4 bits"]})
     if suite == "scale":
         monkeypatch.setattr(subject, "LLAMA", {"7B": subject.LLAMA["7B"]})
     with jax.numpy_rank_promotion("allow"):  # the example's model promotes
@@ -144,6 +149,37 @@ def test_periodic_work_counts_by_its_period() -> None:
     method = overhead.refreshed(lambda *args, **settings: None, 10, aim=1.1)
     row = overhead.row_of("galore", method, {("galore", 0): 20.0, ("galore", 1): 70.0}, 20.0)
     assert (row["mean"], row["over_adamw"]) == (25.0, 1.25) and "missed" in row["aim"]
+
+
+def check_lossless(tables: list[Any]) -> None:
+    plain, coded, adamw = tables[0]["rows"]
+    assert [row["form"] for row in (plain, coded, adamw)] == ["float32", "4 bits", "float32"]
+    assert 0.12 < coded["share"] < 0.2 and coded["mean"] == pytest.approx(
+        coded["by_seed"]["1"] - plain["by_seed"]["1"]
+    )
+
+
+def test_the_record_of_losses_goes_on_where_it_ends(tmp_path: Path) -> None:
+    lossless = module("lossless")
+    path = tmp_path / "lossless.jsonl"
+    wanted = lossless.missing(("lm",), ("soap", "muon"), (1, 2), path)
+    assert {program[:3] for program in wanted} >= {
+        ("lm", "soap", "packed, 8 bits"),
+        ("lm", "muon", "4 bits, dither"),
+        ("lm", "optax.adamw", "float32"),
+    }
+    runs = [
+        {"task": "lm", "method": "soap", "form": form, "seed": seed, "loss": loss}
+        | {"state_bytes": size, "parameters": 10}
+        for form, size, losses in (("float32", 80, (2.0, 2.1)), ("VQ", 20, (2.5, None)))
+        for seed, loss in zip((1, 2), losses, strict=True)
+    ]
+    path.write_text("".join(f"{json.dumps(run)}\n" for run in runs[:3]))
+    left = lossless.missing(("lm",), ("soap", "muon"), (1, 2), path)
+    assert ("lm", "soap", "VQ", [2]) in left and len(left) == len(wanted) - 1
+    plain, coded = lossless.rows_of(runs)
+    assert (plain["bytes"], coded["share"], coded["seeds"]) == (8, 0.25, 2)
+    assert coded["beyond"] == "+0.500, +inf" and "above" in coded["aim"]
 
 
 def check_step(tables: list[Any]) -> None:

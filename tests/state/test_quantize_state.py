@@ -182,6 +182,39 @@ def test_directions_of_low_precision_momentum_stay_near():
         assert float(np.abs(found - desired).max()) <= most
 
 
+def test_dithered_averages_follow_small_increments():
+    """Also from a restart on; rounded to the nearest code, an average stays where it was."""
+    shape, decay, steps = (20, 30), 0.999, 2000
+    old, new = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
+    target = decay**steps * old + (1 - decay**steps) * new
+    ema = optax.ema(decay, debias=False)
+
+    def error(**settings):
+        ours = curvax.quantize_state(ema, block=16, min_elements=1, **settings)
+        step = lambda state, _: (ours.update(jnp.asarray(new), state)[1], None)  # noqa: E731
+        first = ours.init(jnp.zeros(shape))
+        codec = Codec(8, 16)
+        first = first._replace(inner=first.inner._replace(ema=encode(jnp.asarray(old), codec)))
+        run = jax.jit(lambda state: jax.lax.scan(step, state, length=steps // 2)[0])
+        half = run(first)
+        half = flax.serialization.from_bytes(first, flax.serialization.to_bytes(half))
+        found = decode(run(half).inner.ema, codec, shape[1])
+        return np.linalg.norm(found - target) / np.linalg.norm(target)
+
+    gap = np.diff(Codec(8, 16).values()).max()
+    assert error(dither=True) < 4 * gap
+    assert error() > 16 * gap
+
+
+def test_dither_takes_a_counter_of_memory():
+    params = {"kernel": jax.ShapeDtypeStruct((64, 64), jnp.float32)}
+    plain, dithered = (curvax.quantize_state(optax.trace(0.9), dither=d) for d in (False, True))
+    assert curvax.state_bytes(dithered, params) == curvax.state_bytes(plain, params) + 4
+    linear = curvax.quantize_state(optax.trace(0.9), map="linear")
+    parts = [curvax.describe_state(x, params)["parts"] for x in (plain, linear)]
+    assert parts[0] != parts[1], "the same arrays of another meaning"
+
+
 def test_it_wraps_matrix_methods_and_is_wrapped_by_views():
     params = {name: {"kernel": np.ones((8, 6), np.float32)} for name in "ab"}
     outside = curvax.quantize_state(curvax.muon(0.1), **SMALL)
@@ -226,6 +259,8 @@ def test_bfloat16_moments_come_back_as_bfloat16():
         ({"block": 5}, "block must be even, got 5"),
         ({"block": 0}, "block must be an integer of at least 1, got 0"),
         ({"min_elements": -1}, "min_elements must be an integer of at least 1, got -1"),
+        ({"map": "unsigned"}, "map must be one of 'linear2', 'linear'; got 'unsigned'"),
+        ({"dither": 1}, "dither must be True or False, got 1"),
         ({"unsigned": "nu"}, "unsigned must be a collection of field names, got 'nu'"),
         ({"where": 3}, "where must be a callable of a path and a leaf, got 3"),
     ],

@@ -159,6 +159,33 @@ def test_rotations_are_products_with_the_decoded_basis(shape):
     assert_close(turned, desired, 64, eps=EPS32)
 
 
+@pytest.mark.parametrize(
+    ("bases", "share"), [(curvax.dense(jnp.bfloat16), 2), (curvax.quantized(8), 1)]
+)
+def test_bases_in_another_storage(bases, share):
+    """They are read as that storage reads them; factors, roots and small bases stay as they are."""
+    order = 128
+    factor, root, u = map(np.float32, _given(order))
+    own, storage = storage_of(8), curvax.packed(bases=bases)
+
+    @jax.jit
+    def coded(u):
+        stored = storage.encode_basis(u, storage.encode_basis(jnp.eye(order), None))
+        return stored, storage.decode_basis(stored), storage.rotate(stored, u, LEFT, False)
+
+    stored, found, turned = coded(u)
+    assert order**2 * share <= _bytes(stored) < order**2 * (share + 0.05)
+    assert_close(found, bases.decode_basis(bases.encode_basis(u, None)))
+    assert_close(turned, found.T @ u, 64)
+    first = own.encode_factor(jnp.eye(order), None)
+    for one in ("factor", "root"):
+        given = (factor, first) if one == "factor" else (root,)
+        pair = [getattr(s, f"encode_{one}")(*given) for s in (own, storage)]
+        assert all(map(np.array_equal, *pair))
+    assert isinstance(storage.encode_basis(jnp.eye(8), None), jax.Array)
+    assert bases.describe(order) in storage.describe(order)
+
+
 @pytest.mark.parametrize("size", [0.0, 2.0**-60, 2.0**60])
 def test_zeros_and_extremes(size):
     """Codes do not depend on the scale; zeros stay zeros."""
@@ -185,7 +212,9 @@ def test_a_factor_that_cannot_be_decomposed_stays():
 def test_dither_fills_the_unit_interval_evenly():
     """Over steps at every place, and over places at every step; 1 is not reached."""
     steps = 256
-    found = np.asarray(jax.jit(dither, static_argnums=1)(jnp.arange(steps, dtype=jnp.int32), 32))
+    found = np.asarray(
+        jax.jit(dither, static_argnums=(1, 2))(jnp.arange(steps, dtype=jnp.int32), 32, 32)
+    )
     assert found.shape == (steps, 32, 32) and found.min() >= 0 and found.max() < 1
     for u in (found.reshape(steps, -1), found.reshape(steps, -1).T):
         ranks = (np.arange(len(u)) + 0.5)[:, None] / len(u)
@@ -232,6 +261,7 @@ def test_averages_follow_increments_below_a_gap(b2):
         ("map", "unsigned", "'linear2'"),
         ("eps", 0.0, "(0, inf)"),
         ("min_elements", 0, "at least 1"),
+        ("bases", "bfloat16", "curvax.dense()"),
     ],
 )
 def test_bad_arguments(name, value, allowed):

@@ -15,6 +15,7 @@ from ..linalg._numerics import HIGHEST
 from ..linalg._products import gram_of
 from ..refresh._due import visit_all
 from ..storage._storage import Storage
+from ..storage._triangle import diagonal_of
 
 SIDES = ("both", "left", "right", "smaller")
 
@@ -104,4 +105,4 @@ class StatisticRule:
 
 def _diagonal(x: jax.Array) -> jax.Array:
     """The diagonals `(..., 1, d)` of `x (..., d, d)`."""
-    return jnp.diagonal(x, axis1=-2, axis2=-1)[..., None, :]
+    return diagonal_of(x)[..., None, :]

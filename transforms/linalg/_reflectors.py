@@ -6,17 +6,17 @@ S = \mathrm{diag}(\pm 1)$$
 with $v_k$ zero above its $k$-th entry: the strictly lower triangle of $V = (v_1 \dots v_d)$ has as
 many numbers as an orthogonal matrix has degrees of freedom. Any $V$ without a zero column gives a
 matrix that is orthogonal up to rounding, so an error of $V$ turns the basis and does not distort
-it. Each column may have any length; here $\|v_k\|^2 = 2$.
+it. Each column may have any length.
 
-*Products.* A panel of $b$ consecutive reflectors is $I - V_p T_p V_p^\top$ with $T_p^{-1} = I +
-\mathrm{striu}(V_p^\top V_p)$ (Schreiber and Van Loan, 1989; Puglisi, 1992): three products with a
-panel instead of $b$ reflections. $T_p$ is found by inverting blocks of doubling size. Loops over
-panels keep programs small at any order. Panels are zero above their first row; above order 256
-they are grouped in `SEGMENTS` loops that leave out the rows above.
+*Products.* A panel of $b$ consecutive reflectors is $I - V_p T_p V_p^\top$, where $T_p^{-1}$ is the
+upper triangle of $V_p^\top V_p$ with half its diagonal (Schreiber and Van Loan, 1989; Puglisi,
+1992): with $W_p = V_p T_p$, two products with a panel instead of $b$ reflections. Loops over panels
+keep programs small at any order. Panels are zero above their first row; from order 512 on they are
+grouped in two to four loops that leave out the rows above.
 
-*Cost* of $U X$ for `X (d, n)`: about `2.5 d²n + 4 d n b` FLOPs (`4 d²n` up to order 256) in place
-of the `2 d²n` of a product with $U$, and `24 d b² + 2 d² b` for the $T_p$, with `b = 64`. Beside
-`X` and `V`, a panel is in memory.
+*Cost* of $U X$ for `X (d, n)`, in place of the `2 d²n` FLOPs of a product with $U$: `4 d²n` up to
+order 511, `3 d²n` at 512, `2.5 d²n` from 1024 on, and `5 d² b` for all $W_p$, with `b = 64`. Beside
+`X`, the panels $V_p$ and $W_p$ are in memory, `2 d²`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ._numerics import HIGHEST, one_by_one
 PANEL = 64
 """Reflectors that are applied together."""
 
-SEGMENTS = 4
-"""Loops over panels, if each has at least two. More save up to a fifth of the FLOPs and make
-programs longer."""
+MOST_LOOPS, LEAST_PANELS = 4, 4
+"""Loops over panels at most, and panels of a loop at least. More loops save FLOPs and make programs
+longer."""
 
 
 def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -62,10 +62,10 @@ def reflected(
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
     """`H_1 ⋯ H_d x`, or `H_d ⋯ H_1 x`, for lower triangular `v (..., d, d)` and `x (..., d, n)`."""
-    panels = _panels(v)
-    triangles = _triangles(panels)
-    number = panels.shape[-3]
-    share = -(-number // SEGMENTS) if number > SEGMENTS else number
+    rows, products = _panels(v)
+    first, second = (products, rows) if inverse else (rows, products)
+    number = rows.shape[-3]
+    share = -(-number // max(1, min(MOST_LOOPS, number // LEAST_PANELS)))
     starts = range(0, number, share)
     for start in starts if inverse else reversed(starts):
         row = start * PANEL
@@ -73,38 +73,27 @@ def reflected(
 
         def body(j: jax.Array, rest: jax.Array, start: int = start, rounds: int = rounds):
             panel = start + (j if inverse else rounds - 1 - j)
-            own = jax.lax.dynamic_index_in_dim(panels, panel, -3, keepdims=False)
-            t = jax.lax.dynamic_index_in_dim(triangles, panel, -3, keepdims=False)
-            own = own[..., start * PANEL :, :]
-            found = jnp.matmul(own.mT, rest, precision=precision)
-            found = jnp.matmul(t.mT if inverse else t, found, precision=HIGHEST)
-            return rest - jnp.matmul(own, found, precision=precision)
+            a, b = (
+                jax.lax.dynamic_index_in_dim(x, panel, -3, keepdims=False)[..., start * PANEL :]
+                for x in (first, second)
+            )
+            found = jnp.matmul(a, rest, precision=precision)
+            return rest - jnp.matmul(b.mT, found, precision=precision)
 
         rest = jax.lax.fori_loop(0, rounds, body, x[..., row:, :])
-        x = jnp.concatenate([x[..., :row, :], rest], axis=-2)
+        x = jnp.concatenate([x[..., :row, :], rest], axis=-2) if row else rest
     return x
 
 
-def _panels(v: jax.Array) -> jax.Array:
-    """The columns of `v (..., d, d)`, of squared length 2, in panels `(..., ⌈d/b⌉, d, b)`."""
+def _panels(v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`V_pᵀ` and `W_pᵀ` of all panels of `v (..., d, d)`, both `(..., ⌈d/b⌉, b, d)`."""
     order = v.shape[-1]
-    v = v * jax.lax.rsqrt(jnp.sum(v * v, axis=-2, keepdims=True) / 2)
     v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, -order % PANEL)])
-    return jnp.moveaxis(v.reshape(*v.shape[:-1], -1, PANEL), -2, -3)
-
-
-def _triangles(panels: jax.Array) -> jax.Array:
-    """`T_p` of panels `(..., d, b)`: the inverses of `I + striu(VᵀV)`, `(..., b, b)`."""
-    gram = jnp.matmul(panels.mT, panels, precision=HIGHEST)
-    i = jnp.arange(PANEL)
-
-    def doubled(level: jax.Array, inverse: jax.Array) -> jax.Array:
-        """From the inverses of the blocks of width `2^level` to those of twice the width."""
-        block = i >> level
-        pair = block >> 1
-        beside = (pair[:, None] == pair[None]) & (block[:, None] < block[None])
-        product = jnp.matmul(jnp.where(beside, gram, 0), inverse, precision=HIGHEST)
-        return inverse - jnp.matmul(inverse, product, precision=HIGHEST)
-
-    eye = jnp.broadcast_to(jnp.eye(PANEL, dtype=panels.dtype), gram.shape)
-    return jax.lax.fori_loop(0, PANEL.bit_length() - 1, doubled, eye)
+    rows = v.mT.reshape(*v.shape[:-2], -1, PANEL, order)
+    gram = jnp.matmul(rows, rows.mT, precision=HIGHEST)
+    i, j = jnp.mgrid[:PANEL, :PANEL]
+    # A column of zeros, such as those that fill the last panel, reflects nothing.
+    inverse = jnp.where(i > j, gram, jnp.where(i < j, 0, jnp.where(gram > 0, gram / 2, 1)))
+    eye = jnp.broadcast_to(jnp.eye(PANEL, dtype=v.dtype), gram.shape)
+    t = jax.lax.linalg.triangular_solve(inverse, eye, left_side=True, lower=True)
+    return rows, jnp.matmul(t, rows, precision=HIGHEST)

@@ -5,6 +5,11 @@ the last two axes (`storage/_codec.py`). Updates divide by second moments, so a 
 round to 0: fields named in `unsigned` use the codes $((j + 1) / 2^b)^2$ times the tile's largest
 entry, which have no zero (an all-zero tile stays zero).
 
+*Rounding.* A running average that is rounded to the nearest code ignores increments below half a
+gap between codes. With `dither` it is rounded up or down in turn, so that it follows on average
+(`storage/_dither.py`): the thresholds are those of the step and the entry's place, which need no
+memory and are the same after a restart.
+
 *Numerics.* Decoding restores the dtype that the transformation's `init` gives. A leaf with an entry
 that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per tile;
 within a step the decoded state exists as well.
@@ -12,6 +17,7 @@ within a step the decoded state exists as well.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -19,10 +25,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._validate import check_positive_int
+from .._counts import next_step
+from .._recording import Meaning, record
+from .._validate import check_bool, check_choice, check_positive_int
 from ..distribute._layout import is_divided
 from ..matrices._view import record_copies
 from ..storage._codec import Codec, decode, encode
+from ..storage._dither import dither as dither_of
 from ..storage._quantized import MIN_ELEMENTS
 
 
@@ -30,6 +39,7 @@ class QuantizedState(NamedTuple):
     """State of `quantize_state`."""
 
     inner: Any  # the transformation's state, with a `Coded` in place of every coded leaf
+    count: jax.Array | None = None  # t of the dither, int32 scalar
 
 
 def quantize_state(
@@ -37,6 +47,8 @@ def quantize_state(
     *,
     bits: int = 8,
     block: int = 64,
+    map: str = "linear2",
+    dither: bool = False,
     unsigned: Collection[str] = ("nu", "v", "rows", "columns"),
     where: Callable[[str, Any], bool] | None = None,
     min_elements: int = MIN_ELEMENTS,
@@ -48,6 +60,9 @@ def quantize_state(
         `optax.adamw(1e-3)`, momentum, or a method of this library.
       bits: 4, 6 or 8.
       block: width of the square tiles that share a scale; even.
+      map: "linear2" (companding: codes lie closer near zero) or "linear", the map from codes to
+        values of fields that are not `unsigned`.
+      dither: whether to round up and down in turn, instead of to the nearest code.
       unsigned: fields whose entries are never negative, coded without a zero: second moments, and
         the scales of `racs` and `dasgo`.
       where: a predicate of a leaf's path in the state, such as "0/mu/dense/kernel", and the leaf:
@@ -74,7 +89,9 @@ def quantize_state(
     if where is not None and not callable(where):
         raise ValueError(f"where must be a callable of a path and a leaf, got {where!r}.")
     check_positive_int("min_elements", min_elements)
-    signed, positive = Codec(bits, block), Codec(bits, block, "unsigned")
+    check_choice("map", map, ("linear2", "linear"))
+    check_bool("dither", dither)
+    signed, positive = Codec(bits, block, map), Codec(bits, block, "unsigned")
     inner = optax.with_extra_args_support(inner)
 
     def codec_of(path: tuple[Any, ...], leaf: Any) -> Codec | None:
@@ -87,11 +104,15 @@ def quantize_state(
         fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
         return signed if fields.isdisjoint(unsigned) else positive
 
-    def coded(path: tuple[Any, ...], leaf: jax.Array, before: Any = None) -> Any:
+    def coded(
+        count: jax.Array | None, path: tuple[Any, ...], leaf: jax.Array, before: Any = None
+    ) -> Any:
         codec = codec_of(path, leaf)
         if codec is None:
             return leaf
-        new = encode(_as_matrix(leaf).astype(jnp.promote_types(leaf.dtype, jnp.float32)), codec)
+        x = _as_matrix(leaf).astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        thresholds = None if count is None else dither_of(count, *x.shape[-2:])
+        new = encode(x, codec, thresholds)
         if before is None:
             return new
         finite = jnp.isfinite(leaf).all()
@@ -106,15 +127,19 @@ def quantize_state(
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
         _check_undivided(plain)
-        stored = jax.tree_util.tree_map_with_path(coded, plain)
+        stored = jax.tree_util.tree_map_with_path(functools.partial(coded, None), plain)
         record_copies(plain, stored)
-        return QuantizedState(stored)
+        if map != "linear2":
+            record(Meaning(f"quantized moments: {signed.describe()}"))
+        return QuantizedState(stored, jnp.zeros([], jnp.int32) if dither else None)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         like = jax.eval_shape(inner.init, updates if params is None else params)
         plain = jax.tree_util.tree_map_with_path(decoded, like, state.inner)
         updates, new = inner.update(updates, plain, params, **extra_args)
-        return updates, QuantizedState(jax.tree_util.tree_map_with_path(coded, new, state.inner))
+        count = None if state.count is None else next_step(state.count)
+        stored = jax.tree_util.tree_map_with_path(functools.partial(coded, count), new, state.inner)
+        return updates, QuantizedState(stored, count)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

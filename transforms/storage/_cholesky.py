@@ -31,7 +31,16 @@ from .._validate import check_choice, check_decay, check_interval, check_positiv
 from ..linalg._numerics import HIGHEST, one_by_one
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
-from ._triangle import fold, join, strictly_lower, unfold, with_room, without_room
+from ._triangle import (
+    diagonal_of,
+    fold,
+    join,
+    strictly_lower,
+    unfold,
+    with_diagonal,
+    with_room,
+    without_room,
+)
 
 RETRIES = 3
 
@@ -82,7 +91,7 @@ class Cholesky(Quantized):
         else:
             c, failed = decomposed(x, self.eps, self.damping_mode)
             error = self._error(previous)
-        diagonal = jnp.diagonal(c, axis1=-2, axis2=-1)
+        diagonal = diagonal_of(c)
         target = jnp.where(lower, c, 0) + error
         scales = tile_scales(target, self.codec.block)
         codes = quantize(target, scales, self.codec)
@@ -111,8 +120,7 @@ class Cholesky(Quantized):
         order = stored.diagonal.shape[-1]
         codes, scales = self._squares(stored)
         values = dequantize(codes, without_room(scales), self.codec)
-        c = jnp.where(strictly_lower(order), values, 0)
-        c = jnp.where(jnp.eye(order, dtype=bool), stored.diagonal[..., None], c)
+        c = with_diagonal(jnp.where(strictly_lower(order), values, 0), stored.diagonal)
         return jnp.matmul(c, c.mT, precision=HIGHEST)
 
     def _squares(self, stored: Triangle | TriangleAndError) -> tuple[jax.Array, jax.Array]:
@@ -140,8 +148,8 @@ def decomposed(
     """
     if x.ndim > 2:
         return one_by_one(lambda one: decomposed(one, eps, damping_mode), x)
-    order = x.shape[-1]
-    largest = jnp.max(jnp.diagonal(x))
+    order, diagonal = x.shape[-1], diagonal_of(x)
+    largest = jnp.max(diagonal)
     rounding = order * jnp.finfo(x.dtype).eps * largest
     epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping_mode == "relative" else 1)
 
@@ -150,8 +158,9 @@ def decomposed(
     def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
         count, _, _ = state
         added = jnp.asarray(epsilon + rounding * more[count], x.dtype)
-        c = jax.lax.linalg.cholesky(x + added * jnp.eye(order, dtype=x.dtype))
-        return count + 1, c, ~jnp.isfinite(c).all()
+        c = jax.lax.linalg.cholesky(with_diagonal(x, diagonal + added), symmetrize_input=False)
+        # A decomposition that fails leaves NaNs on the diagonal, from the failing row on.
+        return count + 1, c, ~jnp.isfinite(diagonal_of(c)).all()
 
     # The first attempt is in the loop too: a second decomposition makes programs longer.
     running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731

@@ -20,11 +20,11 @@ ALPHAS = tuple(int(2**32 / 1.2207440846**power) | 1 for power in (1, 2, 3))
 """α1, α2 and α3 in units of 2^-32: powers of the inverse root of `x⁴ = x + 1` (Roberts, 2018)."""
 
 
-def dither(count: jax.Array, order: int) -> jax.Array:
-    """U of the updates `count (...)`, int32, for matrices `(..., order, order)`; float32."""
+def dither(count: jax.Array, rows: int, columns: int) -> jax.Array:
+    """U of the updates `count (...)`, int32, for matrices `(..., rows, columns)`; float32."""
     row, column, step = (jnp.uint32(alpha) for alpha in ALPHAS)
-    i = jnp.arange(order, dtype=jnp.uint32)
-    place = i[:, None] * row + i[None, :] * column
+    i, j = (jnp.arange(size, dtype=jnp.uint32) for size in (rows, columns))
+    place = i[:, None] * row + j[None, :] * column
     turn = (count.astype(jnp.uint32) * step)[..., None, None]
-    turned = jnp.broadcast_to(place, (*count.shape, order, order)) + turn
+    turned = jnp.broadcast_to(place, (*count.shape, rows, columns)) + turn
     return (turned >> 8).astype(jnp.float32) * 2.0**-24

@@ -11,7 +11,9 @@ here keeps one strictly lower triangle of codes (`_codec.py`, `_triangle.py`) an
 - *bases*: Householder vectors (`linalg/_reflectors.py`). Each column is scaled so that its largest
   entry below the diagonal is 1; the vector has the diagonal entries that belong to it, with the
   sign of the basis' column. Any codes decode to a matrix that is orthogonal up to float32's
-  rounding. A basis is applied in panels of reflectors and is formed only at refreshes.
+  rounding. A basis is applied in panels of reflectors and is formed only at refreshes. `bases=`
+  keeps bases in another storage, which reads them sooner: in bfloat16 they take `2 d²` bytes, in
+  squares of 8-bit codes `d²`.
 
 *Error* for codes with largest gap $\delta$ (0.0156 in 8 bits) and tiles with scales $s$. Roots:
 $|\hat X_{ij} - X_{ij}| \le \delta s / 2$, so $\|\hat X - X\|_F$ is at most $\delta / 2$ times the
@@ -46,7 +48,8 @@ from ._cholesky import decomposed
 from ._codec import Codec
 from ._dither import dither
 from ._quantized import MIN_ELEMENTS, Quantized
-from ._triangle import decode_lower, encode_lower, with_diagonal
+from ._storage import Storage, as_storage
+from ._triangle import decode_lower, diagonal_of, encode_lower, with_diagonal
 
 SHORTEST = 2.0**-20
 """Columns below the diagonal are scaled as if their largest entry was at least this."""
@@ -75,12 +78,14 @@ class Packed(Quantized):
     """The storage that `packed` returns."""
 
     eps: Any = 1e-6
+    bases: Storage | None = None
 
     def describe(self, order: int) -> str:
         """Describes how matrices of this order are stored."""
         if self.is_dense(order):
             return super().describe(order)
-        return f"packed triangles in {self.codec.describe()}"
+        triangles = f"packed triangles in {self.codec.describe()}"
+        return triangles + (f"; bases: {self.bases.describe(order)}" if self.bases else "")
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""
@@ -88,13 +93,13 @@ class Packed(Quantized):
         if self.is_dense(order):
             return x
         if previous is None:  # a multiple of the identity
-            diagonal = jnp.sqrt(jnp.diagonal(x, axis1=-2, axis2=-1))
+            diagonal = jnp.sqrt(diagonal_of(x))
             none = jnp.zeros(x.shape[:-2], jnp.int32)
             return PackedFactor(*encode_lower(0 * x, self.codec), diagonal, none, jnp.copy(none))
         c, failed = decomposed(x, self.eps, "relative")
         updates = previous.updates + 1
-        coded = encode_lower(c, self.codec, dither(updates, order))
-        diagonal = jnp.diagonal(c, axis1=-2, axis2=-1)
+        coded = encode_lower(c, self.codec, dither(updates, order, order))
+        diagonal = diagonal_of(c)
         new = PackedFactor(*coded, diagonal, previous.failures, updates)
         kept = where_entries(~failed, new, previous)
         return kept._replace(failures=previous.failures + failed)
@@ -110,7 +115,7 @@ class Packed(Quantized):
         """Quantizes the strictly lower triangle of an inverse root."""
         if self.is_dense(x.shape[-1]):
             return x
-        return PackedTriangle(*encode_lower(x, self.codec), jnp.diagonal(x, axis1=-2, axis2=-1))
+        return PackedTriangle(*encode_lower(x, self.codec), diagonal_of(x))
 
     def decode_root(self, stored: Any) -> jax.Array:
         """The inverse root, symmetric."""
@@ -123,6 +128,8 @@ class Packed(Quantized):
         """Quantizes the Householder vectors of orthogonal matrices."""
         if self.is_dense(u.shape[-1]):
             return u
+        if self.bases is not None:
+            return self.bases.encode_basis(u, previous)
         if previous is None:  # the identity: every reflector changes one sign
             return PackedTriangle(*encode_lower(0 * u, self.codec), -jnp.ones_like(u[..., 0]))
         v, signs = reflectors_of(u)
@@ -134,6 +141,8 @@ class Packed(Quantized):
 
     def decode_basis(self, stored: Any) -> jax.Array:
         """The basis, orthogonal up to rounding."""
+        if self.bases is not None:
+            return self.bases.decode_basis(stored)
         if not isinstance(stored, PackedTriangle):
             return stored
         order = stored.diagonal.shape[-1]
@@ -144,6 +153,8 @@ class Packed(Quantized):
 
     def rotate(self, stored: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
         """`Uᵀ x` or, `back`, `U x`; on the right side `x U` or `x Uᵀ`."""
+        if self.bases is not None:
+            return self.bases.rotate(stored, x, side, back)
         if not isinstance(stored, PackedTriangle):
             return super().rotate(stored, x, side, back)
         rows = side.as_rows(x.astype(stored.diagonal.dtype))
@@ -171,6 +182,7 @@ def packed(
     eps: jax.typing.ArrayLike = 1e-6,
     map: str = "linear2",
     min_elements: int = MIN_ELEMENTS,
+    bases: Storage | None = None,
 ) -> Packed:
     """Stores `bits` bits per degree of freedom of factors, inverse roots and bases.
 
@@ -188,6 +200,9 @@ def packed(
       map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
         root, or uniform steps.
       min_elements: matrices with fewer elements stay dense.
+      bases: another storage, for bases: `dense(jnp.bfloat16)` reads them like plain matrices and
+        takes four times the bytes, `quantized(8)` nearly so and takes twice the bytes. Bases from
+        these are orthogonal up to the errors of their elements.
 
     Raises:
       ValueError: if an argument is not allowed; the message says what is allowed.
@@ -203,4 +218,6 @@ def packed(
     check_positive_int("min_elements", min_elements)
     check_choice("map", map, ("linear2", "linear"))
     check_interval("eps", eps, 0.0, open_low=True)
-    return Packed(Codec(bits, block, map), True, min_elements, eps)
+    if bases is not None:
+        as_storage(bases, "bases")
+    return Packed(Codec(bits, block, map), True, min_elements, eps, bases)

@@ -21,6 +21,7 @@ from .._side import Side
 from .._validate import check_bool, check_positive_int
 from ._codec import Codec, Coded, decode, encode
 from ._storage import rotated
+from ._triangle import diagonal_of
 
 MIN_ELEMENTS = 4096
 """Factors with fewer elements are not quantized (arXiv:2412.10663, C.3)."""
@@ -40,7 +41,7 @@ class Square(NamedTuple):
 
 def encode_square(x: jax.Array, codec: Codec, keep_diagonal: bool = True) -> Square:
     """Quantizes `x (..., d, d)`; the diagonal is kept apart or quantized as well."""
-    diagonal = jnp.diagonal(x, axis1=-2, axis2=-1) if keep_diagonal else None
+    diagonal = diagonal_of(x) if keep_diagonal else None
     if keep_diagonal:
         x = jnp.where(jnp.eye(x.shape[-1], dtype=bool), 0, x)
     return Square(*encode(x, codec), diagonal)

@@ -147,7 +147,7 @@ def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
     return Dense(None if dtype is None else check_dtype("dtype", dtype))
 
 
-def as_storage(storage: Any) -> Storage:
+def as_storage(storage: Any, name: str = "storage") -> Storage:
     """`storage`, or `dense()` for None.
 
     Raises:
@@ -156,6 +156,6 @@ def as_storage(storage: Any) -> Storage:
     storage = dense() if storage is None else storage
     if not isinstance(storage, Storage):
         raise ValueError(
-            f"storage must be a storage such as curvax.dense(), or None; got {storage!r}."
+            f"{name} must be a storage such as curvax.dense(), or None; got {storage!r}."
         )
     return storage

@@ -52,6 +52,12 @@ def without_room(x: jax.Array) -> jax.Array:
     return x[..., 1:, :-1]
 
 
+def diagonal_of(x: jax.Array) -> jax.Array:
+    """The diagonals `(..., d)` of `x (..., d, d)`, without the gather of `jnp.diagonal`."""
+    order = x.shape[-1]
+    return x.reshape(*x.shape[:-2], order * order)[..., :: order + 1]
+
+
 def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
     """`x (..., d, d)` with another diagonal `(..., d)`."""
     return jnp.where(jnp.eye(x.shape[-1], dtype=bool), diagonal[..., None], x)
