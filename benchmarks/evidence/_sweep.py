@@ -29,6 +29,8 @@ from ._lines import IDENTITY, Lines, key_of
 from ._methods import ADAM, METHODS, optimizer, split
 from ._suites import SUITES, TUNING_SEED, Suite
 
+MOST_PROGRAMS = 48  # about 50 MB each
+
 Runs = Mapping[str, Mapping[str, Any]]
 
 
@@ -190,6 +192,8 @@ class Runner:
         static, _ = split(request.values)
         key = suite.name, request.method, tuple(sorted(static.items()))
         if key not in self.programs:
+            if len(self.programs) == MOST_PROGRAMS:
+                del self.programs[next(iter(self.programs))]
             if suite.name not in self.tasks:
                 self.tasks = {suite.name: suite.make()}  # one at a time: they hold data
                 self.programs = {}
