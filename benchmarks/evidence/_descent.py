@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -110,7 +109,6 @@ def best_of(found: Sequence[tuple[Point, float]]) -> Point:
 
 
 def bounded(found: Sequence[tuple[Point, float]], name: str = "rate") -> bool:
-    """Whether worse values were tried on either side of the best, in this coordinate alone."""
-    best = best_of(found)
-    line = [p[name] for p, _ in found if {**p, name: 0} == {**best, name: 0}]
-    return min(line, default=math.inf) < best[name] < max(line, default=-math.inf)
+    """Whether a smaller and a larger value than the best were tried, so that both were worse."""
+    tried = [point[name] for point, _ in found]
+    return min(tried) < best_of(found)[name] < max(tried)

@@ -31,6 +31,8 @@ class Suite:
     only: tuple[str, ...] | None = None  # coordinates that are varied; all of a method's if None
     after: str | None = None  # the suite at whose best points the tuning starts
     seeds: tuple[int, ...] = SEEDS
+    ladder: str | None = None  # suites of one ladder differ in their steps alone
+    unit: str = "nats per byte"
 
     @property
     def runs(self) -> int:
@@ -52,7 +54,7 @@ class Suite:
 def recipe(steps: int, **others: object) -> Suite:
     """nanoGPT's recipe at a length."""
     make = functools.partial(language, "prose", steps)
-    return Suite(f"recipe-{steps}", make, steps=steps, **others)  # pyright: ignore
+    return Suite(f"recipe-{steps}", make, steps=steps, ladder="recipe", **others)  # pyright: ignore
 
 
 SUITES = {
