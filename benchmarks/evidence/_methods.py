@@ -42,7 +42,8 @@ class Tuned:
     name: str
     rate: float  # the best of benchmarks/results/train.json, a smaller model
     own: Mapping[str, tuple[Any, tuple[Any, ...]]]  # by argument: start and ladder, in turn
-    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    of: str = ""  # the method whose best it starts at, of which it is a form
+    adapters: int = 0  # rank of LoRA
 
     @property
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -55,17 +56,18 @@ class Tuned:
         """The first point; of AdamW's best it takes what the other parameters need."""
         point: Point = {"rate": self.rate, "decay": START_DECAY}
         point |= {name: value for name, (value, _) in self.own.items()}
-        point |= self.fixed
         if adamw is not None:
             point |= {f"adam_{name}": adamw[name] for name in ("rate", "b1", "b2", "decay")}
         return point
 
 
-ADAM = ("adamw",)
+ADAM = ("adamw", "lora_8", "lora_16")
+STORAGES = {"shampoo_vq": curvax.quantized(), "shampoo_cq": curvax.cholesky(error_feedback=0.95)}
 B1 = {"b1": (0.9, FIRST)}
 B1_95 = {"b1": (0.95, FIRST)}
 LOW_RANK = {"refresh": (100, PERIODS), "rank": (32, (16, 32, 64)), **B1}
 PROJECTED = {**LOW_RANK, "b2": (0.999, SECOND)}
+SHAMPOO = {"refresh": (10, PERIODS), "b2": (0.95, SECOND), **B1}
 ADAPTIVE = {
     "max_damping": (3e-7, (3e-10, 3e-9, 3e-8, 3e-7, 3e-6)),
     **B1_95,
@@ -84,7 +86,7 @@ ALL = (
         0.128,
         {"everything": (1, (0, 1)), "refresh": (1, PERIODS), **B1, "b2": (0.95, SECOND)},
     ),
-    Tuned("shampoo", 0.008, {"refresh": (10, PERIODS), "b2": (0.95, SECOND), **B1}),
+    Tuned("shampoo", 0.008, SHAMPOO),
     Tuned("foam", 0.064, ADAPTIVE),
     Tuned(
         "dr_shampoo", 0.064, {"threshold": (0.1, (0.03, 0.1, 0.3)), **B1_95, "b2": (0.995, SECOND)}
@@ -101,7 +103,19 @@ ALL = (
     Tuned("apollo", 0.032, PROJECTED),
     Tuned("sumo", 0.016, {**LOW_RANK, "b1": (0.95, FIRST)}),
 )
-METHODS = {method.name: method for method in ALL}
+ADAMW = ALL[0].own
+FORMS = (  # of others, in suites of their own
+    Tuned("lora_8", 0.016, ADAMW, adapters=8),
+    Tuned("lora_16", 0.016, ADAMW, adapters=16),
+    *(Tuned(name, 0.008, SHAMPOO, of="shampoo") for name in STORAGES),
+)
+METHODS = {method.name: method for method in (*ALL, *FORMS)}
+
+
+def schedule_of(steps: int) -> optax.Schedule:
+    """nanoGPT's: a warm-up of 5 % of the steps, then a cosine to a tenth."""
+    warmup = max(1, steps // 20)
+    return optax.warmup_cosine_decay_schedule(1 / warmup, 1.0, warmup, steps, end_value=0.1)
 
 
 def is_static(value: Any) -> bool:
@@ -154,7 +168,7 @@ def optimizer(
     others = adamw(lambda count: adam_peak * schedule(count), adam_peak, values, "adam_")
     own = {k: v for k, v in values.items() if k not in COMMON and not k.startswith("adam_")}
     own |= static
-    if name == "shampoo":  # its base has the momentum and the decay
+    if name in ("shampoo", *STORAGES):  # its base has the momentum and the decay
         base = functools.partial(
             optax.adamw,
             b1=own.pop("b1"),
@@ -162,11 +176,12 @@ def optimizer(
             weight_decay=values["decay"] / peak,
             mask=decayed,
         )
-        own |= {"base": base, "statistics_every": 1}
+        own |= {"base": base, "statistics_every": 1, "storage": STORAGES.get(name)}
     else:
         own |= {"weight_decay": values["decay"] / peak, "weight_decay_mask": decayed}
     if name == "asgo":  # by default every parameter is a matrix, embeddings and scales too
         own["matrices"] = "all" if own.pop("everything") else None
     if name == "alice":
         own["leading"] = max(1, static["rank"] * 40 // 128)  # the paper's share, at 60M
-    return optax.chain(clip, getattr(curvax, name)(rate, others=others, **own))
+    make = getattr(curvax, METHODS[name].of or name)
+    return optax.chain(clip, make(rate, others=others, **own))

@@ -25,7 +25,6 @@ COLUMNS = {
     "p": ("p, Holm", ".2g"),
     "word": ("is", ""),
     "speed_up": ("AdamW's steps to its loss, over its own", ""),
-    "accuracy": ("test accuracy, %", ""),
     "ms": ("ms/step, one thread", ".0f"),
     "state_mb": ("state, MB", ".2f"),
 }
@@ -52,13 +51,15 @@ def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, 
         row: dict[str, Any] = {"method": name, "loss": spread(x.losses, ".3f")}
         row |= {"ms": x.milliseconds, "state_mb": x.finals[0]["state_bytes"] / 1e6}
         row["speed_up"] = speed_up(float(np.mean(x.losses)), suite.steps, curve)
-        if accuracies := [100 * line["tested"]["accuracy"] for line in x.finals if line["tested"]]:
-            row["accuracy"] = spread(accuracies, ".1f")
+        for key in x.finals[0]["tested"]:
+            row[key] = spread([line["tested"][key] for line in x.finals], ".3f")
         if d := differences.get(name):
             row |= {"beyond": f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"}
             row |= {"word": d.word, "p": corrected[name]}
         rows.append(row)
-    columns = {key: x for key, x in COLUMNS.items() if any(row.get(key) for row in rows)}
+    tested = {key: (key, "") for x in ended.values() for key in x.finals[0]["tested"]}
+    known = COLUMNS | tested
+    columns = {key: x for key, x in known.items() if any(row.get(key) for row in rows)}
     missing = [name for name in suite.methods if name not in ended]
     note = f"Seeds {', '.join(map(str, suite.seeds))}."
     if curve:

@@ -67,13 +67,24 @@ def loss_of(line: Mapping[str, Any]) -> float:
 
 def start_of(suite: Suite, method: str, runs: Runs) -> Point | None:
     """Where the tuning of a method starts; `None` as long as another has to end before."""
-    if method in ADAM:
-        return best_in(suite.after, method, runs) if suite.after else METHODS[method].start(None)
-    adamw = best_in(suite.name, "adamw", runs)
-    if adamw is None or suite.after is None:
-        return adamw and METHODS[method].start(adamw)
-    there, point = (best_in(suite.after, name, runs) for name in ("adamw", method))
-    if there is None or point is None:
+    point = free_start_of(suite, method, runs)
+    return point and point | {name: x for name, x in suite.fixed.items() if name in point}
+
+
+def free_start_of(suite: Suite, method: str, runs: Runs) -> Point | None:
+    """The same before what the suite holds fixed."""
+    if method in ADAM and suite.after:
+        return best_in(suite.after, method, runs)
+    adamw = None if method in ADAM else best_in(suite.name, "adamw", runs)
+    if method not in ADAM and adamw is None:
+        return None
+    if suite.after is None:
+        start = METHODS[method].start(adamw)
+        return start | {"rate": rounded(start["rate"] * suite.slower)}
+    there, point = (
+        best_in(suite.after, name, runs) for name in ("adamw", METHODS[method].of or method)
+    )
+    if adamw is None or there is None or point is None:
         return None
     # What is not a matrix follows AdamW's rate from one suite to the next.
     return point | {"adam_rate": rounded(point["adam_rate"] * adamw["rate"] / there["rate"])}
@@ -88,7 +99,9 @@ def best_in(suite: str, method: str, runs: Runs) -> Point | None:
 def coordinates_of(suite: Suite, method: str) -> tuple[Coordinate, ...]:
     """What is varied."""
     return tuple(
-        x for x in METHODS[method].coordinates if suite.only is None or x.name in suite.only
+        x
+        for x in METHODS[method].coordinates
+        if x.name not in suite.fixed and (suite.only is None or x.name in suite.only)
     )
 
 
@@ -195,12 +208,12 @@ class Runner:
             if len(self.programs) == MOST_PROGRAMS:
                 del self.programs[next(iter(self.programs))]
             if suite.name not in self.tasks:
-                self.tasks = {suite.name: suite.make()}  # one at a time: they hold data
+                self.tasks = {suite.name: suite.make(suite.steps)}  # one at a time: they hold data
                 self.programs = {}
             schedule = suite.schedule()
             self.programs[key] = Program(
                 lambda values: optimizer(request.method, schedule, static, values),
-                self.tasks[suite.name],
+                suite.task(request.method, self.tasks[suite.name]),
                 time.process_time,
             )
         return self.programs[key]

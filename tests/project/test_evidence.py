@@ -74,10 +74,10 @@ def suites(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Two of four methods, the second with a longer run; and a longer one of AdamW alone."""
     Suite, SUITES = module("_suites").Suite, module("_suites").SUITES
     share = {"make": None, "methods": METHODS, "seeds": (1, 2, 3), "ladder": "short"}
-    first = Suite("first", budget=9, steps=100, **share)
-    second = Suite("second", budget=4, steps=400, only=("rate",), after="first", **share)
+    first = Suite(name="first", budget=9, steps=100, **share)
+    second = Suite(name="second", budget=4, steps=400, only=("rate",), after="first", **share)
     share["methods"] = ("adamw",)
-    third = Suite("third", budget=4, steps=1600, only=("rate",), after="first", **share)
+    third = Suite(name="third", budget=4, steps=1600, only=("rate",), after="first", **share)
     for name in list(SUITES):
         monkeypatch.delitem(SUITES, name)
     for suite in (first, second, third):
@@ -266,8 +266,9 @@ def test_a_run_leaves_a_line_and_is_not_run_again(
     text = module("_texts").split(b"Words that repeat. " * 4000)
     monkeypatch.setattr(module("_texts"), "read", lambda name: text)
     suites, language = module("_suites"), module("_language").language
-    make = functools.partial(language, "prose", 3, batch=2, context=8, width=16, heads=2, depth=1)
-    tiny = suites.Suite("tiny", make, budget=2, steps=3, methods=("adamw",), seeds=(1,))
+    make = functools.partial(language, "prose", batch=2, context=8, width=16, heads=2, depth=1)
+    few = {"methods": ("adamw",), "seeds": (1,)}
+    tiny = suites.Suite(name="tiny", make=make, budget=2, steps=3, **few)
     monkeypatch.setitem(suites.SUITES, "tiny", tiny)
     with jax.numpy_rank_promotion("allow"), module("_lines").Lines(tmp_path) as lines:
         assert module("_sweep").sweep([tiny], lines) == 3
