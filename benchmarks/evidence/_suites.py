@@ -77,7 +77,7 @@ DECLARED = (
         make=finetune,
         steps=250,
         budget=12,
-        methods=("adamw", "lora_8", "lora_16", *LOW_RANK, "racs"),
+        methods=("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo"),
         fixed={"rank": 8},
         slower=0.25,
     ),
