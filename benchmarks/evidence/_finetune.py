@@ -64,6 +64,14 @@ def base(sizes: Mapping[str, int], steps: int = STEPS) -> Any:
         return jax.tree.unflatten(tree, [jnp.asarray(stored[name]) for name in stored.files])
 
 
+def digest(params: Any) -> str:
+    """Of parameters; the same base on another machine may differ by rounding."""
+    hashed = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        hashed.update(np.asarray(leaf).tobytes())
+    return hashed.hexdigest()[:16]
+
+
 def extracted(before: Any, after: Any, rank: int) -> Any:
     """`after` with the change of its matrices as `curvax.extract_adapter` gives it at a rank."""
     adapters = curvax.extract_adapter(before, after, rank=rank)
@@ -101,7 +109,7 @@ def finetune(steps: int, first: int = STEPS, **sizes: int) -> Task:
         code,
         name="finetune",
         about=f"{code.about}, after {first} steps of prose",
-        sizes={**code.sizes, "before": prose.sizes["text"], "first": first},
+        sizes={**code.sizes, "before": prose.sizes["text"], "first": first, "base": digest(before)},
         params=lambda key: jax.tree.map(jnp.copy, before),
         test=test,
     )

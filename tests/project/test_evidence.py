@@ -280,6 +280,33 @@ def test_a_run_leaves_a_line_and_is_not_run_again(
     assert final["state_bytes"] >= 8 * final["parameters"] and len(final["code"]) == 16
 
 
+def test_adapters_start_at_the_model_and_extraction_ends_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = module("_texts").split(bytes(np.random.default_rng(0).integers(97, 107, 80_000)))
+    monkeypatch.setattr(module("_texts"), "read", lambda name: text)
+    with jax.numpy_rank_promotion("allow"):
+        task = module("_language").language("code", 2, 2, 8, 16, 2, 1)
+        lora = module("_adapters").with_adapters(task, 3)
+        before, adapters = task.params(jax.random.key(0)), lora.params(jax.random.key(5))
+        start = float(task.evaluate(before))
+        assert float(lora.evaluate(adapters)) == start
+        assert len(adapters) == 6 and all(x["lora_a"].shape[1] == 3 for x in adapters.values())
+        # Six kernels change by rank 3, so extraction at rank 3 loses nothing, and at rank 1 a lot.
+        moved = jax.tree.map(
+            lambda x: x + 1.0 * jax.random.normal(jax.random.key(9), x.shape), adapters
+        )
+        changes = {k.replace(".", "/"): x["lora_a"] @ x["lora_b"] for k, x in moved.items()}
+        after = module("_adapters").added(before, changes)
+        losses = [
+            float(task.evaluate(module("_finetune").extracted(before, after, rank)))
+            for rank in (1, 3)
+        ]
+        end = float(lora.evaluate(moved))
+    assert abs(end - start) > 0.01 and losses[1] == pytest.approx(end, abs=1e-4)
+    assert abs(losses[0] - end) > 1e-3
+
+
 def test_texts_are_split_without_overlap() -> None:
     texts = module("_texts")
     text = bytes(itertools.islice(itertools.cycle(b"abcdefg\n"), 40 * texts.PIECE + 17))
