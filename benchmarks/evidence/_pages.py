@@ -70,6 +70,33 @@ def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, 
     return _record.Table(f"{suite.name}: final losses", columns, rows, note)
 
 
+def overview(suites: Sequence[Suite], runs: Runs) -> _record.Table | None:
+    """Differences to AdamW in all suites that have ended: sizes and lengths side by side."""
+    rows: dict[str, dict[str, Any]] = {}
+    shown = {}
+    for suite in suites:
+        found = results(suite, runs)
+        if "adamw" not in found or any(len(x.finals) < len(suite.seeds) for x in found.values()):
+            continue
+        adamw = found["adamw"].losses
+        for name, x in found.items():
+            if name == "adamw":
+                continue
+            d = difference(x.losses, adamw)
+            text = f"{d.mean:+.3f}" if d.word == "as AdamW" else f"**{d.mean:+.3f}**"
+            rows.setdefault(name, {"method": name})[suite.name] = text
+            shown[suite.name] = (suite.name, "")
+    if not rows:
+        return None
+    note = (
+        "Final loss beyond AdamW's, mean of the seeds; bold where the 95 % interval excludes 0. "
+        "Losses of different tasks do not compare."
+    )
+    return _record.Table(
+        "All suites", {"method": ("method", "")} | shown, list(rows.values()), note
+    )
+
+
 def tuning_table(suite: Suite, found: Mapping[str, Result]) -> _record.Table:
     """Where every method stands, the smallest loss first."""
     rows = []
@@ -162,6 +189,8 @@ def write(folder: Path, suites: Sequence[Suite], runs: Runs) -> None:
         "file in this folder. Losses are final ones; negative differences are better.",
         status(suites, runs),
     ]
+    if (table := overview(suites, runs)) is not None:
+        parts.append(table.markdown())
     for suite in suites:
         mine = [line for line in runs.values() if line["suite"] == suite.name]
         if not mine:

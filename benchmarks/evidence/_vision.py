@@ -58,7 +58,7 @@ def examples() -> dict[str, tuple[jax.Array, jax.Array]]:
     found = {}
     for part, number in EXAMPLES.items():
         digits = np.arange(number) % CLASSES
-        signals = np.stack([signal(digit, random) for digit in digits])
+        signals = np.stack([signal(digit, random) for digit in digits.tolist()])
         found[part] = jnp.asarray(signals / 0.17, jnp.float32), jnp.asarray(digits)
     return found
 

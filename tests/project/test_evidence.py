@@ -216,6 +216,8 @@ def test_the_page_is_made_of_the_lines(
     assert f"{np.mean(losses['muon']):.3f}" in muon[1]
     assert muon[2] == f"{d.mean():+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
     assert "below" in muon
+    # Suites side by side: SWAN's lost seed shows, and AdamW alone has nothing to compare with.
+    assert "| method | first | second |" in page and "| swan | **+inf** |" in page
     assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG")
 
 
