@@ -17,6 +17,7 @@ from pathlib import Path
 
 # Not imported before one is chosen: some settle what JAX does before it starts.
 SUITES = {
+    "evidence": "evidence.__main__",
     "train": "train",
     "step": "step_time",
     "width": "width",

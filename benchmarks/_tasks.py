@@ -49,6 +49,7 @@ class Task:
     loss_of: Callable[[Any, Any, jax.Array], jax.Array]  # of parameters, data and places
     evaluate: Callable[[Any], jax.Array]  # loss on validation data
     test: Callable[[Any], dict[str, jax.Array]]  # what is looked at once, at the end
+    evaluations: int = EVALUATIONS  # in a run
 
     @property
     def steps(self) -> int:
@@ -58,7 +59,7 @@ class Task:
     @property
     def eval_every(self) -> int:
         """Steps between evaluations."""
-        return max(1, self.steps // EVALUATIONS)
+        return max(1, self.steps // self.evaluations)
 
     def schedule(self) -> optax.Schedule:
         """The share of the learning rate: the schedule of `examples/train_lm.py`."""

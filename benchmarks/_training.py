@@ -1,9 +1,9 @@
-"""One training run: a method on a task, compiled once for all learning rates and seeds.
+"""One training run: an optimizer on a task, compiled once for all its numbers and seeds.
 
-Learning rate and batches are arguments of the compiled step. Seconds are those of the steps, from
-one evaluation to the next; evaluations and compilation are not among them. The batches of a seed
-are drawn before the run starts, so that a step's time is the model's and the optimizer's. Runs stop
-after every stretch of steps, so that several can take turns.
+The numbers (learning rates, decay rates) and the batches are arguments of the compiled step.
+Seconds are those of the steps, from one evaluation to the next; evaluations and compilation are not
+among them. The batches of a seed are drawn before the run starts, so that a step's time is the
+model's and the optimizer's. Runs stop after every stretch of steps, so that several can take turns.
 """
 
 from __future__ import annotations
@@ -41,6 +41,16 @@ class Method:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     watch: Watch | None = None  # in the runs at the best learning rate
 
+    def optimizer(self, task: Task, values: Mapping[str, Any]) -> optax.GradientTransformation:
+        """On the task's schedule, at `rate`, and `adam_rate` for what is not a matrix."""
+        schedule = task.schedule()
+        return self.make(
+            lambda count: values["rate"] * schedule(count),
+            weight_decay=WEIGHT_DECAY,
+            adam_learning_rate=lambda count: values["adam_rate"] * schedule(count),
+            **self.options,
+        )
+
     @property
     def call(self) -> str:
         """What is called, without weight decay and Adam's learning rate."""
@@ -63,6 +73,7 @@ class Run(NamedTuple):
     compile_seconds: float
     tested: dict[str, float]  # what the task tests at the end
     watched: list[Any]  # what a `Watch` saw
+    training: list[float]  # the loss of the last batch of each stretch
 
     @property
     def loss(self) -> float:
@@ -87,79 +98,80 @@ def steps_to(steps: Sequence[float], losses: Sequence[float], target: float) -> 
 
 
 class Program:
-    """Training with one method, compiled once for all learning rates and seeds."""
+    """Training with one optimizer, compiled once for all its numbers and seeds.
 
-    def __init__(self, method: Method, task: Task):
+    Args:
+      make: the optimizer, from numbers by name, which may be traced.
+      task: what is trained.
+      clock: what seconds are read from: of the day, or `time.process_time` beside other load.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Mapping[str, Any]], optax.GradientTransformation],
+        task: Task,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         """Compiles nothing yet."""
-        self.method, self.task = method, task
+        self.make, self.task, self.clock = make, task, clock
         self.like = jax.eval_shape(task.params, jax.random.key(0))
-        self.init = jax.jit(self.optimizer(1.0, 1.0).init)
+        self.init = jax.jit(lambda values, params: make(values).init(params))
         self.compiled: Any = None
         self.compile_seconds = 0.0
 
-        def step(state: Any, data: Any, batches: jax.Array, rate: Any, adam_rate: Any) -> Any:
+        def step(state: Any, data: Any, batches: jax.Array, values: Any) -> Any:
             places = batches[state["step"]]
-            grads = jax.grad(task.loss_of)(state["params"], data, places)
-            updates, opt_state = self.optimizer(rate, adam_rate).update(
-                grads, state["opt_state"], state["params"]
-            )
+            loss, grads = jax.value_and_grad(task.loss_of)(state["params"], data, places)
+            optimizer = optax.with_extra_args_support(make(values))
+            updates, opt_state = optimizer.update(grads, state["opt_state"], state["params"])
             params = optax.apply_updates(state["params"], updates)
-            return {"params": params, "opt_state": opt_state, "step": state["step"] + 1}
+            step = state["step"] + 1
+            return {"params": params, "opt_state": opt_state, "step": step, "loss": loss}
 
         self.step = jax.jit(step, donate_argnums=0)
 
-    def optimizer(self, rate: Any, adam_rate: Any) -> optax.GradientTransformation:
-        """The optimizer, on the task's schedule; rates may be traced."""
-        schedule = self.task.schedule()
-        return self.method.make(
-            lambda count: rate * schedule(count),
-            weight_decay=WEIGHT_DECAY,
-            adam_learning_rate=lambda count: adam_rate * schedule(count),
-            **self.method.options,
-        )
-
-    @property
-    def state_bytes(self) -> int:
+    def state_bytes(self, values: Mapping[str, float]) -> int:
         """Of the optimizer's state."""
-        return curvax.state_bytes(self.optimizer(1.0, 1.0), self.like)
+        return curvax.state_bytes(self.make(values), self.like)
 
     def compile(self, *given: Any) -> None:
         """Compiles the step for arguments like these, once."""
         if self.compiled is None:
-            start = time.perf_counter()
+            start = self.clock()
             self.compiled = self.step.lower(*given).compile()
-            self.compile_seconds = time.perf_counter() - start
+            self.compile_seconds = self.clock() - start
 
     def train(
-        self, rate: float, adam_rate: float, seed: int, last: bool, watch: Watch | None = None
+        self, values: Mapping[str, float], seed: int, last: bool, watch: Watch | None = None
     ) -> Iterator[Run]:
         """One run: what there is of it after each stretch of steps.
 
         Args:
-          rate: learning rate of the matrices.
-          adam_rate: learning rate of the others.
+          values: the numbers of the optimizer.
           seed: of parameters and batches.
           last: evaluate at the end alone, not after every stretch.
           watch: what else to look at, at each evaluation.
         """
         task = self.task
+        numbers = {name: jnp.asarray(value) for name, value in values.items()}
         params = task.params(jax.random.key(seed))
-        state: Any = {"params": params, "opt_state": self.init(params)}
-        state["step"] = jnp.zeros((), jnp.int32)
-        given = task.data, task.batches(seed), jnp.asarray(rate), jnp.asarray(adam_rate)
+        state: Any = {"params": params, "opt_state": self.init(numbers, params)}
+        state |= {"step": jnp.zeros((), jnp.int32), "loss": jnp.zeros(())}
+        given = task.data, task.batches(seed), numbers
         self.compile(state, *given)
-        look = watch and jax.jit(functools.partial(watch.look, self.optimizer(1.0, 1.0)))
-        run = Run([], [], [], self.compile_seconds, {}, [])
+        look = watch and jax.jit(functools.partial(watch.look, self.make(values)))
+        run = Run([], [], [], self.compile_seconds, {}, [], [])
         jax.block_until_ready((state, given))
         step, seconds = 0, 0.0
         while step < task.steps:
             stretch = min(task.eval_every, task.steps - step)
-            begin = time.perf_counter()
+            begin = self.clock()
             for _ in range(stretch):
                 state = self.compiled(state, *given)
             jax.block_until_ready(state)
-            seconds += time.perf_counter() - begin
+            seconds += self.clock() - begin
             step += stretch
+            run.training.append(float(state["loss"]))
             if not last or step == task.steps:
                 run.steps.append(step)
                 run.seconds.append(seconds)

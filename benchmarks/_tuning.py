@@ -142,7 +142,10 @@ class Study:
         self.task, self.seed, self.grid = task, seed, tuple(grid)
         self.seeds = tuple(range(seed + 1, seed + 1 + SEEDS))
         self.methods = {method.said: method for method in (ADAMW, *methods)}
-        self.programs = {said: Program(method, task) for said, method in self.methods.items()}
+        self.programs = {
+            said: Program(functools.partial(method.optimizer, task), task)
+            for said, method in self.methods.items()
+        }
         self.runs: dict[Path, Run] = {}  # by where they are kept
         self.trained = 0  # the others came from the cache
         self.tunings: dict[str, dict[float, float]] = {}  # by method and learning rate
@@ -185,7 +188,8 @@ class Study:
         """A method at its best learning rate, on all seeds."""
         tuning = self.tunings[method.said]
         runs = [self.train({method.said: best_of(tuning)}, seed)[0] for seed in self.seeds]
-        return Found(tuning, runs, self.programs[method.said].state_bytes)
+        values = {"rate": best_of(tuning), "adam_rate": self.adam_rate}
+        return Found(tuning, runs, self.programs[method.said].state_bytes(values))
 
     def find_all(self, methods: Mapping[str, Method]) -> dict[str, Found]:
         """By name."""
@@ -203,7 +207,8 @@ class Study:
                 self.bar.update()
             elif place not in self.runs:
                 train = self.programs[said].train
-                missing[place] = train(rate, rest, seed, seed == self.seed, watch)
+                values = {"rate": rate, "adam_rate": rest}
+                missing[place] = train(values, seed, seed == self.seed, watch)
             places.append(place)
         if missing:
             self.bar.set_postfix_str(f"{', '.join(map(name_of, rates))[:40]}, seed {seed}")

@@ -244,16 +244,19 @@ def check_scale(tables: list[Any]) -> None:
 class Known:
     """In the place of a program: a loss that is least at a rate, and not finite far above it."""
 
-    state_bytes = 0
     calls: ClassVar[list[tuple[float, ...]]] = []
 
-    def __init__(self, method: Any, task: Any):
-        self.best = method.options.get("best", 0.016)
+    def __init__(self, make: Any, task: Any):
+        self.best = make.func.__self__.options.get("best", 0.016)
 
-    def train(self, rate: float, rest: float, seed: int, last: bool, watch: Any) -> Iterator[Any]:
-        self.calls.append((self.best, rate, rest, seed))
+    def state_bytes(self, values: Any) -> int:
+        return 0
+
+    def train(self, values: Any, seed: int, last: bool, watch: Any) -> Iterator[Any]:
+        rate = values["rate"]
+        self.calls.append((self.best, rate, values["adam_rate"], seed))
         loss = math.nan if rate > 10 * self.best else abs(math.log2(rate / self.best))
-        run = module("_training").Run([], [], [], 0.0, {}, [])
+        run = module("_training").Run([], [], [], 0.0, {}, [], [])
         for step in range(2, 10, 2):
             if not last or step == 8:
                 run.steps.append(step)

@@ -1,0 +1,1 @@
+"""Training runs at sizes and with tuning that count; `docs/evidence.md` is their protocol."""

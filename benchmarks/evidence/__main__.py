@@ -1,0 +1,55 @@
+"""Training runs at sizes and with tuning that count: the protocol of `docs/evidence.md`.
+
+    python -m benchmarks evidence run                # goes on where it was stopped
+    python -m benchmarks evidence run --suites recipe-250 --most 20
+    python -m benchmarks evidence status             # what is there and what is left
+    python -m benchmarks evidence tables             # pages and pictures, from the lines
+
+`run` needs hours to days and may be killed at any moment. It uses one thread if these are set:
+`OPENBLAS_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
+intra_op_parallelism_threads=1"`. Every finished run is one line in `<out>/<suite>.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .. import _record
+from ._lines import Lines, read
+from ._suites import SUITES
+from ._sweep import status, sweep
+
+FOLDER = _record.FOLDER / "evidence"
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    description, _, _ = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(description=description)
+    add = parser.add_argument
+    add("action", choices=("run", "status", "tables"), help="what to do")
+    help = f"some of {', '.join(SUITES)}, separated by commas (all)"
+    add("--suites", type=_record.names(tuple(SUITES)), default=tuple(SUITES), help=help)
+    add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
+    add("--most", type=int, help="runs after which to stop")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Does what the arguments ask for."""
+    args = parse()
+    suites = [SUITES[name] for name in args.suites]
+    if args.action == "run":
+        with Lines(args.out) as lines:
+            sweep(suites, lines, args.most)
+    elif args.action == "status":
+        print(status(suites, read(args.out)))
+    else:
+        from ._pages import write
+
+        write(args.out, suites, read(args.out))
+
+
+if __name__ == "__main__":
+    main()

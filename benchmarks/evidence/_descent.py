@@ -1,0 +1,114 @@
+"""Coordinate descent over a method's numbers, as a function of the losses that are known.
+
+From a start, each coordinate in turn takes a step up its ladder, and goes on in that direction as
+long as the loss falls; if the first step does not help, it tries the other direction. After a round
+in which nothing moved, the ladders of rates get finer by a square root. The descent never ends by
+itself: the budget ends it, and it is the same for every method. A point that was tried before
+costs nothing.
+
+Nothing is remembered but losses: the next point follows from the points that have one, so that a
+sweep goes on where it was stopped, by whatever means.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+Point = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinate:
+    """A number of a method and the values that it may take."""
+
+    name: str
+    ladder: Sequence[Any] = ()  # in ascending order; without it, a rate: any power of 2 times it
+
+    def steps(self, value: Any, direction: int, halvings: int) -> Any:
+        """The next value in a direction, or `None` at the end of the ladder."""
+        if not self.ladder:
+            return rounded(value * 2.0 ** (direction / 2**halvings))
+        beyond = [x for x in self.ladder if (x > value if direction > 0 else x < value)]
+        return (min if direction > 0 else max)(beyond, default=None)
+
+
+def rounded(rate: float) -> float:
+    """To four digits, so that a rate reached by two ways is one rate."""
+    return float(f"{rate:.4g}")
+
+
+def name_of(point: Mapping[str, Any]) -> str:
+    """A point as text: equal points have equal names."""
+    return json.dumps(dict(sorted(point.items())))
+
+
+def descend(coordinates: Sequence[Coordinate], start: Point) -> Generator[Point, float, None]:
+    """Points to try, in order; takes their losses. It visits some points more than once."""
+    best, least = dict(start), (yield dict(start))
+    halvings = 0
+    while True:
+        moved = False
+        for coordinate in coordinates:
+            for direction in (1, -1):
+                went = False
+                while True:
+                    value = coordinate.steps(best[coordinate.name], direction, halvings)
+                    if value is None:
+                        break
+                    point = {**best, coordinate.name: value}
+                    loss = yield point
+                    if not loss < least:
+                        break
+                    best, least, went = point, loss, True
+                if went:
+                    moved = True
+                    break
+        if not moved:
+            halvings += 1
+
+
+def tried(
+    coordinates: Sequence[Coordinate],
+    start: Point,
+    known: Callable[[Point], float | None],
+    budget: int,
+) -> tuple[list[tuple[Point, float]], Point | None]:
+    """The points of the descent that have a loss, and the next one; `None` if the budget is spent.
+
+    Args:
+      coordinates: what is varied, in this order.
+      start: a value for each coordinate, and for what else the method takes.
+      known: a point's loss, `None` if it has not run; infinite where it diverged.
+      budget: distinct points to try.
+    """
+    found: dict[str, tuple[Point, float]] = {}
+    search = descend(coordinates, start)
+    point = next(search)
+    # A coordinate with one value left to try could cycle for ever among known points.
+    for _ in range(1000 * budget):
+        name = name_of(point)
+        if name not in found:
+            if len(found) == budget:
+                return list(found.values()), None
+            loss = known(point)
+            if loss is None:
+                return list(found.values()), point
+            found[name] = point, loss
+        point = search.send(found[name][1])
+    raise ValueError(
+        f"the ladders of {[c.name for c in coordinates]} have fewer points than {budget}"
+    )
+
+
+def best_of(found: Sequence[tuple[Point, float]]) -> Point:
+    """The first point with the smallest loss."""
+    return min(found, key=lambda pair: pair[1])[0]
+
+
+def bounded(found: Sequence[tuple[Point, float]], name: str = "rate") -> bool:
+    """Whether a smaller and a larger value than the best were tried, so that both were worse."""
+    tried = [point[name] for point, _ in found]
+    return min(tried) < best_of(found)[name] < max(tried)

@@ -1,0 +1,115 @@
+"""Fine-tuning: a GPT that has read prose learns code.
+
+The model that everything starts from is trained here once, by nanoGPT's recipe with its published
+numbers for AdamW, and kept under runs/evidence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import curvax
+
+from .._tasks import Task
+from ._adapters import added
+from ._language import RECIPE, language
+from ._methods import optimizer, schedule_of
+
+RUNS = Path("runs", "evidence")
+STEPS = 2000  # of the model that is fine-tuned
+PUBLISHED = {"rate": 1e-3, "decay": 1e-4, "b1": 0.9, "b2": 0.99}  # nanoGPT's, for AdamW
+EXTRACTED = (8, 16)  # ranks at which the change is extracted
+
+
+def trained(task: Task, optimizer: optax.GradientTransformation, seed: int) -> Any:
+    """The parameters after the task's steps."""
+    params = task.params(jax.random.key(seed))
+    batches = task.batches(seed)
+
+    @jax.jit
+    def step(params: Any, state: Any, data: Any, places: jax.Array) -> Any:
+        grads = jax.grad(task.loss_of)(params, data, places)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = jax.jit(optimizer.init)(params)
+    for places in batches:
+        params, state = step(params, state, task.data, places)
+    return params
+
+
+def base(sizes: Mapping[str, int], steps: int = STEPS) -> Any:
+    """A model trained on prose, from the file that keeps it if there is one."""
+    task = language("prose", steps, **sizes)
+    told = repr([sorted(sizes.items()), steps, task.sizes["text"], jax.__version__])
+    path = RUNS / f"prose-{hashlib.sha256(told.encode()).hexdigest()[:16]}.npz"
+    tree = jax.tree.structure(jax.eval_shape(task.params, jax.random.key(0)))
+    if not path.exists():
+        adamw = optimizer("adamw", schedule_of(steps), {}, PUBLISHED)
+        leaves = jax.tree.leaves(trained(task, adamw, seed=0))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"part-{path.name}")  # a torn file never has the name
+        np.savez(part, *map(np.asarray, leaves))
+        part.rename(path)
+    with np.load(path) as stored:
+        return jax.tree.unflatten(tree, [jnp.asarray(stored[name]) for name in stored.files])
+
+
+def digest(params: Any) -> str:
+    """Of parameters; the same base on another machine may differ by rounding."""
+    hashed = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        hashed.update(np.asarray(leaf).tobytes())
+    return hashed.hexdigest()[:16]
+
+
+def extracted(before: Any, after: Any, rank: int) -> Any:
+    """`after` with the change of its matrices as `curvax.extract_adapter` gives it at a rank."""
+    adapters = curvax.extract_adapter(before, after, rank=rank)
+    leaves, _ = jax.tree_util.tree_flatten_with_path(before)
+    named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
+    changes = {}
+    for path, old in named.items():
+        name = path.removesuffix("/value")
+        if name in adapters:
+            changes[path] = (adapters[name].a @ adapters[name].b).reshape(old.shape)
+    others = jax.tree_util.tree_map_with_path(
+        lambda path, old, new: (
+            old if jax.tree_util.keystr(path, simple=True, separator="/") in changes else new
+        ),
+        before,
+        after,
+    )
+    return added(others, changes)
+
+
+def finetune(steps: int, first: int = STEPS, **sizes: int) -> Task:
+    """From prose to code; tested on prose, and on code with the change at low ranks."""
+    sizes = RECIPE | sizes
+    before = base(sizes, first)
+    code = language("code", steps, **sizes)
+    prose = language("prose", steps, **sizes)
+
+    def test(params: Any) -> dict[str, jax.Array]:
+        found = {"prose": prose.evaluate(params)}
+        for rank in EXTRACTED:
+            found[f"extracted at {rank}"] = code.evaluate(extracted(before, params, rank))
+        return found
+
+    return dataclasses.replace(
+        code,
+        name="finetune",
+        about=f"{code.about}, after {first} steps of prose",
+        sizes={**code.sizes, "before": prose.sizes["text"], "first": first, "base": digest(before)},
+        params=lambda key: jax.tree.map(jnp.copy, before),
+        test=test,
+    )

@@ -1,0 +1,90 @@
+"""Real text that every Python interpreter ships, as bytes; nothing is fetched.
+
+`prose` is English about Python: the language reference (`pydoc_data.topics`) and the docstrings of
+the standard library. `code` is the library's sources without those docstrings. Neither has the test
+suite, installed packages, or generated tables (`encodings`, `lib2to3`, `pydoc_data` as code). Files
+come in the order of their names, cut into pieces that a fixed permutation shuffles, so that the
+held-out tenth is text of the same kind and not the modules at the end of the alphabet.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+LEFT_OUT = {"test", "tests", "site-packages", "encodings", "lib2to3", "pydoc_data", "idlelib"}
+LEFT_OUT |= {"__pycache__", "ensurepip", "lib-dynload", "turtledemo"}
+PIECE = 4096  # bytes that stay together when the text is shuffled
+SYMBOLS = 256  # bytes are the tokens
+HELD_OUT = 10  # one piece of so many
+
+
+class Text(NamedTuple):
+    """What is learned from and what is held out."""
+
+    train: np.ndarray  # uint8
+    validation: np.ndarray
+    digest: str  # of both: numbers of different texts do not compare
+
+
+def sources() -> list[Path]:
+    """The standard library's modules, in the order of their names."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = [(path.relative_to(root).as_posix(), path) for path in root.rglob("*.py")]
+    return [path for name, path in sorted(paths) if not LEFT_OUT & set(Path(name).parts)]
+
+
+def docstrings_in(source: str) -> list[ast.Constant]:
+    """The docstrings of a module, of its classes and of its functions."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False):
+            found.append(node.body[0].value)  # pyright: ignore[reportAttributeAccessIssue]
+    return found
+
+
+def without(source: str, strings: list[ast.Constant]) -> str:
+    """The source without the lines of these docstrings."""
+    lines = source.splitlines(keepends=True)
+    for string in strings:
+        for i in range(string.lineno - 1, string.end_lineno or string.lineno):
+            lines[i] = ""
+    return "".join(lines)
+
+
+@functools.cache
+def read(name: str) -> Text:
+    """`prose` or `code`."""
+    parts = []
+    if name == "prose":
+        from pydoc_data.topics import topics
+
+        parts += [topics[topic] for topic in sorted(topics)]
+    for path in sources():
+        source = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            strings = docstrings_in(source)
+        except SyntaxError:  # files that show old syntax
+            continue
+        if name == "code":
+            parts.append(without(source, strings))
+        else:
+            parts += [str(s.value) for s in strings]
+    return split("\n".join(parts).encode())
+
+
+def split(text: bytes) -> Text:
+    """Shuffled pieces, a tenth of them held out."""
+    number = len(text) // PIECE
+    pieces = np.frombuffer(text[: number * PIECE], np.uint8).reshape(number, PIECE)
+    pieces = pieces[np.random.default_rng(0).permutation(number)]
+    held = max(1, number // HELD_OUT)
+    digest = hashlib.sha256(pieces.tobytes()).hexdigest()[:16]
+    return Text(pieces[held:].ravel(), pieces[:held].ravel(), digest)

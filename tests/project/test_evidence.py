@@ -1,0 +1,321 @@
+"""`python -m benchmarks evidence`: sweeps that go on where they were stopped, and equal budgets."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import json
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).parents[2]
+METHODS = ("adamw", "swan", "muon", "galore")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT)
+        yield
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.evidence.{name}")
+
+
+def loss_at(suite: Any, method: str, values: dict[str, Any], seed: int) -> float | None:
+    """A valley in every number, with noise; above some rate runs diverge."""
+    if values["rate"] > 0.2:
+        return None
+    noise = random.Random(json.dumps([suite.name, method, values, seed])).random()
+    distance = sum(abs(math.log2(values[k] / 0.005)) for k in ("rate", "adam_rate") if k in values)
+    better = 0.3 * METHODS.index(method)
+    return 1 + 50 / suite.steps + 0.2 * distance + 30 * values["decay"] + 0.01 * noise - better
+
+
+class Known:
+    """In the place of a runner: lines with known losses."""
+
+    stop: int | None = None  # requests after which it is interrupted
+
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+    def line(self, request: Any, told: Any) -> dict[str, Any]:
+        if self.stop is not None and len(self.requests) == self.stop:
+            raise KeyboardInterrupt
+        self.requests.append(request)
+        return line_of(request)
+
+
+def line_of(request: Any) -> dict[str, Any]:
+    suite = module("_suites").SUITES[request.suite]
+    loss = loss_at(suite, request.method, request.values, request.seed)
+    final = request.seed != 0
+    told = {"steps": [suite.steps // 2, suite.steps] if final else [suite.steps], "tested": {}}
+    told |= {"losses": [loss] * len(told["steps"]), "cpu_seconds": [2.0] * len(told["steps"])}
+    about = {"hardware": "a machine", "versions": {"jax": "0"}, "code": "c", "wall_seconds": 1.0}
+    return {**request._asdict(), "loss": loss, "state_bytes": 1000, **told, **about}
+
+
+@pytest.fixture
+def suites(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Two of four methods, the second with a longer run; and a longer one of AdamW alone."""
+    Suite, SUITES = module("_suites").Suite, module("_suites").SUITES
+    share = {"make": None, "methods": METHODS, "seeds": (1, 2, 3), "ladder": "short"}
+    first = Suite(name="first", budget=9, steps=100, **share)
+    second = Suite(name="second", budget=4, steps=400, only=("rate",), after="first", **share)
+    share["methods"] = ("adamw",)
+    third = Suite(name="third", budget=4, steps=1600, only=("rate",), after="first", **share)
+    for name in list(SUITES):
+        monkeypatch.delitem(SUITES, name)
+    for suite in (first, second, third):
+        monkeypatch.setitem(SUITES, suite.name, suite)
+    monkeypatch.setattr(module("_sweep"), "Runner", Known)
+    monkeypatch.setattr(Known, "stop", None)
+    return [first, second, third]
+
+
+def swept(suites: list[Any], folder: Path) -> dict[str, Any]:
+    with module("_lines").Lines(folder) as lines:
+        module("_sweep").sweep(suites, lines)
+        return lines.runs
+
+
+def test_an_interrupted_sweep_ends_as_an_uninterrupted_one(
+    suites: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = swept(suites, tmp_path / "whole")
+    monkeypatch.setattr(Known, "stop", 17)
+    starts = 0
+    while True:
+        starts += 1
+        try:
+            parts = swept(suites, tmp_path / "parts")
+            break
+        except KeyboardInterrupt:
+            with (tmp_path / "parts" / "first.jsonl").open("a") as file:
+                file.write('{"suite": "first", "method": "mu')  # as a crash leaves it
+    assert starts == -(-len(whole) // 17)
+    assert parts == whole == module("_lines").read(tmp_path / "parts")
+    texts = [
+        sorted(path.read_text() for path in (tmp_path / x).iterdir()) for x in ("whole", "parts")
+    ]
+    assert texts[0] == texts[1] and len(texts[0]) == 3
+    assert len(whole) == sum(suite.runs for suite in suites)
+
+
+def test_every_method_has_the_same_number_of_runs_at_any_moment(
+    suites: list[Any], tmp_path: Path
+) -> None:
+    runs = list(swept(suites, tmp_path).values())
+    for suite in suites:
+        mine = [line for line in runs if line["suite"] == suite.name]
+        tuned = Counter(line["method"] for line in mine if line["seed"] == 0)
+        assert tuned == dict.fromkeys(suite.methods, suite.budget)
+        for seed in suite.seeds:
+            assert sorted(x["method"] for x in mine if x["seed"] == seed) == sorted(suite.methods)
+    # AdamW first; the others in turns.
+    order = [x["method"] for x in runs if x["suite"] == "first"][: 4 * 9]
+    assert order[:9] == ["adamw"] * 9
+    for length in range(10, 4 * 9):
+        counts = Counter(order[9:length])
+        assert max(counts.values()) - min(counts[name] for name in METHODS[1:]) <= 1
+
+
+def test_the_rest_goes_to_adamw_at_its_own_best(suites: list[Any], tmp_path: Path) -> None:
+    runs = swept(suites, tmp_path)
+    best = {
+        (suite.name, name): module("_sweep").best_in(suite.name, name, runs)
+        for suite in suites[:2]
+        for name in METHODS
+    }
+    start = module("_sweep").start_of
+    for name in METHODS[1:]:
+        point = start(suites[0], name, runs)
+        assert {key: point[f"adam_{key}"] for key in ("rate", "b1", "b2", "decay")} == best[
+            "first", "adamw"
+        ]
+        ratio = best["second", "adamw"]["rate"] / best["first", "adamw"]["rate"]
+        after, before = start(suites[1], name, runs), best["first", name]
+        assert after == {
+            **before,
+            "adam_rate": pytest.approx(before["adam_rate"] * ratio, rel=1e-3),
+        }
+
+
+@pytest.mark.parametrize("budget", [1, 6, 14, 40])
+def test_the_descent_spends_its_budget_on_distinct_points(budget: int) -> None:
+    tried, name_of = module("_descent").tried, module("_descent").name_of
+    for method in module("_methods").ALL:
+        start = method.start({"rate": 0.004, "b1": 0.9, "b2": 0.99, "decay": 0.0})
+        known = {}
+
+        def loss(point: Any, known: Any = known) -> float | None:
+            return known.get(name_of(point))
+
+        for _ in range(budget):
+            _, point = tried(method.coordinates, start, loss, budget)
+            assert name_of(point) not in known
+            known[name_of(point)] = abs(math.log2(point["rate"] / 0.03)) + point["decay"]
+        found, end = tried(method.coordinates, start, loss, budget)
+        assert end is None and [name_of(point) for point, _ in found] == list(known)
+        if budget == 40:  # it has found the minimum, which is on no ladder
+            best = module("_descent").best_of(found)
+            assert best["rate"] == pytest.approx(0.03, rel=0.2) and best["decay"] == 0.0
+            assert module("_descent").bounded(found)
+
+
+def test_a_line_counts_once_and_a_wrong_one_is_named(suites: list[Any], tmp_path: Path) -> None:
+    lines = module("_lines")
+    request = module("_sweep").Request("first", "muon", {"rate": 0.1, "decay": 0.0}, 1)
+    line = line_of(request)
+    path = tmp_path / "first.jsonl"
+    path.write_text("".join(json.dumps(line | {"loss": loss}) + "\n" for loss in (1.0, 2.0)))
+    with lines.Lines(tmp_path) as opened:
+        opened.append(line | {"loss": 3.0})
+        with pytest.raises(ValueError, match="another process writes"):
+            lines.Lines(tmp_path)
+    (found,) = lines.read(tmp_path).values()
+    assert found["loss"] == 1.0 and path.read_text().count("\n") == 2
+    path.write_text('{"suite": "first"}\n' + path.read_text())
+    with pytest.raises(ValueError, match=r"first\.jsonl, line 1 is not a run"):
+        lines.read(tmp_path)
+
+
+def test_the_page_is_made_of_the_lines(
+    suites: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = swept(suites, tmp_path)
+    worst = next(x for x in runs.values() if x["method"] == "swan" and x["seed"] == 2)
+    worst["loss"] = None  # one seed of SWAN's diverged: it stays, at the end of the table
+    module("_pages").write(tmp_path, suites, runs)
+    page = (tmp_path / "evidence.md").read_text()
+    assert capsys.readouterr().out.strip() == page.strip()
+    (table,) = (part for part in page.split("\n## ") if part.startswith("first: final"))
+    rows = [x.strip("| ").split(" | ") for x in table.splitlines() if x.startswith("| ")][2:]
+    assert [row[0] for row in rows] == ["galore", "muon", "adamw", "swan"]
+    assert rows[-1][1].startswith("inf") and rows[-1][2].startswith("+inf")
+
+    finals = [x for x in runs.values() if x["suite"] == "first" and x["seed"]]
+    losses = {name: [x["loss"] for x in finals if x["method"] == name] for name in METHODS}
+    d = np.subtract(losses["muon"], losses["adamw"])
+    interval = stats.ttest_rel(losses["muon"], losses["adamw"]).confidence_interval()
+    muon = next(row for row in rows if row[0] == "muon")
+    assert f"{np.mean(losses['muon']):.3f}" in muon[1]
+    assert muon[2] == f"{d.mean():+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    assert "below" in muon
+    # Suites side by side: SWAN's lost seed shows, and AdamW alone has nothing to compare with.
+    assert "| method | first | second |" in page and "| swan | **+inf** |" in page
+    assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_differences_corrections_and_speed_ups() -> None:
+    compare = module("_compare")
+    a, b = [1.0, 1.2, 0.9, 1.1, 1.0], [1.1, 1.25, 1.05, 1.1, 1.2]
+    found, right = compare.difference(a, b), stats.ttest_rel(a, b)
+    assert (found.p, found.mean) == pytest.approx((right.pvalue, -0.1))
+    assert (found.low, found.high) == pytest.approx(tuple(right.confidence_interval()))
+    assert found.word == "below" and compare.difference(b, a).word == "above"
+    assert compare.difference([1.0, 2.0], [2.0, 1.0]).word == "as AdamW"
+    assert compare.holm({"x": 0.01, "y": 0.04, "z": 0.03}) == pytest.approx(
+        {"x": 0.03, "y": 0.06, "z": 0.06}
+    )
+    curve = {100: 3.0, 400: 2.0, 1600: 1.5}
+    assert compare.steps_for(2.5, curve) == (pytest.approx(200), "")
+    assert compare.speed_up(2.5, 100, curve) == "2.00"
+    assert compare.speed_up(1.0, 800, curve) == "> 2.00"
+    assert compare.speed_up(3.5, 100, curve) == "< 1.00"
+    assert compare.speed_up(math.inf, 100, curve) == ""
+
+
+def test_all_numbers_of_a_method_may_be_traced() -> None:
+    """One program serves a whole line of a descent; whole numbers are part of it."""
+    methods = module("_methods")
+    tree = {"layer": {"kernel": (32, 48), "scale": (48,)}, "tokens": {"embedding": (9, 32)}}
+    params = jax.tree.map(jnp.ones, tree, is_leaf=lambda x: isinstance(x, tuple))
+    schedule = module("_suites").SUITES["recipe-250"].schedule()
+    adamw = methods.METHODS["adamw"].start(None)
+    for method in methods.ALL:
+        static, values = methods.split(method.start(None if method.name == "adamw" else adamw))
+        assert set(static) <= {"rank", "refresh", "everything"}, method.name
+        assert {x.name for x in method.coordinates} <= static.keys() | values.keys()
+
+        make = functools.partial(methods.optimizer, method.name, schedule, static)
+
+        def step(values: Any, make: Any = make) -> Any:
+            optimizer = make(values)
+            return optimizer.update(params, optimizer.init(params), params)[0]
+
+        updates = jax.eval_shape(step, {name: jnp.asarray(x) for name, x in values.items()})
+        assert jax.tree.map(lambda x: x.shape, updates) == tree
+
+
+def test_a_run_leaves_a_line_and_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = module("_texts").split(b"Words that repeat. " * 4000)
+    monkeypatch.setattr(module("_texts"), "read", lambda name: text)
+    suites, language = module("_suites"), module("_language").language
+    make = functools.partial(language, "prose", batch=2, context=8, width=16, heads=2, depth=1)
+    few = {"methods": ("adamw",), "seeds": (1,)}
+    tiny = suites.Suite(name="tiny", make=make, budget=2, steps=3, **few)
+    monkeypatch.setitem(suites.SUITES, "tiny", tiny)
+    with jax.numpy_rank_promotion("allow"), module("_lines").Lines(tmp_path) as lines:
+        assert module("_sweep").sweep([tiny], lines) == 3
+        assert module("_sweep").sweep([tiny], lines) == 0
+    *tuned, final = map(json.loads, (tmp_path / "tiny.jsonl").read_text().splitlines())
+    assert [x["values"]["rate"] for x in tuned] == [0.008, 0.016]
+    assert final["steps"] == [1, 2, 3] and final["losses"][-1] == final["loss"] > 0
+    assert final["values"] == min(tuned, key=lambda x: x["loss"])["values"]
+    assert final["state_bytes"] >= 8 * final["parameters"] and len(final["code"]) == 16
+
+
+def test_adapters_start_at_the_model_and_extraction_ends_at_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = module("_texts").split(bytes(np.random.default_rng(0).integers(97, 107, 80_000)))
+    monkeypatch.setattr(module("_texts"), "read", lambda name: text)
+    with jax.numpy_rank_promotion("allow"):
+        task = module("_language").language("code", 2, 2, 8, 16, 2, 1)
+        lora = module("_adapters").with_adapters(task, 3)
+        before, adapters = task.params(jax.random.key(0)), lora.params(jax.random.key(5))
+        start = float(task.evaluate(before))
+        assert float(lora.evaluate(adapters)) == start
+        assert len(adapters) == 6 and all(x["lora_a"].shape[1] == 3 for x in adapters.values())
+        # Six kernels change by rank 3, so extraction at rank 3 loses nothing, and at rank 1 a lot.
+        moved = jax.tree.map(
+            lambda x: x + 1.0 * jax.random.normal(jax.random.key(9), x.shape), adapters
+        )
+        changes = {k.replace(".", "/"): x["lora_a"] @ x["lora_b"] for k, x in moved.items()}
+        after = module("_adapters").added(before, changes)
+        losses = [
+            float(task.evaluate(module("_finetune").extracted(before, after, rank)))
+            for rank in (1, 3)
+        ]
+        end = float(lora.evaluate(moved))
+    assert abs(end - start) > 0.01 and losses[1] == pytest.approx(end, abs=1e-4)
+    assert abs(losses[0] - end) > 1e-3
+
+
+def test_texts_are_split_without_overlap() -> None:
+    texts = module("_texts")
+    text = bytes(itertools.islice(itertools.cycle(b"abcdefg\n"), 40 * texts.PIECE + 17))
+    found = texts.split(text)
+    assert len(found.train) == 36 * texts.PIECE and len(found.validation) == 4 * texts.PIECE
+    assert texts.split(text).digest == found.digest != texts.split(text[::-1]).digest
+    source = 'def f():\n    """Says it."""\n    return "kept"\n'
+    strings = texts.docstrings_in(source)
+    assert [x.value for x in strings] == ["Says it."]
+    assert texts.without(source, strings) == 'def f():\n    return "kept"\n'
