@@ -22,6 +22,7 @@ SUITES = {
     "width": "width",
     "overhead": "overhead",
     "compile": "compile_time",
+    "accelerators": "accelerators",
     "memory": "memory",
     "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",

@@ -8,6 +8,7 @@ the package of a device it has no compiler. Import this before JAX, which reads 
 from __future__ import annotations
 
 import os
+import time
 from typing import Any, NamedTuple
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs on a device
@@ -44,39 +45,66 @@ device_description_str: "NVIDIA H200"
 """
 
 
-class Memory(NamedTuple):
-    """What XLA reserves for a program, in bytes."""
+class Compiled(NamedTuple):
+    """A program and what it took to make it."""
 
-    whole: int  # arguments, results that do not take the place of one, temporaries
-    temporaries: int
+    program: Any
+    trace_seconds: float  # tracing, and lowering to what XLA takes
+    compile_seconds: float
+    cpu_seconds: float  # of compiling, of all threads: other programs change it less
 
+    @property
+    def temporaries(self) -> int:
+        """Bytes."""
+        return self.program.memory_analysis().temp_size_in_bytes
 
-def _device(name: str) -> Any:
-    if name == "v5e":
-        return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
-    return topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
-    ).devices[0]
+    @property
+    def whole(self) -> int:
+        """Bytes of arguments, of results that do not take the place of one, of temporaries."""
+        found = self.program.memory_analysis()
+        whole = found.argument_size_in_bytes + found.output_size_in_bytes
+        return whole + found.temp_size_in_bytes - found.alias_size_in_bytes
 
 
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
 
 
-def memory(name: str, step: Any, arguments: Any, donated: tuple[int, ...]) -> Memory | None:
-    """The memory of a step on a device; None if the device has too little for it."""
+def devices(name: str, slice: str = "2x2") -> Any:
+    """Devices that this machine does not have; of a v5e as many as its slice has."""
+    if name == "v5e":
+        return topologies.get_topology_desc(platform="tpu", topology_name=f"v5e:{slice}").devices
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
+    ).devices
+
+
+def compiled(
+    name: str, step: Any, arguments: Any, donated: tuple[int, ...], **how: Any
+) -> Compiled | None:
+    """A step for a device, or for those of its arguments; None if it needs more memory than they have.
+
+    Args:
+      name: of the device, in `PLATFORMS`.
+      step: a function.
+      arguments: their shapes, with shardings if there are several devices.
+      donated: the places of arguments that are donated.
+      how: other arguments of `jax.jit`.
+    """
     if name != "cpu":
-        sharding = SingleDeviceSharding(_device(name))
+        sharding = SingleDeviceSharding(devices(name)[0])
         arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or sharding),
+            arguments,
         )
-    traced = jax.jit(step, donate_argnums=donated).trace(*arguments)
+    start = time.perf_counter()
+    traced = jax.jit(step, donate_argnums=donated, **how).trace(*arguments)
+    lowered = traced.lower(lowering_platforms=(PLATFORMS[name],))
+    middle, cpu = time.perf_counter(), time.process_time()
     try:
-        compiled = traced.lower(lowering_platforms=(PLATFORMS[name],)).compile()
+        program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None
-    found: Any = compiled.memory_analysis()
-    whole = found.argument_size_in_bytes + found.output_size_in_bytes
-    whole += found.temp_size_in_bytes - found.alias_size_in_bytes
-    return Memory(whole, found.temp_size_in_bytes)
+    cpu = time.process_time() - cpu
+    return Compiled(program, middle - start, time.perf_counter() - middle, cpu)

@@ -12,7 +12,7 @@ and never run. A GPU's program takes half a minute, a TPU's up to four, most of 
 from __future__ import annotations
 
 # isort: off
-from ._compilers import PLATFORMS, memory
+from ._compilers import PLATFORMS, compiled
 
 # isort: on
 import functools
@@ -174,7 +174,7 @@ def measured(device: str, size: str, method: str) -> dict[str, Any]:
     row |= {"weights": bytes_of(params) / GIB, "state": bytes_of(states) / GIB}
     for step in (ordinary, layerwise):
         given = params, states, tokens, tokens
-        found = memory(device, functools.partial(step, optimizers), given, donated=(0, 1))
+        found = compiled(device, functools.partial(step, optimizers), given, donated=(0, 1))
         name = step.__name__
         row[name] = found and found.whole / GIB
         row[f"{name}_more"] = found and found.temporaries / GIB
