@@ -89,6 +89,7 @@ from .transforms.state._inject import inject_hyperparams
 from .transforms.state._portable import place_state, portable_state
 from .transforms.state._quantize_state import quantize_state
 from .transforms.state._report import report
+from .transforms.state._host import state_on_host
 from .transforms.state._sharding import state_sharding
 from .transforms.state._summary import state_bytes, state_of, summarize
 from .transforms.storage._cholesky import cholesky
@@ -185,6 +186,7 @@ __all__ = [
     "soap",
     "state_bytes",
     "state_of",
+    "state_on_host",
     "state_sharding",
     "stochastic_rounding",
     "subspaces",
