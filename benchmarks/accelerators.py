@@ -66,7 +66,7 @@ class Fused(Shapes):
 MODELS: dict[str, tuple[Shapes, Any]] = {
     "12": (Fused(160, 640, 3, 0), jnp.float32),
     "96": (Fused(160, 640, 24, 0), jnp.float32),
-    "gpt2, 2 layers": (GPT2_SMALL._replace(layers=2), jnp.float32),
+    "gpt2-2": (GPT2_SMALL._replace(layers=2), jnp.float32),
     "gpt2": (GPT2_SMALL, jnp.float32),
     "130M": (LLAMA_130M, jnp.float32),
     # On a TPU 5461 columns, which 128 does not divide, have a layout that makes copies.
