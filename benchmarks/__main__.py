@@ -23,6 +23,7 @@ SUITES = {
     "overhead": "overhead",
     "compile": "compile_time",
     "accelerators": "accelerators",
+    "meshes": "accelerators_meshes",
     "memory": "memory",
     "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",

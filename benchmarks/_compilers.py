@@ -7,9 +7,12 @@ the package of a device it has no compiler. Import this before JAX, which reads 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs on a device
 # What the TPU's compiler otherwise asks a cloud's server for.
@@ -17,13 +20,21 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 os.environ.setdefault("TPU_WORKER_ID", "0")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # a lock for a device that is not there
 FLAG = "--xla_gpu_autotune_level=0"  # which would run kernels
 if FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from jax._src.interpreters import pxla  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
-from jax.sharding import SingleDeviceSharding  # noqa: E402
+from jax.sharding import (  # noqa: E402
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 # NVIDIA's published figures, as XLA writes them.
 H200 = """
@@ -71,6 +82,8 @@ PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
 
 def devices(name: str, slice: str = "2x2") -> Any:
     """Devices that this machine does not have; of a v5e as many as its slice has."""
+    if name == "cpu":
+        return jax.devices("cpu")
     if name == "v5e":
         return topologies.get_topology_desc(platform="tpu", topology_name=f"v5e:{slice}").devices
     return topologies.get_topology_desc(
@@ -78,10 +91,57 @@ def devices(name: str, slice: str = "2x2") -> Any:
     ).devices
 
 
+class _Placed(NamedSharding):
+    """In a memory that JAX would take for unknown: a GPU of a topology does not name its own."""
+
+    kind: str
+
+    @property
+    def memory_kind(self) -> str:
+        """As `NamedSharding` has it."""
+        return self.kind
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Placed) and self.kind == other.kind
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+
+def place(name: str, kind: str = "device") -> Any:
+    """One device, and the memory: "device" or "pinned_host"."""
+    if name != "h200":
+        return SingleDeviceSharding(devices(name)[0], memory_kind=kind)
+    placed = _Placed(Mesh(np.array(devices(name)), ("devices",)), PartitionSpec())
+    placed.kind = kind
+    return placed
+
+
+def on_host(name: str, tree: Any, larger: int) -> Any:
+    """Shapes of a device's arrays, those of more elements than `larger` in the host's memory."""
+
+    def placed(x: Any) -> Any:
+        sharding = place(name, "pinned_host" if x.size > larger else "device")
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, tree)
+
+
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """JAX does not compare shardings with those of the program, which are of another class."""
+    asked = lambda program, shardings, *rest: shardings  # noqa: E731
+    with contextlib.ExitStack() as stack:
+        for side in ("in", "out"):
+            name = f"_maybe_get_and_check_{side}_shardings"
+            stack.enter_context(mock.patch.object(pxla, name, asked))
+        yield
+
+
 def compiled(
     name: str, step: Any, arguments: Any, donated: tuple[int, ...], **how: Any
 ) -> Compiled | None:
-    """A step for a device, or for those of its arguments; None if it needs more memory than they have.
+    """A step for the devices of its arguments or for one; None if it needs more memory than it has.
 
     Args:
       name: of the device, in `PLATFORMS`.
@@ -91,7 +151,7 @@ def compiled(
       how: other arguments of `jax.jit`.
     """
     if name != "cpu":
-        sharding = SingleDeviceSharding(devices(name)[0])
+        sharding = place(name)
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or sharding),
             arguments,
@@ -101,7 +161,8 @@ def compiled(
     lowered = traced.lower(lowering_platforms=(PLATFORMS[name],))
     middle, cpu = time.perf_counter(), time.process_time()
     try:
-        program = lowered.compile()
+        with _unchecked() if name == "h200" else contextlib.nullcontext():
+            program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -1,4 +1,4 @@
-"""What the text of a compiled program says: kernels, matrix products, bytes that they read and write.
+"""What the text of a compiled program says: kernels, matrix products, bytes read and written.
 
 XLA launches a kernel for every operation of a scheduled computation that is not mere naming; what a
 fusion contains runs within its kernel. Operations are counted by kind, with the rounds of the loops
@@ -111,6 +111,19 @@ def _closing(text: str, start: int) -> int:
     raise ValueError(f"no closing parenthesis: {text[:80]}")
 
 
+def once(text: str) -> str:
+    """A TPU's program without the other pieces of a collective that runs beside computations."""
+    seen: set[str] = set()
+    lines = []
+    for line in text.splitlines():
+        channel = re.search(r" (?:all|reduce|collective)-\S+?\(.*channel_id=(\d+)", line)
+        if channel is None or channel[1] not in seen:
+            lines.append(line)
+        if channel is not None:
+            seen.add(channel[1])
+    return "\n".join(lines)
+
+
 class Program:
     """A compiled program, given as `compiled.as_text()`."""
 
@@ -199,7 +212,9 @@ class Program:
         if opcode == "copy":
             return "copies"
         if opcode == "fusion":
-            inside = {x.opcode for called in operation.called("calls") for x in self._within(called)}
+            inside = {
+                x.opcode for called in operation.called("calls") for x in self._within(called)
+            }
             return "products" if inside & {"dot", "convolution"} else "fusions"
         if opcode in ("dot", "convolution"):
             return "products"

@@ -22,13 +22,7 @@ from ._compilers import PLATFORMS, compiled
 import contextlib
 import importlib.metadata
 import itertools
-import json
-import resource
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -37,13 +31,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 import curvax
 from curvax.transforms.refresh import _due
 from curvax.transforms.refresh._policy import Every
 
-from . import _record
+from . import _lines, _record
 from ._methods import FAMILIES, METHODS, PEERS, RATE, Method, methods_of
 from ._programs import Program
 from ._rows import NAMED
@@ -106,18 +99,24 @@ NUMBERS = {
 """The peers for kernels whose first axis is that of the layers."""
 
 
-def method_of(cell: Cell) -> Method:
-    """The method of a cell, with its own defaults, blocks included."""
-    if cell.method in PEERS:
-        method = PEERS[cell.method]
-        scanned = cell.layers == "scanned" and cell.method in NUMBERS
-        return method._replace(make=NUMBERS[cell.method]) if scanned else method
-    stack = {"default": None, "yes": True, "no": False}[cell.stack]
-    settings: dict[str, Any] = {"matrices": curvax.MatrixRule(stack=stack)}
-    if cell.layers == "scanned":
+def own_method(name: str, scanned: bool, stack: bool | None = None, **settings: Any) -> Method:
+    """A method of the registry with its own defaults, blocks included."""
+    settings["matrices"] = curvax.MatrixRule(stack=stack)
+    if scanned:
         numbers = {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
         settings["weight_dimension_numbers"] = numbers
-    return methods_of(NAMED[cell.method.partition(",")[0]], **settings)[cell.method]
+    return methods_of(NAMED[name.partition(",")[0]], **settings)[name]
+
+
+def method_of(cell: Cell) -> Method:
+    """The method of a cell."""
+    scanned = cell.layers == "scanned"
+    if cell.method not in PEERS:
+        stack = {"default": None, "yes": True, "no": False}[cell.stack]
+        return own_method(cell.method, scanned, stack)
+    method = PEERS[cell.method]
+    told = scanned and cell.method in NUMBERS
+    return method._replace(make=NUMBERS[cell.method]) if told else method
 
 
 def without_refreshes() -> Any:
@@ -152,6 +151,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     program = Program(made.program.as_text())
     gradients = bytes_of(kernels)
     return {
+        "versions": versions(cell.device),
         "leaves": len(jax.tree.leaves(kernels)),
         **{kind: program.step.kinds[kind] for kind in ("products", "fusions", "custom calls")},
         **{kind: program.step.kinds[kind] for kind in ("copies", "collectives", "others")},
@@ -175,26 +175,6 @@ def versions(device: str) -> str:
     names = ("jax", "jaxlib", "libtpu" if device == "v5e" else "jax-cuda12-plugin", "optax")
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return ", ".join(f"{name} {found[name]}" for name in names if name in found)
-
-
-def in_a_process(cell: Cell, limit: int) -> dict[str, Any]:
-    """`measured`, given up after so many seconds of all its threads together."""
-    command = [sys.executable, "-m", "benchmarks", "accelerators", "--cell", json.dumps(cell)]
-    command += ["--limit", str(limit)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == -signal.SIGXCPU:
-        return {"error": f"over {limit} s"}
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-        return {"error": last[0][:200]}
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def recorded(path: Path) -> dict[Cell, dict[str, Any]]:
-    """The lines of a file by their cell, the last of each."""
-    lines = path.read_text().splitlines() if path.exists() else ()
-    rows = [json.loads(line) for line in lines]
-    return {Cell(*(row[field] for field in Cell._fields)): row for row in rows}
 
 
 def cells(args: Any) -> Iterator[Cell]:
@@ -236,7 +216,9 @@ COLUMNS = {
 }
 
 
-def row_of(method: str, step: dict[str, Any] | None, whole: dict[str, Any] | None) -> dict[str, Any]:
+def row_of(
+    method: str, step: dict[str, Any] | None, whole: dict[str, Any] | None
+) -> dict[str, Any]:
     """A line of a table, from the two programs of a method."""
     row: dict[str, Any] = {"method": method}
     notes = []
@@ -281,7 +263,7 @@ def tables(lines: dict[Cell, dict[str, Any]]) -> list[_record.Table]:
 
 def versions_of(lines: dict[Any, dict[str, Any]]) -> str:
     """Of all lines of a table."""
-    return "; ".join(dict.fromkeys(line["versions"] for line in lines.values()))
+    return "; ".join(dict.fromkeys(x["versions"] for x in lines.values() if "versions" in x))
 
 
 def draw(found: list[_record.Table]) -> Figure:
@@ -328,10 +310,7 @@ def arguments() -> Any:
     several("--methods", FAMILIES, FAMILIES)
     several("--peers", tuple(PEERS), tuple(PEERS))
     add("--plain", action="store_true", help="without storages and other variants")
-    add("--limit", type=int, default=300, help="seconds of CPU for a program (%(default)s)")
-    add("--again", action="store_true", help="cells that are recorded too")
-    add("--lines", type=Path, help="the file of lines (accelerators.jsonl in --out)")
-    add("--cell", type=lambda text: Cell(*json.loads(text)), help="prints the line of one cell")
+    _lines.add_arguments(parser, Cell)
     return parser
 
 
@@ -339,20 +318,12 @@ def main() -> None:
     """Compiles what is missing, and writes the tables of all that is recorded."""
     args = arguments().parse_args()
     if args.cell:
-        resource.setrlimit(resource.RLIMIT_CPU, (args.limit, args.limit + 60))
-        print(json.dumps(measured(args.cell)))
+        _lines.print_one(args, measured)
         return
-    path = args.lines or args.out / "accelerators.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = {} if args.again else recorded(path)
-    missing = [cell for cell in cells(args) if cell not in done] if "compile" in args.only else []
-    for cell in tqdm(missing, desc="compile", file=sys.stderr):
-        line = {**cell._asdict(), "versions": versions(cell.device), **in_a_process(cell, args.limit)}
-        with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+    asked = list(cells(args)) if "compile" in args.only else []
+    lines = _lines.extended(args, "accelerators", "accelerators", asked, kind=Cell)
     if "table" not in args.only:
         return
-    lines = recorded(path)
     about = (
         "The update of an optimizer compiled for a TPU v5e and for an H200 by XLA's own compilers. "
         "No program ran: these are counts, not times, but for seconds of tracing and compiling, on "

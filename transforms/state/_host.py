@@ -49,10 +49,12 @@ def state_on_host(
     inner = optax.with_extra_args_support(optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        near = jax.tree.map(lambda x: _moved(x, _space(x), jax.memory.Space.Device), state)
+        near = jax.tree.map(lambda x: _moved(x, jax.memory.Space.Device), state)
         updates, new = inner.update(updates, near, params, **extra_args)
         # What `update` makes is where its operands are: on the device.
-        back = jax.tree.map(lambda x, old: _moved(x, jax.memory.Space.Device, _space(old)), new, state)
+        back = jax.tree.map(
+            lambda x, old: _moved(x, jax.memory.Space.Device, _space(old)), new, state
+        )
         return updates, back
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
@@ -62,6 +64,6 @@ def _space(x: Any) -> Any:
     return jax.typeof(x).memory_space
 
 
-def _moved(x: Any, source: Any, target: Any) -> Any:
-    """`x`, which is in `source`, in `target`."""
-    return x if source == target else jax.device_put(x, target)
+def _moved(x: Any, space: Any) -> Any:
+    """`x` in this memory."""
+    return x if _space(x) == space else jax.device_put(x, space)

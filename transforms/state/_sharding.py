@@ -14,7 +14,6 @@ from ._entries import Entry, entries_in
 from ._portable import first_axis
 from ._traced import traced
 
-
 SMALL = 1024
 """Arrays of at most so many elements stay in device memory: a transfer would cost more."""
 
