@@ -16,6 +16,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+OVER = "over "
+"""How the error of a cell begins that was given up."""
+
 
 def add_arguments(parser: Any, kind: Any) -> None:
     """`--limit`, `--again`, `--lines`, and `--cell` for a `NamedTuple`."""
@@ -37,7 +40,7 @@ def in_a_process(suite: str, cell: Any, limit: int) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks", suite, "--cell", json.dumps(cell)]
     done = subprocess.run([*command, "--limit", str(limit)], capture_output=True, text=True)
     if done.returncode == -signal.SIGXCPU:
-        return {"error": f"over {limit} s"}
+        return {"error": f"{OVER}{limit} s"}
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
         return {"error": last[0][:200]}

@@ -44,7 +44,7 @@ from ._trees import GPT2_SMALL, LLAMA, LLAMA_130M, Shapes, abstract_kernels
 
 SECTIONS = ("compile", "table")
 DEVICES = tuple(name for name in PLATFORMS if name != "cpu")
-PERIOD = 10
+PERIOD, DOES_NOT_FIT = 10, "does not fit"
 
 
 class Fused(Shapes):
@@ -87,16 +87,8 @@ NUMBERS = {
             lambda _: optax.contrib.MuonDimensionNumbers(1, 2), params
         ),
     ),
-    "optax.contrib.galore": lambda period, rank: optax.contrib.galore(
-        RATE,
-        rank,
-        period,
-        weight_dimension_numbers=lambda params: jax.tree.map(
-            lambda _: optax.contrib.GaLoreDimensionNumbers(1, 2), params
-        ),
-    ),
 }
-"""The peers for kernels whose first axis is that of the layers."""
+"""The peer that takes kernels whose first axis is that of the layers, told so."""
 
 
 def own_method(name: str, scanned: bool, stack: bool | None = None, **settings: Any) -> Method:
@@ -147,7 +139,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     with without_refreshes() if cell.part == "step" else contextlib.nullcontext():
         made = compiled(cell.device, step, (state, kernels, kernels), donated=(0, 1))
     if made is None:
-        return {"error": "does not fit"}
+        return {"error": DOES_NOT_FIT}
     program = Program(made.program.as_text())
     gradients = bytes_of(kernels)
     return {
@@ -187,15 +179,14 @@ def cells(args: Any) -> Iterator[Cell]:
     ]
     grid = itertools.product(args.model, args.layers, args.part, args.device, chosen, args.stack)
     for model, layers, part, device, method, stack in grid:
-        own = method not in PEERS
-        if part == "whole" and own and not METHODS[method].refreshes:
-            continue
-        if part == "step" and method == "optax.contrib.galore":  # decides by itself what is due
-            continue
-        if part == "whole" and method in ("optax.adamw", "optax.contrib.muon"):
-            continue
-        if own or stack == args.stack[0]:
-            yield Cell(device, model, layers, stack if own else "default", method, part)
+        if method not in PEERS and (part == "step" or METHODS[method].refreshes):
+            yield Cell(device, model, layers, stack, method, part)
+        # GaLore's peer decides by itself what is due, and takes no stacked kernels.
+        elif method == "optax.contrib.galore":
+            if part == "whole" and layers == "unrolled" and stack == args.stack[0]:
+                yield Cell(device, model, layers, "default", method, part)
+        elif method in PEERS and part == "step" and stack == args.stack[0]:
+            yield Cell(device, model, layers, "default", method, part)
 
 
 COLUMNS = {
@@ -310,6 +301,7 @@ def arguments() -> Any:
     several("--methods", FAMILIES, FAMILIES)
     several("--peers", tuple(PEERS), tuple(PEERS))
     add("--plain", action="store_true", help="without storages and other variants")
+    add("--check", action="store_true", help="fail if a compiler refused a program")
     _lines.add_arguments(parser, Cell)
     return parser
 
@@ -337,6 +329,14 @@ def main() -> None:
     _record.write(
         args, "accelerators", "Programs for accelerators", about, found, draw(found), settings
     )
+    refused = [
+        f"{cell}: {error}"
+        for cell in asked
+        if (error := lines[cell].get("error", "")) and error != DOES_NOT_FIT
+        if not error.startswith(_lines.OVER)
+    ]
+    if args.check and refused:
+        raise SystemExit("\n".join(refused))
 
 
 if __name__ == "__main__":

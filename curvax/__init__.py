@@ -13,7 +13,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
 | `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
-| `portable_state`, `place_state`, `state_sharding` | checkpoints and sharding |
+| `portable_state`, `place_state`, `state_sharding`, `state_on_host` | checkpoints and sharding |
 | `curvax.policies` | refresh policies |
 | `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
 """

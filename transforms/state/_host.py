@@ -51,10 +51,7 @@ def state_on_host(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         near = jax.tree.map(lambda x: _moved(x, jax.memory.Space.Device), state)
         updates, new = inner.update(updates, near, params, **extra_args)
-        # What `update` makes is where its operands are: on the device.
-        back = jax.tree.map(
-            lambda x, old: _moved(x, jax.memory.Space.Device, _space(old)), new, state
-        )
+        back = jax.tree.map(lambda x, old: _moved(x, _space(old)), new, state)
         return updates, back
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
