@@ -60,9 +60,9 @@ class Compiled(NamedTuple):
     """A program and what it took to make it."""
 
     program: Any
+    # Of all threads: what else the machine does changes them less than seconds on the clock.
     trace_seconds: float  # tracing, and lowering to what XLA takes
     compile_seconds: float
-    cpu_seconds: float  # of compiling, of all threads: other programs change it less
 
     @property
     def temporaries(self) -> int:
@@ -156,10 +156,10 @@ def compiled(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or sharding),
             arguments,
         )
-    start = time.perf_counter()
+    start = time.process_time()
     traced = jax.jit(step, donate_argnums=donated, **how).trace(*arguments)
     lowered = traced.lower(lowering_platforms=(PLATFORMS[name],))
-    middle, cpu = time.perf_counter(), time.process_time()
+    middle = time.process_time()
     try:
         with _unchecked() if name == "h200" else contextlib.nullcontext():
             program = lowered.compile()
@@ -167,5 +167,4 @@ def compiled(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None
-    cpu = time.process_time() - cpu
-    return Compiled(program, middle - start, time.perf_counter() - middle, cpu)
+    return Compiled(program, middle - start, time.process_time() - middle)

@@ -158,7 +158,6 @@ def measured(cell: Cell) -> dict[str, Any]:
         "whole": made.whole,
         "trace": round(made.trace_seconds, 2),
         "compile": round(made.compile_seconds, 2),
-        "cpu": round(made.cpu_seconds, 2),
     }
 
 
@@ -219,7 +218,7 @@ def row_of(
         if "error" in found:
             notes.append(("with refreshes: " if suffix else "step: ") + found["error"])
             continue
-        row[f"trace{suffix}"], row[f"compile{suffix}"] = found["trace"], found["compile"]
+        row[f"trace{suffix}"], row[f"compile{suffix}"] = found.get("trace"), found["compile"]
         row[f"temporaries{suffix}"] = found["temporaries"] / found["gradients"]
     plain = next((x for x in (step, whole) if x and "error" not in x), None)
     if plain:
@@ -318,11 +317,12 @@ def main() -> None:
         return
     about = (
         "The update of an optimizer compiled for a TPU v5e and for an H200 by XLA's own compilers. "
-        "No program ran: these are counts, not times, but for seconds of tracing and compiling, on "
-        "two shared cores. *Kernels*: what a step launches that refreshes nothing. *Beyond "
-        "products*: kernels that multiply no matrices. *More, in refreshes*: kernels in loops and "
-        "branches that such a step does not take, each once. *Bytes*: read and written by all "
-        "kernels of the step, over gradients and state in, updates and state out."
+        "No program ran: these are counts, not times, but for seconds of tracing and compiling, "
+        "which are those of all threads. *Kernels*: what a step launches that refreshes nothing. "
+        "*Beyond products*: kernels that multiply no matrices. *More, in refreshes*: kernels in "
+        "loops and branches that such a step does not take, each once. *Bytes*: read and written "
+        "by all kernels of the step, over gradients and state in, updates and state out; a method "
+        "that leaves parts of its state alone may be below 1."
     )
     found = tables(lines)
     settings = {"period": PERIOD, "rank": "a quarter of the width"}

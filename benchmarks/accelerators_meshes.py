@@ -117,7 +117,6 @@ def measured(cell: Cell) -> dict[str, Any]:
         "temporaries": made.temporaries,
         "whole": made.whole,
         "compile": round(made.compile_seconds, 2),
-        "cpu": round(made.cpu_seconds, 2),
     }
 
 
