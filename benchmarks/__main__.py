@@ -23,6 +23,8 @@ SUITES = {
     "width": "width",
     "overhead": "overhead",
     "compile": "compile_time",
+    "accelerators": "accelerators",
+    "meshes": "accelerators_meshes",
     "memory": "memory",
     "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",

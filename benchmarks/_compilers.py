@@ -7,8 +7,12 @@ the package of a device it has no compiler. Import this before JAX, which reads 
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+from unittest import mock
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs on a device
 # What the TPU's compiler otherwise asks a cloud's server for.
@@ -16,13 +20,21 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 os.environ.setdefault("TPU_WORKER_ID", "0")
+os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # a lock for a device that is not there
 FLAG = "--xla_gpu_autotune_level=0"  # which would run kernels
 if FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
 
 import jax  # noqa: E402
+import numpy as np  # noqa: E402
+from jax._src.interpreters import pxla  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
-from jax.sharding import SingleDeviceSharding  # noqa: E402
+from jax.sharding import (  # noqa: E402
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 # NVIDIA's published figures, as XLA writes them.
 H200 = """
@@ -44,39 +56,115 @@ device_description_str: "NVIDIA H200"
 """
 
 
-class Memory(NamedTuple):
-    """What XLA reserves for a program, in bytes."""
+class Compiled(NamedTuple):
+    """A program and what it took to make it."""
 
-    whole: int  # arguments, results that do not take the place of one, temporaries
-    temporaries: int
+    program: Any
+    # Of all threads: what else the machine does changes them less than seconds on the clock.
+    trace_seconds: float  # tracing, and lowering to what XLA takes
+    compile_seconds: float
 
+    @property
+    def temporaries(self) -> int:
+        """Bytes."""
+        return self.program.memory_analysis().temp_size_in_bytes
 
-def _device(name: str) -> Any:
-    if name == "v5e":
-        return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
-    return topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
-    ).devices[0]
+    @property
+    def whole(self) -> int:
+        """Bytes of arguments, of results that do not take the place of one, of temporaries."""
+        found = self.program.memory_analysis()
+        whole = found.argument_size_in_bytes + found.output_size_in_bytes
+        return whole + found.temp_size_in_bytes - found.alias_size_in_bytes
 
 
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
 
 
-def memory(name: str, step: Any, arguments: Any, donated: tuple[int, ...]) -> Memory | None:
-    """The memory of a step on a device; None if the device has too little for it."""
+def devices(name: str, slice: str = "2x2") -> Any:
+    """Devices that this machine does not have; of a v5e as many as its slice has."""
+    if name == "cpu":
+        return jax.devices("cpu")
+    if name == "v5e":
+        return topologies.get_topology_desc(platform="tpu", topology_name=f"v5e:{slice}").devices
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
+    ).devices
+
+
+class _Placed(NamedSharding):
+    """In a memory that JAX would take for unknown: a GPU of a topology does not name its own."""
+
+    kind: str
+
+    @property
+    def memory_kind(self) -> str:
+        """As `NamedSharding` has it."""
+        return self.kind
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Placed) and self.kind == other.kind
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+
+def place(name: str, kind: str = "device") -> Any:
+    """One device, and the memory: "device" or "pinned_host"."""
+    if name != "h200":
+        return SingleDeviceSharding(devices(name)[0], memory_kind=kind)
+    placed = _Placed(Mesh(np.array(devices(name)), ("devices",)), PartitionSpec())
+    placed.kind = kind
+    return placed
+
+
+def on_host(name: str, tree: Any, larger: int) -> Any:
+    """Shapes of a device's arrays, those of more elements than `larger` in the host's memory."""
+
+    def placed(x: Any) -> Any:
+        sharding = place(name, "pinned_host" if x.size > larger else "device")
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(placed, tree)
+
+
+@contextlib.contextmanager
+def _unchecked() -> Iterator[None]:
+    """JAX does not compare shardings with those of the program, which are of another class."""
+    asked = lambda program, shardings, *rest: shardings  # noqa: E731
+    with contextlib.ExitStack() as stack:
+        for side in ("in", "out"):
+            name = f"_maybe_get_and_check_{side}_shardings"
+            stack.enter_context(mock.patch.object(pxla, name, asked))
+        yield
+
+
+def compiled(
+    name: str, step: Any, arguments: Any, donated: tuple[int, ...], **how: Any
+) -> Compiled | None:
+    """A step for the devices of its arguments or for one; None if it needs more memory than it has.
+
+    Args:
+      name: of the device, in `PLATFORMS`.
+      step: a function.
+      arguments: their shapes, with shardings if there are several devices.
+      donated: the places of arguments that are donated.
+      how: other arguments of `jax.jit`.
+    """
     if name != "cpu":
-        sharding = SingleDeviceSharding(_device(name))
+        sharding = place(name)
         arguments = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or sharding),
+            arguments,
         )
-    traced = jax.jit(step, donate_argnums=donated).trace(*arguments)
+    start = time.process_time()
+    traced = jax.jit(step, donate_argnums=donated, **how).trace(*arguments)
+    lowered = traced.lower(lowering_platforms=(PLATFORMS[name],))
+    middle = time.process_time()
     try:
-        compiled = traced.lower(lowering_platforms=(PLATFORMS[name],)).compile()
+        with _unchecked() if name == "h200" else contextlib.nullcontext():
+            program = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None
-    found: Any = compiled.memory_analysis()
-    whole = found.argument_size_in_bytes + found.output_size_in_bytes
-    whole += found.temp_size_in_bytes - found.alias_size_in_bytes
-    return Memory(whole, found.temp_size_in_bytes)
+    return Compiled(program, middle - start, time.process_time() - middle)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 
-from ._trees import Shapes
+from ._trees import Shapes, abstract_kernels
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -50,17 +50,6 @@ def mesh_of(devices: int, kind: str = "Auto") -> Mesh:
     """The first devices of the CPU."""
     types = (getattr(AxisType, kind),)
     return jax.make_mesh((devices,), ("x",), types, devices=jax.devices("cpu")[:devices])
-
-
-def parameters(model: Shapes, sharding: NamedSharding) -> Any:
-    """The matrices' shapes, and how they lie."""
-    return {
-        f"{i:02}": {
-            name: {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)}
-            for name, shape in model.matrices().items()
-        }
-        for i in range(model.layers)
-    }
 
 
 def abstract_state(optimizer: Any, params: Any, mesh: Mesh) -> Any:
@@ -113,7 +102,7 @@ def point(make: Any, model: Shapes, devices: int, seed: int) -> Point:
     """State, decompositions executed at a refresh and bytes received, kernels cut by columns."""
     mesh = mesh_of(devices)
     optimizer = make(mesh=mesh)
-    params = parameters(model, NamedSharding(mesh, CUTS["by column"]))
+    params = abstract_kernels(model, jnp.float32, sharding=NamedSharding(mesh, CUTS["by column"]))
     state = abstract_state(optimizer, params, mesh)
     log: collections.Counter[int] = collections.Counter()
     with logged_decompositions(log):
@@ -139,7 +128,7 @@ def traffic(name: str, make: Any, model: Shapes, kind: str, devices: int) -> dic
     optimizer = make() if theirs else make(mesh=mesh)
     row: dict[str, Any] = {"method": name, "axis": kind}
     for label, cut in CUTS.items():
-        params = parameters(model, NamedSharding(mesh, cut))
+        params = abstract_kernels(model, jnp.float32, sharding=NamedSharding(mesh, cut))
         try:
             state = abstract_state(optimizer, params, mesh)
             found = exchanged(optimizer, params, state)

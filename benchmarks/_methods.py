@@ -69,10 +69,10 @@ def counting(row: Row, numbers: Any) -> Callable[[int, int, int], int] | None:
     return numbers and (lambda m, n, r: numbers(row.size(m, n, r, {})))
 
 
-def methods_of(row: Row) -> dict[str, Method]:
-    """A method, its variants, and itself with every storage."""
+def methods_of(row: Row, **settings: Any) -> dict[str, Method]:
+    """A method, its variants, and itself with every storage, all with these settings."""
     plain = Method(
-        making(row),
+        making(row, **settings),
         FLOORS[row.floor] if row.floor else None,
         row.aim,
         row.peer and row.peer.name,
@@ -84,7 +84,7 @@ def methods_of(row: Row) -> dict[str, Method]:
     found = {row.name: plain}
     for label, own in row.variants.items():
         found[f"{row.name}, {label}"] = Method(
-            making(row, **own.settings),
+            making(row, **own.settings, **settings),
             FLOORS[own.floor],
             own.aim,
             numbers=counting(row, own.numbers),
@@ -92,7 +92,7 @@ def methods_of(row: Row) -> dict[str, Method]:
             offset=row.offset,
         )
     for label, storage in STORAGES.items() if row.factors else ():
-        coded = making(row, storage=storage)
+        coded = making(row, storage=storage, **settings)
         found[f"{row.name}, {label}"] = plain._replace(make=coded, aim=None, numbers=None)
     return found
 

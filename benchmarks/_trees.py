@@ -65,6 +65,22 @@ def kernels(model: Shapes, seed: int) -> Any:
     }
 
 
+def abstract_kernels(
+    model: Shapes, dtype: Any, scanned: bool = False, sharding: Any = None
+) -> dict[str, Any]:
+    """Shapes of the kernels of attention and MLP: of each layer, or of all on a leading axis."""
+
+    def kernel(*shape: int) -> dict[str, Any]:
+        return {"kernel": jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)}
+
+    shapes = model.matrices().items()
+    if scanned:
+        return {name: kernel(model.layers, *shape) for name, shape in shapes}
+    return {
+        f"{i:02}": {name: kernel(*shape) for name, shape in shapes} for i in range(model.layers)
+    }
+
+
 def layers(width: int = 256, depth: int = 12) -> dict[str, dict[str, jax.Array]]:
     """The matrices of `depth` transformer layers, bare."""
     key = jax.random.key(0)

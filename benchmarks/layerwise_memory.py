@@ -3,34 +3,42 @@
     python -m benchmarks layerwise                                  # on a CPU
     python -m benchmarks layerwise --device h200 --sizes 1.3B,7B    # needs jax[cuda12], no GPU
     python -m benchmarks layerwise --device v5e --methods racs      # needs jax[tpu], no TPU
+    python -m benchmarks layerwise --device v5e --slice 4x4 --methods racs --sizes 350M
 
 LLaMA in bfloat16 on 256 tokens, its layers scanned with `jax.checkpoint`; AdamW for embedding and
 head, its moments in bfloat16; parameters and states donated. The program is compiled for the device
 and never run. A GPU's program takes half a minute, a TPU's up to four, most of it for the update.
+
+With `--slice` all of it is sharded over the TPUs of a slice (FSDP), each with a sequence of its
+own, and a second table has the collectives. `--host` keeps the states of layers in host memory.
 """
 
 from __future__ import annotations
 
 # isort: off
-from ._compilers import PLATFORMS, memory
+from ._compilers import PLATFORMS, Compiled, compiled, devices, on_host, place
 
 # isort: on
 import functools
 import math
-import sys
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 import curvax
+from curvax.transforms.state._sharding import SMALL
 
-from . import _record
+from . import _lines, _record
+from ._devices import abstract_state, collectives
+from ._programs import once
 from ._trees import LLAMA, LLAMA_130M, Shapes
 
 TOKENS, HEAD, RATE, GIB = 256, 64, 1e-3, 2**30
@@ -80,6 +88,24 @@ COLUMNS = {
     "layerwise": ("whole", ".2f"),
 }
 
+EXCHANGED = {
+    "size": ("model", ""),
+    "method": ("method", ""),
+    **{
+        f"{step}{key}": (f"{label}{heading}", form)
+        for step, label in (("ordinary", "ordinary step: "), ("layerwise", "layer-wise: "))
+        for key, heading, form in (
+            ("_more", "temporaries", ".2f"),
+            ("", "whole", ".2f"),
+            ("_received", "received", ".2f"),
+            ("_largest", "largest", ".1f"),
+            ("_kinds", "collectives", ""),
+        )
+    },
+    "matrix": ("the largest matrix, MiB", ".1f"),
+    "stack": ("that of all layers", ".1f"),
+}
+
 
 def parameters(model: Shapes) -> dict[str, Any]:
     """Shapes of embedding, stacked layers and head."""
@@ -127,13 +153,23 @@ def loss(p: Any, x: jax.Array, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-def ordinary(optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any) -> Any:
+class Model(NamedTuple):
+    """The parts of a model, for one sequence or for several."""
+
+    embed: Callable[..., Any] = embed
+    block: Callable[..., Any] = block
+    loss: Callable[..., Any] = loss
+
+
+def ordinary(
+    model: Model, optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any
+) -> Any:
     """All gradients, then all updates."""
 
     def whole(params: Any) -> jax.Array:
-        visit = jax.checkpoint(lambda x, p: (block(p, x), None))
-        x, _ = jax.lax.scan(visit, embed(params["embed"], tokens), params["layers"])
-        return loss(params["head"], x, targets)
+        visit = jax.checkpoint(lambda x, p: (model.block(p, x), None))
+        x, _ = jax.lax.scan(visit, model.embed(params["embed"], tokens), params["layers"])
+        return model.loss(params["head"], x, targets).mean()
 
     gradients = jax.grad(whole)(params)
     new, new_states = {}, {}
@@ -143,16 +179,19 @@ def ordinary(optimizers: Any, params: Any, states: Any, tokens: Any, targets: An
     return new, new_states
 
 
-def layerwise(optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any) -> Any:
+def layerwise(
+    model: Model, optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any
+) -> Any:
     """Each update as soon as its gradient exists."""
 
     def call(name: str, f: Any, x: Any, xs: Any = None, **how: Any) -> Any:
         return curvax.layerwise(f, optimizers[name], params[name], states[name], x, xs, **how)
 
     backward: dict[str, Any] = {}
-    x, backward["embed"] = call("embed", embed, tokens, stacked=False)
-    x, backward["layers"] = call("layers", block, x)
-    x, backward["head"] = call("head", loss, x, targets, stacked=False)
+    mean = lambda p, x, targets: model.loss(p, x, targets).mean()  # noqa: E731
+    x, backward["embed"] = call("embed", model.embed, tokens, stacked=False)
+    x, backward["layers"] = call("layers", model.block, x)
+    x, backward["head"] = call("head", mean, x, targets, stacked=False)
     dx, new, new_states = 1.0, {}, {}
     for name in ("head", "layers", "embed"):
         new[name], new_states[name], dx = backward[name](dx)
@@ -164,21 +203,68 @@ def bytes_of(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def measured(device: str, size: str, method: str) -> dict[str, Any]:
+class Cell(NamedTuple):
     """Both steps of a method."""
-    params, adamw = parameters(SIZES[size]), optax.adamw(RATE)
-    optimizers = {"embed": adamw, "layers": METHODS[method](RANKS[size]), "head": adamw}
+
+    device: str
+    size: str
+    method: str
+    slice: str  # of v5e; "" is one device
+    host: bool  # whether the states of layers are in host memory
+
+
+def measured(cell: Cell) -> dict[str, Any]:
+    """What the programs of a cell say."""
+    params, adamw = parameters(SIZES[cell.size]), optax.adamw(RATE)
+    layers = METHODS[cell.method](RANKS[cell.size])
+    layers = curvax.state_on_host(layers) if cell.host else layers
+    optimizers = {"embed": adamw, "layers": layers, "head": adamw}
     states = {name: jax.eval_shape(o.init, params[name]) for name, o in optimizers.items()}
     tokens = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
-    row: dict[str, Any] = {"size": size, "method": method}
-    row |= {"weights": bytes_of(params) / GIB, "state": bytes_of(states) / GIB}
+    model, how = Model(), {}
+    row: dict[str, Any] = {"weights": bytes_of(params) / GIB, "state": bytes_of(states) / GIB}
+    if cell.slice:
+        mesh = Mesh(np.array(devices("v5e", cell.slice)), ("devices",))
+        params, states, tokens = sharded(optimizers, params, mesh)
+        of_each = functools.partial(jax.vmap, in_axes=(None, 0))
+        model = Model(of_each(embed), of_each(block), jax.vmap(loss, (None, 0, 0)))
+    elif cell.host:
+        states["layers"] = on_host(cell.device, states["layers"], SMALL)
+    if cell.slice or cell.host:
+        shardings = jax.tree.map(lambda x: x.sharding or place(cell.device), (params, states))
+        how["out_shardings"] = shardings
     for step in (ordinary, layerwise):
+        run, name = functools.partial(step, model, optimizers), step.__name__
         given = params, states, tokens, tokens
-        found = memory(device, functools.partial(step, optimizers), given, donated=(0, 1))
-        name = step.__name__
+        found = compiled(cell.device, run, given, donated=(0, 1), **how)
         row[name] = found and found.whole / GIB
         row[f"{name}_more"] = found and found.temporaries / GIB
+        row[f"{name}_seconds"] = found and round(found.compile_seconds, 1)
+        if found and cell.slice:
+            row |= {f"{name}_{key}": x for key, x in exchanges(found, mesh.size).items()}
     return row
+
+
+def sharded(optimizers: Any, params: Any, mesh: Mesh) -> Any:
+    """FSDP: kernels, the table and their states by their rows; a sequence for every device."""
+    rows = lambda x: P(*(None,) * (x.ndim - 2), "devices")  # noqa: E731
+    params = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, rows(x))),
+        params,
+    )
+    states = {name: abstract_state(o, params[name], mesh) for name, o in optimizers.items()}
+    own = NamedSharding(mesh, P("devices"))
+    return params, states, jax.ShapeDtypeStruct((mesh.size, TOKENS), jnp.int32, sharding=own)
+
+
+def exchanges(found: Compiled, number: int) -> dict[str, Any]:
+    """Collectives of a program: what is received, and the largest in loops and outside."""
+    all_of_them = collectives(once(found.program.as_text()))
+    return {
+        "received": sum(x.received(number) for x in all_of_them) / GIB,
+        "largest": max(x.bytes for x in all_of_them) / 2**20,
+        "kinds": dict(Counter(f"{x.kind}{' in loops' * x.inside}" for x in all_of_them)),
+    }
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:
@@ -214,15 +300,30 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
 
 
 def main() -> None:
-    """Prints the table that the arguments ask for."""
+    """Compiles what is missing, and prints the table of all that is recorded for a device."""
     parser = _record.arguments(__doc__)
     add, methods, sizes = parser.add_argument, tuple(METHODS), tuple(SIZES)
     add("--device", choices=tuple(PLATFORMS), default="cpu", help="(%(default)s)")
     add("--methods", type=_record.names(methods), default=methods, help="separated by commas")
     add("--sizes", type=_record.names(sizes), default=("60M",), help="separated by commas")
+    add("--slice", choices=("4x4", "16x16"), default="", help="of v5e")
+    add("--host", action="store_true", help="states of layers in host memory")
+    _lines.add_arguments(parser, Cell)
     args = parser.parse_args()
-    cells = [(size, method) for size in args.sizes for method in args.methods]
-    rows = [measured(args.device, *cell) for cell in tqdm(cells, desc=args.device, file=sys.stderr)]
+    if args.cell:
+        _lines.print_one(args, measured)
+        return
+    name = "layerwise" if args.device == "cpu" else f"layerwise_{args.device}"
+    cells = [
+        Cell(args.device, size, method, args.slice, args.host)
+        for size in args.sizes
+        for method in args.methods
+    ]
+    own = None if args.device != "cpu" else measured
+    lines = _lines.extended(args, "layerwise", name, cells, own)
+    rows = [{**cell._asdict(), **line} for cell, line in lines.items()]
+    rows.sort(key=lambda row: (sizes.index(row["size"]), methods.index(row["method"])))
+    one = [labelled(row) for row in rows if not row["slice"]]
     note = (
         f"GiB. Weights in bfloat16, {TOKENS} tokens; AdamW for embedding and head, whose state is "
         "included. *Whole*: arguments, results that do not take the place of one, temporaries. "
@@ -233,11 +334,34 @@ def main() -> None:
         "which was not run: gradients of all layers and then updates, and each layer's update as "
         "soon as its gradient exists (`curvax.layerwise`)."
     )
-    table = _record.Table(f"LLaMA on {args.device}", COLUMNS, rows, note)
+    tables = [_record.Table(f"LLaMA on {args.device}", COLUMNS, one, note)] if one else []
+    for slice in dict.fromkeys(row["slice"] for row in rows if row["slice"]):
+        note = (
+            "GiB of a device; parameters and states are sharded over all of them by rows, and each "
+            "has a sequence of its own. *Largest*: the result of the largest collective, MiB; a "
+            "layer and the stack of all layers have as many as the last columns say."
+        )
+        found = [of_slice(row) for row in rows if row["slice"] == slice]
+        tables.append(_record.Table(f"FSDP on v5e:{slice}", EXCHANGED, found, note))
     title = "Memory of a step, ordinary and layer-wise"
     settings = {"device": args.device, "tokens": TOKENS, "ranks": RANKS}
-    name = "layerwise" if args.device == "cpu" else f"layerwise_{args.device}"
-    _record.write(args, "layerwise", title, about, [table], draw(rows), settings, name=name)
+    _record.write(args, "layerwise", title, about, tables, draw(one), settings, name=name)
+
+
+def labelled(row: dict[str, Any]) -> dict[str, Any]:
+    """A line, its method with where the state is."""
+    return row | {"method": row["method"] + ", state on host" * row["host"]}
+
+
+def of_slice(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table of a slice."""
+    model = SIZES[row["size"]]
+    largest = max(m * n for m, n in model.matrices().values()) * 2 / 2**20
+    row = row | {"matrix": largest, "stack": largest * model.layers}
+    for step in ("ordinary", "layerwise"):
+        kinds = row.get(f"{step}_kinds") or {}
+        row[f"{step}_kinds"] = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
+    return row
 
 
 if __name__ == "__main__":

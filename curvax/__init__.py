@@ -13,7 +13,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
 | `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
-| `portable_state`, `place_state`, `state_sharding` | checkpoints and sharding |
+| `portable_state`, `place_state`, `state_sharding`, `state_on_host` | checkpoints and sharding |
 | `curvax.rules` | which parameters are matrices in a family of models |
 | `curvax.policies` | refresh policies |
 | `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
@@ -97,6 +97,7 @@ from .transforms.matrices._routing import route
 from .transforms.matrices._view import on_matrices
 from .transforms.refresh._policy import every
 from .transforms.state._format import check_state, describe_state
+from .transforms.state._host import state_on_host
 from .transforms.state._inject import inject_hyperparams
 from .transforms.state._portable import place_state, portable_state
 from .transforms.state._quantize_state import quantize_state
@@ -207,6 +208,7 @@ __all__ = [
     "soap",
     "state_bytes",
     "state_of",
+    "state_on_host",
     "state_sharding",
     "stochastic_rounding",
     "subspaces",

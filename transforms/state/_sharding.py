@@ -14,8 +14,13 @@ from ._entries import Entry, entries_in
 from ._portable import first_axis
 from ._traced import traced
 
+SMALL = 1024
+"""Arrays of at most so many elements stay in device memory: a transfer would cost more."""
 
-def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
+
+def state_sharding(
+    optimizer: Any, params: Any, mesh: Mesh, *, memory_kind: str | None = None
+) -> Any:
     """The sharding of every array of an optimizer's state.
 
     Parts that the optimizer distributes (`mesh=`) are sharded along their first axes; copies of the
@@ -25,13 +30,16 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
       optimizer: any Optax transformation.
       params: parameters, or their shapes with shardings (`jax.ShapeDtypeStruct(…, sharding=…)`).
       mesh: the mesh of the parameters.
+      memory_kind: of arrays with more than 1024 elements; by default the devices' own. With
+        "pinned_host" they are in the hosts' memory, for an optimizer in `curvax.state_on_host`.
 
     Returns:
       A tree of `NamedSharding` with the structure of `optimizer.init(params)`, for `jax.jit`
       (`out_shardings=` of `init` and of the step), `jax.device_put` and Orbax.
 
     Raises:
-      ValueError: if a parameter or a distributed part of the state is on another mesh.
+      ValueError: if a parameter or a distributed part of the state is on another mesh; if the
+        devices have no memory of this kind.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -43,6 +51,7 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
     """
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
+    _check_memory(mesh, memory_kind)
     lying = {}
     for name, leaf in named_leaves(params).present().items():
         sharding = getattr(leaf, "sharding", None)
@@ -71,7 +80,7 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
     as_joined = jax.tree.unflatten(jax.tree.structure(parts.joined), undivided)
     sharded = parts.map_divided(of_part, parts.state)
     treedef = jax.tree.structure(parts.state, is_leaf=is_divided)
-    return treedef.unflatten(
+    shardings = treedef.unflatten(
         [
             own if is_divided(node) else other
             for node, own, other in zip(
@@ -82,6 +91,28 @@ def state_sharding(optimizer: Any, params: Any, mesh: Mesh) -> Any:
             )
         ]
     )
+    if memory_kind is None:
+        return shardings
+    return jax.tree.map(
+        lambda x, s: s.with_memory_kind(memory_kind) if x.size > SMALL else s,
+        parts.state,
+        shardings,
+    )
+
+
+def _check_memory(mesh: Mesh, kind: str | None) -> None:
+    """Requires the devices of a mesh to have this memory.
+
+    Raises:
+      ValueError: naming the memories that they have.
+    """
+    device = mesh.devices.flat[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if kind is not None and kind not in kinds:
+        raise ValueError(
+            f"memory_kind must be one of {kinds}, the memories of {device.device_kind!r}, "
+            f"got {kind!r}."
+        )
 
 
 def _spelled(sharding: NamedSharding, leaf: Any) -> NamedSharding:

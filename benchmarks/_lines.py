@@ -1,0 +1,84 @@
+"""Cells of a table as lines of a file: each is measured once, in a process of its own.
+
+A sweep of hours can be stopped and started again, and a compiler that takes too long is given up.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+OVER = "over "
+"""How the error of a cell begins that was given up."""
+
+
+def add_arguments(parser: Any, kind: Any) -> None:
+    """`--limit`, `--again`, `--lines`, and `--cell` for a `NamedTuple`."""
+    add = parser.add_argument
+    add("--limit", type=int, default=300, help="seconds of CPU for a cell (%(default)s)")
+    add("--again", action="store_true", help="cells that are recorded too")
+    add("--lines", type=Path, help="the file of lines, by default beside the results")
+    add("--cell", type=lambda text: kind(*json.loads(text)), help="prints the line of one cell")
+
+
+def print_one(args: Any, measured: Callable[[Any], dict[str, Any]]) -> None:
+    """The line of `--cell`."""
+    resource.setrlimit(resource.RLIMIT_CPU, (args.limit, args.limit + 60))
+    print(json.dumps(measured(args.cell)))
+
+
+def in_a_process(suite: str, cell: Any, limit: int) -> dict[str, Any]:
+    """What a suite measures of a cell, given up after so many seconds of all threads together."""
+    command = [sys.executable, "-m", "benchmarks", suite, "--cell", json.dumps(cell)]
+    done = subprocess.run([*command, "--limit", str(limit)], capture_output=True, text=True)
+    if done.returncode == -signal.SIGXCPU:
+        return {"error": f"{OVER}{limit} s"}
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
+        return {"error": last[0][:200]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def recorded(path: Path, kind: Any) -> dict[Any, dict[str, Any]]:
+    """The lines of a file by their cell, the last of each."""
+    lines = path.read_text().splitlines() if path.exists() else ()
+    rows = [json.loads(line) for line in lines]
+    return {kind(*(row[field] for field in kind._fields)): row for row in rows}
+
+
+def extended(
+    args: Any,
+    suite: str,
+    name: str,
+    cells: Sequence[Any],
+    measured: Callable[[Any], dict[str, Any]] | None = None,
+    kind: Any = None,
+) -> dict[Any, dict[str, Any]]:
+    """All lines of `<name>.jsonl`, after those that were missing are measured.
+
+    Args:
+      args: with those of `add_arguments`.
+      suite: its name for `python -m benchmarks`.
+      name: of the file.
+      cells: what should be there.
+      kind: the class of a cell, by default that of the first.
+      measured: the line of a cell, for suites that need no process of their own.
+    """
+    path = args.lines or args.out / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = kind or type(cells[0])
+    done = {} if args.again else recorded(path, kind)
+    missing = [cell for cell in cells if cell not in done]
+    for cell in tqdm(missing, desc=suite, file=sys.stderr):
+        found = measured(cell) if measured else in_a_process(suite, cell, args.limit)
+        with path.open("a") as file:
+            file.write(json.dumps({**cell._asdict(), **found}) + "\n")
+    return recorded(path, kind)

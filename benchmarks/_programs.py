@@ -1,0 +1,284 @@
+"""What the text of a compiled program says: kernels, matrix products, bytes read and written.
+
+XLA launches a kernel for every operation of a scheduled computation that is not mere naming; what a
+fusion contains runs within its kernel. Operations are counted by kind, with the rounds of the loops
+they are in. A loop whose rounds are not known before the program runs counts as many rounds as its
+scope `rounds_<n>` says, else none: refreshes that are due, restarts of damaged states. Of the
+branches of a conditional the smallest counts. `all_kernels` counts everything once.
+
+Bytes are those of operands and results, as in XLA's own cost analysis, which a GPU's program does
+not have: of an operand that a fusion only slices, those of the slices; of a result that updates an
+operand in place, those of the update.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+KINDS = ("products", "fusions", "custom calls", "copies", "collectives", "others")
+NAMING = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "domain"),
+    *("opt-barrier", "partition-id", "replica-id", "iota"),
+}
+# The second halves of pairs, and moves between the memories of a TPU ahead of their use.
+HALVES = re.compile(r"(copy-start|.*-done|async-update|.*-update)$")
+COLLECTIVE = re.compile(r"all-|collective-|reduce-scatter|ragged-")
+PRODUCT = re.compile(r"gemm|cublas|matmul|cudnn")
+LAYOUT_CALLS = ("AssumeGatherIndicesInBound", "AllocateBuffer")  # of a TPU: no work
+SLICES = ("dynamic-slice", "slice", "gather")
+BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
+
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
+_LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_NAMES = re.compile(r"%([\w.\-]+)")
+_ROUNDS = re.compile(r'rounds_(\d+)/while"')
+_TRIPS = re.compile(r'known_trip_count"?[:=]\{"n":"(\d+)"')
+
+
+class Operation(NamedTuple):
+    """A line of a computation."""
+
+    name: str
+    result: str  # its type
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str  # attributes
+    root: bool
+
+    def called(self, attribute: str) -> list[str]:
+        """Names of computations."""
+        found = re.search(rf"\b{attribute}=(?:%([\w.\-]+)|\{{([^}}]*)\}})", self.rest)
+        return ([found[1]] if found[1] else _NAMES.findall(found[2])) if found else []
+
+
+@dataclasses.dataclass
+class Kernels:
+    """Counts by kind, and bytes."""
+
+    kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    bytes: float = 0.0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self.kinds.values())
+
+    def plus(self, other: Kernels, times: int = 1) -> None:
+        """Adds another count."""
+        for kind, number in other.kinds.items():
+            self.kinds[kind] += times * number
+        self.bytes += times * other.bytes
+
+
+def size_of(result: str) -> float:
+    """Bytes of a type such as `f32[4,8]{1,0}` or `(f32[4], s32[])`."""
+    return sum(_bits(dtype) * _numbers(axes) / 8 for dtype, axes in _SHAPE.findall(result))
+
+
+def _numbers(axes: str) -> int:
+    return math.prod(map(int, filter(None, axes.split(","))))
+
+
+def _bits(dtype: str) -> int:
+    return BITS.get(dtype) or int(re.sub(r"^[a-z]+", "", dtype).split("e")[0] or 0)
+
+
+def _split(text: str) -> tuple[str, str, str, str]:
+    """A line after `=`: type, opcode, operands, attributes."""
+    start = 0
+    if text.startswith("("):
+        start = _closing(text, 0)
+    begin = text.index(" ", start)
+    opcode, _, rest = text[begin + 1 :].partition("(")
+    end = _closing("(" + rest, 0)
+    return text[:begin], opcode, rest[: end - 1], rest[end:]
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == "(") - (text[i] == ")")
+        if not depth:
+            return i
+    raise ValueError(f"no closing parenthesis: {text[:80]}")
+
+
+def once(text: str) -> str:
+    """A TPU's program without the other pieces of a collective that runs beside computations."""
+    seen: set[str] = set()
+    lines = []
+    for line in text.splitlines():
+        channel = re.search(r" (?:all|reduce|collective)-\S+?\(.*channel_id=(\d+)", line)
+        if channel is None or channel[1] not in seen:
+            lines.append(line)
+        if channel is not None:
+            seen.add(channel[1])
+    return "\n".join(lines)
+
+
+class Program:
+    """A compiled program, given as `compiled.as_text()`."""
+
+    def __init__(self, text: str):
+        """Reads the computations."""
+        self.computations: dict[str, dict[str, Operation]] = {}
+        current: dict[str, Operation] = {}
+        self.entry = ""
+        for line in text.splitlines():
+            if head := _HEAD.match(line):
+                current = self.computations[head[2]] = {}
+                self.entry = head[2] if head[1] else self.entry
+            elif "=" in line and (found := _LINE.match(line)) and "(" in found[3]:
+                result, opcode, operands, rest = _split(found[3])
+                names = tuple(_NAMES.findall(operands)) if opcode != "constant" else (operands,)
+                rest = operands if opcode == "parameter" else rest
+                current[found[2]] = Operation(found[2], result, opcode, names, rest, bool(found[1]))
+
+    @functools.cached_property
+    def step(self) -> Kernels:
+        """The kernels of a step in which no loop or branch of unknown rounds is taken."""
+        return self._count(self.entry, whole=False)
+
+    @functools.cached_property
+    def all_kernels(self) -> Kernels:
+        """Everything in the text, once, with known rounds."""
+        return self._count(self.entry, whole=True)
+
+    @property
+    def loops(self) -> int:
+        """In all computations."""
+        lines = itertools.chain.from_iterable(x.values() for x in self.computations.values())
+        return sum(operation.opcode == "while" for operation in lines)
+
+    def _count(self, name: str, whole: bool) -> Kernels:
+        found = Kernels()
+        for operation in self.computations[name].values():
+            if operation.opcode == "while":
+                rounds = self._rounds(operation)
+                body = operation.called("body")[0]
+                found.plus(self._count(body, whole), max(rounds, int(whole)))
+            elif operation.opcode == "conditional":
+                for attribute in ("branch_computations", "true_computation", "false_computation"):
+                    branches = [self._count(x, whole) for x in operation.called(attribute)]
+                    for branch in branches if whole else sorted(branches, key=_total)[:1]:
+                        found.plus(branch)
+            elif operation.opcode in ("call", "async-start"):
+                for x in operation.called("to_apply") + operation.called("calls"):
+                    found.plus(self._count(x, whole))
+            elif kind := self._kind(operation):
+                found.kinds[kind] += 1
+                found.bytes += self._bytes(name, operation)
+        return found
+
+    def _rounds(self, loop: Operation) -> int:
+        """Of a loop; 0 if the program decides."""
+        if found := _TRIPS.search(loop.rest) or _ROUNDS.search(loop.rest):
+            return int(found[1])
+        bounds = [
+            operation.operands[0]
+            for operation in self._within(loop.called("condition")[0])
+            if operation.opcode == "constant" and operation.result.startswith(("s32[]", "u32[]"))
+        ]
+        return int(bounds[0]) if len(bounds) == 1 and bounds[0].isdigit() else 0
+
+    def _within(self, name: str) -> Iterator[Operation]:
+        """A computation and what it calls."""
+        for operation in self.computations.get(name, {}).values():
+            yield operation
+            for attribute in ("calls", "to_apply"):
+                for called in operation.called(attribute):
+                    yield from self._within(called)
+
+    def _kind(self, operation: Operation) -> str | None:
+        opcode, result = operation.opcode, operation.result
+        if opcode in NAMING or HALVES.match(opcode):
+            return None
+        if COLLECTIVE.match(opcode):
+            return "collectives"
+        if opcode == "custom-call":
+            target = re.search(r'custom_call_target="([^"]*)"', operation.rest)
+            name = target[1] if target else ""
+            if name in LAYOUT_CALLS:
+                return None
+            return "products" if PRODUCT.search(name) else "custom calls"
+        if opcode == "copy":
+            return "copies"
+        if opcode == "fusion":
+            inside = {
+                x.opcode for called in operation.called("calls") for x in self._within(called)
+            }
+            return "products" if inside & {"dot", "convolution"} else "fusions"
+        if opcode in ("dot", "convolution"):
+            return "products"
+        # A TPU computes single numbers beside its kernels.
+        single = ":T(" in result and all(_numbers(axes) == 1 for _, axes in _SHAPE.findall(result))
+        return None if single else "others"
+
+    def _bytes(self, name: str, operation: Operation) -> float:
+        """What a kernel reads and writes."""
+        lines = self.computations[name]
+        operands = [lines[x].result for x in operation.operands if x in lines]
+        if operation.opcode in SLICES:
+            return 2 * size_of(operation.result)
+        if operation.opcode == "dynamic-update-slice":
+            return 2 * size_of(operands[1])
+        if operation.opcode == "custom-call" and operation.result.startswith("("):
+            result = re.sub(r", s8\[\d+\]", "", operation.result)  # without cuBLAS's workspace
+            return size_of(result) + sum(map(size_of, operands))
+        if operation.opcode != "fusion":
+            return size_of(operation.result) + sum(map(size_of, operands))
+        return self._fusion_bytes(operation.called("calls")[0], operands)
+
+    def _fusion_bytes(self, name: str, operands: list[str]) -> float:
+        lines = self.computations[name]
+        users = collections.defaultdict(list)
+        for operation in lines.values():
+            for x in operation.operands:
+                users[x].append(operation)
+
+        def through(x: str) -> list[tuple[Operation, str]]:
+            """Users, past bitcasts, and the name by which they know it."""
+            return [
+                pair
+                for user in users[x]
+                for pair in (through(user.name) if user.opcode == "bitcast" else [(user, x)])
+            ]
+
+        def behind(x: str) -> Operation | None:
+            operation = lines.get(x)
+            while operation is not None and operation.opcode == "bitcast":
+                operation = lines.get(operation.operands[0])
+            return operation
+
+        total = 0.0
+        for operation in lines.values():
+            if operation.opcode == "parameter":
+                place = int(re.sub(r"\D.*", "", operation.rest) or 0)
+                whole = size_of(operands[place]) if place < len(operands) else 0.0
+                part = 0.0
+                for user, known in through(operation.name):
+                    if user.opcode in SLICES and user.operands[0] == known:
+                        part += size_of(user.result)
+                    elif user.opcode != "dynamic-update-slice" or user.operands[0] != known:
+                        part += whole
+                total += min(part, whole)
+            if operation.root:
+                made = operation.operands if operation.opcode == "tuple" else (operation.name,)
+                for x in map(behind, made):
+                    if x is not None and x.opcode == "dynamic-update-slice":
+                        total += size_of(lines[x.operands[1]].result)
+                    elif x is not None and x.opcode != "parameter":
+                        total += size_of(x.result)
+        return total
+
+
+def _total(kernels: Kernels) -> int:
+    return kernels.total

@@ -1,0 +1,200 @@
+"""The instrument of `python -m benchmarks accelerators`: what it reads in a compiled program."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.xdist_group("benchmarks")
+
+# Written by hand in the form of XLA's: a product, fusions that slice and that update in place, a
+# loop of five rounds, one whose rounds the program decides, one of six, a conditional.
+PROGRAM = """
+HloModule jit_step, is_scheduled=true
+
+%sliced (p.0: f32[8,16], p.1: s32[]) -> f32[1,16] {
+  %p.0 = f32[8,16]{1,0} parameter(0)
+  %p.1 = s32[] parameter(1)
+  %c = s32[] constant(0)
+  %d = f32[1,16]{1,0} dynamic-slice(%p.0, %p.1, %c), dynamic_slice_sizes={1,16}
+  ROOT %n = f32[1,16]{1,0} negate(%d)
+}
+
+%updated (p.2: f32[8,16], p.3: f32[1,16], p.4: s32[]) -> f32[8,16] {
+  %p.2 = f32[8,16]{1,0} parameter(0)
+  %p.3 = f32[1,16]{1,0} parameter(1)
+  %p.4 = s32[] parameter(2)
+  %c.1 = s32[] constant(0)
+  ROOT %u = f32[8,16]{1,0} dynamic-update-slice(%p.2, %p.3, %p.4, %c.1)
+}
+
+%multiplied (p.5: f32[8,16]) -> f32[8,8] {
+  %p.5 = f32[8,16]{1,0} parameter(0)
+  ROOT %dot = f32[8,8]{1,0} dot(%p.5, %p.5), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+%body (b: (s32[], f32[8,16])) -> (s32[], f32[8,16]) {
+  %b = (s32[], f32[8,16]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%b), index=0
+  %x = f32[8,16]{1,0} get-tuple-element(%b), index=1
+  %row = f32[1,16]{1,0} fusion(%x, %i), kind=kLoop, calls=%sliced
+  %new = f32[8,16]{1,0} fusion(%x, %row, %i), kind=kLoop, calls=%updated
+  ROOT %t = (s32[], f32[8,16]{1,0}) tuple(%i, %new)
+}
+
+%below_five (q: (s32[], f32[8,16])) -> pred[] {
+  %q = (s32[], f32[8,16]{1,0}) parameter(0)
+  %j = s32[] get-tuple-element(%q), index=0
+  %five = s32[] constant(5)
+  ROOT %lt = pred[] compare(%j, %five), direction=LT
+}
+
+%below_bound (r: (s32[], f32[8,16])) -> pred[] {
+  %r = (s32[], f32[8,16]{1,0}) parameter(0)
+  %k = s32[] get-tuple-element(%r), index=0
+  ROOT %lt.1 = pred[] compare(%k, %k), direction=LT
+}
+
+%dear (e: f32[8,16]) -> f32[8,16] {
+  %e = f32[8,16]{1,0} parameter(0)
+  %e.1 = f32[8,16]{1,0} copy(%e)
+  ROOT %e.2 = f32[8,16]{1,0} negate(%e.1)
+}
+
+%cheap (h: f32[8,16]) -> f32[8,16] {
+  ROOT %h = f32[8,16]{1,0} parameter(0)
+}
+
+ENTRY %main (a: f32[8,16], s: s32[]) -> f32[8,16] {
+  %a = f32[8,16]{1,0:T(8,128)} parameter(0), metadata={op_name="g['w (x)']"}
+  %s = s32[]{:T(128)} parameter(1)
+  %one = s32[]{:T(128)} add(%s, %s)
+  %product = f32[8,8]{1,0:T(8,128)} fusion(%a), kind=kOutput, calls=%multiplied
+  %gemm = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%a), custom_call_target="__cublas$gemm"
+  %eigh = f32[8,8]{1,0} custom-call(%product), custom_call_target="EighTpu"
+  %start = (f32[8,16]{1,0:S(1)}, f32[8,16]{1,0}, u32[]{:S(2)}) copy-start(%a)
+  %done = f32[8,16]{1,0:S(1)} copy-done(%start)
+  %in = (s32[], f32[8,16]{1,0}) tuple(%s, %done)
+  %w.1 = (s32[], f32[8,16]{1,0}) while(%in), condition=%below_five, body=%body
+  %w.2 = (s32[], f32[8,16]{1,0}) while(%w.1), condition=%below_bound, body=%body, metadata={op_name="jit(step)/while"}
+  %w.3 = (s32[], f32[8,16]{1,0}) while(%w.2), condition=%below_bound, body=%body, metadata={op_name="jit(step)/rounds_6/while"}
+  %out = f32[8,16]{1,0} get-tuple-element(%w.3), index=1
+  ROOT %cond = f32[8,16]{1,0} conditional(%s, %out, %out), branch_computations={%dear, %cheap}
+}
+"""  # noqa: E501
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT)
+        yield
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def test_kernels_of_a_step_and_of_what_it_may_not_take() -> None:
+    program = module("_programs").Program(PROGRAM)
+    rounds = 5 + 6
+    assert program.step.kinds == {"products": 2, "custom calls": 1, "fusions": 2 * rounds}
+    assert program.all_kernels.total == program.step.total + 2 + 2  # a loop's, a branch's
+    assert program.loops == 3
+
+
+def test_bytes_are_those_of_slices_and_of_updates_in_place() -> None:
+    step = module("_programs").Program(PROGRAM).step
+    index, row, whole, square = 4, 4 * 16, 4 * 8 * 16, 4 * 8 * 8
+    of_a_round = (row + index + row) + (row + index + row)
+    assert step.bytes == 2 * (whole + square) + 2 * square + 11 * of_a_round
+
+
+def test_pieces_of_a_collective_count_once() -> None:
+    line = "  %a.{} = f32[8]{{0}} all-gather(%p), channel_id={}, dimensions={{0}}"
+    text = "\n".join(["ENTRY %main () -> f32[8] {", line.format(1, 9), line.format(2, 9)])
+    text += "\n" + line.format(3, 10)
+    found = module("_devices").collectives(module("_programs").once(text))
+    assert [x.bytes for x in found] == [32, 32]
+
+
+def test_a_step_without_refreshes_decomposes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = module("accelerators")
+
+    class One(subject.Fused):
+        def matrices(self) -> dict[str, tuple[int, int]]:
+            return {"up": (self.width, self.inner)}
+
+    shapes = One(8, 16, 1, 0)
+    monkeypatch.setitem(subject.MODELS, "12", (shapes, jnp.float32))
+    lines = {
+        part: subject.measured(subject.Cell("cpu", "12", "unrolled", "no", "asgo", part))
+        for part in subject.PARTS
+    }
+    assert lines["whole"]["loops"] >= lines["step"]["loops"] + 1
+    assert lines["step"]["leaves"] == 1
+    entries = sum(m * n for m, n in shapes.matrices().values())
+    assert lines["step"]["gradients"] == 4 * entries
+    assert lines["step"]["least"] == 8 * entries + 2 * lines["step"]["state"]
+
+
+def test_the_table_has_both_programs_of_a_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = module("accelerators")
+    counts = {"leaves": 4, "products": 20, "copies": 2, "kernels": 60, "all": 70, "loops": 1}
+    sizes = {"bytes": 300, "least": 100, "gradients": 50, "temporaries": 25}
+    line = {**counts, **sizes, "trace": 1.0, "compile": 2.0, "versions": "jax 0"}
+    cell = subject.Cell("v5e", "12", "unrolled", "default", "asgo", "step")
+    whole = {**cell._asdict(), "part": "whole", "error": "over 300 s"}
+    path = tmp_path / "accelerators.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{**cell._asdict(), **line}, whole])))
+    argv = ["accelerators", "--only", "table", "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    subject.main()
+    (table,) = json.loads(tmp_path.joinpath("accelerators.json").read_text())["tables"]
+    (row,) = table["rows"]
+    assert row["beyond"] == 10 and row["over_least"] == 3 and row["temporaries"] == 0.5
+    assert row["note"] == "with refreshes: over 300 s"
+    assert tmp_path.joinpath("accelerators.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Cell(NamedTuple):
+    name: str
+
+
+def test_a_line_is_measured_once(tmp_path: Path) -> None:
+    args = SimpleNamespace(lines=None, out=tmp_path, again=False, limit=1)
+    measured: list[str] = []
+
+    def measure(cell: Cell) -> dict[str, Any]:
+        measured.append(cell.name)
+        return {"value": len(measured)}
+
+    extended = module("_lines").extended
+    extended(args, "suite", "lines", [Cell("a")], measure)
+    lines = extended(args, "suite", "lines", [Cell("a"), Cell("b")], measure)
+    assert measured == ["a", "b"]
+    assert [lines[Cell(name)]["value"] for name in "ab"] == [1, 2]
+
+
+def test_the_peer_takes_scanned_kernels() -> None:
+    subject = module("accelerators")
+    shapes, _ = subject.MODELS["12"]
+    params = module("_trees").abstract_kernels(shapes, jnp.float32, scanned=True)
+    cell = subject.Cell("h200", "12", "scanned", "default", "optax.contrib.muon", "step")
+    optimizer = subject.method_of(cell).make(10, 40)
+    state = jax.eval_shape(optimizer.init, params)
+    updates, _ = jax.eval_shape(optimizer.update, params, state, params)
+    assert jax.tree.map(lambda x: x.shape, updates) == jax.tree.map(lambda x: x.shape, params)
