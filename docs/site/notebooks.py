@@ -2,7 +2,8 @@
 
 `# %% [markdown]` starts a cell of text, in comments. Each script becomes a notebook, which runs in
 a process of its own, and a page with its output. It runs again when the script or the library has
-changed (`runs/notebooks` keeps what it gave).
+changed (`runs/notebooks` keeps what it gave). With CURVAX_NOTEBOOKS=0 none runs, which is quicker
+for writing pages.
 
     python docs/site/notebooks.py docs/notebooks/sharding.py   # runs one, and prints its page
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import os
 import re
 import sys
 import textwrap
@@ -45,6 +47,8 @@ def notebook(script: Path) -> Any:
 @functools.cache
 def finished(script: Path) -> Any:
     """The notebook of a script with its output."""
+    if os.environ.get("CURVAX_NOTEBOOKS") == "0":
+        return notebook(script)
     sources = sorted(
         path for room in ("curvax", "optimizers", "transforms") for path in _python(room)
     )
