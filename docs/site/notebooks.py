@@ -25,6 +25,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "docs" / "notebooks"
+DOWNLOAD = "[Download the notebook]({}.ipynb), and run it in the root of a checkout."
 KEPT = ROOT / "runs" / "notebooks"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]|.*\r(?!\n)")
 
@@ -95,7 +96,7 @@ def _pictures(book: Any) -> list[tuple[str, bytes]]:
 
 def _page(script: Path) -> str:
     title, *cells = finished(script).cells
-    parts = [title.source, f"[Download the notebook]({script.stem}.ipynb)"]
+    parts = [title.source, DOWNLOAD.format(script.stem)]
     for i, cell in enumerate(cells, 1):
         if cell.cell_type == "markdown":
             parts.append(cell.source)
