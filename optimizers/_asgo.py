@@ -115,8 +115,10 @@ def asgo(
       matrices: see `muon`; "all", as in the paper, also for a `MatrixRule` without this field.
         `MatrixRule(head_wise=True)` is Appendix B; kernels whose heads are merged need
         `MatrixAxes(0, 1, column_heads=H)`.
-      weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
-        adam_learning_rate, others: see `muon`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
+        `muon`.
+      weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
+        tenth of its `weight_decay`; see `muon`.
 
     Returns:
       The optimizer, for the full parameter tree.

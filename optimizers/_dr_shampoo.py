@@ -107,7 +107,8 @@ def dr_shampoo(
       base, storage: see `shampoo`; `base=None` is plain descent.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
-      weight_decay: see `muon`; must be 0 with a `base`, which has its own.
+      weight_decay: decoupled, multiplied by the learning rate; see `muon`. Must be 0 with a `base`,
+        which has its own.
 
     Returns:
       The optimizer, for the full parameter tree.

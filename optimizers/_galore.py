@@ -105,8 +105,10 @@ def galore(
       clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
         error.
       seed: of the random draws.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
-        adam_learning_rate, others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
+        others: see `muon`.
+      weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
+        tenth of its `weight_decay`; see `muon`.
 
     Returns:
       The optimizer, for the full parameter tree.

@@ -69,8 +69,10 @@ def osgdm(
       method: "svd", "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
       coefficients: of Newton-Schulz.
       steps: Newton-Schulz iterations.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
-        adam_learning_rate, others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
+        others: see `muon`.
+      weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
+        tenth of its `weight_decay`; see `muon`.
 
     Returns:
       The optimizer, for the full parameter tree.

@@ -84,8 +84,10 @@ def racs(
       bias_correction: whether to correct the averages for their start at 0 (not in the paper).
       matrices: see `muon`. The output layer goes to AdamW; `MatrixRule(output_layer=None)` makes
         it a matrix.
-      weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
-        adam_learning_rate, others: see `muon`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
+        `muon`.
+      weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
+        tenth of its `weight_decay`; see `muon`.
 
     Returns:
       The optimizer, for the full parameter tree.

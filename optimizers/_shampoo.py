@@ -158,7 +158,8 @@ def shampoo(
         grafted separately; `MatrixRule(block_size=None)` does not cut.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
         `muon`.
-      weight_decay: see `muon`; must be 0 with a `base`, which has its own.
+      weight_decay: decoupled, multiplied by the learning rate; see `muon`. Must be 0 with a `base`,
+        which has its own.
 
     Returns:
       The optimizer, for the full parameter tree.

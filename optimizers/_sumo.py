@@ -126,8 +126,10 @@ def sumo(
         error.
       seed: of the random draws.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
-        adam_learning_rate, others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
+        others: see `muon`.
+      weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
+        tenth of its `weight_decay`; see `muon`.
 
     Returns:
       The optimizer, for the full parameter tree.

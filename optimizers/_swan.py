@@ -74,8 +74,10 @@ def swan(
       coefficients: of Newton-Schulz; the paper's are (1.5, -0.5, 0).
       steps: Newton-Schulz iterations.
       norm: the norm that Newton-Schulz divides by, see `orthogonalize`.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
-        adam_learning_rate, others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
+        others: see `muon`.
+      weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
+        tenth of its `weight_decay`; see `muon`.
 
     Returns:
       The optimizer, for the full parameter tree.

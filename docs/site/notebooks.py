@@ -2,7 +2,8 @@
 
 `# %% [markdown]` starts a cell of text, in comments. Each script becomes a notebook, which runs in
 a process of its own, and a page with its output. It runs again when the script or the library has
-changed (`runs/notebooks` keeps what it gave).
+changed (`runs/notebooks` keeps what it gave). With CURVAX_NOTEBOOKS=0 none runs, which is quicker
+for writing pages.
 
     python docs/site/notebooks.py docs/notebooks/sharding.py   # runs one, and prints its page
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import os
 import re
 import sys
 import textwrap
@@ -23,6 +25,7 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "docs" / "notebooks"
+DOWNLOAD = "[Download the notebook]({}.ipynb), and run it in the root of a checkout."
 KEPT = ROOT / "runs" / "notebooks"
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[a-zA-Z]|.*\r(?!\n)")
 
@@ -45,6 +48,8 @@ def notebook(script: Path) -> Any:
 @functools.cache
 def finished(script: Path) -> Any:
     """The notebook of a script with its output."""
+    if os.environ.get("CURVAX_NOTEBOOKS") == "0":
+        return notebook(script)
     sources = sorted(
         path for room in ("curvax", "optimizers", "transforms") for path in _python(room)
     )
@@ -91,7 +96,7 @@ def _pictures(book: Any) -> list[tuple[str, bytes]]:
 
 def _page(script: Path) -> str:
     title, *cells = finished(script).cells
-    parts = [title.source, f"[Download the notebook]({script.stem}.ipynb)"]
+    parts = [title.source, DOWNLOAD.format(script.stem)]
     for i, cell in enumerate(cells, 1):
         if cell.cell_type == "markdown":
             parts.append(cell.source)

@@ -41,8 +41,12 @@ GROUPS = {
         "How factors and bases are stored, for `storage=` ([guide](../docs/combinations.md)).",
         "dense quantized cholesky packed",
     ),
-    "policies": ("Refresh policies", "For `refresh=`.", "every policies.*"),
-    "subspaces": ("Subspaces", "Values for the arguments of `curvax.in_subspace`.", "subspaces.*"),
+    "policies": ("Refresh policies", "For `refresh=`.", "every policies policies.*"),
+    "subspaces": (
+        "Subspaces",
+        "Values for the arguments of `curvax.in_subspace`.",
+        "subspaces subspaces.*",
+    ),
     "linalg": (
         "Linear algebra",
         "Functions of arrays `(..., m, n)`.",
@@ -51,8 +55,7 @@ GROUPS = {
     ),
 }
 
-MODULES = ("policies", "subspaces")
-ENTRY = "::: curvax.{}\n    options: {{members: false, heading_level: 2}}\n\n"
+MODULES = ("policies", "rules", "subspaces")  # whose members have entries of their own
 
 
 def exported(module: str) -> list[str]:
@@ -77,14 +80,16 @@ def group(name: str) -> list[str]:
 def names() -> frozenset[str]:
     """All names with a place in the site."""
     of_methods = {f"{prefix}{name}" for name in methods.NAMES for prefix in ("", "scale_by_")}
-    return frozenset(of_methods.union(MODULES, *map(group, GROUPS)))
+    return frozenset(of_methods.union(*map(group, GROUPS)))
 
 
 def pages() -> dict[str, str]:
     """The pages of the reference, by path."""
     found = {}
     for name, (title, text, _) in GROUPS.items():
-        about = ENTRY.format(name) if name in MODULES else ""
-        entries = about + "".join(f"::: curvax.{x}\n\n" for x in group(name))
-        found[f"reference/{name}.md"] = f"# {title}\n\n{text}\n\n{entries}"
+        entries = [
+            f"::: curvax.{x}\n" + ("    options: {members: false}\n" if x in MODULES else "")
+            for x in group(name)
+        ]
+        found[f"reference/{name}.md"] = "\n".join([f"# {title}", "", text, "", *entries])
     return found
