@@ -27,7 +27,7 @@ it.
 
 *Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 8 bits: `d ⌈d/2⌉ + 4 T ⌈T/2⌉ + 4 d` for a root
 or basis, and 8 more for a factor; rows of `d` codes take `3 ⌈d/4⌉` bytes in 6 bits, `⌈d/2⌉` in 4.
-*Cost*: `7 d³ / 3` FLOPs per statistic; roots are decoded element by element; bases as in
+*Cost*: `4 d³ / 3` FLOPs per statistic; roots are decoded element by element; bases as in
 `linalg/_reflectors.py`.
 """
 
@@ -49,7 +49,7 @@ from ._codec import Codec
 from ._dither import dither
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._storage import Storage, as_storage
-from ._triangle import decode_lower, diagonal_of, encode_lower, with_diagonal
+from ._triangle import decode_lower, diagonal_of, encode_lower, squared, with_diagonal
 
 SHORTEST = 2.0**-20
 """Columns below the diagonal are scaled as if their largest entry was at least this."""
@@ -109,7 +109,7 @@ class Packed(Quantized):
         if not isinstance(stored, PackedFactor):
             return stored
         c = with_diagonal(decode_lower(stored, self.codec), stored.diagonal)
-        return jnp.matmul(c, c.mT, precision=HIGHEST)
+        return squared(c)
 
     def encode_root(self, x: jax.Array) -> Any:
         """Quantizes the strictly lower triangle of an inverse root."""
