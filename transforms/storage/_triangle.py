@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..linalg._numerics import HIGHEST
 from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
 
 
@@ -61,6 +62,15 @@ def diagonal_of(x: jax.Array) -> jax.Array:
 def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
     """`x (..., d, d)` with another diagonal `(..., d)`."""
     return jnp.where(jnp.eye(x.shape[-1], dtype=bool), diagonal[..., None], x)
+
+
+def squared(c: jax.Array) -> jax.Array:
+    """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal, by halves: `d³` FLOPs."""
+    half = c.shape[-1] // 2
+    top = jnp.matmul(c[..., :half, :half], c[..., :, :half].mT, precision=HIGHEST)
+    bottom = jnp.matmul(c[..., half:, :], c[..., half:, :].mT, precision=HIGHEST)
+    below = jnp.concatenate([top[..., half:].mT, bottom], axis=-1)
+    return jnp.concatenate([top, below], axis=-2)
 
 
 def encode_lower(x: jax.Array, codec: Codec, dither: jax.Array | None = None) -> Coded:
