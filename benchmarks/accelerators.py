@@ -277,6 +277,8 @@ def draw(found: list[_record.Table]) -> Figure:
             axis.grid(axis="x", alpha=0.3)
             axis.set_title(f"{table.title}: {unit}", fontsize=8)
         right.set_xscale("log")
+        right.set_xlim(left=0.5)
+        right.minorticks_off()
     places: tuple[Any, ...] = ("outside lower left", "outside lower right")
     for axis, place in zip(panels[0], places, strict=True):
         handles = axis.get_legend_handles_labels()
