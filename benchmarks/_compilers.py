@@ -8,6 +8,7 @@ the package of a device it has no compiler. Import this before JAX, which reads 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -80,6 +81,7 @@ class Compiled(NamedTuple):
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
 
 
+@functools.cache  # another topology would have other devices
 def devices(name: str, slice: str = "2x2") -> Any:
     """Devices that this machine does not have; of a v5e as many as its slice has."""
     if name == "cpu":

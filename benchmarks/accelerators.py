@@ -277,9 +277,12 @@ def draw(found: list[_record.Table]) -> Figure:
             axis.grid(axis="x", alpha=0.3)
             axis.set_title(f"{table.title}: {unit}", fontsize=8)
         right.set_xscale("log")
-    for axis, side in zip(panels[0], ("left", "right"), strict=True):
+        right.set_xlim(left=0.5)
+        right.minorticks_off()
+    places: tuple[Any, ...] = ("outside lower left", "outside lower right")
+    for axis, place in zip(panels[0], places, strict=True):
         handles = axis.get_legend_handles_labels()
-        figure.legend(*handles, loc=f"outside lower {side}", ncols=2, fontsize=8, frameon=False)
+        figure.legend(*handles, loc=place, ncols=2, fontsize=8, frameon=False)
     return figure
 
 

@@ -84,7 +84,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     if cell.method in PEERS:
         make = NUMBERS.get(cell.method, PEERS[cell.method].make)
     else:
-        how = {"mesh": mesh} if cell.mesh else {}
+        how: dict[str, Any] = {"mesh": mesh} if cell.mesh else {}
         make = own_method(cell.method, scanned=True, **how).make
     optimizer = make(10, model.width // 4)
     params = {

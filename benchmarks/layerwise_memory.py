@@ -226,8 +226,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     if cell.slice:
         mesh = Mesh(np.array(devices("v5e", cell.slice)), ("devices",))
         params, states, tokens = sharded(optimizers, params, mesh)
-        of_each = functools.partial(jax.vmap, in_axes=(None, 0))
-        model = Model(of_each(embed), of_each(block), jax.vmap(loss, (None, 0, 0)))
+        model = on_slice(mesh)
     elif cell.host:
         states["layers"] = on_host(cell.device, states["layers"], SMALL)
     if cell.slice or cell.host:
@@ -243,6 +242,27 @@ def measured(cell: Cell) -> dict[str, Any]:
         if found and cell.slice:
             row |= {f"{name}_{key}": x for key, x in exchanges(found, mesh.size).items()}
     return row
+
+
+def on_slice(mesh: Mesh) -> Model:
+    """The model for a sequence on every device, which gathers the parameters that a part needs."""
+    rows, whole = NamedSharding(mesh, P("devices")), NamedSharding(mesh, P())
+    put = jax.lax.with_sharding_constraint
+
+    @jax.custom_vjp
+    def gathered(p: Any) -> Any:
+        return put(p, jax.tree.map(lambda _: whole, p))
+
+    def back(_: None, gradient: Any) -> tuple[Any]:
+        return (put(gradient, jax.tree.map(lambda _: rows, gradient)),)
+
+    gathered.defvjp(lambda p: (gathered(p), None), back)
+
+    def of_each(f: Callable[..., Any], inputs: int) -> Callable[..., Any]:
+        mapped = jax.vmap(f, (None, *[0] * inputs))
+        return lambda p, *x: put(mapped(gathered(p), *x), rows)
+
+    return Model(of_each(embed, 1), of_each(block, 1), of_each(loss, 2))
 
 
 def sharded(optimizers: Any, params: Any, mesh: Mesh) -> Any:

@@ -14,8 +14,8 @@
 - `weights`: parameters in bfloat16: random bits, or bits that the state keeps.
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
 - `distribute`: which device holds which matrix (`_shares`) and its state (`_layout`, `_meshes`).
-- `state`: summaries, checkpoints (`_portable`, `_format`), shardings, quantized moments, injected
-  hyperparameters, and which parameter an array belongs to (`_traced`, `_entries`).
+- `state`: summaries, checkpoints (`_portable`, `_format`), shardings, host memory (`_host`),
+  quantized moments, injected hyperparameters, which parameter an array is of (`_traced`).
 - `layerwise`: updates during the backward pass, and which optimizers they suit (`_mixing`).
 
 Beside the rooms: guards against non-finite gradients (`_guard`), damaged states (`_restart`) and

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from curvax.transforms.refresh._due import visit_all
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.xdist_group("benchmarks")
@@ -112,6 +114,18 @@ def test_kernels_of_a_step_and_of_what_it_may_not_take() -> None:
     assert program.step.kinds == {"products": 2, "custom calls": 1, "fusions": 2 * rounds}
     assert program.all_kernels.total == program.step.total + 2 + 2  # a loop's, a branch's
     assert program.loops == 3
+
+
+def test_rounds_of_a_loop_over_all_matrices_are_known() -> None:
+    def program(size: int) -> Any:
+        visit = lambda x: jnp.sin(x) @ x  # noqa: E731
+        step = jax.jit(lambda x, count: visit_all(visit, x, (size,), count))
+        matrices = jax.ShapeDtypeStruct((size, 4, 4), jnp.float32)
+        compiled = step.lower(matrices, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+        return module("_programs").Program(compiled.as_text())
+
+    few, many = program(3).step, program(7).step
+    assert many.total - few.total == 4 * (few.total - program(2).step.total) > 0
 
 
 def test_bytes_are_those_of_slices_and_of_updates_in_place() -> None:

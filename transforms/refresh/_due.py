@@ -82,10 +82,12 @@ def visit_all(
 
     Several batches are visited one after the other as well, and share their temporaries. For this
     the number of rounds must appear to depend on the step: XLA unrolls a loop of one known round.
+    The name tells it to profiles and to `benchmarks/_programs.py`.
     """
     size = math.prod(batch_shape)
     rounds = jnp.where(count > 0, size, 0)
-    return _loop(visit, batch, len(batch_shape), jnp.arange(size), rounds)
+    with jax.named_scope(f"rounds_{size}"):
+        return _loop(visit, batch, len(batch_shape), jnp.arange(size), rounds)
 
 
 def untried(state: Any) -> jax.Array:
