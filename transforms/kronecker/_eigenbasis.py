@@ -46,7 +46,7 @@ from ..directions._carry import Moments, find_moments, put_moments, take_moments
 from ..directions._graft import shortened
 from ..directions._moment_ratio import largest_ratio
 from ..linalg._eigh import eigenbasis, refined_basis
-from ..linalg._numerics import HIGHEST
+from ..linalg._tiles import product
 from ..refresh._due import refresh_due
 from ..refresh._policy import Check, RefreshPolicy, check_refresh, verdict_of
 from ..storage._storage import Storage, StorageRecord, as_storage
@@ -261,7 +261,7 @@ class BasisRule(StatisticRule):
         used = self.storage.decode_basis(stored)
 
         def turned(moments: Moments) -> Moments:
-            turn = jnp.matmul(used.mT, old, precision=HIGHEST).astype(old.dtype)
+            turn = product(used.mT, old).astype(old.dtype)
             first, second = moments
             if side is LEFT:
                 return Moments([_exact(turn, m) for m in first], [v[order] for v in second])
@@ -269,8 +269,8 @@ class BasisRule(StatisticRule):
 
         moments = jax.lax.cond(changed, turned, lambda same: same, moments)
         if eigenvalues is not None:
-            product = jnp.matmul(statistic, used, precision=HIGHEST)
-            eigenvalues = jnp.where(changed, jnp.sum(used * product, axis=0), eigenvalues)
+            moved = product(statistic, used)
+            eigenvalues = jnp.where(changed, jnp.sum(used * moved, axis=0), eigenvalues)
         basis = basis._replace(
             statistic=self.kept_statistic(sound, basis.statistic, jnp.zeros_like(statistic)),
             basis=jax.tree.map(lambda a, b: jnp.where(changed, a, b), stored, basis.basis),
@@ -300,4 +300,4 @@ class BasisRule(StatisticRule):
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
     dtype = jnp.result_type(a, b)
-    return jnp.matmul(a, b, precision=HIGHEST).astype(dtype)
+    return product(a.astype(dtype), b.astype(dtype))

@@ -26,7 +26,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ._numerics import HIGHEST, one_by_one
+from ._numerics import HIGHEST
 
 PANEL = 64
 """Reflectors that are applied together."""
@@ -34,23 +34,6 @@ PANEL = 64
 SEGMENTS = 4
 """Loops over panels, if each has at least two. More save up to a fifth of the FLOPs and make
 programs longer."""
-
-
-def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`V` with unit diagonal and the signs `S` of orthogonal matrices `u (..., d, d)`, by QR.
-
-    Below the diagonal no entry of `V` is above 1; above the diagonal it is 0.
-    """
-
-    def factored(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        packed, tau = jnp.linalg.qr(u, mode="raw")
-        a = packed.mT  # R on and above the diagonal, V below
-        eye = jnp.eye(len(u), dtype=u.dtype)
-        # LAPACK leaves a column that needs no reflection as it is; ours reflects it.
-        signs = jnp.where((jnp.diagonal(a) < 0) ^ (tau == 0), -1, 1).astype(u.dtype)
-        return jnp.tril(a, -1) + eye, signs
-
-    return factored(u) if u.ndim == 2 else one_by_one(factored, u)
 
 
 @functools.partial(jax.jit, static_argnames=("inverse", "precision"))  # shared by programs' parts
@@ -61,9 +44,12 @@ def reflected(
     inverse: bool = False,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """`H_1 ⋯ H_d x`, or `H_d ⋯ H_1 x`, for lower triangular `v (..., d, d)` and `x (..., d, n)`."""
+    """`H_1 ⋯ H_k x`, or `H_k ⋯ H_1 x`, for `v (..., d, k)` and `x (..., d, n)`.
+
+    `v` is zero above its diagonal.
+    """
     panels = _panels(v)
-    triangles = _triangles(panels)
+    triangles = triangle_of(jnp.matmul(panels.mT, panels, precision=HIGHEST))
     number = panels.shape[-3]
     share = -(-number // SEGMENTS) if number > SEGMENTS else number
     starts = range(0, number, share)
@@ -86,16 +72,15 @@ def reflected(
 
 
 def _panels(v: jax.Array) -> jax.Array:
-    """The columns of `v (..., d, d)`, of squared length 2, in panels `(..., ⌈d/b⌉, d, b)`."""
+    """The columns of `v (..., d, k)`, of squared length 2, in panels `(..., ⌈k/b⌉, d, b)`."""
     order = v.shape[-1]
     v = v * jax.lax.rsqrt(jnp.sum(v * v, axis=-2, keepdims=True) / 2)
     v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, -order % PANEL)])
     return jnp.moveaxis(v.reshape(*v.shape[:-1], -1, PANEL), -2, -3)
 
 
-def _triangles(panels: jax.Array) -> jax.Array:
-    """`T_p` of panels `(..., d, b)`: the inverses of `I + striu(VᵀV)`, `(..., b, b)`."""
-    gram = jnp.matmul(panels.mT, panels, precision=HIGHEST)
+def triangle_of(gram: jax.Array) -> jax.Array:
+    """`T_p`, the inverse of `I + striu(VᵀV)`, for `gram = VᵀV (..., b, b)` of a panel."""
     i = jnp.arange(PANEL)
 
     def doubled(level: jax.Array, inverse: jax.Array) -> jax.Array:
@@ -106,5 +91,5 @@ def _triangles(panels: jax.Array) -> jax.Array:
         product = jnp.matmul(jnp.where(beside, gram, 0), inverse, precision=HIGHEST)
         return inverse - jnp.matmul(inverse, product, precision=HIGHEST)
 
-    eye = jnp.broadcast_to(jnp.eye(PANEL, dtype=panels.dtype), gram.shape)
+    eye = jnp.broadcast_to(jnp.eye(PANEL, dtype=gram.dtype), gram.shape)
     return jax.lax.fori_loop(0, PANEL.bit_length() - 1, doubled, eye)

@@ -28,7 +28,9 @@ import jax.numpy as jnp
 
 from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval, check_positive_int
-from ..linalg._numerics import HIGHEST, one_by_one
+from ..linalg._cholesky import lower_factor
+from ..linalg._numerics import one_by_one
+from ..linalg._tiles import product
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._triangle import fold, join, strictly_lower, unfold, with_room, without_room
@@ -113,7 +115,7 @@ class Cholesky(Quantized):
         values = dequantize(codes, without_room(scales), self.codec)
         c = jnp.where(strictly_lower(order), values, 0)
         c = jnp.where(jnp.eye(order, dtype=bool), stored.diagonal[..., None], c)
-        return jnp.matmul(c, c.mT, precision=HIGHEST)
+        return product(c, c.mT)
 
     def _squares(self, stored: Triangle | TriangleAndError) -> tuple[jax.Array, jax.Array]:
         """The codes and the scales as squares, with those of C below the diagonal."""
@@ -150,7 +152,7 @@ def decomposed(
     def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
         count, _, _ = state
         added = jnp.asarray(epsilon + rounding * more[count], x.dtype)
-        c = jax.lax.linalg.cholesky(x + added * jnp.eye(order, dtype=x.dtype))
+        c = lower_factor(x + added * jnp.eye(order, dtype=x.dtype))
         return count + 1, c, ~jnp.isfinite(c).all()
 
     # The first attempt is in the loop too: a second decomposition makes programs longer.

@@ -41,7 +41,9 @@ from .._side import Side
 from .._trees import where_entries
 from .._validate import check_choice, check_interval, check_positive_int
 from ..linalg._numerics import HIGHEST
-from ..linalg._reflectors import reflected, reflectors_of
+from ..linalg._qr import reflectors_of
+from ..linalg._reflectors import reflected
+from ..linalg._tiles import product
 from ._cholesky import decomposed
 from ._codec import Codec
 from ._dither import dither
@@ -104,7 +106,7 @@ class Packed(Quantized):
         if not isinstance(stored, PackedFactor):
             return stored
         c = with_diagonal(decode_lower(stored, self.codec), stored.diagonal)
-        return jnp.matmul(c, c.mT, precision=HIGHEST)
+        return product(c, c.mT)
 
     def encode_root(self, x: jax.Array) -> Any:
         """Quantizes the strictly lower triangle of an inverse root."""
