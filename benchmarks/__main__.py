@@ -26,6 +26,7 @@ SUITES = {
     "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",
     "refresh": "refresh_time",
+    "refreshes": "refresh_programs",
     "storage": "storage_time",
     "scale": "scale",
     "papers": "papers.__main__",

@@ -62,16 +62,22 @@ def _device(name: str) -> Any:
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
 
 
-def memory(name: str, step: Any, arguments: Any, donated: tuple[int, ...]) -> Memory | None:
-    """The memory of a step on a device; None if the device has too little for it."""
+def lowered(name: str, step: Any, arguments: Any, donated: tuple[int, ...] = ()) -> Any:
+    """The program of a step for a device, before XLA compiles it."""
     if name != "cpu":
         sharding = SingleDeviceSharding(_device(name))
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
         )
     traced = jax.jit(step, donate_argnums=donated).trace(*arguments)
+    return traced.lower(lowering_platforms=(PLATFORMS[name],))
+
+
+def memory(name: str, step: Any, arguments: Any, donated: tuple[int, ...]) -> Memory | None:
+    """The memory of a step on a device; None if the device has too little for it."""
+    program = lowered(name, step, arguments, donated)
     try:
-        compiled = traced.lower(lowering_platforms=(PLATFORMS[name],)).compile()
+        compiled = program.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -58,7 +58,7 @@ def _signed(u: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _signed_by_panels(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     v, r = householder(u)
     signs = jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(u.dtype)
-    return v / jnp.diagonal(v), signs
+    return v / jnp.diagonal(v)[None], signs
 
 
 @jax.jit
@@ -92,14 +92,14 @@ def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
             panel, own = state
             column = jax.lax.dynamic_index_in_dim(panel, j, 1, keepdims=False)
             vector = jnp.where(start + j < k, _reflector(column, rows - start - j), 0)
-            inner = jnp.sum(vector[:, None] * panel, axis=0)
+            inner = jnp.sum(vector[:, None] * panel, axis=0, keepdims=True)
             return panel - vector[:, None] * inner, own.at[:, j].set(vector)
 
         panel = jax.lax.dynamic_slice_in_dim(a, start, PANEL, 1)
         panel, own = jax.lax.fori_loop(0, PANEL, reflect, (panel, jnp.zeros_like(panel)))
         a = _by_panel(own, a, inverse=True)
         # Exact zeros below the diagonal, where later reflectors leave them.
-        triangle = jnp.where(rows[:, None] > start + jnp.arange(PANEL), 0, panel)
+        triangle = jnp.where(rows[:, None] > start + jnp.arange(PANEL)[None], 0, panel)
         a = jax.lax.dynamic_update_slice_in_dim(a, triangle, start, 1)
         return a, jax.lax.dynamic_update_slice_in_dim(v, own, start, 1)
 

@@ -46,7 +46,7 @@ def _svd_by_products(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     v, r = qr(product(polar.mT, u))
     signs = jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(x.dtype)
     s = jnp.where(d < 0, 0, d)[::-1] * jnp.ldexp(jnp.ones((), x.dtype), exponent)
-    return u, s, (v * signs).mT
+    return u, s, (v * signs[None]).mT
 
 
 @jax.jit
