@@ -142,19 +142,17 @@ def test_singular_vectors_and_values_are_those_of_float64(shape):
             assert sine <= 4 * EPS / gap, name
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_polar_factors_are_those_of_float64(shape):
-    x = matrices(shape)
+def test_polar_factors_are_those_of_float64():
+    x = matrices(SHAPES["wide"])
     u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
-    kept = s > max(shape) * EPS * s[:, :1]
+    kept = s > x.shape[-1] * EPS * s[:, :1]
     exact = (u * kept[:, None]) @ vt
-    svd, qr_svd, qdwh = map(jax.jit, (curvax.polar_svd, _polar.polar_qr_svd, curvax.polar_qdwh))
+    svd, qdwh = (np.asarray(jax.jit(f)(x)) for f in (curvax.polar_svd, curvax.polar_qdwh))
     for i, name in enumerate(SPECTRA):
-        if name != "ill conditioned":  # there the range itself is not determined
-            assert_close(svd(x)[i], exact[i], condition=20)
-            assert_close(qr_svd(x)[i], exact[i], condition=20)
+        if name != "ill conditioned":  # its range is not determined, nor its smallest directions
+            assert_close(svd[i], exact[i], condition=20)
         if kept[i].all():
-            assert_close(qdwh(x)[i], exact[i], condition=20)
+            assert_close(qdwh[i], exact[i], condition=20)
 
 
 def test_cholesky_factors_are_those_of_float64():
@@ -192,7 +190,7 @@ DECOMPOSITIONS = {
 }
 
 
-@pytest.mark.parametrize("name", DECOMPOSITIONS)
+@pytest.mark.parametrize("name", ["svd", "cholesky"])  # the first has all others but the second
 def test_a_bad_matrix_shows_and_spoils_no_other(name):
     x = np.float32(np.random.default_rng(0).standard_normal((4, 40, 40)))
     x[1, 2, 3], x[2, 0, 0] = np.nan, np.inf
@@ -215,8 +213,8 @@ def test_subspaces_are_those_of_other_platforms(on_a_tpu):
         g, start, jnp.eye(rank), 0.9, jnp.bool_(False), jax.random.key(2)
     )
     finders = [
-        *(subspaces.svd(), subspaces.randomized(), subspaces.iterated()),
-        *(subspaces.iterated(rotate=False), subspaces.complement(4)),
+        subspaces.iterated(rotate=False),
+        subspaces.complement(4, subspaces.randomized()),
     ]
     find = lambda: [jax.jit(lambda c, f=f: f.find(c, rank))(check) for f in finders]  # noqa: E731
     tpu = find()
