@@ -29,6 +29,7 @@ SUITES = {
     "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",
     "refresh": "refresh_time",
+    "refreshes": "refresh_programs",
     "storage": "storage_time",
     "lossless": "lossless",
     "scale": "scale",

@@ -141,7 +141,7 @@ def _unchecked() -> Iterator[None]:
 
 
 def compiled(
-    name: str, step: Any, arguments: Any, donated: tuple[int, ...], **how: Any
+    name: str, step: Any, arguments: Any, donated: tuple[int, ...] = (), **how: Any
 ) -> Compiled | None:
     """A step for the devices of its arguments or for one; None if it needs more memory than it has.
 

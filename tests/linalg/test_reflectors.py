@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from helpers import assert_close, orthogonal
 
-from curvax.transforms.linalg._reflectors import LEAST_PANELS, PANEL, reflected, reflectors_of
+from curvax.transforms.linalg._qr import reflectors_of
+from curvax.transforms.linalg._reflectors import LEAST_PANELS, PANEL, reflected
 
 # One reflector, less than a panel, panels in part, and two loops.
 ORDERS = (1, 2, PANEL - 1, PANEL + 1, PANEL * 2 * LEAST_PANELS + 3)

@@ -30,6 +30,7 @@ MODULES = {
     "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",
     "refresh": "refresh_time",
+    "refreshes": "refresh_programs",
     "storage": "storage_time",
     "lossless": "lossless",
     "scale": "scale",
@@ -44,6 +45,7 @@ SMALLEST = {
     "bfloat16": "--methods AdamW --steps 2",
     "layerwise": "--methods racs --sizes 60M",
     "refresh": "--only finders --order 8",
+    "refreshes": "--methods asgo --orders 16",
     "storage": "--only bytes --order 64",
     "lossless": "--only digits --methods muon --seeds 1",
     "scale": "--only points,model --methods soap --devices 2 --width 8 --layers 1",
@@ -215,6 +217,11 @@ def check_memory(tables: list[Any]) -> None:
 def check_layerwise(tables: list[Any]) -> None:
     (row,) = tables[0]["rows"]
     assert row["weights"] + row["state"] < row["layerwise"] < row["ordinary"]
+
+
+def check_refreshes(tables: list[Any]) -> None:
+    (row,) = tables[0]["rows"]
+    assert row["seconds"] > 0 and row["cpu"] > 0 and row["traced"] > 0
 
 
 @every_optimizer

@@ -1,4 +1,7 @@
-"""The rooms of `transforms/`: each on its floor, each on the map, each installed."""
+"""The rooms of `transforms/`: each on its floor, each on the map, each installed.
+
+Decompositions are where their forms for TPUs are.
+"""
 
 from __future__ import annotations
 
@@ -69,3 +72,28 @@ def test_every_room_is_installed() -> None:
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     rooms = {p.parent.name for p in TRANSFORMS.glob("*/__init__.py")}
     assert {f"curvax.transforms.{room}" for room in rooms} < set(setuptools["packages"])
+
+
+DECOMPOSITIONS = {
+    *("cholesky", "eigh", "eigvalsh", "householder_product", "inv", "lstsq", "lu", "matrix_rank"),
+    *("pinv", "polar", "qdwh", "qr", "schur", "slogdet", "solve", "svd", "triangular_solve"),
+}
+
+
+def decompositions(source: str) -> set[str]:
+    """The decompositions of JAX that a module names: `….linalg.<name>`."""
+    attributes = (x for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Attribute))
+    named = {x.attr for x in attributes if ast.unparse(x.value).endswith("linalg")}
+    return named & DECOMPOSITIONS
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_decompositions_are_where_their_forms_for_tpus_are(path: Path) -> None:
+    source = path.read_text()
+    if "import by_platform" not in source:
+        assert not decompositions(source), "use the functions of transforms/linalg"
+
+
+def test_decompositions_are_recognized() -> None:
+    assert decompositions("y = jnp.linalg.qr(x)[0] @ jax.scipy.linalg.polar(x)") == {"qr", "polar"}
+    assert not decompositions("y = jnp.linalg.norm(x)")

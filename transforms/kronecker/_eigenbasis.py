@@ -55,7 +55,7 @@ from .._validate import (
 from ..directions._carry import Moments, find_moments, put_moments, take_moments
 from ..directions._graft import shortened
 from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
-from ..linalg._numerics import HIGHEST
+from ..linalg._tiles import product
 from ..refresh._due import refresh_due
 from ..refresh._policy import Check, RefreshPolicy, check_refresh, verdict_of
 from ..storage._storage import Storage, StorageRecord, as_storage
@@ -331,7 +331,7 @@ class BasisRule(StatisticRule):
         used = self.storage.decode_basis(stored)
 
         def turned(moments: Moments) -> Moments:
-            turn = jnp.matmul(used.mT, old, precision=HIGHEST).astype(old.dtype)
+            turn = product(used.mT, old).astype(old.dtype)
             first, second = moments
             if side is LEFT:
                 return Moments([_exact(turn, m) for m in first], [v[order] for v in second])
@@ -387,4 +387,4 @@ class BasisRule(StatisticRule):
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
     dtype = jnp.result_type(a, b)
-    return jnp.matmul(a, b, precision=HIGHEST).astype(dtype)
+    return product(a.astype(dtype), b.astype(dtype))

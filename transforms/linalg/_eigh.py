@@ -3,6 +3,11 @@ r"""Eigendecompositions of symmetric matrices, and orthonormal bases made from t
 *Signs.* The sign of an eigenvector is arbitrary, but moments that survive a refresh depend on it.
 Here the entry of largest magnitude in each column (the first one of a tie) is positive, whatever
 LAPACK or cuSOLVER returns. Equal eigenvalues leave the basis of their eigenspace undetermined.
+
+*On TPUs* (`_platforms.py`) by Jacobi's method, which stops at a backward error of 1e-6. Its
+rounding errors grow with the number of rotations (float32, order 512: 2e-5 in $Q^\top Q$, 25 times
+LAPACK's error of an eigenvalue). One Newton-Schulz step of $Q$ and Rayleigh quotients, in four
+products, leave `QᵀQ` and eigenvalues as good as LAPACK's, and residuals four times as large.
 """
 
 from __future__ import annotations
@@ -13,18 +18,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._numerics import HIGHEST
+from ._numerics import power_of_two
+from ._platforms import by_platform
+from ._qr import qr
+from ._tiles import product
 
 
 def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvectors `Q` and ascending eigenvalues `d` of symmetric `a (n, n)`."""
-    d, q = jnp.linalg.eigh(a)
-    return q, d
+    return by_platform(_polished, lambda a: tuple(jnp.linalg.eigh(a))[::-1], a)
+
+
+@jax.jit
+def _polished(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`eigh` by Jacobi's method, which squares the entries."""
+    exponent = power_of_two(jnp.max(jnp.abs(a)))
+    a = (a + a.mT) / 2 * jnp.ldexp(jnp.ones((), a.dtype), -exponent)
+    q = jacobi(a)
+    gram = product(q.mT, q)
+    q = q - product(q, gram - jnp.eye(len(a), dtype=a.dtype)) / 2
+    d = jnp.sum(q * product(a, q), axis=0)
+    return q, d * jnp.ldexp(jnp.ones((), a.dtype), exponent)
+
+
+def jacobi(a: jax.Array) -> jax.Array:
+    """Eigenvectors of symmetric `a (n, n)` by ascending eigenvalue; no CPU has it from JAX."""
+    return jax.lax.linalg.eigh(
+        a, symmetrize_input=False, implementation=jax.lax.linalg.EighImplementation.JACOBI
+    )[0]
 
 
 def from_eigen(q: jax.Array, d: jax.Array) -> jax.Array:
     """`Q diag(d) Qᵀ` for `q (..., n, n)` and `d (..., n)`."""
-    return jnp.matmul(q * d[..., None, :], q.mT, precision=HIGHEST)
+    return product(q * d[..., None, :], q.mT)
 
 
 def is_indefinite(d: jax.Array) -> jax.Array:
@@ -45,7 +71,7 @@ def eigenbasis(a: jax.Array) -> jax.Array:
 
 def rayleigh(a: jax.Array, u: jax.Array) -> jax.Array:
     """The Rayleigh quotients `diag(uᵀ a u)` of the columns of `u (d, d)`."""
-    return jnp.sum(u * jnp.matmul(a, u, precision=HIGHEST), axis=0)
+    return jnp.sum(u * product(a, u), axis=0)
 
 
 def refined_basis(
@@ -61,9 +87,9 @@ def refined_basis(
     """
 
     def step(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        product = jnp.matmul(a, u, precision=HIGHEST)
-        order = jnp.argsort(-jnp.sum(u * product, axis=0), stable=True)
-        return with_fixed_signs(jnp.linalg.qr(product[:, order])[0]), order
+        moved = product(a, u)
+        order = jnp.argsort(-jnp.sum(u * moved, axis=0), stable=True)
+        return with_fixed_signs(qr(moved[:, order])[0]), order
 
     if most == 1 or again is None:
         return step(u)

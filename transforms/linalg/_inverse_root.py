@@ -40,7 +40,8 @@ import jax.numpy as jnp
 from .._validate import check_choice, check_interval, check_positive_int
 from ._eigh import eigh, from_eigen, is_indefinite
 from ._iterations import coupled_newton, newton_schulz_root
-from ._numerics import HIGHEST, one_by_one, power_of_two
+from ._numerics import one_by_one, power_of_two
+from ._tiles import product
 
 DAMPING_MODES = ("absolute", "relative", "floor", "outside")
 SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
@@ -217,7 +218,7 @@ def inverse_root_by_eigh(
     The squares of the entries must be in range; `solve_root` ensures it by scaling.
     """
     q, d = eigh(a)
-    residual = jnp.linalg.norm(jnp.matmul(a, q, precision=HIGHEST) - q * d[None, :])
+    residual = jnp.linalg.norm(product(a, q) - q * d[None, :])
     norm = jnp.linalg.norm(a)
     error = jnp.where(norm > 0, residual / jnp.where(norm > 0, norm, 1), 0)
     return from_eigen(q, root_eigenvalues(d, root, damping, mode, floor)), error, is_indefinite(d)

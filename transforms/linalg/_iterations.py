@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from ._numerics import HIGHEST
+from ._tiles import product
 
 MAX_ITERATIONS = 100
 
@@ -92,9 +93,9 @@ def coupled_newton(
 
     def step(s: _Newton) -> _Newton:
         t = ((root + 1) * eye - s.m) / root
-        m = jnp.matmul(_power(t, root), s.m, precision=HIGHEST)
+        m = product(_power(t, root), s.m)
         m = (m + m.mT) / 2
-        x = jnp.matmul(s.x, t, precision=HIGHEST)
+        x = product(s.x, t)
         return _Newton(x, m, jnp.max(jnp.abs(m - eye)), s.x, s.error, s.count + 1)
 
     m = a * z
@@ -122,8 +123,8 @@ def newton_schulz_root(
 
     def step(_: jax.Array, yz: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y, z = yz
-        t = (3 * eye - jnp.matmul(z, y, precision=HIGHEST)) / 2
-        return jnp.matmul(y, t, precision=HIGHEST), jnp.matmul(t, z, precision=HIGHEST)
+        t = (3 * eye - product(z, y)) / 2
+        return product(y, t), product(t, z)
 
     _, z = jax.lax.fori_loop(0, iterations, step, (a / norm, eye))
     x = z / jnp.sqrt(norm)
@@ -142,7 +143,7 @@ def _damping(
 def _residual(x: jax.Array, root: int, a: jax.Array) -> jax.Array:
     """`max |x^root a - I|`."""
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    return jnp.max(jnp.abs(jnp.matmul(_power(x, root), a, precision=HIGHEST) - eye))
+    return jnp.max(jnp.abs(product(_power(x, root), a) - eye))
 
 
 def _power(t: jax.Array, exponent: int) -> jax.Array:
@@ -150,9 +151,9 @@ def _power(t: jax.Array, exponent: int) -> jax.Array:
     result = None
     while exponent:
         if exponent % 2:
-            result = t if result is None else jnp.matmul(result, t, precision=HIGHEST)
+            result = t if result is None else product(result, t)
         exponent //= 2
         if exponent:
-            t = jnp.matmul(t, t, precision=HIGHEST)
+            t = product(t, t)
     assert result is not None
     return result

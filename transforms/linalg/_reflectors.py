@@ -26,7 +26,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ._numerics import HIGHEST, one_by_one
+from ._cholesky import inverse_of_lower
+from ._numerics import HIGHEST
 
 PANEL = 64
 """Reflectors that are applied together."""
@@ -34,23 +35,6 @@ PANEL = 64
 MOST_LOOPS, LEAST_PANELS = 4, 4
 """Loops over panels at most, and panels of a loop at least. More loops save FLOPs and make programs
 longer."""
-
-
-def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`V` with unit diagonal and the signs `S` of orthogonal matrices `u (..., d, d)`, by QR.
-
-    Below the diagonal no entry of `V` is above 1; above the diagonal it is 0.
-    """
-
-    def factored(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        packed, tau = jnp.linalg.qr(u, mode="raw")
-        a = packed.mT  # R on and above the diagonal, V below
-        eye = jnp.eye(len(u), dtype=u.dtype)
-        # LAPACK leaves a column that needs no reflection as it is; ours reflects it.
-        signs = jnp.where((jnp.diagonal(a) < 0) ^ (tau == 0), -1, 1).astype(u.dtype)
-        return jnp.tril(a, -1) + eye, signs
-
-    return factored(u) if u.ndim == 2 else one_by_one(factored, u)
 
 
 @functools.partial(jax.jit, static_argnames=("inverse", "precision"))  # shared by programs' parts
@@ -61,7 +45,7 @@ def reflected(
     inverse: bool = False,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """`H_1 ⋯ H_d x`, or `H_d ⋯ H_1 x`, for lower triangular `v (..., d, d)` and `x (..., d, n)`."""
+    """`H_1 ⋯ H_k x`, or `H_k ⋯ H_1 x`, for lower triangular `v (..., d, k)` and `x (..., d, n)`."""
     rows, products = _panels(v)
     first, second = (products, rows) if inverse else (rows, products)
     number = rows.shape[-3]
@@ -86,14 +70,16 @@ def reflected(
 
 
 def _panels(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`V_pᵀ` and `W_pᵀ` of all panels of `v (..., d, d)`, both `(..., ⌈d/b⌉, b, d)`."""
-    order = v.shape[-1]
-    v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, -order % PANEL)])
-    rows = v.mT.reshape(*v.shape[:-2], -1, PANEL, order)
+    """`V_pᵀ` and `W_pᵀ` of all panels of `v (..., d, k)`, both `(..., ⌈k/b⌉, b, d)`."""
+    v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, -v.shape[-1] % PANEL)])
+    rows = v.mT.reshape(*v.shape[:-2], -1, PANEL, v.shape[-2])
     gram = jnp.matmul(rows, rows.mT, precision=HIGHEST)
+    return rows, jnp.matmul(triangle_of(gram).mT, rows, precision=HIGHEST)
+
+
+def triangle_of(gram: jax.Array) -> jax.Array:
+    """`T_p (..., b, b)` of panels with `gram = V_pᵀ V_p`."""
     i, j = jnp.mgrid[:PANEL, :PANEL]
     # A column of zeros, such as those that fill the last panel, reflects nothing.
-    inverse = jnp.where(i > j, gram, jnp.where(i < j, 0, jnp.where(gram > 0, gram / 2, 1)))
-    eye = jnp.broadcast_to(jnp.eye(PANEL, dtype=v.dtype), gram.shape)
-    t = jax.lax.linalg.triangular_solve(inverse, eye, left_side=True, lower=True)
-    return rows, jnp.matmul(t, rows, precision=HIGHEST)
+    lower = jnp.where(i > j, gram, jnp.where(i < j, 0, jnp.where(gram > 0, gram / 2, 1)))
+    return inverse_of_lower(lower).mT

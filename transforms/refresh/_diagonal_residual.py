@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import check_bool, check_interval, check_positive_int
-from ..linalg._numerics import HIGHEST, power_of_two
+from ..linalg._numerics import power_of_two
+from ..linalg._tiles import product
 from ._policy import Check, Every, Verdict
 
 
@@ -26,9 +27,7 @@ def residual_and_diagonal(
     statistic: jax.Array, eigenvectors: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`‖B - diag(B)‖ / ‖B‖` and `diag(B)` for `B = Qᵀ L Q`, both `(n, n)`."""
-    rotated = jnp.matmul(
-        eigenvectors.mT, jnp.matmul(statistic, eigenvectors, precision=HIGHEST), precision=HIGHEST
-    )
+    rotated = product(eigenvectors.mT, product(statistic, eigenvectors))
     diagonal = jnp.diagonal(rotated)
     exponent = power_of_two(jnp.max(jnp.abs(rotated)))
     near_one = rotated * jnp.ldexp(jnp.ones([], rotated.dtype), -exponent)

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import check_bool, check_interval, check_positive_int
-from ..linalg._numerics import HIGHEST
+from ..linalg._tiles import product
 from ._policy import Check, Every, Verdict
 
 ROUNDING_FLOOR = 8.0
@@ -47,9 +47,7 @@ def damping_proxy(
     rounding_floor: float = ROUNDING_FLOOR,
 ) -> jax.Array:
     """FOAM's `h`: the estimated relative error of a stale inverse root of `statistic (n, n)`."""
-    rotated = jnp.matmul(
-        eigenvectors.mT, jnp.matmul(statistic, eigenvectors, precision=HIGHEST), precision=HIGHEST
-    )
+    rotated = product(eigenvectors.mT, product(statistic, eigenvectors))
     error = rotated - jnp.diag(eigenvalues)
     noise = rounding_floor * jnp.finfo(error.dtype).eps * jnp.max(jnp.abs(eigenvalues))
     error = jnp.where(jnp.abs(error) <= noise, 0, error)

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval, check_positive_int
+from ..linalg._cholesky import lower_factor
 from ..linalg._numerics import one_by_one
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
@@ -159,7 +160,7 @@ def decomposed(
     def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
         count, _, _ = state
         added = jnp.asarray(epsilon + rounding * more[count], x.dtype)
-        c = jax.lax.linalg.cholesky(with_diagonal(x, diagonal + added), symmetrize_input=False)
+        c = lower_factor(with_diagonal(x, diagonal + added))
         # A decomposition that fails leaves NaNs on the diagonal, from the failing row on.
         return count + 1, c, ~jnp.isfinite(diagonal_of(c)).all()
 

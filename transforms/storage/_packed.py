@@ -45,7 +45,8 @@ from .._side import Side
 from .._trees import where_entries
 from .._validate import check_choice, check_interval, check_positive_int
 from ..linalg._numerics import HIGHEST
-from ..linalg._reflectors import reflected, reflectors_of
+from ..linalg._qr import reflectors_of
+from ..linalg._reflectors import reflected
 from ._cholesky import decomposed
 from ._codec import Codec
 from ._dither import dither

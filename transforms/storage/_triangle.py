@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..linalg._numerics import HIGHEST
+from ..linalg._tiles import product
 from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
 
 
@@ -67,8 +67,8 @@ def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
 def squared(c: jax.Array) -> jax.Array:
     """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal, by halves: `d³` FLOPs."""
     half = c.shape[-1] // 2
-    top = jnp.matmul(c[..., :half, :half], c[..., :, :half].mT, precision=HIGHEST)
-    bottom = jnp.matmul(c[..., half:, :], c[..., half:, :].mT, precision=HIGHEST)
+    top = product(c[..., :half, :half], c[..., :, :half].mT)
+    bottom = product(c[..., half:, :], c[..., half:, :].mT)
     below = jnp.concatenate([top[..., half:].mT, bottom], axis=-1)
     return jnp.concatenate([top, below], axis=-2)
 

@@ -24,6 +24,8 @@ from .._paths import named_leaves
 from .._trees import widened
 from .._validate import check_interval, check_positive_int
 from ..linalg._eigh import with_fixed_signs
+from ..linalg._numerics import one_by_one
+from ..linalg._svd import thin_svd
 from ..matrices._form import MatrixAxes
 from ..matrices._matrix_rule import MatrixRule
 from ..matrices._view import check_same_shapes, gather, lay_out
@@ -101,7 +103,7 @@ def extract_adapter(
 
 
 def _factors(change: jax.Array, rank: int | None, tolerance: float | None) -> Adapter:
-    u, s, vt = jnp.linalg.svd(change, full_matrices=False)
+    u, s, vt = one_by_one(thin_svd, change)
     if rank is None:
         kept = jnp.sum(s > (tolerance or 0.0) * s[..., :1], axis=-1)
         rank = max(1, int(jnp.max(kept)))

@@ -27,7 +27,9 @@ import jax.numpy as jnp
 
 from .._validate import check_bool, check_choice, check_positive_int
 from ..linalg._eigh import eigh, with_fixed_signs
-from ..linalg._numerics import HIGHEST
+from ..linalg._qr import orthogonal_complement, qr
+from ..linalg._svd import thin_svd
+from ..linalg._tiles import product
 
 
 class SubspaceCheck(NamedTuple):
@@ -42,18 +44,18 @@ class SubspaceCheck(NamedTuple):
 
     def times(self, x: jax.Array) -> jax.Array:
         """Computes `Q x` for `x (m, k)`."""
-        own = _matmul(self.gradient, _matmul(self.gradient.mT, x))
+        own = product(self.gradient, product(self.gradient.mT, x))
         if self.tracked is None:
             return own
-        inside = _matmul(self.tracked, _matmul(self.basis.mT, x))
-        return self.b3 * _matmul(self.basis, inside) + (1 - self.b3) * own
+        inside = product(self.tracked, product(self.basis.mT, x))
+        return self.b3 * product(self.basis, inside) + (1 - self.b3) * own
 
     def factor(self) -> jax.Array:
         """Computes `X (m, n)` or `(m, r + n)` with `X Xᵀ = Q`, up to a positive factor."""
         if self.tracked is None:
             return self.gradient
         q, d = eigh(self.tracked)
-        past = _matmul(self.basis, q * jnp.sqrt(self.b3 * jnp.maximum(d, 0))[None, :])
+        past = product(self.basis, q * jnp.sqrt(self.b3 * jnp.maximum(d, 0))[None, :])
         return jnp.concatenate([past, jnp.sqrt(1 - self.b3) * self.gradient], axis=1)
 
 
@@ -76,15 +78,11 @@ class BasisFinder(Protocol):
         ...
 
 
-def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision=HIGHEST)
-
-
 def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
     """The leading directions of `Q` within the span of `q`, by descending energy."""
-    inside = _matmul(q.mT, check.times(q))
+    inside = product(q.mT, check.times(q))
     vectors, _ = eigh((inside + inside.mT) / 2)
-    return with_fixed_signs(_matmul(q, vectors[:, ::-1][:, :rank]))
+    return with_fixed_signs(product(q, vectors[:, ::-1][:, :rank]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +94,7 @@ class Svd:
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the leading left singular vectors."""
-        u, _, _ = jnp.linalg.svd(check.factor(), full_matrices=False)
+        u, _, _ = thin_svd(check.factor())
         return with_fixed_signs(u[:, :rank])
 
 
@@ -117,7 +115,7 @@ class Randomized:
         q = jax.random.normal(check.key, shape, check.gradient.dtype)
 
         def iteration(_: Any, q: jax.Array) -> jax.Array:
-            return jnp.linalg.qr(check.times(q))[0]
+            return qr(check.times(q))[0]
 
         return _by_energy(jax.lax.fori_loop(0, self.iterations, iteration, q), check, rank)
 
@@ -136,11 +134,11 @@ class Iterated:
         """Takes one step from the current basis."""
 
         def step() -> jax.Array:
-            product = check.times(check.basis)
+            moved = check.times(check.basis)
             if self.rotate:
-                return _by_energy(jnp.linalg.qr(product)[0], check, rank)
-            order = jnp.argsort(-jnp.sum(check.basis * product, axis=0), stable=True)
-            return with_fixed_signs(jnp.linalg.qr(product[:, order])[0])
+                return _by_energy(qr(moved)[0], check, rank)
+            order = jnp.argsort(-jnp.sum(check.basis * moved, axis=0), stable=True)
+            return with_fixed_signs(qr(moved[:, order])[0])
 
         return jax.lax.cond(check.first, lambda: self.start.find(check, rank), step)
 
@@ -198,7 +196,7 @@ class Switched:
 
 def complement_basis(u: jax.Array) -> jax.Array:
     """An orthonormal basis `(m, m - r)` of the orthogonal complement of `u (m, r)`, by full QR."""
-    return with_fixed_signs(jnp.linalg.qr(u, mode="complete")[0][:, u.shape[1] :])
+    return with_fixed_signs(orthogonal_complement(u))
 
 
 def _unit_columns(x: jax.Array) -> jax.Array:

@@ -24,8 +24,9 @@ from .._guard import all_finite, finite_or_zero
 from .._keys import key_for
 from .._side import LEFT, Side, side_of
 from ..directions._carry import Carry, Moments, put_moments, take_moments
-from ..linalg._numerics import HIGHEST, power_of_two
+from ..linalg._numerics import power_of_two
 from ..linalg._products import gram_of, thin_transposed_times, times_transposed
+from ..linalg._tiles import product
 from ..refresh._due import refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
 from ._bases import BasisFinder, SubspaceCheck
@@ -169,7 +170,7 @@ class SubspaceRule:
             new = jax.lax.cond(good, found, lambda: old)
             good &= jnp.isfinite(new).all()
             used = jnp.where(good, new, old)
-            turn = jnp.matmul(used.mT, old, precision=HIGHEST)
+            turn = product(used.mT, old)
             as_rows = self.side_of(g).as_rows
 
             def followed(rule: Any, moment: jax.Array) -> jax.Array:

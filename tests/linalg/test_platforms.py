@@ -1,0 +1,250 @@
+"""The forms of decompositions for TPUs, run on the CPU, beside float64.
+
+Jacobi's method comes from XLA, which has it for CPUs as well; JAX's `eigh` does not offer it there.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import assert_close, orthogonal, with_spectrum
+
+import curvax
+from curvax import subspaces
+from curvax.transforms.linalg import (
+    _cholesky,
+    _eigh,
+    _platforms,
+    _polar,
+    _qr,
+    _reflectors,
+    _svd,
+    _tiles,
+)
+
+EPS = float(np.finfo(np.float32).eps)
+ORDER = _reflectors.PANEL + 9  # a panel, and a part of one
+
+
+def jacobi(a: jax.Array) -> jax.Array:
+    """XLA's iteration as JAX's lowering for TPUs calls it, on a CPU."""
+    shapes = [jax.ShapeDtypeStruct(shape, a.dtype) for shape in (a.shape, a.shape[:-1])]
+    call = jax.ffi.ffi_call(
+        "Eigh",
+        shapes,
+        vmap_method="sequential",
+        custom_call_api_version=1,
+        legacy_backend_config="1,1,100,1e-6",
+    )
+    return call(a)[0]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def on_a_tpu():
+    """Programs have the forms for TPUs, with panels so small that there are several."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (_cholesky, _eigh, _polar, _qr, _svd, _tiles):
+            patch.setattr(module, "by_platform", lambda tpu, _, *args: tpu(*args))
+        patch.setattr(_eigh, "jacobi", jacobi)
+        patch.setattr(_cholesky, "PANEL", 32)
+        jax.clear_caches()
+        yield patch
+    jax.clear_caches()
+
+
+SPECTRA = {
+    "well conditioned": np.geomspace(1, 0.1, ORDER),
+    "ill conditioned": np.geomspace(1, 1e-8, ORDER),
+    "of half the rank": np.where(np.arange(ORDER) < ORDER // 2, np.linspace(2, 1, ORDER), 0),
+    "zero": np.zeros(ORDER),
+    "tiny": 1e-30 * np.geomspace(1, 0.1, ORDER),
+    "huge": 1e36 * np.geomspace(1, 0.1, ORDER),
+}
+SHAPES = {"wide": (ORDER, ORDER + 40), "tall": (ORDER + 40, ORDER)}
+
+
+def matrices(shape: tuple[int, int]) -> np.ndarray:
+    """A float32 matrix of each spectrum."""
+    keys = jax.random.split(jax.random.key(0), len(SPECTRA))
+    found = [with_spectrum(key, *shape, s) for key, s in zip(keys, SPECTRA.values(), strict=True)]
+    return np.stack(found).astype(np.float32)
+
+
+def assert_orthonormal(q: np.ndarray) -> None:
+    """The columns, also those that nothing determines."""
+    q = np.asarray(q, np.float64)
+    eye = np.broadcast_to(np.eye(q.shape[-1]), q.mT.shape[:-1] + q.shape[-1:])
+    assert_close(q.mT @ q, eye, 2 * ORDER**0.5, eps=EPS)
+
+
+def assert_makes(product: np.ndarray, x: np.ndarray, names) -> None:
+    """Each matrix up to rounding of its own largest entry."""
+    for name, made, given in zip(names, product, x, strict=True):
+        scale = np.abs(given).max() or 1.0
+        error = np.abs(made - np.asarray(given, np.float64)).max() / scale
+        assert error <= 2 * ORDER * EPS, (name, error)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_qr_is_a_qr_decomposition_of_any_matrix(shape):
+    x = matrices(shape)
+    q, r = (np.asarray(y, np.float64) for y in jax.jit(jax.vmap(_qr.qr))(x))
+    assert_orthonormal(q)
+    assert_makes(q @ r, x, SPECTRA)
+    assert not np.tril(r, -1).any()
+
+
+def test_the_complement_is_that_of_the_columns():
+    u = np.float32(orthogonal(jax.random.key(0), 2 * ORDER, ORDER))
+    rest = np.asarray(jax.jit(_qr.orthogonal_complement)(u), np.float64)
+    assert rest.shape == (2 * ORDER, ORDER)
+    assert_orthonormal(np.concatenate([u, rest], axis=1))
+
+
+@pytest.mark.parametrize("order", (1, ORDER))
+def test_reflectors_and_signs_make_the_basis(order):
+    u = np.float32(orthogonal(jax.random.key(order), order, order))
+    v, signs = jax.jit(_qr.reflectors_of)(u)
+    assert np.abs(np.tril(v)).max() <= 1 + 4 * EPS and not np.triu(v, 1).any()
+    eye = np.eye(order, dtype=np.float32)
+    made = jax.jit(functools.partial(_reflectors.reflected, precision="highest"))(v, eye)
+    assert_close(np.asarray(made) * np.asarray(signs), u, 8 * order**0.5)
+
+
+def test_eigendecompositions_have_errors_of_rounding():
+    q = orthogonal(jax.random.key(1), ORDER, ORDER)
+    a = np.stack([np.float32((q * s) @ q.T) for s in SPECTRA.values()])
+    u, d = (np.asarray(y, np.float64) for y in jax.jit(jax.vmap(_eigh.eigh))(a))
+    assert_orthonormal(u)
+    assert_makes((u * d[:, None]) @ u.mT, a, SPECTRA)
+    exact = np.linalg.eigvalsh(a.astype(np.float64))
+    largest = np.where(np.abs(exact).max(axis=-1) > 0, np.abs(exact).max(axis=-1), 1)[:, None]
+    assert_close(d / largest, exact / largest, ORDER**0.5, eps=EPS)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_singular_vectors_and_values_are_those_of_float64(shape):
+    x = matrices(shape)
+    u, s, vt = (np.asarray(y, np.float64) for y in jax.jit(jax.vmap(_svd.thin_svd))(x))
+    assert_orthonormal(u)
+    assert_orthonormal(vt.mT)
+    assert_makes((u * s[:, None]) @ vt, x, SPECTRA)
+    exact, values, _ = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+    for i, name in enumerate(SPECTRA):
+        largest = values[i].max() or 1.0
+        assert_close(s[i] / largest, values[i] / largest, ORDER**0.5, eps=EPS)
+        gap = (values[i, ORDER // 4 - 1] - values[i, ORDER // 4]) / largest
+        if gap > 0:  # the sine of the largest angle between the leading subspaces
+            sine = np.linalg.norm(exact[i, :, ORDER // 4 :].T @ u[i, :, : ORDER // 4], 2)
+            assert sine <= 4 * EPS / gap, name
+
+
+def test_polar_factors_are_those_of_float64():
+    x = matrices(SHAPES["wide"])
+    u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+    kept = s > x.shape[-1] * EPS * s[:, :1]
+    exact = (u * kept[:, None]) @ vt
+    svd, qdwh = (np.asarray(jax.jit(f)(x)) for f in (curvax.polar_svd, curvax.polar_qdwh))
+    for i, name in enumerate(SPECTRA):
+        if name != "ill conditioned":  # its range is not determined, nor its smallest directions
+            assert_close(svd[i], exact[i], condition=20)
+        if kept[i].all():
+            assert_close(qdwh[i], exact[i], condition=20)
+
+
+def test_cholesky_factors_are_those_of_float64():
+    q = orthogonal(jax.random.key(2), ORDER, ORDER)
+    a = np.float32((q * SPECTRA["well conditioned"]) @ q.T)
+    found = np.asarray(jax.jit(_cholesky.lower_factor)(a), np.float64)
+    assert_close(found @ found.T, a, 4, eps=EPS)
+    assert not np.triu(found, 1).any()
+    assert_close(found, np.linalg.cholesky(a.astype(np.float64)), condition=10, eps=EPS)
+    indefinite = a - 0.5 * np.eye(ORDER, dtype=np.float32)
+    assert not np.isfinite(jax.jit(_cholesky.lower_factor)(indefinite)).all()
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(7, 70, 33), (33, 5, 64)])
+def test_products_in_tiles_are_products(m, k, n, monkeypatch):
+    monkeypatch.setattr(_tiles, "TILE", 32)
+    jax.clear_caches()
+    generator = np.random.default_rng(0)
+    a = np.float32(generator.standard_normal((3, m, k)))
+    b = np.float32(generator.standard_normal((3, k, n)))
+    exact = a.astype(np.float64) @ b
+    assert_close(_tiles.product(a, b), exact, 2 * k**0.5)
+    assert_close(_tiles.product(a[0], b[0]), exact[0], 2 * k**0.5)
+
+
+WIDEST = {"cholesky": 128, "triangular_solve": 600}  # the second: rows of a panel, in one solve
+DECOMPOSITIONS = {
+    "qr": _qr.qr,
+    "eigh": lambda x: _eigh.eigh(x @ x.mT),
+    "svd": _svd.thin_svd,
+    "polar": _polar.polar_qdwh,
+    "cholesky": lambda x: _cholesky.lower_factor(x @ x.mT + jnp.eye(x.shape[-1])),
+    "complement": lambda x: _qr.orthogonal_complement(x[:, :5]),
+    "product": lambda x: _tiles.in_tiles(x, x),
+}
+
+
+@pytest.mark.parametrize("name", ["svd", "cholesky"])  # the first has all others but the second
+def test_a_bad_matrix_shows_and_spoils_no_other(name):
+    x = np.float32(np.random.default_rng(0).standard_normal((4, 40, 40)))
+    x[1, 2, 3], x[2, 0, 0] = np.nan, np.inf
+    f = jax.jit(jax.vmap(DECOMPOSITIONS[name]))
+    sound = x.copy()
+    sound[1:3] = x[0]
+    for found, expected in zip(*map(jax.tree.leaves, (f(x), f(sound))), strict=True):
+        finite = np.isfinite(found).all(axis=tuple(range(1, found.ndim)))
+        assert finite.tolist() == [True, False, False, True]
+        assert np.array_equal(found[0], expected[0]) and np.array_equal(found[3], expected[3])
+
+
+def test_subspaces_are_those_of_other_platforms(on_a_tpu):
+    """Each finder's subspace, whichever form its decompositions have."""
+    m, n, rank = 40, 90, 8
+    spectrum = np.concatenate([np.linspace(2, 1, rank), 0.1 * np.geomspace(1, 1e-3, m - rank)])
+    g = np.float32(with_spectrum(jax.random.key(0), m, n, spectrum))
+    start = np.float32(orthogonal(jax.random.key(1), m, rank))
+    check = subspaces.SubspaceCheck(
+        g, start, jnp.eye(rank), 0.9, jnp.bool_(False), jax.random.key(2)
+    )
+    finders = [
+        subspaces.iterated(rotate=False),
+        subspaces.complement(4, subspaces.randomized()),
+    ]
+    find = lambda: [jax.jit(lambda c, f=f: f.find(c, rank))(check) for f in finders]  # noqa: E731
+    tpu = find()
+    on_a_tpu.undo()
+    jax.clear_caches()
+    for finder, here, there in zip(finders, tpu, find(), strict=True):
+        assert_orthonormal(here)
+        kept = finder.stay(rank, m) if hasattr(finder, "stay") else rank
+        assert_close(here[:, :kept] @ here[:, :kept].T, there[:, :kept] @ there[:, :kept].T, 64)
+
+
+def test_the_platform_of_the_program_decides():
+    f = jax.jit(lambda x: _platforms.by_platform(jnp.sin, jnp.cos, x))
+    assert f(0.0) == 1.0
+    traced = f.trace(jax.ShapeDtypeStruct((), jnp.float32))
+    for platform, (one, other) in {"tpu": ("sine", "cosine"), "cuda": ("cosine", "sine")}.items():
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert f"stablehlo.{one}" in text and f"stablehlo.{other}" not in text
+
+
+def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a_tpu):
+    """Other calls than Jacobi's, and anything wider than a panel, XLA writes out block by block."""
+    on_a_tpu.undo()
+    jax.clear_caches()
+    shape = jax.ShapeDtypeStruct((600, 600), jnp.float32)
+    more = {"polar by svd": curvax.polar_svd, "reflectors": _qr.reflectors_of}
+    for name, f in {**DECOMPOSITIONS, **more}.items():
+        text = jax.jit(f).trace(shape).lower(lowering_platforms=("tpu",)).as_text()
+        assert set(re.findall(r"custom_call @(\w+)", text)) <= {"Eigh"}, name
+        for kind, width in WIDEST.items():
+            found = re.findall(rf"stablehlo\.{kind}\b.*-> tensor<.*?x(\d+)xf32>", text)
+            assert all(int(x) <= width for x in found), (name, kind)
+        assert "eigh" not in name or "@Eigh" in text

@@ -1,0 +1,52 @@
+r"""Cholesky decompositions, and inverses of small triangles.
+
+*On TPUs* (`_platforms.py`) in a loop over panels of `PANEL` columns: a panel of $L$ is that of $A -
+L L^\top$, with the panels so far, divided by the Cholesky factor of its diagonal block. *Cost*:
+$2n^3$ FLOPs in products, six times what is needed.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ._platforms import by_platform
+from ._tiles import product
+
+PANEL = 128
+"""Columns of a panel; XLA has blocks of the same width."""
+
+
+def lower_factor(a: jax.Array) -> jax.Array:
+    """The lower Cholesky factor of symmetric `a (n, n)`; not finite if there is none."""
+    return by_platform(_by_panels, lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False), a)
+
+
+def inverse_of_lower(a: jax.Array) -> jax.Array:
+    """The inverse of lower triangular `a (..., b, b)`, of an order of a panel."""
+    eye = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
+    return jax.lax.linalg.triangular_solve(a, eye, left_side=True, lower=True)
+
+
+@jax.jit
+def _by_panels(a: jax.Array) -> jax.Array:
+    n = a.shape[-1]
+    room = -n % PANEL
+    a = (a + a.mT) / 2  # as JAX's
+    a = jax.scipy.linalg.block_diag(a, jnp.eye(room, dtype=a.dtype)) if room else a
+    row = jnp.arange(n + room)
+
+    def panel(p: jax.Array, lower: jax.Array) -> jax.Array:
+        start = p * PANEL
+        left = jax.lax.dynamic_slice_in_dim(lower, start, PANEL, 0)
+        own = jax.lax.dynamic_slice_in_dim(a, start, PANEL, 1)
+        own = own - product(lower, left.mT)
+        corner = jax.lax.dynamic_slice_in_dim(own, start, PANEL, 0)
+        corner = jax.lax.linalg.cholesky(corner)
+        own = jax.lax.linalg.triangular_solve(corner, own, lower=True, transpose_a=True)
+        own = jnp.where((row < start)[:, None], 0, own)
+        own = jax.lax.dynamic_update_slice_in_dim(own, corner, start, 0)
+        return jax.lax.dynamic_update_slice_in_dim(lower, own, start, 1)
+
+    lower = jax.lax.fori_loop(0, len(a) // PANEL, panel, jnp.zeros_like(a))
+    return lower[:n, :n]
