@@ -34,7 +34,7 @@ def _polished(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`eigh` by Jacobi's method, which squares the entries."""
     exponent = power_of_two(jnp.max(jnp.abs(a)))
     a = (a + a.mT) / 2 * jnp.ldexp(jnp.ones((), a.dtype), -exponent)
-    q = jacobi(a)
+    q = jnp.where(jnp.isfinite(a).all(), jacobi(a), jnp.nan)  # which stops at once at a NaN
     gram = product(q.mT, q)
     q = q - product(q, gram - jnp.eye(len(a), dtype=a.dtype)) / 2
     d = jnp.sum(q * product(a, q), axis=0)
