@@ -39,7 +39,9 @@ from .._validate import (
     check_matrices,
     check_positive_int,
 )
-from ..linalg._numerics import HIGHEST, one_by_one, significant
+from ..linalg._numerics import one_by_one, significant
+from ..linalg._qr import qr
+from ..linalg._tiles import product
 
 
 class DionState(NamedTuple):
@@ -118,24 +120,20 @@ def _step(
 ) -> tuple[jax.Array, ...]:
     own = side_of(side, g)
     b = own.as_rows(mu + g.astype(mu.dtype))
-    p = one_by_one(lambda x: jnp.linalg.qr(x)[0], _product(b, q))
+    p = one_by_one(lambda x: qr(x)[0], product(b, q))
     # A momentum that is not finite is not the decomposition's failure: it stays NaN.
     given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (b, p))
     failed = (given & ~found)[..., None, None]
     p = jnp.where(failed, 0, p)
-    r = _product(b.mT, p)
-    inside = jnp.where(failed, b, _product(p, r.mT))
+    r = product(b.mT, p)
+    inside = jnp.where(failed, b, product(p, r.mT))
     squares = jnp.sum(r * r, axis=-2)
     kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
     unit = r / jnp.where(kept, jnp.sqrt(squares)[..., None, :], 1)
-    direction = _product(p, jnp.where(kept, unit, 0).mT)
+    direction = product(p, jnp.where(kept, unit, 0).mT)
     return (
         own.as_rows(direction).astype(g.dtype),
         own.as_rows(b - (1 - b1) * inside),
         jnp.where(kept, unit, q),
         failures + failed[..., 0, 0],
     )
-
-
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision=HIGHEST)

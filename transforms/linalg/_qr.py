@@ -124,7 +124,9 @@ def _reflected(v: jax.Array, x: jax.Array) -> jax.Array:
 
 def _by_panel(v: jax.Array, x: jax.Array, *, inverse: bool = False) -> jax.Array:
     """`H_1 ⋯ H_b x`, or `H_b ⋯ H_1 x`, for one panel `v (m, b)`."""
-    triangle = triangle_of(product(v.mT, v))
+    # Reflections have taken the squared lengths for 2, which they are up to rounding.
+    gram = jnp.where(jnp.eye(v.shape[1], dtype=bool), 2, product(v.mT, v))
+    triangle = triangle_of(gram)
     turned = jnp.matmul(v, triangle.mT if inverse else triangle, precision=HIGHEST)
     return x - product(turned, product(v.mT, x))
 
