@@ -150,7 +150,9 @@ def soap(
 
     References:
       Vyas et al., `SOAP <https://arxiv.org/abs/2409.11321>`_, 2024; as Algorithm 6 of Gong et al.,
-      `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_.
+      `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_; KL-SOAP: Lin et al.,
+      2025 (see `kl_shampoo`); warm QR: Eschenhagen et al., `Purifying Shampoo
+      <https://arxiv.org/abs/2506.03595>`_, 2025.
     """
     return assemble(
         scale_by_soap(

@@ -135,7 +135,8 @@ def precondition(
     sides = 2 if side == "both" else 1
     whiten = statistics == "kl"
     if whiten:
-        check_choice("root (with statistics='kl')", root, (2,))
+        if not isinstance(root, Tracer):
+            check_choice("root (with statistics='kl')", root, (2,))
         if b2 is None:
             raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
     elif limit and not isinstance(root, Tracer) and root != 2 * sides:
