@@ -385,3 +385,17 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
         few, many = (temporaries(storage_of(mode), count) for count in (2, most))
         assert many <= dense + 2, f"{mode}: {many:.2f} matrices, {dense:.2f} in float32"
         assert many <= few + 0.1, f"{mode}: {many:.2f} matrices, {few:.2f} of a quarter of them"
+
+
+@pytest.mark.parametrize(
+    "storage", [curvax.dense(), curvax.quantized(), curvax.cholesky(), curvax.packed()], ids=str
+)
+def test_statistics_gather_nothing(storage):
+    """On a TPU the gather of a diagonal takes 128 times the memory of its matrix."""
+    direction = curvax.precondition(
+        refresh=curvax.every(10**6, offset=1), root=4, b2=0.95, storage=storage
+    )
+    g = {"w": jnp.ones((64, 64))}
+    state = jax.eval_shape(direction.init, g)
+    text = jax.jit(direction.update).lower(g, state).as_text()
+    assert "stablehlo.dot_general" in text and "stablehlo.gather" not in text

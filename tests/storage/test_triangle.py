@@ -1,5 +1,7 @@
 """Triangles folded to half a square, and two in one square."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -52,10 +54,12 @@ def test_two_triangles_share_a_square(batch):
 def test_squares_of_triangles_are_products(batch):
     """Symmetric to the last bit, and with no more products than half of a square needs."""
     draw = np.random.default_rng(0)
-    cs = [np.float32(np.tril(draw.standard_normal((*batch, d, d)))) for d in ORDERS]
+    cs = [np.float32(np.tril(draw.standard_normal((*batch, d, d)))) for d in (1, 2, 5, 8)]
     found = jax.jit(lambda cs: [squared(c) for c in cs])(cs)
     for c, x in zip(cs, map(np.asarray, found), strict=True):
-        assert_close(x, np.float64(c) @ np.float64(c).mT)
+        exact = np.asarray(c, np.float64)
+        assert_close(x, exact @ exact.mT)
         assert np.array_equal(x, x.mT)
     wide = jax.ShapeDtypeStruct((64, 64), np.float32)
-    assert jax.jit(squared).lower(wide).cost_analysis()["flops"] < 1.1 * 64**3
+    cost: Any = jax.jit(squared).lower(wide).cost_analysis()
+    assert cost["flops"] < 1.1 * 64**3

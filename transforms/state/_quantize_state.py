@@ -39,7 +39,7 @@ class QuantizedState(NamedTuple):
     """State of `quantize_state`."""
 
     inner: Any  # the transformation's state, with a `Coded` in place of every coded leaf
-    count: jax.Array | None = None  # t of the dither, int32 scalar
+    updates: Any = None  # t of the dither, int32 scalar
 
 
 def quantize_state(
@@ -137,7 +137,7 @@ def quantize_state(
         like = jax.eval_shape(inner.init, updates if params is None else params)
         plain = jax.tree_util.tree_map_with_path(decoded, like, state.inner)
         updates, new = inner.update(updates, plain, params, **extra_args)
-        count = None if state.count is None else next_step(state.count)
+        count = None if state.updates is None else next_step(state.updates)
         stored = jax.tree_util.tree_map_with_path(functools.partial(coded, count), new, state.inner)
         return updates, QuantizedState(stored, count)
 
