@@ -82,10 +82,12 @@ COLUMNS = {
     "method": ("method", ""),
     "weights": ("weights", ".2f"),
     "state": ("state", ".2f"),
+    "away": ("of it on the host", ".2f"),
     "ordinary_more": ("ordinary step: temporaries", ".2f"),
     "ordinary": ("whole", ".2f"),
     "layerwise_more": ("layer-wise: temporaries", ".2f"),
     "layerwise": ("whole", ".2f"),
+    "note": ("", ""),
 }
 
 EXCHANGED = {
@@ -102,8 +104,9 @@ EXCHANGED = {
             ("_kinds", "collectives", ""),
         )
     },
-    "matrix": ("the largest matrix, MiB", ".1f"),
-    "stack": ("that of all layers", ".1f"),
+    "layer": ("kernels of a layer, MiB", ".1f"),
+    "stack": ("of all layers", ".1f"),
+    "note": ("", ""),
 }
 
 
@@ -228,6 +231,8 @@ def measured(cell: Cell) -> dict[str, Any]:
         params, states, tokens = sharded(optimizers, params, mesh)
         model = on_slice(mesh)
     elif cell.host:
+        row["away"] = bytes_of([x for x in jax.tree.leaves(states["layers"]) if x.size > SMALL])
+        row["away"] /= GIB
         states["layers"] = on_host(cell.device, states["layers"], SMALL)
     if cell.slice or cell.host:
         shardings = jax.tree.map(lambda x: x.sharding or place(cell.device), (params, states))
@@ -282,7 +287,7 @@ def exchanges(found: Compiled, number: int) -> dict[str, Any]:
     all_of_them = collectives(once(found.program.as_text()))
     return {
         "received": sum(x.received(number) for x in all_of_them) / GIB,
-        "largest": max(x.bytes for x in all_of_them) / 2**20,
+        "largest": max((x.bytes for x in all_of_them if x.inside), default=0) / 2**20,
         "kinds": dict(Counter(f"{x.kind}{' in loops' * x.inside}" for x in all_of_them)),
     }
 
@@ -299,12 +304,14 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         for i, row in enumerate(shown):
             for step, shift, alpha in (("ordinary", -0.2, 0.5), ("layerwise", 0.2, 1.0)):
                 if row[step] is None:
-                    axis.text(0, i + shift, " does not fit", va="center", fontsize=7)
+                    text = row.get("note", "does not fit")
+                    axis.text(0, i + shift, f" {text}", va="center", fontsize=7)
                     continue
-                rest = row[step] - row["weights"] - row["state"]
+                state = row["state"] - row.get("away", 0.0)
+                rest = row[step] - row["weights"] - state
                 left = 0.0
                 for part, x, color in zip(
-                    parts, (row["weights"], row["state"], rest), _record.COLORS, strict=False
+                    parts, (row["weights"], state, rest), _record.COLORS, strict=False
                 ):
                     label = part if (i, step, size) == (0, "layerwise", sizes[0]) else None
                     axis.barh(i + shift, x, 0.36, left=left, color=color, alpha=alpha, label=label)
@@ -321,7 +328,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
 
 def main() -> None:
     """Compiles what is missing, and prints the table of all that is recorded for a device."""
-    parser = _record.arguments(__doc__)
+    parser = _record.arguments(__doc__, ("compile", "table"))
     add, methods, sizes = parser.add_argument, tuple(METHODS), tuple(SIZES)
     add("--device", choices=tuple(PLATFORMS), default="cpu", help="(%(default)s)")
     add("--methods", type=_record.names(methods), default=methods, help="separated by commas")
@@ -338,16 +345,17 @@ def main() -> None:
         Cell(args.device, size, method, args.slice, args.host)
         for size in args.sizes
         for method in args.methods
+        if "compile" in args.only
     ]
     own = None if args.device != "cpu" else measured
-    lines = _lines.extended(args, "layerwise", name, cells, own)
+    lines = _lines.extended(args, "layerwise", name, cells, own, kind=Cell)
     rows = [{**cell._asdict(), **line} for cell, line in lines.items()]
     rows.sort(key=lambda row: (sizes.index(row["size"]), methods.index(row["method"])))
     one = [labelled(row) for row in rows if not row["slice"]]
     note = (
         f"GiB. Weights in bfloat16, {TOKENS} tokens; AdamW for embedding and head, whose state is "
         "included. *Whole*: arguments, results that do not take the place of one, temporaries. "
-        "A step without figures does not fit the device."
+        "A step without figures and without a note does not fit the device."
     )
     about = (
         "What XLA reserves for a whole training step, from the compiled program of the device, "
@@ -358,8 +366,8 @@ def main() -> None:
     for slice in dict.fromkeys(row["slice"] for row in rows if row["slice"]):
         note = (
             "GiB of a device; parameters and states are sharded over all of them by rows, and each "
-            "has a sequence of its own. *Largest*: the result of the largest collective, MiB; a "
-            "layer and the stack of all layers have as many as the last columns say."
+            "has a sequence of its own. *Largest*: the result of the largest collective in a loop, "
+            "MiB, beside the kernels of one layer and of all."
         )
         found = [of_slice(row) for row in rows if row["slice"] == slice]
         tables.append(_record.Table(f"FSDP on v5e:{slice}", EXCHANGED, found, note))
@@ -376,8 +384,8 @@ def labelled(row: dict[str, Any]) -> dict[str, Any]:
 def of_slice(row: dict[str, Any]) -> dict[str, Any]:
     """A line of the table of a slice."""
     model = SIZES[row["size"]]
-    largest = max(m * n for m, n in model.matrices().values()) * 2 / 2**20
-    row = row | {"matrix": largest, "stack": largest * model.layers}
+    layer = sum(m * n for m, n in model.matrices().values()) * 2 / 2**20
+    row = row | {"layer": layer, "stack": layer * model.layers}
     for step in ("ordinary", "layerwise"):
         kinds = row.get(f"{step}_kinds") or {}
         row[f"{step}_kinds"] = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
