@@ -119,8 +119,8 @@ def main() -> None:
     cells = [(order, method) for order, method in cells if (method, order) not in known]
     note = f"One kernel, ranks of {RANK}. Aim: {AIM:.0f} s on two cores that nothing else uses."
     about = (
-        "Seconds of tracing and compiling a step that refreshes, by the compiler of the device. The "
-        "programs were not run."
+        "Seconds of tracing and compiling a step that refreshes, by the compiler of the device. "
+        "The programs were not run."
     )
     settings = {"device": args.device, "rank": RANK, "limit": args.limit}
     try:
