@@ -85,7 +85,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     axis = figure.subplots()
     for i, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
         own = [row for row in rows if row["method"] == method and "seconds" in row]
-        style = {"color": _record.COLORS[i % 7], "ls": ("-", "--", ":")[i // 7 % 3]}
+        style: dict[str, Any] = {"color": _record.COLORS[i % 7], "ls": ("-", "--", ":")[i // 7 % 3]}
         x, y = [row["order"] for row in own], [row["seconds"] for row in own]
         axis.plot(x, y, marker=".", label=method, **style)
     axis.axhline(AIM, color="0.8")
@@ -117,8 +117,8 @@ def main() -> None:
     cells = [(order, method) for order, method in cells if (method, order) not in known]
     note = f"One kernel, ranks of {RANK}. Aim: {AIM:.0f} s on two cores that nothing else uses."
     about = (
-        "Seconds of tracing and compiling a step that refreshes, by the compiler of the device, "
-        "which was not there: the programs were not run."
+        "Seconds of tracing and compiling a step that refreshes, by the compiler of the device. "
+        "The programs were not run."
     )
     settings = {"device": args.device, "rank": RANK, "limit": args.limit}
     try:
