@@ -172,12 +172,14 @@ def run_all(programs: list[tuple[str, str, str, list[int]]], path: Path, until: 
         if time.monotonic() >= until:
             break
         task = tasks.setdefault(name, tasks[name] if name in tasks else TASKS[name]())
-        program = Program(method_of(method, form, task), task)
+        how = functools.partial(method_of(method, form, task).optimizer, task)
+        program = Program(how, task)
         rates = tuned_rates(name)
+        values = {"rate": rates[method], "adam_rate": rates[ADAMW]}
         for seed in seeds:
             if time.monotonic() >= until:
                 break
-            *_, run = program.train(rates[method], rates[ADAMW], seed, last=True)
+            *_, run = program.train(values, seed, last=True)
             line = {
                 "task": name,
                 "method": method,
@@ -185,7 +187,7 @@ def run_all(programs: list[tuple[str, str, str, list[int]]], path: Path, until: 
                 "seed": seed,
                 "loss": finite(run.loss),
                 "rate": rates[method],
-                "state_bytes": program.state_bytes,
+                "state_bytes": program.state_bytes(values),
                 "parameters": sum(x.size for x in jax.tree.leaves(program.like)),
                 "compile_seconds": round(run.compile_seconds, 2),
                 "ms": round(1e3 * sum(run.seconds) / task.steps, 2),
