@@ -173,9 +173,9 @@ def test_products_in_tiles_are_products(m, k, n, monkeypatch):
     generator = np.random.default_rng(0)
     a = np.float32(generator.standard_normal((3, m, k)))
     b = np.float32(generator.standard_normal((3, k, n)))
-    exact = a.astype(np.float64) @ b
-    assert_close(_tiles.product(a, b), exact, 2 * k**0.5)
-    assert_close(_tiles.product(a[0], b[0]), exact[0], 2 * k**0.5)
+    exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
+    assert_close(_tiles.in_tiles(a, b), exact, 2 * k**0.5)
+    assert_close(_tiles.in_tiles(a[0], b[0]), exact[0], 2 * k**0.5)
 
 
 WIDEST = {"cholesky": 128, "triangular_solve": 600}  # the second: rows of a panel, in one solve

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,8 +109,8 @@ def test_a_train_step_needs_little_beside_its_gradients(monkeypatch) -> None:
     def temporaries() -> float:
         """Of the step, in units of the gradients."""
         jitted = jax.jit(lambda params, state: step(params, state), donate_argnums=(0, 1))
-        compiled = jitted.lower(params, optimizer.init(params)).compile()
-        return compiled.memory_analysis().temp_size_in_bytes / params["kernel"].nbytes
+        found: Any = jitted.lower(params, optimizer.init(params)).compile().memory_analysis()
+        return found.temp_size_in_bytes / params["kernel"].nbytes
 
     assert temporaries() > 1.9
     monkeypatch.setattr(_chunks, "CHUNK", 2 * order * order)

@@ -38,7 +38,7 @@ def in_chunks(
 ) -> optax.GradientTransformationExtraArgs:
     """Runs a transformation of a dict of stacks `(N, m, n)` on chunks of the large ones."""
 
-    def update(updates: Stacks, state: Any, params: Stacks | None = None, **extra_args: Any):
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         def run(keys: Sequence[str], state: Any, gradients: Stacks, params: Stacks | None) -> Any:
             own = None if params is None else {key: params[key] for key in keys}
             return inner.update({key: gradients[key] for key in keys}, state, own, **extra_args)
