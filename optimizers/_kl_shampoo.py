@@ -115,8 +115,10 @@ def kl_shampoo(
       refresh: period or policy of the bases.
       storage: how factors and bases are stored; `dense()` by default.
       side: "both", "left", "right" or "smaller".
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
-        adam_learning_rate, others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
+        others: see `muon`.
+      weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
+        tenth of its `weight_decay`; see `muon`.
 
     Returns:
       The optimizer, for the full parameter tree.

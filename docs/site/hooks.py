@@ -1,7 +1,7 @@
 """What the site adds to MkDocs: its pages, links between them, formulas.
 
 Pages keep the paths that they have in the repository, so that links work here and there. Besides
-the Markdown files, there is a page per method (`methods`), the reference (`reference`), the
+the Markdown files, there is a page per method (`methods`), the reference (`public_names`), the
 notebooks (`notebooks`), a list of the records, and each source file that a page links to.
 """
 
@@ -19,7 +19,7 @@ from urllib.parse import unquote
 import latex2mathml.converter
 import methods
 import notebooks
-import reference
+import public_names
 from mkdocs.structure.files import File, Files
 
 LOG = logging.getLogger("mkdocs.hooks")
@@ -45,7 +45,7 @@ def on_files(files: Files, config: Any) -> Files:
     """All pages under their paths in the repository, and those that are generated."""
     theme = [file for file in files if file.src_dir != config.docs_dir]
     texts = {path: (ROOT / path).read_text() for path in _paths(PAGES)}
-    texts |= methods.pages() | reference.pages() | notebooks.pages()
+    texts |= methods.pages() | public_names.pages() | notebooks.pages()
     linked = {target for path, text in texts.items() for target in _targets(path, text)}
     for path in linked - set(texts):
         if (ROOT / path).is_dir():
@@ -76,7 +76,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def name_of(found: re.Match) -> str:
         name = found[1]
-        return f"[`curvax.{name}`][curvax.{name}]" if name in reference.names() else found[0]
+        return f"[`curvax.{name}`][curvax.{name}]" if name in public_names.names() else found[0]
 
     parts = CODE.split(markdown)
     prose = [NAME.sub(name_of, LINK.sub(page_of, part)) for part in parts[::2]]

@@ -25,6 +25,7 @@ NAMES = {
     "foam": "FOAM",
     "dr_shampoo": "DR-Shampoo",
     "soap": "SOAP",
+    "kl_shampoo": "KL-Shampoo",
     "eigen_adam": "Eigen-Adam",
     "galore": "GaLore",
     "fira": "Fira",

@@ -37,15 +37,15 @@ def pages_of_the_menu() -> list[str]:
 def test_the_menu_has_every_page_once(site: Any) -> None:
     written = [path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")]
     notebooks = [f"notebooks/{path.stem}.md" for path in ROOT.glob("docs/notebooks/*.py")]
-    made = [*site("methods").pages(), *site("reference").pages(), *notebooks]
+    made = [*site("methods").pages(), *site("public_names").pages(), *notebooks]
     top = [path.name for path in ROOT.glob("*.md")]
     assert sorted(pages_of_the_menu()) == sorted([*written, *made, *top])
 
 
 def test_every_public_name_has_its_place(site: Any) -> None:
     assert sorted(site("methods").NAMES) == METHODS
-    missing = set(curvax.__all__) - site("reference").names()
-    assert not missing, "add them to a group of docs/site/reference.py"
+    missing = set(curvax.__all__) - site("public_names").names()
+    assert not missing, "add them to a group of docs/site/public_names.py"
 
 
 @pytest.mark.parametrize("method", METHODS)

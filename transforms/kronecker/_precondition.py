@@ -60,7 +60,6 @@ from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._factor import Factor, FactorRule
 from ._statistic import SIDES
-from ._whitened import STATISTICS
 
 
 class PreconditionState(NamedTuple):
@@ -123,7 +122,7 @@ def precondition(
     """
     check_choice("side", side, SIDES)
     check_choice("square", square, ("left", "right"))
-    check_choice("statistics", statistics, (*STATISTICS, "momentum"))
+    check_choice("statistics", statistics, ("gradient", "momentum", "kl"))
     check_root_arguments(root, solver, damping_mode)
     check_interval("eps", eps, 0.0)
     check_interval("initial", initial, 0.0)

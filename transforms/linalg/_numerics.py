@@ -39,6 +39,11 @@ def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
     return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)
 
 
+def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Zeros of another shape, on the mesh of `x`, as loops need them if its axes are Explicit."""
+    return jnp.broadcast_to(jnp.zeros_like(x[:1, :1]), shape)
+
+
 def significant(squares: jax.Array) -> jax.Array:
     """Which of `squares (..., n)` have roots above the rounding noise of the largest one's root.
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._numerics import HIGHEST, one_by_one
+from ._numerics import HIGHEST, one_by_one, zeros_beside
 from ._platforms import by_platform
 from ._reflectors import PANEL, triangle_of
 from ._tiles import product
@@ -64,7 +64,7 @@ def _signed_by_panels(u: jax.Array) -> tuple[jax.Array, jax.Array]:
 @jax.jit
 def _qr_by_panels(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     v, r = householder(a)
-    return _reflected(v, jnp.eye(*v.shape, dtype=a.dtype)), r
+    return _reflected(v, zeros_beside(a, v.shape) + jnp.eye(*v.shape, dtype=a.dtype)), r
 
 
 @jax.jit
@@ -72,7 +72,7 @@ def _complement_by_panels(u: jax.Array) -> jax.Array:
     v, _ = householder(u)
     rows, rank = u.shape
     beyond = jnp.eye(rows, rows - rank, -rank, dtype=u.dtype)
-    return _reflected(v, beyond)
+    return _reflected(v, zeros_beside(u, beyond.shape) + beyond)
 
 
 def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -105,7 +105,7 @@ def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     panels = -(-k // PANEL)
     a = jnp.pad(a, [(0, 0), (0, -n % PANEL)])
-    v = jnp.zeros((m, panels * PANEL), a.dtype)
+    v = zeros_beside(a, (m, panels * PANEL))
     a, v = jax.lax.fori_loop(0, panels, factor, (a, v))
     return v[:, :k], a[:k, :n]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._numerics import HIGHEST
+from ._numerics import HIGHEST, zeros_beside
 from ._platforms import by_platform
 
 TILE = 512
@@ -47,10 +47,10 @@ def in_tiles(a: jax.Array, b: jax.Array) -> jax.Array:
             right = jax.lax.dynamic_slice(b, (j * deep, column), (deep, wide))
             return total + _plain(left, right)
 
-        zero = jnp.zeros((high, wide), a.dtype)
+        zero = zeros_beside(a, (high, wide))
         total = jax.lax.fori_loop(0, a.shape[1] // deep, add, zero)
         return jax.lax.dynamic_update_slice(found, total, (row, column))
 
-    found = jnp.zeros((a.shape[0], b.shape[1]), a.dtype)
+    found = zeros_beside(a, (a.shape[0], b.shape[1]))
     tiles = a.shape[0] // high * across
     return jax.lax.fori_loop(0, tiles, tile, found)[:m, :n]
