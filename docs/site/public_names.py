@@ -17,7 +17,8 @@ GROUPS = {
         "[Parts](../docs/parts.md) says how they compose.",
         "momentum orthogonalize scale_by_shape precondition in_eigenbasis in_subspace moment_ratio "
         "graft limit_norm_growth normalize_rows normalize_columns precondition_columns "
-        "scale_by_rows_and_columns row_column_scales",
+        "scale_by_rows_and_columns row_column_scales normalize_matrices normalize_neurons "
+        "scale_by_dion scale_by_weight_norm keep_weight_norm add_cautious_decay clip_logits",
     ),
     "wrappers": (
         "Optimizers and wrappers",
@@ -34,7 +35,7 @@ GROUPS = {
         "States",
         "Inspection, checkpoints and shardings ([guide](../docs/checkpoints.md)).",
         "summarize report state_of state_bytes describe_state check_state portable_state "
-        "place_state state_sharding extract_adapter Adapter",
+        "place_state state_sharding state_on_host extract_adapter Adapter",
     ),
     "storages": (
         "Storages",
