@@ -165,7 +165,7 @@ def test_noise_among_the_eigenvalues_whitens_nothing():
     [
         ({"root": 4}, "root .with statistics='kl'. must be one of 2"),
         ({"b2": None}, "b2 must be a decay rate with statistics='kl', got None"),
-        ({"statistics": "KL"}, "statistics must be one of 'gradient', 'kl', 'momentum'"),
+        ({"statistics": "KL"}, "statistics must be one of 'gradient', 'momentum', 'kl'"),
     ],
 )
 def test_bad_arguments_of_precondition_are_named(wrong, message):
