@@ -8,7 +8,7 @@ The update of LLaMA's kernels in bfloat16, layers stacked on a leading axis, com
 by XLA's TPU compiler; nothing runs. Devices are a mesh (data, model). *fsdp*: kernels sharded over
 all devices along the axis of the model's width; *tensor*: over the model axis, columns of the first
 kernels of attention and MLP and rows of the last; *data*: replicated. Gradients are averaged and
-lie as the kernels do. Methods run with `mesh=`, which divides matrices over all devices, and
+sharded like the kernels. Methods run with `mesh=`, which divides matrices over all devices, and
 without. A cell is a line of `meshes.jsonl` beside the results and is compiled once.
 """
 

@@ -167,7 +167,7 @@ def steps(rounds: int, orders: tuple[int, ...], height: int, seed: int) -> list[
 
 
 def figure_of(tables: list[_record.Table]) -> Figure:
-    """Times; of bytes and temporaries where there are no times."""
+    """Times of the storages; bytes and temporaries for tables without times."""
     timed = [table for table in tables if table.columns is TIMES]
     return draw(timed or tables)
 

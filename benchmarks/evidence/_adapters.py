@@ -1,7 +1,7 @@
 """LoRA on any task: the model stays as it is, and two thin factors are added to every kernel.
 
-`W = W_0 + A B` with `A` of `m × r`, drawn with a standard deviation of `1/√m`, and `B = 0`. There
-is no scale `α/r`, because the learning rate is tuned. Everything else is frozen.
+`W = W_0 + A B` with `A` of `m × r`, drawn with a standard deviation of `1/√m`, and `B = 0`. The
+scale `α/r` is left out, because the learning rate is tuned. Everything else is frozen.
 """
 
 from __future__ import annotations

@@ -47,11 +47,13 @@ def in_chunks(
         cut = _Cut.of(state, updates) if large else None
         if cut is None:
             return run([*updates], state, updates, params)
-        directions, parts = {}, {}
+        directions, parts, steps = {}, {}, {}
         for key in large:
             step = _loop(key, run, cut, updates[key], None if params is None else params[key])
             if step is None:
                 return run([*updates], state, updates, params)
+            steps[key] = step
+        for key, step in steps.items():
             directions[key], parts[key] = step()
         rest = [key for key in updates if key not in large]
         if rest:
@@ -89,15 +91,13 @@ def _loop(key: str, run: Any, cut: _Cut, gradients: Any, params: Any) -> Callabl
             lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, start, 0), tree, part
         )
 
-    first = slices((gradients, own, params), 0, size)
+    first = jax.eval_shape(lambda given: slices(given, 0, size), (gradients, own, params))
     with recording() as events:
         closed, shapes = jax.make_jaxpr(chunk, return_shape=True)(*first)
     found = influences(closed, 1)
     apart = Influence.NUMBER not in found and not any(found[len(found) - len(shared) :])
     if not apart or any(isinstance(event, Staggered) for event in events):
         return None
-    for event in events:
-        record(event)
     structure = jax.tree.structure(shapes)
 
     def visit(start: Any, size: int, carry: Any, work: Callable[..., Any]) -> Any:
@@ -109,6 +109,8 @@ def _loop(key: str, run: Any, cut: _Cut, gradients: Any, params: Any) -> Callabl
         return structure.unflatten(jaxpr_as_fun(closed)(*jax.tree.leaves(given)))
 
     def step() -> Any:
+        for event in events:
+            record(event)
         rounds, rest = divmod(len(gradients), size)
         carry = jax.lax.fori_loop(
             0,
@@ -134,7 +136,7 @@ class _Cut:
 
     @classmethod
     def of(cls, state: Any, stacks: Stacks) -> _Cut | None:
-        """`None` if an array in the entry of a stack `(N, m, n)` has not the first axis `N`."""
+        """`None` if an array in the entry of a stack `(N, m, n)` lacks the first axis `N`."""
 
         def is_stacked(node: Any) -> bool:
             return isinstance(node, dict) and node.keys() == stacks.keys()

@@ -147,7 +147,7 @@ def _by_siblings(name: str, shapes: Shapes) -> Fits:
 
 
 def _by_size(name: str, shapes: Shapes) -> Fits:
-    """`D = H·K` is no accident: a stack has fewer layers than a layer has elements."""
+    """`D = H·K` is not a coincidence: a stack has fewer layers than a layer has elements."""
     if _role(place_of(name)) == "out":
         heads, dim, features = shapes[name]
     else:
