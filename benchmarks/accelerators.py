@@ -65,6 +65,7 @@ MODELS: dict[str, tuple[Shapes, Any]] = {
     # On a TPU 5461 columns, which 128 does not divide, have a layout that makes copies.
     "1B": (LLAMA["1.3B"]._replace(inner=5504), jnp.bfloat16),
     "7B": (LLAMA["7B"], jnp.bfloat16),
+    "7B-1": (LLAMA["7B"]._replace(layers=1), jnp.bfloat16),
 }
 LAYERS, PARTS, STACKS = ("unrolled", "scanned"), ("step", "whole"), ("default", "yes", "no")
 

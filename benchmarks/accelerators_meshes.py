@@ -2,6 +2,7 @@
 
     python -m benchmarks meshes                                      # needs jax[tpu], no TPU
     python -m benchmarks meshes --model 1B --slice 4x4 --layout fsdp --methods muon
+    python -m benchmarks meshes --model 7B-1 --whole                 # fewer matrices than devices
     python -m benchmarks meshes --only table                         # from what is recorded
 
 The update of LLaMA's kernels in bfloat16, layers stacked on a leading axis, compiled for v5e slices
@@ -9,7 +10,10 @@ by XLA's TPU compiler; nothing runs. Devices are a mesh (data, model). *fsdp*: k
 all devices along the axis of the model's width; *tensor*: over the model axis, columns of the first
 kernels of attention and MLP and rows of the last; *data*: replicated. Gradients are averaged and
 sharded like the kernels. Methods run with `mesh=`, which divides matrices over all devices, and
-without. A cell is a line of `meshes.jsonl` beside the results and is compiled once.
+without. Where devices share matrices, `--whole` also compiles `mesh=` with every matrix on one
+device. A cell is a line of `meshes.jsonl` beside the results and is compiled once. XLA may exchange
+the parts of a product in a loop, while it multiplies others; here it may not, so that every FLOP
+and byte is counted.
 """
 
 from __future__ import annotations
@@ -21,13 +25,17 @@ from ._compilers import compiled, devices
 import collections
 import itertools
 import math
+import sys
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
+
+from curvax.transforms.distribute import _cut
 
 from . import _lines, _record
 from ._devices import abstract_state, collectives, own_bytes
@@ -41,6 +49,7 @@ SLICES = {"4x4": (4, 4), "16x16": (16, 16)}
 LAYOUTS = ("fsdp", "tensor", "data")
 LAST = ("out", "down")  # kernels whose columns are the model's width
 CHOSEN = ("muon", "racs", "soap", "shampoo", "galore", "sumo")
+WITHOUT_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 2**31 - 1}
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -52,6 +61,7 @@ class Cell(NamedTuple):
     layout: str
     method: str
     mesh: bool  # `mesh=`
+    shared: bool  # devices may share a matrix
 
 
 def mesh_of(name: str) -> Mesh:
@@ -91,15 +101,21 @@ def measured(cell: Cell) -> dict[str, Any]:
         name: {"kernel": on_mesh(kernel["kernel"], NamedSharding(mesh, spec_of(name, cell.layout)))}
         for name, kernel in abstract_kernels(model, dtype, scanned=True).items()
     }
-    state = abstract_state(optimizer, params, mesh)
 
     def step(state: Any, gradients: Any, params: Any) -> Any:
         return optimizer.update(gradients, state, params)[::-1]
 
-    shardings = jax.tree.map(lambda x: x.sharding, (state, params))
-    with without_refreshes():
+    smallest = _cut.SMALLEST if cell.shared else sys.maxsize
+    with without_refreshes(), mock.patch.object(_cut, "SMALLEST", smallest):
+        state = abstract_state(optimizer, params, mesh)
+        shardings = jax.tree.map(lambda x: x.sharding, (state, params))
         made = compiled(
-            "v5e", step, (state, params, params), donated=(0, 1), out_shardings=shardings
+            "v5e",
+            step,
+            (state, params, params),
+            donated=(0, 1),
+            out_shardings=shardings,
+            compiler_options=WITHOUT_WINDOWS,
         )
     if made is None:
         return {"error": "does not fit"}
@@ -113,6 +129,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         "received": dict(received),
         "collectives": len(found),
         "inside": sum(exchange.inside for exchange in found),
+        "flops": made.program.cost_analysis()["flops"],
         "state": own_bytes(state),
         "temporaries": made.temporaries,
         "whole": made.whole,
@@ -122,8 +139,9 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 def cells(args: Any) -> list[Cell]:
     """What the arguments ask for."""
-    grid = itertools.product(args.model, args.slice, args.layout, args.methods, (True, False))
-    return [Cell(*cell) for cell in grid if cell[3] not in PEERS or not cell[4]]
+    how = [(True, True), (False, True), *([(True, False)] if args.whole else [])]
+    grid = itertools.product(args.model, args.slice, args.layout, args.methods, how)
+    return [Cell(*cell, *own) for *cell, own in grid if cell[3] not in PEERS or not own[0]]
 
 
 COLUMNS = {
@@ -132,6 +150,7 @@ COLUMNS = {
     "received": ("received in all", ".3f"),
     "collectives": ("collectives", "d"),
     "inside": ("in loops or branches", "d"),
+    "flops": ("GFLOP of a device", ",.1f"),
     "state": ("state of a device, MB", ",.1f"),
     "temporaries": ("temporaries, MB", ",.1f"),
     "whole": ("all of a device, MB", ",.1f"),
@@ -141,12 +160,14 @@ COLUMNS = {
 
 def row_of(cell: Cell, line: dict[str, Any]) -> dict[str, Any]:
     """A line of a table."""
-    row: dict[str, Any] = {"method": cell.method + ", `mesh=`" * cell.mesh}
+    how = ", `mesh=`" * cell.mesh + ", no matrix shared" * (not cell.shared)
+    row: dict[str, Any] = {"method": cell.method + how}
     if "error" in line:
         return row | {"note": line["error"]}
     row |= {kind: line["received"].get(kind, 0) / line["matrices"] for kind in KINDS}
     row["received"] = sum(line["received"].values()) / line["matrices"]
     row |= {key: line[key] / 1e6 for key in ("state", "temporaries", "whole")}
+    row["flops"] = line["flops"] / 1e9
     return row | {key: line[key] for key in ("collectives", "inside")}
 
 
@@ -193,13 +214,14 @@ def main() -> None:
     add = parser.add_argument
     names = ("optax.adamw", "optax.contrib.muon", *CHOSEN)
     for option, allowed, default in (
-        ("--model", ("1B", "7B"), ("1B", "7B")),
+        ("--model", ("1B", "7B", "7B-1"), ("1B", "7B", "7B-1")),
         ("--slice", tuple(SLICES), tuple(SLICES)),
         ("--layout", LAYOUTS, LAYOUTS),
         ("--methods", names, names),
     ):
         help = f"some of {', '.join(allowed)}, separated by commas"
         add(option, type=_record.names(allowed), default=default, help=help)
+    add("--whole", action="store_true", help="also with every matrix on one device")
     _lines.add_arguments(parser, Cell)
     args = parser.parse_args()
     if args.cell:

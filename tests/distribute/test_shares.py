@@ -60,20 +60,55 @@ def test_every_matrix_is_on_one_device_and_no_device_has_much_more_than_others(
     assert len(shares.rounds) == math.ceil(sum(n[0] % devices for n in shapes.values()) / devices)
 
 
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@hypothesis.given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)), max_size=5),
+    st.sets(st.integers(0, 4)),
+    st.integers(1, 17),
+)
+def test_matrices_are_shared_as_long_as_a_device_has_too_much(
+    sizes: list[tuple[int, int, int]], chosen: set[int], devices: int
+) -> None:
+    shapes = {str(i): shape for i, shape in enumerate(sizes)}
+    divisible = {str(i) for i in chosen} & set(shapes)
+    shares = _shares.share(shapes, devices, divisible)
+    price = {key: _shares.cost(*shape[1:]) for key, shape in shapes.items()}
+    left = {key: shape[0] % devices for key, shape in shapes.items()}
+    load = np.full(devices, float(sum(shares.each[key] * price[key] for key in shapes)))
+    load += sum(left[key] * price[key] for key in shares.cut) / devices
+    dealt = collections.Counter[str]()
+    for r in shares.rounds:
+        for device, kind in enumerate(r.kind):
+            if kind < len(r.kinds):
+                dealt[r.kinds[kind]] += 1
+                load[device] += price[r.kinds[kind]]
+    assert dealt == {key: n for key, n in left.items() if n and key not in shares.cut}
+    assert set(shares.cut) <= divisible
+    open_to_it = {key for key in divisible - set(shares.cut) if left[key]}
+    if open_to_it:
+        assert max(load) <= load.mean() * _shares.MOST_WORK * (1 + 1e-9)
+        for key in shares.cut:  # the most expensive first
+            assert price[key] >= max(price[other] for other in open_to_it)
+    if not divisible:
+        assert shares == _shares.share(shapes, devices)
+
+
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @hypothesis.given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)), max_size=4),
     st.integers(1, 5),
+    st.sets(st.integers(0, 3)),
 )
 def test_stacks_that_are_split_and_joined_are_unchanged(
-    shapes: list[tuple[int, int, int]], devices: int
+    shapes: list[tuple[int, int, int]], devices: int, chosen: set[int]
 ) -> None:
     stacks: Any = {
         str(i): np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + 1000 * i
         for i, shape in enumerate(shapes)
     }
-    shares = _shares.share({key: x.shape for key, x in stacks.items()}, devices)
-    whole, left = shares.split(stacks)
+    divisible = {str(i) for i in chosen} & set(stacks)
+    shares = _shares.share({key: x.shape for key, x in stacks.items()}, devices, divisible)
+    whole, left, cut = shares.split(stacks)
     assert all(len(x) == shares.whole(key) for key, x in whole.items())
     rows = []
     for r in shares.rounds:
@@ -85,7 +120,7 @@ def test_stacks_that_are_split_and_joined_are_unchanged(
                 row[device, : own.size] = own
         rows.append(row)
     with mock.patch.object(_shares, "jnp", np):  # which compiles nothing
-        joined = shares.joined(stacks, whole, rows, lambda x, like: x)
+        joined = shares.joined(stacks, whole, rows, cut, lambda x, like: x)
     assert joined.keys() == stacks.keys()
     assert all(np.array_equal(joined[key], x) for key, x in stacks.items())
 

@@ -3,7 +3,8 @@
 `distribute(inner, mesh)` replaces `inner` behind the matrix view. Batch entries never influence
 each other, so each device runs `inner` on its own matrices inside `shard_map`: the statistics,
 checks and refreshes of a matrix happen on its owner without communication. Each step sends
-gradients to their owners and updates back.
+gradients to their owners and updates back. Where there are too few matrices for that, devices share
+the work of one, if its transformation consists of products (`_cut.py`).
 
 *Numerics.* Those of one device, except that with `stagger` each device spreads its own refreshes
 over the period. *Memory.* A device holds the state of its own matrices (`_shares.py`).
@@ -19,12 +20,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .._paths import is_placeholder
 from .._recording import record
 from .._validate import check_choice
+from ..linalg._spread import spreading
+from ._cut import divisible, spec_of
 from ._layout import DistributedState, StateLayout, is_divided
 from ._meshes import cut_by_columns, explicit_sharding, is_explicit, put, sharded_like
 from ._shares import Round
@@ -44,7 +47,12 @@ class DivisionRecord(NamedTuple):
         """Each stack, and the number of devices that share its matrices."""
         number = self.layout.shares.devices
         for key, stack in self.layout.stacks.items():
-            yield key, f"on {min(number, stack.shape[0])} of {number} devices"
+            if key in self.layout.shares.cut:
+                left = stack.shape[0] - self.layout.shares.whole(key)
+                matrices = "1 matrix" if left == 1 else f"{left} matrices"
+                yield key, f"on {number} of {number} devices, which share {matrices}"
+            else:
+                yield key, f"on {min(number, stack.shape[0])} of {number} devices"
 
 
 def distribute(
@@ -95,8 +103,12 @@ def _over(
     """`distribute` over a mesh."""
     devices = math.prod(mesh.shape[a] for a in axes)
 
-    def spec_of(x: Any) -> P:
-        return P(axes) if x.ndim else P()
+    def layout_of(like: Any) -> StateLayout:
+        stacks = _abstract(like)
+        return StateLayout(inner.init, stacks, devices, divisible(inner, stacks, devices))
+
+    def placed(state: DistributedState, layout: StateLayout) -> DistributedState:
+        return jax.tree.map(lambda x, spec: put(x, mesh, spec), state, layout.specs(axes))
 
     def travelling(x: jax.Array, stack: jax.Array) -> jax.Array:
         """`x`, or a part of it, with the sharding of its stack, where that is known."""
@@ -108,22 +120,23 @@ def _over(
     def init(params: Any) -> Any:
         if is_placeholder(params):
             return DistributedState(inner.init(params), params)
-        layout = StateLayout(inner.init, _abstract(params), devices)
-        state = layout.divided(inner.init(params))
-        state = jax.tree.map(lambda x: put(x, mesh, spec_of(x)), state)
+        layout = layout_of(params)
+        state = placed(layout.divided(inner.init(params)), layout)
         record(DivisionRecord(state, layout, mesh, axes))
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        layout = _layout(inner, updates, params, state, devices)
-        given = []
+        layout = layout_of(updates if params is None else params)
+        _check_layout(layout, params, state)
+        given, shared = [], []
         for stacks in (updates, params):
             if stacks is not None:
-                whole, left = layout.shares.split(stacks)
+                whole, left, cut = layout.shares.split(stacks)
                 whole = {k: put(travelling(x, stacks[k]), mesh, P(axes)) for k, x in whole.items()}
                 given.append((whole, {key: put(x, mesh, P()) for key, x in left.items()}))
-        state = jax.tree.map(lambda x: put(x, mesh, spec_of(x)), state)
-        specs = jax.tree.map(spec_of, state)
+                shared.append(cut)
+        state = placed(state, layout)
+        dealt, specs = (x._replace(cut=()) for x in (state, layout.specs(axes)))
         work = jax.shard_map(
             _Own(inner, layout, axes, extra_args).update,
             mesh=mesh,
@@ -132,7 +145,7 @@ def _over(
             check_vma=False,
         )
         try:
-            whole, rows, state = work(state, *given)
+            whole, rows, dealt = work(dealt, *given)
         except NotImplementedError as error:
             if "Closing over" not in str(error):
                 raise
@@ -143,7 +156,12 @@ def _over(
             ) from error
         whole = {key: travelling(x, updates[key]) for key, x in whole.items()}
         rows = [put(x, mesh, P()) for x in rows]
-        return layout.shares.joined(updates, whole, rows, sharded_like), state
+        cut, own = {}, ()
+        if layout.shares.cut:
+            together = _Shared(inner, layout, mesh, axes, extra_args)
+            cut, own = together.update(layout.scalars(state.whole), state.cut, *shared)
+        updates = layout.shares.joined(updates, whole, rows, cut, sharded_like)
+        return updates, dealt._replace(cut=own)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -176,35 +194,34 @@ def _within(
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        layout = _layout(inner, updates, params, state, devices(), holders=devices())
+        layout = StateLayout(
+            inner.init, _abstract(updates if params is None else params), devices()
+        )
+        _check_layout(layout, params, state, holders=devices())
         given = []
         for stacks in (updates, params):
             if stacks is not None:
-                whole, left = layout.shares.split(stacks)
+                whole, left, _ = layout.shares.split(stacks)
                 given.append((jax.tree.map(own, whole), left))
         work = _Own(inner, layout, axes, extra_args)
         whole, rows, state = work.update(state, *given)
         whole, rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axes, tiled=True), (whole, rows))
-        return layout.shares.joined(updates, whole, rows, lambda x, _: x), state
+        return layout.shares.joined(updates, whole, rows, {}, lambda x, _: x), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _layout(
-    inner: Any, updates: Any, params: Any, state: Any, devices: int, holders: int = 1
-) -> StateLayout:
-    """The layout of the state for these parameters.
+def _check_layout(layout: StateLayout, params: Any, state: Any, holders: int = 1) -> None:
+    """Requires `state` to have this layout, or to be one of `holders` equal parts.
 
     Raises:
-      ValueError: if it depends on missing parameters, or `state` does not have it.
+      ValueError: if it has not.
     """
-    layout = StateLayout(inner.init, _abstract(updates if params is None else params), devices)
     if not (is_divided(state) and layout.fits(state, holders)):
         raise ValueError(
             "state: it belongs to other parameters, or to another number of devices."
             + " Or update needs params: their dtypes are not the gradients'." * (params is None)
         )
-    return layout
 
 
 class _Own:
@@ -224,7 +241,7 @@ class _Own:
             row, own = self._single(r, index, own, scalars, gradients[1], params[1])
             rows.append(row[None])
             singles.append({dtype: x[None] for dtype, x in own.items()})
-        return updates, tuple(rows), DistributedState(whole, tuple(singles))
+        return updates, tuple(rows), DistributedState(whole, tuple(singles), ())
 
     def _single(self, r: Round, index: Any, buffers: Any, scalars: Any, left: Any, params: Any):
         lengths = {dtype: x.size for dtype, x in buffers.items()}
@@ -237,11 +254,12 @@ class _Own:
 
                 gradient = {key: one(left[key])}
                 parameter = None if params is None else {key: one(params[key])}
-                state = self.layout.single_state(key, buffers, scalars)
+                part = self.layout.single[key]
+                state = part.state(self.layout.unpacked(key, buffers), scalars)
                 update, state = self.inner.update(gradient, state, parameter, **self.extra_args)
                 row = update[key].astype(dtype).reshape(-1)
                 row = jnp.pad(row, (0, size - row.size))
-                return row, self.layout.packed(self.layout.own_leaves(key, state), lengths)
+                return row, self.layout.packed(part.own(jax.tree.leaves(state)), lengths)
 
             return branch
 
@@ -251,6 +269,38 @@ class _Own:
 
         kind, entry = (jnp.asarray(table)[index] for table in (r.kind, r.entry))
         return jax.lax.switch(kind, [*map(work, r.kinds), nothing], entry, buffers)
+
+
+class _Shared:
+    """The work of all devices on the matrices that they share."""
+
+    def __init__(self, inner: Any, layout: StateLayout, mesh: Mesh, axes: Any, extra_args: Any):
+        self.inner, self.layout, self.extra_args = inner, layout, extra_args
+        self.mesh, self.axes = mesh, axes
+
+    def update(self, scalars: Any, own: Any, gradients: Any, params: Any = None) -> tuple[Any, Any]:
+        """Updates, and the arrays of the state."""
+        given = jax.tree.map(lambda x: put(x, self.mesh, self._spec(x)), (own, gradients, params))
+        work = self._work
+        if is_explicit(self.mesh):  # there JAX leaves no product to the partitioner
+            results = (gradients, own)
+            shardings = jax.tree.map(lambda x: NamedSharding(self.mesh, self._spec(x)), results)
+            work = jax.sharding.auto_axes(work, axes=self.mesh.axis_names, out_sharding=shardings)
+            return work(scalars, *given)
+        return jax.tree.map(lambda x: put(x, self.mesh, self._spec(x)), work(scalars, *given))
+
+    def _work(self, scalars: Any, own: Any, gradients: Any, params: Any) -> tuple[Any, Any]:
+        state = self.layout.cut.state(own, scalars)
+        with spreading(self._cut):
+            updates, state = self.inner.update(gradients, state, params, **self.extra_args)
+        return updates, tuple(self.layout.cut.own(jax.tree.leaves(state)))
+
+    def _spec(self, x: Any) -> P:
+        return spec_of(x.shape, self.axes, self.layout.shares.devices)
+
+    def _cut(self, x: jax.Array) -> jax.Array:
+        there = jax.sharding.get_abstract_mesh() if is_explicit(self.mesh) else self.mesh
+        return jax.lax.with_sharding_constraint(x, NamedSharding(there, self._spec(x)))
 
 
 def _row_of(stacks: Sequence[Any]) -> tuple[int, Any]:

@@ -3,20 +3,23 @@
 The state of a transformation on stacks holds scalars, and arrays whose first axis is a stack's.
 Arrays of evenly divided stacks are sharded along that axis. The state of a matrix that is dealt out
 on its own is flattened into one buffer per dtype, padded to the longest of its round: one array,
-sharded over the devices, holds matrices of different shapes.
+sharded over the devices, holds matrices of different shapes. Arrays of matrices that devices share
+are cut along their longest axis.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from .._keys import members_of
 from .._recording import recording
+from ._cut import spec_of
 from ._shares import share
 
 Stacks = Mapping[str, jax.ShapeDtypeStruct]
@@ -28,6 +31,7 @@ class DistributedState(NamedTuple):
 
     whole: Any  # the state of the evenly divided stacks, sharded along their first axes
     singles: tuple[Buffers, ...]  # per round and dtype (devices, length), sharded by row
+    cut: tuple[jax.Array, ...]  # the state of matrices that all devices share, but for scalars
 
 
 def is_divided(node: Any) -> bool:
@@ -35,14 +39,37 @@ def is_divided(node: Any) -> bool:
     return isinstance(node, DistributedState)
 
 
+class Part(NamedTuple):
+    """The state for some of the matrices."""
+
+    leaves: list[Any]
+    owners: list[str | None]  # the stack that each leaf belongs to; None if all share it
+    treedef: Any
+
+    def own(self, leaves: Any) -> list[Any]:
+        """Of the leaves of such a state, those that belong to matrices."""
+        return [x for x, owner in zip(leaves, self.owners, strict=True) if owner is not None]
+
+    def scalars(self, leaves: Any) -> list[Any]:
+        """Those that all matrices share."""
+        return [x for x, owner in zip(leaves, self.owners, strict=True) if owner is None]
+
+    def state(self, own: Iterable[Any], scalars: Iterable[Any]) -> Any:
+        """The state of these leaves."""
+        own, scalars = iter(own), iter(scalars)
+        return self.treedef.unflatten([next(scalars if o is None else own) for o in self.owners])
+
+
 class StateLayout:
     """How the state of a transformation on some stacks is distributed."""
 
-    def __init__(self, init: Callable[[Any], Any], stacks: Stacks, devices: int):
-        """From the transformation's `init`, stacks `(N, m, n)` and the number of devices."""
-        shares = share({key: x.shape for key, x in stacks.items()}, devices)
+    def __init__(
+        self, init: Callable[[Any], Any], stacks: Stacks, devices: int, cut: Collection[str] = ()
+    ):
+        """From the transformation's `init`, stacks `(N, m, n)`, devices, and what they may cut."""
+        shares = share({key: x.shape for key, x in stacks.items()}, devices, cut)
 
-        def state(sizes: Mapping[str, int]) -> tuple[list[Any], list[str | None], Any]:
+        def part(sizes: Mapping[str, int]) -> Part:
             like = {
                 key: jax.ShapeDtypeStruct((size, *stacks[key].shape[1:]), stacks[key].dtype)
                 for key, size in sizes.items()
@@ -51,16 +78,15 @@ class StateLayout:
                 found = jax.eval_shape(init, like)
             pairs, treedef = jax.tree_util.tree_flatten_with_path(found)
             owners = [_owner(path, stacks) for path, _ in pairs]
-            return [leaf for _, leaf in pairs], owners, treedef
+            return Part([leaf for _, leaf in pairs], owners, treedef)
 
         self.stacks, self.shares = stacks, shares
-        joined, self.owners, self.treedef = state({key: x.shape[0] for key, x in stacks.items()})
-        self.joined_shapes = self.treedef.unflatten(joined)  # the state of one device
-        self.whole_leaves, self.whole_owners, self.whole_treedef = state(
-            {key: shares.whole(key) for key, each in shares.each.items() if each}
-        )
+        self.all = part({key: x.shape[0] for key, x in stacks.items()})
+        self.joined_shapes = self.all.treedef.unflatten(self.all.leaves)  # of one device
+        self.whole = part({key: shares.whole(key) for key, each in shares.each.items() if each})
         kinds = dict.fromkeys(key for r in shares.rounds for key in r.kinds)
-        self.single = {key: state({key: 1}) for key in kinds}
+        self.single = {key: part({key: 1}) for key in kinds}
+        self.cut = part({key: stacks[key].shape[0] - shares.whole(key) for key in shares.cut})
         self._check_parts()
 
     def _check_parts(self) -> None:
@@ -69,21 +95,13 @@ class StateLayout:
         Raises:
           ValueError: if it has other arrays.
         """
-        dtypes = {
-            key: [
-                leaf.dtype
-                for leaf, owner in zip(
-                    jax.tree.leaves(self.joined_shapes), self.owners, strict=True
-                )
-                if owner == key
-            ]
-            for key in self.stacks
-        }
-        parts = [(self.whole_leaves, self.whole_owners), *(x[:2] for x in self.single.values())]
-        for leaves, owners in parts:
-            for key in {owner for owner in owners if owner is not None}:
-                own = [x.dtype for x, owner in zip(leaves, owners, strict=True) if owner == key]
-                if own != dtypes[key]:
+
+        def dtypes(part: Part, key: str) -> list[Any]:
+            return [x.dtype for x, o in zip(part.leaves, part.owners, strict=True) if o == key]
+
+        for part in (self.whole, self.cut, *self.single.values()):
+            for key in set(part.owners) - {None}:
+                if dtypes(part, key) != dtypes(self.all, key):
                     raise ValueError(
                         "the transformation's state depends on the number of matrices in a stack "
                         "and cannot be distributed. (quantize_state decides by size: give it "
@@ -102,12 +120,24 @@ class StateLayout:
         whole = [((*x.shape,), x.dtype) for x in jax.tree.leaves(state.whole)]
         singles = [{d: x.shape for d, x in buffers.items()} for buffers in state.singles]
         devices = self.shares.devices
-        return whole == [
-            (parts(*x.shape) if x.ndim else (), x.dtype) for x in self.whole_leaves
-        ] and singles == [
-            {d: parts(devices, length) for d, length in self.lengths(r.kinds).items()}
-            for r in self.shares.rounds
-        ]
+        return (
+            whole == [(parts(*x.shape) if x.ndim else (), x.dtype) for x in self.whole.leaves]
+            and singles
+            == [
+                {d: parts(devices, length) for d, length in self.lengths(r.kinds).items()}
+                for r in self.shares.rounds
+            ]
+            and [(x.shape, x.dtype) for x in state.cut]
+            == [(x.shape, x.dtype) for x in self.cut.own(self.cut.leaves)]
+        )
+
+    def specs(self, axes: tuple[str, ...]) -> DistributedState:
+        """How each array of the state is sharded over mesh axes."""
+        whole = [P(axes) if x.ndim else P() for x in self.whole.leaves]
+        singles = [dict.fromkeys(self.lengths(r.kinds), P(axes)) for r in self.shares.rounds]
+        devices = self.shares.devices
+        cut = [spec_of(x.shape, axes, devices) for x in self.cut.own(self.cut.leaves)]
+        return DistributedState(self.whole.treedef.unflatten(whole), tuple(singles), tuple(cut))
 
     def packed(self, leaves: list[jax.Array], lengths: Mapping[str, int]) -> Buffers:
         """One matrix's arrays of the state, each `(1, …)`, as buffers."""
@@ -123,12 +153,11 @@ class StateLayout:
     def unpacked(self, key: str, buffers: Mapping[str, jax.Array]) -> list[jax.Array]:
         """The inverse of `packed`."""
         leaves, start = [], dict.fromkeys(buffers, 0)
-        for leaf, owner in zip(*self.single[key][:2], strict=True):
-            if owner is not None:
-                dtype, size = leaf.dtype.name, math.prod(leaf.shape)
-                begin = start[dtype]
-                leaves.append(buffers[dtype][begin : begin + size].reshape(leaf.shape))
-                start[dtype] = begin + size
+        for leaf in self.single[key].own(self.single[key].leaves):
+            dtype, size = leaf.dtype.name, math.prod(leaf.shape)
+            begin = start[dtype]
+            leaves.append(buffers[dtype][begin : begin + size].reshape(leaf.shape))
+            start[dtype] = begin + size
         return leaves
 
     def lengths(self, kinds: tuple[str, ...]) -> dict[str, int]:
@@ -136,33 +165,19 @@ class StateLayout:
         longest: dict[str, int] = {}
         for key in kinds:
             own: dict[str, int] = {}
-            for leaf, owner in zip(*self.single[key][:2], strict=True):
-                if owner is not None:
-                    own[leaf.dtype.name] = own.get(leaf.dtype.name, 0) + math.prod(leaf.shape)
+            for leaf in self.single[key].own(self.single[key].leaves):
+                own[leaf.dtype.name] = own.get(leaf.dtype.name, 0) + math.prod(leaf.shape)
             longest = {d: max(own.get(d, 0), longest.get(d, 0)) for d in {**longest, **own}}
         return longest
 
-    def single_state(self, key: str, buffers: Buffers, scalars: list[jax.Array]) -> Any:
-        """The transformation's state for one matrix of the stack `key`."""
-        own, shared = iter(self.unpacked(key, buffers)), iter(scalars)
-        _, owners, treedef = self.single[key]
-        return treedef.unflatten([next(shared if o is None else own) for o in owners])
-
-    def own_leaves(self, key: str, state: Any) -> list[jax.Array]:
-        """The arrays of a `single_state` that belong to the matrix."""
-        leaves = jax.tree.leaves(state)
-        owners = self.single[key][1]
-        return [x for x, owner in zip(leaves, owners, strict=True) if owner is not None]
-
     def scalars(self, whole: Any) -> list[jax.Array]:
         """The arrays that all matrices share, from the state of the evenly divided stacks."""
-        leaves = jax.tree.leaves(whole)
-        return [x for x, owner in zip(leaves, self.whole_owners, strict=True) if owner is None]
+        return self.whole.scalars(jax.tree.leaves(whole))
 
     def divided(self, state: Any) -> DistributedState:
         """The distributed form of a state of one device."""
-        leaves = self.treedef.flatten_up_to(state)
-        pairs = list(zip(leaves, self.owners, strict=True))
+        leaves = self.all.treedef.flatten_up_to(state)
+        pairs = list(zip(leaves, self.all.owners, strict=True))
         evenly = [
             x if owner is None else x[: self.shares.whole(owner)]
             for x, owner in pairs
@@ -181,11 +196,12 @@ class StateLayout:
                 own = [x[place : place + 1] for x, owner in pairs if owner == key]
                 rows.append(self.packed(own, lengths))
             singles.append(jax.tree.map(lambda *x: jnp.stack(x), *rows))
-        return DistributedState(self.whole_treedef.unflatten(evenly), tuple(singles))
+        cut = [x[self.shares.whole(o) :] for x, o in pairs if o in self.shares.cut]
+        return DistributedState(self.whole.treedef.unflatten(evenly), tuple(singles), tuple(cut))
 
     def joined(self, state: DistributedState) -> Any:
         """The state of one device; the inverse of `divided`."""
-        whole = list(zip(jax.tree.leaves(state.whole), self.whole_owners, strict=True))
+        whole = list(zip(jax.tree.leaves(state.whole), self.whole.owners, strict=True))
         columns: dict[str, list[list[jax.Array]]] = {
             key: [[x] for x, owner in whole if owner == key] for key in self.stacks
         }
@@ -199,13 +215,18 @@ class StateLayout:
             columns[key] = columns[key] or [[] for _ in left[key, entry]]
             for parts, x in zip(columns[key], left[key, entry], strict=True):
                 parts.append(x)
+        owners = [owner for owner in self.cut.owners if owner is not None]
+        for key in self.shares.cut:
+            own = [[x] for x, owner in zip(state.cut, owners, strict=True) if owner == key]
+            whole_of = columns[key] or [[] for _ in own]
+            columns[key] = [[*parts, *x] for parts, x in zip(whole_of, own, strict=True)]
         arrays = {
             key: iter([x[0] if len(x) == 1 else jnp.concatenate(x) for x in parts])
             for key, parts in columns.items()
         }
         scalars = iter(self.scalars(state.whole))
-        return self.treedef.unflatten(
-            [next(scalars if owner is None else arrays[owner]) for owner in self.owners]
+        return self.all.treedef.unflatten(
+            [next(scalars if owner is None else arrays[owner]) for owner in self.all.owners]
         )
 
 

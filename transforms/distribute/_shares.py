@@ -5,20 +5,25 @@ are dealt out in rounds of at most one matrix per device, the most expensive fir
 device with the least work so far. No device gets more than one matrix above the mean, and nothing
 is padded: the matrices of a round may differ in shape.
 
-The number of matrices (of blocks, with `block_size`) bounds the number of devices with any work.
+Matrices that may be divided (`_cut.py`) are not dealt out, but shared by all devices, if one device
+would have too much work otherwise: remainders of whole stacks, the most expensive first. Without
+them the number of matrices (of blocks, with `block_size`) bounds the number of devices with work.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 Stacks = dict[str, jax.Array]
+
+MOST_WORK = 1.25
+"""A device's work at most, over the mean, as long as there are matrices to divide."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,26 +42,33 @@ class Shares:
     devices: int
     each: Mapping[str, int]  # per stack, the number of matrices that every device gets
     rounds: tuple[Round, ...]
+    cut: tuple[str, ...] = ()  # stacks whose remainders all devices share
 
     def whole(self, key: str) -> int:
         """How many matrices of a stack are divided evenly; they come first."""
         return self.devices * self.each[key]
 
-    def split(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks]:
-        """The evenly divided part of some stacks, and their remainders."""
+    def split(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks, Stacks]:
+        """The evenly divided part of some stacks, and remainders to deal out and to cut."""
         whole = {k: x[: self.whole(k)] for k, x in stacks.items() if self.each[k]}
         left = {k: x[self.whole(k) :] for k, x in stacks.items() if len(x) > self.whole(k)}
-        return whole, left
+        return whole, left, {key: left.pop(key) for key in self.cut}
 
     def joined(
-        self, like: Stacks, whole: Stacks, rows: Sequence[jax.Array], place: Callable[..., Any]
+        self,
+        like: Stacks,
+        whole: Stacks,
+        rows: Sequence[jax.Array],
+        cut: Stacks,
+        place: Callable[..., Any],
     ) -> Stacks:
-        """Joins stacks from their evenly divided parts and the flat rows of their remainders.
+        """Joins stacks from their parts.
 
         Args:
           like: stacks with the resulting shapes and dtypes.
           whole: the evenly divided parts.
           rows: for each round `(devices, length)`, one flattened matrix per device.
+          cut: the remainders that all devices share.
           place: moves a matrix `(1, m, n)` to the sharding of its stack in `like`.
         """
         left: dict[str, dict[int, jax.Array]] = {key: {} for key in like}
@@ -72,6 +84,7 @@ class Shares:
         for key, x in like.items():
             parts = [whole[key]] if key in whole else []
             parts += [left[key][i] for i in sorted(left[key])]
+            parts += [place(cut[key], x)] if key in cut else []
             parts = [part.astype(x.dtype) for part in parts]
             stacks[key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
         return stacks
@@ -82,20 +95,42 @@ def cost(rows: int, columns: int) -> float:
     return float(rows + columns) ** 3
 
 
-def share(shapes: Mapping[str, tuple[int, ...]], devices: int) -> Shares:
-    """Divides stacks of shapes `(N, m, n)` among devices."""
+def share(
+    shapes: Mapping[str, tuple[int, ...]], devices: int, divisible: Collection[str] = ()
+) -> Shares:
+    """Divides stacks of shapes `(N, m, n)` among devices; matrices of some stacks are divisible."""
     each = {key: shape[0] // devices for key, shape in shapes.items()}
-    left = [(key, i) for key, shape in shapes.items() for i in range(shape[0] % devices)]
-    left.sort(key=lambda item: -cost(*shapes[item[0]][1:]))
+    prices = {key: cost(*shape[1:]) for key, shape in shapes.items()}
+    mean = sum(shape[0] * prices[key] for key, shape in shapes.items()) / devices
+    to_cut = sorted(
+        (key for key in divisible if shapes[key][0] % devices), key=lambda key: prices[key]
+    )
+    cut: list[str] = []
+    while True:
+        left = {key: shape[0] % devices for key, shape in shapes.items() if key not in cut}
+        rounds, load = _dealt(left, prices, devices)
+        # What all devices have alike: the mean of everything that is not dealt out.
+        alike = mean - sum(load) / devices
+        if not to_cut or alike + max(load) <= MOST_WORK * mean:
+            return Shares(devices, each, rounds, tuple(sorted(cut)))
+        cut.append(to_cut.pop())
+
+
+def _dealt(
+    left: Mapping[str, int], prices: Mapping[str, float], devices: int
+) -> tuple[tuple[Round, ...], list[float]]:
+    """Rounds of so many matrices of each stack, and the work of each device."""
+    matrices = [(key, i) for key, number in left.items() for i in range(number)]
+    matrices.sort(key=lambda item: -prices[item[0]])
     load = [0.0] * devices
     rounds = []
-    for start in range(0, len(left), devices):
-        items = left[start : start + devices]
+    for start in range(0, len(matrices), devices):
+        items = matrices[start : start + devices]
         kinds = tuple(dict.fromkeys(key for key, _ in items))
         kind, entry = [len(kinds)] * devices, [0] * devices
         order = sorted(range(devices), key=load.__getitem__)
         for device, (key, i) in zip(order, items, strict=False):
             kind[device], entry[device] = kinds.index(key), i
-            load[device] += cost(*shapes[key][1:])
+            load[device] += prices[key]
         rounds.append(Round(kinds, tuple(kind), tuple(entry)))
-    return Shares(devices, each, tuple(rounds))
+    return tuple(rounds), load

@@ -43,6 +43,7 @@ from ._numerics import one_by_one, power_of_two
 from ._platforms import by_platform
 from ._products import gram_of
 from ._qr import qr
+from ._spread import spread
 from ._svd import polar_by_products, thin_svd
 from ._tiles import product
 
@@ -200,13 +201,13 @@ def _factor(gram: jax.Array, rows: Sequence[Any]) -> jax.Array:
 
     def of_one(gram: jax.Array, row: Any) -> jax.Array:
         a, b, c = row
-        return a * eye + b * gram + c * (gram @ gram)
+        return a * eye + b * gram + c * spread(gram @ gram)
 
     product = factor = of_one(gram, rows[0])
     for row in rows[1:]:
-        gram = factor @ gram @ factor
+        gram = spread(spread(factor @ gram) @ factor)
         factor = of_one(gram, row)
-        product = factor @ product
+        product = spread(factor @ product)
     return product
 
 

@@ -2,7 +2,8 @@
 
 *On TPUs* (`_platforms.py`) large ones are summed over tiles in a loop. In `Precision.HIGHEST` XLA
 takes 11 s of CPU time to compile a product of order 2048 for a v5e, each time that a program has
-one; in tiles it takes 1.3 s at order 4096.
+one; in tiles it takes 1.3 s at order 4096. Where devices share a matrix (`_spread.py`) there are no
+tiles.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 from ._numerics import HIGHEST, zeros_beside
 from ._platforms import by_platform
+from ._spread import is_shared, spread
 
 TILE = 512
 """Rows, columns and summands of a tile."""
@@ -19,6 +21,8 @@ TILE = 512
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a b` for `a (..., m, k)` and `b (..., k, n)` of one dtype."""
+    if is_shared():
+        return spread(_plain(a, b))
     if max(*a.shape[-2:], b.shape[-1]) <= TILE:
         return _plain(a, b)
     return by_platform(in_tiles, _plain, a, b)

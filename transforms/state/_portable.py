@@ -81,8 +81,8 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
 
     def divided(node: Any, record: DivisionRecord) -> Any:
         mesh = _mesh_of(record)
-        parts = jax.eval_shape(record.layout.divided, record.layout.joined_shapes)
-        shardings = jax.tree.map(lambda x: first_axis(mesh, record.axes, x), parts)
+        specs = record.layout.specs(record.axes)
+        shardings = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
         return _moved(record.layout.divided, node, shardings, mesh)
 
     return whole.map_divided(divided, stacked)
@@ -234,11 +234,6 @@ def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> An
     there = jax.tree.map(lambda s: NamedSharding(auto, s.spec), shardings)
     done = jax.jit(f, out_shardings=there)(jax.tree.map(placed, tree))
     return jax.device_put(done, shardings)
-
-
-def first_axis(mesh: Mesh, axes: tuple[str, ...], x: Any) -> NamedSharding:
-    """The sharding of an array of a distributed state."""
-    return NamedSharding(mesh, P(axes) if x.ndim else P())
 
 
 def _other_axis(mesh: Mesh, axes: tuple[str, ...], x: Any) -> NamedSharding:

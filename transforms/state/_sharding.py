@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 from .._paths import named_leaves
 from ..distribute._layout import is_divided
 from ._entries import Entry, entries_in
-from ._portable import first_axis
 from ._traced import traced
 
 SMALL = 1024
@@ -75,7 +74,8 @@ def state_sharding(
             raise ValueError(
                 f"the optimizer distributes its state over {record.mesh}, not over {mesh}."
             )
-        return jax.tree.map(lambda x: _spelled(first_axis(mesh, record.axes, x), x), node)
+        specs = record.layout.specs(record.axes)
+        return jax.tree.map(lambda x, spec: _spelled(NamedSharding(mesh, spec), x), node, specs)
 
     as_joined = jax.tree.unflatten(jax.tree.structure(parts.joined), undivided)
     sharded = parts.map_divided(of_part, parts.state)

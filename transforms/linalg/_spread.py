@@ -1,0 +1,40 @@
+"""Products of a matrix that several devices share.
+
+XLA's partitioner divides a product among devices if its result is divided, or an argument along the
+axis that is summed. A matrix that is cut along its longer side therefore has its Gram matrix from
+partial sums, and its products with small square matrices piece by piece, without a word. Products
+of small square matrices would be computed on every device in full: `spread` cuts their results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+import jax
+
+Cut = Callable[[jax.Array], jax.Array]
+
+_CUT: ContextVar[Cut | None] = ContextVar("cut", default=None)
+
+
+@contextlib.contextmanager
+def spreading(cut: Cut) -> Iterator[None]:
+    """Inside, devices share the matrices, and `cut` gives an array the sharding of its parts."""
+    token = _CUT.set(cut)
+    try:
+        yield
+    finally:
+        _CUT.reset(token)
+
+
+def is_shared() -> bool:
+    """Whether devices share the matrices."""
+    return _CUT.get() is not None
+
+
+def spread(x: jax.Array) -> jax.Array:
+    """`x`, computed in parts if devices share the matrices."""
+    cut = _CUT.get()
+    return x if cut is None else cut(x)
