@@ -1,7 +1,8 @@
-"""The basis of all linear algebra here: full precision, exact scaling, one matrix at a time."""
+"""The basis of all linear algebra here: full precision, exact scaling, batches of matrices."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +22,12 @@ def power_of_two(largest: jax.Array) -> jax.Array:
 
 
 def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """Applies `f` to each matrix of `x (..., m, n)`, in one loop.
+    """Applies `f` to each matrix of `x (..., m, n)`, in one loop; on GPUs to all at once.
 
     On CPUs the decomposition of a batch (LAPACK, jaxlib 0.10) occupies one of XLA's threads while
     it waits for others. If as many batches are decomposed at once as there are threads, such as
-    two shapes on two cores, they deadlock.
+    two shapes on two cores, they deadlock. On GPUs a decomposition launches many small kernels,
+    and that of a batch no more than that of a matrix.
 
     Args:
       f: maps a matrix `(m, n)` to arrays of any shapes.
@@ -35,7 +37,12 @@ def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
       What `f` returns, with the leading axes of `x` in front.
     """
     batch = x.shape[:-2]
-    found = jax.lax.map(f, x.reshape(-1, *x.shape[-2:]))
+    matrices = x.reshape(-1, *x.shape[-2:])
+    if len(matrices) == 1:
+        found = jax.tree.map(lambda y: y[None], f(matrices[0]))
+    else:
+        in_turn, at_once = functools.partial(jax.lax.map, f), jax.vmap(f)
+        found = jax.lax.platform_dependent(matrices, cuda=at_once, rocm=at_once, default=in_turn)
     return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)
 
 

@@ -25,6 +25,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from .._influence import Influence, influences
 from .._recording import record, recording
+from ..linalg._spread import is_shared
 from ..refresh._due import Staggered
 
 CHUNK = 2**25
@@ -44,6 +45,7 @@ def in_chunks(
             return inner.update({key: gradients[key] for key in keys}, state, own, **extra_args)
 
         large = [key for key, x in updates.items() if matrices_in_chunk(x.shape) < x.shape[0]]
+        large = [] if is_shared() else large
         cut = _Cut.of(state, updates) if large else None
         if cut is None:
             return run([*updates], state, updates, params)
