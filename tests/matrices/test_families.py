@@ -119,6 +119,11 @@ LINEN = {
     "layers/attention/query/kernel": ((12, 64, 64), ((1,), (2,))),
     "Conv_0/kernel": ((1, 7, 3, 8), ((0, 1, 2), (3,))),
     "experts/up/kernel": ((E, D, F), ((1,), (2,))),
+    # Gemma: heads first; keys and values, or all three, on an axis before them
+    "layers/0/attn/q_einsum/kernel": ((H, D, K), ((1,), (0, 2))),
+    "layers/0/attn/kv_einsum/kernel": ((2, 1, D, K), ((2,), (1, 3))),
+    "layers/0/attn/attn_vec_einsum/kernel": ((H, K, D), ((0, 1), (2,))),
+    "layer_1/attn/qkv_einsum/w": ((3, H, D, K), ((2,), (1, 3))),
 }
 HF_FLAX = {
     "h/0/attn/c_attn/kernel": ((3 * D, D), ((1,), (0,))),
