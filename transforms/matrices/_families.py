@@ -119,6 +119,11 @@ def _output_first(ndim: int) -> MatrixAxes:
     return MatrixAxes(tuple(range(1, ndim)), 0)
 
 
+def _output_before_input(ndim: int) -> MatrixAxes:
+    """Of a transposed convolution, `(height, width, out, in)`."""
+    return MatrixAxes((*range(ndim - 2), ndim - 1), ndim - 2)
+
+
 # Families
 
 _FLAX = (
@@ -177,6 +182,18 @@ MAXTEXT = Family(
         ),
         Entry(r".*attention\w*/(out|o_proj)/kernel", MatrixAxes((0, -2), -1), (3, 4)),
         Entry(r".*/kernel", MatrixAxes(0, -1), (3,)),
+    ),
+)
+KERAS = Family(
+    "keras",
+    (
+        Entry(r".*/(query|key)/kernel", _HEADS, (3,), per_head=_ONE_HEAD),
+        Entry(r".*/value/kernel", _HEADS, (3,)),
+        Entry(r".*/attention_output/kernel", _FROM_HEADS, (3,)),
+        # (height, width, in, multiplier)
+        Entry(r"(.*/)?depthwise\w*/kernel|.*/depthwise_kernel", "depthwise convolution", (3, 4)),
+        Entry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _output_before_input, (3, 4, 5)),
+        Entry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _output_last, (3, 4, 5)),
     ),
 )
 HF_FLAX = Family(
