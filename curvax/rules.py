@@ -10,6 +10,7 @@ from .transforms.matrices._families import (
     EQUINOX,
     HAIKU,
     HF_FLAX,
+    KERAS,
     LINEN,
     MAXTEXT,
     NNX,
@@ -28,6 +29,10 @@ hf_flax = MatrixRule(family=HF_FLAX)
 """Hugging Face's Flax models: as `linen`; GPT-2's `c_attn`, `c_proj` and `c_fc` are `(out, in)`,
 and `c_attn` is three matrices."""
 
+keras = MatrixRule(family=KERAS)
+"""Keras: attention is `(D, H, K)` and `(H, K, D)`; a transposed convolution is `(..., out, in)`, a
+depthwise one `(height, width, in, multiplier)`."""
+
 linen = MatrixRule(family=LINEN)
 """Flax Linen: attention is `(D, H, K)` and `(H, K, D)`; `nn.scan` and experts stack on axis 0."""
 
@@ -41,4 +46,4 @@ torch_layout = MatrixRule(family=TORCH_LAYOUT)
 """Models from PyTorch: each matrix is `(out, in)` whatever it is called, experts are `(experts,
 out, in)`, convolutions `(out, in, ...)`."""
 
-__all__ = ["equinox", "haiku", "hf_flax", "linen", "maxtext", "nnx", "torch_layout"]
+__all__ = ["equinox", "haiku", "hf_flax", "keras", "linen", "maxtext", "nnx", "torch_layout"]

@@ -24,7 +24,7 @@ from mkdocs.structure.files import File, Files
 
 LOG = logging.getLogger("mkdocs.hooks")
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("*.md", "docs/**/*.md", "benchmarks/results/**/*.md")
+PAGES = ("*.md", "docs/**/*.md", "benchmarks/results/**/*.md", "clients/*.md")
 ASSETS = ("benchmarks/results/**/*.png", "docs/site/style.css")
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 CODE = re.compile(r"(```.*?```)", re.DOTALL)

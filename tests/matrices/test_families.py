@@ -119,6 +119,11 @@ LINEN = {
     "layers/attention/query/kernel": ((12, 64, 64), ((1,), (2,))),
     "Conv_0/kernel": ((1, 7, 3, 8), ((0, 1, 2), (3,))),
     "experts/up/kernel": ((E, D, F), ((1,), (2,))),
+    # Gemma: heads first; keys and values, or all three, on an axis before them
+    "layers/0/attn/q_einsum/kernel": ((H, D, K), ((1,), (0, 2))),
+    "layers/0/attn/kv_einsum/kernel": ((2, 1, D, K), ((2,), (1, 3))),
+    "layers/0/attn/attn_vec_einsum/kernel": ((H, K, D), ((0, 1), (2,))),
+    "layer_1/attn/qkv_einsum/w": ((3, H, D, K), ((2,), (1, 3))),
 }
 HF_FLAX = {
     "h/0/attn/c_attn/kernel": ((3 * D, D), ((1,), (0,))),
@@ -126,6 +131,20 @@ HF_FLAX = {
     "h/0/mlp/c_fc/kernel": ((4 * D, D), ((1,), (0,))),
     "h/0/ln_1/scale": ((D,), "vector"),
     "wte/embedding": ((50, D), "embedding"),
+}
+KERAS = {
+    "multi_head_attention/query/kernel": ((D, H, K), ((0,), (1, 2))),
+    "multi_head_attention/query/bias": ((H, K), "bias of query"),
+    "multi_head_attention/attention_output/kernel": ((H, K, D), ((0, 1), (2,))),
+    "dense/kernel": ((D, F), ((0,), (1,))),
+    "lstm/lstm_cell/recurrent_kernel": ((D, 4 * D), ((0,), (1,))),
+    "conv1d/kernel": ((3, 4, 8), ((0, 1), (2,))),
+    "conv2d_transpose/kernel": ((3, 3, 8, 4), ((0, 1, 3), (2,))),
+    "depthwise_conv2d/kernel": ((3, 3, 8, 1), "depthwise convolution (keras)"),
+    "separable_conv2d/depthwise_kernel": ((3, 3, 8, 1), "depthwise convolution (keras)"),
+    "separable_conv2d/pointwise_kernel": ((1, 1, 8, 4), ((0, 1, 2), (3,))),
+    "layer_normalization/gamma": ((D,), "vector"),
+    "embedding/embeddings": ((50, D), "embedding"),
 }
 TORCH = {
     "layers/0/mlp/up_proj": ((F, D), ((1,), (0,))),
@@ -143,6 +162,7 @@ TORCH = {
         ("linen", LINEN),
         ("nnx", LINEN),
         ("hf_flax", HF_FLAX),
+        ("keras", KERAS),
         ("torch_layout", TORCH),
     ],
 )
@@ -160,7 +180,7 @@ def test_queries_keys_and_values_of_gpt2_are_three_matrices() -> None:
 
 def test_without_a_family_the_same_parameters_are_questions() -> None:
     """The negative control."""
-    for expected in (EQUINOX, HAIKU, LINEN):
+    for expected in (EQUINOX, HAIKU, LINEN, KERAS):
         with pytest.raises(ValueError, match="cannot tell the matrix axes"):
             MatrixRule()(tree({name: shape for name, (shape, _) in expected.items()}))
 

@@ -108,6 +108,7 @@ _OUTPUT_FIRST = MatrixAxes(-1, -2)  # (..., out, in)
 _HEADS = MatrixAxes(-3, (-2, -1))  # (..., features, heads, head_dim)
 _ONE_HEAD = MatrixAxes(-3, -1)
 _FROM_HEADS = MatrixAxes((-3, -2), -1)  # (..., heads, head_dim, features)
+_HEADS_FIRST = MatrixAxes(-2, (-3, -1))  # (..., heads, features, head_dim)
 
 
 def _output_last(ndim: int) -> MatrixAxes:
@@ -118,9 +119,18 @@ def _output_first(ndim: int) -> MatrixAxes:
     return MatrixAxes(tuple(range(1, ndim)), 0)
 
 
+def _output_before_input(ndim: int) -> MatrixAxes:
+    """Of a transposed convolution, `(height, width, out, in)`."""
+    return MatrixAxes((*range(ndim - 2), ndim - 1), ndim - 2)
+
+
 # Families
 
 _FLAX = (
+    # Gemma's; keys and values, or all three, are side by side on the first axis.
+    Entry(r"(.*/)?q_einsum/(kernel|w)", _HEADS_FIRST, (3, 4), per_head=MatrixAxes(-2, -1)),
+    Entry(r"(.*/)?q?kv_einsum/(kernel|w)", _HEADS_FIRST, (4, 5)),
+    Entry(r"(.*/)?attn_vec_einsum/(kernel|w)", _FROM_HEADS, (3, 4)),
     Entry(r".*", _LAST, (3,), _stacked_matrix),
     Entry(r".*(attention|attn)\w*/(query|key)/kernel", _HEADS, (3, 4), per_head=_ONE_HEAD),
     Entry(r".*(attention|attn)\w*/value/kernel", _HEADS, (3, 4)),
@@ -172,6 +182,18 @@ MAXTEXT = Family(
         ),
         Entry(r".*attention\w*/(out|o_proj)/kernel", MatrixAxes((0, -2), -1), (3, 4)),
         Entry(r".*/kernel", MatrixAxes(0, -1), (3,)),
+    ),
+)
+KERAS = Family(
+    "keras",
+    (
+        Entry(r".*/(query|key)/kernel", _HEADS, (3,), per_head=_ONE_HEAD),
+        Entry(r".*/value/kernel", _HEADS, (3,)),
+        Entry(r".*/attention_output/kernel", _FROM_HEADS, (3,)),
+        # (height, width, in, multiplier)
+        Entry(r"(.*/)?depthwise\w*/kernel|.*/depthwise_kernel", "depthwise convolution", (3, 4)),
+        Entry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _output_before_input, (3, 4, 5)),
+        Entry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _output_last, (3, 4, 5)),
     ),
 )
 HF_FLAX = Family(
