@@ -68,6 +68,23 @@ def test_muon_with_nesterov_adam_for_others_is_that_of_optax():
     assert not np.allclose(plain, expected[-1]["bias"], rtol=1e-3)  # not by default
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"adaptive": True}, {"adaptive": True}),
+        ({"preconditioning": "aol"}, {"norm": "aol"}),
+        ({"preconditioning": "schatten"}, {"norm": "gram"}),
+    ],
+    ids=lambda x: next(iter(x)),
+)
+def test_muon_has_the_options_of_optax(theirs, ours):
+    gs = gradients(4)
+    old = kernels_of(optax.contrib.muon(0.02, **theirs), gs)
+    # In "aol" Optax adds its eps of 1e-8 elsewhere.
+    assert_close(kernels_of(curvax.muon(0.02, **ours), gs), old, condition=10, eps=1e-8)
+    assert not np.allclose(kernels_of(curvax.muon(0.02), gs), old, rtol=1e-3)
+
+
 def test_a_stack_that_is_adams_in_optax_has_to_be_specified():
     stack = {"layers": {"kernel": jnp.ones((2, 3, 4))}}
     optax.contrib.muon(0.1).init(stack)
