@@ -4,12 +4,12 @@
     python -m benchmarks.papers.foam_lm --full    # three seeds, about 100 minutes
 
 Every run is `examples/train_lm.py`'s model in the size of `_model.py`, on its data, with
-Adam-grafted Shampoo at one learning rate, tuned for stale Shampoo on the printed grid. For the three published
-settings of FOAM, unretuned, and both roots: the eigendecompositions executed against the fixed
-schedule with the same f, what checks and refreshes cost, and the validation loss. Then a grid over
-f, threshold and largest damping, in runs of the example's length and of three times that, on a seed
-of its own, for a setting that needs at most a fifth of the decompositions at a loss no worse; and
-that setting on the other seeds. Last the same for ASGO, whose one root is due at every step and
+Adam-grafted Shampoo at one learning rate, tuned for stale Shampoo on the printed grid. For the
+three published settings of FOAM, unretuned, and both roots: the eigendecompositions executed
+against the fixed schedule with the same f, what checks and refreshes cost, and the validation loss.
+Then a grid over f, threshold and largest damping, in runs of 200 and of 600 steps, on a seed of its
+own, for a setting that needs at most a fifth of the decompositions at a loss no worse; and that
+setting on the other seeds. Last the same for ASGO, whose one root is due at every step and
 damped by 1e-6, with FOAM's policy checked at every step.
 
 Runs that have finished are kept under runs/foam_lm and are not repeated.
