@@ -234,6 +234,38 @@ def test_galore_is_that_of_torch_on_the_transposed_weight(shape):
     np.testing.assert_allclose(kernels_of(new, gs), old, rtol=1e-2, atol=1e-4)
 
 
+def torch_scaled(gs: np.ndarray, rank: int, scale: float, *, fira: bool) -> np.ndarray:
+    """Fira's and APOLLO's updates of `(in, out)`, `in < out`, rate 1, without their limiters."""
+    mean = variance = np.zeros(())
+    basis = np.linalg.svd(gs[0])[0][:, :rank]
+    found = []
+    for step, g in enumerate(gs):
+        low = basis.T @ g
+        mean, variance = 0.9 * mean + 0.1 * low, 0.999 * variance + 0.001 * low**2
+        ratio = mean / (np.sqrt(variance) + 1e-6)
+        factor = np.linalg.norm(ratio, axis=0) / (np.linalg.norm(low, axis=0) + 1e-8)
+        direction = np.sqrt(scale) * g * factor
+        if fira:
+            direction = scale * basis @ ratio + (g - scale * basis @ low) * factor
+        size = np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
+        found.append(-size * direction)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("fira", [True, False], ids=["fira", "apollo"])
+def test_fira_and_apollo_are_those_of_torch_but_for_the_limiter(fira):
+    gs = gradients(6)
+    shared = {"rank": 2, "eps": 1e-6, "gamma": 1e9, "refresh": curvax.every(6, offset=1)}
+    if fira:
+        options = {"residual": "scaled", "scale_compensation": False}
+        new = curvax.fira(1.0, scale=0.25, **options, **shared)
+    else:
+        new = curvax.apollo(1.0, scale=4.0, sqrt_scale=True, variant="svd", **shared)
+    old = torch_scaled(gs, 2, 0.25 if fira else 4.0, fira=fira)
+    # Torch adds eps before the bias correction, and 1e-8 to the lengths.
+    np.testing.assert_allclose(kernels_of(new, gs), old, rtol=1e-2, atol=1e-4)
+
+
 # bitsandbytes
 
 
