@@ -72,9 +72,8 @@ Then double and halve it until both are worse. Weight decay is multiplied by the
 !!! abstract "A step of {title}, for an `m × n` matrix with gradient `G`, `m ≤ n`"
 {algorithm}
 
-    | | |
-    | --- | --- |
     | direction | {direction} |
+    | --- | --- |
     | state, numbers | {state} |
     | work per step, FLOPs | {work} |
     | per refresh | {refresh} |
