@@ -134,7 +134,8 @@ def muon(
       mesh_axis: the mesh axis or axes to distribute them along; all by default.
       weight_decay: decoupled weight decay of the matrices and the default `others`, multiplied by
         the learning rate: with ten times AdamW's rate, take a tenth of its `weight_decay`. For a
-        decay that does not depend on the peak of a schedule, divide it by the peak.
+        decay that does not depend on the peak of a schedule, divide it by the peak; for one that
+        does not depend on the rate at all, chain `optax.add_decayed_weights(-decay)` after it.
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
       adam_learning_rate: learning rate of the default `others`; `None` takes `learning_rate`.
       others: Optax transformation for all parameters that are not matrices, such as
