@@ -16,7 +16,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from .._paths import named_leaves
@@ -164,18 +163,17 @@ def _named(place: str, key: str, member: str) -> str:
 
 def _fitted(name: str, like: Any, array: Any) -> Any:
     """The array, with counters that it lacks at 0."""
-    shape = None if array is None else jnp.shape(array)
-    if "counts" in name.split("/") and shape is not None and shape[:-1] == like.shape[:-1]:
-        missing = max(0, like.shape[-1] - shape[-1])
-        array = jnp.pad(array, [(0, 0)] * (len(shape) - 1) + [(0, missing)])
-        shape = jnp.shape(array)
-    if shape != like.shape or jnp.result_type(array) != like.dtype:
-        given = "nothing" if array is None else f"{jnp.result_type(array)}{[*shape]}"
+    found = None if array is None else jnp.asarray(array)
+    if "counts" in name.split("/") and found is not None and found.shape[:-1] == like.shape[:-1]:
+        missing = max(0, like.shape[-1] - found.shape[-1])
+        found = jnp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, missing)])
+    if found is None or (found.shape, found.dtype) != (like.shape, like.dtype):
+        given = "nothing" if found is None else f"{found.dtype}{[*found.shape]}"
         raise ValueError(
             f"old has {given} for {name!r}, where this optimizer has {like.dtype}{[*like.shape]}. "
             f"The optimizer must be made by the same call as the old one. {ADVICE}"
         )
-    return jax.device_put(jnp.asarray(array))
+    return found
 
 
 def _may_go(name: str, found: int) -> bool:

@@ -122,9 +122,10 @@ def _with_moments(
     """A part of the state with the other optimizer's moments and step."""
     if not isinstance(node, OURS):
         return node
-    if "mu" in node._fields and left_out & {*named_leaves(node.mu).present()}:
+    known: Any = node
+    if "mu" in node._fields and left_out & {*named_leaves(known.mu).present()}:
         return node  # of a base optimizer
-    fields = {"count": jnp.asarray(theirs.count, node.count.dtype)}
+    fields = {"count": jnp.asarray(theirs.count, known.count.dtype)}
     for field in {"mu", "nu"} & set(node._fields):
         leaves = named_leaves(getattr(node, field))
         values = {}
