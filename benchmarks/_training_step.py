@@ -1,4 +1,4 @@
-"""A whole training step of the language model of `examples/train_lm.py`."""
+"""A whole training step of the language model of `examples/train_lm.py`, in a larger size."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import train_lm
 
 Make = Callable[..., optax.GradientTransformation]
+SIZES = {"steps": 100, "batch": 32, "context": 64, "width": 128, "depth": 4}
 
 
-def corpus_for(context: int = train_lm.Config.context) -> Any:
+def corpus_for(context: int = SIZES["context"]) -> Any:
     """The example's text."""
     return train_lm.read_corpus(None, context)
 
@@ -30,9 +31,9 @@ def training_step(make: Make, corpus: Any, **sizes: int) -> Program:
     Args:
       make: from a schedule and `weight_decay=` to the optimizer.
       corpus: from `corpus_for`.
-      sizes: fields of the example's `Config` in the place of its own.
+      sizes: fields of the example's `Config` in the place of `SIZES`.
     """
     with mock.patch.dict(train_lm.OPTIMIZERS, this=make):
-        config = train_lm.Config("this", 1e-3, corpus.digest, **sizes)
+        config = train_lm.Config("this", 1e-3, corpus.digest, **(SIZES | sizes))
         state, step, _ = train_lm.make_run(config, corpus)
     return Program(lambda state, text: (step(state, text), ()), state, corpus.train)

@@ -4,7 +4,8 @@
     python -m benchmarks.guard_cost --rounds 5       # only to see that it works
 
 *Update alone*: RACS's and Muon's update of 12 layers (`_trees.py`), state donated; bound 1.10.
-*Training step*: the model of `examples/train_lm.py` at its own size, state donated; bound 1.03.
+*Training step*: the model of `examples/train_lm.py` (4 layers of width 128), state donated; bound
+1.03.
 Without guards, the optimizer is made while both of them, that of the matrices and that of AdamW's
 leaves, are replaced by nothing; no argument of a method does that. Low-rank methods are not here:
 they look at their projections, which is part of them and cannot be taken out.

@@ -4,8 +4,8 @@
     python -m benchmarks memory --only formulas          # from shapes alone, seconds
     python -m benchmarks memory --methods racs --only steps
 
-*Formulas*: the numbers of the state of one `m × n` matrix as the README has them, times four bytes,
-beside `curvax.state_bytes`; what is more are counters, flags and random keys, and the m + n
+*Formulas*: the numbers of the state of one `m × n` matrix as docs/methods.md has them, times four
+bytes, beside `curvax.state_bytes`; what is more are counters, flags and random keys, and the m + n
 eigenvalues of FOAM and DR-Shampoo. Peers and 4-bit storages have no formula here; what codes take
 by order is in `python -m benchmarks storage`.
 

@@ -1,4 +1,4 @@
-"""Writes the tables of `README.md` and `docs/choosing.md` from recorded results and the registry.
+"""Writes the tables of the pages from recorded results and the registry.
 
     python -m benchmarks pages           # after new results
     python -m benchmarks pages --check   # writes nothing; fails if a table differs
@@ -22,7 +22,7 @@ from ._record import FOLDER, cell, table
 from ._rows import REGISTRY, Row, by_family
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/choosing.md")
+PAGES = ("README.md", "docs/methods.md", "docs/choosing.md")
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
 
@@ -37,11 +37,11 @@ class Shown(NamedTuple):
 def shown_of(row: Row) -> Iterator[tuple[str, Shown]]:
     """A peer, the method, and the method in 4 bits."""
     if row.peer:
-        yield row.peer.name, Shown(row.mind, row.peer.brief, row.peer.name)
+        yield row.peer.name, Shown(row.mind, False, row.peer.name)
     yield row.name, Shown(row.mind, row.brief, row.name)
     if row.coded:
         name = f"{row.name}, {row.coded.storage}"
-        yield f"{row.name}_4bit", Shown(row.coded.mind, row.coded.brief, name)
+        yield f"{row.name}_4bit", Shown(row.coded.mind, False, name)
 
 
 SHOWN = {
@@ -80,7 +80,7 @@ def bytes_per_number(name: str) -> str:
 
 
 def formulas() -> str:
-    """The README's: what all methods are, as their rows state it."""
+    """What all methods are, as their rows state it."""
     titles = [
         "method",
         "direction",
@@ -102,8 +102,8 @@ def source(suite: str) -> str:
 
 
 def brief() -> str:
-    """The README's: some methods, what they reach, and what they cost."""
-    rows = []
+    """The README's: what some methods compute, what they reach, and what they cost."""
+    rows, directions = [], {row.name: row.readme.direction for row in REGISTRY}
     model = results("train", TRAINED[0])
     brief = [name for name, method in SHOWN.items() if method.brief and name in model]
     for name in sorted(brief, key=lambda name: model[name]["loss"]):
@@ -112,15 +112,16 @@ def brief() -> str:
         rows.append(
             [
                 shown(name),
+                directions.get(name, "`M / √v`, elementwise"),
                 row["loss"],
                 "never" if never else cell(row["steps"], ".2f"),
-                "never" if never else cell(row["time"], ".2f"),
                 cell(row["ms_over_adamw"], ".2f"),
                 bytes_per_number(name),
             ]
         )
-    titles = ["optimizer", "validation loss, mean (range)", "steps to AdamW's", "time to it"]
+    titles = ["optimizer", "direction", "validation loss, mean (range)", "steps to AdamW's"]
     found = table([*titles, "time of a step", "state, bytes per parameter"], rows)
+    found = found.replace("| --- | ---: |", "| --- | --- |")  # the direction is text
     return f"{found}\n\n{source('train')}"
 
 

@@ -13,7 +13,8 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
 | `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
-| `portable_state`, `place_state`, `state_sharding`, `state_on_host` | checkpoints and sharding |
+| `portable_state`, `place_state`, `convert_state`, `take_over` | checkpoints |
+| `state_sharding`, `state_on_host` | where a state lies |
 | `curvax.rules` | which parameters are matrices in a family of models |
 | `curvax.policies` | refresh policies |
 | `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
@@ -99,11 +100,13 @@ from .transforms.refresh._policy import every
 from .transforms.state._format import check_state, describe_state
 from .transforms.state._host import state_on_host
 from .transforms.state._inject import inject_hyperparams
+from .transforms.state._older import convert_state
 from .transforms.state._portable import place_state, portable_state
 from .transforms.state._quantize_state import quantize_state
 from .transforms.state._report import report
 from .transforms.state._sharding import state_sharding
 from .transforms.state._summary import state_bytes, state_of, summarize
+from .transforms.state._take_over import take_over
 from .transforms.storage._cholesky import cholesky
 from .transforms.storage._packed import packed
 from .transforms.storage._quantized import quantized
@@ -132,6 +135,7 @@ __all__ = [
     "cholesky",
     "clip_by_last_norm",
     "clip_logits",
+    "convert_state",
     "dasgo",
     "dense",
     "describe_state",
@@ -215,4 +219,5 @@ __all__ = [
     "summarize",
     "sumo",
     "swan",
+    "take_over",
 ]

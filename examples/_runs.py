@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # On a CPU the threads of LAPACK (OpenBLAS) and of XLA compete for the cores: with one of each per
-# core, a step of ASGO took twice as long. Set this before JAX loads them.
+# core, a step with decompositions took twice as long. Set this before JAX loads them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
 import orbax.checkpoint as ocp
 from matplotlib.figure import Figure
 
-COLORS = {"adamw": "dimgray", "muon": "crimson", "racs": "steelblue", "asgo": "darkorange"}
+COLORS = {"adamw": "dimgray", "muon": "crimson", "soap": "darkorange", "racs": "steelblue"}
 
 
 class Result(NamedTuple):

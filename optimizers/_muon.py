@@ -26,6 +26,7 @@ def scale_by_muon(
     eps: jax.typing.ArrayLike = 1e-8,
     norm: str = "frobenius",
     work_dtype: jax.typing.DTypeLike | None = None,
+    adaptive: bool = False,
     b2: jax.typing.ArrayLike | None = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
@@ -48,6 +49,7 @@ def scale_by_muon(
             eps=eps,
             norm=norm,
             work_dtype=work_dtype,
+            adaptive=adaptive,
         ),
         *(() if b2 is None else (normalize_neurons(b2),)),
     )
@@ -65,6 +67,7 @@ def muon(
     eps: jax.typing.ArrayLike = 1e-8,
     norm: str = "frobenius",
     work_dtype: jax.typing.DTypeLike | None = None,
+    adaptive: bool = False,
     b2: jax.typing.ArrayLike | None = None,
     consistent_rms: jax.typing.ArrayLike | None = None,
     dtype: jax.typing.DTypeLike | None = None,
@@ -99,8 +102,8 @@ def muon(
     shape (biases and embeddings with two axes go to AdamW, attention kernels are merged, `weight`
     is `(out, in)`);
     `weight_decay` also applies to the parameters that go to AdamW
-    (`others=optax.adamw(rate, weight_decay=0)` switches that off); there is no `adaptive` and no
-    other preconditioning.
+    (`others=optax.adamw(rate, weight_decay=0)` switches that off); of the forms of
+    `preconditioning`, `norm` has "frobenius" and "aol".
 
     Args:
       learning_rate: a number or a schedule.
@@ -116,6 +119,8 @@ def muon(
         `newton_schulz`.
       work_dtype: dtype of the Newton-Schulz iterations, such as bfloat16; `None` is the
         parameters'.
+      adaptive: whether to multiply each direction by its inner product with the momentum, about the
+        sum of its singular values, as in Optax.
       b2: decay rate of a second moment for each output, by whose root its column is divided
         (NorMuon, see `normalize_neurons`); `None` has none.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)` instead of `√max(1, n/m)`.
@@ -129,7 +134,8 @@ def muon(
       mesh_axis: the mesh axis or axes to distribute them along; all by default.
       weight_decay: decoupled weight decay of the matrices and the default `others`, multiplied by
         the learning rate: with ten times AdamW's rate, take a tenth of its `weight_decay`. For a
-        decay that does not depend on the peak of a schedule, divide it by the peak.
+        decay that does not depend on the peak of a schedule, divide it by the peak; for one that
+        does not depend on the rate at all, chain `optax.add_decayed_weights(-decay)` after it.
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
       adam_learning_rate: learning rate of the default `others`; `None` takes `learning_rate`.
       others: Optax transformation for all parameters that are not matrices, such as
@@ -166,6 +172,7 @@ def muon(
             eps=eps,
             norm=norm,
             work_dtype=work_dtype,
+            adaptive=adaptive,
             b2=b2,
             dtype=dtype,
         ),

@@ -33,6 +33,8 @@ def scale_by_soap(
     refresh: Refresh = 10,
     storage: Storage | None = None,
     side: str = "both",
+    max_order: int | None = None,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `soap` on batches of matrices `(..., m, n)`.
 
@@ -41,9 +43,10 @@ def scale_by_soap(
     check_choice("side", side, ("both", "left", "right", "smaller"))
     policy = as_policy(refresh, offset=0, first=True)
     return in_eigenbasis(
-        moment_ratio(b1, b2, eps, bias_correction=bias_correction),
+        moment_ratio(b1, b2, eps, bias_correction=bias_correction, dtype=dtype),
         refresh=policy,
         side=side,
+        max_order=max_order,
         b3=b3,
         statistics=statistics,
         initial=initial,
@@ -72,6 +75,8 @@ def soap(
     refresh: Refresh = 10,
     storage: Storage | None = None,
     side: str = "both",
+    max_order: int | None = None,
+    dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -131,6 +136,9 @@ def soap(
       refresh: period or policy of the bases.
       storage: how factors and bases are stored; `dense()` by default.
       side: "both", "left", "right" or "smaller".
+      max_order: sides of a larger order have no factor and are not rotated, as with
+        `max_precond_dim` of the official code; `None` rotates all.
+      dtype: dtype of the stored momentum; `None` is that of the parameters, at least float32.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
@@ -170,6 +178,8 @@ def soap(
             refresh=refresh,
             storage=storage,
             side=side,
+            max_order=max_order,
+            dtype=dtype,
         ),
         learning_rate,
         matrices=matrices,

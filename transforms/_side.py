@@ -47,8 +47,16 @@ class Side(enum.Enum):
 LEFT, RIGHT = Side
 
 
-def sides_of(choice: str, x: Any, square: Side = LEFT) -> tuple[Side, ...]:
-    """The sides that `choice` selects for matrices `x (..., m, n)`; see the table above."""
+def sides_of(
+    choice: str, x: Any, square: Side = LEFT, max_order: int | None = None
+) -> tuple[Side, ...]:
+    """The sides that `choice` selects for matrices `x (..., m, n)`; see the table above.
+
+    Sides of an order above `max_order` are left out.
+    """
+    if max_order is not None:
+        sides = sides_of(choice, x, square)
+        return tuple(side for side in sides if side.order(x) <= max_order)
     m, n = x.shape[-2:]
     if choice == "both":
         return (LEFT, RIGHT)

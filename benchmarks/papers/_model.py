@@ -13,10 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import train_lm
 
-SIZES = {
-    name: getattr(train_lm.Config, name)
-    for name in ("batch", "context", "width", "depth", "weight_decay")
-}
+SIZES = {"batch": 32, "context": 64, "width": 128, "depth": 4, "weight_decay": 0.01}
 
 
 def matrices_of(tree) -> dict[str, jax.Array]:
@@ -36,8 +33,9 @@ def gradients(
     optimizer: str, learning_rate: float, steps: int, seed: int
 ) -> Iterator[dict[str, jax.Array]]:
     """Trains with one of the example's optimizers and yields each step's gradients as matrices."""
-    corpus = train_lm.read_corpus(None, train_lm.Config.context)
-    config = train_lm.Config(optimizer, learning_rate, corpus.digest, steps=steps, seed=seed)
+    corpus = train_lm.read_corpus(None, SIZES["context"])
+    settings = {**SIZES, "steps": steps, "seed": seed}
+    config = train_lm.Config(optimizer, learning_rate, corpus.digest, **settings)
     graph, params = nnx.split(train_lm.GPT(config, corpus.symbols), nnx.Param)
     transformation = config.make_optimizer()
     opt_state = transformation.init(params)

@@ -188,11 +188,11 @@ def main() -> None:
         ("eigenvalues below ε = 1e-8", *(f"{below[k]:.0%}" for k in LAYERS)),
     ]
     body = (
-        "The GPT of `examples/train_lm.py` in its default size, trained with Muon (learning rate "
-        f"{LEARNING_RATE:g}) for {steps} steps (published: GPT-2, 1000 steps). Cosine with U Vᵀ of "
-        "the momentum, mean of the last tenth of the steps (in brackets the smallest of all "
-        "steps). The last line of each table is the library's own Newton-Schulz, which is not in "
-        "the figure.\n\n"
+        "The GPT of `examples/train_lm.py` with 4 layers of width 128, trained with Muon (learning "
+        f"rate {LEARNING_RATE:g}) for {steps} steps (published: GPT-2, 1000 steps). Cosine with "
+        "U Vᵀ of the momentum, mean of the last tenth of the steps (in brackets the smallest of "
+        "all steps). The last line of each table is the library's own Newton-Schulz, which is not "
+        "in the figure.\n\n"
         + "\n\n".join(tables)
         + "\n\nWhat ε meets, in the last tenth of the steps:\n\n"
         + _report.table(("", *LAYERS), rows)

@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 import curvax
 
-from . import _report
+from . import _model, _report
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -227,23 +227,24 @@ class Digits:
 
 
 class Language:
-    """The example's model, data, schedule and number of steps."""
+    """The example's model and data, in a larger size."""
 
     name = "language model"
     title = "Language model: 4 layers of width 128, 200 steps"
     rates = (2e-3, 4e-3, 8e-3)
     held_out, scale = "validation", "linear"
 
-    def __init__(self, steps: int = train_lm.Config.steps):
+    def __init__(self, steps: int = 200):
         """Reads the text."""
         self.steps = steps
-        self.corpus = train_lm.read_corpus(None, train_lm.Config.context)
+        self.corpus = train_lm.read_corpus(None, _model.SIZES["context"])
         self.said = ("language model", steps, self.corpus.digest)
 
     def start(self, method: str, rate: float, seed: int) -> tuple[Any, Any, Any]:
         """The state at step 0, the step and the evaluation."""
         train_lm.OPTIMIZERS["this"] = functools.partial(optimizer, method)
-        config = train_lm.Config("this", rate, self.corpus.digest, steps=self.steps, seed=seed)
+        settings = {**_model.SIZES, "steps": self.steps, "seed": seed}
+        config = train_lm.Config("this", rate, self.corpus.digest, **settings)
         return train_lm.make_run(config, self.corpus)
 
     def state(self, method: str) -> Any:

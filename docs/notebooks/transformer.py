@@ -2,8 +2,8 @@
 # # Train a transformer
 #
 # A small GPT in Flax NNX, trained on real text by AdamW and by two methods of curvax. It is the model of
-# [examples/train_lm.py](../examples/train_lm.py), made smaller: all of this notebook takes less than a minute on two CPU
-# cores.
+# [examples/train_lm.py](../examples/train_lm.py) with a shorter context: all of this notebook takes less than a minute on two
+# CPU cores.
 
 # %%
 import sys

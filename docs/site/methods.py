@@ -1,11 +1,12 @@
-"""A page per method: how to start, its record, its numbers, its docstring.
+"""A page per method: how to start, its algorithm, its record, its docstring.
 
-Figures come from `benchmarks/results/train.json`, numbers from the tables of the README and of
-`docs/choosing.md`.
+Figures come from `benchmarks/results/train.json`, numbers from the tables of
+`docs/methods.md` and `docs/choosing.md`.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import io
 import json
@@ -49,6 +50,10 @@ ARGUMENTS = {
     ),
 }
 
+CHECKED = ("foam", "dr_shampoo")  # Shampoo, whose factors are checked before they are refreshed
+GRAFTED = r"D = \hat G\, \|A\| / \|\hat G\| \;\text{with Adam's direction } A"
+DESCENT = r"W \leftarrow W - \mathrm{lr}\, (D + \lambda W)"
+
 PAGE = """\
 # {title}
 
@@ -62,19 +67,25 @@ Then double and halve it until both are worse. Weight decay is multiplied by the
 {factor:g} times AdamW's rate, take 1/{factor:g} of its `weight_decay` for the same decay
 ([why](../docs/start.md#weight-decay)).
 
+## Algorithm
+
+!!! abstract "A step of {title}, for an `m × n` matrix with gradient `G`, `m ≤ n`"
+{algorithm}
+
+    | direction | {direction} |
+    | --- | --- |
+    | state, numbers | {state} |
+    | work per step, FLOPs | {work} |
+    | per refresh | {refresh} |
+    | paper | {paper} |
+    | mind | {mind} |
+
+## Record
+
 ![Validation loss of {title} over steps and over seconds, beside AdamW's](figures/{name}.svg)
 
 The small language model of [the record](../benchmarks/results/train.md), each method at its own
 best learning rate: mean and range over three seeds; other methods in gray.
-
-| | for an `m × n` matrix, `m ≤ n` |
-| --- | --- |
-| direction | {direction} |
-| state, numbers | {state} |
-| work per step, FLOPs | {work} |
-| per refresh | {refresh} |
-| paper | {paper} |
-| mind | {mind} |
 
 ::: curvax.{name}
     options: {{heading_level: 2}}
@@ -111,13 +122,40 @@ def start(name: str) -> str:
 
 def pages() -> dict[str, str]:
     """The pages of all methods, by path."""
-    formulas = _table(ROOT / "README.md", "formulas")
+    formulas = _table(ROOT / "docs/methods.md", "formulas")
     minds = _table(ROOT / "docs/choosing.md", "methods")
     return {f"methods/{name}.md": _page(name, formulas, minds) for name in NAMES}
 
 
+def steps_of(name: str) -> list[str]:
+    """The formulas of a step, from the method's docstring."""
+    if name in CHECKED:
+        left, right, direction, _ = _formulas("shampoo")
+        checks = [rf"\text{{check: }} {x}" for x in _formulas(name)]
+        return [left, right, *checks, direction, GRAFTED, DESCENT]
+    found = _formulas(name)
+    return found if any(x.startswith("W") for x in found) else [*found, DESCENT]
+
+
+def _formulas(name: str) -> list[str]:
+    tree = ast.parse((ROOT / f"optimizers/_{name}.py").read_text())
+    (text,) = (
+        ast.get_docstring(node) or ""
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
+    blocks = re.findall(r"\.\. math::\n((?: +.*\n)+)", text)
+    blocks += re.findall(r":math:`(W \\leftarrow[^`]+)`", text)
+    assert blocks, f"the docstring of {name} has no formula"
+    return [x for b in blocks for x in re.split(r",\s*\\q?quad\s*", " ".join(b.split()))]
+
+
 def _page(name: str, formulas: dict[str, list[str]], minds: dict[str, list[str]]) -> str:
     direction, state, work, refresh, paper = formulas[name]
+    before = [*formulas][max(0, [*formulas].index(name) - 1)]
+    relative = f"[{NAMES[before]}]({before}.md)"  # rows of the table refer to the one above
+    direction = re.sub("^the same", f"as {relative}", direction)
+    refresh = re.sub("^as above", f"as {relative}", refresh)
     found = " and ".join(
         f"{factor(name, model):g} times AdamW's on the {model}" for model in MODELS
     )
@@ -127,6 +165,7 @@ def _page(name: str, formulas: dict[str, list[str]], minds: dict[str, list[str]]
         start=start(name),
         factor=factor(name),
         found=found,
+        algorithm="\n".join(f"    {i}. ${x}$" for i, x in enumerate(steps_of(name), 1)),
         direction=direction,
         state=state,
         work=work,
@@ -140,7 +179,7 @@ def _table(page: Path, name: str) -> dict[str, list[str]]:
     """The cells of a table's rows after the first one, which has the method."""
     text = page.read_text().split(f"<!-- table: {name} -->")[1].split("<!-- end")[0]
     rows = [re.split(r" *\| *", line.strip("| ")) for line in text.strip().splitlines()]
-    return {row[0].strip("`"): row[1:] for row in rows}
+    return {row[0].strip("`"): row[1:] for row in rows[2:]}
 
 
 def figures() -> dict[str, bytes]:
@@ -148,11 +187,20 @@ def figures() -> dict[str, bytes]:
     return {f"methods/figures/{name}.svg": _figure(name) for name in NAMES}
 
 
+def _on_one_machine(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with seconds from the ratio of steps, for methods that were added on other days.
+
+    Each ratio is to an AdamW that ran at the same time.
+    """
+    step = row["ms_over_adamw"] * record()["language model"][ADAMW]["ms"] / 1000
+    return row | {"curve": row["curve"] | {"seconds": [step * t for t in row["curve"]["steps"]]}}
+
+
 def _figure(name: str) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    rows = record()["language model"]
+    rows = {other: _on_one_machine(row) for other, row in record()["language model"].items()}
     figure = Figure(figsize=(8, 3), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for axis, key in ((left, "steps"), (right, "seconds")):

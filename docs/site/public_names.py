@@ -35,7 +35,7 @@ GROUPS = {
         "States",
         "Inspection, checkpoints and shardings ([guide](../docs/checkpoints.md)).",
         "summarize report state_of state_bytes describe_state check_state portable_state "
-        "place_state state_sharding state_on_host extract_adapter Adapter",
+        "place_state convert_state take_over state_sharding state_on_host extract_adapter Adapter",
     ),
     "storages": (
         "Storages",

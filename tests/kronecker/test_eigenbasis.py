@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -128,3 +129,36 @@ def test_warm_qr_ends_when_its_policy_asks_for_no_more():
     # Not decomposed: a basis by `eigh` would leave only rounding errors.
     assert many.min() > 1e-6
     assert refreshes > 1 and fewer > 1
+
+
+@pytest.mark.parametrize("statistics", ["gradient", "kl"])
+def test_a_side_above_the_largest_order_is_not_rotated(statistics):
+    """As with the smaller side alone."""
+    gradients = soap_gradients((5, 9))
+
+    def found(**arguments):
+        direction = curvax.scale_by_soap(refresh=2, statistics=statistics, **arguments)
+        return soap_trajectory(direction, gradients)[0]
+
+    assert_close(found(max_order=8), found(side="smaller"), factor=0)
+
+
+def test_without_a_side_soap_is_adam_without_rotation():
+    gradients = soap_gradients((5, 9))
+    found, states = soap_trajectory(curvax.scale_by_soap(max_order=4), gradients)
+    assert states.left is None and states.right is None
+    assert_close(found, soap_trajectory(curvax.moment_ratio(), gradients)[0], condition=10)
+
+
+def test_the_first_moment_may_be_in_bfloat16():
+    gradients = soap_gradients((5, 9))
+    direction = curvax.scale_by_soap(dtype=jnp.bfloat16, refresh=2, side="smaller")
+    state = jax.eval_shape(direction.init, jnp.zeros((5, 9)))
+    assert (state.inner.mu.dtype, state.inner.nu.dtype) == (jnp.bfloat16, jnp.float32)
+    found, states = soap_trajectory(direction, gradients, "float32")
+    assert states.inner.mu.dtype == jnp.bfloat16
+    whole, _ = soap_trajectory(
+        curvax.scale_by_soap(refresh=2, side="smaller"), gradients, "float32"
+    )
+    error = np.linalg.norm(found - whole) / np.linalg.norm(whole)
+    assert 1e-5 < error < 0.02  # bfloat16 has 8 bits

@@ -165,6 +165,8 @@ def test_what_may_be_a_stack_is_refused_with_all_readings(
         ({"conv/kernel": (3, 3, 3, 4, 8), "conv/bias": (8,)}, DHWIO),
         ({"embedding/kernel": (16, 16, 3, 8), "embedding/bias": (8,)}, HWIO),
         ({"patch_embed/kernel": (16, 16, 3, 8)}, HWIO),
+        ({"patch_embed/proj/kernel": (16, 16, 3, 8)}, HWIO),
+        ({"embeddings/patch_embeddings/projection/kernel": (16, 16, 3, 8)}, HWIO),
     ],
 )
 def test_convolutions(shapes: Shapes, axes: MatrixAxes) -> None:

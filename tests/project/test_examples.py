@@ -23,7 +23,7 @@ from helpers import ALL_CELLS
 from processes import EXAMPLES, ROOT, Process
 
 TUNING = ROOT / "benchmarks" / "results" / "tune_lm.json"
-OPTIMIZERS = ("adamw", "muon", "racs", "asgo")
+OPTIMIZERS = ("adamw", "muon", "soap", "racs")
 STEPS, EVERY = 120, 20
 SMALL = (
     f"--steps {STEPS} --width 32 --depth 1 --batch 16 --context 16 "
@@ -224,8 +224,8 @@ def refusal(script, text, capsys):
 @pytest.mark.parametrize(
     ("argument", "value", "allowed"),
     [
-        ("--optimizers", "adamw,mouon", "adamw, muon, racs, asgo"),
-        ("--optimizers", "", "adamw, muon, racs, asgo"),
+        ("--optimizers", "adamw,mouon", "adamw, muon, soap, racs"),
+        ("--optimizers", "", "adamw, muon, soap, racs"),
         ("--steps", "0", "from 1 on"),
         ("--steps", "-5", "from 1 on"),
         ("--batch", "2.5", "from 1 on"),
@@ -361,7 +361,7 @@ def test_a_refusal_reaches_the_user_without_a_traceback():
     assert done.returncode == 2
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
-    assert "'sgd' is not one of adamw, muon, racs, asgo" in done.stderr
+    assert "'sgd' is not one of adamw, muon, soap, racs" in done.stderr
 
 
 def test_the_learning_rates_are_the_tuned_ones_and_interior_to_the_grid(script):

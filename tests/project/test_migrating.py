@@ -68,6 +68,23 @@ def test_muon_with_nesterov_adam_for_others_is_that_of_optax():
     assert not np.allclose(plain, expected[-1]["bias"], rtol=1e-3)  # not by default
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"adaptive": True}, {"adaptive": True}),
+        ({"preconditioning": "aol"}, {"norm": "aol"}),
+        ({"preconditioning": "schatten"}, {"norm": "gram"}),
+    ],
+    ids=lambda x: next(iter(x)),
+)
+def test_muon_has_the_options_of_optax(theirs, ours):
+    gs = gradients(4)
+    old = kernels_of(optax.contrib.muon(0.02, **theirs), gs)
+    # In "aol" Optax adds its eps of 1e-8 elsewhere.
+    assert_close(kernels_of(curvax.muon(0.02, **ours), gs), old, condition=10, eps=1e-8)
+    assert not np.allclose(kernels_of(curvax.muon(0.02), gs), old, rtol=1e-3)
+
+
 def test_a_stack_that_is_adams_in_optax_has_to_be_specified():
     stack = {"layers": {"kernel": jnp.ones((2, 3, 4))}}
     optax.contrib.muon(0.1).init(stack)
@@ -214,6 +231,38 @@ def test_galore_is_that_of_torch_on_the_transposed_weight(shape):
     new = curvax.galore(1.0, rank=2, scale=0.25, eps=1e-6, refresh=curvax.every(6, offset=1))
     old = torch_galore(gs.swapaxes(1, 2), 2, 6, 0.25).swapaxes(1, 2)
     # Torch adds eps before the bias correction: at step 1 it counts 30 times as much.
+    np.testing.assert_allclose(kernels_of(new, gs), old, rtol=1e-2, atol=1e-4)
+
+
+def torch_scaled(gs: np.ndarray, rank: int, scale: float, *, fira: bool) -> np.ndarray:
+    """Fira's and APOLLO's updates of `(in, out)`, `in < out`, rate 1, without their limiters."""
+    mean = variance = np.zeros(())
+    basis = np.linalg.svd(gs[0])[0][:, :rank]
+    found = []
+    for step, g in enumerate(gs):
+        low = basis.T @ g
+        mean, variance = 0.9 * mean + 0.1 * low, 0.999 * variance + 0.001 * low**2
+        ratio = mean / (np.sqrt(variance) + 1e-6)
+        factor = np.linalg.norm(ratio, axis=0) / (np.linalg.norm(low, axis=0) + 1e-8)
+        direction = np.sqrt(scale) * g * factor
+        if fira:
+            direction = scale * basis @ ratio + (g - scale * basis @ low) * factor
+        size = np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
+        found.append(-size * direction)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("fira", [True, False], ids=["fira", "apollo"])
+def test_fira_and_apollo_are_those_of_torch_but_for_the_limiter(fira):
+    gs = gradients(6)
+    shared = {"rank": 2, "eps": 1e-6, "gamma": 1e9, "refresh": curvax.every(6, offset=1)}
+    if fira:
+        options = {"residual": "scaled", "scale_compensation": False}
+        new = curvax.fira(1.0, scale=0.25, **options, **shared)
+    else:
+        new = curvax.apollo(1.0, scale=4.0, sqrt_scale=True, variant="svd", **shared)
+    old = torch_scaled(gs, 2, 0.25 if fira else 4.0, fira=fira)
+    # Torch adds eps before the bias correction, and 1e-8 to the lengths.
     np.testing.assert_allclose(kernels_of(new, gs), old, rtol=1e-2, atol=1e-4)
 
 

@@ -57,6 +57,31 @@ def test_the_first_code_of_a_method_runs(site: Any, method: str) -> None:
     assert updates["dense"]["kernel"].shape == (16, 32)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_the_page_of_a_method_has_start_algorithm_and_record(site: Any, method: str) -> None:
+    methods = site("methods")
+    page = methods.pages()[f"methods/{method}.md"]
+    places = [page.index(x) for x in ("## Start with", "!!! abstract", f"figures/{method}.svg")]
+    assert places == sorted(places) and f"::: curvax.{method}\n" in page
+    # A direction, and what it does to the weights, in the symbols of the docstring.
+    steps = methods.steps_of(method)
+    assert len(steps) >= 3 and any(x.startswith("W \\leftarrow W") for x in steps)
+    assert any(x.startswith(("D", "M \\leftarrow")) for x in steps)
+    assert all(x.count("{") == x.count("}") for x in steps)
+    assert methods.record()["language model"][method]["curve"]["steps"]
+
+
+def test_curves_of_methods_added_later_have_the_seconds_of_the_others(site: Any) -> None:
+    """AdamW's step, times the ratio to an AdamW that ran at the same time."""
+    methods = site("methods")
+    rows = methods.record()["language model"]
+    adamw, later = rows["optax.adamw"], rows["kl_shampoo"]
+    assert later["curve"]["seconds"][-1] > 2 * adamw["curve"]["seconds"][-1]  # a busy machine
+    last = methods._on_one_machine(later)["curve"]["seconds"][-1]
+    wanted = later["ms_over_adamw"] * adamw["ms"] / 1000 * later["curve"]["steps"][-1]
+    assert abs(last - wanted) < 1e-9
+
+
 def test_pages_have_the_recorded_ratio_of_the_rates(site: Any) -> None:
     page = site("methods").pages()["methods/soap.md"]
     rows = site("methods").record()["language model"]

@@ -96,7 +96,6 @@ class Peer(NamedTuple):
 
     name: str
     aim: float  # largest ratio of our step time to the peer's
-    brief: bool = False
 
 
 class Coded(NamedTuple):
@@ -104,7 +103,6 @@ class Coded(NamedTuple):
 
     storage: str  # a label of `benchmarks/_methods.py`
     mind: str
-    brief: bool = False
 
 
 class Variant(NamedTuple):

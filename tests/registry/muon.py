@@ -17,7 +17,7 @@ ROW = Row(
     narrow=True,
     floor="Newton-Schulz",
     aim=1.3,
-    peer=Peer("optax.contrib.muon", aim=0.5, brief=True),
+    peer=Peer("optax.contrib.muon", aim=0.5),
     mind="kernels of convolutions",
     brief=True,
     readme=Readme(

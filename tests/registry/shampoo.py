@@ -28,7 +28,7 @@ ROW = Row(
         "statistics at every step": Variant({"statistics_every": 1}, "two roots, statistics", 1.3)
     },
     trained=lambda period: {"statistics_every": 1, "refresh": period // 2},
-    coded=Coded("CQ+EF", "codes cost time at every statistic", brief=True),
+    coded=Coded("CQ+EF", "codes cost time at every statistic"),
     mind="two orders of factors: large embeddings need `block_size`",
     brief=True,
     readme=Readme(

@@ -21,7 +21,6 @@ ROW = Row(
         "Newton-Schulz": Variant({"method": "newton_schulz"}, "larger projection, Newton-Schulz")
     },
     mind="made for fine-tuning: the rest of the gradient is lost",
-    brief=True,
     readme=Readme(
         direction="`Q O`, `O` orthogonalized momentum of `QᵀG`",
         state="`mr + nr + 1`",

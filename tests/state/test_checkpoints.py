@@ -133,8 +133,12 @@ def test_files_that_are_cut_off_or_foreign_are_refused(tmp_path: Path) -> None:
     for foreign in ({}, None, [], {"step": 3}, {"curvax_state_format": "1", "arrays": {}}):
         with pytest.raises(ValueError, match="expected the result of curvax.describe_state"):
             curvax.check_state(muon, params, foreign)
-    for number, age in ((STATE_FORMAT - 1, "an older"), (STATE_FORMAT + 1, "a later")):
-        with pytest.raises(ValueError, match=f"format {number}, from {age} version of curvax"):
+    for number, age, advice in (
+        (STATE_FORMAT - 1, "an older", "curvax.convert_state"),
+        (STATE_FORMAT + 1, "a later", "optimizer.init"),
+    ):
+        message = f"format {number}, from {age} version of curvax.*{advice}"
+        with pytest.raises(ValueError, match=message):
             curvax.check_state(muon, params, description | {"curvax_state_format": number})
 
 

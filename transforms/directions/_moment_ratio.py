@@ -31,15 +31,15 @@ from jax.core import Tracer
 
 from .._counts import next_step
 from .._trees import map_unzip
-from .._validate import check_bool, check_decay, check_interval
+from .._validate import check_bool, check_decay, check_dtype, check_interval
 
 
 class MomentRatioState(NamedTuple):
     """State of `moment_ratio`."""
 
     count: jax.Array  # t, int32 scalar
-    mu: Any  # M, shaped like the parameters, float32 at least
-    nu: Any  # v, like M
+    mu: Any  # M, shaped like the parameters, float32 at least without `dtype`
+    nu: Any  # v, shaped like the parameters, float32 at least
 
 
 def moment_ratio(
@@ -48,6 +48,7 @@ def moment_ratio(
     eps: jax.typing.ArrayLike = 0.0,
     *,
     bias_correction: bool = False,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Replaces matrices by the ratio of their first moment to the root of their second.
 
@@ -56,6 +57,7 @@ def moment_ratio(
       b2: decay rate of the second moment.
       eps: added to the root of the second moment.
       bias_correction: whether to divide the moments by `1 - b1^t` and `1 - b2^t`.
+      dtype: dtype of the stored first moment; `None` is that of the parameters, at least float32.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -75,24 +77,28 @@ def moment_ratio(
     check_interval("eps", eps, 0.0)
     check_bool("bias_correction", bias_correction)
 
+    if dtype is not None:
+        check_dtype("dtype", dtype)
+
     def init(params: Any) -> MomentRatioState:
         zeros = jax.tree.map(
             lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
         )
-        return MomentRatioState(jnp.zeros([], jnp.int32), zeros, jax.tree.map(jnp.copy, zeros))
+        mu = jax.tree.map(lambda z: jnp.zeros(z.shape, dtype or z.dtype), zeros)
+        return MomentRatioState(jnp.zeros([], jnp.int32), mu, zeros)
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
         count = next_step(state.count)
 
         def one(g: Any, m: Any, v: Any) -> tuple[jax.Array, ...]:
-            work = g.astype(m.dtype)
-            m = b1 * m + (1 - b1) * work
+            work = g.astype(v.dtype)
+            old, m = m, b1 * m.astype(v.dtype) + (1 - b1) * work
             v = b2 * v + (1 - b2) * work**2
             first, second = m, v
             if bias_correction:
                 first, second = m / (1 - b1**count), v / (1 - b2**count)
-            return ratio(first, second, eps).astype(g.dtype), m, v
+            return ratio(first, second, eps).astype(g.dtype), m.astype(old.dtype), v
 
         directions, mu, nu = map_unzip(3, one, updates, state.mu, state.nu)
         return directions, MomentRatioState(count, mu, nu)

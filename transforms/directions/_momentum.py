@@ -21,7 +21,14 @@ import optax
 
 from .._counts import next_step
 from .._decay import unless_zero
+from .._recording import record
 from .._validate import check_choice, check_decay, check_dtype
+
+
+class Accumulation(NamedTuple):
+    """What a momentum is: "ema" or "sum". `init` records it."""
+
+    kind: str
 
 
 class MomentumState(NamedTuple):
@@ -70,6 +77,7 @@ def momentum(
         check_dtype("dtype", dtype)
 
     def init(params: Any) -> MomentumState:
+        record(Accumulation(accumulate))
         return MomentumState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params, dtype=dtype))
 
     def update(updates: Any, state: Any, params: Any = None):

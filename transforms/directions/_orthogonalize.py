@@ -23,6 +23,7 @@ import optax
 
 from .._trees import map_unzip
 from .._validate import (
+    check_bool,
     check_choice,
     check_dtype,
     check_interval,
@@ -54,6 +55,7 @@ def orthogonalize(
     eps: jax.typing.ArrayLike = 1e-8,
     norm: str = "frobenius",
     work_dtype: jax.typing.DTypeLike | None = None,
+    adaptive: bool = False,
 ) -> optax.GradientTransformation:
     """Replaces each matrix `(..., m, n)` by its polar factor `U Vᵀ`.
 
@@ -67,6 +69,8 @@ def orthogonalize(
       eps: added to the norm by which Newton-Schulz divides.
       norm: what Newton-Schulz divides by: "frobenius", "gram" or "aol", see `newton_schulz`.
       work_dtype: dtype of the Newton-Schulz iterations; `None` is that of the matrices.
+      adaptive: whether to multiply the factor by its inner product with the matrix: the sum of the
+        singular values, up to the error of the factor (Bernstein and Newhouse, arXiv:2409.20325).
 
     Returns:
       A transformation. With "newton_schulz" it is stateless. With the other methods the state
@@ -89,6 +93,7 @@ def orthogonalize(
     check_choice("norm", norm, NORMS)
     if work_dtype is not None:
         check_dtype("work_dtype", work_dtype)
+    check_bool("adaptive", adaptive)
     coefficient_rows(coefficients, steps)
     polar = {
         "newton_schulz": partial(
@@ -118,12 +123,17 @@ def orthogonalize(
         failed = given & ~found
         return jnp.where(failed[..., None, None], 0, factor), failures + failed
 
+    def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
+        return jnp.sum(x * factor, axis=(-2, -1), keepdims=True) * factor
+
     def update(updates: Any, state: Any, params: Any = None):
         del params
         if method == "newton_schulz":
-            return jax.tree.map(polar, updates), state
-        factors, failures = map_unzip(2, checked, updates, state.failures)
-        return factors, OrthogonalizeState(failures)
+            factors = jax.tree.map(polar, updates)
+        else:
+            factors, failures = map_unzip(2, checked, updates, state.failures)
+            state = OrthogonalizeState(failures)
+        return jax.tree.map(scaled, updates, factors) if adaptive else factors, state
 
     return optax.GradientTransformation(init, update)
 

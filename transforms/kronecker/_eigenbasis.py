@@ -104,6 +104,7 @@ def in_eigenbasis(
     *,
     refresh: RefreshPolicy,
     side: str = "both",
+    max_order: int | None = None,
     b3: jax.typing.ArrayLike = 0.95,
     statistics: str = "gradient",
     initial: jax.typing.ArrayLike = 0.0,
@@ -122,6 +123,7 @@ def in_eigenbasis(
       refresh: policy for the bases, such as `every(10)` or `policies.diagonal_residual`.
       side: "both", "left", "right", or "smaller": only the side of smaller order (left for square
         matrices).
+      max_order: sides of a larger order have no basis: the identity in its place.
       b3: decay rate of the statistics, without bias correction; 0 keeps the last gradient only.
       statistics: of the "gradient", or "kl": of the gradient whitened by the other side.
       initial: the statistics start at this multiple of the identity; for 0 with "kl" see
@@ -164,12 +166,13 @@ def in_eigenbasis(
     whiten = statistics == "kl"
     if divide and not whiten:
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
-    sides = 2 if side == "both" else 1
     check_positive_int("iterations", iterations)
-    rule = BasisRule(as_storage(storage), b3, refresh, method, iterations, initial, sides, whiten)
+    if max_order is not None:
+        check_positive_int("max_order", max_order)
+    rule = BasisRule(as_storage(storage), b3, refresh, method, iterations, initial, whiten)
 
     def start(own: Side, x: jax.Array) -> Basis | None:
-        if own not in sides_of(side, x):
+        if own not in sides_of(side, x, max_order=max_order):
             return None
         return rule.start(x.shape[:-2], own.order(x), jnp.promote_types(x.dtype, jnp.float32))
 
@@ -245,7 +248,6 @@ class BasisRule(StatisticRule):
     method: str
     iterations: int
     initial: Any  # the statistic starts as initial · I
-    sides: int
     whiten: bool
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Basis:
@@ -269,8 +271,9 @@ class BasisRule(StatisticRule):
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Basis | None, Basis | None]:
         """What the statistics average of `g`, where they start, and bases with new eigenvalues."""
         dtype = jnp.promote_types(g.dtype, jnp.float32)
-        start = starting_multiple(g, self.sides, self.initial, dtype)
         bases = (left, right)
+        sides = sum(basis is not None for basis in bases)
+        start = starting_multiple(g, max(1, sides), self.initial, dtype)
 
         def rotate(x: jax.Array, side: Side) -> jax.Array:
             stored = [
@@ -334,8 +337,10 @@ class BasisRule(StatisticRule):
             turn = product(used.mT, old).astype(old.dtype)
             first, second = moments
             if side is LEFT:
-                return Moments([_exact(turn, m) for m in first], [v[order] for v in second])
-            return Moments([_exact(m, turn.mT) for m in first], [v[:, order] for v in second])
+                moved = [_exact(turn, m).astype(m.dtype) for m in first]
+                return Moments(moved, [v[order] for v in second])
+            moved = [_exact(m, turn.mT).astype(m.dtype) for m in first]
+            return Moments(moved, [v[:, order] for v in second])
 
         moments = jax.lax.cond(changed, turned, lambda same: same, moments)
         if eigenvalues is not None:

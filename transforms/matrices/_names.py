@@ -154,8 +154,10 @@ def is_attention_scope(name: str) -> bool:
 
 def is_convolution(name: str, ndim: int) -> bool:
     """Whether the layer's name is one of a convolution; patches are embedded by convolutions."""
-    layer = place_of(name).layer.lower()
-    return "conv" in layer or (ndim > 3 and any(x in layer for x in ("patch", "stem", "embed")))
+    module, layer, _ = (part.lower() for part in place_of(name))
+    around = module.rstrip("/").rpartition("/")[2]  # `patch_embed/proj`
+    embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
+    return "conv" in layer or (ndim > 3 and embeds)
 
 
 def is_depthwise(name: str, shape: tuple[int, ...]) -> bool:

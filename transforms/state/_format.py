@@ -100,10 +100,14 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
             f"{str(description)[:80]!r}."
         )
     if found != STATE_FORMAT:
-        age = "an older" if found < STATE_FORMAT else "a later"
+        age, advice = (
+            ("an older", "curvax.convert_state takes it over.")
+            if found < STATE_FORMAT
+            else ("a later", "Install that version, or start with optimizer.init(params).")
+        )
         raise ValueError(
             f"description: the checkpoint has state format {found}, from {age} version of curvax; "
-            f"this version reads format {STATE_FORMAT}. CHANGELOG.md lists what has changed."
+            f"this version reads format {STATE_FORMAT}. {advice}"
         )
     for what, entries in (("arrays of the state", "arrays"), ("matrices", "matrices")):
         mine, other = own[entries], given[entries]

@@ -1,0 +1,96 @@
+"""Moments of Optax's optimizers taken over into the states of ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close, gradients_like, run
+
+import curvax
+
+PARAMS = {
+    "dense": {"kernel": jnp.arange(12.0).reshape(3, 4) / 9, "bias": jnp.ones(4)},
+    "head": {"weight": jnp.eye(4) + 1},  # (out, in): transposed in our state
+    "layers": {"kernel": jnp.ones((2, 3, 3))},
+}
+AXES = {"layers/kernel": curvax.MatrixAxes(rows=2, columns=1)}
+GRADIENTS = gradients_like(PARAMS, 5)
+
+
+def after_steps(optimizer: Any, state: Any = None) -> Any:
+    return run(optimizer, GRADIENTS[:-1], PARAMS)[1][-1]
+
+
+@pytest.fixture
+def muon() -> optax.GradientTransformation:
+    others = optax.adamw(1e-3, weight_decay=0.0)
+    return curvax.muon(0.02, b1=0.9, weight_dimension_numbers=AXES, others=others)
+
+
+def test_a_run_of_optaxs_muon_goes_on(muon: Any) -> None:
+    """Bit for bit up to rounding: the next update is what Optax's own would be."""
+    numbers = optax.contrib.MuonDimensionNumbers
+    # The same axes: `weight` is transposed, and so are the layers.
+    theirs = optax.contrib.muon(
+        0.02,
+        beta=0.9,
+        adam_learning_rate=1e-3,
+        muon_weight_dimension_numbers={
+            "dense": {"kernel": numbers(0, 1), "bias": None},
+            "head": {"weight": numbers(1, 0)},
+            "layers": {"kernel": numbers(2, 1)},
+        },
+    )
+    others = optax.adamw(1e-3, weight_decay=0.0, nesterov=True)
+    ours = curvax.muon(0.02, b1=0.9, weight_dimension_numbers=AXES, others=others)
+    old = after_steps(theirs)
+    expected, _ = theirs.update(GRADIENTS[-1], old, PARAMS)
+    state = curvax.take_over(ours, PARAMS, old)
+    found, _ = jax.jit(ours.update)(GRADIENTS[-1], state, PARAMS)
+    assert_close(found, expected, condition=1e3)
+    fresh, _ = jax.jit(ours.update)(GRADIENTS[-1], ours.init(PARAMS), PARAMS)
+    with pytest.raises(AssertionError, match="exceeds the bound"):
+        assert_close(fresh, expected, condition=1e3)
+
+
+def test_adams_mean_becomes_the_momentum(muon: Any) -> None:
+    """The same as if Muon had run from the start on these gradients; Adam's others too."""
+    adam = optax.adamw(1e-3, weight_decay=0.0)
+    state = curvax.take_over(muon, PARAMS, after_steps(adam))
+    assert_close(state, after_steps(muon), factor=8)
+
+
+def test_a_schedule_goes_on_and_bases_start_anew() -> None:
+    schedule = optax.linear_schedule(1.0, 0.0, 10)
+    optimizer = curvax.shampoo(schedule, refresh=2, base=optax.adamw, matrices="dense/kernel")
+    old = after_steps(optax.adamw(schedule))
+    state, fresh = curvax.take_over(optimizer, PARAMS, old), optimizer.init(PARAMS)
+    for name in ("dense/kernel", "dense/bias"):
+        taken, anew = (curvax.state_of(optimizer, PARAMS, x, name) for x in (state, fresh))
+        changed = {place for place in anew if not np.array_equal(taken[place], anew[place])}
+        # The gradients of Shampoo's base are directions, of which AdamW knows nothing.
+        assert bool(changed) == (name == "dense/bias")
+    counts = jax.tree.leaves(jax.tree.map(lambda x: x.ndim == 0 and int(x) == 4, state))
+    assert sum(counts) >= 2  # Adam's in `others`, and its schedule's
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "theirs", "message"),
+    [
+        (curvax.muon(0.1, accumulate="sum"), optax.adam(0.1), "must be an average"),
+        (curvax.muon(0.1), optax.sgd(0.1), "expected that of an Optax optimizer with mu, nu"),
+        (curvax.muon(0.1), optax.contrib.muon(0.1), "no nu of 'head/weight'.*in another way"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_named(optimizer: Any, theirs: Any, message: str) -> None:
+    params = {name: PARAMS[name] for name in ("dense", "head")}
+    ours = {"head/weight": None}
+    if "no nu" in message:
+        optimizer = curvax.muon(0.1, weight_dimension_numbers=ours)
+    with pytest.raises(ValueError, match=message):
+        curvax.take_over(optimizer, params, theirs.init(params))
