@@ -8,10 +8,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from registry import (
+    LEADERS,
     NAMED,
     REGISTRY,
     Row,
     by_family,
 )
 
-__all__ = ["NAMED", "REGISTRY", "Row", "by_family"]
+__all__ = ["LEADERS", "NAMED", "REGISTRY", "Row", "by_family"]

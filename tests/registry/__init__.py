@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from helpers import ALL_CELLS
 
 from ._bounds import Step, adam
 from ._row import ADAPTIVE, POLICIES, Readme, Row
+from .leaders import LEADERS
 
-__all__ = ["ADAPTIVE", "NAMED", "POLICIES", "REGISTRY", "ROWS", "Readme", "Row", "Step"]
+__all__ = ["ADAPTIVE", "LEADERS", "NAMED", "POLICIES", "REGISTRY", "ROWS", "Readme", "Row", "Step"]
 __all__ += ["adam", "by_family", "every_optimizer", "in_turns"]
 
 NAMES = ("muon", "racs", "asgo", "dasgo", "shampoo", "foam", "dr_shampoo", "soap", "eigen_adam")
@@ -56,7 +57,7 @@ def in_turns(start: int, of: int = 3) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("row", ROWS if ALL_CELLS else ROWS[start::of])
 
 
-def by_family() -> dict[str, list[Row]]:
+def by_family(rows: Sequence[Row] = REGISTRY) -> dict[str, list[Row]]:
     """The rows of each family."""
-    families = dict.fromkeys(row.family for row in REGISTRY)
-    return {family: [row for row in REGISTRY if row.family == family] for family in families}
+    families = dict.fromkeys(row.family for row in rows)
+    return {family: [row for row in rows if row.family == family] for family in families}
