@@ -17,7 +17,7 @@ from helpers import computations, run
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
-from curvax.transforms.matrices._form import GuessedAxes, matrix_formss
+from curvax.transforms.matrices._form import GuessedAxes, matrix_forms
 
 # The default rule
 

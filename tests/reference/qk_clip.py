@@ -8,14 +8,13 @@ W_qc^h <- W_qc^h gamma^(1/2), W_kc^h <- W_kc^h gamma^(1/2), W_qr^h <- W_qr^h gam
 
 Readings chosen:
 - Section 2.1 has gamma_h = min(1, tau / S_h) and the exponents alpha and 1 - alpha of W_q and W_k
-  (alpha = 1/2); with alpha=1 queries alone shrink. Both are one here: `EXPONENTS` per kind of weight.
-- The weights are those after the step; S_h belongs to the weights before it, as the forward pass saw
-  them. So the clipped weights have logits of tau only as far as the step did not change them.
+  (alpha = 1/2); with alpha = 1 queries alone shrink. `exponents` has one per kind of weight.
+- The weights are those after the step; S_h belongs to the weights before it, as the forward pass
+  saw them. So clipped weights have logits of tau only as far as the step did not change them.
 - "c" are the components of each head ("content"), "r" the rotary ones. W_kr, which all heads share,
-  is left alone, so that W_qr takes the whole gamma. Attention without rotary components has "qc" and
-  "kc" only. The rotation itself is left out of the logits.
-- S_h is a maximum, not a maximum of magnitudes; where it is not positive (or is below tau) nothing is
-  clipped.
+  is left alone, so that W_qr takes the whole gamma. Attention without rotary components has "qc"
+  and "kc" only. The rotation itself is left out of the logits.
+- S_h is a maximum, not a maximum of magnitudes; where it is at most tau, nothing is clipped.
 - Weights are (width, heads, d_component); W_kr is (width, d_component). Muon sees the matrix
   (width, heads d_component).
 """
@@ -76,13 +75,14 @@ def muon_clip(
     trajectory, logits = [], []
     for G, X in zip(gradients, batches, strict=True):
         S = largest_logits(weights, X)
+        stepped = {}
         for name, W in weights.items():
             M[name] = mu * M[name] + G[name]
             matrix = M[name].reshape(W.shape[0], -1)
             O = newton_schulz(matrix, coefficients, steps, ns_eps)
             O = O.reshape(W.shape) * np.sqrt(max(matrix.shape)) * rms
-            weights[name] = W - learning_rate * (O + weight_decay * W)
-        weights = clip(weights, S, tau, exponents)
+            stepped[name] = W - learning_rate * (O + weight_decay * W)
+        weights = clip(stepped, S, tau, exponents)
         trajectory.append(weights)
         logits.append(S)
     return trajectory, logits

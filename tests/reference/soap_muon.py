@@ -10,20 +10,23 @@ Readings chosen:
 - The parts of that record that follow (Contra-Muon, the variance of rows, the floor for the length
   of an update) are other methods and are left out.
 - The restored norm ||U||_F cancels in Newton-Schulz, which divides by a norm, but for its eps.
-- second_moment="update" is the printed V, of the rotated U; "gradient" is SOAP's own (Algorithm 6 of
-  arXiv:2502.07752), of the rotated G. Both agree for mu = 0.
-- late=True is the record's order: statistics and basis are renewed after the step, so that the first
-  step has no basis and orthogonalizes U alone, and V starts in the second. late=False is the order
-  of Algorithm 6: basis first, then V and the step in that new basis.
+- second_moment="update" is the printed V, of the rotated U; "gradient" is SOAP's own (Algorithm 6
+  of arXiv:2502.07752), of the rotated G. Both agree for mu = 0.
+- late=True is the record's order: statistics and basis are renewed after the step, so that the
+  first step has no basis and orthogonalizes U alone, and V starts in the second. late=False is the
+  order of Algorithm 6: basis first, then V and the step in that new basis.
 - nesterov=False has M in place of U. bias_correction divides M by 1 - mu^t and V by 1 - b2^t, where
-  t counts the steps that V has seen; the record has none. Of M nothing remains (a common factor), and
-  of V neither, for eps = 0.
+  t counts the steps that V has seen; the record has none. It changes the direction only through
+  eps and Nesterov's sum.
 - The basis of step t is renewed if t = 1 or t mod K = 0 (late: if the number of steps before,
   t - 1, divides by K). refresh="eigh" decomposes each time and keeps V as it is; "qr" is the
   record's: sort the columns by diag(Q' L Q), V with them, and Q <- QR(L Q).
-- Division as in `reference.soap`: 0 where sqrt(V) is 0 up to rounding.
-- Newton-Schulz: the record has 12 iterations of (2, -1.5, 0.5), which converge; the defaults here are
-  Muon's five.
+- side="smaller" (ours) rotates the side of smaller order only, the left of square matrices: where a
+  statistic has no full rank yet, the basis of its null space is arbitrary.
+- Division as in `reference.soap`: 0 where sqrt(V) is 0 up to rounding. In the first step on both
+  sides, U_hat is diagonal up to rounding, and what is not 0 there is noise divided by noise.
+- Newton-Schulz: the record has 12 iterations of (2, -1.5, 0.5), which converge; the defaults here
+  are Muon's five.
 """
 
 import numpy as np
@@ -45,6 +48,7 @@ def soap_muon(
     second_moment="update",
     late=True,
     refresh="qr",
+    side="both",
     coefficients=COEFFICIENTS,
     steps=5,
     exact=False,
@@ -61,14 +65,20 @@ def soap_muon(
     L, R = np.zeros((m, m)), np.zeros((n, n))
     Q_r = Q_c = None
     seen = 0
+    rotated = (side == "both" or m <= n, side == "both" or m > n)
+
+    def renewed(statistic, Q, used):
+        if not used:
+            return np.eye(len(statistic)), np.arange(len(statistic))
+        if Q is None or refresh == "eigh":
+            return eigenvectors(statistic), np.arange(len(statistic))
+        return qr_refresh(statistic, Q)
 
     def renew(t):
         nonlocal Q_r, Q_c, V
-        if Q_r is None or (t % K == 0 and refresh == "eigh"):
-            Q_r, Q_c = eigenvectors(L), eigenvectors(R)
-        elif t % K == 0:
-            Q_r, rows = qr_refresh(L, Q_r)
-            Q_c, columns = qr_refresh(R, Q_c)
+        if Q_r is None or t % K == 0:
+            Q_r, rows = renewed(L, Q_r, rotated[0])
+            Q_c, columns = renewed(R, Q_c, rotated[1])
             V = V[rows][:, columns]
 
     directions, states = [], []

@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 from . import kl_shampoo, muon, recipes, soap
-from ._bounds import Step, of_moments, polar
+from ._bounds import Step, polar
 from ._row import Row
 
 ON_MUON, ON_FACTORS = "recipes on Muon", "recipes on factors"

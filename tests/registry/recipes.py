@@ -16,6 +16,7 @@ import optax
 import curvax
 
 REST = tuple(inspect.signature(curvax.assemble).parameters.values())[2:]
+WARM = curvax.policies.diagonal_residual(1, 0.01)
 SHARED = tuple(x for x in REST if x.name not in ("base", "guard"))
 
 
@@ -92,7 +93,7 @@ def eigenvalue_corrected_shampoo(
     b3: Any = 0.95,
     eps: Any = 1e-8,
     iterations: int = 10,
-    refresh: Any = curvax.policies.diagonal_residual(1, 0.01),
+    refresh: Any = WARM,
     storage: Any = None,
     side: str = "both",
 ) -> Any:
