@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import jax
 import pytest
-from registry import Row, every_optimizer
+from registry import Row, every_method
 
 import curvax
 
@@ -224,7 +224,7 @@ def check_refreshes(tables: list[Any]) -> None:
     assert row["seconds"] > 0 and row["cpu"] > 0 and row["traced"] > 0
 
 
-@every_optimizer
+@every_method
 def test_a_method_has_the_state_of_its_formula_and_trains(row: Row) -> None:
     """As the step, memory and training benchmarks make it."""
     measured = module("_methods").METHODS[row.name]

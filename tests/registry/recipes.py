@@ -29,7 +29,8 @@ def recipe(
 
     Args:
       direction: the recipe.
-      base: from a learning rate and `weight_decay=` to what follows the direction.
+      base: from a learning rate, `weight_decay=` and the `axes=` of the matrices to what follows
+        the direction.
     """
     if direction is None:
         return functools.partial(recipe, base=base)
@@ -44,7 +45,8 @@ def recipe(
                 settings.pop("weight_decay", 0.0),
                 settings.pop("adam_learning_rate", None),
             )
-            settings["base"] = functools.partial(base, weight_decay=decay)
+            axes = settings.get("weight_dimension_numbers")
+            settings["base"] = functools.partial(base, weight_decay=decay, axes=axes)
             if settings.get("others") is None:
                 rate = learning_rate if rate is None else rate
                 settings["others"] = optax.adamw(rate, weight_decay=decay)
@@ -185,17 +187,18 @@ def lars(*, b1: Any = 0.9, scale: Any = 1.0) -> Any:
     return optax.chain(curvax.momentum(b1), curvax.scale_by_weight_norm(scale))
 
 
-def _on_the_sphere(rate: Any, *, weight_decay: Any) -> Any:
+def _on_the_sphere(rate: Any, *, weight_decay: Any, axes: Any) -> Any:
     del weight_decay  # the norms stay
     steps = (
         curvax.scale_by_weight_norm(),
         optax.scale_by_learning_rate(rate),
         curvax.keep_weight_norm(),
     )
-    return curvax.on_matrices(optax.chain(*steps), guard=False)
+    return curvax.on_matrices(optax.chain(*steps), guard=False, weight_dimension_numbers=axes)
 
 
-def _cautious(rate: Any, *, weight_decay: Any) -> Any:
+def _cautious(rate: Any, *, weight_decay: Any, axes: Any) -> Any:
+    del axes
     return optax.chain(curvax.add_cautious_decay(weight_decay), optax.scale_by_learning_rate(rate))
 
 
