@@ -66,7 +66,9 @@ ARGUMENTS = [
     Argument("muon", "b1", jnp.float32(1.5), "[0, 1)"),
     Argument("muon", "accumulate", "mean", "'ema', 'sum'"),
     Argument("muon", "method", "newton", "'newton_schulz', 'svd', 'qr_svd', 'qdwh'"),
-    Argument("muon", "coefficients", "cubic", "'quintic', 'classical', 'polar_express'"),
+    Argument(
+        "muon", "coefficients", "cubic", "'quintic', 'classical', 'polar_express', 'turbo_muon'"
+    ),
     Argument("muon", "coefficients", (1.0, 2.0), "three numbers"),
     Argument("muon", "coefficients", ((1.0, 2.0, 3.0), (1.0,)), "three numbers"),
     Argument("muon", "coefficients", (), "three numbers"),

@@ -282,4 +282,4 @@ def matrix_forms(
         )
 
     starts = itertools.accumulate(parts[:-1], initial=0)
-    return tuple(itertools.starmap(part, zip(itertools.count(), starts, parts)))
+    return tuple(map(part, itertools.count(), starts, parts))
