@@ -318,8 +318,8 @@ def about(studies: Sequence[Study], more: Sequence[Mapping[str, Any]] = ()) -> s
         parts.append(f"{cached} of the {runs} runs came from the cache.")
     for run in more:
         parts.append(
-            f"The rows of {', '.join(run['methods'])} were added by `{run['command']}`, whose AdamW "
-            "has the same losses. Other work ran on the machine, on all of its methods alike: "
+            f"The rows of {', '.join(run['methods'])} were added by `{run['command']}`, whose "
+            "AdamW has the same losses. Other work ran on the machine, on all methods alike: "
             "their times are AdamW's of this record, times their ratio to AdamW's there."
         )
     return "\n\n".join(parts)

@@ -70,9 +70,11 @@ TURBO_MUON = recipe_row(
 DION = recipe_row(
     "dion",
     muon.ROW,
-    settings={"rank": 3},
+    settings={"rank": 3, "side": "smaller"},
+    decomposes="qr",
+    minima_rate=0.02,
     fields=frozenset({"mu", "factor", "failures"}),
-    numbers=lambda s: s.m * s.n + s.n * s.r,
+    numbers=lambda s: s.m * s.n + s.other * s.r + 1,  # and a count of failures
     random=True,
     scale_free=False,  # its first factor is random
     fuzz={},

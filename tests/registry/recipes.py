@@ -128,7 +128,7 @@ def turbo_muon(*, b1: Any = 0.95, steps: int = 4, work_dtype: Any = "bfloat16") 
 
 
 @recipe
-def dion(*, rank: int, b1: Any = 0.95, side: str = "left", seed: int = 0) -> Any:
+def dion(*, rank: int = 64, b1: Any = 0.95, side: str = "left", seed: int = 0) -> Any:
     """Orthonormal directions of low rank with error feedback."""
     direction = curvax.scale_by_dion(rank, b1=b1, side=side, seed=seed)
     return optax.chain(direction, curvax.scale_by_shape())

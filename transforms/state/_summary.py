@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from .._paths import named_leaves
+from .._recording import RankRecord
 from ..distribute._distribute import DivisionRecord
 from ..matrices._families import FamilyAxes
 from ..matrices._form import MatrixForm
 from ..matrices._routing import RoutingRecord
 from ..matrices._view import ViewRecord
 from ..storage._storage import StorageRecord
-from ..subspace._rank import RankRecord
 from ._entries import owned_entries
 from ._portable import joined_state
 from ._traced import check_optimizer, traced
