@@ -123,7 +123,9 @@ def normuon(*, b1: Any = 0.95, b2: Any = 0.95, steps: int = 5) -> Any:
 @recipe
 def turbo_muon(*, b1: Any = 0.95, steps: int = 4, work_dtype: Any = "bfloat16") -> Any:
     """Muon that starts from scaled rows, with four iterations in half precision."""
-    direction = curvax.scale_by_muon(b1=b1, norm="aol", steps=steps, work_dtype=work_dtype)
+    direction = curvax.scale_by_muon(
+        b1=b1, norm="aol", coefficients="turbo_muon", steps=steps, work_dtype=work_dtype
+    )
     return optax.chain(direction, curvax.scale_by_shape(0.2))
 
 
