@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from . import _record
-from ._tuning import Found
+from ._tuning import Found, best_of
 
 LINES = ("-", "--", ":", "-.")
 
@@ -23,15 +23,24 @@ def spread(values: Iterable[float], form: str) -> str:
 
 def tuning_table(found: Mapping[str, Found], seed: int, title: str = "The tuning") -> _record.Table:
     """Losses by learning rate, the best bold."""
-    rates = sorted({rate for x in found.values() for rate in x.tuning})
-    rows = []
-    for name, x in found.items():
-        losses = {r: f"{v:.3f}" if math.isfinite(v) else "infinite" for r, v in x.tuning.items()}
-        losses[x.rate] = f"**{losses[x.rate]}**"
+    return table_of_tunings({name: x.tuning for name, x in found.items()}, seed, title)
+
+
+def table_of_tunings(
+    tunings: Mapping[str, Mapping[float, float]], seed: int, title: str
+) -> _record.Table:
+    """`tuning_table`, from losses by learning rate."""
+    rates = sorted({rate for tuning in tunings.values() for rate in tuning})
+    rows, outside = [], []
+    for name, tuning in tunings.items():
+        losses = {r: f"{v:.3f}" if math.isfinite(v) else "infinite" for r, v in tuning.items()}
+        best = best_of(tuning)
+        losses[best] = f"**{losses[best]}**"
         rows.append({"method": name} | {f"{rate:g}": losses[rate] for rate in losses})
+        outside += [] if min(tuning) < best < max(tuning) else [name]
     columns = {"method": ("method", "")} | {f"{rate:g}": (f"{rate:g}", "") for rate in rates}
     note = f"Validation loss by learning rate, seed {seed}."
-    if outside := [name for name, x in found.items() if not x.interior]:
+    if outside:
         note += f" Best at an end of the grid: {', '.join(outside)}."
     return _record.Table(title, columns, rows, note)
 
@@ -43,8 +52,15 @@ def styles(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def limits_of(found: Iterable[Found], scale: str = "linear") -> tuple[float, float] | None:
+    """For an axis of the losses of these methods, see `limits`."""
+    return limits((losses for x in found for losses in x.curves[..., 1]), scale)
+
+
+def limits(
+    curves: Iterable[np.ndarray | Sequence[float]], scale: str = "linear"
+) -> tuple[float, float] | None:
     """For an axis of losses: without the first fifth, the fall from the start; room for names."""
-    after = [x.curves[:, x.curves.shape[1] // 5 :, 1].ravel() for x in found]
+    after = [np.asarray(losses, float)[len(losses) // 5 :] for losses in curves]
     losses = np.concatenate(after) if after else np.empty(0)
     losses = losses[np.isfinite(losses)]
     if not losses.size or losses.min() == losses.max():

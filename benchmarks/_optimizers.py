@@ -1,4 +1,4 @@
-"""Every method of the registry as the training runs have it, and its peers in Optax.
+"""Methods and recipes of the registry as the training runs have them, and peers in Optax.
 
 Each keeps its own defaults but for ranks, a quarter of the width, and for periods that fit the
 length of a run: those of subspaces are a tenth of it. `optax.contrib.muon` and
@@ -18,7 +18,7 @@ import jax
 import optax
 
 from ._methods import STORAGES
-from ._rows import REGISTRY, by_family
+from ._rows import LEADERS, REGISTRY, by_family
 from ._tasks import Task
 from ._training import Method
 
@@ -28,7 +28,7 @@ FAMILIES = {
         family: tuple(
             name for row in rows for name in (*([row.peer.name] if row.peer else []), row.name)
         )
-        for family, rows in by_family().items()
+        for family, rows in by_family((*REGISTRY, *LEADERS)).items()
     },
     "factors in 4 bits": tuple(CODED),
 }
@@ -123,8 +123,9 @@ def methods_for(task: Task) -> dict[str, Method]:
     rank, period = max(1, task.width // 4), max(2, task.steps // 10)
     low_rank = {"rank": rank, "refresh": period}
     found = {"optax.adamw": ADAMW}
-    for row in REGISTRY:
-        options = {**low_rank, **row.by_rank(rank)} if row.ranked else {}
+    for row in (*REGISTRY, *LEADERS):
+        options = {**low_rank, **row.by_rank(rank)} if row.keeps == "subspaces" else {}
+        options |= {"rank": rank} if row.ranked else {}
         own = Method(
             on_adamw(row.optimizer) if row.base else row.optimizer,
             {**options, **row.trained(period)},

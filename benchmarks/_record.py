@@ -116,6 +116,11 @@ def names(allowed: Sequence[str]) -> Any:
     return parse
 
 
+def command_of(suite: str) -> str:
+    """How the suite was called."""
+    return shlex.join(["python", "-m", "benchmarks", suite, *sys.argv[1:]])
+
+
 def write(
     args: argparse.Namespace,
     suite: str,
@@ -126,6 +131,7 @@ def write(
     settings: Mapping[str, Any],
     more: Mapping[str, Figure] | None = None,
     name: str | None = None,
+    command: str | None = None,
 ) -> None:
     """Writes `<name>.md`, `.json` and `.png`, and prints the first.
 
@@ -139,8 +145,9 @@ def write(
       settings: sizes of the measurement.
       more: other figures, for `<suite>_<key>.png`.
       name: of the files; by default that of the suite.
+      command: which made most of it, if this one only added to it.
     """
-    command = shlex.join(["python", "-m", "benchmarks", suite, *sys.argv[1:]])
+    command = command or command_of(suite)
     record = {"command": command, "seed": args.seed, "preset": args.preset, **machine()}
     record["environment"] = {k: os.environ[k] for k in VARIABLES if k in os.environ}
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())

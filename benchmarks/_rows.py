@@ -7,11 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from registry import (
-    NAMED,
-    REGISTRY,
-    Row,
-    by_family,
-)
+from registry import LEADERS, NAMED, Row, by_family
+from registry import METHODS as REGISTRY
 
-__all__ = ["NAMED", "REGISTRY", "Row", "by_family"]
+__all__ = ["LEADERS", "NAMED", "REGISTRY", "Row", "by_family"]

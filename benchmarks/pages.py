@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ._record import FOLDER, cell, table
-from ._rows import REGISTRY, Row, by_family
+from ._rows import LEADERS, REGISTRY, Row, by_family
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/methods.md", "docs/choosing.md")
+PAGES = ("README.md", "docs/methods.md", "docs/choosing.md", "docs/combinations.md")
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
 
@@ -150,6 +150,35 @@ def methods() -> str:
     return "\n\n".join([found, *map(source, ("memory", "step", "train"))])
 
 
+def leaders() -> str:
+    """Recipes beside the methods that they are made of, with the learning rates to start from."""
+    records = [results("train", title) for title in TRAINED]
+    model, digits = records
+    made_of = ("optax.adamw", "muon", "soap", "kl_shampoo", "shampoo", "asgo")
+    rows = []
+    for name in [*made_of, *(row.name for row in LEADERS)]:
+        if not all(name in record for record in records):
+            continue
+        factors = [record[name]["rate"] / record["optax.adamw"]["rate"] for record in records]
+        row = model[name]
+        rows.append(
+            [
+                shown(name),
+                row["loss"],
+                row["beyond"],
+                cell(row["steps"], ".2f"),
+                cell(row["ms_over_adamw"], ".2f"),
+                digits[name]["beyond"],
+                " and ".join(f"{factor:g}" for factor in dict.fromkeys(factors)),
+            ]
+        )
+    rows.sort(key=lambda row: float(row[1].split()[0]))
+    titles = ["recipe", "language model: loss, mean (range)", "beyond AdamW's"]
+    titles += ["steps to AdamW's", "time of a step", "digits: beyond AdamW's"]
+    titles += ["best rate over AdamW's: language model and digits"]
+    return f"{table(titles, rows)}\n\n{source('train')}"
+
+
 def overheads() -> str:
     """What a training step costs with some of them, at the papers' periods."""
     rows = [
@@ -169,6 +198,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "formulas": formulas,
     "brief": brief,
     "methods": methods,
+    "leaders": leaders,
     "overheads": overheads,
 }
 

@@ -112,7 +112,8 @@ def muon(
       accumulate: "ema" (the average of the formula) or "sum" (`b1 M + G`, and with Nesterov that
         once more).
       method: "newton_schulz", "svd" (exact), "qr_svd" or "qdwh", see `orthogonalize`.
-      coefficients: "quintic" (Muon's), "classical", "polar_express", or rows of three numbers.
+      coefficients: "quintic" (Muon's), "classical", "polar_express", "turbo_muon" (for
+        `norm="aol"` and `steps=4`), or rows of three numbers.
       steps: Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.
       norm: what Newton-Schulz divides by: "frobenius", "gram" or "aol" (Turbo-Muon), see

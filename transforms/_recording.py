@@ -27,6 +27,23 @@ class PerParameter(NamedTuple):
     arrays: tuple[Any, ...]
 
 
+class RankRecord(NamedTuple):
+    """The rank of matrices of a shape."""
+
+    shape: tuple[int, int]
+    text: str
+
+
+def record_rank(x: Any, asked: int, rank: int, where: str) -> None:
+    """Records the rank of matrices like `x`, and the one that was asked for."""
+    record(RankRecord(tuple(x.shape[-2:]), f"rank {instead(rank, asked)} on the {where}"))
+
+
+def instead(taken: int, asked: int) -> str:
+    """A number, and the one that was asked for."""
+    return f"{taken}" if taken == asked else f"{taken} instead of {asked}"
+
+
 def record(event: Any) -> None:
     """Passes `event` to the enclosing `recording`, if any."""
     events = _records.get()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from curvax import MatrixAxes
-from curvax.transforms.matrices._form import matrix_form
+from curvax.transforms.matrices._form import from_matrices, matrix_forms
 
 
 @st.composite
@@ -61,13 +61,13 @@ def test_matrices_are_the_tiles_of_the_parameter(
     drawn: tuple[tuple[int, ...], MatrixAxes, int | None],
 ) -> None:
     shape, axes, block_size = drawn
-    form = matrix_form("w", shape, axes, block_size)
+    (form,) = matrix_forms("w", shape, axes, block_size)
     x = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
 
     @jax.jit
     def there_and_back(x: Any) -> tuple[Any, Any]:
         matrices = form.to_matrices(x)
-        return matrices, form.from_matrices(matrices)
+        return matrices, from_matrices([(form, matrices)])
 
     matrices, back = jax.device_get(there_and_back(x))
     assert matrices.shape == (form.count, *form.tile)
@@ -84,5 +84,5 @@ def test_matrices_are_the_tiles_of_the_parameter(
     [(10, 4, 3, 4), (9, 8, 2, 5), (12, 4, 3, 4), (3, 4, 1, 3), (1201, 1200, 2, 601)],
 )
 def test_blocks_are_balanced(size: int, block_size: int, blocks: int, length: int) -> None:
-    form = matrix_form("w", (size, 1), MatrixAxes(0, 1), block_size)
+    (form,) = matrix_forms("w", (size, 1), MatrixAxes(0, 1), block_size)
     assert (form.row_tiles, form.tile[0]) == (blocks, length)

@@ -17,7 +17,7 @@ from helpers import computations, run
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
-from curvax.transforms.matrices._form import GuessedAxes, matrix_form
+from curvax.transforms.matrices._form import GuessedAxes, matrix_forms
 
 # The default rule
 
@@ -261,7 +261,7 @@ def test_all_takes_every_parameter_as_a_matrix() -> None:
         "mask": jnp.ones((1, 1, 5)),
     }
     forms = {
-        name: matrix_form(name, params[name].shape, axes)
+        name: matrix_forms(name, params[name].shape, axes)[0]
         for name, axes in MatrixRule(matrices="all")(params).items()
         if isinstance(axes, MatrixAxes)
     }

@@ -15,7 +15,7 @@ from helpers import assert_close
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
-from curvax.transforms.matrices._form import matrix_form
+from curvax.transforms.matrices._form import matrix_forms
 
 Shapes = dict[str, tuple[int, ...]]
 IN_OUT, OUT_IN = MatrixAxes(rows=0, columns=1), MatrixAxes(rows=1, columns=0)
@@ -252,7 +252,7 @@ def test_every_shape_is_treated_or_refused(kernel: str, matrices: str | None) ->
                     assert rule(abstract(shapes))[name] == axes
             for axes in taken:
                 if isinstance(axes, MatrixAxes):
-                    assert matrix_form(name, shape, axes).shape == shape
+                    assert matrix_forms(name, shape, axes)[0].shape == shape
 
 
 # Specifications

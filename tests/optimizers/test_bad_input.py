@@ -66,7 +66,9 @@ ARGUMENTS = [
     Argument("muon", "b1", jnp.float32(1.5), "[0, 1)"),
     Argument("muon", "accumulate", "mean", "'ema', 'sum'"),
     Argument("muon", "method", "newton", "'newton_schulz', 'svd', 'qr_svd', 'qdwh'"),
-    Argument("muon", "coefficients", "cubic", "'quintic', 'classical', 'polar_express'"),
+    Argument(
+        "muon", "coefficients", "cubic", "'quintic', 'classical', 'polar_express', 'turbo_muon'"
+    ),
     Argument("muon", "coefficients", (1.0, 2.0), "three numbers"),
     Argument("muon", "coefficients", ((1.0, 2.0, 3.0), (1.0,)), "three numbers"),
     Argument("muon", "coefficients", (), "three numbers"),
@@ -121,6 +123,12 @@ PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
     (lambda: curvax.scale_by_shape(-1.0), ("consistent_rms", "-1.0", "(0, inf)")),
     (lambda: curvax.MatrixAxes(0, 1, row_heads=0), ("row_heads", "0", "at least 1")),
     (lambda: curvax.MatrixAxes(0, 1, column_heads=1.5), ("column_heads", "1.5", "at least 1")),
+    (lambda: curvax.MatrixAxes(column_parts=(4, 0)), ("column_parts", "(4, 0)", "positive")),
+    (lambda: curvax.MatrixAxes(column_parts=8), ("column_parts", "8", "sequence")),
+    (
+        lambda: curvax.MatrixAxes(column_heads=2, column_parts=(4, 4)),
+        ("column_heads=2", "(4, 4)", "must be 1"),
+    ),
     (lambda: curvax.MatrixAxes(1.5, 1), ("rows", "1.5", "integer")),
     (lambda: curvax.MatrixAxes(0, "1"), ("columns", "'1'", "integer")),
     (lambda: curvax.MatrixRule(3), ("matrices", "3", "pattern")),
@@ -225,6 +233,7 @@ def test_directions_reject_what_is_no_matrix(
         (MatrixAxes(-4, 1), ("'dense/kernel'", "no axis -4", "rows", "-3 to 2")),
         (MatrixAxes(1, 2, row_heads=3), ("'dense/kernel'", "3 row_heads", "4 rows")),
         (MatrixAxes(1, 2, column_heads=4), ("'dense/kernel'", "4 column_heads", "6 columns")),
+        (MatrixAxes(1, 2, column_parts=(3, 2)), ("'dense/kernel'", "6 columns", "(3, 2)", "are 5")),
         (
             optax.contrib.MuonDimensionNumbers(reduction_axis=5, output_axis=0),
             ("'dense/kernel'", "no axis 5", "-3 to 2"),
@@ -232,7 +241,7 @@ def test_directions_reject_what_is_no_matrix(
     ],
     ids=[
         *("same axis", "one of several twice", "twice by sign", "twice in rows", "absent column"),
-        *("absent row", "heads in rows", "heads in columns", "absent in Optax's entry"),
+        *("absent row", "heads in rows", "heads in columns", "parts", "absent in Optax's entry"),
     ],
 )
 @in_turns(1)

@@ -117,7 +117,7 @@ def assert_matrix_branch(row: Row, params: Any, state: Any) -> None:
             own = {p: x for p, x in entries.items() if behind.isdisjoint(p.split("/"))}
             assert {entry.shape[0] for entry in own.values()} == {matrices[0]}, name
             momenta = [x.shape for place, x in own.items() if "mu" in place.split("/")]
-            if row.ranked:
+            if row.keeps == "subspaces":
                 rank = min(row.settings["rank"], *matrices[1:])
                 sides = [(rank, matrices[2]), (matrices[1], rank)]
                 assert momenta in [[(matrices[0], *side)] for side in sides], name

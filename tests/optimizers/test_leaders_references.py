@@ -14,7 +14,7 @@ from reference.dion import dion
 from reference.eigenvalue_corrected import eigenvalue_corrected
 from reference.lars import lars
 from reference.normuon import normuon
-from reference.polar_starts import muon_from
+from reference.polar_starts import TURBO_MUON, muon_from
 from shared.soap import soap_gradients
 
 import curvax
@@ -51,6 +51,11 @@ MUON: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         curvax.scale_by_muon(norm="aol", steps=4),
         muon_from,
         {"start": "aol", "steps": 4},
+    ),
+    "Turbo-Muon": (
+        curvax.scale_by_muon(norm="aol", coefficients="turbo_muon", steps=4),
+        muon_from,
+        {"start": "aol", "coefficients": TURBO_MUON},
     ),
     "from Schatten 4": (curvax.scale_by_muon(norm="gram"), muon_from, {"start": "schatten"}),
     "on the Gram matrix": (

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import jax
 import pytest
-from registry import Row, every_optimizer
+from registry import Row, every_method
 
 import curvax
 
@@ -208,6 +208,36 @@ def check_train(tables: list[Any]) -> None:
         assert 0 <= min(row["accuracy_by_seed"]) <= max(row["accuracy_by_seed"]) <= 100
 
 
+def of_training(losses: list[float], ms: float) -> dict[str, Any]:
+    curve = {"steps": [1, 2], "seconds": [ms, 2 * ms], "mean": losses[:2]}
+    times = {
+        "ms": ms,
+        "compile_seconds": 5 * ms,
+        "ms_over_adamw": 2.0,
+        "seconds_by_seed": [ms, None],
+    }
+    return {"losses_by_seed": losses, "curve": curve, **times}
+
+
+def test_methods_join_a_record_of_training_with_its_times() -> None:
+    train = module("train")
+    old = {
+        "optax.adamw": of_training([1.0, 2.0], 10.0),
+        "soap": of_training([0.5, 1.0], 30.0),
+        "racs": of_training([0.7, 1.0], 15.0),
+    }
+    run = {"optax.adamw": of_training([1.0, 2.0], 20.0), "dion": of_training([0.8, 1.0], 40.0)}
+    joined = train.added(old, run)
+    assert list(joined) == ["optax.adamw", "racs", "soap", "dion"]  # as the families come
+    assert {name: joined[name] for name in old} == old
+    dion = joined["dion"]
+    assert dion["ms"] == 20 and dion["seconds_by_seed"] == [20, None]
+    assert dion["curve"]["seconds"] == [20, 40] and dion["curve"]["steps"] == [1, 2]
+    run["optax.adamw"]["losses_by_seed"] = [1.0, 2.1]
+    with pytest.raises(ValueError, match="trained again"):
+        train.added(old, run)
+
+
 def check_memory(tables: list[Any]) -> None:
     for row in tables[0]["rows"]:
         assert 0 <= row["wide_bytes"] - row["wide_formula"] == row["wide_more"] < 100
@@ -224,7 +254,7 @@ def check_refreshes(tables: list[Any]) -> None:
     assert row["seconds"] > 0 and row["cpu"] > 0 and row["traced"] > 0
 
 
-@every_optimizer
+@every_method
 def test_a_method_has_the_state_of_its_formula_and_trains(row: Row) -> None:
     """As the step, memory and training benchmarks make it."""
     measured = module("_methods").METHODS[row.name]

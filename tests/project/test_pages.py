@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from registry import Row, every_optimizer
+from registry import LEADERS, Row, every_method
 
 import curvax
 
@@ -55,7 +55,7 @@ def test_a_figure_changed_by_hand_is_found_and_written_again(
     assert {name: tmp_path.joinpath(name).read_text() for name in pages.PAGES} == right
 
 
-@every_optimizer
+@every_method
 def test_every_method_is_in_the_tables(pages: Any, row: Row) -> None:
     """As its row says; what is not measured yet stays empty."""
     for name in ("formulas", "methods"):
@@ -64,15 +64,27 @@ def test_every_method_is_in_the_tables(pages: Any, row: Row) -> None:
         assert (row.readme.direction if name == "formulas" else row.mind) in lines[0]
 
 
+@pytest.mark.parametrize("row", LEADERS)
+def test_every_leader_is_trained_as_the_methods_are(pages: Any, row: Row) -> None:
+    """On the same learning rates, with a best one inside; and stands on its page."""
+    for title in pages.TRAINED:
+        found = pages.results("train", title)
+        assert found[row.name]["tuning"].keys() >= found["muon"]["tuning"].keys()
+        rates = [*map(float, found[row.name]["tuning"])]
+        assert min(rates) < found[row.name]["rate"] < max(rates)
+    assert f"| `{row.name}` |" in pages.leaders()
+
+
 def test_what_is_shown_is_what_is_trained_and_measured(pages: Any) -> None:
     methods, optimizers = (
         importlib.import_module(f"benchmarks.{name}") for name in ("_methods", "_optimizers")
     )
-    assert set(pages.SHOWN) == set(optimizers.NAMES) >= set(methods.FAMILIES)
+    leaders = {row.name for row in LEADERS}
+    assert set(pages.SHOWN) | leaders == set(optimizers.NAMES) >= set(methods.FAMILIES)
     assert {method.measured for method in pages.SHOWN.values()} <= set(methods.METHODS)
 
 
-@every_optimizer
+@every_method
 def test_the_formula_for_the_state_is_what_is_counted(row: Row) -> None:
     m, n, r = 7, 11, 3
     formula = row.readme.state.replace("none", "`0`").split("`")[1].replace("²", "**2")

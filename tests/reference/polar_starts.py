@@ -18,6 +18,8 @@ Readings chosen:
   is what comes out.
 - eps is added to the norms ("frobenius" alone has it in the sources); AOL clamps its sums from
   below at eps (official code: 1e-7). With eps = 0, what is 0 stays 0.
+- An older version of the official code, which Emerging-Optimizers has as "aol", begins with
+  (4.0098, -7.0585, 2.4635); it turns singular values above 0.88 negative, and is not taken.
 - safety divides the start once more: Polar Express has 1.01 for half precision. It is 1 here.
 - The listing counts t = 1 ... 5 and restarts at t = 3: restarts=(2,), the iterations after which X
   becomes Q X. Its last line says Q_4 X; it must be Q_5 X. Its lines for R and Q keep the order of
@@ -33,11 +35,11 @@ import numpy as np
 
 from .muon import COEFFICIENTS, momenta, orthogonal_factor
 
-TURBO_MUON = (  # official code, for AOL's start
-    (4.6051, -9.6552, 5.6769),
-    (4.7505, -6.0861, 2.1790),
-    (2.7763, -2.3190, 0.5523),
-    (2.4231, -2.2861, 0.8193),
+TURBO_MUON = (  # official code, for AOL's start: the last four of Jiacheng You's five
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
 )
 
 

@@ -18,7 +18,13 @@ from ._bounds import Step
 
 Settings = Mapping[str, Any]
 Family = Literal[
-    "orthogonalized", "scaled, or one-sided", "Kronecker factors", "eigenbases", "low rank"
+    "orthogonalized",
+    "scaled, or one-sided",
+    "Kronecker factors",
+    "eigenbases",
+    "low rank",
+    "recipes on Muon",
+    "recipes on factors",
 ]
 Kept = Literal["roots", "bases", "subspaces"]
 

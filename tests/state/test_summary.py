@@ -171,7 +171,8 @@ def test_treatments_are_shown(row: Row) -> None:
         ],
     }
     optimizer = row.make(weight_dimension_numbers=SPEC)
-    shapes = curvax.summarize(optimizer, jax.eval_shape(lambda: linen_params()))
+    params = linen_params()
+    shapes = curvax.summarize(optimizer, jax.eval_shape(lambda: params))
     summaries = {shapes, *(state_and_summary(row, kind, "plain")[2] for kind in NETWORKS)}
     assert len(summaries) == 1
     parameters, _ = table(shapes)

@@ -11,6 +11,9 @@ $\gamma$. The statistic comes from the model, through an argument of `update`:
         "block_0/attention/key/kernel": s[:, None],
     })
 
+Heads of latent attention share the rotary components of their keys, which stay; the rotary
+components of the queries take the whole $\gamma$: `power={"*query_rope*": 1.0, "*": 0.5}`.
+
 *Numerics.* float32 at least. A head whose statistic is zero or not finite is not clipped.
 """
 
@@ -23,24 +26,24 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._paths import check_patterns, named_leaves
+from .._paths import check_patterns, matches, named_leaves
 from .._validate import check_interval
 
 
 def clip_logits(
-    threshold: jax.typing.ArrayLike = 100.0, *, power: jax.typing.ArrayLike = 0.5
+    threshold: jax.typing.ArrayLike = 100.0,
+    *,
+    power: jax.typing.ArrayLike | Mapping[str, jax.typing.ArrayLike] = 0.5,
 ) -> optax.GradientTransformationExtraArgs:
     """Shrinks given kernels where a statistic of the model exceeds a threshold.
 
     Put it last, behind a full optimizer. `update` takes the statistics as `max_logits`: a mapping
     from the paths of parameters, which `summarize` prints, to arrays that broadcast against them.
-    Without this argument nothing is clipped. Parameters that other heads share, such as a
-    rotary key, are left out; the query that meets it shrinks alone, by a second `clip_logits` with
-    `power=1`.
+    Without this argument nothing is clipped.
 
     Args:
       threshold: τ.
-      power: α.
+      power: α; or a mapping from path patterns to numbers, in which the first match wins.
 
     Returns:
       A transformation that needs parameters.
@@ -62,7 +65,18 @@ def clip_logits(
       [1.0, 0.5]
     """
     check_interval("threshold", threshold, 0.0, open_low=True)
-    check_interval("power", power, 0.0)
+    powers = power if isinstance(power, Mapping) else {"*": power}
+    for pattern, value in powers.items():
+        check_interval("power" if powers is not power else f"power[{pattern!r}]", value, 0.0)
+
+    def power_of(name: str) -> jax.typing.ArrayLike:
+        found = next((value for pattern, value in powers.items() if matches(name, pattern)), None)
+        if found is None:
+            raise ValueError(
+                f"power must have a pattern for every parameter in max_logits; {name!r} matches "
+                f"none of {', '.join(map(repr, powers))}."
+            )
+        return found
 
     def clipped(name: str, u: Any, w: Any, largest: Any) -> jax.Array:
         dtype = jnp.promote_types(jnp.result_type(u, w), jnp.float32)
@@ -75,7 +89,7 @@ def clip_logits(
             )
         s = s.reshape((1,) * (w.ndim - s.ndim) + s.shape)
         above = (s > threshold) & jnp.isfinite(s)
-        factor = jnp.where(above, threshold / jnp.where(above, s, 1), 1) ** power
+        factor = jnp.where(above, threshold / jnp.where(above, s, 1), 1) ** power_of(name)
         wide = w.astype(dtype)
         return jnp.where(above, factor * (wide + u) - wide, u.astype(dtype)).astype(u.dtype)
 

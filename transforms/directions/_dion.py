@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import optax
 
 from .._keys import key_for, matrix_keys
+from .._recording import record_rank
 from .._side import side_of
 from .._trees import map_unzip
 from .._validate import (
@@ -90,7 +91,9 @@ def scale_by_dion(
             return jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
 
         def first(p: Any, key: jax.Array) -> jax.Array:
-            order, r = side_of(side, p).other.order(p), min(rank, *p.shape[-2:])
+            own, r = side_of(side, p), min(rank, *p.shape[-2:])
+            order = own.other.order(p)
+            record_rank(p, rank, r, own.value)
 
             def drawn(key: jax.Array) -> jax.Array:
                 return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), momentum(p).dtype)
@@ -120,9 +123,10 @@ def _step(
 ) -> tuple[jax.Array, ...]:
     own = side_of(side, g)
     b = own.as_rows(mu + g.astype(mu.dtype))
-    p = one_by_one(lambda x: qr(x)[0], product(b, q))
-    # A momentum that is not finite is not the decomposition's failure: it stays NaN.
-    given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (b, p))
+    seen = product(b, q)
+    p = one_by_one(lambda x: qr(x)[0], seen)
+    # A momentum or factor that is not finite is not the decomposition's failure: it has to show.
+    given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
     failed = (given & ~found)[..., None, None]
     p = jnp.where(failed, 0, p)
     r = product(b.mT, p)

@@ -64,7 +64,7 @@ def orthogonalize(
         values stay zero), "qr_svd" (the same after a QR down to the smaller order, for long
         matrices) or "qdwh" (exact for full rank).
       coefficients: Newton-Schulz coefficients: "quintic" (Muon's), "classical", "polar_express",
-        three numbers, or a row of three per iteration.
+        "turbo_muon", three numbers, or a row of three per iteration.
       steps: number of Newton-Schulz iterations.
       eps: added to the norm by which Newton-Schulz divides.
       norm: what Newton-Schulz divides by: "frobenius", "gram" or "aol", see `newton_schulz`.

@@ -70,6 +70,14 @@ NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = 
         *((a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS[:-1]),
         _POLAR_EXPRESS[-1],
     ),
+    # Boissin et al., Turbo-Muon, arXiv:2512.04632, official code, for a start by "aol": the last
+    # four of Jiacheng You's five. They bring singular values from 0.02 on to [0.97, 1.15].
+    "turbo_muon": (
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
 }
 """Published coefficients (a, b, c), one row per iteration; the last row repeats."""
 

@@ -5,10 +5,11 @@ An array with row axes `r`, column axes `c` and other axes `b` becomes `(B, m, n
 blocks of at most `block_size`), and each tile is a separate matrix:
 `(B · row_tiles · column_tiles, m', n')`. If the block size does not divide the rows, the blocks are
 balanced (`k = ⌈m / block_size⌉` blocks of `⌈m / k⌉` rows), and the last one is padded with zero
-rows. The same holds for columns.
+rows. The same holds for columns. Columns in unequal parts (query, key and value in one kernel) are
+split first, and each part is then cut for itself.
 
 `MatrixAxes` holds the axes that a user specifies; `MatrixForm` holds the permutation, the tiles and
-the shape of one parameter's matrices.
+the shape of the matrices of one parameter, or of one of its parts.
 
 *Cost*: a transpose and a reshape per array; tiling adds a pad and one more transpose.
 """
@@ -16,6 +17,7 @@ the shape of one parameter's matrices.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -40,18 +42,26 @@ class MatrixAxes:
       row_heads: number of equal, contiguous tiles into which the rows are split, each a separate
         matrix (attention heads in a merged axis).
       column_heads: the same for the columns.
+      column_parts: sizes of contiguous parts of the columns, which need not be equal; each part is
+        what a parameter of its own would be. States name the parts of `kernel` `kernel/0`,
+        `kernel/1`, ...
 
     Example:
       A scanned attention kernel `(layers, features, heads, head_dim)`, one matrix per layer:
 
       >>> import curvax
       >>> axes = curvax.MatrixAxes(rows=1, columns=(2, 3))
+
+      Query (8 heads of 64), key and value (2 heads each) in one kernel `(features, 768)`:
+
+      >>> axes = curvax.MatrixAxes(0, 1, column_parts=(512, 128, 128))
     """
 
     rows: int | Sequence[int] = 0
     columns: int | Sequence[int] = 1
     row_heads: int = 1
     column_heads: int = 1
+    column_parts: Sequence[int] | None = None
 
     def __post_init__(self):
         for argument, axes in (("rows", self.rows), ("columns", self.columns)):
@@ -65,6 +75,23 @@ class MatrixAxes:
                 )
         check_positive_int("row_heads", self.row_heads)
         check_positive_int("column_heads", self.column_heads)
+        if self.column_parts is not None:
+            self._check_parts()
+            object.__setattr__(self, "column_parts", tuple(self.column_parts))
+
+    def _check_parts(self) -> None:
+        parts = self.column_parts
+        sized = isinstance(parts, Sequence) and len(parts) > 0
+        if not (sized and all(type(size) is int and size > 0 for size in parts)):
+            raise ValueError(
+                "column_parts must be None or the sizes of the parts, a sequence of positive "
+                f"integers; got {parts!r}."
+            )
+        if self.column_heads > 1:
+            raise ValueError(
+                "column_heads must be 1 with column_parts, which say where columns are cut; got "
+                f"column_heads={self.column_heads} and column_parts={parts!r}."
+            )
 
     @property
     def named(self) -> tuple[int, ...]:
@@ -97,17 +124,19 @@ def _as_tuple(axes: int | Sequence[int]) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class MatrixForm:
-    """The layout of one parameter's matrices: how to cut them out and how to reassemble them."""
+    """The layout of the matrices of a parameter, or of a part of it: how to cut them out."""
 
-    name: str
-    shape: tuple[int, ...]
+    name: str  # the parameter's path; of a part, with its number
+    parameter: str  # the parameter's path
+    shape: tuple[int, ...]  # of the parameter
     permutation: tuple[int, ...]
     batch: int
     rows: int
-    columns: int
+    columns: int  # of the part
     row_tiles: int
     column_tiles: int
     tile: tuple[int, int]
+    start: int = 0  # the first of its columns
     guessed: bool = False  # that it is a matrix
 
     @property
@@ -119,7 +148,18 @@ class MatrixForm:
     def is_large_batch(self) -> bool:
         """Whether the array as it stands is a batch of matrices of more than `LARGE` elements."""
         untiled = self.row_tiles == self.column_tiles == 1
-        return self.batch > 1 and untiled and self.rows * self.columns > LARGE
+        large = self.rows * self.columns > LARGE
+        return self.batch > 1 and untiled and large and not self.is_part
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the parameter has other columns too."""
+        return self.columns < self.all_columns
+
+    @property
+    def all_columns(self) -> int:
+        """The columns of the parameter."""
+        return math.prod(self.shape) // (self.batch * self.rows)
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -137,7 +177,9 @@ class MatrixForm:
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
-        x = x.transpose(self.permutation).reshape(self.batch, self.rows, self.columns)
+        x = x.transpose(self.permutation).reshape(self.batch, self.rows, self.all_columns)
+        if self.is_part:
+            x = jax.lax.slice_in_dim(x, self.start, self.start + self.columns, axis=2)
         if self.row_tiles == self.column_tiles == 1:
             return x
         rows, columns = self.padded
@@ -145,24 +187,37 @@ class MatrixForm:
         x = x.reshape(self.batch, self.row_tiles, self.tile[0], self.column_tiles, self.tile[1])
         return x.transpose(0, 1, 3, 2, 4).reshape(self.count, *self.tile)
 
-    def from_matrices(self, x: jax.Array) -> jax.Array:
-        """Reassembles the array from `(count, *tile)`; the inverse of `to_matrices`."""
+    def joined(self, x: jax.Array) -> jax.Array:
+        """The matrices `(batch, rows, columns)`, from their tiles `(count, *tile)`."""
         if self.row_tiles > 1 or self.column_tiles > 1:
             x = x.reshape(self.batch, self.row_tiles, self.column_tiles, *self.tile)
             x = x.transpose(0, 1, 3, 2, 4).reshape(self.batch, *self.padded)
             x = x[:, : self.rows, : self.columns]
-        inverse = tuple(sorted(range(len(self.shape)), key=self.permutation.__getitem__))
-        return x.reshape([self.shape[a] for a in self.permutation]).transpose(inverse)
+        return x
 
 
-def matrix_form(
+def from_matrices(parts: Sequence[tuple[MatrixForm, jax.Array]]) -> jax.Array:
+    """Reassembles a parameter from all its parts, each `(count, *tile)`, in any order.
+
+    The inverse of `to_matrices`.
+    """
+    in_order = sorted(parts, key=lambda part: part[0].start)
+    joined = [form.joined(x) for form, x in in_order]
+    x = joined[0] if len(joined) == 1 else jnp.concatenate(joined, axis=2)
+    form = in_order[0][0]
+    inverse = tuple(sorted(range(len(form.shape)), key=form.permutation.__getitem__))
+    return x.reshape([form.shape[a] for a in form.permutation]).transpose(inverse)
+
+
+def matrix_forms(
     name: str, shape: tuple[int, ...], axes: MatrixAxes, block_size: int | None = None
-) -> MatrixForm:
-    """Lays out the matrices of the parameter `name` of shape `shape` under `axes`.
+) -> tuple[MatrixForm, ...]:
+    """Lays out the matrices of the parameter `name` of shape `shape` under `axes`, by its parts.
 
     Raises:
       ValueError: naming the parameter, if an axis does not exist or is named twice, if the number
-        of heads does not divide its axis, or if blocks cut a head unevenly.
+        of heads does not divide its axis, if blocks cut a head unevenly, or if the sizes of parts
+        do not add up.
     """
     ndim = len(shape)
 
@@ -176,14 +231,14 @@ def matrix_form(
                 )
         return tuple(axis % ndim for axis in given)
 
-    rows, columns = positions("rows", axes.rows), positions("columns", axes.columns)
-    if len({*rows, *columns}) < len(rows) + len(columns):
+    rows, columns_of = positions("rows", axes.rows), positions("columns", axes.columns)
+    if len({*rows, *columns_of}) < len(rows) + len(columns_of):
         raise ValueError(
             f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
             f"columns={axes.columns} name an axis twice, but each axis may be named only once."
         )
-    batch = tuple(a for a in range(ndim) if a not in (*rows, *columns))
-    sizes = [math.prod(shape[a] for a in part) for part in (batch, rows, columns)]
+    batch = tuple(a for a in range(ndim) if a not in (*rows, *columns_of))
+    sizes = [math.prod(shape[a] for a in part) for part in (batch, rows, columns_of)]
 
     def tiles(what: str, size: int, heads: int) -> tuple[int, int]:
         if size % heads:
@@ -202,16 +257,29 @@ def matrix_form(
         return heads * blocks, math.ceil(size / blocks)
 
     row_tiles, tile_rows = tiles("row_heads", sizes[1], axes.row_heads)
-    column_tiles, tile_columns = tiles("column_heads", sizes[2], axes.column_heads)
-    return MatrixForm(
-        name=name,
-        shape=shape,
-        permutation=(*batch, *rows, *columns),
-        batch=sizes[0],
-        rows=sizes[1],
-        columns=sizes[2],
-        row_tiles=row_tiles,
-        column_tiles=column_tiles,
-        tile=(tile_rows, tile_columns),
-        guessed=isinstance(axes, GuessedAxes),
-    )
+    parts = axes.column_parts or sizes[2:]
+    if sum(parts) != sizes[2]:
+        raise ValueError(
+            f"the parameter {name!r} has {sizes[2]} columns, but column_parts={axes.column_parts} "
+            f"are {sum(parts)}; they must add up to {sizes[2]}."
+        )
+
+    def part(number: int, start: int, columns: int) -> MatrixForm:
+        column_tiles, tile_columns = tiles("column_heads", columns, axes.column_heads)
+        return MatrixForm(
+            name=f"{name}/{number}" if len(parts) > 1 else name,
+            parameter=name,
+            shape=shape,
+            permutation=(*batch, *rows, *columns_of),
+            batch=sizes[0],
+            rows=sizes[1],
+            columns=columns,
+            row_tiles=row_tiles,
+            column_tiles=column_tiles,
+            tile=(tile_rows, tile_columns),
+            start=start,
+            guessed=isinstance(axes, GuessedAxes),
+        )
+
+    starts = itertools.accumulate(parts[:-1], initial=0)
+    return tuple(map(part, itertools.count(), starts, parts))

@@ -87,7 +87,7 @@ def _axes(entry: AxesEntry | None) -> MatrixAxes | None:
 
 
 def _fits(name: str, entry: Said, shapes: Shapes) -> bool:
-    """Whether the parameter has the axes; what is said of it alone has to, see `matrix_form`."""
+    """Whether the parameter has the axes; what is said of it alone has to, see `matrix_forms`."""
     if entry.axes is None or name not in shapes or entry.by in (name, f"{name}/value"):
         return True
     return entry.axes.exist_in(len(shapes[name]))

@@ -46,7 +46,7 @@ from ..distribute._meshes import (
     unsharded,
 )
 from ._chunks import in_chunks
-from ._form import MatrixAxes, MatrixForm, matrix_form
+from ._form import MatrixAxes, MatrixForm, from_matrices, matrix_forms
 from ._matrix_rule import MatrixRule, as_rule
 from ._split_stack import split_stack
 
@@ -111,10 +111,14 @@ def lay_out(
 ) -> tuple[Group, ...]:
     """Groups the matrices of the parameters into stacks, in the order of the parameters."""
     stacks: dict[str, list[MatrixForm]] = {}
-    for name, shape in shapes.items():
-        form = matrix_form(name, shape, axes[name], block_size)
+    forms = (
+        form
+        for name, shape in shapes.items()
+        for form in matrix_forms(name, shape, axes[name], block_size)
+    )
+    for form in forms:
         joined = not form.is_large_batch if stack is None else stack
-        key = f"{form.tile[0]}x{form.tile[1]}" if joined else name
+        key = f"{form.tile[0]}x{form.tile[1]}" if joined else form.name
         while key in stacks and (key in shapes or stacks[key][0].tile != form.tile):
             key += "'"
         stacks.setdefault(key, []).append(form)
@@ -258,7 +262,7 @@ def gather(groups: tuple[Group, ...], tree: Any, cut: Cut | None = None) -> dict
     leaves = named_leaves(tree).present()
 
     def stacked(group: Group) -> jax.Array:
-        own = {form: jnp.asarray(leaves[form.name]) for form in group.members}
+        own = {form: jnp.asarray(leaves[form.parameter]) for form in group.members}
         if cut is not None and any(is_cut(leaf) for leaf in own.values()):
             parts = [
                 form.to_matrices(cut(leaf))
@@ -277,10 +281,14 @@ def scatter(groups: tuple[Group, ...], stacks: Any, like: Any) -> Any:
     """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`."""
     named = named_leaves(like)
     leaves = named.present()
-    out = {}
+    parts: dict[str, list[tuple[MatrixForm, jax.Array]]] = {}
     for group in groups:
-        parts = split_stack(stacks[group.key], [form.count for form in group.members])
-        for form, x in zip(group.members, parts, strict=True):
-            x = form.from_matrices(x if form.keeps_columns else unsharded(x))
-            out[form.name] = sharded_like(x.astype(leaves[form.name].dtype), leaves[form.name])
-    return named.rebuild(out)
+        slices = split_stack(stacks[group.key], [form.count for form in group.members])
+        for form, x in zip(group.members, slices, strict=True):
+            own = x if form.keeps_columns else unsharded(x)
+            parts.setdefault(form.parameter, []).append((form, own))
+
+    def update(name: str) -> jax.Array:
+        return sharded_like(from_matrices(parts[name]).astype(leaves[name].dtype), leaves[name])
+
+    return named.rebuild({name: update(name) for name in parts})

@@ -128,7 +128,7 @@ def _owners(
     keys = {getattr(key, "key", None) for key in path}
     for group in groups:
         if group.key in keys:
-            return tuple((form.name, place) for form, place in group.slices())
+            return tuple((form.parameter, place) for form, place in group.slices())
     return ()
 
 

@@ -69,8 +69,9 @@ def _is_empty(node: Any) -> bool:
 def _described(form: MatrixForm) -> str:
     """How a parameter is seen as matrices."""
     tiles = f" in {form.row_tiles}x{form.column_tiles} tiles"
+    part = f" from column {form.start} of {form.all_columns}" if form.is_part else ""
     return (
-        f"axes {list(form.permutation)} as {form.batch} of {form.rows}x{form.columns}"
+        f"axes {list(form.permutation)} as {form.batch} of {form.rows}x{form.columns}{part}"
         f"{tiles if form.row_tiles * form.column_tiles > 1 else ''}"
     )
 

@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from .._paths import named_leaves
+from .._recording import RankRecord
 from ..distribute._distribute import DivisionRecord
 from ..matrices._families import FamilyAxes
 from ..matrices._form import MatrixForm
 from ..matrices._routing import RoutingRecord
 from ..matrices._view import ViewRecord
 from ..storage._storage import StorageRecord
-from ..subspace._rank import RankRecord
 from ._entries import owned_entries
 from ._portable import joined_state
 from ._traced import check_optimizer, traced
@@ -154,6 +154,7 @@ def _treatments(events: Sequence[Any]) -> dict[str, str]:
     devices = {k: n for e in events if isinstance(e, DivisionRecord) for k, n in e.devices()}
     ranks = {event.shape: event.text for event in events if isinstance(event, RankRecord)}
     decided: dict[str, str] = {}
+    said: dict[str, dict[int, str]] = {}  # of parameters, by the first column of a part
     for event in events:
         if isinstance(event, RoutingRecord):
             reasons = {n: t for n, t in event.treatments.items() if isinstance(t, str)}
@@ -169,9 +170,11 @@ def _treatments(events: Sequence[Any]) -> dict[str, str]:
                     rank = ranks.get(form.tile)
                     text = _describe(form, group.key, kept)
                     spread = devices.get(group.key)
-                    parts = (text, decided.get(form.name), rank, spread)
-                    treatment[form.name] = "; ".join(filter(None, parts))
-    return treatment
+                    parts = (text, decided.get(form.parameter), rank, spread)
+                    said.setdefault(form.parameter, {})[form.start] = "; ".join(filter(None, parts))
+    return treatment | {
+        name: " + ".join(x for _, x in sorted(own.items())) for name, own in said.items()
+    }
 
 
 def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:

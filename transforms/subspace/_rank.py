@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
+from .. import _recording
 from .._keys import matrix_names
-from .._recording import record
+from .._recording import instead
 from .._side import Side
 from ._bases import BasisFinder, Switched
 
 
-class RankRecord(NamedTuple):
-    """The rank of a stack of matrices, for `recording`."""
-
-    shape: tuple[int, int]
-    text: str
-
-
 def record_rank(x: Any, asked: int, rank: int, side: Side, basis: BasisFinder) -> None:
     """Records the rank of matrices like `x`, and how many columns a switched basis keeps."""
-    text = f"{_instead(rank, asked)} on the {side.value}"
+    where = side.value
     if isinstance(basis, Switched):
         stay = basis.stay(rank, side.order(x))
-        text += f", leading {_instead(stay, basis.leading)}"
-    record(RankRecord(tuple(x.shape[-2:]), f"rank {text}"))
+        where += f", leading {instead(stay, basis.leading)}"
+    _recording.record_rank(x, asked, rank, where)
 
 
 def check_ranks(params: Any, asked: int, basis: BasisFinder, orders: Any) -> None:
@@ -46,7 +40,3 @@ def check_ranks(params: Any, asked: int, basis: BasisFinder, orders: Any) -> Non
                 f"leading must be {basis.stay(rank, rows)} {where} and switched at rank {rank}; "
                 f"got {basis.leading}. {advice}"
             )
-
-
-def _instead(taken: int, asked: int) -> str:
-    return f"{taken}" if taken == asked else f"{taken} instead of {asked}"

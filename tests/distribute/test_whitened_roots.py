@@ -1,10 +1,7 @@
-"""Combinations that are no method of the registry, on meshes: the numbers of one device."""
+"""KL-Shampoo from roots, in 8 bits, on a mesh: the numbers of one device."""
 
-from collections.abc import Callable
 from typing import Any
 
-import optax
-import pytest
 from helpers import assert_close, run_scanned
 from jax.sharding import PartitionSpec as P
 from shared.meshes import divided_arrays, given, mesh_of, on, steps
@@ -17,15 +14,6 @@ AXES = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
 STORED = curvax.quantized(bits=8, block=4, min_elements=1)
 
 
-def normuon(**places: Any) -> Any:
-    return curvax.muon(0.1, b2=0.9, norm="aol", steps=3, **places)
-
-
-def dion_on_the_sphere(**places: Any) -> Any:
-    direction = optax.chain(curvax.scale_by_dion(3), curvax.scale_by_weight_norm())
-    return curvax.assemble(direction, 0.1, **places)
-
-
 def whitened_roots(**places: Any) -> Any:
     direction = curvax.precondition(
         refresh=curvax.every(2), side="left", root=2, eps=1e-2, statistics="kl", storage=STORED
@@ -33,23 +21,13 @@ def whitened_roots(**places: Any) -> Any:
     return curvax.assemble(direction, 0.1, **places)
 
 
-@pytest.mark.parametrize(
-    ("make", "kind", "growth"),
-    [
-        (normuon, "auto", 3.4445**3),
-        (dion_on_the_sphere, "explicit", 512.0),
-        (whitened_roots, "explicit", 1024.0),
-    ],
-)
-def test_a_combination_on_a_mesh_is_the_combination_on_one_device(
-    make: Callable[..., Any], kind: str, growth: float
-) -> None:
-    mesh = mesh_of(kind, 4)
+def test_whitened_roots_on_a_mesh_are_those_of_one_device() -> None:
+    mesh, growth = mesh_of("explicit", 4), 1024.0
     whole, gradients = given(SHAPES)
-    optimizer = make(weight_dimension_numbers=AXES, mesh=mesh)
+    optimizer = whitened_roots(weight_dimension_numbers=AXES, mesh=mesh)
     params = on(mesh, whole, SPECS)
     updates, state = steps(optimizer, [on(mesh, g, SPECS) for g in gradients], params, mesh)
-    alone = make(weight_dimension_numbers=AXES)
+    alone = whitened_roots(weight_dimension_numbers=AXES)
     expected, states = run_scanned(alone, gradients, whole)
     assert_close(updates, expected, growth)
     parts = [x for x in divided_arrays(state) if x.ndim]

@@ -1,0 +1,137 @@
+"""Rows of what leads the field: recipes of the library's parts that are no methods of their own.
+
+`LEADERS` are all of them: `tests/optimizers/test_leaders.py` runs each, and the training benchmark
+trains it. With CURVAX_ALL_CELLS those that read no weights are in the registry too, so that every
+suite runs them; without it, the suites run the methods that they consist of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import curvax
+
+from . import asgo, kl_shampoo, muon, recipes, soap
+from ._bounds import Step, polar
+from ._row import Row
+
+RMS = 0.2  # of AdamW's updates, usually
+
+
+def lengthened(at: Step) -> float:
+    """The norm of a polar factor by Newton-Schulz, scaled to AdamW's root mean square."""
+    return RMS * math.sqrt(max(at.m, at.n)) * 1.21 * polar(at)
+
+
+def of_weights(at: Step) -> float:
+    """The norm of the weights of the suite of leaders, which have entries of at most 5."""
+    return 5 * math.sqrt(at.m * at.n)
+
+
+def recipe_row(name: str, like: Row, **fields: object) -> Row:
+    """The row of a recipe: that of a method, without what only the method's tables need."""
+    optimizer = getattr(recipes, name)
+    on_muon = like is muon.ROW
+    given: dict[str, object] = {
+        "name": name,
+        "family": "recipes on Muon" if on_muon else "recipes on factors",
+        "optimizer": optimizer,
+        "direction": optimizer.direction,
+        "everything": False,
+        **dict.fromkeys(("peer", "coded", "aim")),
+        "brief": False,
+        "variants": {},
+    }
+    return dataclasses.replace(like, **{**given, **fields})  # pyright: ignore
+
+
+POLAR = {"longest": lengthened, "longest_repeated": lengthened}
+BOTH_MOMENTS = {"b1": 0.9, "b2": 0.95, "b3": 0.9, "side": "smaller"}
+
+NORMUON = recipe_row(
+    "normuon",
+    muon.ROW,
+    fields=frozenset({"mu", "neurons"}),
+    numbers=lambda s: s.m * s.n + s.n,
+    scale_free=False,  # its ε
+    fuzz={},
+    mind="kernels of convolutions",
+    **POLAR,
+)
+TURBO_MUON = recipe_row(
+    "turbo_muon",
+    muon.ROW,
+    settings={"steps": 3, "work_dtype": None},  # rounding of 16 bits hides mistakes
+    scale_free=False,  # sums of magnitudes, by whose roots rows are divided
+    fuzz={},
+    **POLAR,
+)
+DION = recipe_row(
+    "dion",
+    muon.ROW,
+    settings={"rank": 3, "side": "smaller"},
+    decomposes="qr",
+    minima_rate=0.02,
+    fields=frozenset({"mu", "factor", "failures"}),
+    numbers=lambda s: s.m * s.n + s.other * s.r + 1,  # and a count of failures
+    random=True,
+    scale_free=False,  # its first factor is random
+    fuzz={},
+    narrow=False,
+    growth=512.0,  # the condition of the momentum in its subspace
+    longest=lambda at: math.sqrt(3 * max(1, at.n / at.m)),
+    longest_repeated=lambda at: math.sqrt(3 * max(1, at.n / at.m)),
+    mind="a decomposition at every step",
+)
+HYPERBALL_MUON = recipe_row("hyperball_muon", muon.ROW, longest=of_weights, longest_repeated=None)
+CAUTIOUS_MUON = recipe_row("cautious_muon", muon.ROW, **POLAR)
+LARS = recipe_row(
+    "lars", muon.ROW, settings={}, fuzz={}, growth=64.0, longest=of_weights, longest_repeated=None
+)
+KL_SOAP = recipe_row(
+    "kl_soap",
+    soap.ROW,
+    settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2},
+    fields=frozenset({"mu", "nu", "spectrum"}),
+    algebra={**soap.ROW.algebra, "initial": 1.0},
+    faults={**soap.ROW.faults, "method": "eigh"},
+    numbers=lambda s: 2 * s.m * s.n + 2 * s.squares + sum(s.orders),
+    readme=kl_shampoo.ROW.readme,
+)
+EIGENVALUE_CORRECTED = recipe_row(
+    "eigenvalue_corrected_shampoo",
+    soap.ROW,
+    settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": curvax.policies.diagonal_residual(2, 0.01)},
+    faults={**soap.ROW.faults, "refresh": curvax.every(2)},
+)
+SOAP_BEFORE_MUON = recipe_row(
+    "soap_before_muon",
+    soap.ROW,
+    settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2, "steps": 3},
+    growth=512.0 * 3.4445**3,  # both of its parts'
+    **POLAR,
+)
+ONE_SIDED_SHAMPOO = recipe_row(
+    "one_sided_shampoo",
+    asgo.ROW,
+    settings={"b1": 0.9, "b2": 0.95, "eps": 0.01, "refresh": 2},
+    longest=lambda at: RMS * math.sqrt(at.m * at.n),
+    longest_repeated=lambda at: RMS * math.sqrt(at.m * at.n),
+    scale_free=False,
+)
+
+LEADERS = (
+    NORMUON,
+    TURBO_MUON,
+    DION,
+    HYPERBALL_MUON,
+    CAUTIOUS_MUON,
+    LARS,
+    KL_SOAP,
+    EIGENVALUE_CORRECTED,
+    SOAP_BEFORE_MUON,
+    ONE_SIDED_SHAMPOO,
+)
+READ_WEIGHTS = (HYPERBALL_MUON, CAUTIOUS_MUON, LARS)
+"""Which the suites do not run: they give many updates no parameters."""

@@ -1,0 +1,216 @@
+"""What leads the field as recipes: the chains of `docs/combinations.md`, as full optimizers.
+
+A recipe is a function from keywords to a direction. The decorator makes a full optimizer of it,
+with the arguments of `curvax.assemble` behind the recipe's own, as the library's methods have them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+import curvax
+
+REST = tuple(inspect.signature(curvax.assemble).parameters.values())[2:]
+WARM = curvax.policies.diagonal_residual(1, 0.01)
+SHARED = tuple(x for x in REST if x.name not in ("base", "guard"))
+
+
+def recipe(
+    direction: Callable[..., optax.GradientTransformation] | None = None,
+    *,
+    base: Callable[..., optax.GradientTransformation] | None = None,
+) -> Any:
+    """The full optimizer, whose attribute `direction` is the recipe.
+
+    Args:
+      direction: the recipe.
+      base: from a learning rate, `weight_decay=` and the `axes=` of the matrices to what follows
+        the direction.
+    """
+    if direction is None:
+        return functools.partial(recipe, base=base)
+
+    own = tuple(inspect.signature(direction).parameters.values())
+
+    @functools.wraps(direction)
+    def optimizer(learning_rate: Any, **settings: Any) -> Any:
+        given = {x.name: settings.pop(x.name) for x in own if x.name in settings}
+        if base is not None:
+            decay, rate = (
+                settings.pop("weight_decay", 0.0),
+                settings.pop("adam_learning_rate", None),
+            )
+            axes = settings.get("weight_dimension_numbers")
+            settings["base"] = functools.partial(base, weight_decay=decay, axes=axes)
+            if settings.get("others") is None:
+                rate = learning_rate if rate is None else rate
+                settings["others"] = optax.adamw(rate, weight_decay=decay)
+        return curvax.assemble(direction(**given), learning_rate, **settings)
+
+    rate = inspect.Parameter("learning_rate", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    optimizer.__signature__ = inspect.Signature((rate, *own, *SHARED))  # pyright: ignore
+    optimizer.__kwdefaults__ = {x.name: x.default for x in (*own, *SHARED)}
+    optimizer.direction = direction  # pyright: ignore
+    return optimizer
+
+
+@recipe
+def kl_soap(
+    *,
+    b1: Any = 0.95,
+    b2: Any = 0.95,
+    b3: Any = 0.95,
+    initial: Any = 0.0,
+    eps: Any = 0.0,
+    method: str = "qr",
+    refresh: Any = 10,
+    storage: Any = None,
+    side: str = "both",
+) -> Any:
+    """SOAP on the statistics of KL-Shampoo."""
+    return curvax.scale_by_soap(
+        b1=b1,
+        b2=b2,
+        b3=b3,
+        statistics="kl",
+        initial=initial,
+        eps=eps,
+        method=method,
+        refresh=refresh,
+        storage=storage,
+        side=side,
+    )
+
+
+@recipe
+def eigenvalue_corrected_shampoo(
+    *,
+    b1: Any = 0.95,
+    b2: Any = 0.95,
+    b3: Any = 0.95,
+    eps: Any = 1e-8,
+    iterations: int = 10,
+    refresh: Any = WARM,
+    storage: Any = None,
+    side: str = "both",
+) -> Any:
+    """SOAP whose bases are renewed by warm QR where they no longer diagonalize."""
+    return curvax.scale_by_soap(
+        b1=b1,
+        b2=b2,
+        b3=b3,
+        eps=eps,
+        bias_correction=True,
+        method="qr",
+        iterations=iterations,
+        refresh=refresh,
+        storage=storage,
+        side=side,
+    )
+
+
+@recipe
+def normuon(*, b1: Any = 0.95, b2: Any = 0.95, steps: int = 5) -> Any:
+    """Muon with a second moment for each output."""
+    return optax.chain(curvax.scale_by_muon(b1=b1, b2=b2, steps=steps), curvax.scale_by_shape(0.2))
+
+
+@recipe
+def turbo_muon(*, b1: Any = 0.95, steps: int = 4, work_dtype: Any = "bfloat16") -> Any:
+    """Muon that starts from scaled rows, with four iterations in half precision."""
+    direction = curvax.scale_by_muon(
+        b1=b1, norm="aol", coefficients="turbo_muon", steps=steps, work_dtype=work_dtype
+    )
+    return optax.chain(direction, curvax.scale_by_shape(0.2))
+
+
+@recipe
+def dion(*, rank: int = 64, b1: Any = 0.95, side: str = "left", seed: int = 0) -> Any:
+    """Orthonormal directions of low rank with error feedback."""
+    direction = curvax.scale_by_dion(rank, b1=b1, side=side, seed=seed)
+    return optax.chain(direction, curvax.scale_by_shape())
+
+
+@recipe
+def soap_before_muon(
+    *,
+    b1: Any = 0.95,
+    b2: Any = 0.95,
+    b3: Any = 0.95,
+    eps: Any = 0.0,
+    steps: int = 5,
+    refresh: Any = 10,
+    storage: Any = None,
+    side: str = "both",
+) -> Any:
+    """A SOAP step, orthogonalized."""
+    return optax.chain(
+        curvax.scale_by_soap(
+            b1=b1, b2=b2, b3=b3, eps=eps, refresh=refresh, storage=storage, side=side
+        ),
+        curvax.orthogonalize(steps=steps),
+        curvax.scale_by_shape(0.2),
+    )
+
+
+@recipe
+def one_sided_shampoo(
+    *,
+    b1: Any = 0.95,
+    b2: Any = 0.95,
+    eps: Any = 0.0,
+    refresh: Any = 10,
+    storage: Any = None,
+    side: str = "smaller",
+) -> Any:
+    """Shampoo with one factor, and the root of its pseudo-inverse."""
+    return optax.chain(
+        curvax.precondition(
+            curvax.momentum(b1),
+            b2=b2,
+            root=2,
+            eps=eps,
+            refresh=curvax.every(refresh) if isinstance(refresh, int) else refresh,
+            storage=storage,
+            side=side,
+        ),
+        curvax.normalize_matrices(0.2),
+    )
+
+
+@recipe
+def lars(*, b1: Any = 0.9, scale: Any = 1.0) -> Any:
+    """Momentum with the norm of the weights."""
+    return optax.chain(curvax.momentum(b1), curvax.scale_by_weight_norm(scale))
+
+
+def _on_the_sphere(rate: Any, *, weight_decay: Any, axes: Any) -> Any:
+    del weight_decay  # the norms stay
+    steps = (
+        curvax.scale_by_weight_norm(),
+        optax.scale_by_learning_rate(rate),
+        curvax.keep_weight_norm(),
+    )
+    return curvax.on_matrices(optax.chain(*steps), guard=False, weight_dimension_numbers=axes)
+
+
+def _cautious(rate: Any, *, weight_decay: Any, axes: Any) -> Any:
+    del axes
+    return optax.chain(curvax.add_cautious_decay(weight_decay), optax.scale_by_learning_rate(rate))
+
+
+@recipe(base=_on_the_sphere)
+def hyperball_muon(*, b1: Any = 0.95, steps: int = 5) -> Any:
+    """Muon on spheres: weights keep their norms."""
+    return curvax.scale_by_muon(b1=b1, steps=steps)
+
+
+@recipe(base=_cautious)
+def cautious_muon(*, b1: Any = 0.95, steps: int = 5) -> Any:
+    """Muon with cautious decay."""
+    return optax.chain(curvax.scale_by_muon(b1=b1, steps=steps), curvax.scale_by_shape(0.2))
