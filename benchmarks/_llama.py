@@ -26,16 +26,27 @@ SIZES = {
 }
 
 
-def parameters(model: Shapes) -> dict[str, Any]:
+def parameters(model: Shapes, dtype: Any = jnp.bfloat16) -> dict[str, Any]:
     """Shapes of embedding, stacked layers and head."""
 
     def kernel(*shape: int) -> dict[str, Any]:
-        return {"kernel": jax.ShapeDtypeStruct(shape, jnp.bfloat16)}
+        return {"kernel": jax.ShapeDtypeStruct(shape, dtype)}
 
     layers = {name: kernel(model.layers, *shape) for name, shape in model.matrices().items()}
-    table = jax.ShapeDtypeStruct((model.vocabulary, model.width), jnp.bfloat16)
+    table = jax.ShapeDtypeStruct((model.vocabulary, model.width), dtype)
     head = kernel(model.width, model.vocabulary)
     return {"embed": {"embedding": table}, "layers": layers, "head": head}
+
+
+def drawn(params: Any, key: jax.Array) -> Any:
+    """Gaussian parameters of these shapes, slice by slice, so that float32 copies stay small."""
+
+    def leaf(x: Any, key: jax.Array) -> jax.Array:
+        draw = lambda key: 0.02 * jax.random.normal(key, x.shape[1:], x.dtype)  # noqa: E731
+        return jax.lax.map(draw, jax.random.split(key, x.shape[0]))
+
+    leaves, treedef = jax.tree.flatten(params)
+    return treedef.unflatten(map(leaf, leaves, jax.random.split(key, len(leaves))))
 
 
 def normalized(x: jax.Array) -> jax.Array:
@@ -83,19 +94,19 @@ class Model(NamedTuple):
 def ordinary(
     model: Model, optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any
 ) -> Any:
-    """All gradients, then all updates."""
+    """All gradients, then all updates: new parameters, new states, and the loss."""
 
     def whole(params: Any) -> jax.Array:
         visit = jax.checkpoint(lambda x, p: (model.block(p, x), None))
         x, _ = jax.lax.scan(visit, model.embed(params["embed"], tokens), params["layers"])
         return model.loss(params["head"], x, targets).mean()
 
-    gradients = jax.grad(whole)(params)
+    value, gradients = jax.value_and_grad(whole)(params)
     new, new_states = {}, {}
     for name, optimizer in optimizers.items():
         updates, new_states[name] = optimizer.update(gradients[name], states[name], params[name])
         new[name] = optax.apply_updates(params[name], updates)
-    return new, new_states
+    return new, new_states, value
 
 
 def layerwise(
@@ -110,11 +121,11 @@ def layerwise(
     mean = lambda p, x, targets: model.loss(p, x, targets).mean()  # noqa: E731
     x, backward["embed"] = call("embed", model.embed, tokens, stacked=False)
     x, backward["layers"] = call("layers", model.block, x)
-    x, backward["head"] = call("head", mean, x, targets, stacked=False)
+    value, backward["head"] = call("head", mean, x, targets, stacked=False)
     dx, new, new_states = 1.0, {}, {}
     for name in ("head", "layers", "embed"):
         new[name], new_states[name], dx = backward[name](dx)
-    return new, new_states
+    return new, new_states, value
 
 
 STEPS: dict[str, Callable[..., Any]] = {"ordinary": ordinary, "layerwise": layerwise}

@@ -9,8 +9,9 @@ LLaMA in bfloat16 on 256 tokens, its layers scanned with `jax.checkpoint`; AdamW
 head, its moments in bfloat16; parameters and states donated. The program is compiled for the device
 and never run. A GPU's program takes half a minute, a TPU's up to four, most of it for the update.
 
-With `--slice` all of it is sharded over the TPUs of a slice (FSDP), each with a sequence of its
-own, and a second table has the collectives. `--host` keeps the states of layers in host memory.
+With `--slice` all of it is sharded over the TPUs of a slice, or over the GPUs of a host (FSDP), each
+with a sequence of its own, and a second table has the collectives. `--host` keeps the states of
+layers in host memory.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Cell(NamedTuple):
     size: str
     method: str
     step: str  # in STEPS
-    slice: str  # of v5e; "" is one device
+    slice: str  # of v5e, or a number of GPUs; "" is one device
     host: bool  # whether the states of layers are in host memory
 
 
@@ -132,7 +133,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     model, how, mesh = Model(), {}, None
     row: dict[str, Any] = {"weights": bytes_of(params) / GIB, "state": bytes_of(states) / GIB}
     if cell.slice:
-        mesh = Mesh(np.array(devices("v5e", cell.slice)), ("devices",))
+        mesh = Mesh(np.array(devices(cell.device, cell.slice)), ("devices",))
         params, states, tokens = sharded(optimizers, params, mesh)
         model = on_slice(mesh)
     elif cell.host:
@@ -141,7 +142,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         states["layers"] = on_host(cell.device, states["layers"], SMALL)
     if cell.slice or cell.host:
         shardings = jax.tree.map(lambda x: x.sharding or place(cell.device), (params, states))
-        how["out_shardings"] = shardings
+        how["out_shardings"] = (*shardings, None)
     run, given = functools.partial(STEPS[cell.step], model, optimizers), (params, states)
     found = compiled(cell.device, run, (*given, tokens, tokens), donated=(0, 1), **how)
     if found is None:
@@ -257,7 +258,7 @@ def main() -> None:
     add("--methods", type=_record.names(methods), default=methods, help="separated by commas")
     add("--sizes", type=_record.names(sizes), default=("60M",), help="separated by commas")
     add("--steps", type=_record.names(tuple(STEPS)), default=tuple(STEPS), help="of both")
-    add("--slice", choices=("4x4", "16x16"), default="", help="of v5e")
+    add("--slice", choices=("4x4", "16x16", "8"), default="", help="of v5e, or GPUs of one host")
     add("--host", action="store_true", help="states of layers in host memory")
     _lines.add_arguments(parser, Cell)
     args = parser.parse_args()
@@ -295,7 +296,7 @@ def main() -> None:
             "MiB, beside the kernels of one layer and of all."
         )
         found = [of_slice(row) for row in rows if row["slice"] == slice]
-        tables.append(_record.Table(f"FSDP on v5e:{slice}", EXCHANGED, found, note))
+        tables.append(_record.Table(f"FSDP on {args.device}:{slice}", EXCHANGED, found, note))
     title = "Memory of a step, ordinary and layer-wise"
     settings = {"device": args.device, "tokens": TOKENS, "ranks": RANKS}
     _record.write(args, "layerwise", title, about, tables, draw(one), settings, name=name)
