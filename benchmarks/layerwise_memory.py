@@ -9,9 +9,9 @@ LLaMA in bfloat16 on 256 tokens, its layers scanned with `jax.checkpoint`; AdamW
 head, its moments in bfloat16; parameters and states donated. The program is compiled for the device
 and never run. A GPU's program takes half a minute, a TPU's up to four, most of it for the update.
 
-With `--slice` all of it is sharded over the TPUs of a slice, or over the GPUs of a host (FSDP), each
-with a sequence of its own, and a second table has the collectives. `--host` keeps the states of
-layers in host memory.
+With `--slice` all of it is sharded over the TPUs of a slice or the GPUs of a host (FSDP), each with
+a sequence of its own, and a second table has the collectives. `--host` keeps the states of layers
+in host memory.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ EXCHANGED = {
             ("_kinds", "collectives", ""),
         )
     },
+    "scattered": ("`psum_scatter` alone becomes", ""),
     "layer": ("kernels of a layer, MiB", ".1f"),
     "stack": ("of all layers", ".1f"),
     "note": ("", ""),
@@ -152,7 +153,10 @@ def measured(cell: Cell) -> dict[str, Any]:
     if cell.step == "ordinary" and mesh is None:
         row["beyond"] = row["more"] / row["weights"] - 1
     row["seconds"] = round(found.compile_seconds, 1)
-    return row | (exchanges(found, mesh.size) if mesh else {})
+    return row | (exchanges(found, mesh.size) | scattered(cell.device, mesh) if mesh else {})
+
+
+SHARED = ("weights", "state", "away", "scattered")
 
 
 def joined(lines: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -160,7 +164,7 @@ def joined(lines: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
     rows: dict[Any, dict[str, Any]] = {}
     for cell, line in lines.items():
         own = rows.setdefault(cell._replace(step=""), {**cell._asdict(), "note": ""})
-        own |= {key: line[key] for key in ("weights", "state", "away") if key in line}
+        own |= {key: line[key] for key in SHARED if key in line}
         own |= {f"{cell.step}_{key}": x for key, x in line.items() if key not in own}
         own[cell.step] = line.get("whole")
     for row in rows.values():
@@ -214,6 +218,23 @@ def exchanges(found: Compiled, number: int) -> dict[str, Any]:
         "largest": max((x.bytes for x in all_of_them if x.inside), default=0) / 2**20,
         "kinds": dict(Counter(f"{x.kind}{' in loops' * x.inside}" for x in all_of_them)),
     }
+
+
+def scattered(device: str, mesh: Mesh) -> dict[str, Any]:
+    """What the compiler makes of a reduce-scatter that nothing else can be made of."""
+    spec = P("devices")
+
+    def own(x: jax.Array, dy: jax.Array) -> jax.Array:
+        product = jnp.einsum("bti,btj->ij", x, dy)
+        return jax.lax.psum_scatter(product, "devices", scatter_dimension=0, tiled=True)
+
+    step = jax.shard_map(own, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    shape, sharding = (mesh.size, TOKENS, 2048), NamedSharding(mesh, spec)
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
+    found = compiled(device, step, (x, x))
+    assert found is not None
+    kinds = {c.kind for c in collectives(once(found.program.as_text()))}
+    return {"scattered": ", ".join(sorted(kinds))}
 
 
 def draw(rows: list[dict[str, Any]]) -> Figure:

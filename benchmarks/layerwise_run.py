@@ -2,10 +2,10 @@
 
     python -m benchmarks layerwise_run                         # minutes, and 12 GiB of memory
     python -m benchmarks layerwise_run --size 350M             # 4 GiB
-    python -m benchmarks layerwise_run --only curve,time
+    python -m benchmarks layerwise_run --only curve,time       # a minute
 
-RACS for the layers, AdamW for embedding and head. Peaks are those of LLaMA in bfloat16, in a process
-for each step: the most memory that it had resident, weights, state, compiler and Python included.
+RACS for the layers, AdamW for embedding and head. Peaks are those of LLaMA in bfloat16, with a
+process for each step: the most memory that it had resident, compiler and Python included.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ CURVES = {
 TIMES = {
     "model": ("model", ""),
     "dtype": ("weights", ""),
-    "ordinary": ("ordinary, ms", ".0f"),
-    "layerwise": ("layer-wise, ms", ".0f"),
+    "ordinary": ("ordinary, ms", ".1f"),
+    "layerwise": ("layer-wise, ms", ".1f"),
     "ratio": ("layer-wise over ordinary, median of pairs", ".3f"),
     "verdict": ("aim", ""),
 }
@@ -128,8 +128,8 @@ def curves(args: Any, dtype: Any) -> dict[str, list[float]]:
 
 def times(args: Any, dtype: Any) -> dict[str, Any]:
     """Milliseconds of both steps of a model, which take turns."""
-    model = SIZES[args.time_size] if args.time_size else Shapes(HEAD, 2 * HEAD, 2, 64)
-    tokens = jax.random.randint(jax.random.key(1), (args.time_tokens + 1,), 0, model.vocabulary)
+    model = Shapes(args.width, 11 * args.width // 4, 8, 16 * args.width)
+    tokens = jax.random.randint(jax.random.key(1), (4 * args.tokens + 1,), 0, model.vocabulary)
 
     def program(step: Any) -> Program:
         def run(state: Any, *given: Any) -> Any:
@@ -180,8 +180,7 @@ def main() -> None:
     add("--steps", type=int, default=3, help="of the large model (%(default)s)")
     add("--tokens", type=int, default=64, help="in a step (%(default)s)")
     add("--curve-steps", type=int, default=200, help="of the small model (%(default)s)")
-    add("--time-size", choices=(*SIZES, ""), default="60M", help="whose time (%(default)s)")
-    add("--time-tokens", type=int, default=256, help="in a step (%(default)s)")
+    add("--width", type=int, default=256, help="of the model whose step is timed (%(default)s)")
     add("--rounds", type=int, default=15, help="of both steps (%(default)s)")
     _lines.add_arguments(parser, Cell)
     args = parser.parse_args()
@@ -214,13 +213,13 @@ def main() -> None:
         ]
         note = (
             f"A LLaMA with 4 layers of width {2 * HEAD} on the text of `examples/train_lm.py`, "
-            f"{args.curve_steps} steps of {args.tokens} characters. The loss at the end is the mean "
-            "of ten steps."
+            f"{args.curve_steps} steps of {args.tokens} characters. The loss at the end is the "
+            "mean of ten steps."
         )
         tables.append(_record.Table("The same curve", CURVES, rows, note))
     if "time" in args.only:
         rows = [{"dtype": dtype} | times(args, jnp.dtype(dtype)) for dtype in dtypes]
-        note = f"{args.rounds} steps of each, which take turns, of {args.time_tokens} tokens."
+        note = f"{args.rounds} steps of each, which take turns, of {4 * args.tokens} tokens."
         tables.append(_record.Table("The time of a step", TIMES, rows, note))
     about = (
         "LLaMA with RACS for its layers and AdamW for embedding and head: an ordinary step with "
