@@ -79,11 +79,8 @@ def optimizers() -> dict[str, Any]:
 def start(model: Shapes, dtype: Any, seed: int) -> tuple[Any, Any]:
     """Parameters and states."""
 
-    def make(key: jax.Array) -> Any:
-        params = drawn(parameters(model, dtype), key)
-        return params, {name: o.init(params[name]) for name, o in optimizers().items()}
-
-    return jax.jit(make)(jax.random.key(seed))
+    params = drawn(parameters(model, dtype), seed)
+    return params, {name: jax.jit(o.init)(params[name]) for name, o in optimizers().items()}
 
 
 def measured(cell: Cell) -> dict[str, Any]:
