@@ -28,6 +28,7 @@ SUITES = {
     "memory": "memory",
     "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",
+    "layerwise_run": "layerwise_run",
     "refresh": "refresh_time",
     "refreshes": "refresh_programs",
     "storage": "storage_time",

@@ -82,14 +82,15 @@ PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
 
 
 @functools.cache  # another topology would have other devices
-def devices(name: str, slice: str = "2x2") -> Any:
-    """Devices that this machine does not have; of a v5e as many as its slice has."""
+def devices(name: str, slice: str = "") -> Any:
+    """Devices that this machine does not have: those of a slice of v5e, or of a host of H200."""
     if name == "cpu":
         return jax.devices("cpu")
     if name == "v5e":
-        return topologies.get_topology_desc(platform="tpu", topology_name=f"v5e:{slice}").devices
+        topology = f"v5e:{slice or '2x2'}"
+        return topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
     return topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", topology="1x1x1", target_config=H200
+        platform="cuda", topology_name="h200", topology=f"1x1x{slice or 1}", target_config=H200
     ).devices
 
 

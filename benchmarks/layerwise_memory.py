@@ -9,8 +9,9 @@ LLaMA in bfloat16 on 256 tokens, its layers scanned with `jax.checkpoint`; AdamW
 head, its moments in bfloat16; parameters and states donated. The program is compiled for the device
 and never run. A GPU's program takes half a minute, a TPU's up to four, most of it for the update.
 
-With `--slice` all of it is sharded over the TPUs of a slice (FSDP), each with a sequence of its
-own, and a second table has the collectives. `--host` keeps the states of layers in host memory.
+With `--slice` all of it is sharded over the TPUs of a slice or the GPUs of a host (FSDP), each with
+a sequence of its own, and a second table has the collectives. `--host` keeps the states of layers
+in host memory.
 """
 
 from __future__ import annotations
@@ -38,19 +39,10 @@ from curvax.transforms.state._sharding import SMALL
 
 from . import _lines, _record
 from ._devices import abstract_state, collectives
+from ._llama import SIZES, STEPS, Model, block, embed, loss, parameters
 from ._programs import once
-from ._trees import LLAMA, LLAMA_130M, Shapes
 
-TOKENS, HEAD, RATE, GIB = 256, 64, 1e-3, 2**30
-SIZES = {
-    "60M": Shapes(512, 1376, 8, 32000),
-    "130M": LLAMA_130M,
-    "350M": Shapes(1024, 2736, 24, 32000),
-    # 5461 there. For widths that 128 does not divide, XLA keeps stacks on a TPU in another layout,
-    # and copies them: 1.5 GiB of temporaries for 0.2.
-    "1.3B": LLAMA["1.3B"]._replace(inner=5504),
-    "7B": LLAMA["7B"],
-}
+TOKENS, RATE, GIB = 256, 1e-3, 2**30
 RANKS = {"60M": 128, "130M": 256, "350M": 256, "1.3B": 512, "7B": 1024}  # those of GaLore
 KERNELS: dict[str, Any] = {
     "weight_dimension_numbers": {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
@@ -67,11 +59,13 @@ METHODS: dict[str, Callable[[int], Any]] = {
     "optax.adamw 8 bits": lambda rank: in_8_bits(optax.adamw(RATE)),
     "racs": lambda rank: curvax.racs(RATE, **KERNELS),
     "galore": lambda rank: curvax.galore(RATE, rank=rank, **KERNELS),
+    "galore 8 bits": lambda rank: in_8_bits(curvax.galore(RATE, rank=rank, **KERNELS)),
     "fira": lambda rank: curvax.fira(RATE, rank=rank, **KERNELS),
     "alice": lambda rank: curvax.alice(RATE, rank=min(rank, 512), **KERNELS),
     "alice untracked": lambda rank: curvax.alice(
         RATE, rank=min(rank, 512), tracking=False, **KERNELS
     ),
+    "alice 8 bits": lambda rank: in_8_bits(curvax.alice(RATE, rank=min(rank, 512), **KERNELS)),
     "apollo": lambda rank: curvax.apollo(RATE, rank=rank, **KERNELS),
     "sumo rank 128": lambda rank: curvax.sumo(RATE, rank=128, **KERNELS),
     "muon": lambda rank: curvax.muon(RATE, dtype="float32", **KERNELS),
@@ -84,18 +78,20 @@ COLUMNS = {
     "state": ("state", ".2f"),
     "away": ("of it on the host", ".2f"),
     "ordinary_more": ("ordinary step: temporaries", ".2f"),
+    "ordinary_beyond": ("of them beyond gradients", ".2f"),
     "ordinary": ("whole", ".2f"),
     "layerwise_more": ("layer-wise: temporaries", ".2f"),
     "layerwise": ("whole", ".2f"),
     "note": ("", ""),
 }
 
+LABELS = {"ordinary": "ordinary step", "layerwise": "layer-wise"}
 EXCHANGED = {
     "size": ("model", ""),
     "method": ("method", ""),
     **{
-        f"{step}{key}": (f"{label}{heading}", form)
-        for step, label in (("ordinary", "ordinary step: "), ("layerwise", "layer-wise: "))
+        f"{step}{key}": (f"{label}: {heading}", form)
+        for step, label in LABELS.items()
         for key, heading, form in (
             ("_more", "temporaries", ".2f"),
             ("", "whole", ".2f"),
@@ -104,101 +100,11 @@ EXCHANGED = {
             ("_kinds", "collectives", ""),
         )
     },
+    "scattered": ("`psum_scatter` alone becomes", ""),
     "layer": ("kernels of a layer, MiB", ".1f"),
     "stack": ("of all layers", ".1f"),
     "note": ("", ""),
 }
-
-
-def parameters(model: Shapes) -> dict[str, Any]:
-    """Shapes of embedding, stacked layers and head."""
-
-    def kernel(*shape: int) -> dict[str, Any]:
-        return {"kernel": jax.ShapeDtypeStruct(shape, jnp.bfloat16)}
-
-    layers = {name: kernel(model.layers, *shape) for name, shape in model.matrices().items()}
-    table = jax.ShapeDtypeStruct((model.vocabulary, model.width), jnp.bfloat16)
-    head = kernel(model.width, model.vocabulary)
-    return {"embed": {"embedding": table}, "layers": layers, "head": head}
-
-
-def normalized(x: jax.Array) -> jax.Array:
-    """RMSNorm without a scale."""
-    squares = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(squares + 1e-6).astype(x.dtype)
-
-
-def embed(p: Any, tokens: jax.Array) -> jax.Array:
-    """Vectors of tokens."""
-    return p["embedding"][tokens]
-
-
-def block(p: Any, x: jax.Array) -> jax.Array:
-    """A layer of LLaMA; positions take no memory worth counting."""
-    heads = (len(x), x.shape[-1] // HEAD, HEAD)
-    h = normalized(x)
-    query, key, value = (
-        (h @ p[name]["kernel"]).reshape(heads) for name in ("query", "key", "value")
-    )
-    scores = jnp.einsum("thd,shd->hts", query, key, preferred_element_type=jnp.float32)
-    past = jnp.tril(jnp.ones((1, len(x), len(x)), bool))
-    weights = jax.nn.softmax(jnp.where(past, scores / math.sqrt(HEAD), -1e9)).astype(x.dtype)
-    mixed = jnp.einsum("hts,shd->thd", weights, value).reshape(x.shape)
-    x = x + mixed @ p["out"]["kernel"]
-    h = normalized(x)
-    gated = jax.nn.silu(h @ p["gate"]["kernel"]) * (h @ p["up"]["kernel"])
-    return x + gated @ p["down"]["kernel"]
-
-
-def loss(p: Any, x: jax.Array, targets: jax.Array) -> jax.Array:
-    """Of the next tokens."""
-    logits = (normalized(x) @ p["kernel"]).astype(jnp.float32)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-
-
-class Model(NamedTuple):
-    """The parts of a model, for one sequence or for several."""
-
-    embed: Callable[..., Any] = embed
-    block: Callable[..., Any] = block
-    loss: Callable[..., Any] = loss
-
-
-def ordinary(
-    model: Model, optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any
-) -> Any:
-    """All gradients, then all updates."""
-
-    def whole(params: Any) -> jax.Array:
-        visit = jax.checkpoint(lambda x, p: (model.block(p, x), None))
-        x, _ = jax.lax.scan(visit, model.embed(params["embed"], tokens), params["layers"])
-        return model.loss(params["head"], x, targets).mean()
-
-    gradients = jax.grad(whole)(params)
-    new, new_states = {}, {}
-    for name, optimizer in optimizers.items():
-        updates, new_states[name] = optimizer.update(gradients[name], states[name], params[name])
-        new[name] = optax.apply_updates(params[name], updates)
-    return new, new_states
-
-
-def layerwise(
-    model: Model, optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any
-) -> Any:
-    """Each update as soon as its gradient exists."""
-
-    def call(name: str, f: Any, x: Any, xs: Any = None, **how: Any) -> Any:
-        return curvax.layerwise(f, optimizers[name], params[name], states[name], x, xs, **how)
-
-    backward: dict[str, Any] = {}
-    mean = lambda p, x, targets: model.loss(p, x, targets).mean()  # noqa: E731
-    x, backward["embed"] = call("embed", model.embed, tokens, stacked=False)
-    x, backward["layers"] = call("layers", model.block, x)
-    x, backward["head"] = call("head", mean, x, targets, stacked=False)
-    dx, new, new_states = 1.0, {}, {}
-    for name in ("head", "layers", "embed"):
-        new[name], new_states[name], dx = backward[name](dx)
-    return new, new_states
 
 
 def bytes_of(tree: Any) -> int:
@@ -207,27 +113,28 @@ def bytes_of(tree: Any) -> int:
 
 
 class Cell(NamedTuple):
-    """Both steps of a method."""
+    """A step of a method."""
 
     device: str
     size: str
     method: str
-    slice: str  # of v5e; "" is one device
+    step: str  # in STEPS
+    slice: str  # of v5e, or a number of GPUs; "" is one device
     host: bool  # whether the states of layers are in host memory
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """What the programs of a cell say."""
+    """What the program of a cell says."""
     params, adamw = parameters(SIZES[cell.size]), optax.adamw(RATE)
     layers = METHODS[cell.method](RANKS[cell.size])
     layers = curvax.state_on_host(layers) if cell.host else layers
     optimizers = {"embed": adamw, "layers": layers, "head": adamw}
     states = {name: jax.eval_shape(o.init, params[name]) for name, o in optimizers.items()}
     tokens = jax.ShapeDtypeStruct((TOKENS,), jnp.int32)
-    model, how = Model(), {}
+    model, how, mesh = Model(), {}, None
     row: dict[str, Any] = {"weights": bytes_of(params) / GIB, "state": bytes_of(states) / GIB}
     if cell.slice:
-        mesh = Mesh(np.array(devices("v5e", cell.slice)), ("devices",))
+        mesh = Mesh(np.array(devices(cell.device, cell.slice)), ("devices",))
         params, states, tokens = sharded(optimizers, params, mesh)
         model = on_slice(mesh)
     elif cell.host:
@@ -236,17 +143,38 @@ def measured(cell: Cell) -> dict[str, Any]:
         states["layers"] = on_host(cell.device, states["layers"], SMALL)
     if cell.slice or cell.host:
         shardings = jax.tree.map(lambda x: x.sharding or place(cell.device), (params, states))
-        how["out_shardings"] = shardings
-    for step in (ordinary, layerwise):
-        run, name = functools.partial(step, model, optimizers), step.__name__
-        given = params, states, tokens, tokens
-        found = compiled(cell.device, run, given, donated=(0, 1), **how)
-        row[name] = found and found.whole / GIB
-        row[f"{name}_more"] = found and found.temporaries / GIB
-        row[f"{name}_seconds"] = found and round(found.compile_seconds, 1)
-        if found and cell.slice:
-            row |= {f"{name}_{key}": x for key, x in exchanges(found, mesh.size).items()}
-    return row
+        how["out_shardings"] = (*shardings, None)
+    run, given = functools.partial(STEPS[cell.step], model, optimizers), (params, states)
+    found = compiled(cell.device, run, (*given, tokens, tokens), donated=(0, 1), **how)
+    if found is None:
+        return row | {"error": "does not fit"}
+    # The gradients have the dtype of the weights.
+    row |= {"whole": found.whole / GIB, "more": found.temporaries / GIB}
+    if cell.step == "ordinary" and mesh is None:
+        row["beyond"] = row["more"] / row["weights"] - 1
+    row["seconds"] = round(found.compile_seconds, 1)
+    return row | (exchanges(found, mesh.size) | scattered(cell.device, mesh) if mesh else {})
+
+
+SHARED = ("weights", "state", "away", "scattered")
+
+
+def joined(lines: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for both steps, in the order of the tables."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for cell, line in lines.items():
+        own = rows.setdefault(cell._replace(step=""), {**cell._asdict(), "note": ""})
+        own |= {key: line[key] for key in SHARED if key in line}
+        own |= {f"{cell.step}_{key}": x for key, x in line.items() if key not in own}
+        own[cell.step] = line.get("whole")
+    for row in rows.values():
+        for step, label in LABELS.items():
+            if row.get(step) is None:
+                why = row.get(f"{step}_error", "not compiled")
+                row["note"] += ("; " if row["note"] else "") + f"{label}: {why}"
+    sizes, methods = list(SIZES), list(METHODS)
+    order = lambda row: (sizes.index(row["size"]), methods.index(row["method"]), row["host"])  # noqa: E731
+    return sorted(rows.values(), key=order)
 
 
 def on_slice(mesh: Mesh) -> Model:
@@ -292,6 +220,23 @@ def exchanges(found: Compiled, number: int) -> dict[str, Any]:
     }
 
 
+def scattered(device: str, mesh: Mesh) -> dict[str, Any]:
+    """What the compiler makes of a reduce-scatter that nothing else can be made of."""
+    spec = P("devices")
+
+    def own(x: jax.Array, dy: jax.Array) -> jax.Array:
+        product = jnp.einsum("bti,btj->ij", x, dy)
+        return jax.lax.psum_scatter(product, "devices", scatter_dimension=0, tiled=True)
+
+    step = jax.shard_map(own, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    shape, sharding = (mesh.size, TOKENS, 2048), NamedSharding(mesh, spec)
+    x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
+    found = compiled(device, step, (x, x))
+    assert found is not None
+    kinds = {c.kind for c in collectives(once(found.program.as_text()))}
+    return {"scattered": ", ".join(sorted(kinds))}
+
+
 def draw(rows: list[dict[str, Any]]) -> Figure:
     """Bars of weights, state and the rest: above the ordinary step, below the layer-wise one."""
     sizes = list(dict.fromkeys(row["size"] for row in rows))
@@ -303,8 +248,8 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     for axis, (size, shown) in zip(panels, own.items(), strict=True):
         for i, row in enumerate(shown):
             for step, shift, alpha in (("ordinary", -0.2, 0.5), ("layerwise", 0.2, 1.0)):
-                if row[step] is None:
-                    text = row.get("note", "does not fit")
+                if row.get(step) is None:
+                    text = row.get(f"{step}_error", "not compiled")
                     axis.text(0, i + shift, f" {text}", va="center", fontsize=7)
                     continue
                 state = row["state"] - row.get("away", 0.0)
@@ -333,7 +278,8 @@ def main() -> None:
     add("--device", choices=tuple(PLATFORMS), default="cpu", help="(%(default)s)")
     add("--methods", type=_record.names(methods), default=methods, help="separated by commas")
     add("--sizes", type=_record.names(sizes), default=("60M",), help="separated by commas")
-    add("--slice", choices=("4x4", "16x16"), default="", help="of v5e")
+    add("--steps", type=_record.names(tuple(STEPS)), default=tuple(STEPS), help="of both")
+    add("--slice", choices=("4x4", "16x16", "8"), default="", help="of v5e, or GPUs of one host")
     add("--host", action="store_true", help="states of layers in host memory")
     _lines.add_arguments(parser, Cell)
     args = parser.parse_args()
@@ -342,20 +288,21 @@ def main() -> None:
         return
     name = "layerwise" if args.device == "cpu" else f"layerwise_{args.device}"
     cells = [
-        Cell(args.device, size, method, args.slice, args.host)
+        Cell(args.device, size, method, step, args.slice, args.host)
         for size in args.sizes
         for method in args.methods
+        for step in args.steps
         if "compile" in args.only
     ]
     own = None if args.device != "cpu" else measured
     lines = _lines.extended(args, "layerwise", name, cells, own, kind=Cell)
-    rows = [{**cell._asdict(), **line} for cell, line in lines.items()]
-    rows.sort(key=lambda row: (sizes.index(row["size"]), methods.index(row["method"])))
+    rows = joined(lines)
     one = [labelled(row) for row in rows if not row["slice"]]
     note = (
         f"GiB. Weights in bfloat16, {TOKENS} tokens; AdamW for embedding and head, whose state is "
         "included. *Whole*: arguments, results that do not take the place of one, temporaries. "
-        "A step without figures and without a note does not fit the device."
+        "*Beyond gradients*: what the ordinary step's temporaries have beside the gradients of all "
+        "weights, over the bytes of these gradients."
     )
     about = (
         "What XLA reserves for a whole training step, from the compiled program of the device, "
@@ -370,7 +317,7 @@ def main() -> None:
             "MiB, beside the kernels of one layer and of all."
         )
         found = [of_slice(row) for row in rows if row["slice"] == slice]
-        tables.append(_record.Table(f"FSDP on v5e:{slice}", EXCHANGED, found, note))
+        tables.append(_record.Table(f"FSDP on {args.device}:{slice}", EXCHANGED, found, note))
     title = "Memory of a step, ordinary and layer-wise"
     settings = {"device": args.device, "tokens": TOKENS, "ranks": RANKS}
     _record.write(args, "layerwise", title, about, tables, draw(one), settings, name=name)

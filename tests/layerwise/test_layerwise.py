@@ -12,10 +12,11 @@ import optax
 import pytest
 from helpers import assert_close, normal_like
 from registry import NAMED, Row, every_optimizer
+from shared.donation import not_in_place
 
 import curvax
 
-LAYERS, STEPS = 3, 4
+LAYERS, STEPS = 3, 30
 AXES = {"*kernel": curvax.MatrixAxes(rows=1, columns=2), "*bias": None}
 SPECIFIED: dict[str, Any] = {"weight_dimension_numbers": AXES}
 
@@ -240,8 +241,16 @@ def test_updates_in_place_and_holds_the_gradient_of_one_layer() -> None:
         output, backward = curvax.layerwise(square, optimizer, layers, state, x)
         return backward(2 * output)
 
+    def keeps_kernels(layers: Any, state: Any, x: Any) -> Any:
+        return layers["kernel"][:1], step(layers, state, x)[1:]
+
+    def compiled_of(step: Any) -> Any:
+        return jax.jit(step, donate_argnums=(0, 1)).lower(layers, state, x).compile()
+
     x = jax.ShapeDtypeStruct((4, width), jnp.float32)
-    compiled: Any = jax.jit(step, donate_argnums=(0, 1)).lower(layers, state, x).compile()
+    compiled = compiled_of(step)
+    assert not_in_place(compiled, layers, state) == []
+    assert not_in_place(compiled_of(keeps_kernels), layers, state) == ["[0]['kernel']"]
     memory = compiled.memory_analysis()
     sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves((layers, state))]
     assert memory.alias_size_in_bytes >= sum(sizes)

@@ -13,7 +13,7 @@ from helpers import assert_close, normal_like
 
 import curvax
 
-VOCABULARY, WIDTH = 11, 6
+VOCABULARY, WIDTH, SGD = 11, 6, optax.sgd(0.1)
 
 
 def embedding(layer: Any, tokens: Any) -> Any:
@@ -122,6 +122,37 @@ def test_extra_arguments_reach_the_optimizer() -> None:
     )
     updated, _, dx = backward(1.0, scale=2.0)
     assert (updated["kernel"], dx) == (7.0, 1.0)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_weights_that_two_backward_passes_update_are_refused(stacked: bool) -> None:
+    """Tied weights, and micro-batches; what an earlier pass returned is another matter."""
+    layers, x = {"kernel": jnp.eye(3)[None] if stacked else jnp.eye(3)}, jnp.ones(3)
+
+    def call(layers: Any, x: Any) -> Any:
+        block = lambda p, x: jnp.tanh(x @ p["kernel"])  # noqa: E731
+        return curvax.layerwise(block, SGD, layers, SGD.init(layers), x, stacked=stacked)
+
+    def tied(layers: Any, x: Any) -> Any:
+        x, first = call(layers, x)
+        x, second = call(layers, x)
+        return first(second(x)[-1])
+
+    def summed(layers: Any, x: Any) -> Any:
+        x, backward = call(layers, x)
+        return backward(x), backward(-x)
+
+    def one_after_the_other(layers: Any, x: Any) -> Any:
+        y, backward = call(layers, x)
+        layers, *_ = backward(y)
+        y, backward = call(layers, x)
+        return backward(y)
+
+    for step in (tied, summed):
+        with pytest.raises(ValueError, match="backward passes of this step .* 'kernel'"):
+            jax.jit(step)(layers, x)
+    moved, *_ = jax.jit(one_after_the_other)(layers, x)
+    assert not np.array_equal(moved["kernel"], layers["kernel"])
 
 
 def test_what_is_not_an_optimizer_is_named() -> None:

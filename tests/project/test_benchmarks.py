@@ -29,6 +29,7 @@ MODULES = {
     "memory": "memory",
     "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",
+    "layerwise_run": "layerwise_run",
     "refresh": "refresh_time",
     "refreshes": "refresh_programs",
     "storage": "storage_time",
@@ -44,6 +45,7 @@ SMALLEST = {
     "memory": "--methods racs --width 32 --layers 1",
     "bfloat16": "--methods AdamW --steps 2",
     "layerwise": "--methods racs --sizes 60M",
+    "layerwise_run": "--only curve,time --curve-steps 12 --width 64 --tokens 16 --rounds 2",
     "refresh": "--only finders --order 8",
     "refreshes": "--methods asgo --orders 16",
     "storage": "--only bytes --order 64",
@@ -247,6 +249,12 @@ def check_memory(tables: list[Any]) -> None:
 def check_layerwise(tables: list[Any]) -> None:
     (row,) = tables[0]["rows"]
     assert row["weights"] + row["state"] < row["layerwise"] < row["ordinary"]
+
+
+def check_layerwise_run(tables: list[Any]) -> None:
+    curves, times = tables
+    assert all(row["apart"] < 1e-3 for row in curves["rows"] if row["dtype"] == "float32")
+    assert all(row["ordinary"] > 0 and row["layerwise"] > 0 for row in times["rows"])
 
 
 def check_refreshes(tables: list[Any]) -> None:

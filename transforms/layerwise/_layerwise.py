@@ -30,6 +30,7 @@ from ..refresh._due import at_most_once
 from ..state._traced import check_optimizer
 from ._layer_states import layer_states
 from ._mixing import check_layers_are_apart
+from ._once import check_updated_once
 
 
 def layerwise(
@@ -74,7 +75,8 @@ def layerwise(
       returns the updated layers, the new state, and the gradient of `x`, with its integers.
 
     Raises:
-      ValueError: if leaves have different numbers of layers; if the state cannot be cut by layer;
+      ValueError: in `backward`, if another backward pass of a jitted step updates the same
+        parameters; if leaves have different numbers of layers; if the state cannot be cut by layer;
         if updates depend on a norm over all layers, as with `optax.clip_by_global_norm` (see
         `curvax.clip_by_last_norm`); or if refreshes are staggered over all layers.
 
@@ -115,6 +117,7 @@ def layerwise(
         return block(jax.tree.map(lambda p: p[0], layer), *given)
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
+        check_updated_once(layers)
         cut, shared = states.split(state)
 
         def update(given: Any, own: Any) -> Any:
@@ -151,6 +154,8 @@ def _one_layer(
     """`layerwise` with `stacked=False`."""
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
+        check_updated_once(layer)
+
         def update(given: Any, own: Any) -> Any:
             # The barriers: XLA keeps nothing of the forward pass for the block that is computed
             # again, and no gradient for later.
