@@ -7,7 +7,8 @@
 
 `run` needs hours to days and may be killed at any moment. It uses one thread if these are set:
 `OPENBLAS_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
-intra_op_parallelism_threads=1"`. Every finished run is one line in `<out>/<suite>.jsonl`.
+intra_op_parallelism_threads=1"`; with `--workers` that many processes do. Every finished run is one
+line in `<out>/<suite>.jsonl`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from pathlib import Path
 
 from .. import _record
 from ._lines import Lines, read
+from ._plan import status
 from ._suites import SUITES
-from ._sweep import status, sweep
+from ._sweep import sweep
 
 FOLDER = _record.FOLDER / "evidence"
 
@@ -33,6 +35,7 @@ def parse() -> argparse.Namespace:
     add("--suites", type=_record.names(tuple(SUITES)), default=tuple(SUITES), help=help)
     add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
     add("--most", type=int, help="runs after which to stop")
+    add("--workers", type=int, default=1, help="processes that train (%(default)s)")
     return parser.parse_args()
 
 
@@ -42,7 +45,7 @@ def main() -> None:
     suites = [SUITES[name] for name in args.suites]
     if args.action == "run":
         with Lines(args.out) as lines:
-            sweep(suites, lines, args.most)
+            sweep(suites, lines, args.most, args.workers)
     elif args.action == "status":
         print(status(suites, read(args.out)))
     else:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats
 
+from ._plan import Request, Runs, loss_of, tuning_of
 from ._suites import SUITES, Suite
-from ._sweep import Request, Runs, loss_of, tuning_of
 
 CONFIDENCE = 0.95
 

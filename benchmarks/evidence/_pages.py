@@ -15,8 +15,8 @@ from .. import _record
 from .._curves import spread, styles
 from ._compare import Result, curve_of, difference, holm, results, speed_up
 from ._descent import bounded
+from ._plan import Runs, status
 from ._suites import Suite
-from ._sweep import Runs, status
 
 COLUMNS = {
     "method": ("method", ""),

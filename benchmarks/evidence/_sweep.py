@@ -1,21 +1,19 @@
-"""What runs next, which follows from the lines alone, and running it.
-
-Of every suite AdamW is tuned first, because the other methods give it what is not a matrix. Then
-all others take turns, so that they have had equally many runs at any moment. When all budgets are
-spent, every method runs with the seeds, seed by seed.
-"""
+"""Running what the plan asks for, in this process or in several."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import math
+import multiprocessing
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from tqdm import tqdm
@@ -24,150 +22,12 @@ import curvax
 
 from .. import _record, _tasks, _training
 from .._training import Program
-from ._descent import Coordinate, Point, best_of, rounded, tried
-from ._lines import IDENTITY, Lines, key_of
-from ._methods import ADAM, METHODS, optimizer, split
+from ._lines import IDENTITY, Lines
+from ._methods import optimizer, split
+from ._plan import Request, count, upcoming
 from ._suites import SUITES, TUNING_SEED, Suite
 
 MOST_PROGRAMS = 48  # about 50 MB each
-
-Runs = Mapping[str, Mapping[str, Any]]
-
-
-class Request(NamedTuple):
-    """A run."""
-
-    suite: str
-    method: str
-    values: Point
-    seed: int
-
-    @property
-    def key(self) -> str:
-        """Its identity among the lines."""
-        return key_of(dict(zip(IDENTITY, self, strict=True)))
-
-
-class Tuning(NamedTuple):
-    """Of a method in a suite."""
-
-    found: list[tuple[Point, float]]  # points and losses, in the order of the descent
-    next: Point | None  # None if the budget is spent
-
-    @property
-    def best(self) -> Point | None:
-        """What the seeds run with, once the budget is spent."""
-        return best_of(self.found) if self.next is None else None
-
-
-def loss_of(line: Mapping[str, Any]) -> float:
-    """Of a run at its end: infinite where it diverged."""
-    return math.inf if line["loss"] is None else line["loss"]
-
-
-def start_of(suite: Suite, method: str, runs: Runs) -> Point | None:
-    """Where the tuning of a method starts; `None` as long as another has to end before."""
-    point = free_start_of(suite, method, runs)
-    return point and point | {name: x for name, x in suite.fixed.items() if name in point}
-
-
-def free_start_of(suite: Suite, method: str, runs: Runs) -> Point | None:
-    """The same before what the suite holds fixed."""
-    if method in ADAM and suite.after:
-        return best_in(suite.after, method, runs)
-    adamw = None if method in ADAM else best_in(suite.name, "adamw", runs)
-    if method not in ADAM and adamw is None:
-        return None
-    if suite.after is None:
-        start = METHODS[method].start(adamw)
-        return start | {"rate": rounded(start["rate"] * suite.slower)}
-    there, point = (
-        best_in(suite.after, name, runs) for name in ("adamw", METHODS[method].of or method)
-    )
-    if adamw is None or there is None or point is None:
-        return None
-    # What is not a matrix follows AdamW's rate from one suite to the next.
-    return point | {"adam_rate": rounded(point["adam_rate"] * adamw["rate"] / there["rate"])}
-
-
-def best_in(suite: str, method: str, runs: Runs) -> Point | None:
-    """The best point of a method, once its budget is spent."""
-    tuning = tuning_of(SUITES[suite], method, runs)
-    return tuning and tuning.best
-
-
-def coordinates_of(suite: Suite, method: str) -> tuple[Coordinate, ...]:
-    """What is varied."""
-    return tuple(
-        x
-        for x in METHODS[method].coordinates
-        if x.name not in suite.fixed and (suite.only is None or x.name in suite.only)
-    )
-
-
-def tuning_of(suite: Suite, method: str, runs: Runs) -> Tuning | None:
-    """How far a method has come; `None` if it cannot start."""
-    start = start_of(suite, method, runs)
-    if start is None:
-        return None
-
-    def known(point: Point) -> float | None:
-        line = runs.get(Request(suite.name, method, point, TUNING_SEED).key)
-        return None if line is None else loss_of(line)
-
-    return Tuning(*tried(coordinates_of(suite, method), start, known, suite.budget))
-
-
-def upcoming(suite: Suite, runs: Runs) -> Request | None:
-    """The next run of a suite, or `None` if there is none left, or another suite has to end."""
-    waiting: list[tuple[int, str, Point]] = []
-    best: dict[str, Point] = {}
-    for method in suite.methods:
-        tuning = tuning_of(suite, method, runs)
-        if tuning is None:
-            continue
-        if tuning.next is None:
-            best[method] = best_of(tuning.found)
-        else:
-            waiting.append((len(tuning.found), method, tuning.next))
-    if waiting:
-        _, method, point = min(waiting, key=lambda x: x[0])
-        return Request(suite.name, method, point, TUNING_SEED)
-    if len(best) < len(suite.methods):
-        return None
-    for seed in suite.seeds:
-        for method in suite.methods:
-            request = Request(suite.name, method, best[method], seed)
-            if request.key not in runs:
-                return request
-    return None
-
-
-def count(suite: Suite, runs: Runs) -> int:
-    """Runs of a suite that are there and that its plan asks for."""
-    done = 0
-    for method in suite.methods:
-        tuning = tuning_of(suite, method, runs)
-        if tuning is None:
-            continue
-        done += len(tuning.found)
-        if tuning.best is not None:
-            requests = (Request(suite.name, method, tuning.best, seed) for seed in suite.seeds)
-            done += sum(request.key in runs for request in requests)
-    return done
-
-
-def status(suites: Iterable[Suite], runs: Runs) -> str:
-    """What is there and what is left, in runs and in hours of one thread."""
-    rows = []
-    for suite in suites:
-        there = count(suite, runs)
-        took = [line["wall_seconds"] for line in runs.values() if line["suite"] == suite.name]
-        each = sum(took) / len(took) if took else math.nan
-        row = [suite.name, f"{there}", f"{suite.runs}"]
-        row += [f"{each:.0f}", f"{each * (suite.runs - there) / 3600:.1f}"] if took else ["", ""]
-        rows.append(row)
-    return _record.table(["suite", "runs", "of", "seconds each", "hours left"], rows)
 
 
 def digest_of_code() -> str:
@@ -255,31 +115,121 @@ class Runner:
         }
 
 
-def sweep(suites: Iterable[Suite], lines: Lines, limit: int | None = None) -> int:
+def sweep(suites: Iterable[Suite], lines: Lines, limit: int | None = None, workers: int = 1) -> int:
     """Runs what is missing, suite after suite; returns how many runs it made.
 
     Args:
       suites: in their order.
       lines: where runs are and go.
       limit: runs after which to stop.
+      workers: processes that train at the same time. Those for whom a suite has no run yet, because
+        each point follows from the last one's loss, begin the next suite.
     """
     suites = list(suites)
-    runner, made = Runner(), 0
     there = sum(count(suite, lines.runs) for suite in suites)
     whole = sum(suite.runs for suite in suites)
     bar = tqdm(total=whole, initial=there, unit="run", file=sys.stderr, dynamic_ncols=True)
-    for suite in suites:
-        while limit is None or made < limit:
-            request = upcoming(suite, lines.runs)
-            if request is None:
-                break
-            bar.set_description(suite.name)
+    crew = Alone(bar) if workers == 1 else Crew(workers)
+    started = 0
+    with bar, crew:
+        while True:
+            while crew.free and (limit is None or started < limit):
+                found = (upcoming(suite, lines.runs, crew.begun) for suite in suites)
+                request = next(filter(None, found), None)
+                if request is None:
+                    break
+                bar.set_description(request.suite)
+                crew.begin(request)
+                started += 1
+            if not crew.begun:
+                return started
+            for line in crew.ended():
+                lines.append(line)
+                bar.update()
 
-            def told(done: int, steps: int, request: Request = request) -> None:
-                bar.set_postfix_str(f"{request.method}, seed {request.seed}: {done}/{steps}")
 
-            lines.append(runner.line(request, told))
-            made += 1
-            bar.update()
-    bar.close()
-    return made
+class Alone:
+    """Trains in this process, one run after the other, and shows their steps."""
+
+    def __init__(self, bar: tqdm[Any]) -> None:
+        """With the bar of the sweep."""
+        self.runner, self.bar, self.begun = Runner(), bar, dict[str, Request]()
+
+    def __enter__(self) -> None:
+        """Nothing to start."""
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
+
+    @property
+    def free(self) -> bool:
+        """Whether a run can begin."""
+        return not self.begun
+
+    def begin(self, request: Request) -> None:
+        """Takes a run."""
+        self.begun[request.key] = request
+
+    def ended(self) -> list[dict[str, Any]]:
+        """Its line."""
+        (request,) = self.begun.values()
+
+        def told(done: int, steps: int) -> None:
+            self.bar.set_postfix_str(f"{request.method}, seed {request.seed}: {done}/{steps}")
+
+        line = self.runner.line(request, told)
+        self.begun.clear()
+        return [line]
+
+
+class Crew:
+    """Trains in several processes, a method in the one that has its program, if that is free."""
+
+    def __init__(self, size: int) -> None:
+        """With so many processes."""
+        context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork breaks
+        self.pools = [ProcessPoolExecutor(1, context) for _ in range(size)]
+        self.methods: list[set[str]] = [set() for _ in self.pools]
+        self.running: dict[Future[dict[str, Any]], tuple[str, int]] = {}
+
+    def __enter__(self) -> None:
+        """Processes start with their first run."""
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes, and drops what did not begin."""
+        for pool in self.pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def begun(self) -> set[str]:
+        """The identities of the runs."""
+        return {key for key, _ in self.running.values()}
+
+    @property
+    def free(self) -> list[int]:
+        """The processes without a run."""
+        busy = {place for _, place in self.running.values()}
+        return [place for place in range(len(self.pools)) if place not in busy]
+
+    def begin(self, request: Request) -> None:
+        """Gives a run to a free process."""
+        knowing = [place for place in self.free if request.method in self.methods[place]]
+        place = (knowing or sorted(self.free, key=lambda i: len(self.methods[i])))[0]
+        self.methods[place].add(request.method)
+        self.running[self.pools[place].submit(_line, tuple(request))] = request.key, place
+
+    def ended(self) -> list[dict[str, Any]]:
+        """The lines of runs that have ended, at least one."""
+        done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+        for future in done:
+            del self.running[future]
+        return [future.result() for future in done]
+
+
+@functools.cache
+def _runner() -> Runner:
+    return Runner()
+
+
+def _line(request: tuple[Any, ...]) -> dict[str, Any]:
+    return _runner().line(Request(*request), lambda done, steps: None)

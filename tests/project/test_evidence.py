@@ -8,8 +8,11 @@ import itertools
 import json
 import math
 import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +119,32 @@ def test_an_interrupted_sweep_ends_as_an_uninterrupted_one(
     assert len(whole) == sum(suite.runs for suite in suites)
 
 
+def test_several_processes_make_the_runs_of_one(
+    suites: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = module("_sweep")
+    alone = swept(suites, tmp_path / "alone")
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda size, _: ThreadPoolExecutor(size))
+    running, most, lock = 0, 0, threading.Lock()
+
+    def line(request: Any) -> dict[str, Any]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002)
+        with lock:
+            running -= 1
+        return line_of(module("_plan").Request(*request))
+
+    monkeypatch.setattr(sweep, "_line", line)
+    with module("_lines").Lines(tmp_path / "together") as lines:
+        made = sweep.sweep(suites, lines, workers=3)
+    assert made == len(alone)
+    assert lines.runs == alone
+    assert most == 3
+
+
 def test_every_method_has_the_same_number_of_runs_at_any_moment(
     suites: list[Any], tmp_path: Path
 ) -> None:
@@ -137,11 +166,11 @@ def test_every_method_has_the_same_number_of_runs_at_any_moment(
 def test_the_rest_goes_to_adamw_at_its_own_best(suites: list[Any], tmp_path: Path) -> None:
     runs = swept(suites, tmp_path)
     best = {
-        (suite.name, name): module("_sweep").best_in(suite.name, name, runs)
+        (suite.name, name): module("_plan").best_in(suite.name, name, runs)
         for suite in suites[:2]
         for name in METHODS
     }
-    start = module("_sweep").start_of
+    start = module("_plan").start_of
     for name in METHODS[1:]:
         point = start(suites[0], name, runs)
         assert {key: point[f"adam_{key}"] for key in ("rate", "b1", "b2", "decay")} == best[
@@ -179,7 +208,7 @@ def test_the_descent_spends_its_budget_on_distinct_points(budget: int) -> None:
 
 def test_a_line_counts_once_and_a_wrong_one_is_named(suites: list[Any], tmp_path: Path) -> None:
     lines = module("_lines")
-    request = module("_sweep").Request("first", "muon", {"rate": 0.1, "decay": 0.0}, 1)
+    request = module("_plan").Request("first", "muon", {"rate": 0.1, "decay": 0.0}, 1)
     line = line_of(request)
     path = tmp_path / "first.jsonl"
     path.write_text("".join(json.dumps(line | {"loss": loss}) + "\n" for loss in (1.0, 2.0)))
