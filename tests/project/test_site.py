@@ -76,7 +76,6 @@ def test_curves_of_methods_added_later_have_the_seconds_of_the_others(site: Any)
     methods = site("methods")
     rows = methods.record()["language model"]
     adamw, later = rows["optax.adamw"], rows["kl_shampoo"]
-    assert later["curve"]["seconds"][-1] > 2 * adamw["curve"]["seconds"][-1]  # a busy machine
     last = methods._on_one_machine(later)["curve"]["seconds"][-1]
     wanted = later["ms_over_adamw"] * adamw["ms"] / 1000 * later["curve"]["steps"][-1]
     assert abs(last - wanted) < 1e-9

@@ -95,14 +95,21 @@ def test_the_last_formats_have_a_conversion() -> None:
     assert len(CONVERSIONS) == STATE_FORMAT - 1
 
 
-def test_counters_and_large_matrices_keep_their_numbers() -> None:
-    """Matrices above 128 × 128 had an array of their own, whatever their shapes."""
+@pytest.mark.parametrize("portable", [False, True])
+def test_counters_and_large_matrices_keep_their_numbers(portable: bool) -> None:
+    """Matrices above 128 × 128 had an array of their own, whatever their shapes.
+
+    In the portable form of format 3 all had.
+    """
     shape = jax.ShapeDtypeStruct((2, 136), np.float32)
     params = {name: {"kernel": shape} for name in "abc"}
     mu = np.arange(2 * 3 * 136.0, dtype=np.float32).reshape(3, 1, 2, 136)
     optimizer = curvax.on_matrices(curvax.momentum())
     skipped = {"2x136": np.array([5, 7], np.int32), "b": {"kernel": np.array([6], np.int32)}}
     stacked = {"2x136": np.concatenate([mu[0], mu[2]]), "b": {"kernel": mu[1]}}
+    if portable:
+        skipped = {n: {"kernel": np.array([5 + i], np.int32)} for i, n in enumerate("abc")}
+        stacked = {n: {"kernel": mu[i]} for i, n in enumerate("abc")}
     old = {"inner": {"skipped": skipped, "inner": {"count": np.int32(3), "mu": stacked}}}
     state = curvax.convert_state(optimizer, params, old, of_format(3))
     for i, name in enumerate("abc"):
