@@ -14,6 +14,8 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from _check import check_restart, watched
+from brax import envs
+from brax.training.agents.ppo import train as ppo
 
 import curvax
 
@@ -26,9 +28,6 @@ def replicated(tree, devices):
 
 
 jax.device_put_replicated = replicated  # as JAX's guide from `pmap` says
-
-from brax import envs  # noqa: E402
-from brax.training.agents.ppo import train as ppo  # noqa: E402
 
 SETTINGS = {
     "learning_rate": 0.01,
