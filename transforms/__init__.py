@@ -6,7 +6,7 @@
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`).
 - `kronecker`: Shampoo, ASGO, SOAP: inverse roots (`_precondition`, `_factor`), eigenbases
-  (`_eigenbasis`), the statistics of both (`_statistic`, `_whitened`).
+  (`_eigenbasis`, `_basis`), the statistics of both (`_statistic`, `_whitened`).
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`), ranks (`_rank`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, and the loop over the matrices that are due (`_due`).

@@ -14,6 +14,7 @@ from typing import Any
 import optax
 
 import curvax
+from curvax.transforms.refresh._policy import as_policy
 
 REST = tuple(inspect.signature(curvax.assemble).parameters.values())[2:]
 WARM = curvax.policies.diagonal_residual(1, 0.01)
@@ -175,7 +176,7 @@ def one_sided_shampoo(
             b2=b2,
             root=2,
             eps=eps,
-            refresh=curvax.every(refresh) if isinstance(refresh, int) else refresh,
+            refresh=as_policy(refresh, offset=0, first=True),
             storage=storage,
             side=side,
         ),
