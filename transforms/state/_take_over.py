@@ -72,8 +72,9 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
     forms = {form.name: form for groups in whole.groups for g in groups for form in g.members}
     theirs = _moments(state, named_leaves(params).names)
     own = by_parameter(whole.stacks, joined_state(whole, optimizer.init(params)))
+    parameters = frozenset(form.parameter for form in forms.values())
     inside = functools.partial(_with_moments, theirs=theirs, forms=forms)
-    outside = functools.partial(_with_moments, theirs=theirs, forms={}, left_out=frozenset(forms))
+    outside = functools.partial(_with_moments, theirs=theirs, forms={}, left_out=parameters)
 
     def part(node: Any) -> Any:
         return jax.tree.map(inside, node, is_leaf=_is_known) if is_view(node) else outside(node)
@@ -130,12 +131,13 @@ def _with_moments(
         leaves = named_leaves(getattr(node, field))
         values = {}
         for name, x in leaves.present().items():
-            if (field, name) not in theirs.moments:
+            owner = forms[name].parameter if name in forms else name
+            if (field, owner) not in theirs.moments:
                 raise ValueError(
-                    f"state has no {field} of {name!r}: there it was treated in another way. Treat "
+                    f"state has no {field} of {owner!r}: there it was treated in another way. Treat "
                     "it alike, by matrices= or weight_dimension_numbers=, or start anew."
                 )
-            values[name] = _cut(theirs.moments[field, name], x, name, forms)
+            values[name] = _cut(theirs.moments[field, owner], x, name, forms)
         fields[field] = leaves.rebuild(values)
     return node._replace(**fields)
 
