@@ -234,7 +234,8 @@ def main() -> None:
     about = (
         "Updates compiled for slices of TPU v5e by XLA's TPU compiler; no program ran. Bytes that "
         "a device receives in a step, by the kind of collective, over those of the matrices. The "
-        "average of the gradients is not counted. Refreshes are left out: they exchange nothing."
+        "average of the gradients is not counted. Refreshes are left out: they exchange nothing. "
+        "FLOPs and bytes in a loop are counted once."
     )
     found = tables(lines)
     settings = {"rank": "a quarter of the width"}
