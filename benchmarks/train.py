@@ -36,7 +36,7 @@ from ._tasks import DIGITS, LM, TASKS, Task
 from ._tuning import GRID, Found, Study, finite
 
 ADAMW = "optax.adamw"
-Rows = Mapping[str, Mapping[str, Any]]  # by method
+Rows = Mapping[str, dict[str, Any]]  # by method
 TITLES = {"lm": "A small language model", "digits": "Handwritten digits"}
 SCALES = {"lm": "linear", "digits": "log"}
 PRESETS: dict[str, dict[str, dict[str, int]]] = {
