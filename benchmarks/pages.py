@@ -167,14 +167,13 @@ def leaders() -> str:
                 row["loss"],
                 row["beyond"],
                 cell(row["steps"], ".2f"),
-                cell(row["ms_over_adamw"], ".2f"),
                 digits[name]["beyond"],
                 " and ".join(f"{factor:g}" for factor in dict.fromkeys(factors)),
             ]
         )
     rows.sort(key=lambda row: float(row[1].split()[0]))
     titles = ["recipe", "language model: loss, mean (range)", "beyond AdamW's"]
-    titles += ["steps to AdamW's", "time of a step", "digits: beyond AdamW's"]
+    titles += ["steps to AdamW's", "digits: beyond AdamW's"]
     titles += ["best rate over AdamW's: language model and digits"]
     return f"{table(titles, rows)}\n\n{source('train')}"
 

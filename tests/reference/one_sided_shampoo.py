@@ -27,7 +27,7 @@ def root_of_pseudo_inverse(L):
 def one_sided_shampoo(gradients, *, b1=0.95, b2=0.95, K=10, rms=0.2):
     """Run it over the gradients, each (m, n). States: M, L (of the smaller order)."""
     m, n = np.shape(gradients[0])
-    M, L, root = np.zeros((m, n)), np.zeros((min(m, n),) * 2), None
+    M, L, root = np.zeros((m, n)), np.zeros((min(m, n),) * 2), np.eye(min(m, n))
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):
         G = np.asarray(G, dtype=np.float64)

@@ -13,7 +13,7 @@ import math
 import curvax
 
 from . import asgo, kl_shampoo, muon, recipes, soap
-from ._bounds import Step, polar
+from ._bounds import Step, of_moments, polar
 from ._row import Row
 
 RMS = 0.2  # of AdamW's updates, usually
@@ -103,7 +103,12 @@ EIGENVALUE_CORRECTED = recipe_row(
     "eigenvalue_corrected_shampoo",
     soap.ROW,
     settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": curvax.policies.diagonal_residual(2, 0.01)},
-    faults={**soap.ROW.faults, "refresh": curvax.every(2)},
+    faults={**soap.ROW.faults, "refresh": curvax.every(2), "method": "eigh"},
+    # The eigenvalues of a basis, and the policy's last figure.
+    numbers=lambda s: soap.ROW.numbers(s) + sum(s.orders) + len(s.orders),
+    longest_repeated=lambda at: (
+        of_moments(0.9, 0.95, at.t, corrected=True) * math.sqrt(at.m * at.n)
+    ),
 )
 SOAP_BEFORE_MUON = recipe_row(
     "soap_before_muon",

@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 import pytest
 from contract import compiled, small_tree
 from helpers import assert_close, gradients_like, run
-from registry import NAMED, REGISTRY, Row, in_turns
+from registry import METHODS, NAMED, REGISTRY, Row, in_turns
 
 import curvax
 from curvax.transforms.state._format import STATE_FORMAT
@@ -199,7 +199,7 @@ def test_the_arrays_of_another_base_go_where_they_belong(tmp_path: Path) -> None
 
 def formats() -> dict[str, str]:
     """A digest of every method's state, and of the storages'."""
-    made = {row.name: row.make() for row in REGISTRY}
+    made = {row.name: row.make() for row in METHODS}
     storages = {
         "quantized": curvax.quantized(**TILES),
         "cholesky": curvax.cholesky(**TILES),

@@ -100,19 +100,19 @@ class BasisRule(StatisticRule):
                 product = functools.partial(self.storage.rotate, back=False)
                 return self.two_sided(product, x, stored, count)
 
-        def damaged(basis: Basis) -> jax.Array:
-            return ~jnp.isfinite(basis.spectrum).all(axis=-1)
+        def damaged(spectrum: Any) -> jax.Array:
+            return ~jnp.isfinite(spectrum).all(axis=-1)
 
         def current(basis: Basis | None) -> jax.Array | None:
             if basis is None or basis.spectrum is None:
                 return None
-            empty = ~jnp.any(basis.spectrum != 0, axis=-1) | damaged(basis)
+            empty = ~jnp.any(basis.spectrum != 0, axis=-1) | damaged(basis.spectrum)
             return jnp.where(empty[..., None], start[..., None], basis.spectrum)
 
         def renewed(basis: Basis | None, d: jax.Array) -> Basis | None:
             if basis is None:
                 return None
-            counts = basis.counts.plus(restarted=damaged(basis))
+            counts = basis.counts.plus(restarted=damaged(basis.spectrum))
             return basis._replace(spectrum=d.astype(dtype), counts=counts)
 
         old = (current(left), current(right))

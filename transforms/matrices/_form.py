@@ -20,6 +20,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -76,11 +77,10 @@ class MatrixAxes:
         check_positive_int("row_heads", self.row_heads)
         check_positive_int("column_heads", self.column_heads)
         if self.column_parts is not None:
-            self._check_parts()
+            self._check_parts(self.column_parts)
             object.__setattr__(self, "column_parts", tuple(self.column_parts))
 
-    def _check_parts(self) -> None:
-        parts = self.column_parts
+    def _check_parts(self, parts: Any) -> None:
         sized = isinstance(parts, Sequence) and len(parts) > 0
         if not (sized and all(type(size) is int and size > 0 for size in parts)):
             raise ValueError(
