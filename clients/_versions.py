@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import platform
 import sys
@@ -20,10 +21,13 @@ ALWAYS = ("jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy")
 
 
 def row(client: str, packages: list[str]) -> str:
-    installed = {name.metadata["Name"].lower(): name.version for name in metadata.distributions()}
-    names = dict.fromkeys([*packages, *ALWAYS])
-    found = ", ".join(f"{name} {installed[name]}" for name in names if name in installed)
-    return f"| {client} | {datetime.date.today()} | {platform.python_version()} | {found} |"
+    found = []
+    for name in dict.fromkeys([*packages, *ALWAYS]):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return (
+        f"| {client} | {datetime.date.today()} | {platform.python_version()} | {', '.join(found)} |"
+    )
 
 
 if __name__ == "__main__":

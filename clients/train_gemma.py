@@ -57,7 +57,7 @@ def sentences(name: str, split: str) -> grain.MapDataset:
         f"{a} and {b} are {a + b}"
         for a, b in ((numbers.randrange(50), numbers.randrange(50)) for _ in range(512))
     ]
-    return grain.MapDataset.source([{"inputs": line, "targets": line} for line in lines])
+    return grain.MapDataset.source(lines).map(lambda line: {"inputs": line, "targets": line})
 
 
 def flat(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
