@@ -163,15 +163,17 @@ def joined(lines: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for both steps, in the order of the tables."""
     rows: dict[Any, dict[str, Any]] = {}
     for cell, line in lines.items():
-        own = rows.setdefault(cell._replace(step=""), {**cell._asdict(), "note": ""})
+        own = rows.setdefault(cell._replace(step=""), cell._asdict())
         own |= {key: line[key] for key in SHARED if key in line}
         own |= {f"{cell.step}_{key}": x for key, x in line.items() if key not in own}
         own[cell.step] = line.get("whole")
     for row in rows.values():
-        for step, label in LABELS.items():
-            if row.get(step) is None:
-                why = row.get(f"{step}_error", "not compiled")
-                row["note"] += ("; " if row["note"] else "") + f"{label}: {why}"
+        whys = {
+            label: row.get(f"{step}_error") or row.get(f"{step}_note") or "not compiled"
+            for step, label in LABELS.items()
+            if row.get(step) is None or f"{step}_note" in row
+        }
+        row["note"] = "; ".join(f"{label}: {why}" for label, why in whys.items())
     sizes, methods = list(SIZES), list(METHODS)
     order = lambda row: (sizes.index(row["size"]), methods.index(row["method"]), row["host"])  # noqa: E731
     return sorted(rows.values(), key=order)

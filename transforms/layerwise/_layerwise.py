@@ -152,23 +152,25 @@ def _one_layer(
     block: Any, optimizer: Any, layer: Any, state: Any, x: Any, others: Any
 ) -> tuple[Any, Any]:
     """`layerwise` with `stacked=False`."""
+    output = block(layer, x, *others)
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
         check_updated_once(layer)
 
         def update(given: Any, own: Any) -> Any:
             # The barriers: XLA keeps nothing of the forward pass for the block that is computed
-            # again, and no gradient for later.
-            (x, others, dx), (layer, state, _) = jax.lax.optimization_barrier((given, own))
+            # again, and no gradient for later. The forward pass comes first, or the parameters
+            # that it reads would be copied before they are updated in place.
+            (x, others, dx, _), (layer, state, _) = jax.lax.optimization_barrier((given, own))
             gradient, dx = _vjp(block, layer, x, others, dx)
             new = _updated(optimizer, gradient, state, layer, extra_args)
             return jax.lax.optimization_barrier((*new, dx))
 
-        given = x, others, _floating(jax.tree.map(jnp.asarray, dx))
+        given = x, others, _floating(jax.tree.map(jnp.asarray, dx)), output
         new, new_state, dx = _alone(update, given, (layer, state, _floating(x)))
         return new, new_state, _with_floating(x, dx)
 
-    return block(layer, x, *others), backward
+    return output, backward
 
 
 def _updated(

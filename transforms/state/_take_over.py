@@ -134,8 +134,8 @@ def _with_moments(
             owner = forms[name].parameter if name in forms else name
             if (field, owner) not in theirs.moments:
                 raise ValueError(
-                    f"state has no {field} of {owner!r}: there it was treated in another way. Treat "
-                    "it alike, by matrices= or weight_dimension_numbers=, or start anew."
+                    f"state has no {field} of {owner!r}: there it was treated in another way. "
+                    "Treat it alike, by matrices= or weight_dimension_numbers=, or start anew."
                 )
             values[name] = _cut(theirs.moments[field, owner], x, name, forms)
         fields[field] = leaves.rebuild(values)
