@@ -45,8 +45,8 @@ def drawn(params: Any, seed: int) -> Any:
 
     def leaf(x: Any) -> jax.Array:
         found = np.empty(x.shape, x.dtype)
-        for part in found if len(x.shape) > 2 else [found]:
-            part[...] = 0.035 * (2 * draws.random(part.shape, np.float32) - 1)
+        for i in range(len(found)):
+            found[i] = 0.035 * (2 * draws.random(x.shape[1:], np.float32) - 1)
         return jnp.array(found)
 
     return jax.tree.map(leaf, params)

@@ -203,7 +203,7 @@ def main() -> None:
             {
                 "dtype": dtype,
                 **{name: float(np.mean(x[-10:])) for name, x in losses.items()},
-                "apart": float(np.abs(np.subtract(*losses.values())).max()),
+                "apart": float(np.ptp(list(losses.values()), axis=0).max()),
                 "all": losses,
             }
             for dtype, losses in found.items()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import jax
+from jax.core import Tracer
 
 from .._paths import named_leaves
 
@@ -24,7 +24,7 @@ def check_updated_once(layers: Any) -> None:
       ValueError: naming the parameter, if another one did in this step.
     """
     for name, leaf in named_leaves(layers).present().items():
-        if not isinstance(leaf, jax.core.Tracer):
+        if not isinstance(leaf, Tracer):
             continue
         if _UPDATED.get(id(leaf)) is leaf:
             raise ValueError(
