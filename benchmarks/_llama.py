@@ -44,7 +44,7 @@ def drawn(params: Any, seed: int) -> Any:
     draws = np.random.default_rng(seed)
 
     def leaf(x: Any) -> jax.Array:
-        found = np.empty(x.shape, x.dtype)
+        found: Any = np.empty(x.shape, x.dtype)
         for i in range(len(found)):
             found[i] = 0.035 * (2 * draws.random(x.shape[1:], np.float32) - 1)
         return jnp.array(found)

@@ -141,7 +141,8 @@ def cells(args: Any) -> list[Cell]:
     """What the arguments ask for."""
     how = [(True, True), (False, True), *([(True, False)] if args.whole else [])]
     grid = itertools.product(args.model, args.slice, args.layout, args.methods, how)
-    return [Cell(*cell, *own) for *cell, own in grid if cell[3] not in PEERS or not own[0]]
+    found = [Cell(*cell[:4], *cell[4]) for cell in grid]
+    return [cell for cell in found if not (cell.mesh and cell.method in PEERS)]
 
 
 COLUMNS = {

@@ -119,7 +119,7 @@ def _over(
 
     def init(params: Any) -> Any:
         if is_placeholder(params):
-            return DistributedState(inner.init(params), params)
+            return DistributedState(inner.init(params), params, ())
         layout = layout_of(params)
         state = placed(layout.divided(inner.init(params)), layout)
         record(DivisionRecord(state, layout, mesh, axes))
@@ -186,7 +186,7 @@ def _within(
 
     def init(params: Any) -> Any:
         if is_placeholder(params):
-            return DistributedState(inner.init(params), params)
+            return DistributedState(inner.init(params), params, ())
         layout = StateLayout(inner.init, _abstract(params), devices())
         state = layout.divided(inner.init(params))
         state = jax.tree.map(lambda x: own(x) if x.ndim else x, state)
@@ -281,7 +281,7 @@ class _Shared:
     def update(self, scalars: Any, own: Any, gradients: Any, params: Any = None) -> tuple[Any, Any]:
         """Updates, and the arrays of the state."""
         given = jax.tree.map(lambda x: put(x, self.mesh, self._spec(x)), (own, gradients, params))
-        work = self._work
+        work: Any = self._work
         if is_explicit(self.mesh):  # there JAX leaves no product to the partitioner
             results = (gradients, own)
             shardings = jax.tree.map(lambda x: NamedSharding(self.mesh, self._spec(x)), results)

@@ -100,7 +100,7 @@ class StateLayout:
             return [x.dtype for x, o in zip(part.leaves, part.owners, strict=True) if o == key]
 
         for part in (self.whole, self.cut, *self.single.values()):
-            for key in set(part.owners) - {None}:
+            for key in filter(None, set(part.owners)):
                 if dtypes(part, key) != dtypes(self.all, key):
                     raise ValueError(
                         "the transformation's state depends on the number of matrices in a stack "
@@ -131,12 +131,12 @@ class StateLayout:
             == [(x.shape, x.dtype) for x in self.cut.own(self.cut.leaves)]
         )
 
-    def specs(self, axes: tuple[str, ...]) -> DistributedState:
-        """How each array of the state is sharded over mesh axes."""
-        whole = [P(axes) if x.ndim else P() for x in self.whole.leaves]
-        singles = [dict.fromkeys(self.lengths(r.kinds), P(axes)) for r in self.shares.rounds]
+    def specs(self, axes: tuple[str, ...]) -> Any:
+        """How each array of the state is sharded over mesh axes: a `DistributedState` of specs."""
+        whole: Any = [P(axes) if x.ndim else P() for x in self.whole.leaves]
+        singles: Any = [dict.fromkeys(self.lengths(r.kinds), P(axes)) for r in self.shares.rounds]
         devices = self.shares.devices
-        cut = [spec_of(x.shape, axes, devices) for x in self.cut.own(self.cut.leaves)]
+        cut: Any = [spec_of(x.shape, axes, devices) for x in self.cut.own(self.cut.leaves)]
         return DistributedState(self.whole.treedef.unflatten(whole), tuple(singles), tuple(cut))
 
     def packed(self, leaves: list[jax.Array], lengths: Mapping[str, int]) -> Buffers:
