@@ -42,7 +42,6 @@ PEAKS = {
     "start": ("before the first step, resident", ".2f"),
     "peak": ("at most", ".2f"),
     "whole": ("what XLA reserves", ".2f"),
-    "seconds": ("seconds of a step", ".1f"),
     "losses": ("losses", ""),
 }
 CURVES = {
@@ -189,9 +188,7 @@ def main() -> None:
         cells = [Cell(args.size, step, args.steps, args.tokens) for step in STEPS]
         lines = _lines.extended(args, SUITE, SUITE, cells, kind=Cell)
         peaks = [{**cell._asdict(), **line} for cell, line in lines.items()]
-        shown = [
-            row | {"seconds": min(row["times"]), "losses": listed(row["losses"])} for row in peaks
-        ]
+        shown = [row | {"losses": listed(row["losses"])} for row in peaks]
         note = (
             "GiB. A process for each step, which draws the weights, compiles, and repeats the step "
             f"with the same {args.tokens} tokens."
