@@ -1,8 +1,7 @@
-"""The basis of all linear algebra here: full precision, exact scaling, batches of matrices."""
+"""The basis of all linear algebra here: full precision, exact scaling, one matrix at a time."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +21,11 @@ def power_of_two(largest: jax.Array) -> jax.Array:
 
 
 def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """Applies `f` to each matrix of `x (..., m, n)`, in one loop; on GPUs to all at once.
+    """Applies `f` to each matrix of `x (..., m, n)`, in one loop.
 
     On CPUs the decomposition of a batch (LAPACK, jaxlib 0.10) occupies one of XLA's threads while
     it waits for others. If as many batches are decomposed at once as there are threads, such as
-    two shapes on two cores, they deadlock. On GPUs a decomposition launches many small kernels,
-    and that of a batch no more than that of a matrix.
+    two shapes on two cores, they deadlock.
 
     Args:
       f: maps a matrix `(m, n)` to arrays of any shapes.
@@ -37,12 +35,7 @@ def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
       What `f` returns, with the leading axes of `x` in front.
     """
     batch = x.shape[:-2]
-    matrices = x.reshape(-1, *x.shape[-2:])
-    if len(matrices) == 1:
-        found = jax.tree.map(lambda y: y[None], f(matrices[0]))
-    else:
-        in_turn, at_once = functools.partial(jax.lax.map, f), jax.vmap(f)
-        found = jax.lax.platform_dependent(matrices, cuda=at_once, rocm=at_once, default=in_turn)
+    found = jax.lax.map(f, x.reshape(-1, *x.shape[-2:]))
     return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)
 
 
