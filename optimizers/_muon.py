@@ -103,7 +103,7 @@ def muon(
     is `(out, in)`);
     `weight_decay` also applies to the parameters that go to AdamW
     (`others=optax.adamw(rate, weight_decay=0)` switches that off); of the forms of
-    `preconditioning`, `norm` has "frobenius" and "aol".
+    `preconditioning`, `norm` has all but "spectral".
 
     Args:
       learning_rate: a number or a schedule.
