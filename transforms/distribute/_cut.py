@@ -2,8 +2,8 @@
 
 A matrix is cut along its longer side, and so are arrays of its state; XLA's partitioner divides the
 products (`linalg/_spread.py`). That is the same arithmetic up to the order of sums, for any
-transformation, but it pays only for those that consist of products: each device would do a whole
-decomposition, or a product in tiles that are as small as those of one device.
+transformation, but it pays only for those that consist of products: a decomposition, or a product
+in tiles, would be done in full by each device.
 
 *Cost* of Newton-Schulz iterations of `m × n`, `m ≤ n`, on D devices: `1 / D` of the FLOPs each, and
 at most `3 m²` numbers received per iteration: sums of the Gram matrix, its square and the factor.

@@ -1,9 +1,9 @@
 """Products of a matrix that several devices share.
 
 XLA's partitioner divides a product among devices if its result is divided, or an argument along the
-axis that is summed. A matrix that is cut along its longer side therefore has its Gram matrix from
-partial sums, and its products with small square matrices piece by piece, without a word. Products
-of small square matrices would be computed on every device in full: `spread` cuts their results.
+axis that is summed. So it computes the Gram matrix of a matrix that is cut along its longer side
+from partial sums, and products with small square matrices piece by piece. Products of small square
+matrices with each other would be computed on every device in full: `spread` cuts their results.
 """
 
 from __future__ import annotations
