@@ -3,6 +3,7 @@
     python -m benchmarks accelerators                                   # cells of hours: it resumes
     python -m benchmarks accelerators --device h200 --model 96 --methods muon,racs --plain
     python -m benchmarks accelerators --device v5e --part step --limit 60
+    python -m benchmarks accelerators --device cpu --model 96           # seconds of compiling here
     python -m benchmarks accelerators --only table                      # from what is recorded
 
 XLA's compilers make the programs of a v5e (needs `jax[tpu]`) and of an H200 (`jax[cuda12]`) without
@@ -22,6 +23,7 @@ from ._compilers import PLATFORMS, compiled
 import contextlib
 import importlib.metadata
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -203,6 +205,7 @@ COLUMNS = {
     "trace_whole": ("with refreshes: tracing, s", ".1f"),
     "compile_whole": ("compiling, s", ".1f"),
     "temporaries_whole": ("temporaries over gradients", ".2f"),
+    "over_peer": ("tracing and compiling all, over `optax.contrib.muon`", ".2f"),
     "note": ("", ""),
 }
 
@@ -234,7 +237,7 @@ def row_of(
 def tables(lines: dict[Cell, dict[str, Any]]) -> list[_record.Table]:
     """One for each device, model, kind of layers and stacking."""
     found = []
-    for model, layers, device, stack in itertools.product(MODELS, LAYERS, DEVICES, STACKS):
+    for model, layers, device, stack in itertools.product(MODELS, LAYERS, PLATFORMS, STACKS):
         own = {
             (cell.method, cell.part): line
             for cell, line in lines.items()
@@ -244,12 +247,23 @@ def tables(lines: dict[Cell, dict[str, Any]]) -> list[_record.Table]:
         if not names:
             continue
         rows = [row_of(name, own.get((name, "step")), own.get((name, "whole"))) for name in names]
+        if peer := seconds_of(own, "optax.contrib.muon"):
+            for row in rows:
+                row["over_peer"] = (seconds_of(own, row["method"]) or math.nan) / peer
         shapes, dtype = MODELS[model]
         leaves = next((line["leaves"] for line in own.values() if "leaves" in line), 0)
         note = f"{leaves} leaves, {jnp.dtype(dtype).name}: {shapes}. {versions_of(own)}."
         title = f"{device}, {model}, {layers}" + (f", stack {stack}" * (stack != "default"))
         found.append(_record.Table(title, COLUMNS, rows, note))
     return found
+
+
+def seconds_of(lines: dict[tuple[str, str], dict[str, Any]], method: str) -> float | None:
+    """Of tracing and compiling an update with its refreshes; None where that is not recorded."""
+    line = lines.get((method, "whole"))
+    if line is None and not METHODS[method].refreshes:
+        line = lines.get((method, "step"))
+    return line["trace"] + line["compile"] if line and "error" not in line else None
 
 
 def versions_of(lines: dict[Any, dict[str, Any]]) -> str:
@@ -296,7 +310,7 @@ def arguments() -> Any:
         help = f"some of {', '.join(allowed)}, separated by commas"
         add(option, type=_record.names(allowed), default=default, help=help)
 
-    several("--device", DEVICES, DEVICES)
+    several("--device", tuple(PLATFORMS), DEVICES)
     several("--model", tuple(MODELS), tuple(MODELS))
     several("--layers", LAYERS, LAYERS)
     several("--stack", STACKS, STACKS[:1])

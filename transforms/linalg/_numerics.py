@@ -1,7 +1,8 @@
-"""The basis of all linear algebra here: full precision, exact scaling, one matrix at a time."""
+"""The basis of all linear algebra here: full precision, exact scaling, matrices one by one."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +22,12 @@ def power_of_two(largest: jax.Array) -> jax.Array:
 
 
 def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
-    """Applies `f` to each matrix of `x (..., m, n)`, in one loop.
+    """Applies `f` to each matrix of `x (..., m, n)`: on GPUs to all at once, else in one loop.
 
     On CPUs the decomposition of a batch (LAPACK, jaxlib 0.10) occupies one of XLA's threads while
     it waits for others. If as many batches are decomposed at once as there are threads, such as
-    two shapes on two cores, they deadlock.
+    two shapes on two cores, they deadlock. On GPUs a loop launches its small kernels anew for each
+    matrix.
 
     Args:
       f: maps a matrix `(m, n)` to arrays of any shapes.
@@ -35,7 +37,10 @@ def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
       What `f` returns, with the leading axes of `x` in front.
     """
     batch = x.shape[:-2]
-    found = jax.lax.map(f, x.reshape(-1, *x.shape[-2:]))
+    at_once, in_turn = jax.vmap(f), functools.partial(jax.lax.map, f)
+    found = jax.lax.platform_dependent(
+        x.reshape(-1, *x.shape[-2:]), cuda=at_once, rocm=at_once, default=in_turn
+    )
     return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)
 
 
