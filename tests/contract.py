@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -42,6 +43,31 @@ def small_run(row: Row) -> tuple[list[Any], list[Any]]:
     params = small_tree()
     updates, states = run(compiled(row), gradients_like(params, 3), params, jit=False)
     return jax.device_get(updates), states
+
+
+@functools.cache
+def at_rates(row: Row) -> Any:
+    """The jitted update at a learning rate, its first argument."""
+    return jax.jit(lambda rate, *given: row.make(rate).update(*given))
+
+
+def small_updates(row: Row, rates: Sequence[float]) -> list[Any]:
+    """The updates of `small_run`, but at these learning rates."""
+    params = small_tree()
+    states = [compiled(row).init(params), *small_run(row)[1]]
+    steps = zip(rates, gradients_like(params, 3), states, strict=False)
+    return [at_rates(row)(rate, gradient, state, params)[0] for rate, gradient, state in steps]
+
+
+@functools.cache
+def small_training(row: Row) -> Any:
+    """`small_tree` after three steps of training."""
+    params, optimizer = small_tree(), compiled(row)
+    state = optimizer.init(params)
+    for gradient in gradients_like(params, 3):
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
 
 
 @functools.cache
