@@ -15,6 +15,7 @@ from reference.eigenvalue_corrected import eigenvalue_corrected
 from reference.lars import lars
 from reference.normuon import normuon
 from reference.polar_starts import TURBO_MUON, muon_from
+from reference.soap import eigenvectors
 from shared.soap import soap_gradients
 
 import curvax
@@ -163,6 +164,60 @@ def _graded() -> list[np.ndarray]:
     )
     noise = np.random.default_rng(1).standard_normal((30, 5, 5))
     return [turn @ (scale[:, None] * (np.eye(5) + 0.05 * x)) @ turn for x in noise]
+
+
+def _growing(shape: tuple[int, int]) -> list[np.ndarray]:
+    """Gradients whose statistics are diagonal until both have full rank, and then noisy.
+
+    Until then their null spaces have no basis but the unit vectors, in the order of the first
+    decomposition. Their sizes fall in this order, so that it stays that of the eigenvalues.
+    """
+    m, n = sorted(shape)
+    blocks, sizes = -(-n // m), 1.35 ** -np.arange(n)
+    noise = np.random.default_rng(1).standard_normal((30, m, n))
+    found = 0.02 * sizes[:m, None] * noise * sizes
+    found[:blocks] = 0
+    for t in range(len(found)):
+        columns = np.arange(n)[t % blocks * m :][:m]
+        found[t][columns % m, columns] += sizes[columns]
+    order = np.argmax(np.abs(eigenvectors(found[0].T @ found[0])), axis=0)
+    found = found[:, :, np.argsort(order)]
+    return list(found if shape[0] <= shape[1] else found.swapaxes(1, 2))
+
+
+@pytest.mark.parametrize("method", ["eigh", "qr"])
+def test_warm_qr_follows_the_transcription_in_all_shapes(method):
+    gradients, tolerance = {name: _growing(shape) for name, shape in SHAPES.items()}, 0.005
+    ours = curvax.scale_by_soap(
+        **CORRECTED,
+        eps=1e-8,
+        method=method,
+        iterations=100,
+        refresh=curvax.policies.diagonal_residual(1, tolerance),
+        limit=float("inf"),
+    )
+    with jax.enable_x64(True):
+        steps = zip(*gradients.values(), strict=True)
+        found, states = run_scanned(ours, [dict(zip(SHAPES, g, strict=True)) for g in steps])
+    for name in SHAPES:
+        expected, kept = eigenvalue_corrected(
+            gradients[name],
+            **CORRECTED,
+            eps=1e-8,
+            eps_inside=False,
+            tolerance=tolerance,
+            max_iterations=None,
+            method=method,
+            sort="descending",
+            carry_v="permute" if method == "qr" else "keep",
+        )
+        for side in ("left", "right"):
+            renewed = [state[f"new_{side[0].upper()}"] for state in kept]
+            assert 3 < sum(renewed) < len(renewed), (name, side)
+            counts = [getattr(state, side)[name].refreshes for state in states]
+            assert np.diff([0, *counts]).tolist() == [int(x) for x in renewed], (name, side)
+        for d, e in zip(found, expected, strict=True):
+            assert_close(d[name], e, 64, condition=1e3)
 
 
 @pytest.mark.parametrize("method", ["eigh", "qr"])

@@ -209,12 +209,13 @@ def _cautious(rate: Any, *, weight_decay: Any, mask: Any) -> Any:
 
 
 @recipe(behind=_on_spheres, base=_nothing)
-def hyperball_muon(*, b1: Any = 0.95, steps: int = 5) -> Any:
+def hyperball_muon(*, b1: Any = 0.95, steps: int = 5, eps: Any = 1e-8) -> Any:
     """Muon on spheres: weights keep their norms."""
-    return curvax.scale_by_muon(b1=b1, steps=steps)
+    return curvax.scale_by_muon(b1=b1, steps=steps, eps=eps)
 
 
 @recipe(base=_cautious)
-def cautious_muon(*, b1: Any = 0.95, steps: int = 5) -> Any:
+def cautious_muon(*, b1: Any = 0.95, steps: int = 5, eps: Any = 1e-8) -> Any:
     """Muon with cautious decay."""
-    return optax.chain(curvax.scale_by_muon(b1=b1, steps=steps), curvax.scale_by_shape(0.2))
+    direction = curvax.scale_by_muon(b1=b1, steps=steps, eps=eps)
+    return optax.chain(direction, curvax.scale_by_shape(0.2))
