@@ -352,14 +352,15 @@ def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
         assert (changed == ~broken[1:, None]).all(), part.name
 
 
-@each([cell for cell in SAMPLE if cell.row.svd])
-def test_a_failed_polar_factor_poisons_nothing(cell: Cell) -> None:
+@each([cell for cell in SAMPLE if cell.row.svd or (cell.row.decomposes and not cell.row.keeps)])
+def test_a_failed_decomposition_of_every_step_poisons_nothing(cell: Cell) -> None:
     """It has no last good one: every step takes its own."""
     work = program(cell)
     _, gradients = given(cell)
     broken = np.zeros(STEPS, bool)
     broken[5:8] = True
-    run, clean = work.run(gradients, svd=broken), work.run(gradients)
+    name = "svd" if cell.row.svd else str(cell.row.decomposes)
+    run, clean = work.run(gradients, **{name: broken}), work.run(gradients)
     assert run.finite.all(), f"not finite at steps {np.flatnonzero(~run.finite) + 1}"
     assert (run.updates["head/kernel"][broken] != clean.updates["head/kernel"][broken]).any()
 

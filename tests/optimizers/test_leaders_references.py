@@ -15,8 +15,7 @@ from reference.eigenvalue_corrected import eigenvalue_corrected
 from reference.lars import lars
 from reference.normuon import normuon
 from reference.polar_starts import TURBO_MUON, muon_from
-from reference.soap import eigenvectors
-from shared.soap import soap_gradients
+from shared.soap import growing_gradients, soap_gradients
 
 import curvax
 
@@ -166,28 +165,9 @@ def _graded() -> list[np.ndarray]:
     return [turn @ (scale[:, None] * (np.eye(5) + 0.05 * x)) @ turn for x in noise]
 
 
-def _growing(shape: tuple[int, int]) -> list[np.ndarray]:
-    """Gradients whose statistics are diagonal until both have full rank, and then noisy.
-
-    Until then their null spaces have no basis but the unit vectors, in the order of the first
-    decomposition. Their sizes fall in this order, so that it stays that of the eigenvalues.
-    """
-    m, n = sorted(shape)
-    blocks, sizes = -(-n // m), 1.35 ** -np.arange(n)
-    noise = np.random.default_rng(1).standard_normal((30, m, n))
-    found = 0.02 * sizes[:m, None] * noise * sizes
-    found[:blocks] = 0
-    for t in range(len(found)):
-        columns = np.arange(n)[t % blocks * m :][:m]
-        found[t][columns % m, columns] += sizes[columns]
-    order = np.argmax(np.abs(eigenvectors(found[0].T @ found[0])), axis=0)
-    found = found[:, :, np.argsort(order)]
-    return list(found if shape[0] <= shape[1] else found.swapaxes(1, 2))
-
-
 @pytest.mark.parametrize("method", ["eigh", "qr"])
 def test_warm_qr_follows_the_transcription_in_all_shapes(method):
-    gradients, tolerance = {name: _growing(shape) for name, shape in SHAPES.items()}, 0.005
+    gradients, tolerance = {name: growing_gradients(shape) for name, shape in SHAPES.items()}, 0.005
     ours = curvax.scale_by_soap(
         **CORRECTED,
         eps=1e-8,
