@@ -61,15 +61,10 @@ def test_each_matrix_of_a_batch_follows_its_own_weights():
     assert np.array_equal(zero, d)
 
 
-def _hyperball(rate: Any) -> optax.GradientTransformation:
-    steps = optax.chain(
-        curvax.scale_by_weight_norm(), optax.scale_by_learning_rate(rate), curvax.keep_weight_norm()
-    )
-    return curvax.on_matrices(steps, guard=False)
-
-
 def test_hyperball_updates_keep_norms_and_turn_by_the_learning_rate():
-    optimizer = curvax.assemble(curvax.scale_by_muon(), 0.1, base=_hyperball)
+    follow, keep = curvax.scale_by_weight_norm(), curvax.keep_weight_norm()
+    steps = optax.chain(curvax.scale_by_muon(), follow, optax.scale_by_learning_rate(0.1), keep)
+    optimizer = curvax.assemble(steps, 0.1, base=lambda rate: optax.identity())
     before, *_ = trained = train(optimizer)
     for params in trained:
         assert_close(norms(params), norms(PARAMS), 8, eps=1e-6)
