@@ -47,7 +47,7 @@ from test_algebra import ALL
 
 import curvax
 from curvax.transforms.kronecker import _factor
-from curvax.transforms.linalg import _inverse_root
+from curvax.transforms.linalg import _cholesky, _inverse_root
 from curvax.transforms.state._entries import entries_of
 
 PERIOD, STEPS = 4, 20
@@ -107,8 +107,10 @@ def breaking(broken: dict[str, jax.Array]) -> Iterator[None]:
         for name in DECOMPOSITIONS:
             module = jax.lax.linalg if name == "cholesky" else jnp.linalg
             patch.setattr(module, name, breaks(getattr(module, name), broken[name]))
-        # Handed to `lax.cond` as it is, it would be traced once for all programs.
+        # As they are, in a `jit` or handed to `lax.cond`, they would be traced once for all programs.
         patch.setattr(_factor, "eigh", lambda a: _inverse_root.eigh(a))
+        by_panels = _cholesky._by_panels.__wrapped__
+        patch.setattr(_cholesky, "_by_panels", lambda a: by_panels(a))
         yield
 
 
