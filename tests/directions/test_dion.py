@@ -89,6 +89,13 @@ def test_a_failed_qr_gives_no_direction_and_keeps_the_factor_of_its_matrix_alone
     assert_close(last[1], after[1], 64, condition=10)
 
 
+def test_the_first_factor_is_the_same_in_every_dtype():
+    with jax.enable_x64(True):
+        states = [curvax.scale_by_dion(3).init(g) for g in (GRADIENTS[0], np.float32(GRADIENTS[0]))]
+    assert states[0].factor.dtype == jnp.float64
+    assert_close(states[1].factor, states[0].factor, 4)
+
+
 def test_a_rank_above_the_orders_is_clamped_and_bad_arguments_are_named():
     state = curvax.scale_by_dion(64).init(np.zeros((8, 5), np.float32))
     assert state.factor.shape == (5, 5)

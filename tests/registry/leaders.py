@@ -77,7 +77,6 @@ DION = recipe_row(
     minima_rate=0.02,
     fields=frozenset({"mu", "factor", "failures"}),
     numbers=lambda s: s.m * s.n + s.other * s.r + 1,  # and a count of failures
-    random=True,
     scale_free=False,  # its first factor is random
     fuzz={},
     narrow=False,

@@ -97,12 +97,12 @@ def scale_by_dion(
             order = own.other.order(p)
             record_rank(p, rank, r, own.value)
 
-            def drawn(key: jax.Array) -> jax.Array:
-                return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), momentum(p).dtype)
+            def drawn(key: jax.Array) -> jax.Array:  # the same numbers in every dtype
+                return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), jnp.float32)
 
             for _ in p.shape[:-2]:
                 drawn = jax.vmap(drawn)
-            q = drawn(key)
+            q = drawn(key).astype(momentum(p).dtype)
             return q / jnp.linalg.norm(q, axis=-2, keepdims=True)
 
         return DionState(
