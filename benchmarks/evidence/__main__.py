@@ -2,6 +2,7 @@
 
     python -m benchmarks evidence run                # goes on where it was stopped
     python -m benchmarks evidence run --suites recipe-250 --most 20
+    python -m benchmarks evidence run --preset gpu   # models of 26 and 86 million parameters
     python -m benchmarks evidence status             # what is there and what is left
     python -m benchmarks evidence tables             # pages and pictures, from the lines
 
@@ -31,8 +32,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
     add("action", choices=("run", "status", "tables"), help="what to do")
-    help = f"some of {', '.join(SUITES)}, separated by commas (all)"
-    add("--suites", type=_record.names(tuple(SUITES)), default=tuple(SUITES), help=help)
+    help = f"some of {', '.join(SUITES)}, separated by commas (the preset's)"
+    add("--suites", type=_record.names(tuple(SUITES)), help=help)
+    add("--preset", choices=("cpu", "gpu"), default="cpu", help="whose suites (%(default)s)")
     add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
     add("--most", type=int, help="runs after which to stop")
     add("--workers", type=int, default=1, help="processes that train (%(default)s)")
@@ -42,7 +44,8 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Does what the arguments ask for."""
     args = parse()
-    suites = [SUITES[name] for name in args.suites]
+    preset = (name for name, suite in SUITES.items() if suite.preset == args.preset)
+    suites = [SUITES[name] for name in args.suites or preset]
     if args.action == "run":
         with Lines(args.out) as lines:
             sweep(suites, lines, args.most, args.workers)

@@ -62,7 +62,11 @@ class Tuned:
 
 
 ADAM = ("adamw", "lora_8", "lora_16")
-STORAGES = {"shampoo_vq": curvax.quantized(), "shampoo_cq": curvax.cholesky(error_feedback=0.95)}
+STORAGES = {
+    "shampoo_packed": curvax.packed(),
+    "shampoo_vq": curvax.quantized(),
+    "shampoo_cq": curvax.cholesky(error_feedback=0.95),
+}
 B1 = {"b1": (0.9, FIRST)}
 B1_95 = {"b1": (0.95, FIRST)}
 LOW_RANK = {"refresh": (100, PERIODS), "rank": (32, (16, 32, 64)), **B1}

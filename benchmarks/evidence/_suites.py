@@ -14,6 +14,7 @@ import optax
 
 from .._tasks import Task
 from ._adapters import with_adapters
+from ._classify import classify
 from ._finetune import PUBLISHED, finetune
 from ._language import language
 from ._methods import ALL, METHODS, schedule_of
@@ -42,6 +43,7 @@ class Suite:
     seeds: tuple[int, ...] = SEEDS
     ladder: str | None = None  # suites of one ladder differ in their steps alone
     unit: str = "nats per byte"
+    preset: str = "cpu"  # `gpu`: too large for two cores
 
     @property
     def runs(self) -> int:
@@ -60,53 +62,48 @@ class Suite:
 
 def recipe(name: str, steps: int, **others: Any) -> Suite:
     """nanoGPT's recipe, or a model of another size, at a length."""
-    sizes = others.pop("sizes", {})
-    make = functools.partial(language, "prose", **sizes)
+    sizes, text = others.pop("sizes", {}), others.pop("text", "prose")
+    make = functools.partial(language, text, **sizes)
     return Suite(name=f"{name}-{steps}", make=make, steps=steps, ladder=name, **others)
 
 
 RATE = ("rate",)
 SMALL = {"width": 96, "heads": 3}
 LARGE = {"width": 256, "heads": 8, "depth": 6}
+MIDDLE = {"width": 512, "heads": 8, "depth": 8, "context": 256, "batch": 16}
+GPT_2 = {"width": 768, "heads": 12, "depth": 12, "context": 256, "batch": 16}
+LONGER = ("adamw", "muon", "soap", "asgo", "racs", "alice")  # one of each family
+SIZES = ("adamw", "muon", "soap", "racs")
+TUNED_WITH_TEXT = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
+
+
+def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> Suite:
+    """A length or a size with the learning rate tuned again, from the best of `recipe-250`."""
+    given = {"budget": 3, "only": RATE, "after": "recipe-250", "methods": methods}
+    return recipe(name, steps, **{**given, **others})
+
+
+def finetuned(name: str, make: Callable[[int], Task], steps: int) -> Suite:
+    """Fine-tuning at rank 8, from a quarter of the declared learning rates."""
+    given: dict[str, Any] = {"fixed": {"rank": 8}, "slower": 0.25, "only": RATE, "budget": 5}
+    return Suite(name=f"{name}-{steps}", make=make, steps=steps, methods=TUNED_WITH_TEXT, **given)
+
+
+def relative(name: str, make: Callable[[int], Task], rank: int, budget: int) -> Suite:
+    """A problem without overfitting, 1000 steps."""
+    fixed = {"decay": 0.0, "rank": rank}
+    unit = "log10 of the relative error"
+    return Suite(name=f"{name}-1000", make=make, steps=1000, budget=budget, fixed=fixed, unit=unit)
+
 
 DECLARED = (
     recipe("recipe", 250, budget=14),
-    recipe("recipe", 500, budget=4, only=RATE, after="recipe-250", methods=("adamw",)),
-    Suite(
-        name="finetune-250",
-        make=finetune,
-        steps=250,
-        budget=12,
-        methods=("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo"),
-        fixed={"rank": 8},
-        slower=0.25,
-    ),
-    Suite(
-        name="factorization-1000",
-        make=factorization,
-        steps=1000,
-        budget=14,
-        fixed={"decay": 0.0, "rank": 4},
-        unit="log10 of the relative error",
-    ),
-    Suite(
-        name="equation-1000",
-        make=equation,
-        steps=1000,
-        budget=14,
-        fixed={"decay": 0.0, "rank": 16},
-        unit="log10 of the relative error",
-    ),
-    Suite(
-        name="vision-2000",
-        make=vision,
-        steps=2000,
-        budget=14,
-        unit="nats per signal",
-    ),
-    recipe("recipe", 2000, budget=6, only=("rate", "decay"), after="recipe-250"),
-    recipe("recipe", 1000, budget=4, only=RATE, after="recipe-250", methods=("adamw",)),
-    recipe("recipe", 4000, budget=4, only=RATE, after="recipe-250", methods=("adamw",)),
+    retuned("recipe", 500, MAIN),
+    finetuned("finetune", finetune, 250),
+    finetuned("classify", classify, 125),
+    relative("factorization", factorization, rank=4, budget=14),
+    Suite(name="vision-2000", make=vision, steps=2000, budget=8, unit="nats per signal"),
+    retuned("recipe", 1000, LONGER),
     Suite(
         name="published-2000",
         make=functools.partial(language, "prose"),
@@ -115,19 +112,23 @@ DECLARED = (
         methods=("adamw",),
         fixed=PUBLISHED,
     ),
+    retuned("recipe", 2000, ("adamw",)),
     Suite(
         name="storage-250",
         make=functools.partial(language, "prose"),
         steps=250,
-        budget=4,
-        methods=("adamw", "shampoo", "shampoo_vq", "shampoo_cq"),
+        budget=3,
+        methods=("adamw", "shampoo", "shampoo_packed", "shampoo_vq", "shampoo_cq"),
         only=RATE,
         after="recipe-250",
     ),
+    relative("equation", equation, rank=16, budget=6),
+    *(retuned("small", steps, SIZES, sizes=SMALL) for steps in (250, 500, 1000)),
+    *(retuned("large", steps, SIZES, sizes=LARGE) for steps in (125, 250, 500)),
     *(
-        recipe(name, steps, budget=4, only=RATE, after="recipe-250", sizes=sizes)
-        for name, sizes in {"small": SMALL, "large": LARGE}.items()
-        for steps in (250, 1000)
+        retuned(name, steps, MAIN, sizes=sizes, text="code", preset="gpu", budget=6)
+        for name, sizes in {"middle": MIDDLE, "gpt2": GPT_2}.items()
+        for steps in (500, 1000, 2000)
     ),
 )
 SUITES = {suite.name: suite for suite in DECLARED}

@@ -13,6 +13,7 @@ import ast
 import functools
 import hashlib
 import sysconfig
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,16 @@ def without(source: str, strings: list[ast.Constant]) -> str:
     return "".join(lines)
 
 
+def parsed(paths: Iterable[Path]) -> Iterator[tuple[str, list[ast.Constant]]]:
+    """Sources and their docstrings."""
+    for path in paths:
+        source = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            yield source, docstrings_in(source)
+        except SyntaxError:  # files that show old syntax
+            continue
+
+
 @functools.cache
 def read(name: str) -> Text:
     """`prose` or `code`."""
@@ -67,17 +78,26 @@ def read(name: str) -> Text:
         from pydoc_data.topics import topics
 
         parts += [topics[topic] for topic in sorted(topics)]
-    for path in sources():
-        source = path.read_text(encoding="utf-8", errors="replace")
-        try:
-            strings = docstrings_in(source)
-        except SyntaxError:  # files that show old syntax
-            continue
+    for source, strings in parsed(sources()):
         if name == "code":
             parts.append(without(source, strings))
         else:
             parts += [str(s.value) for s in strings]
     return split("\n".join(parts).encode())
+
+
+def packages(number: int) -> dict[str, Text]:
+    """The code of the largest packages, by name."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths: dict[str, list[Path]] = {}
+    for path in sources():
+        inside = path.relative_to(root).parts
+        if len(inside) > 1:
+            paths.setdefault(inside[0], []).append(path)
+    size = {name: sum(path.stat().st_size for path in found) for name, found in paths.items()}
+    largest = sorted(sorted(size, key=lambda name: -size[name])[:number])
+    code = {name: [without(*found) for found in parsed(paths[name])] for name in largest}
+    return {name: split("\n".join(parts).encode()) for name, parts in code.items()}
 
 
 def split(text: bytes) -> Text:
