@@ -45,18 +45,16 @@ def small_run(row: Row) -> tuple[list[Any], list[Any]]:
     return jax.device_get(updates), states
 
 
-@functools.cache
-def at_rates(row: Row) -> Any:
-    """The jitted update at a learning rate, its first argument."""
-    return jax.jit(lambda rate, *given: row.make(rate).update(*given))
-
-
 def small_updates(row: Row, rates: Sequence[float]) -> list[Any]:
-    """The updates of `small_run`, but at these learning rates."""
+    """The updates of `small_run`, but at these learning rates instead of 0.1."""
+    updates, states = small_run(row)
+    if row.blind_to != "norms":  # they are proportional to the rate
+        scaled = zip(rates, updates, strict=False)
+        return [jax.tree.map(lambda x, r=rate: x * (r / 0.1), u) for rate, u in scaled]
     params = small_tree()
-    states = [compiled(row).init(params), *small_run(row)[1]]
-    steps = zip(rates, gradients_like(params, 3), states, strict=False)
-    return [at_rates(row)(rate, gradient, state, params)[0] for rate, gradient, state in steps]
+    step = jax.jit(lambda rate, *given: row.make(rate).update(*given)[0])
+    steps = zip(rates, gradients_like(params, 3), [compiled(row).init(params), *states])  # noqa: B905
+    return [step(rate, gradient, state, params) for rate, gradient, state in steps]
 
 
 @functools.cache

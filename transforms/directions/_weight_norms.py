@@ -2,8 +2,8 @@ r"""Steps that follow the norms of the weights, and steps that keep them.
 
 | function | result | reference |
 |---|---|---|
-| `scale_by_weight_norm` | $c\,\|W\|\, D / \|D\|$ | Lars: Gong et al., arXiv:2502.07752, Eq. 34 |
-| `keep_weight_norm` | $\|W\|\,(W + \Delta) / \|W + \Delta\| - W$ | Hyperball: Wen et al., arXiv:2606.16899 |
+| `scale_by_weight_norm` | $c\,\|W\|\, D / \|D\|$ | Lars: arXiv:2502.07752, Eq. 34 |
+| `keep_weight_norm` | $\|W\|\,(W + \Delta) / \|W + \Delta\| - W$ | Hyperball: arXiv:2606.16899 |
 
 for a direction $D$ and an update $\Delta$ of weights $W$, with Frobenius norms per matrix. The
 first goes in front of the learning rate, the second behind it: together they move a matrix by the
