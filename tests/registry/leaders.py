@@ -99,7 +99,7 @@ KL_SOAP = recipe_row(
     settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2},
     fields=frozenset({"mu", "nu", "spectrum"}),
     algebra={**soap.ROW.algebra, "initial": 1.0},
-    faults={**soap.ROW.faults, "method": "eigh"},
+    faults={**soap.ROW.faults, "b3": 0.5, "method": "eigh"},  # slower, and no basis is due
     numbers=lambda s: 2 * s.m * s.n + 2 * s.squares + sum(s.orders),
     readme=kl_shampoo.ROW.readme,
 )
