@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -42,6 +43,29 @@ def small_run(row: Row) -> tuple[list[Any], list[Any]]:
     params = small_tree()
     updates, states = run(compiled(row), gradients_like(params, 3), params, jit=False)
     return jax.device_get(updates), states
+
+
+def small_updates(row: Row, rates: Sequence[float]) -> list[Any]:
+    """The updates of `small_run`, but at these learning rates instead of 0.1."""
+    updates, states = small_run(row)
+    if row.blind_to != "norms":  # they are proportional to the rate
+        scaled = zip(rates, updates, strict=False)
+        return [jax.tree.map(lambda x, r=rate: x * (r / 0.1), u) for rate, u in scaled]
+    params = small_tree()
+    step = jax.jit(lambda rate, *given: row.make(rate).update(*given)[0])
+    steps = zip(rates, gradients_like(params, 3), [compiled(row).init(params), *states])  # noqa: B905
+    return [step(rate, gradient, state, params) for rate, gradient, state in steps]
+
+
+@functools.cache
+def small_training(row: Row) -> Any:
+    """`small_tree` after three steps of training."""
+    params, optimizer = small_tree(), compiled(row)
+    state = optimizer.init(params)
+    for gradient in gradients_like(params, 3):
+        updates, state = optimizer.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
 
 
 @functools.cache

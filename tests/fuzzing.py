@@ -144,7 +144,8 @@ def compiled(row: Row, shape: tuple[int, int]) -> tuple[Any, Any]:
         weight_dimension_numbers={"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)},
         **row.for_fuzzing(),
     )
-    params = {"layers": {"kernel": np.zeros((BATCH, *shape), np.float32)}}
+    weights = np.random.default_rng(0).standard_normal((BATCH, *shape))
+    params = {"layers": {"kernel": weights.astype(np.float32)}}
 
     def step(gradient: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         updates, state = optimizer.update({"layers": {"kernel": gradient}}, state, params)

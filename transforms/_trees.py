@@ -38,6 +38,19 @@ def where_entries(which: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(chosen, new, old)
 
 
+def map_with_weights(part: str, f: Callable[..., Any], updates: Any, params: Any) -> Any:
+    """`f(update, weight)` of every leaf, for a part that reads the weights.
+
+    Raises:
+      ValueError: naming the part, if there are updates and `params` is `None`.
+    """
+    if not jax.tree.leaves(updates):
+        return updates
+    if params is None:
+        raise ValueError(f"params must be given to update: {part} reads the weights.")
+    return jax.tree.map(f, updates, params)
+
+
 def widened(tree: Any) -> Any:
     """The arrays of `tree` in at least float32."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)

@@ -1,11 +1,14 @@
 """Dion: what its momentum keeps, its limits, and matrices that have less rank than it asks for."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import assert_close, run_scanned
 
 import curvax
+from curvax.transforms.directions import _dion
+from curvax.transforms.linalg import _qr
 
 GRADIENTS = [np.random.default_rng(t).standard_normal((2, 8, 5)) for t in range(12)]
 every_side = pytest.mark.parametrize("side", ["left", "right"])
@@ -60,6 +63,37 @@ def test_zero_and_rank_one_gradients_give_finite_directions():
     assert_close(np.linalg.norm(found[1]), np.float32(1.0), 64)
     assert_close(np.linalg.norm(states[-1].factor, axis=0), np.ones(3, np.float32), 16)
     assert np.array_equal(states[-1].failures, 0)
+
+
+def test_a_failed_qr_gives_no_direction_and_keeps_the_factor_of_its_matrix_alone(monkeypatch):
+    """The momentum decays whole."""
+    dion = curvax.scale_by_dion(3, b1=0.9)
+    given = np.float32(GRADIENTS[:3])
+    (_, expected, after), (_, *clean) = run_scanned(dion, given)
+    _, before = dion.update(given[0], dion.init(given[0]))
+
+    def fails_for_large(a):
+        q, r = _qr.qr(a)
+        return jnp.where(jnp.abs(a).max() > 1e3, jnp.nan, q), r
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_dion, "qr", fails_for_large)
+        struck = given[1] * np.float32([1e5, 1])[:, None, None]
+        found, state = dion.update(struck, before)
+    assert not found[0].any() and state.failures.tolist() == [1, 0]
+    assert_close(state.mu[0], 0.9 * (before.mu[0] + struck[0]), 4)
+    assert np.array_equal(state.factor[0], before.factor[0])
+    assert_close([found[1], state.mu[1]], [expected[1], clean[0].mu[1]], 64)
+    last, state = dion.update(given[2], state)
+    assert np.linalg.norm(last[0]) == pytest.approx(3**0.5, rel=1e-4)
+    assert_close(last[1], after[1], 64, condition=10)
+
+
+def test_the_first_factor_is_the_same_in_every_dtype():
+    with jax.enable_x64(True):
+        states = [curvax.scale_by_dion(3).init(g) for g in (GRADIENTS[0], np.float32(GRADIENTS[0]))]
+    assert states[0].factor.dtype == jnp.float64
+    assert_close(states[1].factor, states[0].factor, 4)
 
 
 def test_a_rank_above_the_orders_is_clamped_and_bad_arguments_are_named():

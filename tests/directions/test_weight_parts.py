@@ -61,21 +61,37 @@ def test_each_matrix_of_a_batch_follows_its_own_weights():
     assert np.array_equal(zero, d)
 
 
-def _hyperball(rate: Any) -> optax.GradientTransformation:
-    steps = optax.chain(
-        curvax.scale_by_weight_norm(), optax.scale_by_learning_rate(rate), curvax.keep_weight_norm()
-    )
-    return curvax.on_matrices(steps, guard=False)
-
-
 def test_hyperball_updates_keep_norms_and_turn_by_the_learning_rate():
-    optimizer = curvax.assemble(curvax.scale_by_muon(), 0.1, base=_hyperball)
+    follow, keep = curvax.scale_by_weight_norm(), curvax.keep_weight_norm()
+    steps = optax.chain(curvax.scale_by_muon(), follow, optax.scale_by_learning_rate(0.1), keep)
+    optimizer = curvax.assemble(steps, 0.1, base=lambda rate: optax.identity())
     before, *_ = trained = train(optimizer)
     for params in trained:
         assert_close(norms(params), norms(PARAMS), 8, eps=1e-6)
     for p, q in zip(jax.tree.leaves(PARAMS), jax.tree.leaves(before), strict=True):
         moved = np.linalg.norm(np.asarray(q) - p) / np.linalg.norm(p)
         assert 0.05 < moved < 0.11
+
+
+def test_an_update_of_zero_moves_no_weight_by_rounding():
+    """The compiler sums the squares of constants in another order."""
+    keep, w = curvax.keep_weight_norm(), gradients_like(np.zeros((9, 13, 7), np.float32), 1)[0]
+    step = jax.jit(lambda x: keep.update(x, keep.init(w), w)[0])
+    assert not step(0 * w).any()
+
+
+@pytest.mark.parametrize("power", [-110, 100])
+def test_weights_are_followed_whatever_the_scale_of_the_direction(power):
+    part, w = curvax.scale_by_weight_norm(), PARAMS["b"]["kernel"]
+    d = GRADIENTS[0]["b"]["kernel"]
+    found, _ = part.update(np.ldexp(d, power), part.init(w), w)
+    expected, _ = part.update(d, part.init(w), w)
+    assert_close(found, expected)
+
+
+def test_a_tree_without_leaves_needs_no_weights():
+    for part in (curvax.scale_by_weight_norm(), curvax.add_cautious_decay(0.1)):
+        assert part.update({}, part.init({}))[0] == {}
 
 
 def test_cautious_decay_acts_where_the_step_shrinks_the_weight():

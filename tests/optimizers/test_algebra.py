@@ -194,7 +194,7 @@ def given(method: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
             near = [with_spectrum(key, *shape, [3, 2.5, 2, 0.6, 0.5, 0.4]) for key in keys]
             x = np.stack([near[t >= STEPS // 2] + 0.15 * x[t] for t in range(STEPS)])
         gradients[name] = np.float32(x)
-    return {name: np.zeros(shape, np.float32) for name, shape in shapes(method).items()}, gradients
+    return {name: np.ones(shape, np.float32) for name, shape in shapes(method).items()}, gradients
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from helpers import assert_close, run_scanned
 from reference.one_sided_shampoo import one_sided_shampoo
 from reference.qk_clip import largest_logits, muon_clip
 from reference.soap_muon import soap_muon
-from shared.soap import STEPS, soap_gradients
+from shared.soap import STEPS, growing_gradients, soap_gradients
 
 import curvax
 
@@ -94,18 +94,17 @@ CHAINS: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("chain", CHAINS)
 def test_soap_before_muon_follows_the_transcription(chain: str) -> None:
     make, settings = CHAINS[chain]
-    for side, names in (("smaller", ("wide", "tall", "odd")), ("both", ("square",))):
+    growing = {name: growing_gradients(shape) for name, shape in SHAPES.items()}
+    for side, gradients in (("smaller", GRADIENTS), ("both", growing)):
         # Without ε: in front of it the transcription restores a norm.
         direction = optax.chain(make(side), curvax.orthogonalize(eps=0.0))
-        given = zip(*(GRADIENTS[name] for name in names), strict=True)
+        given = zip(*gradients.values(), strict=True)
         with jax.enable_x64(True):
-            found, _ = run_scanned(direction, [dict(zip(names, g, strict=True)) for g in given])
-        for name in names:
-            expected, _ = soap_muon(
-                GRADIENTS[name], K=4, late=False, side=side, ns_eps=0.0, **settings
-            )
-            for t in range(side == "both", STEPS):  # in the first, noise is divided by noise
-                assert_close(found[t][name], expected[t], 64, condition=1e3 * NEWTON_SCHULZ)
+            found, _ = run_scanned(direction, [dict(zip(SHAPES, g, strict=True)) for g in given])
+        for name, own in gradients.items():
+            expected, _ = soap_muon(own, K=4, late=False, side=side, ns_eps=0.0, **settings)
+            for d, e in zip(found, expected, strict=True):
+                assert_close(d[name], e, 64, condition=1e3 * NEWTON_SCHULZ)
 
 
 def test_one_sided_shampoo_follows_the_transcription() -> None:

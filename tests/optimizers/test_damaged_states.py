@@ -21,9 +21,9 @@ import curvax
 
 PERIOD, BEFORE, AFTER = 4, 5, 9
 PARAMS = {
-    "a": {"kernel": np.zeros((4, 6), np.float32)},
-    "b": {"kernel": np.zeros((4, 6), np.float32)},  # in the stack of `a`
-    "tall": {"kernel": np.zeros((6, 4), np.float32)},
+    "a": {"kernel": np.ones((4, 6), np.float32)},
+    "b": {"kernel": np.ones((4, 6), np.float32)},  # in the stack of `a`
+    "tall": {"kernel": np.ones((6, 4), np.float32)},
 }
 CELLS = (*map(chosen_of, REGISTRY), Cell("soap", "every", "feedback"))
 OF_OPTAX = ("nu", "trace")

@@ -78,7 +78,7 @@ def compiled(row: Row, kind: str) -> tuple[Any, Any]:
     # it: one side alone, or blocks.
     settings = row.long if kind == "long" else {"weight_dimension_numbers": SPEC}
     optimizer = row.make(1.0, **settings)
-    params = gradient(kind, "zero")
+    params = gradient(kind, None)
     return jax.jit(optimizer.init)(params), jax.jit(lambda g, s: optimizer.update(g, s, params))
 
 

@@ -15,7 +15,7 @@ from reference.eigenvalue_corrected import eigenvalue_corrected
 from reference.lars import lars
 from reference.normuon import normuon
 from reference.polar_starts import TURBO_MUON, muon_from
-from shared.soap import soap_gradients
+from shared.soap import growing_gradients, soap_gradients
 
 import curvax
 
@@ -163,6 +163,41 @@ def _graded() -> list[np.ndarray]:
     )
     noise = np.random.default_rng(1).standard_normal((30, 5, 5))
     return [turn @ (scale[:, None] * (np.eye(5) + 0.05 * x)) @ turn for x in noise]
+
+
+@pytest.mark.parametrize("method", ["eigh", "qr"])
+def test_warm_qr_follows_the_transcription_in_all_shapes(method):
+    gradients, tolerance = {name: growing_gradients(shape) for name, shape in SHAPES.items()}, 0.005
+    ours = curvax.scale_by_soap(
+        **CORRECTED,
+        eps=1e-8,
+        method=method,
+        iterations=100,
+        refresh=curvax.policies.diagonal_residual(1, tolerance),
+        limit=float("inf"),
+    )
+    with jax.enable_x64(True):
+        steps = zip(*gradients.values(), strict=True)
+        found, states = run_scanned(ours, [dict(zip(SHAPES, g, strict=True)) for g in steps])
+    for name in SHAPES:
+        expected, kept = eigenvalue_corrected(
+            gradients[name],
+            **CORRECTED,
+            eps=1e-8,
+            eps_inside=False,
+            tolerance=tolerance,
+            max_iterations=None,
+            method=method,
+            sort="descending",
+            carry_v="permute" if method == "qr" else "keep",
+        )
+        for side in ("left", "right"):
+            renewed = [state[f"new_{side[0].upper()}"] for state in kept]
+            assert 3 < sum(renewed) < len(renewed), (name, side)
+            counts = [getattr(state, side)[name].refreshes for state in states]
+            assert np.diff([0, *counts]).tolist() == [int(x) for x in renewed], (name, side)
+        for d, e in zip(found, expected, strict=True):
+            assert_close(d[name], e, 64, condition=1e3)
 
 
 @pytest.mark.parametrize("method", ["eigh", "qr"])

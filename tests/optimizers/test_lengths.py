@@ -56,7 +56,8 @@ def gradients(m: int, n: int) -> np.ndarray:
 
 
 def directions(transformation: Any, m: int, n: int) -> np.ndarray:
-    found, _ = jax.jit(trajectory(transformation))(jnp.asarray(gradients(m, n)))
+    given = jnp.asarray(gradients(m, n))
+    found, _ = jax.jit(trajectory(transformation))(given, jnp.ones_like(given[0]))
     return np.asarray(found, np.float64)
 
 

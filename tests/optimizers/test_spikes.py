@@ -17,9 +17,9 @@ from shared.reports import table
 import curvax
 
 PARAMS = {
-    "kernel": np.zeros((4, 6), np.float32),
-    "layers": np.zeros((2, 4, 6), np.float32),
-    "bias": np.zeros(6, np.float32),
+    "kernel": np.ones((4, 6), np.float32),
+    "layers": np.ones((2, 4, 6), np.float32),
+    "bias": np.ones(6, np.float32),
 }
 SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
 

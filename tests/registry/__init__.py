@@ -19,7 +19,7 @@ from helpers import ALL_CELLS
 
 from ._bounds import Step, adam
 from ._row import ADAPTIVE, POLICIES, Readme, Row
-from .leaders import LEADERS, READ_WEIGHTS
+from .leaders import LEADERS
 
 __all__ = [
     "ADAPTIVE",
@@ -58,7 +58,7 @@ METHODS: tuple[Row, ...] = (
 REGISTRY = METHODS + tuple(
     row
     for row in LEADERS
-    if row not in READ_WEIGHTS and (ALL_CELLS or row.name in os.environ.get("CURVAX_LEADERS", ""))
+    if ALL_CELLS or row.name in os.environ.get("CURVAX_LEADERS", "").split(",")
 )
 """What the suites run: the methods, and with CURVAX_ALL_CELLS what is made of the same parts."""
 

@@ -146,8 +146,9 @@ class Row:
     base: bool = False  # a base optimizer takes its direction as a gradient
     after_the_matrices: bool = False  # momentum of the tree's updates, after `on_matrices`
     random: bool = False  # whether it draws random numbers, which differ between dtypes
-    blind_to_means: bool = False  # whether its updates leave the mean of each row unchanged
+    blind_to: Literal["means", "norms"] | None = None  # rows' means or a matrix's norm stay
     scale_free: bool = False  # bitwise equal for a gradient times a power of two
+    reads_weights: bool = False  # whether updates depend on the parameters, which `update` needs
 
     # Settings: small ones for optimizer and direction, and additions for each suite.
     settings: Settings = dataclasses.field(default_factory=dict)
@@ -159,6 +160,9 @@ class Row:
     fault_cell: tuple[str | None, str | None] | None = None  # policy and storage; None: the first
     minima_rate: float = 0.1  # learning rate that finds Rosenbrock's minimum
     faults_rate: float = 0.1  # learning rate for training through faults
+
+    # The weights of which decay takes a share, for a direction.
+    decayed: Callable[[Any, Any], Any] = lambda direction, weights: weights
 
     # The growth of rounding errors from the gradient to the update, in units of the dtype's
     # epsilon; see assert_close.
@@ -279,6 +283,10 @@ class Row:
         large = ("eps", "max_damping")
         settings = {name: x for name, x in self.for_contract().items() if name not in large}
         return {**settings, **self.with_output_layer, **self.fuzz}
+
+    def needed(self, params: Any) -> Any:
+        """The parameters if `update` needs them, otherwise None."""
+        return params if self.reads_weights else None
 
     # The size of its state.
 

@@ -14,6 +14,8 @@ from typing import Any
 import optax
 
 import curvax
+from curvax.optimizers._assemble import others_or_adamw
+from curvax.transforms._decay import unless_zero
 from curvax.transforms.refresh._policy import as_policy
 
 REST = tuple(inspect.signature(curvax.assemble).parameters.values())[2:]
@@ -24,17 +26,19 @@ SHARED = tuple(x for x in REST if x.name not in ("base", "guard"))
 def recipe(
     direction: Callable[..., optax.GradientTransformation] | None = None,
     *,
+    behind: Callable[[Any], optax.GradientTransformation] | None = None,
     base: Callable[..., optax.GradientTransformation] | None = None,
 ) -> Any:
     """The full optimizer, whose attribute `direction` is the recipe.
 
     Args:
       direction: the recipe.
-      base: from a learning rate, `weight_decay=` and the `axes=` of the matrices to what follows
-        the direction.
+      behind: from a learning rate to what follows the direction, on the same matrices.
+      base: from a learning rate, `weight_decay=` and `mask=` to what follows the matrices; plain
+        descent by default.
     """
     if direction is None:
-        return functools.partial(recipe, base=base)
+        return functools.partial(recipe, behind=behind, base=base)
 
     own = tuple(inspect.signature(direction).parameters.values())
 
@@ -42,16 +46,14 @@ def recipe(
     def optimizer(learning_rate: Any, **settings: Any) -> Any:
         given = {x.name: settings.pop(x.name) for x in own if x.name in settings}
         if base is not None:
-            decay, rate = (
-                settings.pop("weight_decay", 0.0),
-                settings.pop("adam_learning_rate", None),
-            )
-            axes = settings.get("weight_dimension_numbers")
-            settings["base"] = functools.partial(base, weight_decay=decay, axes=axes)
-            if settings.get("others") is None:
-                rate = learning_rate if rate is None else rate
-                settings["others"] = optax.adamw(rate, weight_decay=decay)
-        return curvax.assemble(direction(**given), learning_rate, **settings)
+            decay, mask = settings.pop("weight_decay", 0.0), settings.pop("weight_decay_mask", None)
+            others = settings.pop("others", None), settings.pop("adam_learning_rate", None)
+            settings["others"] = others_or_adamw(*others, learning_rate, decay, mask)
+            settings["base"] = functools.partial(base, weight_decay=decay, mask=mask)
+        made = direction(**given)
+        if behind is not None:
+            made = optax.chain(made, behind(learning_rate))
+        return curvax.assemble(made, learning_rate, **settings)
 
     rate = inspect.Parameter("learning_rate", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     optimizer.__signature__ = inspect.Signature((rate, *own, *SHARED))  # pyright: ignore
@@ -191,28 +193,29 @@ def lars(*, b1: Any = 0.9, scale: Any = 1.0) -> Any:
     return optax.chain(curvax.momentum(b1), curvax.scale_by_weight_norm(scale))
 
 
-def _on_the_sphere(rate: Any, *, weight_decay: Any, axes: Any) -> Any:
-    del weight_decay  # the norms stay
-    steps = (
-        curvax.scale_by_weight_norm(),
-        optax.scale_by_learning_rate(rate),
-        curvax.keep_weight_norm(),
-    )
-    return curvax.on_matrices(optax.chain(*steps), guard=False, weight_dimension_numbers=axes)
+def _on_spheres(rate: Any) -> Any:
+    follow, keep = curvax.scale_by_weight_norm(), curvax.keep_weight_norm()
+    return optax.chain(follow, optax.scale_by_learning_rate(rate), keep)
 
 
-def _cautious(rate: Any, *, weight_decay: Any, axes: Any) -> Any:
-    del axes
-    return optax.chain(curvax.add_cautious_decay(weight_decay), optax.scale_by_learning_rate(rate))
+def _nothing(rate: Any, **decay: Any) -> Any:
+    del rate, decay  # the norms stay
+    return optax.identity()
 
 
-@recipe(base=_on_the_sphere)
-def hyperball_muon(*, b1: Any = 0.95, steps: int = 5) -> Any:
+def _cautious(rate: Any, *, weight_decay: Any, mask: Any) -> Any:
+    decay = unless_zero(weight_decay, curvax.add_cautious_decay(weight_decay, mask))
+    return optax.chain(decay, optax.scale_by_learning_rate(rate))
+
+
+@recipe(behind=_on_spheres, base=_nothing)
+def hyperball_muon(*, b1: Any = 0.95, steps: int = 5, eps: Any = 1e-8) -> Any:
     """Muon on spheres: weights keep their norms."""
-    return curvax.scale_by_muon(b1=b1, steps=steps)
+    return curvax.scale_by_muon(b1=b1, steps=steps, eps=eps)
 
 
 @recipe(base=_cautious)
-def cautious_muon(*, b1: Any = 0.95, steps: int = 5) -> Any:
+def cautious_muon(*, b1: Any = 0.95, steps: int = 5, eps: Any = 1e-8) -> Any:
     """Muon with cautious decay."""
-    return optax.chain(curvax.scale_by_muon(b1=b1, steps=steps), curvax.scale_by_shape(0.2))
+    direction = curvax.scale_by_muon(b1=b1, steps=steps, eps=eps)
+    return optax.chain(direction, curvax.scale_by_shape(0.2))

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._trees import map_with_weights
 from .._validate import check_interval
 
 
@@ -50,9 +51,7 @@ def add_cautious_decay(
         return d + jnp.where(agrees, weight_decay * w, 0).astype(d.dtype)
 
     def update(updates: Any, state: Any, params: Any = None):
-        if params is None:
-            raise ValueError("params must be given to update: add_cautious_decay reads them.")
-        return jax.tree.map(decayed, updates, params), state
+        return map_with_weights("add_cautious_decay", decayed, updates, params), state
 
     decay = optax.GradientTransformation(optax.init_empty_state, update)
     return decay if mask is None else optax.masked(decay, mask)

@@ -10,9 +10,11 @@ That is one step of power iteration from the last $Q$. Only what the direction r
 the rest stays in $M$ as feedback until a later step represents it. With full rank and $B Q$ of full
 rank, $P P^\top = I$, and $M$ is Muon's momentum $\mu (M + G)$.
 
-*Not `in_subspace`*: that projects the gradient, runs a transformation inside the subspace, and
-drops or rescales the rest. Here the full momentum is what is projected, and the part inside the
-subspace flows back into it.
+*Not `in_subspace`*, whose bases come from the step's gradient, and which stores nothing of what
+lies outside, so that it can judge a gradient by its projection. Here the basis comes from the
+momentum and the last factor of the *other* side; the direction depends on $P$ itself, not only on
+its span, because columns of $R$ are normalized; and what lies outside returns at the next step, so
+gradients are judged before they are projected.
 
 *Numerics.* float32 at least, `Precision.HIGHEST`; `orth` by QR, one matrix after the other. A
 column of $R$ that is rounding noise beside the longest gives a zero column of the direction, and
@@ -95,12 +97,12 @@ def scale_by_dion(
             order = own.other.order(p)
             record_rank(p, rank, r, own.value)
 
-            def drawn(key: jax.Array) -> jax.Array:
-                return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), momentum(p).dtype)
+            def drawn(key: jax.Array) -> jax.Array:  # the same numbers in every dtype
+                return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), jnp.float32)
 
             for _ in p.shape[:-2]:
                 drawn = jax.vmap(drawn)
-            q = drawn(key)
+            q = drawn(key).astype(momentum(p).dtype)
             return q / jnp.linalg.norm(q, axis=-2, keepdims=True)
 
         return DionState(

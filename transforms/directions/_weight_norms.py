@@ -2,15 +2,17 @@ r"""Steps that follow the norms of the weights, and steps that keep them.
 
 | function | result | reference |
 |---|---|---|
-| `scale_by_weight_norm` | $c\,\|W\|\, D / \|D\|$ | Lars: Gong et al., arXiv:2502.07752, Eq. 34 |
-| `keep_weight_norm` | $\|W\|\,(W + \Delta) / \|W + \Delta\| - W$ | Hyperball: Wen et al., 2025 |
+| `scale_by_weight_norm` | $c\,\|W\|\, D / \|D\|$ | Lars: arXiv:2502.07752, Eq. 34 |
+| `keep_weight_norm` | $\|W\|\,(W + \Delta) / \|W + \Delta\| - W$ | Hyperball: arXiv:2606.16899 |
 
 for a direction $D$ and an update $\Delta$ of weights $W$, with Frobenius norms per matrix. The
 first goes in front of the learning rate, the second behind it: together they move a matrix by the
 same angle at each step, on the sphere on which it started, in place of weight decay.
 
 *Numerics.* float32 at least. Where the weights or the update are zero, there is nothing to follow
-or keep: the update stays as it is. Kept norms drift by rounding only. *Cost*: two passes.
+or keep: the update stays as it is. So a matrix that starts at zero keeps the norm of its first
+update: start it at the norm that it shall have. A direction may have any scale. Kept norms drift by
+rounding only. *Cost*: two passes.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._trees import map_with_weights
 from .._validate import check_interval, check_matrices
+from ..linalg._numerics import power_of_two
 
 
 def scale_by_weight_norm(
@@ -48,10 +52,13 @@ def scale_by_weight_norm(
     check_interval("eps", eps, 0.0)
 
     def scaled(x: jax.Array, w: jax.Array) -> jax.Array:
-        weights, length = _norm(w), _norm(x)
+        largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+        shrink = jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+        near_one = x * shrink
+        weights, length = _norm(w), _norm(near_one)
         follows = (weights > 0) & (length > 0)
-        ratio = coefficient * weights / jnp.where(follows, length + eps, 1)
-        return x * jnp.where(follows, ratio, 1)
+        ratio = coefficient * weights / jnp.where(follows, length + eps * shrink, 1)
+        return jnp.where(follows, near_one * ratio, x)
 
     return _of_weights("scale_by_weight_norm", scaled)
 
@@ -76,7 +83,8 @@ def keep_weight_norm() -> optax.GradientTransformation:
     def kept(x: jax.Array, w: jax.Array) -> jax.Array:
         moved = w + x
         norm, length = _norm(w), _norm(moved)
-        keeps = (norm > 0) & (length > 0)
+        # Two sums of the same squares may round differently: an update of 0 has to stay 0.
+        keeps = (norm > 0) & (length > 0) & (x != 0).any((-2, -1), keepdims=True)
         return jnp.where(keeps, moved * (norm / jnp.where(keeps, length, 1)) - w, x)
 
     return _of_weights("keep_weight_norm", kept)
@@ -98,8 +106,6 @@ def _of_weights(
         return f(x.astype(dtype), w.astype(dtype)).astype(x.dtype)
 
     def update(updates: Any, state: Any, params: Any = None):
-        if params is None:
-            raise ValueError(f"params must be given to update: {name} reads the weights.")
-        return jax.tree.map(one, updates, params), state
+        return map_with_weights(name, one, updates, params), state
 
     return optax.GradientTransformation(init, update)
