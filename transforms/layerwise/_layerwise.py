@@ -18,6 +18,7 @@ layers, and the gradient and temporaries of one layer. *Cost*: each block is com
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -120,20 +121,37 @@ def layerwise(
         check_updated_once(layers)
         cut, shared = states.split(state)
 
-        def update(given: Any, own: Any) -> Any:
-            x, others = given
-            dx, layer, cut, shared = own
-            gradient, dx = _vjp(first, layer, x, others, dx)
+        def updated(gradient: Any, layer: Any, cut: Any, shared: Any) -> Any:
             old = states.of_layer(cut, shared)
             layer, new = _updated(optimizer, gradient, old, layer, extra_args)
-            return dx, layer, *states.parts_of(new)
+            return layer, *states.parts_of(new)
+
+        def update(given: Any, own: Any) -> Any:
+            dx, layer, *state = own
+            gradient, dx = _vjp(first, layer, *given, dx)
+            return dx, *updated(gradient, layer, *state)
 
         def visit(carry: Any, of_layer: Any) -> tuple[Any, Any]:
             dx, layers, cut = carry
             i, *given = of_layer
-            layer = jax.tree.map(lambda p: jax.lax.dynamic_slice_in_dim(p, i, 1), layers)
-            own = dx, layer, states.slices(cut, i), shared
-            dx, layer, own, new_shared = _alone(update, given, own)
+
+            def slices(i: jax.Array) -> tuple[Any, Any]:
+                layer = jax.tree.map(lambda p: jax.lax.dynamic_slice_in_dim(p, i, 1), layers)
+                return layer, states.slices(cut, i)
+
+            def in_loop(i: jax.Array) -> Any:
+                return i, *_in_loop(update, given, (dx, *slices(i), shared))
+
+            def in_order(i: jax.Array) -> Any:
+                gradient, new_dx = _vjp(first, slices(i)[0], *given, dx)
+                # The weights are written once `new_dx` exists. XLA would otherwise read the old
+                # ones after that, and copy the weights of all layers to keep them.
+                i, new_dx = jax.lax.optimization_barrier((i, new_dx))
+                return i, new_dx, *updated(gradient, *slices(i), shared)
+
+            i, dx, layer, own, new_shared = jax.lax.platform_dependent(
+                i, cpu=in_loop, default=in_order
+            )
             layers = jax.tree.map(
                 lambda p, q: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0), layers, layer
             )
@@ -183,18 +201,20 @@ def _updated(
 
 
 def _alone(update: Callable[[Any, Any], Any], given: Any, own: Any) -> Any:
-    """`update(given, own)`, on CPUs in a loop of one round.
+    """`update(given, own)`, on CPUs in a loop."""
+    in_loop = functools.partial(_in_loop, update)
+    return jax.lax.platform_dependent(given, own, cpu=in_loop, default=update)
+
+
+def _in_loop(update: Callable[[Any, Any], Any], given: Any, own: Any) -> Any:
+    """`update(given, own)` in a loop of one round, for CPUs.
 
     Otherwise XLA:CPU reads old values from the arrays of all layers again where it needs them, and
     copies these arrays before it writes the new values; and layers that are not stacked it updates
     after it has the gradients of all. On other platforms the loop would only add temporaries.
     """
-
-    def in_loop(given: Any, own: Any) -> Any:
-        due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
-        return at_most_once(update, due, given, own)
-
-    return jax.lax.platform_dependent(given, own, cpu=in_loop, default=update)
+    due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
+    return at_most_once(update, due, given, own)
 
 
 def _number_of(layers: Any) -> int:

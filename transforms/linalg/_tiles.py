@@ -39,22 +39,22 @@ def in_tiles(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.vectorize(in_tiles, signature="(m,k),(k,n)->(m,n)")(a, b)
     (m, k), n = a.shape, b.shape[1]
     high, deep, wide = (min(TILE, size) for size in (m, k, n))
-    a = jnp.pad(a, [(0, -m % high), (0, -k % deep)])
-    b = jnp.pad(b, [(0, -k % deep), (0, -n % wide)])
-    across = b.shape[1] // wide
+    across, rounds = -(-n // wide), -(-k // deep)
 
     def tile(i: jax.Array, found: jax.Array) -> jax.Array:
+        # The last tile of a row or column begins where it fits (`dynamic_slice` sees to that), and
+        # has some entries a second time. Padding would copy both matrices.
         row, column = i // across * high, i % across * wide
 
         def add(j: jax.Array, total: jax.Array) -> jax.Array:
             left = jax.lax.dynamic_slice(a, (row, j * deep), (high, deep))
             right = jax.lax.dynamic_slice(b, (j * deep, column), (deep, wide))
+            if k % deep:  # summands count once
+                new = jnp.minimum(j * deep, k - deep) + jnp.arange(deep) >= j * deep
+                left, right = jnp.where(new, left, 0), jnp.where(new[:, None], right, 0)
             return total + _plain(left, right)
 
-        zero = zeros_beside(a, (high, wide))
-        total = jax.lax.fori_loop(0, a.shape[1] // deep, add, zero)
+        total = jax.lax.fori_loop(0, rounds, add, zeros_beside(a, (high, wide)))
         return jax.lax.dynamic_update_slice(found, total, (row, column))
 
-    found = zeros_beside(a, (a.shape[0], b.shape[1]))
-    tiles = a.shape[0] // high * across
-    return jax.lax.fori_loop(0, tiles, tile, found)[:m, :n]
+    return jax.lax.fori_loop(0, -(-m // high) * across, tile, zeros_beside(a, (m, n)))

@@ -32,6 +32,11 @@ class Undecoded:
     columns: int  # n
     dtype: Any
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the decoded array."""
+        return (*self.coded.codes.shape[:-1], self.columns)
+
     def decoded(self) -> jax.Array:
         """What the codes stand for."""
         return decode(self.coded, self.codec, self.columns).astype(self.dtype)
@@ -73,7 +78,9 @@ def encoded(
       before: the codes before this update.
     """
     matrices = jnp.atleast_2d(x).astype(jnp.promote_types(x.dtype, jnp.float32))
-    thresholds = None if count is None else dither(count, *matrices.shape[-2:])
+    thresholds = None
+    if count is not None:
+        thresholds = jnp.broadcast_to(dither(count, *matrices.shape[-2:]), matrices.shape)
     new = encode(matrices, codec, thresholds)
     if before is None:
         return new
