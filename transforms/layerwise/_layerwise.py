@@ -32,6 +32,7 @@ from ..state._traced import check_optimizer
 from ._layer_states import layer_states
 from ._mixing import check_layers_are_apart
 from ._once import check_updated_once
+from ._reads import reading
 
 
 def layerwise(
@@ -121,7 +122,7 @@ def layerwise(
         check_updated_once(layers)
         cut, shared = states.split(state)
 
-        def updated(gradient: Any, layer: Any, cut: Any, shared: Any) -> Any:
+        def changed(gradient: Any, layer: Any, cut: Any, shared: Any) -> Any:
             old = states.of_layer(cut, shared)
             layer, new = _updated(optimizer, gradient, old, layer, extra_args)
             return layer, *states.parts_of(new)
@@ -129,31 +130,40 @@ def layerwise(
         def update(given: Any, own: Any) -> Any:
             dx, layer, *state = own
             gradient, dx = _vjp(first, layer, *given, dx)
-            return dx, *updated(gradient, layer, *state)
+            return dx, *changed(gradient, layer, *state)
 
         def visit(carry: Any, of_layer: Any) -> tuple[Any, Any]:
             dx, layers, cut = carry
             i, *given = of_layer
+            everywhere = jax.tree.map(lambda _: i, layers)
 
-            def slices(i: jax.Array) -> tuple[Any, Any]:
-                layer = jax.tree.map(lambda p: jax.lax.dynamic_slice_in_dim(p, i, 1), layers)
-                return layer, states.slices(cut, i)
+            def sliced(places: Any) -> Any:
+                return jax.tree.map(
+                    lambda p, i: jax.lax.dynamic_slice_in_dim(p, i, 1), layers, places
+                )
 
-            def in_loop(i: jax.Array) -> Any:
-                return i, *_in_loop(update, given, (dx, *slices(i), shared))
+            def in_loop(places: Any) -> Any:
+                own = dx, sliced(places), states.slices(cut, i), shared
+                return places, *_in_loop(update, given, own)
 
-            def in_order(i: jax.Array) -> Any:
-                gradient, new_dx = _vjp(first, slices(i)[0], *given, dx)
-                # The weights are written once `new_dx` exists. XLA would otherwise read the old
-                # ones after that, and copy the weights of all layers to keep them.
-                i, new_dx = jax.lax.optimization_barrier((i, new_dx))
-                return i, new_dx, *updated(gradient, *slices(i), shared)
+            def in_order(places: Any) -> Any:
+                pull = functools.partial(_vjp, first)
+                (gradient, new_dx), after = reading(pull, sliced(places), *given, dx)
+                places = jax.tree.map(
+                    lambda i, own: jax.lax.optimization_barrier((i, own))[0], places, after
+                )
+                return places, new_dx, *changed(
+                    gradient, sliced(places), states.slices(cut, i), shared
+                )
 
-            i, dx, layer, own, new_shared = jax.lax.platform_dependent(
-                i, cpu=in_loop, default=in_order
+            places, dx, layer, own, new_shared = jax.lax.platform_dependent(
+                everywhere, cpu=in_loop, default=in_order
             )
             layers = jax.tree.map(
-                lambda p, q: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0), layers, layer
+                lambda p, q, i: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0),
+                layers,
+                layer,
+                places,
             )
             return (dx, layers, states.replaced(cut, i, own)), new_shared
 

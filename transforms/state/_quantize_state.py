@@ -10,9 +10,9 @@ gap between codes. With `dither` it is rounded up or down in turn, so that it fo
 (`storage/_dither.py`): the thresholds are those of the step and the entry's place, which need no
 memory and are the same after a restart.
 
-*Numerics.* Decoding restores the dtype that the transformation's `init` gives. A matrix with an entry
-that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per tile.
-Within a step the decoded state exists as well: that of a matrix view in chunks
+*Numerics.* Decoding restores the dtype that the transformation's `init` gives. A matrix with an
+entry that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per
+tile. Within a step the decoded state exists as well: that of a matrix view in chunks
 (`storage/_undecoded.py`), and otherwise leaf by leaf, as the compiler schedules it.
 """
 
