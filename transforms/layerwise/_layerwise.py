@@ -128,9 +128,9 @@ def layerwise(
             return layer, *states.parts_of(new)
 
         def update(given: Any, own: Any) -> Any:
-            dx, layer, *state = own
-            gradient, dx = _vjp(first, layer, *given, dx)
-            return dx, *changed(gradient, layer, *state)
+            (x, others), (dx, layer, cut, shared) = given, own
+            gradient, dx = _vjp(first, layer, x, others, dx)
+            return dx, *changed(gradient, layer, cut, shared)
 
         def visit(carry: Any, of_layer: Any) -> tuple[Any, Any]:
             dx, layers, cut = carry
@@ -152,9 +152,8 @@ def layerwise(
                 places = jax.tree.map(
                     lambda i, own: jax.lax.optimization_barrier((i, own))[0], places, after
                 )
-                return places, new_dx, *changed(
-                    gradient, sliced(places), states.slices(cut, i), shared
-                )
+                new = changed(gradient, sliced(places), states.slices(cut, i), shared)
+                return places, new_dx, *new
 
             places, dx, layer, own, new_shared = jax.lax.platform_dependent(
                 everywhere, cpu=in_loop, default=in_order

@@ -54,9 +54,7 @@ def is_undecoded(node: Any) -> bool:
 
 def decoded_tree(tree: Any) -> Any:
     """A tree whose codes are decoded."""
-    return jax.tree.map(
-        lambda x: x.decoded() if is_undecoded(x) else x, tree, is_leaf=is_undecoded
-    )
+    return jax.tree.map(lambda x: x.decoded() if is_undecoded(x) else x, tree, is_leaf=is_undecoded)
 
 
 def encoded_tree(tree: Any, like: Any) -> Any:
