@@ -85,6 +85,7 @@ COLUMNS = {
     "note": ("", ""),
 }
 
+USABLE = {"v5e": 15.75}  # GiB of the device, as its compiler says
 LABELS = {"ordinary": "ordinary step", "layerwise": "layer-wise"}
 EXCHANGED = {
     "size": ("model", ""),
@@ -169,7 +170,7 @@ def joined(lines: dict[Cell, dict[str, Any]]) -> list[dict[str, Any]]:
         own[cell.step] = line.get("whole")
     for row in rows.values():
         whys = {
-            label: row.get(f"{step}_error") or row.get(f"{step}_note") or "not compiled"
+            label: row.get(f"{step}_error") or row.get(f"{step}_note") or "not measured"
             for step, label in LABELS.items()
             if row.get(step) is None or f"{step}_note" in row
         }
@@ -239,7 +240,7 @@ def scattered(device: str, mesh: Mesh) -> dict[str, Any]:
     return {"scattered": ", ".join(sorted(kinds))}
 
 
-def draw(rows: list[dict[str, Any]]) -> Figure:
+def draw(rows: list[dict[str, Any]], device: str) -> Figure:
     """Bars of weights, state and the rest: above the ordinary step, below the layer-wise one."""
     sizes = list(dict.fromkeys(row["size"] for row in rows))
     own = {size: [row for row in rows if row["size"] == size] for size in sizes}
@@ -251,7 +252,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         for i, row in enumerate(shown):
             for step, shift, alpha in (("ordinary", -0.2, 0.5), ("layerwise", 0.2, 1.0)):
                 if row.get(step) is None:
-                    text = row.get(f"{step}_error", "not compiled")
+                    text = row.get(f"{step}_error", "not measured")
                     axis.text(0, i + shift, f" {text}", va="center", fontsize=7)
                     continue
                 state = row["state"] - row.get("away", 0.0)
@@ -266,9 +267,13 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         axis.set_yticks(np.arange(len(shown)), [row["method"] for row in shown], fontsize=8)
         axis.set_ylim(len(shown) - 0.5, -0.5)
         axis.set_title(
-            f"LLaMA {size}, GiB: pale the ordinary step, full the layer-wise", fontsize=9
+            f"A step of LLaMA {size}, GiB: pale the ordinary step, full the layer-wise", fontsize=9
         )
         axis.grid(axis="x", alpha=0.3)
+        usable = USABLE.get(device, math.inf)
+        if max(row.get(step) or 0.0 for row in shown for step in LABELS) > usable / 2:
+            axis.axvline(usable, color="black", linestyle="--", linewidth=1)
+            axis.text(usable, 0.5, f" {usable} GiB on a {device}", va="center", fontsize=7)
     figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure
 
@@ -322,7 +327,9 @@ def main() -> None:
         tables.append(_record.Table(f"FSDP on {args.device}:{slice}", EXCHANGED, found, note))
     title = "Memory of a step, ordinary and layer-wise"
     settings = {"device": args.device, "tokens": TOKENS, "ranks": RANKS}
-    _record.write(args, "layerwise", title, about, tables, draw(one), settings, name=name)
+    _record.write(
+        args, "layerwise", title, about, tables, draw(one, args.device), settings, name=name
+    )
 
 
 def labelled(row: dict[str, Any]) -> dict[str, Any]:

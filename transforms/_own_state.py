@@ -59,6 +59,7 @@ def _explanation(init: Any, state: Any, updates: Any, params: Any) -> str | None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `init` has given its own
             own = jax.eval_shape(init, updates if params is None else params)
+        state = jax.tree.map(_shape, state, is_leaf=_has_shape)
         arrays = named_leaves(own)
         given = arrays_in(state, arrays.names)
         if params is None:  # then the dtypes of the state are unknown
@@ -71,6 +72,15 @@ def _explanation(init: Any, state: Any, updates: Any, params: Any) -> str | None
         return None
     same = jax.tree.structure(own) == jax.tree.structure(state)
     return _CONTAINERS if message is None and not same else message
+
+
+def _has_shape(node: Any) -> bool:
+    """Whether it is an array, or stands for one, as moments in codes do."""
+    return hasattr(node, "shape") and hasattr(node, "dtype")
+
+
+def _shape(node: Any) -> Any:
+    return jax.ShapeDtypeStruct(node.shape, node.dtype) if _has_shape(node) else node
 
 
 def arrays_in(state: Any, names: Collection[str]) -> dict[str, Any]:

@@ -115,6 +115,20 @@ def test_equals_the_ordinary_step_around_and_inside_a_method(name: str) -> None:
     assert_close([found[0], found[2]], [expected[0], expected[2]], 512.0)
 
 
+@pytest.mark.parametrize("name", ["racs", "alice"])
+def test_equals_the_ordinary_step_as_other_platforms_compile_it(name: str, monkeypatch) -> None:
+    """TPUs and GPUs have no loop of one round; they order the writes instead."""
+    optimizer = NAMED[name].make(0.01, weight_dimension_numbers=AXES)
+    expected = steps_of(ordinary, optimizer)
+    chosen = jax.lax.platform_dependent
+
+    def other(*args: Any, default: Any, **others: Any) -> Any:
+        return default(*args) if "cpu" in others else chosen(*args, default=default, **others)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", other)
+    assert_close(steps_of(during, optimizer)[0], expected[0], NAMED[name].growth)
+
+
 def test_bfloat16_layers_stay_bfloat16() -> None:
     optimizer = curvax.racs(0.1, **SPECIFIED)
     layers, _, _ = steps_of(during, optimizer, stacked_layers("bfloat16"))

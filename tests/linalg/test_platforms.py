@@ -176,6 +176,9 @@ def test_products_in_tiles_are_products(m, k, n, monkeypatch):
     exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
     assert_close(_tiles.in_tiles(a, b), exact, 2 * k**0.5)
     assert_close(_tiles.in_tiles(a[0], b[0]), exact[0], 2 * k**0.5)
+    across = a.swapaxes(-1, -2)
+    assert_close(_tiles.in_tiles(across, b, transpose=True), exact, 2 * k**0.5)
+    assert_close(_tiles.product(across, b, transpose=True), exact, 2 * k**0.5)
 
 
 WIDEST = {"cholesky": 128, "triangular_solve": 600}  # the second: rows of a panel, in one solve

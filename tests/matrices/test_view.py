@@ -176,11 +176,11 @@ def test_unstacked_and_bare_agree(direction: str) -> None:
 def test_large_batches_keep_an_entry_of_their_own() -> None:
     """Parameters that are batches already need no copy; others share a stack at any size."""
     shapes = {"a": (2, 129, 128), "b": (2, 129, 128), "c": (129, 128), "d": (129, 128)}
-    shapes |= {"e": (2, 128, 128), "f": (128, 128)}
+    shapes |= {"e": (2, 128, 128), "f": (128, 128), "g": (1, 129, 128)}
     params = {f"{name}/kernel": jnp.zeros(shape) for name, shape in shapes.items()}
     axes = {"*": MatrixAxes(rows=-2, columns=-1)}
     for stack, keys in (
-        (None, {"a/kernel", "b/kernel", "129x128", "128x128"}),
+        (None, {"a/kernel", "b/kernel", "129x128", "128x128", "g/kernel"}),
         (True, {"129x128", "128x128"}),
         (False, set(params)),
     ):

@@ -1,6 +1,7 @@
 """Transformations whose moments are in few-bit codes between steps."""
 
 import functools
+from typing import Any
 
 import flax.serialization
 import jax
@@ -11,6 +12,7 @@ import pytest
 from helpers import assert_close, gradients_like
 
 import curvax
+from curvax.transforms.matrices import _chunks
 from curvax.transforms.storage._codec import Codec, Coded, decode, encode
 
 SHAPES = {"kernel": (9, 13), "bias": (21,), "batch": (2, 6, 5)}
@@ -270,3 +272,60 @@ def test_bad_arguments(arguments, message):
         curvax.quantize_state(optax.adam(0.1), **arguments)
     with pytest.raises(ValueError, match="inner must be an Optax transformation, got 3"):
         curvax.quantize_state(3, **arguments)  # pyright: ignore[reportArgumentType]
+
+
+def _momentum_in_codes(**settings):
+    axes = {"kernel": curvax.MatrixAxes(rows=1, columns=2)}
+    inner = curvax.on_matrices(curvax.momentum(dtype="float32"), weight_dimension_numbers=axes)
+    return curvax.quantize_state(inner, where=lambda place, leaf: leaf.ndim > 2, **settings)
+
+
+@pytest.mark.parametrize("dither", [False, True])
+def test_moments_of_a_matrix_view_are_the_same_in_chunks(dither, monkeypatch):
+    """Five matrices in two chunks of two and a rest; one is not finite in the second step."""
+    params = {"kernel": np.ones((5, 6, 10), np.float32)}
+    gradients = gradients_like(params, 4)
+    gradients[1]["kernel"] = np.array(gradients[1]["kernel"])
+    gradients[1]["kernel"][3, 2, 1] = np.nan
+
+    def run():
+        ours = _momentum_in_codes(block=4, dither=dither)
+        state, update, found = ours.init(params), jax.jit(lambda *x: ours.update(*x)), []
+        for gradient in gradients:
+            updates, state = update(gradient, state, params)
+            found.append(updates)
+        return found, state
+
+    whole, state = run()
+    monkeypatch.setattr(_chunks, "CHUNK", 2 * 60)
+    in_chunks, its_state = run()
+    assert jax.tree.structure(its_state) == jax.tree.structure(state)
+    jax.tree.map(assert_close, in_chunks, whole)
+    for ours, expected in zip(_coded(its_state), _coded(state), strict=True):
+        assert_close(ours.scales, expected.scales)
+        assert np.abs(np.int32(ours.codes) - np.int32(expected.codes)).max() <= 1
+
+
+def test_only_the_moments_of_a_chunk_are_decoded(monkeypatch):
+    """A step's temporaries are its gradients, and those of a chunk."""
+    layers, order = 24, 96
+    params = {"kernel": jnp.zeros((layers, order, order))}
+    optimizer, x = _momentum_in_codes(), jnp.ones((order, 8))
+    state = optimizer.init(params)
+
+    def step(params, state):
+        grads = jax.grad(lambda p: jnp.sum(jnp.tanh(p["kernel"] @ x)))(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    monkeypatch.setattr(_chunks, "CHUNK", 2 * order * order)
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(params, state)
+    memory: Any = lowered.compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.3 * params["kernel"].nbytes
+
+
+def test_an_error_of_the_view_is_not_taken_for_one_of_the_state():
+    params = {"kernel": jnp.ones((5, 6, 10))}
+    ours = _momentum_in_codes()
+    with pytest.raises(ValueError, match="must have the shape of its parameter"):
+        ours.update({"kernel": jnp.ones((5, 6, 9))}, ours.init(params), params)

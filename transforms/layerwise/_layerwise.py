@@ -18,6 +18,7 @@ layers, and the gradient and temporaries of one layer. *Cost*: each block is com
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..state._traced import check_optimizer
 from ._layer_states import layer_states
 from ._mixing import check_layers_are_apart
 from ._once import check_updated_once
+from ._reads import reading
 
 
 def layerwise(
@@ -120,22 +122,49 @@ def layerwise(
         check_updated_once(layers)
         cut, shared = states.split(state)
 
-        def update(given: Any, own: Any) -> Any:
-            x, others = given
-            dx, layer, cut, shared = own
-            gradient, dx = _vjp(first, layer, x, others, dx)
+        def changed(gradient: Any, layer: Any, cut: Any, shared: Any) -> Any:
             old = states.of_layer(cut, shared)
             layer, new = _updated(optimizer, gradient, old, layer, extra_args)
-            return dx, layer, *states.parts_of(new)
+            return layer, *states.parts_of(new)
+
+        def update(given: Any, own: Any) -> Any:
+            (x, others), (dx, layer, cut, shared) = given, own
+            gradient, dx = _vjp(first, layer, x, others, dx)
+            return dx, *changed(gradient, layer, cut, shared)
 
         def visit(carry: Any, of_layer: Any) -> tuple[Any, Any]:
             dx, layers, cut = carry
             i, *given = of_layer
-            layer = jax.tree.map(lambda p: jax.lax.dynamic_slice_in_dim(p, i, 1), layers)
-            own = dx, layer, states.slices(cut, i), shared
-            dx, layer, own, new_shared = _alone(update, given, own)
+            everywhere = jax.tree.map(lambda _: i, layers)
+
+            def sliced(places: Any) -> Any:
+                return jax.tree.map(
+                    lambda p, i: jax.lax.dynamic_slice_in_dim(p, i, 1), layers, places
+                )
+
+            def in_loop(places: Any) -> Any:
+                own = dx, sliced(places), states.slices(cut, i), shared
+                return places, *_in_loop(update, given, own)
+
+            def in_order(places: Any) -> Any:
+                # A weight is sliced again, and written, at a place that exists once the gradient has
+                # read it (`_reads.py`). A write before that would copy the weights of all layers.
+                pull = functools.partial(_vjp, first)
+                (gradient, new_dx), after = reading(pull, sliced(places), *given, dx)
+                places = jax.tree.map(
+                    lambda i, own: jax.lax.optimization_barrier((i, own))[0], places, after
+                )
+                new = changed(gradient, sliced(places), states.slices(cut, i), shared)
+                return places, new_dx, *new
+
+            places, dx, layer, own, new_shared = jax.lax.platform_dependent(
+                everywhere, cpu=in_loop, default=in_order
+            )
             layers = jax.tree.map(
-                lambda p, q: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0), layers, layer
+                lambda p, q, i: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0),
+                layers,
+                layer,
+                places,
             )
             return (dx, layers, states.replaced(cut, i, own)), new_shared
 
@@ -183,18 +212,20 @@ def _updated(
 
 
 def _alone(update: Callable[[Any, Any], Any], given: Any, own: Any) -> Any:
-    """`update(given, own)`, on CPUs in a loop of one round.
+    """`update(given, own)`, on CPUs in a loop."""
+    in_loop = functools.partial(_in_loop, update)
+    return jax.lax.platform_dependent(given, own, cpu=in_loop, default=update)
+
+
+def _in_loop(update: Callable[[Any, Any], Any], given: Any, own: Any) -> Any:
+    """`update(given, own)` in a loop of one round, for CPUs.
 
     Otherwise XLA:CPU reads old values from the arrays of all layers again where it needs them, and
     copies these arrays before it writes the new values; and layers that are not stacked it updates
     after it has the gradients of all. On other platforms the loop would only add temporaries.
     """
-
-    def in_loop(given: Any, own: Any) -> Any:
-        due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
-        return at_most_once(update, due, given, own)
-
-    return jax.lax.platform_dependent(given, own, cpu=in_loop, default=update)
+    due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
+    return at_most_once(update, due, given, own)
 
 
 def _number_of(layers: Any) -> int:

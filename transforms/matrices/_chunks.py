@@ -3,7 +3,7 @@
 A transformation on a stack `(N, m, n)` makes temporaries as large as the stack, in float32 even if
 the gradients are in bfloat16. `in_chunks` runs it on a few matrices at a time, in a loop that
 updates the state and writes the directions over the gradients in place. The matrices of a stack do
-not influence each other, so the numbers are the same.
+not influence each other, so the numbers are the same. Moments in codes are decoded there too.
 
 A transformation for which that is not so runs on the whole stacks, as do staggered refreshes, which
 are distributed over all matrices. The program of one chunk tells.
@@ -27,6 +27,7 @@ from .._influence import Influence, influences
 from .._recording import record, recording
 from ..linalg._spread import is_shared
 from ..refresh._due import Staggered
+from ..storage._undecoded import decoded_tree, encoded_tree
 
 CHUNK = 2**25
 """Stacks of more elements are processed in chunks of at most this many: 128 MiB in float32."""
@@ -42,7 +43,9 @@ def in_chunks(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         def run(keys: Sequence[str], state: Any, gradients: Stacks, params: Stacks | None) -> Any:
             own = None if params is None else {key: params[key] for key in keys}
-            return inner.update({key: gradients[key] for key in keys}, state, own, **extra_args)
+            given = {key: gradients[key] for key in keys}
+            directions, new = inner.update(given, decoded_tree(state), own, **extra_args)
+            return directions, encoded_tree(new, state)
 
         large = [key for key, x in updates.items() if matrices_in_chunk(x.shape) < x.shape[0]]
         large = [] if is_shared() else large

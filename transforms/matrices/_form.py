@@ -131,6 +131,7 @@ class MatrixForm:
     shape: tuple[int, ...]  # of the parameter
     permutation: tuple[int, ...]
     batch: int
+    is_batch: bool  # whether it has axes beside those of rows and columns
     rows: int
     columns: int  # of the part
     row_tiles: int
@@ -149,7 +150,7 @@ class MatrixForm:
         """Whether the array as it stands is a batch of matrices of more than `LARGE` elements."""
         untiled = self.row_tiles == self.column_tiles == 1
         large = self.rows * self.columns > LARGE
-        return self.batch > 1 and untiled and large and not self.is_part
+        return self.is_batch and untiled and large and not self.is_part
 
     @property
     def is_part(self) -> bool:
@@ -272,6 +273,7 @@ def matrix_forms(
             shape=shape,
             permutation=(*batch, *rows, *columns_of),
             batch=sizes[0],
+            is_batch=bool(batch),
             rows=sizes[1],
             columns=columns,
             row_tiles=row_tiles,

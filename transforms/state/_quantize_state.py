@@ -10,9 +10,10 @@ gap between codes. With `dither` it is rounded up or down in turn, so that it fo
 (`storage/_dither.py`): the thresholds are those of the step and the entry's place, which need no
 memory and are the same after a restart.
 
-*Numerics.* Decoding restores the dtype that the transformation's `init` gives. A leaf with an entry
-that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per tile;
-within a step the decoded state exists as well.
+*Numerics.* Decoding restores the dtype that the transformation's `init` gives. A matrix with an
+entry that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per
+tile. Within a step the decoded state exists as well: that of a matrix view in chunks
+(`storage/_undecoded.py`), and otherwise leaf by leaf, as the compiler schedules it.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from .._counts import next_step
 from .._recording import Meaning, record
 from .._validate import check_bool, check_choice, check_positive_int
 from ..distribute._layout import is_divided
-from ..matrices._view import record_copies
-from ..storage._codec import Codec, decode, encode
-from ..storage._dither import dither as dither_of
+from ..matrices._view import MatrixViewState, record_copies
+from ..storage._codec import Codec, Coded, decode
 from ..storage._quantized import MIN_ELEMENTS
+from ..storage._undecoded import Undecoded, encoded, is_undecoded
 
 
 class QuantizedState(NamedTuple):
@@ -105,23 +106,22 @@ def quantize_state(
         return signed if fields.isdisjoint(unsigned) else positive
 
     def coded(
-        count: jax.Array | None, path: tuple[Any, ...], leaf: jax.Array, before: Any = None
+        count: jax.Array | None, path: tuple[Any, ...], leaf: Any, before: Coded | None = None
     ) -> Any:
+        if is_undecoded(leaf):
+            return leaf.coded
         codec = codec_of(path, leaf)
-        if codec is None:
-            return leaf
-        x = _as_matrix(leaf).astype(jnp.promote_types(leaf.dtype, jnp.float32))
-        thresholds = None if count is None else dither_of(count, *x.shape[-2:])
-        new = encode(x, codec, thresholds)
-        if before is None:
-            return new
-        finite = jnp.isfinite(leaf).all()
-        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, before)
+        return leaf if codec is None else encoded(leaf, codec, count, before)
 
-    def decoded(path: tuple[Any, ...], like: jax.ShapeDtypeStruct, stored: Any) -> jax.Array:
+    def decoded(
+        count: jax.Array | None, path: tuple[Any, ...], like: Any, in_view: bool, stored: Any
+    ) -> Any:
         codec = codec_of(path, like)
         if codec is None:
             return stored
+        if in_view and like.ndim > 2:
+            updates = None if count is None else jnp.broadcast_to(count, like.shape[:1])
+            return Undecoded(stored, updates, codec, like.shape[-1], like.dtype)
         return decode(stored, codec, like.shape[-1]).reshape(like.shape).astype(like.dtype)
 
     def init(params: Any) -> QuantizedState:
@@ -135,10 +135,14 @@ def quantize_state(
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         like = jax.eval_shape(inner.init, updates if params is None else params)
-        plain = jax.tree_util.tree_map_with_path(decoded, like, state.inner)
-        updates, new = inner.update(updates, plain, params, **extra_args)
         count = None if state.updates is None else next_step(state.updates)
-        stored = jax.tree_util.tree_map_with_path(functools.partial(coded, count), new, state.inner)
+        plain = jax.tree_util.tree_map_with_path(
+            functools.partial(decoded, count), like, _in_views(like), state.inner
+        )
+        updates, new = inner.update(updates, plain, params, **extra_args)
+        stored = jax.tree_util.tree_map_with_path(
+            functools.partial(coded, count), new, state.inner, is_leaf=is_undecoded
+        )
         return updates, QuantizedState(stored, count)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -153,5 +157,8 @@ def _check_undivided(state: Any) -> None:
         )
 
 
-def _as_matrix(x: jax.Array) -> jax.Array:
-    return x[None] if x.ndim == 1 else x
+def _in_views(state: Any) -> Any:
+    """A tree like the state: whether each array belongs to a matrix view."""
+    is_view = lambda node: isinstance(node, MatrixViewState)  # noqa: E731
+    of_all = lambda node: jax.tree.map(lambda _: is_view(node), node)  # noqa: E731
+    return jax.tree.map(of_all, state, is_leaf=is_view)

@@ -44,7 +44,7 @@ class SubspaceCheck(NamedTuple):
 
     def times(self, x: jax.Array) -> jax.Array:
         """Computes `Q x` for `x (m, k)`."""
-        own = product(self.gradient, product(self.gradient.mT, x))
+        own = product(self.gradient, product(self.gradient, x, transpose=True))
         if self.tracked is None:
             return own
         inside = product(self.tracked, product(self.basis.mT, x))

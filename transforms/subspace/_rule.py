@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from .._counts import Counts, counter
-from .._guard import all_finite, finite_or_zero
+from .._guard import all_finite, finite_or_zero, is_finite
 from .._keys import key_for
 from .._side import LEFT, Side, side_of
 from ..directions._carry import Carry, Moments, put_moments, take_moments
@@ -153,16 +153,18 @@ class SubspaceRule:
     def refresh_one(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
         """Refreshes the subspace of a single matrix and carries its moments over."""
         subspace, gradient, moments = entry
-        g = finite_or_zero(gradient)  # LAPACK's SVD may not terminate on infinite entries
-        good, sound = jnp.any(g != 0), jnp.bool_(True)
+        good = is_finite(gradient, axis=None) & jnp.any(gradient != 0)
+        sound = jnp.bool_(True)
         if subspace.tracked is not None:
             sound = jnp.isfinite(subspace.tracked).all()
             subspace = subspace._replace(tracked=jnp.where(sound, subspace.tracked, 0))
             good |= jnp.any(subspace.tracked != 0)
         if subspace.basis is not None:
-            old, rank = subspace.basis, self.orders(g)[2]
+            old, rank = subspace.basis, self.orders(gradient)[2]
 
             def found() -> jax.Array:
+                # Here, not before the condition: XLA would write it out, and then its multiple.
+                g = finite_or_zero(gradient)  # LAPACK's SVD may not terminate on infinite entries
                 check = self.check(g, subspace, subspace.refreshes)
                 return self.basis.find(check, rank).astype(old.dtype)
 
@@ -171,7 +173,7 @@ class SubspaceRule:
             good &= jnp.isfinite(new).all()
             used = jnp.where(good, new, old)
             turn = product(used.mT, old)
-            as_rows = self.side_of(g).as_rows
+            as_rows = self.side_of(gradient).as_rows
 
             def followed(rule: Any, moment: jax.Array) -> jax.Array:
                 return jnp.where(good, as_rows(rule(as_rows(moment), turn)), moment)
