@@ -46,7 +46,7 @@ from .._trees import where_entries
 from .._validate import check_choice, check_interval, check_positive_int
 from ..linalg._numerics import HIGHEST
 from ..linalg._qr import reflectors_of
-from ..linalg._reflectors import reflected
+from ..linalg._reflectors import Panels, formed, panels_of, reflected
 from ._cholesky import decomposed
 from ._codec import Codec
 from ._dither import dither
@@ -74,6 +74,13 @@ class PackedTriangle(NamedTuple):
     codes: jax.Array  # uint8 (..., ⌈d/2⌉, d) in 8 bits
     scales: jax.Array  # of the tiles of X or V, folded: (..., ⌈T/2⌉, T)
     diagonal: jax.Array  # of X, or of V times the signs S, (..., d)
+
+
+class Reflectors(NamedTuple):
+    """A batch of bases `U = H_1 ⋯ H_d S`."""
+
+    panels: Panels
+    signs: jax.Array  # the diagonal of S, (..., d)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,34 +155,35 @@ class Packed(Quantized):
             return self.bases.decode_basis(stored)
         if not isinstance(stored, PackedTriangle):
             return stored
-        order = stored.diagonal.shape[-1]
-        eye = jnp.broadcast_to(
-            jnp.eye(order, dtype=stored.diagonal.dtype), (*stored.diagonal.shape, order)
-        )
-        return self._turned(stored, eye, back=True, precision=HIGHEST)
+        panels, signs = self._read(stored)
+        return formed(panels, precision=HIGHEST) * signs[..., None, :]
 
-    def rotate(self, stored: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
+    def open_basis(self, stored: Any, columns: int) -> Any:
+        """The basis itself, or its reflectors for fewer columns than would repay forming it."""
+        if self.bases is not None:
+            return self.bases.open_basis(stored, columns)
+        if not isinstance(stored, PackedTriangle):
+            return super().open_basis(stored, columns)
+        opened = self._read(stored)
+        if columns < stored.diagonal.shape[-1]:
+            return opened
+        return formed(opened.panels) * opened.signs[..., None, :]
+
+    def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
         """`Uᵀ x` or, `back`, `U x`; on the right side `x U` or `x Uᵀ`."""
         if self.bases is not None:
-            return self.bases.rotate(stored, x, side, back)
-        if not isinstance(stored, PackedTriangle):
-            return super().rotate(stored, x, side, back)
-        rows = side.as_rows(x.astype(stored.diagonal.dtype))
-        return side.as_rows(self._turned(stored, rows, back))
-
-    def _turned(
-        self,
-        stored: PackedTriangle,
-        x: jax.Array,
-        back: bool,
-        precision: jax.lax.PrecisionLike = None,
-    ) -> jax.Array:
-        """`U x` if `back`, else `Uᵀ x`, with `U = H_1 ⋯ H_d S`."""
-        v = with_diagonal(decode_lower(stored, self.codec), jnp.abs(stored.diagonal))
-        signs = jnp.sign(stored.diagonal)[..., None]
+            return self.bases.rotate(opened, x, side, back)
+        if not isinstance(opened, Reflectors):
+            return super().rotate(opened, x, side, back)
+        panels, signs = opened
+        rows = side.as_rows(x.astype(signs.dtype))
         if back:
-            return reflected(v, signs * x, precision=precision)
-        return signs * reflected(v, x, inverse=True, precision=precision)
+            return side.as_rows(reflected(panels, signs[..., None] * rows))
+        return side.as_rows(signs[..., None] * reflected(panels, rows, inverse=True))
+
+    def _read(self, stored: PackedTriangle) -> Reflectors:
+        v = with_diagonal(decode_lower(stored, self.codec), jnp.abs(stored.diagonal))
+        return Reflectors(panels_of(v), jnp.sign(stored.diagonal))
 
 
 def packed(
