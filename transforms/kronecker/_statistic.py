@@ -72,7 +72,8 @@ class StatisticRule:
 
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
         """A stored statistic, or the initial one `first (d, d)` if it is not `sound`."""
-        return jax.lax.cond(sound, lambda: stored, lambda: self.storage.encode_factor(first, None))
+        anew = self.storage.encode_factor(first, None)
+        return jax.tree.map(lambda old, new: jnp.where(sound, old, new), stored, anew)
 
     def two_sided(
         self,

@@ -11,15 +11,15 @@ it. Each column may have any length.
 *Products.* A panel of $b$ consecutive reflectors is $I - V_p T_p V_p^\top$, where $T_p^{-1}$ is the
 upper triangle of $V_p^\top V_p$ with half its diagonal (Schreiber and Van Loan, 1989; Puglisi,
 1992): with $W_p = V_p T_p$, two products with a panel instead of $b$ reflections. Loops over panels
-keep programs small at any order. Panels are zero above their first row; from order 256 on they are
-grouped in two to four loops that leave out the rows above.
+keep programs small at any order. Panels are zero above their first row; from order 512 on, or 256
+to form $U$, they are grouped in two to four loops that leave out the rows above.
 
 *Cost.* `4 d² b` FLOPs for all $W_p$, with `b = 64`; `panels_of` makes them once for all products.
-In place of the `2 d²n` FLOPs of a product with $U$, `reflected` takes `4 d²n` up to order 255,
-`3 d²n` up to 511 and `2.5 d²n` from then on, in products that are too thin for a processor's full
-speed. `formed` makes $U$ itself in `4 d³`, `2.5 d³` and `1.9 d³`, of which `4 d³ / 3` are needed.
-So it pays to form $U$ for two products or more with at least `d` columns. Beside `X`, the panels
-$V_p$ and $W_p$ are in memory, `2 d²`.
+In place of the `2 d²n` FLOPs of a product with $U$, `reflected` takes `4 d²n` up to order 511,
+`3 d²n` at 512 and `2.5 d²n` from 1024 on, in products that are too thin for a processor's full
+speed. `formed` makes $U$ in `4 d³` FLOPs up to order 255, `2.5 d³` at 256 and `1.9 d³` from 512 on;
+`4 d³ / 3` are needed. So it pays to form $U$ for two products or more with at least `d` columns.
+Beside `X`, the panels $V_p$ and $W_p$ are in memory, `2 d²`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ._numerics import HIGHEST
 PANEL = 64
 """Reflectors that are applied together."""
 
-MOST_LOOPS, LEAST_PANELS = 4, 2
-"""Loops over panels at most, and panels of a loop at least. More loops save FLOPs and make programs
-longer."""
+MOST_LOOPS, LEAST_PANELS, LEAST_FORMED = 4, 4, 2
+"""Loops over panels at most, and panels of a loop at least, for products and to form a matrix. More
+loops save FLOPs and make programs longer."""
 
 
 class Panels(NamedTuple):
@@ -47,11 +47,10 @@ class Panels(NamedTuple):
     rows: jax.Array  # V_pᵀ, (..., ⌈k/b⌉, b, d)
     products: jax.Array  # W_pᵀ, of the same shape
 
-    @property
-    def loops(self) -> list[tuple[int, int]]:
-        """The first panels of the loops, and the numbers of their panels."""
+    def loops(self, least: int) -> list[tuple[int, int]]:
+        """The first panels of the loops, and the numbers of their panels, which are `least`."""
         number = self.rows.shape[-3]
-        share = -(-number // max(1, min(MOST_LOOPS, number // LEAST_PANELS)))
+        share = -(-number // max(1, min(MOST_LOOPS, number // least)))
         return [(start, min(share, number - start)) for start in range(0, number, share)]
 
 
@@ -73,7 +72,8 @@ def reflected(
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
     """`H_1 ⋯ H_k x`, or `H_k ⋯ H_1 x`, for `x (..., d, n)`."""
-    for start, number in panels.loops if inverse else reversed(panels.loops):
+    loops = panels.loops(LEAST_PANELS)
+    for start, number in loops if inverse else reversed(loops):
         row = start * PANEL
         rest = _by_panels(panels, start, number, x[..., row:, :], inverse, precision)
         x = jnp.concatenate([x[..., :row, :], rest], axis=-2) if row else rest
@@ -85,7 +85,7 @@ def formed(panels: Panels, *, precision: jax.lax.PrecisionLike = None) -> jax.Ar
     """`H_1 ⋯ H_k (..., d, d)`."""
     zeros = jnp.zeros_like(panels.rows[..., 0, :1, :1])  # on their mesh, as loops need them
     found = None
-    for start, number in reversed(panels.loops):
+    for start, number in reversed(panels.loops(LEAST_FORMED)):
         # The reflectors of this loop change nothing before their rows, in rows or columns.
         new = panels.rows.shape[-1] - start * PANEL if found is None else number * PANEL
         shape = (*zeros.shape[:-2], new, new)

@@ -52,7 +52,7 @@ from ._codec import Codec
 from ._dither import dither
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._storage import Storage, as_storage
-from ._triangle import decode_lower, diagonal_of, encode_lower, squared, with_diagonal
+from ._triangle import decode_lower, diagonal_of, encode_lower, encode_zeros, squared, with_diagonal
 
 SHORTEST = 2.0**-20
 """Columns below the diagonal are scaled as if their largest entry was at least this."""
@@ -105,7 +105,7 @@ class Packed(Quantized):
         if previous is None:  # a multiple of the identity
             diagonal = jnp.sqrt(diagonal_of(x))
             none = jnp.zeros(x.shape[:-2], jnp.int32)
-            return PackedFactor(*encode_lower(0 * x, self.codec), diagonal, none, jnp.copy(none))
+            return PackedFactor(*encode_zeros(x, self.codec), diagonal, none, jnp.copy(none))
         c, failed = decomposed(x, self.eps, "relative")
         updates = previous.updates + 1
         coded = encode_lower(c, self.codec, dither(updates, order, order))
@@ -141,7 +141,7 @@ class Packed(Quantized):
         if self.bases is not None:
             return self.bases.encode_basis(u, previous)
         if previous is None:  # the identity: every reflector changes one sign
-            return PackedTriangle(*encode_lower(0 * u, self.codec), -jnp.ones_like(u[..., 0]))
+            return PackedTriangle(*encode_zeros(u, self.codec), -jnp.ones_like(u[..., 0]))
         v, signs = reflectors_of(u)
         lower = jnp.tril(v, -1)
         length = jnp.maximum(jnp.max(jnp.abs(lower), axis=-2), SHORTEST)
