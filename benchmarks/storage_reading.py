@@ -5,10 +5,10 @@
 
 Programs of an order take turns, and each ratio is the median over rounds of the time beside that of
 float32 in the same round. On CPUs it is the processor time of all threads, to which other processes
-add less than to the time on the wall. *Bases*: the four rotations of SOAP's step, into the bases of both sides
-and back. With its statistics the step has half as many products again; the aim for what reading
-adds is a quarter of all of them, from order 512 on. *Statistics*: decoding one, adding a gradient's
-Gram matrix, encoding it; the aim is 1.5 times the same in float32.
+add less than to the time on the wall. *Bases*: the four rotations of SOAP's step, into the bases of
+both sides and back. With its statistics the step has half as many products again; the aim for what
+reading adds is a quarter of all of them, from order 512 on. *Statistics*: decoding one, adding a
+gradient's Gram matrix, encoding it; the aim is 1.5 times the same in float32.
 """
 
 from __future__ import annotations
