@@ -13,8 +13,9 @@ here keeps one strictly lower triangle of codes (`_codec.py`, `_triangle.py`) an
 - *bases*: Householder vectors (`linalg/_reflectors.py`). Each column is scaled so that its largest
   entry below the diagonal is 1; the vector has the diagonal entries that belong to it, with the
   sign of the basis' column. Any codes decode to a matrix that is orthogonal up to float32's
-  rounding. A basis is applied in panels of reflectors and is formed only at refreshes. `bases=`
-  keeps bases in another storage, which reads them sooner: in bfloat16 they take `2 d²` bytes, in
+  rounding. A step reads a basis once, for its products in and out: it forms the matrix, or, for
+  fewer columns than its order, applies the reflectors in panels. `bases=` keeps bases in another
+  storage, with nothing to read or less: in float32 they take `4 d²` bytes, in bfloat16 `2 d²`, in
   squares of 8-bit codes `d²`.
 
 *Error* for codes with largest gap $\delta$ (0.0156 in 8 bits) and tiles with scales $s$. Roots:
@@ -200,9 +201,9 @@ def packed(
     In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` do in 4,
     because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
     Factors stay positive semi-definite, and bases orthogonal up to float32's rounding. A statistic
-    costs half a product and a Cholesky decomposition more. A product with a basis takes 1.9 times
-    the time of a plain one at order 1024 and 2.5 times at 512, with `bases=quantized(8)` or
-    `bases=dense(jnp.bfloat16)` about that of a plain one.
+    costs half a product and a Cholesky decomposition more. SOAP's products with bases take twice
+    the time of plain ones at orders 512 and 1024, and 2.5 times at 256; with
+    `bases=quantized(8)` or `bases=dense()` that of plain ones.
 
     Args:
       bits: 4, 6 or 8.
@@ -212,9 +213,10 @@ def packed(
       map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
         root, or uniform steps.
       min_elements: matrices with fewer elements stay dense.
-      bases: another storage, for bases: `dense(jnp.bfloat16)` reads them like plain matrices and
-        takes four times the bytes, `quantized(8)` nearly so and takes twice the bytes. Bases from
-        these are orthogonal up to the errors of their elements.
+      bases: another storage, for bases: `dense()` keeps them decoded between refreshes and takes
+        eight times the bytes, `dense(jnp.bfloat16)` four times, `quantized(8)` twice; all are read
+        like plain matrices. Bases from the last two are orthogonal up to the errors of their
+        elements.
 
     Raises:
       ValueError: if an argument is not allowed; the message says what is allowed.
