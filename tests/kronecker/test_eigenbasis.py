@@ -168,7 +168,8 @@ def test_the_first_moment_may_be_in_bfloat16():
 def test_bases_that_are_read_one_by_one_give_the_same_directions(monkeypatch):
     """In a loop over the matrices of a leaf, with the inner transformation and its state inside."""
     storage = curvax.packed(block=4, min_elements=25)
-    wrapped = curvax.in_eigenbasis(optax.scale_by_adam(), refresh=curvax.every(2), storage=storage)
+    settings = {"refresh": curvax.every(2), "side": "left", "storage": storage}
+    wrapped = curvax.in_eigenbasis(optax.scale_by_adam(), **settings)
     draw = np.random.default_rng(0)
     gradients = [
         {"large": draw.standard_normal((2, 6, 9)), "small": draw.standard_normal((3, 4))}
