@@ -32,6 +32,7 @@ SUITES = {
     "refresh": "refresh_time",
     "refreshes": "refresh_programs",
     "storage": "storage_time",
+    "reading": "storage_reading",
     "lossless": "lossless",
     "scale": "scale",
     "papers": "papers.__main__",

@@ -150,8 +150,12 @@ class Moving:
     def decode_basis(self, stored: jax.Array) -> jax.Array:
         return stored
 
-    def rotate(self, stored: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
-        return rotated(stored, x, side, back)
+    def open_basis(self, stored: jax.Array, columns: int) -> jax.Array:
+        del columns
+        return stored
+
+    def rotate(self, opened: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
+        return rotated(opened, x, side, back)
 
 
 def _shifted(x: jax.Array, error: Any, draws: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ from helpers import assert_close, share
 from shared.soap import soap_gradients, soap_trajectory
 
 import curvax
+from curvax.transforms.storage import _quantized
 
 
 @pytest.mark.parametrize("inner", [optax.trace(0.9), optax.trace(0.9, nesterov=True)])
@@ -162,3 +163,28 @@ def test_the_first_moment_may_be_in_bfloat16():
     )
     error = np.linalg.norm(found - whole) / np.linalg.norm(whole)
     assert 1e-5 < error < 0.02  # bfloat16 has 8 bits
+
+
+def test_bases_that_are_read_one_by_one_give_the_same_directions(monkeypatch):
+    """In a loop over the matrices of a leaf, with the inner transformation and its state inside."""
+    storage = curvax.packed(block=4, min_elements=25)
+    settings = {"refresh": curvax.every(2), "side": "left", "storage": storage}
+    wrapped = curvax.in_eigenbasis(optax.scale_by_adam(), **settings)
+    draw = np.random.default_rng(0)
+    gradients = [
+        {"large": draw.standard_normal((2, 6, 9)), "small": draw.standard_normal((3, 4))}
+        for _ in range(4)
+    ]
+
+    def run(start):
+        monkeypatch.setattr(_quantized, "ONE_BY_ONE_FROM", start)
+        update, state, found = jax.jit(lambda g, s: wrapped.update(g, s)), None, []
+        for g in jax.tree.map(jnp.float32, gradients):
+            state = wrapped.init(g) if state is None else state
+            directions, state = update(g, state)
+            found.append(directions)
+        return found, state
+
+    at_once, one_by_one = run(1000), run(5)
+    assert_close(one_by_one, at_once, 256)
+    assert one_by_one[1].inner.count == len(gradients)

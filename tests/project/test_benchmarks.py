@@ -33,6 +33,7 @@ MODULES = {
     "refresh": "refresh_time",
     "refreshes": "refresh_programs",
     "storage": "storage_time",
+    "reading": "storage_reading",
     "lossless": "lossless",
     "scale": "scale",
 }
@@ -49,6 +50,7 @@ SMALLEST = {
     "refresh": "--only finders --order 8",
     "refreshes": "--methods asgo --orders 16",
     "storage": "--only bytes --order 64",
+    "reading": "--only bases --orders 64 --rounds 1",
     "lossless": "--only digits --methods muon --seeds 1",
     "scale": "--only points,model --methods soap --devices 2 --width 8 --layers 1",
 }

@@ -139,17 +139,21 @@ def test_the_identity_is_exact():
     assert "householder" not in text and "geqrf" not in text
 
 
-@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
-def test_rotations_are_products_with_the_decoded_basis(shape):
+@pytest.mark.parametrize(("shape", "columns"), [((), 5), ((2,), 5), ((), 67), ((2,), 67)], ids=str)
+def test_rotations_are_products_with_the_decoded_basis(shape, columns):
+    """By reflectors, or by a basis formed for many columns."""
     storage, order = storage_of(8), 67
     u = jnp.broadcast_to(np.float32(_given(order)[2]), (*shape, order, order))
-    x = jnp.asarray(generator(jax.random.key(2)).standard_normal((*shape, order, 5)), jnp.float32)
+    draw = generator(jax.random.key(2))
+    x = jnp.asarray(draw.standard_normal((*shape, order, columns)), jnp.float32)
 
     @jax.jit
     def found(u, x):
         stored = storage.encode_basis(u, storage.encode_basis(u, None))
-        turned = [storage.rotate(stored, x, LEFT, back) for back in (False, True)]
-        turned += [storage.rotate(stored, x.mT, RIGHT, back) for back in (False, True)]
+        opened = storage.open_basis(stored, columns)
+        assert isinstance(opened, jax.Array) == (columns >= order)
+        turned = [storage.rotate(opened, x, LEFT, back) for back in (False, True)]
+        turned += [storage.rotate(opened, x.mT, RIGHT, back) for back in (False, True)]
         return storage.decode_basis(stored), turned
 
     basis, turned = (jax.tree.map(np.float64, y) for y in found(u, x))
@@ -157,6 +161,19 @@ def test_rotations_are_products_with_the_decoded_basis(shape):
     wide = np.swapaxes(x, -1, -2)
     desired = [inverse @ x, basis @ x, wide @ basis, wide @ inverse]
     assert_close(turned, desired, 64, eps=EPS32)
+
+
+def test_bases_are_read_by_products_alone():
+    """LAPACK's batches wait for each other forever if both sides' bases are read at once."""
+    storage, u = storage_of(8), jnp.broadcast_to(jnp.eye(130), (2, 130, 130))
+
+    def read(u, columns):
+        stored = storage.encode_basis(u, None)
+        return storage.decode_basis(stored), storage.open_basis(stored, columns)
+
+    for columns in (5, 130):
+        text = str(jax.make_jaxpr(read, static_argnums=1)(u, columns))
+        assert "dot_general" in text and "triangular_solve" not in text
 
 
 @pytest.mark.parametrize(
@@ -171,7 +188,8 @@ def test_bases_in_another_storage(bases, share):
     @jax.jit
     def coded(u):
         stored = storage.encode_basis(u, storage.encode_basis(jnp.eye(order), None))
-        return stored, storage.decode_basis(stored), storage.rotate(stored, u, LEFT, False)
+        turned = storage.rotate(storage.open_basis(stored, order), u, LEFT, False)
+        return stored, storage.decode_basis(stored), turned
 
     stored, found, turned = coded(u)
     assert order**2 * share <= _bytes(stored) < order**2 * (share + 0.05)

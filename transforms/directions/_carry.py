@@ -16,6 +16,7 @@ No rule is known for such other fields: factors, bases, quantized moments, row s
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -79,18 +80,26 @@ def put_moments(state: Any, like: Any, moments: Any) -> Any:
 
 
 def _place(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> tuple[str | None, int | None]:
-    """The field of a state's leaf, and the index of the matrix leaf that it belongs to.
+    """The field of a state's leaf, and the index of the matrix leaf of its shape it belongs to."""
+    number = _owner(path, matrices, lambda matrix: leaf.shape == matrix.shape)
+    own = () if number is None else matrices[number][0]
+    names = [key.name for key in path[: len(path) - len(own)] if isinstance(key, GetAttrKey)]
+    return (names[-1] if names else None), number
 
-    A leaf belongs to the matrix leaf of its shape whose path is the longest suffix of its own path.
-    """
+
+def owner_of(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> int | None:
+    """The index of the matrix leaf that a state's leaf with its batch axes belongs to, if any."""
+    return _owner(path, matrices, lambda matrix: leaf.shape[: matrix.ndim - 2] == matrix.shape[:-2])
+
+
+def _owner(path: Any, matrices: list[tuple[Any, Any]], fits: Callable[[Any], bool]) -> int | None:
+    """The index of the matrix leaf that fits, and whose path is the longest suffix of `path`."""
     ends = {
         len(own): number
         for number, (own, matrix) in enumerate(matrices)
-        if leaf.shape == matrix.shape and path[len(path) - len(own) :] == own
+        if fits(matrix) and path[len(path) - len(own) :] == own
     }
-    longest = max(ends, default=0)
-    names = [key.name for key in path[: len(path) - longest] if isinstance(key, GetAttrKey)]
-    return (names[-1] if names else None), ends.get(longest)
+    return ends.get(max(ends, default=0))
 
 
 @runtime_checkable

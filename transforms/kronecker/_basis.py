@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -91,14 +92,13 @@ class BasisRule(StatisticRule):
         sides = sum(basis is not None for basis in bases)
         start = starting_multiple(g, max(1, sides), self.initial, dtype)
 
-        def rotate(x: jax.Array, side: Side) -> jax.Array:
-            stored = [
-                None if basis is None or own is not side else basis.basis
-                for basis, own in zip(bases, Side, strict=True)
-            ]
+        def turned(entry: Any) -> Any:
+            (x, *_), bases = entry
+            left, right = self.opened(x, bases)
             with jax.default_matmul_precision("highest"):
-                product = functools.partial(self.storage.rotate, back=False)
-                return self.two_sided(product, x, stored, count)
+                rows, columns = (self.rotated(x, own) for own in ((left, None), (None, right)))
+                both = self.rotated(rows, (None, right))
+            return (rows, columns, both), bases
 
         def damaged(spectrum: Any) -> jax.Array:
             return ~jnp.isfinite(spectrum).all(axis=-1)
@@ -116,9 +116,26 @@ class BasisRule(StatisticRule):
             return basis._replace(spectrum=d.astype(dtype), counts=counts)
 
         old = (current(left), current(right))
-        sources, new = whitened_by_eigenvalues(g.astype(dtype), rotate, old, self.b2)
+        work = g.astype(dtype)
+        stored = [None if basis is None else basis.basis for basis in bases]
+        rotated, _ = self.visited(turned, ((work,) * 3, stored), g, stored, count)
+        sources, new = whitened_by_eigenvalues(*rotated, old, self.b2)
         left, right = map(renewed, bases, new)
         return sources, start, left, right
+
+    def opened(self, x: jax.Array, bases: Sequence[Any]) -> list[Any]:
+        """Stored bases of the sides of `x (..., m, n)`, read for `rotated`."""
+        return [
+            None if own is None else self.storage.open_basis(own, side.other.order(x))
+            for side, own in zip(Side, bases, strict=True)
+        ]
+
+    def rotated(self, x: jax.Array, opened: Sequence[Any], back: bool = False) -> jax.Array:
+        """`U_Lᵀ x U_R` or, `back`, `U_L x U_Rᵀ`, in the dtype of `x`."""
+        work = x
+        for side, own in zip(Side, opened, strict=True):
+            work = work if own is None else self.storage.rotate(own, work, side, back)
+        return work.astype(x.dtype)
 
     def refresh_one(self, entry: tuple[Basis, Moments], side: Side) -> tuple[Basis, Moments]:
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""

@@ -52,6 +52,8 @@ from .._validate import (
 )
 from ..directions._carry import find_moments, put_moments, take_moments
 from ..directions._graft import shortened
+from ..directions._parts import Part, parts_of
+from ..refresh._due import visit_all
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._basis import Basis, BasisRule
@@ -178,16 +180,9 @@ def in_eigenbasis(
         right, moments = rule.refreshed(RIGHT, updates, right, moments, count)
         carried = put_moments(state.inner, updates, moments)
 
-        def rotate(x: jax.Array, left: Basis | None, right: Basis | None, back: bool = False):
-            bases = [None if basis is None else basis.basis for basis in (left, right)]
-            product = functools.partial(rule.storage.rotate, back=back)
-            return rule.two_sided(product, x, bases, count)
-
-        rotated = jax.tree.map(rotate, widened(updates), left, right)
-        moved, inner_state = inner.update(rotated, carried)
-        if divide:
-            moved = jax.tree.map(divided, moved, left, right)
-        wide = jax.tree.map(functools.partial(rotate, back=True), moved, left, right)
+        wide, inner_state = _directed(
+            rule, inner, divide, widened(updates), left, right, carried, count
+        )
         directions = jax.tree.map(
             lambda d, g: shortened(d, limit * math.prod(d.shape[-2:]) ** 0.5).astype(g.dtype),
             wide,
@@ -202,6 +197,56 @@ def in_eigenbasis(
         return directions, EigenbasisState(count, left, right, inner_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _directed(
+    rule: BasisRule,
+    inner: optax.GradientTransformation,
+    divide: bool,
+    updates: Any,
+    left: Any,
+    right: Any,
+    state: Any,
+    count: jax.Array,
+) -> tuple[Any, Any]:
+    """What `inner` makes of the gradients in their bases, out of the bases again, and its state.
+
+    The same bases lead in and out: where they are decoded one matrix at a time, `inner` runs inside
+    the loop over the matrices of a leaf.
+    """
+
+    def directed(entry: Any, part: Part) -> Any:
+        given, bases, own = entry
+        opened = [
+            rule.opened(x, [None if basis is None else basis.basis for basis in pair])
+            for x, pair in zip(given, bases, strict=True)
+        ]
+        turned = [rule.rotated(x, both) for x, both in zip(given, opened, strict=True)]
+        moved, own = part.update(turned, own)
+        if divide:
+            moved = [divided(x, *pair) for x, pair in zip(moved, bases, strict=True)]
+        moved = [rule.rotated(x, both, back=True) for x, both in zip(moved, opened, strict=True)]
+        return moved, bases, own
+
+    matrices, treedef = jax.tree.flatten(updates)
+    pairs = [*zip(treedef.flatten_up_to(left), treedef.flatten_up_to(right), strict=True)]
+    alone = [rule.reads_one_by_one(x, pair) for x, pair in zip(matrices, pairs, strict=True)]
+    kept, state_treedef = jax.tree.flatten(state)
+    for part in parts_of(inner, state, updates, alone):
+        visit = functools.partial(directed, part=part)
+        entry = (
+            [matrices[i] for i in part.leaves],
+            [pairs[i] for i in part.leaves],
+            [kept[i] for i in part.kept],
+        )
+        if part.leaves and alone[part.leaves[0]]:
+            moved, _, own = visit_all(visit, entry, entry[0][0].shape[:-2], count)
+        else:
+            moved, _, own = visit(entry)
+        for places, old, new in ((part.leaves, matrices, moved), (part.kept, kept, own)):
+            for i, x in zip(places, new, strict=True):
+                old[i] = x
+    return treedef.unflatten(matrices), state_treedef.unflatten(kept)
 
 
 def divided(x: jax.Array, left: Basis | None, right: Basis | None) -> jax.Array:

@@ -72,7 +72,8 @@ class StatisticRule:
 
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
         """A stored statistic, or the initial one `first (d, d)` if it is not `sound`."""
-        return jax.lax.cond(sound, lambda: stored, lambda: self.storage.encode_factor(first, None))
+        anew = self.storage.encode_factor(first, None)
+        return jax.tree.map(lambda old, new: jnp.where(sound, old, new), stored, anew)
 
     def two_sided(
         self,
@@ -96,11 +97,25 @@ class StatisticRule:
                 x = x if own is None else product(own, x, side)
             return x.astype(m.dtype), *stored
 
-        entry = (m, *stored)
+        return self.visited(visit, (m, *stored), m, stored, count)[0]
+
+    def visited(
+        self,
+        visit: Callable[[Any], Any],
+        entry: Any,
+        m: jax.Array,
+        stored: Sequence[Any],
+        count: jax.Array,
+    ) -> Any:
+        """`visit(entry)`, one matrix at a time if what is stored for a side of `m` asks for it."""
+        if self.reads_one_by_one(m, stored):
+            return visit_all(visit, entry, m.shape[:-2], count)
+        return visit(entry)
+
+    def reads_one_by_one(self, m: jax.Array, stored: Sequence[Any]) -> bool:
+        """Whether to decode what is stored for the sides of `m` one matrix at a time."""
         orders = [d for d, x in zip(m.shape[-2:], stored, strict=True) if x is not None]
-        if self.one_by_one(*orders):
-            return visit_all(visit, entry, m.shape[:-2], count)[0]
-        return visit(entry)[0]
+        return self.one_by_one(*orders)
 
 
 def _diagonal(x: jax.Array) -> jax.Array:

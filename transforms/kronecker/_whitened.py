@@ -100,29 +100,27 @@ def whitened_by_roots(
 
 
 def whitened_by_eigenvalues(
-    g: jax.Array,
-    rotate: Product,
+    rows: jax.Array,
+    columns: jax.Array,
+    both: jax.Array,
     eigenvalues: tuple[jax.Array | None, jax.Array | None],
     decay: jax.typing.ArrayLike,
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     """What the statistics average, and the new eigenvalues.
 
     Args:
-      g: gradients `(..., m, n)`.
-      rotate: `Uᵀ g` on the left side, `g U` on the right; `g` on a side without a basis.
+      rows: `U_Lᵀ G (..., m, n)`; `G` if that side has no basis.
+      columns: `G U_R`.
+      both: `U_Lᵀ G U_R`.
       eigenvalues: λ `(..., m)` and μ `(..., n)`; None for a side without a basis.
       decay: b.
     """
-    m, n = g.shape[-2:]
-    ones = (jnp.ones((*g.shape[:-2], m), g.dtype), jnp.ones((*g.shape[:-2], n), g.dtype))
+    m, n = both.shape[-2:]
+    ones = (jnp.ones((*both.shape[:-2], k), both.dtype) for k in (m, n))
     old = [one if d is None else d for d, one in zip(eigenvalues, ones, strict=True)]
     left, right = (inverse_roots(d) for d in old)
-    rows = rotate(g, LEFT)
-    sources = (
-        rotate(g, RIGHT) * right[..., None, :] / n**0.5,
-        rows * left[..., :, None] / m**0.5,
-    )
-    squares = rotate(rows, RIGHT) ** 2
+    sources = (columns * right[..., None, :] / n**0.5, rows * left[..., :, None] / m**0.5)
+    squares = both**2
     means = (
         jnp.mean(squares * right[..., None, :] ** 2, axis=-1),
         jnp.mean(squares * left[..., :, None] ** 2, axis=-2),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from ._numerics import HIGHEST
 from ._platforms import by_platform
 from ._tiles import product
 
@@ -23,9 +24,22 @@ def lower_factor(a: jax.Array) -> jax.Array:
 
 
 def inverse_of_lower(a: jax.Array) -> jax.Array:
-    """The inverse of lower triangular `a (..., b, b)`, of an order of a panel."""
-    eye = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
-    return jax.lax.linalg.triangular_solve(a, eye, left_side=True, lower=True)
+    r"""The inverse of lower triangular `a (..., b, b)`, of an order of a panel, by products alone.
+
+    Blocks double in each round: $X \leftarrow X - X B X$ with the inverses $X$ of the diagonal
+    blocks and the blocks $B$ beside them. LAPACK's solve of a batch would wait for threads, as in
+    `one_by_one`, and forever if the bases of two sides are read at once on two cores.
+    """
+    i, j = jnp.mgrid[: a.shape[-1], : a.shape[-1]]
+    eye = i == j
+
+    def double(k: jax.Array, x: jax.Array) -> jax.Array:
+        beside = jnp.where((i ^ j) >> k == 1, a, 0)
+        found = jnp.matmul(beside, x, precision=HIGHEST)
+        return x - jnp.matmul(x, found, precision=HIGHEST)
+
+    start = jnp.where(eye, 1 / jnp.where(eye, a, 1), 0)
+    return jax.lax.fori_loop(0, (a.shape[-1] - 1).bit_length(), double, start)
 
 
 @jax.jit

@@ -11,17 +11,21 @@ it. Each column may have any length.
 *Products.* A panel of $b$ consecutive reflectors is $I - V_p T_p V_p^\top$, where $T_p^{-1}$ is the
 upper triangle of $V_p^\top V_p$ with half its diagonal (Schreiber and Van Loan, 1989; Puglisi,
 1992): with $W_p = V_p T_p$, two products with a panel instead of $b$ reflections. Loops over panels
-keep programs small at any order. Panels are zero above their first row; from order 512 on they are
-grouped in two to four loops that leave out the rows above.
+keep programs small at any order. Panels are zero above their first row; from order 512 on, or 256
+to form $U$, they are grouped in two to four loops that leave out the rows above.
 
-*Cost* of $U X$ for `X (d, n)`, in place of the `2 d²n` FLOPs of a product with $U$: `4 d²n` up to
-order 511, `3 d²n` at 512, `2.5 d²n` from 1024 on, and `5 d² b` for all $W_p$, with `b = 64`. Beside
-`X`, the panels $V_p$ and $W_p$ are in memory, `2 d²`.
+*Cost.* `4 d² b` FLOPs for all $W_p$, with `b = 64`; `panels_of` makes them once for all products.
+In place of the `2 d²n` FLOPs of a product with $U$, `reflected` takes `4 d²n` up to order 511,
+`3 d²n` at 512 and `2.5 d²n` from 1024 on, in products that are too thin for a processor's full
+speed. `formed` makes $U$ in `4 d³` FLOPs up to order 255, `2.5 d³` at 256 and `1.9 d³` from 512 on;
+`4 d³ / 3` are needed. So it pays to form $U$ for two products or more with at least `d` columns.
+Beside `X`, the panels $V_p$ and $W_p$ are in memory, `2 d²`.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,49 +36,94 @@ from ._numerics import HIGHEST
 PANEL = 64
 """Reflectors that are applied together."""
 
-MOST_LOOPS, LEAST_PANELS = 4, 4
-"""Loops over panels at most, and panels of a loop at least. More loops save FLOPs and make programs
-longer."""
+MOST_LOOPS, LEAST_PANELS, LEAST_FORMED = 4, 4, 2
+"""Loops over panels at most, and panels of a loop at least, for products and to form a matrix. More
+loops save FLOPs and make programs longer."""
 
 
-@functools.partial(jax.jit, static_argnames=("inverse", "precision"))  # shared by programs' parts
+class Panels(NamedTuple):
+    """A batch of products of reflectors `H_1 ⋯ H_k` of order `d`, in panels of `b`."""
+
+    rows: jax.Array  # V_pᵀ, (..., ⌈k/b⌉, b, d)
+    products: jax.Array  # W_pᵀ, of the same shape
+
+    def loops(self, least: int) -> list[tuple[int, int]]:
+        """The first panels of the loops, and the numbers of their panels, which are `least`."""
+        number = self.rows.shape[-3]
+        share = -(-number // max(1, min(MOST_LOOPS, number // least)))
+        return [(start, min(share, number - start)) for start in range(0, number, share)]
+
+
+@jax.jit  # shared by a program's parts
+def panels_of(v: jax.Array) -> Panels:
+    """The panels of lower triangular `v (..., d, k)`."""
+    v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, -v.shape[-1] % PANEL)])
+    rows = v.mT.reshape(*v.shape[:-2], -1, PANEL, v.shape[-2])
+    gram = jnp.matmul(rows, rows.mT, precision=HIGHEST)
+    return Panels(rows, jnp.matmul(triangle_of(gram).mT, rows, precision=HIGHEST))
+
+
+@functools.partial(jax.jit, static_argnames=("inverse", "precision"))
 def reflected(
-    v: jax.Array,
+    panels: Panels,
     x: jax.Array,
     *,
     inverse: bool = False,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """`H_1 ⋯ H_k x`, or `H_k ⋯ H_1 x`, for lower triangular `v (..., d, k)` and `x (..., d, n)`."""
-    rows, products = _panels(v)
-    first, second = (products, rows) if inverse else (rows, products)
-    number = rows.shape[-3]
-    share = -(-number // max(1, min(MOST_LOOPS, number // LEAST_PANELS)))
-    starts = range(0, number, share)
-    for start in starts if inverse else reversed(starts):
+    """`H_1 ⋯ H_k x`, or `H_k ⋯ H_1 x`, for `x (..., d, n)`."""
+    loops = panels.loops(LEAST_PANELS)
+    for start, number in loops if inverse else reversed(loops):
         row = start * PANEL
-        rounds = min(share, number - start)
-
-        def body(j: jax.Array, rest: jax.Array, start: int = start, rounds: int = rounds):
-            panel = start + (j if inverse else rounds - 1 - j)
-            a, b = (
-                jax.lax.dynamic_index_in_dim(x, panel, -3, keepdims=False)[..., start * PANEL :]
-                for x in (first, second)
-            )
-            found = jnp.matmul(a, rest, precision=precision)
-            return rest - jnp.matmul(b.mT, found, precision=precision)
-
-        rest = jax.lax.fori_loop(0, rounds, body, x[..., row:, :])
+        rest = _by_panels(panels, start, number, x[..., row:, :], inverse, precision)
         x = jnp.concatenate([x[..., :row, :], rest], axis=-2) if row else rest
     return x
 
 
-def _panels(v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`V_pᵀ` and `W_pᵀ` of all panels of `v (..., d, k)`, both `(..., ⌈k/b⌉, b, d)`."""
-    v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, -v.shape[-1] % PANEL)])
-    rows = v.mT.reshape(*v.shape[:-2], -1, PANEL, v.shape[-2])
-    gram = jnp.matmul(rows, rows.mT, precision=HIGHEST)
-    return rows, jnp.matmul(triangle_of(gram).mT, rows, precision=HIGHEST)
+@functools.partial(jax.jit, static_argnames=("precision",))
+def formed(panels: Panels, *, precision: jax.lax.PrecisionLike = None) -> jax.Array:
+    """`H_1 ⋯ H_k (..., d, d)`."""
+    zeros = jnp.zeros_like(panels.rows[..., 0, :1, :1])  # on their mesh, as loops need them
+    found = None
+    for start, number in reversed(panels.loops(LEAST_FORMED)):
+        # The reflectors of this loop change nothing before their rows, in rows or columns.
+        new = panels.rows.shape[-1] - start * PANEL if found is None else number * PANEL
+        shape = (*zeros.shape[:-2], new, new)
+        eye = jnp.broadcast_to(jnp.eye(new, dtype=zeros.dtype), shape)
+        corner = jnp.broadcast_to(zeros, shape) + eye
+        found = corner if found is None else _joined(corner, found)
+        found = _by_panels(panels, start, number, found, False, precision)
+    assert found is not None
+    return found
+
+
+def _joined(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The block diagonal matrices of `a (..., m, m)` and `b (..., n, n)`."""
+    edge = [(0, 0)] * (a.ndim - 2)
+    m, n = a.shape[-1], b.shape[-1]
+    return jnp.pad(a, [*edge, (0, n), (0, n)]) + jnp.pad(b, [*edge, (m, 0), (m, 0)])
+
+
+def _by_panels(
+    panels: Panels,
+    start: int,
+    number: int,
+    x: jax.Array,
+    inverse: bool,
+    precision: jax.lax.PrecisionLike,
+) -> jax.Array:
+    """Applies so many panels to the rows `x` from the first one's on."""
+    first, second = reversed(panels) if inverse else panels
+
+    def body(j: jax.Array, x: jax.Array) -> jax.Array:
+        panel = start + (j if inverse else number - 1 - j)
+        a, b = (
+            jax.lax.dynamic_index_in_dim(y, panel, -3, keepdims=False)[..., start * PANEL :]
+            for y in (first, second)
+        )
+        return x - jnp.matmul(b.mT, jnp.matmul(a, x, precision=precision), precision=precision)
+
+    return jax.lax.fori_loop(0, number, body, x)
 
 
 def triangle_of(gram: jax.Array) -> jax.Array:

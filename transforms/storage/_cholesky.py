@@ -34,6 +34,7 @@ from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._triangle import (
     diagonal_of,
+    encode_zeros,
     fold,
     join,
     squared,
@@ -42,6 +43,7 @@ from ._triangle import (
     with_diagonal,
     with_room,
     without_room,
+    zero_codes,
 )
 
 RETRIES = 3
@@ -82,17 +84,14 @@ class Cholesky(Quantized):
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""
-        order, batch = x.shape[-1], x.shape[:-2]
+        order = x.shape[-1]
         if self.is_dense(order):
             return x
+        if previous is None:
+            return self._first(x)
         lower = strictly_lower(order)
-        if previous is None:  # a multiple of the identity
-            failed = jnp.zeros(batch, bool)
-            c = jnp.sqrt(jnp.where(jnp.eye(order, dtype=bool), x, 0))
-            error = jnp.zeros_like(x)
-        else:
-            c, failed = decomposed(x, self.eps, self.damping_mode)
-            error = self._error(previous)
+        c, failed = decomposed(x, self.eps, self.damping_mode)
+        error = self._error(previous)
         diagonal = diagonal_of(c)
         target = jnp.where(lower, c, 0) + error
         scales = tile_scales(target, self.codec.block)
@@ -110,10 +109,17 @@ class Cholesky(Quantized):
             packed = pack(join(codes, error_codes), self.codec)
             joint = join(with_room(scales), with_room(error_scales))
             new = TriangleAndError(packed, joint, diagonal, count)
-        if previous is None:
-            return new
         kept = where_entries(~failed, new, previous)
         return kept._replace(failures=previous.failures + count)
+
+    def _first(self, x: jax.Array) -> Triangle | TriangleAndError:
+        """The stored form of a multiple `x (..., d, d)` of the identity, without error."""
+        diagonal = jnp.sqrt(diagonal_of(x))
+        none = jnp.zeros(x.shape[:-2], jnp.int32)
+        if self.error_feedback is None:
+            return Triangle(*encode_zeros(x, self.codec), diagonal, none)
+        scales = with_room(jnp.zeros_like(tile_scales(x, self.codec.block)))
+        return TriangleAndError(zero_codes(x, self.codec), scales, diagonal, none)
 
     def decode_factor(self, stored: Any) -> jax.Array:
         """The statistic `C Cᵀ`."""

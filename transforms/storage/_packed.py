@@ -13,8 +13,9 @@ here keeps one strictly lower triangle of codes (`_codec.py`, `_triangle.py`) an
 - *bases*: Householder vectors (`linalg/_reflectors.py`). Each column is scaled so that its largest
   entry below the diagonal is 1; the vector has the diagonal entries that belong to it, with the
   sign of the basis' column. Any codes decode to a matrix that is orthogonal up to float32's
-  rounding. A basis is applied in panels of reflectors and is formed only at refreshes. `bases=`
-  keeps bases in another storage, which reads them sooner: in bfloat16 they take `2 d²` bytes, in
+  rounding. A step reads a basis once, for its products in and out: it forms the matrix, or, for
+  fewer columns than its order, applies the reflectors in panels. `bases=` keeps bases in another
+  storage, with nothing to read or less: in float32 they take `4 d²` bytes, in bfloat16 `2 d²`, in
   squares of 8-bit codes `d²`.
 
 *Error* for codes with largest gap $\delta$ (0.0156 in 8 bits) and tiles with scales $s$. Roots:
@@ -46,13 +47,13 @@ from .._trees import where_entries
 from .._validate import check_choice, check_interval, check_positive_int
 from ..linalg._numerics import HIGHEST
 from ..linalg._qr import reflectors_of
-from ..linalg._reflectors import reflected
+from ..linalg._reflectors import Panels, formed, panels_of, reflected
 from ._cholesky import decomposed
 from ._codec import Codec
 from ._dither import dither
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._storage import Storage, as_storage
-from ._triangle import decode_lower, diagonal_of, encode_lower, squared, with_diagonal
+from ._triangle import decode_lower, diagonal_of, encode_lower, encode_zeros, squared, with_diagonal
 
 SHORTEST = 2.0**-20
 """Columns below the diagonal are scaled as if their largest entry was at least this."""
@@ -74,6 +75,13 @@ class PackedTriangle(NamedTuple):
     codes: jax.Array  # uint8 (..., ⌈d/2⌉, d) in 8 bits
     scales: jax.Array  # of the tiles of X or V, folded: (..., ⌈T/2⌉, T)
     diagonal: jax.Array  # of X, or of V times the signs S, (..., d)
+
+
+class Reflectors(NamedTuple):
+    """A batch of bases `U = H_1 ⋯ H_d S`."""
+
+    panels: Panels
+    signs: jax.Array  # the diagonal of S, (..., d)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +106,7 @@ class Packed(Quantized):
         if previous is None:  # a multiple of the identity
             diagonal = jnp.sqrt(diagonal_of(x))
             none = jnp.zeros(x.shape[:-2], jnp.int32)
-            return PackedFactor(*encode_lower(0 * x, self.codec), diagonal, none, jnp.copy(none))
+            return PackedFactor(*encode_zeros(x, self.codec), diagonal, none, jnp.copy(none))
         c, failed = decomposed(x, self.eps, "relative")
         updates = previous.updates + 1
         coded = encode_lower(c, self.codec, dither(updates, order, order))
@@ -134,7 +142,7 @@ class Packed(Quantized):
         if self.bases is not None:
             return self.bases.encode_basis(u, previous)
         if previous is None:  # the identity: every reflector changes one sign
-            return PackedTriangle(*encode_lower(0 * u, self.codec), -jnp.ones_like(u[..., 0]))
+            return PackedTriangle(*encode_zeros(u, self.codec), -jnp.ones_like(u[..., 0]))
         v, signs = reflectors_of(u)
         lower = jnp.tril(v, -1)
         length = jnp.maximum(jnp.max(jnp.abs(lower), axis=-2), SHORTEST)
@@ -148,34 +156,35 @@ class Packed(Quantized):
             return self.bases.decode_basis(stored)
         if not isinstance(stored, PackedTriangle):
             return stored
-        order = stored.diagonal.shape[-1]
-        eye = jnp.broadcast_to(
-            jnp.eye(order, dtype=stored.diagonal.dtype), (*stored.diagonal.shape, order)
-        )
-        return self._turned(stored, eye, back=True, precision=HIGHEST)
+        panels, signs = self._read(stored)
+        return formed(panels, precision=HIGHEST) * signs[..., None, :]
 
-    def rotate(self, stored: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
+    def open_basis(self, stored: Any, columns: int) -> Any:
+        """The basis itself, or its reflectors for fewer columns than would repay forming it."""
+        if self.bases is not None:
+            return self.bases.open_basis(stored, columns)
+        if not isinstance(stored, PackedTriangle):
+            return super().open_basis(stored, columns)
+        opened = self._read(stored)
+        if columns < stored.diagonal.shape[-1]:
+            return opened
+        return formed(opened.panels) * opened.signs[..., None, :]
+
+    def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
         """`Uᵀ x` or, `back`, `U x`; on the right side `x U` or `x Uᵀ`."""
         if self.bases is not None:
-            return self.bases.rotate(stored, x, side, back)
-        if not isinstance(stored, PackedTriangle):
-            return super().rotate(stored, x, side, back)
-        rows = side.as_rows(x.astype(stored.diagonal.dtype))
-        return side.as_rows(self._turned(stored, rows, back))
-
-    def _turned(
-        self,
-        stored: PackedTriangle,
-        x: jax.Array,
-        back: bool,
-        precision: jax.lax.PrecisionLike = None,
-    ) -> jax.Array:
-        """`U x` if `back`, else `Uᵀ x`, with `U = H_1 ⋯ H_d S`."""
-        v = with_diagonal(decode_lower(stored, self.codec), jnp.abs(stored.diagonal))
-        signs = jnp.sign(stored.diagonal)[..., None]
+            return self.bases.rotate(opened, x, side, back)
+        if not isinstance(opened, Reflectors):
+            return super().rotate(opened, x, side, back)
+        panels, signs = opened
+        rows = side.as_rows(x.astype(signs.dtype))
         if back:
-            return reflected(v, signs * x, precision=precision)
-        return signs * reflected(v, x, inverse=True, precision=precision)
+            return side.as_rows(reflected(panels, signs[..., None] * rows))
+        return side.as_rows(signs[..., None] * reflected(panels, rows, inverse=True))
+
+    def _read(self, stored: PackedTriangle) -> Reflectors:
+        v = with_diagonal(decode_lower(stored, self.codec), jnp.abs(stored.diagonal))
+        return Reflectors(panels_of(v), jnp.sign(stored.diagonal))
 
 
 def packed(
@@ -192,9 +201,9 @@ def packed(
     In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` do in 4,
     because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
     Factors stay positive semi-definite, and bases orthogonal up to float32's rounding. A statistic
-    costs half a product and a Cholesky decomposition more. A product with a basis takes 1.9 times
-    the time of a plain one at order 1024 and 2.5 times at 512, with `bases=quantized(8)` or
-    `bases=dense(jnp.bfloat16)` about that of a plain one.
+    costs half a product and a Cholesky decomposition more. SOAP's products with bases take twice
+    the time of plain ones at orders 512 and 1024, and 2.5 times at 256; with
+    `bases=quantized(8)` or `bases=dense()` that of plain ones.
 
     Args:
       bits: 4, 6 or 8.
@@ -204,9 +213,10 @@ def packed(
       map: "linear2" or "linear", the map from codes to values: uniform steps after a signed square
         root, or uniform steps.
       min_elements: matrices with fewer elements stay dense.
-      bases: another storage, for bases: `dense(jnp.bfloat16)` reads them like plain matrices and
-        takes four times the bytes, `quantized(8)` nearly so and takes twice the bytes. Bases from
-        these are orthogonal up to the errors of their elements.
+      bases: another storage, for bases: `dense()` keeps them decoded between refreshes and takes
+        eight times the bytes, `dense(jnp.bfloat16)` four times, `quantized(8)` twice; all are read
+        like plain matrices. Bases from the last two are orthogonal up to the errors of their
+        elements.
 
     Raises:
       ValueError: if an argument is not allowed; the message says what is allowed.

@@ -106,9 +106,14 @@ class Quantized:
         """The basis, orthogonal up to the error of its codes."""
         return self.decode_root(stored)
 
-    def rotate(self, stored: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
+    def open_basis(self, stored: Any, columns: int) -> Any:
+        """The decoded basis."""
+        del columns
+        return self.decode_basis(stored)
+
+    def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
         """A product with the decoded basis."""
-        return rotated(self.decode_basis(stored), x, side, back)
+        return rotated(opened, x, side, back)
 
 
 def quantized(

@@ -7,8 +7,9 @@ A storage is a value with
   `x` is a multiple of the identity);
 * `encode_root(x)` and `decode_root(stored)` for inverse roots, which are symmetric;
 * `encode_basis(u, previous)` and `decode_basis(stored)` for orthogonal bases (initially `previous`
-  is None and `u` the identity), and `rotate(stored, x, side, back)` for products with a basis, for
-  which it need not be decoded;
+  is None and `u` the identity);
+* `open_basis(stored, columns)` and `rotate(opened, x, side, back)` for a step's products with a
+  basis: it is read once for all of them, and need not be decoded to a matrix;
 * `one_by_one(order)`: whether to decode one matrix at a time. The preconditioner then loops over
   the matrices of a batch, so that only one decoded factor is in memory;
 * `describe(order)`: how matrices of this order are stored, in a few words for `summarize`.
@@ -65,8 +66,12 @@ class Storage(Protocol):
         """The basis, in float32 at least."""
         ...
 
-    def rotate(self, stored: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
-        """`Uᵀ x` for a basis `U` and `x (..., m, n)`, or `x U` on the right side.
+    def open_basis(self, stored: Any, columns: int) -> Any:
+        """The basis as `rotate` takes it, for products with so many columns (right: rows)."""
+        ...
+
+    def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
+        """`Uᵀ x` for an opened basis `U` and `x (..., m, n)`, or `x U` on the right side.
 
         With `back` the inverse: `U x` or `x Uᵀ`. In the dtype of the basis.
         """
@@ -129,9 +134,14 @@ class Dense:
         """Widens to float32 at least."""
         return self.decode_factor(stored)
 
-    def rotate(self, stored: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
+    def open_basis(self, stored: jax.Array, columns: int) -> jax.Array:
+        """Widens to float32 at least."""
+        del columns
+        return self.decode_basis(stored)
+
+    def rotate(self, opened: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
         """A product with the basis."""
-        return rotated(self.decode_basis(stored), x, side, back)
+        return rotated(opened, x, side, back)
 
 
 def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:

@@ -81,6 +81,17 @@ def encode_lower(x: jax.Array, codec: Codec, dither: jax.Array | None = None) ->
     return Coded(pack(fold(codes), codec), fold(with_room(scales)))
 
 
+def zero_codes(x: jax.Array, codec: Codec) -> jax.Array:
+    """The packed codes of zeros of the shape of `x`."""
+    return pack(jnp.full_like(x, codec.zero, jnp.uint8), codec)
+
+
+def encode_zeros(x: jax.Array, codec: Codec) -> Coded:
+    """What `encode_lower` makes of zeros of the shape of `x (..., d, d)`; programs stay short."""
+    scales = fold(with_room(jnp.zeros_like(tile_scales(x, codec.block))))
+    return Coded(zero_codes(fold(x), codec), scales)
+
+
 def decode_lower(coded: Any, codec: Codec) -> jax.Array:
     """The strictly lower triangle `(..., d, d)` of anything with folded codes and scales."""
     order = coded.diagonal.shape[-1]
