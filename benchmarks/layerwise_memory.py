@@ -33,6 +33,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 import curvax
 from curvax.transforms.state._sharding import SMALL
@@ -258,11 +259,8 @@ def draw(rows: list[dict[str, Any]], device: str) -> Figure:
                 state = row["state"] - row.get("away", 0.0)
                 rest = row[step] - row["weights"] - state
                 left = 0.0
-                for part, x, color in zip(
-                    parts, (row["weights"], state, rest), _record.COLORS, strict=False
-                ):
-                    label = part if (i, step, size) == (0, "layerwise", sizes[0]) else None
-                    axis.barh(i + shift, x, 0.36, left=left, color=color, alpha=alpha, label=label)
+                for x, color in zip((row["weights"], state, rest), _record.COLORS, strict=False):
+                    axis.barh(i + shift, x, 0.36, left=left, color=color, alpha=alpha)
                     left += x
         axis.set_yticks(np.arange(len(shown)), [row["method"] for row in shown], fontsize=8)
         axis.set_ylim(len(shown) - 0.5, -0.5)
@@ -273,8 +271,13 @@ def draw(rows: list[dict[str, Any]], device: str) -> Figure:
         usable = USABLE.get(device, math.inf)
         if max(row.get(step) or 0.0 for row in shown for step in LABELS) > usable / 2:
             axis.axvline(usable, color="black", linestyle="--", linewidth=1)
-            axis.text(usable, 0.5, f" {usable} GiB on a {device}", va="center", fontsize=7)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8, frameon=False)
+            axis.text(
+                usable, 0.5, f"{usable} GiB on a {device} ", ha="right", va="center", fontsize=7
+            )
+    handles = [
+        Patch(color=color, label=part) for part, color in zip(parts, _record.COLORS, strict=False)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure
 
 

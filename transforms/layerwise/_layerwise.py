@@ -147,8 +147,8 @@ def layerwise(
                 return places, *_in_loop(update, given, own)
 
             def in_order(places: Any) -> Any:
-                # A weight is sliced again, and written, at a place that exists once the gradient has
-                # read it (`_reads.py`). A write before that would copy the weights of all layers.
+                # A weight is sliced again, and written, at an index that exists once the gradient
+                # has read it (`_reads.py`): a write before that would copy those of all layers.
                 pull = functools.partial(_vjp, first)
                 (gradient, new_dx), after = reading(pull, sliced(places), *given, dx)
                 places = jax.tree.map(
