@@ -118,8 +118,8 @@ class BasisRule(StatisticRule):
         old = (current(left), current(right))
         work = g.astype(dtype)
         stored = [None if basis is None else basis.basis for basis in bases]
-        rotated, _ = self.visited(turned, ((work,) * 3, stored), g, stored, count)
-        sources, new = whitened_by_eigenvalues(*rotated, old, self.b2)
+        (rows, columns, both), _ = self.visited(turned, ((work,) * 3, stored), g, stored, count)
+        sources, new = whitened_by_eigenvalues(rows, columns, both, old, self.b2)
         left, right = map(renewed, bases, new)
         return sources, start, left, right
 
