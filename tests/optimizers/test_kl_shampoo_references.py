@@ -11,7 +11,7 @@ from shared.soap import soap_gradients
 
 import curvax
 
-SHAPES = {"wide": (7, 11), "tall": (9, 6), "square": (5, 5)}
+SHAPES = {"wide": (6, 15), "tall": (9, 6), "square": (5, 5), "odd": (7, 11)}
 
 
 def gradients(shape: tuple[int, int]) -> list[np.ndarray]:
