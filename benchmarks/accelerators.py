@@ -263,7 +263,7 @@ def seconds_of(lines: dict[tuple[str, str], dict[str, Any]], method: str) -> flo
     line = lines.get((method, "whole"))
     if line is None and not METHODS[method].refreshes:
         line = lines.get((method, "step"))
-    return line["trace"] + line["compile"] if line and "error" not in line else None
+    return line["trace"] + line["compile"] if line and "trace" in line else None
 
 
 def versions_of(lines: dict[Any, dict[str, Any]]) -> str:
