@@ -165,9 +165,15 @@ def _graded() -> list[np.ndarray]:
     return [turn @ (scale[:, None] * (np.eye(5) + 0.05 * x)) @ turn for x in noise]
 
 
-@pytest.mark.parametrize("method", ["eigh", "qr"])
-def test_warm_qr_follows_the_transcription_in_all_shapes(method):
-    gradients, tolerance = {name: growing_gradients(shape) for name, shape in SHAPES.items()}, 0.005
+def _renewed_by_warm_qr(
+    method: str, gradients: dict[str, list[np.ndarray]], sides: tuple[str, ...]
+) -> Any:
+    """Our directions, and by name the transcription's with its states.
+
+    Bases are renewed where the criterion fails, by as many steps as it takes: on these sides in
+    some steps and not in others.
+    """
+    tolerance = 0.005
     ours = curvax.scale_by_soap(
         **CORRECTED,
         eps=1e-8,
@@ -178,10 +184,11 @@ def test_warm_qr_follows_the_transcription_in_all_shapes(method):
     )
     with jax.enable_x64(True):
         steps = zip(*gradients.values(), strict=True)
-        found, states = run_scanned(ours, [dict(zip(SHAPES, g, strict=True)) for g in steps])
-    for name in SHAPES:
-        expected, kept = eigenvalue_corrected(
-            gradients[name],
+        found, states = run_scanned(ours, [dict(zip(gradients, g, strict=True)) for g in steps])
+    transcribed = {}
+    for name, own in gradients.items():
+        expected, kept = transcribed[name] = eigenvalue_corrected(
+            own,
             **CORRECTED,
             eps=1e-8,
             eps_inside=False,
@@ -191,45 +198,31 @@ def test_warm_qr_follows_the_transcription_in_all_shapes(method):
             sort="descending",
             carry_v="permute" if method == "qr" else "keep",
         )
-        for side in ("left", "right"):
+        assert len(expected) == len(found)
+        for side in sides:
             renewed = [state[f"new_{side[0].upper()}"] for state in kept]
             assert 3 < sum(renewed) < len(renewed), (name, side)
             counts = [getattr(state, side)[name].refreshes for state in states]
             assert np.diff([0, *counts]).tolist() == [int(x) for x in renewed], (name, side)
+    return found, transcribed
+
+
+@pytest.mark.parametrize("method", ["eigh", "qr"])
+def test_warm_qr_follows_the_transcription_in_all_shapes(method):
+    gradients = {name: growing_gradients(shape) for name, shape in SHAPES.items()}
+    found, transcribed = _renewed_by_warm_qr(method, gradients, ("left", "right"))
+    for name, (expected, _) in transcribed.items():
         for d, e in zip(found, expected, strict=True):
             assert_close(d[name], e, 64, condition=1e3)
 
 
 @pytest.mark.parametrize("method", ["eigh", "qr"])
 def test_soap_with_warm_qr_is_eigenvalue_corrected_shampoo(method):
-    """With bases that are renewed where the criterion fails, by as many steps as it takes."""
-    gradients, tolerance = _graded(), 0.005
-    ours = curvax.scale_by_soap(
-        **CORRECTED,
-        eps=1e-8,
-        method=method,
-        iterations=100,
-        refresh=curvax.policies.diagonal_residual(1, tolerance),
-        limit=float("inf"),
-    )
-    with jax.enable_x64(True):
-        found, states = run_scanned(ours, gradients)
-    expected, kept = eigenvalue_corrected(
-        gradients,
-        **CORRECTED,
-        eps=1e-8,
-        eps_inside=False,
-        tolerance=tolerance,
-        max_iterations=None,
-        method=method,
-        sort="descending",
-        carry_v="permute" if method == "qr" else "keep",
-    )
-    renewed = [state["new_L"] for state in kept]
-    assert 3 < sum(renewed) < len(renewed)
+    """From dense gradients, for which a renewal takes several steps of QR."""
+    found, transcribed = _renewed_by_warm_qr(method, {"graded": _graded()}, ("left",))
+    expected, kept = transcribed["graded"]
     if method == "qr":
         assert max(state["iterations_L"] for state in kept) > 1
-    assert np.diff([0, *(s.left.refreshes for s in states)]).tolist() == [int(x) for x in renewed]
     # In the first basis, which diagonalizes the first gradient, noise is divided by noise.
     for t in range(1, len(found)):
-        assert_close(found[t], expected[t], 64, condition=1e5)
+        assert_close(found[t]["graded"], expected[t], 64, condition=1e5)
