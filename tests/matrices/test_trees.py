@@ -40,10 +40,15 @@ class Network:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class CallableLayer:
-    """Like an Equinox module: a pytree of its parameters that is also the function."""
+    """Like an Equinox module: a pytree of its parameters that is also the function.
+
+    JAX 0.10 compares treedefs of dataclasses by their static fields and numbers of children, not by
+    their types: without a static field `jax.jit` may return a `Layer` in its place.
+    """
 
     w: Any
     bias: Any = None
+    activation: str = dataclasses.field(default="relu", metadata={"static": True})
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return x @ self.w
@@ -54,6 +59,7 @@ class CallableLayer:
 class CallableNetwork:
     dense: CallableLayer
     head: CallableLayer
+    kind: str = dataclasses.field(default="callable", metadata={"static": True})
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.head(self.dense(x))
