@@ -146,16 +146,29 @@ def measured(cell: Cell) -> dict[str, Any]:
     if cell.slice or cell.host:
         shardings = jax.tree.map(lambda x: x.sharding or place(cell.device), (params, states))
         how["out_shardings"] = (*shardings, None)
+    if (
+        not cell.slice
+        and not cell.host
+        and _least(cell, params, row) > USABLE.get(cell.device, math.inf)
+    ):
+        return row | {"error": "does not fit"}
     run, given = functools.partial(STEPS[cell.step], model, optimizers), (params, states)
     found = compiled(cell.device, run, (*given, tokens, tokens), donated=(0, 1), **how)
     if found is None:
         return row | {"error": "does not fit"}
-    # The gradients have the dtype of the weights.
     row |= {"whole": found.whole / GIB, "more": found.temporaries / GIB}
     if cell.step == "ordinary" and mesh is None:
+        # The gradients have the dtype of the weights.
         row["beyond"] = row["more"] / row["weights"] - 1
     row["seconds"] = round(found.compile_seconds, 1)
     return row | (exchanges(found, mesh.size) | scattered(cell.device, mesh) if mesh else {})
+
+
+def _least(cell: Cell, params: Any, row: dict[str, Any]) -> float:
+    """What a step cannot do without, GiB: weights, state, gradients of all layers or of one."""
+    gradients = bytes_of(params["layers"]) / GIB
+    gradients /= 1 if cell.step == "ordinary" else SIZES[cell.size].layers
+    return row["weights"] + row["state"] + gradients
 
 
 SHARED = ("weights", "state", "away", "scattered")
