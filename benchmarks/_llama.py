@@ -104,7 +104,7 @@ def ordinary(
         x, _ = jax.lax.scan(visit, model.embed(params["embed"], tokens), params["layers"])
         return model.loss(params["head"], x, targets).mean()
 
-    value, gradients = jax.value_and_grad(whole)(params)
+    value, gradients = jax.value_and_grad(whole)(curvax.from_int8(params))
     new, new_states = {}, {}
     for name, optimizer in optimizers.items():
         updates, new_states[name] = optimizer.update(gradients[name], states[name], params[name])

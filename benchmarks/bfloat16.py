@@ -1,4 +1,4 @@
-"""Weights in bfloat16 at small learning rates: loss with each rounding, against float32.
+"""Weights in bfloat16 and int8 at small learning rates: loss with each rounding, against float32.
 
     python -m benchmarks bfloat16              # several minutes on two CPU cores
     python -m benchmarks bfloat16 --steps 20   # only to see that it works
@@ -35,7 +35,7 @@ METHODS: dict[str, Callable[[Any], optax.GradientTransformation]] = {
     "AdamW": lambda rate: optax.adamw(rate, weight_decay=WEIGHT_DECAY),
     "racs": lambda rate: curvax.racs(rate, weight_decay=WEIGHT_DECAY),
 }
-FLOAT32 = "float32"
+FLOAT32, INT8 = "float32", "matrices in int8"
 
 
 def nearest(inner: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -54,6 +54,7 @@ ROUNDINGS: dict[str, Callable[[Any, int], optax.GradientTransformation]] = {
     "stochastic": lambda inner, seed: curvax.stochastic_rounding(inner, seed=seed),
     "Kahan": lambda inner, seed: curvax.kahan_summation(inner),
     "masters": lambda inner, seed: curvax.master_weights(inner),
+    INT8: lambda inner, seed: curvax.int8_weights(curvax.stochastic_rounding(inner, seed=seed)),
 }
 COLUMNS = {
     "rounding": ("weights", ""),
@@ -85,7 +86,8 @@ class Program:
             def step(carry: Any, places: jax.Array) -> Any:
                 params, state, moved = carry
                 loss = lambda p: task.loss_of(wide(p), task.data, places)  # noqa: E731
-                updates, state = optimizer.update(jax.grad(loss)(params), state, params)
+                gradients = jax.grad(loss)(curvax.from_int8(params))
+                updates, state = optimizer.update(gradients, state, params)
                 new = optax.apply_updates(params, updates)
                 moved = jax.tree.map(lambda m, p, q: m | (p != q), moved, params, new)
                 return (new, state, moved), None
@@ -97,6 +99,7 @@ class Program:
         @jax.jit
         def first(key: jax.Array) -> Any:
             params = jax.tree.map(lambda p: p.astype(self.dtype), task.params(key))
+            params = curvax.to_int8(params) if rounding == INT8 else params
             return params, self.optimizer(lambda count: 0.0, 0).init(params)
 
         self.first = first
@@ -122,11 +125,13 @@ class Program:
             for start in range(0, task.steps, task.eval_every):
                 part = batches[start : start + task.eval_every]
                 params, state, moved = self.stretch(rate, params, state, moved, part)
-                found.append(float(task.evaluate(wide(params))))
+                found.append(float(task.evaluate(wide(curvax.from_int8(params)))))
             losses.append(found)
             flags = np.concatenate([np.ravel(m) for m in jax.tree.leaves(moved)])
             shares.append(100 * np.mean(~flags))
-            size = curvax.state_bytes(like, params) / len(flags) + jnp.dtype(self.dtype).itemsize
+            number = sum(x.size for x in jax.tree.leaves(curvax.from_int8(params)))
+            own = sum(x.nbytes for x in jax.tree.leaves(params))
+            size = (curvax.state_bytes(like, params) + own) / number
         return {"losses": np.array(losses), "still": float(np.mean(shares)), "bytes": size}
 
 
@@ -171,7 +176,8 @@ def draw(task: Task, found: dict[tuple[str, float], Any]) -> Figure:
 ABOUT = """Weights in float32; in bfloat16 with sums rounded to the nearest (the optimizer alone, as
 Optax applies it), with moments partly in bfloat16 or all in float32; and in bfloat16 with
 `curvax.stochastic_rounding`, `curvax.kahan_summation` and `curvax.master_weights`, within which
-moments are in float32. Gradients have the dtype of the weights. {about}; {seeds} seeds; weight
+moments are in float32; and with matrices in int8 by `curvax.int8_weights` around
+`curvax.stochastic_rounding` for the other weights. Gradients have the dtype of the weights. {about}; {seeds} seeds; weight
 decay {decay:g}."""
 
 
@@ -208,7 +214,7 @@ def main() -> None:
         "seeds": SEEDS,
         "weight_decay": WEIGHT_DECAY,
     }
-    title = "Weights in bfloat16 at small learning rates"
+    title = "Weights in bfloat16 and int8 at small learning rates"
     _record.write(args, "bfloat16", title, about, tables, draw(task, found), settings)
 
 

@@ -59,6 +59,7 @@ METHODS: dict[str, Callable[[int], Any]] = {
     "optax.adamw": lambda rank: optax.adamw(RATE),
     "optax.adamw 8 bits": lambda rank: in_8_bits(optax.adamw(RATE)),
     "racs": lambda rank: curvax.racs(RATE, **KERNELS),
+    "racs int8 weights": lambda rank: curvax.int8_weights(curvax.racs(RATE, **KERNELS)),
     "galore": lambda rank: curvax.galore(RATE, rank=rank, **KERNELS),
     "galore 8 bits": lambda rank: in_8_bits(curvax.galore(RATE, rank=rank, **KERNELS)),
     "fira": lambda rank: curvax.fira(RATE, rank=rank, **KERNELS),
@@ -128,6 +129,9 @@ class Cell(NamedTuple):
 def measured(cell: Cell) -> dict[str, Any]:
     """What the program of a cell says."""
     params, adamw = parameters(SIZES[cell.size]), optax.adamw(RATE)
+    gradients = bytes_of(params) / GIB  # in the dtype of the weights, or of what they decode to
+    if "int8 weights" in cell.method:
+        params["layers"] = jax.eval_shape(curvax.to_int8, params["layers"])
     layers = METHODS[cell.method](RANKS[cell.size])
     layers = curvax.state_on_host(layers) if cell.host else layers
     optimizers = {"embed": adamw, "layers": layers, "head": adamw}
@@ -146,29 +150,18 @@ def measured(cell: Cell) -> dict[str, Any]:
     if cell.slice or cell.host:
         shardings = jax.tree.map(lambda x: x.sharding or place(cell.device), (params, states))
         how["out_shardings"] = (*shardings, None)
-    if (
-        not cell.slice
-        and not cell.host
-        and _least(cell, params, row) > USABLE.get(cell.device, math.inf)
-    ):
-        return row | {"error": "does not fit"}
+    usable = USABLE.get(cell.device, math.inf) if mesh is None and not cell.host else math.inf
+    if row["weights"] + row["state"] + gradients * (cell.step == "ordinary") > usable:
+        return row | {"error": "does not fit"}  # nor would a compiler find otherwise
     run, given = functools.partial(STEPS[cell.step], model, optimizers), (params, states)
     found = compiled(cell.device, run, (*given, tokens, tokens), donated=(0, 1), **how)
     if found is None:
         return row | {"error": "does not fit"}
     row |= {"whole": found.whole / GIB, "more": found.temporaries / GIB}
     if cell.step == "ordinary" and mesh is None:
-        # The gradients have the dtype of the weights.
-        row["beyond"] = row["more"] / row["weights"] - 1
+        row["beyond"] = row["more"] / gradients - 1
     row["seconds"] = round(found.compile_seconds, 1)
     return row | (exchanges(found, mesh.size) | scattered(cell.device, mesh) if mesh else {})
-
-
-def _least(cell: Cell, params: Any, row: dict[str, Any]) -> float:
-    """What a step cannot do without, GiB: weights, state, gradients of all layers or of one."""
-    gradients = bytes_of(params["layers"]) / GIB
-    gradients /= 1 if cell.step == "ordinary" else SIZES[cell.size].layers
-    return row["weights"] + row["state"] + gradients
 
 
 SHARED = ("weights", "state", "away", "scattered")

@@ -10,6 +10,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `momentum`, `orthogonalize`, `precondition`, `in_eigenbasis`, `in_subspace`, ... | directions |
 | `distribute`, `quantize_state`, `inject_hyperparams`, `skip_spikes` | wrappers |
 | `stochastic_rounding`, `kahan_summation`, `master_weights` | wrappers for bfloat16 weights |
+| `to_int8`, `from_int8`, `int8_weights` | weights in 8 bits, and the wrapper that updates them |
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
 | `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
@@ -113,6 +114,7 @@ from .transforms.storage._quantized import quantized
 from .transforms.storage._storage import dense
 from .transforms.subspace._adapter import Adapter, extract_adapter
 from .transforms.subspace._subspace import in_subspace
+from .transforms.weights._int8 import from_int8, int8_weights, to_int8
 from .transforms.weights._kept_bits import kahan_summation, master_weights
 from .transforms.weights._stochastic_rounding import stochastic_rounding
 
@@ -147,11 +149,13 @@ __all__ = [
     "find_output_layer",
     "fira",
     "foam",
+    "from_int8",
     "galore",
     "graft",
     "in_eigenbasis",
     "in_subspace",
     "inject_hyperparams",
+    "int8_weights",
     "inverse_root",
     "kahan_summation",
     "keep_weight_norm",
@@ -220,4 +224,5 @@ __all__ = [
     "sumo",
     "swan",
     "take_over",
+    "to_int8",
 ]

@@ -24,7 +24,8 @@ GROUPS = {
         "Optimizers and wrappers",
         "What makes a full optimizer of a direction, and what wraps one.",
         "assemble layerwise clip_by_last_norm quantize_state inject_hyperparams skip_spikes "
-        "stochastic_rounding kahan_summation master_weights distribute",
+        "stochastic_rounding kahan_summation master_weights to_int8 from_int8 int8_weights "
+        "distribute",
     ),
     "matrices": (
         "Matrices",

@@ -29,6 +29,7 @@ import optax
 from .._paths import named_leaves
 from ..refresh._due import at_most_once
 from ..state._traced import check_optimizer
+from ..weights._int8 import from_int8
 from ._layer_states import layer_states
 from ._mixing import check_layers_are_apart
 from ._once import check_updated_once
@@ -63,7 +64,8 @@ def layerwise(
       optimizer: the transformation of the layers, which must treat each matrix, or each element,
         separately. The axes of its matrices are those of the leaves of `layers`.
       layers: parameters, all layers stacked along the first axis of each leaf, as `jax.lax.scan`
-        and `flax.linen.scan` take them; with `stacked=False` those of one layer.
+        and `flax.linen.scan` take them; with `stacked=False` those of one layer. `block` gets
+        weights in 8 bits (`curvax.to_int8`) decoded.
       state: `optimizer.init(layers)`, or what an earlier step returned.
       x: the input of the first layer, a tree of arrays. Integers in it have no gradient.
       xs: other inputs of each layer, stacked along the first axis, such as random keys. They get no
@@ -111,7 +113,7 @@ def layerwise(
 
     def forward(x: Any, of_layer: Any) -> tuple[Any, Any]:
         layer, others = of_layer
-        return block(layer, x, *others), x
+        return block(from_int8(layer), x, *others), x
 
     output, kept = jax.lax.scan(forward, x, (layers, inputs))
 
@@ -181,7 +183,7 @@ def _one_layer(
     block: Any, optimizer: Any, layer: Any, state: Any, x: Any, others: Any
 ) -> tuple[Any, Any]:
     """`layerwise` with `stacked=False`."""
-    output = block(layer, x, *others)
+    output = block(from_int8(layer), x, *others)
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
         check_updated_once(layer)
@@ -249,12 +251,12 @@ def _number_of(layers: Any) -> int:
 
 
 def _vjp(block: Any, layer: Any, x: Any, others: Any, dx: Any) -> tuple[Any, Any]:
-    """Gradients of a layer, and of the floating leaves of its input."""
+    """Gradients of a layer, decoded, and of the floating leaves of its input."""
 
     def output(layer: Any, floating: Any) -> Any:
         return _floating(block(layer, _with_floating(x, floating), *others))
 
-    _, pullback = jax.vjp(output, layer, _floating(x))
+    _, pullback = jax.vjp(output, from_int8(layer), _floating(x))
     return pullback(dx)
 
 

@@ -1,0 +1,223 @@
+"""Weights in 8 bits: what they decode to, what they learn, and the steps that they run in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import gradients_like
+from shared.meshes import both_axis_types, mesh_of
+
+import curvax
+
+SHAPES = {
+    "up": {"kernel": (3, 24, 40), "bias": (40,)},
+    "odd": {"kernel": (3, 17, 5)},
+    "embed": {"embedding": (32, 16)},
+}
+
+
+def drawn(dtype: Any = jnp.float32) -> Any:
+    shapes = jax.tree.map(np.zeros, SHAPES, is_leaf=lambda x: isinstance(x, tuple))
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype), gradients_like(shapes, 1)[0])
+
+
+def trained(optimizer: Any, params: Any, gradients: Any) -> tuple[Any, Any]:
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for gradient in gradients:
+        params, state = step(params, state, gradient)
+    return params, state
+
+
+def gap_of(weights: Any) -> np.ndarray:
+    """The distance of two codes in each row of a coded matrix `(…, m, n)`."""
+    return 2 * np.asarray(weights.scales, np.float64) / 255
+
+
+def values_of(weights: Any) -> np.ndarray:
+    """What a coded matrix stands for, not rounded to the dtype of its scales."""
+    return gap_of(weights) * (2 * np.asarray(weights.codes, np.float64) - 255) / 2
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_what_is_decoded(dtype: Any) -> None:
+    params = drawn(dtype)
+    weights = curvax.to_int8(params)
+    kernel = weights["up"]["kernel"]
+    assert kernel.codes.shape == (3, 24, 40) and kernel.codes.dtype == jnp.uint8
+    assert kernel.scales.shape == (3, 24, 1) and kernel.scales.dtype == dtype
+    for place in (("up", "bias"), ("embed", "embedding")):
+        assert weights[place[0]][place[1]] is params[place[0]][place[1]]
+    decoded = curvax.from_int8(weights)
+    assert jax.tree.map(jnp.shape, decoded) == jax.tree.map(jnp.shape, params)
+    assert jax.tree.map(jnp.result_type, decoded) == jax.tree.map(jnp.result_type, params)
+    for name in ("up", "odd"):
+        given, found = (np.asarray(x[name]["kernel"], np.float64) for x in (params, decoded))
+        rounding = 2.0**-8 * np.abs(given) * (dtype == jnp.bfloat16)
+        assert np.all(np.abs(given - found) <= 0.501 * gap_of(weights[name]["kernel"]) + rounding)
+    largest = float(jnp.max(jnp.abs(params["up"]["kernel"][0, 0])))
+    assert largest <= float(kernel.scales[0, 0, 0]) <= 1.13 * largest
+
+
+def test_small_updates_add_up() -> None:
+    """A hundred updates of less than a gap, of many sizes, move a weight by their sum."""
+    weights = curvax.to_int8({"kernel": drawn()["up"]["kernel"]})
+    gap = gap_of(weights["kernel"])
+    shape = weights["kernel"].codes.shape
+    change = gap * np.linspace(-0.003, 0.003, np.prod(shape)).reshape(shape)
+    steps = 100
+    found, _ = trained(curvax.int8_weights(optax.sgd(1.0)), weights, [{"kernel": -change}] * steps)
+    before, after = (
+        np.asarray(curvax.from_int8(x)["kernel"], np.float64) for x in (weights, found)
+    )
+    error = (after - before - steps * change) / gap
+    assert np.max(np.abs(error)) < 2.5
+    assert abs(np.mean(error)) < 0.02
+    # Rounding to the nearest would leave all of them where they are.
+    assert np.sqrt(np.mean(error**2)) < 0.6
+
+
+def test_a_zero_update_changes_nothing() -> None:
+    weights = curvax.to_int8(drawn(jnp.bfloat16))
+    zero = jax.tree.map(jnp.zeros_like, curvax.from_int8(weights))
+    found, _ = trained(curvax.int8_weights(optax.sgd(1.0)), weights, [zero] * 50)
+    for x, y in zip(jax.tree.leaves(weights), jax.tree.leaves(found), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_scales_follow_the_weights(dtype: Any) -> None:
+    params = {"kernel": drawn(dtype)["up"]["kernel"]}
+    weights = curvax.to_int8(params)
+    for factor in (40.0, 1 / 300.0):
+        old = values_of(weights["kernel"])
+        gradient = [{"kernel": jnp.asarray((1 - factor) * old, jnp.float32)}]
+        weights, _ = trained(curvax.int8_weights(optax.sgd(1.0)), weights, gradient)
+        error = np.abs(values_of(weights["kernel"]) - factor * old) / gap_of(weights["kernel"])
+        assert np.max(error) < 1.01  # of a code, as dither rounds it
+        assert np.max(gap_of(weights["kernel"])) < 1.2 * 2 * np.abs(factor * old).max() / 255
+
+
+def test_a_matrix_with_an_update_that_is_not_finite_stands_still() -> None:
+    weights = curvax.to_int8(drawn())
+    gradient = jax.tree.map(jnp.ones_like, curvax.from_int8(weights))
+    bad = gradient["up"]["kernel"].at[1, 2, 3].set(jnp.nan)
+    gradient["up"]["kernel"] = bad
+    found, _ = trained(curvax.int8_weights(optax.sgd(0.1)), weights, [gradient])
+    before, after = weights["up"]["kernel"], found["up"]["kernel"]
+    np.testing.assert_array_equal(before.codes[1], after.codes[1])
+    np.testing.assert_array_equal(before.scales[1], after.scales[1])
+    assert not np.array_equal(before.codes[0], after.codes[0])
+    assert np.isfinite(curvax.from_int8(found)["up"]["kernel"]).all()
+
+
+def test_other_parameters_are_as_without() -> None:
+    params, inner = drawn(), optax.adamw(0.1)
+    gradients = gradients_like(params, 3)
+    found, _ = trained(curvax.int8_weights(inner), curvax.to_int8(params), gradients)
+    plain, _ = trained(inner, params, gradients)
+    for name, leaf in (("up", "bias"), ("embed", "embedding")):
+        np.testing.assert_array_equal(found[name][leaf], plain[name][leaf])
+
+
+def test_the_inner_optimizer_sees_matrices() -> None:
+    """A method finds the same matrices by name and shape as without codes."""
+    params = {"up": {"kernel": drawn()["up"]["kernel"][0]}}
+    weights, gradients = curvax.to_int8(params), gradients_like(params, 4)
+    found, state = trained(curvax.int8_weights(curvax.muon(0.01)), weights, gradients)
+    plain, own = trained(curvax.muon(0.01), curvax.from_int8(weights), gradients)
+    # Four sums that are rounded down or up, by less than a gap each.
+    error = np.abs(np.asarray(curvax.from_int8(found)["up"]["kernel"] - plain["up"]["kernel"]))
+    assert np.max(error / gap_of(found["up"]["kernel"])) < 4
+    assert jax.tree.structure(state.inner) == jax.tree.structure(own)
+    assert state.count == 4
+
+
+def block(layer: Any, x: jax.Array) -> jax.Array:
+    return x + jnp.tanh(x @ layer["up"]["kernel"]) @ layer["down"]["kernel"]
+
+
+def stacked_layers() -> Any:
+    up, down = gradients_like([np.zeros((4, 16, 32)), np.zeros((4, 32, 16))], 1)[0]
+    return curvax.to_int8({"up": {"kernel": up / 8}, "down": {"kernel": down / 8}})
+
+
+@pytest.mark.parametrize("name", ["racs", "adamw"])
+def test_layerwise_equals_the_ordinary_step(name: str) -> None:
+    layers = stacked_layers()
+    axes = {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+    inner = {
+        "racs": curvax.racs(0.05, weight_dimension_numbers=axes),
+        "adamw": optax.adamw(0.01),
+    }[name]
+    optimizer = curvax.int8_weights(inner)
+
+    def loss_of(y: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(y))
+
+    @jax.jit
+    def ordinary(layers: Any, state: Any, x: jax.Array) -> Any:
+        def whole(weights: Any) -> jax.Array:
+            return loss_of(jax.lax.scan(lambda x, p: (block(p, x), None), x, weights)[0])
+
+        gradients = jax.grad(whole)(curvax.from_int8(layers))
+        updates, state = optimizer.update(gradients, state, layers)
+        return optax.apply_updates(layers, updates), state
+
+    @jax.jit
+    def layerwise(layers: Any, state: Any, x: jax.Array) -> Any:
+        y, backward = curvax.layerwise(block, optimizer, layers, state, x)
+        return backward(jax.grad(loss_of)(y))[:2]
+
+    x = jnp.linspace(-1, 1, 3 * 16).reshape(3, 16)
+    found = {}
+    for step in (ordinary, layerwise):
+        params, state = layers, optimizer.init(layers)
+        for _ in range(5):
+            params, state = step(params, state, x)
+        found[step.__name__] = params, state
+    (params, state), (other, other_state) = found.values()
+    assert jax.tree.structure(state) == jax.tree.structure(other_state)
+    for name in ("up", "down"):
+        a, b, start = params[name]["kernel"], other[name]["kernel"], layers[name]["kernel"]
+        apart = np.abs(a.codes.astype(int) - np.asarray(b.codes.astype(int)))
+        # Rounding errors of a gradient take some entries past a threshold.
+        assert np.mean(apart > 0) < 0.01 and np.max(apart) <= 1
+        assert np.mean(a.codes != start.codes) > 0.2
+
+
+@both_axis_types
+def test_a_mesh_changes_no_bit(kind: str) -> None:
+    weights, inner = curvax.to_int8({"kernel": drawn()["up"]["kernel"]}), optax.sgd(0.01)
+    gradients = gradients_like(curvax.from_int8(weights), 3)
+    optimizer = curvax.int8_weights(inner)
+    plain, _ = trained(optimizer, weights, gradients)
+    sharding = jax.sharding.NamedSharding(mesh_of(kind, 2), jax.sharding.PartitionSpec())
+    found, _ = trained(optimizer, *(jax.device_put(x, sharding) for x in (weights, gradients)))
+    for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(found), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="inner must be an Optax transformation, got 3"):
+        curvax.int8_weights(3)  # pyright: ignore
+    with pytest.raises(ValueError, match="where must be a callable"):
+        curvax.to_int8({}, where="kernel")  # pyright: ignore
+    with pytest.raises(ValueError, match=r"'up/bias', of shape \(40,\)"):
+        curvax.to_int8(drawn(), where=lambda name, x: True)
+    optimizer = curvax.int8_weights(optax.sgd(0.1))
+    with pytest.raises(ValueError, match="no parameter in int8"):
+        optimizer.init(drawn())
+    weights = curvax.to_int8(drawn())
+    with pytest.raises(ValueError, match="update needs params"):
+        optimizer.update(curvax.from_int8(weights), optimizer.init(weights))

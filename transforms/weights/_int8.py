@@ -1,0 +1,227 @@
+r"""Weights in 8 bits, which learn.
+
+A matrix is in codes $c \in \{0 \dots 255\}$ with a scale $s$ for each row:
+
+$$w = s\,(2c - 255) / 255, \qquad c \leftarrow \lfloor c + 255\, u / (2s) + \delta \rfloor$$
+
+for an update $u$, with $\delta \in [0, 1)$ from `storage/_dither.py`: an update of a tenth of the
+gap between two codes moves the code in one of ten steps. So nothing is lost on average, no weights
+of more bits exist, and a run that is resumed repeats itself. A zero update changes nothing.
+
+*Scales.* A row keeps its scale while its largest weight is between a quarter of it and all of it;
+otherwise the scale becomes 9/8 of that weight, and the codes are rounded to the new ones in the
+same way. Scales are in the dtype that the weights had.
+
+*Contract of Optax.* Updates of codes are differences modulo 256, so that `optax.apply_updates`,
+which adds them as unsigned bytes, gives exactly the new codes.
+
+*Error.* The gap is `2s / 255`: of $n$ updates of one size, the sum is off by about one gap. Weights
+in bfloat16 have gaps of 1/256 to 1/128 of each weight, these of some 1/120 of the largest weight of
+the row. *Memory.* 1 byte per weight and 2 or 4 per row. Scales of tiles would follow the weights
+more closely, but XLA:TPU writes their product with a matrix in full size.
+
+References: int8 weights with stochastic rounding: Zhang et al., Q-GaLore, arXiv:2407.08296; Zhu et
+al., APOLLO, arXiv:2412.05270.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._counts import next_step
+from .._paths import named_leaves
+from ..matrices._names import why_no_matrix
+from ..storage._codec import Coded
+from ..storage._dither import dither
+from ._inner import check_given, checked
+
+HEADROOM = 9 / 8
+TOP = 255  # the largest code
+
+
+class Int8WeightsState(NamedTuple):
+    """State of `int8_weights`."""
+
+    count: jax.Array  # steps, int32 ()
+    inner: Any  # state of the inner optimizer, for the weights in float32
+
+
+def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> Any:
+    """Parameters with matrices in 8 bits.
+
+    Args:
+      params: a tree of parameters.
+      where: a predicate of a parameter's path, such as "mlp/up/kernel", and the parameter: whether
+        it goes into 8 bits. By default those with two axes or more whose names are not those of
+        embeddings, norms, biases or other vectors. Matrices are the last two axes.
+
+    Returns:
+      The same tree with a pair `(codes, scales)` in place of each such parameter: `codes` of its
+      shape `(..., m, n)`, uint8, and `scales (..., m, 1)` in its dtype. Rounding moves a weight by
+      at most 0.45 % of the largest weight of its row.
+
+    Raises:
+      ValueError: naming a parameter for which `where` is true and which is not a floating matrix.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> params = {"up": {"kernel": jnp.ones((64, 128)), "bias": jnp.zeros(128)}}
+      >>> weights = curvax.to_int8(params)
+      >>> weights["up"]["kernel"].codes.dtype, weights["up"]["bias"].dtype
+      (dtype('uint8'), dtype('float32'))
+    """
+    if where is not None and not callable(where):
+        raise ValueError(f"where must be a callable of a path and a parameter, got {where!r}.")
+    named = named_leaves(params)
+
+    def encoded(name: str, x: Any) -> Any:
+        is_matrix = jnp.ndim(x) >= 2 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        chosen = is_matrix and why_no_matrix(name) is None if where is None else where(name, x)
+        if not chosen:
+            return x
+        if not is_matrix:
+            raise ValueError(
+                f"where is true of the parameter {name!r}, of shape {jnp.shape(x)} and dtype "
+                f"{jnp.result_type(x)}; only floating parameters of two axes or more go into int8."
+            )
+        wide = jnp.asarray(x).astype(jnp.float32)
+        scales = _scales(_largest(wide), 0.0, x.dtype).astype(x.dtype)
+        place = (wide * _inverse(scales.astype(jnp.float32)) + 1) * (TOP / 2)
+        return Coded(jnp.round(place).astype(jnp.uint8), scales)
+
+    return named.rebuild({name: encoded(name, x) for name, x in named.present().items()})
+
+
+def from_int8(params: Any) -> Any:
+    """The parameters that `to_int8` or an update returned, decoded; other parameters as they are.
+
+    A train step takes gradients with respect to them:
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp, optax
+      >>> params = curvax.to_int8({"kernel": jnp.eye(32)})
+      >>> optimizer = curvax.int8_weights(optax.sgd(0.1))
+      >>> state = optimizer.init(params)
+      >>> grads = jax.grad(lambda p: jnp.sum(p["kernel"] ** 2))(curvax.from_int8(params))
+      >>> updates, state = optimizer.update(grads, state, params)
+      >>> params = optax.apply_updates(params, updates)
+    """
+    return _decoded(params, None)
+
+
+def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Updates weights in 8 bits, rounding up and down in turn, so that small updates are not lost.
+
+    Args:
+      inner: the whole optimizer. It gets gradients and decoded weights in float32, and its moments
+        are in float32 unless it has an argument for their dtype.
+
+    Returns:
+      An optimizer of parameters that `to_int8` returned. `update` takes gradients with respect to
+      `from_int8(params)` and needs `params`. Add its updates with `optax.apply_updates`, and do not
+      change them before. With `curvax.layerwise` a block gets the decoded weights of its layer, so
+      only one layer is decoded at a time. Parameters that are not in 8 bits are updated as without
+      this wrapper.
+
+    A matrix whose update is not finite stays as it is. `summarize`, `state_of` and `report` take
+    `inner`, `from_int8(params)` and the state's field `inner`.
+
+    Raises:
+      ValueError: in `init`, if no parameter is in 8 bits; in `update`, without `params`.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp, optax
+      >>> params = curvax.to_int8({"kernel": jnp.ones((64, 64), jnp.bfloat16)})
+      >>> optimizer = curvax.int8_weights(optax.sgd(1.0))
+      >>> state, gradients = optimizer.init(params), {"kernel": jnp.full((64, 64), 1e-4)}
+      >>> for _ in range(300):
+      ...     updates, state = optimizer.update(gradients, state, params)
+      ...     params = optax.apply_updates(params, updates)
+      >>> round(float(jnp.mean(curvax.from_int8(params)["kernel"].astype(float))), 2)
+      0.97
+    """
+    inner = checked(inner)
+
+    def init(params: Any) -> Int8WeightsState:
+        if not any(map(_is_coded, jax.tree.leaves(params, is_leaf=_is_coded))):
+            raise ValueError("params has no parameter in int8; curvax.to_int8(params) makes them.")
+        return Int8WeightsState(jnp.zeros([], jnp.int32), inner.init(_decoded(params, jnp.float32)))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        check_given(params)
+        count = next_step(state.count)
+        # What traces an optimizer may give it parameters as gradients.
+        gradients = jax.tree.map(
+            lambda p, g: g.astype(jnp.float32) if _is_coded(p) else g,
+            params,
+            from_int8(updates),
+            is_leaf=_is_coded,
+        )
+        weights = _decoded(params, jnp.float32)
+        updates, inner_state = inner.update(gradients, state.inner, weights, **extra_args)
+        changes = jax.tree.map(
+            lambda p, w, u: _change(p, w, u, count) if _is_coded(p) else u,
+            params,
+            weights,
+            updates,
+            is_leaf=_is_coded,
+        )
+        return changes, Int8WeightsState(count, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _change(old: Coded, weights: jax.Array, update: jax.Array, count: jax.Array) -> Coded:
+    """What `optax.apply_updates` adds to codes and scales."""
+    update = update.astype(jnp.float32)
+    update = jnp.where(jnp.isfinite(update).all(axis=(-2, -1), keepdims=True), update, 0)
+    before = old.scales.astype(jnp.float32)
+    after = _scales(_largest(weights + update), before, old.scales.dtype)
+    signed = 2 * old.codes.astype(jnp.float32) - TOP
+    ratio = jnp.where(after == before, 1, before * _inverse(after))
+    place = (signed * ratio + TOP) / 2  # the code itself where the scale stays
+    whole = jnp.floor(place)
+    *batch, m, n = weights.shape
+    thresholds = dither(jnp.broadcast_to(count, tuple(batch)), m, n)
+    # The sum without `whole`: a zero update adds exactly nothing.
+    steps = jnp.floor(place - whole + update * (TOP / 2 * _inverse(after)) + thresholds)
+    codes = jnp.clip(whole + steps, 0, TOP).astype(jnp.uint8)
+    return Coded(codes - old.codes, after - before)
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    """The largest magnitude of each row."""
+    return jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+
+
+def _scales(largest: jax.Array, before: jax.Array | float, dtype: Any) -> jax.Array:
+    """The scales of rows with these largest magnitudes: numbers of `dtype`, in float32."""
+    most = float(jnp.finfo(dtype).max)
+    new = jnp.minimum(HEADROOM * largest, most).astype(dtype).astype(jnp.float32)
+    return jnp.where((largest <= before) & (4 * largest > before), before, new)
+
+
+def _inverse(scales: jax.Array) -> jax.Array:
+    """The reciprocals; 0 for rows of zeros."""
+    return jnp.where(scales > 0, 1 / jnp.where(scales > 0, scales, 1), 0)
+
+
+def _is_coded(node: Any) -> bool:
+    return isinstance(node, Coded)
+
+
+def _decoded(params: Any, dtype: Any) -> Any:
+    """Coded parameters decoded, in `dtype` or in that of their scales."""
+
+    def plain(p: Any) -> Any:
+        if not _is_coded(p):
+            return p
+        values = (2 * p.codes.astype(jnp.float32) - TOP) * (p.scales.astype(jnp.float32) / TOP)
+        return values.astype(p.scales.dtype if dtype is None else dtype)
+
+    return jax.tree.map(plain, params, is_leaf=_is_coded)
