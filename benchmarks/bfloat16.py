@@ -177,8 +177,8 @@ ABOUT = """Weights in float32; in bfloat16 with sums rounded to the nearest (the
 Optax applies it), with moments partly in bfloat16 or all in float32; and in bfloat16 with
 `curvax.stochastic_rounding`, `curvax.kahan_summation` and `curvax.master_weights`, within which
 moments are in float32; and with matrices in int8 by `curvax.int8_weights` around
-`curvax.stochastic_rounding` for the other weights. Gradients have the dtype of the weights. {about}; {seeds} seeds; weight
-decay {decay:g}."""
+`curvax.stochastic_rounding` for the other weights. Gradients have the dtype of the weights.
+{about}; {seeds} seeds; weight decay {decay:g}."""
 
 
 def parse() -> argparse.Namespace:

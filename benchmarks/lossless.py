@@ -69,6 +69,7 @@ STORAGES: dict[str, Any] = {
 MOMENTS: dict[str, Mapping[str, Any]] = {
     "8 bits": {"bits": 8},
     "8 bits, dither": {"bits": 8, "dither": True},
+    "8 bits, tiles of 16": {"bits": 8, "block": 16},
     "4 bits": {"bits": 4},
     "4 bits, dither": {"bits": 4, "dither": True},
 }
@@ -239,7 +240,7 @@ def draw(tables: list[_record.Table]) -> Figure:
     """Bytes of the state against loss, both beside float32's."""
     figure = Figure(figsize=(1 + 5 * len(tables), 4.8), layout="constrained")
     panels = figure.subplots(1, len(tables), squeeze=False)[0]
-    markers = dict(zip((*STORAGES, *MOMENTS), "os^vDP*Xos^v", strict=False))
+    markers = dict(zip((*STORAGES, *MOMENTS), "os^vDP*Xos<^v", strict=False))
     for axis, table in zip(panels, tables, strict=True):
         for row in table.rows:
             if row.get("mean") is None:

@@ -11,7 +11,7 @@
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, and the loop over the matrices that are due (`_due`).
 - `storage`: how many bits factors, roots and bases take, one form a file; the codec (`_codec`).
-- `weights`: parameters in bfloat16: random bits, or bits that the state keeps.
+- `weights`: parameters in bfloat16: random bits, or bits that the state keeps; in int8 (`_int8`).
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
 - `distribute`: which device holds which matrix (`_shares`) or part (`_cut`), its state (`_layout`).
 - `state`: summaries, checkpoints (`_portable`, `_format`), shardings, host memory (`_host`),

@@ -16,9 +16,9 @@ TRANSFORMS = ROOT / "transforms"
 FLOORS = (
     {"_recording", "_paths", "_counts", "_validate", "_side", "_own_state", "_decay", "_influence"},
     {"_keys", "_trees", "_spikes", "linalg"},
-    {"refresh", "_restart", "_guard", "storage", "directions", "distribute", "weights"},
+    {"refresh", "_restart", "_guard", "storage", "directions", "distribute"},
     {"matrices", "kronecker"},
-    {"subspace"},
+    {"subspace", "weights"},
     {"state"},
     {"layerwise"},
 )
