@@ -252,7 +252,7 @@ def draw(tables: list[_record.Table]) -> Figure:
             axis.plot(row["share"], row["mean"], **style)
         axis.axhline(0, color="gray", lw=0.8)
         axis.axhline(NEAR, color="gray", lw=0.8, ls=":")
-        axis.set(title=table.title, xlabel="bytes of the state, over float32's", xscale="log")
+        axis.set(title=table.title, xlabel="bytes of the state, over float32's")
         axis.set_yscale("symlog", linthresh=0.02)
         axis.grid(alpha=0.3)
     panels[0].set(ylabel="validation loss beyond float32's, mean of the seeds")
@@ -261,7 +261,8 @@ def draw(tables: list[_record.Table]) -> Figure:
         color = _record.COLORS[i % len(_record.COLORS)]
         panels[0].plot([], [], "o", color=color, label=name, **hollow)
     for form, marker in markers.items():
-        panels[0].plot([], [], marker, color="gray", label=form)
+        hollow = {"markerfacecolor": "none"} if form in MOMENTS else {}
+        panels[0].plot([], [], marker, color="gray", label=form, **hollow)
     figure.legend(loc="outside right center", frameon=False, fontsize="small")
     return figure
 
