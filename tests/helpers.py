@@ -154,6 +154,20 @@ def run(
     return updates, states
 
 
+def trained(optimizer: Any, params: Any, gradients: Iterable[Any]) -> tuple[Any, Any]:
+    """Parameters and state after some steps, in one program per step."""
+    state = jax.jit(optimizer.init)(params)
+
+    @jax.jit
+    def step(params, state, gradient):
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for gradient in gradients:
+        params, state = step(params, state, gradient)
+    return params, state
+
+
 def stacked(trees: Iterable[Any]) -> Any:
     """Stacks trees of equal structure along a new first axis."""
     return jax.tree.map(lambda *x: np.stack(x), *trees)

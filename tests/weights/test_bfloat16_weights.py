@@ -13,7 +13,7 @@ import optax
 import pytest
 from contract import Model, compiled, small_tree
 from flax import nnx
-from helpers import gradients_like, run
+from helpers import gradients_like, run, trained
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from registry import Row, every_optimizer
@@ -43,20 +43,6 @@ def assert_same(actual: Any, desired: Any) -> None:
     for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(desired), strict=True):
         assert np.asarray(x).dtype == np.asarray(y).dtype
         np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
-
-
-def trained(optimizer: Any, params: Any, gradients: Any) -> tuple[Any, Any]:
-    """Parameters and state after some steps, in one program per step."""
-    state = jax.jit(optimizer.init)(params)
-
-    @jax.jit
-    def step(params, state, gradient):
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
-
-    for gradient in gradients:
-        params, state = step(params, state, gradient)
-    return params, state
 
 
 # What they add up to.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import gradients_like
+from helpers import gradients_like, trained
 from shared.meshes import both_axis_types, mesh_of
 
 import curvax
@@ -24,19 +24,6 @@ SHAPES = {
 def drawn(dtype: Any = jnp.float32) -> Any:
     shapes = jax.tree.map(np.zeros, SHAPES, is_leaf=lambda x: isinstance(x, tuple))
     return jax.tree.map(lambda x: jnp.asarray(x, dtype), gradients_like(shapes, 1)[0])
-
-
-def trained(optimizer: Any, params: Any, gradients: Any) -> tuple[Any, Any]:
-    state = optimizer.init(params)
-
-    @jax.jit
-    def step(params, state, gradient):
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
-
-    for gradient in gradients:
-        params, state = step(params, state, gradient)
-    return params, state
 
 
 def gap_of(weights: Any) -> np.ndarray:
@@ -77,9 +64,7 @@ def test_small_updates_add_up() -> None:
     change = gap * np.linspace(-0.003, 0.003, np.prod(shape)).reshape(shape)
     steps = 100
     found, _ = trained(curvax.int8_weights(optax.sgd(1.0)), weights, [{"kernel": -change}] * steps)
-    before, after = (
-        np.asarray(curvax.from_int8(x)["kernel"], np.float64) for x in (weights, found)
-    )
+    before, after = (values_of(x["kernel"]) for x in (weights, found))
     error = (after - before - steps * change) / gap
     assert np.max(np.abs(error)) < 2.5
     assert abs(np.mean(error)) < 0.02
@@ -202,7 +187,7 @@ def test_a_mesh_changes_no_bit(kind: str) -> None:
     gradients = gradients_like(curvax.from_int8(weights), 3)
     optimizer = curvax.int8_weights(inner)
     plain, _ = trained(optimizer, weights, gradients)
-    sharding = jax.sharding.NamedSharding(mesh_of(kind, 2), jax.sharding.PartitionSpec())
+    sharding = jax.sharding.NamedSharding(mesh_of(kind, 2), jax.sharding.PartitionSpec(None, "x"))
     found, _ = trained(optimizer, *(jax.device_put(x, sharding) for x in (weights, gradients)))
     for x, y in zip(jax.tree.leaves(plain), jax.tree.leaves(found), strict=True):
         np.testing.assert_array_equal(x, y)
