@@ -46,7 +46,7 @@ def test_every_combination_takes_steps():
     for line in re.split(r"(?m)^(?=optimizer = )", "".join(blocks_of(page))):
         exec(compile(line, str(page), "exec"), names)
         optimizers += [names["optimizer"]] if "optimizer" in names else []
-    assert len(optimizers) == 20
+    assert len(optimizers) == page.read_text(encoding="utf-8").count("\noptimizer = ") > 0
     for optimizer in optimizers:
         state = jax.eval_shape(optimizer.init, params)
         updates, after = jax.eval_shape(optimizer.update, params, state, params)
