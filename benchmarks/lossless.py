@@ -11,6 +11,9 @@ a record may grow over many starts. Delete the lines of code that has changed.
 Runs have the learning rates at which `train` found float32 best, from `train.json`, and nothing is
 tuned for a storage. `wide` is `lm` with a model of width 128, at the rates of `lm`: most of its
 factors are larger than a tile of codes.
+
+The row *float32, other rounding* scales every update by 1 + 1e-6, which means nothing: what it
+differs by is what a run differs by if anything at all is rounded in another way.
 """
 
 from __future__ import annotations
@@ -55,6 +58,8 @@ TITLES = {
 RATES_OF = {"wide": "lm"}
 
 FLOAT = "float32"
+ROUNDED = "float32, other rounding"
+HALF = "momentum in bfloat16"
 # Each step of this order is what one would like to know next.
 STORAGES: dict[str, Any] = {
     "packed, 8 bits": curvax.packed(),
@@ -77,6 +82,7 @@ FACTORS = ("soap", "shampoo", "asgo", "foam", "eigen_adam")
 WITHOUT_FACTORS = ("muon", "alice", "sumo", "galore")
 METHODS = (*FACTORS, *WITHOUT_FACTORS)
 BASES = ("soap", "eigen_adam")
+HALVES = ("muon",)  # with an argument for the momentum's dtype and no other state
 SMALLEST_MOMENT = 1024
 NEAR = 0.005  # aimed at, between the mean losses of a storage and of float32
 
@@ -96,10 +102,11 @@ def forms_of(name: str) -> tuple[str, ...]:
     """How a method is stored."""
     if name == ADAMW:
         return (FLOAT,)
+    half = (HALF,) if name in HALVES else ()
     if name in WITHOUT_FACTORS:
-        return (FLOAT, *MOMENTS)
+        return (FLOAT, ROUNDED, *MOMENTS, *half)
     kept = [form for form in STORAGES if name in BASES or "bases" not in form]
-    return (FLOAT, *kept)
+    return (FLOAT, ROUNDED, *kept)
 
 
 def in_codes(make: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
@@ -115,12 +122,26 @@ def in_codes(make: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
     return made
 
 
+def rounded(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A method whose updates are rounded in another way."""
+
+    def made(rate: Any, **options: Any) -> optax.GradientTransformation:
+        return optax.chain(make(rate, **options), optax.scale(1 + 1e-6))
+
+    made.__name__ = make.__name__
+    return made
+
+
 def method_of(name: str, form: str, task: Task) -> Method:
     """A method of `train`, stored in this form."""
     plain = methods_for(task)[name]
     if form in STORAGES:
         return Method(plain.make, {**plain.options, "storage": STORAGES[form]})
-    return Method(in_codes(plain.make, **MOMENTS[form]), plain.options) if form != FLOAT else plain
+    if form in MOMENTS:
+        return Method(in_codes(plain.make, **MOMENTS[form]), plain.options)
+    if form == HALF:
+        return Method(plain.make, {**plain.options, "dtype": jnp.bfloat16})
+    return Method(rounded(plain.make), plain.options) if form == ROUNDED else plain
 
 
 @functools.cache
@@ -240,7 +261,7 @@ def draw(tables: list[_record.Table]) -> Figure:
     """Bytes of the state against loss, both beside float32's."""
     figure = Figure(figsize=(1 + 5 * len(tables), 4.8), layout="constrained")
     panels = figure.subplots(1, len(tables), squeeze=False)[0]
-    markers = dict(zip((*STORAGES, *MOMENTS), "os^vDP*Xos<^v", strict=False))
+    markers = dict(zip((*STORAGES, *MOMENTS, HALF, ROUNDED), "os^vDP*Xos<^vh.", strict=True))
     for axis, table in zip(panels, tables, strict=True):
         for row in table.rows:
             if row.get("mean") is None:
@@ -261,7 +282,7 @@ def draw(tables: list[_record.Table]) -> Figure:
         color = _record.COLORS[i % len(_record.COLORS)]
         panels[0].plot([], [], "o", color=color, label=name, **hollow)
     for form, marker in markers.items():
-        hollow = {"markerfacecolor": "none"} if form in MOMENTS else {}
+        hollow = {"markerfacecolor": "none"} if form in (*MOMENTS, HALF) else {}
         panels[0].plot([], [], marker, color="gray", label=form, **hollow)
     figure.legend(loc="outside right center", frameon=False, fontsize="small")
     return figure
@@ -289,7 +310,8 @@ def main() -> None:
         "Every storage at the learning rate that `train` found for float32; *wide* at that of the "
         "small language model. *Bytes* are those of the whole optimizer's state. The moments and "
         "bases of Muon, Alice, SUMO and GaLore are in codes by `quantize_state`, those of AdamW "
-        f"for the other parameters in float32. {len(runs)} runs; {left} are not done yet.\n\n"
+        "for the other parameters in float32. *Other rounding* is float32 with every update scaled by "
+        f"1 + 1e-6: what any rounding does to a run. {len(runs)} runs; {left} are not done yet.\n\n"
         "![bytes against loss](lossless.png)"
     )
     settings = {"seeds": args.seeds, "runs": len(runs), "left": left}
