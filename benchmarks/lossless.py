@@ -261,7 +261,7 @@ def draw(tables: list[_record.Table]) -> Figure:
     """Bytes of the state against loss, both beside float32's."""
     figure = Figure(figsize=(1 + 5 * len(tables), 4.8), layout="constrained")
     panels = figure.subplots(1, len(tables), squeeze=False)[0]
-    markers = dict(zip((*STORAGES, *MOMENTS, HALF, ROUNDED), "os^vDP*Xos<^vh.", strict=True))
+    markers = dict(zip((*STORAGES, *MOMENTS, HALF, ROUNDED), "os^vDP*Xos<^vh.", strict=False))
     for axis, table in zip(panels, tables, strict=True):
         for row in table.rows:
             if row.get("mean") is None:
@@ -310,8 +310,9 @@ def main() -> None:
         "Every storage at the learning rate that `train` found for float32; *wide* at that of the "
         "small language model. *Bytes* are those of the whole optimizer's state. The moments and "
         "bases of Muon, Alice, SUMO and GaLore are in codes by `quantize_state`, those of AdamW "
-        "for the other parameters in float32. *Other rounding* is float32 with every update scaled by "
-        f"1 + 1e-6: what any rounding does to a run. {len(runs)} runs; {left} are not done yet.\n\n"
+        "for the other parameters in float32. *Other rounding* is float32 with every update scaled "
+        "by 1 + 1e-6: what any rounding does to a run. "
+        f"{len(runs)} runs; {left} are not done yet.\n\n"
         "![bytes against loss](lossless.png)"
     )
     settings = {"seeds": args.seeds, "runs": len(runs), "left": left}

@@ -158,8 +158,12 @@ def test_periodic_work_counts_by_its_period() -> None:
 
 
 def check_lossless(tables: list[Any]) -> None:
-    plain, coded, adamw = tables[0]["rows"]
-    assert [row["form"] for row in (plain, coded, adamw)] == ["float32", "4 bits", "float32"]
+    *_, adamw = tables[0]["rows"]
+    plain, rounded, coded, half = rows = tables[0]["rows"][:-1]
+    assert [row["form"] for row in (*rows, adamw)] == [
+        *("float32", "float32, other rounding", "4 bits", "momentum in bfloat16", "float32")
+    ]
+    assert rounded["share"] == 1 and 0.45 < half["share"] < 0.6
     assert 0.12 < coded["share"] < 0.2 and coded["mean"] == pytest.approx(
         coded["by_seed"]["1"] - plain["by_seed"]["1"]
     )
