@@ -32,9 +32,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from .._counts import next_step
 from .._paths import named_leaves
+from ..linalg._platforms import by_platform
 from ..matrices._names import why_no_matrix
 from ..storage._codec import Coded
 from ..storage._dither import dither
@@ -191,7 +193,13 @@ def _change(old: Coded, weights: jax.Array, update: jax.Array, count: jax.Array)
     # The sum without `whole`: a zero update adds exactly nothing.
     steps = jnp.floor(place - whole + update * (TOP / 2 * _inverse(after)) + thresholds)
     codes = jnp.clip(whole + steps, 0, TOP).astype(jnp.uint8)
-    return Coded(codes - old.codes, after - before)
+    return Coded(_in_order(codes - old.codes), after - before)
+
+
+def _in_order(codes: jax.Array) -> jax.Array:
+    """The codes row by row in memory: XLA:TPU would transpose those of all layers for a product."""
+    order = Layout(major_to_minor=tuple(range(codes.ndim)))
+    return by_platform(lambda x: with_layout_constraint(x, order), lambda x: x, codes)
 
 
 def _largest(x: jax.Array) -> jax.Array:
@@ -221,7 +229,8 @@ def _decoded(params: Any, dtype: Any) -> Any:
     def plain(p: Any) -> Any:
         if not _is_coded(p):
             return p
-        values = (2 * p.codes.astype(jnp.float32) - TOP) * (p.scales.astype(jnp.float32) / TOP)
+        codes = _in_order(p.codes)
+        values = (2 * codes.astype(jnp.float32) - TOP) * (p.scales.astype(jnp.float32) / TOP)
         return values.astype(p.scales.dtype if dtype is None else dtype)
 
     return jax.tree.map(plain, params, is_leaf=_is_coded)
