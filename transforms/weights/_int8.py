@@ -26,6 +26,7 @@ al., APOLLO, arXiv:2412.05270.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -197,7 +198,9 @@ def _change(old: Coded, weights: jax.Array, update: jax.Array, count: jax.Array)
 
 
 def _in_order(codes: jax.Array) -> jax.Array:
-    """The codes row by row in memory: XLA:TPU would transpose those of all layers for a product."""
+    """The codes of one layer row by row in memory: XLA:TPU would transpose those of all layers."""
+    if math.prod(codes.shape[:-2]) > 1:
+        return codes
     order = Layout(major_to_minor=tuple(range(codes.ndim)))
     return by_platform(lambda x: with_layout_constraint(x, order), lambda x: x, codes)
 
