@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ..linalg._platforms import by_platform
+from ..linalg._spread import is_shared
 from ..linalg._tiles import product
 from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
 
@@ -57,9 +58,11 @@ def without_room(x: jax.Array) -> jax.Array:
 def diagonal_of(x: jax.Array) -> jax.Array:
     """The diagonals `(..., d)` of `x (..., d, d)`, without the gather of `jnp.diagonal`.
 
-    On TPUs as masked sums: their compiler has no room for the strided slice from order 4096 on.
+    On TPUs as masked sums: their compiler has no room for the strided slice from order 4096 on. So
+    too where devices share a matrix (`linalg/_spread.py`).
     """
-    return by_platform(lambda x: jnp.einsum("...ii->...i", x), _strided_diagonal, x)
+    masked = lambda x: jnp.einsum("...ii->...i", x)  # noqa: E731
+    return masked(x) if is_shared() else by_platform(masked, _strided_diagonal, x)
 
 
 def _strided_diagonal(x: jax.Array) -> jax.Array:
