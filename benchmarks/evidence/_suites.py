@@ -74,7 +74,8 @@ MIDDLE = {"width": 512, "heads": 8, "depth": 8, "context": 256, "batch": 16}
 GPT_2 = {"width": 768, "heads": 12, "depth": 12, "context": 256, "batch": 16}
 LONGER = ("adamw", "muon", "soap", "asgo", "racs", "alice")  # one of each family
 SIZES = ("adamw", "muon", "soap", "racs")
-TUNED_WITH_TEXT = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
+LARGEST = ("adamw", "muon", "racs")
+FINETUNED = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
 
 
 def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> Suite:
@@ -86,7 +87,7 @@ def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> S
 def finetuned(name: str, make: Callable[[int], Task], steps: int) -> Suite:
     """Fine-tuning at rank 8, from a quarter of the declared learning rates."""
     given: dict[str, Any] = {"fixed": {"rank": 8}, "slower": 0.25, "only": RATE, "budget": 5}
-    return Suite(name=f"{name}-{steps}", make=make, steps=steps, methods=TUNED_WITH_TEXT, **given)
+    return Suite(name=f"{name}-{steps}", make=make, steps=steps, methods=FINETUNED, **given)
 
 
 def relative(name: str, make: Callable[[int], Task], rank: int, budget: int) -> Suite:
@@ -98,21 +99,11 @@ def relative(name: str, make: Callable[[int], Task], rank: int, budget: int) -> 
 
 DECLARED = (
     recipe("recipe", 250, budget=14),
-    retuned("recipe", 500, MAIN),
     finetuned("finetune", finetune, 250),
-    finetuned("classify", classify, 125),
     relative("factorization", factorization, rank=4, budget=14),
     Suite(name="vision-2000", make=vision, steps=2000, budget=8, unit="nats per signal"),
-    retuned("recipe", 1000, LONGER),
-    Suite(
-        name="published-2000",
-        make=functools.partial(language, "prose"),
-        steps=2000,
-        budget=1,
-        methods=("adamw",),
-        fixed=PUBLISHED,
-    ),
-    retuned("recipe", 2000, ("adamw",)),
+    retuned("recipe", 500, LONGER),
+    retuned("recipe", 1000, SIZES),
     Suite(
         name="storage-250",
         make=functools.partial(language, "prose"),
@@ -122,9 +113,19 @@ DECLARED = (
         only=RATE,
         after="recipe-250",
     ),
+    finetuned("classify", classify, 125),
     relative("equation", equation, rank=16, budget=6),
-    *(retuned("small", steps, SIZES, sizes=SMALL) for steps in (250, 500, 1000)),
-    *(retuned("large", steps, SIZES, sizes=LARGE) for steps in (125, 250, 500)),
+    Suite(
+        name="published-2000",
+        make=functools.partial(language, "prose"),
+        steps=2000,
+        budget=1,
+        methods=("adamw",),
+        fixed=PUBLISHED,
+    ),
+    retuned("recipe", 2000, ("adamw",)),
+    *(retuned("small", steps, SIZES, sizes=SMALL) for steps in (125, 250, 500)),
+    *(retuned("large", steps, LARGEST, sizes=LARGE) for steps in (60, 125, 250)),
     *(
         retuned(name, steps, MAIN, sizes=sizes, text="code", preset="gpu", budget=6)
         for name, sizes in {"middle": MIDDLE, "gpt2": GPT_2}.items()
