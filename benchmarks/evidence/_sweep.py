@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import math
 import multiprocessing
+import os
 import platform
 import sys
 import time
@@ -188,7 +189,7 @@ class Crew:
     def __init__(self, size: int) -> None:
         """With so many processes."""
         context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork breaks
-        self.pools = [ProcessPoolExecutor(1, context) for _ in range(size)]
+        self.pools = [ProcessPoolExecutor(1, context, _settle, (place,)) for place in range(size)]
         self.methods: list[set[str]] = [set() for _ in self.pools]
         self.running: dict[Future[dict[str, Any]], tuple[str, int]] = {}
 
@@ -224,6 +225,13 @@ class Crew:
         for future in done:
             del self.running[future]
         return [future.result() for future in done]
+
+
+def _settle(place: int) -> None:
+    """Keeps this process on one core: XLA's own threads would be on all of them."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[place % len(cores)]})
 
 
 @functools.cache
