@@ -18,6 +18,7 @@ from .._side import LEFT, Side
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
 from ..linalg._numerics import HIGHEST
+from ..linalg._products import times
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord
 from ._statistic import StatisticRule
@@ -89,7 +90,7 @@ class FactorRule(StatisticRule):
         """The product of a stored root with `x (..., m, n)`, on this side."""
         root = self.storage.decode_root(stored)
         x = x.astype(root.dtype)
-        return jnp.matmul(*((root, x) if side is LEFT else (x, root)), precision=precision)
+        return times(*((root, x) if side is LEFT else (x, root)), precision)
 
     def whitened(
         self, g: jax.Array, factors: tuple[Factor | None, Factor | None], count: jax.Array

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 
 from .._side import LEFT, side_of
 from ._numerics import one_by_one, power_of_two
-from ._platforms import by_platform
+from ._platforms import by_platform, in_turn
 from ._products import gram_of
 from ._qr import qr
 from ._spread import spread
@@ -159,12 +159,15 @@ def newton_schulz(
         same = len(set(rows)) == 1
         return iterated(x, [rows[0] if same else table[done + j] for j in range(count)])
 
-    x = _first(x, rows[:at_once], eps, norm, work)
-    whole, rest = divmod(max(0, steps - at_once), at_once)
-    x = jax.lax.fori_loop(
-        0, whole, lambda i, x: several(at_once * (i + 1), at_once, x), x, unroll=UNROLLED
-    )
-    return (several(steps - rest, rest, x) if rest else x).astype(given)
+    def approximated(x: jax.Array) -> jax.Array:
+        x = _first(x, rows[:at_once], eps, norm, work)
+        whole, rest = divmod(max(0, steps - at_once), at_once)
+        x = jax.lax.fori_loop(
+            0, whole, lambda i, x: several(at_once * (i + 1), at_once, x), x, unroll=UNROLLED
+        )
+        return (several(steps - rest, rest, x) if rest else x).astype(given)
+
+    return in_turn(approximated, x)
 
 
 def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:

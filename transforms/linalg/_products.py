@@ -1,16 +1,25 @@
-"""Products with a transposed matrix, written as contractions.
+"""Products of stacks of matrices, those with a transposed matrix written as contractions.
 
 XLA folds `.mT` into a product of two matrices, but not into a product of two batches of one matrix:
 on a CPU it first writes out the transpose, which takes a quarter of the time of `x @ x.mT`. For a
 thin transpose this is worth it: XLA's faster kernels do not support a first factor that is summed
-over its rows.
+over its rows. In programs for TPUs stacks go matrix by matrix (`_platforms.in_turn`).
 """
 
 from __future__ import annotations
 
+import functools
+
 import jax
+import jax.numpy as jnp
 
 from .._side import Side
+from ._platforms import in_turn
+
+
+def times(a: jax.Array, b: jax.Array, precision: jax.lax.PrecisionLike = None) -> jax.Array:
+    """`a b` for `a (..., m, k)` and `b (..., k, n)`."""
+    return in_turn(functools.partial(jnp.matmul, precision=precision), a, b)
 
 
 def times_transposed(
@@ -29,7 +38,7 @@ def transposed_times(
 
 def thin_transposed_times(a: jax.Array, b: jax.Array) -> jax.Array:
     """`aᵀ b` for `a (..., k, r)` and `b (..., k, n)`, where `r` is far less than `n`."""
-    return a.mT @ b
+    return in_turn(lambda a, b: a.mT @ b, a, b)
 
 
 def gram_of(
@@ -49,7 +58,10 @@ def _summed(
     precision: jax.lax.PrecisionLike,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
-    batch = tuple(range(a.ndim - 2))
-    summed = (a.ndim + axis,)
-    dimensions = ((summed, summed), (batch, batch))
-    return jax.lax.dot_general(a, b, dimensions, precision, preferred_element_type=dtype)
+    def contracted(a: jax.Array, b: jax.Array) -> jax.Array:
+        batch = tuple(range(a.ndim - 2))
+        summed = (a.ndim + axis,)
+        dimensions = ((summed, summed), (batch, batch))
+        return jax.lax.dot_general(a, b, dimensions, precision, preferred_element_type=dtype)
+
+    return in_turn(contracted, a, b)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ._numerics import HIGHEST, zeros_beside
-from ._platforms import by_platform
+from ._platforms import by_platform, in_turn
 from ._spread import is_shared, spread
 
 TILE = 512
@@ -30,7 +30,7 @@ def product(a: jax.Array, b: jax.Array, *, transpose: bool = False) -> jax.Array
     if is_shared():
         return spread(form(a, b))
     if max(*a.shape[-2:], b.shape[-1]) <= TILE:
-        return form(a, b)
+        return in_turn(form, a, b) if a.shape[:-2] == b.shape[:-2] else form(a, b)
     return by_platform(functools.partial(in_tiles, transpose=transpose), form, a, b)
 
 

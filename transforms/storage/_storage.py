@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from .._side import LEFT, Side
 from .._validate import check_dtype
-from ..linalg._products import times_transposed, transposed_times
+from ..linalg._products import times, times_transposed, transposed_times
 
 
 @runtime_checkable
@@ -82,8 +82,8 @@ def rotated(u: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
     """What `rotate` returns, for a basis `u (..., d, d)` that is decoded."""
     x = x.astype(u.dtype)
     if side is LEFT:
-        return u @ x if back else transposed_times(u, x)
-    return times_transposed(x, u) if back else x @ u
+        return times(u, x) if back else transposed_times(u, x)
+    return times_transposed(x, u) if back else times(x, u)
 
 
 class StorageRecord(NamedTuple):

@@ -25,7 +25,7 @@ from .._keys import key_for
 from .._side import LEFT, Side, side_of
 from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._numerics import power_of_two
-from ..linalg._products import gram_of, thin_transposed_times, times_transposed
+from ..linalg._products import gram_of, thin_transposed_times, times, times_transposed
 from ..linalg._tiles import product
 from ..refresh._due import refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
@@ -116,7 +116,7 @@ class SubspaceRule:
         bad entries of g.
         """
         side = self.side_of(g)
-        sigma = thin_transposed_times(u, g) if side is LEFT else g @ u
+        sigma = thin_transposed_times(u, g) if side is LEFT else times(g, u)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
         lengths = jnp.sum(sigma * sigma, axis=side.other.axis, keepdims=True)
         noise = (max(g.shape[-2:]) * float(jnp.finfo(sigma.dtype).eps)) ** 2
@@ -284,7 +284,7 @@ class SubspaceRule:
 
     def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
         """Projects `x` from the subspace back to the full space."""
-        return u @ x if side is LEFT else times_transposed(x, u)
+        return times(u, x) if side is LEFT else times_transposed(x, u)
 
     def parts(
         self,
