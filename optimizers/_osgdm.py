@@ -9,7 +9,7 @@ import jax
 import optax
 
 from ..transforms.directions._momentum import descend_with_momentum
-from ..transforms.directions._orthogonalize import orthogonalize
+from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from ..transforms.linalg._polar import Coefficients
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble, others_or_adamw
@@ -36,6 +36,7 @@ def osgdm(
     method: str = "svd",
     coefficients: Coefficients = "quintic",
     steps: int = 5,
+    consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -69,6 +70,7 @@ def osgdm(
       method: "svd", "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
       coefficients: of Newton-Schulz.
       steps: Newton-Schulz iterations.
+      consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
@@ -95,8 +97,11 @@ def osgdm(
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
     )
+    direction = scale_by_osgdm(method=method, coefficients=coefficients, steps=steps)
+    if consistent_rms is not None:
+        direction = optax.chain(direction, scale_by_shape(consistent_rms))
     return assemble(
-        scale_by_osgdm(method=method, coefficients=coefficients, steps=steps),
+        direction,
         learning_rate,
         base=descent,
         matrices=matrices,

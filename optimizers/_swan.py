@@ -9,7 +9,7 @@ import optax
 
 from ..transforms._trees import in_float32
 from ..transforms.directions._normalize import normalize_rows
-from ..transforms.directions._orthogonalize import orthogonalize
+from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from ..transforms.linalg._polar import Coefficients
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble
@@ -43,6 +43,7 @@ def swan(
     coefficients: Coefficients = (1.5, -0.5, 0.0),
     steps: int = 5,
     norm: str = "gram",
+    consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -74,6 +75,7 @@ def swan(
       coefficients: of Newton-Schulz; the paper's are (1.5, -0.5, 0).
       steps: Newton-Schulz iterations.
       norm: the norm that Newton-Schulz divides by, see `orthogonalize`.
+      consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
@@ -95,13 +97,11 @@ def swan(
       Ma et al., `SWAN <https://arxiv.org/abs/2412.13148>`_, 2024; as Eqs 30-32 and section B.8 of
       Gong et al., `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_.
     """
+    direction = scale_by_swan(method=method, coefficients=coefficients, steps=steps, norm=norm)
+    if consistent_rms is not None:
+        direction = optax.chain(direction, scale_by_shape(consistent_rms))
     return assemble(
-        scale_by_swan(
-            method=method,
-            coefficients=coefficients,
-            steps=steps,
-            norm=norm,
-        ),
+        direction,
         learning_rate,
         matrices=matrices,
         weight_dimension_numbers=weight_dimension_numbers,

@@ -1,10 +1,11 @@
 """Coordinate descent over a method's numbers, as a function of the losses that are known.
 
-From a start, each coordinate in turn takes a step up its ladder, and goes on in that direction as
-long as the loss falls; if the first step does not help, it tries the other direction. After a round
-in which nothing moved, the ladders of rates get finer by a square root. The descent never ends by
-itself: the budget ends it, and it is the same for every method. A point that was tried before
-costs nothing.
+A scan comes first: the rate at a few multiples of its start, far apart, because the loss is flat
+and noisy at rates that are much too large. From the best of them, each coordinate in turn takes a
+step up its ladder, and goes on in that direction as long as the loss falls; if the first step does
+not help, it tries the other direction. After a round in which nothing moved, the ladders of rates
+get finer by a square root. The descent never ends by itself: the budget ends it, and it is the same
+for every method. A point that was tried before costs nothing.
 
 Nothing is remembered but losses: the next point follows from the points that have one, so that a
 sweep goes on where it was stopped, by whatever means.
@@ -45,9 +46,16 @@ def name_of(point: Mapping[str, Any]) -> str:
     return json.dumps(dict(sorted(point.items())))
 
 
-def descend(coordinates: Sequence[Coordinate], start: Point) -> Generator[Point, float, None]:
+def descend(
+    coordinates: Sequence[Coordinate], start: Point, scan: Sequence[float] = ()
+) -> Generator[Point, float, None]:
     """Points to try, in order; takes their losses. It visits some points more than once."""
     best, least = dict(start), (yield dict(start))
+    for factor in scan:
+        point = {**start, "rate": rounded(start["rate"] * factor)}
+        loss = yield point
+        if loss < least:
+            best, least = point, loss
     halvings = 0
     while True:
         moved = False
@@ -75,6 +83,7 @@ def tried(
     start: Point,
     known: Callable[[Point], float | None],
     budget: int,
+    scan: Sequence[float] = (),
 ) -> tuple[list[tuple[Point, float]], Point | None]:
     """The points of the descent that have a loss, and the next one; `None` if the budget is spent.
 
@@ -83,9 +92,10 @@ def tried(
       start: a value for each coordinate, and for what else the method takes.
       known: a point's loss, `None` if it has not run; infinite where it diverged.
       budget: distinct points to try.
+      scan: multiples of the starting rate that are tried before the descent.
     """
     found: dict[str, tuple[Point, float]] = {}
-    search = descend(coordinates, start)
+    search = descend(coordinates, start, scan)
     point = next(search)
     # A coordinate with one value left to try could cycle for ever among known points.
     for _ in range(1000 * budget):

@@ -108,10 +108,18 @@ ALL = (
     Tuned("sumo", 0.016, {**LOW_RANK, "b1": (0.95, FIRST)}),
 )
 ADAMW = ALL[0].own
+RMS = {f"{name}_rms": name for name in ("muon", "osgdm", "swan", "sumo")}
+"""With directions of AdamW's root mean square, so that AdamW's learning rate carries over."""
 FORMS = (  # of others, in suites of their own
     Tuned("lora_8", 0.016, ADAMW, adapters=8),
     Tuned("lora_16", 0.016, ADAMW, adapters=16),
     *(Tuned(name, 0.008, SHAMPOO, of="shampoo") for name in STORAGES),
+    *(
+        dataclasses.replace(method, name=name, of=of)
+        for name, of in RMS.items()
+        for method in ALL
+        if method.name == of
+    ),
 )
 METHODS = {method.name: method for method in (*ALL, *FORMS)}
 
@@ -183,6 +191,8 @@ def optimizer(
         own |= {"base": base, "statistics_every": 1, "storage": STORAGES.get(name)}
     else:
         own |= {"weight_decay": values["decay"] / peak, "weight_decay_mask": decayed}
+    if name in RMS:
+        own["consistent_rms"] = 0.2
     if name == "asgo":  # by default every parameter is a matrix, embeddings and scales too
         own["matrices"] = "all" if own.pop("everything") else None
     if name == "alice":

@@ -73,7 +73,8 @@ def free_start_of(suite: Suite, method: str, runs: Runs) -> Point | None:
     if adamw is None or there is None or point is None:
         return None
     # What is not a matrix follows AdamW's rate from one suite to the next.
-    return point | {"adam_rate": rounded(point["adam_rate"] * adamw["rate"] / there["rate"])}
+    point = point | {"adam_rate": rounded(point["adam_rate"] * adamw["rate"] / there["rate"])}
+    return point | ({"rate": adamw["rate"]} if suite.carried else {})
 
 
 def best_in(suite: str, method: str, runs: Runs) -> Point | None:
@@ -101,7 +102,8 @@ def tuning_of(suite: Suite, method: str, runs: Runs) -> Tuning | None:
         line = runs.get(Request(suite.name, method, point, TUNING_SEED).key)
         return None if line is None else loss_of(line)
 
-    return Tuning(*tried(coordinates_of(suite, method), start, known, suite.budget))
+    found = tried(coordinates_of(suite, method), start, known, suite.budget, suite.scan)
+    return Tuning(*found)
 
 
 def upcoming(suite: Suite, runs: Runs, begun: Container[str] = ()) -> Request | None:

@@ -17,7 +17,7 @@ from ._adapters import with_adapters
 from ._classify import classify
 from ._finetune import PUBLISHED, finetune
 from ._language import language
-from ._methods import ALL, METHODS, schedule_of
+from ._methods import ALL, METHODS, RMS, schedule_of
 from ._others import equation, factorization
 from ._vision import vision
 
@@ -25,6 +25,7 @@ MAIN = tuple(method.name for method in ALL)
 LOW_RANK = ("galore", "fira", "alice", "apollo", "sumo")
 SEEDS = (1, 2, 3, 4, 5)
 TUNING_SEED = 0
+SCAN = (4.0, 1 / 4, 1 / 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,8 +39,10 @@ class Suite:
     methods: tuple[str, ...] = MAIN
     only: tuple[str, ...] | None = None  # coordinates that are varied; all of a method's if None
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # these are not varied
+    scan: tuple[float, ...] = ()  # multiples of the starting rate that are tried first
     slower: float = 1.0  # the learning rates at the start, over the declared ones
     after: str | None = None  # the suite at whose best points the tuning starts
+    carried: bool = False  # whether learning rates start at AdamW's
     seeds: tuple[int, ...] = SEEDS
     ladder: str | None = None  # suites of one ladder differ in their steps alone
     unit: str = "nats per byte"
@@ -86,22 +89,25 @@ def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> S
 
 def finetuned(name: str, make: Callable[[int], Task], steps: int) -> Suite:
     """Fine-tuning at rank 8, from a quarter of the declared learning rates."""
-    given: dict[str, Any] = {"fixed": {"rank": 8}, "slower": 0.25, "only": RATE, "budget": 5}
+    given: dict[str, Any] = {"fixed": {"rank": 8}, "slower": 0.25, "only": RATE}
+    given |= {"budget": 7, "scan": SCAN}
     return Suite(name=f"{name}-{steps}", make=make, steps=steps, methods=FINETUNED, **given)
 
 
 def relative(name: str, make: Callable[[int], Task], rank: int, budget: int) -> Suite:
     """A problem without overfitting, 1000 steps."""
     fixed = {"decay": 0.0, "rank": rank}
-    unit = "log10 of the relative error"
-    return Suite(name=f"{name}-1000", make=make, steps=1000, budget=budget, fixed=fixed, unit=unit)
+    given: dict[str, Any] = {"unit": "log10 of the relative error", "scan": SCAN}
+    return Suite(name=f"{name}-1000", make=make, steps=1000, budget=budget, fixed=fixed, **given)
 
 
 DECLARED = (
-    recipe("recipe", 250, budget=14),
+    recipe("recipe", 250, budget=15, scan=SCAN),
     finetuned("finetune", finetune, 250),
-    relative("factorization", factorization, rank=4, budget=14),
-    Suite(name="vision-2000", make=vision, steps=2000, budget=8, unit="nats per signal"),
+    relative("factorization", factorization, rank=4, budget=15),
+    Suite(
+        name="vision-2000", make=vision, steps=2000, budget=11, scan=SCAN, unit="nats per signal"
+    ),
     retuned("recipe", 500, LONGER),
     retuned("recipe", 1000, SIZES),
     Suite(
@@ -113,8 +119,18 @@ DECLARED = (
         only=RATE,
         after="recipe-250",
     ),
+    Suite(
+        name="carried-250",
+        make=functools.partial(language, "prose"),
+        steps=250,
+        budget=3,
+        methods=("adamw", *RMS),
+        only=RATE,
+        after="recipe-250",
+        carried=True,
+    ),
     finetuned("classify", classify, 125),
-    relative("equation", equation, rank=16, budget=6),
+    relative("equation", equation, rank=16, budget=9),
     Suite(
         name="published-2000",
         make=functools.partial(language, "prose"),

@@ -46,6 +46,22 @@ def test_consistent_rms_is_the_same_for_orthogonal_directions():
         assert np.stack(found) == pytest.approx(np.stack(expected), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["muon", "osgdm", "swan", "sumo"])
+def test_optimizers_of_orthogonal_directions_move_by_the_root_mean_square_times_the_rate(name):
+    """In the first step, where no momentum has summed up."""
+    options = {"swan": {}, "sumo": {"b1": 0.0, "rank": 64}}.get(name, {"b1": 0.0})
+    if name != "swan":
+        options |= {"method": "svd"}
+    optimizer = getattr(curvax, name)(0.5, consistent_rms=0.2, **options)
+    wide, tall = GRADIENTS[0].values()
+    params = {"wide": {"kernel": wide[0]}, "tall": {"kernel": tall}}
+    updates, _ = jax.jit(optimizer.update)(params, jax.jit(optimizer.init)(params), params)
+    # SWAN's rows have a mean of zero, which takes one of the directions if rows are short.
+    for x in jax.tree.leaves(updates):
+        full = 1 if name != "swan" or x.shape[-1] > x.shape[-2] else 1 - 1 / x.shape[-1]
+        assert rms(x) == pytest.approx(0.1 * full**0.5, rel=1e-4)
+
+
 def test_zero_matrices_stay_zero_and_non_finite_ones_stay_not_finite():
     normalize = curvax.normalize_matrices(0.2)
     x = np.stack([np.full((2, 2), value, np.float32) for value in (0.0, np.nan, 1e30)])

@@ -79,8 +79,11 @@ ARGUMENTS = [
     Argument("muon", "steps", 2.5, "at least 1"),
     Argument("muon", "steps", True, "at least 1"),
     Argument("muon", "eps", -1e-8, "[0, inf)"),
-    Argument("muon", "consistent_rms", 0.0, "(0, inf)"),
-    Argument("muon", "consistent_rms", -0.2, "(0, inf)"),
+    *(
+        Argument(name, "consistent_rms", value, "(0, inf)")
+        for name in ("muon", "osgdm", "swan", "sumo")
+        for value in (0.0, -0.2)
+    ),
     # RACS.
     Argument("racs", "b2", 1.0, "[0, 1)"),
     Argument("racs", "b2", -0.1, "[0, 1)"),
