@@ -206,6 +206,24 @@ def test_the_descent_spends_its_budget_on_distinct_points(budget: int) -> None:
             assert module("_descent").bounded(found)
 
 
+def test_a_scan_finds_the_valley_beyond_a_plateau() -> None:
+    """At rates that are much too large the loss is flat, and a step up may seem to help."""
+    _descent = module("_descent")
+
+    def loss(point: Any) -> float:
+        rate = point["rate"]
+        plateau = 2.62 - 0.01 * (rate == 0.256)
+        return min(plateau, 2.3 + 0.15 * abs(math.log2(rate / 0.016)))
+
+    def best(scan: tuple[float, ...]) -> float:
+        start = {"rate": 0.128}
+        found, _ = _descent.tried([_descent.Coordinate("rate")], start, loss, 8, scan)
+        return _descent.best_of(found)["rate"]
+
+    assert best(()) == 0.256
+    assert best(module("_suites").SCAN) == 0.016
+
+
 def test_a_line_counts_once_and_a_wrong_one_is_named(suites: list[Any], tmp_path: Path) -> None:
     lines = module("_lines")
     request = module("_plan").Request("first", "muon", {"rate": 0.1, "decay": 0.0}, 1)
