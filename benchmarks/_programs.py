@@ -8,7 +8,7 @@ branches of a conditional the smallest counts. `all_kernels` counts everything o
 
 Bytes are those of operands and results, as in XLA's own cost analysis, which a GPU's program does
 not have: of an operand that a fusion only slices, those of the slices; of a result that updates an
-operand in place, those of the update.
+operand in place, those of the update. What a TPU's program keeps on the chip does not count.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_ON_CHIP = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\]\{[^}]*S\(1\)[^}]*\}")
 _NAMES = re.compile(r"%([\w.\-]+)")
 _ROUNDS = re.compile(r'rounds_(\d+)/while"')
 _TRIPS = re.compile(r'known_trip_count"?[:=]\{"n":"(\d+)"')
@@ -79,8 +80,9 @@ class Kernels:
 
 
 def size_of(result: str) -> float:
-    """Bytes of a type such as `f32[4,8]{1,0}` or `(f32[4], s32[])`."""
-    return sum(_bits(dtype) * _numbers(axes) / 8 for dtype, axes in _SHAPE.findall(result))
+    """Bytes of a type such as `f32[4,8]{1,0}` or `(f32[4], s32[])`, outside the chip."""
+    found = _SHAPE.findall(_ON_CHIP.sub("", result))
+    return sum(_bits(dtype) * _numbers(axes) / 8 for dtype, axes in found)
 
 
 def _numbers(axes: str) -> int:

@@ -12,7 +12,9 @@ import pytest
 from helpers import assert_close, normal_like
 from jax.sharding import PartitionSpec
 
+import curvax
 from curvax.transforms._side import Side
+from curvax.transforms.kronecker import _statistic
 from curvax.transforms.linalg import _platforms, _polar, _products, _tiles
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
@@ -77,3 +79,40 @@ def test_what_may_be_divided_among_devices_has_no_loop() -> None:
     assert "stablehlo.while" in text and not any(
         f"tensor<{NUMBER // 2}x" in line for line in text.splitlines() if "dot_general" in line
     )
+
+
+OPTIMIZERS = {
+    "shampoo": curvax.shampoo(0.1, refresh=2, statistics_every=1),
+    "asgo": curvax.asgo(0.1, refresh=2),
+    "soap": curvax.soap(0.1, refresh=2),
+    "kl_shampoo": curvax.kl_shampoo(0.1, refresh=2),
+    "foam": curvax.foam(0.1),
+    "packed": curvax.shampoo(0.1, refresh=2, storage=curvax.packed(4)),
+    "muon": curvax.muon(0.1),
+    "galore": curvax.galore(0.1, rank=2, refresh=2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_in_turns_are_those_at_once(
+    name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = {f"layer {i}": {"kernel": jnp.ones((6, 9))} for i in range(3)}
+    gradients = [normal_like(jax.random.key(i), params) for i in range(5)]
+    optimizer = OPTIMIZERS[name]
+
+    def run() -> tuple[list[object], str]:
+        init, update = (jax.jit(lambda *given, f=f: f(*given)) for f in optimizer)
+        state, found = init(params), []
+        text = update.lower(gradients[0], state, params).as_text()
+        for g in gradients:
+            updates, state = update(g, state, params)
+            found.append(updates)
+        return found, text
+
+    expected, at_once = run()
+    for module in (_platforms, _statistic):
+        monkeypatch.setattr(module, "by_platform", lambda tpu, _, *args: tpu(*args))
+    found, in_turns = run()
+    assert in_turns.count("stablehlo.while") > at_once.count("stablehlo.while")
+    assert_close(found, expected, eps=1e-4)

@@ -24,6 +24,7 @@ from .._side import LEFT, Side
 from .._trees import map_unzip
 from ..directions._carry import Moments
 from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
+from ..linalg._platforms import in_turn
 from ..linalg._tiles import product
 from ..refresh._due import refresh_due
 from ..refresh._policy import Check, RefreshPolicy, verdict_of
@@ -132,10 +133,14 @@ class BasisRule(StatisticRule):
 
     def rotated(self, x: jax.Array, opened: Sequence[Any], back: bool = False) -> jax.Array:
         """`U_Lᵀ x U_R` or, `back`, `U_L x U_Rᵀ`, in the dtype of `x`."""
-        work = x
-        for side, own in zip(Side, opened, strict=True):
-            work = work if own is None else self.storage.rotate(own, work, side, back)
-        return work.astype(x.dtype)
+
+        def turned(x: jax.Array, opened: Sequence[Any]) -> jax.Array:
+            work = x
+            for side, own in zip(Side, opened, strict=True):
+                work = work if own is None else self.storage.rotate(own, work, side, back)
+            return work.astype(x.dtype)
+
+        return in_turn(turned, x, opened)
 
     def refresh_one(self, entry: tuple[Basis, Moments], side: Side) -> tuple[Basis, Moments]:
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from .._side import Side
 from .._trees import where_entries
 from ..linalg._numerics import HIGHEST
+from ..linalg._platforms import by_platform, may_take_turns
 from ..linalg._products import gram_of
 from ..refresh._due import visit_all
 from ..storage._storage import Storage
@@ -63,11 +64,8 @@ class StatisticRule:
             coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
             return where_entries(finite, coded, stored), s, start
 
-        entry = (factor.statistic, s, start)
-        if self.one_by_one(side.order(s)):
-            new, *_ = visit_all(accumulate, entry, s.shape[:-2], count)
-        else:
-            new, *_ = accumulate(entry)
+        entry, alone = (factor.statistic, s, start), self.one_by_one(side.order(s))
+        new, *_ = self.each(accumulate, entry, s.shape[:-2], count, alone)
         return factor._replace(statistic=new)
 
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
@@ -108,9 +106,25 @@ class StatisticRule:
         count: jax.Array,
     ) -> Any:
         """`visit(entry)`, one matrix at a time if what is stored for a side of `m` asks for it."""
-        if self.reads_one_by_one(m, stored):
-            return visit_all(visit, entry, m.shape[:-2], count)
-        return visit(entry)
+        alone = self.reads_one_by_one(m, stored)
+        return self.each(visit, entry, m.shape[:-2], count, alone)
+
+    def each(
+        self,
+        visit: Callable[[Any], Any],
+        entry: Any,
+        batch: tuple[int, ...],
+        count: jax.Array,
+        alone: bool,
+    ) -> Any:
+        """`visit(entry)`, one matrix at a time if asked for, or in a program for a TPU."""
+
+        def in_turn(entry: Any) -> Any:
+            return visit_all(visit, entry, batch, count)
+
+        if alone:
+            return in_turn(entry)
+        return by_platform(in_turn, visit, entry) if may_take_turns(batch) else visit(entry)
 
     def reads_one_by_one(self, m: jax.Array, stored: Sequence[Any]) -> bool:
         """Whether to decode what is stored for the sides of `m` one matrix at a time."""

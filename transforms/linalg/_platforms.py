@@ -22,7 +22,7 @@ import jax
 from ._spread import is_shared
 
 
-def by_platform(tpu: Callable[..., Any], others: Callable[..., Any], *args: jax.Array) -> Any:
+def by_platform(tpu: Callable[..., Any], others: Callable[..., Any], *args: Any) -> Any:
     """`tpu(*args)` in a program for a TPU, `others(*args)` in any other program.
 
     The platform of the program decides, not that of the process; the other form is traced, but not
@@ -31,8 +31,8 @@ def by_platform(tpu: Callable[..., Any], others: Callable[..., Any], *args: jax.
     return jax.lax.platform_dependent(*args, tpu=tpu, default=others)
 
 
-def in_turn(f: Callable[..., jax.Array], *stacks: jax.Array) -> jax.Array:
-    """`f(*stacks)` of stacks `(..., m, n)`; in a program for a TPU, of one matrix after the other.
+def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.Array:
+    """`f(stack, *others)`; in a program for a TPU, of one matrix after the other.
 
     A product of 24 matrices takes XLA three to ten times as long to compile for a TPU as a loop
     over them. In a loop each matrix would be sent to all devices, if these have different matrices:
@@ -40,23 +40,24 @@ def in_turn(f: Callable[..., jax.Array], *stacks: jax.Array) -> jax.Array:
 
     Args:
       f: maps matrices, and stacks of them, to an array with the same leading axes.
-      *stacks: with the same leading axes.
+      stack: `(..., m, n)`.
+      *others: pytrees of arrays with the leading axes of `stack`.
     """
-    batch = stacks[0].shape[:-2]
-    if math.prod(batch) < 2 or not _on_one_device():
-        return f(*stacks)
+    batch = stack.shape[:-2]
+    if not may_take_turns(batch):
+        return f(stack, *others)
 
-    def turns(*stacks: jax.Array) -> jax.Array:
-        flat = tuple(x.reshape(-1, *x.shape[-2:]) for x in stacks)
-        found = jax.lax.map(lambda matrices: f(*matrices), flat)
+    def turns(*given: Any) -> jax.Array:
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(batch) :]), given)
+        found = jax.lax.map(lambda entry: f(*entry), flat)
         return found.reshape(*batch, *found.shape[1:])
 
-    return by_platform(turns, f, *stacks)
+    return by_platform(turns, f, stack, *others)
 
 
-def _on_one_device() -> bool:
-    """Whether the matrices of a stack certainly lie on the same device."""
-    if is_shared():
+def may_take_turns(batch: tuple[int, ...]) -> bool:
+    """Whether a stack has several matrices, which certainly lie on the same device."""
+    if math.prod(batch) < 2 or is_shared():
         return False
     mesh = jax.sharding.get_abstract_mesh()
     return jax.device_count() == 1 if mesh.empty else bool(mesh.manual_axes)
