@@ -84,6 +84,8 @@ def apollo(
     Use it for Adam-like steps with little more memory than SGD: a low-rank Adam only determines the
     length of each column's step.
 
+    Start with 4 times a tuned AdamW's learning rate; a quarter of the width is rank enough.
+
     .. math::
       \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
       D = \alpha\, G\, \mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)

@@ -48,6 +48,8 @@ def dasgo(
     Use it when ASGO's factors are too large: it needs hardly more memory than SGD with momentum,
     and no decomposition. Unlike ASGO it ignores correlations between columns.
 
+    Start with 4 times a tuned AdamW's learning rate, and with `b1=0.8`.
+
     .. math::
       M_t = b_1 M_{t-1} + (1-b_1) G_t, \quad
       v_t = b_2 v_{t-1} + (1-b_2) \mathrm{diag}(G_t^\top G_t), \quad

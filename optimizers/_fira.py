@@ -88,6 +88,8 @@ def fira(
     Use it instead of `galore`: with one more number of state per matrix, it uses all of the
     gradient.
 
+    Start with 8 to 16 times a tuned AdamW's learning rate and a rank of half the width.
+
     .. math::
       \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
       C = (G - U\sigma)\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|), \quad D = \alpha (U\Delta + C)

@@ -79,6 +79,8 @@ def kl_shampoo(
     Use it in place of `shampoo` and `soap`: it has SOAP's work and `mn` numbers less state, and its
     directions have Adam's length. KL-SOAP is `soap(rate, statistics="kl")`.
 
+    Start with 2 times a tuned AdamW's learning rate.
+
     .. math::
       L \leftarrow b_2 L + \tfrac{1-b_2}{n}\, G R^{-1} G^\top, \quad
       R \leftarrow b_2 R + \tfrac{1-b_2}{m}\, G^\top L^{-1} G, \quad

@@ -86,6 +86,9 @@ def muon(
     Embeddings, norms and biases go to AdamW. It is not for convolutions: on the convolutional
     network of `docs/choosing.md` it came last, and Optax's Muon with it.
 
+    Start with 4 to 16 times a tuned AdamW's learning rate and `b1=0.9`; `others` may take more than
+    its own.
+
     .. math::
       M_t = b_1 M_{t-1} + (1 - b_1) G_t, \qquad
       \hat M_t = b_1 \frac{M_t}{1 - b_1^{t+1}} + (1 - b_1) \frac{G_t}{1 - b_1^t}, \qquad

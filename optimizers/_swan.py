@@ -58,6 +58,8 @@ def swan(
     Use it when there is no memory for state. It has no momentum and therefore suffers more from
     small batches than other methods.
 
+    Start with 16 to 64 times a tuned AdamW's learning rate.
+
     .. math::
       \tilde G = (G - \mathrm{mean}) / \mathrm{std} \text{ of each row}, \qquad
       D = (\tilde G \tilde G^\top)^{-1/2} \tilde G

@@ -103,6 +103,16 @@ def relative(name: str, make: Callable[[int], Task], rank: int, budget: int) -> 
 
 DECLARED = (
     recipe("recipe", 250, budget=15, scan=SCAN),
+    Suite(
+        name="carried-250",
+        make=functools.partial(language, "prose"),
+        steps=250,
+        budget=3,
+        methods=("adamw", *RMS),
+        only=RATE,
+        after="recipe-250",
+        carried=True,
+    ),
     finetuned("finetune", finetune, 250),
     relative("factorization", factorization, rank=4, budget=15),
     Suite(
@@ -118,16 +128,6 @@ DECLARED = (
         methods=("adamw", "shampoo", "shampoo_packed", "shampoo_vq", "shampoo_cq"),
         only=RATE,
         after="recipe-250",
-    ),
-    Suite(
-        name="carried-250",
-        make=functools.partial(language, "prose"),
-        steps=250,
-        budget=3,
-        methods=("adamw", *RMS),
-        only=RATE,
-        after="recipe-250",
-        carried=True,
     ),
     finetuned("classify", classify, 125),
     relative("equation", equation, rank=16, budget=9),

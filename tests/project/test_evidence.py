@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+
+import curvax
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("adamw", "swan", "muon", "galore")
@@ -366,3 +369,25 @@ def test_texts_are_split_without_overlap() -> None:
     strings = texts.docstrings_in(source)
     assert [x.value for x in strings] == ["Says it."]
     assert texts.without(source, strings) == 'def f():\n    return "kept"\n'
+
+
+START = re.compile(r"Start with (?:(?:([\d.]+) to )?([\d.]+) times )?a tuned AdamW's learning rate")
+
+
+def test_docstrings_start_with_the_rates_that_were_found() -> None:
+    """On the language models of `train` and of `recipe-250`, over AdamW's."""
+    results = ROOT / "benchmarks/results"
+    tables = json.loads((results / "train.json").read_text())["tables"]
+    rows = {row["method"]: row["rate"] for row in tables[0]["rows"]}
+    lines = (results / "evidence/recipe-250.jsonl").read_text().splitlines()
+    runs = {module("_lines").key_of(line): line for line in map(json.loads, lines)}
+    suite = module("_suites").SUITES["recipe-250"]
+    best = {name: module("_plan").best_in(suite.name, name, runs) for name in suite.methods}
+    for name in sorted({*suite.methods, "kl_shampoo"} - {"adamw"}):
+        ratios = [rows[name] / rows["optax.adamw"]]
+        if best.get(name):
+            ratios.append(best[name]["rate"] / best["adamw"]["rate"])
+        said = START.search(" ".join(getattr(curvax, name).__doc__.split()))
+        assert said is not None, name
+        most = float(said[2] or 1)
+        assert (float(said[1] or most), most) == (min(ratios), max(ratios)), name
