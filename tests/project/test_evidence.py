@@ -127,7 +127,7 @@ def test_several_processes_make_the_runs_of_one(
 ) -> None:
     sweep = module("_sweep")
     alone = swept(suites, tmp_path / "alone")
-    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda size, _: ThreadPoolExecutor(size))
+    monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda size, *_: ThreadPoolExecutor(size))
     running, most, lock = 0, 0, threading.Lock()
 
     def line(request: Any) -> dict[str, Any]:
