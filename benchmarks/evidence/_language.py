@@ -15,7 +15,7 @@ from ._gpt import GPT
 
 WINDOWS = 512  # for validation, spread over the held-out text
 BATCH = 64  # windows in a pass of the evaluation
-EVALUATIONS = 10
+EVALUATIONS = 5  # in a run; each takes as long as 15 steps
 RECIPE = {"batch": 12, "context": 64, "width": 128, "heads": 4, "depth": 4}
 """nanoGPT's character-level recipe for a CPU, which trains for 2000 steps."""
 
@@ -40,6 +40,7 @@ def language(
     width: int = RECIPE["width"],
     heads: int = RECIPE["heads"],
     depth: int = RECIPE["depth"],
+    evaluations: int = EVALUATIONS,
 ) -> Task:
     """A GPT on `prose` or `code`."""
     corpus = _texts.read(text)
@@ -72,5 +73,5 @@ def language(
         loss_of=lambda params, data, starts: loss_on(params, data[starts[:, None] + places]),
         evaluate=jax.jit(evaluate),
         test=lambda params: {},
-        evaluations=EVALUATIONS,
+        evaluations=evaluations,
     )

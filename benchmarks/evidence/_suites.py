@@ -87,10 +87,10 @@ def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> S
     return recipe(name, steps, **{**given, **others})
 
 
-def finetuned(name: str, make: Callable[[int], Task], steps: int) -> Suite:
+def finetuned(name: str, make: Callable[[int], Task], steps: int, budget: int) -> Suite:
     """Fine-tuning at rank 8, from a quarter of the declared learning rates."""
     given: dict[str, Any] = {"fixed": {"rank": 8}, "slower": 0.25, "only": RATE}
-    given |= {"budget": 7, "scan": SCAN}
+    given |= {"budget": budget, "scan": SCAN}
     return Suite(name=f"{name}-{steps}", make=make, steps=steps, methods=FINETUNED, **given)
 
 
@@ -102,7 +102,21 @@ def relative(name: str, make: Callable[[int], Task], rank: int, budget: int) -> 
 
 
 DECLARED = (
-    recipe("recipe", 250, budget=15, scan=SCAN),
+    recipe("recipe", 250, budget=15, scan=SCAN, sizes={"evaluations": 10}),
+    relative("factorization", factorization, rank=4, budget=15),
+    Suite(
+        name="vision-2000", make=vision, steps=2000, budget=11, scan=SCAN, unit="nats per signal"
+    ),
+    finetuned("finetune", finetune, 250, budget=7),
+    Suite(
+        name="storage-250",
+        make=functools.partial(language, "prose"),
+        steps=250,
+        budget=3,
+        methods=("adamw", "shampoo", "shampoo_packed", "shampoo_vq", "shampoo_cq"),
+        only=RATE,
+        after="recipe-250",
+    ),
     Suite(
         name="carried-250",
         make=functools.partial(language, "prose"),
@@ -113,24 +127,6 @@ DECLARED = (
         after="recipe-250",
         carried=True,
     ),
-    finetuned("finetune", finetune, 250),
-    relative("factorization", factorization, rank=4, budget=15),
-    Suite(
-        name="vision-2000", make=vision, steps=2000, budget=11, scan=SCAN, unit="nats per signal"
-    ),
-    retuned("recipe", 500, LONGER),
-    retuned("recipe", 1000, SIZES),
-    Suite(
-        name="storage-250",
-        make=functools.partial(language, "prose"),
-        steps=250,
-        budget=3,
-        methods=("adamw", "shampoo", "shampoo_packed", "shampoo_vq", "shampoo_cq"),
-        only=RATE,
-        after="recipe-250",
-    ),
-    finetuned("classify", classify, 125),
-    relative("equation", equation, rank=16, budget=9),
     Suite(
         name="published-2000",
         make=functools.partial(language, "prose"),
@@ -139,9 +135,13 @@ DECLARED = (
         methods=("adamw",),
         fixed=PUBLISHED,
     ),
+    finetuned("classify", classify, 125, budget=5),
+    retuned("recipe", 500, LONGER),
+    retuned("recipe", 1000, SIZES),
     retuned("recipe", 2000, ("adamw",)),
     *(retuned("small", steps, SIZES, sizes=SMALL) for steps in (125, 250, 500)),
-    *(retuned("large", steps, LARGEST, sizes=LARGE) for steps in (60, 125, 250)),
+    *(retuned("large", steps, LARGEST, sizes=LARGE) for steps in (40, 80, 160)),
+    relative("equation", equation, rank=16, budget=6),
     *(
         retuned(name, steps, MAIN, sizes=sizes, text="code", preset="gpu", budget=6)
         for name, sizes in {"middle": MIDDLE, "gpt2": GPT_2}.items()
