@@ -20,9 +20,18 @@ from typing import Any, NamedTuple
 
 from ._record import FOLDER, cell, table
 from ._rows import LEADERS, REGISTRY, Row, by_family
+from .evidence import _claims, _compare, _lines
+from .evidence._pages import finals_table
+from .evidence._suites import SUITES
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/methods.md", "docs/choosing.md", "docs/combinations.md")
+PAGES = (
+    "README.md",
+    "docs/methods.md",
+    "docs/choosing.md",
+    "docs/combinations.md",
+    "docs/claims.md",
+)
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
 
@@ -49,6 +58,7 @@ SHOWN = {
     **{name: x for rows in by_family().values() for row in rows for name, x in shown_of(row)},
 }
 TRAINED = ("A small language model", "Handwritten digits")
+RECIPE, VISION, TUNED = "recipe-250", "vision-2000", "finetune-250"  # suites of the evidence
 UPDATED, STORED, ADDED = "GPT-2-small's kernels", "State against formula", "Training step"
 NUMBERS = 768 * 3072  # of the matrix that states are counted for
 
@@ -66,6 +76,21 @@ def results(suite: str, title: str, folder: Path = FOLDER) -> dict[str, dict[str
     if found is None:
         raise ValueError(f"{suite}.json has no table {title!r}.")
     return {row["method"]: row for row in found}
+
+
+@functools.cache
+def runs() -> dict[str, dict[str, Any]]:
+    """The lines of the evidence."""
+    return _lines.read(FOLDER / "evidence")
+
+
+@functools.cache
+def finals(suite: str) -> dict[str, dict[str, Any]]:
+    """What a suite of the evidence says of the methods whose seeds have all run."""
+    found = _compare.results(SUITES[suite], runs())
+    written = finals_table(SUITES[suite], found, _compare.curve_of(SUITES[suite], runs()))
+    rows = {} if written is None else {row["method"]: row for row in written.rows}
+    return {"optax.adamw" if name == "adamw" else name: row for name, row in rows.items()}
 
 
 def shown(name: str) -> str:
@@ -104,30 +129,41 @@ def source(suite: str) -> str:
 def brief() -> str:
     """The README's: what some methods compute, what they reach, and what they cost."""
     rows, directions = [], {row.name: row.readme.direction for row in REGISTRY}
-    model = results("train", TRAINED[0])
+    model = finals(RECIPE)
     brief = [name for name, method in SHOWN.items() if method.brief and name in model]
-    for name in sorted(brief, key=lambda name: model[name]["loss"]):
+    for name in sorted(brief, key=lambda name: float(model[name]["loss"].split()[0])):
         row = model[name]
-        never = not isinstance(row["steps"], float)
         rows.append(
             [
                 shown(name),
                 directions.get(name, "`M / √v`, elementwise"),
                 row["loss"],
-                "never" if never else cell(row["steps"], ".2f"),
-                cell(row["ms_over_adamw"], ".2f"),
+                row["speed_up"],
+                cell(row["ms"] / model["optax.adamw"]["ms"], ".2f"),
                 bytes_per_number(name),
             ]
         )
-    titles = ["optimizer", "direction", "validation loss, mean (range)", "steps to AdamW's"]
-    found = table([*titles, "time of a step", "state, bytes per parameter"], rows)
+    titles = ["optimizer", "direction", "validation loss, mean (range)"]
+    titles += ["AdamW's steps to it, over its own", "time of a step"]
+    found = table([*titles, "state, bytes per parameter"], rows)
     found = found.replace("| --- | ---: |", "| --- | --- |")  # the direction is text
-    return f"{found}\n\n{source('train')}"
+    return f"{found}\n\n{origin(RECIPE)}"
+
+
+def origin(*suites: str) -> str:
+    """Command and machine of suites of the evidence."""
+    lines = [line for line in runs().values() if line["suite"] in suites]
+    hardware = "; ".join(sorted({line["hardware"] for line in lines}))
+    packages = ("jax", "optax", "flax")
+    versions = {", ".join(f"{x} {line['versions'][x]}" for x in packages) for line in lines}
+    command = f"python -m benchmarks evidence run --suites {','.join(suites)}"
+    return f"`{command}`, on {hardware}; {'; '.join(sorted(versions))}."
 
 
 def methods() -> str:
     """All methods: state, cost, gain and limits; of a new one those that are measured."""
     model, digits = (results("train", title) for title in TRAINED)
+    suites = (RECIPE, VISION, TUNED)
     updates = results("step", UPDATED)
     rows = []
     for name, method in SHOWN.items():
@@ -138,16 +174,16 @@ def methods() -> str:
                 bytes_per_number(name),
                 cell(update.get("p50"), ".1f"),
                 cell(update.get("refresh_p50"), ".0f"),
+                *(finals(suite).get(name, {}).get("beyond", "") for suite in suites),
                 trained.get("beyond", ""),
                 digits.get(name, {}).get("beyond", ""),
-                cell(trained.get("ms_over_adamw"), ".2f"),
                 method.mind,
             ]
         )
     titles = ["method", "state, bytes per parameter", "update, ms", "at a refresh, ms"]
-    titles += ["language model: loss beyond AdamW's", "digits: the same"]
-    found = table([*titles, "language model: time of a step over AdamW's", "mind"], rows)
-    return "\n\n".join([found, *map(source, ("memory", "step", "train"))])
+    titles += ["language model", "signals", "fine-tuning", "smaller language model", "digits"]
+    found = table([*titles, "mind"], rows)
+    return "\n\n".join([found, origin(*suites), *map(source, ("memory", "step", "train"))])
 
 
 def leaders() -> str:
@@ -199,6 +235,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods": methods,
     "leaders": leaders,
     "overheads": overheads,
+    **{
+        f"claims_{paper}": functools.partial(lambda paper: _claims.claims(paper, runs()), paper)
+        for paper in _claims.CLAIMS
+    },
 }
 
 
