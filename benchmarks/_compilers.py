@@ -37,6 +37,8 @@ from jax.sharding import (  # noqa: E402
     SingleDeviceSharding,
 )
 
+from ._programs import whole_bytes  # noqa: E402
+
 # NVIDIA's published figures, as XLA writes them.
 H200 = """
 gpu_device_info {
@@ -73,9 +75,7 @@ class Compiled(NamedTuple):
     @property
     def whole(self) -> int:
         """Bytes of arguments, of results that do not take the place of one, of temporaries."""
-        found = self.program.memory_analysis()
-        whole = found.argument_size_in_bytes + found.output_size_in_bytes
-        return whole + found.temp_size_in_bytes - found.alias_size_in_bytes
+        return whole_bytes(self.program)
 
 
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}

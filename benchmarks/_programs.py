@@ -20,7 +20,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 KINDS = ("products", "fusions", "custom calls", "copies", "collectives", "others")
 NAMING = {
@@ -34,6 +34,14 @@ PRODUCT = re.compile(r"gemm|cublas|matmul|cudnn")
 LAYOUT_CALLS = ("AssumeGatherIndicesInBound", "AllocateBuffer")  # of a TPU: no work
 SLICES = ("dynamic-slice", "slice", "gather")
 BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
+
+
+def whole_bytes(compiled: Any) -> int:
+    """Of arguments, of results that do not take the place of one, and of temporaries."""
+    found = compiled.memory_analysis()
+    whole = found.argument_size_in_bytes + found.output_size_in_bytes
+    return whole + found.temp_size_in_bytes - found.alias_size_in_bytes
+
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")

@@ -23,6 +23,7 @@ import optax
 
 import curvax
 
+from ._programs import whole_bytes
 from ._tasks import WEIGHT_DECAY, Task
 
 
@@ -117,7 +118,7 @@ class Program:
         self.like = jax.eval_shape(task.params, jax.random.key(0))
         self.init = jax.jit(lambda values, params: make(values).init(params))
         self.compiled: Any = None
-        self.compile_seconds = 0.0
+        self.compile_seconds, self.step_bytes = 0.0, 0
 
         def step(state: Any, data: Any, batches: jax.Array, values: Any) -> Any:
             places = batches[state["step"]]
@@ -140,6 +141,9 @@ class Program:
             start = self.clock()
             self.compiled = self.step.lower(*given).compile()
             self.compile_seconds = self.clock() - start
+            # The data are in memory with any optimizer.
+            data = sum(x.nbytes for x in jax.tree.leaves(given[1:]))
+            self.step_bytes = whole_bytes(self.compiled) - data
 
     def train(
         self, values: Mapping[str, float], seed: int, last: bool, watch: Watch | None = None

@@ -27,6 +27,7 @@ import curvax
 
 from . import _lines, _record
 from ._llama import HEAD, SIZES, STEPS, Model, drawn, parameters
+from ._programs import whole_bytes
 from ._timing import Program, take_turns
 from ._training_step import corpus_for
 from ._trees import Shapes
@@ -89,10 +90,8 @@ def measured(cell: Cell) -> dict[str, Any]:
     tokens = jax.random.randint(jax.random.key(1), (cell.tokens + 1,), 0, model.vocabulary)
     given = tokens[:-1], tokens[1:]
     step: Any = jax.jit(run, donate_argnums=(0, 1)).lower(*own, *given).compile()
-    found = step.memory_analysis()
-    whole = found.argument_size_in_bytes + found.output_size_in_bytes
-    whole += found.temp_size_in_bytes - found.alias_size_in_bytes
-    row: dict[str, Any] = {"start": resident(), "whole": whole / GIB, "losses": [], "times": []}
+    row: dict[str, Any] = {"start": resident(), "whole": whole_bytes(step) / GIB}
+    row |= {"losses": [], "times": []}
     for _ in tqdm(range(cell.steps), desc=f"{cell.size}, {cell.step}", file=sys.stderr):
         begin = time.perf_counter()
         *own, loss = step(*own, *given)

@@ -33,6 +33,7 @@ import curvax
 
 from . import _record
 from ._methods import FAMILIES, chosen
+from ._programs import whole_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
@@ -119,16 +120,13 @@ def steps(
 
         whole: Any = jax.jit(step, donate_argnums=(0, 1)).lower(state, params, windows).compile()
         alone: Any = jax.jit(update, donate_argnums=0).lower(state, params).compile()
-        memory = whole.memory_analysis()
-        peak = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        peak += memory.temp_size_in_bytes - memory.alias_size_in_bytes
         rows.append(
             {
                 "method": name,
                 "state": bytes_of(state) / 1e6,
                 "update": alone.memory_analysis().temp_size_in_bytes / 1e6,
-                "step": memory.temp_size_in_bytes / 1e6,
-                "peak": peak / 1e6,
+                "step": whole.memory_analysis().temp_size_in_bytes / 1e6,
+                "peak": whole_bytes(whole) / 1e6,
             }
         )
     adamw = next(row["peak"] for row in rows if row["method"] == "optax.adamw")

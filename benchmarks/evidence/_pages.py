@@ -27,6 +27,7 @@ COLUMNS = {
     "speed_up": ("AdamW's steps to its loss, over its own", ""),
     "ms": ("ms/step, one thread", ".0f"),
     "state_mb": ("state, MB", ".2f"),
+    "step_mb": ("whole step, MB", ".2f"),
 }
 TUNING = {
     "method": ("method", ""),
@@ -50,6 +51,8 @@ def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, 
     for name, x in sorted(ended.items(), key=lambda pair: np.mean(pair[1].losses)):
         row: dict[str, Any] = {"method": name, "loss": spread(x.losses, ".3f")}
         row |= {"ms": x.milliseconds, "state_mb": x.finals[0]["state_bytes"] / 1e6}
+        if "step_bytes" in x.finals[0]:  # lines of the first suite are older
+            row["step_mb"] = x.finals[0]["step_bytes"] / 1e6
         row["speed_up"] = speed_up(float(np.mean(x.losses)), suite.steps, curve)
         for key in x.finals[0]["tested"]:
             row[key] = spread([line["tested"][key] for line in x.finals], ".3f")

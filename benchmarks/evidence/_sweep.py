@@ -108,6 +108,7 @@ class Runner:
             "training": [x if math.isfinite(x) else None for x in run.training],
             "compile_seconds": round(run.compile_seconds, 1),
             "state_bytes": program.state_bytes(values),
+            "step_bytes": program.step_bytes,
             "parameters": sum(x.size for x in jax.tree.leaves(program.like)),
             "sizes": dict(program.task.sizes),
             "wall_seconds": round(time.time() - begin, 1),
