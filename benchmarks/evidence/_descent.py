@@ -5,7 +5,8 @@ and noisy at rates that are much too large. From the best of them, each coordina
 step up its ladder, and goes on in that direction as long as the loss falls; if the first step does
 not help, it tries the other direction. After a round in which nothing moved, the ladders of rates
 get finer by a square root. The descent never ends by itself: the budget ends it, and it is the same
-for every method. A point that was tried before costs nothing.
+for every method. A point that was tried before costs nothing. The last runs may be kept for the
+rate of what is not a matrix, which comes late in the descent and matters.
 
 Nothing is remembered but losses: the next point follows from the points that have one, so that a
 sweep goes on where it was stopped, by whatever means.
@@ -84,6 +85,7 @@ def tried(
     known: Callable[[Point], float | None],
     budget: int,
     scan: Sequence[float] = (),
+    last: int = 0,
 ) -> tuple[list[tuple[Point, float]], Point | None]:
     """The points of the descent that have a loss, and the next one; `None` if the budget is spent.
 
@@ -93,24 +95,35 @@ def tried(
       known: a point's loss, `None` if it has not run; infinite where it diverged.
       budget: distinct points to try.
       scan: multiples of the starting rate that are tried before the descent.
+      last: how many of these points are kept for `adam_rate` at the end, from the best so far.
     """
-    found: dict[str, tuple[Point, float]] = {}
-    search = descend(coordinates, start, scan)
-    point = next(search)
-    # A coordinate with one value left to try could cycle for ever among known points.
-    for _ in range(1000 * budget):
-        name = name_of(point)
-        if name not in found:
-            if len(found) == budget:
-                return list(found.values()), None
-            loss = known(point)
-            if loss is None:
-                return list(found.values()), point
-            found[name] = point, loss
-        point = search.send(found[name][1])
-    raise ValueError(
-        f"the ladders of {[c.name for c in coordinates]} have fewer points than {budget}"
-    )
+    found: list[tuple[Point, float]] = []
+    losses: dict[str, float] = {}
+
+    def spent(search: Generator[Point, float, None], limit: int) -> Point | None:
+        point = next(search)
+        # A coordinate with one value left to try could cycle for ever among known points.
+        for _ in range(1000 * budget):
+            name = name_of(point)
+            if name not in losses:
+                if len(found) == limit:
+                    return None
+                loss = known(point)
+                if loss is None:
+                    return point
+                losses[name] = loss
+                found.append((point, loss))
+            point = search.send(losses[name])
+        names = [coordinate.name for coordinate in coordinates]
+        raise ValueError(f"the ladders of {names} have fewer points than {budget}")
+
+    missing = spent(descend(coordinates, start, scan), budget - last)
+    if missing is None and last:
+        best = best_of(found)
+        start = {**best, "adam_rate": best.get("adam_rate", best["rate"])}
+        losses[name_of(start)] = losses[name_of(best)]  # AdamW's point has only one rate
+        missing = spent(descend([Coordinate("adam_rate")], start), budget)
+    return found, missing
 
 
 def best_of(found: Sequence[tuple[Point, float]]) -> Point:

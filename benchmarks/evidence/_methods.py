@@ -3,7 +3,8 @@
 All methods have these numbers, besides their own:
 
 - `rate`: peak learning rate of the matrices;
-- `adam_rate`: that of AdamW, which takes all other parameters;
+- `adam_rate`: that of AdamW, which takes all other parameters; AdamW itself has it where it is
+  tuned apart from `rate`;
 - `decay`: the weights' decay in a step at the peak, that is, rate × `weight_decay`. Rates differ by
   two orders of magnitude between methods, so an equal `weight_decay` would not be equal at all.
 
@@ -174,10 +175,19 @@ def optimizer(
         return peak * schedule(count)
 
     clip = optax.clip_by_global_norm(CLIP)
-    if name in ADAM:
+    if name in ADAM and "adam_rate" not in values:
         return optax.chain(clip, adamw(rate, peak, values, ""))
     adam_peak = values["adam_rate"]
-    others = adamw(lambda count: adam_peak * schedule(count), adam_peak, values, "adam_")
+
+    def adam_rate(count: Any) -> Any:
+        return adam_peak * schedule(count)
+
+    if name in ADAM:  # at two rates: that of matrices, and that of what is not a matrix
+        direction = optax.scale_by_adam(values["b1"], values["b2"])
+        others = adamw(adam_rate, adam_peak, values, "")
+        decay = {"weight_decay": values["decay"] / peak, "weight_decay_mask": decayed}
+        return optax.chain(clip, curvax.assemble(direction, rate, others=others, **decay))
+    others = adamw(adam_rate, adam_peak, values, "adam_")
     own = {k: v for k, v in values.items() if k not in COMMON and not k.startswith("adam_")}
     own |= static
     if name in ("shampoo", *STORAGES):  # its base has the momentum and the decay

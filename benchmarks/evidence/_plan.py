@@ -102,8 +102,10 @@ def tuning_of(suite: Suite, method: str, runs: Runs) -> Tuning | None:
         line = runs.get(Request(suite.name, method, point, TUNING_SEED).key)
         return None if line is None else loss_of(line)
 
-    found = tried(coordinates_of(suite, method), start, known, suite.budget, suite.scan)
-    return Tuning(*found)
+    coordinates = coordinates_of(suite, method)
+    # With `everything` ASGO has no other parameters, and its descent goes on.
+    last = 0 if "everything" in (x.name for x in coordinates) else suite.last
+    return Tuning(*tried(coordinates, start, known, suite.budget, suite.scan, last))
 
 
 def upcoming(suite: Suite, runs: Runs, begun: Container[str] = ()) -> Request | None:

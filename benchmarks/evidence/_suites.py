@@ -40,6 +40,7 @@ class Suite:
     only: tuple[str, ...] | None = None  # coordinates that are varied; all of a method's if None
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # these are not varied
     scan: tuple[float, ...] = ()  # multiples of the starting rate that are tried first
+    last: int = 0  # tuning runs at the end for the rate of what is not a matrix, AdamW's too
     slower: float = 1.0  # the learning rates at the start, over the declared ones
     after: str | None = None  # the suite at whose best points the tuning starts
     carried: bool = False  # whether learning rates start at AdamW's
@@ -94,18 +95,26 @@ def finetuned(name: str, make: Callable[[int], Task], steps: int, budget: int) -
     return Suite(name=f"{name}-{steps}", make=make, steps=steps, methods=FINETUNED, **given)
 
 
-def relative(name: str, make: Callable[[int], Task], rank: int, budget: int) -> Suite:
+def relative(
+    name: str, make: Callable[[int], Task], rank: int, budget: int, last: int = 0
+) -> Suite:
     """A problem without overfitting, 1000 steps."""
     fixed = {"decay": 0.0, "rank": rank}
-    given: dict[str, Any] = {"unit": "log10 of the relative error", "scan": SCAN}
+    given: dict[str, Any] = {"unit": "log10 of the relative error", "scan": SCAN, "last": last}
     return Suite(name=f"{name}-1000", make=make, steps=1000, budget=budget, fixed=fixed, **given)
 
 
 DECLARED = (
-    recipe("recipe", 250, budget=15, scan=SCAN, sizes={"evaluations": 10}),
+    recipe("recipe", 250, budget=18, last=3, scan=SCAN, sizes={"evaluations": 10}),
     relative("factorization", factorization, rank=4, budget=15),
     Suite(
-        name="vision-2000", make=vision, steps=2000, budget=11, scan=SCAN, unit="nats per signal"
+        name="vision-2000",
+        make=vision,
+        steps=2000,
+        budget=13,
+        last=2,
+        scan=SCAN,
+        unit="nats per signal",
     ),
     finetuned("finetune", finetune, 250, budget=7),
     Suite(
@@ -141,7 +150,7 @@ DECLARED = (
     retuned("recipe", 2000, ("adamw",)),
     *(retuned("small", steps, SIZES, sizes=SMALL) for steps in (125, 250, 500)),
     *(retuned("large", steps, LARGEST, sizes=LARGE) for steps in (40, 80, 160)),
-    relative("equation", equation, rank=16, budget=6),
+    relative("equation", equation, rank=16, budget=8, last=2),
     *(
         retuned(name, steps, MAIN, sizes=sizes, text="code", preset="gpu", budget=6)
         for name, sizes in {"middle": MIDDLE, "gpt2": GPT_2}.items()

@@ -227,6 +227,52 @@ def test_a_scan_finds_the_valley_beyond_a_plateau() -> None:
     assert best(module("_suites").SCAN) == 0.016
 
 
+def test_the_last_runs_are_for_the_rate_of_what_is_not_a_matrix() -> None:
+    """Also of AdamW, whose point has this rate only then; the descent before is the same."""
+    _descent, _methods = module("_descent"), module("_methods")
+
+    def loss(point: Any) -> float:
+        others = point.get("adam_rate", point["rate"])
+        return abs(math.log2(point["rate"] / 0.004)) + abs(math.log2(others / 2.0))
+
+    for name in ("adamw", "soap"):
+        method = _methods.METHODS[name]
+        start = method.start(None if name == "adamw" else _methods.METHODS["adamw"].start(None))
+        before, _ = _descent.tried(method.coordinates, start, loss, 8)
+        found, end = _descent.tried(method.coordinates, start, loss, 11, last=3)
+        assert end is None and found[:8] == before and len(found) == 11
+        best = _descent.best_of(before)
+        tried = [point for point, _ in found[8:]]
+        assert all(point == {**best, "adam_rate": point["adam_rate"]} for point in tried)
+        rates = [point["adam_rate"] for point in tried]
+        assert rates == sorted(rates) and _descent.best_of(found)["adam_rate"] == rates[-1]
+
+
+def test_adamw_at_two_rates_is_adamw_at_one_if_they_agree() -> None:
+    methods = module("_methods")
+    tree = {"layer": {"kernel": (32, 48), "scale": (48,)}, "tokens": {"embedding": (9, 32)}}
+    shapes = {"is_leaf": lambda x: isinstance(x, tuple)}
+    params = jax.tree.map(lambda s: jax.random.normal(jax.random.key(1), s), tree, **shapes)
+    schedule = module("_suites").SUITES["recipe-250"].schedule()
+    values = methods.METHODS["adamw"].start(None)
+
+    def moved(values: dict[str, float]) -> Any:
+        optimizer = methods.optimizer("adamw", schedule, {}, values)
+        state, at = optimizer.init(params), params
+        for _ in range(3):
+            updates, state = optimizer.update(params, state, at)
+            at = jax.tree.map(jnp.add, at, updates)
+        return at
+
+    one, two = moved(values), moved({**values, "adam_rate": values["rate"]})
+    for a, b in zip(*map(jax.tree.leaves, (one, two)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+    faster = moved({**values, "adam_rate": 2 * values["rate"]})
+    np.testing.assert_array_equal(faster["layer"]["kernel"], two["layer"]["kernel"])
+    for a, b in ((faster["tokens"]["embedding"], two["tokens"]["embedding"]),):
+        assert np.abs(a - b).max() > 1e-3
+
+
 def test_a_line_counts_once_and_a_wrong_one_is_named(suites: list[Any], tmp_path: Path) -> None:
     lines = module("_lines")
     request = module("_plan").Request("first", "muon", {"rate": 0.1, "decay": 0.0}, 1)
