@@ -79,6 +79,7 @@ GPT_2 = {"width": 768, "heads": 12, "depth": 12, "context": 256, "batch": 16}
 LONGER = ("adamw", "muon", "soap", "asgo", "racs", "alice")  # one of each family
 SIZES = ("adamw", "muon", "soap", "racs")
 LARGEST = ("adamw", "muon", "racs")
+BATCHED = ("adamw", "muon", "soap", "racs", "alice")
 FINETUNED = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
 
 
@@ -145,6 +146,7 @@ DECLARED = (
         fixed=PUBLISHED,
     ),
     finetuned("classify", classify, 125, budget=5),
+    retuned("batch", 125, BATCHED, sizes={"batch": 48}),
     retuned("recipe", 500, LONGER),
     retuned("recipe", 1000, SIZES),
     retuned("recipe", 2000, ("adamw",)),
