@@ -75,7 +75,7 @@ def eigen_adam(
     Use it for most of the gain of `soap`, with less state and half the work. `side="smaller"` puts
     the basis on the smaller side.
 
-    Start with 1 to 2 times a tuned AdamW's learning rate, and with `b1=0.8`.
+    Start with 1 to 2 times a tuned AdamW's learning rate, 4 times for `others`, and `b1=0.8`.
 
     .. math::
       Q \leftarrow b_3 Q + (1-b_3) G G^\top, \quad v \leftarrow b_2 v + (1-b_2) (U^\top G)^2, \quad

@@ -86,8 +86,7 @@ def muon(
     Embeddings, norms and biases go to AdamW. It is not for convolutions: on the convolutional
     network of `docs/choosing.md` it came last, and Optax's Muon with it.
 
-    Start with 4 to 16 times a tuned AdamW's learning rate and `b1=0.9`; `others` may take more than
-    its own.
+    Start with 4 to 16 times a tuned AdamW's learning rate, 4 times for `others`, and `b1=0.9`.
 
     .. math::
       M_t = b_1 M_{t-1} + (1 - b_1) G_t, \qquad

@@ -92,7 +92,8 @@ def soap(
     It has Shampoo's factors and bases and Adam's moments, and more work between refreshes than
     Shampoo. `eigen_adam` rotates one side only.
 
-    Start with 2 to 4 times a tuned AdamW's learning rate, and with `refresh=10` or less.
+    Start with 2 to 4 times a tuned AdamW's learning rate, 4 times for `others`, and `refresh=10` or
+    less.
 
     .. math::
       L \leftarrow b_3 L + (1-b_3) G G^\top, \quad R \leftarrow b_3 R + (1-b_3) G^\top G, \quad

@@ -92,8 +92,8 @@ def sumo(
 
     Use it, mainly for fine-tuning, to get Muon's directions with a fraction of its state and work.
 
-    Start with 2 to 8 times a tuned AdamW's learning rate, with a rank of half the width and
-    `b1=0.8`.
+    Start with 2 to 8 times a tuned AdamW's learning rate, 8 times for `others`, a rank of half the
+    width and `b1=0.8`.
 
     .. math::
       \hat G = Q^\top G, \quad M \leftarrow b_1 M + \hat G, \quad O = U V^\top

@@ -437,3 +437,7 @@ def test_docstrings_start_with_the_rates_that_were_found() -> None:
         assert said is not None, name
         most = float(said[2] or 1)
         assert (float(said[1] or most), most) == (min(ratios), max(ratios)), name
+        if best.get(name):
+            others = re.search(r"(\d+) times for `others`", getattr(curvax, name).__doc__ or "")
+            ratio = best[name]["adam_rate"] / best["adamw"]["rate"]
+            assert float(others[1] if others else 1) == 2 ** round(math.log2(ratio)), name
