@@ -98,11 +98,12 @@ def _mapped(x: jax.Array, rows: list[Row], largest: float) -> jax.Array:
     if x.shape[-2] < x.shape[-1]:
         # Products of a wide matrix with its transpose would write out the transpose each time.
         return _mapped(x.mT, rows, largest).mT
-    eye, table = jnp.eye(x.shape[-1], dtype=x.dtype), jnp.asarray(rows, x.dtype)
+    table = jnp.asarray(rows, x.dtype)
 
     def step(i: jax.Array, x: jax.Array) -> jax.Array:
         a, b, c = table[i]
         gram = product(x, x, transpose=True)
+        eye = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), gram.shape)
         return product(x, a * eye + b * gram + c * product(gram, gram))
 
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
