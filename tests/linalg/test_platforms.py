@@ -184,10 +184,9 @@ NOISE = 4 * ORDER**0.5 * EPS
 @pytest.mark.parametrize("rank", ["half", "one", "all but one"])
 def test_polar_factors_are_zero_in_null_spaces(rank, shape):
     kept = {"half": min(shape) // 2, "one": 1, "all but one": min(shape) - 1}[rank]
-    polar = jax.jit(curvax.polar_svd)
+    polar, (m, n) = jax.jit(curvax.polar_svd), shape
     for seed in range(3):
-        spectrum = np.geomspace(2, 1, kept)
-        x = np.float32(with_spectrum(jax.random.key(seed), *shape, spectrum))
+        x = np.float32(with_spectrum(jax.random.key(seed), m, n, np.geomspace(2, 1, kept)))
         u, _, vt = np.linalg.svd(x.astype(np.float64))
         factor = np.asarray(polar(x), np.float64)
         assert np.linalg.norm(u[:, kept:].T @ factor, 2) <= NOISE
@@ -197,10 +196,10 @@ def test_polar_factors_are_zero_in_null_spaces(rank, shape):
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_singular_values_are_decided_within_a_factor_of_2_of_the_cutoff(shape):
-    polar, last = jax.jit(curvax.polar_svd), max(shape) * EPS
+    polar, (m, n) = jax.jit(curvax.polar_svd), shape
     for relative, result in {2.0: 1.0, 4.0: 1.0, 0.5: 0.0, 0.1: 0.0}.items():
-        spectrum = np.append(np.linspace(1, 0.5, ORDER - 1), relative * last)
-        x = np.float32(with_spectrum(jax.random.key(0), *shape, spectrum))
+        spectrum = np.append(np.linspace(1, 0.5, ORDER - 1), relative * max(m, n) * EPS)
+        x = np.float32(with_spectrum(jax.random.key(0), m, n, spectrum))
         values = np.linalg.svd(np.asarray(polar(x), np.float64), compute_uv=False)
         assert np.abs(values[:-1] - 1).max() <= NOISE, relative
         assert abs(values[-1] - result) <= NOISE, relative
