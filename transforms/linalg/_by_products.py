@@ -79,7 +79,7 @@ def _eps(x: jax.Array) -> float:
 
 
 def _rows(cutoff: float, last: list[Row]) -> tuple[list[Row], float]:
-    """All rows, and the length of the largest singular value for which `cutoff · it` is theirs."""
+    """All rows, and the largest singular value `s` to start with: they decide at `cutoff · s`."""
     start, rounds = _before(CENTER, (2 / 3) ** 0.5), 0
     while start > cutoff:
         start, rounds = _before(GROWTH, start), rounds + 1
