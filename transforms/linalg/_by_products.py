@@ -19,10 +19,11 @@ ones may end between. Of the polynomials of degree 5 that are at most 1 on [0, 1
 1/2 from the first place where they reach it, `GROWTH` has the largest slope at 0. At 1 its slope is
 6, so it needs the hundredth for rounding errors. A steeper one sends large values below 1/2 of the
 largest, where rounding weighs more. Rounding in the first rounds acts as if in `X`, and later it
-weighs less: in null spaces it is below an eighth of the cutoff `max(m, n) · eps · σ_max`, already
-at 2 × 3. The Gram matrix alone would take fewer products with `X` if `n ≫ m`, but nothing below
-`√eps · σ_max` is left in it. Largest error of an entry, in float32 on a CPU, 160 × 160, as a mean
-over three matrices; for 1e6 on the singular vectors of values above twice the cutoff:
+weighs less: in null spaces it is below an eighth of the cutoff `max(m, n) · eps · σ_max`, from
+2 × 3 to 160 × 160. The Gram matrix alone would take fewer products with `X` if `n ≫ m`, but
+nothing below `√eps · σ_max` is left in it. Largest error of an entry, in float32 on a CPU, 160 ×
+160, as a mean over three matrices; for 1e6 on the singular vectors of values above twice the
+cutoff:
 
 | condition number | by products | by LAPACK's SVD |
 |---|---|---|
@@ -31,8 +32,7 @@ over three matrices; for 1e6 on the singular vectors of values above twice the c
 | 1e6 | 1.6e-5 | 3.0e-5 |
 
 *Cost* for `m ≤ n`: 13 rounds of `4m²n + 2m³` FLOPs for 160 × 160 in float32, 12 for 160 × 640, 16
-without a cutoff; and four products for the norm,
-`2m²n + 6m³`.
+without a cutoff; and four products for the norm, `2m²n + 6m³`.
 """
 
 from __future__ import annotations
