@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 import curvax
 from curvax.transforms._side import Side
 from curvax.transforms.kronecker import _statistic
-from curvax.transforms.linalg import _platforms, _polar, _products, _tiles
+from curvax.transforms.linalg import _by_products, _platforms, _polar, _products, _tiles
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
 STACK = jax.ShapeDtypeStruct((NUMBER, ROWS, COLUMNS), jnp.float32)
@@ -27,6 +27,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "thin": lambda x: _products.thin_transposed_times(x[..., :2], x),
     "in full precision": lambda x: _tiles.product(x, x, transpose=True),
     "newton_schulz": lambda x: _polar.newton_schulz(x, "polar_express", 6),
+    "polar_of_range": lambda x: _by_products.polar_of_range(x, COLUMNS),
 }
 
 

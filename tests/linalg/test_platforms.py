@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 from helpers import assert_close, orthogonal, with_spectrum
 
 import curvax
 from curvax import subspaces
 from curvax.transforms.linalg import (
+    _by_products,
     _cholesky,
     _eigh,
     _platforms,
@@ -140,10 +142,11 @@ def test_singular_vectors_and_values_are_those_of_float64(shape):
             assert sine <= 4 * EPS / gap, name
 
 
-def test_polar_factors_are_those_of_float64():
-    x = matrices(SHAPES["wide"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_polar_factors_are_those_of_float64(shape):
+    x = matrices(shape)
     u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
-    kept = s > x.shape[-1] * EPS * s[:, :1]
+    kept = s > max(shape) * EPS * s[:, :1]
     exact = (u * kept[:, None]) @ vt
     svd, qdwh = (np.asarray(jax.jit(f)(x)) for f in (curvax.polar_svd, curvax.polar_qdwh))
     for i, name in enumerate(SPECTRA):
@@ -151,6 +154,104 @@ def test_polar_factors_are_those_of_float64():
             assert_close(svd[i], exact[i], condition=20)
         if kept[i].all():
             assert_close(qdwh[i], exact[i], condition=20)
+    assert not svd[list(SPECTRA).index("zero")].any()
+    assert np.array_equal(jax.jit(_polar.polar_qr_svd)(x), svd)
+
+
+@pytest.mark.parametrize("condition", [10.0, 1e3, 1e6])
+def test_polar_factors_are_as_good_as_those_of_lapack(condition):
+    """Where they are determined: on the singular vectors of values above twice the cutoff."""
+    shape, found = SHAPES["wide"], {"here": [], "lapack": []}
+    polar = jax.jit(curvax.polar_svd)
+    for seed in range(4):
+        spectrum = np.geomspace(1, 1 / condition, ORDER)
+        x = np.float32(with_spectrum(jax.random.key(seed), *shape, spectrum))
+        u, s, vt = np.linalg.svd(x.astype(np.float64), full_matrices=False)
+        sure = s > 2 * shape[1] * EPS * s[0]
+        u, vt = u[:, sure], vt[sure]
+        left, _, right = scipy.linalg.svd(x, full_matrices=False)  # in float32
+        for name, factor in {"here": polar(x), "lapack": left @ right}.items():
+            error = u.T @ np.asarray(factor, np.float64) @ vt.T - np.eye(sum(sure))
+            found[name].append(np.abs(error).max())
+    assert np.mean(found["here"]) <= 2 * np.mean(found["lapack"])
+
+
+NOISE = 4 * ORDER**0.5 * EPS
+"""What rounding leaves in directions that are zero."""
+
+
+@pytest.mark.parametrize("shape", [*SHAPES.values(), (4, 4), (3, 5)], ids=str)
+@pytest.mark.parametrize("rank", ["half", "one", "all but one"])
+def test_polar_factors_are_zero_in_null_spaces(rank, shape):
+    kept = {"half": min(shape) // 2, "one": 1, "all but one": min(shape) - 1}[rank]
+    polar, (m, n) = jax.jit(curvax.polar_svd), shape
+    for seed in range(3):
+        x = np.float32(with_spectrum(jax.random.key(seed), m, n, np.geomspace(2, 1, kept)))
+        u, _, vt = np.linalg.svd(x.astype(np.float64))
+        factor = np.asarray(polar(x), np.float64)
+        assert np.linalg.norm(u[:, kept:].T @ factor, 2) <= NOISE
+        assert np.linalg.norm(factor @ vt[kept:].T, 2) <= NOISE
+        assert_close(factor, u[:, :kept] @ vt[:kept], eps=EPS)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_singular_values_are_decided_within_a_factor_of_2_of_the_cutoff(shape):
+    polar, (m, n) = jax.jit(curvax.polar_svd), shape
+    for relative, result in {2.0: 1.0, 4.0: 1.0, 0.5: 0.0, 0.1: 0.0}.items():
+        spectrum = np.append(np.linspace(1, 0.5, ORDER - 1), relative * max(m, n) * EPS)
+        x = np.float32(with_spectrum(jax.random.key(0), m, n, spectrum))
+        values = np.linalg.svd(np.asarray(polar(x), np.float64), compute_uv=False)
+        assert np.abs(values[:-1] - 1).max() <= NOISE, relative
+        assert abs(values[-1] - result) <= NOISE, relative
+
+
+def polynomial(row: tuple[float, float, float], values: np.ndarray) -> np.ndarray:
+    a, b, c = row
+    return a * values + b * values**3 + c * values**5
+
+
+def test_growth_keeps_what_is_large_between_a_half_and_1():
+    start, end = _by_products._before(_by_products.GROWTH, 0.5), 1.01
+    grown = polynomial(_by_products.GROWTH, np.linspace(start, end, 100_001))
+    assert grown.min() >= 0.4999 and grown.max() <= 1
+    centered = polynomial(_by_products.CENTER, np.linspace(0.4999, 1, 100_001))
+    assert np.abs(centered - 1).max() <= 0.03
+
+
+@pytest.mark.parametrize("eps", [EPS, float(np.finfo(np.float64).eps)])
+@pytest.mark.parametrize("size", [1, 4, 160, 640, 16384])
+def test_the_rows_make_a_step_at_the_cutoff(size, eps):
+    cutoff = size * eps
+    rows, largest = _by_products._rows(cutoff, [_by_products.DECIDE] * 4)
+    assert 0.25 < largest <= 1
+    below, above = (
+        np.geomspace(cutoff / 1e4, cutoff / 2, 10_001),
+        np.geomspace(2 * cutoff, 1, 10_001),
+    )
+    for values, result in ((below, 0), (above, 1)):
+        values = largest * values
+        for row in rows:
+            values = polynomial(row, values)
+        assert np.abs(values - result).max() <= 1e-12
+
+
+def test_the_bound_of_the_largest_eigenvalue_is_near_it():
+    for spectrum in (np.ones(ORDER), np.geomspace(1, 1e-3, ORDER), np.eye(ORDER)[0]):
+        gram = np.float32(np.diag(spectrum))[None]
+        (((bound,),),) = np.asarray(_by_products._largest_eigenvalue(jnp.asarray(gram)))
+        assert 1 - 16 * EPS <= bound <= 1.001 * ORDER ** (1 / 16)
+    assert not np.asarray(_by_products._largest_eigenvalue(jnp.zeros((1, 3, 3)))).any()
+
+
+@pytest.mark.parametrize("function", [curvax.polar_svd, _polar.polar_qr_svd])
+def test_polar_factors_of_a_batch_never_influence_each_other(function):
+    x = np.float32(np.random.default_rng(0).standard_normal((5, 20, 33)))
+    x[1, 2, 3], x[2, 0, 0], x[3] = np.nan, np.inf, 0
+    sound = x.copy()
+    sound[1:4] = 1e20 * x[0]
+    found, expected = (np.asarray(jax.jit(function)(y)) for y in (x, sound))
+    assert np.isnan(found[1:3]).all() and not found[3].any()
+    assert np.array_equal(found[[0, 4]], expected[[0, 4]])
 
 
 def test_cholesky_factors_are_those_of_float64():
@@ -241,6 +342,7 @@ def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a
     functions |= {
         "svd": _svd.thin_svd,
         "polar": _polar.polar_qdwh,
+        "polar on the range": _polar.polar_svd,
         "cholesky": _cholesky.lower_factor,
     }
     for name, f in functions.items():

@@ -4,15 +4,16 @@ r"""The polar factor $U V^\top$ of $X = U \Sigma V^\top$: exactly, or by Newton-
 |---|---|---|
 | `polar_svd` | one thin SVD, `O(m²n)` | zero singular values stay zero |
 | `polar_qr_svd` | a QR and an SVD of order `m`, `O(m²n)` | the same |
+| both on TPUs | 13 rounds of `4m²n + 2m³` FLOPs (`_by_products.py`) | the same |
 | `polar_qdwh` | at most 6 QR or Cholesky steps, `O(m²n)` | null space filled arbitrarily |
-| the same on TPUs | some 35 rounds of `4m²n + 2m³` FLOPs | the same |
+| the same on TPUs | 16 rounds of `4m²n + 2m³` FLOPs | the same |
 | `newton_schulz` | 5 steps: `20m²n + 10m³` FLOPs; if `n ≥ 2m`, `8m²n + 28m³` | as `polar_svd` |
 
 Newton-Schulz: $X \leftarrow aX + (bA + cA^2)X$, $A = XX^\top$, from $X / (\|X\|_F + \epsilon)$, on
 the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = a\sigma + b\sigma^3
 + c\sigma^5$ and leaves the singular vectors alone.
 
-*Numerics.* Newton-Schulz works in the dtype of `X` or in `work_dtype`; SVD and QDWH in float32 at
+*Numerics.* Newton-Schulz works in the dtype of `X` or in `work_dtype`; the others in float32 at
 least, one matrix after the other. In the null space Newton-Schulz amplifies rounding errors. A zero
 matrix gives zero, a non-finite one NaN. If `n ≥ 2m`, three iterations at a time share their
 products with `X`: they iterate on its Gram matrix, which is then computed anew (Gram Newton-Schulz,
@@ -33,18 +34,18 @@ number.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .._side import LEFT, side_of
+from ._by_products import UNROLLED, polar_by_products, polar_of_range
 from ._numerics import one_by_one, power_of_two
 from ._platforms import by_platform, in_turn
 from ._products import gram_of
-from ._qr import qr
 from ._spread import spread
-from ._svd import polar_by_products, thin_svd
 from ._tiles import product
 
 _POLAR_EXPRESS = (
@@ -80,9 +81,6 @@ NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = 
     ),
 }
 """Published coefficients (a, b, c), one row per iteration; the last row repeats."""
-
-UNROLLED = 4
-"""Unrolled rounds of the loop: consecutive ones need no copy of the iterate."""
 
 NORMS = ("frobenius", "gram", "aol")
 """What Newton-Schulz may divide by."""
@@ -230,27 +228,54 @@ def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
     """The polar factor `U Vᵀ` of `x (..., m, n)` by SVD, on the range of `x` only.
 
     Singular values up to `size · eps · σ_max` count as zero and stay zero; `size` is `max(m, n)`.
+    On TPUs by products alone: a polar factor needs no singular vectors.
     """
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    finite = jnp.isfinite(work).all(axis=(-2, -1), keepdims=True)
-    # LAPACK's SVD may hang on an infinite entry, and its rounding depends on the input's scale.
-    sound = jnp.where(finite, work, 0)
+    size = size or max(x.shape[-2:])
+    return by_platform(partial(_of_range, size=size), partial(_by_svd, size=size), x)
+
+
+def polar_qr_svd(x: jax.Array) -> jax.Array:
+    """Like `polar_svd`, but after a QR decomposition: the SVD has only the smaller order.
+
+    On TPUs it is `polar_svd`, whose products are with matrices of the smaller order anyway; a QR
+    goes column by column.
+    """
+    return by_platform(partial(_of_range, size=max(x.shape[-2:])), _by_qr_svd, x)
+
+
+def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`x` scaled by a power of two, zero where not all of a matrix is finite; and where it is."""
+    finite = jnp.isfinite(x).all(axis=(-2, -1), keepdims=True)
+    sound = jnp.where(finite, x, 0)
     exponent = power_of_two(jnp.max(jnp.abs(sound), axis=(-2, -1), keepdims=True))
-    near_one = sound * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent)
-    u, s, vt = one_by_one(thin_svd, near_one)
-    cutoff = (size or max(x.shape[-2:])) * jnp.finfo(work.dtype).eps * s[..., :1]
+    return sound * jnp.ldexp(jnp.ones_like(x[..., :1, :1]), -exponent), finite
+
+
+def _of_range(x: jax.Array, size: int) -> jax.Array:
+    """`polar_svd` on TPUs."""
+    near_one, finite = _near_one(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    found = polar_of_range(near_one, size)
+    return jnp.where(finite, found, jnp.nan).astype(x.dtype)
+
+
+def _by_svd(x: jax.Array, size: int) -> jax.Array:
+    """`polar_svd` elsewhere."""
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    # LAPACK's SVD may hang on an infinite entry, and its rounding depends on the input's scale.
+    near_one, finite = _near_one(work)
+    u, s, vt = one_by_one(lambda a: tuple(jnp.linalg.svd(a, full_matrices=False)), near_one)
+    cutoff = size * jnp.finfo(work.dtype).eps * s[..., :1]
     u = jnp.where(finite, u * (s > cutoff)[..., None, :], jnp.nan)
     return product(u, vt).astype(x.dtype)
 
 
-def polar_qr_svd(x: jax.Array) -> jax.Array:
-    """Like `polar_svd`, but after a QR decomposition: the SVD has only the smaller order."""
+def _by_qr_svd(x: jax.Array) -> jax.Array:
+    """`polar_qr_svd` elsewhere."""
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = x.shape[-2] < x.shape[-1]
-    q, r = one_by_one(qr, work.mT if wide else work)
+    q, r = one_by_one(lambda a: tuple(jnp.linalg.qr(a)), work.mT if wide else work)
     # The cutoff of the singular values follows the size of `x`, not of its small factor.
-    small = polar_svd(r, max(x.shape[-2:]))
-    polar = product(q, small)
+    polar = product(q, _by_svd(r, max(x.shape[-2:])))
     return (polar.mT if wide else polar).astype(x.dtype)
 
 
@@ -258,7 +283,7 @@ def polar_qdwh(x: jax.Array) -> jax.Array:
     """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
 
     For `x` of full rank: the null space of `x` is filled with orthonormal directions, not zeros. On
-    TPUs by products alone (`_svd.py`), which fill it with directions of any length up to 1.
+    TPUs by products alone (`_by_products.py`), which fill it with directions of any length up to 1.
     """
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = x.shape[-2] < x.shape[-1]

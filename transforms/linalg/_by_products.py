@@ -1,0 +1,129 @@
+r"""Polar factors by matrix products alone, for programs for TPUs.
+
+An odd polynomial maps the singular values of $X = U \Sigma V^\top$ and leaves the singular vectors
+alone: $X (aI + bA + cA^2) = U (a\Sigma + b\Sigma^3 + c\Sigma^5) V^\top$ with $A = X^\top X$. Some
+polynomials, one after the other, make a step from 0 to 1 at a cutoff:
+
+| rounds | row | what it does |
+|---|---|---|
+| `k` | `GROWTH` | multiplies small values by up to 3.65; from 0.144 on they stay in [1/2, 1] |
+| 1 | `CENTER` | brings [1/2, 1] to 1 ± 0.03 |
+| 4 | `DECIDE` | takes what is below `√(2/3)` to 0, cubically, and what is above it to 1 |
+
+Values start divided by the largest one, times a number for which `CENTER` takes the cutoff to
+`√(2/3)`. The largest value is taken to be the Schatten 32-norm, which is too large by `m^(1/32)` at
+most. Without a cutoff `CONVERGE` is last: three rounds that take all values to 1.
+
+*Numerics.* A factor of 2 from the cutoff, values are 0 and 1 up to 3e-13 without rounding; nearer
+ones may end between. Of the polynomials of degree 5 that are at most 1 on [0, 1.01], and at least
+1/2 from the first place where they reach it, `GROWTH` has the largest slope at 0. At 1 its slope is
+6, so it needs the hundredth for rounding errors. A steeper one sends large values below 1/2 of the
+largest, where rounding weighs more. Rounding in the first rounds acts as if in `X`, and later it
+weighs less: in null spaces it is below an eighth of the cutoff `max(m, n) · eps · σ_max`, from
+2 × 3 to 160 × 160. The Gram matrix alone would take fewer products with `X` if `n ≫ m`, but
+nothing below `√eps · σ_max` is left in it. Largest error of an entry, in float32 on a CPU, 160 ×
+160, as a mean over three matrices; for 1e6 on the singular vectors of values above twice the
+cutoff:
+
+| condition number | by products | by LAPACK's SVD |
+|---|---|---|
+| 10 | 3.8e-7 | 3.5e-7 |
+| 1e3 | 1.7e-6 | 2.9e-6 |
+| 1e6 | 1.6e-5 | 3.0e-5 |
+
+*Cost* for `m ≤ n`: 13 rounds of `4m²n + 2m³` FLOPs for 160 × 160 in float32, 12 for 160 × 640, 16
+without a cutoff; and four products for the norm, `2m²n + 6m³`.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._numerics import power_of_two
+from ._platforms import in_turn
+from ._tiles import product
+
+Row = tuple[float, float, float]
+
+GROWTH: Row = (3.6548, -8.2034, 5.4810)
+CENTER: Row = (2.6708, -3.2853, 1.6386)  # the best approximation of 1 on [1/2, 1]
+DECIDE: Row = (0.0, 5 / 2, -3 / 2)  # slope 0 at 0 and at 1; keeps √(2/3)
+CONVERGE: Row = (15 / 8, -5 / 4, 3 / 8)  # zero slope and curvature at 1
+SQUARINGS = 3
+"""Of the Gram matrix: the Schatten norm has the order `4 · 2^SQUARINGS`."""
+
+UNROLLED = 4
+"""Unrolled rounds of the loop: consecutive ones need no copy of the iterate."""
+
+
+def polar_of_range(x: jax.Array, size: int) -> jax.Array:
+    """The polar factor of `x (..., m, n)`; singular values up to `size · eps · σ_max` give 0.
+
+    A zero matrix gives zero. `x` is finite.
+    """
+    return in_turn(lambda x: _mapped(x, *_rows(size * _eps(x), [DECIDE] * 4)), x)
+
+
+def polar_by_products(x: jax.Array) -> jax.Array:
+    """The polar factor of `x (..., m, n)`, for singular values of at least `eps · σ_max`.
+
+    In the null space it has rounding errors of any length up to 1. A zero matrix gives zero.
+    """
+    return in_turn(lambda x: _mapped(x, *_rows(_eps(x), [CONVERGE] * 3)), x)
+
+
+def _eps(x: jax.Array) -> float:
+    return float(jnp.finfo(x.dtype).eps)
+
+
+def _rows(cutoff: float, last: list[Row]) -> tuple[list[Row], float]:
+    """All rows, and the largest singular value `s` to start with: they decide at `cutoff · s`."""
+    start, rounds = _before(CENTER, (2 / 3) ** 0.5), 0
+    while start > cutoff:
+        start, rounds = _before(GROWTH, start), rounds + 1
+    return [GROWTH] * rounds + [CENTER, *last], start / cutoff
+
+
+def _before(row: Row, value: float) -> float:
+    """The smallest positive number that a row maps to `value`."""
+    a, b, c = row
+    roots = np.roots([c, 0, b, 0, a, -value])
+    return float(min(z.real for z in roots if z.real > 0 and abs(z.imag) < 1e-12))
+
+
+def _mapped(x: jax.Array, rows: list[Row], largest: float) -> jax.Array:
+    """`x (..., m, n)`, scaled to about the largest singular value, after an iteration per row."""
+    if x.shape[-2] < x.shape[-1]:
+        # Products of a wide matrix with its transpose would write out the transpose each time.
+        return _mapped(x.mT, rows, largest).mT
+    table = jnp.asarray(rows, x.dtype)
+
+    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+        a, b, c = table[i]
+        gram = product(x, x, transpose=True)
+        eye = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), gram.shape)
+        return product(x, a * eye + b * gram + c * product(gram, gram))
+
+    exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
+    x = x * jnp.ldexp(jnp.ones(exponent.shape, x.dtype), -exponent)
+    bound = _largest_eigenvalue(product(x, x, transpose=True))
+    sound = jnp.where(bound == 0, 1, bound)
+    x = x * jnp.where(bound == 0, 0, largest * jax.lax.rsqrt(sound))
+    return jax.lax.fori_loop(0, len(rows), step, x, unroll=UNROLLED)
+
+
+def _largest_eigenvalue(gram: jax.Array) -> jax.Array:
+    """A bound `(..., 1, 1)` of that of `gram (..., m, m)`: at most `m^(1/16)` times as large."""
+
+    def normalized(power: jax.Array) -> tuple[jax.Array, jax.Array]:
+        norm = jnp.linalg.norm(power, axis=(-2, -1), keepdims=True)
+        return norm, power / jnp.where(norm == 0, 1, norm)
+
+    def square(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        bound, power = found
+        norm, power = normalized(product(power, power))
+        return bound * norm ** jnp.exp2(-(i + 1.0)).astype(norm.dtype), power
+
+    return jax.lax.fori_loop(0, SQUARINGS, square, normalized(gram))[0]
