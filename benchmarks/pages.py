@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from ._record import FOLDER, cell, table
 from ._rows import LEADERS, REGISTRY, Row, by_family
-from .evidence import _claims, _compare, _lines
+from .evidence import _claims, _compare, _lines, _plan
 from .evidence._pages import finals_table
 from .evidence._suites import SUITES
 
@@ -31,6 +31,7 @@ PAGES = (
     "docs/choosing.md",
     "docs/combinations.md",
     "docs/claims.md",
+    "docs/start.md",
 )
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
@@ -214,6 +215,28 @@ def leaders() -> str:
     return f"{table(titles, rows)}\n\n{source('train')}"
 
 
+def rates() -> str:
+    """Tuned learning rates over AdamW's, and those of what is not a matrix."""
+
+    def ratio(suite: str, name: str, key: str = "rate") -> str:
+        adamw, own = (_plan.best_in(suite, method, runs()) for method in ("adamw", name))
+        if adamw is None or own is None or (key == "adam_rate" and own.get("everything")):
+            return ""
+        return cell(own[key] / adamw["rate"], ".3g")
+
+    models = [results("train", title) for title in TRAINED]
+    rows = []
+    for name in SUITES[RECIPE].methods:
+        if name != "adamw":
+            small = (model[name]["rate"] / model["optax.adamw"]["rate"] for model in models)
+            row = [ratio(RECIPE, name), ratio(RECIPE, name, "adam_rate")]
+            row += [*(cell(x, ".3g") for x in small), ratio(VISION, name)]
+            rows.append([shown(name), *row])
+    titles = ["method", "language model", "there, others", "smaller language model", "digits"]
+    found = table([*titles, "signals"], rows)
+    return f"{found}\n\n{origin(RECIPE, VISION)}\n\n{source('train')}"
+
+
 def overheads() -> str:
     """What a training step costs with some of them, at the papers' periods."""
     rows = [
@@ -234,6 +257,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "brief": brief,
     "methods": methods,
     "leaders": leaders,
+    "rates": rates,
     "overheads": overheads,
     **{
         f"claims_{paper}": functools.partial(lambda paper: _claims.claims(paper, runs()), paper)

@@ -44,25 +44,25 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim(
             "4-bit Shampoo (CQ+EF) matches 32-bit Shampoo",
             "Tables 3-6",
-            ("storage-250",),
+            ("forms-250",),
             "shampoo_cq",
             ("shampoo",),
             level=True,
         ),
         Claim(
-            "4-bit Shampoo (CQ+EF) is ahead of AdamW", "Tables 3-6", ("storage-250",), "shampoo_cq"
+            "4-bit Shampoo (CQ+EF) is ahead of AdamW", "Tables 3-6", ("forms-250",), "shampoo_cq"
         ),
         Claim(
             "Cholesky quantization with error feedback beats vanilla quantization",
             "Table 3",
-            ("storage-250",),
+            ("forms-250",),
             "shampoo_cq",
             ("shampoo_vq",),
         ),
         Claim(
             "VQ is behind the base optimizer on LLaMA",
             "Tables 3-6",
-            ("storage-250",),
+            ("forms-250",),
             "shampoo_vq",
             behind=True,
         ),

@@ -115,6 +115,7 @@ FORMS = (  # of others, in suites of their own
     Tuned("lora_8", 0.016, ADAMW, adapters=8),
     Tuned("lora_16", 0.016, ADAMW, adapters=16),
     *(Tuned(name, 0.008, SHAMPOO, of="shampoo") for name in STORAGES),
+    Tuned("swan_products", 0.128, {}, of="swan"),
     *(
         dataclasses.replace(method, name=name, of=of)
         for name, of in RMS.items()
@@ -203,6 +204,8 @@ def optimizer(
         own |= {"weight_decay": values["decay"] / peak, "weight_decay_mask": decayed}
     if name in RMS:
         own["consistent_rms"] = 0.2
+    if name == "swan_products":  # as Muon orthogonalizes, without a decomposition
+        own |= {"method": "newton_schulz", "coefficients": "quintic"}
     if name == "asgo":  # by default every parameter is a matrix, embeddings and scales too
         own["matrices"] = "all" if own.pop("everything") else None
     if name == "alice":

@@ -17,7 +17,7 @@ from ._adapters import with_adapters
 from ._classify import classify
 from ._finetune import PUBLISHED, finetune
 from ._language import language
-from ._methods import ALL, METHODS, RMS, schedule_of
+from ._methods import ALL, METHODS, RMS, STORAGES, schedule_of
 from ._others import equation, factorization
 from ._vision import vision
 
@@ -119,11 +119,11 @@ DECLARED = (
     ),
     finetuned("finetune", finetune, 250, budget=7),
     Suite(
-        name="storage-250",
+        name="forms-250",
         make=functools.partial(language, "prose"),
         steps=250,
         budget=3,
-        methods=("adamw", "shampoo", "shampoo_packed", "shampoo_vq", "shampoo_cq"),
+        methods=("adamw", "shampoo", *STORAGES, "swan", "swan_products"),
         only=RATE,
         after="recipe-250",
     ),
