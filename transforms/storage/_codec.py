@@ -192,9 +192,9 @@ def _of_entries(scales: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Ar
     """The scales `(..., ⌈m/b⌉, ⌈n/b⌉)` of the entries of matrices of this shape `(..., m, n)`."""
     *batch, m, n = shape
     wide = jnp.repeat(scales, block, axis=-1)[..., None, :n]
-    high = min(block, m)
-    bands = jnp.broadcast_to(wide, (*batch, wide.shape[-3], high, n))
-    return bands.reshape(*batch, -1, n)[..., :m, :]
+    rows = wide.shape[-3], max(min(block, m), 1)
+    bands = jnp.broadcast_to(wide, (*batch, *rows, n))
+    return bands.reshape(*batch, rows[0] * rows[1], n)[..., :m, :]
 
 
 def pack(codes: jax.Array, codec: Codec) -> jax.Array:

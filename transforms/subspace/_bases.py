@@ -31,7 +31,6 @@ from ..linalg._qr import orthogonal_complement, qr
 from ..linalg._svd import thin_svd
 from ..linalg._tiles import product
 
-
 DRAWN = 2**15
 """Numbers are drawn in multiples of so many: 0.2 ms more for a small matrix's refresh."""
 
