@@ -29,7 +29,7 @@ from ..linalg._tiles import product
 from ..refresh._due import refresh_due
 from ..refresh._policy import Check, RefreshPolicy, verdict_of
 from ..storage._storage import StorageRecord
-from ._statistic import StatisticRule
+from ._statistic import StatisticRule, each_of
 from ._whitened import (
     starting_multiple,
     whitened_by_eigenvalues,
@@ -70,14 +70,14 @@ class BasisRule(StatisticRule):
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Basis:
         """The initial bases of a batch: identities."""
-        eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
+        eye = jnp.eye(order, dtype=dtype)
         record(StorageRecord(order, self.storage.describe(order)))
         record(Meaning(f"order {order}: {self.storage.describe(order)}"))
         record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
         keeps = self.policy.examines is not None
         return Basis(
-            statistic=self.storage.encode_factor(self.initial * eye, None),
-            basis=self.storage.encode_basis(eye, None),
+            statistic=each_of(batch, self.storage.encode_factor(self.initial * eye, None)),
+            basis=each_of(batch, self.storage.encode_basis(eye, None)),
             eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
             spectrum=jnp.full((*batch, order), self.initial, dtype) if self.whiten else None,
             proxy=jnp.zeros(batch, jnp.float32) if keeps else None,

@@ -21,7 +21,7 @@ from ..linalg._numerics import HIGHEST
 from ..linalg._products import times
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord
-from ._statistic import StatisticRule
+from ._statistic import StatisticRule, each_of
 from ._whitened import starting_multiple, whitened_by_roots
 
 
@@ -64,15 +64,15 @@ class FactorRule(StatisticRule):
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Factor:
         """The initial factors of a batch; their roots are identities."""
-        eye = jnp.broadcast_to(jnp.eye(order, dtype=dtype), (*batch, order, order))
+        eye = jnp.eye(order, dtype=dtype)
         keeps = self.policy.examines is not None
         record(StorageRecord(order, self.storage.describe(order)))
         record(Meaning(f"order {order}: {self.storage.describe(order)}"))
         record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
         return Factor(
-            statistic=self.storage.encode_factor(self.initial * eye, None),
-            inverse_root=self.storage.encode_root(eye),
-            eigenvectors=jnp.copy(eye) if keeps else None,
+            statistic=each_of(batch, self.storage.encode_factor(self.initial * eye, None)),
+            inverse_root=each_of(batch, self.storage.encode_root(eye)),
+            eigenvectors=each_of(batch, jnp.copy(eye)) if keeps else None,
             eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
             damping=jnp.full(batch, self.eps, dtype) if keeps else None,
             proxy=jnp.zeros(batch, jnp.float32) if keeps else None,

@@ -132,6 +132,14 @@ class StatisticRule:
         return self.one_by_one(*orders)
 
 
+def each_of(batch: tuple[int, ...], stored: Any) -> Any:
+    """The stored form of one matrix, for every matrix of a batch.
+
+    Encoding them all would take the memory of decoded matrices, and longer programs.
+    """
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, *x.shape)), stored)
+
+
 def _diagonal(x: jax.Array) -> jax.Array:
     """The diagonals `(..., 1, d)` of `x (..., d, d)`."""
     return diagonal_of(x)[..., None, :]

@@ -26,7 +26,12 @@ from ._tiles import product
 
 def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Eigenvectors `Q` and ascending eigenvalues `d` of symmetric `a (n, n)`."""
-    return by_platform(_polished, lambda a: tuple(jnp.linalg.eigh(a))[::-1], a)
+
+    def by_columns(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # LAPACK takes matrices by columns: those of the transpose are rows of the sum.
+        return tuple(jnp.linalg.eigh(((a + a.mT) / 2).mT, symmetrize_input=False))[::-1]
+
+    return by_platform(_polished, by_columns, a)
 
 
 @jax.jit

@@ -168,7 +168,7 @@ def decomposed(
         added = jnp.asarray(epsilon + rounding * more[count], x.dtype)
         c = lower_factor(with_diagonal(x, diagonal + added))
         # A decomposition that fails leaves NaNs on the diagonal, from the failing row on.
-        return count + 1, c, ~jnp.isfinite(diagonal_of(c)).all()
+        return count + 1, c, ~jnp.isfinite(c[-1, -1] + largest)
 
     # The first attempt is in the loop too: a second decomposition makes programs longer.
     running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731

@@ -140,18 +140,21 @@ def quantize(
 ) -> jax.Array:
     """The codes of the elements of `x (..., m, n)`, uint8; `dither` is u for each of them."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    scales = _of_columns(scales.astype(dtype), codec.block, x.shape[-1])
+    scales = scales.astype(dtype)
     # Exact. Elements that do not round to 0, and reciprocals of scales, stay in float32's range.
     in_range = jnp.where(scales > 1, 2.0**-20, 2.0**40).astype(dtype)
     low = scales * in_range
-    high = 2 * codec.unit * (_bands(x.astype(dtype), codec.block) * in_range)
+    in_range, low, share = (
+        _of_entries(of_tiles, codec.block, x.shape) for of_tiles in (in_range, low, 1 / (2 * low))
+    )
+    high = 2 * codec.unit * (x.astype(dtype) * in_range)
 
     # The estimate may be wrong by one, in either direction; the comparisons decide.
-    nearby = codec.nearby(high / (2 * low))
+    nearby = codec.nearby(high * share)
     values = [codec.integers(nearby + i) for i in (-1, 0, 1)]
     codes = nearby - 1
     if dither is not None:
-        dither = _bands(2 * dither.astype(dtype) - 1, codec.block)
+        dither = 2 * dither.astype(dtype) - 1
     for value, following in itertools.pairwise(values):
         threshold = value + following
         if dither is not None:
@@ -159,20 +162,19 @@ def quantize(
         codes = codes + (low * threshold < high)
     codes = jnp.clip(codes, 0, 2**codec.bits - 1)
     nothing = 0 if codec.map == "unsigned" else codec.zero
-    return _joined(jnp.where(low > 0, codes, nothing).astype(jnp.uint8), x.shape)
+    return jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     """The values of the codes `(..., m, n)`, in the dtype of the scales."""
     dtype = jnp.promote_types(scales.dtype, jnp.float32)
-    integers = codec.integers(_bands(codes, codec.block).astype(dtype))
+    integers = codec.integers(codes.astype(dtype))
     share = jnp.where(
         jnp.abs(integers) == codec.unit, jnp.sign(integers), integers * (1 / codec.unit)
     )
-    wide = _of_columns(scales.astype(dtype), codec.block, codes.shape[-1])
-    values = (share * wide).astype(scales.dtype)
-    return _joined(values, codes.shape)
+    wide = _of_entries(scales.astype(dtype), codec.block, codes.shape)
+    return (share * wide).astype(scales.dtype)
 
 
 def _bands(x: jax.Array, block: int) -> jax.Array:
@@ -186,15 +188,13 @@ def _bands(x: jax.Array, block: int) -> jax.Array:
     return x.reshape(*batch, x.shape[-2] // high, high, n)
 
 
-def _of_columns(scales: jax.Array, block: int, n: int) -> jax.Array:
-    """The scales of the entries of each band: `(..., ⌈m/b⌉, 1, n)`."""
-    return jnp.repeat(scales, block, axis=-1)[..., None, :n]
-
-
-def _joined(bands: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """The matrices of this shape of `bands`."""
+def _of_entries(scales: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Array:
+    """The scales `(..., ⌈m/b⌉, ⌈n/b⌉)` of the entries of matrices of this shape `(..., m, n)`."""
     *batch, m, n = shape
-    return bands.reshape(*batch, -1, n)[..., :m, :]
+    wide = jnp.repeat(scales, block, axis=-1)[..., None, :n]
+    rows = wide.shape[-3], max(min(block, m), 1)
+    bands = jnp.broadcast_to(wide, (*batch, *rows, n))
+    return bands.reshape(*batch, rows[0] * rows[1], n)[..., :m, :]
 
 
 def pack(codes: jax.Array, codec: Codec) -> jax.Array:
@@ -202,8 +202,11 @@ def pack(codes: jax.Array, codec: Codec) -> jax.Array:
     if codec.bits == 8:
         return codes
     if codec.bits == 4:
-        low, high = _parts(codes, 2)
-        return low | (high << 4)
+        # As a reduction, which XLA computes codes in; of two slices it would compute them twice.
+        edge = [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)]
+        halves = jnp.pad(codes, edge).reshape(*codes.shape[:-1], 2, -1)
+        high = (jnp.arange(2) == 1)[:, None]
+        return jnp.sum(jnp.where(high, halves << 4, halves), axis=-2, dtype=jnp.uint8)
     *low, last = _parts(codes, 4)
     packed = [part | ((last >> 2 * i & 3) << 6) for i, part in enumerate(low)]
     return jnp.concatenate(packed, axis=-1)
@@ -214,7 +217,10 @@ def unpack(packed: jax.Array, codec: Codec, columns: int) -> jax.Array:
     if codec.bits == 8:
         return packed
     if codec.bits == 4:
-        return jnp.concatenate([packed & 15, packed >> 4], axis=-1)[..., :columns]
+        # Only bytes are joined: XLA compiles a concatenation apart from what leads to it.
+        both = jnp.concatenate([packed, packed], axis=-1)
+        high = jnp.arange(both.shape[-1]) >= packed.shape[-1]
+        return (jnp.where(high, both >> 4, both) & 15)[..., :columns]
     first, second, third = jnp.split(packed >> 6, 3, axis=-1)
     last = first | (second << 2) | (third << 4)
     return jnp.concatenate([packed & 63, last], axis=-1)[..., :columns]

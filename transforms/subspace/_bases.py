@@ -31,6 +31,9 @@ from ..linalg._qr import orthogonal_complement, qr
 from ..linalg._svd import thin_svd
 from ..linalg._tiles import product
 
+DRAWN = 2**15
+"""Numbers are drawn in multiples of so many: 0.2 ms more for a small matrix's refresh."""
+
 
 class SubspaceCheck(NamedTuple):
     """The input of a finder for one matrix at a refresh."""
@@ -43,12 +46,18 @@ class SubspaceCheck(NamedTuple):
     key: jax.Array  # random key of this refresh
 
     def times(self, x: jax.Array) -> jax.Array:
-        """Computes `Q x` for `x (m, k)`."""
-        own = product(self.gradient, product(self.gradient, x, transpose=True))
-        if self.tracked is None:
-            return own
-        inside = product(self.tracked, product(self.basis.mT, x))
-        return self.b3 * product(self.basis, inside) + (1 - self.b3) * own
+        """Computes `Q x` for `x (m, k)`.
+
+        It takes and leaves `x` by columns, as LAPACK does, which are the rows of `xᵀ`: XLA for CPUs
+        would write out both by rows. The barriers keep it from moving the transposes.
+        """
+        rows = jax.lax.optimization_barrier(x.mT)
+        inner = jax.lax.optimization_barrier(product(rows, self.gradient))
+        own = product(self.gradient, inner.mT).mT
+        if self.tracked is not None:
+            inside = product(product(rows, self.basis), self.tracked)
+            own = self.b3 * product(inside, self.basis.mT) + (1 - self.b3) * own
+        return jax.lax.optimization_barrier(own).mT
 
     def factor(self) -> jax.Array:
         """Computes `X (m, n)` or `(m, r + n)` with `X Xᵀ = Q`, up to a positive factor."""
@@ -80,9 +89,10 @@ class BasisFinder(Protocol):
 
 def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
     """The leading directions of `Q` within the span of `q`, by descending energy."""
-    inside = product(q.mT, check.times(q))
+    rows = jax.lax.optimization_barrier(q.mT)
+    inside = product(rows, check.times(q))
     vectors, _ = eigh((inside + inside.mT) / 2)
-    return with_fixed_signs(product(q, vectors[:, ::-1][:, :rank]))
+    return with_fixed_signs(product(vectors[:, ::-1][:, :rank], rows, transpose=True).mT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +108,16 @@ class Svd:
         return with_fixed_signs(u[:, :rank])
 
 
+def _drawn(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
+    """`jax.random.normal`, by programs that matrices of several shapes share.
+
+    An entry's bits depend on its place alone (`jax_threefry_partitionable`), not on the shape.
+    """
+    size = shape[0] * shape[1]
+    drawn = jax.random.normal(key, (-(-size // DRAWN) * DRAWN,), dtype)
+    return drawn[:size].reshape(shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class Randomized:
     """See `randomized`."""
@@ -111,8 +131,7 @@ class Randomized:
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the range of `Q^iterations Ω` and the leading directions within it."""
         width = min(rank + self.oversampling, *check.gradient.shape)
-        shape = (check.gradient.shape[0], width)
-        q = jax.random.normal(check.key, shape, check.gradient.dtype)
+        q = _drawn(check.key, (check.gradient.shape[0], width), check.gradient.dtype)
 
         def iteration(_: Any, q: jax.Array) -> jax.Array:
             return qr(check.times(q))[0]
