@@ -5,23 +5,28 @@
     python -m benchmarks evidence run --preset gpu   # models of 26 and 86 million parameters
     python -m benchmarks evidence status             # what is there and what is left
     python -m benchmarks evidence tables             # pages and pictures, from the lines
+    python -m benchmarks evidence try --suites recipe-250 --method asgo --values '{"eps": 1e-10}'
 
 `run` needs hours to days and may be killed at any moment. It uses one thread if these are set:
 `OPENBLAS_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
 intra_op_parallelism_threads=1"`; with `--workers` that many processes do. Every finished run is one
-line in `<out>/<suite>.jsonl`.
+line in `<out>/<suite>.jsonl`. `try` records nothing: it prints the final loss of one more run, with
+the best point of a method and other values for some of its numbers or arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
 from .. import _record
 from ._lines import Lines, read
-from ._plan import status
-from ._suites import SUITES
-from ._sweep import sweep
+from ._methods import METHODS
+from ._plan import Request, Runs, best_in, status
+from ._suites import SUITES, TUNING_SEED
+from ._sweep import Runner, sweep
 
 FOLDER = _record.FOLDER / "evidence"
 
@@ -31,14 +36,27 @@ def parse() -> argparse.Namespace:
     description, _, _ = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
-    add("action", choices=("run", "status", "tables"), help="what to do")
+    add("action", choices=("run", "status", "tables", "try"), help="what to do")
     help = f"some of {', '.join(SUITES)}, separated by commas (the preset's)"
     add("--suites", type=_record.names(tuple(SUITES)), help=help)
     add("--preset", choices=("cpu", "gpu"), default="cpu", help="whose suites (%(default)s)")
     add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
     add("--most", type=int, help="runs after which to stop")
     add("--workers", type=int, default=1, help="processes that train (%(default)s)")
+    add("--method", choices=tuple(METHODS), default="adamw", help="of `try` (%(default)s)")
+    add("--values", type=json.loads, default={}, help="of `try`: numbers by name, as JSON")
+    add("--seed", type=int, default=TUNING_SEED, help="of `try` (%(default)s)")
     return parser.parse_args()
+
+
+def tried(suite: str, method: str, values: dict[str, Any], seed: int, runs: Runs) -> str:
+    """What a run at the best point of a method gives, with some values changed."""
+    best = best_in(suite, method, runs)
+    if best is None:
+        raise SystemExit(f"the tuning of {method} in {suite} has not ended")
+    point = {**best, **values}
+    line = Runner().line(Request(suite, method, point, seed), lambda done, steps: None)
+    return f"{line['loss']:.4f} with {json.dumps(point)}, seed {seed}"
 
 
 def main() -> None:
@@ -51,6 +69,9 @@ def main() -> None:
             sweep(suites, lines, args.most, args.workers)
     elif args.action == "status":
         print(status(suites, read(args.out)))
+    elif args.action == "try":
+        for suite in suites:
+            print(tried(suite.name, args.method, args.values, args.seed, read(args.out)))
     else:
         from ._pages import write
 
