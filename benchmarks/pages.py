@@ -164,7 +164,8 @@ def origin(*suites: str) -> str:
 def methods() -> str:
     """All methods: state, cost, gain and limits; of a new one those that are measured."""
     model, digits = (results("train", title) for title in TRAINED)
-    suites = (RECIPE, VISION, TUNED)
+    suites = {RECIPE: "language model", VISION: "signals", TUNED: "fine-tuning"}
+    suites = {suite: title for suite, title in suites.items() if finals(suite)}
     updates = results("step", UPDATED)
     rows = []
     for name, method in SHOWN.items():
@@ -182,7 +183,7 @@ def methods() -> str:
             ]
         )
     titles = ["method", "state, bytes per parameter", "update, ms", "at a refresh, ms"]
-    titles += ["language model", "signals", "fine-tuning", "smaller language model", "digits"]
+    titles += [*suites.values(), "smaller language model", "digits"]
     found = table([*titles, "mind"], rows)
     return "\n\n".join([found, origin(*suites), *map(source, ("memory", "step", "train"))])
 
