@@ -60,6 +60,7 @@ SHOWN = {
 }
 TRAINED = ("A small language model", "Handwritten digits")
 RECIPE, VISION, TUNED = "recipe-250", "vision-2000", "finetune-250"  # suites of the evidence
+LADDER = (RECIPE, "recipe-500", "recipe-2000")  # AdamW's losses by steps
 UPDATED, STORED, ADDED = "GPT-2-small's kernels", "State against formula", "Training step"
 NUMBERS = 768 * 3072  # of the matrix that states are counted for
 
@@ -148,7 +149,7 @@ def brief() -> str:
     titles += ["AdamW's steps to it, over its own", "time of a step"]
     found = table([*titles, "state, bytes per parameter"], rows)
     found = found.replace("| --- | ---: |", "| --- | --- |")  # the direction is text
-    return f"{found}\n\n{origin(RECIPE)}"
+    return f"{found}\n\n{origin(*LADDER)}"
 
 
 def origin(*suites: str) -> str:
