@@ -127,10 +127,10 @@ def tuning_table(suite: Suite, found: Mapping[str, Result]) -> _record.Table:
 
 
 def draw(suite: Suite, found: Mapping[str, Result], unit: str) -> Figure | None:
-    """Loss against steps, processor seconds and state; `None` if no method has run its seeds."""
+    """Loss against steps, seconds and state; `None` before two methods have run their seeds."""
     ended = {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
     ended = {name: x for name, x in ended.items() if np.isfinite(x.losses).all()}
-    if not ended:
+    if len(ended) < 2:
         return None
     look = styles(ended)
     figure = Figure(figsize=(16, 5.5), layout="constrained")
