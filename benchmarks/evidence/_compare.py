@@ -113,8 +113,13 @@ def results(suite: Suite, runs: Runs) -> dict[str, Result]:
 
 
 def curve_of(suite: Suite, runs: Runs) -> dict[int, float]:
-    """AdamW's mean final loss by length, over the suites of this suite's ladder that have ended."""
-    found = {}
+    """AdamW's mean final loss by length, over the suites of this suite's ladder that have ended.
+
+    Empty for a suite that is of one length alone.
+    """
+    found: dict[int, float] = {}
+    if suite.ladder is None:
+        return found
     for other in SUITES.values():
         if other.ladder != suite.ladder or "adamw" not in other.methods:
             continue

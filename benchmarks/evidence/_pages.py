@@ -100,6 +100,27 @@ def overview(suites: Sequence[Suite], runs: Runs) -> _record.Table | None:
     )
 
 
+def ladders(suites: Sequence[Suite], runs: Runs) -> _record.Table | None:
+    """AdamW's steps to the losses of the others, by size and length; `None` before any."""
+    rows: dict[str, dict[str, Any]] = {}
+    shown = {}
+    for suite in (suite for suite in suites if suite.ladder is not None):
+        curve = curve_of(suite, runs)
+        for name, x in results(suite, runs).items():
+            if name != "adamw" and curve and len(x.finals) == len(suite.seeds):
+                told = speed_up(float(np.mean(x.losses)), suite.steps, curve)
+                rows.setdefault(name, {"method": name})[suite.name] = told
+                shown[suite.name] = (suite.name, "")
+    if not rows:
+        return None
+    note = (
+        "AdamW's steps to the loss of a method, over the method's own, read off AdamW's final "
+        "losses at the lengths of this size; a bound outside of them."
+    )
+    columns = {"method": ("method", "")} | shown
+    return _record.Table("Sizes and lengths", columns, list(rows.values()), note)
+
+
 def tuning_table(suite: Suite, found: Mapping[str, Result]) -> _record.Table:
     """Where every method stands, the smallest loss first."""
     rows = []
@@ -192,8 +213,9 @@ def write(folder: Path, suites: Sequence[Suite], runs: Runs) -> None:
         "file in this folder. Losses are final ones; negative differences are better.",
         status(suites, runs),
     ]
-    if (table := overview(suites, runs)) is not None:
-        parts.append(table.markdown())
+    for table in (overview(suites, runs), ladders(suites, runs)):
+        if table is not None:
+            parts.append(table.markdown())
     for suite in suites:
         mine = [line for line in runs.values() if line["suite"] == suite.name]
         if not mine:

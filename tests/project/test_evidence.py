@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -314,7 +315,21 @@ def test_the_page_is_made_of_the_lines(
     assert "below" in muon
     # Suites side by side: SWAN's lost seed shows, and AdamW alone has nothing to compare with.
     assert "| method | first | second |" in page and "| swan | **+inf** |" in page
+    (ladder,) = (part for part in page.split("\n## ") if part.startswith("Sizes and lengths"))
+    table = dict(x.strip("| ").split(" | ", 1) for x in ladder.splitlines() if x.startswith("| "))
+    assert table["method"] == "first | second" and table["muon"] == f"{muon[5]} | > 4.00"
     assert (tmp_path / "first.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_losses_of_different_tasks_are_no_curve(suites: list[Any], tmp_path: Path) -> None:
+    runs = swept(suites, tmp_path)
+    first, second, third = suites
+    curve_of = module("_compare").curve_of
+    curve = curve_of(first, runs)
+    assert list(curve) == [100, 400, 1600] and curve_of(second, runs) == curve
+    alone = [dataclasses.replace(suite, ladder=None) for suite in (first, second, third)]
+    module("_suites").SUITES.update({suite.name: suite for suite in alone})
+    assert all(curve_of(suite, runs) == {} for suite in alone)
 
 
 def test_differences_corrections_and_speed_ups() -> None:
