@@ -61,10 +61,10 @@ class Runner:
         self.programs: dict[tuple[Any, ...], Program] = {}
 
     def program(self, request: Request) -> Program:
-        """That of a suite, a method and its whole numbers."""
+        """That of a suite, a method, its whole numbers and the names of its others."""
         suite = SUITES[request.suite]
-        static, _ = split(request.values)
-        key = suite.name, request.method, tuple(sorted(static.items()))
+        static, traced = split(request.values)
+        key = suite.name, request.method, tuple(sorted(static.items())), tuple(sorted(traced))
         if key not in self.programs:
             if len(self.programs) == MOST_PROGRAMS:
                 del self.programs[next(iter(self.programs))]
