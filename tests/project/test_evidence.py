@@ -381,13 +381,15 @@ def test_a_run_leaves_a_line_and_is_not_run_again(
     suites, language = module("_suites"), module("_language").language
     make = functools.partial(language, "prose", batch=2, context=8, width=16, heads=2, depth=1)
     few = {"methods": ("adamw",), "seeds": (1,)}
-    tiny = suites.Suite(name="tiny", make=make, budget=2, steps=3, **few)
+    tiny = suites.Suite(name="tiny", make=make, budget=4, last=2, steps=3, **few)
     monkeypatch.setitem(suites.SUITES, "tiny", tiny)
     with jax.numpy_rank_promotion("allow"), module("_lines").Lines(tmp_path) as lines:
-        assert module("_sweep").sweep([tiny], lines) == 3
+        assert module("_sweep").sweep([tiny], lines) == 5
         assert module("_sweep").sweep([tiny], lines) == 0
     *tuned, final = map(json.loads, (tmp_path / "tiny.jsonl").read_text().splitlines())
-    assert [x["values"]["rate"] for x in tuned] == [0.008, 0.016]
+    assert [x["values"]["rate"] for x in tuned[:2]] == [0.008, 0.016]
+    # AdamW at a second learning rate is another program, in the same process.
+    assert ["adam_rate" in x["values"] for x in tuned] == [False, False, True, True]
     assert final["steps"] == [1, 2, 3] and final["losses"][-1] == final["loss"] > 0
     assert final["values"] == min(tuned, key=lambda x: x["loss"])["values"]
     assert final["state_bytes"] >= 8 * final["parameters"] and len(final["code"]) == 16
