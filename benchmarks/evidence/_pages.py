@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -173,6 +174,10 @@ def draw(suite: Suite, found: Mapping[str, Result], unit: str) -> Figure | None:
     steps.set_ylim(last.min() - 0.1 * room, last.max() + room)
     seconds.set(xlabel="processor seconds of one thread")
     state.set(xlabel="state of the optimizer, MB", xscale="log")
+    state.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    state.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+    state.xaxis.set_minor_locator(ticker.NullLocator())
+    state.margins(x=0.12)
     for axis in (steps, seconds, state):
         axis.grid(alpha=0.3)
     handles = steps.get_legend_handles_labels()

@@ -20,7 +20,7 @@ ROW = Row(
     variants={
         "Newton-Schulz": Variant({"method": "newton_schulz"}, "larger projection, Newton-Schulz")
     },
-    mind="made for fine-tuning: the rest of the gradient is lost",
+    mind="the rest of the gradient is lost",
     readme=Readme(
         direction="`Q O`, `O` orthogonalized momentum of `QᵀG`",
         state="`mr + nr + 1`",
