@@ -83,8 +83,8 @@ def muon(
     r"""Muon: momentum, orthogonalized by Newton-Schulz iteration.
 
     Use it for the hidden matrices of transformers; it needs as much state as SGD with momentum.
-    Embeddings, norms and biases go to AdamW. It is not for convolutions: on the convolutional
-    network of `docs/choosing.md` it came last, and Optax's Muon with it.
+    Embeddings, norms and biases go to AdamW. Of the two convolutional networks of
+    `docs/choosing.md` it was ahead of AdamW on one and last on the other, as Optax's Muon was.
 
     Start with 4 to 16 times a tuned AdamW's learning rate, 4 times for `others`, and `b1=0.9`.
 

@@ -26,7 +26,7 @@ COLUMNS = {
     "p": ("p, Holm", ".2g"),
     "word": ("is", ""),
     "speed_up": ("AdamW's steps to its loss, over its own", ""),
-    "ms": ("ms/step, one thread", ".0f"),
+    "ms": ("ms/step, one thread", ".3g"),
     "state_mb": ("state, MB", ".2f"),
     "step_mb": ("whole step, MB", ".2f"),
 }
@@ -65,7 +65,7 @@ def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, 
     known = COLUMNS | tested
     columns = {key: x for key, x in known.items() if any(row.get(key) for row in rows)}
     missing = [name for name in suite.methods if name not in ended]
-    note = f"Seeds {', '.join(map(str, suite.seeds))}."
+    note = f"Seeds {', '.join(map(str, suite.seeds))}; {suite.unit}."
     if curve:
         lengths = ", ".join(f"{steps}: {loss:.3f}" for steps, loss in sorted(curve.items()))
         note += f" AdamW's final losses by steps, tuned at each: {lengths}."
@@ -174,10 +174,11 @@ def draw(suite: Suite, found: Mapping[str, Result], unit: str) -> Figure | None:
     steps.set_ylim(last.min() - 0.1 * room, last.max() + room)
     seconds.set(xlabel="processor seconds of one thread")
     state.set(xlabel="state of the optimizer, MB", xscale="log")
-    state.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    state.margins(x=0.12)
+    least, most = state.get_xlim()
+    state.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if most < 1e3 * least else (1,)))
     state.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
     state.xaxis.set_minor_locator(ticker.NullLocator())
-    state.margins(x=0.12)
     for axis in (steps, seconds, state):
         axis.grid(alpha=0.3)
     handles = steps.get_legend_handles_labels()

@@ -108,11 +108,14 @@ def ranking(pages: Any, model: str) -> list[str]:
 
 
 def test_the_advice_follows_the_records(pages: Any) -> None:
-    """The best three on nanoGPT's recipe are advised first; Muon, last on the digits, says so."""
+    """The best three on nanoGPT's recipe are advised first; what Muon did on convolutions is said."""
     (advice,) = re.findall(r"\*\*Which one\?\*\*.*?\n\n", (ROOT / "README.md").read_text(), re.S)
     digits = [name for name in ranking(pages, pages.TRAINED[1]) if name in pages.SHOWN]
     brief = [name for name in pages.finals(pages.RECIPE) if pages.SHOWN[name].brief]
     assert re.findall(r"`(\w+)`", advice)[:3] == brief[:3]
     assert {*digits[-2:]} == {"muon", "optax.contrib.muon"}
-    assert "not for convolutions" in advice
-    assert "not for convolutions" in (curvax.muon.__doc__ or "")
+    assert pages.finals(pages.VISION)["muon"]["word"] == "below"
+    assert "of two convolutional networks it gained on one and came last on the other" in " ".join(
+        advice.split()
+    )
+    assert "ahead of AdamW on one and last on the other" in (curvax.muon.__doc__ or "")
