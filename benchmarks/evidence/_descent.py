@@ -106,13 +106,13 @@ def tried(
         for _ in range(1000 * budget):
             name = name_of(point)
             if name not in losses:
-                if len(found) == limit:
-                    return None
                 loss = known(point)
                 if loss is None:
                     return point
                 losses[name] = loss
                 found.append((point, loss))
+                if len(found) == limit:
+                    return None
             point = search.send(losses[name])
         names = [coordinate.name for coordinate in coordinates]
         raise ValueError(f"the ladders of {names} have fewer points than {budget}")

@@ -210,6 +210,13 @@ def test_the_descent_spends_its_budget_on_distinct_points(budget: int) -> None:
             assert module("_descent").bounded(found)
 
 
+def test_a_point_with_nothing_to_vary_runs_once() -> None:
+    tried = module("_descent").tried
+    start = {"rate": 1e-3, "b1": 0.9}
+    assert tried((), start, lambda point: None, 1) == ([], start)
+    assert tried((), start, lambda point: 2.0, 1) == ([(start, 2.0)], None)
+
+
 def test_a_scan_finds_the_valley_beyond_a_plateau() -> None:
     """At rates that are much too large the loss is flat, and a step up may seem to help."""
     _descent = module("_descent")
