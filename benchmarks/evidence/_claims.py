@@ -36,7 +36,7 @@ class Claim(NamedTuple):
 LANGUAGE = ("recipe-250",)
 LENGTHS = ("recipe-250", "recipe-500")
 BOTH = ("recipe-250", "vision-2000")
-TUNED = ("finetune-250", "classify-125")
+TUNED = ("finetune-250", "classify-250")
 
 CLAIMS: dict[str, tuple[Claim, ...]] = {
     "shampoo": (

@@ -145,7 +145,7 @@ DECLARED = (
         methods=("adamw",),
         fixed=PUBLISHED,
     ),
-    finetuned("classify", classify, 125, budget=5),
+    finetuned("classify", classify, 250, budget=5),
     retuned("batch", 125, BATCHED, sizes={"batch": 48}),
     retuned("recipe", 500, LONGER),
     retuned("recipe", 1000, SIZES),

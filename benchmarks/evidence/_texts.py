@@ -86,20 +86,6 @@ def read(name: str) -> Text:
     return split("\n".join(parts).encode())
 
 
-def packages(number: int) -> dict[str, Text]:
-    """The code of the largest packages, by name."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    paths: dict[str, list[Path]] = {}
-    for path in sources():
-        inside = path.relative_to(root).parts
-        if len(inside) > 1:
-            paths.setdefault(inside[0], []).append(path)
-    size = {name: sum(path.stat().st_size for path in found) for name, found in paths.items()}
-    largest = sorted(sorted(size, key=lambda name: -size[name])[:number])
-    code = {name: [without(*found) for found in parsed(paths[name])] for name in largest}
-    return {name: split("\n".join(parts).encode()) for name, parts in code.items()}
-
-
 def split(text: bytes) -> Text:
     """Shuffled pieces, a tenth of them held out."""
     number = len(text) // PIECE

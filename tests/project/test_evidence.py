@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
@@ -427,6 +428,35 @@ def test_adapters_start_at_the_model_and_extraction_ends_at_it(
         end = float(lora.evaluate(moved))
     assert abs(end - start) > 0.01 and losses[1] == pytest.approx(end, abs=1e-4)
     assert abs(losses[0] - end) > 1e-3
+
+
+def test_a_classifier_starts_at_chance_and_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = module("_texts").split(b"Words that repeat. " * 4000)
+    monkeypatch.setattr(module("_texts"), "read", lambda name: text)
+    shape = {"width": 16, "heads": 2, "depth": 1}
+    with jax.numpy_rank_promotion("allow"):
+        model = module("_language").language("prose", 1, 2, 64, **shape).params(jax.random.key(0))
+        monkeypatch.setattr(module("_classify"), "base", lambda sizes, first: model)
+        task = module("_classify").classify(100, batch=32, **shape)
+        params, batches = task.params(jax.random.key(0)), task.batches(3)
+        first = float(task.evaluate(params))
+        assert first == pytest.approx(math.log(10))
+        assert batches.max() < len(task.data[1]) == 1797 - 360
+        optimizer = optax.adam(1e-2)
+        state = optimizer.init(params)
+
+        @jax.jit
+        def step(params: Any, state: Any, places: jax.Array) -> Any:
+            grads = jax.grad(task.loss_of)(params, task.data, places)
+            updates, state = optimizer.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        for places in batches:
+            params, state = step(params, state, places)
+        assert task.evaluate(params) < first - 0.3
+        assert task.test(params)["accuracy"] > 0.2
+        with pytest.raises(ValueError, match="an image has 64 pixels, the model reads 32"):
+            module("_classify").classify(1, context=32, **shape)
 
 
 def test_texts_are_split_without_overlap() -> None:

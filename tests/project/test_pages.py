@@ -108,7 +108,7 @@ def ranking(pages: Any, model: str) -> list[str]:
 
 
 def test_the_advice_follows_the_records(pages: Any) -> None:
-    """The best three on nanoGPT's recipe are advised first; what Muon did on convolutions is said."""
+    """The best three on nanoGPT's recipe come first; what Muon does on convolutions is said."""
     (advice,) = re.findall(r"\*\*Which one\?\*\*.*?\n\n", (ROOT / "README.md").read_text(), re.S)
     digits = [name for name in ranking(pages, pages.TRAINED[1]) if name in pages.SHOWN]
     brief = [name for name in pages.finals(pages.RECIPE) if pages.SHOWN[name].brief]
