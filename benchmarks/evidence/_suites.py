@@ -89,10 +89,12 @@ def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> S
     return recipe(name, steps, **{**given, **others})
 
 
-def finetuned(name: str, make: Callable[[int], Task], steps: int, budget: int) -> Suite:
+def finetuned(
+    name: str, make: Callable[[int], Task], steps: int, budget: int, unit: str = "nats per byte"
+) -> Suite:
     """Fine-tuning at rank 8, from a quarter of the declared learning rates."""
     given: dict[str, Any] = {"fixed": {"rank": 8}, "slower": 0.25, "only": RATE}
-    given |= {"budget": budget, "scan": SCAN}
+    given |= {"budget": budget, "scan": SCAN, "unit": unit}
     return Suite(name=f"{name}-{steps}", make=make, steps=steps, methods=FINETUNED, **given)
 
 
@@ -145,7 +147,7 @@ DECLARED = (
         methods=("adamw",),
         fixed=PUBLISHED,
     ),
-    finetuned("classify", classify, 250, budget=5),
+    finetuned("classify", classify, 250, budget=5, unit="nats per image"),
     retuned("batch", 125, BATCHED, sizes={"batch": 48}),
     retuned("recipe", 500, LONGER),
     retuned("recipe", 1000, SIZES),
