@@ -96,7 +96,8 @@ def sumo(
     of text; from scratch, at half of the width, it was ahead of AdamW.
 
     Start with 2 to 8 times a tuned AdamW's learning rate, 8 times for `others`, a rank of half the
-    width and `b1=0.8`.
+    width and `b1=0.8`. On a language model it went further with `consistent_rms=0.2` at 4 times
+    AdamW's rate (docs/choosing.md).
 
     .. math::
       \hat G = Q^\top G, \quad M \leftarrow b_1 M + \hat G, \quad O = U V^\top
