@@ -84,7 +84,7 @@ def muon(
 
     Use it for the hidden matrices of transformers; it needs as much state as SGD with momentum.
     Embeddings, norms and biases go to AdamW. Of the two convolutional networks of
-    `docs/choosing.md` it was ahead of AdamW on one and last on the other, as Optax's Muon was.
+    `docs/choosing.md` it was ahead of AdamW on one and last on the other, level with Optax's.
 
     Start with 4 to 16 times a tuned AdamW's learning rate, 4 times for `others`, and `b1=0.9`.
 

@@ -58,9 +58,9 @@ def swan(
     Use it when there is no memory for state. It has no momentum and therefore suffers more from
     small batches than other methods.
 
-    Start with 16 to 64 times a tuned AdamW's learning rate. Muon's products, that is
-    `method="newton_schulz", coefficients="quintic"`, cost less than the SVD of each step, and
-    nearly no loss.
+    Start with 16 to 64 times a tuned AdamW's learning rate. With
+    `method="newton_schulz", coefficients="quintic"` it takes Muon's products in place of an SVD:
+    a shorter step, and nearly the same loss (docs/choosing.md).
 
     .. math::
       \tilde G = (G - \mathrm{mean}) / \mathrm{std} \text{ of each row}, \qquad

@@ -76,50 +76,55 @@ def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, 
 
 def overview(suites: Sequence[Suite], runs: Runs) -> _record.Table | None:
     """Differences to AdamW in all suites that have ended: sizes and lengths side by side."""
-    rows: dict[str, dict[str, Any]] = {}
-    shown = {}
-    for suite in suites:
+
+    def told(suite: Suite) -> dict[str, str]:
         found = results(suite, runs)
         if "adamw" not in found or any(len(x.finals) < len(suite.seeds) for x in found.values()):
-            continue
+            return {}
         adamw = found["adamw"].losses
-        for name, x in found.items():
-            if name == "adamw":
-                continue
-            d = difference(x.losses, adamw)
-            text = f"{d.mean:+.3f}" if d.word == "as AdamW" else f"**{d.mean:+.3f}**"
-            rows.setdefault(name, {"method": name})[suite.name] = text
-            shown[suite.name] = (suite.name, "")
-    if not rows:
-        return None
+        differences = {name: difference(x.losses, adamw) for name, x in found.items()}
+        return {
+            name: f"{d.mean:+.3f}" if d.word == "as AdamW" else f"**{d.mean:+.3f}**"
+            for name, d in differences.items()
+        }
+
     note = (
         "Final loss beyond AdamW's, mean of the seeds; bold where the 95 % interval excludes 0. "
         "Losses of different tasks do not compare."
     )
-    return _record.Table(
-        "All suites", {"method": ("method", "")} | shown, list(rows.values()), note
-    )
+    return side_by_side("All suites", note, {suite.name: told(suite) for suite in suites})
 
 
 def ladders(suites: Sequence[Suite], runs: Runs) -> _record.Table | None:
     """AdamW's steps to the losses of the others, by size and length; `None` before any."""
-    rows: dict[str, dict[str, Any]] = {}
-    shown = {}
-    for suite in (suite for suite in suites if suite.ladder is not None):
+
+    def told(suite: Suite) -> dict[str, str]:
         curve = curve_of(suite, runs)
-        for name, x in results(suite, runs).items():
-            if name != "adamw" and curve and len(x.finals) == len(suite.seeds):
-                told = speed_up(float(np.mean(x.losses)), suite.steps, curve)
-                rows.setdefault(name, {"method": name})[suite.name] = told
-                shown[suite.name] = (suite.name, "")
-    if not rows:
-        return None
+        return {
+            name: speed_up(float(np.mean(x.losses)), suite.steps, curve)
+            for name, x in results(suite, runs).items()
+            if curve and len(x.finals) == len(suite.seeds)
+        }
+
     note = (
         "AdamW's steps to the loss of a method, over the method's own, read off AdamW's final "
         "losses at the lengths of this size; a bound outside of them."
     )
-    columns = {"method": ("method", "")} | shown
-    return _record.Table("Sizes and lengths", columns, list(rows.values()), note)
+    return side_by_side("Sizes and lengths", note, {suite.name: told(suite) for suite in suites})
+
+
+def side_by_side(
+    title: str, note: str, told: Mapping[str, Mapping[str, str]]
+) -> _record.Table | None:
+    """What suites tell of the methods but AdamW, a column each; `None` if they tell nothing."""
+    rows: dict[str, dict[str, Any]] = {}
+    columns = {"method": ("method", "")}
+    for suite, cells in told.items():
+        for name, text in cells.items():
+            if name != "adamw":
+                columns[suite] = (suite, "")
+                rows.setdefault(name, {"method": name})[suite] = text
+    return _record.Table(title, columns, list(rows.values()), note) if rows else None
 
 
 def tuning_table(suite: Suite, found: Mapping[str, Result]) -> _record.Table:

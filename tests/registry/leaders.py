@@ -58,7 +58,7 @@ NORMUON = recipe_row(
     numbers=lambda s: s.m * s.n + s.n,
     scale_free=False,  # its ε
     fuzz={},
-    mind="last on digits, a convolutional network",
+    mind="kernels of convolutions",
     **POLAR,
 )
 TURBO_MUON = recipe_row(

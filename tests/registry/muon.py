@@ -18,7 +18,7 @@ ROW = Row(
     floor="Newton-Schulz",
     aim=1.3,
     peer=Peer("optax.contrib.muon", aim=0.5),
-    mind="gains on one convolutional network of two",
+    mind="last on the digits, a convolutional network",
     brief=True,
     readme=Readme(
         direction="`U Vᵀ` of `M = U Σ Vᵀ`",
