@@ -74,12 +74,19 @@ def steps_for(loss: float, curve: Mapping[int, float]) -> tuple[float, str]:
     return float(lengths[-1]), ">"
 
 
-def speed_up(loss: float, steps: int, curve: Mapping[int, float]) -> str:
-    """AdamW's steps to a loss over the method's own; a bound outside AdamW's lengths."""
+def speed_up(loss: float, steps: int, curve: Mapping[int, float], slower: float = 1.0) -> str:
+    """AdamW's steps to a loss over the method's own; a bound outside AdamW's lengths.
+
+    Args:
+      loss: of the method.
+      steps: its own.
+      curve: AdamW's final losses by length.
+      slower: the time of its step over that of AdamW's, for a speed-up in time.
+    """
     if not curve or not math.isfinite(loss):
         return ""
     needed, sign = steps_for(loss, curve)
-    return f"{sign + ' ' if sign else ''}{needed / steps:.2f}"
+    return f"{sign + ' ' if sign else ''}{needed / steps / slower:.2f}"
 
 
 class Result(NamedTuple):

@@ -26,6 +26,7 @@ COLUMNS = {
     "p": ("p, Holm", ".2g"),
     "word": ("is", ""),
     "speed_up": ("AdamW's steps to its loss, over its own", ""),
+    "faster": ("AdamW's time to it, over its own", ""),
     "ms": ("ms/step, one thread", ".3g"),
     "state_mb": ("state, MB", ".2f"),
     "step_mb": ("whole step, MB", ".2f"),
@@ -54,7 +55,9 @@ def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, 
         row |= {"ms": x.milliseconds, "state_mb": x.finals[0]["state_bytes"] / 1e6}
         if "step_bytes" in x.finals[0]:  # lines of the first suite are older
             row["step_mb"] = x.finals[0]["step_bytes"] / 1e6
-        row["speed_up"] = speed_up(float(np.mean(x.losses)), suite.steps, curve)
+        mean, slower = float(np.mean(x.losses)), x.milliseconds / ended["adamw"].milliseconds
+        row["speed_up"] = speed_up(mean, suite.steps, curve)
+        row["faster"] = speed_up(mean, suite.steps, curve, slower)
         for key in x.finals[0]["tested"]:
             row[key] = spread([line["tested"][key] for line in x.finals], ".3f")
         if d := differences.get(name):

@@ -26,6 +26,7 @@ LOW_RANK = ("galore", "fira", "alice", "apollo", "sumo")
 SEEDS = (1, 2, 3, 4, 5)
 TUNING_SEED = 0
 SCAN = (4.0, 1 / 4, 1 / 16)
+SLOWER = (1 / 4, 1 / 16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,11 @@ def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> S
     return recipe(name, steps, **{**given, **others})
 
 
+def resized(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> Suite:
+    """The same for another size, where much smaller rates are tried first."""
+    return retuned(name, steps, methods, budget=6, scan=SLOWER, **others)
+
+
 def finetuned(
     name: str, make: Callable[[int], Task], steps: int, budget: int, unit: str = "nats per byte"
 ) -> Suite:
@@ -148,12 +154,12 @@ DECLARED = (
         fixed=PUBLISHED,
     ),
     finetuned("classify", classify, 250, budget=5, unit="nats per image"),
-    retuned("batch", 125, BATCHED, sizes={"batch": 48}),
+    resized("batch", 125, BATCHED, sizes={"batch": 48}),
     retuned("recipe", 500, LONGER),
     retuned("recipe", 1000, SIZES),
     retuned("recipe", 2000, ("adamw",)),
-    *(retuned("small", steps, SIZES, sizes=SMALL) for steps in (125, 250, 500)),
-    *(retuned("large", steps, LARGEST, sizes=LARGE) for steps in (40, 80, 160)),
+    *(resized("small", steps, SIZES, sizes=SMALL) for steps in (125, 250, 500)),
+    *(resized("large", steps, LARGEST, sizes=LARGE) for steps in (40, 80, 160)),
     relative("equation", equation, rank=16, budget=8, last=2),
     *(
         retuned(name, steps, MAIN, sizes=sizes, text="code", preset="gpu", budget=6)

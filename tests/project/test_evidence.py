@@ -355,6 +355,8 @@ def test_differences_corrections_and_speed_ups() -> None:
     assert compare.steps_for(2.5, curve) == (pytest.approx(200), "")
     assert compare.speed_up(2.5, 100, curve) == "2.00"
     assert compare.speed_up(1.0, 800, curve) == "> 2.00"
+    assert compare.speed_up(2.5, 100, curve, slower=4.0) == "0.50"
+    assert compare.speed_up(1.0, 800, curve, slower=0.5) == "> 4.00"
     assert compare.speed_up(3.5, 100, curve) == "< 1.00"
     assert compare.speed_up(math.inf, 100, curve) == ""
 
