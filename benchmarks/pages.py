@@ -60,7 +60,7 @@ SHOWN = {
 }
 TRAINED = ("A small language model", "Handwritten digits")
 RECIPE, VISION, TUNED = "recipe-250", "vision-2000", "finetune-250"  # suites of the evidence
-LADDER = (RECIPE, "recipe-500", "recipe-2000")  # AdamW's losses by steps
+LADDER = tuple(x.name for x in SUITES.values() if x.ladder == SUITES[RECIPE].ladder)
 UPDATED, STORED, ADDED = "GPT-2-small's kernels", "State against formula", "Training step"
 NUMBERS = 768 * 3072  # of the matrix that states are counted for
 

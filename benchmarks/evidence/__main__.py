@@ -5,6 +5,7 @@
     python -m benchmarks evidence run --preset gpu   # models of 26 and 86 million parameters
     python -m benchmarks evidence status             # what is there and what is left
     python -m benchmarks evidence tables             # pages and pictures, from the lines
+    python -m benchmarks evidence texts              # their sizes, and what counting pairs gives
     python -m benchmarks evidence try --suites recipe-250 --method asgo --values '{"eps": 1e-10}'
 
 `run` needs hours to days and may be killed at any moment. It uses one thread if these are set:
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import _record
+from . import _texts as texts
 from ._lines import Lines, read
 from ._methods import METHODS
 from ._plan import Request, Runs, best_in, status
@@ -36,7 +38,7 @@ def parse() -> argparse.Namespace:
     description, _, _ = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
-    add("action", choices=("run", "status", "tables", "try"), help="what to do")
+    add("action", choices=("run", "status", "tables", "texts", "try"), help="what to do")
     help = f"some of {', '.join(SUITES)}, separated by commas (the preset's)"
     add("--suites", type=_record.names(tuple(SUITES)), help=help)
     add("--preset", choices=("cpu", "gpu"), default="cpu", help="whose suites (%(default)s)")
@@ -69,6 +71,13 @@ def main() -> None:
             sweep(suites, lines, args.most, args.workers)
     elif args.action == "status":
         print(status(suites, read(args.out)))
+    elif args.action == "texts":
+        for name in ("prose", "code"):
+            text = texts.read(name)
+            held = f"{text.train.size} and {text.validation.size} bytes"
+            print(
+                f"{name}: {held}, {texts.from_counts(text):.3f} nats per byte from counts of pairs"
+            )
     elif args.action == "try":
         for suite in suites:
             print(tried(suite.name, args.method, args.values, args.seed, read(args.out)))

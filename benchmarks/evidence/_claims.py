@@ -35,6 +35,8 @@ class Claim(NamedTuple):
 
 LANGUAGE = ("recipe-250",)
 LENGTHS = ("recipe-250", "recipe-500")
+BATCHES = (*LENGTHS, "batch-125")
+SIZES = (*LENGTHS, "recipe-1000", "small-500", "large-160", "batch-125")
 BOTH = ("recipe-250", "vision-2000")
 TUNED = ("finetune-250", "classify-250")
 
@@ -75,8 +77,8 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             "alice",
             steps=2.0,
         ),
-        Claim("RACS is ahead of Adam, with the state of SGD", "Table 2", LENGTHS, "racs"),
-        Claim("Alice is ahead of Adam", "Table 2", LENGTHS, "alice"),
+        Claim("RACS is ahead of Adam, with the state of SGD", "Table 2", SIZES, "racs"),
+        Claim("Alice is ahead of Adam", "Table 2", BATCHES, "alice"),
         Claim(
             "Alice is ahead of GaLore, Fira and Apollo",
             "Table 2",

@@ -172,9 +172,8 @@ def draw(suite: Suite, found: Mapping[str, Result], unit: str) -> Figure | None:
         width = 2.5 if name == "adamw" else 1.2
         for axis, over in ((steps, x.finals[0]["steps"]), (seconds, times)):
             axis.plot(over, losses.mean(0), style, color=color, lw=width, label=name)
-        point = x.finals[0]["state_bytes"] / 1e6, float(np.mean(x.losses))
+        point = place(x)
         state.plot(*point, "o", color=color)
-        state.annotate(name, point, xytext=(4, 3), textcoords="offset points", fontsize=8)
     front(state, ended)
     last = np.concatenate([[line["losses"][-1] for line in x.finals] for x in ended.values()])
     room = 0.6 * (last.max() - last.min()) + 0.02
@@ -192,14 +191,38 @@ def draw(suite: Suite, found: Mapping[str, Result], unit: str) -> Figure | None:
     handles = steps.get_legend_handles_labels()
     figure.legend(*handles, loc="outside right center", frameon=False, fontsize=8)
     figure.suptitle(f"{suite.name}: mean of {len(suite.seeds)} seeds, every method tuned alike")
+    figure.draw_without_rendering()  # so that names know where they are
+    label(state, {name: place(x) for name, x in ended.items()})
     return figure
+
+
+def place(x: Result) -> tuple[float, float]:
+    """State in MB and mean loss."""
+    return x.finals[0]["state_bytes"] / 1e6, float(np.mean(x.losses))
+
+
+def label(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """Names beside points, on the first of four sides where none covers another."""
+    taken: list[Any] = []
+    sides = ((4, 3, "left"), (4, -9, "left"), (-4, -9, "right"), (-4, 3, "right"))
+    for name, point in sorted(points.items(), key=lambda pair: pair[1]):
+        found = [
+            axis.annotate(
+                name, point, xytext=(x, y), textcoords="offset points", ha=side, fontsize=8
+            )
+            for x, y, side in sides
+        ]
+        boxes = [text.get_window_extent() for text in found]
+        free = [i for i, box in enumerate(boxes) if not box.count_overlaps(taken)]
+        kept = free[0] if free else 0
+        taken.append(boxes[kept])
+        for text in found[:kept] + found[kept + 1 :]:
+            text.remove()
 
 
 def front(axis: Axes, ended: Mapping[str, Result]) -> None:
     """The Pareto front: methods such that none with less state has a smaller loss."""
-    points = sorted(
-        (x.finals[0]["state_bytes"] / 1e6, float(np.mean(x.losses))) for x in ended.values()
-    )
+    points = sorted(map(place, ended.values()))
     least, best = math.inf, []
     for size, loss in points:
         if loss < least:

@@ -72,9 +72,15 @@ def free_start_of(suite: Suite, method: str, runs: Runs) -> Point | None:
     )
     if adamw is None or there is None or point is None:
         return None
-    # What is not a matrix follows AdamW's rate from one suite to the next.
-    point = point | {"adam_rate": rounded(point["adam_rate"] * adamw["rate"] / there["rate"])}
+    # What is not a matrix follows AdamW's rate for it from one suite to the next.
+    ratio = others_rate(adamw) / others_rate(there)
+    point = point | {"adam_rate": rounded(point["adam_rate"] * ratio)}
     return point | ({"rate": adamw["rate"]} if suite.carried else {})
+
+
+def others_rate(adamw: Point) -> float:
+    """AdamW's learning rate for what is not a matrix."""
+    return adamw.get("adam_rate", adamw["rate"])
 
 
 def best_in(suite: str, method: str, runs: Runs) -> Point | None:

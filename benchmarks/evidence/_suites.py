@@ -160,6 +160,7 @@ DECLARED = (
     retuned("recipe", 2000, ("adamw",)),
     *(resized("small", steps, SIZES, sizes=SMALL) for steps in (125, 250, 500)),
     *(resized("large", steps, LARGEST, sizes=LARGE) for steps in (40, 80, 160)),
+    resized("large", 320, ("adamw",), sizes=LARGE),
     relative("equation", equation, rank=16, budget=8, last=2),
     *(
         retuned(name, steps, MAIN, sizes=sizes, text="code", preset="gpu", budget=6)

@@ -189,6 +189,18 @@ def test_the_rest_goes_to_adamw_at_its_own_best(suites: list[Any], tmp_path: Pat
         }
 
 
+def test_the_rest_follows_adamws_rate_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From suite to suite; how AdamW's rate for matrices changes says nothing of embeddings."""
+    best = {
+        ("recipe-250", "adamw"): {"rate": 0.002, "adam_rate": 0.004},
+        ("recipe-250", "muon"): {"rate": 0.032, "adam_rate": 0.01},
+        ("large-80", "adamw"): {"rate": 0.0001, "adam_rate": 0.008},
+    }
+    plan, suite = module("_plan"), module("_suites").SUITES["large-80"]
+    monkeypatch.setattr(plan, "best_in", lambda suite, name, runs: best[suite, name])
+    assert plan.start_of(suite, "muon", {}) == {"rate": 0.032, "adam_rate": 0.02}
+
+
 @pytest.mark.parametrize("budget", [1, 6, 14, 40])
 def test_the_descent_spends_its_budget_on_distinct_points(budget: int) -> None:
     tried, name_of = module("_descent").tried, module("_descent").name_of
@@ -471,6 +483,16 @@ def test_texts_are_split_without_overlap() -> None:
     strings = texts.docstrings_in(source)
     assert [x.value for x in strings] == ["Says it."]
     assert texts.without(source, strings) == 'def f():\n    return "kept"\n'
+
+
+def test_a_text_is_known_from_counts_as_far_as_pairs_tell() -> None:
+    texts = module("_texts")
+    found = texts.split(b"abcdefg\n" * (5 * texts.PIECE))
+    pairs = 36 * texts.PIECE / 8  # of each byte and the next one
+    certain = math.log((pairs + texts.SYMBOLS) / (pairs + 1))
+    assert texts.from_counts(found) == pytest.approx(certain, rel=1e-2)
+    letters = np.random.default_rng(0).integers(97, 101, 40 * texts.PIECE, np.uint8)
+    assert texts.from_counts(texts.split(bytes(letters))) == pytest.approx(math.log(4), abs=0.01)
 
 
 START = re.compile(r"Start with (?:(?:([\d.]+) to )?([\d.]+) times )?a tuned AdamW's learning rate")
