@@ -74,10 +74,8 @@ def main() -> None:
     elif args.action == "texts":
         for name in ("prose", "code"):
             text = texts.read(name)
-            held = f"{text.train.size} and {text.validation.size} bytes"
-            print(
-                f"{name}: {held}, {texts.from_counts(text):.3f} nats per byte from counts of pairs"
-            )
+            sizes = f"{text.train.size} bytes to learn from, {text.validation.size} held out"
+            print(f"{name}: {sizes}; counts of pairs: {texts.from_counts(text):.3f} nats per byte")
     elif args.action == "try":
         for suite in suites:
             print(tried(suite.name, args.method, args.values, args.seed, read(args.out)))

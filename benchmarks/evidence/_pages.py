@@ -172,8 +172,7 @@ def draw(suite: Suite, found: Mapping[str, Result], unit: str) -> Figure | None:
         width = 2.5 if name == "adamw" else 1.2
         for axis, over in ((steps, x.finals[0]["steps"]), (seconds, times)):
             axis.plot(over, losses.mean(0), style, color=color, lw=width, label=name)
-        point = place(x)
-        state.plot(*point, "o", color=color)
+        state.plot(*place(x), "o", color=color)
     front(state, ended)
     last = np.concatenate([[line["losses"][-1] for line in x.finals] for x in ended.values()])
     room = 0.6 * (last.max() - last.min()) + 0.02

@@ -72,9 +72,12 @@ def _assert_stored(ours, theirs, condition: float, what: str):
     codes, scales, diagonal = ours
     wrong = (codes != theirs[0]).sum()
     assert wrong == 0, f"{what}: {wrong} of {codes.size} codes differ"
-    # Rounding is relative to the largest entry of the matrix, which may lie on its diagonal.
-    found, expected = ([np.ravel(x) for x in pair] for pair in ((scales, diagonal), theirs[1:]))
-    assert_close(np.concatenate(found), np.concatenate(expected), condition=condition)
+    assert_close(diagonal, theirs[2], condition=condition)
+    # Scales are of entries beside the diagonal, whose rounding is relative to the largest of all.
+    found, expected = (
+        np.concatenate([np.ravel(x) for x in pair]) for pair in ((scales, diagonal), theirs[1:])
+    )
+    assert_close(found, expected, condition=condition)
 
 
 def _assert_same_factor(factor, state, side, mode, kappa, what) -> float:
