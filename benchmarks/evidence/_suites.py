@@ -91,7 +91,7 @@ def retuned(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> S
 
 
 def resized(name: str, steps: int, methods: tuple[str, ...], **others: Any) -> Suite:
-    """The same for another size, where much smaller rates are tried first."""
+    """The same for another size or text, where much smaller rates are tried first."""
     return retuned(name, steps, methods, budget=6, scan=SLOWER, **others)
 
 
@@ -161,6 +161,8 @@ DECLARED = (
     *(resized("small", steps, SIZES, sizes=SMALL) for steps in (125, 250, 500)),
     *(resized("large", steps, LARGEST, sizes=LARGE) for steps in (40, 80, 160)),
     resized("large", 320, ("adamw",), sizes=LARGE),
+    *(resized("code", steps, SIZES, text="code") for steps in (125, 250, 500)),
+    resized("code", 1000, ("adamw",), text="code"),
     relative("equation", equation, rank=16, budget=8, last=2),
     *(
         retuned(name, steps, MAIN, sizes=sizes, text="code", preset="gpu", budget=6)
