@@ -36,7 +36,7 @@ class Claim(NamedTuple):
 LANGUAGE = ("recipe-250",)
 LENGTHS = ("recipe-250", "recipe-500")
 BATCHES = (*LENGTHS, "batch-125")
-SIZES = (*LENGTHS, "recipe-1000", "small-500", "large-160", "batch-125")
+SIZES = (*LENGTHS, "recipe-1000", "small-500", "large-160", "code-500", "batch-125")
 BOTH = ("recipe-250", "vision-2000")
 TUNED = ("finetune-250", "classify-250")
 
