@@ -102,6 +102,17 @@ def test_a_step_exchanges_at_most_twice_the_matrices(
     assert matrices / DEVICES <= received <= 2 * matrices
 
 
+@pytest.mark.parametrize("kind", AXIS_TYPES)
+def test_matrices_travel_along_rows_if_devices_do_not_divide_their_columns(kind: str) -> None:
+    """A device receives what it owns, twice each way, and not the whole gradients."""
+    mesh = mesh_of(kind, DEVICES)
+    shapes = {f"{i}/kernel": (32, 17) for i in range(DEVICES)}
+    found = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, P("x"), mesh)
+    matrices = 4 * sum(map(math.prod, shapes.values()))
+    received = sum(x.received(DEVICES) for x in found)
+    assert 0 < received <= 4 * matrices / DEVICES
+
+
 def test_muon_gathers_far_less_often_than_optax_does() -> None:
     """Whose iterations multiply matrices that are cut. In one layer."""
     mesh = mesh_of("auto", DEVICES)

@@ -29,7 +29,7 @@ from .._validate import check_choice
 from ..linalg._spread import spreading
 from ._cut import divisible, spec_of
 from ._layout import DistributedState, StateLayout, is_divided
-from ._meshes import cut_by_columns, explicit_sharding, is_explicit, put, sharded_like
+from ._meshes import cut_evenly, explicit_sharding, is_explicit, put, sharded_like
 from ._shares import Round
 
 Stacks = dict[str, jax.Array]
@@ -113,7 +113,7 @@ def _over(
     def travelling(x: jax.Array, stack: jax.Array) -> jax.Array:
         """`x`, or a part of it, with the sharding of its stack, where that is known."""
         if not is_explicit(mesh):
-            return cut_by_columns(x, mesh, axes)
+            return cut_evenly(x, mesh, axes)
         sharding = explicit_sharding(stack)
         return put(x, mesh, P() if sharding is None else P(None, *sharding.spec[1:]))
 

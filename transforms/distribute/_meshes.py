@@ -26,14 +26,22 @@ def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def cut_by_columns(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
-    """`x` sharded along its last axis over some mesh axes; replicated if they do not divide it.
+def cut_evenly(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
+    """Matrices sharded over some mesh axes along their columns, else along their rows.
 
-    This is the sharding in which matrices travel: from replicated arrays it costs nothing, and from
-    a sharding along any other axis devices exchange no more than what they own.
+    Those that these axes divide in neither way are replicated. This is the sharding in which
+    matrices travel: from replicated arrays it costs nothing, and from a sharding along any other
+    axis devices exchange no more than what they own.
     """
-    divides = x.shape[-1] % math.prod(mesh.shape[a] for a in axes) == 0
-    return put(x, mesh, P(*[None] * (x.ndim - 1), axes) if divides else P())
+    devices = math.prod(mesh.shape[a] for a in axes)
+    *others, rows, columns = x.shape
+    if columns % devices == 0:
+        spec = P(*[None] * len(others), None, axes)
+    elif rows % devices == 0:
+        spec = P(*[None] * len(others), axes, None)
+    else:
+        spec = P()
+    return put(x, mesh, spec)
 
 
 def is_explicit(mesh: Mesh) -> bool:

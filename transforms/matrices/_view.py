@@ -39,7 +39,7 @@ from .._validate import check_bool
 from ..distribute._distribute import distribute, mesh_axes
 from ..distribute._meshes import (
     check_on_mesh,
-    cut_by_columns,
+    cut_evenly,
     is_cut,
     on_mesh_of,
     sharded_like,
@@ -192,7 +192,7 @@ def on_matrices(
 
     cut = None
     if mesh is not None:
-        cut = functools.partial(cut_by_columns, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
+        cut = functools.partial(cut_evenly, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
 
     def layout(tree: Any) -> tuple[Group, ...]:
         treatments = rule(tree)
