@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import curvax
 
 from ._record import FOLDER, cell, table
 from ._rows import LEADERS, REGISTRY, Row, by_family
@@ -222,7 +225,7 @@ def rates() -> str:
 
     def ratio(suite: str, name: str, key: str = "rate") -> str:
         adamw, own = (_plan.best_in(suite, method, runs()) for method in ("adamw", name))
-        if adamw is None or own is None or (key == "adam_rate" and own.get("everything")):
+        if adamw is None or own is None or (key == "adam_rate" and takes_all(name, own)):
             return ""
         return cell(own[key] / adamw["rate"], ".3g")
 
@@ -237,6 +240,12 @@ def rates() -> str:
     titles = ["method", "language model", "there, others", "smaller language model", "digits"]
     found = table([*titles, "signals"], rows)
     return f"{found}\n\n{origin(RECIPE, VISION)}\n\n{source('train')}"
+
+
+def takes_all(name: str, point: Mapping[str, Any]) -> bool:
+    """Whether all parameters are matrices of a method, at a point of its tuning."""
+    default = inspect.signature(getattr(curvax, name)).parameters["matrices"].default
+    return bool(point.get("everything", default == "all"))
 
 
 def overheads() -> str:

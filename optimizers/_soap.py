@@ -93,7 +93,8 @@ def soap(
     Shampoo. `eigen_adam` rotates one side only.
 
     Start with 2 to 4 times a tuned AdamW's learning rate, 4 times for `others`, and `refresh=10` or
-    less.
+    less. Or without one: rates from 0.008 to 0.016 were best for language models of all sizes and
+    lengths (docs/choosing.md).
 
     .. math::
       L \leftarrow b_3 L + (1-b_3) G G^\top, \quad R \leftarrow b_3 R + (1-b_3) G^\top G, \quad

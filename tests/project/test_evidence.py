@@ -495,6 +495,27 @@ def test_a_text_is_known_from_counts_as_far_as_pairs_tell() -> None:
     assert texts.from_counts(texts.split(bytes(letters))) == pytest.approx(math.log(4), abs=0.01)
 
 
+RATES = re.compile(r"rates from ([\d.]+) to ([\d.]+) were best for language models of all sizes")
+
+
+@pytest.mark.parametrize("name", ["muon", "soap"])
+def test_docstrings_tell_the_best_rates_of_all_sizes(name: str) -> None:
+    """Of the language models from scratch in `train` and in the evidence."""
+    results = ROOT / "benchmarks/results"
+    tables = json.loads((results / "train.json").read_text())["tables"]
+    found = [row["rate"] for row in tables[0]["rows"] if row["method"] == name]
+    runs = module("_lines").read(results / "evidence")
+    ladders = ("recipe", "small", "large", "code", "batch")
+    for suite in module("_suites").SUITES.values():
+        if suite.name.partition("-")[0] in ladders and name in suite.methods:
+            found.append(module("_plan").best_in(suite.name, name, runs)["rate"])
+    assert len(found) >= 10
+    said = RATES.search(" ".join(getattr(curvax, name).__doc__.split()))
+    assert said is not None
+    expected = [min(found), max(found)]
+    assert [float(x) for x in said.groups()] == pytest.approx(expected, rel=0.05)
+
+
 START = re.compile(r"Start with (?:(?:([\d.]+) to )?([\d.]+) times )?a tuned AdamW's learning rate")
 
 
