@@ -8,17 +8,18 @@ bytes of state for a matrix, `f` factors of orders `d` and `g` bytes for a numbe
     state of a device            Σ e_s b(m_s, n_s) + Σ_k max b over round k
     eigendecompositions          Σ e_s f + f for every round in which it has a matrix
     seconds of a refresh         c Σ d³ over its factors, c from a decomposition that was timed
-    bytes received in a step     2 B / D + (D - 1) / D · R + (D - 1) Σ_k L_k
+    bytes received in a step     2 B / D + 2 Σ_k S_k + (2 - 1 / D) R
 
-where `B = g Σ e_s D m_s n_s` are the gradients of what is divided evenly, `R = g Σ l_s m_s n_s`
-those of the rest, and `L_k = g max m n` over round k. Gradients go to their owners (`B / D`, and
-all of R to everybody) and updates come back (`B / D`, and rounds as long as their largest matrix).
+where `B = g Σ e_s D m_s n_s` are the gradients of what is divided evenly, and `S_k = g Σ m n` over
+the shapes of round k, each once: a device gets a matrix of each, of which one is its own. Gradients
+go to their owners and updates come back. `R = g Σ l_s m_s n_s` are those of the rest that have
+neither rows nor columns that `D` divides; they go to everybody, both ways, and are not in `S_k`.
 This is for kernels cut along columns; other cuts are in `docs/distribution.md`. The average over
 the batch is not counted. During a step a device has besides its part of parameters and gradients
-all of `R` and of the rounds' updates, `D Σ L_k`.
+`2 Σ_k S_k + 2 R`, gradients and updates.
 
 So a refresh takes at least as long as the dearest matrix, and more devices than there are matrices
-have nothing to do, while `R` and `D L` are then all there is: blocks are the way out.
+have nothing to do: blocks are the way out.
 """
 
 from __future__ import annotations
@@ -120,8 +121,9 @@ def predict(kind: Kind, shapes: dict[Shape, int], devices: int, dtype: Any) -> P
             work[device] += cubes(shape)
             number[device] += len(kind.factors(*shape))
     evenly = sum(size * n * devices * math.prod(shape) for shape, n in even.items())
-    rest = size * sum(map(math.prod, left))
-    longest = size * sum(max(map(math.prod, dealt)) for dealt in rounds)
+    cut = {shape: any(length % devices == 0 for length in shape) for shape in shapes}
+    sent = size * sum(math.prod(s) for dealt in rounds for s in set(dealt) if cut[s])
+    rest = size * sum(math.prod(shape) for shape in left if not cut[shape])
     total = sum(shapes.values())
     return Prediction(
         matrices=total,
@@ -131,7 +133,7 @@ def predict(kind: Kind, shapes: dict[Shape, int], devices: int, dtype: Any) -> P
         cubes=max(work),
         balance=sum(work) / devices / max(work) if max(work) else 1.0,
         received=(2 * evenly / devices if devices > 1 else 0.0)
-        + (devices - 1) / devices * rest
-        + (devices - 1) * longest,
-        transient=rest + devices * longest if devices > 1 else 0.0,
+        + (2 * sent if devices > 1 else 0.0)
+        + (2 - 1 / devices) * rest,
+        transient=2 * (sent + rest) if devices > 1 else 0.0,
     )

@@ -25,7 +25,6 @@ from ._compilers import compiled, devices
 import collections
 import itertools
 import math
-import sys
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -35,7 +34,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
 
-from curvax.transforms.distribute import _cut
+from curvax.transforms.distribute import _shares
 
 from . import _lines, _record
 from ._devices import abstract_state, collectives, own_bytes
@@ -105,8 +104,8 @@ def measured(cell: Cell) -> dict[str, Any]:
     def step(state: Any, gradients: Any, params: Any) -> Any:
         return optimizer.update(gradients, state, params)[::-1]
 
-    smallest = _cut.SMALLEST if cell.shared else sys.maxsize
-    with without_refreshes(), mock.patch.object(_cut, "SMALLEST", smallest):
+    cost = _shares.EXCHANGE if cell.shared else math.inf
+    with without_refreshes(), mock.patch.object(_shares, "EXCHANGE", cost):
         state = abstract_state(optimizer, params, mesh)
         shardings = jax.tree.map(lambda x: x.sharding, (state, params))
         made = compiled(

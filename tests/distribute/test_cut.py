@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from shared.meshes import begin, given, mesh_of, on, steps
 
 import curvax
-from curvax.transforms.distribute import _cut
+from curvax.transforms.distribute import _cut, _shares
 from curvax.transforms.distribute._layout import DistributedState
 from curvax.transforms.matrices import _chunks
 
@@ -31,7 +31,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture(autouse=True)
 def _also_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cut, "SMALLEST", 32)
+    monkeypatch.setattr(_shares, "EXCHANGE", 0.0)
 
 
 def shared(state: Any) -> list[jax.Array]:
@@ -100,7 +100,7 @@ def test_each_device_has_its_part_of_the_products(monkeypatch: pytest.MonkeyPatc
     made = program(curvax.muon(0.1, mesh=mesh), on(mesh, params), mesh)
     assert flops(made) < 0.3 * flops(one)
     assert not any(exchange.inside for exchange in collectives(made.as_text()))
-    monkeypatch.setattr(_cut, "SMALLEST", 65)
+    monkeypatch.setattr(_shares, "EXCHANGE", 1e9)
     dealt = program(curvax.muon(0.1, mesh=mesh), on(mesh, params), mesh)
     assert flops(dealt) > 0.45 * flops(one)
 

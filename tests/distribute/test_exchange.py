@@ -113,6 +113,17 @@ def test_matrices_travel_along_rows_if_devices_do_not_divide_their_columns(kind:
     assert 0 < received <= 4 * matrices / DEVICES
 
 
+@pytest.mark.parametrize("kind", AXIS_TYPES)
+def test_of_fewer_matrices_than_devices_a_device_gets_one_of_each_shape(kind: str) -> None:
+    """And sends as much back; not the gradients of all, and the updates of all."""
+    mesh = mesh_of(kind, DEVICES)
+    shapes = {f"{i}/up": (32, 64) for i in range(3)} | {f"{i}/down": (64, 32) for i in range(4)}
+    found = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, P(None, "x"), mesh)
+    assert not any(x.inside for x in found)
+    received = sum(x.received(DEVICES) for x in found)
+    assert 0 < received <= 2 * (32 * 64 + 64 * 32) * 4
+
+
 def test_muon_gathers_far_less_often_than_optax_does() -> None:
     """Whose iterations multiply matrices that are cut. In one layer."""
     mesh = mesh_of("auto", DEVICES)

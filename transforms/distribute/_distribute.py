@@ -29,7 +29,7 @@ from .._validate import check_choice
 from ..linalg._spread import spreading
 from ._cut import divisible, spec_of
 from ._layout import DistributedState, StateLayout, is_divided
-from ._meshes import cut_evenly, explicit_sharding, is_explicit, put, sharded_like
+from ._meshes import even_cut, explicit_sharding, is_explicit, put, sharded_like, taken
 from ._shares import Round
 
 Stacks = dict[str, jax.Array]
@@ -110,12 +110,28 @@ def _over(
     def placed(state: DistributedState, layout: StateLayout) -> DistributedState:
         return jax.tree.map(lambda x, spec: put(x, mesh, spec), state, layout.specs(axes))
 
-    def travelling(x: jax.Array, stack: jax.Array) -> jax.Array:
-        """`x`, or a part of it, with the sharding of its stack, where that is known."""
+    def route(stack: jax.Array) -> P:
+        """The sharding in which matrices of a stack travel: its own, where that is known."""
         if not is_explicit(mesh):
-            return cut_evenly(x, mesh, axes)
+            return even_cut(stack.shape, mesh, axes)
         sharding = explicit_sharding(stack)
-        return put(x, mesh, P() if sharding is None else P(None, *sharding.spec[1:]))
+        return P() if sharding is None else P(None, *sharding.spec[1:])
+
+    def sent(x: jax.Array, stack: jax.Array) -> jax.Array:
+        return put(put(x, mesh, route(stack)), mesh, P(axes))
+
+    def dealt_out(x: jax.Array, key: str, r: Round, stack: jax.Array) -> jax.Array:
+        """The matrices of a round, `(devices, m, n)`; zeros for devices that get another kind."""
+        spec = route(stack)
+        found = taken(put(x, mesh, spec), r.entries(key, len(x)), mesh, spec)
+        return put(found, mesh, P(axes))
+
+    def back(x: jax.Array, key: str, r: Round, stack: jax.Array) -> jax.Array:
+        """The inverse: the matrices of a kind, in their order."""
+        spec = route(stack)
+        if any(spec):
+            x = put(x, mesh, spec)
+        return taken(x, r.owners(key), mesh, spec)
 
     def init(params: Any) -> Any:
         if is_placeholder(params):
@@ -132,20 +148,24 @@ def _over(
         for stacks in (updates, params):
             if stacks is not None:
                 whole, left, cut = layout.shares.split(stacks)
-                whole = {k: put(travelling(x, stacks[k]), mesh, P(axes)) for k, x in whole.items()}
-                given.append((whole, {key: put(x, mesh, P()) for key, x in left.items()}))
+                whole = {key: sent(x, stacks[key]) for key, x in whole.items()}
+                rounds = [
+                    {key: dealt_out(left[key], key, r, stacks[key]) for key in r.kinds}
+                    for r in layout.shares.rounds
+                ]
+                given.append((whole, rounds))
                 shared.append(cut)
         state = placed(state, layout)
         dealt, specs = (x._replace(cut=()) for x in (state, layout.specs(axes)))
         work = jax.shard_map(
             _Own(inner, layout, axes, extra_args).update,
             mesh=mesh,
-            in_specs=(specs, *[(P(axes), P())] * len(given)),
+            in_specs=(specs, *[P(axes)] * len(given)),
             out_specs=(P(axes), P(axes), specs),
             check_vma=False,
         )
         try:
-            whole, rows, dealt = work(dealt, *given)
+            whole, rounds, dealt = work(dealt, *given)
         except NotImplementedError as error:
             if "Closing over" not in str(error):
                 raise
@@ -154,13 +174,16 @@ def _over(
                 "makes them tracers), because shard_map cannot close over them. Give a mesh with "
                 "Auto axes: jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
             ) from error
-        whole = {key: travelling(x, updates[key]) for key, x in whole.items()}
-        rows = [put(x, mesh, P()) for x in rows]
+        whole = {key: put(x, mesh, route(updates[key])) for key, x in whole.items()}
+        rounds = [
+            {key: back(x, key, r, updates[key]) for key, x in found.items()}
+            for r, found in zip(layout.shares.rounds, rounds, strict=True)
+        ]
         cut, own = {}, ()
         if layout.shares.cut:
             together = _Shared(inner, layout, mesh, axes, extra_args)
             cut, own = together.update(layout.scalars(state.whole), state.cut, *shared)
-        updates = layout.shares.joined(updates, whole, rows, cut, sharded_like)
+        updates = layout.shares.joined(updates, whole, rounds, cut, sharded_like)
         return updates, dealt._replace(cut=own)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -199,14 +222,28 @@ def _within(
         )
         _check_layout(layout, params, state, holders=devices())
         given = []
+        index = jax.lax.axis_index(axes)
         for stacks in (updates, params):
             if stacks is not None:
                 whole, left, _ = layout.shares.split(stacks)
-                given.append((jax.tree.map(own, whole), left))
+                rounds = [
+                    {
+                        key: jax.lax.dynamic_index_in_dim(
+                            left[key], jnp.array(r.entries(key, 0))[index]
+                        )
+                        for key in r.kinds
+                    }
+                    for r in layout.shares.rounds
+                ]
+                given.append((jax.tree.map(own, whole), rounds))
         work = _Own(inner, layout, axes, extra_args)
-        whole, rows, state = work.update(state, *given)
+        whole, rows, state = work.flat(state, *given)
         whole, rows = jax.tree.map(lambda x: jax.lax.all_gather(x, axes, tiled=True), (whole, rows))
-        return layout.shares.joined(updates, whole, rows, {}, lambda x, _: x), state
+        rounds = [
+            {key: work.matrices(row, key)[jnp.array(r.owners(key))] for key in r.kinds}
+            for r, row in zip(layout.shares.rounds, rows, strict=True)
+        ]
+        return layout.shares.joined(updates, whole, rounds, {}, lambda x, _: x), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -230,30 +267,43 @@ class _Own:
     def __init__(self, inner: Any, layout: StateLayout, axes: Any, extra_args: Any):
         self.inner, self.layout, self.axes, self.extra_args = inner, layout, axes, extra_args
 
-    def update(self, state: DistributedState, gradients: Any, params: Any = (None, None)):
-        """The device's updates and state; those of single matrices as flat rows."""
-        index = jax.lax.axis_index(self.axes)
+    def update(self, *given: Any) -> Any:
+        """The device's updates and state; of a round, its matrix for each kind, right for one."""
+        updates, rows, state = self.flat(*given)
+        rounds = [
+            {key: self.matrices(row, key) for key in r.kinds}
+            for r, row in zip(self.layout.shares.rounds, rows, strict=True)
+        ]
+        return updates, rounds, state
+
+    def matrices(self, rows: jax.Array, key: str) -> jax.Array:
+        """Flat rows as matrices of a stack."""
+        shape = self.layout.stacks[key].shape[1:]
+        return rows[:, : math.prod(shape)].reshape(-1, *shape)
+
+    def flat(self, state: DistributedState, gradients: Any, params: Any = (None, None)):
+        """The device's updates and state; the updates of a round's matrix as a flat row."""
         scalars = self.layout.scalars(state.whole)
         updates, whole = self.inner.update(gradients[0], state.whole, params[0], **self.extra_args)
         rows, singles = [], []
-        for r, buffers in zip(self.layout.shares.rounds, state.singles, strict=True):
+        for i, (r, buffers) in enumerate(
+            zip(self.layout.shares.rounds, state.singles, strict=True)
+        ):
             own = {dtype: x[0] for dtype, x in buffers.items()}
-            row, own = self._single(r, index, own, scalars, gradients[1], params[1])
+            parameters = None if params[1] is None else params[1][i]
+            row, own = self._single(r, own, scalars, gradients[1][i], parameters)
             rows.append(row[None])
             singles.append({dtype: x[None] for dtype, x in own.items()})
         return updates, tuple(rows), DistributedState(whole, tuple(singles), ())
 
-    def _single(self, r: Round, index: Any, buffers: Any, scalars: Any, left: Any, params: Any):
+    def _single(self, r: Round, buffers: Any, scalars: Any, gradients: Any, params: Any):
         lengths = {dtype: x.size for dtype, x in buffers.items()}
-        size, dtype = _row_of([left[key] for key in r.kinds])
+        size, dtype = _row_of([gradients[key] for key in r.kinds])
 
-        def work(key: str) -> Callable[[Any, Any], Any]:
-            def branch(entry: jax.Array, buffers: Any) -> Any:
-                def one(x: jax.Array) -> jax.Array:
-                    return jax.lax.dynamic_index_in_dim(x, entry)
-
-                gradient = {key: one(left[key])}
-                parameter = None if params is None else {key: one(params[key])}
+        def work(key: str) -> Callable[[Any], Any]:
+            def branch(buffers: Any) -> Any:
+                gradient = {key: gradients[key]}
+                parameter = None if params is None else {key: params[key]}
                 part = self.layout.single[key]
                 state = part.state(self.layout.unpacked(key, buffers), scalars)
                 update, state = self.inner.update(gradient, state, parameter, **self.extra_args)
@@ -263,12 +313,11 @@ class _Own:
 
             return branch
 
-        def nothing(entry: jax.Array, buffers: Any) -> Any:
-            del entry
+        def nothing(buffers: Any) -> Any:
             return jnp.zeros(size, dtype), buffers
 
-        kind, entry = (jnp.asarray(table)[index] for table in (r.kind, r.entry))
-        return jax.lax.switch(kind, [*map(work, r.kinds), nothing], entry, buffers)
+        kind = jnp.asarray(r.kind)[jax.lax.axis_index(self.axes)]
+        return jax.lax.switch(kind, [*map(work, r.kinds), nothing], buffers)
 
 
 class _Shared:

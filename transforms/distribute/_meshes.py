@@ -7,10 +7,12 @@ sharding is part of an array's type and every transfer is written out.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -26,7 +28,7 @@ def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def cut_evenly(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
+def even_cut(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
     """Matrices sharded over some mesh axes along their columns, else along their rows.
 
     Those that these axes divide in neither way are replicated. This is the sharding in which
@@ -34,14 +36,17 @@ def cut_evenly(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
     axis devices exchange no more than what they own.
     """
     devices = math.prod(mesh.shape[a] for a in axes)
-    *others, rows, columns = x.shape
+    *others, rows, columns = shape
     if columns % devices == 0:
-        spec = P(*[None] * len(others), None, axes)
-    elif rows % devices == 0:
-        spec = P(*[None] * len(others), axes, None)
-    else:
-        spec = P()
-    return put(x, mesh, spec)
+        return P(*[None] * len(others), None, axes)
+    return P(*[None] * len(others), axes, None) if rows % devices == 0 else P()
+
+
+def taken(x: jax.Array, places: Sequence[int], mesh: Mesh, spec: P) -> jax.Array:
+    """The entries of `x` at places on its first axis, zeros where there is none, so sharded."""
+    sharding = NamedSharding(mesh, spec) if is_explicit(mesh) else None
+    found = x.at[np.array(places)].get(mode="fill", fill_value=0, out_sharding=sharding)
+    return put(found, mesh, spec)
 
 
 def is_explicit(mesh: Mesh) -> bool:

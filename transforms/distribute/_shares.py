@@ -5,15 +5,15 @@ are dealt out in rounds of at most one matrix per device, the most expensive fir
 device with the least work so far. No device gets more than one matrix above the mean, and nothing
 is padded: the matrices of a round may differ in shape.
 
-Matrices that may be divided (`_cut.py`) are not dealt out, but shared by all devices, if one device
-would have too much work otherwise: remainders of whole stacks, the most expensive first. Without
-them the number of matrices (of blocks, with `block_size`) bounds the number of devices with work.
+Matrices that may be divided (`_cut.py`) are not dealt out, but shared by all devices, if that makes
+a step shorter: remainders of whole stacks, the most expensive first, as many as give the least work
+of the busiest device and exchange together. Without them the number of matrices (of blocks, with
+`block_size`) bounds the number of devices with work.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,8 +22,12 @@ import jax.numpy as jnp
 
 Stacks = dict[str, jax.Array]
 
-MOST_WORK = 1.25
-"""A device's work at most, over the mean, as long as there are matrices to divide."""
+EXCHANGE = 6000.0
+"""What sharing a matrix `m × n`, `m ≤ n`, costs, over `m²` and in the unit of `cost`.
+
+Devices receive four numbers for each of `m²` in a step (measured in programs for a TPU v5e); in the
+time of a byte one does some 500 FLOPs; and Newton-Schulz takes about `1.3 (m + n)³` FLOPs.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,17 @@ class Round:
     kinds: tuple[str, ...]  # the stacks that the matrices come from
     kind: tuple[int, ...]  # per device, an index into `kinds`; `len(kinds)` for no matrix
     entry: tuple[int, ...]  # and the index into the remainder of that stack
+
+    def entries(self, key: str, none: int) -> list[int]:
+        """Which matrix of the remainder of a stack each device gets; `none` if it gets none."""
+        pairs = zip(self.kind, self.entry, strict=True)
+        return [entry if key in self.kinds[kind : kind + 1] else none for kind, entry in pairs]
+
+    def owners(self, key: str) -> list[int]:
+        """The devices that get matrices of a stack, in the order of these."""
+        entries = self.entries(key, -1)
+        own = [device for device, entry in enumerate(entries) if entry >= 0]
+        return sorted(own, key=entries.__getitem__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +73,7 @@ class Shares:
         self,
         like: Stacks,
         whole: Stacks,
-        rows: Sequence[jax.Array],
+        rounds: Sequence[Stacks],
         cut: Stacks,
         place: Callable[..., Any],
     ) -> Stacks:
@@ -67,23 +82,14 @@ class Shares:
         Args:
           like: stacks with the resulting shapes and dtypes.
           whole: the evenly divided parts.
-          rows: for each round `(devices, length)`, one flattened matrix per device.
+          rounds: the matrices of each round, as parts of their stacks.
           cut: the remainders that all devices share.
-          place: moves a matrix `(1, m, n)` to the sharding of its stack in `like`.
+          place: moves some matrices to the sharding of their stack in `like`.
         """
-        left: dict[str, dict[int, jax.Array]] = {key: {} for key in like}
-        for r, row in zip(self.rounds, rows, strict=True):
-            for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
-                if kind < len(r.kinds):
-                    key = r.kinds[kind]
-                    shape = (1, *like[key].shape[1:])
-                    left[key][entry] = place(
-                        row[device, : math.prod(shape)].reshape(shape), like[key]
-                    )
         stacks = {}
         for key, x in like.items():
             parts = [whole[key]] if key in whole else []
-            parts += [left[key][i] for i in sorted(left[key])]
+            parts += [place(found[key], x) for found in rounds if key in found]
             parts += [place(cut[key], x)] if key in cut else []
             parts = [part.astype(x.dtype) for part in parts]
             stacks[key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
@@ -95,6 +101,11 @@ def cost(rows: int, columns: int) -> float:
     return float(rows + columns) ** 3
 
 
+def exchange(rows: int, columns: int) -> float:
+    """Relative cost of what devices exchange if they share a matrix."""
+    return EXCHANGE * min(rows, columns) ** 2
+
+
 def share(
     shapes: Mapping[str, tuple[int, ...]], devices: int, divisible: Collection[str] = ()
 ) -> Shares:
@@ -102,18 +113,19 @@ def share(
     each = {key: shape[0] // devices for key, shape in shapes.items()}
     prices = {key: cost(*shape[1:]) for key, shape in shapes.items()}
     mean = sum(shape[0] * prices[key] for key, shape in shapes.items()) / devices
-    to_cut = sorted(
-        (key for key in divisible if shapes[key][0] % devices), key=lambda key: prices[key]
-    )
-    cut: list[str] = []
-    while True:
-        left = {key: shape[0] % devices for key, shape in shapes.items() if key not in cut}
+    to_cut = [key for key in divisible if shapes[key][0] % devices]
+    to_cut.sort(key=lambda key: -prices[key])
+
+    def shared(cut: Sequence[str]) -> tuple[float, Shares]:
+        left = {key: shape[0] % devices for key, shape in shapes.items()}
+        exchanged = sum(left.pop(key) * exchange(*shapes[key][1:]) for key in cut)
         rounds, load = _dealt(left, prices, devices)
         # What all devices have alike: the mean of everything that is not dealt out.
         alike = mean - sum(load) / devices
-        if not to_cut or alike + max(load) <= MOST_WORK * mean:
-            return Shares(devices, each, rounds, tuple(sorted(cut)))
-        cut.append(to_cut.pop())
+        return alike + max(load) + exchanged, Shares(devices, each, rounds, tuple(sorted(cut)))
+
+    found = (shared(to_cut[:number]) for number in range(len(to_cut) + 1))
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 def _dealt(

@@ -39,9 +39,10 @@ from .._validate import check_bool
 from ..distribute._distribute import distribute, mesh_axes
 from ..distribute._meshes import (
     check_on_mesh,
-    cut_evenly,
+    even_cut,
     is_cut,
     on_mesh_of,
+    put,
     sharded_like,
     unsharded,
 )
@@ -190,9 +191,8 @@ def on_matrices(
         )
         stack = True if stack is None else stack
 
-    cut = None
-    if mesh is not None:
-        cut = functools.partial(cut_evenly, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
+    def cut(x: jax.Array, mesh: Mesh) -> jax.Array:
+        return put(x, mesh, even_cut(x.shape, mesh, mesh_axes(mesh, mesh_axis)))
 
     def layout(tree: Any) -> tuple[Group, ...]:
         treatments = rule(tree)
@@ -229,8 +229,9 @@ def on_matrices(
             updates = as_wide_as(params, updates)
         check_on_mesh(updates, mesh)
         groups = layout(updates)
-        matrices = None if params is None else gather(groups, params, cut)
-        gradients = gather(groups, updates, cut)
+        how = None if mesh is None else functools.partial(cut, mesh=mesh)
+        matrices = None if params is None else gather(groups, params, how)
+        gradients = gather(groups, updates, how)
         inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
         return scatter(groups, directions, updates), MatrixViewState(inner_state)
