@@ -31,6 +31,7 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 @pytest.fixture(autouse=True)
 def _also_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cut, "SMALLEST", 32)
     monkeypatch.setattr(_shares, "EXCHANGE", 0.0)
 
 

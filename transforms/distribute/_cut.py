@@ -21,7 +21,9 @@ from jax.sharding import PartitionSpec as P
 from .._keys import members_of
 from .._recording import recording
 from ..linalg._spread import spreading
-from ._shares import cost, exchange
+
+SMALLEST = 1024
+"""Matrices of smaller orders are not divided: an exchange takes longer to begin than their work."""
 
 UNDIVIDED = {
     *("cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "platform_index", "qr"),
@@ -35,8 +37,7 @@ def divisible(inner: Any, stacks: Mapping[str, Any], devices: int) -> list[str]:
     large = [
         key
         for key, x in stacks.items()
-        if x.shape[0] % devices and max(x.shape[1:]) % devices == 0
-        if exchange(*x.shape[1:]) < cost(*x.shape[1:])
+        if min(x.shape[1:]) >= SMALLEST and x.shape[0] % devices and max(x.shape[1:]) % devices == 0
     ]
     return [key for key in large if _by_products(inner, {key: stacks[key]})]
 

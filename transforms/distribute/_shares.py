@@ -22,11 +22,11 @@ import jax.numpy as jnp
 
 Stacks = dict[str, jax.Array]
 
-EXCHANGE = 6000.0
+EXCHANGE = 12000.0
 """What sharing a matrix `m × n`, `m ≤ n`, costs, over `m²` and in the unit of `cost`.
 
-Devices receive four numbers for each of `m²` in a step (measured in programs for a TPU v5e); in the
-time of a byte one does some 500 FLOPs; and Newton-Schulz takes about `1.3 (m + n)³` FLOPs.
+Devices receive four to nine numbers for each of `m²` in a step of Muon (in programs for TPUs); in
+the time of a byte one does some 500 FLOPs; and Newton-Schulz takes about `1.3 (m + n)³` FLOPs.
 """
 
 
@@ -101,11 +101,6 @@ def cost(rows: int, columns: int) -> float:
     return float(rows + columns) ** 3
 
 
-def exchange(rows: int, columns: int) -> float:
-    """Relative cost of what devices exchange if they share a matrix."""
-    return EXCHANGE * min(rows, columns) ** 2
-
-
 def share(
     shapes: Mapping[str, tuple[int, ...]], devices: int, divisible: Collection[str] = ()
 ) -> Shares:
@@ -118,7 +113,7 @@ def share(
 
     def shared(cut: Sequence[str]) -> tuple[float, Shares]:
         left = {key: shape[0] % devices for key, shape in shapes.items()}
-        exchanged = sum(left.pop(key) * exchange(*shapes[key][1:]) for key in cut)
+        exchanged = EXCHANGE * sum(left.pop(key) * min(shapes[key][1:]) ** 2 for key in cut)
         rounds, load = _dealt(left, prices, devices)
         # What all devices have alike: the mean of everything that is not dealt out.
         alike = mean - sum(load) / devices
