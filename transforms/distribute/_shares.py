@@ -22,11 +22,11 @@ import jax.numpy as jnp
 
 Stacks = dict[str, jax.Array]
 
-EXCHANGE = 12000.0
-"""What sharing a matrix `m × n`, `m ≤ n`, costs, over `m²` and in the unit of `cost`.
+EXCHANGE = 16000.0
+"""What sharing a matrix `m × n`, `m ≤ n`, costs, over `m²` and in the unit of `products`.
 
-Devices receive four to nine numbers for each of `m²` in a step of Muon (in programs for TPUs); in
-the time of a byte one does some 500 FLOPs; and Newton-Schulz takes about `1.3 (m + n)³` FLOPs.
+Devices receive four to nine float32 numbers for each of `m²` in a step of Muon (in programs for
+TPUs), and in the time of a byte one does some 500 FLOPs.
 """
 
 
@@ -101,12 +101,19 @@ def cost(rows: int, columns: int) -> float:
     return float(rows + columns) ** 3
 
 
+def products(rows: int, columns: int) -> float:
+    """The FLOPs of five iterations of Newton-Schulz, for what consists of products."""
+    m, n = sorted((rows, columns))
+    return 10.0 * m**2 * (2 * n + m)
+
+
 def share(
     shapes: Mapping[str, tuple[int, ...]], devices: int, divisible: Collection[str] = ()
 ) -> Shares:
     """Divides stacks of shapes `(N, m, n)` among devices; matrices of some stacks are divisible."""
     each = {key: shape[0] // devices for key, shape in shapes.items()}
-    prices = {key: cost(*shape[1:]) for key, shape in shapes.items()}
+    price = products if divisible else cost
+    prices = {key: price(*shape[1:]) for key, shape in shapes.items()}
     mean = sum(shape[0] * prices[key] for key, shape in shapes.items()) / devices
     to_cut = [key for key in divisible if shapes[key][0] % devices]
     to_cut.sort(key=lambda key: -prices[key])
