@@ -124,6 +124,17 @@ def test_of_fewer_matrices_than_devices_a_device_gets_one_of_each_shape(kind: st
     assert 0 < received <= 2 * (32 * 64 + 64 * 32) * 4
 
 
+@pytest.mark.parametrize("kind", AXIS_TYPES)
+def test_a_device_receives_what_the_docs_say_of_layers_cut_by_rows(kind: str) -> None:
+    """Of twelve layers eight are divided evenly, `B`; four are dealt out, `S` is one of them."""
+    mesh, one = mesh_of(kind, DEVICES), {"q": (16, 16), "up": (16, 64), "down": (64, 16)}
+    shapes = {f"{i}/{name}": shape for i in range(12) for name, shape in one.items()}
+    found = exchanged(lambda: curvax.muon(0.1, mesh=mesh), shapes, P("x"), mesh)
+    layer = 4 * sum(map(math.prod, one.values()))
+    received = sum(x.received(DEVICES) for x in found)
+    assert layer <= received <= 4 * (8 * layer) / DEVICES + 4 * layer
+
+
 def test_muon_gathers_far_less_often_than_optax_does() -> None:
     """Whose iterations multiply matrices that are cut. In one layer."""
     mesh = mesh_of("auto", DEVICES)

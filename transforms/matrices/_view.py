@@ -41,6 +41,7 @@ from ..distribute._meshes import (
     check_on_mesh,
     even_cut,
     is_cut,
+    is_explicit,
     on_mesh_of,
     put,
     sharded_like,
@@ -234,7 +235,8 @@ def on_matrices(
         gradients = gather(groups, updates, how)
         inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
-        return scatter(groups, directions, updates), MatrixViewState(inner_state)
+        back = how if mesh is not None and not is_explicit(mesh) else None
+        return scatter(groups, directions, updates, back), MatrixViewState(inner_state)
 
     return explains_state(optax.GradientTransformationExtraArgs(init, update))
 
@@ -278,14 +280,18 @@ def gather(groups: tuple[Group, ...], tree: Any, cut: Cut | None = None) -> dict
     return {group.key: stacked(group) for group in groups}
 
 
-def scatter(groups: tuple[Group, ...], stacks: Any, like: Any) -> Any:
-    """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`."""
+def scatter(groups: tuple[Group, ...], stacks: Any, like: Any, cut: Cut | None = None) -> Any:
+    """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`.
+
+    `cut` shards slices as the stacks are, so that XLA does not exchange a whole stack for each.
+    """
     named = named_leaves(like)
     leaves = named.present()
     parts: dict[str, list[tuple[MatrixForm, jax.Array]]] = {}
     for group in groups:
         slices = split_stack(stacks[group.key], [form.count for form in group.members])
         for form, x in zip(group.members, slices, strict=True):
+            x = x if cut is None else cut(x)
             own = x if form.keeps_columns else unsharded(x)
             parts.setdefault(form.parameter, []).append((form, own))
 
