@@ -286,12 +286,11 @@ class _Own:
         scalars = self.layout.scalars(state.whole)
         updates, whole = self.inner.update(gradients[0], state.whole, params[0], **self.extra_args)
         rows, singles = [], []
-        for i, (r, buffers) in enumerate(
-            zip(self.layout.shares.rounds, state.singles, strict=True)
-        ):
+        rounds = self.layout.shares.rounds
+        parameters = [None] * len(rounds) if params[1] is None else params[1]
+        for r, buffers, *given in zip(rounds, state.singles, gradients[1], parameters, strict=True):
             own = {dtype: x[0] for dtype, x in buffers.items()}
-            parameters = None if params[1] is None else params[1][i]
-            row, own = self._single(r, own, scalars, gradients[1][i], parameters)
+            row, own = self._single(r, own, scalars, *given)
             rows.append(row[None])
             singles.append({dtype: x[None] for dtype, x in own.items()})
         return updates, tuple(rows), DistributedState(whole, tuple(singles), ())

@@ -42,6 +42,11 @@ def even_cut(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
     return P(*[None] * len(others), axes, None) if rows % devices == 0 else P()
 
 
+def cut_evenly(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
+    """`x` with the sharding of `even_cut`."""
+    return put(x, mesh, even_cut(x.shape, mesh, axes))
+
+
 def taken(x: jax.Array, places: Sequence[int], mesh: Mesh, spec: P) -> jax.Array:
     """The entries of `x` at places on its first axis, zeros where there is none, so sharded."""
     sharding = NamedSharding(mesh, spec) if is_explicit(mesh) else None

@@ -39,11 +39,10 @@ from .._validate import check_bool
 from ..distribute._distribute import distribute, mesh_axes
 from ..distribute._meshes import (
     check_on_mesh,
-    even_cut,
+    cut_evenly,
     is_cut,
     is_explicit,
     on_mesh_of,
-    put,
     sharded_like,
     unsharded,
 )
@@ -192,8 +191,10 @@ def on_matrices(
         )
         stack = True if stack is None else stack
 
-    def cut(x: jax.Array, mesh: Mesh) -> jax.Array:
-        return put(x, mesh, even_cut(x.shape, mesh, mesh_axes(mesh, mesh_axis)))
+    cut = back = None
+    if mesh is not None:
+        cut = functools.partial(cut_evenly, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
+        back = None if is_explicit(mesh) else cut
 
     def layout(tree: Any) -> tuple[Group, ...]:
         treatments = rule(tree)
@@ -230,12 +231,10 @@ def on_matrices(
             updates = as_wide_as(params, updates)
         check_on_mesh(updates, mesh)
         groups = layout(updates)
-        how = None if mesh is None else functools.partial(cut, mesh=mesh)
-        matrices = None if params is None else gather(groups, params, how)
-        gradients = gather(groups, updates, how)
+        matrices = None if params is None else gather(groups, params, cut)
+        gradients = gather(groups, updates, cut)
         inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
-        back = how if mesh is not None and not is_explicit(mesh) else None
         return scatter(groups, directions, updates, back), MatrixViewState(inner_state)
 
     return explains_state(optax.GradientTransformationExtraArgs(init, update))
