@@ -28,7 +28,7 @@ NAMING = {
     *("opt-barrier", "partition-id", "replica-id", "iota"),
 }
 # The second halves of pairs, and moves between the memories of a TPU ahead of their use.
-HALVES = re.compile(r"(copy-start|.*-done|async-update|.*-update)$")
+HALVES = re.compile(r"((copy|slice)-start|.*-done|async-update|.*-update)$")
 COLLECTIVE = re.compile(r"all-|collective-|reduce-scatter|ragged-")
 PRODUCT = re.compile(r"gemm|cublas|matmul|cudnn")
 LAYOUT_CALLS = ("AssumeGatherIndicesInBound", "AllocateBuffer")  # of a TPU: no work
@@ -46,6 +46,7 @@ def whole_bytes(compiled: Any) -> int:
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\](?:\{[^}]*\})?")
 _ON_CHIP = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\]\{[^}]*S\(1\)[^}]*\}")
 _NAMES = re.compile(r"%([\w.\-]+)")
 _ROUNDS = re.compile(r'rounds_(\d+)/while"')
@@ -89,7 +90,11 @@ class Kernels:
 
 def size_of(result: str) -> float:
     """Bytes of a type such as `f32[4,8]{1,0}` or `(f32[4], s32[])`, outside the chip."""
-    found = _SHAPE.findall(_ON_CHIP.sub("", result))
+    return _size(_ON_CHIP.sub("", result))
+
+
+def _size(result: str) -> float:
+    found = _SHAPE.findall(result)
     return sum(_bits(dtype) * _numbers(axes) / 8 for dtype, axes in found)
 
 
@@ -186,6 +191,8 @@ class Program:
             elif kind := self._kind(operation):
                 found.kinds[kind] += 1
                 found.bytes += self._bytes(name, operation)
+            elif operation.opcode in ("copy-start", "slice-start"):
+                found.bytes += _moved(operation)
         return found
 
     def _rounds(self, loop: Operation) -> int:
@@ -247,20 +254,34 @@ class Program:
             return size_of(operation.result) + sum(map(size_of, operands))
         return self._fusion_bytes(operation.called("calls")[0], operands)
 
-    def _fusion_bytes(self, name: str, operands: list[str]) -> float:
+    def _read(self, name: str, place: int, whole: float) -> float:
+        """What a fusion reads of an operand of so many bytes."""
         lines = self.computations[name]
         users = collections.defaultdict(list)
         for operation in lines.values():
             for x in operation.operands:
                 users[x].append(operation)
 
-        def through(x: str) -> list[tuple[Operation, str]]:
-            """Users, past bitcasts, and the name by which they know it."""
-            return [
-                pair
-                for user in users[x]
-                for pair in (through(user.name) if user.opcode == "bitcast" else [(user, x)])
-            ]
+        def through(x: str) -> float:
+            part = 0.0
+            for user in users[x]:
+                first = user.operands[0] == x
+                if user.opcode == "bitcast":
+                    part += through(user.name)
+                elif user.opcode in SLICES and first:
+                    part += size_of(user.result) if whole else 0.0
+                elif user.opcode == "fusion":  # fusions are nested in a TPU's program
+                    places = [i for i, operand in enumerate(user.operands) if operand == x]
+                    inside = user.called("calls")[0]
+                    part += sum(self._read(inside, place, whole) for place in places)
+                elif user.opcode != "dynamic-update-slice" or not first:
+                    part += whole
+            return part
+
+        return min(whole, sum(through(x.name) for x in lines.values() if _place(x) == place))
+
+    def _fusion_bytes(self, name: str, operands: list[str]) -> float:
+        lines = self.computations[name]
 
         def behind(x: str) -> Operation | None:
             operation = lines.get(x)
@@ -268,18 +289,8 @@ class Program:
                 operation = lines.get(operation.operands[0])
             return operation
 
-        total = 0.0
+        total = sum(self._read(name, i, size_of(x)) for i, x in enumerate(operands))
         for operation in lines.values():
-            if operation.opcode == "parameter":
-                place = int(re.sub(r"\D.*", "", operation.rest) or 0)
-                whole = size_of(operands[place]) if place < len(operands) else 0.0
-                part = 0.0
-                for user, known in through(operation.name):
-                    if user.opcode in SLICES and user.operands[0] == known:
-                        part += size_of(user.result)
-                    elif user.opcode != "dynamic-update-slice" or user.operands[0] != known:
-                        part += whole
-                total += min(part, whole)
             if operation.root:
                 made = operation.operands if operation.opcode == "tuple" else (operation.name,)
                 for x in map(behind, made):
@@ -288,6 +299,22 @@ class Program:
                     elif x is not None and x.opcode != "parameter":
                         total += size_of(x.result)
         return total
+
+
+def _place(operation: Operation) -> int | None:
+    """Which argument of its computation a parameter is."""
+    return (
+        int(re.sub(r"\D.*", "", operation.rest) or 0) if operation.opcode == "parameter" else None
+    )
+
+
+def _moved(operation: Operation) -> float:
+    """Bytes that a TPU reads and writes while it moves an array, or a slice, to or from its chip.
+
+    The type of the result has both places, in another order for either.
+    """
+    places = _ARRAY.findall(operation.result)[:2]
+    return min(map(_size, places)) * sum(not _ON_CHIP.fullmatch(place) for place in places)
 
 
 def _total(kernels: Kernels) -> int:

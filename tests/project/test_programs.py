@@ -132,7 +132,47 @@ def test_bytes_are_those_of_slices_and_of_updates_in_place() -> None:
     step = module("_programs").Program(PROGRAM).step
     index, row, whole, square = 4, 4 * 16, 4 * 8 * 16, 4 * 8 * 8
     of_a_round = (row + index + row) + (row + index + row)
-    assert step.bytes == 2 * (whole + square) + 2 * square + 11 * of_a_round
+    to_the_chip = whole
+    assert step.bytes == to_the_chip + 2 * (whole + square) + 2 * square + 11 * of_a_round
+
+
+# In the form of a TPU's: a product in whose fusion another one takes a slice, transfers to and
+# from the chip. `S(1)` is on the chip.
+ON_A_TPU = """
+HloModule jit_step, is_scheduled=true
+
+%scaled (p.0: f32[48,8,8], p.1: s32[]) -> f32[8,8] {
+  %p.0 = f32[48,8,8]{2,1,0:T(8,128)} parameter(0)
+  %p.1 = s32[]{:T(128)} parameter(1)
+  %c = s32[] constant(0)
+  %d = f32[1,8,8]{2,1,0:T(8,128)} dynamic-slice(%p.0, %p.1, %c, %c), dynamic_slice_sizes={1,8,8}
+  ROOT %b = f32[8,8]{1,0:T(8,128)} bitcast(%d)
+}
+
+%multiplied (p.2: f32[48,8,8], p.3: s32[]) -> f32[8,8] {
+  %p.2 = f32[48,8,8]{2,1,0:T(8,128)} parameter(0)
+  %p.3 = s32[]{:T(128)} parameter(1)
+  %one = f32[8,8]{1,0:T(8,128)} fusion(%p.2, %p.3), kind=kLoop, calls=%scaled
+  ROOT %conv = f32[8,8]{1,0:T(8,128)} convolution(%one, %one), dim_labels=bf_oi->bf
+}
+
+ENTRY %main (a: f32[48,8,8], s: s32[]) -> f32[8,8] {
+  %a = f32[48,8,8]{2,1,0:T(8,128)} parameter(0)
+  %s = s32[]{:T(128)} parameter(1)
+  %part = ((f32[48,8,8]{2,1,0:T(8,128)}), f32[2,8,8]{2,1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%a), slice={[0:2], [0:8], [0:8]}
+  %part.1 = f32[2,8,8]{2,1,0:T(8,128)S(1)} slice-done(%part)
+  %back = (f32[2,8,8]{2,1,0:T(8,128)}, f32[2,8,8]{2,1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%part.1)
+  %back.1 = f32[2,8,8]{2,1,0:T(8,128)} copy-done(%back)
+  ROOT %product = f32[8,8]{1,0:T(8,128)} fusion(%a, %s), kind=kOutput, calls=%multiplied
+}
+"""  # noqa: E501
+
+
+def test_a_tpu_reads_the_slice_of_a_nested_fusion_and_of_a_transfer() -> None:
+    step = module("_programs").Program(ON_A_TPU).step
+    assert step.kinds == {"products": 1}
+    index, matrix = 4, 4 * 8 * 8
+    assert step.bytes == 2 * matrix + 2 * matrix + (matrix + index + matrix)
 
 
 def test_pieces_of_a_collective_count_once() -> None:

@@ -57,7 +57,7 @@ from ..refresh._due import visit_all
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._basis import Basis, BasisRule
-from ._statistic import SIDES
+from ._statistic import SIDES, numbers_of, orders_of
 from ._whitened import (
     STATISTICS,
     inverse_roots,
@@ -240,7 +240,9 @@ def _directed(
             [kept[i] for i in part.kept],
         )
         if part.leaves and alone[part.leaves[0]]:
-            moved, _, own = visit_all(visit, entry, entry[0][0].shape[:-2], count)
+            x, pair = entry[0][0], entry[1][0]
+            numbers = numbers_of(x.shape, orders_of(x, pair))
+            moved, _, own = visit_all(visit, entry, x.shape[:-2], count, numbers)
         else:
             moved, _, own = visit(entry)
         for places, old, new in ((part.leaves, matrices, moved), (part.kept, kept, own)):

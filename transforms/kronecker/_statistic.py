@@ -3,6 +3,7 @@ r"""Running second moments of a gradient's sides, and products with their roots 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,8 +65,8 @@ class StatisticRule:
             coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
             return where_entries(finite, coded, stored), s, start
 
-        entry, alone = (factor.statistic, s, start), self.one_by_one(side.order(s))
-        new, *_ = self.each(accumulate, entry, s.shape[:-2], count, alone)
+        entry = (factor.statistic, s, start)
+        new, *_ = self._each(accumulate, entry, s.shape, [side.order(s)], count)
         return factor._replace(statistic=new)
 
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
@@ -106,30 +107,39 @@ class StatisticRule:
         count: jax.Array,
     ) -> Any:
         """`visit(entry)`, one matrix at a time if what is stored for a side of `m` asks for it."""
-        alone = self.reads_one_by_one(m, stored)
-        return self.each(visit, entry, m.shape[:-2], count, alone)
+        return self._each(visit, entry, m.shape, orders_of(m, stored), count)
 
-    def each(
+    def _each(
         self,
         visit: Callable[[Any], Any],
         entry: Any,
-        batch: tuple[int, ...],
+        shape: tuple[int, ...],
+        orders: Sequence[int],
         count: jax.Array,
-        alone: bool,
     ) -> Any:
-        """`visit(entry)`, one matrix at a time if asked for, or in a program for a TPU."""
+        """`visit(entry)`, one matrix at a time if these orders ask for it, or on a TPU."""
+        batch = shape[:-2]
+        if self.one_by_one(*orders):
+            return visit_all(visit, entry, batch, count, numbers_of(shape, orders))
 
         def in_turn(entry: Any) -> Any:
             return visit_all(visit, entry, batch, count)
 
-        if alone:
-            return in_turn(entry)
         return by_platform(in_turn, visit, entry) if may_take_turns(batch) else visit(entry)
 
     def reads_one_by_one(self, m: jax.Array, stored: Sequence[Any]) -> bool:
         """Whether to decode what is stored for the sides of `m` one matrix at a time."""
-        orders = [d for d, x in zip(m.shape[-2:], stored, strict=True) if x is not None]
-        return self.one_by_one(*orders)
+        return self.one_by_one(*orders_of(m, stored))
+
+
+def orders_of(m: jax.Array, stored: Sequence[Any]) -> list[int]:
+    """The orders of what is stored for the sides of `m (..., rows, columns)`."""
+    return [d for d, x in zip(m.shape[-2:], stored, strict=True) if x is not None]
+
+
+def numbers_of(shape: tuple[int, ...], orders: Sequence[int]) -> int:
+    """Numbers of the largest matrix among those of a shape and squares of these orders."""
+    return max(math.prod(shape[-2:]), *(d * d for d in orders))
 
 
 def each_of(batch: tuple[int, ...], stored: Any) -> Any:

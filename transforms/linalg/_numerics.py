@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ._platforms import on_gpus
+
 HIGHEST = jax.lax.Precision.HIGHEST
 """The precision of all products that feed a root or a basis."""
 
@@ -38,9 +40,7 @@ def one_by_one(f: Callable[[jax.Array], Any], x: jax.Array) -> Any:
     """
     batch = x.shape[:-2]
     at_once, in_turn = jax.vmap(f), functools.partial(jax.lax.map, f)
-    found = jax.lax.platform_dependent(
-        x.reshape(-1, *x.shape[-2:]), cuda=at_once, rocm=at_once, default=in_turn
-    )
+    found = on_gpus(at_once, in_turn, x.reshape(-1, *x.shape[-2:]))
     return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)
 
 

@@ -31,6 +31,11 @@ def by_platform(tpu: Callable[..., Any], others: Callable[..., Any], *args: Any)
     return jax.lax.platform_dependent(*args, tpu=tpu, default=others)
 
 
+def on_gpus(gpus: Callable[..., Any], others: Callable[..., Any], *args: Any) -> Any:
+    """`gpus(*args)` in a program for a GPU, `others(*args)` in any other program."""
+    return jax.lax.platform_dependent(*args, cuda=gpus, rocm=gpus, default=others)
+
+
 def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.Array:
     """`f(stack, *others)`; in a program for a TPU, of one matrix after the other.
 

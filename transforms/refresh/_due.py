@@ -21,7 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._recording import record
+from ..linalg._platforms import on_gpus
 from ._policy import Every
+
+TOGETHER = 2**25
+"""GPUs visit as many matrices at once as have this many numbers: 128 MiB in float32."""
 
 
 class Staggered(NamedTuple):
@@ -76,18 +80,43 @@ def refresh_due(
 
 
 def visit_all(
-    visit: Callable[[Any], Any], batch: Any, batch_shape: tuple[int, ...], count: jax.Array
+    visit: Callable[[Any], Any],
+    batch: Any,
+    batch_shape: tuple[int, ...],
+    count: jax.Array,
+    numbers: int | None = None,
 ) -> Any:
     """Applies `visit` to every entry of a batch, one after the other, in place.
 
     Several batches are visited one after the other as well, and share their temporaries. For this
     the number of rounds must appear to depend on the step: XLA unrolls a loop of one known round.
     The name tells it to profiles and to `benchmarks/_programs.py`.
+
+    Args:
+      visit: maps an entry to one of the same structure, shapes and dtypes.
+      batch: a pytree of arrays with the batch axes first.
+      batch_shape: these axes.
+      count: the step, from 1.
+      numbers: how many numbers the largest matrix has that `visit` makes of an entry, if `visit`
+        takes batches of entries too. GPUs, which launch all kernels again in each round, then visit
+        several entries in one.
     """
     size = math.prod(batch_shape)
-    rounds = jnp.where(count > 0, size, 0)
-    with jax.named_scope(f"rounds_{size}"):
-        return _loop(visit, batch, len(batch_shape), jnp.arange(size), rounds)
+
+    def in_rounds(entries: int, batch: Any) -> Any:
+        rounds = jnp.where(count > 0, size // entries, 0)
+        starts = jnp.arange(0, size, entries)
+        with jax.named_scope(f"rounds_{size // entries}"):
+            return _loop(visit, batch, len(batch_shape), starts, rounds, entries)
+
+    together = 1 if numbers is None else _divisor(size, TOGETHER // numbers)
+    several, one = (functools.partial(in_rounds, number) for number in (together, 1))
+    return on_gpus(several, one, batch) if together > 1 else one(batch)
+
+
+def _divisor(size: int, most: int) -> int:
+    """The largest divisor of `size` up to `most`, at least 1."""
+    return max(i for i in range(1, max(1, min(size, most)) + 1) if size % i == 0)
 
 
 def untried(state: Any) -> jax.Array:
@@ -111,18 +140,26 @@ def _anew(x: Any, j: jax.Array) -> Any:
     return jax.lax.optimization_barrier((x, j))[0]
 
 
-def _loop(visit: Any, batch: Any, ndim: int, entries: jax.Array, rounds: jax.Array) -> Any:
+def _loop(
+    visit: Any, batch: Any, ndim: int, entries: jax.Array, rounds: jax.Array, together: int = 1
+) -> Any:
     leaves, treedef = jax.tree.flatten(batch)
     flat = [x.reshape(-1, *x.shape[ndim:]) for x in leaves]
+    if together == 1:
+        take = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+        put = jax.lax.dynamic_update_index_in_dim
+    else:
+        take = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=together)
+        put = jax.lax.dynamic_update_slice_in_dim
 
     def body(j: jax.Array, flat: list[jax.Array]) -> list[jax.Array]:
         i = entries[j]
-        one = [jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in flat]
+        one = [take(x, i) for x in flat]
         one = _anew(one, j)  # in a batch of one, the entry is loop-invariant
         new = jax.tree.leaves(visit(treedef.unflatten(one)))
         # An array that `visit` returns unchanged is not written.
         return [
-            x if y is old else jax.lax.dynamic_update_index_in_dim(x, y.astype(x.dtype), i, 0)
+            x if y is old else put(x, y.astype(x.dtype), i, 0)
             for x, y, old in zip(flat, new, one, strict=True)
         ]
 
