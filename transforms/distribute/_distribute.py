@@ -29,7 +29,8 @@ from .._validate import check_choice
 from ..linalg._spread import spreading
 from ._cut import divisible, spec_of
 from ._layout import DistributedState, StateLayout, is_divided
-from ._meshes import even_cut, explicit_sharding, is_explicit, put, sharded_like, taken
+from ._meshes import is_explicit, put, sharded_like
+from ._routes import Route
 from ._shares import Round
 
 Stacks = dict[str, jax.Array]
@@ -110,28 +111,8 @@ def _over(
     def placed(state: DistributedState, layout: StateLayout) -> DistributedState:
         return jax.tree.map(lambda x, spec: put(x, mesh, spec), state, layout.specs(axes))
 
-    def route(stack: jax.Array) -> P:
-        """The sharding in which matrices of a stack travel: its own, where that is known."""
-        if not is_explicit(mesh):
-            return even_cut(stack.shape, mesh, axes)
-        sharding = explicit_sharding(stack)
-        return P() if sharding is None else P(None, *sharding.spec[1:])
-
-    def sent(x: jax.Array, stack: jax.Array) -> jax.Array:
-        return put(put(x, mesh, route(stack)), mesh, P(axes))
-
-    def dealt_out(x: jax.Array, key: str, r: Round, stack: jax.Array) -> jax.Array:
-        """The matrices of a round, `(devices, m, n)`; zeros for devices that get another kind."""
-        spec = route(stack)
-        found = taken(put(x, mesh, spec), r.entries(key, len(x)), mesh, spec)
-        return put(found, mesh, P(axes))
-
-    def back(x: jax.Array, key: str, r: Round, stack: jax.Array) -> jax.Array:
-        """The inverse: the matrices of a kind, in their order."""
-        spec = route(stack)
-        if any(spec):
-            x = put(x, mesh, spec)
-        return taken(x, r.owners(key), mesh, spec)
+    def routes(stacks: Stacks) -> dict[str, Route]:
+        return {key: Route.of(key, stack, mesh, axes) for key, stack in stacks.items()}
 
     def init(params: Any) -> Any:
         if is_placeholder(params):
@@ -148,9 +129,10 @@ def _over(
         for stacks in (updates, params):
             if stacks is not None:
                 whole, left, cut = layout.shares.split(stacks)
-                whole = {key: sent(x, stacks[key]) for key, x in whole.items()}
+                way = routes(stacks)
+                whole = {key: way[key].to_owners(x) for key, x in whole.items()}
                 rounds = [
-                    {key: dealt_out(left[key], key, r, stacks[key]) for key in r.kinds}
+                    {key: way[key].dealt_out(left[key], r) for key in r.kinds}
                     for r in layout.shares.rounds
                 ]
                 given.append((whole, rounds))
@@ -174,9 +156,10 @@ def _over(
                 "makes them tracers), because shard_map cannot close over them. Give a mesh with "
                 "Auto axes: jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
             ) from error
-        whole = {key: put(x, mesh, route(updates[key])) for key, x in whole.items()}
+        way = routes(updates)
+        whole = {key: way[key].from_owners(x) for key, x in whole.items()}
         rounds = [
-            {key: back(x, key, r, updates[key]) for key, x in found.items()}
+            {key: way[key].back(x, r) for key, x in found.items()}
             for r, found in zip(layout.shares.rounds, rounds, strict=True)
         ]
         cut, own = {}, ()
