@@ -146,11 +146,15 @@ class MatrixForm:
         return self.batch * self.row_tiles * self.column_tiles
 
     @property
+    def is_tiled(self) -> bool:
+        """Whether rows or columns are cut."""
+        return self.row_tiles > 1 or self.column_tiles > 1
+
+    @property
     def is_large_batch(self) -> bool:
         """Whether the array as it stands is a batch of matrices of more than `LARGE` elements."""
-        untiled = self.row_tiles == self.column_tiles == 1
         large = self.rows * self.columns > LARGE
-        return self.is_batch and untiled and large and not self.is_part
+        return self.is_batch and not self.is_tiled and large and not self.is_part
 
     @property
     def is_part(self) -> bool:
@@ -171,17 +175,16 @@ class MatrixForm:
     def keeps_columns(self) -> bool:
         """Whether the last axis of the array is the matrix columns, and so may stay sharded."""
         in_order = self.permutation == tuple(range(len(self.shape)))
-        untiled = self.row_tiles == self.column_tiles == 1
         # On an Explicit mesh JAX cannot merge other axes of a sharded array.
         unmerged = self.shape[-2:] == (self.rows, self.columns) and len(self.shape) <= 3
-        return in_order and untiled and unmerged
+        return in_order and not self.is_tiled and unmerged
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
         x = x.transpose(self.permutation).reshape(self.batch, self.rows, self.all_columns)
         if self.is_part:
             x = jax.lax.slice_in_dim(x, self.start, self.start + self.columns, axis=2)
-        if self.row_tiles == self.column_tiles == 1:
+        if not self.is_tiled:
             return x
         rows, columns = self.padded
         x = jnp.pad(x, ((0, 0), (0, rows - self.rows), (0, columns - self.columns)))
@@ -190,7 +193,7 @@ class MatrixForm:
 
     def joined(self, x: jax.Array) -> jax.Array:
         """The matrices `(batch, rows, columns)`, from their tiles `(count, *tile)`."""
-        if self.row_tiles > 1 or self.column_tiles > 1:
+        if self.is_tiled:
             x = x.reshape(self.batch, self.row_tiles, self.column_tiles, *self.tile)
             x = x.transpose(0, 1, 3, 2, 4).reshape(self.batch, *self.padded)
             x = x[:, : self.rows, : self.columns]

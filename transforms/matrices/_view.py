@@ -283,6 +283,7 @@ def scatter(groups: tuple[Group, ...], stacks: Any, like: Any, cut: Cut | None =
     """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`.
 
     `cut` shards slices as the stacks are, so that XLA does not exchange a whole stack for each.
+    Blocks are left to XLA: those of a parameter are exchanged together.
     """
     named = named_leaves(like)
     leaves = named.present()
@@ -290,7 +291,8 @@ def scatter(groups: tuple[Group, ...], stacks: Any, like: Any, cut: Cut | None =
     for group in groups:
         slices = split_stack(stacks[group.key], [form.count for form in group.members])
         for form, x in zip(group.members, slices, strict=True):
-            x = x if cut is None else cut(x)
+            if cut is not None and not form.is_tiled:
+                x = cut(x)
             own = x if form.keeps_columns else unsharded(x)
             parts.setdefault(form.parameter, []).append((form, own))
 
