@@ -111,10 +111,12 @@ def main() -> None:
     add("--again", action="store_true", help="also programs that the results have")
     args = parser.parse_args()
     name = "refreshes" if args.device == "cpu" else f"refreshes_{args.device}"
-    rows = [] if args.again else recorded(args.out / f"{name}.json")
-    known = {(row["method"], row["order"]) for row in rows}
     cells = [(order, method) for order in args.orders for method in args.methods]
-    cells = [(order, method) for order, method in cells if (method, order) not in known]
+    rows = recorded(args.out / f"{name}.json")
+    if args.again:
+        rows = [row for row in rows if (row["order"], row["method"]) not in cells]
+    known = {(row["order"], row["method"]) for row in rows}
+    cells = [cell for cell in cells if cell not in known]
     note = f"One kernel, ranks of {RANK}. Aim: {AIM:.0f} s on two cores that nothing else uses."
     about = (
         "Seconds of tracing and compiling a step that refreshes, by the compiler of the device. "

@@ -13,8 +13,7 @@
 - `storage`: how many bits factors, roots and bases take, one form a file; the codec (`_codec`).
 - `weights`: parameters in bfloat16: random bits, or bits that the state keeps; in int8 (`_int8`).
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.
-- `distribute`: which device holds which matrix (`_shares`) or part (`_cut`), the way there and back
-  (`_routes`), its state (`_layout`).
+- `distribute`: which device holds which matrix (`_shares`) or part (`_cut`), its state (`_layout`).
 - `state`: summaries, checkpoints (`_portable`, `_format`), shardings, host memory (`_host`),
   quantized moments, injected hyperparameters, which parameter an array is of (`_traced`).
 - `layerwise`: updates during the backward pass, and which optimizers they suit (`_mixing`).
