@@ -6,7 +6,8 @@ numerics and the cost. In the order of an update:
 * `refreshed` computes the bases that are due and carries the moments over to them;
 * `basis_in_use` gives `U` per matrix, from the state or drawn from its key;
 * `project` computes `σ` and which matrices are finite;
-* `combined` projects the inner direction back, adds the compensation and updates the state.
+* `judged` computes the compensation's scales and the new state, and says what is not finite;
+* `combined` projects the inner direction back and adds the compensation.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from .._counts import Counts, counter
 from .._guard import all_finite, finite_or_zero, is_finite
 from .._keys import key_for
 from .._side import LEFT, Side, side_of
+from .._trees import widened
 from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._numerics import power_of_two
-from ..linalg._products import gram_of, thin_transposed_times, times, times_transposed
+from ..linalg._products import gram_of, thin_transposed_times, times_transposed
 from ..linalg._tiles import product
 from ..refresh._due import refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
@@ -57,10 +59,18 @@ class Subspace(NamedTuple):
 
 
 class Energies(NamedTuple):
-    """Squared column norms of a batch of matrices, zero for matrices that are not finite."""
+    """Squared column norms, zero for matrices that are not finite; `None` without a compensation."""
 
-    projected: jax.Array  # of σ (..., n)
-    gradient: jax.Array | None  # of G (..., n), with a compensation
+    projected: jax.Array | None  # of σ (..., n)
+    gradient: jax.Array | None  # of G (..., n)
+
+
+class Used(NamedTuple):
+    """What the directions of a batch of matrices are made of, beside G and σ."""
+
+    basis: jax.Array  # U (..., d, r)
+    inside: jax.Array | None  # Δ - ρ σ diag(s), of the shape of σ; None if ρ is
+    scales: jax.Array | None  # s (..., 1, n), or (..., m, 1) on the right, with a compensation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,28 +121,25 @@ class SubspaceRule:
         A row of σ that is rounding noise, at most `max(m, n) · eps · ‖σ‖` long, is zero.
 
         An entry of g that is not finite makes σ not finite, and σ is the smaller array to check;
-        with a compensation, g is checked as well. A matrix whose first basis was not found does not
-        count as finite unless its sums of squares are zero: its placeholder, the identity, may miss
-        bad entries of g.
+        where a compensation reads the energies of g, they are checked as well. A matrix whose first
+        basis was not found does not count as finite unless its sums of squares are zero: its
+        placeholder, the identity, may miss bad entries of g.
         """
         side = self.side_of(g)
-        sigma = thin_transposed_times(u, g) if side is LEFT else times(g, u)
+        sigma = thin_transposed_times(u, g) if side is LEFT else g @ u
+        lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other.axis, keepdims=True))
+        total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
-        lengths = jnp.sum(sigma * sigma, axis=side.other.axis, keepdims=True)
         noise = (max(g.shape[-2:]) * float(jnp.finfo(sigma.dtype).eps)) ** 2
-        below = lengths < noise * jnp.sum(lengths, axis=side.axis, keepdims=True)  # NaN stays
-        sigma = jnp.where(below, 0, sigma)
-        inside = total = _squares(sigma, side)
-        whole = None
+        sigma = jnp.where(lengths < noise * total, 0, sigma)  # NaN stays
+        inside = whole = None
         if self.compensation is not None:
-            whole = _squares(g, side)
-            # XLA would add one more reduction for a sum of sums, and write the squares for both.
-            total = inside + whole
-        total = total.sum(axis=-1)
-        finite = jnp.isfinite(total) & ~(untried(subspace) & (total > 0))
-        finite = finite[..., None]
-        inside, whole = jax.tree.map(lambda x: jnp.where(finite, x, 0), (inside, whole))
-        finite = finite[..., None]
+            inside, whole = _squares(sigma, side), _read_once(_squares(g, side))
+            if self.compensation.residual is not None:
+                total = total + whole.sum(axis=-1)[..., None, None]
+        finite = jnp.isfinite(total) & ~(untried(subspace)[..., None, None] & (total > 0))
+        columns = finite[..., 0]
+        inside, whole = jax.tree.map(lambda x: jnp.where(columns, x, 0), (inside, whole))
         return jnp.where(finite, sigma, 0), finite, Energies(inside, whole)
 
     def check(self, g: jax.Array, subspace: Subspace, number: jax.Array) -> SubspaceCheck:
@@ -152,7 +159,8 @@ class SubspaceRule:
 
     def refresh_one(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
         """Refreshes the subspace of a single matrix and carries its moments over."""
-        subspace, gradient, moments = entry
+        subspace, given, moments = entry
+        gradient = widened(given)
         good = is_finite(gradient, axis=None) & jnp.any(gradient != 0)
         sound = jnp.bool_(True)
         if subspace.tracked is not None:
@@ -189,7 +197,7 @@ class SubspaceRule:
                 tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
             subspace = subspace._replace(basis=used, tracked=tracked)
         counts = subspace.counts.plus(refreshes=good, rejected=~good, restarted=~sound)
-        return subspace._replace(counts=counts), gradient, moments
+        return subspace._replace(counts=counts), given, moments
 
     def refreshed(
         self, gradients: Any, state: Any, policy: RefreshPolicy, count: jax.Array
@@ -220,6 +228,7 @@ class SubspaceRule:
 
     def examined(self, policy: RefreshPolicy, g: jax.Array, subspace: Subspace) -> jax.Array:
         """Which matrices of a batch the policy refreshes, bool (size,)."""
+        g = widened(g)
         sigma, *_ = self.project(g, self.basis_in_use(g, subspace), subspace)
         norm = jnp.linalg.norm(sigma, axis=(-2, -1))
 
@@ -242,7 +251,7 @@ class SubspaceRule:
             drawn = jax.vmap(drawn)
         return drawn(g, subspace)
 
-    def combined(
+    def judged(
         self,
         g: jax.Array,
         subspace: Subspace,
@@ -251,28 +260,39 @@ class SubspaceRule:
         finite: jax.Array,
         energies: Energies,
         moved: jax.Array,
-    ) -> tuple[jax.Array, Subspace, jax.Array]:
-        """Computes directions of a batch of matrices, their state, and which of both are finite."""
-        side = self.side_of(g)
+    ) -> tuple[Subspace, Used, Used]:
+        """The state, what the directions are made of, and which of it is finite, `(..., 1, 1)`."""
         moved = jnp.where(finite, moved, 0)
-        sound = self._sound_bases(subspace, finite[..., 0, 0]) & all_finite(moved)
-        subspace = subspace._replace(counts=subspace.counts.plus(skipped=~finite[..., 0, 0]))
+        ok = finite[..., 0, 0]
+        sound = self._sound_bases(subspace, ok)
+        good = sound & all_finite(moved)
         if subspace.tracked is not None:
-            gram = gram_of(sigma, side)
+            gram = gram_of(sigma, self.side_of(g))
             subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)
-        back = functools.partial(self.back, side=side)
-        if self.compensation is None:
-            return back(u, moved), subspace, sound
-        parts = self.parts(g, u, sigma, finite, energies, moved)
-        g = jnp.where(finite, g, 0)
-        s, state = self.compensation.scales(parts, subspace.compensation)
-        subspace = subspace._replace(compensation=state)
-        sound &= jnp.isfinite(s).all(axis=-1)
-        s = jnp.expand_dims(s, side.axis)
-        if self.compensation.residual is None:
-            return g * s, subspace, sound
-        inside = back(u, moved - self.compensation.residual * sigma * s)
-        return inside + g * s, subspace, sound
+        inside, s = moved, None
+        if self.compensation is not None:
+            parts = self.parts(g, u, sigma, finite, energies, moved)
+            s, state = self.compensation.scales(parts, subspace.compensation)
+            subspace = subspace._replace(compensation=state)
+            good &= jnp.isfinite(s).all(axis=-1)
+            s = jnp.expand_dims(s, self.side_of(g).axis)
+            rho = self.compensation.residual
+            inside = None if rho is None else moved - rho * sigma * s
+        counts = subspace.counts.plus(skipped=~ok, **subspace.counts.flags(~good))
+        used = Used(u, inside, s)
+        kept = jax.tree.map(lambda _: (good & ok)[..., None, None], used)
+        kept = kept._replace(basis=sound[..., None, None])
+        return subspace._replace(counts=counts), used, kept
+
+    def combined(self, g: jax.Array, finite: jax.Array, used: Used) -> jax.Array:
+        """The directions of a batch of matrices."""
+        u, inside, s = used
+        inside = None if inside is None else self.back(u, inside, self.side_of(g))
+        if s is None:
+            assert inside is not None
+            return inside
+        outside = jnp.where(finite, g, 0) * s
+        return outside if inside is None else inside + outside
 
     def _sound_bases(self, subspace: Subspace, finite: jax.Array) -> jax.Array:
         """Which bases of a batch are finite; all of them if all projections are."""
@@ -284,7 +304,7 @@ class SubspaceRule:
 
     def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
         """Projects `x` from the subspace back to the full space."""
-        return times(u, x) if side is LEFT else times_transposed(x, u)
+        return u @ x if side is LEFT else times_transposed(x, u, at_once=True)
 
     def parts(
         self,
@@ -299,7 +319,7 @@ class SubspaceRule:
         rows, _, rank = self.orders(g)
         side = self.side_of(g)
         projected, gradient = energies
-        assert self.compensation is not None and gradient is not None
+        assert self.compensation is not None and projected is not None and gradient is not None
         squares = functools.partial(_squares, side=side)
         inner = squares(moved)
         outside = gradient - projected
@@ -315,6 +335,11 @@ class SubspaceRule:
             residual = squares(jnp.where(finite, g, 0) - rho * self.back(u, sigma, side))
             low_rank = jnp.sum(squares(self.back(u, moved, side)), axis=-1)
         return Parts(gradient, projected, outside, residual, inner, low_rank, rows - rank)
+
+
+def _read_once(sums: jax.Array) -> jax.Array:
+    """XLA would read all summands again for a sum of these sums."""
+    return jax.lax.optimization_barrier(sums)
 
 
 def _squares(x: jax.Array, side: Side) -> jax.Array:

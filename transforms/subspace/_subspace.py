@@ -33,16 +33,18 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
+from .._guard import where_finite
 from .._keys import matrix_keys
 from .._restart import flagged, restarted
 from .._trees import map_unzip, widened
 from .._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
 from ..directions._carry import Carry, find_moments, keep
+from ..refresh._due import at_most_once
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ._bases import BasisFinder, check_finder
 from ._compensation import Compensation, check_compensation
 from ._rank import check_ranks
-from ._rule import Subspace, SubspaceRule
+from ._rule import Subspace, SubspaceRule, Used
 
 SIDES = ("smaller", "larger", "left", "right", "std")
 
@@ -145,23 +147,35 @@ def in_subspace(
         like = updates if params is None else params
         state = restarted(init, flagged(counts), state, like)
         count = next_step(state.count)
-        wide = jax.tree.map(_widened_once, updates)
-        subspaces, inner_state = rule.refreshed(wide, state, refresh, count)
+        subspaces, inner_state = rule.refreshed(updates, state, refresh, count)
+        wide = jax.tree.map(widened if compensation is None else _widened_once, updates)
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
         projected, finite, energies = map_unzip(3, rule.project, wide, bases, subspaces)
         moved, inner_state = inner.update(projected, inner_state)
-        directions, subspaces, sound = map_unzip(
-            3, rule.combined, wide, subspaces, bases, projected, finite, energies, moved
+        subspaces, used, kept = map_unzip(
+            3, rule.judged, wide, subspaces, bases, projected, finite, energies, moved
         )
+        used = _zeroed(used, kept)
 
-        def ended(g: jax.Array, d: jax.Array, subspace: Subspace, ok: jax.Array):
-            subspace = subspace._replace(counts=subspace.counts.plus(**subspace.counts.flags(~ok)))
-            return jnp.where(ok[..., None, None], d, 0).astype(g.dtype), subspace
+        def ended(g: jax.Array, wide: jax.Array, finite: jax.Array, own: Used, subspace: Subspace):
+            basis = None if subspace.basis is None else own.basis
+            direction = rule.combined(wide, finite, own).astype(g.dtype)
+            return direction, subspace._replace(basis=basis)
 
-        directions, subspaces = map_unzip(2, ended, updates, directions, subspaces, sound)
+        directions, subspaces = map_unzip(2, ended, updates, wide, finite, used, subspaces)
         return directions, SubspaceState(count, subspaces, inner_state)
 
     return optax.GradientTransformation(init, update)
+
+
+def _zeroed(arrays: Any, kept: Any) -> Any:
+    """Zeros for the matrices that are not kept.
+
+    A loop, of no rounds if all are kept: GPUs and TPUs cannot choose matrix by matrix inside the
+    product that follows, and would take a pass over its factor or its result for it.
+    """
+    flags = jnp.stack([jnp.all(ok) for ok in jax.tree.leaves(kept)])
+    return at_most_once(where_finite, ~jnp.all(flags), kept, arrays)
 
 
 def _widened_once(x: jax.Array) -> jax.Array:
