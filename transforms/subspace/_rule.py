@@ -59,7 +59,7 @@ class Subspace(NamedTuple):
 
 
 class Energies(NamedTuple):
-    """Squared column norms, zero for matrices that are not finite; `None` without a compensation."""
+    """Squared column norms, zero where not finite; `None` without a compensation."""
 
     projected: jax.Array | None  # of σ (..., n)
     gradient: jax.Array | None  # of G (..., n)
