@@ -30,9 +30,9 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 import curvax
 from curvax.transforms.refresh import _due
@@ -271,33 +271,45 @@ def versions_of(lines: dict[Any, dict[str, Any]]) -> str:
     return "; ".join(dict.fromkeys(x["versions"] for x in lines.values() if "versions" in x))
 
 
-def draw(found: list[_record.Table]) -> Figure:
-    """Kernels of a leaf, and seconds of compiling, one line of panels for each table."""
-    heights = [len(table.rows) + 2 for table in found]
-    figure = Figure(figsize=(11, 1 + 0.22 * sum(heights)), layout="constrained")
-    panels = figure.subplots(len(found), 2, squeeze=False, height_ratios=heights)
-    for (left, right), table in zip(panels, found, strict=True):
-        y = np.arange(len(table.rows))
-        kernels = np.array([row.get("kernels") or np.nan for row in table.rows], float)
-        products = np.array([row.get("products") or 0 for row in table.rows], float)
-        left.barh(y, products, color=_record.SKY, label="products")
-        left.barh(y, kernels - products, left=products, color=_record.BLUE, label="others")
-        seconds = np.array([row.get("compile") or np.nan for row in table.rows], float)
-        refreshing = np.array([row.get("compile_whole") or np.nan for row in table.rows], float)
-        right.barh(y - 0.2, seconds, 0.4, color=_record.ORANGE, label="a step")
-        right.barh(y + 0.2, refreshing, 0.4, color=_record.VERMILION, label="with refreshes")
-        for axis, unit in ((left, "kernels in a step"), (right, "seconds of compiling")):
-            axis.set_yticks(y, [row["method"] for row in table.rows], fontsize=7)
-            axis.invert_yaxis()
-            axis.grid(axis="x", alpha=0.3)
-            axis.set_title(f"{table.title}: {unit}", fontsize=8)
-        right.set_xscale("log")
-        right.set_xlim(left=0.5)
-        right.minorticks_off()
-    places: tuple[Any, ...] = ("outside lower left", "outside lower right")
-    for axis, place in zip(panels[0], places, strict=True):
-        handles = axis.get_legend_handles_labels()
-        figure.legend(*handles, loc=place, ncols=2, fontsize=8, frameon=False)
+def draw(lines: dict[Cell, dict[str, Any]]) -> Figure:
+    """Each method's steps on each device: a point for each model, by four measures."""
+    own = {
+        cell: row_of(cell.method, line, None)
+        for cell, line in lines.items()
+        if cell.device in DEVICES and "," not in cell.method
+        if cell.part == "step" and cell.stack == "default"
+    }
+    measures = {
+        "kernels": "kernels in a step",
+        "over_least": "bytes over the least",
+        "temporaries": "temporaries over gradients",
+        "compile": "seconds of compiling",
+    }
+    names = [name for name in METHODS if any(cell.method == name for cell in own)]
+    drawn = [device for device in DEVICES if any(cell.device == device for cell in own)]
+    models = [model for model in MODELS if any(cell.model == model for cell in own)]
+    colors = dict(zip(models, _record.COLORS, strict=False))
+    figure = Figure(figsize=(15, 0.6 + 5 * len(drawn)), layout="constrained")
+    panels = figure.subplots(len(drawn), len(measures), squeeze=False, sharex="col", sharey=True)
+    for row, device in zip(panels, drawn, strict=True):
+        for axis, (measure, title) in zip(row, measures.items(), strict=True):
+            for model, layers in itertools.product(models, LAYERS):
+                found = {
+                    names.index(cell.method): value
+                    for cell, values in own.items()
+                    if cell[:3] == (device, model, layers) and (value := values.get(measure))
+                }
+                inside = colors[model] if layers == "unrolled" else "none"
+                axis.plot([*found.values()], [*found], "o", mec=colors[model], mfc=inside, ms=5)
+            axis.set_xscale("log")
+            axis.set_title(f"{device}: {title}", fontsize=10)
+            axis.grid(alpha=0.3)
+        row[0].set_yticks(range(len(names)), names, fontsize=8)
+    panels[0, 0].invert_yaxis()
+    dots = [*((model, colors[model], colors[model]) for model in models)]
+    dots += [("layers scanned: open", "black", "none")]
+    handles = [Line2D([], [], ls="", marker="o", label=x, mec=y, mfc=z) for x, y, z in dots]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(dots), frameon=False)
     return figure
 
 
@@ -345,7 +357,7 @@ def main() -> None:
     found = tables(lines)
     settings = {"period": PERIOD, "rank": "a quarter of the width"}
     _record.write(
-        args, "accelerators", "Programs for accelerators", about, found, draw(found), settings
+        args, "accelerators", "Programs for accelerators", about, found, draw(lines), settings
     )
     refused = [
         f"{cell}: {error}"

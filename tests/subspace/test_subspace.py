@@ -96,6 +96,47 @@ class CountingFinder:
         return subspaces.svd().find(check, rank)
 
 
+@pytest.mark.parametrize("method", ["galore", "fira", "apollo"])
+def test_bad_matrices_do_not_touch_the_others_of_their_stack(method):
+    transformation = DIRECTIONS[method](rank=RANK, refresh=curvax.every(10**6))
+    update = jax.jit(transformation.update)
+    g = {"x": jnp.stack([jnp.asarray(GRADIENTS["wide"][0], jnp.float32)] * 3)}
+    _, state = update(g, transformation.init(g))
+    good, _ = update(g, state)
+    bad = {"x": g["x"].at[1, 2, 3].set(jnp.nan)}
+    subspaces_of = lambda state: next(s for s in state if hasattr(s, "subspaces")).subspaces["x"]  # noqa: E731
+    before = subspaces_of(state).basis
+    if before is not None:
+        state = optax.tree.set(state, basis=before.at[2, 0, 0].set(jnp.inf))
+    directions, state = update(bad, state)
+    after = subspaces_of(state)
+    assert_close(directions["x"][0], good["x"][0], factor=0)
+    assert not directions["x"][1].any() and good["x"][1].any()
+    assert after.skipped.tolist() == [0, 1, before is not None]
+    if before is not None:
+        assert not directions["x"][2].any()
+        assert after.damaged.tolist() == [0, 0, 1]
+        assert_close(after.basis[:2], before[:2], factor=0)
+        _, state = update(g, state)
+        assert np.isfinite(subspaces_of(state).basis).all()
+
+
+def test_what_follows_a_product_is_scaling_alone():
+    """GPUs and TPUs compute it with the product; a choice by matrix would be one more pass."""
+    direction = curvax.in_subspace(
+        optax.scale_by_adam(), RANK, basis=subspaces.svd(), refresh=curvax.every(4)
+    )
+    g = {"x": jnp.ones((3, 6, 9))}
+    jaxpr = jax.make_jaxpr(lambda g, s: direction.update(g, s)[0])(g, direction.init(g)).jaxpr
+    made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
+    (result,), seen = jaxpr.outvars, []
+    while not seen or seen[-1] != "dot_general":
+        equation = made[result]
+        seen.append(equation.primitive.name)
+        result = equation.invars[0]
+    assert set(seen) <= {"dot_general", "convert_element_type", "transpose"}, seen
+
+
 def test_a_parameter_without_gradients_costs_no_decomposition():
     finder = CountingFinder()
     direction = curvax.in_subspace(optax.identity(), 2, basis=finder, refresh=curvax.every(3))

@@ -155,27 +155,34 @@ def in_subspace(
         subspaces, used, kept = map_unzip(
             3, rule.judged, wide, subspaces, bases, projected, finite, energies, moved
         )
-        used = _zeroed(used, kept)
 
-        def ended(g: jax.Array, wide: jax.Array, finite: jax.Array, own: Used, subspace: Subspace):
-            basis = None if subspace.basis is None else own.basis
-            direction = rule.combined(wide, finite, own).astype(g.dtype)
+        def ended(
+            g: jax.Array,
+            wide: jax.Array,
+            finite: jax.Array,
+            subspace: Subspace,
+            used: Any,
+            kept: Any,
+        ) -> tuple[jax.Array, Subspace]:
+            used = _zeroed(used, kept)
+            basis = None if subspace.basis is None else used.basis
+            direction = rule.combined(wide, finite, used).astype(g.dtype)
             return direction, subspace._replace(basis=basis)
 
-        directions, subspaces = map_unzip(2, ended, updates, wide, finite, used, subspaces)
+        directions, subspaces = map_unzip(2, ended, updates, wide, finite, subspaces, used, kept)
         return directions, SubspaceState(count, subspaces, inner_state)
 
     return optax.GradientTransformation(init, update)
 
 
-def _zeroed(arrays: Any, kept: Any) -> Any:
-    """Zeros for the matrices that are not kept.
+def _zeroed(arrays: Used, kept: Used) -> Used:
+    """Zeros for the matrices of a batch that are not kept.
 
     A loop, of no rounds if all are kept: GPUs and TPUs cannot choose matrix by matrix inside the
     product that follows, and would take a pass over its factor or its result for it.
     """
-    flags = jnp.stack([jnp.all(ok) for ok in jax.tree.leaves(kept)])
-    return at_most_once(where_finite, ~jnp.all(flags), kept, arrays)
+    every = jnp.stack([jnp.all(ok) for ok in jax.tree.leaves(kept)]).all()
+    return at_most_once(where_finite, ~every, kept, arrays)
 
 
 def _widened_once(x: jax.Array) -> jax.Array:
