@@ -24,7 +24,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "x xᵀ": lambda x: _products.gram_of(x, Side.LEFT, HIGHEST),
     "xᵀ x": lambda x: _products.gram_of(x, Side.RIGHT),
     "times": lambda x: _products.times(x, x.mT),
-    "thin": lambda x: _products.thin_transposed_times(x[..., :2], x),
+    "x xᵀ as a product": lambda x: _products.times_transposed(x, x),
     "in full precision": lambda x: _tiles.product(x, x, transpose=True),
     "newton_schulz": lambda x: _polar.newton_schulz(x, "polar_express", 6),
     "polar_of_range": lambda x: _by_products.polar_of_range(x, COLUMNS),
@@ -69,6 +69,19 @@ def test_programs_for_tpus_have_no_products_of_stacks(name: str, one_device: Non
         assert has_products_of_stacks(program(FUNCTIONS[name], platform))
 
 
+PROJECTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "thin": lambda x: _products.thin_transposed_times(x[..., :2], x),
+    "back": lambda x: _products.times_transposed(x, x, at_once=True),
+}
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_projections_are_products_of_stacks(name: str, one_device: None) -> None:
+    for platform in ("cpu", "cuda", "tpu"):
+        text = program(PROJECTIONS[name], platform)
+        assert has_products_of_stacks(text) and "stablehlo.while" not in text
+
+
 def test_what_may_be_divided_among_devices_has_no_loop() -> None:
     """As a turn of a loop would send a matrix to all devices, though one has it."""
     f = FUNCTIONS["newton_schulz"]
@@ -90,7 +103,7 @@ OPTIMIZERS = {
     "foam": curvax.foam(0.1),
     "packed": curvax.shampoo(0.1, refresh=2, storage=curvax.packed(4)),
     "muon": curvax.muon(0.1),
-    "galore": curvax.galore(0.1, rank=2, refresh=2),
+    "alice": curvax.alice(0.1, rank=4, leading=2, refresh=2),
 }
 
 
