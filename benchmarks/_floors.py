@@ -18,7 +18,6 @@ import jax.numpy as jnp
 
 import curvax
 from curvax.transforms.linalg._polar import iterated, polar_qr_svd
-from curvax.transforms.linalg._products import thin_transposed_times
 
 from ._timing import Program
 
@@ -168,7 +167,7 @@ class Projection:
         u, *tracked = arrays
         left = self.on_left(*g.shape)
         g = g if left else g.mT
-        low = jax.lax.optimization_barrier(thin_transposed_times(u[None], g[None])[0])
+        low = jax.lax.optimization_barrier((u[None].mT @ g[None])[0])
         if tracked:
             tracked = [averaged(tracked[0], low)]
         elif self.inside == "svd":

@@ -276,8 +276,7 @@ def draw(lines: dict[Cell, dict[str, Any]]) -> Figure:
     own = {
         cell: row_of(cell.method, line, None)
         for cell, line in lines.items()
-        if cell.device in DEVICES and "," not in cell.method
-        if cell.part == "step" and cell.stack == "default"
+        if "," not in cell.method and cell.part == "step" and cell.stack == "default"
     }
     measures = {
         "kernels": "kernels in a step",
@@ -286,10 +285,12 @@ def draw(lines: dict[Cell, dict[str, Any]]) -> Figure:
         "compile": "seconds of compiling",
     }
     names = [name for name in METHODS if any(cell.method == name for cell in own)]
-    drawn = [device for device in DEVICES if any(cell.device == device for cell in own)]
+    drawn = [device for device in PLATFORMS if any(cell.device == device for cell in own)]
     models = [model for model in MODELS if any(cell.model == model for cell in own)]
     colors = dict(zip(models, _record.COLORS, strict=False))
     figure = Figure(figsize=(15, 0.6 + 5 * len(drawn)), layout="constrained")
+    if not drawn:
+        return figure
     panels = figure.subplots(len(drawn), len(measures), squeeze=False, sharex="col", sharey=True)
     for row, device in zip(panels, drawn, strict=True):
         for axis, (measure, title) in zip(row, measures.items(), strict=True):

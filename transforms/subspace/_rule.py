@@ -1,13 +1,14 @@
 """The subspaces of a batch of matrices: initialization, refresh, projection and back-projection.
 
 `in_subspace` (`_subspace.py`) combines these steps; its module docstring has the mathematics, the
-numerics and the cost. In the order of an update:
+numerics and the cost. Products with a basis take whole stacks, on TPUs too, where in loops over
+matrices (`linalg/_products.py`) a step of GaLore moves up to twice the bytes. In the order of an
+update:
 
 * `refreshed` computes the bases that are due and carries the moments over to them;
 * `basis_in_use` gives `U` per matrix, from the state or drawn from its key;
 * `project` computes `σ` and which matrices are finite;
-* `judged` computes the compensation's scales and the new state, and says what is not finite;
-* `combined` projects the inner direction back and adds the compensation.
+* `combined` projects the inner direction back, adds the compensation and updates the state.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from .._side import LEFT, Side, side_of
 from .._trees import widened
 from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._numerics import power_of_two
-from ..linalg._products import gram_of, thin_transposed_times, times_transposed
+from ..linalg._products import gram_of
 from ..linalg._tiles import product
-from ..refresh._due import refresh_due, untried
+from ..refresh._due import at_most_once, refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
 from ._bases import BasisFinder, SubspaceCheck
 from ._compensation import Compensation, Parts
@@ -63,14 +64,6 @@ class Energies(NamedTuple):
 
     projected: jax.Array | None  # of σ (..., n)
     gradient: jax.Array | None  # of G (..., n)
-
-
-class Used(NamedTuple):
-    """What the directions of a batch of matrices are made of, beside G and σ."""
-
-    basis: jax.Array  # U (..., d, r)
-    inside: jax.Array | None  # Δ - ρ σ diag(s), of the shape of σ; None if ρ is
-    scales: jax.Array | None  # s (..., 1, n), or (..., m, 1) on the right, with a compensation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +119,8 @@ class SubspaceRule:
         placeholder, the identity, may miss bad entries of g.
         """
         side = self.side_of(g)
-        sigma = thin_transposed_times(u, g) if side is LEFT else g @ u
+        # A thin transpose: XLA for CPUs has no fast kernel for a first factor summed over its rows.
+        sigma = u.mT @ g if side is LEFT else g @ u
         lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other.axis, keepdims=True))
         total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
@@ -251,7 +245,7 @@ class SubspaceRule:
             drawn = jax.vmap(drawn)
         return drawn(g, subspace)
 
-    def judged(
+    def combined(
         self,
         g: jax.Array,
         subspace: Subspace,
@@ -260,14 +254,14 @@ class SubspaceRule:
         finite: jax.Array,
         energies: Energies,
         moved: jax.Array,
-    ) -> tuple[Subspace, Used, Used]:
-        """The state, what the directions are made of, and which of it is finite, `(..., 1, 1)`."""
+    ) -> tuple[jax.Array, Subspace]:
+        """Computes the directions of a batch of matrices, zero where not finite, and the state."""
+        side = self.side_of(g)
         moved = jnp.where(finite, moved, 0)
-        ok = finite[..., 0, 0]
-        sound = self._sound_bases(subspace, ok)
+        sound = self._sound_bases(subspace, finite[..., 0, 0])
         good = sound & all_finite(moved)
         if subspace.tracked is not None:
-            gram = gram_of(sigma, self.side_of(g))
+            gram = gram_of(sigma, side)
             subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)
         inside, s = moved, None
         if self.compensation is not None:
@@ -275,24 +269,23 @@ class SubspaceRule:
             s, state = self.compensation.scales(parts, subspace.compensation)
             subspace = subspace._replace(compensation=state)
             good &= jnp.isfinite(s).all(axis=-1)
-            s = jnp.expand_dims(s, self.side_of(g).axis)
+            s = jnp.expand_dims(s, side.axis)
             rho = self.compensation.residual
             inside = None if rho is None else moved - rho * sigma * s
-        counts = subspace.counts.plus(skipped=~ok, **subspace.counts.flags(~good))
-        used = Used(u, inside, s)
-        kept = jax.tree.map(lambda _: (good & ok)[..., None, None], used)
-        kept = kept._replace(basis=sound[..., None, None])
-        return subspace._replace(counts=counts), used, kept
-
-    def combined(self, g: jax.Array, finite: jax.Array, used: Used) -> jax.Array:
-        """The directions of a batch of matrices."""
-        u, inside, s = used
-        inside = None if inside is None else self.back(u, inside, self.side_of(g))
-        if s is None:
-            assert inside is not None
-            return inside
-        outside = jnp.where(finite, g, 0) * s
-        return outside if inside is None else inside + outside
+        counts = subspace.counts.plus(skipped=~finite[..., 0, 0], **subspace.counts.flags(~good))
+        # A choice by matrix cannot be part of the products of GPUs and TPUs: it would be one more
+        # pass over a factor or the result. The loop has no rounds if all is finite.
+        good = finite & good[..., None, None]
+        kept = (sound[..., None, None], good)
+        u, (inside, s) = at_most_once(_zeroed, ~good.all(), kept, (u, (inside, s)))
+        basis = None if subspace.basis is None else u
+        subspace = subspace._replace(basis=basis, counts=counts)
+        direction = None if inside is None else self.back(u, inside, side)
+        if s is not None:
+            outside = jnp.where(finite, g, 0) * s
+            direction = outside if direction is None else direction + outside
+        assert direction is not None
+        return direction, subspace
 
     def _sound_bases(self, subspace: Subspace, finite: jax.Array) -> jax.Array:
         """Which bases of a batch are finite; all of them if all projections are."""
@@ -304,7 +297,7 @@ class SubspaceRule:
 
     def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
         """Projects `x` from the subspace back to the full space."""
-        return u @ x if side is LEFT else times_transposed(x, u, at_once=True)
+        return u @ x if side is LEFT else jnp.einsum("...mr,...nr->...mn", x, u)
 
     def parts(
         self,
@@ -340,6 +333,14 @@ class SubspaceRule:
 def _read_once(sums: jax.Array) -> jax.Array:
     """XLA would read all summands again for a sum of these sums."""
     return jax.lax.optimization_barrier(sums)
+
+
+def _zeroed(kept: tuple[jax.Array, ...], trees: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Trees of arrays `(N, ...)`, zero for the matrices that each is not to keep."""
+    return tuple(
+        jax.tree.map(lambda x, ok=ok: jnp.where(ok, x, 0), tree)
+        for ok, tree in zip(kept, trees, strict=True)
+    )
 
 
 def _squares(x: jax.Array, side: Side) -> jax.Array:

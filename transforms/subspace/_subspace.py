@@ -33,18 +33,16 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
-from .._guard import where_finite
 from .._keys import matrix_keys
 from .._restart import flagged, restarted
 from .._trees import map_unzip, widened
 from .._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
 from ..directions._carry import Carry, find_moments, keep
-from ..refresh._due import at_most_once
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ._bases import BasisFinder, check_finder
 from ._compensation import Compensation, check_compensation
 from ._rank import check_ranks
-from ._rule import Subspace, SubspaceRule, Used
+from ._rule import SubspaceRule
 
 SIDES = ("smaller", "larger", "left", "right", "std")
 
@@ -152,37 +150,13 @@ def in_subspace(
         bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
         projected, finite, energies = map_unzip(3, rule.project, wide, bases, subspaces)
         moved, inner_state = inner.update(projected, inner_state)
-        subspaces, used, kept = map_unzip(
-            3, rule.judged, wide, subspaces, bases, projected, finite, energies, moved
+        directions, subspaces = map_unzip(
+            2, rule.combined, wide, subspaces, bases, projected, finite, energies, moved
         )
-
-        def ended(
-            g: jax.Array,
-            wide: jax.Array,
-            finite: jax.Array,
-            subspace: Subspace,
-            used: Any,
-            kept: Any,
-        ) -> tuple[jax.Array, Subspace]:
-            used = _zeroed(used, kept)
-            basis = None if subspace.basis is None else used.basis
-            direction = rule.combined(wide, finite, used).astype(g.dtype)
-            return direction, subspace._replace(basis=basis)
-
-        directions, subspaces = map_unzip(2, ended, updates, wide, finite, subspaces, used, kept)
+        directions = jax.tree.map(lambda g, d: d.astype(g.dtype), updates, directions)
         return directions, SubspaceState(count, subspaces, inner_state)
 
     return optax.GradientTransformation(init, update)
-
-
-def _zeroed(arrays: Used, kept: Used) -> Used:
-    """Zeros for the matrices of a batch that are not kept.
-
-    A loop, of no rounds if all are kept: GPUs and TPUs cannot choose matrix by matrix inside the
-    product that follows, and would take a pass over its factor or its result for it.
-    """
-    every = jnp.stack([jnp.all(ok) for ok in jax.tree.leaves(kept)]).all()
-    return at_most_once(where_finite, ~every, kept, arrays)
 
 
 def _widened_once(x: jax.Array) -> jax.Array:
