@@ -36,7 +36,6 @@ from matplotlib.lines import Line2D
 
 import curvax
 from curvax.transforms.refresh import _due
-from curvax.transforms.refresh._policy import Every
 
 from . import _lines, _record
 from ._methods import FAMILIES, METHODS, PEERS, RATE, Method, methods_of
@@ -115,13 +114,8 @@ def method_of(cell: Cell) -> Method:
 
 
 def without_refreshes() -> Any:
-    """What is traced inside has refreshes that XLA knows to be never due, and removes."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(mock.patch.object(Every, "due", lambda self, t: jnp.zeros((), bool)))
-    # Matrices whose refreshes were all rejected are due at any step.
-    scheduled = lambda due, entries, rounds, size: (entries, rounds)  # noqa: E731
-    stack.enter_context(mock.patch.object(_due, "_selected", scheduled))
-    return stack
+    """What is traced inside refreshes nothing."""
+    return mock.patch.object(_due, "_visit_due", lambda visit, batch, *rest: batch)
 
 
 def bytes_of(tree: Any) -> int:

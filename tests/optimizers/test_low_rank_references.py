@@ -31,7 +31,8 @@ from shared.low_rank import (
 import curvax
 from curvax import policies, subspaces
 from curvax.transforms._keys import key_for
-from curvax.transforms.subspace._bases import complement_basis
+from curvax.transforms.linalg._eigh import with_fixed_signs
+from curvax.transforms.linalg._qr import orthogonal_complement
 
 
 def _assert_follows(transformation, reference, given=GRADIENTS, value: Any = 1):
@@ -116,7 +117,7 @@ def _keys(own):
 
 _permuted = jax.jit(jax.random.permutation, static_argnums=1)
 _normal = jax.jit(jax.random.normal, static_argnums=(1, 2))
-_complement = jax.jit(complement_basis)
+_complement = jax.jit(lambda u: with_fixed_signs(orthogonal_complement(u)))
 
 
 def _draws(subspace, period, mixed):

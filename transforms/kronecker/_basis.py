@@ -24,6 +24,7 @@ from .._side import LEFT, Side
 from .._trees import map_unzip
 from ..directions._carry import Moments
 from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
+from ..linalg._numerics import magnitude
 from ..linalg._platforms import in_turn
 from ..linalg._tiles import product
 from ..refresh._due import refresh_due
@@ -147,7 +148,7 @@ class BasisRule(StatisticRule):
         basis, moments = entry
         statistic = self.storage.decode_factor(basis.statistic)
         old = self.storage.decode_basis(basis.basis)
-        sound = jnp.isfinite(statistic).all()
+        sound = jnp.isfinite(magnitude(statistic))
         never = basis.refreshes == 0
         refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
         if eigenvalues is not None:
@@ -167,7 +168,7 @@ class BasisRule(StatisticRule):
                     lambda: self._refined(statistic, old),
                 )
             coded = self.storage.encode_basis(new, basis.basis)
-            return coded, order, jnp.isfinite(new).all()
+            return coded, order, jnp.isfinite(magnitude(new))
 
         def kept() -> tuple[Any, jax.Array, jax.Array]:
             return basis.basis, in_order, jnp.bool_(True)

@@ -17,7 +17,7 @@ from .._recording import Meaning, record
 from .._side import LEFT, Side
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
-from ..linalg._numerics import HIGHEST
+from ..linalg._numerics import HIGHEST, magnitude
 from ..linalg._products import times
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord
@@ -114,7 +114,8 @@ class FactorRule(StatisticRule):
         """Checks a single factor, follows the policy's verdict and counts it."""
         statistic = self.storage.decode_factor(factor.statistic)
         floor = rounding_floor(statistic, self.root, self.sides)
-        sound = jnp.isfinite(statistic).all()
+        size = magnitude(statistic)
+        sound = jnp.isfinite(size)
         eye = jnp.eye(len(statistic), dtype=statistic.dtype)
         first = jnp.zeros_like(statistic) + self.initial * eye  # on the mesh of the statistic
 
@@ -127,7 +128,7 @@ class FactorRule(StatisticRule):
                 )
                 new = factor._replace(error=found.error.astype(jnp.float32))
                 x, refresh, indefinite = found.inverse_root, jnp.bool_(True), found.indefinite
-            good = jnp.isfinite(x).all() & sound
+            good = jnp.isfinite(magnitude(x)) & sound
             new = new._replace(inverse_root=self.storage.encode_root(x))
             return new, good, refresh, indefinite
 
@@ -135,7 +136,7 @@ class FactorRule(StatisticRule):
             return factor, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
 
         # All-zero statistics produce no root: it would consist of damping alone.
-        live = jnp.any(statistic != 0)
+        live = size > 0
         new, good, refresh, indefinite = jax.lax.cond(live, solved, nothing)
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
         return kept._replace(
@@ -157,7 +158,7 @@ class FactorRule(StatisticRule):
         assert factor.damping is not None
         damping = factor.damping.astype(statistic.dtype)
         last = (factor.eigenvectors, factor.eigenvalues, factor.damping)
-        damaged = ~jnp.stack([jnp.isfinite(x).all() for x in last]).all()
+        damaged = ~jnp.isfinite(jnp.stack([magnitude(x) for x in last])).all()
         check = Check(
             statistic,
             factor.eigenvectors,

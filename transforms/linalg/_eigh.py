@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._numerics import power_of_two
+from ._numerics import magnitude, power_of_two
 from ._platforms import by_platform
 from ._qr import qr
 from ._tiles import product
@@ -37,7 +37,7 @@ def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 @jax.jit
 def _polished(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`eigh` by Jacobi's method, which squares the entries."""
-    exponent = power_of_two(jnp.max(jnp.abs(a)))
+    exponent = power_of_two(magnitude(a))
     a = (a + a.mT) / 2 * jnp.ldexp(jnp.ones((), a.dtype), -exponent)
     q = jnp.where(jnp.isfinite(a).all(), jacobi(a), jnp.nan)  # which stops at once at a NaN
     gram = product(q.mT, q)

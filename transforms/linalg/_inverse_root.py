@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from .._validate import check_choice, check_interval, check_positive_int
 from ._eigh import eigh, from_eigen, is_indefinite
 from ._iterations import coupled_newton, newton_schulz_root
-from ._numerics import one_by_one, power_of_two
+from ._numerics import magnitude, one_by_one, power_of_two
 from ._tiles import product
 
 DAMPING_MODES = ("absolute", "relative", "floor", "outside")
@@ -108,7 +108,8 @@ def solve_root(
     The solvers get the matrix scaled to entries near 1 by a power of `2^root`: squares stay in
     range, and the scaling is exact. Non-finite input gives NaN.
     """
-    multiple = power_of_two(jnp.max(jnp.abs(a))) // root  # the scale is 2^(-root · multiple)
+    size = magnitude(a)
+    multiple = power_of_two(size) // root  # the scale is 2^(-root · multiple)
     one = jnp.ones((), a.dtype)
     scale = jnp.ldexp(one, -root * multiple)
     near_one, given = a * scale, jnp.asarray(eps, a.dtype)
@@ -125,7 +126,7 @@ def solve_root(
         x, error = newton_schulz_root(near_one, given, relative=relative, floor=floor)
     else:
         x, error, indefinite = inverse_root_by_eigh(near_one, root, given, damping_mode, floor)
-    finite = jnp.isfinite(a).all()
+    finite = jnp.isfinite(size)
     x = jnp.where(finite, x * jnp.ldexp(one, -multiple), jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
 

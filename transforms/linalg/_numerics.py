@@ -15,6 +15,15 @@ HIGHEST = jax.lax.Precision.HIGHEST
 """The precision of all products that feed a root or a basis."""
 
 
+def magnitude(x: jax.Array) -> jax.Array:
+    """The largest magnitude in `x`: not finite if an entry is not, and 0 if all are.
+
+    One reduction, which XLA for CPUs takes from a library; `isfinite(x).all()` and `any(x != 0)`
+    would be kernels to compile for each shape.
+    """
+    return jnp.max(jnp.abs(x))
+
+
 def power_of_two(largest: jax.Array) -> jax.Array:
     """The exponent `e` (int32) for which `largest · 2^(-e)` is in [1/2, 1); 0 for 0.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ._by_products import polar_by_products
 from ._eigh import eigh
-from ._numerics import power_of_two
+from ._numerics import magnitude, power_of_two
 from ._platforms import by_platform
 from ._qr import qr
 from ._tiles import product
@@ -31,7 +31,7 @@ def _svd_by_products(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     if x.shape[0] > x.shape[1]:
         v, s, ut = _svd_by_products(x.mT)
         return ut.mT, s, v.mT
-    exponent = power_of_two(jnp.max(jnp.abs(x)))
+    exponent = power_of_two(magnitude(x))
     near_one = x * jnp.ldexp(jnp.ones((), x.dtype), -exponent)
     polar = polar_by_products(near_one)
     h = product(near_one, polar.mT)

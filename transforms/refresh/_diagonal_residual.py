@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import check_bool, check_interval, check_positive_int
-from ..linalg._numerics import power_of_two
+from ..linalg._numerics import magnitude, power_of_two
 from ..linalg._tiles import product
 from ._policy import Check, Every, Verdict
 
@@ -29,7 +29,7 @@ def residual_and_diagonal(
     """`‖B - diag(B)‖ / ‖B‖` and `diag(B)` for `B = Qᵀ L Q`, both `(n, n)`."""
     rotated = product(eigenvectors.mT, product(statistic, eigenvectors))
     diagonal = jnp.diagonal(rotated)
-    exponent = power_of_two(jnp.max(jnp.abs(rotated)))
+    exponent = power_of_two(magnitude(rotated))
     near_one = rotated * jnp.ldexp(jnp.ones([], rotated.dtype), -exponent)
     norm = jnp.linalg.norm(near_one)
     off = jnp.linalg.norm(near_one - jnp.diag(jnp.diagonal(near_one)))

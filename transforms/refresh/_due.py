@@ -63,19 +63,15 @@ def refresh_due(
     places = [i for i, entry in enumerate(results) if entry is not None]
     shapes = [leaves[i].shape[:-2] for i in places]
     sizes = [math.prod(shape) for shape in shapes]
-    tables: Sequence[np.ndarray | None] = [None] * len(places)
+    phases: Sequence[np.ndarray | None] = [None] * len(places)
     if schedule.stagger:
         record(Staggered(schedule.period))
-        tables = _deal(sizes, [prices[i] for i in places], schedule.period)
-    for i, shape, size, table in zip(places, shapes, sizes, tables, strict=True):
-        if table is None:
-            order, rounds = jnp.arange(size), jnp.where(schedule.due(count), size, 0)
-        else:
-            order, rounds = _turn(table, schedule, count)
+        phases = _deal(sizes, [prices[i] for i in places], schedule.period)
+    for i, shape, size, own in zip(places, shapes, sizes, phases, strict=True):
+        due = _scheduled(schedule, count, own)
         if select is not None:
-            due = functools.partial(select, results[i])
-            order, rounds = _selected(due, order, rounds, size)
-        results[i] = _loop(refresh_one, results[i], len(shape), order, rounds)
+            due = select(results[i], jnp.broadcast_to(due, size))
+        results[i] = _visit_due(refresh_one, results[i], shape, due)
     return treedef.unflatten(results)
 
 
@@ -105,9 +101,9 @@ def visit_all(
 
     def in_rounds(entries: int, batch: Any) -> Any:
         rounds = jnp.where(count > 0, size // entries, 0)
-        starts = jnp.arange(0, size, entries)
         with jax.named_scope(f"rounds_{size // entries}"):
-            return _loop(visit, batch, len(batch_shape), starts, rounds, entries)
+            first = lambda j, _: j * entries  # noqa: E731
+            return _loop(visit, batch, len(batch_shape), first, rounds, entries)
 
     together = 1 if numbers is None else _divisor(size, TOGETHER // numbers)
     several, one = (functools.partial(in_rounds, number) for number in (together, 1))
@@ -140,9 +136,35 @@ def _anew(x: Any, j: jax.Array) -> Any:
     return jax.lax.optimization_barrier((x, j))[0]
 
 
+def _scheduled(schedule: Every, count: jax.Array, phases: np.ndarray | None) -> jax.Array:
+    """Whether a batch is due at step `count`; if staggered, which of its matrices, bool (size,)."""
+    if phases is None:
+        return schedule.due(count)
+    due = schedule.phase(count) == phases
+    return due | (count == 1) if schedule.first else due
+
+
+def _visit_due(visit: Any, batch: Any, batch_shape: tuple[int, ...], due: jax.Array) -> Any:
+    """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,)."""
+    size = math.prod(batch_shape)
+    if due.ndim == 0:
+        return _loop(visit, batch, len(batch_shape), lambda j, _: j, jnp.where(due, size, 0))
+
+    def following(_: jax.Array, last: jax.Array) -> jax.Array:
+        return jnp.argmax(due & (jnp.arange(size) > last))
+
+    return _loop(visit, batch, len(batch_shape), following, jnp.sum(due))
+
+
 def _loop(
-    visit: Any, batch: Any, ndim: int, entries: jax.Array, rounds: jax.Array, together: int = 1
+    visit: Any,
+    batch: Any,
+    ndim: int,
+    next_of: Callable[[jax.Array, jax.Array], jax.Array],
+    rounds: jax.Array,
+    together: int = 1,
 ) -> Any:
+    """Visits as many entries, of which `next_of` gives the first from the round and the last."""
     leaves, treedef = jax.tree.flatten(batch)
     flat = [x.reshape(-1, *x.shape[ndim:]) for x in leaves]
     if together == 1:
@@ -152,58 +174,28 @@ def _loop(
         take = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=together)
         put = jax.lax.dynamic_update_slice_in_dim
 
-    def body(j: jax.Array, flat: list[jax.Array]) -> list[jax.Array]:
-        i = entries[j]
+    def body(j: jax.Array, carry: tuple[jax.Array, list[jax.Array]]) -> Any:
+        last, flat = carry
+        i = next_of(j, last).astype(jnp.int32)
         one = [take(x, i) for x in flat]
         one = _anew(one, j)  # in a batch of one, the entry is loop-invariant
         new = jax.tree.leaves(visit(treedef.unflatten(one)))
         # An array that `visit` returns unchanged is not written.
-        return [
+        return i, [
             x if y is old else put(x, y.astype(x.dtype), i, 0)
             for x, y, old in zip(flat, new, one, strict=True)
         ]
 
-    flat = jax.lax.fori_loop(0, rounds, body, flat)
+    _, flat = jax.lax.fori_loop(0, rounds, body, (jnp.int32(-1), flat))
     return treedef.unflatten([y.reshape(x.shape) for y, x in zip(flat, leaves, strict=True)])
 
 
-def _selected(
-    select: Callable[[jax.Array], jax.Array], entries: jax.Array, rounds: jax.Array, size: int
-) -> tuple[jax.Array, jax.Array]:
-    """The entries of a batch of `size` to visit after `select`, and their number."""
-    if size == 1:
-        return jnp.zeros(1, jnp.int32), select(rounds[None] > 0)[0].astype(jnp.int32)
-    scheduled = jnp.where(jnp.arange(len(entries)) < rounds, entries, size)
-    due = select(jnp.zeros(size, bool).at[scheduled].set(True, mode="drop"))
-    return jnp.nonzero(due, size=size)[0], jnp.sum(due)
-
-
-def _turn(table: np.ndarray, schedule: Every, count: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The entries of a staggered batch that are due at step `count`, and their number."""
-    phase = schedule.phase(count)
-    filled = jnp.asarray((table >= 0).sum(axis=1))[phase]
-    if not schedule.first:
-        return jnp.asarray(table)[phase], filled
-    size = int((table >= 0).sum())
-    wide = np.full((table.shape[0], size), -1)
-    wide[:, : table.shape[1]] = table
-    all_due = count == 1
-    entries = jnp.where(all_due, jnp.arange(size), jnp.asarray(wide)[phase])
-    return entries, jnp.where(all_due, size, filled)
-
-
 def _deal(sizes: Sequence[int], costs: Sequence[float], period: int) -> list[np.ndarray]:
-    """Per batch a table (period, width) of the entries due at each phase, padded with -1."""
+    """Per batch the phase of the period at which each entry is due, int (size,)."""
     load = [0.0] * period
-    due: list[list[list[int]]] = [[[] for _ in range(period)] for _ in sizes]
-    order = sorted(range(len(sizes)), key=lambda i: -costs[i])
-    for i in order:
+    phases = [np.zeros(size, np.int32) for size in sizes]
+    for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
         for entry in range(sizes[i]):
-            phase = min(range(period), key=load.__getitem__)
-            load[phase] += costs[i]
-            due[i][phase].append(entry)
-    tables = []
-    for phases in due:
-        width = max(map(len, phases), default=0)
-        tables.append(np.array([p + [-1] * (width - len(p)) for p in phases]))
-    return tables
+            phases[i][entry] = min(range(period), key=load.__getitem__)
+            load[phases[i][entry]] += costs[i]
+    return phases

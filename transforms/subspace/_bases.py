@@ -9,7 +9,7 @@ A basis finder is a value with
 
 With tracking, $Q = b_3\, U \tilde Q U^\top + (1-b_3)\, G G^\top$ replaces $GG^\top$. Neither matrix
 is ever formed: finders multiply by it (`check.times`) or decompose a factor `X` with
-$X X^\top = Q$ (`check.factor`).
+$X X^\top = Q$ (`check.factor`). An iteration starts from a basis of $GG^\top$ alone.
 
 Some finders replace some columns of another finder's basis (*switching*, Gong et al.,
 arXiv:2502.07752, Algorithm 2 and section F.7). Without switching, the optimizer never learns from
@@ -92,20 +92,37 @@ def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
     rows = jax.lax.optimization_barrier(q.mT)
     inside = product(rows, check.times(q))
     vectors, _ = eigh((inside + inside.mT) / 2)
-    return with_fixed_signs(product(vectors[:, ::-1][:, :rank], rows, transpose=True).mT)
+    return product(vectors[:, ::-1][:, :rank], rows, transpose=True).mT
 
 
-@dataclasses.dataclass(frozen=True)
-class Svd:
-    """See `svd`."""
+class _Directions:
+    """Finders that fix the signs of what they found: once, after all choices between programs."""
 
     orthonormal = True
     kept = True
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """Computes the basis `(m, rank)`."""
+        return with_fixed_signs(self.directions(check, rank))
+
+    def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """The basis with any signs."""
+        raise NotImplementedError
+
+
+def _directions_of(finder: BasisFinder, check: SubspaceCheck, rank: int) -> jax.Array:
+    found = finder.directions if isinstance(finder, _Directions) else finder.find
+    return found(check, rank)
+
+
+@dataclasses.dataclass(frozen=True)
+class Svd(_Directions):
+    """See `svd`."""
+
+    def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the leading left singular vectors."""
         u, _, _ = thin_svd(check.factor())
-        return with_fixed_signs(u[:, :rank])
+        return u[:, :rank]
 
 
 def _drawn(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
@@ -119,16 +136,13 @@ def _drawn(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Randomized:
+class Randomized(_Directions):
     """See `randomized`."""
 
     oversampling: int
     iterations: int
 
-    orthonormal = True
-    kept = True
-
-    def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+    def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the range of `Q^iterations Ω` and the leading directions within it."""
         width = min(rank + self.oversampling, *check.gradient.shape)
         q = _drawn(check.key, (check.gradient.shape[0], width), check.gradient.dtype)
@@ -140,26 +154,26 @@ class Randomized:
 
 
 @dataclasses.dataclass(frozen=True)
-class Iterated:
+class Iterated(_Directions):
     """See `iterated`."""
 
     rotate: bool
     start: BasisFinder
 
-    orthonormal = True
-    kept = True
-
-    def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
+    def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Takes one step from the current basis."""
+
+        def started() -> jax.Array:
+            return _directions_of(self.start, check._replace(tracked=None), rank)
 
         def step() -> jax.Array:
             moved = check.times(check.basis)
             if self.rotate:
                 return _by_energy(qr(moved)[0], check, rank)
             order = jnp.argsort(-jnp.sum(check.basis * moved, axis=0), stable=True)
-            return with_fixed_signs(qr(moved[:, order])[0])
+            return qr(moved[:, order])[0]
 
-        return jax.lax.cond(check.first, lambda: self.start.find(check, rank), step)
+        return jax.lax.cond(check.first, started, step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,22 +214,18 @@ class Switched:
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Keeps the leading columns and replaces the others."""
         own, draws = jax.random.split(check.key)
-        u = self.finder.find(check._replace(key=own), rank)
+        u = _directions_of(self.finder, check._replace(key=own), rank)
         rows = u.shape[0]
         leading = self.stay(rank, rows)
         if self.source == "gaussian":
             noise = jax.random.normal(draws, (rows, rank - leading), u.dtype)
-            return jnp.concatenate([u[:, :leading], _unit_columns(noise)], axis=1)
-        rest = complement_basis(u)
+            kept = with_fixed_signs(u[:, :leading])
+            return jnp.concatenate([kept, _unit_columns(noise)], axis=1)
+        rest = orthogonal_complement(u)
         if self.source == "full":
             rest = jnp.concatenate([u[:, leading:], rest], axis=1)
         chosen = jax.random.permutation(draws, rest.shape[1])[: rank - leading]
-        return jnp.concatenate([u[:, :leading], rest[:, chosen]], axis=1)
-
-
-def complement_basis(u: jax.Array) -> jax.Array:
-    """An orthonormal basis `(m, m - r)` of the orthogonal complement of `u (m, r)`, by full QR."""
-    return with_fixed_signs(orthogonal_complement(u))
+        return with_fixed_signs(jnp.concatenate([u[:, :leading], rest[:, chosen]], axis=1))
 
 
 def _unit_columns(x: jax.Array) -> jax.Array:
@@ -252,7 +262,7 @@ def iterated(*, rotate: bool = True, start: BasisFinder | None = None) -> Iterat
     Args:
       rotate: whether to rotate the result to the leading eigenvectors within its span (Gong et al.,
         Algorithm 10). Otherwise QR orthonormalizes the columns of `GGᵀU`, by descending energy.
-      start: finder of the first basis; `None` is `svd()`.
+      start: finder of the first basis, from the gradient alone; `None` is `svd()`.
 
     Raises:
       ValueError: if `start` is not a basis finder.

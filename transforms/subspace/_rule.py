@@ -27,7 +27,7 @@ from .._keys import key_for
 from .._side import LEFT, Side, side_of
 from .._trees import widened
 from ..directions._carry import Carry, Moments, put_moments, take_moments
-from ..linalg._numerics import power_of_two
+from ..linalg._numerics import magnitude, power_of_two
 from ..linalg._products import gram_of
 from ..linalg._tiles import product
 from ..refresh._due import at_most_once, refresh_due, untried
@@ -136,10 +136,12 @@ class SubspaceRule:
         inside, whole = jax.tree.map(lambda x: jnp.where(columns, x, 0), (inside, whole))
         return jnp.where(finite, sigma, 0), finite, Energies(inside, whole)
 
-    def check(self, g: jax.Array, subspace: Subspace, number: jax.Array) -> SubspaceCheck:
-        """The finder's input for a single finite matrix, scaled by a power of two."""
+    def check(
+        self, g: jax.Array, size: jax.Array, subspace: Subspace, number: jax.Array
+    ) -> SubspaceCheck:
+        """The finder's input for a single finite matrix, scaled by the power of two of `size`."""
         rows, _, rank = self.orders(g)
-        exponent = power_of_two(jnp.max(jnp.abs(g)))
+        exponent = power_of_two(size)
         factor = jnp.ldexp(jnp.ones([], g.dtype), -exponent)
         basis = jnp.eye(rows, rank, dtype=g.dtype) if subspace.basis is None else subspace.basis
         return SubspaceCheck(
@@ -155,24 +157,26 @@ class SubspaceRule:
         """Refreshes the subspace of a single matrix and carries its moments over."""
         subspace, given, moments = entry
         gradient = widened(given)
-        good = is_finite(gradient, axis=None) & jnp.any(gradient != 0)
+        finite, size = is_finite(gradient, axis=None), magnitude(gradient)
+        good = finite & (size > 0)
         sound = jnp.bool_(True)
         if subspace.tracked is not None:
-            sound = jnp.isfinite(subspace.tracked).all()
+            tracked = magnitude(subspace.tracked)
+            sound = jnp.isfinite(tracked)
             subspace = subspace._replace(tracked=jnp.where(sound, subspace.tracked, 0))
-            good |= jnp.any(subspace.tracked != 0)
+            good |= sound & (tracked > 0)
         if subspace.basis is not None:
             old, rank = subspace.basis, self.orders(gradient)[2]
 
             def found() -> jax.Array:
                 # Here, not before the condition: XLA would write it out, and then its multiple.
-                g = finite_or_zero(gradient)  # LAPACK's SVD may not terminate on infinite entries
-                check = self.check(g, subspace, subspace.refreshes)
+                g = jnp.where(finite, gradient, 0)  # LAPACK's SVD may not end on infinite entries
+                check = self.check(g, jnp.where(finite, size, 0), subspace, subspace.refreshes)
                 return self.basis.find(check, rank).astype(old.dtype)
 
             # A parameter whose gradients stay zero tries again at every step; that must be free.
             new = jax.lax.cond(good, found, lambda: old)
-            good &= jnp.isfinite(new).all()
+            good &= jnp.isfinite(magnitude(new))
             used = jnp.where(good, new, old)
             turn = product(used.mT, old)
             as_rows = self.side_of(gradient).as_rows
@@ -238,7 +242,8 @@ class SubspaceRule:
         rank = self.orders(g)[2]
 
         def drawn(g: jax.Array, subspace: Subspace) -> jax.Array:
-            check = self.check(finite_or_zero(g), subspace, subspace.refreshes - 1)
+            g = finite_or_zero(g)
+            check = self.check(g, magnitude(g), subspace, subspace.refreshes - 1)
             return self.basis.find(check, rank)
 
         for _ in g.shape[:-2]:
