@@ -155,6 +155,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         "whole": made.whole,
         "trace": round(made.trace_seconds, 2),
         "compile": round(made.compile_seconds, 2),
+        "clock": round(made.clock_seconds, 2),
     }
 
 
@@ -200,6 +201,7 @@ COLUMNS = {
     "compile_whole": ("compiling, s", ".1f"),
     "temporaries_whole": ("temporaries over gradients", ".2f"),
     "over_peer": ("tracing and compiling all, over `optax.contrib.muon`", ".2f"),
+    "over_peer_clock": ("by the clock", ".2f"),
     "note": ("", ""),
 }
 
@@ -241,9 +243,10 @@ def tables(lines: dict[Cell, dict[str, Any]]) -> list[_record.Table]:
         if not names:
             continue
         rows = [row_of(name, own.get((name, "step")), own.get((name, "whole"))) for name in names]
-        if peer := seconds_of(own, "optax.contrib.muon"):
-            for row in rows:
-                row["over_peer"] = (seconds_of(own, row["method"]) or math.nan) / peer
+        for column, keys in (("over_peer", ("trace", "compile")), ("over_peer_clock", ("clock",))):
+            if peer := seconds_of(own, "optax.contrib.muon", keys):
+                for row in rows:
+                    row[column] = (seconds_of(own, row["method"], keys) or math.nan) / peer
         shapes, dtype = MODELS[model]
         leaves = next((line["leaves"] for line in own.values() if "leaves" in line), 0)
         note = f"{leaves} leaves, {jnp.dtype(dtype).name}: {shapes}. {versions_of(own)}."
@@ -252,12 +255,14 @@ def tables(lines: dict[Cell, dict[str, Any]]) -> list[_record.Table]:
     return found
 
 
-def seconds_of(lines: dict[tuple[str, str], dict[str, Any]], method: str) -> float | None:
-    """Of tracing and compiling an update with its refreshes; None where that is not recorded."""
+def seconds_of(
+    lines: dict[tuple[str, str], dict[str, Any]], method: str, keys: tuple[str, ...]
+) -> float | None:
+    """The sum of what an update with its refreshes took; None where that is not recorded."""
     line = lines.get((method, "whole"))
     if line is None and not METHODS[method].refreshes:
         line = lines.get((method, "step"))
-    return line["trace"] + line["compile"] if line and "trace" in line else None
+    return sum(line[key] for key in keys) if line and all(key in line for key in keys) else None
 
 
 def versions_of(lines: dict[Any, dict[str, Any]]) -> str:
@@ -343,7 +348,8 @@ def main() -> None:
     about = (
         "The update of an optimizer compiled for a TPU v5e and for an H200 by XLA's own compilers. "
         "No program ran: these are counts, not times, but for seconds of tracing and compiling, "
-        "which are those of all threads. *Kernels*: what a step launches that refreshes nothing. "
+        "which are those of all threads, except *by the clock*, on two cores. *Kernels*: what a "
+        "step launches that refreshes nothing. "
         "*Beyond products*: kernels that multiply no matrices. *More, in refreshes*: kernels in "
         "loops and branches that such a step does not take, each once. *Bytes*: read and written "
         "by all kernels of the step, over gradients and state in, updates and state out; a method "

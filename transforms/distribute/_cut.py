@@ -3,7 +3,7 @@
 A matrix is cut along its longer side, and so are arrays of its state; XLA's partitioner divides the
 products (`linalg/_spread.py`). That is the same arithmetic up to the order of sums, for any
 transformation, but it pays only for those that consist of products: a decomposition, or a product
-in tiles, would be done in full by each device.
+in tiles, is done in full by each device. In refreshes that may be, of what is small.
 
 *Cost* of Newton-Schulz iterations of `m × n`, `m ≤ n`, on D devices: `1 / D` of the FLOPs each, and
 at most `3 m²` numbers received per iteration: sums of the Gram matrix, its square and the factor.
@@ -11,11 +11,12 @@ at most `3 m²` numbers received per iteration: sums of the Gram matrix, its squ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, jaxprs_in_params
+from jax.extend.core import Jaxpr, Var, jaxprs_in_params
 from jax.sharding import PartitionSpec as P
 
 from .._keys import members_of
@@ -26,10 +27,13 @@ SMALLEST = 1024
 """Matrices of smaller orders are not divided: an exchange takes longer to begin than their work."""
 
 UNDIVIDED = {
-    *("cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "platform_index", "qr"),
+    *("cholesky", "eig", "eigh", "geqrf", "householder_product", "lu", "qr"),
     *("schur", "svd", "triangular_solve", "tridiagonal", "tridiagonal_solve"),
 }
-"""Operations that each device would do in full. What has a form of its own for TPUs is one."""
+"""Operations that each device would do in full. What has a form of its own for TPUs is one too."""
+
+SMALL = 1 / 8
+"""In refreshes they may have so many of a matrix's entries: QR of a thin basis."""
 
 
 def divisible(inner: Any, stacks: Mapping[str, Any], devices: int) -> list[str]:
@@ -52,7 +56,7 @@ def spec_of(shape: tuple[int, ...], axes: tuple[str, ...], devices: int) -> P:
 
 
 def _by_products(inner: Any, stack: Mapping[str, Any]) -> bool:
-    """Whether `inner` has no operation that each device would do in full."""
+    """Whether each device would do nothing in full, or only little, and that in refreshes."""
     like = {k: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for k, x in stack.items()}
 
     def step(gradients: Any, params: Any) -> Any:
@@ -63,11 +67,23 @@ def _by_products(inner: Any, stack: Mapping[str, Any]) -> bool:
             traced = jax.make_jaxpr(step)(like, like)
         except TypeError:  # it needs arguments that only a step has
             return False
-    return not any(name in UNDIVIDED for name in _operations(traced.jaxpr))
+    return _largest_in_full(traced.jaxpr) <= SMALL * max(x.size for x in like.values())
 
 
-def _operations(jaxpr: Jaxpr) -> Iterator[str]:
+def _largest_in_full(jaxpr: Jaxpr, refreshing: bool = False) -> float:
+    """The most entries that an operation takes or gives of those that each device does in full.
+
+    Infinitely many if it belongs to every step. Refreshes are loops with any number of rounds.
+    """
+    by_platform, largest = set(), 0.0
     for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        for part in jaxprs_in_params(equation.params):
-            yield from _operations(part)
+        name, ends = equation.primitive.name, (*equation.invars, *equation.outvars)
+        if name == "platform_index":
+            by_platform.update(equation.outvars)
+        elif name in UNDIVIDED or by_platform.intersection(x for x in ends if isinstance(x, Var)):
+            own = max(math.prod(getattr(x.aval, "shape", ())) for x in ends) if refreshing else math.inf
+            largest = max(largest, own)
+        else:
+            for part in jaxprs_in_params(equation.params):
+                largest = max(largest, _largest_in_full(part, refreshing or name == "while"))
+    return largest
