@@ -199,6 +199,7 @@ COLUMNS = {
     "compile": ("compiling, s", ".1f"),
     "trace_whole": ("with refreshes: tracing, s", ".1f"),
     "compile_whole": ("compiling, s", ".1f"),
+    "over_least_whole": ("bytes over the least", ".2f"),
     "temporaries_whole": ("temporaries over gradients", ".2f"),
     "over_peer": ("tracing and compiling all, over `optax.contrib.muon`", ".2f"),
     "over_peer_clock": ("by the clock", ".2f"),
@@ -227,6 +228,7 @@ def row_of(
         row["over_least"] = plain["bytes"] / plain["least"]
     if whole and "error" not in whole:
         row["refreshes"] = whole["all"] - whole["kernels"]
+        row["over_least_whole"] = whole["bytes"] / whole["least"]
     return row | {"note": "; ".join(notes)}
 
 

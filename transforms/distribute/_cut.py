@@ -81,7 +81,11 @@ def _largest_in_full(jaxpr: Jaxpr, refreshing: bool = False) -> float:
         if name == "platform_index":
             by_platform.update(equation.outvars)
         elif name in UNDIVIDED or by_platform.intersection(x for x in ends if isinstance(x, Var)):
-            own = max(math.prod(getattr(x.aval, "shape", ())) for x in ends) if refreshing else math.inf
+            own = (
+                max(math.prod(getattr(x.aval, "shape", ())) for x in ends)
+                if refreshing
+                else math.inf
+            )
             largest = max(largest, own)
         else:
             for part in jaxprs_in_params(equation.params):

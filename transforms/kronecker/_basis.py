@@ -231,7 +231,10 @@ class BasisRule(StatisticRule):
         entries = jax.tree.map(packed, like, bases, moments)
         costs = jax.tree.map(lambda x: float(side.order(x)) ** 3, like)
         refresh_one = functools.partial(self.refresh_one, side=side)
-        entries = refresh_due(refresh_one, like, entries, costs, self.policy.schedule, count)
+        chosen = self.policy.examines is not None or self.method != "eigh"
+        numbers = jax.tree.map(lambda x: None if chosen else max(x.shape[-2:]) ** 2, like)
+        schedule = self.policy.schedule
+        entries = refresh_due(refresh_one, like, entries, costs, schedule, count, numbers=numbers)
         return map_unzip(2, unpacked, like, entries, moments)
 
 

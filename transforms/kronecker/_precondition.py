@@ -34,6 +34,7 @@ less. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step is 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -256,7 +257,13 @@ def _refreshed(rule: FactorRule, like: Any, factors: tuple[Any, Any], count: jax
     def select(factor: Factor, due: jax.Array) -> jax.Array:
         return due | untried(factor).reshape(-1)
 
-    costs = tuple(jax.tree.map(lambda x, s=s: float(s.order(x)) ** 3, like) for s in Side)
+    def for_sides(of_order: Callable[[int], Any]) -> tuple[Any, ...]:
+        return tuple(jax.tree.map(lambda x, s=s: of_order(s.order(x)), like) for s in Side)
+
+    costs = for_sides(lambda order: float(order) ** 3)
+    # A policy that examines factors computes few of them: at once they would all be computed.
+    numbers = for_sides(lambda order: order**2) if rule.policy.examines is None else None
+    schedule = rule.policy.schedule
     return refresh_due(
-        rule.refresh_one, (like, like), factors, costs, rule.policy.schedule, count, select
+        rule.refresh_one, (like, like), factors, costs, schedule, count, select, numbers
     )

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from ._spread import is_shared
 
@@ -34,6 +35,19 @@ def by_platform(tpu: Callable[..., Any], others: Callable[..., Any], *args: Any)
 def on_gpus(gpus: Callable[..., Any], others: Callable[..., Any], *args: Any) -> Any:
     """`gpus(*args)` in a program for a GPU, `others(*args)` in any other program."""
     return jax.lax.platform_dependent(*args, cuda=gpus, rocm=gpus, default=others)
+
+
+def by_rows(x: jax.Array) -> jax.Array:
+    """`x`, laid out by rows in a program for a GPU.
+
+    XLA for GPUs chooses layouts by what decompositions take, which is columns. It does so through
+    loops: without this a step transposes all that a loop over matrices may decompose, to and fro,
+    even if the loop has no rounds. (Devices that share matrices decompose little.)
+    """
+    if x.ndim < 2 or is_shared():
+        return x
+    rows = Layout(tuple(range(x.ndim)))
+    return on_gpus(lambda x: with_layout_constraint(x, rows), lambda x: x, x)
 
 
 def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.Array:

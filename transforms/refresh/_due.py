@@ -5,6 +5,10 @@ does not change. Here each batch has one loop with one round per due matrix, so 
 most steps. A round takes one matrix out of the batch, works on it, and writes it back in place.
 Temporaries are those of one matrix, whatever the size of the batch.
 
+*On GPUs* a round takes several matrices if all of them are due and the work on them has no choices
+that would save some of it: a batched `eigh` (cuSOLVER's `syevBatched`) is faster than as many
+single ones, and the kernels beside it are launched once. What is left goes one by one.
+
 With `stagger` the matrices of all batches are distributed over the steps of the period, the most
 expensive first, each to the step with the least work so far.
 """
@@ -21,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._recording import record
-from ..linalg._platforms import on_gpus
+from ..linalg._platforms import by_rows, on_gpus
+from ..linalg._spread import is_shared
 from ._policy import Every
 
 TOGETHER = 2**25
@@ -42,6 +47,7 @@ def refresh_due(
     schedule: Every,
     count: jax.Array,
     select: Callable[[Any, jax.Array], jax.Array] | None = None,
+    numbers: Any = None,
 ) -> Any:
     """Applies `refresh_one` to the entry of each matrix that is due.
 
@@ -56,10 +62,16 @@ def refresh_due(
       count: the step, from 1.
       select: given a batch's entry and the mask of its matrices that the schedule makes due, bool
         (size,), returns the mask of the matrices to refresh. Without it, these are the same.
+      numbers: per leaf of `like` how many numbers the largest array has that `refresh_one` makes,
+        for GPUs to refresh several matrices at once; `None` if they go one by one there too.
     """
+    # Traced once for all batches of the same shapes; not again in another call, which may trace for
+    # other devices (`linalg/_spread.py`): so a function of its own.
+    visit = jax.jit(lambda entry: refresh_one(entry))
     leaves, treedef = jax.tree.flatten(like)
     results = treedef.flatten_up_to(entries)
     prices = treedef.flatten_up_to(costs)
+    largest = [None] * len(leaves) if numbers is None else treedef.flatten_up_to(numbers)
     places = [i for i, entry in enumerate(results) if entry is not None]
     shapes = [leaves[i].shape[:-2] for i in places]
     sizes = [math.prod(shape) for shape in shapes]
@@ -71,7 +83,7 @@ def refresh_due(
         due = _scheduled(schedule, count, own)
         if select is not None:
             due = select(results[i], jnp.broadcast_to(due, size))
-        results[i] = _visit_due(refresh_one, results[i], shape, due)
+        results[i] = _visit_due(visit, results[i], shape, due, largest[i])
     return treedef.unflatten(results)
 
 
@@ -105,9 +117,14 @@ def visit_all(
             first = lambda j, _: j * entries  # noqa: E731
             return _loop(visit, batch, len(batch_shape), first, rounds, entries)
 
-    together = 1 if numbers is None else _divisor(size, TOGETHER // numbers)
+    together = _at_once(size, numbers)
     several, one = (functools.partial(in_rounds, number) for number in (together, 1))
     return on_gpus(several, one, batch) if together > 1 else one(batch)
+
+
+def _at_once(size: int, numbers: int | None) -> int:
+    """How many entries of a batch GPUs visit at once if one makes arrays of so many numbers."""
+    return 1 if numbers is None else _divisor(size, TOGETHER // numbers)
 
 
 def _divisor(size: int, most: int) -> int:
@@ -144,16 +161,34 @@ def _scheduled(schedule: Every, count: jax.Array, phases: np.ndarray | None) -> 
     return due | (count == 1) if schedule.first else due
 
 
-def _visit_due(visit: Any, batch: Any, batch_shape: tuple[int, ...], due: jax.Array) -> Any:
+def _visit_due(
+    visit: Any, batch: Any, batch_shape: tuple[int, ...], due: jax.Array, numbers: int | None
+) -> Any:
     """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,)."""
     size = math.prod(batch_shape)
-    if due.ndim == 0:
-        return _loop(visit, batch, len(batch_shape), lambda j, _: j, jnp.where(due, size, 0))
+    together = 1 if is_shared() else _at_once(size, numbers)
 
-    def following(_: jax.Array, last: jax.Array) -> jax.Array:
-        return jnp.argmax(due & (jnp.arange(size) > last))
+    def visited(batch: Any, due: jax.Array, together: int = 1) -> Any:
+        """Those of the groups of so many entries that are due."""
+        each = visit if together == 1 else jax.vmap(visit)
+        groups = size // together
+        if due.ndim == 0:
+            first, rounds = lambda j, _: j * together, jnp.where(due, groups, 0)
+        else:
+            starts = jnp.arange(0, size, together)
+            first = lambda _, last: jnp.argmax(due & (starts > last)) * together  # noqa: E731
+            rounds = jnp.sum(due)
+        return _loop(each, batch, len(batch_shape), first, rounds, together)
 
-    return _loop(visit, batch, len(batch_shape), following, jnp.sum(due))
+    def several(batch: Any) -> Any:
+        if due.ndim == 0:
+            return visited(batch, due, together)
+        whole = due.reshape(-1, together).all(axis=1)
+        batch = visited(batch, whole, together)
+        return visited(batch, due & ~jnp.repeat(whole, together))
+
+    one = functools.partial(visited, due=due)
+    return on_gpus(several, one, batch) if together > 1 else one(batch)
 
 
 def _loop(
@@ -179,10 +214,11 @@ def _loop(
         i = next_of(j, last).astype(jnp.int32)
         one = [take(x, i) for x in flat]
         one = _anew(one, j)  # in a batch of one, the entry is loop-invariant
+        one = [by_rows(x) for x in one]
         new = jax.tree.leaves(visit(treedef.unflatten(one)))
         # An array that `visit` returns unchanged is not written.
         return i, [
-            x if y is old else put(x, y.astype(x.dtype), i, 0)
+            x if y is old else put(x, by_rows(y.astype(x.dtype)), i, 0)
             for x, y, old in zip(flat, new, one, strict=True)
         ]
 

@@ -1,0 +1,124 @@
+"""Refreshes in programs for GPUs: several matrices at once, and states laid out by rows."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import assert_close
+
+import curvax
+from curvax.transforms.linalg import _platforms
+from curvax.transforms.refresh import _due
+
+NUMBER, SHAPE = 6, (8, 12)
+ADAM = optax.scale_by_adam()
+TRANSFORMATIONS = {
+    "precondition": curvax.precondition(refresh=curvax.every(2)),
+    "precondition, 4 bits": curvax.precondition(
+        refresh=curvax.every(2), storage=curvax.quantized(block=4, min_elements=1)
+    ),
+    "in_eigenbasis": curvax.in_eigenbasis(ADAM, refresh=curvax.every(2)),
+    "in_subspace": curvax.in_subspace(
+        ADAM, 3, basis=curvax.subspaces.randomized(2), refresh=curvax.every(2)
+    ),
+}
+CHOOSING = {
+    "FOAM": curvax.precondition(refresh=curvax.policies.foam(4, 0.4, 1.0)),
+    "QR": curvax.in_eigenbasis(ADAM, refresh=curvax.every(2), method="qr"),
+    "iterated": curvax.in_subspace(
+        ADAM, 3, basis=curvax.subspaces.iterated(), refresh=curvax.every(2)
+    ),
+}
+
+
+def program(transformation: Any, platform: str) -> str:
+    """The StableHLO of a step."""
+    stack = {"kernel": jax.ShapeDtypeStruct((NUMBER, *SHAPE), jnp.float32)}
+    state = jax.eval_shape(transformation.init, stack)
+    update = lambda g, s: transformation.update(g, s)  # noqa: E731  # traced anew
+    traced = jax.jit(update).trace(stack, state)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+def decomposed(text: str) -> set[int]:
+    """How many matrices the eigendecompositions of a program for a GPU take at once."""
+    calls = re.findall(r"custom_call @\w*syevd\w*.*: \(tensor<([\dx]+)xf32>\)", text)
+    return {int(call.split("x")[0]) if call.count("x") == 2 else 1 for call in calls}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = max(SHAPE) ** 2
+    for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
+        monkeypatch.setattr(_due, "TOGETHER", numbers)
+        assert max(decomposed(program(TRANSFORMATIONS[name], "cuda"))) in allowed
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_what_may_be_saved_is_computed_one_by_one(name: str) -> None:
+    assert decomposed(program(CHOOSING[name], "cuda")) == {1}
+
+
+@pytest.mark.parametrize("most", [6, 2])
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_matrices_refreshed_at_once_are_those_one_by_one(
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has no gradient at the first refresh, and is tried again alone; one is not finite."""
+    transformation = TRANSFORMATIONS[name]
+    drawn = np.random.default_rng(0).standard_normal((5, NUMBER, *SHAPE)).astype(np.float32)
+    drawn[0, 1] = 0
+    drawn[3, 4, 0, 0] = np.nan
+    gradients = [{"kernel": jnp.asarray(g)} for g in drawn]
+
+    def run() -> tuple[list[Any], Any]:
+        update = jax.jit(lambda g, s: transformation.update(g, s))
+        state, found = transformation.init(gradients[0]), []
+        for g in gradients:
+            directions, state = update(g, state)
+            found.append(directions["kernel"])
+        return found, state
+
+    alone, state_alone = run()
+    sizes: list[int] = []
+    vmap = jax.vmap
+
+    def counted(f: Any, *args: Any, **how: Any) -> Any:
+        sizes.append(1)
+        return vmap(f, *args, **how)
+
+    monkeypatch.setattr(_due, "TOGETHER", most * max(SHAPE) ** 2)
+    monkeypatch.setattr(_due, "on_gpus", lambda gpus, _, *args: gpus(*args))
+    monkeypatch.setattr(_due.jax, "vmap", counted)
+    together, state_together = run()
+    assert sizes
+    sound = np.arange(NUMBER) != 4
+    assert_close([x[sound] for x in together], [x[sound] for x in alone], 512)
+    counts = [
+        [x for x in jax.tree.leaves(state) if x.dtype == jnp.int32]
+        for state in (state_alone, state_together)
+    ]
+    for ours, theirs in zip(*counts, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", [*TRANSFORMATIONS, *CHOOSING])
+def test_loops_of_gpus_keep_states_by_rows(name: str) -> None:
+    """XLA would transpose all that a loop may decompose, at every step."""
+    transformation = (TRANSFORMATIONS | CHOOSING)[name]
+    assert "LayoutConstraint" in program(transformation, "cuda")
+    for platform in ("cpu", "tpu"):
+        assert "LayoutConstraint" not in program(transformation, platform)
+
+
+def test_a_layout_changes_no_numbers() -> None:
+    x = jnp.arange(6.0).reshape(2, 3)
+    assert np.array_equal(_platforms.by_rows(x), x)
+    text = jax.jit(jax.vmap(_platforms.by_rows)).trace(x).lower(lowering_platforms=("cuda",))
+    assert "LayoutConstraint" not in text.as_text()  # of vectors
