@@ -15,6 +15,7 @@ from helpers import assert_close
 import curvax
 from curvax.transforms.linalg import _platforms
 from curvax.transforms.refresh import _due
+from curvax.transforms.storage import _quantized
 
 NUMBER, SHAPE = 6, (8, 12)
 ADAM = optax.scale_by_adam()
@@ -58,6 +59,11 @@ def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.Monke
     for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
         monkeypatch.setattr(_due, "TOGETHER", numbers)
         assert max(decomposed(program(TRANSFORMATIONS[name], "cuda"))) in allowed
+
+
+def test_large_factors_in_few_bits_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_quantized, "ONE_BY_ONE_FROM", 8)
+    assert decomposed(program(TRANSFORMATIONS["precondition, 4 bits"], "cuda")) == {1}
 
 
 @pytest.mark.parametrize("name", CHOOSING)

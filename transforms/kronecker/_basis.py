@@ -231,8 +231,12 @@ class BasisRule(StatisticRule):
         entries = jax.tree.map(packed, like, bases, moments)
         costs = jax.tree.map(lambda x: float(side.order(x)) ** 3, like)
         refresh_one = functools.partial(self.refresh_one, side=side)
-        chosen = self.policy.examines is not None or self.method != "eigh"
-        numbers = jax.tree.map(lambda x: None if chosen else max(x.shape[-2:]) ** 2, like)
+        alone = self.policy.examines is not None or self.method != "eigh"
+
+        def numbers_of(x: jax.Array) -> int | None:
+            return None if alone or self.one_by_one(side.order(x)) else max(x.shape[-2:]) ** 2
+
+        numbers = jax.tree.map(numbers_of, like)
         schedule = self.policy.schedule
         entries = refresh_due(refresh_one, like, entries, costs, schedule, count, numbers=numbers)
         return map_unzip(2, unpacked, like, entries, moments)

@@ -18,7 +18,7 @@ state, starts anew at a refresh. Also rejected is the root of an all-zero statis
 first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the next
 gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
-with a policy that keeps eigenpairs. Due factors are refreshed one after the other.
+with a policy that keeps eigenpairs. Due factors are refreshed as `refresh/_due.py` says.
 
 *Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives
 $\|L^{-1/2} G\|_2$ and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that
@@ -262,7 +262,8 @@ def _refreshed(rule: FactorRule, like: Any, factors: tuple[Any, Any], count: jax
 
     costs = for_sides(lambda order: float(order) ** 3)
     # A policy that examines factors computes few of them: at once they would all be computed.
-    numbers = for_sides(lambda order: order**2) if rule.policy.examines is None else None
+    alone = rule.policy.examines is not None
+    numbers = for_sides(lambda order: None if alone or rule.one_by_one(order) else order**2)
     schedule = rule.policy.schedule
     return refresh_due(
         rule.refresh_one, (like, like), factors, costs, schedule, count, select, numbers
