@@ -123,6 +123,19 @@ def test_loops_of_gpus_keep_states_by_rows(name: str) -> None:
         assert "LayoutConstraint" not in program(transformation, platform)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_gradients_are_read_and_not_written(platform: str) -> None:
+    """What a refresh returns as it was is not put back: XLA would copy it at every step."""
+    transformation = curvax.in_subspace(
+        ADAM, 3, basis=curvax.subspaces.svd(), refresh=curvax.every(2)
+    )
+    written = re.findall(
+        r"dynamic_update_slice .*-> tensor<([\dx]+)xf32>", program(transformation, platform)
+    )
+    assert f"{NUMBER}x8x3" in written  # the basis
+    assert f"{NUMBER}x8x12" not in written
+
+
 def test_a_layout_changes_no_numbers() -> None:
     x = jnp.arange(6.0).reshape(2, 3)
     assert np.array_equal(_platforms.by_rows(x), x)

@@ -66,9 +66,7 @@ def refresh_due(
       numbers: per leaf of `like` how many numbers the largest array has that `refresh_one` makes,
         for GPUs to refresh several matrices at once; `None` if they go one by one there too.
     """
-    # Traced once for all batches of the same shapes; not again in another call, which may trace for
-    # other devices (`linalg/_spread.py`): so a function of its own.
-    visit = jax.jit(lambda entry: refresh_one(entry))
+    visit = _traced_once(refresh_one)
     leaves, treedef = jax.tree.flatten(like)
     results = treedef.flatten_up_to(entries)
     prices = treedef.flatten_up_to(costs)
@@ -190,6 +188,34 @@ def _visit_due(
 
     one = functools.partial(visited, due=due)
     return on_gpus(several, one, batch) if together > 1 else one(batch)
+
+
+def _traced_once(visit: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`visit`, traced once for all entries of the same shapes.
+
+    What it returns as it was stays the same array, for `_loop`. In another call of `refresh_due`
+    everything is traced anew: it may be for other devices (`linalg/_spread.py`).
+    """
+    unchanged: dict[Any, list[bool]] = {}
+
+    def shapes(entry: Any) -> Any:
+        leaves, treedef = jax.tree.flatten(entry)
+        return treedef, tuple((x.shape, x.dtype) for x in leaves)
+
+    @jax.jit
+    def changed(entry: Any) -> list[jax.Array]:
+        new, old = jax.tree.leaves(visit(entry)), jax.tree.leaves(entry)
+        same = unchanged[shapes(entry)] = [x is y for x, y in zip(new, old, strict=True)]
+        return [x for x, kept in zip(new, same, strict=True) if not kept]
+
+    def shared(entry: Any) -> Any:
+        found = iter(changed(entry))
+        leaves, treedef = jax.tree.flatten(entry)
+        same = unchanged[shapes(entry)]
+        new = [x if kept else next(found) for x, kept in zip(leaves, same, strict=True)]
+        return treedef.unflatten(new)
+
+    return shared
 
 
 def _loop(
