@@ -115,7 +115,7 @@ def method_of(cell: Cell) -> Method:
 
 def without_refreshes() -> Any:
     """What is traced inside refreshes nothing."""
-    return mock.patch.object(_due, "_visit_due", lambda visit, batch, *rest: batch)
+    return mock.patch.object(_due, "visit_due", lambda visit, batch, *rest: batch)
 
 
 def bytes_of(tree: Any) -> int:

@@ -9,7 +9,7 @@
   (`_eigenbasis`, `_basis`), the statistics of both (`_statistic`, `_whitened`).
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`), ranks (`_rank`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
-- `refresh`: when to refresh: policies, and the loop over the matrices that are due (`_due`).
+- `refresh`: when to refresh: policies, which matrices are due (`_due`), their loops (`_visits`).
 - `storage`: how many bits factors, roots and bases take, one form a file; the codec (`_codec`).
 - `weights`: parameters in bfloat16: random bits, or bits that the state keeps; in int8 (`_int8`).
 - `linalg`: functions of arrays: eigendecompositions, inverse roots, polar factors, products.

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from ._counts import Counts
 from ._trees import where_entries
-from .refresh._due import at_most_once
+from .refresh._visits import at_most_once
 
 
 def restarted(init: Callable[[Any], Any], damaged: Any, state: Any, like: Any) -> Any:

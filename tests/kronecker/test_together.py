@@ -10,7 +10,7 @@ import pytest
 from helpers import assert_close
 
 import curvax
-from curvax.transforms.refresh import _due
+from curvax.transforms.refresh import _visits
 from curvax.transforms.storage import _quantized
 
 NUMBER, SHAPE = 6, (8, 12)
@@ -66,8 +66,8 @@ def test_matrices_of_one_round_do_not_influence_each_other(
         return found, state
 
     alone, states_alone = run()
-    monkeypatch.setattr(_due, "TOGETHER", 3 * max(SHAPE) ** 2)
-    monkeypatch.setattr(_due, "on_gpus", lambda gpus, _, *args: gpus(*args))
+    monkeypatch.setattr(_visits, "TOGETHER", 3 * max(SHAPE) ** 2)
+    monkeypatch.setattr(_visits, "on_gpus", lambda gpus, _, *args: gpus(*args))
     together, states_together = run()
     assert_close(together, alone, 256)
     shapes = [jax.tree.map(jnp.shape, states) for states in (states_alone, states_together)]
@@ -78,11 +78,11 @@ def test_matrices_of_one_round_do_not_influence_each_other(
 def test_gpus_alone_take_several(
     platform: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_due, "TOGETHER", 4 * math.prod(SHAPE))
+    monkeypatch.setattr(_visits, "TOGETHER", 4 * math.prod(SHAPE))
     stack = jax.ShapeDtypeStruct((NUMBER, *SHAPE), jnp.float32)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     step = jax.jit(
-        lambda x, count: _due.visit_all(jnp.sin, x, (NUMBER,), count, numbers=math.prod(SHAPE))
+        lambda x, count: _visits.visit_all(jnp.sin, x, (NUMBER,), count, numbers=math.prod(SHAPE))
     )
     text = step.trace(stack, count).lower(lowering_platforms=(platform,)).as_text(debug_info=True)
     assert [n for n in (2, 6) if f"rounds_{n}/" in text] == [rounds]
@@ -92,4 +92,4 @@ def test_gpus_alone_take_several(
     ("size", "most", "found"), [(48, 56, 48), (48, 14, 12), (12, 3, 3), (13, 6, 1), (5, 0, 1)]
 )
 def test_rounds_are_even(size: int, most: int, found: int) -> None:
-    assert _due._divisor(size, most) == found
+    assert _visits._divisor(size, most) == found

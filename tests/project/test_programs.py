@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from curvax.transforms.refresh._due import visit_all
+from curvax.transforms.refresh._visits import visit_all
 
 ROOT = Path(__file__).parents[2]
 

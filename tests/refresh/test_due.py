@@ -23,7 +23,7 @@ from shared.policies import (
 )
 
 import curvax
-from curvax.transforms.refresh import _due
+from curvax.transforms.refresh import _due, _visits
 
 # Staggering
 
@@ -149,11 +149,11 @@ def _refreshed(x, _, count):
 
 
 def _both_visited(x, y, count):
-    return [_due.visit_all(_decomposed, (z, z), (1,), count) for z in (x, y)]
+    return [_visits.visit_all(_decomposed, (z, z), (1,), count) for z in (x, y)]
 
 
 def _done_at_most_once(x, y, count):
-    return _due.at_most_once(lambda x, y: y + jnp.linalg.eigh(x)[1], count % 3 == 0, x, y)
+    return _visits.at_most_once(lambda x, y: y + jnp.linalg.eigh(x)[1], count % 3 == 0, x, y)
 
 
 def _decomposed(entry):

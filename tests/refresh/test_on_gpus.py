@@ -14,7 +14,7 @@ from helpers import assert_close
 
 import curvax
 from curvax.transforms.linalg import _platforms
-from curvax.transforms.refresh import _due
+from curvax.transforms.refresh import _visits
 from curvax.transforms.storage import _quantized
 
 NUMBER, SHAPE = 6, (8, 12)
@@ -54,10 +54,10 @@ def decomposed(text: str) -> set[int]:
 
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
-def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_decompose_what_is_visits_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(SHAPE) ** 2
     for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
-        monkeypatch.setattr(_due, "TOGETHER", numbers)
+        monkeypatch.setattr(_visits, "TOGETHER", numbers)
         assert max(decomposed(program(TRANSFORMATIONS[name], "cuda"))) in allowed
 
 
@@ -99,9 +99,9 @@ def test_matrices_refreshed_at_once_are_those_one_by_one(
         sizes.append(1)
         return vmap(f, *args, **how)
 
-    monkeypatch.setattr(_due, "TOGETHER", most * max(SHAPE) ** 2)
-    monkeypatch.setattr(_due, "on_gpus", lambda gpus, _, *args: gpus(*args))
-    monkeypatch.setattr(_due.jax, "vmap", counted)
+    monkeypatch.setattr(_visits, "TOGETHER", most * max(SHAPE) ** 2)
+    monkeypatch.setattr(_visits, "on_gpus", lambda gpus, _, *args: gpus(*args))
+    monkeypatch.setattr(_visits.jax, "vmap", counted)
     together, state_together = run()
     assert sizes
     sound = np.arange(NUMBER) != 4

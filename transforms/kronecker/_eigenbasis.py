@@ -53,8 +53,8 @@ from .._validate import (
 from ..directions._carry import find_moments, put_moments, take_moments
 from ..directions._graft import shortened
 from ..directions._parts import Part, parts_of
-from ..refresh._due import visit_all
 from ..refresh._policy import RefreshPolicy, check_refresh
+from ..refresh._visits import visit_all
 from ..storage._storage import Storage, as_storage
 from ._basis import Basis, BasisRule
 from ._statistic import SIDES, numbers_of, orders_of

@@ -18,7 +18,7 @@ state, starts anew at a refresh. Also rejected is the root of an all-zero statis
 first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the next
 gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
-with a policy that keeps eigenpairs. Due factors are refreshed as `refresh/_due.py` says.
+with a policy that keeps eigenpairs. Due factors are refreshed as `refresh/_visits.py` says.
 
 *Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives
 $\|L^{-1/2} G\|_2$ and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that
@@ -56,8 +56,9 @@ from .._validate import (
 )
 from ..directions._graft import shortened
 from ..linalg._inverse_root import check_root_arguments
-from ..refresh._due import at_most_once, refresh_due, untried
+from ..refresh._due import refresh_due, untried
 from ..refresh._policy import RefreshPolicy, check_refresh
+from ..refresh._visits import at_most_once
 from ..storage._storage import Storage, as_storage
 from ._factor import Factor, FactorRule
 from ._statistic import SIDES

@@ -15,7 +15,7 @@ from .._trees import where_entries
 from ..linalg._numerics import HIGHEST
 from ..linalg._platforms import by_platform, may_take_turns
 from ..linalg._products import gram_of
-from ..refresh._due import visit_all
+from ..refresh._visits import visit_all
 from ..storage._storage import Storage
 from ..storage._triangle import diagonal_of
 

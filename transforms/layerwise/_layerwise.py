@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import optax
 
 from .._paths import named_leaves
-from ..refresh._due import at_most_once
+from ..refresh._visits import at_most_once
 from ..state._traced import check_optimizer
 from ..weights._int8 import from_int8
 from ._layer_states import layer_states

@@ -12,7 +12,7 @@ A storage is a value with
   basis: it is read once for all of them, and need not be decoded to a matrix;
 * `one_by_one(order)`: whether to decode one matrix at a time. The preconditioner then loops over
   the matrices of a batch, so that only one decoded factor is in memory (on a GPU, several of
-  bounded size: `refresh/_due.py`);
+  bounded size: `refresh/_visits.py`);
 * `describe(order)`: how matrices of this order are stored, in a few words for `summarize`.
 
 Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.

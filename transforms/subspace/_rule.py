@@ -30,8 +30,9 @@ from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._numerics import magnitude, power_of_two
 from ..linalg._products import gram_of
 from ..linalg._tiles import product
-from ..refresh._due import at_most_once, refresh_due, untried
+from ..refresh._due import refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
+from ..refresh._visits import at_most_once
 from ._bases import BasisFinder, SubspaceCheck
 from ._compensation import Compensation, Parts
 from ._rank import record_rank
