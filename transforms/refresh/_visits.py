@@ -5,10 +5,10 @@ does not change. Here each batch has one loop with one round per matrix to visit
 at most steps. A round takes one matrix out of the batch, works on it, and writes it back in place.
 Temporaries are those of one matrix, whatever the size of the batch.
 
-*On GPUs* a round takes several matrices if all of them are due, their state is not in few bits, and
-the work on them has no choices that would save some of it: a batched `eigh` (cuSOLVER's
-`syevBatched`) is faster than as many single ones, and the kernels beside it are launched once. What
-is left goes one by one.
+*On GPUs* a round takes several factors if all of them are due, they are not in few bits, and the
+work on them has no choices that would save some of it: a batched `eigh` (cuSOLVER's `syevBatched`)
+is faster than as many single ones, and the kernels beside it are launched once. What is left goes
+one by one.
 """
 
 from __future__ import annotations

@@ -5,9 +5,7 @@ A basis finder is a value with
 * `find(check, rank)`: returns `U (m, r)` for one matrix whose rows are projected;
 * `orthonormal`: whether the columns of `U` are orthonormal up to rounding;
 * `kept`: whether `U` is stored in the state. If it is not, each step draws `U` again from the key
-  of the last refresh; `find` may then use only the `key` and the shapes of the `check`;
-* `batched`, if it has that attribute: whether GPUs run `find` on several matrices at once (`vmap`),
-  which pays if it has no `lax.cond`.
+  of the last refresh; `find` may then use only the `key` and the shapes of the `check`.
 
 With tracking, $Q = b_3\, U \tilde Q U^\top + (1-b_3)\, G G^\top$ replaces $GG^\top$. Neither matrix
 is ever formed: finders multiply by it (`check.times`) or decompose a factor `X` with
@@ -143,8 +141,6 @@ class Randomized(_Directions):
 
     oversampling: int
     iterations: int
-
-    batched = True
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the range of `Q^iterations Ω` and the leading directions within it."""

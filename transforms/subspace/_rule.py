@@ -216,11 +216,8 @@ class SubspaceRule:
         together = lambda g, subspace, moments: (subspace, g, moments)  # noqa: E731
         entries = jax.tree.map(together, gradients, state.subspaces, moments)
         costs = jax.tree.map(lambda g: float(math.prod(self.orders(g))), gradients)
-        # Other finders choose between programs, of which several matrices at once would need both.
-        batched = getattr(self.basis, "batched", False)
-        numbers = jax.tree.map(lambda g: math.prod(g.shape[-2:]) if batched else None, gradients)
         entries = refresh_due(
-            self.refresh_one, gradients, entries, costs, policy.schedule, count, select, numbers
+            self.refresh_one, gradients, entries, costs, policy.schedule, count, select
         )
         subspaces = jax.tree.map(lambda _, entry: entry[0], gradients, entries)
         if not self.carry.needs_names:
