@@ -54,7 +54,7 @@ def decomposed(text: str) -> set[int]:
 def test_gpus_decompose_what_is_visits_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(SHAPE) ** 2
     for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
-        monkeypatch.setattr(_visits, "TOGETHER", numbers)
+        monkeypatch.setattr(_visits, "DECOMPOSED", numbers)
         assert max(decomposed(program(TRANSFORMATIONS[name], "cuda"))) in allowed
 
 
@@ -97,7 +97,7 @@ def test_matrices_refreshed_at_once_are_those_one_by_one(
         sizes.append(1)
         return vmap(f, *args, **how)
 
-    monkeypatch.setattr(_visits, "TOGETHER", most * max(SHAPE) ** 2)
+    monkeypatch.setattr(_visits, "DECOMPOSED", most * max(SHAPE) ** 2)
     monkeypatch.setattr(_visits, "on_gpus", lambda gpus, _, *args: gpus(*args))
     monkeypatch.setattr(_visits.jax, "vmap", counted)
     together, state_together = run()

@@ -27,13 +27,16 @@ from ..linalg._spread import is_shared
 TOGETHER = 2**25
 """GPUs visit as many matrices at once as have this many numbers: 128 MiB in float32."""
 
+DECOMPOSED = 2**22
+"""And refresh as many: 64 of order 256, four of order 1024. Large ones fill a GPU by themselves."""
+
 
 def visit_due(
     visit: Any, batch: Any, batch_shape: tuple[int, ...], due: jax.Array, numbers: int | None
 ) -> Any:
     """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,)."""
     size = math.prod(batch_shape)
-    together = 1 if is_shared() else _at_once(size, numbers)
+    together = 1 if is_shared() else _at_once(size, numbers, DECOMPOSED)
 
     def visited(batch: Any, due: jax.Array, together: int = 1) -> Any:
         """Those of the groups of so many entries that are due."""
@@ -88,14 +91,14 @@ def visit_all(
             first = lambda j, _: j * entries  # noqa: E731
             return _loop(visit, batch, len(batch_shape), first, rounds, entries)
 
-    together = _at_once(size, numbers)
+    together = _at_once(size, numbers, TOGETHER)
     several, one = (functools.partial(in_rounds, number) for number in (together, 1))
     return on_gpus(several, one, batch) if together > 1 else one(batch)
 
 
-def _at_once(size: int, numbers: int | None) -> int:
-    """How many entries of a batch GPUs visit at once if one makes arrays of so many numbers."""
-    return 1 if numbers is None else _divisor(size, TOGETHER // numbers)
+def _at_once(size: int, numbers: int | None, most: int) -> int:
+    """How many entries of a batch are at most so many numbers, if one has `numbers`."""
+    return 1 if numbers is None else _divisor(size, most // numbers)
 
 
 def _divisor(size: int, most: int) -> int:
