@@ -51,7 +51,7 @@ def decomposed(text: str) -> set[int]:
 
 
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
-def test_gpus_decompose_what_is_visits_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(SHAPE) ** 2
     for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
         monkeypatch.setattr(_visits, "DECOMPOSED", numbers)
@@ -90,18 +90,18 @@ def test_matrices_refreshed_at_once_are_those_one_by_one(
         return found, state
 
     alone, state_alone = run()
-    sizes: list[int] = []
+    vmapped: list[Any] = []
     vmap = jax.vmap
 
-    def counted(f: Any, *args: Any, **how: Any) -> Any:
-        sizes.append(1)
+    def noted(f: Any, *args: Any, **how: Any) -> Any:
+        vmapped.append(f)
         return vmap(f, *args, **how)
 
     monkeypatch.setattr(_visits, "DECOMPOSED", most * max(SHAPE) ** 2)
     monkeypatch.setattr(_visits, "on_gpus", lambda gpus, _, *args: gpus(*args))
-    monkeypatch.setattr(_visits.jax, "vmap", counted)
+    monkeypatch.setattr(_visits.jax, "vmap", noted)
     together, state_together = run()
-    assert sizes
+    assert vmapped
     sound = np.arange(NUMBER) != 4
     assert_close([x[sound] for x in together], [x[sound] for x in alone], 512)
     counts = [

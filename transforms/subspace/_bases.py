@@ -18,6 +18,7 @@ directions outside the leading subspace.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -95,7 +96,7 @@ def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
     return product(vectors[:, ::-1][:, :rank], rows, transpose=True).mT
 
 
-class _Directions:
+class _Directions(abc.ABC):
     """Finders that fix the signs of what they found: once, after all choices between programs."""
 
     orthonormal = True
@@ -105,9 +106,9 @@ class _Directions:
         """Computes the basis `(m, rank)`."""
         return with_fixed_signs(self.directions(check, rank))
 
+    @abc.abstractmethod
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """The basis with any signs."""
-        raise NotImplementedError
 
 
 def _directions_of(finder: BasisFinder, check: SubspaceCheck, rank: int) -> jax.Array:
