@@ -20,9 +20,13 @@ PANEL = 128
 
 def lower_factor(a: jax.Array) -> jax.Array:
     """The lower Cholesky factor of symmetric `a (n, n)`; not finite if there is none."""
+    return by_platform(_by_panels, lower_factors, a)
+
+
+def lower_factors(a: jax.Array) -> jax.Array:
+    """Those of a stack `(..., n, n)`, for CPUs and GPUs."""
     # LAPACK takes matrices by columns: those of the transpose are rows of `a`.
-    by_columns = lambda a: jax.lax.linalg.cholesky(a.mT, symmetrize_input=False)  # noqa: E731
-    return by_platform(_by_panels, by_columns, a)
+    return jax.lax.linalg.cholesky(a.mT, symmetrize_input=False)
 
 
 def inverse_of_lower(a: jax.Array) -> jax.Array:

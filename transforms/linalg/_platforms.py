@@ -14,7 +14,7 @@ grow with the stack, so they are loops over matrices (`in_turn`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -37,17 +37,20 @@ def on_gpus(gpus: Callable[..., Any], others: Callable[..., Any], *args: Any) ->
     return jax.lax.platform_dependent(*args, cuda=gpus, rocm=gpus, default=others)
 
 
-def by_rows(x: jax.Array) -> jax.Array:
-    """`x`, laid out by rows in a program for a GPU.
+def by_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays, laid out by rows in a program for a GPU.
 
     XLA for GPUs chooses layouts by what decompositions take, which is columns. It does so through
     loops: without this a step transposes all that a loop over matrices may decompose, to and fro,
     even if the loop has no rounds. (Devices that share matrices decompose little.)
     """
-    if x.ndim < 2 or is_shared():
-        return x
-    rows = Layout(tuple(range(x.ndim)))
-    return on_gpus(lambda x: with_layout_constraint(x, rows), lambda x: x, x)
+    if is_shared():
+        return list(arrays)
+
+    def laid_out(x: jax.Array) -> jax.Array:
+        return x if x.ndim < 2 else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+    return on_gpus(lambda xs: [laid_out(x) for x in xs], list, list(arrays))
 
 
 def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.Array:

@@ -173,13 +173,15 @@ def _loop(
         i = next_of(j, last).astype(jnp.int32)
         one = [take(x, i) for x in flat]
         one = _anew(one, j)  # in a batch of one, the entry is loop-invariant
-        one = [by_rows(x) for x in one]
+        one = by_rows(one)
         new = jax.tree.leaves(visit(treedef.unflatten(one)))
         # An array that `visit` returns unchanged is not written.
-        return i, [
-            x if y is old else put(x, by_rows(y.astype(x.dtype)), i, 0)
-            for x, y, old in zip(flat, new, one, strict=True)
-        ]
+        changed = [k for k, (y, old) in enumerate(zip(new, one, strict=True)) if y is not old]
+        written = by_rows([new[k].astype(flat[k].dtype) for k in changed])
+        flat = list(flat)
+        for k, y in zip(changed, written, strict=True):
+            flat[k] = put(flat[k], y, i, 0)
+        return i, flat
 
     _, flat = jax.lax.fori_loop(0, rounds, body, (jnp.int32(-1), flat))
     return treedef.unflatten([y.reshape(x.shape) for y, x in zip(flat, leaves, strict=True)])

@@ -21,6 +21,8 @@ of `L` added to the diagonal. If the last one fails as well, the previous stored
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +30,7 @@ import jax.numpy as jnp
 
 from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval, check_positive_int
-from ..linalg._cholesky import lower_factor
+from ..linalg._cholesky import lower_factor, lower_factors
 from ..linalg._numerics import one_by_one
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
@@ -154,27 +156,40 @@ def decomposed(
 
     A failed decomposition is tried again with a larger diagonal, up to `RETRIES` times.
     """
-    if x.ndim > 2:
-        return one_by_one(lambda one: decomposed(one, eps, damping_mode), x)
+    attempts = functools.partial(_attempts, eps=eps, damping_mode=damping_mode)
+    one = functools.partial(attempts, lower_factor)
+    at_once = functools.partial(attempts, lower_factors)
+    return one(x) if x.ndim == 2 else one_by_one(one, x, at_once)
+
+
+def _attempts(
+    factor: Callable[[jax.Array], jax.Array],
+    x: jax.Array,
+    eps: jax.typing.ArrayLike,
+    damping_mode: str,
+) -> tuple[jax.Array, jax.Array]:
     order, diagonal = x.shape[-1], diagonal_of(x)
-    largest = jnp.max(diagonal)
+    largest = jnp.max(diagonal, axis=-1)
     rounding = order * jnp.finfo(x.dtype).eps * largest
     epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping_mode == "relative" else 1)
 
     more = jnp.asarray([0, *(10**i for i in range(1, RETRIES + 1))], x.dtype)
 
     def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
-        count, _, _ = state
+        count, c, failed = state
         added = jnp.asarray(epsilon + rounding * more[count], x.dtype)
-        c = lower_factor(with_diagonal(x, diagonal + added))
+        new = factor(with_diagonal(x, diagonal + added[..., None]))
         # A decomposition that fails leaves NaNs on the diagonal, from the failing row on.
-        return count + 1, c, ~jnp.isfinite(c[-1, -1] + largest)
+        finite = jnp.isfinite(new[..., -1, -1] + largest)
+        c = new if x.ndim == 2 else jnp.where(failed[..., None, None], new, c)
+        return count + 1, c, failed & ~finite
 
     # The first attempt is in the loop too: a second decomposition makes programs longer.
-    running = lambda s: (s[0] <= RETRIES) & s[2]  # noqa: E731
-    _, c, failed = jax.lax.while_loop(running, attempt, (jnp.int32(0), x, jnp.bool_(True)))
+    running = lambda s: (s[0] <= RETRIES) & jnp.any(s[2])  # noqa: E731
+    start = jnp.int32(0), x, jnp.ones(x.shape[:-2], bool)
+    _, c, failed = jax.lax.while_loop(running, attempt, start)
     if damping_mode == "relative":  # relative to a largest entry of 0: zeros stay zeros
-        c = jnp.where(largest == 0, 0, c)
+        c = jnp.where((largest == 0)[..., None, None], 0, c)
     return c, failed
 
 
