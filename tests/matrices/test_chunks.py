@@ -28,6 +28,7 @@ DIRECTIONS = {
     "staggered": functools.partial(
         curvax.scale_by_asgo, refresh=curvax.every(3, stagger=True), eps=0.1
     ),
+    "soap": functools.partial(curvax.scale_by_soap, refresh=2),
     "a norm of all": lambda: optax.chain(optax.clip_by_global_norm(0.1), curvax.momentum()),
     "a scalar of all": lambda: curvax.clip_by_last_norm(0.1),
 }
@@ -67,11 +68,19 @@ def test_the_numbers_and_the_state_are_those_of_whole_stacks(name, monkeypatch) 
     whole, state = run_scanned(view_of(name), gradients())
     assert loops(name) == 0
     monkeypatch.setattr(_chunks, "CHUNK", 2 * 24)
+    monkeypatch.setattr(_chunks, "HEAVY", jnp.inf)
     in_chunks, its_state = run_scanned(view_of(name), gradients())
     assert loops(name) == (0 if name in APART else 2)
     jax.tree.map(assert_close, in_chunks, whole)
     assert jax.tree.structure(its_state) == jax.tree.structure(state)
     jax.tree.map(assert_close, its_state, state)
+
+
+def test_stacks_with_large_states_stay_whole(monkeypatch) -> None:
+    """To copy the state of a chunk out and back would take more than the temporaries do."""
+    monkeypatch.setattr(_chunks, "CHUNK", 2 * 24)
+    assert loops("momentum") == 2  # as many numbers as gradients
+    assert loops("soap") == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ A transformation for which that is not so runs on the whole stacks, as do stagge
 are distributed over all matrices. The program of one chunk tells.
 
 *Memory*: the temporaries of at most `CHUNK` elements, or of one matrix. *Cost*: a loop copies the
-state of each chunk out and back, which without a loop would be updated where it lies.
+state of each chunk out and back, which without a loop would be updated where it lies. So stacks
+with a state of more than `HEAVY` times their numbers stay whole: beside it temporaries are small,
+and to copy it would double what a step moves.
 """
 
 from __future__ import annotations
@@ -32,6 +34,9 @@ from ..storage._undecoded import decoded_tree, encoded_tree
 CHUNK = 2**25
 """Stacks of more elements are processed in chunks of at most this many: 128 MiB in float32."""
 
+HEAVY = 2
+"""Stacks stay whole if their state has more bytes than so many float32 numbers an element."""
+
 Stacks = dict[str, Any]
 
 
@@ -50,7 +55,9 @@ def in_chunks(
         large = [key for key, x in updates.items() if matrices_in_chunk(x.shape) < x.shape[0]]
         large = [] if is_shared() else large
         cut = _Cut.of(state, updates) if large else None
-        if cut is None:
+        if cut is not None:
+            large = [key for key in large if not cut.is_heavy(key, updates[key])]
+        if cut is None or not large:
             return run([*updates], state, updates, params)
         directions, parts, steps = {}, {}, {}
         for key in large:
@@ -155,6 +162,11 @@ class _Cut:
             for x in jax.tree.leaves(own)
         )
         return cut if even else None
+
+    def is_heavy(self, key: str, stack: jax.Array) -> bool:
+        """Whether copies of a stack's state would cost more than its temporaries do."""
+        own, _ = self.parts[key]
+        return sum(x.nbytes for x in jax.tree.leaves(own)) > HEAVY * 4 * stack.size
 
     def parts_of(self, keys: Sequence[str], state: Any) -> dict[str, tuple[list[Any], list[Any]]]:
         """The parts of a state that has entries for `keys`."""
