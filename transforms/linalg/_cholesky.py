@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ._numerics import HIGHEST
-from ._platforms import by_platform
+from ._platforms import by_platform, by_rows
 from ._tiles import product
 
 PANEL = 128
@@ -26,7 +26,7 @@ def lower_factor(a: jax.Array) -> jax.Array:
 def lower_factors(a: jax.Array) -> jax.Array:
     """Those of a stack `(..., n, n)`, for CPUs and GPUs."""
     # LAPACK takes matrices by columns: those of the transpose are rows of `a`.
-    return jax.lax.linalg.cholesky(a.mT, symmetrize_input=False)
+    return by_rows([jax.lax.linalg.cholesky(a.mT, symmetrize_input=False)])[0]
 
 
 def inverse_of_lower(a: jax.Array) -> jax.Array:

@@ -105,11 +105,11 @@ class Cholesky(Quantized):
         else:
             found = jnp.where(lower, dequantize(codes, scales, self.codec), 0)
             decay = self.error_feedback
-            error = decay * error + (1 - decay) * (target - found)
-            error_scales = tile_scales(error, self.codec.block)
-            error_codes = quantize(error, error_scales, self.codec)
-            packed = pack(join(codes, error_codes), self.codec)
-            joint = join(with_room(scales), with_room(error_scales))
+            above = (decay * error + (1 - decay) * (target - found)).mT
+            error_scales = tile_scales(above, self.codec.block)
+            error_codes = quantize(above, error_scales, self.codec)
+            packed = pack(jnp.where(lower, codes, error_codes), self.codec)
+            joint = join(with_room(scales), with_room(error_scales.mT))
             new = TriangleAndError(packed, joint, diagonal, count)
         kept = where_entries(~failed, new, previous)
         return kept._replace(failures=previous.failures + count)
@@ -144,9 +144,9 @@ class Cholesky(Quantized):
         """E, or 0 without error feedback."""
         if isinstance(stored, Triangle):
             return jnp.zeros((), stored.scales.dtype)
-        codes, scales = (x.mT for x in self._squares(stored))
-        values = dequantize(codes, without_room(scales), self.codec)
-        return jnp.where(strictly_lower(stored.diagonal.shape[-1]), values, 0)
+        codes, scales = self._squares(stored)
+        above = dequantize(codes, without_room(scales.mT).mT, self.codec)
+        return jnp.where(strictly_lower(stored.diagonal.shape[-1]).T, above, 0).mT
 
 
 def decomposed(
