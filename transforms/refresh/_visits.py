@@ -27,8 +27,8 @@ from ..linalg._spread import is_shared
 TOGETHER = 2**25
 """GPUs visit as many matrices at once as have this many numbers: 128 MiB in float32."""
 
-DECOMPOSED = 2**22
-"""And refresh as many: 64 of order 256, four of order 1024. Large ones fill a GPU by themselves."""
+DECOMPOSED = 2**21
+"""And refresh as many: 32 of order 256, two of order 1024. Large ones fill a GPU by themselves."""
 
 
 def visit_due(
