@@ -34,7 +34,7 @@ from ..storage._undecoded import decoded_tree, encoded_tree
 CHUNK = 2**25
 """Stacks of more elements are processed in chunks of at most this many: 128 MiB in float32."""
 
-HEAVY = 2
+HEAVY = 1.5
 """Stacks stay whole if their state has more bytes than so many float32 numbers an element."""
 
 Stacks = dict[str, Any]
