@@ -9,8 +9,10 @@ matrices with each other would be computed on every device in full: `spread` cut
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 
@@ -38,3 +40,21 @@ def spread(x: jax.Array) -> jax.Array:
     """`x`, computed in parts if devices share the matrices."""
     cut = _CUT.get()
     return x if cut is None else cut(x)
+
+
+def traced_per_shape(*, static: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator: a function is traced once for arrays of the same shapes and equal `static` ones.
+
+    `jax.jit` alone would also keep what was traced for a matrix that devices share.
+    """
+
+    def decorated(f: Callable[..., Any]) -> Callable[..., Any]:
+        jitted = jax.jit(f, static_argnames=static)
+
+        @functools.wraps(f)
+        def called(*args: Any, **settings: Any) -> Any:
+            return f(*args, **settings) if is_shared() else jitted(*args, **settings)
+
+        return called
+
+    return decorated

@@ -32,6 +32,7 @@ from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval, check_positive_int
 from ..linalg._cholesky import lower_factor, lower_factors
 from ..linalg._numerics import one_by_one
+from ..linalg._spread import traced_per_shape
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._triangle import (
@@ -149,6 +150,7 @@ class Cholesky(Quantized):
         return jnp.where(strictly_lower(stored.diagonal.shape[-1]).T, above, 0).mT
 
 
+@traced_per_shape(static=["damping_mode"])
 def decomposed(
     x: jax.Array, eps: jax.typing.ArrayLike, damping_mode: str
 ) -> tuple[jax.Array, jax.Array]:
