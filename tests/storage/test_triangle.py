@@ -7,14 +7,7 @@ import numpy as np
 import pytest
 from helpers import assert_close
 
-from curvax.transforms.storage._triangle import (
-    HALVED_FROM,
-    fold,
-    join,
-    squared,
-    strictly_lower,
-    unfold,
-)
+from curvax.transforms.storage._triangle import fold, join, squared, strictly_lower, unfold
 
 ORDERS = range(1, 10)
 
@@ -59,15 +52,14 @@ def test_two_triangles_share_a_square(batch):
 
 @pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
 def test_squares_of_triangles_are_products(batch):
-    """Symmetric to the last bit; large ones with no more products than half of a square needs."""
+    """Symmetric to the last bit, and with no more products than half of a square needs."""
     draw = np.random.default_rng(0)
-    orders = (1, 2, 5, 8, 100, HALVED_FROM + 1)
-    cs = [np.float32(np.tril(draw.standard_normal((*batch, d, d)))) for d in orders]
+    cs = [np.float32(np.tril(draw.standard_normal((*batch, d, d)))) for d in (1, 2, 5, 8)]
     found = jax.jit(lambda cs: [squared(c) for c in cs])(cs)
     for c, x in zip(cs, map(np.asarray, found), strict=True):
         exact = np.asarray(c, np.float64)
         assert_close(x, exact @ exact.mT)
         assert np.array_equal(x, x.mT)
-    wide = jax.ShapeDtypeStruct((HALVED_FROM, HALVED_FROM), np.float32)
+    wide = jax.ShapeDtypeStruct((64, 64), np.float32)
     cost: Any = jax.jit(squared).lower(wide).cost_analysis()
-    assert cost["flops"] < 1.1 * HALVED_FROM**3
+    assert cost["flops"] < 1.1 * 64**3

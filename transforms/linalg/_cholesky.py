@@ -20,7 +20,8 @@ PANEL = 128
 
 def lower_factor(a: jax.Array) -> jax.Array:
     """The lower Cholesky factor of symmetric `a (n, n)`; not finite if there is none."""
-    return by_platform(_by_panels, lower_factors, a)
+    # JAX keeps the trace of a function; what `by_rows` does may differ for the next matrix.
+    return by_platform(_by_panels, lambda a: lower_factors(a), a)
 
 
 def lower_factors(a: jax.Array) -> jax.Array:

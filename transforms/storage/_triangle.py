@@ -18,9 +18,6 @@ from ..linalg._spread import is_shared, traced_per_shape
 from ..linalg._tiles import product
 from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
 
-HALVED_FROM = 256
-"""Smaller triangles are squared in one product: to cut and join them takes as long as it saves."""
-
 
 def strictly_lower(order: int) -> jax.Array:
     """The mask of the elements left of the diagonal, `(order, order)`."""
@@ -84,9 +81,7 @@ def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
 
 @traced_per_shape()
 def squared(c: jax.Array) -> jax.Array:
-    """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal; of large ones by halves."""
-    if c.shape[-1] < HALVED_FROM:
-        return product(c, c.mT)
+    """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal, by halves: `d³` FLOPs."""
     half = c.shape[-1] // 2
     top = product(c[..., :half, :half], c[..., :, :half].mT)
     bottom = product(c[..., half:, :], c[..., half:, :].mT)
