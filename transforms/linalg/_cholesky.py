@@ -20,7 +20,7 @@ PANEL = 128
 
 def lower_factor(a: jax.Array) -> jax.Array:
     """The lower Cholesky factor of symmetric `a (n, n)`; not finite if there is none."""
-    # JAX keeps the trace of a function; what `by_rows` does may differ for the next matrix.
+    # A new function each time: JAX would keep its trace, also for matrices that devices share.
     return by_platform(_by_panels, lambda a: lower_factors(a), a)
 
 

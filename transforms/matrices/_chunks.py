@@ -10,8 +10,8 @@ are distributed over all matrices. The program of one chunk tells.
 
 *Memory*: the temporaries of at most `CHUNK` elements, or of one matrix. *Cost*: a loop copies the
 state of each chunk out and back, which without a loop would be updated where it lies. So stacks
-with a state of more than `HEAVY` times their numbers stay whole: beside it temporaries are small,
-and to copy it would double what a step moves.
+with a state of more than `HEAVY` float32 numbers an element stay whole: beside it temporaries are
+small, and to copy it would double what a step moves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CHUNK = 2**25
 """Stacks of more elements are processed in chunks of at most this many: 128 MiB in float32."""
 
 HEAVY = 1.5
-"""Stacks stay whole if their state has more bytes than so many float32 numbers an element."""
+"""Stacks stay whole if their state takes more than this many float32 numbers an element."""
 
 Stacks = dict[str, Any]
 

@@ -61,8 +61,9 @@ def diagonal_of(x: jax.Array) -> jax.Array:
     On TPUs as masked sums: their compiler has no room for the strided slice from order 4096 on. So
     too where devices share a matrix (`linalg/_spread.py`).
     """
-    masked = _masked_diagonal
-    return masked(x) if is_shared() else by_platform(masked, _strided_diagonal, x)
+    if is_shared():
+        return _masked_diagonal(x)
+    return by_platform(_masked_diagonal, _strided_diagonal, x)
 
 
 def _masked_diagonal(x: jax.Array) -> jax.Array:
