@@ -20,7 +20,7 @@
 
 Beside the rooms: guards against non-finite gradients (`_guard`), damaged states (`_restart`) and
 spikes (`_spikes`), sides (`_side`), parameter paths (`_paths`), random keys (`_keys`), argument
-checks (`_validate`), others' states (`_own_state`), what updates depend on (`_influence`), weight
-decay (`_decay`), counters (`_counts`), tree maps (`_trees`), what `init` records (`_recording`).
-`test_house.py` lists the floors.
+checks (`_validate`), others' states (`_own_state`), weight decay (`_decay`), counters (`_counts`),
+tree maps (`_trees`), what `init` records (`_recording`); a program's passes (`_passes`), and what
+updates depend on (`_influence`). `test_house.py` lists the floors.
 """

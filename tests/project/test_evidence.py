@@ -11,7 +11,6 @@ import math
 import random
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -130,14 +129,16 @@ def test_several_processes_make_the_runs_of_one(
     sweep = module("_sweep")
     alone = swept(suites, tmp_path / "alone")
     monkeypatch.setattr(sweep, "ProcessPoolExecutor", lambda size, *_: ThreadPoolExecutor(size))
-    running, most, lock = 0, 0, threading.Lock()
+    running, most, lock, together = 0, 0, threading.Lock(), threading.Event()
 
     def line(request: Any) -> dict[str, Any]:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.002)
+            if running == 3:
+                together.set()
+        together.wait(1)
         with lock:
             running -= 1
         return line_of(module("_plan").Request(*request))

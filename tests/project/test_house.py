@@ -14,7 +14,17 @@ from test_packaging import ROOT, imported_names
 
 TRANSFORMS = ROOT / "transforms"
 FLOORS = (
-    {"_recording", "_paths", "_counts", "_validate", "_side", "_own_state", "_decay", "_influence"},
+    {
+        "_recording",
+        "_paths",
+        "_counts",
+        "_validate",
+        "_side",
+        "_own_state",
+        "_decay",
+        "_influence",
+        "_passes",
+    },
     {"_keys", "_trees", "_spikes", "linalg"},
     {"refresh", "_restart", "_guard", "storage", "directions", "distribute"},
     {"matrices", "kronecker"},
