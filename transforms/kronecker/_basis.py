@@ -30,7 +30,7 @@ from ..linalg._tiles import product
 from ..refresh._due import refresh_due
 from ..refresh._policy import Check, RefreshPolicy, verdict_of
 from ..storage._storage import StorageRecord
-from ._statistic import StatisticRule, each_of
+from ._statistic import StatisticRule, each_of, identity
 from ._whitened import (
     starting_multiple,
     whitened_by_eigenvalues,
@@ -71,7 +71,7 @@ class BasisRule(StatisticRule):
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Basis:
         """The initial bases of a batch: identities."""
-        eye = jnp.eye(order, dtype=dtype)
+        eye = identity(order, dtype)
         record(StorageRecord(order, self.storage.describe(order)))
         record(Meaning(f"order {order}: {self.storage.describe(order)}"))
         record(Meaning(f"refresh policy: {type(self.policy).__name__}"))

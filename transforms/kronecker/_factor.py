@@ -21,7 +21,7 @@ from ..linalg._numerics import HIGHEST, magnitude
 from ..linalg._products import times
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord
-from ._statistic import StatisticRule, each_of
+from ._statistic import StatisticRule, each_of, identity
 from ._whitened import starting_multiple, whitened_by_roots
 
 
@@ -64,7 +64,7 @@ class FactorRule(StatisticRule):
 
     def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Factor:
         """The initial factors of a batch; their roots are identities."""
-        eye = jnp.eye(order, dtype=dtype)
+        eye = identity(order, dtype)
         keeps = self.policy.examines is not None
         record(StorageRecord(order, self.storage.describe(order)))
         record(Meaning(f"order {order}: {self.storage.describe(order)}"))

@@ -142,6 +142,11 @@ def numbers_of(shape: tuple[int, ...], orders: Sequence[int]) -> int:
     return max(math.prod(shape[-2:]), *(d * d for d in orders))
 
 
+def identity(order: int, dtype: Any) -> jax.Array:
+    """Made by the program: XLA would take minutes to encode a constant while it compiles."""
+    return jax.lax.optimization_barrier(jnp.eye(order, dtype=dtype))
+
+
 def each_of(batch: tuple[int, ...], stored: Any) -> Any:
     """The stored form of one matrix, for every matrix of a batch.
 
