@@ -196,7 +196,7 @@ class BasisRule(StatisticRule):
             # The averages so far are those of the identity as a basis.
             carried = jax.lax.cond(never, lambda: rayleigh(statistic, used), lambda: reordered)
             spectrum = jnp.where(changed, carried, spectrum)
-        first = jnp.zeros_like(statistic) + self.initial * jnp.eye(len(old), dtype=statistic.dtype)
+        first = jnp.zeros_like(statistic) + self.initial * identity(len(old), statistic.dtype)
         basis = basis._replace(
             statistic=self.kept_statistic(sound, basis.statistic, first),
             spectrum=spectrum,

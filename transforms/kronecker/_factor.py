@@ -116,7 +116,7 @@ class FactorRule(StatisticRule):
         floor = rounding_floor(statistic, self.root, self.sides)
         size = magnitude(statistic)
         sound = jnp.isfinite(size)
-        eye = jnp.eye(len(statistic), dtype=statistic.dtype)
+        eye = identity(len(statistic), statistic.dtype)
         first = jnp.zeros_like(statistic) + self.initial * eye  # on the mesh of the statistic
 
         def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
