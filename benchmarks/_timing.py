@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -57,6 +59,15 @@ def update_of(optimizer: optax.GradientTransformation, grads: Any) -> Program:
     program = Program(step, init(grads), grads)
     program.init_seconds = seconds
     return program
+
+
+def compiled(making: Mapping[Any, Callable[[], Program]]) -> dict[Any, Program]:
+    """Makes all programs, one for every two cores at a time: so their seconds of compiling mean
+    nothing on large machines."""
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        made = pool.map(lambda make: make(), making.values())
+        shown = tqdm(made, desc="compile", total=len(making), file=sys.stderr)
+        return dict(zip(making, shown, strict=True))
 
 
 def take_turns(

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 import curvax
 
 from . import _record
-from ._timing import Program, take_turns
+from ._timing import compiled, take_turns
 from ._training_step import Make, corpus_for, training_step
 
 NEVER = curvax.every(10**6, offset=1)
@@ -101,16 +101,21 @@ def row_of(name: str, method: Method, ms: dict[Any, float], adamw: float) -> dic
     }
 
 
-def measure(names: tuple[str, ...], sizes: dict[str, int], rounds: int) -> list[dict[str, Any]]:
+def measure(
+    names: tuple[str, ...], sizes: dict[str, int], rounds: int, seconds: float
+) -> list[dict[str, Any]]:
     """The lines of the table."""
     corpus = corpus_for(sizes["context"])
     known = methods_for(sizes["width"])
     chosen = {name: known[name] for name in known if name in names or name == ADAMW}
-    programs: dict[Any, Program] = {}
-    for name, method in chosen.items():
-        for i, make in enumerate((method.between, *(m for _, m in method.periodic))):
-            programs[name, i] = training_step(make, corpus, **sizes)
-    take_turns(programs, rounds, "training steps")
+    programs = compiled(
+        {
+            (name, i): functools.partial(training_step, make, corpus, **sizes)
+            for name, method in chosen.items()
+            for i, make in enumerate((method.between, *(m for _, m in method.periodic)))
+        }
+    )
+    take_turns(programs, rounds, "training steps", seconds)
     ms = {key: program.median for key, program in programs.items()}
     return [row_of(name, method, ms, ms[ADAMW, 0]) for name, method in chosen.items()]
 
@@ -139,12 +144,13 @@ def main() -> None:
     add = parser.add_argument
     add("--methods", type=_record.names(names), default=names, help="separated by commas")
     add("--rounds", type=int, default=20, help="of every program (%(default)s)")
+    add("--seconds", type=float, default=float("inf"), help="of one program (%(default)s)")
     for name in PRESETS["cpu"]:
         add(f"--{name}", type=int, help="in place of the preset's")
     args = parser.parse_args()
     preset = PRESETS[args.preset]
     sizes = {name: getattr(args, name) or value for name, value in preset.items()}
-    rows = measure(args.methods, sizes, args.rounds)
+    rows = measure(args.methods, sizes, args.rounds, args.seconds)
     about = (
         "A whole training step of the language model of `examples/train_lm.py`. *Between*: without "
         "the method's periodic work. *With periodic work*: with one kind of it at every step. "

@@ -18,19 +18,18 @@ so the slowest have fewer steps; of less than a hundred the 99th percentile is a
 
 from __future__ import annotations
 
-import sys
+import functools
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
-from tqdm import tqdm
 
 import curvax
 
 from . import _floors, _record
 from ._methods import FAMILIES, Method, chosen
-from ._timing import Program, percentile, ratio, take_turns, update_of
+from ._timing import compiled, percentile, ratio, take_turns, update_of
 from ._trees import GPT2_SMALL, LLAMA_130M, Shapes, kernels
 
 SECTIONS = ("gpt2", "llama", "stacking")
@@ -89,11 +88,13 @@ def measure(
     """The rows of one tree's table."""
     grads = kernels(model, seed)
     floors = {name: m.floor(rank) for name, m in methods.items() if m.floor is not None}
-    programs: dict[Any, Program] = {}
-    for name, method in tqdm(methods.items(), desc="compile", file=sys.stderr):
-        programs[name] = update_of(method.make(period, rank), grads)
+    making: dict[Any, Any] = {
+        name: functools.partial(update_of, method.make(period, rank), grads)
+        for name, method in methods.items()
+    }
     # Floors are equal where methods have the same products.
-    programs |= {floor: _floors.program(floor, grads) for floor in set(floors.values())}
+    making |= {f: functools.partial(_floors.program, f, grads) for f in set(floors.values())}
+    programs = compiled(making)
     take_turns(programs, rounds, str(model), seconds)
     found = {}
     for name, method in methods.items():

@@ -47,8 +47,10 @@ def jacobi(a: jax.Array) -> jax.Array:
 def on_a_tpu():
     """Programs have the forms for TPUs, with panels so small that there are several."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (_cholesky, _eigh, _polar, _qr, _svd, _tiles):
+        for module in (_cholesky, _eigh, _qr, _tiles):
             patch.setattr(module, "by_platform", lambda tpu, _, *args: tpu(*args))
+        for module in (_polar, _svd):
+            patch.setattr(module, "on_accelerators", lambda products, _, *args: products(*args))
         patch.setattr(_eigh, "jacobi", jacobi)
         patch.setattr(_cholesky, "PANEL", 32)
         jax.clear_caches()
@@ -354,3 +356,32 @@ def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a
             found = re.findall(rf"stablehlo\.{kind}\b.*-> tensor<.*?x(\d+)xf32>", text)
             assert all(int(x) <= width for x in found), (name, kind)
         assert ("@Eigh" in text) == (name == "svd")
+
+
+def calls_on_a_gpu(f, *shape: int) -> set[tuple[str, str]]:
+    """The libraries' functions in a program for a GPU, and the first operand of each."""
+    given = jax.ShapeDtypeStruct(shape, jnp.float32)
+    text = jax.jit(f).trace(given).lower(lowering_platforms=("cuda",)).as_text()
+    calls = re.findall(r"custom_call @(\w+)\(.*: \(tensor<([\dx]+)xf32>", text)
+    return {(name, operand) for name, operand in calls if name.startswith("cu")}
+
+
+def test_programs_for_a_gpu_have_no_svd(on_a_tpu):
+    """cuSOLVER's go one after the other, and take ten to a hundred times as long as products."""
+    on_a_tpu.undo()
+    jax.clear_caches()
+    for f in (curvax.polar_svd, _polar.polar_qr_svd, curvax.polar_qdwh):
+        assert not calls_on_a_gpu(lambda x, f=f: f(x), 9, 20, 30)
+    names = {name for name, _ in calls_on_a_gpu(lambda x: _svd.thin_svd(x), 20, 30)}
+    assert any("syevd" in name for name in names) and not any("svd_" in name for name in names)
+
+
+@pytest.mark.parametrize("function", ["bases", "reflectors"])
+def test_gpus_take_many_matrices_at_once_and_a_few_in_turn(function, on_a_tpu):
+    """A batched QR of cuBLAS takes many times as long as a loop of single ones."""
+    on_a_tpu.undo()
+    jax.clear_caches()
+    f = {"bases": _qr.bases_of, "reflectors": _qr.reflectors_of}[function]
+    few = calls_on_a_gpu(lambda x: f(x), _qr.MANY - 1, 30, 30)
+    assert {operand for name, operand in few if "geqrf" in name} == {"30x30"}
+    assert not calls_on_a_gpu(lambda x: f(x), _qr.MANY, 30, 30)

@@ -35,9 +35,11 @@ CHOOSING = {
 }
 
 
-def program(transformation: Any, platform: str) -> str:
+STACK = {"kernel": jax.ShapeDtypeStruct((NUMBER, *SHAPE), jnp.float32)}
+
+
+def program(transformation: Any, platform: str, stack: Any = STACK) -> str:
     """The StableHLO of a step."""
-    stack = {"kernel": jax.ShapeDtypeStruct((NUMBER, *SHAPE), jnp.float32)}
     state = jax.eval_shape(transformation.init, stack)
     update = lambda g, s: transformation.update(g, s)  # noqa: E731  # traced anew
     traced = jax.jit(update).trace(stack, state)
@@ -56,6 +58,16 @@ def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.Monke
     for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
         monkeypatch.setattr(_visits, "DECOMPOSED", numbers)
         assert max(decomposed(program(TRANSFORMATIONS[name], "cuda"))) in allowed
+
+
+@pytest.mark.parametrize(("number", "at_once"), [(_visits.FEW - 1, 1), (_visits.FEW, _visits.FEW)])
+def test_a_few_large_factors_go_one_by_one(
+    number: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batched decomposition of two takes longer than that of one does twice."""
+    monkeypatch.setattr(_visits, "LARGE", max(SHAPE) ** 2)
+    stack = {"kernel": jax.ShapeDtypeStruct((number, *SHAPE), jnp.float32)}
+    assert max(decomposed(program(TRANSFORMATIONS["in_eigenbasis"], "cuda", stack))) == at_once
 
 
 def test_large_factors_in_few_bits_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

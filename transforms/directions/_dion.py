@@ -42,8 +42,8 @@ from .._validate import (
     check_matrices,
     check_positive_int,
 )
-from ..linalg._numerics import one_by_one, significant
-from ..linalg._qr import qr
+from ..linalg._numerics import significant
+from ..linalg._qr import bases_of
 from ..linalg._tiles import product
 
 
@@ -126,7 +126,7 @@ def _step(
     own = side_of(side, g)
     b = own.as_rows(mu + g.astype(mu.dtype))
     seen = product(b, q)
-    p = one_by_one(lambda x: qr(x)[0], seen)
+    p = bases_of(seen)
     # A momentum or factor that is not finite is not the decomposition's failure: it has to show.
     given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
     failed = (given & ~found)[..., None, None]

@@ -1,4 +1,4 @@
-r"""Polar factors by matrix products alone, for programs for TPUs.
+r"""Polar factors by matrix products alone, for programs for TPUs and GPUs.
 
 An odd polynomial maps the singular values of $X = U \Sigma V^\top$ and leaves the singular vectors
 alone: $X (aI + bA + cA^2) = U (a\Sigma + b\Sigma^3 + c\Sigma^5) V^\top$ with $A = X^\top X$. Some

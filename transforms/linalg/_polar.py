@@ -4,9 +4,9 @@ r"""The polar factor $U V^\top$ of $X = U \Sigma V^\top$: exactly, or by Newton-
 |---|---|---|
 | `polar_svd` | one thin SVD, `O(m²n)` | zero singular values stay zero |
 | `polar_qr_svd` | a QR and an SVD of order `m`, `O(m²n)` | the same |
-| both on TPUs | 13 rounds of `4m²n + 2m³` FLOPs (`_by_products.py`) | the same |
+| both on TPUs and GPUs | 13 rounds of `4m²n + 2m³` FLOPs (`_by_products.py`) | the same |
 | `polar_qdwh` | at most 6 QR or Cholesky steps, `O(m²n)` | null space filled arbitrarily |
-| the same on TPUs | 16 rounds of `4m²n + 2m³` FLOPs | the same |
+| the same on TPUs and GPUs | 16 rounds of `4m²n + 2m³` FLOPs | the same |
 | `newton_schulz` | 5 steps: `20m²n + 10m³` FLOPs; if `n ≥ 2m`, `8m²n + 28m³` | as `polar_svd` |
 
 Newton-Schulz: $X \leftarrow aX + (bA + cA^2)X$, $A = XX^\top$, from $X / (\|X\|_F + \epsilon)$, on
@@ -43,7 +43,7 @@ import jax.numpy as jnp
 from .._side import LEFT, side_of
 from ._by_products import UNROLLED, polar_by_products, polar_of_range
 from ._numerics import one_by_one, power_of_two
-from ._platforms import by_platform, in_turn
+from ._platforms import in_turn, on_accelerators
 from ._products import gram_of
 from ._spread import spread
 from ._tiles import product
@@ -228,19 +228,19 @@ def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
     """The polar factor `U Vᵀ` of `x (..., m, n)` by SVD, on the range of `x` only.
 
     Singular values up to `size · eps · σ_max` count as zero and stay zero; `size` is `max(m, n)`.
-    On TPUs by products alone: a polar factor needs no singular vectors.
+    On TPUs and GPUs by products alone: a polar factor needs no singular vectors.
     """
     size = size or max(x.shape[-2:])
-    return by_platform(partial(_of_range, size=size), partial(_by_svd, size=size), x)
+    return on_accelerators(partial(_of_range, size=size), partial(_by_svd, size=size), x)
 
 
 def polar_qr_svd(x: jax.Array) -> jax.Array:
     """Like `polar_svd`, but after a QR decomposition: the SVD has only the smaller order.
 
-    On TPUs it is `polar_svd`, whose products are with matrices of the smaller order anyway; a QR
-    goes column by column.
+    On TPUs and GPUs it is `polar_svd`, whose products are with matrices of the smaller order
+    anyway; a QR goes column by column.
     """
-    return by_platform(partial(_of_range, size=max(x.shape[-2:])), _by_qr_svd, x)
+    return on_accelerators(partial(_of_range, size=max(x.shape[-2:])), _by_qr_svd, x)
 
 
 def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -252,7 +252,7 @@ def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _of_range(x: jax.Array, size: int) -> jax.Array:
-    """`polar_svd` on TPUs."""
+    """`polar_svd` on TPUs and GPUs."""
     near_one, finite = _near_one(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
     found = polar_of_range(near_one, size)
     return jnp.where(finite, found, jnp.nan).astype(x.dtype)
@@ -283,7 +283,8 @@ def polar_qdwh(x: jax.Array) -> jax.Array:
     """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
 
     For `x` of full rank: the null space of `x` is filled with orthonormal directions, not zeros. On
-    TPUs by products alone (`_by_products.py`), which fill it with directions of any length up to 1.
+    TPUs and GPUs by products alone (`_by_products.py`), which fill it with directions of any length
+    up to 1.
     """
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = x.shape[-2] < x.shape[-1]
@@ -292,5 +293,5 @@ def polar_qdwh(x: jax.Array) -> jax.Array:
         unitary = jax.scipy.linalg.polar(a.T if wide else a, method="qdwh")[0]
         return unitary.T if wide else unitary
 
-    found = one_by_one(lambda a: by_platform(polar_by_products, one, a), work)
+    found = on_accelerators(polar_by_products, partial(one_by_one, one), work)
     return found.astype(x.dtype)

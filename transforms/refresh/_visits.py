@@ -6,9 +6,19 @@ at most steps. A round takes one matrix out of the batch, works on it, and write
 Temporaries are those of one matrix, whatever the size of the batch.
 
 *On GPUs* a round takes several factors if all of them are due, they are not in few bits, and the
-work on them has no choices that would save some of it: a batched `eigh` (cuSOLVER's `syevBatched`)
-is faster than as many single ones, and the kernels beside it are launched once. What is left goes
-one by one.
+work on them has no choices that would save some of it. The kernels beside a decomposition are then
+launched once, and a batched `eigh` (cuSOLVER's `syevBatched`) takes about as long for many matrices
+as for two. From `LARGE` numbers on, single ones are faster if there are few. What is left goes one
+by one. Milliseconds of a matrix on an H100 (JAX 0.11.2):
+
+| order | one | 2 to 4 | 8 | 24 | 72 |
+|---|---|---|---|---|---|
+| 256 | 2.3 | | 0.4 | | 0.05 (96) |
+| 512 | 5.0 | 7.6 | | 1.1 | |
+| 768 | 9.0 | 15 to 27 | 7.5 | 2.2 | 1.1 |
+| 1024 | 12 | 37 | 8.5 | 2.9 | |
+| 2048 | 26 | 129 | 26 | | |
+| 3072 | 54 | 218 | 69 (6) | | |
 """
 
 from __future__ import annotations
@@ -27,8 +37,11 @@ from ..linalg._spread import is_shared
 TOGETHER = 2**25
 """GPUs visit as many matrices at once as have this many numbers: 128 MiB in float32."""
 
-DECOMPOSED = 2**21
-"""And refresh as many: 32 of order 256, two of order 1024. Large ones fill a GPU by themselves."""
+DECOMPOSED = 2**24
+"""And refresh as many as have this many: 256 of order 256, 28 of order 768, 16 of order 1024."""
+
+LARGE, FEW = 2**17, 8
+"""But those of `LARGE` numbers, from order 363 on, alone if there would be fewer than `FEW`."""
 
 
 def visit_due(
@@ -37,6 +50,8 @@ def visit_due(
     """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,)."""
     size = math.prod(batch_shape)
     together = 1 if is_shared() else _at_once(size, numbers, DECOMPOSED)
+    if numbers is not None and numbers >= LARGE and together < FEW:
+        together = 1
 
     def visited(batch: Any, due: jax.Array, together: int = 1) -> Any:
         """Those of the groups of so many entries that are due."""
