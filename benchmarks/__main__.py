@@ -31,6 +31,7 @@ SUITES = {
     "layerwise_run": "layerwise_run",
     "refresh": "refresh_time",
     "refreshes": "refresh_programs",
+    "decompositions": "decompositions",
     "storage": "storage_time",
     "reading": "storage_reading",
     "lossless": "lossless",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -16,28 +17,49 @@ from tqdm import tqdm
 
 
 class Program:
-    """A compiled step from a state, which it takes over, to the next, and the times it took."""
+    """A compiled step from a state, which it takes over, to the next, and the times it took.
+
+    It is traced at once and compiled when it is first needed (`compile_all`).
+    """
 
     def __init__(self, step: Callable[..., Any], state: Any, *given: Any):
-        """Compiles `step(state, *given) -> (state, result)`, whose state is donated.
+        """Traces `step(state, *given) -> (state, result)`, whose state is donated.
 
         JAX gives donated buffers to outputs of their shape in order: the state comes first, or the
         updates of square matrices take the buffers of its factors.
         """
         self.state, self.given = state, given
         start = time.perf_counter()
-        lowered = jax.jit(step, donate_argnums=0).lower(state, *given)
+        self._lowered: Any = jax.jit(step, donate_argnums=0).lower(state, *given)
         self.trace_seconds = time.perf_counter() - start
-        self.compiled: Any = lowered.compile()
-        self.compile_seconds = time.perf_counter() - start  # tracing included
-        self.temporaries: int = self.compiled.memory_analysis().temp_size_in_bytes
         self.init_seconds = 0.0  # of compiling what made the state
         self.times: list[float] = []
 
+    @functools.cached_property
+    def _made(self) -> tuple[Any, float]:
+        start = time.perf_counter()
+        return self._lowered.compile(), time.perf_counter() - start
+
+    @property
+    def compiled(self) -> Any:
+        """What JAX compiled."""
+        return self._made[0]
+
+    @property
+    def compile_seconds(self) -> float:
+        """Of tracing and compiling."""
+        return self.trace_seconds + self._made[1]
+
+    @property
+    def temporaries(self) -> int:
+        """In bytes."""
+        return self.compiled.memory_analysis().temp_size_in_bytes
+
     def run(self) -> None:
         """One step, timed in milliseconds."""
+        step = self.compiled
         start = time.perf_counter()
-        self.state, result = self.compiled(self.state, *self.given)
+        self.state, result = step(self.state, *self.given)
         jax.block_until_ready((self.state, result))
         self.times.append(1e3 * (time.perf_counter() - start))
 
@@ -61,13 +83,12 @@ def update_of(optimizer: optax.GradientTransformation, grads: Any) -> Program:
     return program
 
 
-def compiled(making: Mapping[Any, Callable[[], Program]]) -> dict[Any, Program]:
-    """Makes all programs, one for every two cores at a time: so their seconds of compiling mean
-    nothing on large machines."""
+def compile_all(programs: Mapping[Any, Program]) -> None:
+    """Compiles one for every two cores at a time, whose seconds of compiling then mean nothing."""
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
-        made = pool.map(lambda make: make(), making.values())
-        shown = tqdm(made, desc="compile", total=len(making), file=sys.stderr)
-        return dict(zip(making, shown, strict=True))
+        made = pool.map(lambda program: program.compiled, programs.values())
+        for _ in tqdm(made, desc="compile", total=len(programs), file=sys.stderr):
+            pass
 
 
 def take_turns(

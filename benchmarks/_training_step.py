@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import train_lm
 
 Make = Callable[..., optax.GradientTransformation]
-PATCHING = threading.Lock()  # of the example's table, when several programs are made at once
 SIZES = {"steps": 100, "batch": 32, "context": 64, "width": 128, "depth": 4}
 
 
@@ -35,7 +33,7 @@ def training_step(make: Make, corpus: Any, **sizes: int) -> Program:
       corpus: from `corpus_for`.
       sizes: fields of the example's `Config` in the place of `SIZES`.
     """
-    with PATCHING, mock.patch.dict(train_lm.OPTIMIZERS, this=make):
+    with mock.patch.dict(train_lm.OPTIMIZERS, this=make):
         config = train_lm.Config("this", 1e-3, corpus.digest, **(SIZES | sizes))
         state, step, _ = train_lm.make_run(config, corpus)
     return Program(lambda state, text: (step(state, text), ()), state, corpus.train)

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 import curvax
 
 from . import _record
-from ._timing import compiled, take_turns
+from ._timing import Program, compile_all, take_turns
 from ._training_step import Make, corpus_for, training_step
 
 NEVER = curvax.every(10**6, offset=1)
@@ -108,13 +108,11 @@ def measure(
     corpus = corpus_for(sizes["context"])
     known = methods_for(sizes["width"])
     chosen = {name: known[name] for name in known if name in names or name == ADAMW}
-    programs = compiled(
-        {
-            (name, i): functools.partial(training_step, make, corpus, **sizes)
-            for name, method in chosen.items()
-            for i, make in enumerate((method.between, *(m for _, m in method.periodic)))
-        }
-    )
+    programs: dict[Any, Program] = {}
+    for name, method in chosen.items():
+        for i, make in enumerate((method.between, *(m for _, m in method.periodic))):
+            programs[name, i] = training_step(make, corpus, **sizes)
+    compile_all(programs)
     take_turns(programs, rounds, "training steps", seconds)
     ms = {key: program.median for key, program in programs.items()}
     return [row_of(name, method, ms, ms[ADAMW, 0]) for name, method in chosen.items()]

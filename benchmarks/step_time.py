@@ -18,18 +18,19 @@ so the slowest have fewer steps; of less than a hundred the 99th percentile is a
 
 from __future__ import annotations
 
-import functools
+import sys
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
+from tqdm import tqdm
 
 import curvax
 
 from . import _floors, _record
 from ._methods import FAMILIES, Method, chosen
-from ._timing import compiled, percentile, ratio, take_turns, update_of
+from ._timing import Program, compile_all, percentile, ratio, take_turns, update_of
 from ._trees import GPT2_SMALL, LLAMA_130M, Shapes, kernels
 
 SECTIONS = ("gpt2", "llama", "stacking")
@@ -88,13 +89,12 @@ def measure(
     """The rows of one tree's table."""
     grads = kernels(model, seed)
     floors = {name: m.floor(rank) for name, m in methods.items() if m.floor is not None}
-    making: dict[Any, Any] = {
-        name: functools.partial(update_of, method.make(period, rank), grads)
-        for name, method in methods.items()
-    }
+    programs: dict[Any, Program] = {}
+    for name, method in tqdm(methods.items(), desc="trace", file=sys.stderr):
+        programs[name] = update_of(method.make(period, rank), grads)
     # Floors are equal where methods have the same products.
-    making |= {f: functools.partial(_floors.program, f, grads) for f in set(floors.values())}
-    programs = compiled(making)
+    programs |= {floor: _floors.program(floor, grads) for floor in set(floors.values())}
+    compile_all(programs)
     take_turns(programs, rounds, str(model), seconds)
     found = {}
     for name, method in methods.items():
