@@ -59,8 +59,11 @@ def one_by_one(
 
 
 def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Zeros of another shape, on the mesh of `x`, as loops need them if its axes are Explicit."""
-    return jnp.broadcast_to(jnp.zeros_like(x[:1, :1]), shape)
+    """Zeros of another shape, on the mesh of `x`, as loops need them if its axes are Explicit.
+
+    From JAX 0.11 on `zeros_like` leaves the mesh of its argument.
+    """
+    return jnp.broadcast_to(jnp.where(False, x[:1, :1], 0), shape)
 
 
 def significant(squares: jax.Array) -> jax.Array:
