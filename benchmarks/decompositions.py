@@ -110,6 +110,9 @@ def draw(tables: list[_record.Table]) -> Figure:
                     color = _record.COLORS[i]
                     axis.plot([r["order"] for r in rows], ms, style, color=color, label=label)
         axis.set(xscale="log", yscale="log", xlabel="order", ylabel="ms a matrix")
+        orders = sorted({row["order"] for row in table.rows})
+        axis.set_xticks(orders, map(str, orders))
+        axis.minorticks_off()
         axis.set_title(table.title)
         axis.grid(alpha=0.3)
         axis.legend(frameon=False, fontsize=7)

@@ -333,6 +333,18 @@ def test_bad_input_is_named(name: str) -> None:
         action()
 
 
+@pytest.mark.parametrize("storage", ["cholesky", "packed"])
+def test_few_bits_on_explicit_axes(storage: str) -> None:
+    """The loops of their decompositions and reflectors, without `mesh=`."""
+    params = on(mesh_of("explicit"), given({"dense/kernel": (4, 8)})[0])
+    kept = {"cholesky": curvax.cholesky, "packed": curvax.packed}[storage](min_elements=1)
+    optimizer = curvax.soap(1e-3, storage=kept)
+    state = optimizer.init(params)
+    step = jax.jit(optimizer.update).lower(params, state, params).compile()
+    _, after = step(params, state, params)
+    step(params, after, params)
+
+
 @pytest.mark.parametrize("spec", [P(), P(None, "x")], ids=["replicated", "sharded"])
 @every_optimizer
 def test_a_step_compiled_ahead_of_time_takes_its_own_state(row: Row, spec: P) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._numerics import HIGHEST
+from ._numerics import HIGHEST, zeros_beside
 from ._platforms import by_platform, by_rows
 from ._tiles import product
 
@@ -69,5 +69,5 @@ def _by_panels(a: jax.Array) -> jax.Array:
         own = jax.lax.dynamic_update_slice_in_dim(own, corner, start, 0)
         return jax.lax.dynamic_update_slice_in_dim(lower, own, start, 1)
 
-    lower = jax.lax.fori_loop(0, len(a) // PANEL, panel, jnp.zeros_like(a))
+    lower = jax.lax.fori_loop(0, len(a) // PANEL, panel, zeros_beside(a, a.shape))
     return lower[:n, :n]

@@ -61,9 +61,9 @@ def one_by_one(
 def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Zeros of another shape, on the mesh of `x`, as loops need them if its axes are Explicit.
 
-    From JAX 0.11 on `zeros_like` leaves the mesh of its argument.
+    From JAX 0.11 on `zeros_like` drops the mesh. `x` may have leading axes, as has `shape` then.
     """
-    return jnp.broadcast_to(jnp.where(False, x[:1, :1], 0), shape)
+    return jnp.broadcast_to(jnp.where(False, x[..., :1, :1], 0), shape)
 
 
 def significant(squares: jax.Array) -> jax.Array:

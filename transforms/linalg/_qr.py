@@ -128,7 +128,8 @@ def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
             return panel - vector[:, None] * inner, own.at[:, j].set(vector)
 
         panel = jax.lax.dynamic_slice_in_dim(a, start, PANEL, 1)
-        panel, own = jax.lax.fori_loop(0, PANEL, reflect, (panel, jnp.zeros_like(panel)))
+        own = zeros_beside(panel, panel.shape)
+        panel, own = jax.lax.fori_loop(0, PANEL, reflect, (panel, own))
         a = _by_panel(own, a, inverse=True)
         # Exact zeros below the diagonal, where later reflectors leave them.
         triangle = jnp.where(rows[:, None] > start + jnp.arange(PANEL)[None], 0, panel)

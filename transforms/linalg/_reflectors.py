@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 
 from ._cholesky import inverse_of_lower
-from ._numerics import HIGHEST
+from ._numerics import HIGHEST, zeros_beside
 
 PANEL = 64
 """Reflectors that are applied together."""
@@ -83,14 +83,12 @@ def reflected(
 @functools.partial(jax.jit, static_argnames=("precision",))
 def formed(panels: Panels, *, precision: jax.lax.PrecisionLike = None) -> jax.Array:
     """`H_1 ⋯ H_k (..., d, d)`."""
-    zeros = jnp.zeros_like(panels.rows[..., 0, :1, :1])  # on their mesh, as loops need them
-    found = None
+    rows, found = panels.rows[..., 0, :, :], None
     for start, number in reversed(panels.loops(LEAST_FORMED)):
         # The reflectors of this loop change nothing before their rows, in rows or columns.
         new = panels.rows.shape[-1] - start * PANEL if found is None else number * PANEL
-        shape = (*zeros.shape[:-2], new, new)
-        eye = jnp.broadcast_to(jnp.eye(new, dtype=zeros.dtype), shape)
-        corner = jnp.broadcast_to(zeros, shape) + eye
+        zeros = zeros_beside(rows, (*rows.shape[:-2], new, new))
+        corner = zeros + jnp.broadcast_to(jnp.eye(new, dtype=rows.dtype), zeros.shape)
         found = corner if found is None else _joined(corner, found)
         found = _by_panels(panels, start, number, found, False, precision)
     assert found is not None
