@@ -32,6 +32,7 @@ SUITES = {
     "refresh": "refresh_time",
     "refreshes": "refresh_programs",
     "decompositions": "decompositions",
+    "platforms": "platform_losses",
     "storage": "storage_time",
     "reading": "storage_reading",
     "lossless": "lossless",

@@ -8,7 +8,9 @@ branches of a conditional the smallest counts. `all_kernels` counts everything o
 
 Bytes are those of operands and results, as in XLA's own cost analysis, which a GPU's program does
 not have: of an operand that a fusion only slices, those of the slices; of a result that updates an
-operand in place, those of the update. What a TPU's program keeps on the chip does not count.
+operand in place, those of the update. What a TPU's program keeps on the chip does not count. Some
+of these bytes are `copied`: by kernels that lay an array out in another way, or in another place,
+and compute nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ COLLECTIVE = re.compile(r"all-|collective-|reduce-scatter|ragged-")
 PRODUCT = re.compile(r"gemm|cublas|matmul|cudnn")
 LAYOUT_CALLS = ("AssumeGatherIndicesInBound", "AllocateBuffer")  # of a TPU: no work
 SLICES = ("dynamic-slice", "slice", "gather")
+MOVES = {"copy", "transpose"}
+MOVED = {*("parameter", "constant", "bitcast", "tuple", "fusion"), *MOVES, *SLICES}
 BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
 
 
@@ -75,6 +79,7 @@ class Kernels:
 
     kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     bytes: float = 0.0
+    copied: float = 0.0
 
     @property
     def total(self) -> int:
@@ -86,6 +91,7 @@ class Kernels:
         for kind, number in other.kinds.items():
             self.kinds[kind] += times * number
         self.bytes += times * other.bytes
+        self.copied += times * other.copied
 
 
 def size_of(result: str) -> float:
@@ -190,7 +196,8 @@ class Program:
                     found.plus(self._count(x, whole))
             elif kind := self._kind(operation):
                 found.kinds[kind] += 1
-                found.bytes += self._bytes(name, operation)
+                found.bytes += (size := self._bytes(name, operation))
+                found.copied += size * self._copies(operation)
             elif operation.opcode in ("copy-start", "slice-start"):
                 found.bytes += _moved(operation)
         return found
@@ -238,6 +245,13 @@ class Program:
         # A TPU computes single numbers beside its kernels.
         single = ":T(" in result and all(_numbers(axes) == 1 for _, axes in _SHAPE.findall(result))
         return None if single else "others"
+
+    def _copies(self, operation: Operation) -> bool:
+        """Whether a kernel only lays an array out in another way or place."""
+        if operation.opcode != "fusion":
+            return operation.opcode in MOVES
+        inside = {x.opcode for called in operation.called("calls") for x in self._within(called)}
+        return bool(inside & MOVES) and inside <= MOVED
 
     def _bytes(self, name: str, operation: Operation) -> float:
         """What a kernel reads and writes."""

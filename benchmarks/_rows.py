@@ -1,4 +1,4 @@
-"""The registry of `tests/registry`, one row a method, for benchmarks and pages."""
+"""What benchmarks and pages share with the tests: the registry, one row a method, and platforms."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from registry import LEADERS, NAMED, Row, by_family
 from registry import METHODS as REGISTRY
+from tpu_forms import forms_of_tpus
 
-__all__ = ["LEADERS", "NAMED", "REGISTRY", "Row", "by_family"]
+__all__ = ["LEADERS", "NAMED", "REGISTRY", "Row", "by_family", "forms_of_tpus"]

@@ -148,6 +148,7 @@ def measured(cell: Cell) -> dict[str, Any]:
         "all": program.all_kernels.total,
         "loops": program.loops,
         "bytes": round(program.step.bytes),
+        "copied": round(program.step.copied),
         "least": 2 * gradients + 2 * bytes_of(state),
         "gradients": gradients,
         "state": bytes_of(state),
@@ -194,6 +195,7 @@ COLUMNS = {
     "beyond": ("a leaf, beyond products", ".1f"),
     "refreshes": ("more, in refreshes", ",d"),
     "over_least": ("bytes over the least", ".2f"),
+    "copied": ("bytes of copies over gradients", ".2f"),
     "temporaries": ("temporaries over gradients", ".2f"),
     "trace": ("tracing, s", ".1f"),
     "compile": ("compiling, s", ".1f"),
@@ -226,6 +228,8 @@ def row_of(
         row |= {key: plain[key] for key in ("kernels", "products", "copies")}
         row["beyond"] = (plain["kernels"] - plain["products"]) / plain["leaves"]
         row["over_least"] = plain["bytes"] / plain["least"]
+        if "copied" in plain:
+            row["copied"] = plain["copied"] / plain["gradients"]
     if whole and "error" not in whole:
         row["refreshes"] = whole["all"] - whole["kernels"]
         row["over_least_whole"] = whole["bytes"] / whole["least"]
@@ -253,7 +257,9 @@ def tables(lines: dict[Cell, dict[str, Any]]) -> list[_record.Table]:
         leaves = next((line["leaves"] for line in own.values() if "leaves" in line), 0)
         note = f"{leaves} leaves, {jnp.dtype(dtype).name}: {shapes}. {versions_of(own)}."
         title = f"{device}, {model}, {layers}" + (f", stack {stack}" * (stack != "default"))
-        found.append(_record.Table(title, COLUMNS, rows, note))
+        said = {key for row in rows for key, value in row.items() if value not in (None, "")}
+        columns = {key: column for key, column in COLUMNS.items() if key in said}
+        found.append(_record.Table(title, columns, rows, note))
     return found
 
 
@@ -355,7 +361,8 @@ def main() -> None:
         "*Beyond products*: kernels that multiply no matrices. *More, in refreshes*: kernels in "
         "loops and branches that such a step does not take, each once. *Bytes*: read and written "
         "by all kernels of the step, over gradients and state in, updates and state out; a method "
-        "that leaves parts of its state alone may be below 1."
+        "that leaves parts of its state alone may be below 1. *Copies*: kernels that only lay an "
+        "array out in another way or place."
     )
     found = tables(lines)
     settings = {"period": PERIOD, "rank": "a quarter of the width"}

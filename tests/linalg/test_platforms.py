@@ -1,9 +1,8 @@
-"""The forms of decompositions for TPUs, run on the CPU, beside float64.
+"""The forms of decompositions for TPUs, run on the CPU, beside float64."""
 
-Jacobi's method comes from XLA, which has it for CPUs as well; JAX's `eigh` does not offer it there.
-"""
-
+import contextlib
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 from helpers import assert_close, orthogonal, with_spectrum
+from tpu_forms import forms_of_tpus
 
 import curvax
 from curvax import subspaces
@@ -30,32 +30,13 @@ EPS = float(np.finfo(np.float32).eps)
 ORDER = _reflectors.PANEL + 9  # a panel, and a part of one
 
 
-def jacobi(a: jax.Array) -> jax.Array:
-    """XLA's iteration as JAX's lowering for TPUs calls it, on a CPU."""
-    shapes = [jax.ShapeDtypeStruct(shape, a.dtype) for shape in (a.shape, a.shape[:-1])]
-    call = jax.ffi.ffi_call(
-        "Eigh",
-        shapes,
-        vmap_method="sequential",
-        custom_call_api_version=1,
-        legacy_backend_config="1,1,100,1e-6",
-    )
-    return call(a)[0]
-
-
 @pytest.fixture(autouse=True, scope="module")
 def on_a_tpu():
     """Programs have the forms for TPUs, with panels so small that there are several."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (_cholesky, _eigh, _qr, _tiles):
-            patch.setattr(module, "by_platform", lambda tpu, _, *args: tpu(*args))
-        for module in (_polar, _svd):
-            patch.setattr(module, "on_accelerators", lambda products, _, *args: products(*args))
-        patch.setattr(_eigh, "jacobi", jacobi)
-        patch.setattr(_cholesky, "PANEL", 32)
-        jax.clear_caches()
-        yield patch
-    jax.clear_caches()
+    with contextlib.ExitStack() as forms:
+        forms.enter_context(mock.patch.object(_cholesky, "PANEL", 32))
+        forms.enter_context(forms_of_tpus())
+        yield forms
 
 
 SPECTRA = {
@@ -318,14 +299,14 @@ def test_a_subspace_is_that_of_other_platforms(on_a_tpu):
         return u[:, :kept] @ u[:, :kept].T
 
     here = projector()
-    on_a_tpu.undo()
-    jax.clear_caches()
+    on_a_tpu.close()
     energies = spectrum**2
     condition = energies[0] / (energies[kept - 1] - energies[kept])
     assert_close(here, projector(), condition=condition)
 
 
-def test_the_platform_of_the_program_decides():
+def test_the_platform_of_the_program_decides(on_a_tpu):
+    on_a_tpu.close()
     f = jax.jit(lambda x: _platforms.by_platform(jnp.sin, jnp.cos, x))
     assert f(0.0) == 1.0
     traced = f.trace(jax.ShapeDtypeStruct((), jnp.float32))
@@ -336,8 +317,7 @@ def test_the_platform_of_the_program_decides():
 
 def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a_tpu):
     """Other calls than Jacobi's, and anything wider than a panel, XLA writes out block by block."""
-    on_a_tpu.undo()
-    jax.clear_caches()
+    on_a_tpu.close()
     shape = jax.ShapeDtypeStruct((600, 600), jnp.float32)
     functions = {
         "reflectors": _qr.reflectors_of,
@@ -368,8 +348,7 @@ def calls_on_a_gpu(f, *shape: int) -> set[tuple[str, str]]:
 
 def test_programs_for_a_gpu_have_no_svd(on_a_tpu):
     """cuSOLVER's go one after the other, and take ten to a hundred times as long as products."""
-    on_a_tpu.undo()
-    jax.clear_caches()
+    on_a_tpu.close()
     for f in (curvax.polar_svd, _polar.polar_qr_svd, curvax.polar_qdwh):
         assert not calls_on_a_gpu(lambda x, f=f: f(x), 9, 20, 30)
     names = {name for name, _ in calls_on_a_gpu(lambda x: _svd.thin_svd(x), 20, 30)}
@@ -379,8 +358,7 @@ def test_programs_for_a_gpu_have_no_svd(on_a_tpu):
 @pytest.mark.parametrize("function", ["bases", "reflectors"])
 def test_gpus_take_many_matrices_at_once_and_a_few_in_turn(function, on_a_tpu):
     """A batched QR of cuBLAS takes many times as long as a loop of single ones."""
-    on_a_tpu.undo()
-    jax.clear_caches()
+    on_a_tpu.close()
     f = {"bases": _qr.bases_of, "reflectors": _qr.reflectors_of}[function]
     few = calls_on_a_gpu(lambda x: f(x), _qr.MANY - 1, 30, 30)
     assert {operand for name, operand in few if "geqrf" in name} == {"30x30"}

@@ -33,6 +33,7 @@ MODULES = {
     "refresh": "refresh_time",
     "refreshes": "refresh_programs",
     "decompositions": "decompositions",
+    "platforms": "platform_losses",
     "storage": "storage_time",
     "reading": "storage_reading",
     "lossless": "lossless",
@@ -51,6 +52,7 @@ SMALLEST = {
     "refresh": "--only finders --order 8",
     "refreshes": "--methods asgo --orders 16",
     "decompositions": "--orders 8 --matrices 1 2 --rounds 1",
+    "platforms": "--methods sumo --seeds 1,2",
     "storage": "--only bytes --order 64",
     "reading": "--only bases --orders 64 --rounds 1",
     "lossless": "--only digits --methods muon --seeds 1",
@@ -84,7 +86,8 @@ def test_the_command_lists_every_suite() -> None:
 def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
     suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests' programs stay
+    if suite != "platforms":  # which traces anew; otherwise other tests' programs stay
+        monkeypatch.setattr(jax, "clear_caches", lambda: None)
     argv = [*SMALLEST[suite].split(), "--preset", "cpu", "--seed", "3", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [suite, *argv])
     subject = module(MODULES[suite])
@@ -104,6 +107,10 @@ def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
     if suite == "lossless":
         monkeypatch.setitem(module("_tasks").DIGITS, "steps", 4)
         monkeypatch.setattr(subject, "MOMENTS", {"4 bits": subject.MOMENTS["4 bits"]})
+    if suite == "platforms":
+        small = {"steps": 4, "batch": 2, "context": 8, "width": 32, "depth": 1}
+        for name, value in small.items():
+            monkeypatch.setitem(module("_tasks").LM, name, value)
     if suite == "scale":
         monkeypatch.setattr(subject, "LLAMA", {"7B": subject.LLAMA["7B"]})
     with jax.numpy_rank_promotion("allow"):  # the example's model promotes
@@ -150,6 +157,12 @@ def check_bfloat16(tables: list[Any]) -> None:
 def check_overhead(tables: list[Any]) -> None:
     adamw, racs = tables[0]["rows"]
     assert adamw["over_adamw"] == 1 and racs["mean"] == racs["ms"] > 0
+
+
+def check_platforms(tables: list[Any]) -> None:
+    plain, rounded, tpu = (row["by_seed"] for row in tables[0]["rows"])
+    for form in (rounded, tpu):
+        assert plain != form and plain == pytest.approx(form, rel=1e-3)
 
 
 def test_periodic_work_counts_by_its_period() -> None:

@@ -116,6 +116,15 @@ def test_kernels_of_a_step_and_of_what_it_may_not_take() -> None:
     assert program.loops == 3
 
 
+def test_copies_are_told_from_kernels_that_compute() -> None:
+    Program = module("_programs").Program
+    program = Program(PROGRAM)
+    assert program.step.copied == 0  # the cheaper branch has none
+    assert program.all_kernels.copied == 2 * 4 * 8 * 16  # read and written
+    laid_out = Program(PROGRAM.replace("negate(%d)", "copy(%d)"))  # a fusion: a slice of a row
+    assert laid_out.step.copied == (5 + 6) * (2 * 4 * 16 + 4)  # and a counter
+
+
 def test_rounds_of_a_loop_over_all_matrices_are_known() -> None:
     def program(size: int) -> Any:
         visit = lambda x: jnp.sin(x) @ x  # noqa: E731

@@ -1,0 +1,39 @@
+"""Programs for CPUs with the decompositions that programs for TPUs have."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+
+from curvax.transforms.linalg import _eigh
+
+
+@contextlib.contextmanager
+def forms_of_tpus() -> Iterator[None]:
+    """What is traced inside has the forms for TPUs, wherever the platform decides."""
+    with (
+        mock.patch.object(jax.lax, "platform_dependent", _for_a_tpu),
+        mock.patch.object(_eigh, "jacobi", _jacobi),
+    ):
+        jax.clear_caches()
+        yield
+    jax.clear_caches()
+
+
+def _for_a_tpu(*args: Any, default: Callable[..., Any], **forms: Callable[..., Any]) -> Any:
+    return forms.get("tpu", default)(*args)
+
+
+def _jacobi(a: jax.Array) -> jax.Array:
+    """XLA's iteration as JAX's lowering for TPUs calls it; JAX's `eigh` has it for no CPU."""
+    shapes = [jax.ShapeDtypeStruct(shape, a.dtype) for shape in (a.shape, a.shape[:-1])]
+    call = jax.ffi.ffi_call(
+        "Eigh",
+        shapes,
+        vmap_method="sequential",
+        custom_call_api_version=1,
+        legacy_backend_config="1,1,100,1e-6",
+    )
+    return call(a)[0]
