@@ -37,6 +37,9 @@ without a cutoff; and four products for the norm, `2m²n + 6m³`.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,10 +101,9 @@ def _mapped(x: jax.Array, rows: list[Row], largest: float) -> jax.Array:
     if x.shape[-2] < x.shape[-1]:
         # Products of a wide matrix with its transpose would write out the transpose each time.
         return _mapped(x.mT, rows, largest).mT
-    table = jnp.asarray(rows, x.dtype)
 
     def step(i: jax.Array, x: jax.Array) -> jax.Array:
-        a, b, c = table[i]
+        a, b, c = (_chosen(i, column, x.dtype) for column in zip(*rows, strict=True))
         gram = product(x, x, transpose=True)
         eye = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), gram.shape)
         return product(x, a * eye + b * gram + c * product(gram, gram))
@@ -112,6 +114,15 @@ def _mapped(x: jax.Array, rows: list[Row], largest: float) -> jax.Array:
     sound = jnp.where(bound == 0, 1, bound)
     x = x * jnp.where(bound == 0, 0, largest * jax.lax.rsqrt(sound))
     return jax.lax.fori_loop(0, len(rows), step, x, unroll=UNROLLED)
+
+
+def _chosen(i: jax.Array, values: Sequence[float], dtype: jnp.dtype) -> jax.Array:
+    """`values[i]`, of which few differ from the one before; a GPU would look it up in a kernel."""
+    found = jnp.asarray(values[0], dtype)
+    for start, (before, value) in enumerate(itertools.pairwise(values), 1):
+        if value != before:
+            found = jnp.where(i < start, found, value)
+    return found
 
 
 def _largest_eigenvalue(gram: jax.Array) -> jax.Array:
