@@ -225,6 +225,10 @@ class Program:
         opcode, result = operation.opcode, operation.result
         if opcode in NAMING or HALVES.match(opcode):
             return None
+        # A TPU computes single numbers beside its kernels, and copies them, loops' counters.
+        single = ":T(" in result and all(_numbers(axes) == 1 for _, axes in _SHAPE.findall(result))
+        if opcode == "copy":
+            return None if single else "copies"
         if COLLECTIVE.match(opcode):
             return "collectives"
         if opcode == "custom-call":
@@ -233,8 +237,6 @@ class Program:
             if name in LAYOUT_CALLS:
                 return None
             return "products" if PRODUCT.search(name) else "custom calls"
-        if opcode == "copy":
-            return "copies"
         if opcode == "fusion":
             inside = {
                 x.opcode for called in operation.called("calls") for x in self._within(called)
@@ -242,8 +244,6 @@ class Program:
             return "products" if inside & {"dot", "convolution"} else "fusions"
         if opcode in ("dot", "convolution"):
             return "products"
-        # A TPU computes single numbers beside its kernels.
-        single = ":T(" in result and all(_numbers(axes) == 1 for _, axes in _SHAPE.findall(result))
         return None if single else "others"
 
     def _copies(self, operation: Operation) -> bool:

@@ -82,6 +82,7 @@ ENTRY %main (a: f32[8,16], s: s32[]) -> f32[8,16] {
   %a = f32[8,16]{1,0:T(8,128)} parameter(0), metadata={op_name="g['w (x)']"}
   %s = s32[]{:T(128)} parameter(1)
   %one = s32[]{:T(128)} add(%s, %s)
+  %two = s32[]{:T(128)S(6)} copy(%one)
   %product = f32[8,8]{1,0:T(8,128)} fusion(%a), kind=kOutput, calls=%multiplied
   %gemm = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%a), custom_call_target="__cublas$gemm"
   %eigh = f32[8,8]{1,0} custom-call(%product), custom_call_target="EighTpu"
