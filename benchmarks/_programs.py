@@ -238,10 +238,7 @@ class Program:
                 return None
             return "products" if PRODUCT.search(name) else "custom calls"
         if opcode == "fusion":
-            inside = {
-                x.opcode for called in operation.called("calls") for x in self._within(called)
-            }
-            return "products" if inside & {"dot", "convolution"} else "fusions"
+            return "products" if self._inside(operation) & {"dot", "convolution"} else "fusions"
         if opcode in ("dot", "convolution"):
             return "products"
         return None if single else "others"
@@ -250,8 +247,12 @@ class Program:
         """Whether a kernel only lays an array out in another way or place."""
         if operation.opcode != "fusion":
             return operation.opcode in MOVES
-        inside = {x.opcode for called in operation.called("calls") for x in self._within(called)}
+        inside = self._inside(operation)
         return bool(inside & MOVES) and inside <= MOVED
+
+    def _inside(self, fusion: Operation) -> set[str]:
+        """What a fusion consists of."""
+        return {x.opcode for called in fusion.called("calls") for x in self._within(called)}
 
     def _bytes(self, name: str, operation: Operation) -> float:
         """What a kernel reads and writes."""

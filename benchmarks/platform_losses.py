@@ -51,7 +51,7 @@ COLUMNS = {
 
 def losses_of(
     method: Method, form: str, rate: float, adam_rate: float, seeds: Sequence[int]
-) -> Any:
+) -> dict[int, float]:
     """The losses at the end, by seed."""
     task = lm()
     method = Method(rounded(method.make), method.options) if form == ROUNDED else method
