@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -80,6 +81,8 @@ class Compiled(NamedTuple):
 
 
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
+MEMORY = {"cpu": math.inf, "v5e": 16 * 2**30, "h200": 151397597184}
+"""Bytes of a device. XLA keeps some for itself: what needs more than these fits in no case."""
 
 
 @functools.cache  # another topology would have other devices

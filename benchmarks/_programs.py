@@ -214,10 +214,10 @@ class Program:
         return int(bounds[0]) if len(bounds) == 1 and bounds[0].isdigit() else 0
 
     def _within(self, name: str) -> Iterator[Operation]:
-        """A computation and what it calls."""
+        """A computation and what it calls, but for what renames."""
         for operation in self.computations.get(name, {}).values():
             yield operation
-            for attribute in ("calls", "to_apply"):
+            for attribute in () if self._renames(operation) else ("calls", "to_apply"):
                 for called in operation.called(attribute):
                     yield from self._within(called)
 
@@ -254,6 +254,12 @@ class Program:
         """What a fusion consists of."""
         return {x.opcode for called in fusion.called("calls") for x in self._within(called)}
 
+    def _renames(self, operation: Operation) -> bool:
+        """Whether it moves nothing: a TPU's tiles of bytes, of another height in the same place."""
+        if operation.opcode == "fusion" and "output_to_operand_aliasing" in operation.rest:
+            return self._inside(operation) <= {"parameter", "copy"}
+        return operation.opcode == "bitcast"
+
     def _bytes(self, name: str, operation: Operation) -> float:
         """What a kernel reads and writes."""
         lines = self.computations[name]
@@ -281,7 +287,7 @@ class Program:
             part = 0.0
             for user in users[x]:
                 first = user.operands[0] == x
-                if user.opcode == "bitcast":
+                if self._renames(user):
                     part += through(user.name)
                 elif user.opcode in SLICES and first:
                     part += size_of(user.result) if whole else 0.0
@@ -300,7 +306,7 @@ class Program:
 
         def behind(x: str) -> Operation | None:
             operation = lines.get(x)
-            while operation is not None and operation.opcode == "bitcast":
+            while operation is not None and self._renames(operation):
                 operation = lines.get(operation.operands[0])
             return operation
 

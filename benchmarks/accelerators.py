@@ -17,7 +17,7 @@ of `accelerators.jsonl` beside the results, and is not compiled again while that
 from __future__ import annotations
 
 # isort: off
-from ._compilers import PLATFORMS, compiled
+from ._compilers import MEMORY, PLATFORMS, compiled
 
 # isort: on
 import contextlib
@@ -129,6 +129,9 @@ def measured(cell: Cell) -> dict[str, Any]:
     optimizer = method_of(cell).make(PERIOD, model.width // 4)
     kernels = abstract_kernels(model, dtype, scanned=cell.layers == "scanned")
     state = jax.eval_shape(optimizer.init, kernels)
+    gradients = bytes_of(kernels)
+    if gradients + bytes_of(state) > MEMORY[cell.device]:
+        return {"error": DOES_NOT_FIT}
 
     def step(state: Any, gradients: Any, params: Any) -> Any:
         return optimizer.update(gradients, state, params)[::-1]
@@ -138,7 +141,6 @@ def measured(cell: Cell) -> dict[str, Any]:
     if made is None:
         return {"error": DOES_NOT_FIT}
     program = Program(made.program.as_text())
-    gradients = bytes_of(kernels)
     return {
         "versions": versions(cell.device),
         "leaves": len(jax.tree.leaves(kernels)),

@@ -185,6 +185,55 @@ def test_a_tpu_reads_the_slice_of_a_nested_fusion_and_of_a_transfer() -> None:
     assert step.bytes == 2 * matrix + 2 * matrix + (matrix + index + matrix)
 
 
+# A TPU's bytes in tiles of 32 rows, of which a fusion takes or updates a slice in tiles of 8.
+IN_OTHER_TILES = """
+HloModule jit_step, is_scheduled=true
+
+%low (p.0: u8[12,64,128]) -> u8[12,64,128] {
+  %p.0 = u8[12,64,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  ROOT %c.0 = u8[12,64,128]{2,1,0:T(8,128)(4,1)} copy(%p.0)
+}
+
+%high (p.1: u8[12,64,128]) -> u8[12,64,128] {
+  %p.1 = u8[12,64,128]{2,1,0:T(8,128)(4,1)} parameter(0)
+  ROOT %c.1 = u8[12,64,128]{2,1,0:T(32,128)(4,1)} copy(%p.1)
+}
+
+%taken (p.2: u8[12,64,128], p.3: s32[]) -> u8[1,64,128] {
+  %p.2 = u8[12,64,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %p.3 = s32[]{:T(128)} parameter(1)
+  %f.2 = u8[12,64,128]{2,1,0:T(8,128)(4,1)} fusion(%p.2), kind=kLoop, output_to_operand_aliasing={{}: (0, {})}, calls=%low
+  %c.2 = s32[] constant(0)
+  ROOT %d.2 = u8[1,64,128]{2,1,0:T(8,128)(4,1)} dynamic-slice(%f.2, %p.3, %c.2, %c.2), dynamic_slice_sizes={1,64,128}
+}
+
+%updated (p.4: u8[12,64,128], p.5: u8[1,64,128], p.6: s32[]) -> u8[12,64,128] {
+  %p.4 = u8[12,64,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %p.5 = u8[1,64,128]{2,1,0:T(8,128)(4,1)} parameter(1)
+  %p.6 = s32[]{:T(128)} parameter(2)
+  %f.4 = u8[12,64,128]{2,1,0:T(8,128)(4,1)} fusion(%p.4), kind=kLoop, output_to_operand_aliasing={{}: (0, {})}, calls=%low
+  %c.4 = s32[] constant(0)
+  %d.4 = u8[12,64,128]{2,1,0:T(8,128)(4,1)} dynamic-update-slice(%f.4, %p.5, %p.6, %c.4, %c.4)
+  ROOT %f.5 = u8[12,64,128]{2,1,0:T(32,128)(4,1)} fusion(%d.4), kind=kLoop, output_to_operand_aliasing={{}: (0, {})}, calls=%high
+}
+
+ENTRY %main (a: u8[12,64,128], s: s32[]) -> u8[12,64,128] {
+  %a = u8[12,64,128]{2,1,0:T(32,128)(4,1)} parameter(0)
+  %s = s32[]{:T(128)} parameter(1)
+  %one = u8[1,64,128]{2,1,0:T(8,128)(4,1)} fusion(%a, %s), kind=kLoop, calls=%taken
+  ROOT %all = u8[12,64,128]{2,1,0:T(32,128)(4,1)} fusion(%a, %one, %s), kind=kLoop, calls=%updated
+}
+"""  # noqa: E501
+
+
+def test_tiles_of_another_height_are_no_reason_to_read_a_whole_array() -> None:
+    step = module("_programs").Program(IN_OTHER_TILES).step
+    assert step.kinds == {"fusions": 2}
+    index, matrix = 4, 64 * 128
+    assert step.bytes == (matrix + index + matrix) + (matrix + index + matrix)
+    assert step.copied == 0
+
+
 def test_pieces_of_a_collective_count_once() -> None:
     line = "  %a.{} = f32[8]{{0}} all-gather(%p), channel_id={}, dimensions={{0}}"
     text = "\n".join(["ENTRY %main () -> f32[8] {", line.format(1, 9), line.format(2, 9)])

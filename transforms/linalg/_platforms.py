@@ -55,6 +55,15 @@ def on_accelerators(products: Callable[..., Any], others: Callable[..., Any], *a
     return jax.lax.platform_dependent(*args, **forms, default=others)
 
 
+def apart(x: jax.Array) -> jax.Array:
+    """`x`, which a program for a TPU computes apart from what uses it.
+
+    XLA for TPUs also decodes an operand of a product within the product's kernel, in every such
+    kernel and for every tile. Those kernels are long and take it long to compile.
+    """
+    return by_platform(jax.lax.optimization_barrier, lambda x: x, x)
+
+
 def by_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The arrays, laid out by rows in a program for a GPU.
 

@@ -44,6 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._validate import check_choice, check_positive_int
+from ..linalg._platforms import apart
 
 BITS = (4, 6, 8)
 MAPS = ("linear2", "linear", "unsigned")
@@ -139,22 +140,23 @@ def quantize(
     x: jax.Array, scales: jax.Array, codec: Codec, dither: jax.Array | None = None
 ) -> jax.Array:
     """The codes of the elements of `x (..., m, n)`, uint8; `dither` is u for each of them."""
+    *batch, m, n = x.shape
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     scales = scales.astype(dtype)
     # Exact. Elements that do not round to 0, and reciprocals of scales, stay in float32's range.
     in_range = jnp.where(scales > 1, 2.0**-20, 2.0**40).astype(dtype)
     low = scales * in_range
     in_range, low, share = (
-        _of_entries(of_tiles, codec.block, x.shape) for of_tiles in (in_range, low, 1 / (2 * low))
+        _of_columns(of_tiles, codec.block, n) for of_tiles in (in_range, low, 1 / (2 * low))
     )
-    high = 2 * codec.unit * (x.astype(dtype) * in_range)
+    high = 2 * codec.unit * (apart(_bands(x, codec.block)).astype(dtype) * in_range)
 
     # The estimate may be wrong by one, in either direction; the comparisons decide.
     nearby = codec.nearby(high * share)
     values = [codec.integers(nearby + i) for i in (-1, 0, 1)]
     codes = nearby - 1
     if dither is not None:
-        dither = 2 * dither.astype(dtype) - 1
+        dither = 2 * _bands(dither, codec.block).astype(dtype) - 1
     for value, following in itertools.pairwise(values):
         threshold = value + following
         if dither is not None:
@@ -162,7 +164,8 @@ def quantize(
         codes = codes + (low * threshold < high)
     codes = jnp.clip(codes, 0, 2**codec.bits - 1)
     nothing = 0 if codec.map == "unsigned" else codec.zero
-    return jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
+    codes = jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
+    return codes.reshape(*batch, -1, n)[..., :m, :]
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -188,10 +191,15 @@ def _bands(x: jax.Array, block: int) -> jax.Array:
     return x.reshape(*batch, x.shape[-2] // high, high, n)
 
 
+def _of_columns(scales: jax.Array, block: int, columns: int) -> jax.Array:
+    """The scales `(..., ⌈m/b⌉, ⌈n/b⌉)` of the columns of each band, `(..., ⌈m/b⌉, 1, n)`."""
+    return jnp.repeat(scales, block, axis=-1)[..., None, :columns]
+
+
 def _of_entries(scales: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Array:
     """The scales `(..., ⌈m/b⌉, ⌈n/b⌉)` of the entries of matrices of this shape `(..., m, n)`."""
     *batch, m, n = shape
-    wide = jnp.repeat(scales, block, axis=-1)[..., None, :n]
+    wide = _of_columns(scales, block, n)
     rows = wide.shape[-3], max(min(block, m), 1)
     bands = jnp.broadcast_to(wide, (*batch, *rows, n))
     return bands.reshape(*batch, rows[0] * rows[1], n)[..., :m, :]

@@ -46,6 +46,7 @@ from .._side import Side
 from .._trees import where_entries
 from .._validate import check_choice, check_interval, check_positive_int
 from ..linalg._numerics import HIGHEST
+from ..linalg._platforms import apart
 from ..linalg._qr import reflectors_of
 from ..linalg._reflectors import Panels, formed, panels_of, reflected
 from ._cholesky import decomposed
@@ -120,7 +121,7 @@ class Packed(Quantized):
         if not isinstance(stored, PackedFactor):
             return stored
         c = with_diagonal(decode_lower(stored, self.codec), stored.diagonal)
-        return squared(c)
+        return squared(apart(c))
 
     def encode_root(self, x: jax.Array) -> Any:
         """Quantizes the strictly lower triangle of an inverse root."""
@@ -133,7 +134,7 @@ class Packed(Quantized):
         if not isinstance(stored, PackedTriangle):
             return stored
         lower = decode_lower(stored, self.codec)
-        return with_diagonal(lower + lower.mT, stored.diagonal)
+        return apart(with_diagonal(lower + lower.mT, stored.diagonal))
 
     def encode_basis(self, u: jax.Array, previous: Any) -> Any:
         """Quantizes the Householder vectors of orthogonal matrices."""
@@ -184,7 +185,7 @@ class Packed(Quantized):
 
     def _read(self, stored: PackedTriangle) -> Reflectors:
         v = with_diagonal(decode_lower(stored, self.codec), jnp.abs(stored.diagonal))
-        return Reflectors(panels_of(v), jnp.sign(stored.diagonal))
+        return Reflectors(panels_of(apart(v)), jnp.sign(stored.diagonal))
 
 
 def packed(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from .._side import Side
 from .._validate import check_bool, check_positive_int
+from ..linalg._platforms import apart
 from ._codec import Codec, Coded, decode, encode
 from ._storage import rotated
 from ._triangle import diagonal_of
@@ -51,9 +52,9 @@ def decode_square(stored: Square, codec: Codec) -> jax.Array:
     """The matrices `(..., d, d)` that `stored` stands for."""
     order = stored.codes.shape[-2]
     x = decode(Coded(stored.codes, stored.scales), codec, order)
-    if stored.diagonal is None:
-        return x
-    return jnp.where(jnp.eye(order, dtype=bool), stored.diagonal[..., None], x)
+    if stored.diagonal is not None:
+        x = jnp.where(jnp.eye(order, dtype=bool), stored.diagonal[..., None], x)
+    return apart(x)
 
 
 @dataclasses.dataclass(frozen=True)
