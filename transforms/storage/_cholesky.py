@@ -190,7 +190,8 @@ def _attempts(
     # The first attempt is in the loop too: a second decomposition makes programs longer.
     running = lambda s: (s[0] <= RETRIES) & jnp.any(s[2])  # noqa: E731
     start = jnp.int32(0), x, jnp.ones(x.shape[:-2], bool)
-    _, c, failed = jax.lax.while_loop(running, attempt, start)
+    with jax.named_scope("rounds_1"):  # for profiles, and `benchmarks/_programs.py`
+        _, c, failed = jax.lax.while_loop(running, attempt, start)
     if damping_mode == "relative":  # relative to a largest entry of 0: zeros stay zeros
         c = jnp.where((largest == 0)[..., None, None], 0, c)
     return c, failed
