@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ALL_CELLS, OPTIMIZED, share
+from tpu_forms import forms_of_tpus
 
 from curvax.transforms.storage._codec import (
     MAPS,
@@ -399,6 +400,23 @@ def test_jit_changes_no_bit(bits, map):
     assert _all_same(read(coded), decoded)
     both = optimized(lambda xs: [decode(encode(x, codec), codec, x.shape[-1]) for x in xs])
     assert _all_same(both(xs), decoded)
+
+
+@every_bits
+def test_a_tpu_codes_in_bands_to_the_same_bit(bits):
+    """Whole tiles and cut ones, in batches, with dither and without."""
+    codec, shapes = Codec(bits, BLOCK), [(2 * BLOCK, 10), (13, 10), (2, 3, BLOCK + 1, 7)]
+    xs = [_drawn(shape, seed=4) for shape in shapes]
+    dithers = [None, np.linspace(0, 1, 130, dtype=np.float32).reshape(13, 10), None]
+
+    def both(xs: list[Any]) -> list[Any]:
+        coded = [encode(x, codec, u) for x, u in zip(xs, dithers, strict=True)]
+        return [(c, decode(c, codec, x.shape[-1])) for c, x in zip(coded, xs, strict=True)]
+
+    elsewhere = jax.jit(both)(xs)
+    with forms_of_tpus():
+        assert "optimization_barrier" in str(jax.make_jaxpr(both)(xs))
+        assert _all_same(jax.jit(both)(xs), elsewhere)
 
 
 # Dtypes

@@ -37,6 +37,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -44,7 +45,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._validate import check_choice, check_positive_int
-from ..linalg._platforms import apart
+from ..linalg._platforms import apart, by_platform
 
 BITS = (4, 6, 8)
 MAPS = ("linear2", "linear", "unsigned")
@@ -141,22 +142,43 @@ def quantize(
 ) -> jax.Array:
     """The codes of the elements of `x (..., m, n)`, uint8; `dither` is u for each of them."""
     *batch, m, n = x.shape
+
+    def in_bands(x: jax.Array, scales: jax.Array, dither: jax.Array | None) -> jax.Array:
+        """For TPUs: XLA would write the scales of all entries out."""
+        of_entries = functools.partial(_of_columns, block=codec.block, columns=n)
+        thresholds = None if dither is None else _bands(dither, codec.block)
+        codes = _rounded(apart(_bands(x, codec.block)), scales, of_entries, codec, thresholds)
+        return codes.reshape(*batch, -1, n)[..., :m, :]
+
+    def at_once(x: jax.Array, scales: jax.Array, dither: jax.Array | None) -> jax.Array:
+        of_entries = functools.partial(_of_entries, block=codec.block, shape=x.shape)
+        return _rounded(x, scales, of_entries, codec, dither)
+
+    return by_platform(in_bands, at_once, x, scales, dither)
+
+
+def _rounded(
+    x: jax.Array,
+    scales: jax.Array,
+    of_entries: Callable[[jax.Array], jax.Array],
+    codec: Codec,
+    dither: jax.Array | None,
+) -> jax.Array:
+    """The codes of the elements of `x`, whose scales are `of_entries(scales)`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     scales = scales.astype(dtype)
     # Exact. Elements that do not round to 0, and reciprocals of scales, stay in float32's range.
     in_range = jnp.where(scales > 1, 2.0**-20, 2.0**40).astype(dtype)
     low = scales * in_range
-    in_range, low, share = (
-        _of_columns(of_tiles, codec.block, n) for of_tiles in (in_range, low, 1 / (2 * low))
-    )
-    high = 2 * codec.unit * (apart(_bands(x, codec.block)).astype(dtype) * in_range)
+    in_range, low, share = map(of_entries, (in_range, low, 1 / (2 * low)))
+    high = 2 * codec.unit * (x.astype(dtype) * in_range)
 
     # The estimate may be wrong by one, in either direction; the comparisons decide.
     nearby = codec.nearby(high * share)
     values = [codec.integers(nearby + i) for i in (-1, 0, 1)]
     codes = nearby - 1
     if dither is not None:
-        dither = 2 * _bands(dither, codec.block).astype(dtype) - 1
+        dither = 2 * dither.astype(dtype) - 1
     for value, following in itertools.pairwise(values):
         threshold = value + following
         if dither is not None:
@@ -164,8 +186,7 @@ def quantize(
         codes = codes + (low * threshold < high)
     codes = jnp.clip(codes, 0, 2**codec.bits - 1)
     nothing = 0 if codec.map == "unsigned" else codec.zero
-    codes = jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
-    return codes.reshape(*batch, -1, n)[..., :m, :]
+    return jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
 
 
 @functools.partial(jax.jit, static_argnums=2)
