@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import time
 from collections.abc import Iterator
@@ -81,8 +80,8 @@ class Compiled(NamedTuple):
 
 
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
-MEMORY = {"cpu": math.inf, "v5e": 16 * 2**30, "h200": 151397597184}
-"""Bytes of a device. XLA keeps some for itself: what needs more than these fits in no case."""
+MEMORY = {"v5e": 16 * 2**30}
+"""Bytes of devices for which XLA refuses what does not fit; it keeps some of them for itself."""
 
 
 @functools.cache  # another topology would have other devices

@@ -130,7 +130,7 @@ def measured(cell: Cell) -> dict[str, Any]:
     kernels = abstract_kernels(model, dtype, scanned=cell.layers == "scanned")
     state = jax.eval_shape(optimizer.init, kernels)
     gradients = bytes_of(kernels)
-    if gradients + bytes_of(state) > MEMORY[cell.device]:
+    if gradients + bytes_of(state) > MEMORY.get(cell.device, math.inf):
         return {"error": DOES_NOT_FIT}
 
     def step(state: Any, gradients: Any, params: Any) -> Any:

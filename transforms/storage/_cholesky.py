@@ -32,7 +32,6 @@ from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval, check_positive_int
 from ..linalg._cholesky import lower_factor, lower_factors
 from ..linalg._numerics import one_by_one
-from ..linalg._platforms import apart
 from ..linalg._spread import traced_per_shape
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
@@ -133,7 +132,7 @@ class Cholesky(Quantized):
         codes, scales = self._squares(stored)
         values = dequantize(codes, without_room(scales), self.codec)
         c = with_diagonal(jnp.where(strictly_lower(order), values, 0), stored.diagonal)
-        return squared(apart(c))
+        return squared(c)
 
     def _squares(self, stored: Triangle | TriangleAndError) -> tuple[jax.Array, jax.Array]:
         """The codes and the scales as squares, with those of C below the diagonal."""

@@ -121,7 +121,7 @@ class Packed(Quantized):
         if not isinstance(stored, PackedFactor):
             return stored
         c = with_diagonal(decode_lower(stored, self.codec), stored.diagonal)
-        return squared(apart(c))
+        return squared(c)
 
     def encode_root(self, x: jax.Array) -> Any:
         """Quantizes the strictly lower triangle of an inverse root."""

@@ -22,7 +22,7 @@ from .._validate import check_bool, check_positive_int
 from ..linalg._platforms import apart
 from ._codec import Codec, Coded, decode, encode
 from ._storage import rotated
-from ._triangle import diagonal_of
+from ._triangle import diagonal_of, with_diagonal
 
 MIN_ELEMENTS = 4096
 """Factors with fewer elements are not quantized (arXiv:2412.10663, C.3)."""
@@ -53,7 +53,7 @@ def decode_square(stored: Square, codec: Codec) -> jax.Array:
     order = stored.codes.shape[-2]
     x = decode(Coded(stored.codes, stored.scales), codec, order)
     if stored.diagonal is not None:
-        x = jnp.where(jnp.eye(order, dtype=bool), stored.diagonal[..., None], x)
+        x = with_diagonal(x, stored.diagonal)
     return apart(x)
 
 

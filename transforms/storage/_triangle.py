@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..linalg._platforms import by_platform
+from ..linalg._platforms import apart, by_platform
 from ..linalg._spread import is_shared, traced_per_shape
 from ..linalg._tiles import product
 from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
@@ -83,7 +83,7 @@ def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
 @traced_per_shape()
 def squared(c: jax.Array) -> jax.Array:
     """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal, by halves: `d³` FLOPs."""
-    half = c.shape[-1] // 2
+    c, half = apart(c), c.shape[-1] // 2
     top = product(c[..., :half, :half], c[..., :, :half].mT)
     bottom = product(c[..., half:, :], c[..., half:, :].mT)
     below = jnp.concatenate([top[..., half:].mT, bottom], axis=-1)
