@@ -3,8 +3,8 @@
 XLA launches a kernel for every operation of a scheduled computation that is not mere naming; what a
 fusion contains runs within its kernel. Operations are counted by kind, with the rounds of the loops
 they are in. A loop whose rounds are not known before the program runs counts as many rounds as its
-scope `rounds_<n>` says, else none: refreshes that are due, restarts of damaged states. Of the
-branches of a conditional the smallest counts. `all_kernels` counts everything once.
+scope `rounds_<n>` says (it may be a mean), else none: refreshes that are due, restarts of damaged
+states. Of the branches of a conditional the smallest counts. `all_kernels` counts everything once.
 
 Bytes are those of operands and results, as in XLA's own cost analysis, which a GPU's program does
 not have: of an operand that a fusion only slices, those of the slices; of a result that updates an
@@ -53,7 +53,7 @@ _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _ARRAY = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\](?:\{[^}]*\})?")
 _ON_CHIP = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\]\{[^}]*S\(1\)[^}]*\}")
 _NAMES = re.compile(r"%([\w.\-]+)")
-_ROUNDS = re.compile(r'rounds_(\d+)/while"')
+_ROUNDS = re.compile(r'rounds_([\d.]+)/while"')
 _TRIPS = re.compile(r'known_trip_count"?[:=]\{"n":"(\d+)"')
 
 
@@ -86,10 +86,10 @@ class Kernels:
         """All of them."""
         return sum(self.kinds.values())
 
-    def plus(self, other: Kernels, times: int = 1) -> None:
+    def plus(self, other: Kernels, times: float = 1) -> None:
         """Adds another count."""
         for kind, number in other.kinds.items():
-            self.kinds[kind] += times * number
+            self.kinds[kind] += round(times * number)
         self.bytes += times * other.bytes
         self.copied += times * other.copied
 
@@ -202,16 +202,16 @@ class Program:
                 found.bytes += _moved(operation)
         return found
 
-    def _rounds(self, loop: Operation) -> int:
+    def _rounds(self, loop: Operation) -> float:
         """Of a loop; 0 if the program decides."""
         if found := _TRIPS.search(loop.rest) or _ROUNDS.search(loop.rest):
-            return int(found[1])
+            return float(found[1])
         bounds = [
             operation.operands[0]
             for operation in self._within(loop.called("condition")[0])
             if operation.opcode == "constant" and operation.result.startswith(("s32[]", "u32[]"))
         ]
-        return int(bounds[0]) if len(bounds) == 1 and bounds[0].isdigit() else 0
+        return float(bounds[0]) if len(bounds) == 1 and bounds[0].isdigit() else 0
 
     def _within(self, name: str) -> Iterator[Operation]:
         """A computation and what it calls, but for what renames."""

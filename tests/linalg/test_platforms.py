@@ -250,6 +250,24 @@ def test_cholesky_factors_are_those_of_float64():
     assert not np.isfinite(jax.jit(_cholesky.lower_factor)(indefinite)).all()
 
 
+@pytest.mark.parametrize("order", [20, 64, 161, 256, 300])
+def test_cholesky_factors_of_any_number_of_panels(order):
+    x = np.random.default_rng(0).standard_normal((order, 2 * order))
+    a = np.float32(x @ x.T / order)
+    panels, together = _cholesky._panels(order)
+    assert order <= panels * _cholesky.PANEL < order + 2 * _cholesky.PANEL
+    assert panels % together == 0
+    found = np.asarray(jax.jit(_cholesky.lower_factor)(np.tril(a)))  # of half, as LAPACK does
+    assert_close(found, np.linalg.cholesky(a.astype(np.float64)), condition=40, eps=EPS)
+
+
+def test_most_products_of_a_cholesky_factor_are_left_out():
+    with mock.patch.object(_cholesky, "PANEL", 128):
+        panels, together = _cholesky._panels(3072)
+    products = panels * _cholesky._rounds(panels, together)
+    assert products * together**2 < panels**3 / 4  # of tiles by a panel; a sixth is needed
+
+
 @pytest.mark.parametrize(("m", "k", "n"), [(7, 70, 33), (33, 5, 64)])
 def test_products_in_tiles_are_products(m, k, n, monkeypatch):
     monkeypatch.setattr(_tiles, "TILE", 32)
@@ -263,6 +281,20 @@ def test_products_in_tiles_are_products(m, k, n, monkeypatch):
     across = a.swapaxes(-1, -2)
     assert_close(_tiles.in_tiles(across, b, transpose=True), exact, 2 * k**0.5)
     assert_close(_tiles.product(across, b, transpose=True), exact, 2 * k**0.5)
+
+
+@pytest.mark.parametrize("order", [64, 70, 130])
+def test_squares_of_triangles_leave_out_tiles_of_zeros(order, monkeypatch):
+    monkeypatch.setattr(_tiles, "TILE", 32)
+    jax.clear_caches()
+    c = np.float32(np.tril(np.random.default_rng(0).standard_normal((3, order, order))))
+    exact = np.matmul(c.astype(np.float64), c.astype(np.float64).swapaxes(-1, -2))
+    found = np.asarray(jax.jit(_tiles.square_of_lower)(c))
+    assert_close(found, exact, 2 * order**0.5)
+    assert np.array_equal(found, found.swapaxes(-1, -2))
+    assert_close(jax.jit(_tiles.square_of_lower)(c[0]), exact[0], 2 * order**0.5)
+    spoilt = jax.jit(_tiles.square_of_lower)(jnp.asarray(c).at[1, order - 1, 0].set(jnp.nan))
+    assert np.isfinite(spoilt).all(axis=(1, 2)).tolist() == [True, False, True]
 
 
 WIDEST = {"cholesky": 128, "triangular_solve": 600}  # the second: rows of a panel, in one solve

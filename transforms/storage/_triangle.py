@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ..linalg._platforms import apart, by_platform
 from ..linalg._spread import is_shared, traced_per_shape
-from ..linalg._tiles import product
+from ..linalg._tiles import square_of_lower
 from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
 
 
@@ -82,12 +82,8 @@ def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
 
 @traced_per_shape()
 def squared(c: jax.Array) -> jax.Array:
-    """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal, by halves: `d³` FLOPs."""
-    c, half = apart(c), c.shape[-1] // 2
-    top = product(c[..., :half, :half], c[..., :, :half].mT)
-    bottom = product(c[..., half:, :], c[..., half:, :].mT)
-    below = jnp.concatenate([top[..., half:].mT, bottom], axis=-1)
-    return jnp.concatenate([top, below], axis=-2)
+    """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal."""
+    return square_of_lower(apart(c))
 
 
 def encode_lower(x: jax.Array, codec: Codec, dither: jax.Array | None = None) -> Coded:
