@@ -239,6 +239,23 @@ def test_states_that_are_not_cut_by_layer_are_refused() -> None:
         curvax.layerwise(block, optax.sgd(0.1), {}, None, inputs()[0])
 
 
+def test_what_does_not_fit_is_named() -> None:
+    layers, x = stacked_layers(), inputs()[0]
+    optimizer = curvax.racs(0.1, **SPECIFIED)
+    one = jax.tree.map(lambda p: p[:1], layers)
+    for other in (optax.adamw(0.1).init(layers), optimizer.init(one)):
+        with pytest.raises(ValueError, match="state has .* for these layers"):
+            curvax.layerwise(block, optimizer, layers, other, x)[1](x)
+    state = optimizer.init(layers)
+    with pytest.raises(ValueError, match=r"block: a layer gets float32.*stacked=False"):
+        curvax.layerwise(lambda layer, x: block(layer, x)[:1], optimizer, layers, state, x)
+    with pytest.raises(ValueError, match=r"block: a layer gets .* returns \(.*stacked=False"):
+        curvax.layerwise(lambda layer, x: (x, x), optimizer, layers, state, x)
+    with pytest.raises(ValueError, match=r"xs: the first axis .* 'keys' has shape \(1, 2\)"):
+        xs = {"keys": jnp.zeros((1, 2))}
+        curvax.layerwise(lambda layer, x, _: block(layer, x), optimizer, layers, state, x, xs)
+
+
 # Memory.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import optax
 from jax.sharding import PartitionSpec as P
 from registry import NAMED
 from shared.meshes import ADAMW, begin, given, mesh_of, on
@@ -32,3 +33,15 @@ def test_copies_of_parameters_are_sharded_like_the_parameters() -> None:
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params
     )
     assert curvax.state_sharding(optimizer, abstract, mesh) == shardings
+
+
+def test_moments_of_other_optimizers_are_sharded_whatever_the_labels_stand_for() -> None:
+    mesh = mesh_of("auto", 4)
+    shapes = {"in/kernel": (8, 4), "in/bias": (4,), "out/kernel": (4, 8)}
+    flat = on(mesh, given(shapes)[0], dict.fromkeys(shapes, P("x")))
+    params = {"in": {"kernel": flat["in/kernel"], "bias": flat["in/bias"]}}
+    params["out"] = {"kernel": flat["out/kernel"]}
+    parts = {"matrices": curvax.muon(0.1), "others": optax.adamw(0.1)}
+    optimizer = optax.partition(parts, {"in": "others", "out": "matrices"})
+    adam = curvax.state_sharding(optimizer, params, mesh).inner_states["others"].inner_state[0]
+    assert {s.spec for s in jax.tree.leaves((adam.mu, adam.nu))} == {P("x")}

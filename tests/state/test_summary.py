@@ -223,6 +223,24 @@ def test_entries_after_steps_are_found_through_wrappers() -> None:
     assert_close(list(entries.values()), list(expected.values()))
 
 
+def test_a_label_may_stand_for_several_parameters() -> None:
+    """As in `optax.partition`: the state then has one hole in place of all of them."""
+    params = linen_params()
+    few = {"down": "own", "layers": "own", "up": "adam"}
+    each = {top: jax.tree.map(lambda _, top=top: few[top], params[top]) for top in params}
+    found = []
+    for labels in (few, each):
+        parts = {"own": curvax.soap(0.1, weight_dimension_numbers=SPEC), "adam": optax.adamw(0.1)}
+        optimizer = optax.partition(parts, labels)
+        state = optimizer.init(params)
+        entries = curvax.state_of(optimizer, params, state, "up/kernel")
+        assert [place.rpartition("up")[0][-3:] for place in entries] == ["mu/", "nu/"]
+        found.append(
+            (curvax.summarize(optimizer, params), curvax.describe_state(optimizer, params))
+        )
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("network", NETWORKS)
 def test_an_unknown_path_lists_the_valid_ones(network: str) -> None:
     params = NETWORKS[network]()

@@ -19,6 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._own_state import arrays_in, difference
+from .._paths import named_leaves
 from ..state._portable import by_parameter, by_stack
 from ..state._traced import Traced, place_of, traced
 
@@ -33,6 +35,17 @@ class LayerStates:
     single: Traced
     cut: tuple[bool, ...]  # which arrays have a layer axis
     rules: tuple[Any, ...]  # per array how what the layers return is combined, if they share it
+
+    def check_own(self, state: Any) -> None:
+        """Requires the optimizer's state for all layers.
+
+        Raises:
+          ValueError: naming the first array that differs.
+        """
+        own = named_leaves(self.whole.state).present()
+        message = difference("state", own, arrays_in(state, own), "these layers", dtypes=False)
+        if message:
+            raise ValueError(message)
 
     def split(self, state: Any) -> tuple[list[Any], list[Any]]:
         """The arrays with a layer axis, layers one after the other, and the shared arrays."""

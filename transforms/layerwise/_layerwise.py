@@ -80,8 +80,9 @@ def layerwise(
 
     Raises:
       ValueError: in `backward`, if another backward pass of a jitted step updates the same
-        parameters; if leaves have different numbers of layers; if the state cannot be cut by layer;
-        if updates depend on a norm over all layers, as with `optax.clip_by_global_norm` (see
+        parameters; if leaves have different numbers of layers; if `block` returns something else
+        than it gets; if the state is not the optimizer's, or cannot be cut by layer; if updates
+        depend on a norm over all layers, as with `optax.clip_by_global_norm` (see
         `curvax.clip_by_last_norm`); or if refreshes are staggered over all layers.
 
     Example:
@@ -108,12 +109,16 @@ def layerwise(
         check_optimizer(optimizer, layers)
         return _one_layer(block, optimizer, layers, state, x, inputs)
     number = _number_of(layers)
+    _check_inputs(xs, number)
     states = layer_states(optimizer, layers, number)
     check_layers_are_apart(optimizer, states)
+    x = jax.tree.map(jnp.asarray, x)
 
     def forward(x: Any, of_layer: Any) -> tuple[Any, Any]:
         layer, others = of_layer
-        return block(from_int8(layer), x, *others), x
+        output = block(from_int8(layer), x, *others)
+        _check_output(x, output)
+        return output, x
 
     output, kept = jax.lax.scan(forward, x, (layers, inputs))
 
@@ -122,6 +127,7 @@ def layerwise(
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
         check_updated_once(layers)
+        states.check_own(state)
         cut, shared = states.split(state)
 
         def changed(gradient: Any, layer: Any, cut: Any, shared: Any) -> Any:
@@ -248,6 +254,34 @@ def _number_of(layers: Any) -> int:
     if first is None:
         raise ValueError("layers must have at least one parameter.")
     return first
+
+
+def _check_inputs(xs: Any, number: int) -> None:
+    """Requires the other inputs of layers to have the layer axis.
+
+    Raises:
+      ValueError: naming the array that has not.
+    """
+    for name, x in named_leaves(xs).present().items():
+        if not jnp.ndim(x) or len(x) != number:
+            raise ValueError(
+                f"xs: the first axis of every array must be the layer axis, of {number} layers; "
+                f"{name or 'it'!r} has shape {jnp.shape(x)}."
+            )
+
+
+def _check_output(given: Any, output: Any) -> None:
+    """Requires a layer to return what the next one can take.
+
+    Raises:
+      ValueError: naming what a layer gets, and what it returns.
+    """
+    kind = functools.partial(jax.tree.map, lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}")
+    if (before := kind(given)) != (after := kind(output)):
+        raise ValueError(
+            f"block: a layer gets {before} and returns {after}, but the next layer takes what it "
+            "returns. Give stacked=False to parts that change it, such as an embedding or a head."
+        )
 
 
 def _vjp(block: Any, layer: Any, x: Any, others: Any, dx: Any) -> tuple[Any, Any]:

@@ -73,16 +73,32 @@ def entries_in(whole: Traced, params: Any) -> list[Entry]:
         """Whether `node` is one parameter's entry in a tree like the parameters."""
         return is_hole(node) or isinstance(node, Coded)
 
-    def is_moment(node: Any) -> bool:
-        """Whether `node` is a tree like the parameters, perhaps with holes."""
+    def filled(node: Any) -> Any:
+        """`node` with a hole for each parameter where it has one for several."""
+
+        def fill(x: Any, own: Any) -> Any:
+            return jax.tree.map(lambda _: x, own, is_leaf=is_hole) if is_hole(x) else x
+
+        try:
+            return jax.tree.map(fill, node, params, is_leaf=is_whole)
+        except ValueError:  # no tree like the parameters
+            return node
+
+    def moments(node: Any) -> list[Any] | None:
+        """The entries of a tree like the parameters, perhaps with holes; of another one none."""
         leaves, treedef = jax.tree.flatten(node, is_leaf=is_whole)
-        return treedef == named.treedef and all(
+        if treedef != named.treedef and any(map(is_hole, leaves)):
+            leaves, treedef = jax.tree.flatten(filled(node), is_leaf=is_whole)
+        fits = treedef == named.treedef and all(
             is_whole(x) or jnp.shape(x) == shape for x, shape in zip(leaves, shapes, strict=True)
         )
+        return leaves if fits else None
+
+    def is_moment(node: Any) -> bool:
+        return moments(node) is not None
 
     def of_moment(path: Any, node: Any) -> Iterator[Entry]:
-        leaves = jax.tree.leaves(node, is_leaf=is_whole)
-        for name, entry in zip(named.names, leaves, strict=True):
+        for name, entry in zip(named.names, moments(node) or (), strict=True):
             for inner_path, leaf in jax.tree_util.tree_leaves_with_path(entry):
                 full = "/".join(filter(None, (place_of(path), name, place_of(inner_path))))
                 field = "/".join((_field(path), *_names(inner_path)))
