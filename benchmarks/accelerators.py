@@ -37,7 +37,7 @@ from matplotlib.lines import Line2D
 import curvax
 from curvax.transforms.refresh import _due
 
-from . import _lines, _record
+from . import _aims, _lines, _record
 from ._methods import FAMILIES, METHODS, PEERS, RATE, Method, methods_of
 from ._programs import Program
 from ._rows import NAMED
@@ -367,6 +367,8 @@ def main() -> None:
         "array out in another way or place."
     )
     found = tables(lines)
+    aims = _aims.table(found)
+    found = [aims, *found] if aims.rows else found
     settings = {"period": PERIOD, "rank": "a quarter of the width"}
     _record.write(
         args, "accelerators", "Programs for accelerators", about, found, draw(lines), settings

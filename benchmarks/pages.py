@@ -35,6 +35,7 @@ PAGES = (
     "docs/combinations.md",
     "docs/claims.md",
     "docs/start.md",
+    "docs/performance.md",
 )
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
@@ -258,6 +259,13 @@ def overheads() -> str:
     return f"{found}\n\n{source('overhead')}"
 
 
+def aims() -> str:
+    """What compiled programs should have, and which methods' have it."""
+    page = FOLDER.joinpath("accelerators.md").read_text()
+    section = page.partition("\n## Aims\n")[2].partition("\n## ")[0]
+    return section[section.index("|") :].strip()
+
+
 def percent(row: dict[str, Any]) -> str:
     """How much longer than AdamW's."""
     return "" if row["method"] == "optax.adamw" else f"{100 * (row['over_adamw'] - 1):+.1f} %"
@@ -270,6 +278,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "leaders": leaders,
     "rates": rates,
     "overheads": overheads,
+    "aims": aims,
     **{
         f"claims_{paper}": functools.partial(lambda paper: _claims.claims(paper, runs()), paper)
         for paper in _claims.CLAIMS

@@ -287,6 +287,19 @@ class Cell(NamedTuple):
     name: str
 
 
+def test_methods_on_either_side_of_a_bound_are_named() -> None:
+    aims, Table = module("_aims"), module("_record").Table
+    seconds = {"optax.contrib.muon": 4.0, "racs": 2.0, "soap": 6.0, "shampoo": 6.1, "muon": None}
+    rows = [{"method": name, "trace": 0.0, "compile": x} for name, x in seconds.items()]
+    rows.append({"method": "soap, CQ", "trace": 9.0, "compile": 9.0})
+    (row,) = aims.table([Table("v5e, 96, unrolled", {}, rows)]).rows
+    assert row["bound"] == "1.5"
+    assert (row["met"], row["missed"]) == ("`racs` 0.50, `soap` 1.50", "`shampoo` 1.52")
+    many = {f"{name}, VQ": {"beyond": 5.0 + i} for i, name in enumerate("abcdefghi")}
+    aim = next(a for a in aims.aims() if a.what.endswith("products, in few bits"))
+    assert aims.row_of(aim, many)["missed"] == "9: `a`, VQ 5.0 to `i`, VQ 13.0"
+
+
 def test_a_line_is_measured_once(tmp_path: Path) -> None:
     args = SimpleNamespace(lines=None, out=tmp_path, again=False, limit=1)
     measured: list[str] = []
