@@ -11,12 +11,16 @@ import optax
 
 from ..transforms._decay import unless_zero
 from ..transforms._guard import guard_leaves
-from ..transforms._validate import check_interval
+from ..transforms._validate import check_interval, shown
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.matrices._routing import route
 from ..transforms.matrices._view import on_matrices
 
 MeshAxis = str | Sequence[str] | None
+
+
+class _Full(optax.GradientTransformationExtraArgs):
+    """What `assemble` returns, so that it can tell a full optimizer from a direction."""
 
 
 def assemble(
@@ -63,6 +67,12 @@ def assemble(
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
       >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
     """
+    if isinstance(direction, _Full) or not isinstance(direction, optax.GradientTransformation):
+        given = "a full optimizer" if isinstance(direction, _Full) else shown(direction)
+        raise ValueError(
+            "direction must be a transformation of matrices, such as curvax.scale_by_muon() or an "
+            f"optax.chain; got {given}."
+        )
     rule = as_rule(matrices, weight_dimension_numbers)
     others = others_or_adamw(
         others, adam_learning_rate, learning_rate, weight_decay, weight_decay_mask
@@ -82,7 +92,7 @@ def assemble(
     # The routing has removed the output layer, and the embedding that identifies it.
     inside = dataclasses.replace(rule, output_layer=None)
     view = on_matrices(direction, inside, guard=guard, mesh=mesh, mesh_axis=mesh_axis)
-    return route(optax.chain(view, descent), guard_leaves(others), rule)
+    return _Full(*route(optax.chain(view, descent), guard_leaves(others), rule))
 
 
 def others_or_adamw(
@@ -124,11 +134,15 @@ def others_or_adamw(
 
 
 def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
-    made = base(learning_rate) if callable(base) else base
-    if not (callable(base) and isinstance(made, optax.GradientTransformation)):
+    made = base(learning_rate) if callable(base) else None
+    if not isinstance(made, optax.GradientTransformation):
+        is_made = isinstance(base, optax.GradientTransformation)
+        given = "an optimizer" if is_made else shown(base)
+        gives = f", which gives {shown(made)}" if callable(base) else ""
         raise ValueError(
             "base must be a callable from a learning rate to an Optax transformation, such as "
-            f"optax.adamw; got {base!r}, which gives {made!r}."
+            "optax.adamw or functools.partial(optax.adamw, weight_decay=0.1); got "
+            f"{given}{gives}."
         )
     return made
 

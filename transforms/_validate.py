@@ -6,7 +6,10 @@ are tracers are not checked: `inject_hyperparams` calls factories with them.
 
 from __future__ import annotations
 
+import inspect
 import numbers
+import sys
+import textwrap
 from collections.abc import Collection
 from typing import Any
 
@@ -14,6 +17,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+
+
+def shown(value: Any) -> str:
+    """A value in one short line; of a function of curvax that gives one, how to call it."""
+    name = getattr(value, "__name__", None)
+    for module in ("curvax", "curvax.policies", "curvax.subspaces"):
+        is_public = name is not None and getattr(sys.modules.get(module), name, None) is value
+        if is_public and value.__module__.startswith("curvax.transforms."):
+            arguments = inspect.signature(value).parameters.values()
+            needed = ", ".join(a.name for a in arguments if a.default is a.empty)
+            return f"the function {name}; call it: {module}.{name}({needed})"
+    return textwrap.shorten(repr(value), 80, placeholder=" ...")
+
+
+def check_predicate(name: str, value: Any) -> None:
+    """Requires a function of a path and a leaf."""
+    try:
+        inspect.signature(value).bind("path", None)
+    except TypeError as error:
+        raise ValueError(
+            f"{name} must be a predicate that is called with path and leaf, such as "
+            f"lambda path, leaf: leaf.ndim == 2; got {shown(value)}."
+        ) from error
+    except ValueError:  # a function in C without a signature
+        return
 
 
 def _concrete(value: Any) -> float | None:

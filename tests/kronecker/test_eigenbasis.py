@@ -93,7 +93,7 @@ def test_zero_and_rank_one_gradients_give_finite_directions():
         ({"method": "svd"}, "method must be one of 'eigh', 'qr'; got 'svd'"),
         ({"refresh": 0}, "refresh must be a period of at least 1"),
         ({"refresh": curvax.policies.foam()}, "refresh must be .*, which examines 'damping'"),
-        ({"storage": 4}, "storage must be a storage"),
+        ({"storage": 4}, "storage must be curvax.quantized.*; got 4"),
         ({"skip_first": 1}, "skip_first must be True or False, got 1"),
         ({"bias_correction": "no"}, "bias_correction must be True or False"),
     ],

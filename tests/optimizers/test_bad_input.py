@@ -109,6 +109,9 @@ def test_factories_reject_bad_arguments(case: Argument) -> None:
     assert_names(message, (case.name, repr(case.value), case.allowed))
 
 
+FOAM = curvax.policies.foam()
+MASK = {f"block_{i}": {"kernel": True, "bias": False} for i in range(20)}
+
 PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
     (lambda: curvax.every(0), ("k must", "got 0", "at least 1")),
     (lambda: curvax.every(-3), ("k must", "got -3", "at least 1")),
@@ -152,6 +155,54 @@ PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
     (
         lambda: curvax.newton_schulz(jnp.eye(2), coefficients="none"),
         ("coefficients", "'none'", "'quintic'"),
+    ),
+    # Functions in place of their values, and the reverse.
+    (
+        lambda: curvax.soap(0.1, storage=curvax.quantized),  # pyright: ignore
+        ("storage", "the function quantized; call it: curvax.quantized()."),
+    ),
+    (
+        lambda: curvax.soap(0.1, refresh=curvax.policies.foam),  # pyright: ignore
+        ("refresh", "the function foam; call it: curvax.policies.foam()."),
+    ),
+    (
+        lambda: curvax.shampoo(0.1, refresh=curvax.foam),  # pyright: ignore
+        ("refresh", "got <function foam"),  # an optimizer, which calling does not make a policy
+    ),
+    (
+        lambda: curvax.galore(0.1, basis=curvax.subspaces.randomized),  # pyright: ignore
+        ("basis", "the function randomized; call it: curvax.subspaces.randomized()."),
+    ),
+    (
+        lambda: curvax.galore(0.1, carry=curvax.subspaces.rotate),  # pyright: ignore
+        ("carry", "the function rotate; call it: curvax.subspaces.rotate()."),
+    ),
+    (
+        lambda: curvax.shampoo(0.1, base=optax.adamw(0.1)),  # pyright: ignore
+        ("base", "such as optax.adamw or functools.partial(optax.adamw, ", "got an optimizer."),
+    ),
+    (lambda: curvax.shampoo(0.1, base=lambda rate: 3), ("base", "got <function", "gives 3.")),
+    (
+        lambda: curvax.assemble(curvax.muon(0.1), 0.1),
+        ("direction", "curvax.scale_by_muon()", "got a full optimizer."),
+    ),
+    (
+        lambda: curvax.assemble(curvax.scale_by_muon, 0.1),  # pyright: ignore
+        ("direction", "curvax.scale_by_muon()", "got <function scale_by_muon"),
+    ),
+    # What other libraries take.
+    (
+        lambda: curvax.muon(0.1, matrices=lambda leaf: leaf.ndim == 2),  # pyright: ignore
+        ("matrices", "path and leaf", "lambda path, leaf: leaf.ndim == 2; got <function"),
+    ),
+    (
+        lambda: curvax.muon(0.1, matrices=MASK),  # pyright: ignore
+        ("matrices", "optax.partition", "lambda path, leaf", "got {'block_0': ", " ...."),
+    ),
+    # Arguments that have to fit each other are named together.
+    (
+        lambda: curvax.shampoo(0.1, refresh=FOAM),
+        ("damping_mode", "'absolute'", "eps in (0, 3e-07), such as 1e-09; got", "eps=1e-06."),
     ),
 ]
 
@@ -274,7 +325,18 @@ def test_init_rejects_bad_axes(row: Row, axes: Any, fragments: tuple[str, ...]) 
             [MatrixAxes(0, 1), None],
             ("weight_dimension_numbers", "structure", "dense/kernel"),
         ),
-        ({"dense": {"kernel": (0, 1), "bias": None}}, ("weight_dimension_numbers", "MatrixAxes")),
+        (
+            {"dense": {"kernel": (0, 1), "bias": None}},
+            ("weight_dimension_numbers", "(0, 1) at 'dense/kernel'", "MatrixAxes(0, 1)"),
+        ),
+        (
+            {"dense/kernel": ((0,), 1), "dense/bias": None},
+            ("weight_dimension_numbers", "at 'dense/kernel'", "MatrixAxes((0,), 1)"),
+        ),
+        (
+            {"dense/kernel": [0, 1, 2]},
+            ("weight_dimension_numbers", "[0, 1, 2] at 'dense/kernel'", "or None."),
+        ),
         ({"dense/kernel": "rows"}, ("weight_dimension_numbers", "'rows'", "MatrixAxes")),
         (3, ("weight_dimension_numbers", "3", "MatrixAxes")),
         (lambda params: 3, ("weight_dimension_numbers", "3", "MatrixAxes")),
@@ -285,7 +347,8 @@ def test_init_rejects_bad_axes(row: Row, axes: Any, fragments: tuple[str, ...]) 
     ],
     ids=[
         *("pattern fits nothing", "second pattern fits nothing", "leaf lacks", "leaf too many"),
-        *("another structure", "bare tuple", "text", "number", "callable number", "callable lacks"),
+        *("another structure", "bare tuple", "bare tuples", "bare list", "text", "number"),
+        *("callable number", "callable lacks"),
     ],
 )
 @in_turns(2)
@@ -338,7 +401,8 @@ def test_update_rejects_gradients_of_another_shape(row: Row) -> None:
 def test_update_says_that_weight_decay_needs_params(row: Row) -> None:
     optimizer = row.make(weight_decay=0.1)
     state = jax.eval_shape(optimizer.init, DENSE)
-    assert_names(rejection(lambda: jax.eval_shape(optimizer.update, DENSE, state)), ("params",))
+    message = rejection(lambda: jax.eval_shape(optimizer.update, DENSE, state))
+    assert message == "update needs params: optimizer.update(gradients, state, params)."
 
 
 @every_optimizer

@@ -142,6 +142,17 @@ def test_files_that_are_cut_off_or_foreign_are_refused(tmp_path: Path) -> None:
             curvax.check_state(muon, params, description | {"curvax_state_format": number})
 
 
+def test_what_differs_is_said_before_the_arrays() -> None:
+    params = small_tree()
+    muon, soap = (curvax.describe_state(NAMED[name].make(), params) for name in ("muon", "soap"))
+    for name, other, where in (("muon", soap, "the checkpoint"), ("soap", muon, "this optimizer")):
+        with pytest.raises(ValueError, match=rf"^description: only {where} has .*left.*\. \d+ of "):
+            curvax.check_state(NAMED[name].make(), params, other)
+    of_rank_3 = curvax.describe_state(curvax.galore(0.1, rank=3), params)
+    with pytest.raises(ValueError, match=r"^description: \d+ of .*: rank, storage, blocks"):
+        curvax.check_state(curvax.galore(0.1, rank=2), params, of_rank_3)
+
+
 def test_a_description_is_that_of_one_device_on_any_mesh() -> None:
     params = small_tree()
     mesh = jax.make_mesh((4,), ("x",))

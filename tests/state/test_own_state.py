@@ -141,6 +141,34 @@ def test_gradients_of_other_shapes_are_named_without_params() -> None:
     assert names_the_place(message, "float32[6]", "mu/a/bias", "float32[7]")
 
 
+@every_optimizer
+def test_arguments_in_another_order_are_named(row: Row) -> None:
+    """Those of `update`, and of the tools that take parameters and a state."""
+    optimizer = row.make()
+    state = optimizer.init(PARAMS)
+    message = refused(optimizer, PARAMS, gradients=PARAMS, params=state)
+    assert message.startswith("params must") and "(gradients, state, params)" in message
+    message = refused(optimizer, PARAMS, gradients=state, params=PARAMS)
+    assert message.startswith("gradients must") and "(gradients, state, params)" in message
+    for tool in (curvax.report, curvax.portable_state, curvax.place_state):
+        with pytest.raises(ValueError, match=r"got an optimizer's state.*optimizer, params, state"):
+            tool(optimizer, state, PARAMS)
+    with pytest.raises(ValueError, match="params, .* got an optimizer's state"):
+        curvax.summarize(optimizer, state)
+    with pytest.raises(ValueError, match=r"^mesh must be a jax.sharding.Mesh, got <class 'dict'>"):
+        curvax.state_sharding(optimizer, jax.make_mesh((1,), ("x",)), PARAMS)  # pyright: ignore
+
+
+@every_optimizer
+def test_gradients_with_another_tree_are_named(row: Row) -> None:
+    optimizer = row.make()
+    state = optimizer.init(PARAMS)
+    fewer = {"a": {"kernel": PARAMS["a"]["kernel"], "bias": None}}
+    expected = "lack 'a/bias' and 1 more: gradients must have the tree of params."
+    assert refused(optimizer, state, fewer, PARAMS) == f"gradients {expected}"
+    assert refused(optimizer, state, PARAMS, fewer) == f"params {expected}"
+
+
 def test_a_view_alone_names_it_too() -> None:
     params = {"kernel": np.ones((4, 6), np.float32)}
     view, other = (curvax.on_matrices(x) for x in (curvax.momentum(), curvax.scale_by_soap()))

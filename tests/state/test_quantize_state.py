@@ -264,7 +264,7 @@ def test_bfloat16_moments_come_back_as_bfloat16():
         ({"map": "unsigned"}, "map must be one of 'linear2', 'linear'; got 'unsigned'"),
         ({"dither": 1}, "dither must be True or False, got 1"),
         ({"unsigned": "nu"}, "unsigned must be a collection of field names, got 'nu'"),
-        ({"where": 3}, "where must be a callable of a path and a leaf, got 3"),
+        ({"where": 3}, "where must be a predicate that is called with path and leaf, .*; got 3"),
     ],
 )
 def test_bad_arguments(arguments, message):

@@ -196,7 +196,7 @@ def test_a_mesh_changes_no_bit(kind: str) -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="inner must be an Optax transformation, got 3"):
         curvax.int8_weights(3)  # pyright: ignore
-    with pytest.raises(ValueError, match="where must be a callable"):
+    with pytest.raises(ValueError, match="where must be a predicate"):
         curvax.to_int8({}, where="kernel")  # pyright: ignore
     with pytest.raises(ValueError, match=r"'up/bias', of shape \(40,\)"):
         curvax.to_int8(drawn(), where=lambda name, x: True)

@@ -216,13 +216,18 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, sol
       ValueError: naming the argument and what is allowed.
     """
     check_refresh(refresh, ("eigenpairs", "damping"))
-    if refresh.examines is not None:
-        check_choice("solver (with this refresh policy)", solver, ("eigh",))
-        check_choice("damping_mode (with this refresh policy)", damping_mode, ("absolute",))
-        check_interval("eps (with this refresh policy)", eps, 0.0, open_low=True)
-    if refresh.examines == "damping" and not isinstance(refresh.max_damping, Tracer):
-        most = refresh.max_damping
-        check_interval("eps (below the refresh policy's max_damping)", eps, 0.0, most)
+    if refresh.examines is None:
+        return
+    check_choice("solver (with this refresh policy)", solver, ("eigh",))
+    most = refresh.max_damping if refresh.examines == "damping" else float("inf")
+    most = float("inf") if isinstance(most, Tracer) else float(most)
+    if damping_mode != "absolute":
+        raise ValueError(
+            "damping_mode must be 'absolute' with this refresh policy, and eps in "
+            f"(0, {most:g}), such as {min(most / 100, 1e-9):g}; got "
+            f"damping_mode={damping_mode!r} and eps={eps!r}."
+        )
+    check_interval("eps (with this refresh policy)", eps, 0.0, most, open_low=True)
 
 
 def _accumulated(

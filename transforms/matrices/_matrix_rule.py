@@ -18,7 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._paths import check_patterns, matches, named_leaves
-from .._validate import check_bool, check_choice, check_positive_int, check_real
+from .._validate import (
+    check_bool,
+    check_choice,
+    check_positive_int,
+    check_predicate,
+    check_real,
+    shown,
+)
 from ._families import Family
 from ._form import GuessedAxes, MatrixAxes
 from ._names import Shapes, is_depthwise, is_named_matrix, is_second_of_pair, why_no_matrix
@@ -239,9 +246,12 @@ def _check_selection(argument: str, selection: Any) -> None:
     left_out = selection is None or selection is METHODS_OWN
     if not (left_out or isinstance(selection, str) or patterns or predicate):
         raise ValueError(
-            f"{argument} must be None, a path pattern, a sequence of them, or a predicate of path "
-            f"and leaf; got {selection!r}."
+            f"{argument} must be None, a path pattern, a sequence of them, or a predicate such as "
+            "lambda path, leaf: leaf.ndim == 2 (a mask goes to optax.partition); got "
+            f"{shown(selection)}."
         )
+    if predicate:
+        check_predicate(argument, selection)
 
 
 def _selected(

@@ -49,6 +49,12 @@ def _is_entry(x: Any) -> bool:
     return is_hole(x) or isinstance(x, AxesEntry)
 
 
+def _is_whole(x: Any) -> bool:
+    """Whether it is an entry, or a tuple or list of axes in place of one."""
+    axes = jax.tree.leaves(x, is_leaf=_is_entry) if type(x) in (tuple, list) else []
+    return _is_entry(x) or (bool(axes) and all(isinstance(axis, int) for axis in axes))
+
+
 def _by_pattern(spec: Mapping[Any, AxesEntry | None], names: Sequence[str]) -> dict[str, Said]:
     check_patterns("weight_dimension_numbers", map(str, spec), names)
     found = ((n, next((p for p in spec if matches(n, str(p))), ...)) for n in names)
@@ -57,12 +63,15 @@ def _by_pattern(spec: Mapping[Any, AxesEntry | None], names: Sequence[str]) -> d
 
 def _by_tree(spec: Any, names: Sequence[str]) -> dict[str, Said]:
     entries: dict[str, AxesEntry | None] = {}
-    for path, entry in jax.tree_util.tree_leaves_with_path(spec, is_leaf=_is_entry):
+    for path, entry in jax.tree_util.tree_leaves_with_path(spec, is_leaf=_is_whole):
         place = jax.tree_util.keystr(path, simple=True, separator="/")
         if not _is_entry(entry):
+            pair = _is_whole(entry) and len(entry) == 2
+            hint = f" Write curvax.MatrixAxes({entry[0]}, {entry[1]})." if pair else ""
             raise ValueError(
                 f"weight_dimension_numbers has {entry!r} at {place!r}; entries must be "
                 "curvax.MatrixAxes, dimension numbers of optax.contrib's Muon or GaLore, or None."
+                f"{hint}"
             )
         entries[place] = entry
 

@@ -42,7 +42,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_positive_int, if_injected
+from .._validate import check_bool, check_positive_int, if_injected, shown
 
 REQUIRED: dict[Any, tuple[str, ...]] = {
     None: (),
@@ -171,7 +171,7 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
     if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
         raise ValueError(
             "refresh must be a period of at least 1 step or a policy such as curvax.every(10), "
-            f"got {refresh!r}.{if_injected('refresh', refresh)}"
+            f"got {shown(refresh)}.{if_injected('refresh', refresh)}"
         )
     return every(refresh, offset=offset, first=first)
 
@@ -183,7 +183,9 @@ def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
       ValueError: if it is not a policy, examines anything else, or lacks an attribute.
     """
     if not is_policy(refresh):
-        raise ValueError(f"refresh must be a policy such as curvax.every(10), got {refresh!r}.")
+        raise ValueError(
+            f"refresh must be a policy such as curvax.every(10), got {shown(refresh)}."
+        )
     if refresh.examines not in (None, *can_show):
         raise ValueError(
             f"refresh must be curvax.every(k) or a policy that examines "

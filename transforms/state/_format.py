@@ -6,11 +6,12 @@ another meaning (`docs/checkpoints.md`); a test enforces it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 
-from .._own_state import CAUSES
+from .._own_state import causes
 from .._paths import is_hole, named_leaves
 from .._recording import Meaning
 from ..matrices._form import MatrixForm
@@ -76,6 +77,13 @@ def _described(form: MatrixForm) -> str:
     )
 
 
+def _only_in(places: Iterable[str], others: Iterable[str], where: str) -> str:
+    """Names the fields, and the parameters, that are on paths in one state alone."""
+    fields, known = (dict.fromkeys("/".join(p).split("/")) for p in (places, others))
+    alone = [field for field in fields if field not in (*known, "") and not field.isdigit()]
+    return f"only {where} has {', '.join(alone)}. " if alone else ""
+
+
 def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool = False) -> None:
     """Requires a checkpoint to hold the state of this optimizer for these parameters.
 
@@ -121,7 +129,9 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
                 for place in differing[:3]
             )
             raise ValueError(
-                f"description: {len(differing)} of {len(places)} {what} differ ({first}). {CAUSES}"
+                f"description: {_only_in(other, mine, 'the checkpoint')}"
+                f"{_only_in(mine, other, 'this optimizer')}{len(differing)} of {len(places)} "
+                f"{what} differ ({first}). {causes(mine, other)}"
             )
     if own["parts"] != given["parts"]:
         raise ValueError(

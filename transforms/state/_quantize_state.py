@@ -28,7 +28,7 @@ import optax
 
 from .._counts import next_step
 from .._recording import Meaning, record
-from .._validate import check_bool, check_choice, check_positive_int
+from .._validate import check_bool, check_choice, check_positive_int, check_predicate
 from ..distribute._layout import is_divided
 from ..matrices._view import MatrixViewState, record_copies
 from ..storage._codec import Codec, Coded, decode
@@ -87,8 +87,8 @@ def quantize_state(
         raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
     if isinstance(unsigned, str) or not all(isinstance(name, str) for name in unsigned):
         raise ValueError(f"unsigned must be a collection of field names, got {unsigned!r}.")
-    if where is not None and not callable(where):
-        raise ValueError(f"where must be a callable of a path and a leaf, got {where!r}.")
+    if where is not None:
+        check_predicate("where", where)
     check_positive_int("min_elements", min_elements)
     check_choice("map", map, ("linear2", "linear"))
     check_bool("dither", dither)

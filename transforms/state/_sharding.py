@@ -49,7 +49,7 @@ def state_sharding(
       >>> state = jax.jit(optimizer.init, out_shardings=shardings)(params)
     """
     if not isinstance(mesh, Mesh):
-        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {type(mesh)}.")
     _check_memory(mesh, memory_kind)
     lying = {}
     for name, leaf in named_leaves(params).present().items():

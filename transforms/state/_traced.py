@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
+from .._own_state import holds_state
 from .._recording import PerParameter, recording
 from ..distribute._distribute import DivisionRecord
 from ..distribute._layout import is_divided
@@ -131,6 +132,11 @@ def check_optimizer(optimizer: Any, params: Any) -> None:
     if isinstance(params, optax.GradientTransformation):
         raise ValueError(
             "params, the second argument, must be a tree of parameters; got an optimizer."
+        )
+    if holds_state(params):
+        raise ValueError(
+            "params, the second argument, must be a tree of parameters; got an optimizer's state. "
+            "The order is (optimizer, params, state)."
         )
 
 

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from .._side import LEFT, Side
-from .._validate import check_dtype
+from .._validate import check_dtype, shown
 from ..linalg._products import times, times_transposed, transposed_times
 
 
@@ -167,6 +167,7 @@ def as_storage(storage: Any, name: str = "storage") -> Storage:
     storage = dense() if storage is None else storage
     if not isinstance(storage, Storage):
         raise ValueError(
-            f"{name} must be a storage such as curvax.dense(), or None; got {storage!r}."
+            f"{name} must be curvax.quantized(), cholesky(), packed() or dense(), or None; got "
+            f"{shown(storage)}."
         )
     return storage

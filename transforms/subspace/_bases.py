@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_choice, check_positive_int
+from .._validate import check_bool, check_choice, check_positive_int, shown
 from ..linalg._eigh import eigh, with_fixed_signs
 from ..linalg._qr import orthogonal_complement, qr
 from ..linalg._svd import thin_svd
@@ -363,4 +363,6 @@ def _switched(source: str, leading: int, finder: BasisFinder | None) -> Switched
 def check_finder(name: str, value: Any) -> None:
     """Requires a basis finder."""
     if not isinstance(value, BasisFinder) or callable(value):
-        raise ValueError(f"{name} must be a basis such as curvax.subspaces.svd(), got {value!r}.")
+        raise ValueError(
+            f"{name} must be a basis such as curvax.subspaces.svd(), got {shown(value)}."
+        )

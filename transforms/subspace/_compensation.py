@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_choice, check_decay, check_interval
+from .._validate import check_bool, check_choice, check_decay, check_interval, shown
 from ..directions._norm_growth import limited_norm
 
 
@@ -290,5 +290,5 @@ def check_compensation(value: Any) -> None:
     if value is not None and (not isinstance(value, Compensation) or callable(value)):
         raise ValueError(
             "compensation must be None or a value such as curvax.subspaces.optimal(), got "
-            f"{value!r}."
+            f"{shown(value)}."
         )

@@ -36,7 +36,14 @@ from .._counts import next_step
 from .._keys import matrix_keys
 from .._restart import flagged, restarted
 from .._trees import map_unzip, widened
-from .._validate import check_bool, check_choice, check_decay, check_matrices, check_positive_int
+from .._validate import (
+    check_bool,
+    check_choice,
+    check_decay,
+    check_matrices,
+    check_positive_int,
+    shown,
+)
 from ..directions._carry import Carry, find_moments, keep
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ._bases import BasisFinder, check_finder
@@ -114,7 +121,9 @@ def in_subspace(
     check_refresh(refresh, ("projection",))
     check_compensation(compensation)
     if not isinstance(carry, Carry) or callable(carry):
-        raise ValueError(f"carry must be a value such as curvax.subspaces.rotate(), got {carry!r}.")
+        raise ValueError(
+            f"carry must be a value such as curvax.subspaces.rotate(), got {shown(carry)}."
+        )
     check_bool("tracking", tracking)
     check_decay("b3", b3)
     check_choice("side", side, SIDES)

@@ -37,6 +37,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from .._counts import next_step
 from .._paths import named_leaves
+from .._validate import check_predicate
 from ..linalg._platforms import by_platform
 from ..matrices._names import why_no_matrix
 from ..storage._codec import Coded
@@ -78,8 +79,8 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
       >>> weights["up"]["kernel"].codes.dtype, weights["up"]["bias"].dtype
       (dtype('uint8'), dtype('float32'))
     """
-    if where is not None and not callable(where):
-        raise ValueError(f"where must be a callable of a path and a parameter, got {where!r}.")
+    if where is not None:
+        check_predicate("where", where)
     named = named_leaves(params)
 
     def encoded(name: str, x: Any) -> Any:
