@@ -151,12 +151,14 @@ def main() -> None:
         windows = corpus.train[starts + jnp.arange(CONTEXT + 1)[None]]
         params, states, loss = steps["layerwise"](params, states, windows)
         losses.append(float(loss))
-        if i % 10 == 9:
-            print(f"step {i + 1:>4}: loss {sum(losses[-10:]) / 10:.3f}", flush=True)
+        recent = sum(losses[-10:]) / len(losses[-10:])
+        if i % 10 == 9 or i + 1 == args.steps:
+            print(f"step {i + 1:>4}: loss {recent:.3f}", flush=True)
     print(f"letter frequencies alone: {corpus.entropy:.3f}")
 
     assert peaks["layerwise"] < peaks["ordinary"], peaks
-    assert sum(losses[-10:]) / 10 < corpus.entropy, losses
+    if args.steps >= 60:  # fewer are too few to learn more than that
+        assert recent < corpus.entropy, losses
 
 
 if __name__ == "__main__":
