@@ -11,7 +11,7 @@ import optax
 
 from ..transforms._decay import unless_zero
 from ..transforms._guard import guard_leaves
-from ..transforms._validate import check_interval, shown
+from ..transforms._validate import check_interval, concrete, shown
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.matrices._routing import route
 from ..transforms.matrices._view import on_matrices
@@ -82,7 +82,7 @@ def assemble(
             _decayed_weights(weight_decay, weight_decay_mask),
             optax.scale_by_learning_rate(learning_rate),
         )
-    elif isinstance(weight_decay, (int, float)) and weight_decay != 0:
+    elif concrete(weight_decay) not in (None, 0):
         raise ValueError(
             "weight_decay must be 0 with a base: give it to the base, as in "
             f"functools.partial(optax.adamw, weight_decay=0.1); got {weight_decay!r}."

@@ -44,7 +44,7 @@ def check_predicate(name: str, value: Any) -> None:
         return
 
 
-def _concrete(value: Any) -> float | None:
+def concrete(value: Any) -> float | None:
     """The value as a float; `None` for a tracer, NaN if it is not a number."""
     if isinstance(value, Tracer):
         return None
@@ -65,7 +65,7 @@ def check_interval(
     open_high: bool = True,
 ) -> None:
     """Requires `low <= value <= high`; an open end is excluded."""
-    number = _concrete(value)
+    number = concrete(value)
     if number is None:
         return
     above = number > low if open_low else number >= low

@@ -72,3 +72,10 @@ def test_works_with_injected_values_and_without_leaves() -> None:
 def test_a_bad_length_is_refused(max_norm: float) -> None:
     with pytest.raises(ValueError, match="max_norm must be a number"):
         curvax.clip_by_last_norm(max_norm)
+
+
+def test_a_sum_of_squares_that_overflows_clips_the_next_step_and_does_not_erase_it() -> None:
+    clip = curvax.clip_by_last_norm(1.0)
+    _, state = clip.update(jnp.full((10,), 1e19), clip.init(jnp.zeros(10)))
+    clipped, _ = clip.update(jnp.full((10,), 0.1), state)
+    assert jnp.isfinite(state.squares) and (jnp.asarray(clipped) > 0).all()

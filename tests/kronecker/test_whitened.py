@@ -177,3 +177,14 @@ def test_bad_arguments_of_precondition_are_named(wrong, message):
 def test_division_by_eigenvalues_needs_whitened_statistics():
     with pytest.raises(ValueError, match="statistics must be 'kl' with divide=True"):
         curvax.in_eigenbasis(curvax.momentum(), refresh=curvax.every(1), divide=True)
+
+
+def test_the_limit_is_infinite_without_memory() -> None:
+    settings: Any = {"statistics": "kl", "root": 2, "base": None, "refresh": 1, "b2": 0.0}
+    params = {"kernel": jnp.ones((4, 3))}
+    found = []
+    for graft in ("limit", None):
+        optimizer = curvax.shampoo(0.1, graft=graft, **settings)
+        updates, _ = optimizer.update(params, optimizer.init(params), params)
+        found.append(updates["kernel"])
+    assert jnp.isfinite(found[0]).all() and (found[0] == found[1]).all()

@@ -378,3 +378,18 @@ def test_the_bounds_tell_roots_and_dampings_apart():
     for i in range(len(dampings)):
         for j in range(i):
             assert np.abs(roots[i] - roots[j]).max() > 0.1
+
+
+@pytest.mark.parametrize(("root", "size"), [(2, 2e-38), (4, 1.3e-38), (8, 1e-37), (16, 1e-36)])
+def test_roots_of_tiny_matrices_are_finite(root: int, size: float) -> None:
+    found, _ = curvax.inverse_root(size * jnp.eye(3, dtype=jnp.float32), root)
+    np.testing.assert_allclose(np.diag(found), size ** (-1 / root), rtol=1e-4)
+
+
+def test_integers_count_as_float32() -> None:
+    x = np.array([[4, 0], [0, 9]])
+    np.testing.assert_allclose(curvax.inverse_root(x)[0], np.diag([1 / 2, 1 / 3]), rtol=1e-6)
+    for polar in (curvax.polar_svd, curvax.newton_schulz):
+        found = polar(x)
+        assert found.dtype == jnp.float32
+        np.testing.assert_array_equal(found, polar(x.astype(np.float32)))

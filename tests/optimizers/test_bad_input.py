@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from registry import NAMED, REGISTRY, Row, every_optimizer, in_turns
@@ -440,3 +441,12 @@ def test_names_in_messages_are_compared_literally(name: str) -> None:
     """The negative control: a fragment that is not in the message is found out."""
     with pytest.raises(AssertionError, match=re.escape(repr(name))):
         assert_names("another message", (name,))
+
+
+@pytest.mark.parametrize("decay", [0.5, np.float32(0.5), jnp.float32(0.5)])
+def test_a_weight_decay_beside_a_base_is_refused_whatever_its_type(decay: Any) -> None:
+    with pytest.raises(ValueError, match="weight_decay must be 0 with a base"):
+        curvax.shampoo(0.1, weight_decay=decay)
+    with pytest.raises(ValueError, match="weight_decay must be 0 with a base"):
+        injected = curvax.inject_hyperparams(curvax.shampoo)(0.1, weight_decay=float(decay))
+        injected.init({"kernel": jnp.ones((4, 3))})

@@ -211,3 +211,11 @@ def test_a_users_policy_is_obeyed():
         assert factor.damping[t] == damping
         assert_close(factor.inverse_root[t], root, 64, condition=float(d[-1] / damping))
     assert raised > 1 and refreshes > 1
+
+
+def test_integers_of_numpy_are_periods_and_offsets() -> None:
+    own, given = curvax.every(5, offset=1), curvax.every(np.int64(5), offset=np.int64(1))
+    assert [own.due(t) for t in range(1, 12)] == [given.due(t) for t in range(1, 12)]
+    curvax.soap(0.1, refresh=np.int64(5))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="offset must be an integer"):
+        curvax.every(5, offset=1.0)  # type: ignore[arg-type]

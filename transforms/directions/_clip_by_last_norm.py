@@ -65,7 +65,9 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
         factor = jnp.minimum(1.0, max_norm / jnp.sqrt(state.squares))
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
         each = [_sum_of_squares(g) for g in jax.tree.leaves(updates)]
-        return clipped, ClipByLastNormState(jnp.sum(jnp.stack(each)) if each else state.squares)
+        largest = jnp.finfo(jnp.float32).max
+        total = jnp.minimum(jnp.sum(jnp.stack(each)), largest) if each else state.squares
+        return clipped, ClipByLastNormState(total)
 
     return optax.GradientTransformation(init, update)
 

@@ -6,7 +6,8 @@ for the direction $\hat G$ and the transformation $T$ that sets the length: the 
 grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or Adam's direction
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
-*Numerics.* Frobenius norms per matrix in float32 at least; if $\hat G$ is zero, $D$ is zero.
+*Numerics.* Frobenius norms per matrix in float32 at least, of huge and tiny matrices without
+overflow and underflow of their squares; if $\hat G$ is zero, $D$ is zero.
 """
 
 from __future__ import annotations
@@ -83,4 +84,9 @@ def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
 
 def _norm(x: jax.Array) -> jax.Array:
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return jnp.linalg.norm(work, axis=(-2, -1), keepdims=True)
+    # Three sums of one pass; a largest entry, to scale by, would take a pass of its own.
+    plain, of_tiny, of_huge = (
+        jnp.sqrt(jnp.sum(jnp.square(work * scale), axis=(-2, -1), keepdims=True)) / scale
+        for scale in (1.0, 2.0**64, 2.0**-64)
+    )
+    return jnp.where(plain < 2.0**-32, of_tiny, jnp.where(plain > 2.0**32, of_huge, plain))

@@ -53,6 +53,7 @@ from .._validate import (
     check_interval,
     check_matrices,
     check_positive_int,
+    concrete,
 )
 from ..directions._graft import shortened
 from ..linalg._inverse_root import check_root_arguments
@@ -203,7 +204,8 @@ def _limited(
     square: Any = min(direction.shape[-2:]) / (1.0 if b2 is None else 1 - b2)
     if whiten:
         kept = [own for own, factor in zip(Side, factors, strict=True) if factor is not None]
-        square = square * min(own.other.order(direction) for own in kept) / b2
+        square = square * min(own.other.order(direction) for own in kept)
+        square = jnp.inf if concrete(b2) == 0 else square / b2
     longest = square**0.5
     refreshes = sum(factor.refreshes for factor in factors if factor is not None)
     return shortened(direction, jnp.where(jnp.asarray(refreshes) > 0, longest, jnp.inf))

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from .._validate import check_choice, check_interval, check_positive_int
 from ._eigh import eigh, from_eigen, is_indefinite
 from ._iterations import coupled_newton, newton_schulz_root
-from ._numerics import magnitude, one_by_one, power_of_two
+from ._numerics import inexact, magnitude, one_by_one, power_of_two
 from ._tiles import product
 
 DAMPING_MODES = ("absolute", "relative", "floor", "outside")
@@ -109,7 +109,8 @@ def solve_root(
     range, and the scaling is exact. Non-finite input gives NaN.
     """
     size = magnitude(a)
-    multiple = power_of_two(size) // root  # the scale is 2^(-root · multiple)
+    # The scale is 2^(-root · multiple), at most 2^126.
+    multiple = jnp.maximum(power_of_two(size) // root, -(126 // root))
     one = jnp.ones((), a.dtype)
     scale = jnp.ldexp(one, -root * multiple)
     near_one, given = a * scale, jnp.asarray(eps, a.dtype)
@@ -169,6 +170,7 @@ def inverse_root(
     check_interval("eps", eps, 0.0)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
+    a = inexact(a)
     work = a.astype(jnp.promote_types(a.dtype, jnp.float32))
     solved = one_by_one(lambda x: solve_root(x, root, eps, damping_mode, solver), work)
     return solved.inverse_root.astype(a.dtype), solved.error

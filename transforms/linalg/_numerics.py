@@ -15,6 +15,11 @@ HIGHEST = jax.lax.Precision.HIGHEST
 """The precision of all products that feed a root or a basis."""
 
 
+def inexact(x: jax.Array) -> jax.Array:
+    """`x`, integers as float32, as `jax.numpy.linalg` takes them."""
+    return x if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else jnp.asarray(x, jnp.float32)
+
+
 def magnitude(x: jax.Array) -> jax.Array:
     """The largest magnitude in `x`: not finite if an entry is not, and 0 if all are.
 

@@ -42,7 +42,7 @@ import jax.numpy as jnp
 
 from .._side import LEFT, side_of
 from ._by_products import UNROLLED, polar_by_products, polar_of_range
-from ._numerics import one_by_one, power_of_two
+from ._numerics import inexact, one_by_one, power_of_two
 from ._platforms import in_turn, on_accelerators
 from ._products import gram_of
 from ._spread import spread
@@ -147,7 +147,7 @@ def newton_schulz(
     References:
       "aol": Boissin et al., `Turbo-Muon <https://arxiv.org/abs/2512.04632>`_, 2025.
     """
-    rows = coefficient_rows(coefficients, steps)
+    rows, x = coefficient_rows(coefficients, steps), inexact(x)
     work, given = jnp.dtype(x.dtype if work_dtype is None else work_dtype), x.dtype
     # Three at a time if that is less work; the rounding errors of more grow too fast.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) else 1
@@ -230,7 +230,7 @@ def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
     Singular values up to `size · eps · σ_max` count as zero and stay zero; `size` is `max(m, n)`.
     On TPUs and GPUs by products alone: a polar factor needs no singular vectors.
     """
-    size = size or max(x.shape[-2:])
+    size, x = size or max(x.shape[-2:]), inexact(x)
     return on_accelerators(partial(_of_range, size=size), partial(_by_svd, size=size), x)
 
 
@@ -240,7 +240,8 @@ def polar_qr_svd(x: jax.Array) -> jax.Array:
     On TPUs and GPUs it is `polar_svd`, whose products are with matrices of the smaller order
     anyway; a QR goes column by column.
     """
-    return on_accelerators(partial(_of_range, size=max(x.shape[-2:])), _by_qr_svd, x)
+    form = partial(_of_range, size=max(x.shape[-2:]))
+    return on_accelerators(form, _by_qr_svd, inexact(x))
 
 
 def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -286,6 +287,7 @@ def polar_qdwh(x: jax.Array) -> jax.Array:
     TPUs and GPUs by products alone (`_by_products.py`), which fill it with directions of any length
     up to 1.
     """
+    x = inexact(x)
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = x.shape[-2] < x.shape[-1]
 

@@ -96,7 +96,9 @@ class MatrixRule:
         the method (`"auto"` for `racs` and `apollo`), else `None`.
       block_size: cuts matrices into balanced blocks of at most this many rows and columns, each a
         separate matrix; `None` does not cut. If left out: the default of the method (1200 for
-        `shampoo`), else `None`.
+        `shampoo`), else `None`. Where it does not divide a side, the last blocks have a row or
+        column of zeros, which counts in the means that `swan`, `kl_shampoo` and
+        `normalize_matrices` take over rows and columns.
       family: conventions of a family of models; `curvax.rules` has rules with one.
       stack: `True` stacks all matrices of one shape in one array, `False` stacks none, and `None`
         stacks all but parameters that are a batch of matrices of more than 128 × 128 elements

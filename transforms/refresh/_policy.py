@@ -37,6 +37,7 @@ root `Q (d + damping)^(-1/p) Qᵀ`, counts, and rejects non-finite results.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -153,7 +154,7 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
       [1, 4, 7]
     """
     check_positive_int("k", k, traced=True)
-    if isinstance(offset, bool) or not isinstance(offset, int):
+    if isinstance(offset, bool) or not isinstance(offset, numbers.Integral):
         raise ValueError(f"offset must be an integer, got {offset!r}.")
     check_bool("first", first)
     check_bool("stagger", stagger)
@@ -168,12 +169,13 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
     """
     if is_policy(refresh):
         return refresh
-    if isinstance(refresh, bool) or not isinstance(refresh, int) or refresh < 1:
+    integral = isinstance(refresh, numbers.Integral) and not isinstance(refresh, bool)
+    if not integral or refresh < 1:
         raise ValueError(
             "refresh must be a period of at least 1 step or a policy such as curvax.every(10), "
             f"got {shown(refresh)}.{if_injected('refresh', refresh)}"
         )
-    return every(refresh, offset=offset, first=first)
+    return every(int(refresh), offset=offset, first=first)
 
 
 def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:

@@ -1,0 +1,37 @@
+"""The length of grafted directions, of any size."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import curvax
+from curvax.transforms.directions._graft import rescaled
+
+
+@pytest.mark.parametrize("size", [1e-30, 3e-23, 1e-10, 1.0, 1e10, 3e25, 1e30])
+@pytest.mark.parametrize("target", [1e-6, 1.0, 1e6])
+def test_huge_and_tiny_directions_get_the_length(size: float, target: float) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 5)).astype(np.float32)
+    own, like = np.float32(x * size), np.float32(x[::-1] * target)
+    found = np.asarray(jax.jit(rescaled)(own, like), np.float64)
+    lengths = np.linalg.norm(like.astype(np.float64), axis=(1, 2), keepdims=True)
+    directions = own / np.linalg.norm(own.astype(np.float64), axis=(1, 2), keepdims=True)
+    assert np.abs(found / lengths - directions).max() < 1e-6
+
+
+def test_zeros_stay_zero_and_what_is_not_finite_shows() -> None:
+    one = jnp.ones((2, 2))
+    assert not rescaled(jnp.zeros((2, 2)), one).any()
+    assert not rescaled(one, jnp.zeros((2, 2))).any()
+    assert not jnp.isfinite(rescaled(one.at[0, 0].set(jnp.nan), one)).all()
+
+
+def test_tiny_gradients_keep_their_length() -> None:
+    gradient = jnp.full((4, 3), 1e-23)
+    norm_grafting = curvax.graft(optax.identity())
+    updates, _ = norm_grafting.update(gradient, norm_grafting.init(gradient))
+    assert np.abs(np.asarray(updates) / 1e-23 - 1).max() < 1e-6
