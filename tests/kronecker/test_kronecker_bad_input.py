@@ -114,7 +114,7 @@ CASES = [
         *(SHAMPOO, FOAM, DR),
         name="storage",
         values=["dense", jnp.bfloat16, curvax.dense, 4],
-        allowed="curvax.quantized(), cholesky(), packed() or dense(), or None",
+        allowed="curvax.quantized(), curvax.cholesky(), curvax.packed() or curvax.dense(), or None",
     ),
     # When roots are refreshed.
     *of(

@@ -167,7 +167,7 @@ def as_storage(storage: Any, name: str = "storage") -> Storage:
     storage = dense() if storage is None else storage
     if not isinstance(storage, Storage):
         raise ValueError(
-            f"{name} must be curvax.quantized(), cholesky(), packed() or dense(), or None; got "
-            f"{shown(storage)}."
+            f"{name} must be curvax.quantized(), curvax.cholesky(), curvax.packed() or "
+            f"curvax.dense(), or None; got {shown(storage)}."
         )
     return storage
