@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,7 @@ def line_of(request: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def suites(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def suites(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Two of four methods, the second with a longer run; and a longer one of AdamW alone."""
     Suite, SUITES = module("_suites").Suite, module("_suites").SUITES
     share = {"make": None, "methods": METHODS, "seeds": (1, 2, 3), "ladder": "short"}
@@ -85,13 +86,12 @@ def suites(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     second = Suite(name="second", budget=4, steps=400, only=("rate",), after="first", **share)
     share["methods"] = ("adamw",)
     third = Suite(name="third", budget=4, steps=1600, only=("rate",), after="first", **share)
-    for name in list(SUITES):
-        monkeypatch.delitem(SUITES, name)
-    for suite in (first, second, third):
-        monkeypatch.setitem(SUITES, suite.name, suite)
     monkeypatch.setattr(module("_sweep"), "Runner", Known)
     monkeypatch.setattr(Known, "stop", None)
-    return [first, second, third]
+    own = {suite.name: suite for suite in (first, second, third)}
+    # `monkeypatch.delitem` would bring the others back in the reverse order.
+    with mock.patch.dict(SUITES, own, clear=True):
+        yield [first, second, third]
 
 
 def swept(suites: list[Any], folder: Path) -> dict[str, Any]:
