@@ -84,7 +84,7 @@ def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
 
 def _norm(x: jax.Array) -> jax.Array:
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # A GPU reads the matrix once more than for one sum, as it would for a largest entry to scale by.
+    # A GPU reads the matrix once more than for one sum, as it would for a largest entry.
     plain, of_tiny, of_huge = (
         jnp.sqrt(jnp.sum(jnp.square(work * scale), axis=(-2, -1), keepdims=True)) / scale
         for scale in (1.0, 2.0**64, 2.0**-64)
