@@ -20,6 +20,7 @@ import optax
 
 from .._trees import widened
 from .._validate import check_matrices
+from ..linalg._platforms import on_gpus
 
 
 class GraftState(NamedTuple):
@@ -84,9 +85,21 @@ def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
 
 def _norm(x: jax.Array) -> jax.Array:
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # A GPU reads the matrix once more than for one sum, as it would for a largest entry.
+    scales = (1.0, 2.0**64, 2.0**-64)
+    squares = [jnp.square(work * scale) for scale in scales]
+    sums = on_gpus(_sums_in_one, lambda squares: [jnp.sum(s, (-2, -1)) for s in squares], squares)
     plain, of_tiny, of_huge = (
-        jnp.sqrt(jnp.sum(jnp.square(work * scale), axis=(-2, -1), keepdims=True)) / scale
-        for scale in (1.0, 2.0**64, 2.0**-64)
+        (jnp.sqrt(found) / scale)[..., None, None]
+        for found, scale in zip(sums, scales, strict=True)
     )
     return jnp.where(plain < 2.0**-32, of_tiny, jnp.where(plain > 2.0**32, of_huge, plain))
+
+
+def _sums_in_one(stacks: list[jax.Array]) -> list[jax.Array]:
+    """Sums over the matrices of stacks of one shape, which are read once, in one kernel."""
+
+    def plus(a: list[jax.Array], b: list[jax.Array]) -> list[jax.Array]:
+        return [x + y for x, y in zip(a, b, strict=True)]
+
+    zeros = [jnp.zeros((), x.dtype) for x in stacks]
+    return jax.lax.reduce(stacks, zeros, plus, (stacks[0].ndim - 2, stacks[0].ndim - 1))
