@@ -84,7 +84,8 @@ def momentum(
         del params
         count = next_step(state.count)
         weight = 1 - b1 if accumulate == "ema" else 1.0
-        mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, state.mu)
+        wide = jax.tree.map(lambda g, m: m.astype(jnp.result_type(g, m)), updates, state.mu)
+        mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, wide)
         ahead, gradient = mu, updates
         if bias_correction:
             at = next_step(count) if nesterov else count
