@@ -72,15 +72,3 @@ def test_the_dtype_of_the_momentum_is_that_asked_for_at_every_step(dtype, parame
     for state in (jax.eval_shape(transformation.init, params), *states):
         assert state.mu.dtype == (parameters if dtype is None else dtype)
         assert state.count.dtype == jnp.int32
-
-
-def test_a_narrow_momentum_is_rounded_only_when_it_is_stored():
-    stored = jnp.asarray([3.015625, -7.8125], jnp.bfloat16)
-    gradient = jnp.asarray([1e-3, 1.0], jnp.float32)
-    averaged = curvax.momentum(0.9, dtype=jnp.bfloat16)
-    state = averaged.init(gradient)._replace(mu=stored)
-    update, state = averaged.update(gradient, state)
-    exact = 0.9 * np.asarray(stored, np.float64) + 0.1 * np.asarray(gradient, np.float64)
-    assert update.dtype == jnp.float32
-    assert_close(update, exact)
-    assert (state.mu == jnp.asarray(exact, jnp.bfloat16)).all()

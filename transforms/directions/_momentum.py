@@ -84,8 +84,7 @@ def momentum(
         del params
         count = next_step(state.count)
         weight = 1 - b1 if accumulate == "ema" else 1.0
-        wide = jax.tree.map(lambda g, m: m.astype(jnp.result_type(g, m)), updates, state.mu)
-        mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, wide)
+        mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, state.mu)
         ahead, gradient = mu, updates
         if bias_correction:
             at = next_step(count) if nesterov else count
