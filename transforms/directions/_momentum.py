@@ -7,9 +7,9 @@ The output is $M_t$; with `nesterov` it is $b_1 M_t + (1-b_1) G_t$ ("ema") or $b
 ("sum"). `bias_correction` ("ema" only) divides $M_t$ by $1-b_1^t$; in the look-ahead, as in Adam
 with Nesterov momentum (Dozat, 2016), $M_t$ is divided by $1-b_1^{t+1}$ and $G_t$ by $1-b_1^t$.
 
-*Numerics.* $b_1 M$ is computed in the dtype of the state, as in Optax, the sum in the promoted dtype
-of gradient and state, and stored in `dtype`; the output has the gradient's dtype. *State*: one array
-per leaf and a counter.
+*Numerics.* $b_1 M$ is computed in the dtype of the state, as in Optax; the sum in the promoted
+dtype of gradient and state, and stored in `dtype`. The output has the gradient's dtype. *State*:
+one array per leaf and a counter.
 """
 
 from __future__ import annotations
