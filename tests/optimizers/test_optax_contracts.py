@@ -15,7 +15,7 @@ import optax
 import pytest
 from contract import Model, compiled, shapes_and_dtypes, small_run, small_training, small_tree
 from flax import nnx
-from helpers import ALL_CELLS, assert_close, gradients_like, run, states_by_parameter
+from helpers import ALL_CELLS, OPTIMIZED, assert_close, gradients_like, run, states_by_parameter
 from registry import NAMED, REGISTRY, Row, every_optimizer, in_turns
 
 import curvax
@@ -341,7 +341,10 @@ REACHED: dict[str | None, Any] = {
 
 @in_turns(2, of=6)
 def test_known_minima_are_found(row: Row) -> None:
-    """Those of a parabola, of Rosenbrock's function, and of parabolas of matrices and tensors."""
+    """Those of a parabola, of Rosenbrock's function, and of parabolas of matrices and tensors.
+
+    The steps are so many that optimized code saves more time than it takes to compile.
+    """
     decay = optax.cosine_decay_schedule(1.0, LENGTH)
     optimizer = row.make(
         lambda count: row.minima_rate * decay(count),
@@ -358,7 +361,9 @@ def test_known_minima_are_found(row: Row) -> None:
         return (optax.apply_updates(params, updates), state), None
 
     start = on_kernels(padded, jax.tree.map(jnp.float32, START))
-    train = jax.jit(lambda carry: jax.lax.scan(step, carry, length=LENGTH)[0])
+    train = jax.jit(
+        lambda carry: jax.lax.scan(step, carry, length=LENGTH)[0], compiler_options=OPTIMIZED
+    )
     params, _ = train((start, optimizer.init(start)))
     found = on_kernels(values, params)
     for (path, x), goal in zip(

@@ -6,8 +6,9 @@ for the direction $\hat G$ and the transformation $T$ that sets the length: the 
 grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or Adam's direction
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
-*Numerics.* Frobenius norms per matrix in float32 at least, of huge and tiny matrices without
-overflow and underflow of their squares; if $\hat G$ is zero, $D$ is zero.
+*Numerics.* Frobenius norms per matrix in float32 at least, of sums of squares at two scales, one of
+which neither underflows nor overflows for entries from 1e-30 to 1e30; if $\hat G$ is zero, $D$ is
+zero.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import optax
 
 from .._trees import widened
 from .._validate import check_matrices
+from ..linalg._numerics import matrix_sums
 
 
 class GraftState(NamedTuple):
@@ -84,9 +86,10 @@ def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
 
 def _norm(x: jax.Array) -> jax.Array:
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    # A GPU reads the matrix once more than for one sum, as it would for a largest entry.
-    plain, of_tiny, of_huge = (
-        jnp.sqrt(jnp.sum(jnp.square(work * scale), axis=(-2, -1), keepdims=True)) / scale
-        for scale in (1.0, 2.0**64, 2.0**-64)
+    scales = (2.0**51, 2.0**-40)  # the first sum is finite for norms below 2^13
+    sums = matrix_sums([jnp.square(work * scale) for scale in scales])
+    of_small, of_large = (
+        (jnp.sqrt(found) / scale)[..., None, None]
+        for found, scale in zip(sums, scales, strict=True)
     )
-    return jnp.where(plain < 2.0**-32, of_tiny, jnp.where(plain > 2.0**32, of_huge, plain))
+    return jnp.where(of_small < 2.0**11, of_small, of_large)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ._platforms import on_gpus
+from ._spread import is_shared
 
 HIGHEST = jax.lax.Precision.HIGHEST
 """The precision of all products that feed a root or a basis."""
@@ -27,6 +28,30 @@ def magnitude(x: jax.Array) -> jax.Array:
     would be kernels to compile for each shape.
     """
     return jnp.max(jnp.abs(x))
+
+
+def matrix_sums(stacks: list[jax.Array]) -> list[jax.Array]:
+    """The sums `(...)` of the matrices of stacks `(..., m, n)` of one shape.
+
+    On GPUs in one kernel, which reads once what the stacks are computed from; elsewhere each on its
+    own, which XLA for TPUs fuses and which is faster on CPUs. (Devices that share matrices divide
+    only the latter.)
+    """
+    if is_shared():
+        return _one_sum_each(stacks)
+    return on_gpus(_sums_at_once, _one_sum_each, stacks)
+
+
+def _one_sum_each(stacks: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.sum(x, axis=(-2, -1)) for x in stacks]
+
+
+def _sums_at_once(stacks: list[jax.Array]) -> list[jax.Array]:
+    def plus(a: list[jax.Array], b: list[jax.Array]) -> list[jax.Array]:
+        return [x + y for x, y in zip(a, b, strict=True)]
+
+    zeros = [jnp.zeros((), x.dtype) for x in stacks]
+    return jax.lax.reduce(stacks, zeros, plus, (stacks[0].ndim - 2, stacks[0].ndim - 1))
 
 
 def power_of_two(largest: jax.Array) -> jax.Array:
