@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -103,10 +104,10 @@ def arguments(doc: str | None, sections: Sequence[str] = ()) -> argparse.Argumen
 
 
 def names(allowed: Sequence[str]) -> Any:
-    """The type of an argument that lists some of these names."""
+    """The type of an argument that lists some of these names, in which a comma has a space."""
 
     def parse(text: str) -> tuple[str, ...]:
-        chosen = tuple(text.split(","))
+        chosen = tuple(re.split(r",(?! )", text))
         if unknown := set(chosen) - set(allowed):
             raise argparse.ArgumentTypeError(
                 f"there is no {', '.join(sorted(unknown))}; there are {', '.join(allowed)}"

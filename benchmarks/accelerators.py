@@ -225,6 +225,7 @@ def row_of(
             continue
         row[f"trace{suffix}"], row[f"compile{suffix}"] = found.get("trace"), found["compile"]
         row[f"temporaries{suffix}"] = found["temporaries"] / found["gradients"]
+    row["clock"] = step and step.get("clock")  # for an aim, in no column
     plain = next((x for x in (step, whole) if x and "error" not in x), None)
     if plain:
         row |= {key: plain[key] for key in ("kernels", "products", "copies")}

@@ -70,6 +70,12 @@ def test_programs_for_tpus_have_no_products_of_stacks(name: str, one_device: Non
         assert has_products_of_stacks(program(FUNCTIONS[name], platform))
 
 
+def test_a_stack_of_triangles_of_order_1_is_squared(one_device: None) -> None:
+    """Whose upper half has no numbers."""
+    squares = jax.jit(lambda c: _tiles.square_of_lower(c))(jnp.full((3, 1, 1), 2.0))
+    np.testing.assert_array_equal(squares, np.full((3, 1, 1), 4.0))
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_projections_are_products_of_stacks(side: str, one_device: None) -> None:
     galore = curvax.scale_by_galore(rank=2, refresh=10, side=side)

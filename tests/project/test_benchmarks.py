@@ -172,6 +172,12 @@ def test_periodic_work_counts_by_its_period() -> None:
     assert (row["mean"], row["over_adamw"]) == (25.0, 1.25) and "missed" in row["aim"]
 
 
+def test_names_with_a_comma_can_be_chosen() -> None:
+    names = tuple(module("overhead").methods_for(128))
+    assert any("," in name for name in names)
+    assert module("_record").names(names)(",".join(names)) == names
+
+
 def check_lossless(tables: list[Any]) -> None:
     *_, adamw = tables[0]["rows"]
     plain, rounded, coded, half = rows = tables[0]["rows"][:-1]

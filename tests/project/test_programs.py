@@ -290,8 +290,8 @@ class Cell(NamedTuple):
 def test_methods_on_either_side_of_a_bound_are_named() -> None:
     aims, Table = module("_aims"), module("_record").Table
     seconds = {"optax.contrib.muon": 4.0, "racs": 2.0, "soap": 6.0, "shampoo": 6.1, "muon": None}
-    rows = [{"method": name, "trace": 0.0, "compile": x} for name, x in seconds.items()]
-    rows.append({"method": "soap, CQ", "trace": 9.0, "compile": 9.0})
+    rows = [{"method": name, "clock": x} for name, x in seconds.items()]
+    rows.append({"method": "soap, CQ", "clock": 18.0})
     (row,) = aims.table([Table("v5e, 96, unrolled", {}, rows)]).rows
     assert row["bound"] == "1.5"
     assert (row["met"], row["missed"]) == ("`racs` 0.50, `soap` 1.50", "`shampoo` 1.52")

@@ -97,7 +97,7 @@ def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.
         return f(stack, *others)
 
     def turns(*given: Any) -> jax.Array:
-        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(batch) :]), given)
+        flat = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), given)
         found = jax.lax.map(lambda entry: f(*entry), flat)
         return found.reshape(*batch, *found.shape[1:])
 
