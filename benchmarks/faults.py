@@ -27,10 +27,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.metadata
 import math
-import os
-import platform
 import shlex
 import sys
 import time
@@ -46,6 +43,8 @@ from tqdm import tqdm
 
 import curvax
 from curvax.transforms.state._entries import Entry, entries_of
+
+from . import _record
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -368,17 +367,9 @@ def worst(outcomes: Iterable[Outcome]) -> str:
 
 def machine() -> str:
     """Hardware and versions."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((x.split(": ")[1] for x in lines if x.startswith("model name")), cpu)
-    packages = ("jax", "jaxlib", "optax", "numpy")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    device = jax.devices()[0].platform
-    return (
-        f"on {os.cpu_count()} cores of {cpu}, {device} backend; "
-        f"python {platform.python_version()}, {versions}"
-    )
+    about = _record.machine()
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return f"on {about['hardware']}; {versions}"
 
 
 def page(outcomes: Sequence[Outcome], skipping: float, seconds: float) -> str:
