@@ -7,8 +7,8 @@ grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or A
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
 *Numerics.* Frobenius norms per matrix in float32 at least, of sums of squares at two scales, one of
-which neither underflows nor overflows for entries from 1e-30 to 1e30; if $\hat G$ is zero, $D$ is
-zero.
+which neither underflows nor overflows for entries from 1e-30 to 1e30 (on CPUs of one sum, if it is
+in range); if $\hat G$ is zero, $D$ is zero.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import optax
 from .._trees import widened
 from .._validate import check_matrices
 from ..linalg._numerics import matrix_sums
+from ..linalg._platforms import on_accelerators
+from ..linalg._spread import is_shared
 
 
 class GraftState(NamedTuple):
@@ -86,8 +88,21 @@ def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
 
 def _norm(x: jax.Array) -> jax.Array:
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    if is_shared():
+        return _norm_at_any_scale(work)
+    return on_accelerators(_norm_at_any_scale, _norm_on_a_cpu, work)
+
+
+def _norm_on_a_cpu(x: jax.Array) -> jax.Array:
+    """With one sum, if its squares are in range: XLA for CPUs computes all that each sum needs."""
+    norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
+    usual = jnp.all((norm > 2.0**-30) & (norm < 2.0**60))
+    return jax.lax.cond(usual, lambda x: norm, _norm_at_any_scale, x)
+
+
+def _norm_at_any_scale(x: jax.Array) -> jax.Array:
     scales = (2.0**51, 2.0**-40)  # the first sum is finite for norms below 2^13
-    sums = matrix_sums([jnp.square(work * scale) for scale in scales])
+    sums = matrix_sums([jnp.square(x * scale) for scale in scales])
     of_small, of_large = (
         (jnp.sqrt(found) / scale)[..., None, None]
         for found, scale in zip(sums, scales, strict=True)

@@ -94,23 +94,26 @@ class Cholesky(Quantized):
             return self._first(x)
         lower = strictly_lower(order)
         c, failed = decomposed(x, self.eps, self.damping_mode)
-        error = self._error(previous)
         diagonal = diagonal_of(c)
-        target = jnp.where(lower, c, 0) + error
-        scales = tile_scales(target, self.codec.block)
-        codes = quantize(target, scales, self.codec)
         count = failed.astype(jnp.int32)
         if self.error_feedback is None:
+            c = jnp.where(lower, c, 0)
+            scales = tile_scales(c, self.codec.block)
             folded = fold(with_room(scales))
-            new = Triangle(pack(fold(codes), self.codec), folded, diagonal, count)
-        else:
-            found = jnp.where(lower, dequantize(codes, scales, self.codec), 0)
+            codes = fold(quantize(c, scales, self.codec))
+            new = Triangle(pack(codes, self.codec), folded, diagonal, count)
+        else:  # all of it above the diagonal, where the error is kept
+            error = self._error(previous)
+            target = jnp.where(lower.T, c.mT, 0) + error
+            scales = tile_scales(target, self.codec.block)
+            codes = quantize(target, scales, self.codec)
+            found = jnp.where(lower.T, dequantize(codes, scales, self.codec), 0)
             decay = self.error_feedback
-            above = (decay * error + (1 - decay) * (target - found)).mT
-            error_scales = tile_scales(above, self.codec.block)
-            error_codes = quantize(above, error_scales, self.codec)
-            packed = pack(jnp.where(lower, codes, error_codes), self.codec)
-            joint = join(with_room(scales), with_room(error_scales.mT))
+            error = decay * error + (1 - decay) * (target - found)
+            error_scales = tile_scales(error, self.codec.block)
+            error_codes = quantize(error, error_scales, self.codec)
+            packed = pack(jnp.where(lower, codes.mT, error_codes), self.codec)
+            joint = join(with_room(scales.mT), with_room(error_scales.mT))
             new = TriangleAndError(packed, joint, diagonal, count)
         kept = where_entries(~failed, new, previous)
         return kept._replace(failures=previous.failures + count)
@@ -141,13 +144,11 @@ class Cholesky(Quantized):
             return codes, stored.scales
         return unfold(codes), unfold(stored.scales)
 
-    def _error(self, stored: Triangle | TriangleAndError) -> jax.Array:
-        """E, or 0 without error feedback."""
-        if isinstance(stored, Triangle):
-            return jnp.zeros((), stored.scales.dtype)
+    def _error(self, stored: TriangleAndError) -> jax.Array:
+        """Eᵀ, above the diagonal."""
         codes, scales = self._squares(stored)
         above = dequantize(codes, without_room(scales.mT).mT, self.codec)
-        return jnp.where(strictly_lower(stored.diagonal.shape[-1]).T, above, 0).mT
+        return jnp.where(strictly_lower(stored.diagonal.shape[-1]).T, above, 0)
 
 
 @traced_per_shape(static=["damping_mode"])
