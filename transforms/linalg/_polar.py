@@ -6,7 +6,7 @@ r"""The polar factor $U V^\top$ of $X = U \Sigma V^\top$: exactly, or by Newton-
 | `polar_qr_svd` | a QR and an SVD of order `m`, `O(m²n)` | the same |
 | both on TPUs and GPUs | 13 rounds of `4m²n + 2m³` FLOPs (`_by_products.py`) | the same |
 | `polar_qdwh` | at most 6 QR or Cholesky steps, `O(m²n)` | null space filled arbitrarily |
-| it on TPUs and GPUs | 16 rounds of `4m²n + 2m³` FLOPs | filled by any lengths up to 1 |
+| `polar_qdwh` on TPUs and GPUs | 16 rounds of `4m²n + 2m³` FLOPs | filled, lengths up to 1 |
 | `newton_schulz` | 5 steps: `20m²n + 10m³` FLOPs; if `n ≥ 2m`, `8m²n + 28m³` | as `polar_svd` |
 
 Newton-Schulz: $X \leftarrow aX + (bA + cA^2)X$, $A = XX^\top$, from $X / (\|X\|_F + \epsilon)$, on
