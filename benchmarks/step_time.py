@@ -3,6 +3,7 @@
     python -m benchmarks step                                # all methods, on both trees
     python -m benchmarks step --methods muon,racs --only gpt2
     python -m benchmarks step --only stacking                # from which size on stacking costs
+    python -m benchmarks step --only unstacked               # what stacks cost every method
 
 The trees are the kernels of attention and MLP of GPT-2-small and of LLaMA-130M, at a third of the
 width and with two layers on a CPU; embeddings, norms and biases are left out, because all methods
@@ -19,6 +20,7 @@ so the slowest have fewer steps; of less than a hundred the 99th percentile is a
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,11 +31,12 @@ from tqdm import tqdm
 import curvax
 
 from . import _floors, _record
-from ._methods import FAMILIES, Method, chosen
+from ._methods import FAMILIES, Method, chosen, methods_of
+from ._rows import NAMED
 from ._timing import Program, compile_all, percentile, ratio, take_turns, update_of
 from ._trees import GPT2_SMALL, LLAMA_130M, Shapes, kernels
 
-SECTIONS = ("gpt2", "llama", "stacking")
+SECTIONS = ("gpt2", "llama", "stacking", "unstacked")
 MODELS = {"gpt2": GPT2_SMALL, "llama": LLAMA_130M}
 TITLES = {"gpt2": "GPT-2-small's kernels", "llama": "LLaMA-130M's kernels"}
 # Width, layers, rank, rounds.
@@ -65,6 +68,16 @@ STACKING = {
     "ratio": ("ratio", ".2f"),
     "stacked_compile": ("stacked, compile, s", ".2f"),
     "single_compile": ("one by one, compile, s", ".2f"),
+}
+
+
+UNSTACKED = {
+    "method": ("method", ""),
+    "stacked": ("stacked, ms", ".2f"),
+    "single": ("one by one, ms", ".2f"),
+    "ratio": ("ratio", ".2f"),
+    "stacked_temporaries": ("stacked, temporaries, MB", ".1f"),
+    "single_temporaries": ("one by one, temporaries, MB", ".1f"),
 }
 
 
@@ -148,6 +161,35 @@ def stacking(rounds: int, count: int = 24) -> list[dict[str, Any]]:
     return rows
 
 
+def unstacked(
+    model: Shapes, rank: int, rounds: int, seconds: float, families: Sequence[str], seed: int
+) -> list[dict[str, Any]]:
+    """Every method's step between refreshes: in stacks against one by one."""
+    grads = kernels(model, seed)
+    methods = {
+        (name, s): methods_of(NAMED[name], matrices=curvax.MatrixRule(stack=s))[name]
+        for name in families
+        for s in (True, False)
+    }
+    programs: dict[Any, Program] = {}
+    for key, method in tqdm(methods.items(), desc="trace", file=sys.stderr):
+        programs[key] = update_of(method.make(PERIOD, rank), grads)
+    compile_all(programs)
+    take_turns(programs, rounds, str(model), seconds)
+
+    def median(key: Any) -> float | None:
+        return percentile(split(programs[key].times, methods[key], PERIOD)[0], 50)
+
+    rows = []
+    for name in families:
+        stacked, single = median((name, True)), median((name, False))
+        row = {"method": name, "stacked": stacked, "single": single}
+        row |= {"ratio": ratio(stacked, single)}
+        row |= {"stacked_temporaries": programs[name, True].temporaries / 1e6}
+        rows.append(row | {"single_temporaries": programs[name, False].temporaries / 1e6})
+    return rows
+
+
 def draw(tables: list[_record.Table]) -> Figure:
     """Median and 99th percentile of every method, on one scale; its products beside it."""
     figure = Figure(figsize=(5.5 * len(tables), 0.22 * max(len(t.rows) for t in tables) + 1.6))
@@ -169,6 +211,11 @@ def draw(tables: list[_record.Table]) -> Figure:
             "p99": (".", _record.SKY, "the same, p99"),
             "refresh_p50": ("D", _record.VERMILION, "at a refresh"),
         }
+        if "single" in rows[0]:
+            marks = {
+                "single": ("o", _record.BLUE, "one by one"),
+                "stacked": ("D", _record.VERMILION, "in stacks"),
+            }
         for key, (marker, color, label) in marks.items():
             x = [np.nan if row.get(key) is None else row[key] for row in rows]
             size = 10 if marker == "|" else 5
@@ -177,7 +224,10 @@ def draw(tables: list[_record.Table]) -> Figure:
         axis.invert_yaxis()
         axis.grid(alpha=0.3)
         axis.set(xscale="log", xlabel="ms per update", title=table.title)
-        handles = axis.get_legend_handles_labels()
+        if "single" in rows[0]:
+            axis.legend(frameon=False, fontsize=8)
+        else:
+            handles = axis.get_legend_handles_labels()
     if handles:
         figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
@@ -202,8 +252,15 @@ def main() -> None:
             rows = stacking(rounds)
             tables.append(_record.Table("Muon on 24 matrices of one size", STACKING, rows))
             continue
+        width, layers = settings["width"], settings["layers"]
+        if section == "unstacked":
+            model = GPT2_SMALL.scaled(width, layers)
+            rows = unstacked(model, rank, rounds, args.seconds, args.methods, args.seed)
+            title = "GPT-2-small's kernels, in stacks and one by one"
+            tables.append(_record.Table(title, UNSTACKED, rows, f"{model}; rank {rank}."))
+            continue
         methods = chosen(args.methods, variants=section == "gpt2" and not args.plain)
-        model = MODELS[section].scaled(settings["width"], settings["layers"])
+        model = MODELS[section].scaled(width, layers)
         rows = measure(model, rank, rounds, args.seconds, methods, args.seed)
         tables.append(_record.Table(TITLES[section], COLUMNS, rows, f"{model}; rank {rank}."))
     _record.write(

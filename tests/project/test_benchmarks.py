@@ -41,7 +41,7 @@ MODULES = {
 }
 SMALLEST = {
     "train": "--only digits --methods dasgo --steps 4",
-    "step": "--only gpt2 --methods muon,asgo --plain --width 8 --layers 1 --rank 2 --rounds 12",
+    "step": "--only gpt2,unstacked --methods muon,asgo --plain --width 8 --layers 1 --rounds 12",
     "width": "--only llama --widths 12 --rounds 2",
     "overhead": "--methods racs --width 32 --depth 1 --context 8 --batch 2 --rounds 1",
     "compile": "--only leaves --methods racs --most 1 --repeats 1",
@@ -222,6 +222,9 @@ def check_step(tables: list[Any]) -> None:
     assert muon["over_peer"] == pytest.approx(muon["p50"] / rows["optax.contrib.muon"]["p50"])
     assert muon["over_products"] == pytest.approx(muon["p50"] / muon["products"])
     assert ("missed" in muon["peer_aim"]) == (muon["over_peer"] > 0.5)
+    both = tables[1]["rows"]
+    assert [row["method"] for row in both] == ["muon", "asgo"]
+    assert all(row["ratio"] == row["stacked"] / row["single"] > 0 for row in both)
 
 
 def check_train(tables: list[Any]) -> None:
