@@ -32,6 +32,7 @@ from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval, check_positive_int
 from ..linalg._cholesky import lower_factor, lower_factors
 from ..linalg._numerics import one_by_one
+from ..linalg._platforms import by_rows
 from ..linalg._spread import traced_per_shape
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
@@ -42,6 +43,7 @@ from ._triangle import (
     join,
     squared,
     strictly_lower,
+    strictly_upper,
     unfold,
     with_diagonal,
     with_room,
@@ -104,14 +106,16 @@ class Cholesky(Quantized):
             new = Triangle(pack(codes, self.codec), folded, diagonal, count)
         else:  # all of it above the diagonal, where the error is kept
             error = self._error(previous)
-            target = jnp.where(lower.T, c.mT, 0) + error
+            upper = strictly_upper(order)
+            target = jnp.where(upper, c.mT, 0) + error
             scales = tile_scales(target, self.codec.block)
             codes = quantize(target, scales, self.codec)
-            found = jnp.where(lower.T, dequantize(codes, scales, self.codec), 0)
+            found = jnp.where(upper, dequantize(codes, scales, self.codec), 0)
             decay = self.error_feedback
             error = decay * error + (1 - decay) * (target - found)
             error_scales = tile_scales(error, self.codec.block)
             error_codes = quantize(error, error_scales, self.codec)
+            (codes,) = by_rows([codes])  # XLA for GPUs would transpose all that leads to them
             packed = pack(jnp.where(lower, codes.mT, error_codes), self.codec)
             joint = join(with_room(scales.mT), with_room(error_scales.mT))
             new = TriangleAndError(packed, joint, diagonal, count)
@@ -148,7 +152,7 @@ class Cholesky(Quantized):
         """Eᵀ, above the diagonal."""
         codes, scales = self._squares(stored)
         above = dequantize(codes, without_room(scales.mT).mT, self.codec)
-        return jnp.where(strictly_lower(stored.diagonal.shape[-1]).T, above, 0)
+        return jnp.where(strictly_upper(stored.diagonal.shape[-1]), above, 0)
 
 
 @traced_per_shape(static=["damping_mode"])

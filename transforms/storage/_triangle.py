@@ -24,6 +24,12 @@ def strictly_lower(order: int) -> jax.Array:
     return jnp.tri(order, k=-1, dtype=bool)
 
 
+def strictly_upper(order: int) -> jax.Array:
+    """The mask of the elements right of the diagonal, `(order, order)`."""
+    place = jnp.arange(order)
+    return place[:, None] < place[None]
+
+
 def fold(x: jax.Array) -> jax.Array:
     """Folds the strictly lower triangle of `x (..., d, d)` into `(..., ⌈d/2⌉, d)`."""
     order = x.shape[-1]
