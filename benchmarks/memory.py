@@ -3,6 +3,7 @@
     python -m benchmarks memory                          # all methods, about 10 minutes
     python -m benchmarks memory --only formulas          # from shapes alone, seconds
     python -m benchmarks memory --methods racs --only steps
+    python -m benchmarks memory --only steps --plain --device h200 --preset gpu  # needs jax[cuda12]
 
 *Formulas*: the numbers of the state of one `m × n` matrix as docs/methods.md has them, times four
 bytes, beside `curvax.state_bytes`; what is more are counters, flags and random keys, and the m + n
@@ -10,12 +11,18 @@ eigenvalues of FOAM and DR-Shampoo. Peers and 4-bit storages have no formula her
 by order is in `python -m benchmarks storage`.
 
 *Steps*: the model of `examples/train_lm.py` (GPT-2-small's sizes on a GPU), compiled with
-parameters and state donated, and never run. The peak is what XLA reserves: arguments, results that
-do not take the place of an argument, and temporaries, of which activations and gradients are most.
+parameters and state donated, and never run: for a GPU or a TPU by XLA's compilers, without either.
+The peak is what XLA reserves: arguments, results that do not take the place of an argument, and
+temporaries, of which activations and gradients are most. Embedding and head train by AdamW, except
+that Optax's peers take them for matrices, and ASGO and DASGO the embedding.
 """
 
 from __future__ import annotations
 
+# isort: off
+from ._compilers import PLATFORMS, compiled
+
+# isort: on
 import math
 import sys
 from pathlib import Path
@@ -32,8 +39,9 @@ from tqdm import tqdm
 import curvax
 
 from . import _record
-from ._methods import FAMILIES, chosen
-from ._programs import whole_bytes
+from ._methods import FAMILIES, PEERS, chosen, methods_of
+from ._rows import NAMED
+from ._timing import ratio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
@@ -43,6 +51,9 @@ SECTIONS = ("formulas", "steps")
 SHAPES = {"wide": (768, 3072), "square": (768, 768), "tall": (3072, 768)}
 # Width, layers, context, batch, symbols, rank.
 PRESETS = {"cpu": (256, 2, 64, 16, 100, 64), "gpu": (768, 12, 1024, 8, 50257, 256)}
+
+# A factor of 50257 symbols would have as many rows and columns.
+MATRICES = curvax.MatrixRule(output_layer="auto")
 
 FORMULAS = {
     "method": ("method", ""),
@@ -96,12 +107,15 @@ def bytes_of(tree: Any) -> int:
 
 
 def steps(
-    families: tuple[str, ...], preset: tuple[int, ...], variants: bool, seed: int
+    families: tuple[str, ...], preset: tuple[int, ...], variants: bool, seed: int, device: str
 ) -> list[dict[str, Any]]:
-    """What the update and the whole training step of every method reserve."""
+    """What the update and the whole training step of every method reserve, if that fits."""
     graph, params, windows = abstract_model(preset, seed)
     rows = []
     methods = chosen(families, variants)
+    for name in methods.keys() - PEERS.keys():
+        row = NAMED[name.partition(",")[0]]
+        methods[name] = methods_of(row, matrices=MATRICES)[name]
     for name, method in tqdm(methods.items(), desc="compile", file=sys.stderr):
         optimizer = method.make(10, preset[-1])
         state = jax.eval_shape(optimizer.init, params)
@@ -118,19 +132,15 @@ def steps(
         def update(state: Any, params: Any, optimizer: Any = optimizer) -> Any:
             return optimizer.update(params, state, params)[::-1]
 
-        whole: Any = jax.jit(step, donate_argnums=(0, 1)).lower(state, params, windows).compile()
-        alone: Any = jax.jit(update, donate_argnums=0).lower(state, params).compile()
-        rows.append(
-            {
-                "method": name,
-                "state": bytes_of(state) / 1e6,
-                "update": alone.memory_analysis().temp_size_in_bytes / 1e6,
-                "step": whole.memory_analysis().temp_size_in_bytes / 1e6,
-                "peak": whole_bytes(whole) / 1e6,
-            }
-        )
-    adamw = next(row["peak"] for row in rows if row["method"] == "optax.adamw")
-    return [{**row, "over_adamw": row["peak"] / adamw} for row in rows]
+        row = {"method": name, "state": bytes_of(state) / 1e6}
+        alone = compiled(device, update, (state, params), donated=(0,))
+        whole = compiled(device, step, (state, params, windows), donated=(0, 1))
+        if alone and whole:
+            row |= {"update": alone.temporaries / 1e6, "step": whole.temporaries / 1e6}
+            row["peak"] = whole.whole / 1e6
+        rows.append(row)
+    adamw = next(row for row in rows if row["method"] == "optax.adamw")
+    return [row | {"over_adamw": ratio(row.get("peak"), adamw.get("peak"))} for row in rows]
 
 
 def draw(tables: list[_record.Table], params: float) -> Figure:
@@ -150,7 +160,7 @@ def draw(tables: list[_record.Table], params: float) -> Figure:
         else:
             left = np.zeros(len(y))
             state = np.array([row["state"] for row in table.rows])
-            rest = np.array([row["peak"] for row in table.rows]) - state - params
+            rest = np.array([row.get("peak", np.nan) for row in table.rows]) - state - params
             widths = {"parameters": np.full(len(y), params), "optimizer state": state}
             for i, (label, x) in enumerate((widths | {"everything else": rest}).items()):
                 axis.barh(y, x, left=left, color=_record.COLORS[i], label=label)
@@ -171,6 +181,8 @@ def main() -> None:
     add = parser.add_argument
     add("--methods", type=_record.names(FAMILIES), default=FAMILIES, help="separated by commas")
     add("--plain", action="store_true", help="without storages and other variants")
+    help = "whose program a step is (%(default)s)"
+    add("--device", choices=tuple(PLATFORMS), default="cpu", help=help)
     add("--width", type=int, help="in place of the preset's")
     add("--layers", type=int, help="in place of the preset's")
     args = parser.parse_args()
@@ -178,7 +190,7 @@ def main() -> None:
     preset = (args.width or width, args.layers or layers, *rest)
     names = ("width", "layers", "context", "batch", "symbols", "rank")
     settings: dict[str, Any] = dict(zip(names, preset, strict=True))
-    tables = []
+    tables, elsewhere = [], args.device != "cpu"
     params = bytes_of(abstract_model(preset, args.seed)[1]) / 1e6
     if "formulas" in args.only:
         rows = formulas(args.methods, settings["rank"])
@@ -188,17 +200,19 @@ def main() -> None:
         )
         tables.append(_record.Table("State against formula", FORMULAS, rows, note))
     if "steps" in args.only:
-        rows = steps(args.methods, preset, not args.plain, args.seed)
+        rows = steps(args.methods, preset, not args.plain, args.seed, args.device)
         note = f"Parameters of {params:.2f} MB; " + ", ".join(
             f"{name} {value}" for name, value in settings.items()
         )
-        tables.append(_record.Table("A training step", STEPS, rows, note + "."))
+        title = f"A training step on {args.device}" if elsewhere else "A training step"
+        tables.append(_record.Table(title, STEPS, rows, note + "."))
     about = (
         "Bytes from shapes and from compiled programs (`memory_analysis`), without a run. The peak "
         "is the sum of arguments, results that do not overwrite an argument, and temporaries."
     )
     figure = draw(tables, params)
-    _record.write(args, "memory", "Memory", about, tables, figure, settings)
+    name = f"memory_{args.device}" if elsewhere else "memory"
+    _record.write(args, "memory", "Memory", about, tables, figure, settings, name=name)
 
 
 if __name__ == "__main__":
