@@ -107,8 +107,8 @@ def test_a_suite_leaves_a_table_its_numbers_and_a_figure(
     if suite == "lossless":
         monkeypatch.setitem(module("_tasks").DIGITS, "steps", 4)
         monkeypatch.setattr(subject, "MOMENTS", {"4 bits": subject.MOMENTS["4 bits"]})
-    if suite == "platforms":
-        small = {"steps": 4, "batch": 2, "context": 8, "width": 32, "depth": 1}
+    if suite == "platforms":  # in fewer steps rounding may not reach the loss
+        small = {"batch": 2, "context": 8, "width": 32, "depth": 1}
         for name, value in small.items():
             monkeypatch.setitem(module("_tasks").LM, name, value)
     if suite == "scale":
