@@ -20,7 +20,13 @@ from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "matplotlib")
-VARIABLES = ("OPENBLAS_NUM_THREADS", "XLA_FLAGS")
+VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "XLA_FLAGS",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+)
 
 # Okabe and Ito's palette, which color-blind readers can tell apart.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, BLACK = (
