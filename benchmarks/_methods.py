@@ -10,7 +10,7 @@ import optax
 import curvax
 
 from ._floors import FLOORS, Floor
-from ._rows import REGISTRY, Row, by_family
+from ._rows import NAMED, REGISTRY, Row, by_family
 
 RATE = 1e-3
 STORAGES = {
@@ -95,6 +95,11 @@ def methods_of(row: Row, **settings: Any) -> dict[str, Method]:
         coded = making(row, storage=storage, **settings)
         found[f"{row.name}, {label}"] = plain._replace(make=coded, aim=None, numbers=None)
     return found
+
+
+def with_settings(name: str, **settings: Any) -> Method:
+    """A method of the registry, its variant, or itself with a storage, with these settings."""
+    return methods_of(NAMED[name.partition(",")[0]], **settings)[name]
 
 
 METHODS: dict[str, Method] = PEERS | {

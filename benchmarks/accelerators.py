@@ -38,9 +38,8 @@ import curvax
 from curvax.transforms.refresh import _due
 
 from . import _aims, _lines, _record
-from ._methods import FAMILIES, METHODS, PEERS, RATE, Method, methods_of
+from ._methods import FAMILIES, METHODS, PEERS, RATE, Method, with_settings
 from ._programs import Program
-from ._rows import NAMED
 from ._trees import GPT2_SMALL, LLAMA, LLAMA_130M, Shapes, abstract_kernels
 
 SECTIONS = ("compile", "table")
@@ -99,7 +98,7 @@ def own_method(name: str, scanned: bool, stack: bool | None = None, **settings: 
     if scanned:
         numbers = {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
         settings["weight_dimension_numbers"] = numbers
-    return methods_of(NAMED[name.partition(",")[0]], **settings)[name]
+    return with_settings(name, **settings)
 
 
 def method_of(cell: Cell) -> Method:

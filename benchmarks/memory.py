@@ -39,8 +39,7 @@ from tqdm import tqdm
 import curvax
 
 from . import _record
-from ._methods import FAMILIES, PEERS, chosen, methods_of
-from ._rows import NAMED
+from ._methods import FAMILIES, PEERS, chosen, with_settings
 from ._timing import ratio
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -114,8 +113,7 @@ def steps(
     rows = []
     methods = chosen(families, variants)
     for name in methods.keys() - PEERS.keys():
-        row = NAMED[name.partition(",")[0]]
-        methods[name] = methods_of(row, matrices=MATRICES)[name]
+        methods[name] = with_settings(name, matrices=MATRICES)
     for name, method in tqdm(methods.items(), desc="compile", file=sys.stderr):
         optimizer = method.make(10, preset[-1])
         state = jax.eval_shape(optimizer.init, params)

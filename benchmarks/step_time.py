@@ -31,8 +31,7 @@ from tqdm import tqdm
 import curvax
 
 from . import _floors, _record
-from ._methods import FAMILIES, Method, chosen, methods_of
-from ._rows import NAMED
+from ._methods import FAMILIES, Method, chosen, with_settings
 from ._timing import Program, compile_all, percentile, ratio, take_turns, update_of
 from ._trees import GPT2_SMALL, LLAMA_130M, Shapes, kernels
 
@@ -167,7 +166,7 @@ def unstacked(
     """Every method's step between refreshes: in stacks against one by one."""
     grads = kernels(model, seed)
     methods = {
-        (name, s): methods_of(NAMED[name], matrices=curvax.MatrixRule(stack=s))[name]
+        (name, s): with_settings(name, matrices=curvax.MatrixRule(stack=s))
         for name in families
         for s in (True, False)
     }
