@@ -26,6 +26,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from tqdm import tqdm
 
 import curvax
@@ -223,6 +224,9 @@ def draw(tables: list[_record.Table]) -> Figure:
         axis.invert_yaxis()
         axis.grid(alpha=0.3)
         axis.set(xscale="log", xlabel="ms per update", title=table.title)
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.minorticks_off()
         if "single" in rows[0]:
             axis.legend(frameon=False, fontsize=8)
         else:
