@@ -6,7 +6,8 @@
 
 Each prints Markdown tables and writes them, their numbers as JSON and a figure to `--out`, by
 default `benchmarks/results`, with versions, hardware, seed and command; `pages` writes what is
-recorded there into `README.md` and `docs/choosing.md`.
+recorded there into `README.md` and the pages in `docs/`. Records whose command is gone measured a
+decision that is taken.
 """
 
 import argparse
@@ -20,29 +21,13 @@ SUITES = {
     "evidence": "evidence.__main__",
     "train": "train",
     "step": "step_time",
-    "width": "width",
     "overhead": "overhead",
     "compile": "compile_time",
     "accelerators": "accelerators",
     "meshes": "accelerators_meshes",
     "memory": "memory",
-    "bfloat16": "bfloat16",
     "layerwise": "layerwise_memory",
-    "layerwise_run": "layerwise_run",
-    "refresh": "refresh_time",
-    "refreshes": "refresh_programs",
-    "decompositions": "decompositions",
-    "platforms": "platform_losses",
-    "storage": "storage_time",
-    "reading": "storage_reading",
-    "lossless": "lossless",
-    "scale": "scale",
     "papers": "papers.__main__",
-    "guard": "guard_cost",
-    "faults": "faults",
-    "finite": "finite_faults",
-    "soak": "soak",
-    "fuzz": "fuzz",
     "pages": "pages",
 }
 

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 
 import curvax
-from curvax.transforms.linalg._polar import iterated, polar_qr_svd
+from curvax.transforms._side import side_of
+from curvax.transforms.linalg._polar import _iterate, polar_qr_svd
+from curvax.transforms.linalg._split import Split
 
 from ._timing import Program
 
@@ -67,7 +69,7 @@ def averaged(factor: jax.Array, g: jax.Array) -> jax.Array:
 def newton_schulz(x: jax.Array) -> jax.Array:
     """Five iterations on the smaller side, from what is normalized already."""
     for count in (3, 2) if max(x.shape) >= 2 * min(x.shape) else (1,) * 5:
-        x = iterated(x, [QUINTIC] * count)
+        x = _iterate(x, [QUINTIC] * count, side_of("smaller", x), Split(None, -1))
     return x
 
 

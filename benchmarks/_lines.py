@@ -1,11 +1,13 @@
-"""Cells of a table as lines of a file: each is measured once, in a process of its own.
+"""Measurements as lines of files: each is made once, and a sweep of hours goes on where it stopped.
 
-A sweep of hours can be stopped and started again, and a compiler that takes too long is given up.
+A line is on the disk before the next measurement starts. Programs are compiled in processes of
+their own, because a compiler that takes too long is given up.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -18,6 +20,23 @@ from tqdm import tqdm
 
 OVER = "over "
 """How the error of a cell begins that was given up."""
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file, without a last one that a crash has torn."""
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def append(path: Path, line: Any) -> None:
+    """Adds a line, in the place of a last one that a crash has torn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(f"{json.dumps(line, allow_nan=False)}\n".encode())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def add_arguments(parser: Any, kind: Any) -> None:
@@ -49,9 +68,7 @@ def in_a_process(suite: str, cell: Any, limit: int) -> dict[str, Any]:
 
 def recorded(path: Path, kind: Any) -> dict[Any, dict[str, Any]]:
     """The lines of a file by their cell, the last of each."""
-    lines = path.read_text().splitlines() if path.exists() else ()
-    rows = [json.loads(line) for line in lines]
-    return {kind(*(row[field] for field in kind._fields)): row for row in rows}
+    return {kind(*(row[field] for field in kind._fields)): row for row in read(path)}
 
 
 def extended(
@@ -73,12 +90,10 @@ def extended(
       measured: the line of a cell, for suites that need no process of their own.
     """
     path = args.lines or args.out / f"{name}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
     kind = kind or type(cells[0])
     done = {} if args.again else recorded(path, kind)
     missing = [cell for cell in cells if cell not in done]
     for cell in tqdm(missing, desc=suite, file=sys.stderr):
         found = measured(cell) if measured else in_a_process(suite, cell, args.limit)
-        with path.open("a") as file:
-            file.write(json.dumps({**cell._asdict(), **found}) + "\n")
+        append(path, {**cell._asdict(), **found})
     return recorded(path, kind)

@@ -1,4 +1,4 @@
-"""Every method of the registry as the suites run it, and its peers."""
+"""Every method of the registry as benchmarks run it, its peers, and what only benchmarks ask."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import optax
 
 import curvax
+from tests.registry import LEADERS, Row
+from tests.registry import METHODS as ROWS
 
 from ._floors import FLOORS, Floor
-from ._rows import NAMED, REGISTRY, Row, by_family
 
 RATE = 1e-3
 STORAGES = {
@@ -19,6 +20,78 @@ STORAGES = {
     "CQ+EF": curvax.cholesky(error_feedback=0.95),
     "packed": curvax.packed(),
 }
+
+
+FAMILIES = {
+    "orthogonalized": ("muon", "swan", "osgdm"),
+    "scaled, or one-sided": ("racs", "asgo", "dasgo"),
+    "Kronecker factors": ("shampoo", "foam", "dr_shampoo"),
+    "eigenbases": ("soap", "eigen_adam", "kl_shampoo"),
+    "low rank": ("galore", "fira", "alice", "apollo", "sumo"),
+}
+RECIPES = {
+    "recipes on Muon": tuple(row.name for row in LEADERS[:6]),
+    "recipes on factors": tuple(row.name for row in LEADERS[6:]),
+}
+NAMES = tuple(name for names in FAMILIES.values() for name in names)
+NAMED = {row.name: row for row in (*ROWS, *LEADERS)}
+
+# The minimal work of a step (`_floors.py`), and the largest ratio of its time that is aimed at.
+FLOOR: dict[str, tuple[str, float | None]] = {
+    "muon": ("Newton-Schulz", 1.3),
+    "swan": ("SVD", None),
+    "osgdm": ("SVD", None),
+    "racs": ("rank one", None),
+    "asgo": ("one root", 1.3),
+    "shampoo": ("two roots", 1.3),
+    "foam": ("two roots, statistics", None),
+    "dr_shampoo": ("two roots, statistics", None),
+    "soap": ("two bases", 1.3),
+    "eigen_adam": ("one basis", None),
+    "kl_shampoo": ("two bases", None),
+    "galore": ("projection", 1.6),
+    "fira": ("projection", None),
+    "alice": ("projection, tracked", None),
+    "apollo": ("projection, not back", None),
+    "sumo": ("larger projection, SVD", None),
+}
+PEER = {"muon": ("optax.contrib.muon", 0.5), "galore": ("optax.contrib.galore", 1.0)}
+"""The same method in Optax, and the largest ratio of our step time to its that is aimed at."""
+CODED = {"asgo": "VQ", "shampoo": "CQ+EF", "soap": "VQ"}
+"""The storage with which the training benchmark runs a method in 4 bits."""
+
+
+class Variant(NamedTuple):
+    """A method with other settings, which the step benchmark times beside the plain one."""
+
+    settings: dict[str, Any]
+    floor: str
+    aim: float | None = None
+    numbers: Callable[[Any], int] | None = None
+
+
+VARIANTS = {
+    "shampoo": {
+        "statistics at every step": Variant({"statistics_every": 1}, "two roots, statistics", 1.3)
+    },
+    "alice": {
+        "no tracking": Variant(
+            {"b3": None}, "projection", 1.6, lambda s: s.basis + 2 * s.low + s.other + 1
+        )
+    },
+    "sumo": {
+        "Newton-Schulz": Variant({"method": "newton_schulz"}, "larger projection, Newton-Schulz")
+    },
+}
+
+
+def of_rank(name: str, rank: int) -> dict[str, Any]:
+    """Settings that depend on the rank."""
+    if not NAMED[name].ranked:
+        return {}
+    leading = max(1, rank * 40 // 128)  # the paper's, at 60M
+    more = {"switching": curvax.subspaces.complement(leading)} if name == "alice" else {}
+    return {"rank": rank, **more}
 
 
 class Method(NamedTuple):
@@ -45,6 +118,11 @@ PEERS = {
 }
 
 
+def offset_of(row: Row) -> int:
+    """Of its refreshes, counted from 1: Shampoo's statistics are due at multiples of the period."""
+    return 0 if row.name == "shampoo" else 1
+
+
 def making(row: Row, **settings: Any) -> Callable[[int, int], Any]:
     """An optimizer with its own defaults, which refreshes all that it has once a period.
 
@@ -52,13 +130,13 @@ def making(row: Row, **settings: Any) -> Callable[[int, int], Any]:
     """
 
     def make(period: int, rank: int) -> Any:
-        given = {**row.without_base, **row.with_output_layer, **row.benchmark}
+        given = {**row.without_base, **row.with_output_layer, **of_rank(row.name, rank)}
+        if row.name == "shampoo":
+            given["matrices"] = curvax.MatrixRule(block_size=None)
         if row.own_policy:
             given |= {"check_every": period, "threshold": 1e-12}
         elif row.keeps:
-            given["refresh"] = curvax.every(period, offset=row.offset)
-        if row.ranked:
-            given |= {"rank": rank, **row.by_rank(rank)}
+            given["refresh"] = curvax.every(period, offset=offset_of(row))
         return row.optimizer(RATE, **{**given, **settings})
 
     return make
@@ -71,25 +149,27 @@ def counting(row: Row, numbers: Any) -> Callable[[int, int, int], int] | None:
 
 def methods_of(row: Row, **settings: Any) -> dict[str, Method]:
     """A method, its variants, and itself with every storage, all with these settings."""
+    floor, aim = FLOOR.get(row.name, (None, None))
+    peer, peer_aim = PEER.get(row.name, (None, None))
     plain = Method(
         making(row, **settings),
-        FLOORS[row.floor] if row.floor else None,
-        row.aim,
-        row.peer and row.peer.name,
-        row.peer and row.peer.aim,
+        FLOORS[floor] if floor else None,
+        aim,
+        peer,
+        peer_aim,
         counting(row, row.numbers),
         refreshes=row.keeps is not None,
-        offset=row.offset,
+        offset=offset_of(row),
     )
     found = {row.name: plain}
-    for label, own in row.variants.items():
+    for label, own in VARIANTS.get(row.name, {}).items():
         found[f"{row.name}, {label}"] = Method(
             making(row, **own.settings, **settings),
             FLOORS[own.floor],
             own.aim,
             numbers=counting(row, own.numbers),
             refreshes=plain.refreshes,
-            offset=row.offset,
+            offset=plain.offset,
         )
     for label, storage in STORAGES.items() if row.factors else ():
         coded = making(row, storage=storage, **settings)
@@ -103,12 +183,8 @@ def with_settings(name: str, **settings: Any) -> Method:
 
 
 METHODS: dict[str, Method] = PEERS | {
-    name: method
-    for rows in by_family().values()
-    for row in rows
-    for name, method in methods_of(row).items()
+    name: method for own in NAMES for name, method in methods_of(NAMED[own]).items()
 }
-FAMILIES = tuple(row.name for row in REGISTRY)
 
 
 def chosen(families: Sequence[str], variants: bool = True) -> dict[str, Method]:

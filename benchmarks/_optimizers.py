@@ -17,20 +17,19 @@ from typing import Any
 import jax
 import optax
 
-from ._methods import STORAGES
-from ._rows import LEADERS, REGISTRY, by_family
+from tests.registry import LEADERS, METHODS
+
+from . import _methods
+from ._methods import CODED, PEER, RECIPES, STORAGES, of_rank
 from ._tasks import Task
 from ._training import Method
 
-CODED = {f"{row.name}_4bit": row for row in REGISTRY if row.coded}
 FAMILIES = {
     **{
-        family: tuple(
-            name for row in rows for name in (*([row.peer.name] if row.peer else []), row.name)
-        )
-        for family, rows in by_family((*REGISTRY, *LEADERS)).items()
+        family: tuple(x for name in names for x in (*PEER.get(name, ())[:1], name))
+        for family, names in (_methods.FAMILIES | RECIPES).items()
     },
-    "factors in 4 bits": tuple(CODED),
+    "factors in 4 bits": tuple(f"{name}_4bit" for name in CODED),
 }
 NAMES = ("optax.adamw", *(name for names in FAMILIES.values() for name in names))
 
@@ -123,17 +122,16 @@ def methods_for(task: Task) -> dict[str, Method]:
     rank, period = max(1, task.width // 4), max(2, task.steps // 10)
     low_rank = {"rank": rank, "refresh": period}
     found = {"optax.adamw": ADAMW}
-    for row in (*REGISTRY, *LEADERS):
-        options = {**low_rank, **row.by_rank(rank)} if row.keeps == "subspaces" else {}
-        options |= {"rank": rank} if row.ranked else {}
-        own = Method(
-            on_adamw(row.optimizer) if row.base else row.optimizer,
-            {**options, **row.trained(period)},
-        )
-        found[row.name] = own
-        if row.peer:
-            found[row.peer.name] = Method(PEERS[row.peer.name], low_rank if row.ranked else {})
-        if row.coded:
-            storage = STORAGES[row.coded.storage]
-            found[f"{row.name}_4bit"] = Method(own.make, {**own.options, "storage": storage})
+    for row in (*METHODS, *LEADERS):
+        options = {**low_rank} if row.keeps == "subspaces" else {}
+        options |= of_rank(row.name, rank)
+        if row.name == "shampoo":
+            options |= {"statistics_every": 1, "refresh": period // 2}
+        found[row.name] = Method(on_adamw(row.optimizer) if row.base else row.optimizer, options)
+        if row.name in PEER:
+            name = PEER[row.name][0]
+            found[name] = Method(PEERS[name], low_rank if row.ranked else {})
+        if row.name in CODED:
+            options = {**options, "storage": STORAGES[CODED[row.name]]}
+            found[f"{row.name}_4bit"] = Method(found[row.name].make, options)
     return found

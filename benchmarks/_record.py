@@ -123,9 +123,20 @@ def names(allowed: Sequence[str]) -> Any:
     return parse
 
 
-def command_of(suite: str) -> str:
+def paper_arguments(doc: str | None, full: str | None = None) -> argparse.Namespace:
+    """What scripts of papers take: `--seed`, `--out`, and `--full` where `full` describes it."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.set_defaults(full=False)
+    if full is not None:
+        parser.add_argument("--full", action="store_true", help=full)
+    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    parser.add_argument("--out", type=Path, default=FOLDER / "papers", help="where results go")
+    return parser.parse_args()
+
+
+def command_of(suite: str, module: str = "benchmarks") -> str:
     """How the suite was called."""
-    return shlex.join(["python", "-m", "benchmarks", suite, *sys.argv[1:]])
+    return shlex.join(["python", "-m", *([module, suite] if suite else [module]), *sys.argv[1:]])
 
 
 def write(
@@ -154,27 +165,49 @@ def write(
       name: of the files; by default that of the suite.
       command: which made most of it, if this one only added to it.
     """
-    command = command or command_of(suite)
-    record = {"command": command, "seed": args.seed, "preset": args.preset, **machine()}
-    record["environment"] = {k: os.environ[k] for k in VARIABLES if k in os.environ}
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    variables = "".join(f" {name}={value}" for name, value in record["environment"].items())
-    footer = (
-        f"`{command}`, seed {args.seed}, on {record['hardware']}; {versions}"
-        + (f";{variables}" if variables else "")
-        + "."
-    )
-    page = "\n\n".join([f"# {title}", about, *[t.markdown() for t in tables], footer]) + "\n"
-    record["settings"] = dict(settings)
-    record["tables"] = [
+    body = "\n\n".join([about, *[t.markdown() for t in tables]])
+    numbers = [
         {"title": t.title, "columns": {k: list(v) for k, v in t.columns.items()}, "rows": t.rows}
         for t in tables
     ]
+    figures = {name or suite: figure} | {f"{suite}_{key}": x for key, x in (more or {}).items()}
+    command = command or command_of(suite)
+    data = {"preset": args.preset, "settings": dict(settings), "tables": numbers}
+    _write(args, name or suite, command, title, body, data, figures)
+
+
+def write_paper(
+    args: argparse.Namespace,
+    name: str,
+    title: str,
+    body: str,
+    figure: Figure,
+) -> None:
+    """Page and figure of a script of `papers`; `<name>_full` with `--full`."""
+    stem = name + ("_full" if args.full else "")
+    command = command_of("", f"benchmarks.papers.{name}")
+    _write(args, stem, command, title, body, None, {stem: figure})
+
+
+def _write(
+    args: argparse.Namespace,
+    stem: str,
+    command: str,
+    title: str,
+    body: str,
+    data: Mapping[str, Any] | None,
+    figures: Mapping[str, Figure],
+) -> None:
+    about = {"command": command, "seed": args.seed, **machine()}
+    about["environment"] = {k: os.environ[k] for k in VARIABLES if k in os.environ}
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    variables = "".join(f" {name}={value}" for name, value in about["environment"].items())
+    footer = f"`{command}`, seed {args.seed}, on {about['hardware']}; {versions}"
+    page = f"# {title}\n\n{body}\n\n{footer}{f';{variables}' if variables else ''}.\n"
     args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / (name or suite)
-    path.with_suffix(".md").write_text(page)
-    path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
-    figures = {path.name: figure} | {f"{suite}_{key}": x for key, x in (more or {}).items()}
-    for stem, drawn in figures.items():
-        drawn.savefig(args.out / f"{stem}.png", dpi=150)
+    (args.out / f"{stem}.md").write_text(page)
+    if data is not None:
+        (args.out / f"{stem}.json").write_text(json.dumps({**about, **data}, indent=1) + "\n")
+    for name, drawn in figures.items():
+        drawn.savefig(args.out / f"{name}.png", dpi=150)
     print(page)

@@ -9,7 +9,6 @@ validation, because a learning rate must not be chosen on the images that the ne
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+from ._examples import example
 
-import train_digits  # noqa: E402
-import train_lm  # noqa: E402
-
+train_digits, train_lm = example("train_digits"), example("train_lm")
 SOURCES = tuple(Path(str(module.__file__)) for module in (train_digits, train_lm))
 LM = {"steps": 200, "batch": 16, "context": 64, "width": 64, "depth": 2}
 DIGITS = {"steps": 200, "batch": train_digits.BATCH}

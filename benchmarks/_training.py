@@ -61,7 +61,7 @@ class Method:
     @property
     def said(self) -> str:
         """What decides its numbers: the call, and the source of a function of these folders."""
-        own = self.make.__module__.startswith(("benchmarks.", "registry.", "__main__"))
+        own = self.make.__module__.startswith(("benchmarks.", "tests.", "__main__"))
         return f"{self.call}\n{inspect.getsource(self.make)}" if own else self.call
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import optax
 
+from ._examples import example
 from ._timing import Program
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-import train_lm
-
+train_lm = example("train_lm")
 Make = Callable[..., optax.GradientTransformation]
 SIZES = {"steps": 100, "batch": 32, "context": 64, "width": 128, "depth": 4}
 

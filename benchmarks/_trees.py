@@ -81,20 +81,6 @@ def abstract_kernels(
     }
 
 
-def layers(width: int = 256, depth: int = 12) -> dict[str, dict[str, jax.Array]]:
-    """The matrices of `depth` transformer layers, bare."""
-    key = jax.random.key(0)
-    shapes = {f"attention_{i}": (width, width) for i in range(4)}
-    shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
-    return {
-        f"layer_{i:02d}": {
-            name: jax.random.normal(jax.random.fold_in(key, 6 * i + j), shape)
-            for j, (name, shape) in enumerate(shapes.items())
-        }
-        for i in range(depth)
-    }
-
-
 def many(leaves: int, shapes: int = 1) -> dict[str, jax.Array]:
     """Separate small matrices, of so many different shapes, the first of which is 32×64."""
     return {

@@ -120,12 +120,6 @@ class Found(NamedTuple):
         """The median of the runs, which are of one program where nothing came from the cache."""
         return float(np.median([run.compile_seconds for run in self.runs]))
 
-    def asdict(self) -> dict[str, Any]:
-        """For JSON, without what was watched."""
-        runs = [{k: x for k, x in run._asdict().items() if k != "watched"} for run in self.runs]
-        tuning = {f"{rate:g}": finite(loss) for rate, loss in self.tuning.items()}
-        return {"rate": self.rate, "tuning": tuning, "state_bytes": self.state_bytes, "runs": runs}
-
 
 def finite(value: float) -> float | None:
     """The value, or None, which JSON has a word for."""

@@ -37,8 +37,8 @@ from matplotlib.lines import Line2D
 import curvax
 from curvax.transforms.refresh import _due
 
-from . import _aims, _lines, _record
-from ._methods import FAMILIES, METHODS, PEERS, RATE, Method, with_settings
+from . import _lines, _record
+from ._methods import METHODS, NAMES, PEERS, RATE, Method, with_settings
 from ._programs import Program
 from ._trees import GPT2_SMALL, LLAMA, LLAMA_130M, Shapes, abstract_kernels
 
@@ -224,7 +224,6 @@ def row_of(
             continue
         row[f"trace{suffix}"], row[f"compile{suffix}"] = found.get("trace"), found["compile"]
         row[f"temporaries{suffix}"] = found["temporaries"] / found["gradients"]
-    row["clock"] = step and step.get("clock")  # for an aim, in no column
     plain = next((x for x in (step, whole) if x and "error" not in x), None)
     if plain:
         row |= {key: plain[key] for key in ("kernels", "products", "copies")}
@@ -337,7 +336,7 @@ def arguments() -> Any:
     several("--layers", LAYERS, LAYERS)
     several("--stack", STACKS, STACKS[:1])
     several("--part", PARTS, PARTS)
-    several("--methods", FAMILIES, FAMILIES)
+    several("--methods", NAMES, NAMES)
     several("--peers", tuple(PEERS), tuple(PEERS))
     add("--plain", action="store_true", help="without storages and other variants")
     add("--check", action="store_true", help="fail if a compiler refused a program")
@@ -367,8 +366,6 @@ def main() -> None:
         "array out in another way or place."
     )
     found = tables(lines)
-    aims = _aims.table(found)
-    found = [aims, *found] if aims.rows else found
     settings = {"period": PERIOD, "rank": "a quarter of the width"}
     _record.write(
         args, "accelerators", "Programs for accelerators", about, found, draw(lines), settings

@@ -36,9 +36,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from curvax.transforms.distribute import _shares
+from tests.hlo import collectives
 
 from . import _lines, _record
-from ._devices import abstract_state, collectives, own_bytes
+from ._devices import abstract_state, own_bytes
 from ._methods import METHODS, PEERS
 from ._programs import once
 from ._trees import abstract_kernels

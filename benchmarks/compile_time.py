@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from . import _record
-from ._methods import FAMILIES, chosen
+from ._methods import NAMES, chosen
 from ._timing import ratio, update_of
 from ._trees import many
 
@@ -96,7 +96,7 @@ def measure(
         row["compilations"] = compilations(making[name](), trees[min(trees)])
         for other, bound in AIMS.items():
             row[f"over {other}"] = over = ratio(best[name, most], best.get((other, most)))
-            if aims and over is not None and name in FAMILIES:
+            if aims and over is not None and name in NAMES:
                 row[f"aim, {other}"] = _record.verdict(over, bound)
         rows.append(row)
     return rows
@@ -121,7 +121,7 @@ def draw(tables: list[_record.Table], sizes: list[tuple[int, ...]]) -> Figure:
     figure = Figure(figsize=(5.5 * len(tables) + 2, 4.5), layout="constrained")
     panels = figure.subplots(1, len(tables), squeeze=False)[0]
     for axis, table, x in zip(panels, tables, sizes, strict=True):
-        own = [row["program"] for row in table.rows if row["program"] in FAMILIES]
+        own = [row["program"] for row in table.rows if row["program"] in NAMES]
         for row in table.rows:
             name = row["program"]
             style: dict[str, Any] = {"color": GRAYS.get(name, "0.8"), "lw": 3}
@@ -146,7 +146,7 @@ def main() -> None:
     """Prints the tables that the arguments ask for."""
     parser = _record.arguments(__doc__, SECTIONS)
     add = parser.add_argument
-    add("--methods", type=_record.names(FAMILIES), default=FAMILIES, help="separated by commas")
+    add("--methods", type=_record.names(NAMES), default=NAMES, help="separated by commas")
     add("--most", type=int, default=max(LEAVES), help="leaves at most (%(default)s)")
     add("--repeats", type=int, default=2, help="compilations of each (%(default)s)")
     args = parser.parse_args()

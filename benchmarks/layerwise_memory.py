@@ -37,9 +37,10 @@ from matplotlib.patches import Patch
 
 import curvax
 from curvax.transforms.state._sharding import SMALL
+from tests.hlo import collectives
 
 from . import _lines, _record
-from ._devices import abstract_state, collectives
+from ._devices import abstract_state
 from ._llama import SIZES, STEPS, Model, block, embed, loss, parameters
 from ._programs import once
 
@@ -64,9 +65,7 @@ METHODS: dict[str, Callable[[int], Any]] = {
     "galore 8 bits": lambda rank: in_8_bits(curvax.galore(RATE, rank=rank, **KERNELS)),
     "fira": lambda rank: curvax.fira(RATE, rank=rank, **KERNELS),
     "alice": lambda rank: curvax.alice(RATE, rank=min(rank, 512), **KERNELS),
-    "alice untracked": lambda rank: curvax.alice(
-        RATE, rank=min(rank, 512), tracking=False, **KERNELS
-    ),
+    "alice untracked": lambda rank: curvax.alice(RATE, rank=min(rank, 512), b3=None, **KERNELS),
     "alice 8 bits": lambda rank: in_8_bits(curvax.alice(RATE, rank=min(rank, 512), **KERNELS)),
     "apollo": lambda rank: curvax.apollo(RATE, rank=rank, **KERNELS),
     "sumo rank 128": lambda rank: curvax.sumo(RATE, rank=128, **KERNELS),

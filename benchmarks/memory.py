@@ -7,8 +7,7 @@
 
 *Formulas*: the numbers of the state of one `m × n` matrix as docs/methods.md has them, times four
 bytes, beside `curvax.state_bytes`; what is more are counters, flags and random keys, and the m + n
-eigenvalues of FOAM and DR-Shampoo. Peers and 4-bit storages have no formula here; what codes take
-by order is in `python -m benchmarks storage`.
+eigenvalues of FOAM and DR-Shampoo. Peers and 4-bit storages have no formula here.
 
 *Steps*: the model of `examples/train_lm.py` (GPT-2-small's sizes on a GPU), compiled with
 parameters and state donated, and never run: for a GPU or a TPU by XLA's compilers, without either.
@@ -25,7 +24,6 @@ from ._compilers import PLATFORMS, compiled
 # isort: on
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,13 +37,11 @@ from tqdm import tqdm
 import curvax
 
 from . import _record
-from ._methods import FAMILIES, PEERS, chosen, with_settings
+from ._examples import example
+from ._methods import NAMES, PEERS, chosen, with_settings
 from ._timing import ratio
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-
-import train_lm
-
+train_lm = example("train_lm")
 SECTIONS = ("formulas", "steps")
 SHAPES = {"wide": (768, 3072), "square": (768, 768), "tall": (3072, 768)}
 # Width, layers, context, batch, symbols, rank.
@@ -177,7 +173,7 @@ def main() -> None:
     """Prints the tables that the arguments ask for."""
     parser = _record.arguments(__doc__, SECTIONS)
     add = parser.add_argument
-    add("--methods", type=_record.names(FAMILIES), default=FAMILIES, help="separated by commas")
+    add("--methods", type=_record.names(NAMES), default=NAMES, help="separated by commas")
     add("--plain", action="store_true", help="without storages and other variants")
     help = "whose program a step is (%(default)s)"
     add("--device", choices=tuple(PLATFORMS), default="cpu", help=help)

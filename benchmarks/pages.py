@@ -1,11 +1,12 @@
-"""Writes the tables of the pages from recorded results and the registry.
+"""Writes the tables of the pages from recorded results.
 
     python -m benchmarks pages           # after new results
     python -m benchmarks pages --check   # writes nothing; fails if a table differs
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; nothing in it is typed by
-hand but what the rows of `tests/registry` say. `tests/project/test_pages.py` checks that pages,
-results and rows agree.
+hand. What methods compute, and their drawbacks, are typed in a table of `docs/methods.md`, which
+others repeat; its formulas for the state are compared with what tests count. The build of the site
+makes these checks.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import curvax
+from tests.registry import LEADERS, METHODS
 
+from ._methods import CODED, NAMES, PEER
 from ._record import FOLDER, cell, table
-from ._rows import LEADERS, REGISTRY, Row, by_family
 from .evidence import _claims, _compare, _lines, _plan
 from .evidence._pages import finals_table
 from .evidence._suites import SUITES
@@ -40,27 +42,58 @@ PAGES = (
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
 
+TYPED = re.compile(r"<!-- typed: formulas -->\n(.*?)<!-- end of table -->", re.DOTALL)
+
+
+class Typed(NamedTuple):
+    """What the table of `docs/methods.md` says of a method."""
+
+    direction: str
+    state: str
+    work: str
+    refresh: str
+    paper: str
+    mind: str  # why one might not take it
+
+
+@functools.cache
+def typed() -> dict[str, Typed]:
+    """By method."""
+    found = TYPED.search((ROOT / "docs/methods.md").read_text())
+    assert found is not None
+    lines = [re.split(r" *\| *", line)[1:-1] for line in found[1].strip().splitlines()[2:]]
+    return {line[0].strip("`"): Typed(*line[1:]) for line in lines}
+
+
 class Shown(NamedTuple):
     """A method of the pages."""
 
-    mind: str  # the last column: why one might not take it
-    brief: bool  # whether the README has it
+    mind: str
     measured: str  # its name in the tables of `_methods`
 
 
-def shown_of(row: Row) -> Iterator[tuple[str, Shown]]:
+CODED_MIND = {
+    "asgo": "codes lose what ASGO gains",
+    "shampoo": "codes cost time at every statistic",
+    "soap": "codes lose what SOAP gains, and cost time at every step",
+}
+BRIEF = ("optax.adamw", "muon", "swan", "racs", "asgo", "shampoo", "soap", "galore", "alice")
+"""Those that the README has."""
+
+
+def shown_of(name: str) -> Iterator[tuple[str, Shown]]:
     """A peer, the method, and the method in 4 bits."""
-    if row.peer:
-        yield row.peer.name, Shown(row.mind, False, row.peer.name)
-    yield row.name, Shown(row.mind, row.brief, row.name)
-    if row.coded:
-        name = f"{row.name}, {row.coded.storage}"
-        yield f"{row.name}_4bit", Shown(row.coded.mind, False, name)
+    mind = typed()[name].mind
+    if name in PEER:
+        yield PEER[name][0], Shown(mind, PEER[name][0])
+    yield name, Shown(mind, name)
+    if name in CODED:
+        yield f"{name}_4bit", Shown(CODED_MIND[name], f"{name}, {CODED[name]}")
 
 
 SHOWN = {
-    "optax.adamw": Shown("", True, "optax.adamw"),
-    **{name: x for rows in by_family().values() for row in rows for name, x in shown_of(row)},
+    "optax.adamw": Shown("", "optax.adamw"),
+    **{name: x for own in NAMES for name, x in shown_of(own)},
 }
 TRAINED = ("A small language model", "Handwritten digits")
 RECIPE, VISION, TUNED = "recipe-250", "vision-2000", "finetune-250"  # suites of the evidence
@@ -110,19 +143,17 @@ def bytes_per_number(name: str) -> str:
     return "" if row is None else format(row["wide_bytes"] / NUMBERS, ".2f")
 
 
-def formulas() -> str:
-    """What all methods are, as their rows state it."""
-    titles = [
-        "method",
-        "direction",
-        "state, numbers",
-        "work per step, FLOPs",
-        "per refresh",
-        "paper",
-    ]
-    rows = [[shown(row.name), *row.readme] for row in REGISTRY]
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def wrong_formulas() -> Iterator[str]:
+    """Methods whose state has other numbers than the formula that is typed."""
+    m, n, r = 7, 11, 3
+    for row in METHODS:
+        formula = typed()[row.name].state.replace("none", "`0`").split("`")[1].replace("²", "**2")
+        for product in ("mn", "mr", "nr"):
+            formula = formula.replace(product, "*".join(product))
+        formula = re.sub(r"(?<=\d)(?=[mnr])", "*", formula)
+        found = row.numbers(row.size(m, n, r, {}))
+        if eval(formula, {"m": m, "n": n, "r": r}) != found:
+            yield f"{row.name}: the state has {found} numbers at m={m}, n={n}, r={r}: {formula}"
 
 
 def source(suite: str) -> str:
@@ -134,10 +165,9 @@ def source(suite: str) -> str:
 
 def brief() -> str:
     """The README's: what some methods compute, what they reach, and what they cost."""
-    rows, directions = [], {row.name: row.readme.direction for row in REGISTRY}
+    rows, directions = [], {name: x.direction for name, x in typed().items()}
     model = finals(RECIPE)
-    brief = [name for name, method in SHOWN.items() if method.brief and name in model]
-    for name in sorted(brief, key=lambda name: float(model[name]["loss"].split()[0])):
+    for name in sorted(BRIEF, key=lambda name: float(model[name]["loss"].split()[0])):
         row = model[name]
         rows.append(
             [
@@ -259,26 +289,17 @@ def overheads() -> str:
     return f"{found}\n\n{source('overhead')}"
 
 
-def aims() -> str:
-    """What compiled programs should have, and which methods' have it."""
-    page = FOLDER.joinpath("accelerators.md").read_text()
-    section = page.partition("\n## Aims\n")[2].partition("\n## ")[0]
-    return section[section.index("|") :].strip()
-
-
 def percent(row: dict[str, Any]) -> str:
     """How much longer than AdamW's."""
     return "" if row["method"] == "optax.adamw" else f"{100 * (row['over_adamw'] - 1):+.1f} %"
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "formulas": formulas,
     "brief": brief,
     "methods": methods,
     "leaders": leaders,
     "rates": rates,
     "overheads": overheads,
-    "aims": aims,
     **{
         f"claims_{paper}": functools.partial(lambda paper: _claims.claims(paper, runs()), paper)
         for paper in _claims.CLAIMS
@@ -300,13 +321,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     args = parser.parse_args()
-    different = [(path, wanted) for path, text, wanted in pages() if text != wanted]
-    for path, wanted in different:
-        if not args.check:
+    wrong = [*wrong_formulas()]
+    for path, text, wanted in pages():
+        if text != wanted and args.check:
+            wrong.append(f"{path.relative_to(ROOT)}: run `python -m benchmarks pages`")
+        elif text != wanted:
             path.write_text(wanted)
-        print(f"{path.relative_to(ROOT)}: {'differs' if args.check else 'written'}")
-    if args.check and different:
-        raise SystemExit(1)
+    if wrong:
+        raise SystemExit("\n".join(wrong))
 
 
 if __name__ == "__main__":

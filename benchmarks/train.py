@@ -135,22 +135,11 @@ def infinite(values: Sequence[float | None]) -> np.ndarray:
     return np.array([math.inf if value is None else value for value in values])
 
 
-def claim(row: Mapping[str, Any]) -> str:
-    """What the paper says of Alice's steps, and what they are here."""
-    steps = row["steps"]
-    return (
-        "Gong et al. (arXiv:2502.07752, Table 2) report that Alice reaches Adam's loss on LLaMA in "
-        "less than half of Adam's steps; here it takes "
-        f"{steps if isinstance(steps, str) else f'{steps:.2f}'}."
-    )
-
-
 def tables_of(study: Study, rows: Rows, image: str) -> list[_record.Table]:
     """The comparison, best loss first, and the tuning."""
     task = study.task
     columns = {key: x for key, x in COLUMNS.items() if rows[ADAMW][key] is not None}
     notes = [study.head(), verdict(rows)]
-    notes += [claim(rows["alice"])] if task.name == "lm" and "alice" in rows else []
     notes += [f"![validation loss over steps and over seconds]({image})"]
     title = TITLES[task.name]
     best_first = sorted(rows.values(), key=lambda row: losses_of(row).mean())

@@ -14,16 +14,19 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
 | `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
-| `portable_state`, `place_state`, `convert_state`, `take_over` | checkpoints |
+| `portable_state`, `place_state`, `take_over` | checkpoints |
 | `state_sharding`, `state_on_host` | where a state lies |
 | `curvax.rules` | which parameters are matrices in a family of models |
 | `curvax.policies` | refresh policies |
+| `curvax.polar` | ways to compute a polar factor |
+| `curvax.eigenbases` | ways to renew an eigenbasis |
+| `curvax.grafts` | lengths of directions |
 | `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
 """
 
 from importlib import metadata as _metadata
 
-from . import policies, rules, subspaces
+from . import eigenbases, grafts, polar, policies, rules, subspaces
 from .optimizers import (
     alice,
     apollo,
@@ -62,7 +65,6 @@ from .optimizers import (
     swan,
 )
 from .transforms._spikes import skip_spikes
-from .transforms.directions._cautious_decay import add_cautious_decay
 from .transforms.directions._clip_by_last_norm import clip_by_last_norm
 from .transforms.directions._clip_logits import clip_logits
 from .transforms.directions._diagonal import precondition_columns
@@ -76,9 +78,11 @@ from .transforms.directions._normalize import (
     normalize_columns,
     normalize_matrices,
     normalize_rows,
+    standardize_rows,
 )
 from .transforms.directions._orthogonalize import orthogonalize, scale_by_shape
 from .transforms.directions._row_column_scaling import row_column_scales, scale_by_rows_and_columns
+from .transforms.directions._weight_decay import add_cautious_decay
 from .transforms.directions._weight_norms import keep_weight_norm, scale_by_weight_norm
 from .transforms.distribute._distribute import distribute
 from .transforms.kronecker._eigenbasis import in_eigenbasis
@@ -101,7 +105,6 @@ from .transforms.refresh._policy import every
 from .transforms.state._format import check_state, describe_state
 from .transforms.state._host import state_on_host
 from .transforms.state._inject import inject_hyperparams
-from .transforms.state._older import convert_state
 from .transforms.state._portable import place_state, portable_state
 from .transforms.state._quantize_state import quantize_state
 from .transforms.state._report import report
@@ -111,7 +114,7 @@ from .transforms.state._take_over import take_over
 from .transforms.storage._cholesky import cholesky
 from .transforms.storage._packed import packed
 from .transforms.storage._quantized import quantized
-from .transforms.storage._storage import dense
+from .transforms.storage._storage import Storage, dense
 from .transforms.subspace._adapter import Adapter, extract_adapter
 from .transforms.subspace._subspace import in_subspace
 from .transforms.weights._int8 import from_int8, int8_weights, to_int8
@@ -128,6 +131,7 @@ __all__ = [
     "Adapter",
     "MatrixAxes",
     "MatrixRule",
+    "Storage",
     "add_cautious_decay",
     "alice",
     "apollo",
@@ -137,13 +141,13 @@ __all__ = [
     "cholesky",
     "clip_by_last_norm",
     "clip_logits",
-    "convert_state",
     "dasgo",
     "dense",
     "describe_state",
     "distribute",
     "dr_shampoo",
     "eigen_adam",
+    "eigenbases",
     "every",
     "extract_adapter",
     "find_output_layer",
@@ -152,6 +156,7 @@ __all__ = [
     "from_int8",
     "galore",
     "graft",
+    "grafts",
     "in_eigenbasis",
     "in_subspace",
     "inject_hyperparams",
@@ -176,6 +181,7 @@ __all__ = [
     "osgdm",
     "packed",
     "place_state",
+    "polar",
     "polar_qdwh",
     "polar_svd",
     "policies",
@@ -214,6 +220,7 @@ __all__ = [
     "shampoo",
     "skip_spikes",
     "soap",
+    "standardize_rows",
     "state_bytes",
     "state_of",
     "state_on_host",

@@ -1,9 +1,9 @@
 """Rules for families of models, for `matrices=`, as in `muon(0.02, matrices=curvax.rules.maxtext)`.
 
 Each is a `MatrixRule` that knows the conventions of a family where names and shapes leave a choice.
-On all other parameters the default rule decides. To change a field as well, use
-`dataclasses.replace(curvax.rules.maxtext, block_size=1024)`. What `weight_dimension_numbers=` says
-goes before the family.
+The default rule decides on all other parameters. To change a field as well, use
+`dataclasses.replace(curvax.rules.maxtext, block_size=1024)`. `weight_dimension_numbers=` takes
+precedence over the family.
 """
 
 from .transforms.matrices._families import (
@@ -19,8 +19,9 @@ from .transforms.matrices._families import (
 from .transforms.matrices._matrix_rule import MatrixRule
 
 equinox = MatrixRule(family=EQUINOX)
-"""Equinox: `weight` is `(out, in)`, a convolution `(out, in, ...)`, or `(layers, out, in)` if its
-bias or the norms around it have an axis of layers, as `eqx.filter_vmap` makes them."""
+"""Equinox: `weight` is `(out, in)`, a convolution `(out, in, ...)` (of three axes, by its name or
+its bias), or `(layers, out, in)` if its bias or the norms around it have an axis of layers, as
+`eqx.filter_vmap` makes them."""
 
 haiku = MatrixRule(family=HAIKU)
 """Haiku: `layer_stack` stacks along axis 0."""

@@ -7,36 +7,33 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_interval
+from ..transforms._validate import as_value, check_interval
 from ..transforms.directions._carry import Carry
 from ..transforms.directions._moment_ratio import moment_ratio
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
-from ..transforms.subspace._bases import BasisFinder, switching_named
-from ..transforms.subspace._compensation import Compensation, compensation_named
+from ..transforms.subspace._bases import SWITCHING, BasisFinder
+from ..transforms.subspace._compensation import Compensation, as_compensation
 from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
+
+EXAMPLE = "curvax.subspaces.complement(leading=20)"
 
 
 def scale_by_alice(
     *,
     rank: int = 128,
-    leading: int = 40,
     scale: jax.typing.ArrayLike = 0.3,
-    compensation_scale: jax.typing.ArrayLike = 0.4,
-    gamma: jax.typing.ArrayLike = 1.01,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.9,
-    b3: jax.typing.ArrayLike = 0.999,
+    b3: jax.typing.ArrayLike | None = 0.999,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    tracking: bool = True,
     switching: str | BasisFinder = "complement",
     compensation: str | Compensation | None = "optimal",
     refresh: Refresh = 200,
     carry: Carry | None = None,
     side: str = "smaller",
-    clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
     """The direction of `alice` on batches of matrices `(..., m, n)`.
@@ -48,14 +45,12 @@ def scale_by_alice(
         in_subspace(
             moment_ratio(b1, b2, eps, bias_correction=bias_correction),
             rank,
-            basis=switching_named(switching, leading),
+            basis=as_value("switching", switching, BasisFinder, EXAMPLE, SWITCHING),
             refresh=as_policy(refresh, offset=0),
             carry=carry,
-            compensation=compensation_named(compensation, b1, gamma, compensation_scale),
-            tracking=tracking,
+            compensation=as_compensation(compensation, b1),
             b3=b3,
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
@@ -66,22 +61,17 @@ def alice(
     learning_rate: optax.ScalarOrSchedule,
     *,
     rank: int = 128,
-    leading: int = 40,
     scale: jax.typing.ArrayLike = 0.3,
-    compensation_scale: jax.typing.ArrayLike = 0.4,
-    gamma: jax.typing.ArrayLike = 1.01,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.9,
-    b3: jax.typing.ArrayLike = 0.999,
+    b3: jax.typing.ArrayLike | None = 0.999,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    tracking: bool = True,
     switching: str | BasisFinder = "complement",
     compensation: str | Compensation | None = "optimal",
     refresh: Refresh = 200,
     carry: Carry | None = None,
     side: str = "smaller",
-    clamp_rank: bool = True,
     seed: int = 0,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -94,8 +84,7 @@ def alice(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Alice: low-rank Eigen-Adam with tracking, switching and compensation.
 
-    Use it to come close to a full-rank method with about GaLore's state. `tracking=False` is
-    Alice-0.
+    Use it to come close to a full-rank method with about GaLore's state. `b3=None` is Alice-0.
 
     Start with 8 times a tuned AdamW's learning rate, 2 times for `others`, and a rank of half the
     width.
@@ -109,7 +98,7 @@ def alice(
     `subspaces.optimal`. At step 1 and at `t mod refresh = 0` the basis is refreshed: it becomes the
     exact eigenvectors of :math:`b_3\, U \tilde Q U^\top + (1-b_3)\, GG^\top` at step 1, and takes
     one step of subspace iteration on this matrix later. Then, at step 1 too, it is switched: the
-    `leading` columns stay, and the others are drawn from the orthogonal complement. Moments and
+    leading columns stay, and the others are drawn from the orthogonal complement. Moments and
     :math:`\tilde Q` stay as they are. Where `√v` is rounding noise, ω is 0; columns with `p ≤ 0`
     have no compensation.
 
@@ -122,24 +111,23 @@ def alice(
 
     Args:
       learning_rate: a number or a schedule.
-      rank: dimension of the subspace.
-      leading: number of columns that a switch keeps.
+      rank: dimension of the subspace, at most `min(m, n)` of each matrix.
       scale: the paper's α (0.25 at 1.3B parameters).
-      compensation_scale: the paper's α_c (0.2 at 1.3B).
-      gamma: largest growth of ‖C‖ from one step to the next.
       b1: decay rate of the first moment and of `p`.
       b2: decay rate of the second moment.
-      b3: decay rate of Q̃.
+      b3: decay rate of Q̃, the second moment of σ, which is kept for the next basis; `None` keeps
+        none. It must be `None` with "gaussian".
       eps: added to `√v`.
       bias_correction: whether to correct both moments, as Adam does.
-      tracking: whether to keep Q̃, the second moment of σ, for the next basis.
       switching: "complement", "full_basis", "gaussian_mix", "gaussian", "none" (subspace iteration
-        alone), "evd" (exact eigenvectors), or a basis of `subspaces`.
-      compensation: "optimal", "fira", "fira+", "none", or a compensation of `subspaces`.
+        alone), "evd" (exact eigenvectors), or a basis such as `subspaces.complement(leading=20)`.
+        The first three keep 40 leading columns.
+      compensation: "optimal", "fira", "fira+", `None`, or a value such as
+        `subspaces.optimal(weight=0.2)`; the weight is the paper's α_c (0.4; 0.2 at 1.3B).
       refresh: period of the basis.
       carry: how moments follow a new basis; `None` is `subspaces.keep()`, as published.
-      side: which side to project: "smaller" (left if square), "larger", "left", "right", or "std"
-        of the official code, which is "smaller" but right if square.
+      side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
+        that of the official code, see `in_subspace`.
       clamp_rank: whether to replace a `rank` or `leading` that does not fit a matrix by the nearest
         that fits; `False` makes it an error.
       seed: of the random draws.
@@ -157,7 +145,7 @@ def alice(
     Example:
       >>> import curvax, jax, jax.numpy as jnp
       >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
-      >>> optimizer = curvax.alice(1e-2, rank=2, leading=1)
+      >>> optimizer = curvax.alice(1e-2, rank=2, switching=curvax.subspaces.complement(1))
       >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
 
     References:
@@ -167,22 +155,17 @@ def alice(
     return assemble(
         scale_by_alice(
             rank=rank,
-            leading=leading,
             scale=scale,
-            compensation_scale=compensation_scale,
-            gamma=gamma,
             b1=b1,
             b2=b2,
             b3=b3,
             eps=eps,
             bias_correction=bias_correction,
-            tracking=tracking,
             switching=switching,
             compensation=compensation,
             refresh=refresh,
             carry=carry,
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         learning_rate,

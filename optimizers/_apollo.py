@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_choice, check_interval
+from ..transforms._validate import check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
-from ..transforms.subspace._bases import gaussian, svd
+from ..transforms.subspace._bases import BasisFinder, gaussian
 from ..transforms.subspace._compensation import channel_scaling
 from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
@@ -20,38 +20,34 @@ from ._assemble import MeshAxis, assemble
 def scale_by_apollo(
     *,
     rank: int = 128,
-    variant: str = "random",
+    basis: BasisFinder | None = None,
+    whole: bool = False,
     scale: jax.typing.ArrayLike = 1.0,
-    sqrt_scale: bool = False,
     gamma: jax.typing.ArrayLike | None = None,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     refresh: Refresh = 200,
     side: str = "smaller",
-    clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
     """The direction of `apollo` on batches of matrices `(..., m, n)`.
 
     `apollo` documents the arguments.
     """
-    check_choice("variant", variant, ("random", "svd", "mini"))
-    mini = variant == "mini"
     check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
             optax.scale_by_adam(b1, b2, eps),
-            1 if mini else rank,
-            basis=svd() if variant == "svd" else gaussian(kept=False),
+            rank,
+            basis=gaussian(kept=False) if basis is None else basis,
             refresh=as_policy(refresh, offset=0),
-            compensation=channel_scaling(whole=mini),
+            compensation=channel_scaling(whole=whole),
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         optax.identity() if gamma is None else limit_norm_growth(gamma),
-        optax.scale(scale**0.5 if sqrt_scale else scale),  # pyright: ignore[reportArgumentType]
+        optax.scale(scale),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -59,16 +55,15 @@ def apollo(
     learning_rate: optax.ScalarOrSchedule,
     *,
     rank: int = 128,
-    variant: str = "random",
+    basis: BasisFinder | None = None,
+    whole: bool = False,
     scale: jax.typing.ArrayLike = 1.0,
-    sqrt_scale: bool = False,
     gamma: jax.typing.ArrayLike | None = None,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     refresh: Refresh = 200,
     side: str = "smaller",
-    clamp_rank: bool = True,
     seed: int = 0,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -94,28 +89,26 @@ def apollo(
     and regenerated from their key at all other steps. Columns with σ = 0 give 0. Embeddings, norms,
     biases and the output layer go to AdamW.
 
-    State per `m × n` matrix, `m ≤ n`: `2nr` numbers (`mr` more for "svd"). Work between refreshes:
-    `2mnr` FLOPs and drawing `mr` numbers.
+    State per `m × n` matrix, `m ≤ n`: `2nr` numbers, and `mr` for a basis of the gradient. Work
+    between refreshes: `2mnr` FLOPs and drawing `mr` numbers.
 
-    Relation, with a test of the same name: with rank 1 and one scale for all columns it is "mini".
+    Relation, with a test of the same name: on matrices of one column, Apollo-mini is Apollo.
 
     Args:
       learning_rate: a number or a schedule.
-      rank: dimension of the subspace.
-      variant: "random"; "svd" for the leading singular vectors in place of random ones; "mini" for
-        rank 1 and one scale `‖Δ‖ / ‖σ‖` per matrix.
-      scale: α.
-      sqrt_scale: whether to multiply by √α instead of α, as in the official code.
+      rank: dimension of the subspace, at most `min(m, n)` of each matrix.
+      basis: how to compute the subspace; `None` is `subspaces.gaussian(kept=False)`, drawn at
+        random. The paper also has `subspaces.svd()`.
+      whole: whether to use one scale `‖Δ‖ / ‖σ‖` per matrix. Apollo-mini is `rank=1, whole=True`.
+      scale: α; √α in the official code.
       gamma: largest growth of the direction's norm from one step to the next (1.01 in the official
         code); `None`, as in the paper, does not limit it.
       b1: Adam's first decay rate.
       b2: Adam's second decay rate.
       eps: Adam's epsilon.
       refresh: period of the subspace.
-      side: which side to project: "smaller" (left if square), "larger", "left", "right", or "std"
-        of the official code, which is "smaller" but right if square.
-      clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
-        error.
+      side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
+        that of the official code, see `in_subspace`.
       seed: of the random draws.
       matrices: see `muon`. The output layer goes to AdamW; `MatrixRule(output_layer=None)` makes
         it a matrix.
@@ -143,20 +136,20 @@ def apollo(
     return assemble(
         scale_by_apollo(
             rank=rank,
-            variant=variant,
+            basis=basis,
+            whole=whole,
             scale=scale,
-            sqrt_scale=sqrt_scale,
             gamma=gamma,
             b1=b1,
             b2=b2,
             eps=eps,
             refresh=refresh,
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         learning_rate,
         guard=False,
+        projects=True,
         matrices=as_rule(matrices, weight_dimension_numbers, output_layer="auto"),
         mesh=mesh,
         mesh_axis=mesh_axis,

@@ -35,13 +35,18 @@ def scale_by_asgo(
     check_choice("variant", variant, ("practical", "theoretical", "from_momentum"))
     check_choice("side", side, (None, "left", "right", "smaller"))
     theoretical = variant == "theoretical"
-    if theoretical and not (b1 is None and b2 is None):
-        raise ValueError(f"variant='theoretical' has no b1 and b2, got b1={b1!r}, b2={b2!r}.")
+    if theoretical and not (b1 is None and b2 is None and dtype is None):
+        raise ValueError(
+            "variant='theoretical' has no b1, b2 and dtype, got "
+            f"b1={b1!r}, b2={b2!r}, dtype={dtype!r}."
+        )
+    if side is None:
+        side = "left" if theoretical else "smaller"
     return precondition(
         None if theoretical else momentum(0.9 if b1 is None else b1, dtype=dtype),
         refresh=as_policy(refresh, offset=1, first=True),
-        side=("left" if theoretical else "smaller") if side is None else side,
-        square="right",
+        side=side,
+        square="right" if side == "smaller" else None,
         root=2,
         b2=None if theoretical else (0.95 if b2 is None else b2),
         eps=eps,

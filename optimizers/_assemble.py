@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._decay import unless_zero
 from ..transforms._guard import guard_leaves
 from ..transforms._validate import check_interval, concrete, shown
+from ..transforms.directions._weight_decay import optional_decay
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.matrices._routing import route
-from ..transforms.matrices._view import on_matrices
+from ..transforms.matrices._view import matrix_view
 
 MeshAxis = str | Sequence[str] | None
 
@@ -29,6 +29,7 @@ def assemble(
     *,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     guard: bool = True,
+    projects: bool = False,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -46,7 +47,7 @@ def assemble(
       learning_rate: of the matrices; a number or a schedule.
       base: callable from a learning rate to an optimizer, which gets the direction as its gradient;
         `None` is plain descent with decoupled weight decay.
-      guard: see `on_matrices`.
+      guard, projects: see `on_matrices`.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
 
@@ -91,7 +92,9 @@ def assemble(
         descent = _base(base, learning_rate)
     # The routing has removed the output layer, and the embedding that identifies it.
     inside = dataclasses.replace(rule, output_layer=None)
-    view = on_matrices(direction, inside, guard=guard, mesh=mesh, mesh_axis=mesh_axis)
+    view = matrix_view(
+        direction, inside, guard=guard, projects=projects, mesh=mesh, mesh_axis=mesh_axis
+    )
     return _Full(*route(optax.chain(view, descent), guard_leaves(others), rule))
 
 
@@ -112,6 +115,15 @@ def others_or_adamw(
     """
     _check_learning_rate("learning_rate", learning_rate)
     check_interval("weight_decay", weight_decay, 0.0)
+    # A number that is injected may be scheduled, and be 0 for a while.
+    if (
+        weight_decay_mask is not None
+        and isinstance(weight_decay, (int, float))
+        and not weight_decay
+    ):
+        raise ValueError(
+            f"weight_decay_mask must be None with weight_decay=0, got {shown(weight_decay_mask)}."
+        )
     if others is None:
         rate = learning_rate if adam_learning_rate is None else adam_learning_rate
         _check_learning_rate("adam_learning_rate", rate)
@@ -148,7 +160,7 @@ def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTra
 
 
 def _decayed_weights(weight_decay: Any, mask: Any) -> optax.GradientTransformation:
-    return unless_zero(weight_decay, optax.add_decayed_weights(weight_decay, mask))
+    return optional_decay(weight_decay, optax.add_decayed_weights(weight_decay, mask))
 
 
 def _check_learning_rate(name: str, value: optax.ScalarOrSchedule) -> None:

@@ -9,6 +9,7 @@ import jax
 import optax
 
 from ..transforms._validate import check_decay
+from ..transforms.directions._graft import Graft
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._diagonal_residual import diagonal_residual
 from ..transforms.storage._storage import Storage
@@ -20,20 +21,19 @@ def scale_by_dr_shampoo(
     *,
     check_every: int = 20,
     threshold: float = 0.1,
-    b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
-    graft: str | None = "adam",
+    graft: str | Graft | None = "adam",
     update_eigenvalues: bool = True,
     stagger: bool = False,
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `dr_shampoo` on batches of matrices `(..., m, n)`.
 
-    `dr_shampoo` documents the arguments.
+    `dr_shampoo` documents the arguments, except `update_eigenvalues`: whether a check without
+    refresh sets the eigenvalues to `diag(QᵀLQ)`.
     """
-    check_decay("b1", b1)
     check_decay("b2", b2)
     return scale_by_shampoo(
         b2=b2,
@@ -44,7 +44,6 @@ def scale_by_dr_shampoo(
         ),
         statistics_every=1,
         graft=graft,
-        adam_graft_b1=b1,
         damping_mode="absolute",
         initial=0.0,
         storage=storage,
@@ -56,12 +55,10 @@ def dr_shampoo(
     *,
     check_every: int = 20,
     threshold: float = 0.1,
-    b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
-    graft: str | None = "adam",
-    update_eigenvalues: bool = True,
+    graft: str | Graft | None = "adam",
     stagger: bool = False,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     storage: Storage | None = None,
@@ -100,12 +97,10 @@ def dr_shampoo(
       learning_rate: a number or a schedule.
       check_every: f, the period of checks, at steps 1, f + 1, …
       threshold: τ, the residual above which a factor is refreshed.
-      b1: first decay rate of the grafted Adam.
       b2: decay rate of the statistics and of the grafted Adam's second moment.
       eps: damping.
       root: p.
-      graft: "adam", "norm" or `None`.
-      update_eigenvalues: whether a check without refresh sets the eigenvalues to `diag(QᵀLQ)`.
+      graft: "adam", "norm", `None`, or a value such as `grafts.adam(b1=0.9)`.
       stagger: whether to spread the checks of the factors over the period.
       base, storage: see `shampoo`; `base=None` is plain descent.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
@@ -133,12 +128,10 @@ def dr_shampoo(
         scale_by_dr_shampoo(
             check_every=check_every,
             threshold=threshold,
-            b1=b1,
             b2=b2,
             eps=eps,
             root=root,
             graft=graft,
-            update_eigenvalues=update_eigenvalues,
             stagger=stagger,
             storage=storage,
         ),

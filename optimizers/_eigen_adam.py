@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms.kronecker._basis import BasisMethod
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh
 from ..transforms.storage._storage import Storage
@@ -21,7 +22,7 @@ def scale_by_eigen_adam(
     b3: jax.typing.ArrayLike = 0.95,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    method: str = "eigh",
+    method: str | BasisMethod = "eigh",
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -30,7 +31,8 @@ def scale_by_eigen_adam(
 ) -> optax.GradientTransformation:
     """The direction of `eigen_adam` on batches of matrices `(..., m, n)`.
 
-    `eigen_adam` documents the arguments.
+    `eigen_adam` documents the arguments, except `skip_first`: whether the first direction is 0, as
+    in the official code.
     """
     return scale_by_soap(
         b1=b1,
@@ -55,8 +57,7 @@ def eigen_adam(
     b3: jax.typing.ArrayLike = 0.95,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    method: str = "eigh",
-    skip_first: bool = False,
+    method: str | BasisMethod = "eigh",
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
@@ -102,8 +103,8 @@ def eigen_adam(
       b3: decay rate of the factor; 0 is AdaDiag.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
-      method: "eigh", or "qr": after a first `eigh`, one step of orthogonal iteration per refresh.
-      skip_first: whether the first direction is 0, as in the official code.
+      method: "eigh", or "qr": after a first `eigh`, orthogonal iteration from the last basis; or a
+        value of `curvax.eigenbases`, see `soap`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
       refresh: period or policy of the basis.
@@ -138,7 +139,6 @@ def eigen_adam(
         eps=eps,
         bias_correction=bias_correction,
         method=method,
-        skip_first=skip_first,
         limit=limit,
         refresh=refresh,
         storage=storage,

@@ -12,7 +12,7 @@ from ..transforms.directions._carry import Carry
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, svd
-from ..transforms.subspace._compensation import fira_compensation
+from ..transforms.subspace._compensation import Compensation
 from ..transforms.subspace._subspace import in_subspace
 from ._assemble import MeshAxis, assemble
 
@@ -21,10 +21,7 @@ def scale_by_fira(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 0.3,
-    gamma: jax.typing.ArrayLike = 1.01,
-    plus: jax.typing.ArrayLike | None = None,
-    residual: str = "complement",
-    scale_compensation: bool = True,
+    compensation: str | Compensation | None = "fira",
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
@@ -32,7 +29,6 @@ def scale_by_fira(
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",
-    clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
     """The direction of `fira` on batches of matrices `(..., m, n)`.
@@ -47,9 +43,8 @@ def scale_by_fira(
             basis=svd() if basis is None else basis,
             refresh=as_policy(refresh, offset=0),
             carry=carry,
-            compensation=fira_compensation(scale, gamma, plus, residual, scale_compensation),
+            compensation=compensation,
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
@@ -61,10 +56,7 @@ def fira(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 0.3,
-    gamma: jax.typing.ArrayLike = 1.01,
-    plus: jax.typing.ArrayLike | None = None,
-    residual: str = "complement",
-    scale_compensation: bool = True,
+    compensation: str | Compensation | None = "fira",
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
@@ -72,7 +64,6 @@ def fira(
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",
-    clamp_rank: bool = True,
     seed: int = 0,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -95,7 +86,7 @@ def fira(
       \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad
       C = (G - U\sigma)\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|), \quad D = \alpha (U\Delta + C)
 
-    with `U` as in `galore`. A limiter keeps ‖C‖ from growing by more than the factor γ in a step.
+    with `U` as in `galore`. A limiter keeps ‖C‖ from growing by more than 1 % in a step.
     In `C`, columns with σ = 0 are 0.
 
     State per `m × n` matrix, `m ≤ n`: `mr + 2nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
@@ -105,23 +96,19 @@ def fira(
 
     Args:
       learning_rate: a number or a schedule.
-      rank: dimension of the subspace.
+      rank: dimension of the subspace, at most `min(m, n)` of each matrix.
       scale: GaLore's α.
-      gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
-      plus: a number makes it Fira+: ‖C‖ becomes this number (0.4 in the paper) times the norm of
-        the low-rank term.
-      residual: "complement" for `G - U σ`, or "scaled" for `G - α U σ`, as in the official code.
-      scale_compensation: whether α multiplies `C` too; it does not in the official code.
+      compensation: "fira", "fira+" (Fira+: ‖C‖ becomes 0.4 times the norm of the low-rank term),
+        or a value such as `subspaces.fira(gamma=1.05)`. In the official code α does not multiply
+        `C`, and the residual is `G - α U σ`: `subspaces.fira(residual=α, weight=1 / α)`.
       b1: Adam's first decay rate.
       b2: Adam's second decay rate.
       eps: Adam's epsilon.
       refresh: period of the basis, or a policy such as `policies.below_norm(…)`.
       basis: how to compute the basis; `None` is `subspaces.svd()`, the exact decomposition.
       carry: how moments follow a new basis; `None` is `subspaces.keep()`, as published.
-      side: which side to project: "smaller" (left if square), "larger", "left", "right", or "std"
-        of the official code, which is "smaller" but right if square.
-      clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
-        error.
+      side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
+        that of the official code, see `in_subspace`.
       seed: of the random draws.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
@@ -148,10 +135,7 @@ def fira(
         scale_by_fira(
             rank=rank,
             scale=scale,
-            gamma=gamma,
-            plus=plus,
-            residual=residual,
-            scale_compensation=scale_compensation,
+            compensation=compensation,
             b1=b1,
             b2=b2,
             eps=eps,
@@ -159,7 +143,6 @@ def fira(
             basis=basis,
             carry=carry,
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         learning_rate,

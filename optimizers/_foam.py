@@ -9,6 +9,7 @@ import jax
 import optax
 
 from ..transforms._validate import check_decay
+from ..transforms.directions._graft import Graft
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._foam import foam as foam_policy
 from ..transforms.storage._storage import Storage
@@ -21,11 +22,10 @@ def scale_by_foam(
     check_every: int = 20,
     threshold: float = 0.75,
     max_damping: float = 3e-7,
-    b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
-    graft: str | None = "adam",
+    graft: str | Graft | None = "adam",
     stagger: bool = False,
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
@@ -33,7 +33,6 @@ def scale_by_foam(
 
     `foam` documents the arguments.
     """
-    check_decay("b1", b1)
     check_decay("b2", b2)
     return scale_by_shampoo(
         b2=b2,
@@ -42,7 +41,6 @@ def scale_by_foam(
         refresh=foam_policy(check_every, threshold, max_damping, stagger=stagger),
         statistics_every=1,
         graft=graft,
-        adam_graft_b1=b1,
         damping_mode="absolute",
         initial=0.0,
         storage=storage,
@@ -55,11 +53,10 @@ def foam(
     check_every: int = 20,
     threshold: float = 0.75,
     max_damping: float = 3e-7,
-    b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
-    graft: str | None = "adam",
+    graft: str | Graft | None = "adam",
     stagger: bool = False,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     storage: Storage | None = None,
@@ -80,7 +77,8 @@ def foam(
     refreshes this saves depends on the scale of the gradients: `max_damping` is absolute, so tune
     it to the size of their second moments.
 
-    Start with 1 to 8 times a tuned AdamW's learning rate, 4 times for `others`, and `b1=0.8`.
+    Start with 1 to 8 times a tuned AdamW's learning rate, 4 times for `others`, and
+    `graft=curvax.grafts.adam(0.8)`.
 
     .. math::
       h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,
@@ -102,11 +100,10 @@ def foam(
       check_every: f, the period of checks, at steps 1, f + 1, …
       threshold: τ, the estimated error at which damping keeps a stale root.
       max_damping: ε_max, the damping above which a factor is refreshed instead.
-      b1: first decay rate of the grafted Adam.
       b2: decay rate of the statistics and of the grafted Adam's second moment.
       eps: ε0, the damping after a refresh.
       root: p; the paper does not give it, its code uses 2.
-      graft: "adam", "norm" or `None`.
+      graft: "adam", "norm", `None`, or a value such as `grafts.adam(b1=0.9)`.
       stagger: whether to spread the checks of the factors over the period.
       base, storage: see `shampoo`; `base=None` is plain descent.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
@@ -134,7 +131,6 @@ def foam(
             check_every=check_every,
             threshold=threshold,
             max_damping=max_damping,
-            b1=b1,
             b2=b2,
             eps=eps,
             root=root,

@@ -27,7 +27,6 @@ def scale_by_galore(
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",
-    clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
     """The direction of `galore` on batches of matrices `(..., m, n)`.
@@ -43,7 +42,6 @@ def scale_by_galore(
             refresh=as_policy(refresh, offset=0),
             carry=carry,
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
@@ -62,7 +60,6 @@ def galore(
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "smaller",
-    clamp_rank: bool = True,
     seed: int = 0,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -94,7 +91,7 @@ def galore(
 
     Args:
       learning_rate: a number or a schedule.
-      rank: dimension of the subspace.
+      rank: dimension of the subspace, at most `min(m, n)` of each matrix.
       scale: the paper's α (0.25 at 1.3B parameters).
       b1: Adam's first decay rate.
       b2: Adam's second decay rate.
@@ -102,10 +99,8 @@ def galore(
       refresh: period of the basis, or a policy such as `policies.below_norm(…)`.
       basis: how to compute the basis; `None` is `subspaces.svd()`, the exact decomposition.
       carry: how moments follow a new basis; `None` is `subspaces.keep()`, as published.
-      side: which side to project: "smaller" (left if square), "larger", "left", "right", or "std"
-        of the official code, which is "smaller" but right if square.
-      clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
-        error.
+      side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
+        that of the official code, see `in_subspace`.
       seed: of the random draws.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
@@ -139,11 +134,11 @@ def galore(
             basis=basis,
             carry=carry,
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         learning_rate,
         guard=False,
+        projects=True,
         matrices=matrices,
         weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,

@@ -9,8 +9,9 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._momentum import momentum
+from ..transforms.kronecker._basis import BasisMethod
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
-from ..transforms.kronecker._limits import limit_of_eigenvalues
+from ..transforms.kronecker._whitened import limit_of_eigenvalues
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -22,8 +23,7 @@ def scale_by_kl_shampoo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.98,
     initial: jax.typing.ArrayLike = 0.0,
-    method: str = "qr",
-    iterations: int = 1,
+    method: str | BasisMethod = "qr",
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -32,7 +32,8 @@ def scale_by_kl_shampoo(
 ) -> optax.GradientTransformation:
     """The direction of `kl_shampoo` on batches of matrices `(..., m, n)`.
 
-    `kl_shampoo` documents the arguments.
+    `kl_shampoo` documents the arguments, except `skip_first`: whether the first direction is 0, as
+    in the official code.
     """
     check_choice("side", side, ("both", "left", "right", "smaller"))
     policy = as_policy(refresh, offset=0, first=True)
@@ -45,7 +46,6 @@ def scale_by_kl_shampoo(
         initial=initial,
         divide=True,
         method=method,
-        iterations=iterations,
         storage=storage,
         skip_first=skip_first,
         limit=limit_of_eigenvalues(b1, b2, policy) if limit is None else limit,
@@ -58,9 +58,7 @@ def kl_shampoo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.98,
     initial: jax.typing.ArrayLike = 0.0,
-    method: str = "qr",
-    iterations: int = 1,
-    skip_first: bool = False,
+    method: str | BasisMethod = "qr",
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
@@ -109,9 +107,8 @@ def kl_shampoo(
       initial: factors and eigenvalues start at this number times the identity; 0 stands for the
         root of the first gradient's mean square, so that the gradient's scale does not matter. The
         official code has 0.1.
-      method: "qr": after a first `eigh`, orthogonal iteration from the last basis; or "eigh".
-      iterations: with "qr", the most steps of a refresh, see `soap`.
-      skip_first: whether the first direction is 0, as in the official code.
+      method: "qr": after a first `eigh`, orthogonal iteration from the last basis; "eigh"; or a
+        value of `curvax.eigenbases`, see `soap`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`.
       refresh: period or policy of the bases.
@@ -144,8 +141,6 @@ def kl_shampoo(
             b2=b2,
             initial=initial,
             method=method,
-            iterations=iterations,
-            skip_first=skip_first,
             limit=limit,
             refresh=refresh,
             storage=storage,

@@ -10,7 +10,7 @@ import optax
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._neurons import normalize_neurons
 from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from ..transforms.linalg._polar import Coefficients
+from ..transforms.directions._polar_methods import PolarMethod
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble
 
@@ -20,12 +20,7 @@ def scale_by_muon(
     b1: jax.typing.ArrayLike = 0.95,
     nesterov: bool = True,
     accumulate: str = "ema",
-    method: str = "newton_schulz",
-    coefficients: Coefficients = "quintic",
-    steps: int = 5,
-    eps: jax.typing.ArrayLike = 1e-8,
-    norm: str = "frobenius",
-    work_dtype: jax.typing.DTypeLike | None = None,
+    method: str | PolarMethod = "newton_schulz",
     adaptive: bool = False,
     b2: jax.typing.ArrayLike | None = None,
     dtype: jax.typing.DTypeLike | None = None,
@@ -42,15 +37,7 @@ def scale_by_muon(
             bias_correction=accumulate == "ema",
             dtype=dtype,
         ),
-        orthogonalize(
-            method,
-            coefficients=coefficients,
-            steps=steps,
-            eps=eps,
-            norm=norm,
-            work_dtype=work_dtype,
-            adaptive=adaptive,
-        ),
+        orthogonalize(method, adaptive=adaptive),
         *(() if b2 is None else (normalize_neurons(b2),)),
     )
 
@@ -61,12 +48,7 @@ def muon(
     b1: jax.typing.ArrayLike = 0.95,
     nesterov: bool = True,
     accumulate: str = "ema",
-    method: str = "newton_schulz",
-    coefficients: Coefficients = "quintic",
-    steps: int = 5,
-    eps: jax.typing.ArrayLike = 1e-8,
-    norm: str = "frobenius",
-    work_dtype: jax.typing.DTypeLike | None = None,
+    method: str | PolarMethod = "newton_schulz",
     adaptive: bool = False,
     b2: jax.typing.ArrayLike | None = None,
     consistent_rms: jax.typing.ArrayLike | None = None,
@@ -107,7 +89,7 @@ def muon(
     is `(out, in)`);
     `weight_decay` also applies to the parameters that go to AdamW
     (`others=optax.adamw(rate, weight_decay=0)` switches that off); of the forms of
-    `preconditioning`, `norm` has all but "spectral".
+    `preconditioning`, `polar.newton_schulz(norm=…)` has all but "spectral".
 
     Args:
       learning_rate: a number or a schedule.
@@ -115,15 +97,8 @@ def muon(
       nesterov: whether to use Nesterov momentum, as in the formula.
       accumulate: "ema" (the average of the formula) or "sum" (`b1 M + G`, and with Nesterov that
         once more).
-      method: "newton_schulz", "svd" (exact), "qr_svd" or "qdwh", see `orthogonalize`.
-      coefficients: "quintic" (Muon's), "classical", "polar_express", "turbo_muon" (for
-        `norm="aol"` and `steps=4`), or rows of three numbers.
-      steps: Newton-Schulz iterations.
-      eps: added to the norm by which Newton-Schulz divides.
-      norm: what Newton-Schulz divides by: "frobenius", "gram" or "aol" (Turbo-Muon), see
-        `newton_schulz`.
-      work_dtype: dtype of the Newton-Schulz iterations, such as bfloat16; `None` is the
-        parameters'.
+      method: "newton_schulz", "svd" (exact), "qr_svd" or "qdwh", see `orthogonalize`; or a value of
+        `curvax.polar`, such as `polar.newton_schulz(4, coefficients="turbo_muon", norm="aol")`.
       adaptive: whether to multiply each direction by its inner product with the momentum, about the
         sum of its singular values, as in Optax.
       b2: decay rate of a second moment for each output, by whose root its column is divided
@@ -172,11 +147,6 @@ def muon(
             nesterov=nesterov,
             accumulate=accumulate,
             method=method,
-            coefficients=coefficients,
-            steps=steps,
-            eps=eps,
-            norm=norm,
-            work_dtype=work_dtype,
             adaptive=adaptive,
             b2=b2,
             dtype=dtype,

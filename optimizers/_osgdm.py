@@ -10,32 +10,28 @@ import optax
 
 from ..transforms.directions._momentum import descend_with_momentum
 from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from ..transforms.linalg._polar import Coefficients
+from ..transforms.directions._polar_methods import PolarMethod
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble, others_or_adamw
 
 
 def scale_by_osgdm(
     *,
-    method: str = "svd",
-    coefficients: Coefficients = "quintic",
-    steps: int = 5,
+    method: str | PolarMethod = "svd",
 ) -> optax.GradientTransformation:
     """The orthogonalized gradient `O` of `osgdm`, without momentum.
 
     The momentum of `osgdm` accumulates steps, learning rate included. `osgdm` documents the
     arguments.
     """
-    return orthogonalize(method, coefficients=coefficients, steps=steps)
+    return orthogonalize(method)
 
 
 def osgdm(
     learning_rate: optax.ScalarOrSchedule,
     *,
     b1: jax.typing.ArrayLike = 0.9,
-    method: str = "svd",
-    coefficients: Coefficients = "quintic",
-    steps: int = 5,
+    method: str | PolarMethod = "svd",
     consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -70,9 +66,8 @@ def osgdm(
     Args:
       learning_rate: a number or a schedule.
       b1: decay rate of the momentum.
-      method: "svd", "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
-      coefficients: of Newton-Schulz.
-      steps: Newton-Schulz iterations.
+      method: "svd", "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`, or a value of
+        `curvax.polar`.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
@@ -100,7 +95,7 @@ def osgdm(
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
     )
-    direction = scale_by_osgdm(method=method, coefficients=coefficients, steps=steps)
+    direction = scale_by_osgdm(method=method)
     if consistent_rms is not None:
         direction = optax.chain(direction, scale_by_shape(consistent_rms))
     return assemble(

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_choice, check_decay
-from ..transforms.directions._graft import graft as graft_lengths
+from ..transforms._validate import as_value, check_choice
+from ..transforms.directions._graft import GRAFTS, Graft
 from ..transforms.directions._momentum import momentum
 from ..transforms.kronecker._precondition import precondition
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
@@ -26,9 +26,8 @@ def scale_by_shampoo(
     root: int = 4,
     refresh: Refresh = 500,
     statistics_every: int | None = None,
-    graft: str | None = "norm",
+    graft: str | Graft | None = "norm",
     b1: jax.typing.ArrayLike | None = None,
-    adam_graft_b1: jax.typing.ArrayLike = 0.95,
     statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
@@ -39,11 +38,11 @@ def scale_by_shampoo(
 ) -> optax.GradientTransformation:
     """The direction of `shampoo` on batches of matrices `(..., m, n)`.
 
-    `shampoo` documents the arguments.
+    `shampoo` documents the arguments, except `warmup_steps`: first steps that only update
+    statistics; their direction is 0.
     """
-    check_choice("graft", graft, ("norm", "adam", "limit", None))
+    grafted: Graft | None = as_value("graft", graft, Graft, "curvax.grafts.adam(b1=0.9)", GRAFTS)
     check_choice("side", side, ("both", "left", "right", "smaller"))
-    check_decay("adam_graft_b1", adam_graft_b1)
     average = None if b1 is None else momentum(b1)
     policy = as_policy(refresh, offset=0, first=False)
     if statistics_every is None:
@@ -62,14 +61,9 @@ def scale_by_shampoo(
         statistics_every=statistics_every,
         warmup_steps=warmup_steps,
         storage=storage,
-        limit=graft == "limit",
+        limit=grafted is not None and grafted.limits,
     )
-    if graft in ("limit", None):
-        return preconditioned
-    if graft == "adam":
-        moments = optax.scale_by_adam(adam_graft_b1, 0.999 if b2 is None else b2)  # pyright: ignore
-        return graft_lengths(preconditioned, moments)
-    return graft_lengths(preconditioned, average)
+    return preconditioned if grafted is None else grafted.around(preconditioned, average, b2)
 
 
 _SGD = functools.partial(optax.sgd, momentum=0.9)
@@ -83,15 +77,13 @@ def shampoo(
     root: int = 4,
     refresh: Refresh = 500,
     statistics_every: int | None = None,
-    graft: str | None = "norm",
+    graft: str | Graft | None = "norm",
     base: Callable[[Any], optax.GradientTransformation] | None = _SGD,
     b1: jax.typing.ArrayLike | None = None,
-    adam_graft_b1: jax.typing.ArrayLike = 0.95,
     statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
     solver: str = "eigh",
-    warmup_steps: int = 0,
     storage: Storage | None = None,
     side: str = "both",
     matrices: Matrices = None,
@@ -141,20 +133,18 @@ def shampoo(
       statistics_every: T1, steps between updates of the statistics; `None` is the period of the
         roots, but at most 100.
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own),
-        or "limit" (its own, up to the norm `√(min(m, n) / (1 - b2))`; p must be 4, or see
-        `precondition` for "kl").
+        "limit" (its own, up to the norm `√(min(m, n) / (1 - b2))`; p must be 4, or see
+        `precondition` for "kl"), or `grafts.adam(b1=0.9)`.
       base: callable from a learning rate to an optimizer, such as `optax.adamw`, which gets the
         direction as its gradient; `None` is plain descent with `weight_decay`.
       b1: decay rate of an average of the gradients, which is preconditioned in place of the
         gradient; `None` does not average.
-      adam_graft_b1: first decay rate of the grafted Adam; its second is `b2`.
       statistics: of the "gradient" or the "momentum" with `b1`, or "kl": of the gradient whitened
         by the other side's root. KL-Shampoo from roots is `statistics="kl", root=2, initial=0.0,
         graft=None, base=None, refresh=curvax.every(10)`; `kl_shampoo` works in eigenbases.
       damping_mode: "relative", "absolute", "floor" or "outside", see `precondition`.
       initial: the statistics start at this number times the identity; `None` is `eps`.
       solver: "eigh", "coupled_newton" or "newton_schulz".
-      warmup_steps: first steps that only update statistics; their direction is 0.
       storage: how factors and roots are stored; `dense()` by default.
       side: "both", "left", "right" or "smaller".
       matrices: see `muon`. Matrices are cut into blocks of at most 1200 rows and columns, each
@@ -190,13 +180,11 @@ def shampoo(
             statistics_every=statistics_every,
             graft=graft,
             b1=b1,
-            adam_graft_b1=adam_graft_b1,
             statistics=statistics,
             damping_mode=damping_mode,
             initial=initial,
             solver=solver,
             side=side,
-            warmup_steps=warmup_steps,
             storage=storage,
         ),
         learning_rate,

@@ -9,8 +9,9 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._moment_ratio import moment_ratio
+from ..transforms.kronecker._basis import BasisMethod
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
-from ..transforms.kronecker._limits import limit_of_moments
+from ..transforms.kronecker._whitened import limit_of_moments
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -26,8 +27,7 @@ def scale_by_soap(
     initial: jax.typing.ArrayLike = 0.0,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    method: str = "eigh",
-    iterations: int = 1,
+    method: str | BasisMethod = "eigh",
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -38,7 +38,8 @@ def scale_by_soap(
 ) -> optax.GradientTransformation:
     """The direction of `soap` on batches of matrices `(..., m, n)`.
 
-    `soap` documents the arguments.
+    `soap` documents the arguments, except two: `initial`, the factors start at this number times
+    the identity; `skip_first`, whether the first direction is 0, as in the official code.
     """
     check_choice("side", side, ("both", "left", "right", "smaller"))
     policy = as_policy(refresh, offset=0, first=True)
@@ -51,7 +52,6 @@ def scale_by_soap(
         statistics=statistics,
         initial=initial,
         method=method,
-        iterations=iterations,
         storage=storage,
         skip_first=skip_first,
         limit=limit_of_moments(b1, b2, policy) if limit is None else limit,
@@ -65,12 +65,9 @@ def soap(
     b2: jax.typing.ArrayLike = 0.95,
     b3: jax.typing.ArrayLike = 0.95,
     statistics: str = "gradient",
-    initial: jax.typing.ArrayLike = 0.0,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    method: str = "eigh",
-    iterations: int = 1,
-    skip_first: bool = False,
+    method: str | BasisMethod = "eigh",
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
@@ -105,8 +102,8 @@ def soap(
     step 1 and at `t mod refresh = 0`, and used from that step on. By default there is no bias
     correction and nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see
     `moment_ratio`). In float32 the first direction is not reproducible to rounding: of a Gaussian
-    64 × 64 gradient, it turns by up to half its length (docs/distribution.md); `skip_first` omits
-    it.
+    64 × 64 gradient, it turns by up to half its length (docs/distribution.md); `skip_first` of
+    `scale_by_soap` omits it.
 
     No direction has a root mean square above :math:`(1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1 by
     default (for :math:`b_1^2 < b_2`). While a basis stays, this is the bound of Adam's ratio. At a
@@ -127,14 +124,11 @@ def soap(
       b3: decay rate of the factors; 0 is AdaDiag++.
       statistics: of the "gradient", as in the formula, or "kl": of the gradient whitened by the
         other side's factor, as in `kl_shampoo`. This is KL-SOAP.
-      initial: the factors start at this number times the identity; with "kl", see `kl_shampoo`.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
-      method: "eigh", or "qr": after a first `eigh`, orthogonal iteration from the last basis.
-      iterations: with "qr", the most steps of a refresh, which ends when its policy asks for no
-        more; `every` takes one. Eigenvalue-corrected Shampoo is `method="qr", iterations=10,
-        refresh=curvax.policies.diagonal_residual(1, 0.01), bias_correction=True, eps=1e-8`.
-      skip_first: whether the first direction is 0, as in the official code.
+      method: "eigh", or "qr": after a first `eigh`, orthogonal iteration from the last basis; or a
+        value of `curvax.eigenbases`. Eigenvalue-corrected Shampoo is `method=eigenbases.qr(10),
+        refresh=policies.diagonal_residual(1, 0.01), bias_correction=True, eps=1e-8`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
       refresh: period or policy of the bases.
@@ -172,12 +166,9 @@ def soap(
             b2=b2,
             b3=b3,
             statistics=statistics,
-            initial=initial,
             eps=eps,
             bias_correction=bias_correction,
             method=method,
-            iterations=iterations,
-            skip_first=skip_first,
             limit=limit,
             refresh=refresh,
             storage=storage,

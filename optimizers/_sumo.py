@@ -12,7 +12,7 @@ from ..transforms.directions._carry import Carry, rotate
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from ..transforms.linalg._polar import Coefficients
+from ..transforms.directions._polar_methods import PolarMethod
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, randomized
@@ -26,27 +26,25 @@ def scale_by_sumo(
     scale: jax.typing.ArrayLike = 1.0,
     b1: jax.typing.ArrayLike = 0.95,
     accumulate: str = "sum",
-    method: str = "qr_svd",
-    coefficients: Coefficients = "quintic",
-    steps: int = 5,
+    method: str | PolarMethod = "qr_svd",
     gamma: jax.typing.ArrayLike = 1.1,
     refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "larger",
-    clamp_rank: bool = True,
     seed: int = 0,
 ) -> optax.GradientTransformation:
     """The direction of `sumo` on batches of matrices `(..., m, n)`.
 
-    `sumo` documents the arguments.
+    `sumo` documents the arguments, except `accumulate`: "sum" (`b1 M + Ĝ`), or "ema" (Definition
+    C.1), which has another moment and, up to rounding, the same direction.
     """
     check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
             optax.chain(
                 momentum(b1, accumulate=accumulate),
-                orthogonalize(method, coefficients=coefficients, steps=steps),
+                orthogonalize(method),
                 limit_norm_growth(gamma),
             ),
             rank,
@@ -54,7 +52,6 @@ def scale_by_sumo(
             refresh=as_policy(refresh, offset=1),
             carry=rotate() if carry is None else carry,
             side=side,
-            clamp_rank=clamp_rank,
             seed=seed,
         ),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
@@ -67,16 +64,12 @@ def sumo(
     rank: int = 128,
     scale: jax.typing.ArrayLike = 1.0,
     b1: jax.typing.ArrayLike = 0.95,
-    accumulate: str = "sum",
-    method: str = "qr_svd",
-    coefficients: Coefficients = "quintic",
-    steps: int = 5,
+    method: str | PolarMethod = "qr_svd",
     gamma: jax.typing.ArrayLike = 1.1,
     refresh: Refresh = 200,
     basis: BasisFinder | None = None,
     carry: Carry | None = None,
     side: str = "larger",
-    clamp_rank: bool = True,
     seed: int = 0,
     consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
@@ -117,20 +110,16 @@ def sumo(
 
     Args:
       learning_rate: a number or a schedule.
-      rank: dimension of the subspace.
+      rank: dimension of the subspace, at most `min(m, n)` of each matrix.
       scale: the paper's α (in its fine-tuning 4 at rank 4 and 2 at rank 8).
       b1: decay rate of the moment (μ).
-      accumulate: "sum" (`b1 M + Ĝ`) or "ema" (Definition C.1).
-      method: "qr_svd", "svd", "qdwh" or "newton_schulz".
-      coefficients: of Newton-Schulz, see `orthogonalize`.
-      steps: Newton-Schulz iterations.
+      method: "qr_svd", "svd", "qdwh" or "newton_schulz", see `orthogonalize`, or a value of
+        `curvax.polar`.
       gamma: largest growth of ‖O‖; infinity switches the limiter off.
       refresh: period of the basis, or a policy such as `policies.below_norm(…)`.
       basis: how to compute the basis; `None` is `subspaces.randomized()`, as published.
       carry: how the moment follows a new basis; `None` is `subspaces.rotate()`, as published.
       side: "larger" (left if square), "smaller", "left", "right" or "std", see `galore`.
-      clamp_rank: whether to reduce a rank above `min(m, n)` to `min(m, n)`; `False` makes it an
-        error.
       seed: of the random draws.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
@@ -157,16 +146,12 @@ def sumo(
         rank=rank,
         scale=scale,
         b1=b1,
-        accumulate=accumulate,
         method=method,
-        coefficients=coefficients,
-        steps=steps,
         gamma=gamma,
         refresh=refresh,
         basis=basis,
         carry=carry,
         side=side,
-        clamp_rank=clamp_rank,
         seed=seed,
     )
     if consistent_rms is not None:
@@ -175,6 +160,7 @@ def sumo(
         direction,
         learning_rate,
         guard=False,
+        projects=True,
         matrices=matrices,
         weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,

@@ -8,19 +8,16 @@ import jax
 import optax
 
 from ..transforms._trees import in_float32
-from ..transforms.directions._normalize import normalize_rows
+from ..transforms.directions._normalize import standardize_rows
 from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from ..transforms.linalg._polar import Coefficients
+from ..transforms.directions._polar_methods import PolarMethod
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble
 
 
 def scale_by_swan(
     *,
-    method: str = "svd",
-    coefficients: Coefficients = (1.5, -0.5, 0.0),
-    steps: int = 5,
-    norm: str = "gram",
+    method: str | PolarMethod = "svd",
 ) -> optax.GradientTransformation:
     """The direction of `swan` on batches of matrices `(..., m, n)`.
 
@@ -29,8 +26,8 @@ def scale_by_swan(
     # In a narrower dtype, rounding makes the centered rows less orthogonal to (1, …, 1).
     return in_float32(
         optax.chain(
-            normalize_rows(),
-            orthogonalize(method, coefficients=coefficients, steps=steps, eps=0.0, norm=norm),
+            standardize_rows(),
+            orthogonalize(method),
         ),
         "swan",
     )
@@ -39,10 +36,7 @@ def scale_by_swan(
 def swan(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    method: str = "svd",
-    coefficients: Coefficients = (1.5, -0.5, 0.0),
-    steps: int = 5,
-    norm: str = "gram",
+    method: str | PolarMethod = "svd",
     consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -59,8 +53,8 @@ def swan(
     small batches than other methods.
 
     Start with 16 to 64 times a tuned AdamW's learning rate. With
-    `method="newton_schulz", coefficients="quintic"` it takes Muon's products in place of an SVD:
-    a shorter step, and nearly the same loss (docs/choosing.md).
+    `method=curvax.polar.newton_schulz(norm="gram", eps=0.0)` it takes Muon's products in place of
+    an SVD: a shorter step, and nearly the same loss (docs/choosing.md).
 
     .. math::
       \tilde G = (G - \mathrm{mean}) / \mathrm{std} \text{ of each row}, \qquad
@@ -75,10 +69,9 @@ def swan(
 
     Args:
       learning_rate: a number or a schedule.
-      method: "svd" (exact), "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`.
-      coefficients: of Newton-Schulz; the paper's are (1.5, -0.5, 0).
-      steps: Newton-Schulz iterations.
-      norm: the norm that Newton-Schulz divides by, see `orthogonalize`.
+      method: "svd" (exact), "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`, or a value of
+        `curvax.polar`. The paper iterates:
+        `polar.newton_schulz(coefficients=(1.5, -0.5, 0.0), norm="gram", eps=0.0)`.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
@@ -101,7 +94,7 @@ def swan(
       Ma et al., `SWAN <https://arxiv.org/abs/2412.13148>`_, 2024; as Eqs 30-32 and section B.8 of
       Gong et al., `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_.
     """
-    direction = scale_by_swan(method=method, coefficients=coefficients, steps=steps, norm=norm)
+    direction = scale_by_swan(method=method)
     if consistent_rms is not None:
         direction = optax.chain(direction, scale_by_shape(consistent_rms))
     return assemble(

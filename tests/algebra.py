@@ -22,14 +22,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from reference.shampoo_4bit import linear2_codebook
 
+import curvax
 from curvax.transforms._counts import Counts
 from curvax.transforms._side import Side
 from curvax.transforms.storage._cholesky import Cholesky
 from curvax.transforms.storage._packed import Packed
 from curvax.transforms.storage._quantized import Quantized
 from curvax.transforms.storage._storage import dense, rotated
+from tests.reference.shampoo_4bit import linear2_codebook
 
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
 """Relative float32 rounding per step: matrix products of order 6 to 8, decompositions."""
@@ -113,13 +114,13 @@ class Twin:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moving:
+class Moving(curvax.Storage):
     """A dense storage that perturbs its input."""
 
     errors: Errors
     draws: jax.Array
 
-    def one_by_one(self, order: int) -> bool:
+    def decodes_singly(self, order: int) -> bool:
         del order
         return False
 

@@ -11,8 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from helpers import gradients_like, normal_like, program, run
-from registry import Row
+
+from tests.helpers import gradients_like, normal_like, program, run
+from tests.registry import Row
+
+MINIMA_RATES = {"shampoo": 3e-3, "apollo": 3e-3, "sumo": 3e-3, "dion": 0.02}
+"""Learning rates that find known minima; 0.1 for all others."""
 
 
 def small_tree(dtype: str = "float32") -> dict[str, dict[str, jax.Array]]:

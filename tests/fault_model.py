@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from registry import ADAPTIVE, NAMED, REGISTRY, Row
 
 import curvax
 from curvax import policies
 from curvax.transforms.state._entries import entries_of
+from tests.registry import ADAPTIVE, NAMED, REGISTRY, Row
 
 Masks = dict[str, np.ndarray]
 
@@ -127,6 +127,27 @@ STORAGE = {
 }
 
 
+RATES = {"racs": 0.3, "galore": 0.3, "fira": 0.3, "foam": 0.03, "dr_shampoo": 0.03, "osgdm": 0.03}
+"""Learning rates for training through faults, where it is not 0.1."""
+
+CHOSEN = {
+    "asgo": ("foam", "quantized"),
+    "shampoo": ("every", "feedback"),
+    "foam": (None, "cholesky"),
+    "soap": ("stagger", "packed"),
+    "eigen_adam": ("diagonal_residual", "quantized"),
+    "kl_shampoo": ("every", "packed"),
+    "fira": ("stagger", None),
+    "apollo": ("below_norm", None),
+    "one_sided_shampoo": ("foam", "quantized"),
+    "kl_soap": ("stagger", "packed"),
+    "eigenvalue_corrected_shampoo": ("stagger", "packed"),
+    "soap_before_muon": ("stagger", "packed"),
+}
+"""Policy and storage of the cells that are run by default, where they are not the first: together
+they have each policy and each storage."""
+
+
 class Cell(NamedTuple):
     """A method with a refresh policy and a storage; None if it has none."""
 
@@ -145,7 +166,7 @@ class Cell(NamedTuple):
     @property
     def rate(self) -> float:
         """The learning rate for training through faults."""
-        return self.row.faults_rate
+        return RATES.get(self.method, 0.1)
 
     def make(self, learning_rate: Any, period: int, **settings: Any) -> Any:
         """Builds the optimizer."""
@@ -185,7 +206,7 @@ def cells_of(row: Row) -> list[Cell]:
 
 def chosen_of(row: Row) -> Cell:
     """The cell of a method that the fault tests use by default."""
-    return cells_of(row)[0] if row.fault_cell is None else Cell(row.name, *row.fault_cell)
+    return Cell(row.name, *CHOSEN[row.name]) if row.name in CHOSEN else cells_of(row)[0]
 
 
 CELLS = tuple(cell for row in REGISTRY for cell in cells_of(row))

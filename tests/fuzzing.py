@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import hypothesis.strategies as st
 import jax
 import numpy as np
-from registry import Row, Step
 
 import curvax
+from tests.registry import Row, Step
 
 BATCH = 3
 MOST_STEPS = 4

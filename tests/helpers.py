@@ -26,7 +26,7 @@ OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
 if __version_info__ < (0, 11):
     OPTIMIZED["xla_cpu_use_fusion_emitters"] = True
 
-ALL_CELLS = "CURVAX_ALL_CELLS" in os.environ  # run all cells instead of a sample
+ALL_CELLS = bool(os.environ.get("CURVAX_ALL_CELLS"))  # run all cells instead of a sample
 
 # For programs that tests read but do not run: XLA's passes do not depend on the code level.
 TO_READ: dict[str, Any] = OPTIMIZED if ALL_CELLS else {}

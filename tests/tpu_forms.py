@@ -1,4 +1,4 @@
-"""Programs for CPUs with the decompositions that programs for TPUs have."""
+"""Programs for CPUs with the forms that programs for other platforms have."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -6,8 +6,9 @@ from typing import Any
 from unittest import mock
 
 import jax
+import pytest
 
-from curvax.transforms.linalg import _eigh
+from curvax.transforms.linalg import _eigh, _loops
 
 
 @contextlib.contextmanager
@@ -20,6 +21,15 @@ def forms_of_tpus() -> Iterator[None]:
         jax.clear_caches()
         yield
     jax.clear_caches()
+
+
+def loops_of(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is traced from now on has the loops over matrices of a platform, "gpu" or "tpu"."""
+
+    def chosen(*args: Any, default: Callable[..., Any], **forms: Callable[..., Any]) -> Any:
+        return forms.get(platform, default)(*args)
+
+    monkeypatch.setattr(_loops, "by_platform", chosen)
 
 
 def _for_a_tpu(*args: Any, default: Callable[..., Any], **forms: Callable[..., Any]) -> Any:

@@ -18,15 +18,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._counts import Counts
+from ._counts import counters
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
 from ._restart import flagged, restarted
 
 
-class GuardCounts(Counts):
+@counters
+class GuardCounts(NamedTuple):
     """The counters of `guard_matrices`."""
 
+    value: Any
     names = ("skipped", "restarted", "damaged")
     # Steps with a non-finite gradient; how often the state started anew; 1 if it will at this step.
 
@@ -34,7 +36,7 @@ class GuardCounts(Counts):
 class MatrixGuardState(NamedTuple):
     """State of `guard_matrices`."""
 
-    counts: Any  # GuardCounts per leaf
+    counts: GuardCounts
     inner: Any  # state of the inner transformation
 
 
@@ -48,31 +50,26 @@ class GuardState(NamedTuple):
 def guard_matrices(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs `inner` with zeros in place of each matrix `(..., m, n)` that is not finite.
+    """Runs `inner` on an array `(..., m, n)`, with zeros for each matrix that is not finite.
 
     A matrix whose direction is not finite starts anew.
     """
     inner = optax.with_extra_args_support(inner)
 
-    def init(params: Any) -> MatrixGuardState:
-        counts = jax.tree.map(lambda x: GuardCounts.zeros(x.shape[:-2]), params)
-        return MatrixGuardState(counts, inner.init(params))
+    def init(params: Any) -> Any:
+        return MatrixGuardState(GuardCounts.zeros(params.shape[:-2]), inner.init(params))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        finite = jax.tree.map(is_finite, updates)
-        gradients = where_finite(finite, updates)
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+        finite = is_finite(updates)
         like = updates if params is None else params
         before = restarted(inner.init, flagged(state.counts), state.inner, like)
-        directions, inner_state = inner.update(gradients, before, params, **extra_args)
-        damaged = jax.tree.map(lambda x: ~all_finite(x), directions)
-        sound = jax.tree.map(lambda ok, bad: ok & ~bad[..., None, None], finite, damaged)
-        counts = jax.tree.map(
-            lambda ok, bad, n: n.plus(skipped=~ok[..., 0, 0], **n.flags(bad)),
-            finite,
-            damaged,
-            state.counts,
-        )
-        return where_finite(sound, directions), MatrixGuardState(counts, inner_state)
+        gradient = where_finite(finite, updates)
+        found: Any = inner.update(gradient, before, params, **extra_args)
+        direction, new = found
+        damaged = ~all_finite(direction)
+        sound = finite & ~damaged[..., None, None]
+        counts = state.counts.plus(skipped=~finite[..., 0, 0], **state.counts.flags(damaged))
+        return where_finite(sound, direction), MatrixGuardState(counts, new)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -95,7 +92,9 @@ def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransform
             where_finite(finite, updates), state.inner, params, **extra_args
         )
         flags = jax.tree.leaves(finite)
-        skipped = state.skipped + ~jnp.stack(flags) if flags else state.skipped
+        skipped = state.skipped
+        if flags:
+            skipped = skipped + (~jnp.stack(flags)).astype(jnp.int32)
         return where_finite(finite, updates), GuardState(skipped, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -57,7 +57,7 @@ def _explanation(init: Any, state: Any, updates: Any, params: Any, error: Except
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `init` has given its own
             own = jax.eval_shape(init, updates if params is None else params)
-        state = jax.tree.map(_shape, state, is_leaf=_has_shape)
+        state = jax.tree.map(_as_shape, state, is_leaf=_has_shape)
         arrays = named_leaves(own)
         given = arrays_in(state, arrays.names)
         if params is None:  # then the dtypes of the state are unknown
@@ -109,7 +109,7 @@ def _has_shape(node: Any) -> bool:
     return hasattr(node, "shape") and hasattr(node, "dtype")
 
 
-def _shape(node: Any) -> Any:
+def _as_shape(node: Any) -> Any:
     return jax.ShapeDtypeStruct(node.shape, node.dtype) if _has_shape(node) else node
 
 
@@ -140,8 +140,8 @@ def difference(
         return None
     first = differing[0]
     return (
-        f"{argument} has {_described(given.get(first))} at {first!r}, where this optimizer has "
-        f"{_described(own.get(first))} for {made_for} ({len(differing)} of {len(places)} arrays "
+        f"{argument} has {_kind_of(given.get(first))} at {first!r}, where this optimizer has "
+        f"{_kind_of(own.get(first))} for {made_for} ({len(differing)} of {len(places)} arrays "
         f"differ). {causes(own, given)} {_ADVICE}"
     )
 
@@ -160,5 +160,5 @@ def causes(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     )
 
 
-def _described(x: Any) -> str:
+def _kind_of(x: Any) -> str:
     return "nothing" if x is None else f"{jnp.result_type(x)}{[*jnp.shape(x)]}"

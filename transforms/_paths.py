@@ -1,20 +1,21 @@
 """Parameter paths: the same spelling in every kind of tree.
 
-A leaf's path is its keys joined by "/": `block_0/attention/query/kernel`. Boxes that hold one array
-under `.value` (NNX variables, Linen's `Partitioned`) are left out, so that a pattern written for
-Linen also matches NNX, and an `nnx.State` in either form.
+A leaf's path joins its keys by "/": `block_0/attention/query/kernel`. It leaves out boxes that hold
+one array, under `.value` (NNX variables, Linen's `Partitioned`) or without a key (Haliax'
+`NamedArray`, Simply's `AnnotatedArray`). So a pattern written for Linen also matches NNX, and an
+`nnx.State` in either form.
 """
 
 from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import optax
-from jax.tree_util import GetAttrKey, keystr
+from jax.tree_util import FlattenedIndexKey, GetAttrKey, keystr
 
 
 class NamedLeaves(NamedTuple):
@@ -46,25 +47,43 @@ def named_leaves(tree: Any) -> NamedLeaves:
       ValueError: if two leaves have the same path.
     """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_hole)
-    paths = [path for path, _ in with_path]
-    # `.value` of a box is an only child; a field called `value` among others keeps its name.
-    children = Counter(path[:-1] for path in paths)
-    children.update({path[:i] for path in paths for i in range(len(path) - 1)})
-
-    def name(path: tuple[Any, ...]) -> str:
-        while len(path) > 1 and path[-1] == GetAttrKey("value") and children[path[:-1]] == 1:
-            path = path[:-1]
-        return keystr(path, simple=True, separator="/")
-
-    names = tuple(name(path) for path in paths)
+    names = path_names([path for path, _ in with_path])
     for twice, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"two parameters have the same path {twice!r}; rename one of them.")
     return NamedLeaves(names, tuple(leaf for _, leaf in with_path), treedef)
 
 
+def path_names(paths: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
+    """The names of the leaves of a tree, from their paths in JAX's form."""
+    # A box has an only child; a field called `value` among others keeps its name.
+    nodes = {path[:i] for path in paths for i in range(1, len(path) + 1)}
+    children = Counter(node[:-1] for node in nodes)
+
+    def name(path: tuple[Any, ...]) -> str:
+        while len(path) > 1 and _is_box(path[-1]) and children[path[:-1]] == 1:
+            path = path[:-1]
+        kept = (
+            key
+            for i, key in enumerate(path)
+            if not (isinstance(key, FlattenedIndexKey) and children[path[:i]] == 1)
+        )
+        return keystr(tuple(kept), simple=True, separator="/")
+
+    return tuple(name(path) for path in paths)
+
+
+def _is_box(key: Any) -> bool:
+    return isinstance(key, FlattenedIndexKey) or key == GetAttrKey("value")
+
+
 def matches(name: str, pattern: str) -> bool:
-    """Whether a glob pattern matches the path or a node above it (`*` also matches "/")."""
+    """Whether a glob pattern matches the path or a node above it (`*` also matches "/").
+
+    A path matches itself, also where it has brackets, which are sets of characters in a pattern.
+    """
+    if name == pattern or name.startswith(f"{pattern}/"):
+        return True
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
 
 
@@ -80,6 +99,7 @@ def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str])
             shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise ValueError(
                 f"{argument}: the pattern {pattern!r} matches no parameter; the paths are {shown}."
+                + (" In a pattern, [...] is a set of characters." if "[" in pattern else "")
             )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 _records: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("records", default=None)
@@ -34,6 +34,12 @@ class RankRecord(NamedTuple):
     text: str
 
 
+class Work(NamedTuple):
+    """What most of a direction's work is: "products", which devices can share, or anything else."""
+
+    kind: str
+
+
 def record_rank(x: Any, asked: int, rank: int, where: str) -> None:
     """Records the rank of matrices like `x`, and the one that was asked for."""
     record(RankRecord(tuple(x.shape[-2:]), f"rank {instead(rank, asked)} on the {where}"))
@@ -42,6 +48,26 @@ def record_rank(x: Any, asked: int, rank: int, where: str) -> None:
 def instead(taken: int, asked: int) -> str:
     """A number, and the one that was asked for."""
     return f"{taken}" if taken == asked else f"{taken} instead of {asked}"
+
+
+class Key(str):
+    """A key of a dict in a state, which says in `init` what its entry is, for `recording`.
+
+    The structure of a state keeps it, so the tools that trace `init` read it from there.
+    """
+
+    about: Any = None  # a `Group` of the matrix view
+    division: Any = None  # a `Division` of `distribute`
+
+
+def known(keys: Iterable[str]) -> list[Key]:
+    """These keys as `Key`s."""
+    return [key if isinstance(key, Key) else Key(key) for key in keys]
+
+
+def is_recording() -> bool:
+    """Whether somebody listens."""
+    return _records.get() is not None
 
 
 def record(event: Any) -> None:

@@ -7,8 +7,7 @@ next step its part of the state becomes what `init` gives. The guard (`_guard.py
 do this. A statistic does not show in the direction: a refresh that finds it damaged starts it anew.
 
 Two kinds of entries go on: integers of 32 bits (step counts, random keys), and `Counts`, see
-`Counts.restarted`. The arrays of a matrix are found as those of a stack are for a mesh: by the key
-of its leaf among the keys of their path.
+`Counts.restarted`. An array of the state belongs to the matrices if it starts with their axes.
 
 *Cost.* A step without damage runs a loop of no rounds, on the state that it was given. (A loop
 behind the step would keep all directions alive, or copy the moments that they read. If the state is
@@ -25,59 +24,41 @@ import jax.numpy as jnp
 
 from ._counts import Counts
 from ._trees import where_entries
-from .refresh._visits import at_most_once
+from .linalg._loops import at_most_once
 
 
-def restarted(init: Callable[[Any], Any], damaged: Any, state: Any, like: Any) -> Any:
+def restarted(init: Callable[[Any], Any], damaged: jax.Array, state: Any, like: jax.Array) -> Any:
     """`state`, as `init` gives it for damaged matrices.
 
     Args:
       init: `init` of the transformation.
-      damaged: per leaf of `like` which of its matrices are damaged, bool `(...)`.
+      damaged: which matrices are damaged, bool `(...)`.
       state: the transformation's state.
-      like: matrices `(..., m, n)`, of whose shapes and dtypes `state` is.
+      like: matrices `(..., m, n)`, of whose shape and dtype `state` is.
     """
-    flags = jax.tree_util.tree_leaves_with_path(damaged)
-    if not flags:
-        return state
 
-    def anew(flags: list[jax.Array], state: Any) -> Any:
-        fresh = init(jax.tree.map(jnp.zeros_like, like))
-
-        def chosen(path: Any, old: Any, new: Any) -> Any:
-            owner = _owner(path, places)
-            if owner is None:  # a step count of Optax's, negative in a damaged checkpoint
-                return jnp.maximum(old, 0) if old.dtype == jnp.int32 else old
+    def anew(damaged: jax.Array, state: Any) -> Any:
+        def chosen(old: Any, new: Any) -> Any:
             if isinstance(old, Counts):
-                return where_entries(flags[owner], old.restarted(), old)
-            own = old.shape[: flags[owner].ndim] == flags[owner].shape
-            if old.dtype in KEPT or not own:
+                return where_entries(damaged, old.restarted(), old)
+            if old.ndim == 0 and old.dtype == jnp.int32:
+                return jnp.maximum(old, 0)  # a step count of Optax's in a damaged checkpoint
+            if old.dtype in KEPT or old.shape[: damaged.ndim] != damaged.shape:
                 return old
-            return where_entries(flags[owner], new.astype(old.dtype), old)
+            return where_entries(damaged, new.astype(old.dtype), old)
 
-        return jax.tree_util.tree_map_with_path(chosen, state, fresh, is_leaf=_is_counts)
+        return jax.tree.map(chosen, state, init(jnp.zeros_like(like)), is_leaf=_is_counts)
 
-    places = {path: i for i, (path, _) in enumerate(flags)}
-    found = jnp.stack([jnp.any(which) for _, which in flags]).any()
-    return at_most_once(anew, found, [which for _, which in flags], state)
+    return at_most_once(anew, jnp.any(damaged), damaged, state)
 
 
 KEPT = (jnp.dtype(jnp.int32), jnp.dtype(jnp.uint32))
 
 
-def flagged(counts: Any) -> Any:
-    """Which matrices the last step has found damaged, from a tree of `Counts`."""
-    return jax.tree.map(lambda n: n.of("damaged") > 0, counts, is_leaf=_is_counts)
+def flagged(counts: Counts) -> jax.Array:
+    """Which matrices the last step has found damaged, bool `(...)`."""
+    return counts.of("damaged") > 0
 
 
 def _is_counts(node: Any) -> bool:
     return isinstance(node, Counts)
-
-
-def _owner(path: tuple[Any, ...], places: dict[tuple[Any, ...], int]) -> int | None:
-    """The number of the place that is the longest part of a path."""
-    for length in range(max(map(len, places)), -1, -1):
-        for start in range(len(path) - length + 1):
-            if path[start : start + length] in places:
-                return places[path[start : start + length]]
-    return None

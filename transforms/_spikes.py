@@ -5,17 +5,18 @@ For the norm $n_t$ of a gradient and its running norm $\rho$,
 $$\text{spike if } n_t > c\,\rho_{t-1}, \qquad \rho_t = \rho_{t-1} + w_t\,(\min(n_t,\,
 c\,\rho_{t-1}) - \rho_{t-1}), \qquad w_t = \max(1 - b,\ 1/k)$$
 
-for the $k$-th gradient that is not zero. A spike is skipped as the guard skips what is not finite:
-the inner transformation sees a zero gradient, and the update is zero. So statistics take in nothing
-longer than $c\,\rho$.
+for the $k$-th gradient that is not zero. A spike is skipped as the guard skips a gradient that is
+not finite: the inner transformation sees a zero gradient, and the update is zero. So no gradient
+longer than $c\,\rho$ reaches the statistics.
 
 *A lasting change is followed.* A skipped gradient raises $\rho$ by the factor $g = b + (1-b)\,c$,
 or by more among the first $1/(1-b)$ gradients. A gradient that becomes $F$ times as long and stays
 so is skipped $\lceil \log(F/c) / \log g \rceil$ times: with the defaults ($g = 1.45$) 7 times for
 $F = 100$, 99 times for $F = 10^{17}$.
 
-*Zero gradients* (pauses, skipped batches) leave $\rho$ as it is. The first `warmup_steps` other
-gradients are never spikes. *Non-finite* ones are passed on unchanged: they are for the guard.
+*Zero gradients* (pauses, skipped batches) do not change $\rho$. The first `warmup_steps` other
+gradients are never spikes. A finite gradient whose squares overflow always is a spike: Adam's
+second moment would stay infinite. *Non-finite* gradients pass unchanged; the guard handles them.
 *Cost*: one pass over the gradient; 12 bytes of state per matrix.
 """
 
@@ -27,16 +28,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._counts import Counts
+from ._counts import counters
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
 from ._trees import map_unzip
 from ._validate import check_choice, check_decay, check_interval, check_matrices, check_positive_int
 
 
-class SpikeCounts(Counts):
+@counters
+class SpikeCounts(NamedTuple):
     """The counters of `skip_spikes`: skipped steps, and gradients other than zero."""
 
+    value: Any
     names = ("spikes", "seen")
 
 
@@ -58,7 +61,7 @@ def skip_spikes(
 ) -> optax.GradientTransformationExtraArgs:
     """Skips the steps of parameters whose gradients are far longer than usual.
 
-    Around a full optimizer, of this library or of Optax, each parameter is judged by itself. To
+    Around a full optimizer, of this library or of Optax, it judges each parameter by itself. To
     judge each matrix by itself (layers of a scanned stack, heads, blocks), put it around the
     direction: `assemble(skip_spikes(scale_by_soap(), unit="matrix"), 1e-3)`. `report` shows the
     skipped steps in the column `spikes`.
@@ -68,9 +71,9 @@ def skip_spikes(
       ratio: c, above 1; a gradient whose Frobenius norm is more than `ratio` times the running norm
         is a spike.
       decay: b, decay rate of the running norm.
-      warmup_steps: number of first gradients, zeros not counted, that are never spikes.
-      unit: what is judged by itself: "parameter", of any shape; or "matrix", the last two axes of
-        each leaf, for transformations on batches of matrices.
+      warmup_steps: the number of first gradients other than zero that are never spikes.
+      unit: the unit that is judged by itself: "parameter", of any shape; or "matrix", the last two
+        axes of each leaf, for transformations on batches of matrices.
 
     Returns:
       The transformation; extra arguments are passed through.
@@ -100,8 +103,8 @@ def skip_spikes(
 
     def norms(tree: Any) -> Any:
         if of_matrices:
-            return jax.tree.map(_norm, tree)
-        each = [_norm(x, axis=None) for x in jax.tree.leaves(tree)]
+            return jax.tree.map(_frobenius_norm, tree)
+        each = [_frobenius_norm(x, axis=None) for x in jax.tree.leaves(tree)]
         return jnp.stack(each) if each else jnp.zeros(0)
 
     def kept(keep: Any, tree: Any) -> Any:
@@ -126,10 +129,11 @@ def skip_spikes(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         def judged(norm: jax.Array, running: jax.Array, counts: SpikeCounts) -> Any:
             before = counts.of("seen")
-            counted = jnp.isfinite(norm) & (norm > 0)
             known = jnp.isfinite(running) & (running > 0)
+            overflown = jnp.isposinf(norm)
+            counted = (norm > 0) & (known | ~overflown)  # False for NaN
             most = jnp.where(known, ratio * running, norm)
-            spike = counted & known & (norm > most) & (before >= warmup_steps)
+            spike = (counted & known & (norm > most) & (before >= warmup_steps)) | overflown
             # `running` is 0 before the first norm, and after the state started anew.
             weight = jnp.where(known, jnp.maximum(1 - decay, 1 / (before + 1)), 1)
             running = jnp.where(known, running, 0)
@@ -146,7 +150,9 @@ def skip_spikes(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _norm(x: Any, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Array:
+def _frobenius_norm(x: Any, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Array:
+    """Frobenius norms: infinite if only the squares overflow, NaN if an entry is not finite."""
     x = jnp.asarray(x)
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return jnp.sqrt(jnp.sum(wide * wide, axis=axis))
+    norm = jnp.sqrt(jnp.sum(wide * wide, axis=axis))
+    return jnp.where(jnp.isfinite(wide).all(axis=axis), norm, jnp.nan)

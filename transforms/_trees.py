@@ -52,14 +52,14 @@ def map_with_weights(part: str, f: Callable[..., Any], updates: Any, params: Any
 
 
 def widened(tree: Any) -> Any:
-    """The arrays of `tree` in at least float32."""
+    """The arrays of `tree`, in at least float32."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
 
 
 def as_wide_as(params: Any, updates: Any) -> Any:
     """Gradients in the wider of their own dtypes and their parameters'.
 
-    A gradient in bfloat16 has 8 bits; an update for parameters in float32 needs the 24 of these.
+    A gradient in bfloat16 has 8 bits; an update of parameters in float32 needs 24.
 
     Raises:
       ValueError: naming the parameter, if a dtype is not real and floating.
@@ -82,8 +82,8 @@ def as_wide_as(params: Any, updates: Any) -> Any:
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:
     """Runs `inner` in at least float32 and rounds to the gradients' dtypes only at the end.
 
-    Between the parts of a chain updates have the gradients' dtype, which is too coarse where the
-    next part relies on something exact (a rank, a mean of 0).
+    Between the parts of a chain, updates have the gradients' dtype. This is too coarse if the next
+    part relies on an exact property (a rank, a mean of 0).
     """
 
     def init(params: Any) -> Any:

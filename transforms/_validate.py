@@ -1,4 +1,4 @@
-"""Argument checks shared by all factories.
+"""Argument checks shared by all factories, and the base of options that have options.
 
 Each raises a `ValueError` that names the argument, its value and what is allowed. Real numbers that
 are tracers are not checked: `inject_hyperparams` calls factories with them.
@@ -6,29 +6,41 @@ are tracers are not checked: `inject_hyperparams` calls factories with them.
 
 from __future__ import annotations
 
+import abc
 import inspect
 import numbers
 import sys
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.core import Tracer
+
+_NAMES = ("policies", "subspaces", "polar", "grafts", "eigenbases")
+MODULES = ("curvax", *(f"curvax.{name}" for name in _NAMES))
+"""Where functions of curvax are found that give a value for an argument."""
 
 
 def shown(value: Any) -> str:
     """A value in one short line; of a function of curvax that gives one, how to call it."""
     name = getattr(value, "__name__", None)
-    for module in ("curvax", "curvax.policies", "curvax.subspaces"):
+    for module in MODULES:
         is_public = name is not None and getattr(sys.modules.get(module), name, None) is value
         if is_public and value.__module__.startswith("curvax.transforms."):
             arguments = inspect.signature(value).parameters.values()
             needed = ", ".join(a.name for a in arguments if a.default is a.empty)
             return f"the function {name}; call it: {module}.{name}({needed})"
     return textwrap.shorten(repr(value), 80, placeholder=" ...")
+
+
+def check_transformation(name: str, value: Any) -> None:
+    """Requires an Optax transformation."""
+    if not isinstance(value, optax.GradientTransformation):
+        raise ValueError(f"{name} must be an Optax transformation, got {shown(value)}.")
 
 
 def check_predicate(name: str, value: Any) -> None:
@@ -116,6 +128,30 @@ def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
     if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
         choices = ", ".join(repr(a) for a in allowed)
         raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
+
+
+class Value(abc.ABC):  # noqa: B024
+    """An option that has options of its own, such as a method with its number of steps.
+
+    A value is a frozen dataclass that a factory makes. It is no callable, because Optax's
+    `inject_hyperparams` takes callables for schedules. `curvax.inject_hyperparams` makes
+    hyperparameters of its numbers.
+    """
+
+
+def check_value(name: str, value: Any, kind: type, examples: str) -> None:
+    """Requires a value of this kind, rather than the function or class that makes one."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} must be {examples}, got {shown(value)}.")
+
+
+def as_value(name: str, value: Any, kind: type, example: str, names: Mapping[Any, Any]) -> Any:
+    """`value`, or what it stands for in `names`, where `None` may be a name too."""
+    if (value is None or isinstance(value, str)) and value in names:
+        return names[value]
+    choices = ", ".join(map(repr, names))
+    check_value(name, value, kind, f"one of {choices}, or a value such as {example}")
+    return value
 
 
 def check_bool(name: str, value: Any) -> None:

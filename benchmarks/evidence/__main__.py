@@ -67,8 +67,7 @@ def main() -> None:
     preset = (name for name, suite in SUITES.items() if suite.preset == args.preset)
     suites = [SUITES[name] for name in args.suites or preset]
     if args.action == "run":
-        with Lines(args.out) as lines:
-            sweep(suites, lines, args.most, args.workers)
+        sweep(suites, Lines(args.out), args.most, args.workers)
     elif args.action == "status":
         print(status(suites, read(args.out)))
     elif args.action == "texts":

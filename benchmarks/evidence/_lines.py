@@ -1,19 +1,13 @@
-"""The record of a sweep: one JSON line for every finished run, and nothing else.
-
-A line is written when its run has ended, in one piece, and is on the disk before the next run
-starts. What a crash leaves of a torn last line is cut off; a run that is there twice counts once.
-So a sweep may be killed at any moment and loses the run that it was in.
-"""
+"""The runs of the sweep: a line for every one that has ended, in a file for every suite."""
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from .. import _lines
 
 IDENTITY = ("suite", "method", "values", "seed")
 """What tells one run from another; a second line with the same is a duplicate."""
@@ -25,66 +19,23 @@ def key_of(line: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """All runs of a folder's files by identity, the first of each; torn last lines are left out.
-
-    Raises:
-      ValueError: if another line is not a run; it names the file and the line.
-    """
+    """All runs of a folder's files by identity, the first of each."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        *whole, _torn = path.read_text().split("\n")
-        for number, text in enumerate(whole, 1):
-            try:
-                line = json.loads(text)
-                found.setdefault(key_of(line), line)
-            except (ValueError, KeyError, TypeError) as error:
-                about = f"is not a run ({error!r}): {text[:80]!r}"
-                raise ValueError(f"{path}, line {number} {about}") from None
+        for line in _lines.read(path):
+            found.setdefault(key_of(line), line)
     return found
 
 
 class Lines:
-    """The files of a folder, one for every suite, open for one process alone."""
+    """The files of a folder, for one process at a time."""
 
     def __init__(self, folder: Path):
-        """Locks the folder, cuts off torn last lines, and reads the rest.
-
-        Raises:
-          ValueError: if another process has it open.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.lock = folder, os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self.lock)
-            raise ValueError(f"another process writes to {folder}.") from None
-        for path in folder.glob("*.jsonl"):
-            whole = path.read_bytes().rfind(b"\n") + 1
-            if whole < path.stat().st_size:
-                os.truncate(path, whole)
-        self.runs = read(folder)
-
-    def __enter__(self) -> Lines:
-        """For `with`."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        """Unlocks the folder."""
-        os.close(self.lock)
+        """Reads what is there."""
+        self.folder, self.runs = folder, read(folder)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """Adds a run that is not there yet; it is on the disk when this returns."""
-        if key_of(line) in self.runs:
-            return
-        text = json.dumps(line, allow_nan=False)
-        with (self.folder / f"{line['suite']}.jsonl").open("a") as file:
-            file.write(f"{text}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self.runs[key_of(line)] = json.loads(text)
+        """Adds a run that is not there yet."""
+        if key_of(line) not in self.runs:
+            _lines.append(self.folder / f"{line['suite']}.jsonl", line)
+            self.runs[key_of(line)] = dict(line)

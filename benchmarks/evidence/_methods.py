@@ -205,10 +205,14 @@ def optimizer(
     if name in RMS:
         own["consistent_rms"] = 0.2
     if name == "swan_products":  # as Muon orthogonalizes, without a decomposition
-        own |= {"method": "newton_schulz", "coefficients": "quintic"}
+        own["method"] = curvax.polar.newton_schulz(norm="gram", eps=0.0)
     if name == "asgo":  # by default every parameter is a matrix, embeddings and scales too
         own["matrices"] = "all" if own.pop("everything") else None
+    if name in ("foam", "dr_shampoo"):  # their momentum is that of the grafted Adam
+        own["graft"] = curvax.grafts.adam(own.pop("b1"))
     if name == "alice":
-        own["leading"] = max(1, static["rank"] * 40 // 128)  # the paper's share, at 60M
+        leading = max(1, static["rank"] * 40 // 128)  # the paper's share, at 60M
+        own["switching"] = curvax.subspaces.complement(leading)
+        own["compensation"] = curvax.subspaces.optimal(weight=own.pop("compensation_scale"))
     make = getattr(curvax, METHODS[name].of or name)
     return optax.chain(clip, make(rate, others=others, **own))

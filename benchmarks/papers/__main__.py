@@ -1,71 +1,32 @@
 """Figures and tables of the papers.
 
-    python -m benchmarks papers                            # what there is
-    python -m benchmarks papers quantization foam_proxy    # these, one after the other
-    python -m benchmarks papers all --full                 # all of them, at full size: hours
+    python -m benchmarks papers                      # what there is
+    python -m benchmarks papers foam_proxy --full    # one of them, with its arguments
 
-Each is a script that also runs by itself (`python -m benchmarks.papers.quantization`), with its own
-help. `--full` goes to those that have it; `--seed` and `--out` to all.
+Each also runs by itself: `python -m benchmarks.papers.foam_proxy`.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
-from tqdm import tqdm
-
-FOLDER = Path(__file__).parent
-
-
-def scripts() -> dict[str, str]:
-    """Every script and its source."""
-    paths = sorted(FOLDER.glob("[a-z]*.py"))
-    return {path.stem: path.read_text() for path in paths}
-
-
-def commands(names: list[str], full: bool, rest: list[str]) -> list[list[str]]:
-    """What runs each of them, in a process of its own."""
-    sources = scripts()
-    return [
-        [sys.executable, "-m", f"benchmarks.papers.{name}"]
-        + ["--full"] * (full and "--full" in sources[name])
-        + rest
-        for name in names
-    ]
+from ..__main__ import first_line
 
 
 def main() -> None:
-    """Runs the scripts that the arguments name, or lists all."""
-    known = scripts()
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help="of scripts, or all; without names, a list")
-    add("--full", action="store_true", help="the larger size, of those that have one")
-    add("--seed", type=int, default=0, help="(%(default)s)")
-    add("--out", type=Path, help="where the results go")
-    args = parser.parse_args()
-    if not args.names:
+    """Runs the script that the arguments name, or lists all."""
+    known = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+    if not sys.argv[1:]:
         width = max(map(len, known))
-        for name, source in known.items():
-            line = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-            print(f"  {name:{width}}  {line}")
+        print("\n".join(f"  {name:{width}}  {first_line(f'papers.{name}')}" for name in known))
         return
-    if unknown := set(args.names) - {*known, "all"}:
-        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    rest = ["--seed", str(args.seed)] if args.seed else []
-    rest += ["--out", str(args.out)] if args.out else []
-    names = list(known) if "all" in args.names else args.names
-    failed = [
-        command[2]
-        for command in tqdm(commands(names, args.full, rest), desc="papers", file=sys.stderr)
-        if subprocess.run(command, cwd=FOLDER.parents[1]).returncode
-    ]
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+    if sys.argv[1] not in known:
+        raise SystemExit(f"there is no {sys.argv[1]}; there are {', '.join(known)}")
+    module = f"benchmarks.papers.{sys.argv[1]}"
+    del sys.argv[1]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -26,17 +26,18 @@ from typing import Any, NamedTuple
 from matplotlib.figure import Figure
 
 import curvax
+from curvax.subspaces import full_basis, gaussian_mix
 
-from .. import _tasks
+from .. import _record, _tasks
 from .._curves import draw_curves, spread, styles, tuning_table
 from .._optimizers import methods_for
 from .._training import Method
 from .._tuning import Found, Study
-from . import _report
 
 TASK = _tasks.lm()
 METHODS = methods_for(TASK)
 ALICE = METHODS["alice"].options
+LEADING = ALICE["switching"].leading
 
 
 def alice(**options: Any) -> Method:
@@ -51,7 +52,7 @@ def with_adam_head(name: str) -> Method:
     return Method(method.make, options)
 
 
-BARE = {"compensation": "none"}
+BARE = {"compensation": None}
 TRACKED = alice(switching="evd", **BARE)
 SWITCHED = alice(**BARE)
 PUBLISHED = {  # Table 5: evaluation perplexity at 130M
@@ -63,7 +64,7 @@ PUBLISHED = {  # Table 5: evaluation perplexity at 130M
 TABLE_5 = dict(
     zip(
         PUBLISHED,
-        (alice(tracking=False, switching="evd", **BARE), TRACKED, SWITCHED, METHODS["alice"]),
+        (alice(b3=None, switching="evd", **BARE), TRACKED, SWITCHED, METHODS["alice"]),
         strict=True,
     )
 )
@@ -83,7 +84,7 @@ PANELS = {
         {
             "exact subspaces, no tracking": TABLE_5["none of them"],
             "exact subspaces, tracking": TRACKED,
-            "switching, no tracking": alice(tracking=False, **BARE),
+            "switching, no tracking": alice(b3=None, **BARE),
             "switching, tracking": SWITCHED,
         },
         "switching, tracking",
@@ -91,9 +92,9 @@ PANELS = {
     "5b": Panel(
         "switching, without compensation",
         {
-            "Gaussian": alice(switching="gaussian", **BARE),
-            "Gaussian mix": alice(switching="gaussian_mix", **BARE),
-            "full basis": alice(switching="full_basis", **BARE),
+            "Gaussian": alice(switching="gaussian", b3=None, **BARE),
+            "Gaussian mix": alice(switching=gaussian_mix(LEADING), **BARE),
+            "full basis": alice(switching=full_basis(LEADING), **BARE),
             "complement": SWITCHED,
         },
         "complement",
@@ -101,9 +102,9 @@ PANELS = {
     "5b with compensation": Panel(
         "switching, with compensation",
         {
-            "Gaussian": alice(switching="gaussian"),
-            "Gaussian mix": alice(switching="gaussian_mix"),
-            "full basis": alice(switching="full_basis"),
+            "Gaussian": alice(switching="gaussian", b3=None),
+            "Gaussian mix": alice(switching=gaussian_mix(LEADING)),
+            "full basis": alice(switching=full_basis(LEADING)),
             "complement": METHODS["alice"],
         },
         "complement",
@@ -115,7 +116,7 @@ PANELS = {
             "Fira": alice(compensation="fira"),
             "Fira+": alice(compensation="fira+"),
             "optimal": METHODS["alice"],
-            "optimal, no tracking (Alice-0)": alice(tracking=False),
+            "optimal, no tracking (Alice-0)": alice(b3=None),
         },
         "optimal",
     ),
@@ -156,7 +157,7 @@ def table(first: str, found: dict[str, Found], reference: str) -> str:
     """A part of the figure as a table."""
     loss, *rest = TITLES
     titles = [first, loss, f"beyond “{reference}”, mean (range)", *rest]
-    return _report.table(titles, lines(found, reference))
+    return _record.table(titles, lines(found, reference))
 
 
 def table_5(found: dict[str, Found]) -> str:
@@ -164,7 +165,7 @@ def table_5(found: dict[str, Found]) -> str:
     loss, *rest = TITLES
     titles = ["components", "paper: perplexity, LLaMA 130M", loss, "beyond all of them", *rest]
     rows = lines(found, list(found)[-1])
-    return _report.table(
+    return _record.table(
         titles,
         [
             [row[0], f"{published:.2f}", *row[1:]]
@@ -186,14 +187,14 @@ def draw(found: dict[str, dict[str, Found]]) -> Figure:
 
 def main() -> None:
     """Runs everything and writes tables, numbers and figure."""
-    args = _report.arguments(__doc__)
+    args = _record.paper_arguments(__doc__)
     groups = {"Table 5": TABLE_5, **{name: panel.variants for name, panel in PANELS.items()}}
     methods = [method for variants in groups.values() for method in variants.values()]
     study = Study(TASK, methods, args.seed).run()
     found = {name: study.find_all(variants) for name, variants in groups.items()}
     parts = [
         study.head(),
-        f"Rank {ALICE['rank']}, {ALICE['leading']} leading columns, a new subspace every "
+        f"Rank {ALICE['rank']}, {LEADING} leading columns, a new subspace every "
         f"{ALICE['refresh']} steps. “Beyond” is taken seed by seed.",
         "## Table 5",
         table_5(found["Table 5"]),
@@ -206,14 +207,11 @@ def main() -> None:
         for variant, method in variants.items():
             tuned.setdefault(method.said, (f"{name}: {variant}", found[name][variant]))
     parts += [tuning_table(dict(tuned.values()), args.seed).markdown()]
-    _report.write(
+    _record.write_paper(
         args,
         "alice_lm",
         "Alice's parts: Table 5 and Figure 5 on a small language model",
         "\n\n".join(parts),
-        study.settings()
-        | {"methods": {f"{g}: {n}": m.said for g, ms in groups.items() for n, m in ms.items()}},
-        {name: {k: x.asdict() for k, x in part.items()} for name, part in found.items()},
         draw(found),
     )
 

@@ -27,12 +27,11 @@ from matplotlib.figure import Figure
 
 import curvax
 
-from .. import _tasks
+from .. import _record, _tasks
 from .._curves import draw_curves, spread, styles, tuning_table
 from .._optimizers import methods_for
 from .._training import Method, Watch
 from .._tuning import Found, Study
-from . import _report
 
 TASK = _tasks.lm()
 METHODS = methods_for(TASK)
@@ -170,7 +169,7 @@ def table(combination: Combination, found: dict[str, Found]) -> str:
         "plain form's over these",
         *(["roots computed"] if combination.line is asgo_foam else []),
     ]
-    return _report.table(titles, rows)
+    return _record.table(titles, rows)
 
 
 def draw(found: dict[str, dict[str, Found]]) -> Figure:
@@ -186,7 +185,7 @@ def draw(found: dict[str, dict[str, Found]]) -> Figure:
 
 def main() -> None:
     """Runs everything and writes table, numbers and figure."""
-    args = _report.arguments(__doc__)
+    args = _record.paper_arguments(__doc__)
     groups = {c.name: {**c.others, c.name: c.method} for c in COMBINATIONS}
     methods = {name: method for group in groups.values() for name, method in group.items()}
     study = Study(TASK, methods.values(), args.seed).run()
@@ -199,13 +198,11 @@ def main() -> None:
             table(combination, found[combination.name]),
         ]
     parts += [tuning_table(study.find_all(methods), args.seed).markdown()]
-    _report.write(
+    _record.write_paper(
         args,
         "combinations",
         "Four combinations that the papers leave as future work",
         "\n\n".join(parts),
-        study.settings() | {"methods": {name: m.said for name, m in methods.items()}},
-        {name: {k: x.asdict() for k, x in part.items()} for name, part in found.items()},
         draw(found),
     )
 

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from curvax.policies import damping_proxy, residual_and_diagonal
 
-from . import _report
+from .. import _record
 
 ROOTS = (2, 4)
 DECAYS = (0.5, 1.0, 1.5, 2.0, 2.5)
@@ -166,7 +166,7 @@ def plot(samples: dict[str, Samples], summaries: dict[str, dict[str, np.ndarray]
     boxes = decision.boxplot(
         list(scores.values()), tick_labels=list(scores), widths=0.5, patch_artist=True
     )
-    for patch, color in zip(boxes["boxes"], (_report.BLUE, _report.ORANGE), strict=True):
+    for patch, color in zip(boxes["boxes"], (_record.BLUE, _record.ORANGE), strict=True):
         patch.set_facecolor(color)
     for median in boxes["medians"]:
         median.set_color("black")
@@ -178,7 +178,7 @@ def plot(samples: dict[str, Samples], summaries: dict[str, dict[str, np.ndarray]
     )
 
     levels = np.linspace(0, 1, 501)
-    for shape, color, style in ((square, _report.BLUE, "-"), (thin, _report.VERMILION, "--")):
+    for shape, color, style in ((square, _record.BLUE, "-"), (thin, _record.VERMILION, "--")):
         quantiles = np.quantile(summaries[shape]["ratio"], levels)
         calibration.plot(levels, quantiles, color=color, linestyle=style, label=shape)
     calibration.axhline(1, color="gray", linestyle=":")
@@ -207,7 +207,7 @@ def plot(samples: dict[str, Samples], summaries: dict[str, dict[str, np.ndarray]
 
 
 def main() -> None:
-    args = _report.arguments(__doc__, full="the paper's orders and number of trials")
+    args = _record.paper_arguments(__doc__, full="the paper's orders and number of trials")
     jax.config.update("jax_enable_x64", True)
     orders, trials = ((256, 512, 1024), 15) if args.full else ((128, 256, 512), 8)
     total = len(SHAPES) * len(orders) * len(DECAYS) * len(DRIFTS) * trials
@@ -225,32 +225,14 @@ def main() -> None:
         f"i^-r with r = 0.5 … 2.5, drifts 1e-5 … 1e-1, {trials} trials (published: 15), "
         f"{len(DAMPINGS)} dampings 1e-8 … 1e-2: {size:,} samples in float64 for each shape of B. "
         "AUCs and correlations are taken over all samples of a configuration.\n\n"
-        + _report.table(("quantity", "published", *(f"ours, {shape}" for shape in SHAPES)), rows)
+        + _record.table(("quantity", "published", *(f"ours, {shape}" for shape in SHAPES)), rows)
     )
-    settings = {
-        "orders": orders,
-        "roots": ROOTS,
-        "decays": DECAYS,
-        "drifts": DRIFTS,
-        "dampings": DAMPINGS.tolist(),
-        "trials": trials,
-    }
-    levels = np.linspace(0, 1, 101)
-    results = {
-        shape: {
-            **{k: v.tolist() for k, v in summary.items() if k != "ratio"},
-            "ratio_percentiles": np.quantile(summary["ratio"], levels).tolist(),
-        }
-        for shape, summary in summaries.items()
-    }
     title = "FOAM's proxy against the true error (Appendix K, Figure 8)"
-    _report.write(
+    _record.write_paper(
         args,
         "foam_proxy",
         title,
         body,
-        settings,
-        {"published": PUBLISHED, "table": ours, **results},
         plot(samples, summaries),
     )
 

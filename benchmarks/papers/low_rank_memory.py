@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 
 import curvax
 
-from . import _report
+from .. import _record
 
 GIB = 2**30
 BYTES = 2  # of a number in the paper's count
@@ -137,11 +137,11 @@ _ADAM_LAST = (optax.adam, curvax.apollo, curvax.racs)  # by themselves
 
 
 def _alice(size: Size) -> dict[str, Any]:
-    return {"rank": size.rank, "leading": size.leading}
+    return {"rank": size.rank, "switching": curvax.subspaces.complement(size.leading)}
 
 
 def _alice_0(size: Size) -> dict[str, Any]:
-    return {**_alice(size), "tracking": False}
+    return {**_alice(size), "b3": None}
 
 
 ROWS = (
@@ -155,14 +155,14 @@ ROWS = (
         True,
         (0.23, 0.43, 0.93, 2.98),
         curvax.apollo,
-        lambda size: {"variant": "mini"},
+        lambda size: {"rank": 1, "whole": True},
     ),
     Row(
         "Apollo-svd",
         True,
         (0.26, 0.57, 1.29, 4.43),
         curvax.apollo,
-        lambda size: {"variant": "svd", "rank": size.rank},
+        lambda size: {"basis": curvax.subspaces.svd(), "rank": size.rank},
     ),
     Row("RACS", True, (0.23, 0.43, 0.93, 2.98), curvax.racs, lambda size: {}),
     Row("Alice-0", False, (0.21, 0.51, 1.20, 4.25), curvax.alice, _alice_0),
@@ -236,7 +236,7 @@ def memory_table(counts: dict[str, dict[str, Count]]) -> str:
             cell = f"{found.gib:.4f} / {printed:.2f} / {difference:+.4f}"
             cells.append(cell if abs(difference) <= TOLERANCE else f"**{cell}**")
         rows.append(cells)
-    return _report.table(["GiB: ours / published / difference", *SIZES], rows)
+    return _record.table(["GiB: ours / published / difference", *SIZES], rows)
 
 
 TOLERANCE = 0.01  # GiB
@@ -250,7 +250,7 @@ def two_bytes_table(counts: dict[str, dict[str, Count]]) -> str:
             pairs = zip(counts[str(row)].values(), row.published, strict=True)
             less = [(x.gib - (TRACKED_BYTES - BYTES) * x.tracked / GIB, y) for x, y in pairs]
             rows.append([str(row), *(f"{x:.4f} / {y:.2f} / {x - y:+.4f}" for x, y in less)])
-    return _report.table(["Q̃ at 2 bytes", *SIZES], rows)
+    return _record.table(["Q̃ at 2 bytes", *SIZES], rows)
 
 
 def own_table(counts: dict[str, dict[str, Count]]) -> str:
@@ -259,7 +259,7 @@ def own_table(counts: dict[str, dict[str, Count]]) -> str:
         [name, *(f"{x.own_bytes / GIB:.3f} / {x.own_gib:.3f}" for x in found.values())]
         for name, found in counts.items()
     ]
-    return _report.table(["GiB: state / with weights", *SIZES], rows)
+    return _record.table(["GiB: state / with weights", *SIZES], rows)
 
 
 # Table 1 of SUMO.
@@ -348,7 +348,7 @@ def formula_table(found: list[tuple[Formula, int, int, int]]) -> str:
         for formula, printed, besides, counted in found
     ]
     titles = ["method", "published", "its number", "ours", "difference", "which is"]
-    return _report.table(titles, rows)
+    return _record.table(titles, rows)
 
 
 # The figure.
@@ -357,10 +357,10 @@ def formula_table(found: list[tuple[Formula, int, int, int]]) -> str:
 def plot(counts: dict[str, dict[str, Count]]) -> Figure:
     """For every size the parts of each method's memory, the published total beside them."""
     parts = {
-        "weights": ("weights", _report.SKY, BYTES),
-        "adam": ("Adam's moments of other parameters", _report.ORANGE, BYTES),
-        "method": ("the method's state", _report.BLUE, BYTES),
-        "tracked": ("Q̃, float32", _report.VERMILION, TRACKED_BYTES),
+        "weights": ("weights", _record.SKY, BYTES),
+        "adam": ("Adam's moments of other parameters", _record.ORANGE, BYTES),
+        "method": ("the method's state", _record.BLUE, BYTES),
+        "tracked": ("Q̃, float32", _record.VERMILION, TRACKED_BYTES),
     }
     figure = Figure(figsize=(13, 8), layout="constrained")
     axes = figure.subplots(2, 2, sharey=True)
@@ -387,7 +387,7 @@ def plot(counts: dict[str, dict[str, Count]]) -> Figure:
 
 def main() -> None:
     """Counts and writes tables, numbers and figure."""
-    args = _report.arguments(__doc__)
+    args = _record.paper_arguments(__doc__)
     counts, formulas = table_3(), table_1()
     differences = [
         abs(found.gib - printed)
@@ -425,36 +425,11 @@ def main() -> None:
             formula_table(formulas),
         ]
     )
-    results = {
-        "table_3": {
-            str(row): {
-                name: {**found._asdict(), "gib": found.gib, "published": printed}
-                for (name, found), printed in zip(
-                    counts[str(row)].items(), row.published, strict=True
-                )
-            }
-            for row in ROWS
-        },
-        "sumo_table_1": {
-            formula.name: {"printed": printed, "besides": besides, "counted": counted}
-            for formula, printed, besides, counted in formulas
-        },
-    }
-    settings = {
-        "vocabulary": VOCABULARY,
-        "sizes": {name: size._asdict() for name, size in SIZES.items()},
-        "bytes": BYTES,
-        "tracked_bytes": TRACKED_BYTES,
-        "shape": SHAPE,
-        "rank": RANK,
-    }
-    _report.write(
+    _record.write_paper(
         args,
         "low_rank_memory",
         "Memory of low-rank methods (RACS and Alice: Table 3; SUMO: Table 1)",
         body,
-        settings,
-        results,
         plot(counts),
     )
 

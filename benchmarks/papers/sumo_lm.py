@@ -30,12 +30,11 @@ from matplotlib.lines import Line2D
 
 import curvax
 
-from .. import _tasks
+from .. import _record, _tasks
 from .._curves import LINES, draw_curves, spread, styles, tuning_table
 from .._optimizers import methods_for
 from .._training import Method, Watch
 from .._tuning import Found, Study
-from . import _report
 
 TASK = _tasks.lm()
 BLOCK = f"blocks/{TASK.sizes['depth'] - 1}"
@@ -70,7 +69,7 @@ WATCHED = {
 ORTHOGONALIZED = {
     "SUMO, exact": WATCHED["SUMO"],
     "SUMO, Newton-Schulz": Method(
-        curvax.sumo, {**LOW_RANK, "method": "newton_schulz", "steps": ITERATIONS}
+        curvax.sumo, {**LOW_RANK, "method": curvax.polar.newton_schulz(ITERATIONS)}
     ),
     "GaLore": WATCHED["GaLore"],
 }
@@ -132,7 +131,7 @@ def moments_table(spectra: dict[str, dict[str, np.ndarray]], steps: np.ndarray) 
         *(f"Eq. 1 at step {point}" for point in points),
         f"Newton-Schulz's error at step {points[-1]}, mean (range)",
     ]
-    return _report.table(titles, rows)
+    return _record.table(titles, rows)
 
 
 def training_table(found: dict[str, Found]) -> str:
@@ -159,7 +158,7 @@ def training_table(found: dict[str, Found]) -> str:
         "steps to GaLore's last loss, by seed",
         f"GaLore's {TASK.steps} over these (0: never)",
     ]
-    return _report.table(titles, rows)
+    return _record.table(titles, rows)
 
 
 def draw(
@@ -168,7 +167,7 @@ def draw(
     """Condition numbers, spectra and Eq. 1 of the moments; errors and losses of SUMO."""
     figure = Figure(figsize=(15, 10), layout="constrained")
     axes = figure.subplots(2, 3)
-    colors = dict(zip(LAYERS, _report.COLORS, strict=False))
+    colors = dict(zip(LAYERS, _record.COLORS, strict=False))
     dashes: dict[str, Any] = dict(zip(WATCHED, LINES, strict=False))
     at = int(np.argmin(np.abs(steps - SPECTRUM_AT)))
 
@@ -229,7 +228,7 @@ def draw(
 
 def main() -> None:
     """Runs everything and writes tables, numbers and figure."""
-    args = _report.arguments(__doc__)
+    args = _record.paper_arguments(__doc__)
     study = Study(TASK, [*ORTHOGONALIZED.values(), *WATCHED.values()], args.seed).run()
     found, watched = study.find_all(ORTHOGONALIZED), study.find_all(WATCHED)
     spectra = {name: spectra_of(x) for name, x in watched.items()}
@@ -248,21 +247,11 @@ def main() -> None:
             tuning_table(found | {"Muon": watched["Muon"]}, args.seed).markdown(),
         ]
     )
-    results = {
-        "steps": steps.tolist(),
-        "singular_values": {
-            method: {layer: sigma.tolist() for layer, sigma in layers.items()}
-            for method, layers in spectra.items()
-        },
-        "found": {name: x.asdict() for name, x in (found | watched).items()},
-    }
-    _report.write(
+    _record.write_paper(
         args,
         "sumo_lm",
         "SUMO's moment during training, and exact orthogonalization against Newton-Schulz",
         body,
-        study.settings() | {"methods": {k: m.said for k, m in (WATCHED | ORTHOGONALIZED).items()}},
-        results,
         draw(spectra, steps, found),
     )
 

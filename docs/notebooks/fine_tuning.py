@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Fine-tune in little memory
 #
-# The weights in bfloat16, an optimizer with next to no state, and updates during the backward pass, so that the gradients of all
-# layers never exist at once. [Memory](../docs/memory.md) has the figures for real models; here a small one shows that the parts fit.
+# This notebook combines weights in bfloat16, an optimizer with almost no state, and updates during the backward pass, so the gradients
+# of all layers never exist at once. [Memory](../docs/memory.md) has figures for real models; a small one shows here that the parts fit.
 
 # %%
 import sys
@@ -24,7 +24,7 @@ params = make_params(corpus.symbols, WIDTH, DEPTH)
 # %% [markdown]
 # ## Pretrained weights
 #
-# A fine-tuning starts from trained weights: 20 steps of AdamW on the first half of the text stand for the pretraining.
+# Fine-tuning starts from trained weights. Here 20 steps of AdamW on the first half of the text replace the pretraining.
 
 
 # %%
@@ -121,7 +121,7 @@ assert sizes["layerwise"] < sizes["ordinary"]
 # %% [markdown]
 # ## Fine-tune
 #
-# On the second half of the text, at small learning rates.
+# The layer-wise step trains on the second half of the text, at small learning rates.
 
 # %%
 losses = []

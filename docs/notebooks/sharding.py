@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Shard over 8 devices
 #
-# With `mesh=`, each device stores and refreshes the state of its own matrices. Here eight CPU devices are simulated; on real ones only
-# the first lines differ. [Many devices](../docs/distribution.md) explains what is sent.
+# With `mesh=`, each device stores and refreshes the state of its own matrices. Here JAX simulates eight CPU devices; on real
+# devices only the first lines differ. [Many devices](../docs/distribution.md) explains the communication.
 
 # %%
 import jax
@@ -22,7 +22,7 @@ print(mesh)
 # %% [markdown]
 # ## The parameters
 #
-# Eight layers; kernels are sharded along both axes of the mesh (FSDP and tensor parallel), scales are replicated.
+# There are eight layers. Kernels are sharded along both axes of the mesh (FSDP and tensor parallel); scales are replicated.
 
 # %%
 WIDTH, DEPTH = 32, 8
@@ -58,7 +58,7 @@ params = jax.jit(make_params, out_shardings=shardings)(jax.random.key(0))
 # %% [markdown]
 # ## The optimizer and its state
 #
-# `state_sharding` says where each array of the state belongs: give it to `jax.jit`, so that the state is sharded from the start.
+# `state_sharding` tells where each array of the state belongs. Give it to `jax.jit`, so that the state is sharded from the start.
 
 # %%
 optimizer = curvax.soap(3e-3, refresh=5, mesh=mesh)

@@ -1,9 +1,8 @@
 # %% [markdown]
 # # Train a transformer
 #
-# A small GPT in Flax NNX, trained on real text by AdamW and by two methods of curvax. It is the model of
-# [examples/train_lm.py](../examples/train_lm.py) with a shorter context: all of this notebook takes less than a minute on two
-# CPU cores.
+# AdamW and two methods of curvax train a small GPT in Flax NNX on real text. It is the model of
+# [examples/train_lm.py](../examples/train_lm.py) with a shorter context. The notebook takes less than a minute on two CPU cores.
 
 # %%
 import sys
@@ -36,7 +35,7 @@ print(curvax.summarize(curvax.muon(1e-2), first))
 # %% [markdown]
 # ## The step
 #
-# It is the same for all optimizers. Parameters and state are donated, so that they are updated in place.
+# All optimizers use the same step. Parameters and state are donated, so they are updated in place.
 
 
 # %%

@@ -28,7 +28,7 @@ class Docstrings(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Rewrites all of them."""
         names = {name for name in pkg.exports or () if isinstance(name, str)}
-        for module in ("policies", "rules", "subspaces"):
+        for module in ("eigenbases", "grafts", "polar", "policies", "rules", "subspaces"):
             names |= {f"{module}.{name}" for name in pkg[module].exports or ()}
         names -= {"policies.every"}  # it has its place as curvax.every
         shared = arguments_of(pkg["muon"].docstring.value)

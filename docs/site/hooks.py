@@ -11,6 +11,8 @@ import html
 import logging
 import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,13 @@ NAME = re.compile(r"(?<![\[`])`curvax\.([\w.]+)`(?!`)")
 
 
 def on_config(config: Any) -> Any:
-    """The version beside the name."""
+    """The version beside the name. Tables that are not their records' are warnings."""
+    command = [sys.executable, "-m", "benchmarks", "pages", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    for line in done.stderr.strip().splitlines() if done.returncode else ():
+        LOG.warning(line)
+    if missing := public_names.missing():
+        LOG.warning("add to a group of docs/site/public_names.py: %s", ", ".join(missing))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     config.site_name = f"curvax {project['version']}"
     return config

@@ -1,7 +1,7 @@
 """A page per method: how to start, its algorithm, its record, its docstring.
 
-Figures come from `benchmarks/results/train.json`, numbers from the tables of
-`docs/methods.md` and `docs/choosing.md`.
+Figures come from `benchmarks/results/train.json`, the rest from the table of
+`docs/methods.md`.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ PAGE = """\
 ```python
 {start}```
 
-The factor is that of the tuned learning rates: {found} ([record](../benchmarks/results/train.md)).
-Then double and halve it until both are worse. Weight decay is multiplied by the learning rate: with
-{factor:g} times AdamW's rate, take 1/{factor:g} of its `weight_decay` for the same decay
-([why](../docs/start.md#weight-decay)).
+The factor is the ratio of the tuned learning rates: {found}
+([record](../benchmarks/results/train.md)). Then double and halve it until both are worse. Weight
+decay is multiplied by the learning rate: with {factor:g} times AdamW's rate, take 1/{factor:g} of
+its `weight_decay` for the same decay ([why](../docs/start.md#weight-decay)).
 
 ## Algorithm
 
@@ -122,9 +122,8 @@ def start(name: str) -> str:
 
 def pages() -> dict[str, str]:
     """The pages of all methods, by path."""
-    formulas = _table(ROOT / "docs/methods.md", "formulas")
-    minds = _table(ROOT / "docs/choosing.md", "methods")
-    return {f"methods/{name}.md": _page(name, formulas, minds) for name in NAMES}
+    formulas = _formulas_of_all()
+    return {f"methods/{name}.md": _page(name, formulas) for name in NAMES}
 
 
 def steps_of(name: str) -> list[str]:
@@ -150,8 +149,8 @@ def _formulas(name: str) -> list[str]:
     return [x for b in blocks for x in re.split(r",\s*\\q?quad\s*", " ".join(b.split()))]
 
 
-def _page(name: str, formulas: dict[str, list[str]], minds: dict[str, list[str]]) -> str:
-    direction, state, work, refresh, paper = formulas[name]
+def _page(name: str, formulas: dict[str, list[str]]) -> str:
+    direction, state, work, refresh, paper, mind = formulas[name]
     before = [*formulas][max(0, [*formulas].index(name) - 1)]
     relative = f"[{NAMES[before]}]({before}.md)"  # rows of the table refer to the one above
     direction = re.sub("^the same", f"as {relative}", direction)
@@ -171,14 +170,15 @@ def _page(name: str, formulas: dict[str, list[str]], minds: dict[str, list[str]]
         work=work,
         refresh=refresh or "none",
         paper=paper,
-        mind=minds[name][-1],
+        mind=mind,
     )
 
 
-def _table(page: Path, name: str) -> dict[str, list[str]]:
-    """The cells of a table's rows after the first one, which has the method."""
-    text = page.read_text().split(f"<!-- table: {name} -->")[1].split("<!-- end")[0]
-    rows = [re.split(r" *\| *", line.strip("| ")) for line in text.strip().splitlines()]
+def _formulas_of_all() -> dict[str, list[str]]:
+    """What the table of `docs/methods.md` says of each method."""
+    text = (ROOT / "docs/methods.md").read_text()
+    text = text.split("<!-- typed: formulas -->")[1].split("<!-- end")[0]
+    rows = [re.split(r" *\| *", line)[1:-1] for line in text.strip().splitlines()]
     return {row[0].strip("`"): row[1:] for row in rows[2:]}
 
 

@@ -14,15 +14,16 @@ GROUPS = {
     "directions": (
         "Directions",
         "Transformations on batches of matrices, for `optax.chain` and `curvax.assemble`. "
-        "[Parts](../docs/parts.md) says how they compose.",
+        "[Parts](../docs/parts.md) explains how they compose.",
         "momentum orthogonalize scale_by_shape precondition in_eigenbasis in_subspace moment_ratio "
-        "graft limit_norm_growth normalize_rows normalize_columns precondition_columns "
-        "scale_by_rows_and_columns row_column_scales normalize_matrices normalize_neurons "
-        "scale_by_dion scale_by_weight_norm keep_weight_norm add_cautious_decay clip_logits",
+        "graft limit_norm_growth normalize_rows normalize_columns standardize_rows "
+        "precondition_columns scale_by_rows_and_columns row_column_scales normalize_matrices "
+        "normalize_neurons scale_by_dion scale_by_weight_norm keep_weight_norm add_cautious_decay "
+        "clip_logits",
     ),
     "wrappers": (
         "Optimizers and wrappers",
-        "What makes a full optimizer of a direction, and what wraps one.",
+        "Functions that make a full optimizer from a direction, and wrappers of optimizers.",
         "assemble layerwise clip_by_last_norm quantize_state inject_hyperparams skip_spikes "
         "stochastic_rounding kahan_summation master_weights to_int8 from_int8 int8_weights "
         "distribute",
@@ -36,12 +37,12 @@ GROUPS = {
         "States",
         "Inspection, checkpoints and shardings ([guide](../docs/checkpoints.md)).",
         "summarize report state_of state_bytes describe_state check_state portable_state "
-        "place_state convert_state take_over state_sharding state_on_host extract_adapter Adapter",
+        "place_state take_over state_sharding state_on_host extract_adapter Adapter",
     ),
     "storages": (
         "Storages",
         "How factors and bases are stored, for `storage=` ([guide](../docs/combinations.md)).",
-        "dense quantized cholesky packed",
+        "dense quantized cholesky packed Storage",
     ),
     "policies": ("Refresh policies", "For `refresh=`.", "every policies policies.*"),
     "subspaces": (
@@ -49,6 +50,9 @@ GROUPS = {
         "Values for the arguments of `curvax.in_subspace`.",
         "subspaces subspaces.*",
     ),
+    "polar": ("Polar factors", "For `method=`.", "polar polar.*"),
+    "eigenbases": ("Eigenbases", "For `method=`.", "eigenbases eigenbases.*"),
+    "grafts": ("Grafts", "For `graft=`.", "grafts grafts.*"),
     "linalg": (
         "Linear algebra",
         "Functions of arrays `(..., m, n)`.",
@@ -57,7 +61,8 @@ GROUPS = {
     ),
 }
 
-MODULES = ("policies", "rules", "subspaces")  # whose members have entries of their own
+MODULES = ("eigenbases", "grafts", "polar", "policies", "rules", "subspaces")
+"""Modules whose members have entries of their own."""
 
 
 def exported(module: str) -> list[str]:
@@ -83,6 +88,11 @@ def names() -> frozenset[str]:
     """All names with a place in the site."""
     of_methods = {f"{prefix}{name}" for name in methods.NAMES for prefix in ("", "scale_by_")}
     return frozenset(of_methods.union(*map(group, GROUPS)))
+
+
+def missing() -> list[str]:
+    """Public names without a place."""
+    return sorted(set(exported("__init__")) - names())
 
 
 def pages() -> dict[str, str]:

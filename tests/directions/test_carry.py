@@ -1,16 +1,18 @@
-"""What moments do when a basis changes: the rules, and whose moments are found."""
+"""What moments do when a basis changes: the rules, and which arrays are moments."""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
-from shared.low_rank import GRADIENTS, RANK, oriented, trajectories
 
 import curvax
 from curvax import subspaces
-from curvax.transforms.directions._carry import find_moments, put_moments, take_moments
+from curvax.transforms.directions._carry import put_moments, take_moments
+from tests.helpers import assert_close
+from tests.shared.low_rank import GRADIENTS, RANK, oriented, trajectories
 
 
 def test_carry_rules_are_their_formulas():
@@ -33,8 +35,9 @@ def test_moments_follow_a_change_of_basis(carry, name):
     )
     with jax.enable_x64(True):
         _, states = trajectories(direction, {name: GRADIENTS[name]})
-        basis = states.subspaces[name].basis
-        mu, nu = (oriented(name, x[name]) for x in (states.inner.mu, states.inner.nu))
+        own = states[name]
+        basis = own.subspace.basis
+        mu, nu = (oriented(name, x) for x in (own.inner.mu, own.inner.nu))
         for t in (3, 4):  # before and at the refresh of step 4
             g = oriented(name, GRADIENTS[name][t - 1])
             turn = basis[t - 1].T @ basis[t - 2]
@@ -64,32 +67,44 @@ def test_a_state_of_unknown_fields_cannot_be_carried():
     kept.init(jnp.zeros((4, 6)))
 
 
-def test_moments_are_found_by_name():
-    like = {"a": jnp.zeros((3, 4)), "b": jnp.zeros((3, 4))}
-    state = optax.adam(0.1).init(like)
+class Declared(NamedTuple):
+    """A state that says what its fields are."""
+
+    speed: Any
+    energy: Any
+    norm: Any
+
+    first_moments = ("speed",)
+    second_moments = ("energy",)
+
+
+@pytest.mark.parametrize(
+    ("inner", "first", "second"),
+    [
+        (optax.adam(0.1), ["0/mu"], ["0/nu"]),
+        (optax.chain(optax.trace(0.9), optax.scale_by_rms()), ["0/trace"], ["1/nu"]),
+        (curvax.momentum(), ["mu"], []),
+        (curvax.moment_ratio(), ["mu"], ["nu"]),
+        (curvax.limit_norm_growth(), [], []),
+        (
+            optax.GradientTransformation(lambda x: Declared(x, x, x[0, 0]), None),
+            ["speed"],
+            ["energy"],
+        ),
+    ],
+    ids=["adam", "a chain", "momentum", "moment_ratio", "none", "declared"],
+)
+def test_moments_are_those_that_a_state_declares(inner, first, second):
+    state = inner.init(jnp.zeros((3, 4)))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
-    found = [
-        [[names[i] for i in places] for places in moments] for moments in find_moments(state, like)
-    ]
-    assert found == [[["0/mu/a"], ["0/nu/a"]], [["0/mu/b"], ["0/nu/b"]]]
-
-
-def test_moments_are_those_of_the_longest_path() -> None:
-    """The path of `a/kernel` ends with `kernel` as well."""
-    like = {"a": {"kernel": jnp.zeros((3, 4))}, "kernel": jnp.zeros((3, 4))}
-    state = optax.scale_by_adam().init(like)
-    moments = take_moments(state, like)
-    inner, outer = moments["a"]["kernel"], moments["kernel"]
-    assert [len(x) for x in (*inner, *outer)] == [1, 1, 1, 1]
-    numbered = jax.tree.unflatten(
-        jax.tree.structure(moments), range(4)
-    )  # mu, nu of one, then other
-    new = put_moments(state, like, numbered)
-    assert (new.mu, new.nu) == (
-        {"a": {"kernel": 0}, "kernel": 2},
-        {"a": {"kernel": 1}, "kernel": 3},
-    )
+    numbered = jax.tree.unflatten(jax.tree.structure(state), range(len(leaves)))
+    moments = take_moments(numbered)
+    assert [names[i] for i in moments.first] == first
+    assert [names[i] for i in moments.second] == second
+    other = put_moments(numbered, jax.tree.map(lambda i: -i - 1, moments))
+    moved = [-i - 1 if name in (*first, *second) else i for i, name in enumerate(names)]
+    assert jax.tree.leaves(other) == moved
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
 
 import curvax
+from tests.helpers import assert_close
 
 
 def gradients(steps: int) -> list[dict[str, Any]]:

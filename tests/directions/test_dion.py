@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, run_scanned
 
 import curvax
 from curvax.transforms.directions import _dion
 from curvax.transforms.linalg import _qr
+from tests.helpers import assert_close, run_scanned
 
 GRADIENTS = [np.random.default_rng(t).standard_normal((2, 8, 5)) for t in range(12)]
 every_side = pytest.mark.parametrize("side", ["left", "right"])

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, gradients_like, run_scanned
 
 import curvax
+from tests.helpers import assert_close, gradients_like, run_scanned
 
 STEPS = 8
 

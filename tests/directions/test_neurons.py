@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, run_scanned
 
 import curvax
+from tests.helpers import assert_close, run_scanned
 
 GRADIENTS = [
     np.random.default_rng(t).standard_normal((2, 6, 4)).astype("float32") for t in range(5)

@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, gradients_like, run_scanned, scanned
 
 import curvax
+from tests.helpers import assert_close, gradients_like, run_scanned, scanned
 
 EPS = float(np.finfo(np.float32).eps)
 BFLOAT16_EPS = float(jnp.finfo(jnp.bfloat16).eps)

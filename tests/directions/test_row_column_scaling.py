@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close, gradients_like, run_scanned
-from reference.racs import fixed_point
 
 import curvax
+from tests.helpers import assert_close, gradients_like, run_scanned
+from tests.reference.racs import fixed_point
 
 _scales = jax.jit(curvax.row_column_scales, static_argnums=1)
 

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import optax
 import pytest
-from helpers import run_scanned
 
 import curvax
+from tests.helpers import run_scanned
 
 
 def _normal(t: int, *shape: int) -> np.ndarray:

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from helpers import ALL_CELLS, OPTIMIZED
-from hlo import Collective, collectives
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from registry import NAMED
-from shared.meshes import AXIS_TYPES, abstract, abstract_state, mesh_of
 
 import curvax
+from tests.helpers import ALL_CELLS, OPTIMIZED
+from tests.hlo import Collective, collectives
+from tests.registry import NAMED
+from tests.shared.meshes import AXIS_TYPES, abstract, abstract_state, mesh_of
 
 DEVICES = 8
 

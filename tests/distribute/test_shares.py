@@ -12,14 +12,14 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
-from algebra import leaves_in
-from registry import NAMED
-from shared.meshes import TWO_SHAPES, begin, given, mesh_of
 
 import curvax
 from curvax.transforms.distribute import _shares
 from curvax.transforms.kronecker import _factor
 from curvax.transforms.linalg import _inverse_root
+from tests.algebra import leaves_in
+from tests.registry import NAMED
+from tests.shared.meshes import TWO_SHAPES, begin, given, mesh_of
 
 
 @hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -78,26 +78,26 @@ def test_matrices_are_shared_as_far_as_it_makes_a_step_shorter(
     def duration(shares: Any) -> float:
         """Of the busiest device, and of what all exchange."""
         load = np.full(devices, float(sum(shares.each[key] * price[key] for key in shapes)))
-        load += sum(left[key] * price[key] for key in shares.cut) / devices
+        load += sum(left[key] * price[key] for key in shares.split) / devices
         dealt = collections.Counter[str]()
         for r in shares.rounds:
             for device, kind in enumerate(r.kind):
                 if kind < len(r.kinds):
                     dealt[r.kinds[kind]] += 1
                     load[device] += price[r.kinds[kind]]
-        assert dealt == {key: n for key, n in left.items() if n and key not in shares.cut}
-        return max(load) + sum(left[key] * 20 * min(shapes[key][1:]) ** 2 for key in shares.cut)
+        assert dealt == {key: n for key, n in left.items() if n and key not in shares.split}
+        return max(load) + sum(left[key] * 20 * min(shapes[key][1:]) ** 2 for key in shares.split)
 
     def best(cost: float) -> Any:
         with mock.patch.object(_shares, "EXCHANGE", cost):
             return _shares.share(shapes, devices, divisible)
 
     shares, alone, whole = best(20.0), best(1e99), best(0.0)
-    assert set(shares.cut) <= divisible
-    open_to_it = {key for key in divisible - set(shares.cut) if left[key]}
-    for key in shares.cut:  # the most expensive first
+    assert set(shares.split) <= divisible
+    open_to_it = {key for key in divisible - set(shares.split) if left[key]}
+    for key in shares.split:  # the most expensive first
         assert price[key] >= max((price[other] for other in open_to_it), default=0)
-    assert not alone.cut
+    assert not alone.split
     assert duration(shares) <= min(duration(alone), duration(whole)) * (1 + 1e-9)
 
 
@@ -116,8 +116,9 @@ def test_stacks_that_are_split_and_joined_are_unchanged(
     }
     divisible = {str(i) for i in chosen} & set(stacks)
     shares = _shares.share({key: x.shape for key, x in stacks.items()}, devices, divisible)
-    whole, left, cut = shares.split(stacks)
-    assert all(len(x) == shares.whole(key) for key, x in whole.items())
+    even, left, split = shares.parts(stacks)
+    assert all(len(x) == shares.whole(key) for key, x in even.items())
+    owners = {key: shares.devices_of(key) for key in stacks}
     rounds = []
     for r in shares.rounds:
         found = {}
@@ -128,7 +129,11 @@ def test_stacks_that_are_split_and_joined_are_unchanged(
             found[key] = there[r.owners(key)]
         rounds.append(found)
     with mock.patch.object(_shares, "jnp", np):  # which compiles nothing
-        joined = shares.joined(stacks, whole, rounds, cut, lambda x, like: x)
+        joined = shares.joined(stacks, even, rounds, split, lambda x, like: x)
+    for r in shares.rounds:
+        for key in r.kinds:
+            for device, entry in enumerate(r.entries(key, -1)):
+                assert entry < 0 or owners[key][shares.whole(key) + entry] == device
     assert joined.keys() == stacks.keys()
     assert all(np.array_equal(joined[key], x) for key, x in stacks.items())
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from helpers import assert_close, run_scanned
 from jax.sharding import PartitionSpec as P
-from shared.meshes import divided_arrays, given, mesh_of, on, steps
 
 import curvax
+from tests.helpers import assert_close, run_scanned
+from tests.shared.meshes import divided_arrays, given, mesh_of, on, steps
 
 SHAPES = {"layers/kernel": (4, 8, 16), "wide/kernel": (8, 16), "wide/bias": (16,)}
 SPECS = {"layers/kernel": P(None, "x"), "wide/kernel": P(None, "x"), "wide/bias": P("x")}

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, share
-from shared.soap import soap_gradients, soap_trajectory
 
 import curvax
 from curvax.transforms.storage import _quantized
+from tests.helpers import assert_close, share
+from tests.shared.soap import soap_gradients, soap_trajectory
 
 
 @pytest.mark.parametrize("inner", [optax.trace(0.9), optax.trace(0.9, nesterov=True)])
@@ -90,11 +90,12 @@ def test_zero_and_rank_one_gradients_give_finite_directions():
         ({"b2": -0.1}, "b2 must be a number in"),
         ({"b3": 1.0}, "b3 must be a number in"),
         ({"eps": -1.0}, "eps must be a number in"),
-        ({"method": "svd"}, "method must be one of 'eigh', 'qr'; got 'svd'"),
+        ({"method": "svd"}, "method must be one of 'eigh', 'qr', or a value such as .*got 'svd'"),
         ({"refresh": 0}, "refresh must be a period of at least 1"),
         ({"refresh": curvax.policies.foam()}, "refresh must be .*, which examines 'damping'"),
-        ({"storage": 4}, "storage must be curvax.quantized.*; got 4"),
-        ({"skip_first": 1}, "skip_first must be True or False, got 1"),
+        ({"storage": 4}, "storage must be curvax.quantized.*, got 4"),
+        ({"method": curvax.eigenbases.qr}, "method must be .*call it: curvax.eigenbases.qr()"),
+        ({"method": curvax.eigenbases.qr(2)}, "method takes .*Qr.steps=2., refresh=Every"),
         ({"bias_correction": "no"}, "bias_correction must be True or False"),
     ],
 )
@@ -102,6 +103,10 @@ def test_bad_arguments(arguments, message):
     for method in (curvax.soap, curvax.eigen_adam):
         with pytest.raises(ValueError, match=message):
             functools.partial(method, 0.1)(**arguments)
+    with pytest.raises(ValueError, match="skip_first must be True or False, got 1"):
+        curvax.scale_by_soap(skip_first=1)
+    with pytest.raises(ValueError, match="steps must be an integer"):
+        curvax.eigenbases.qr(0)
 
 
 def test_warm_qr_ends_when_its_policy_asks_for_no_more():
@@ -110,8 +115,7 @@ def test_warm_qr_ends_when_its_policy_asks_for_no_more():
 
     def residuals(iterations):
         direction = curvax.scale_by_soap(
-            method="qr",
-            iterations=iterations,
+            method=curvax.eigenbases.qr(iterations),
             refresh=curvax.policies.diagonal_residual(3, 0.01),
         )
         _, states = soap_trajectory(direction, gradients)
@@ -177,7 +181,7 @@ def test_bases_that_are_read_one_by_one_give_the_same_directions(monkeypatch):
     ]
 
     def run(start):
-        monkeypatch.setattr(_quantized, "ONE_BY_ONE_FROM", start)
+        monkeypatch.setattr(_quantized, "SINGLY_FROM", start)
         update = jax.jit(lambda g, s: wrapped.update(g, s))
         state, found = wrapped.init(jax.tree.map(jnp.float32, gradients[0])), []
         for g in jax.tree.map(jnp.float32, gradients):
@@ -187,4 +191,4 @@ def test_bases_that_are_read_one_by_one_give_the_same_directions(monkeypatch):
 
     at_once, one_by_one = run(1000), run(5)
     assert_close(one_by_one, at_once, 256)
-    assert jax.tree.leaves(one_by_one[1].inner)[0] == len(gradients)
+    assert jax.tree.leaves(one_by_one[1]["large"].inner)[0] == len(gradients)

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, at, generator, scanned, share, trajectory
-from shared.policies import POLICIES, STEPS, factors_of, quiet_gradients, shampoo
 
 import curvax
 from curvax.transforms.kronecker import _factor
 from curvax.transforms.linalg import _inverse_root
+from tests.helpers import assert_close, at, generator, scanned, share, trajectory
+from tests.shared.policies import POLICIES, STEPS, factors_of, quiet_gradients, shampoo
 
 
 @pytest.mark.parametrize("policy", [curvax.every(5, offset=1), curvax.policies.foam(5)])
@@ -55,10 +55,10 @@ def test_a_factor_that_is_not_finite_keeps_its_last_good_root(case):
 
     def spoiled(state, t):
         """At step BAD the statistics of two matrices are lost."""
-        factor = state.left["w"]
+        factor = state["w"].left
         lost = factor.statistic.at[1, 2, 2].set(jnp.nan).at[2, 0, 1].set(jnp.inf)
         statistic = jnp.where(t == BAD, lost, factor.statistic)
-        return state._replace(left={"w": factor._replace(statistic=statistic)})
+        return {"w": state["w"]._replace(left=factor._replace(statistic=statistic))}
 
     @jax.jit
     def trajectory(gradients, spoil, floor):
@@ -81,7 +81,7 @@ def test_a_factor_that_is_not_finite_keeps_its_last_good_root(case):
 
 
 def _assert_last_good_root_kept(good, good_states, updates, states):
-    factor, untouched = (jax.tree.map(np.asarray, x.left["w"]) for x in (states, good_states))
+    factor, untouched = (jax.tree.map(np.asarray, x["w"].left) for x in (states, good_states))
     due = np.cumsum(np.arange(STEPS) % 2 == 0)
     assert np.array_equal(factor.checks, np.broadcast_to(due[:, None], (STEPS, 3)))
     assert np.array_equal(factor.inverse_root[:, 0], untouched.inverse_root[:, 0])

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, gradients_like, run_scanned, share
 
 import curvax
+from tests.helpers import assert_close, gradients_like, run_scanned, share
 
 STEPS = 8
 
@@ -114,7 +114,7 @@ def test_preconditioning_is_its_formula(case):
             for t in range(STEPS):
                 assert_close(directions[t][name], expected[t], condition=condition)
                 for side in ("left", "right"):
-                    factor = getattr(states[t], side)[name]
+                    factor = getattr(states[t][name], side)
                     assert (factor is not None) == (side in expected_states[t])
                     if factor is not None:
                         statistic, root = expected_states[t][side]

@@ -1,17 +1,19 @@
 """Matrices in few bits that a GPU decodes several at a time."""
 
 import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
 
 import curvax
-from curvax.transforms.refresh import _visits
+from curvax.transforms.linalg import _loops
 from curvax.transforms.storage import _quantized
+from tests.helpers import assert_close
+from tests.tpu_forms import loops_of
 
 NUMBER, SHAPE = 6, (8, 12)
 FORMS = {"block": 4, "min_elements": 1}
@@ -38,7 +40,7 @@ CELLS = [
 
 @pytest.fixture(autouse=True)
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_quantized, "ONE_BY_ONE_FROM", 1)
+    monkeypatch.setattr(_quantized, "SINGLY_FROM", 1)
 
 
 def gradients(steps: int) -> list[dict[str, jax.Array]]:
@@ -66,8 +68,8 @@ def test_matrices_of_one_round_do_not_influence_each_other(
         return found, state
 
     alone, states_alone = run()
-    monkeypatch.setattr(_visits, "TOGETHER", 3 * max(SHAPE) ** 2)
-    monkeypatch.setattr(_visits, "on_gpus", lambda gpus, _, *args: gpus(*args))
+    monkeypatch.setattr(_loops, "VISITED", _loops.Groups(3 * max(SHAPE) ** 2))
+    loops_of("gpu", monkeypatch)
     together, states_together = run()
     assert_close(together, alone, 256)
     shapes = [jax.tree.map(jnp.shape, states) for states in (states_alone, states_together)]
@@ -78,18 +80,21 @@ def test_matrices_of_one_round_do_not_influence_each_other(
 def test_gpus_alone_take_several(
     platform: str, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_visits, "TOGETHER", 4 * math.prod(SHAPE))
+    monkeypatch.setattr(_loops, "VISITED", _loops.Groups(4 * math.prod(SHAPE)))
     stack = jax.ShapeDtypeStruct((NUMBER, *SHAPE), jnp.float32)
     count = jax.ShapeDtypeStruct((), jnp.int32)
     step = jax.jit(
-        lambda x, count: _visits.visit_all(jnp.sin, x, (NUMBER,), count, numbers=math.prod(SHAPE))
+        lambda x, count: _loops.visit_all(
+            lambda x, _: jnp.sin(x), x, (NUMBER,), count, numbers=math.prod(SHAPE)
+        )
     )
-    text = step.trace(stack, count).lower(lowering_platforms=(platform,)).as_text(debug_info=True)
-    assert [n for n in (2, 6) if f"rounds_{n}/" in text] == [rounds]
+    text = step.trace(stack, count).lower(lowering_platforms=(platform,)).as_text()
+    entry = "8x12" if rounds == NUMBER else f"{NUMBER // rounds}x8x12"
+    assert re.findall(r"stablehlo.sine .* : tensor<([\dx]+)xf32>", text) == [entry]
 
 
 @pytest.mark.parametrize(
     ("size", "most", "found"), [(48, 56, 48), (48, 14, 12), (12, 3, 3), (13, 6, 1), (5, 0, 1)]
 )
 def test_rounds_are_even(size: int, most: int, found: int) -> None:
-    assert _visits._divisor(size, most) == found
+    assert _loops.largest_divisor(size, most) == found

@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close
-from shared.soap import soap_gradients, soap_trajectory
 
 import curvax
 from curvax.transforms._side import LEFT
@@ -16,6 +14,8 @@ from curvax.transforms.kronecker._whitened import (
     largest_whitened,
     whitened_by_roots,
 )
+from tests.helpers import assert_close
+from tests.shared.soap import soap_gradients, soap_trajectory
 
 STEPS = 12
 WIDE = soap_gradients((6, 9))[:STEPS]

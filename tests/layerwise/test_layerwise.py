@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, normal_like
-from registry import NAMED, Row, every_optimizer
-from shared.donation import not_in_place
 
 import curvax
+from tests.cases import in_turns
+from tests.helpers import assert_close, normal_like
+from tests.registry import NAMED, Row
+from tests.shared.donation import not_in_place
 
 LAYERS, STEPS = 3, 30
 AXES = {"*kernel": curvax.MatrixAxes(rows=1, columns=2), "*bias": None}
@@ -71,7 +72,7 @@ def steps_of(step: Any, optimizer: Any, layers: Any = None) -> Any:
     return layers, state, gradients
 
 
-@every_optimizer
+@in_turns(0, of=2)
 def test_equals_the_ordinary_step(row: Row) -> None:
     """Parameters, states and gradients of the input, with AdamW for the biases."""
     optimizer = row.make(0.01, weight_dimension_numbers=AXES, weight_decay=0.1)
@@ -102,6 +103,12 @@ OTHERS: dict[str, Any] = {
         curvax.quantize_state(
             curvax.muon(0.01, **SPECIFIED), where=lambda place, leaf: leaf.ndim > 2
         ),
+    ),
+    "staggered refreshes": lambda: curvax.soap(
+        0.01, refresh=curvax.every(3, stagger=True), **SPECIFIED
+    ),
+    "staggered bases": lambda: curvax.galore(
+        0.01, rank=2, refresh=curvax.every(3, stagger=True), **SPECIFIED
     ),
     "blocks": lambda: curvax.soap(0.01, matrices=curvax.MatrixRule(block_size=3), **SPECIFIED),
 }
@@ -214,15 +221,6 @@ def test_a_number_of_the_state_that_all_gradients_determine_is_refused() -> None
     optimizer = optax.GradientTransformation(lambda params: jnp.zeros([]), update)
     with pytest.raises(ValueError, match="a number computed from all gradients"):
         curvax.layerwise(block, optimizer, stacked_layers(), jnp.zeros([]), inputs()[0])
-
-
-def test_refreshes_staggered_over_layers_are_refused() -> None:
-    optimizer = curvax.soap(0.1, refresh=curvax.every(2, stagger=True), **SPECIFIED)
-    layers = stacked_layers()
-    with pytest.raises(ValueError, match="stagger=True"):
-        curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
-    one = jax.tree.map(lambda p: p[:1], layers)
-    curvax.layerwise(block, optimizer, one, optimizer.init(one), inputs()[0])
 
 
 def test_states_that_are_not_cut_by_layer_are_refused() -> None:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from helpers import assert_close
 
 import curvax
+from tests.helpers import assert_close
 
 LAYERS, WIDTH, VOCABULARY = 3, 8, 11
 KERNELS: dict[str, Any] = {

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
-from hlo import collectives
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from shared.meshes import both_axis_types, mesh_of
 
 import curvax
+from tests.helpers import assert_close
+from tests.hlo import collectives
+from tests.shared.meshes import both_axis_types, mesh_of
 
 LAYERS, WIDTH, INNER, DEVICES, STEPS = 6, 16, 16, 8, 3
 BATCH = 32  # gradients of full rank: no basis is arbitrary
@@ -29,7 +29,7 @@ OPTIMIZERS = {
     "racs": lambda: curvax.racs(0.01, **AXES),
     "muon": lambda: curvax.muon(0.01, **AXES),
     "soap": lambda: curvax.soap(0.01, refresh=2, **AXES),
-    "alice": lambda: curvax.alice(0.01, rank=4, leading=2, **AXES),
+    "alice": lambda: curvax.alice(0.01, rank=4, switching=curvax.subspaces.complement(2), **AXES),
     "clipped": lambda: optax.chain(curvax.clip_by_last_norm(0.1), optax.sgd(0.1)),
 }
 

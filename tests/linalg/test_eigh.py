@@ -2,9 +2,9 @@
 
 import jax
 import numpy as np
-from helpers import assert_close
 
 from curvax.transforms.linalg._eigh import eigenbasis, refined_basis, with_fixed_signs
+from tests.helpers import assert_close
 
 
 def test_signs_and_order_of_bases():

@@ -10,23 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, normal_like
 from jax.sharding import PartitionSpec
 
 import curvax
 from curvax.transforms._side import Side
-from curvax.transforms.kronecker import _statistic
-from curvax.transforms.linalg import _by_products, _platforms, _polar, _products, _tiles
+from curvax.transforms.linalg import _by_products, _polar, _products
+from tests.helpers import assert_close, normal_like
+from tests.tpu_forms import loops_of
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
 STACK = jax.ShapeDtypeStruct((NUMBER, ROWS, COLUMNS), jnp.float32)
 HIGHEST = jax.lax.Precision.HIGHEST
 FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "x xᵀ": lambda x: _products.gram_of(x, Side.LEFT, HIGHEST),
-    "xᵀ x": lambda x: _products.gram_of(x, Side.RIGHT),
-    "times": lambda x: _products.times(x, x.mT),
-    "x xᵀ as a product": lambda x: _products.times_transposed(x, x),
-    "in full precision": lambda x: _tiles.product(x, x, transpose=True),
+    "x xᵀ": lambda x: _products.gram(x, Side.LEFT, HIGHEST),
+    "xᵀ x": lambda x: _products.gram(x, Side.RIGHT),
+    "times": lambda x: _products.product(x, x.mT),
+    "x xᵀ as a product": lambda x: _products.product(x, x, transpose_b=True),
+    "in full precision": lambda x: _products.exact_product(x, x, transpose_a=True),
     "newton_schulz": lambda x: _polar.newton_schulz(x, "polar_express", 6),
     "polar_of_range": lambda x: _by_products.polar_of_range(x, COLUMNS),
 }
@@ -54,7 +54,7 @@ def test_products_are_those_of_stacks(
 ) -> None:
     (x,) = normal_like(jax.random.key(0), [STACK])
     expected = jax.jit(FUNCTIONS[name])(x)
-    monkeypatch.setattr(_platforms, "by_platform", lambda tpu, _, *args: tpu(*args))
+    loops_of("tpu", monkeypatch)
     f = jax.jit(lambda x: FUNCTIONS[name](x))
     assert "while" in f.lower(x).as_text()
     assert_close(f(x), expected, eps=2e-6)
@@ -72,7 +72,7 @@ def test_programs_for_tpus_have_no_products_of_stacks(name: str, one_device: Non
 
 def test_a_stack_of_triangles_of_order_1_is_squared(one_device: None) -> None:
     """Whose upper half has no numbers."""
-    squares = jax.jit(lambda c: _tiles.square_of_lower(c))(jnp.full((3, 1, 1), 2.0))
+    squares = jax.jit(lambda c: _products.square_of_lower(c))(jnp.full((3, 1, 1), 2.0))
     np.testing.assert_array_equal(squares, np.full((3, 1, 1), 4.0))
 
 
@@ -103,14 +103,14 @@ def test_what_may_be_divided_among_devices_has_no_loop() -> None:
 
 
 OPTIMIZERS = {
-    "shampoo": curvax.shampoo(0.1, refresh=2, statistics_every=1),
-    "asgo": curvax.asgo(0.1, refresh=2),
-    "soap": curvax.soap(0.1, refresh=2),
-    "kl_shampoo": curvax.kl_shampoo(0.1, refresh=2),
-    "foam": curvax.foam(0.1),
-    "packed": curvax.shampoo(0.1, refresh=2, storage=curvax.packed(4)),
-    "muon": curvax.muon(0.1),
-    "alice": curvax.alice(0.1, rank=4, leading=2, refresh=2),
+    "shampoo": lambda: curvax.shampoo(0.1, refresh=2, statistics_every=1),
+    "asgo": lambda: curvax.asgo(0.1, refresh=2),
+    "soap": lambda: curvax.soap(0.1, refresh=2),
+    "kl_shampoo": lambda: curvax.kl_shampoo(0.1, refresh=2),
+    "foam": lambda: curvax.foam(0.1),
+    "packed": lambda: curvax.shampoo(0.1, refresh=2, storage=curvax.packed(4)),
+    "muon": lambda: curvax.muon(0.1),
+    "alice": lambda: curvax.alice(0.1, rank=4, switching=curvax.subspaces.complement(2), refresh=2),
 }
 
 
@@ -120,9 +120,9 @@ def test_optimizers_in_turns_are_those_at_once(
 ) -> None:
     params = {f"layer {i}": {"kernel": jnp.ones((6, 9))} for i in range(3)}
     gradients = [normal_like(jax.random.key(i), params) for i in range(5)]
-    optimizer = OPTIMIZERS[name]
 
     def run() -> tuple[list[object], str]:
+        optimizer = OPTIMIZERS[name]()  # which traces its updates once
         init, update = (jax.jit(lambda *given, f=f: f(*given)) for f in optimizer)
         state, found = init(params), []
         text = update.lower(gradients[0], state, params).as_text()
@@ -132,8 +132,7 @@ def test_optimizers_in_turns_are_those_at_once(
         return found, text
 
     expected, at_once = run()
-    for module in (_platforms, _statistic):
-        monkeypatch.setattr(module, "by_platform", lambda tpu, _, *args: tpu(*args))
+    loops_of("tpu", monkeypatch)
     found, in_turns = run()
     assert in_turns.count("stablehlo.while") > at_once.count("stablehlo.while")
     assert_close(found, expected, eps=1e-4)

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, orthogonal, resolution, share
 
 import curvax
 from curvax.transforms.linalg._iterations import newton_schulz_root
+from tests.helpers import assert_close, orthogonal, resolution, share
 
 N = 12
 COUNT = 12  # matrices in every batch, so that each solver compiles once per dtype

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close, orthogonal, resolution
 
 import curvax
+from tests.helpers import assert_close, orthogonal, resolution
 
 N = 12
 

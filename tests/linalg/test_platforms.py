@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
-from helpers import assert_close, orthogonal, with_spectrum
-from tpu_forms import forms_of_tpus
 
 import curvax
 from curvax import subspaces
@@ -20,13 +18,17 @@ from curvax.transforms.linalg import (
     _eigh,
     _platforms,
     _polar,
+    _products,
     _qr,
     _reflectors,
     _svd,
-    _tiles,
 )
+from curvax.transforms.linalg._split import Split
+from tests.helpers import assert_close, orthogonal, with_spectrum
+from tests.tpu_forms import forms_of_tpus
 
 EPS = float(np.finfo(np.float32).eps)
+NOT_SPLIT = Split(None, -2)
 ORDER = _reflectors.PANEL + 9  # a panel, and a part of one
 
 
@@ -34,7 +36,7 @@ ORDER = _reflectors.PANEL + 9  # a panel, and a part of one
 def on_a_tpu():
     """Programs have the forms for TPUs, with panels so small that there are several."""
     with contextlib.ExitStack() as forms:
-        forms.enter_context(mock.patch.object(_cholesky, "PANEL", 32))
+        forms.enter_context(mock.patch.object(_cholesky, "WIDTH", 32))
         forms.enter_context(forms_of_tpus())
         yield forms
 
@@ -207,7 +209,7 @@ def test_growth_keeps_what_is_large_between_a_half_and_1():
 @pytest.mark.parametrize("size", [1, 4, 160, 640, 16384])
 def test_the_rows_make_a_step_at_the_cutoff(size, eps):
     cutoff = size * eps
-    rows, largest = _by_products._rows(cutoff, [_by_products.DECIDE] * 4)
+    rows, largest = _by_products._polynomials(cutoff, [_by_products.DECIDE] * 4)
     assert 0.25 < largest <= 1
     below, above = (
         np.geomspace(cutoff / 1e4, cutoff / 2, 10_001),
@@ -223,9 +225,9 @@ def test_the_rows_make_a_step_at_the_cutoff(size, eps):
 def test_the_bound_of_the_largest_eigenvalue_is_near_it():
     for spectrum in (np.ones(ORDER), np.geomspace(1, 1e-3, ORDER), np.eye(ORDER)[0]):
         gram = np.float32(np.diag(spectrum))[None]
-        (((bound,),),) = np.asarray(_by_products._largest_eigenvalue(jnp.asarray(gram)))
+        (((bound,),),) = np.asarray(_by_products._largest_eigenvalue(jnp.asarray(gram), NOT_SPLIT))
         assert 1 - 16 * EPS <= bound <= 1.001 * ORDER ** (1 / 16)
-    assert not np.asarray(_by_products._largest_eigenvalue(jnp.zeros((1, 3, 3)))).any()
+    assert not np.asarray(_by_products._largest_eigenvalue(jnp.zeros((1, 3, 3)), NOT_SPLIT)).any()
 
 
 @pytest.mark.parametrize("function", [curvax.polar_svd, _polar.polar_qr_svd])
@@ -254,46 +256,39 @@ def test_cholesky_factors_are_those_of_float64():
 def test_cholesky_factors_of_any_number_of_panels(order):
     x = np.random.default_rng(0).standard_normal((order, 2 * order))
     a = np.float32(x @ x.T / order)
-    panels, together = _cholesky._panels(order)
-    assert order <= panels * _cholesky.PANEL < order + 2 * _cholesky.PANEL
+    panels, together = _cholesky._panel_counts(order)
+    assert order <= panels * _cholesky.WIDTH < order + 2 * _cholesky.WIDTH
     assert panels % together == 0
     found = np.asarray(jax.jit(_cholesky.lower_factor)(np.tril(a)))  # of half, as LAPACK does
     assert_close(found, np.linalg.cholesky(a.astype(np.float64)), condition=40, eps=EPS)
 
 
-def test_most_products_of_a_cholesky_factor_are_left_out():
-    with mock.patch.object(_cholesky, "PANEL", 128):
-        panels, together = _cholesky._panels(3072)
-    products = panels * _cholesky._rounds(panels, together)
-    assert products * together**2 < panels**3 / 4  # of tiles by a panel; a sixth is needed
-
-
 @pytest.mark.parametrize(("m", "k", "n"), [(7, 70, 33), (33, 5, 64)])
 def test_products_in_tiles_are_products(m, k, n, monkeypatch):
-    monkeypatch.setattr(_tiles, "TILE", 32)
+    monkeypatch.setattr(_products, "TILE", 32)
     jax.clear_caches()
     generator = np.random.default_rng(0)
     a = np.float32(generator.standard_normal((3, m, k)))
     b = np.float32(generator.standard_normal((3, k, n)))
     exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
-    assert_close(_tiles.in_tiles(a, b), exact, 2 * k**0.5)
-    assert_close(_tiles.in_tiles(a[0], b[0]), exact[0], 2 * k**0.5)
+    assert_close(_products.in_tiles(a, b), exact, 2 * k**0.5)
+    assert_close(_products.in_tiles(a[0], b[0]), exact[0], 2 * k**0.5)
     across = a.swapaxes(-1, -2)
-    assert_close(_tiles.in_tiles(across, b, transpose=True), exact, 2 * k**0.5)
-    assert_close(_tiles.product(across, b, transpose=True), exact, 2 * k**0.5)
+    assert_close(_products.in_tiles(across, b, transpose_a=True), exact, 2 * k**0.5)
+    assert_close(_products.exact_product(across, b, transpose_a=True), exact, 2 * k**0.5)
 
 
 @pytest.mark.parametrize("order", [64, 70, 130])
 def test_squares_of_triangles_leave_out_tiles_of_zeros(order, monkeypatch):
-    monkeypatch.setattr(_tiles, "TILE", 32)
+    monkeypatch.setattr(_products, "TILE", 32)
     jax.clear_caches()
     c = np.float32(np.tril(np.random.default_rng(0).standard_normal((3, order, order))))
     exact = np.matmul(c.astype(np.float64), c.astype(np.float64).swapaxes(-1, -2))
-    found = np.asarray(jax.jit(_tiles.square_of_lower)(c))
+    found = np.asarray(jax.jit(_products.square_of_lower)(c))
     assert_close(found, exact, 2 * order**0.5)
     assert np.array_equal(found, found.swapaxes(-1, -2))
-    assert_close(jax.jit(_tiles.square_of_lower)(c[0]), exact[0], 2 * order**0.5)
-    spoilt = jax.jit(_tiles.square_of_lower)(jnp.asarray(c).at[1, order - 1, 0].set(jnp.nan))
+    assert_close(jax.jit(_products.square_of_lower)(c[0]), exact[0], 2 * order**0.5)
+    spoilt = jax.jit(_products.square_of_lower)(jnp.asarray(c).at[1, order - 1, 0].set(jnp.nan))
     assert np.isfinite(spoilt).all(axis=(1, 2)).tolist() == [True, False, True]
 
 
@@ -339,7 +334,7 @@ def test_a_subspace_is_that_of_other_platforms(on_a_tpu):
 
 def test_the_platform_of_the_program_decides(on_a_tpu):
     on_a_tpu.close()
-    f = jax.jit(lambda x: _platforms.by_platform(jnp.sin, jnp.cos, x))
+    f = jax.jit(lambda x: _platforms.by_platform(x, tpu=jnp.sin, default=jnp.cos))
     assert f(0.0) == 1.0
     traced = f.trace(jax.ShapeDtypeStruct((), jnp.float32))
     for platform, (one, other) in {"tpu": ("sine", "cosine"), "cuda": ("cosine", "sine")}.items():

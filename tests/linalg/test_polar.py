@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
-from helpers import assert_close, orthogonal, share, with_spectrum
 
 from curvax import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
 from curvax.transforms.linalg._polar import coefficient_rows
+from tests.helpers import assert_close, orthogonal, share, with_spectrum
 
 pytestmark = pytest.mark.xdist_group("polar")  # what a method makes of a shape is compiled once
 _newton_schulz = jax.jit(newton_schulz, static_argnums=(1, 2))

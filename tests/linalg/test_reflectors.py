@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, orthogonal
 
 from curvax.transforms.linalg._qr import reflectors_of
 from curvax.transforms.linalg._reflectors import LEAST_PANELS, PANEL, formed, panels_of, reflected
+from tests.helpers import assert_close, orthogonal
 
 # One reflector, less than a panel, panels in part, and two loops.
 ORDERS = (1, 2, PANEL - 1, PANEL + 1, PANEL * 2 * LEAST_PANELS + 3)

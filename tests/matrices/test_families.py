@@ -6,10 +6,10 @@ import dataclasses
 
 import jax
 import pytest
-from helpers import assert_close
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
+from tests.helpers import assert_close
 
 L, D, H, K, F, E, R = 3, 8, 2, 4, 16, 5, 6  # layers, features, heads, head_dim, mlp, experts, rank
 
@@ -216,7 +216,8 @@ def test_heads_may_be_matrices_of_their_own() -> None:
 
 
 def test_summaries_say_which_family_decided() -> None:
-    params = tree({"wi_0/kernel": (D, L, F), "MoeBlock_0/wo": (E, F, D), "up/kernel": (D, F)})
+    params = {"wi_0/kernel": (D, L, F), "norm/scale": (D, L), "MoeBlock_0/wo": (E, F, D)}
+    params = tree({**params, "up/kernel": (D, F)})
     lines = curvax.summarize(curvax.muon(0.1, matrices=curvax.rules.maxtext), params).splitlines()
     by_name = {line.split(" | ")[0].strip("| "): line for line in lines}
     assert "axes of the family maxtext" in by_name["wi_0/kernel"]
@@ -238,7 +239,7 @@ def test_the_update_of_a_family_is_that_of_its_axes() -> None:
 
 
 def test_asgo_takes_everything_and_the_axes_of_the_family() -> None:
-    params = tree({"wi_0/kernel": (D, L, F), "wi_0/bias": (L, F)})
+    params = tree({"wi_0/kernel": (D, L, F), "wi_0/bias": (F, L)})
     text = curvax.summarize(curvax.asgo(0.1, matrices=curvax.rules.maxtext), params)
     assert "not a matrix" not in text and f"{L} matrices {D}×{F}" in text
 

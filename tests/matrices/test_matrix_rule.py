@@ -13,11 +13,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from helpers import computations, run
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
-from curvax.transforms.matrices._form import GuessedAxes, matrix_forms
+from curvax.transforms.matrices._form import matrix_forms
+from tests.helpers import computations, run
 
 # The default rule
 
@@ -87,7 +87,7 @@ def test_the_default_rule_on_a_transformer(kind: str, output_layer: str | None) 
         ("wte/weight", (32, 8), "embedding"),
         ("unembed/kernel", (8, 32), MatrixAxes(0, 1)),
         ("patch_embed/kernel", (12, 8), MatrixAxes(0, 1)),
-        ("0", (4, 8), GuessedAxes(0, 1)),
+        ("0", (4, 8), MatrixAxes(0, 1)),
         ("cls_token", (1, 1, 8), "vector"),
     ],
 )
@@ -216,8 +216,8 @@ def step_with_tree() -> Any:
 def test_all_ways_to_specify_axes_are_the_same(spec: Any) -> None:
     computed, state = step_with(spec)
     assert computed == step_with_tree()
-    matrices = state.inner_states["matrices"].inner_state[0].inner.inner[0][0].mu
-    assert {name: x.shape for name, x in matrices.items()} == {
+    stacks = state.inner_states["matrices"].inner_state[0].inner
+    assert {name: own.inner[0][0].mu.shape for name, own in stacks.items()} == {
         "dense/kernel": (1, 4, 6),
         "layers/gate": (2, 4, 6),
         "layers/kernel": (2, 4, 6),

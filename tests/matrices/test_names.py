@@ -10,7 +10,6 @@ import pytest
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
-from curvax.transforms.matrices._form import GuessedAxes
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -87,9 +86,11 @@ def test_a_weight_has_its_output_axis_first(name: str, shape: tuple[int, ...]) -
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_two_axes_of_an_unknown_name_are_a_guess(name: str) -> None:
-    assert treatments({name: (3, 4)}) == {name: GuessedAxes(rows=0, columns=1)}
+    found = treatments({name: (3, 4)})
+    assert found == {name: MatrixAxes(rows=0, columns=1)} and found[name].is_guess
     assert treatments({name: (1, 4)}) == {name: "vector"}
-    assert treatments({name: (3, 4)}, matrices=name) == {name: MatrixAxes(rows=0, columns=1)}
+    assert treatments({name: (3, 4)}, matrices=name) == found
+    assert not treatments({name: (3, 4)}, matrices=name)[name].is_guess
     said = MatrixAxes(rows=1, columns=0)
     assert treatments({name: (3, 4)}, weight_dimension_numbers={name: said}) == {name: said}
 
@@ -101,7 +102,7 @@ def test_one_row_has_no_direction() -> None:
 def test_a_b_beside_an_a_is_not_a_bias() -> None:
     shapes = {"lora/a": (8, 2), "lora/b": (2, 8), "linear/w": (4, 4), "linear/b": (3, 4)}
     found = treatments(shapes)
-    assert found["lora/b"] == GuessedAxes(0, 1) and found["linear/b"] == "b of linear"
+    assert found["lora/b"] == MatrixAxes(0, 1) and found["linear/b"] == "b of linear"
 
 
 def test_summaries_mark_guesses_and_nothing_else_knows_them() -> None:

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, gradients_like, normal_like, run_scanned
 from jax.sharding import PartitionSpec as P
-from shared.meshes import divided_arrays, mesh_of, on, steps
 
 import curvax
+from tests.helpers import assert_close, gradients_like, normal_like, run_scanned
+from tests.shared.meshes import divided_arrays, mesh_of, on, steps
 
 # Four query heads and a head each of key and value, of width 2, for 8 features: (8, 4 + 1 + 1, 2).
 PARTS = (8, 2, 2)
@@ -29,7 +29,7 @@ LAYOUTS: dict[str, tuple[tuple[int, ...], curvax.MatrixAxes, Any]] = {
     ),
 }
 METHODS: dict[str, Any] = {
-    "muon": lambda **settings: curvax.muon(0.1, steps=3, **settings),
+    "muon": lambda **settings: curvax.muon(0.1, method=curvax.polar.newton_schulz(3), **settings),
     "soap": lambda **settings: curvax.soap(
         0.1, b1=0.9, b3=0.9, eps=0.1, refresh=2, side="smaller", **settings
     ),

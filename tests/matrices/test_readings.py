@@ -11,17 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
 from curvax.transforms.matrices._form import matrix_forms
+from tests.helpers import assert_close
 
 Shapes = dict[str, tuple[int, ...]]
 IN_OUT, OUT_IN = MatrixAxes(rows=0, columns=1), MatrixAxes(rows=1, columns=0)
 HEADS, OUT = MatrixAxes(rows=0, columns=(1, 2)), MatrixAxes(rows=(0, 1), columns=2)
 LAYERS = MatrixAxes(rows=1, columns=2)
+MERGED = [OUT, HEADS, MatrixAxes(2, (0, 1)), MatrixAxes((1, 2), 0)]
 DHWIO = MatrixAxes((0, 1, 2, 3), 4)
+ONE_OF_LAYERS = [MatrixAxes(1, (2, 3)), MatrixAxes((1, 2), 3)]
+ONE_OF_LAYERS += [MatrixAxes(0, (2, 3)), MatrixAxes((0, 2), 3)]
 HWIO, OIHW = MatrixAxes((0, 1, 2), 3), MatrixAxes((1, 2, 3), 0)
 
 
@@ -122,8 +125,14 @@ def test_attention_is_recognized(shapes: Shapes, axes: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("shapes", "readings"),
     [
-        ({"query/kernel": (12, 64, 64)}, {"query/kernel": [HEADS, LAYERS]}),
-        ({"out/kernel": (12, 64, 64)}, {"out/kernel": [OUT, LAYERS]}),
+        (
+            {"query/kernel": (12, 64, 64)},
+            {"query/kernel": [HEADS, LAYERS, MatrixAxes(0, 2), OUT, *MERGED[2:]]},
+        ),
+        (
+            {"out/kernel": (12, 64, 64)},
+            {"out/kernel": [OUT, LAYERS, MatrixAxes(0, 2), *MERGED[1:]]},
+        ),
         # Siblings and biases say that these are layers.
         (
             attention((12, 64, 64), (12, 64, 64)),
@@ -197,19 +206,28 @@ def test_convolutions_of_two_readings_are_refused(
 @pytest.mark.parametrize(
     ("shapes", "readings"),
     [
-        ({"mlp/kernel": (12, 4, 8)}, [LAYERS, MatrixAxes(0, 2)]),
+        ({"mlp/kernel": (12, 4, 8)}, [LAYERS, MatrixAxes(0, 2), *MERGED]),
         ({"mlp/kernel": (12, 4, 8), "mlp/bias": (12, 8)}, [LAYERS]),
         ({"mlp/kernel": (12, 4, 8), "mlp/bias": (4, 8)}, [HEADS]),
-        ({"mlp/kernel": (8, 8, 4), "mlp/bias": (8, 4)}, [HEADS, LAYERS]),
-        ({"mlp/kernel": (12, 4, 8), "mlp/bias": (8,)}, [OUT, LAYERS]),
-        ({"mlp/weight": (12, 4, 8)}, [MatrixAxes(2, 1), MatrixAxes(2, 0)]),
-        ({"mlp/kernel": (2, 12, 4, 8)}, [MatrixAxes(2, 3), HWIO]),
-        ({"layers/0/weight": (8, 3, 7, 7)}, [MatrixAxes(3, 2), OIHW]),
+        ({"mlp/kernel": (8, 8, 4), "mlp/bias": (8, 4)}, [LAYERS, HEADS]),
+        ({"mlp/kernel": (12, 4, 8), "mlp/bias": (8,)}, [OUT]),
+        (
+            {"mlp/weight": (12, 4, 8)},
+            [MatrixAxes(2, 1), MatrixAxes(2, 0), *(MatrixAxes(x.columns, x.rows) for x in MERGED)],
+        ),
+        ({"mlp/kernel": (2, 12, 4, 8)}, [MatrixAxes(2, 3), HWIO, *ONE_OF_LAYERS]),
+        (
+            {"layers/0/weight": (8, 3, 7, 7)},
+            [OIHW, MatrixAxes(3, 2)],  # as high as wide
+        ),
         ({"mlp/kernel": (2, 2, 12, 4, 8)}, [MatrixAxes(3, 4)]),
         ({"mlp/kernel": (3, 8, 1), "mlp/bias": (3, 1)}, [LAYERS]),
-        ({"mlp/weight": (3, 1, 8), "mlp/bias": (3, 1)}, [MatrixAxes(2, 1)]),
+        (
+            {"mlp/weight": (3, 1, 8), "mlp/bias": (3, 1)},
+            [MatrixAxes(2, 1), MatrixAxes(2, 0), MatrixAxes(2, (0, 1))],
+        ),
         ({"conv/kernel": (3, 5, 4, 1), "conv/bias": (3, 1)}, [MatrixAxes((1, 2), 3)]),
-        ({"foo": (12, 4, 8)}, [LAYERS, MatrixAxes(0, 2)]),
+        ({"foo": (12, 4, 8)}, [LAYERS, MatrixAxes(0, 2), *MERGED]),
     ],
 )
 def test_stacks_of_layers_are_refused(shapes: Shapes, readings: list[MatrixAxes]) -> None:

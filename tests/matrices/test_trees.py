@@ -16,11 +16,11 @@ import optax
 import pytest
 from flax import nnx
 from flax.core import FrozenDict
-from helpers import assert_close, computations, gradients_like, normal_like, run, share
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
 from curvax.transforms._guard import GuardCounts
+from tests.helpers import assert_close, computations, gradients_like, normal_like, run, share
 
 
 @jax.tree_util.register_dataclass
@@ -102,8 +102,9 @@ TREES: dict[str, Callable[..., Any]] = {
     ),
 }
 LIKE_FLAX = ("Linen dict", "frozen dict", "Partitioned boxes", "nnx.State", "dataclass")
+TWO_STEPS = curvax.polar.newton_schulz(2)
 METHODS: dict[str, Callable[..., Any]] = {
-    "muon": functools.partial(curvax.muon, steps=2),
+    "muon": functools.partial(curvax.muon, method=TWO_STEPS),
     "racs": functools.partial(curvax.racs, matrices=MatrixRule(output_layer=None), iterations=2),
     "asgo": curvax.asgo,
 }
@@ -170,10 +171,11 @@ def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None
     state = optimizer.init(params)
     for name, fields in (("dense/kernel", "mu"), ("dense/bias", "mu nu"), ("head/kernel", "mu")):
         places = curvax.state_of(optimizer, params, state, name)
-        own = [f"counts/{name}/{counter}" for counter in GuardCounts.names]
-        counter = ["skipped"] if "nu" in fields else own  # of vectors, one array
-        moments = [f"{field}/{name}" for field in fields.split()]
-        ends = counter + moments
+        if "nu" in fields:  # of vectors, whose counter is in one array
+            ends = ["skipped", *(f"{field}/{name}" for field in fields.split())]
+        else:
+            ends = [*(f"{name}/{counter}" for counter in GuardCounts.names), "mu"]
+            assert all(f"/{name}/" in place for place in places)
         assert len(places) == len(ends), name
         assert all(place.endswith(end) for place, end in zip(places, ends, strict=True)), name
 
@@ -193,8 +195,8 @@ def test_a_callable_tree_of_axes_is_a_tree() -> None:
 def test_a_callable_tree_of_booleans_is_a_mask() -> None:
     params = TREES["callable"](*tree_gradient())
     mask = jax.tree.map(lambda x: x.ndim == 2, params)
-    optimizer = curvax.muon(0.1, steps=2, weight_decay=0.1, weight_decay_mask=mask)
-    plain = curvax.muon(0.1, steps=2)
+    optimizer = curvax.muon(0.1, method=TWO_STEPS, weight_decay=0.1, weight_decay_mask=mask)
+    plain = curvax.muon(0.1, method=TWO_STEPS)
     gradients = [params]
     decayed, undecayed = (run(o, gradients, params)[0][0] for o in (optimizer, plain))
     assert_close(decayed.dense.bias, undecayed.dense.bias, factor=0)

@@ -33,7 +33,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from algebra import (
+
+import curvax
+from curvax import policies
+from curvax.transforms.storage import _quantized
+from tests.algebra import (
     FACTORS,
     POSITIVE,
     ROOTS,
@@ -45,12 +49,8 @@ from algebra import (
     leaves_in,
     trajectory,
 )
-from helpers import ALL_CELLS, with_spectrum
-from registry import ADAPTIVE, NAMED, REGISTRY, Row
-
-import curvax
-from curvax import policies
-from curvax.transforms.storage import _quantized
+from tests.helpers import ALL_CELLS, with_spectrum
+from tests.registry import ADAPTIVE, NAMED, REGISTRY, Row
 
 SAFETY = 1.5
 """For codes that move things in worse directions than the draws."""
@@ -299,7 +299,7 @@ def test_a_cell_is_its_method_in_float64_but_for_what_its_codes_lose(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if cell.storage in ONE_BY_ONE:
-        monkeypatch.setattr(_quantized, "ONE_BY_ONE_FROM", 1)
+        monkeypatch.setattr(_quantized, "SINGLY_FROM", 1)
     errors, bounds = compared(cell)
     assert (errors <= bounds).all(), f"errors in bounds, by leaf and step:\n{errors / bounds}"
     if NAMED[cell.method].own_policy or cell.refresh in ADAPTIVE:

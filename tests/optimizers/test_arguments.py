@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import gradients_like, run
-from registry import Row, every_optimizer, in_turns
 
 import curvax
 from curvax import MatrixRule, inject_hyperparams
+from tests.cases import every_optimizer, in_turns
+from tests.helpers import gradients_like, run
+from tests.registry import Row
 
 SHARED = {
     "matrices": None,
@@ -28,6 +29,10 @@ SHARED = {
 }
 
 
+OF_DIRECTIONS = ("skip_first", "warmup_steps", "update_eigenvalues", "initial", "accumulate")
+"""What only an ablation or a quirk of a script needs: arguments of `scale_by_<method>` alone."""
+
+
 def defaults(factory: Any) -> dict[str, Any]:
     return {name: p.default for name, p in inspect.signature(factory).parameters.items()}
 
@@ -39,7 +44,7 @@ def test_every_optimizer_has_the_shared_arguments_in_one_order(row: Row) -> None
     matrices = "all" if row.everything else None
     assert list(found.items())[-len(SHARED) :] == list({**SHARED, "matrices": matrices}.items())
     own = list(found)[1 : -len(SHARED)]
-    assert {*defaults(row.direction)} <= {*own, "base"}
+    assert {*defaults(row.direction)} <= {*own, "base", *OF_DIRECTIONS}
     assert not {"head_wise", "output_layer", "block_size", "stack"} & {*own}
 
 
@@ -131,7 +136,7 @@ def without_matrices(optimizer: Any, steps: int = 3) -> Any:
 
 @pytest.mark.filterwarnings("ignore:no parameter is a matrix")
 @pytest.mark.parametrize("given", ["defaults", "rate", "decay", "schedule", "others"])
-@every_optimizer
+@in_turns(1)
 def test_others_are_adamw_or_what_is_given(row: Row, given: str) -> None:
     """Bit for bit; with the matrices' learning rate and weight decay, if nothing else is said."""
     mask = lambda params: jax.tree.map(lambda p: p.ndim == 1, params)  # noqa: E731
@@ -216,7 +221,7 @@ def test_inject_hyperparams_in_others_has_their_rate(jit: bool) -> None:
     assert rates(state) == pytest.approx({of_matrices: 0.3, of_others: 2e-3})
 
 
-@every_optimizer
+@in_turns(2)
 def test_optaxs_inject_hyperparams_names_the_one_of_this_library(row: Row) -> None:
     """Where an integer, which Optax makes an array, has to be static."""
     whole = {"refresh", *row.static} - {"base"}
@@ -235,26 +240,26 @@ def test_optaxs_inject_hyperparams_names_the_one_of_this_library(row: Row) -> No
 @pytest.mark.parametrize("value", [jnp.int32(3), 3.0, True, 0, np.array([3])])
 def test_integers_are_pythons_or_numpys(value: Any) -> None:
     with pytest.raises(ValueError, match=r"steps must be an integer of at least 1, got .*"):
-        curvax.muon(0.1, steps=value)
-    assert curvax.muon(0.1, steps=np.int32(3)) and curvax.muon(0.1, steps=np.array(3))  # pyright: ignore
+        curvax.polar.newton_schulz(value)
+    assert curvax.polar.newton_schulz(np.int32(3)) and curvax.polar.newton_schulz(np.array(3))  # pyright: ignore
 
 
 def test_an_array_for_an_integer_names_our_inject_hyperparams() -> None:
     for name, make in {
-        "steps": lambda x: curvax.muon(0.1, steps=x),
+        "steps": curvax.polar.newton_schulz,
         "refresh": lambda x: curvax.soap(0.1, refresh=x),
-        "warmup_steps": lambda x: curvax.shampoo(0.1, warmup_steps=x),
+        "warmup_steps": lambda x: curvax.scale_by_shampoo(warmup_steps=x),
     }.items():
         with pytest.raises(ValueError, match=rf"^{name} must be .*curvax\.inject_hyperparams"):
             make(jnp.int32(3))
         with pytest.raises(ValueError, match=rf"^{name} must be .*curvax\.inject_hyperparams"):
-            jax.jit(lambda x, make=make: make(x).init(TREE))(3)
+            jax.jit(lambda x, make=make: make(x))(3)
 
 
 # Numbers and narrow types.
 
 
-@every_optimizer
+@in_turns(0)
 def test_a_python_float_is_an_array_without_axes(row: Row) -> None:
     params = {"kernel": np.ones((4, 6), np.float32), "temperature": 0.5}
     arrays = {**params, "temperature": np.float32(0.5)}
@@ -294,3 +299,45 @@ def test_types_that_jax_does_not_promote_are_refused(dtype: str) -> None:
         optimizer.update(narrow, optimizer.init(wide), wide)
     with pytest.raises(ValueError, match="dtype must be .* of at least 16 bits.*quantize_state"):
         curvax.muon(0.1, dtype=dtype)
+
+
+GIVEN: dict[str, Any] = {  # for arguments without a default
+    "learning_rate": 0.1,
+    "rank": 4,
+    "k": 2,
+    "period": 2,
+    "layers": {"kernel": np.ones((2, 4, 4), np.float32)},
+    "params": {"kernel": np.ones((4, 4), np.float32)},
+    "description": {},
+    "block": lambda layer, x: x,
+    "state": None,
+    "x": np.ones(4, np.float32),
+    "refresh": curvax.every(2),
+    "basis": curvax.subspaces.svd(),
+    "optimizer": curvax.muon(0.1),
+    "direction": curvax.momentum(),
+    "inner": curvax.momentum(),
+}
+
+
+def flags() -> list[Any]:
+    """All arguments of public callables whose default is True or False."""
+    found = []
+    for module in (curvax, curvax.policies, curvax.subspaces):
+        for name in module.__all__:
+            public = getattr(module, name)
+            if not callable(public) or (inspect.isclass(public) and issubclass(public, tuple)):
+                continue
+            for argument, parameter in inspect.signature(public).parameters.items():
+                if isinstance(parameter.default, bool):
+                    found.append(pytest.param(public, argument, id=f"{name}({argument}=)"))
+    return found
+
+
+@pytest.mark.parametrize(("public", "flag"), flags())
+@pytest.mark.parametrize("value", ["false", 0, None])
+def test_flags_take_booleans_alone(public: Any, flag: str, value: Any) -> None:
+    parameters = inspect.signature(public).parameters
+    required = [n for n, p in parameters.items() if p.default is p.empty and n in GIVEN]
+    with pytest.raises(ValueError, match=f"{flag} must be True or False, got {value!r}"):
+        public(**{name: GIVEN[name] for name in required}, **{flag: value})

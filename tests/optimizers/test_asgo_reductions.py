@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, gradients_like, share, stacked, steps_of
-from shared.identities import (
+
+import curvax
+from tests.helpers import assert_close, gradients_like, share, stacked, steps_of
+from tests.shared.identities import (
     STEPS,
     all_rotated,
     all_transposed,
@@ -18,8 +20,6 @@ from shared.identities import (
     of_shapes,
     updates_of,
 )
-
-import curvax
 
 # A factory is compiled once for each of its static settings and shapes.
 pytestmark = pytest.mark.xdist_group("ASGO reductions")
@@ -53,7 +53,7 @@ def test_asgo_from_momentum_with_b2_0_eps_0_refresh_1_is_exact_muon_without_nest
         (directions, states), expected = _from_momentum(gradients), exact_muon(gradients)
         for name in gradients:
             # V = M Mᵀ has the square of M's condition number, its inverse root M's.
-            condition = largest_condition(states.momentum.mu[name]) ** 2
+            condition = largest_condition(states[name].momentum.mu) ** 2
             assert_close(list(directions[name]), list(expected[name]), condition=condition)
 
 

@@ -6,9 +6,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close
-from reference import asgo as reference_asgo
-from shared.transcriptions import (
+
+import curvax
+from tests.helpers import assert_close
+from tests.reference import asgo as reference_asgo
+from tests.shared.transcriptions import (
     GRADIENTS,
     LEAVES,
     PLACES,
@@ -24,8 +26,6 @@ from shared.transcriptions import (
     spread,
     trajectory_of,
 )
-
-import curvax
 
 PRINTED_ASGO = {"b1": 0.9, "b2": 0.95, "eps": 1e-6, "period": 1}
 
@@ -78,7 +78,7 @@ def _asgo(case: str, dtype: str, offset: int = 1):
 
 def _factor(states, leaf):
     """ASGO's only factor of a parameter."""
-    left, right = states.left[leaf], states.right[leaf]
+    left, right = states[leaf].left, states[leaf].right
     assert (left is None) != (right is None)
     return left if right is None else right
 
@@ -104,11 +104,11 @@ def _assert_asgo_matches(directions, states, case: str, names) -> int:
     _, reference, arguments = ASGO[case]
     theoretical = reference is reference_asgo.asgo_theoretical
     compared = 0
-    assert np.array_equal(states.count, np.arange(1, STEPS + 1))
     for name in names:
         desired, expected = expected_of(reference, GRADIENTS[name], **arguments)
         conditions = _asgo_conditions(expected, arguments, theoretical)
         leaf, place = PLACES[name]
+        assert np.array_equal(states[leaf].count, np.arange(1, STEPS + 1))
         factor, direction = _factor(states, leaf), directions[leaf][:, place]
         statistic, root = factor.statistic[:, place], factor.inverse_root[:, place]
         dtype = direction.dtype.name
@@ -117,7 +117,7 @@ def _assert_asgo_matches(directions, states, case: str, names) -> int:
         for t in range(STEPS):
             assert_close(statistic[t], expected[t]["V"])
             if not theoretical:
-                assert_close(of(states.momentum.mu, name)[t], expected[t]["M"])
+                assert_close(states[leaf].momentum.mu[t, place], expected[t]["M"])
             if direction_says:
                 assert_close(direction[t], desired[t], condition=conditions[0])
             if root_says and theoretical:
@@ -186,11 +186,11 @@ def test_head_wise_asgo_follows_the_transcription(dtype):
             {"query": gradient},
             dtype,
         )
-        states = states.inner.inner
-        factor = _factor(states, "query")
+        own = states.inner["query"].inner
+        factor = _factor({"query": own}, "query")
         for t in range(STEPS):
             assert_close(directions["query"][t], desired[t], condition=of_direction)
-            assert_close(states.momentum.mu["query"][t], expected[t]["M"])
+            assert_close(own.momentum.mu[t], expected[t]["M"])
             assert_close(factor.statistic[t], expected[t]["V"])
             assert_close(factor.inverse_root[t], expected[t]["Lambda_inv"], condition=of_root)
 

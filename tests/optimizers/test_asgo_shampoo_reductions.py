@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import optax
 import pytest
-from shared.kronecker import (
+
+import curvax
+from tests.shared.kronecker import (
     AXES,
     ENDLESS,
     EPS,
@@ -25,8 +27,6 @@ from shared.kronecker import (
     run_shampoo,
     updates_of,
 )
-
-import curvax
 
 pytestmark = pytest.mark.xdist_group("Kronecker reductions")  # which share compiled programs
 

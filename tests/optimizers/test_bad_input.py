@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from registry import NAMED, REGISTRY, Row, every_optimizer, in_turns
 
 import curvax
 from curvax import MatrixAxes
+from tests.cases import every_optimizer, in_turns
+from tests.registry import NAMED, REGISTRY, Row
 
 
 def rejection(call: Callable[[], Any]) -> str:
@@ -67,19 +68,7 @@ ARGUMENTS = [
     Argument("muon", "b1", jnp.float32(1.5), "[0, 1)"),
     Argument("muon", "accumulate", "mean", "'ema', 'sum'"),
     Argument("muon", "method", "newton", "'newton_schulz', 'svd', 'qr_svd', 'qdwh'"),
-    Argument(
-        "muon", "coefficients", "cubic", "'quintic', 'classical', 'polar_express', 'turbo_muon'"
-    ),
-    Argument("muon", "coefficients", (1.0, 2.0), "three numbers"),
-    Argument("muon", "coefficients", ((1.0, 2.0, 3.0), (1.0,)), "three numbers"),
-    Argument("muon", "coefficients", (), "three numbers"),
-    Argument("muon", "coefficients", 3.0, "three numbers"),
-    Argument("muon", "coefficients", None, "three numbers"),
-    Argument("muon", "steps", 0, "at least 1"),
-    Argument("muon", "steps", -5, "at least 1"),
-    Argument("muon", "steps", 2.5, "at least 1"),
-    Argument("muon", "steps", True, "at least 1"),
-    Argument("muon", "eps", -1e-8, "[0, inf)"),
+    Argument("muon", "method", None, "curvax.polar.newton_schulz(steps=3)"),
     *(
         Argument(name, "consistent_rms", value, "(0, inf)")
         for name in ("muon", "osgdm", "swan", "sumo")
@@ -125,7 +114,33 @@ PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
     ),
     (lambda: curvax.limit_norm_growth(0.5), ("gamma", "0.5", "[1, inf]")),
     (lambda: curvax.orthogonalize("qr"), ("method", "'qr'", "'svd'")),
-    (lambda: curvax.orthogonalize(steps=0), ("steps", "0", "at least 1")),
+    *(
+        (functools.partial(curvax.polar.newton_schulz, **{name: value}), (name, repr(value), part))
+        for name, value, part in (
+            ("coefficients", "cubic", "'quintic', 'classical', 'polar_express', 'turbo_muon'"),
+            ("coefficients", (1.0, 2.0), "three numbers"),
+            ("coefficients", ((1.0, 2.0, 3.0), (1.0,)), "three numbers"),
+            ("coefficients", (), "three numbers"),
+            ("coefficients", 3.0, "three numbers"),
+            ("coefficients", None, "three numbers"),
+            ("coefficients", ((1.0, 2.0, 3.0),) * 6, "at most steps=5 rows"),
+            ("steps", 0, "at least 1"),
+            ("steps", -5, "at least 1"),
+            ("steps", 2.5, "at least 1"),
+            ("steps", True, "at least 1"),
+            ("norm", "spectral", "'frobenius', 'gram', 'aol'"),
+            ("eps", -1e-8, "[0, inf)"),
+            ("dtype", "int8", "real floating"),
+        )
+    ),
+    (
+        lambda: curvax.muon(0.1, method=curvax.polar.svd),  # pyright: ignore
+        ("method", "the function svd; call it: curvax.polar.svd()."),
+    ),
+    (
+        lambda: curvax.muon(0.1, method=curvax.subspaces.svd()),  # pyright: ignore
+        ("method", "'svd', 'qr_svd', 'qdwh', or a value such as", "got Svd()"),
+    ),
     (lambda: curvax.scale_by_rows_and_columns(1.0), ("b2 must", "1.0", "[0, 1)")),
     (lambda: curvax.scale_by_shape(-1.0), ("consistent_rms", "-1.0", "(0, inf)")),
     (lambda: curvax.MatrixAxes(0, 1, row_heads=0), ("row_heads", "0", "at least 1")),
@@ -246,7 +261,10 @@ def of_kernel(leaf: Any) -> Any:
             of_kernel(jnp.ones((2, 4, 6))),
             ("'dense/kernel'", "(2, 4, 6)", "weight_dimension_numbers", "MatrixAxes", "batch"),
         ),
-        (of_kernel(jnp.ones((2, 2, 4, 6))), ("'dense/kernel'", "(2, 2, 4, 6)", "MatrixAxes")),
+        (
+            {"dense": {"kernel": jnp.ones((2, 2, 4, 6))}},  # a bias would make it a convolution
+            ("'dense/kernel'", "(2, 2, 4, 6)", "MatrixAxes"),
+        ),
         ([{"kernel": jnp.ones((2, 4, 6))}], ("'0/kernel'", "(2, 4, 6)", "MatrixAxes")),
     ],
     ids=[
@@ -389,7 +407,7 @@ def test_two_parameters_with_one_path_are_rejected() -> None:
     assert_names(rejection(lambda: curvax.muon(0.1).init(params)), ("'a/b'", "same path"))
 
 
-@every_optimizer
+@in_turns(0)
 def test_update_rejects_gradients_of_another_shape(row: Row) -> None:
     optimizer = row.make()
     state = jax.eval_shape(optimizer.init, DENSE)
@@ -406,7 +424,7 @@ def test_update_says_that_weight_decay_needs_params(row: Row) -> None:
     assert message == "update needs params: optimizer.update(gradients, state, params)."
 
 
-@every_optimizer
+@in_turns(1)
 def test_tracers_are_not_validated(row: Row) -> None:
     """A factory may be called while tracing, as `optax.inject_hyperparams` does."""
     given = {**row.defaults, **row.settings}
@@ -426,7 +444,7 @@ def test_tracers_are_not_validated(row: Row) -> None:
     assert_names(rejection(bad), ("weight_decay", "-1.5"))
 
 
-@every_optimizer
+@in_turns(2)
 def test_injected_hyperparameters_are_validated_where_they_are_numbers(row: Row) -> None:
     inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
     optimizer = inject(0.1, weight_decay=-1.0, **row.settings)

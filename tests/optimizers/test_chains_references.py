@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, run_scanned
-from reference.one_sided_shampoo import one_sided_shampoo
-from reference.qk_clip import largest_logits, muon_clip
-from reference.soap_muon import soap_muon
-from shared.soap import STEPS, growing_gradients, soap_gradients
 
 import curvax
+from tests.helpers import assert_close, run_scanned
+from tests.reference.one_sided_shampoo import one_sided_shampoo
+from tests.reference.qk_clip import largest_logits, muon_clip
+from tests.reference.soap_muon import soap_muon
+from tests.shared.soap import STEPS, growing_gradients, soap_gradients
 
 NEWTON_SCHULZ = 3.4445**5  # five iterations multiply small singular values by 3.4445
 WIDTH, HEADS, TIME, TAU = 6, 3, 4, 1.5
@@ -97,7 +97,9 @@ def test_soap_before_muon_follows_the_transcription(chain: str) -> None:
     growing = {name: growing_gradients(shape) for name, shape in SHAPES.items()}
     for side, gradients in (("smaller", GRADIENTS), ("both", growing)):
         # Without ε: in front of it the transcription restores a norm.
-        direction = optax.chain(make(side), curvax.orthogonalize(eps=0.0))
+        direction = optax.chain(
+            make(side), curvax.orthogonalize(curvax.polar.newton_schulz(eps=0.0))
+        )
         given = zip(*gradients.values(), strict=True)
         with jax.enable_x64(True):
             found, _ = run_scanned(direction, [dict(zip(SHAPES, g, strict=True)) for g in given])

@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL_CELLS
-from registry import NAMED, REGISTRY, Row, Step, adam, every_optimizer, in_turns
 
 import curvax
+from tests.cases import every_optimizer, in_turns
+from tests.helpers import ALL_CELLS
+from tests.registry import NAMED, REGISTRY, Row, Step, adam
 
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "wide": {"row/kernel": (1, 5), "pair/kernel": (2, 7, 13)},
@@ -29,6 +30,15 @@ SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 SPEC = {"pair/kernel": curvax.MatrixAxes(rows=1, columns=2)}
 STEPS = 3
+LONG: dict[str, dict[str, Any]] = {
+    "shampoo": {"side": "smaller"},
+    "foam": {"matrices": curvax.MatrixRule(block_size=50)},
+    "dr_shampoo": {"matrices": curvax.MatrixRule(block_size=50)},
+}
+"""For 10,000 rows: a factor of that order has 400 MB, and its decomposition takes hours.
+
+What a user does about it: one side alone, or blocks.
+"""
 
 # The inputs: from a standard normal matrix to a degenerate one.
 
@@ -74,9 +84,7 @@ def odd_kinds(row: Row) -> tuple[str, ...]:
 @functools.cache
 def compiled(row: Row, kind: str) -> tuple[Any, Any]:
     """The state at the start and the jitted step, for shapes of a kind."""
-    # A factor of order 10,000 has 400 MB, and its decomposition takes hours. What a user does about
-    # it: one side alone, or blocks.
-    settings = row.long if kind == "long" else {"weight_dimension_numbers": SPEC}
+    settings = LONG.get(row.name, {}) if kind == "long" else {"weight_dimension_numbers": SPEC}
     optimizer = row.make(1.0, **settings)
     params = gradient(kind, None)
     return jax.jit(optimizer.init)(params), jax.jit(lambda g, s: optimizer.update(g, s, params))

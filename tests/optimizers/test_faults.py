@@ -24,7 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fault_model import (
+from jax.experimental.xla_metadata import set_xla_metadata
+from test_algebra import ALL
+
+import curvax
+from curvax.transforms.state._entries import entries_of
+from tests.fault_model import (
     CELLS,
     DURATIONS,
     EXTENTS,
@@ -42,13 +47,8 @@ from fault_model import (
     struck,
     widened,
 )
-from helpers import ALL_CELLS, normal_like
-from jax.experimental.xla_metadata import set_xla_metadata
-from registry import REGISTRY
-from test_algebra import ALL
-
-import curvax
-from curvax.transforms.state._entries import entries_of
+from tests.helpers import ALL_CELLS, normal_like
+from tests.registry import REGISTRY
 
 PERIOD, STEPS = 4, 20
 SHAPES = {"dense/kernel": (4, 6), "dense/bias": (6,), "head/kernel": (6, 4), "layers": (2, 4, 6)}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hypothesis
-from fuzzing import SHAPES, Example, check, examples
-from registry import REGISTRY, Row, in_turns
+
+from tests.cases import in_turns
+from tests.fuzzing import SHAPES, Example, check, examples
+from tests.registry import REGISTRY, Row
 
 EXAMPLES = 13  # for each method: with half of them more than 100
 

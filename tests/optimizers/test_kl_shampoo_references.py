@@ -5,11 +5,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close, run_scanned
-from reference.kl_shampoo import kl_shampoo, kl_shampoo_eigenbasis, kl_soap
-from shared.soap import soap_gradients
 
 import curvax
+from tests.helpers import assert_close, run_scanned
+from tests.reference.kl_shampoo import kl_shampoo, kl_shampoo_eigenbasis, kl_soap
+from tests.shared.soap import soap_gradients
 
 SHAPES = {"wide": (6, 15), "tall": (9, 6), "square": (5, 5), "odd": (7, 11)}
 
@@ -61,8 +61,8 @@ def test_whitened_statistics_of_precondition_follow_the_transcription(case):
         expected, kept = kl_shampoo(GRADIENTS[name], K=period, **settings)
         for t in range(len(STEPS)):
             assert_close(found[t][name], expected[t], 64, condition=1e3)
-            assert_close(states[t].left[name].statistic, kept[t]["L"], 64, condition=1e3)
-            assert_close(states[t].right[name].statistic, kept[t]["R"], 64, condition=1e3)
+            assert_close(states[t][name].left.statistic, kept[t]["L"], 64, condition=1e3)
+            assert_close(states[t][name].right.statistic, kept[t]["R"], 64, condition=1e3)
 
 
 KL: dict[str, Any] = {"b": 0.95, "start": "identity", "skip_first": False, "K": 4}
@@ -99,7 +99,7 @@ def test_whitened_statistics_in_eigenbases_follow_the_transcription(case):
             GRADIENTS[name], **{**settings, "initial": start, "initial_factor": start}
         )
         for t in range(len(STEPS)):
-            left, right = states[t].left[name], states[t].right[name]
+            left, right = states[t][name].left, states[t][name].right
             assert_close(left.statistic, kept[t]["L"], 64, condition=1e3)
             assert_close(right.statistic, kept[t]["R"], 64, condition=1e3)
             assert_close(found[t][name], expected[t], 64, condition=1e4)

@@ -14,16 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from algebra import POSITIVE
-from helpers import assert_close
-from registry import NAMED
-from test_algebra import ALL, BLOCK, COMPARED, MOMENT_BITS, STEPS, Cell, given, is_moment
+from test_algebra import BLOCK, COMPARED, MOMENT_BITS, STEPS, Cell, given, is_moment
 
 import curvax
+from tests.algebra import POSITIVE
+from tests.helpers import assert_close
+from tests.registry import NAMED
 
 LAYERS = 2
 AXES = {"*kernel": curvax.MatrixAxes(rows=1, columns=2)}
-STAGGERED = [cell for cell in ALL if cell.refresh == "stagger"]
 
 
 def optimizer_of(cell: Cell) -> Any:
@@ -78,7 +77,6 @@ def during(optimizer: Any, layers: Any, state: Any, gradient: Any) -> Any:
     [
         pytest.param(cell, id=str(cell), marks=pytest.mark.xdist_group(f"layerwise {cell.method}"))
         for cell in COMPARED
-        if cell.refresh != "stagger"
     ],
 )
 def test_a_cell_has_the_parameters_and_the_state_of_an_ordinary_step(cell: Cell) -> None:
@@ -89,12 +87,3 @@ def test_a_cell_has_the_parameters_and_the_state_of_an_ordinary_step(cell: Cell)
     assert_close(layers, expected, NAMED[cell.method].growth * STEPS * (64 if coded else 1))
     counts = lambda tree: [x for x in jax.tree.leaves(tree) if x.dtype == jnp.int32]  # noqa: E731
     assert_close(counts(state), counts(expected_state), factor=0)
-
-
-@pytest.mark.parametrize("cell", STAGGERED[:: 1 if COMPARED is ALL else 5], ids=str)
-def test_a_staggered_cell_is_refused(cell: Cell) -> None:
-    optimizer = optimizer_of(cell)
-    layers, gradients = data(cell.method)
-    gradient = jax.tree.map(lambda g: g[0], gradients)
-    with pytest.raises(ValueError, match="stagger=True"):
-        during(optimizer, layers, optimizer.init(layers), gradient)

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close, gradients_like, normal_like
 from jax.sharding import PartitionSpec as P
-from registry import Row, Step
-from registry.leaders import LEADERS
-from shared.meshes import divided_arrays, mesh_of, on, steps
-from shared.reports import table
 
 import curvax
+from tests.helpers import assert_close, gradients_like, normal_like
+from tests.registry import Row, Step
+from tests.registry.leaders import LEADERS
+from tests.shared.meshes import divided_arrays, mesh_of, on, steps
+from tests.shared.reports import table
 
 SHAPES = {
     "layers/kernel": (3, 8, 16),

@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import share, trajectory
-from registry import REGISTRY, Row, Step, every_optimizer
-from registry._bounds import of_moments
 
 import curvax
 from curvax.transforms.directions._moment_ratio import largest_ratio
+from tests.cases import every_optimizer
+from tests.helpers import share, trajectory
+from tests.registry import REGISTRY, Row, Step
+from tests.registry._bounds import of_moments
 
 STEPS = 60
 

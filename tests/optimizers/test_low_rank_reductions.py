@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from helpers import ALL_CELLS, assert_close, scanned, share
 
 import curvax
 from curvax import subspaces
 from curvax.transforms.directions._moment_ratio import moment_ratio
+from tests.helpers import ALL_CELLS, assert_close, scanned, share
 
 STEPS = 12
 NEVER = curvax.every(10**6)  # but for the first step
@@ -57,9 +57,9 @@ def test_alice_without_its_parts_is_galore():
         b2=0.999,
         eps=1e-8,
         bias_correction=True,
-        tracking=False,
+        b3=None,
         switching="evd",
-        compensation="none",
+        compensation=None,
         scale=1.0,
         refresh=4,
     )
@@ -74,7 +74,7 @@ def test_fira_at_full_rank_is_galore():
 
 def test_alice_at_full_rank_with_one_basis_is_eigen_adam():
     alice = curvax.scale_by_alice(
-        rank=9, leading=9, b1=0.9, b2=0.95, scale=1.0, switching="none", refresh=NEVER
+        rank=9, b1=0.9, b2=0.95, scale=1.0, switching="none", refresh=NEVER
     )
     eigen_adam = curvax.scale_by_eigen_adam(b1=0.9, b2=0.95, refresh=NEVER, side="smaller")
     _assert_same(alice, eigen_adam)
@@ -84,7 +84,7 @@ def test_apollo_mini_is_apollo_of_one_column():
     """One row in all is projected to a number: its columns are the whole matrix's only one."""
     with jax.enable_x64(True):
         g = _gradients((6, 1))
-        mini = _directions(curvax.scale_by_apollo(variant="mini", side="left"), g)
+        mini = _directions(curvax.scale_by_apollo(rank=1, whole=True, side="left"), g)
         apollo = _directions(curvax.scale_by_apollo(rank=1, side="left"), g)
         assert_close(mini, apollo, 64)
 

@@ -11,11 +11,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close
-from reference import alice as alice_reference
-from reference import galore as galore_reference
-from reference.sumo import sumo as sumo_reference
-from shared.low_rank import (
+
+import curvax
+from curvax import policies, subspaces
+from curvax.transforms._stacks import key_for
+from curvax.transforms.linalg._eigh import with_fixed_signs
+from curvax.transforms.linalg._qr import orthogonal_complement
+from tests.helpers import assert_close
+from tests.reference import alice as alice_reference
+from tests.reference import galore as galore_reference
+from tests.reference.sumo import sumo as sumo_reference
+from tests.shared.low_rank import (
     CONDITION,
     GRADIENTS,
     RANK,
@@ -28,33 +34,24 @@ from shared.low_rank import (
     trajectories,
 )
 
-import curvax
-from curvax import policies, subspaces
-from curvax.transforms._keys import key_for
-from curvax.transforms.linalg._eigh import with_fixed_signs
-from curvax.transforms.linalg._qr import orthogonal_complement
-
 
 def _assert_follows(transformation, reference, given=GRADIENTS, value: Any = 1):
     """Every direction, basis and moment of every shape is the transcription's."""
     with jax.enable_x64(True):
         directions, states = trajectories(transformation, given, value=value)
-        state = (
-            states[0] if isinstance(states, tuple) and hasattr(states[0], "subspaces") else states
-        )
+        state = states[0] if isinstance(states, tuple) else states
         for name, gradients in given.items():
-            subspace = jax.tree.map(lambda x: x, state.subspaces[name])
+            subspace = jax.tree.map(lambda x: x, state[name].subspace)
             desired, theirs = reference(gradients, subspace)
             assert_close(directions[name], np.stack(desired), 64, condition=CONDITION)
             if subspace.basis is not None:
                 bases = np.stack([s["U"] for s in theirs])
                 assert_close(subspace.basis, bases, 64, condition=CONDITION)
-            inner = state.inner
             for field, key in (("mu", "m"), ("nu", "v")):
-                found = oriented(name, getattr(inner, field)[name])
+                found = oriented(name, getattr(state[name].inner, field))
                 wanted = np.stack([s[key] for s in theirs])
                 assert_close(found, wanted, 64, condition=CONDITION)
-    return next(iter(state.subspaces.values()))
+    return next(iter(state.values())).subspace
 
 
 def _galore(period):
@@ -73,16 +70,16 @@ def test_galore_follows_the_transcription(period):
 FIRA: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "complement": ({}, {}),
     "official": (
-        {"residual": "scaled", "scale_compensation": False},
+        {"compensation": subspaces.fira(residual=0.3, weight=1 / 0.3)},
         {"residual": "scaled", "scale_compensation": False},
     ),
-    "plus": ({"plus": 0.4}, {"plus": True}),
+    "plus": ({"compensation": "fira+"}, {"plus": True}),
     "unlimited": ({}, {"limiter": False}),
 }
 
 
 def _fira(gamma):
-    return curvax.scale_by_fira(rank=RANK, refresh=4, gamma=gamma)
+    return curvax.scale_by_fira(rank=RANK, refresh=4, compensation=subspaces.fira(gamma=gamma))
 
 
 shares_fira = pytest.mark.xdist_group("Fira with its complement")
@@ -143,12 +140,24 @@ ALICE: dict[str, dict[str, Any]] = {
     "fira+": {"compensation": "fira+"},
     "none": {"compensation": "none", "bias_correction": True, "eps": 1e-8},
 }
+UNTRACKED = ("alice_0", "gaussian")  # a drawn basis takes nothing from what is tracked
+
+
+SWITCHED = {"complement", "full_basis", "gaussian_mix"}
 
 
 @functools.cache
 def _alice(variant):
-    options = {"rank": RANK, "leading": 2, "b3": 0.9, **ALICE[variant]}
-    return options, lambda period: curvax.scale_by_alice(refresh=curvax.every(period), **options)
+    theirs = {"rank": RANK, "leading": 2, "b3": 0.9, **ALICE[variant]}
+    ours = {name: x for name, x in theirs.items() if name not in ("leading", "tracking")}
+    switching = theirs.get("switching", "complement")
+    if switching in SWITCHED:
+        ours["switching"] = getattr(subspaces, switching)(theirs["leading"])
+    if variant in UNTRACKED:
+        ours["b3"] = None
+    if theirs.get("compensation") == "none":
+        ours["compensation"] = None
+    return theirs, lambda period: curvax.scale_by_alice(refresh=curvax.every(period), **ours)
 
 
 def _shares_alice(variant):
@@ -172,7 +181,7 @@ def test_alice_follows_the_transcription(variant, period):
         TRANSPOSED if variant == "evd" else of_shapes(variant, ALICE),
         period,
     )
-    assert (subspace.tracked is None) == (variant == "alice_0")
+    assert (subspace.tracked is None) == (variant in UNTRACKED)
 
 
 @_shares_alice("alice")
@@ -181,7 +190,7 @@ def test_alices_tracked_moment_and_energies_follow_the_transcription():
         options, make = _alice("alice")
         _, (state, _) = trajectories(make, value=4)
         for name, gradients in GRADIENTS.items():
-            subspace = state.subspaces[name]
+            subspace = state[name].subspace
             _, theirs = alice_reference.alice(
                 gradients, K=4, **_draws(subspace, 4, True), **options
             )
@@ -195,10 +204,10 @@ def test_alices_tracked_moment_and_energies_follow_the_transcription():
 
 APOLLO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "random": ({}, {}),
-    "svd": ({"variant": "svd"}, {"variant": "svd"}),
-    "mini": ({"variant": "mini"}, {"mini": True, "rank": 1}),
+    "svd": ({"basis": subspaces.svd()}, {"variant": "svd"}),
+    "mini": ({"rank": 1, "whole": True}, {"mini": True, "rank": 1}),
     "official": (
-        {"gamma": 1.01, "sqrt_scale": True, "scale": 4.0},
+        {"gamma": 1.01, "scale": 4.0**0.5},
         {"limiter": True, "sqrt_scale": True, "alpha": 4.0},
     ),
 }
@@ -222,7 +231,7 @@ def test_apollo_follows_the_transcription(variant):
             gradients, **{"rank": RANK, "K": 4, "projection": given, **theirs}
         )
 
-    transformation = curvax.scale_by_apollo(rank=RANK, refresh=4, **ours)
+    transformation = curvax.scale_by_apollo(**{"rank": RANK, "refresh": 4, **ours})
     subspace = _assert_follows(transformation, reference, of_shapes(variant, APOLLO))
     assert (subspace.basis is None) == (variant != "svd")
 
@@ -274,10 +283,10 @@ def test_sumo_follows_the_transcription(variant, period):
             desired, states = sumo_reference(gradients, rank=RANK, period=period, **options)
             assert_close(directions[name], np.stack(desired), 64, condition=CONDITION)
             moments = np.stack([s["M"] for s in states])
-            assert_close(state.inner[0].mu[name], moments, 64, condition=CONDITION)
+            assert_close(state[name].inner[0].mu, moments, 64, condition=CONDITION)
             bases = np.stack([s["Q"] for s in states])
-            assert_close(state.subspaces[name].basis, bases, 64, condition=CONDITION)
-            assert state.subspaces[name].refreshes[-1] == len(due_steps(period, 1))
+            assert_close(state[name].subspace.basis, bases, 64, condition=CONDITION)
+            assert state[name].subspace.refreshes[-1] == len(due_steps(period, 1))
 
 
 def test_sumo_refreshed_by_norm_follows_the_transcription():
@@ -296,7 +305,7 @@ def test_sumo_refreshed_by_norm_follows_the_transcription():
             desired, states = sumo_reference(gs, rank=RANK, threshold=threshold, limiter=True)
             assert_close(directions[name], np.stack(desired), 64, condition=CONDITION)
             refreshed = np.cumsum([s["refreshed"] for s in states])
-            assert_close(state.subspaces[name].refreshes, refreshed, factor=0)
+            assert_close(state[name].subspace.refreshes, refreshed, factor=0)
             assert 1 < refreshed[-1] < STEPS
 
 
@@ -315,7 +324,7 @@ def test_given_the_bases_rank_deficient_gradients_follow_the_transcription():
         together = {**GRADIENTS, **gradients}
         directions, (state, _) = trajectories(_fira, together, value=float("inf"))
         for name, gs in gradients.items():
-            bases = state.subspaces[name].basis
+            bases = state[name].subspace.basis
             desired, _ = galore_reference.fira(
                 gs,
                 rank=RANK,

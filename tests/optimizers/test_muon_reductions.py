@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import ALL_CELLS, assert_close, gradients_like, stacked, steps_of
-from shared.identities import (
+
+import curvax
+from tests.helpers import ALL_CELLS, assert_close, gradients_like, stacked, steps_of
+from tests.shared.identities import (
     EPS,
     NEWTON_SCHULZ,
     STEPS,
@@ -20,8 +22,6 @@ from shared.identities import (
     run_muon,
     updates_of,
 )
-
-import curvax
 
 # A factory is compiled once for each of its static settings and shapes.
 pytestmark = pytest.mark.xdist_group("Muon reductions")
@@ -40,12 +40,16 @@ SETTINGS = {
         {"weight_decay": 0.1, "consistent_rms": 0.2},
     ),
     "without nesterov, three steps": (
-        {"nesterov": False, "steps": 3, "b1": 0.8},
+        {"nesterov": False, "method": curvax.polar.newton_schulz(3), "b1": 0.8},
         {"nesterov": False, "ns_steps": 3, "beta": 0.8},
     ),
     "bfloat16 momentum": ({"dtype": jnp.bfloat16}, {"mu_dtype": jnp.bfloat16}),
     "rows of coefficients": (
-        {"coefficients": ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5)), "steps": 2, "eps": 1e-3},
+        {
+            "method": curvax.polar.newton_schulz(
+                2, coefficients=((3.0, -3.2, 1.2), (2.0, -1.5, 0.5)), eps=1e-3
+            )
+        },
         {"ns_coeffs": ((3.0, -3.2, 1.2), (2.0, -1.5, 0.5)), "ns_steps": 2, "eps": 1e-3},
     ),
 }
@@ -112,7 +116,10 @@ def test_without_others_muon_decays_all_parameters_alike():
 
 MUON = {
     "newton_schulz": ({}, NEWTON_SCHULZ),
-    "polar_express": ({"coefficients": "polar_express"}, 8.3 * 4.1 * 3.9 * 3.3 * 2.3),
+    "polar_express": (
+        {"method": curvax.polar.newton_schulz(coefficients="polar_express")},
+        8.3 * 4.1 * 3.9 * 3.3 * 2.3,
+    ),
     "svd": ({"method": "svd"}, 100.0),
 }
 every_muon = pytest.mark.parametrize("method", MUON)
@@ -154,7 +161,7 @@ def test_muon_hardly_depends_on_the_scale_of_the_gradients(scale):
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_muon_without_eps_ignores_powers_of_two_bit_for_bit(exponent, nesterov):
     scaled = jax.tree.map(lambda g: np.ldexp(g, exponent), IN_SHAPES)
-    settings: dict[str, Any] = {"eps": 0.0, "nesterov": nesterov}
+    settings: dict[str, Any] = {"method": curvax.polar.newton_schulz(eps=0.0), "nesterov": nesterov}
     assert_close(run_muon(scaled, **settings), run_muon(IN_SHAPES, **settings), 0.0)
 
 

@@ -2,9 +2,11 @@
 
 import jax
 import numpy as np
-from helpers import assert_close
-from reference import muon as reference_muon
-from shared.transcriptions import (
+
+import curvax
+from tests.helpers import assert_close
+from tests.reference import muon as reference_muon
+from tests.shared.transcriptions import (
     FULL_RANK,
     GRADIENTS,
     LEAVES,
@@ -18,8 +20,6 @@ from shared.transcriptions import (
     trajectory_of,
 )
 
-import curvax
-
 ROWS = ((3.4445, -4.7750, 2.0315), (3.0, -3.2, 1.2), (2.0, -1.5, 0.5))
 MUON = {
     "defaults": ({}, {}),
@@ -30,14 +30,17 @@ MUON = {
         {"momentum": "trace", "nesterov": False, "b1": 0.8},
     ),
     "classical": (
-        {"coefficients": "classical", "steps": 7},
+        {"method": curvax.polar.newton_schulz(7, coefficients="classical")},
         {"coefficients": (2.0, -1.5, 0.5), "steps": 7},
     ),
     "polar_express": (
-        {"coefficients": "polar_express", "steps": 6},
+        {"method": curvax.polar.newton_schulz(6, coefficients="polar_express")},
         {"coefficients": curvax.NEWTON_SCHULZ_COEFFICIENTS["polar_express"][:6]},
     ),
-    "rows": ({"coefficients": ROWS, "steps": 4}, {"coefficients": (*ROWS, ROWS[-1])}),
+    "rows": (
+        {"method": curvax.polar.newton_schulz(4, coefficients=ROWS)},
+        {"coefficients": (*ROWS, ROWS[-1])},
+    ),
     "svd": ({"method": "svd"}, {"exact": True}),
     "svd of a sum": (
         {"method": "svd", "accumulate": "sum", "nesterov": False, "b1": 0.5},

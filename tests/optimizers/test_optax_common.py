@@ -2,7 +2,8 @@
 
 Its tests look a factory up by name and call it with settings; here they find this library's, and
 its `inject_hyperparams`, which keeps integers static. Vectors are matrices of one row, so that they
-reach the method too, and the leaf with three axes gets its axes.
+reach the method too, and the leaf with three axes gets its axes. Each test runs on one
+method, another one for each; with CURVAX_ALL_CELLS on all.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from optax.contrib import _common_test as common
-from registry import NAMED, ROWS, Row, every_optimizer
 
 import curvax
 from curvax.transforms.subspace import _bases
+from tests.cases import ROWS, in_turns
+from tests.contract import MINIMA_RATES
+from tests.helpers import share
+from tests.registry import NAMED, Row
 
 DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 TARGETS = (
@@ -46,25 +50,28 @@ def run_theirs(test: str, row: Row, settings: Any = None, **arguments: Any) -> N
     """Runs one test of Optax's suite on a method; the tests that Optax generates wrap it."""
     suite = common.ContribTest(f"{test}0")
     theirs = getattr(common.ContribTest, f"{test}0").__wrapped__
-    rate = max(row.minima_rate / 10, 1e-3)
+    rate = max(MINIMA_RATES.get(row.name, 0.1) / 10, 1e-3)
     given = {"learning_rate": rate, "matrices": "all", **row.for_contract()}
     settings = {**given, **(settings or {})}
     names = {"opt_name": row.name, "opt_kwargs": settings}
     theirs(suite, **names, wrapper_name=None, wrapper_kwargs=None, **arguments)
 
 
-@every_optimizer
+@in_turns(0, of=17)
 def test_optimizers_accept_extra_args(row: Row) -> None:
     run_theirs("test_optimizers_accept_extra_args", row, wrap=False)
 
 
 @pytest.mark.parametrize(
     ("row", "target"),
-    [
-        pytest.param(*row.values, target, marks=row.marks, id=f"{row.id}-{target.__name__[7:]}")
-        for row in ROWS
-        for target in TARGETS
-    ],
+    share(
+        (
+            pytest.param(*row.values, target, marks=row.marks, id=f"{row.id}-{target.__name__[7:]}")
+            for row in ROWS
+            for target in TARGETS
+        ),
+        of=17,
+    ),
 )
 def test_optimizers(row: Row, target: Any) -> None:
     """Minima are found at a constant rate, except by a method that leaves means or norms."""
@@ -75,7 +82,7 @@ def test_optimizers(row: Row, target: Any) -> None:
         run_theirs("test_optimizers", row, target=target, dtype="float32")
 
 
-@every_optimizer
+@in_turns(3, of=17)
 def test_optimizers_can_be_wrapped_in_inject_hyperparams(row: Row) -> None:
     """With numbers of few bits, which injection into float32 does not round.
 
@@ -89,24 +96,24 @@ def test_optimizers_can_be_wrapped_in_inject_hyperparams(row: Row) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@every_optimizer
+@in_turns(6, of=17)
 def test_preserve_dtype(row: Row, dtype: str) -> None:
     run_theirs("test_preserve_dtype", row, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@every_optimizer
+@in_turns(9, of=17)
 def test_gradient_accumulation(row: Row, dtype: str) -> None:
     run_theirs("test_gradient_accumulation", row, dtype=dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@every_optimizer
+@in_turns(12, of=17)
 def test_state_shape_dtype_shard_stability(row: Row, dtype: Any) -> None:
     run_theirs("test_state_shape_dtype_shard_stability", row, dtype=dtype)
 
 
-@every_optimizer
+@in_turns(15, of=17)
 def test_optimizers_accept_learning_rate_schedule(row: Row) -> None:
     test = "test_optimizers_accept_learning_rate_schedule_if_type_annotated_as_such"
     run_theirs(test, row)

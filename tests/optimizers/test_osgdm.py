@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close
-from reference.osgdm import osgdm as osgdm_reference
 
 import curvax
+from tests.helpers import assert_close
+from tests.reference.osgdm import osgdm as osgdm_reference
 
 STEPS = 12
 

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, at, orthogonal, share
-from reference import packed as reference
-from reference.packed import Packing, Stored
-from shared.stored import EPS, STEPS, T1, T2, as_packed, drifting_gradients, trajectories
-from shared.stored import shampoo as shampoo_of
 
 import curvax
-from curvax.transforms.storage._dither import dither
+from curvax.transforms.storage._codec import dither_of
+from tests.helpers import assert_close, at, orthogonal, share
+from tests.reference import packed as reference
+from tests.reference.packed import Packing, Stored
+from tests.shared.stored import EPS, STEPS, T1, T2, as_packed, drifting_gradients, trajectories
+from tests.shared.stored import shampoo as shampoo_of
 
 BITS = (4, 6, 8)
 BLOCK = 4
@@ -116,7 +116,7 @@ def test_codes_of_levels_and_midpoints_are_exact(bits):
 
 def test_dither_is_that_of_the_formula():
     counts = [1, 2, 3, 1000, 2**31 - 1]
-    found = dither(jnp.asarray(counts, jnp.int32), 70, 70)
+    found = dither_of(jnp.asarray(counts, jnp.int32), 70, 70)
     assert np.array_equal(found, np.stack([reference.dither(70, t) for t in counts]))
 
 

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close, gradients_like, orthogonal, stacked
-from shared.identities import EPS, STEPS, gradients_of, run_racs
 
 import curvax
+from tests.helpers import assert_close, gradients_like, orthogonal, stacked
+from tests.shared.identities import EPS, STEPS, gradients_of, run_racs
 
 # A factory is compiled once for each of its static settings and shapes.
 pytestmark = pytest.mark.xdist_group("RACS reductions")

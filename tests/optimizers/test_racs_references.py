@@ -5,9 +5,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close
-from reference.racs import racs as reference_racs
-from shared.transcriptions import (
+
+import curvax
+from tests.helpers import assert_close
+from tests.reference.racs import racs as reference_racs
+from tests.shared.transcriptions import (
     GRADIENTS,
     LEAVES,
     STEPS,
@@ -20,8 +22,6 @@ from shared.transcriptions import (
     program_of_step,
     trajectory_of,
 )
-
-import curvax
 
 PRINTED_RACS = {"b2": 0.9, "gamma": 1.01, "scale": 0.05, "iterations": 5}
 RACS: dict[str, dict[str, Any]] = {

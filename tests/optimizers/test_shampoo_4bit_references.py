@@ -13,9 +13,10 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close, at, share
-from reference.shampoo_4bit import cq, cq_ef, linear2_codebook, load, shampoo_4bit, store, vq
-from shared.stored import (
+
+from tests.helpers import assert_close, at, share
+from tests.reference.shampoo_4bit import cq, cq_ef, linear2_codebook, load, shampoo_4bit, store, vq
+from tests.shared.stored import (
     B2,
     BE,
     EPS,
@@ -113,7 +114,6 @@ def _assert_same_trajectory(our_mode: str, our_block: int, **other):
     settings = {"mode": our_mode, "b": B2, "be": BE, "eps": EPS, "block": our_block}
     settings |= {"statistics_every": T1, "refresh_every": T2}
     settings |= {"min_elements": SMALLEST[our_block]}
-    sides = {"L": states.direction.left, "R": states.direction.right}
     for name, batch in drifting_gradients(SHAPES[our_block]).items():
         for i in np.ndindex(batch.shape[1:-2]):
             g = batch[:, *i]
@@ -123,8 +123,9 @@ def _assert_same_trajectory(our_mode: str, our_block: int, **other):
                 kappas = {side: _decomposed_condition(expected, side, g) for side in "LR"}
             for t, state in enumerate(expected):
                 condition = 0.0
-                for side, factors in sides.items():
-                    factor = at(factors[name], t, *i)
+                own = states.direction[name]
+                for side, factors in (("L", own.left), ("R", own.right)):
+                    factor = at(factors, t, *i)
                     assert factor.refreshes == (t + 1) // T2
                     what = f"{name} {i}, {side}, step {t + 1}"
                     kappa = kappas[side][t]
@@ -145,8 +146,8 @@ def test_trajectories_follow_the_transcription(mode, block):
         _assert_same_trajectory(mode, block, **OTHERS[mode])
     if block == 16:
         _, states = _ours(mode, block)
-        sides = (states.direction.left, states.direction.right)
-        indefinite = np.concatenate([f.indefinite[-1].ravel() for s in sides for f in s.values()])
+        factors = [f for own in states.direction.values() for f in (own.left, own.right)]
+        indefinite = np.concatenate([f.indefinite[-1].ravel() for f in factors])
         if mode == "vq":
             assert indefinite.max() > 0, "what is counted has not been seen"
         else:
@@ -201,7 +202,7 @@ def test_every_float32_step_is_that_of_the_transcription(mode):
     optimizer = shampoo(storage_of(mode, block), initial=1.0, side="left")
     _, states = trajectories(optimizer, {"w": np.float32(g)})
     for i, gs in enumerate(g.swapaxes(0, 1)):
-        factor = at(states.direction.left["w"], slice(None), i)
+        factor = at(states.direction["w"].left, slice(None), i)
         for t in range(2 * T1 - 1, STEPS, T1):
             before, after = (as_triples(at(factor.statistic, k), order) for k in (t - 1, t))
             gram = gs[t] @ gs[t].T

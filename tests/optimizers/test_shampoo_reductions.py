@@ -14,8 +14,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, orthogonal, share
-from shared.kronecker import (
+
+import curvax
+from tests.helpers import assert_close, orthogonal, share
+from tests.shared.kronecker import (
     AXES,
     ENDLESS,
     EPS,
@@ -37,8 +39,6 @@ from shared.kronecker import (
     updates_of,
     wide,
 )
-
-import curvax
 
 pytestmark = pytest.mark.xdist_group("Kronecker reductions")  # which share compiled programs
 

@@ -26,12 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL_CELLS, assert_close, scanned
-from reference.dr_shampoo import dr_shampoo
-from reference.foam import foam
-from reference.shampoo import shampoo_original, shampoo_practical, shampoo_stale
 
 import curvax
+from tests.helpers import ALL_CELLS, assert_close, scanned
+from tests.reference.dr_shampoo import dr_shampoo
+from tests.reference.foam import foam
+from tests.reference.shampoo import shampoo_original, shampoo_practical, shampoo_stale
 
 STEPS = 32
 DTYPES = ("float64", "float32")
@@ -82,6 +82,9 @@ class Case:
         return self.names + (self.more if dtype == "float64" else ())
 
 
+ADAM = curvax.grafts.adam(B1)
+
+
 def _shampoo(refresh, root, eps, **settings):
     defaults = {"b2": B2, "statistics_every": 1, "damping_mode": "absolute", "initial": 0.0}
     return curvax.scale_by_shampoo(refresh=refresh, root=root, eps=eps, **{**defaults, **settings})
@@ -90,7 +93,7 @@ def _shampoo(refresh, root, eps, **settings):
 def _stale(graft=None, b1=None, more=()):
     def ours(period, root, eps, most):
         refresh = curvax.every(period, offset=1)
-        return _shampoo(refresh, root, eps, graft=graft, b1=b1, adam_graft_b1=B1)
+        return _shampoo(refresh, root, eps, graft=ADAM if graft == "adam" else graft, b1=b1)
 
     def theirs(gradients, period, root, eps, most):
         preconditioned = "gradient" if b1 is None else "momentum"
@@ -105,7 +108,7 @@ def _foam(mode="foam", more=(), **ablation):
 
     def ours(period, root, eps, most):
         policy = curvax.policies.foam(period, threshold, most, rounding_floor=0.0, **ablation)
-        return _shampoo(policy, root, eps, graft="adam", adam_graft_b1=B1)
+        return _shampoo(policy, root, eps, graft=ADAM)
 
     def theirs(gradients, period, root, eps, most):
         settings = {"b1": B1, "b2": B2, "graft": "adam", "threshold": threshold, "mode": mode}
@@ -120,7 +123,9 @@ def _dr(update_eigenvalues, graft, more=()):
     shared |= {"update_eigenvalues": update_eigenvalues}
 
     def ours(period, root, eps, most):
-        return curvax.scale_by_dr_shampoo(check_every=period, root=root, eps=eps, **shared)
+        given = {name: x for name, x in shared.items() if name != "b1"}
+        given["graft"] = ADAM if graft == "adam" else graft
+        return curvax.scale_by_dr_shampoo(check_every=period, root=root, eps=eps, **given)
 
     def theirs(gradients, period, root, eps, most):
         return dr_shampoo(gradients, check_every=period, root=root, base_damping=eps, **shared)
@@ -188,8 +193,11 @@ def _ours(case: str, dtype: str, period: int, root: int):
     directions, states = _compiled(case, dtype)(gradients, (period, root))
     assert all(d.dtype == dtype for d in directions.values())
     preconditioned = states.direction if CASES[case].grafted else states
-    assert (preconditioned.count == np.arange(1, STEPS + 1)).all()
-    sides = {"L": preconditioned.left, "R": preconditioned.right}
+    assert all((own.count == np.arange(1, STEPS + 1)).all() for own in preconditioned.values())
+    sides = {
+        "L": {name: own.left for name, own in preconditioned.items()},
+        "R": {name: own.right for name, own in preconditioned.items()},
+    }
     return directions, sides
 
 
@@ -441,8 +449,8 @@ def test_practical_shampoo_in_ragged_blocks(dtype):
             list(g), b=B2, eps=eps, refresh_every=5, block_size=BLOCK, **settings
         )
         sides = {
-            "L": states.inner.inner.direction.left["4x4"],
-            "R": states.inner.inner.direction.right["4x4"],
+            "L": states.inner["4x4"].inner.direction.left,
+            "R": states.inner["4x4"].inner.direction.right,
         }
         for t in range(STEPS):
             blocks = expected[t].items()
@@ -466,7 +474,7 @@ def test_foam_decides_block_by_block(dtype):
     g, eps, most = _ragged_gradients(), SMALLEST[dtype], LARGEST[dtype]
     with jax.enable_x64(dtype == "float64"):
         policy = curvax.policies.foam(3, FOAM_THRESHOLD, most, rounding_floor=0.0)
-        direction = _shampoo(policy, 2, eps, graft="adam", adam_graft_b1=B1)
+        direction = _shampoo(policy, 2, eps, graft=ADAM)
         ours, states = _in_blocks(direction, g, dtype)
     numbers = []
     for place, (i, j) in enumerate(np.ndindex(2, 3)):
@@ -475,11 +483,11 @@ def test_foam_decides_block_by_block(dtype):
         arguments |= {"base_damping": eps, "root": 2, "b1": B1, "b2": B2, "graft": "adam"}
         desired, expected = foam(list(g[:, rows, columns]), **arguments)
         states_of = {
-            "L": states.inner.inner.direction.left,
-            "R": states.inner.inner.direction.right,
+            "L": states.inner["4x4"].inner.direction.left,
+            "R": states.inner["4x4"].inner.direction.right,
         }
         for side, factors in states_of.items():
-            factor = jax.tree.map(lambda x, place=place: x[:, place], factors["4x4"])
+            factor = jax.tree.map(lambda x, place=place: x[:, place], factors)
             evds = np.array([state[f"evds_{side}"] for state in expected])
             assert np.array_equal(factor.refreshes, evds)
             numbers.append(evds[-1])

@@ -2,10 +2,10 @@
 
 import jax
 import numpy as np
-from helpers import assert_close, program
-from shared.soap import one_eigen_adam, soap_gradients, soap_trajectory
 
 import curvax
+from tests.helpers import assert_close, program
+from tests.shared.soap import one_eigen_adam, soap_gradients, soap_trajectory
 
 
 def test_with_identity_bases_soap_is_adam_without_bias_correction():

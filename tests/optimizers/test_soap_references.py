@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, share
-from reference.soap import adadiag, eigen_adam, soap
-from shared.soap import STEPS, one_eigen_adam, soap_gradients, soap_trajectory
 
 import curvax
+from tests.helpers import assert_close, share
+from tests.reference.soap import adadiag, eigen_adam, soap
+from tests.shared.soap import STEPS, one_eigen_adam, soap_gradients, soap_trajectory
 
 SHAPES = {"wide": (6, 9), "tall": (9, 6), "square": (5, 5), "odd": (7, 11)}
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import normal_like, run_scanned
-from registry import Row, every_optimizer
-from shared.reports import table
 
 import curvax
+from tests.cases import in_turns
+from tests.helpers import normal_like, run_scanned
+from tests.registry import Row
+from tests.shared.reports import table
 
 PARAMS = {
     "kernel": np.ones((4, 6), np.float32),
@@ -75,7 +76,7 @@ def test_what_the_state_takes_in_is_bounded() -> None:
 def test_non_finite_gradients_are_left_to_the_guard() -> None:
     optimizer = curvax.skip_spikes(curvax.muon(0.1, weight_dimension_numbers=SPEC), warmup_steps=1)
     good = normal_like(jax.random.key(0), PARAMS)
-    bad = good | {"kernel": good["kernel"] * np.nan, "bias": good["bias"] * 1e30}
+    bad = good | {"kernel": good["kernel"] * np.nan, "bias": good["bias"] * np.inf}
     _, states = run_scanned(optimizer, [good, bad, good], PARAMS)
     rows = table(curvax.report(optimizer, PARAMS, states[-1]))
     assert [rows[name]["skipped"] for name in ("kernel", "bias")] == ["1", "1"]
@@ -83,7 +84,19 @@ def test_non_finite_gradients_are_left_to_the_guard() -> None:
     assert np.isfinite(states[-1].running_norm).all()
 
 
-@every_optimizer
+@pytest.mark.parametrize("unit", ["parameter", "matrix"])
+@pytest.mark.parametrize("before", [0, 1, 20])
+def test_a_gradient_whose_squares_overflow_is_a_spike(before: int, unit: str) -> None:
+    """Also among the first ones: Adam would divide by an infinite second moment for good."""
+    optimizer = curvax.skip_spikes(optax.adam(1.0), unit=unit)
+    gradients = of_length(*[1.0] * before, 1e30, *[1.0] * 4)
+    updates, states = run_scanned(optimizer, gradients)
+    assert [bool(np.any(update)) for update in updates] == [True] * before + [False] + [True] * 4
+    assert np.isfinite(states[-1].running_norm).all()
+    assert int(np.sum(states[-1].counts.of("spikes"))) == 1
+
+
+@in_turns(1)
 def test_each_method_skips_the_spike_of_one_parameter(row: Row) -> None:
     """Around the full optimizer: the struck one stands still, others move as without the spike."""
     optimizer = curvax.skip_spikes(row.make(weight_dimension_numbers=SPEC), warmup_steps=3)

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
 
 import curvax
+from tests.helpers import assert_close
 
 M, N = 6, 9
 
@@ -59,7 +59,9 @@ def test_muon_with_nesterov_adam_for_others_is_that_of_optax():
     gs = gradients(5)
     old = optax.contrib.muon(0.02, ns_steps=4, beta=0.9, weight_decay=0.1, adam_learning_rate=1e-3)
     others = optax.adamw(1e-3, weight_decay=0.0, nesterov=True)
-    new = curvax.muon(0.02, steps=4, b1=0.9, weight_decay=0.1, others=others)
+    new = curvax.muon(
+        0.02, method=curvax.polar.newton_schulz(4), b1=0.9, weight_decay=0.1, others=others
+    )
     expected = updates_of(old, gs)
     for ours, theirs in zip(updates_of(new, gs), expected, strict=True):
         assert_close(ours["kernel"], theirs["kernel"], condition=100)
@@ -72,8 +74,8 @@ def test_muon_with_nesterov_adam_for_others_is_that_of_optax():
     ("theirs", "ours"),
     [
         ({"adaptive": True}, {"adaptive": True}),
-        ({"preconditioning": "aol"}, {"norm": "aol"}),
-        ({"preconditioning": "schatten"}, {"norm": "gram"}),
+        ({"preconditioning": "aol"}, {"method": curvax.polar.newton_schulz(norm="aol")}),
+        ({"preconditioning": "schatten"}, {"method": curvax.polar.newton_schulz(norm="gram")}),
     ],
     ids=lambda x: next(iter(x)),
 )
@@ -154,9 +156,14 @@ def test_soap_is_near_that_of_the_official_code():
     """Of a square matrix, so that its first gradient determines both bases."""
     gs = gradients(40, (8, 8))
     old = official_soap(gs, 0.01, 0.95, 1e-8, 10)[1:]  # without the step that both skip
-    arguments = {"bias_correction": True, "eps": 1e-8, "method": "qr", "skip_first": True}
-    refresh = curvax.every(10, offset=1)
-    new = kernels_of(curvax.soap(0.01, refresh=refresh, **arguments), gs)
+    direction = curvax.scale_by_soap(
+        bias_correction=True,
+        eps=1e-8,
+        method="qr",
+        skip_first=True,
+        refresh=curvax.every(10, offset=1),
+    )
+    new = kernels_of(curvax.assemble(direction, 0.01), gs)
     assert not new[0].any()
     new, default = new[1:], kernels_of(curvax.soap(0.01), gs)[1:]
     steps = np.arange(2, 41)
@@ -189,8 +196,7 @@ def test_shampoo_grafted_onto_adam_is_that_of_meta():
         initial=0.0,
         refresh=1,
         statistics_every=1,
-        graft="adam",
-        adam_graft_b1=0.0,
+        graft=curvax.grafts.adam(0.0),
     )
     params = jnp.zeros((M, N))
     state, update = new.init(params), jax.jit(new.update)
@@ -258,12 +264,13 @@ def torch_scaled(gs: np.ndarray, rank: int, scale: float, *, fira: bool) -> np.n
 @pytest.mark.parametrize("fira", [True, False], ids=["fira", "apollo"])
 def test_fira_and_apollo_are_those_of_torch_but_for_the_limiter(fira):
     gs = gradients(6)
-    shared = {"rank": 2, "eps": 1e-6, "gamma": 1e9, "refresh": curvax.every(6, offset=1)}
+    shared = {"rank": 2, "eps": 1e-6, "refresh": curvax.every(6, offset=1)}
+    subspaces = curvax.subspaces
     if fira:
-        options = {"residual": "scaled", "scale_compensation": False}
-        new = curvax.fira(1.0, scale=0.25, **options, **shared)
+        compensation = subspaces.fira(residual=0.25, weight=4.0, gamma=1e9)
+        new = curvax.fira(1.0, scale=0.25, compensation=compensation, **shared)
     else:
-        new = curvax.apollo(1.0, scale=4.0, sqrt_scale=True, variant="svd", **shared)
+        new = curvax.apollo(1.0, scale=2.0, gamma=1e9, basis=subspaces.svd(), **shared)
     old = torch_scaled(gs, 2, 0.25 if fira else 4.0, fira=fira)
     # Torch adds eps before the bias correction, and 1e-8 to the lengths.
     np.testing.assert_allclose(kernels_of(new, gs), old, rtol=1e-2, atol=1e-4)

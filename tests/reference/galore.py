@@ -165,11 +165,6 @@ def fira(
     return directions, states
 
 
-def fira_plus(gradients, *, rank, **options):
-    """Fira+ (F.7)."""
-    return fira(gradients, rank=rank, plus=True, **options)
-
-
 def apollo(
     gradients,
     *,

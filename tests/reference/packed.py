@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.asgo import inverse_sqrt
-from reference.shampoo import inverse_root, rescale
-from reference.soap import EPS64, _matching, divide, eigenvectors, qr_refresh
+from tests.reference.asgo import inverse_sqrt
+from tests.reference.shampoo import inverse_root, rescale
+from tests.reference.soap import EPS64, _matching, divide, eigenvectors, qr_refresh
 
 
 class Packing(NamedTuple):

@@ -162,8 +162,3 @@ def eigen_adam(gradients, *, side="left", **options):
 def adadiag(gradients, *, side="left", **options):
     """B.6: Eigen-Adam without the EMA of the statistic, b3 = 0."""
     return soap(gradients, side=side, b3=0.0, **options)
-
-
-def adadiag_plus_plus(gradients, **options):
-    """B.6: SOAP without the EMA of the statistics, b3 = 0."""
-    return soap(gradients, side="both", b3=0.0, **options)

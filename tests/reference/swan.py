@@ -88,11 +88,6 @@ def whitening(gradients, *, method="exact", steps=5, dtype_eps=EPS64):
     return [whiten(G, method, steps, dtype_eps) for G in gradients], [{} for _ in gradients]
 
 
-def column_normalization(gradients):
-    """Section 3.3, right."""
-    return [normalize_columns(G) for G in gradients], [{} for _ in gradients]
-
-
 def lars(gradients, params, *, b1=0.9, phi=lambda norm: norm):
     """Eq. 34. params holds the weights W at each step. States: M."""
     M = np.zeros(np.shape(gradients[0]))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import pickle
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import gradients_like
-from registry import NAMED
 
 import curvax
-from curvax.transforms._counts import Counts, next_step
+from curvax.transforms._counts import Counts, counters, next_step
+from tests.helpers import gradients_like
+from tests.registry import NAMED
 
 LARGEST = 2**31 - 1
 
 
-class Pair(Counts):
+@counters
+class Pair(NamedTuple):
     """Two counters."""
 
+    value: Any
     names = ("few", "many")
 
 
@@ -64,3 +69,24 @@ def test_an_optimizer_goes_on_at_the_limit(name: str, count: int) -> None:
             if place.endswith("/refreshes")
         ]
         assert min(refreshes) >= 4, refreshes
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_all_nodes_of_a_state_are_plain_named_tuples(name: str) -> None:
+    """By the usual test for one, with which libraries save and restore states."""
+    found = []
+
+    def visit(node: Any) -> bool:
+        found.append(node)
+        return False
+
+    params = {"kernel": jax.ShapeDtypeStruct((8, 4), jnp.float32)}
+    jax.tree.leaves(jax.eval_shape(NAMED[name].make().init, params), is_leaf=visit)
+    named = [type(x) for x in found if isinstance(x, tuple) and hasattr(x, "_fields")]
+    assert named and all(kind.__bases__ == (tuple,) for kind in named)
+    assert any(issubclass(kind, Counts) for kind in named)
+
+
+def test_counters_are_pickled_and_keep_their_class() -> None:
+    counts = pickle.loads(pickle.dumps(Pair(np.zeros(2, np.int32))))
+    assert type(counts) is Pair and counts._replace(value=1) == Pair(1)

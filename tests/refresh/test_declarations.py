@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
 
 import curvax
 from curvax import policies, subspaces
+from tests.helpers import assert_close
 
 EPS, ROOT = 0.25, 2
 TAKEN: dict[str, tuple[str | None, ...]] = {
@@ -38,7 +38,7 @@ def made(transformation: str, refresh: Any) -> optax.GradientTransformation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class Written(policies.RefreshPolicy):
     """A policy of a user that declares anything, with what that needs or without."""
 
     examines: Any
@@ -94,7 +94,7 @@ SEEN: list[policies.Check] = []
 
 
 @dataclasses.dataclass(frozen=True)
-class TraceGrowth:
+class TraceGrowth(policies.RefreshPolicy):
     """The example of the module: a verdict without anything but whether to refresh."""
 
     schedule: policies.Every
@@ -146,7 +146,7 @@ def test_one_policy_serves_roots_and_bases(transformation: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class AboveNorm:
+class AboveNorm(policies.RefreshPolicy):
     """Refreshes a subspace when much of the gradient is in it."""
 
     schedule: policies.Every
@@ -167,7 +167,7 @@ def test_a_policy_of_ones_own_refreshes_subspaces() -> None:
     scales = np.array([[1, 1], [3, 3], [1, 3], [3, 1], [3, 1]], np.float32)
     policy = AboveNorm(curvax.every(2, offset=1), 2.0)
     states = run(made("in_subspace", policy), [s[:, None, None] * g for s in scales])
-    counts = [state.subspaces.refreshes.tolist() for state in states]
+    counts = [state.subspace.refreshes.tolist() for state in states]
     assert counts == [[1, 1], [1, 1], [1, 2], [1, 2], [2, 2]]
 
 
@@ -176,5 +176,5 @@ def test_examples_by_another_schedule_wait_for_it() -> None:
     g = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     policy = AboveNorm(curvax.every(3, first=False), 0.0)
     states = run(made("in_subspace", policy), [g] * 4)
-    assert [int(state.subspaces.refreshes) for state in states] == [0, 0, 1, 1]
-    assert_close(states[1].subspaces.basis, np.eye(3, 2), factor=0)
+    assert [int(state.subspace.refreshes) for state in states] == [0, 0, 1, 1]
+    assert_close(states[1].subspace.basis, np.eye(3, 2), factor=0)

@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import TO_READ, scanned, share
-from shared.policies import (
+
+import curvax
+from curvax.transforms.linalg import _loops
+from curvax.transforms.refresh import _due
+from tests.helpers import TO_READ, scanned, share
+from tests.shared.policies import (
     FACTORS,
     LARGEST,
     POLICIES,
@@ -21,9 +25,6 @@ from shared.policies import (
     shampoo,
     stepped,
 )
-
-import curvax
-from curvax.transforms.refresh import _due, _visits
 
 # Staggering
 
@@ -62,7 +63,8 @@ def test_each_entry_has_one_step_of_the_period_and_the_load_is_even(period):
     sizes, orders = [7, 3, 12, 1, 5], [64, 256, 32, 512, 128]
     costs = [float(order) ** 3 for order in orders]
     load = np.zeros(period)
-    for phases, size, cost in zip(_due._deal(sizes, costs, period), sizes, costs, strict=True):
+    works = [(cost, np.zeros(size, int)) for size, cost in zip(sizes, costs, strict=True)]
+    for phases, size, cost in zip(_due._deal(works, period), sizes, costs, strict=True):
         assert phases.shape == (size,) and (phases >= 0).all()
         load += np.bincount(phases, minlength=period) * cost
     assert load.shape == (period,)
@@ -145,19 +147,19 @@ ONE = jax.ShapeDtypeStruct((1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp
 
 
 def _refreshed(x, _, count):
-    return _due.refresh_due(_decomposed, [x], [(x, x)], [1.0], curvax.every(3), count)
+    return _due.refresh_due(jax.jit(_decomposed), x, (1,), curvax.every(3), count, given=x)
 
 
 def _both_visited(x, y, count):
-    return [_visits.visit_all(_decomposed, (z, z), (1,), count) for z in (x, y)]
+    return [_loops.visit_all(_decomposed, z, (1,), count, given=z) for z in (x, y)]
 
 
 def _done_at_most_once(x, y, count):
-    return _visits.at_most_once(lambda x, y: y + jnp.linalg.eigh(x)[1], count % 3 == 0, x, y)
+    return _loops.at_most_once(lambda x, y: y + jnp.linalg.eigh(x)[1], count % 3 == 0, x, y)
 
 
-def _decomposed(entry):
-    return entry[0], jnp.linalg.eigh(entry[0])[1]
+def _decomposed(_, given):
+    return jnp.linalg.eigh(given)[1]
 
 
 @pytest.mark.parametrize(

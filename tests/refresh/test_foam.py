@@ -2,10 +2,18 @@
 
 import jax
 import numpy as np
-from helpers import assert_close, trajectory
-from shared.policies import COUNTERS, EPS, LARGEST, STEPS, factors_of, quiet_gradients, shampoo
 
 import curvax
+from tests.helpers import assert_close, trajectory
+from tests.shared.policies import (
+    COUNTERS,
+    EPS,
+    LARGEST,
+    STEPS,
+    factors_of,
+    quiet_gradients,
+    shampoo,
+)
 
 
 def test_the_state_reports_every_factor():

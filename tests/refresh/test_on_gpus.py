@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
 
 import curvax
-from curvax.transforms.linalg import _platforms
-from curvax.transforms.refresh import _visits
+from curvax.transforms.linalg import _arrays, _loops
 from curvax.transforms.storage import _quantized
+from tests.helpers import assert_close
+from tests.tpu_forms import loops_of
 
 NUMBER, SHAPE = 6, (8, 12)
+LEAST = _loops.REFRESHED.least
 ADAM = optax.scale_by_adam()
 TRANSFORMATIONS = {
     "precondition": curvax.precondition(refresh=curvax.every(2)),
@@ -56,22 +57,23 @@ def decomposed(text: str) -> set[int]:
 def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(SHAPE) ** 2
     for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
-        monkeypatch.setattr(_visits, "DECOMPOSED", numbers)
+        monkeypatch.setattr(_loops, "REFRESHED", _loops.Groups(numbers))
         assert max(decomposed(program(TRANSFORMATIONS[name], "cuda"))) in allowed
 
 
-@pytest.mark.parametrize(("number", "at_once"), [(_visits.FEW - 1, 1), (_visits.FEW, _visits.FEW)])
+@pytest.mark.parametrize(("number", "at_once"), [(LEAST - 1, 1), (LEAST, LEAST)])
 def test_a_few_large_factors_go_one_by_one(
     number: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batched decomposition of two takes longer than that of one does twice."""
-    monkeypatch.setattr(_visits, "LARGE", max(SHAPE) ** 2)
+    groups = _loops.REFRESHED._replace(large=max(SHAPE) ** 2)
+    monkeypatch.setattr(_loops, "REFRESHED", groups)
     stack = {"kernel": jax.ShapeDtypeStruct((number, *SHAPE), jnp.float32)}
     assert max(decomposed(program(TRANSFORMATIONS["in_eigenbasis"], "cuda", stack))) == at_once
 
 
 def test_large_factors_in_few_bits_go_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_quantized, "ONE_BY_ONE_FROM", 8)
+    monkeypatch.setattr(_quantized, "SINGLY_FROM", 8)
     assert decomposed(program(TRANSFORMATIONS["precondition, 4 bits"], "cuda")) == {1}
 
 
@@ -109,9 +111,9 @@ def test_matrices_refreshed_at_once_are_those_one_by_one(
         vmapped.append(f)
         return vmap(f, *args, **how)
 
-    monkeypatch.setattr(_visits, "DECOMPOSED", most * max(SHAPE) ** 2)
-    monkeypatch.setattr(_visits, "on_gpus", lambda gpus, _, *args: gpus(*args))
-    monkeypatch.setattr(_visits.jax, "vmap", noted)
+    monkeypatch.setattr(_loops, "REFRESHED", _loops.Groups(most * max(SHAPE) ** 2))
+    loops_of("gpu", monkeypatch)
+    monkeypatch.setattr(_loops.jax, "vmap", noted)
     together, state_together = run()
     assert vmapped
     sound = np.arange(NUMBER) != 4
@@ -148,7 +150,7 @@ def test_gradients_are_read_and_not_written(platform: str) -> None:
 
 def test_a_layout_changes_no_numbers() -> None:
     x = jnp.arange(6.0).reshape(2, 3)
-    of_one = lambda x: _platforms.by_rows([x])[0]  # noqa: E731
+    of_one = lambda x: _arrays.in_rows([x])[0]  # noqa: E731
     assert np.array_equal(of_one(x), x)
     text = jax.jit(jax.vmap(of_one)).trace(x).lower(lowering_platforms=("cuda",))
     assert "LayoutConstraint" not in text.as_text()  # of vectors

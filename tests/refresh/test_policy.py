@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, at, scanned, share, trajectory
-from shared.policies import (
+
+import curvax
+from tests.helpers import assert_close, at, scanned, share, trajectory
+from tests.shared.policies import (
     COUNTERS,
     EPS,
     FACTORS,
@@ -23,8 +25,6 @@ from shared.policies import (
     shampoo,
     stepped,
 )
-
-import curvax
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -146,7 +146,8 @@ def test_refreshes_of_replicas_under_vmap_keep_their_period(executed, apart):
     replicas = [quiet_gradients(seed=seed) for seed in (0, 1)]
     gradients = jax.tree.map(lambda *g: np.stack(g, axis=1), *replicas)
     state = jax.vmap(single.init)(at(gradients, 0))
-    state = state._replace(count=state.count + np.array([0, apart], np.int32))
+    own = state["w"]
+    state = {"w": own._replace(count=own.count + np.array([0, apart], np.int32))}
     update = jax.jit(jax.vmap(lambda g, s: single.update(g, s)))
     drain(executed)
     for t in range(STEPS):
@@ -165,7 +166,7 @@ def test_multi_steps_counts_updates():
     last = slice(mini_steps - 1, None, mini_steps)
     assert_close(jax.tree.map(lambda x: x[last], updates), plain, 64)
     inner = jax.tree.map(lambda x: x[last], states.inner_opt_state)
-    assert np.array_equal(inner.count, np.arange(1, STEPS + 1))
+    assert np.array_equal(inner["w"].count, np.arange(1, STEPS + 1))
     for one, other in zip(factors_of(inner), factors_of(plain_states), strict=True):
         for field in COUNTERS:
             assert np.array_equal(getattr(one, field), getattr(other, field))

@@ -1,8 +1,8 @@
-"""A row of the registry: everything that tests, benchmarks and pages need to know about a method.
+"""A row of the registry: what tests need to know about a method.
 
-Most fields have a default, and the suites derive most of their input from a few traits: what a
-method keeps between refreshes, and on which side. `muon.py` is a short row, `shampoo.py` a long
-one.
+All of it stands in the method's docstring or is small settings. Most fields have a default, and the
+suites derive most of their input from a few traits: what a method keeps between refreshes, and on
+which side.
 """
 
 from __future__ import annotations
@@ -17,16 +17,22 @@ import curvax
 from ._bounds import Step
 
 Settings = Mapping[str, Any]
-Family = Literal[
-    "orthogonalized",
-    "scaled, or one-sided",
-    "Kronecker factors",
-    "eigenbases",
-    "low rank",
-    "recipes on Muon",
-    "recipes on factors",
-]
 Kept = Literal["roots", "bases", "subspaces"]
+
+Trait = Literal[
+    "own policy",  # takes `check_every` and `threshold` instead of `refresh`
+    "svd",  # every step computes an SVD
+    "everything",  # vectors, biases and scalars are matrices too
+    "spares output layer",  # sends the output layer to AdamW by default
+    "base",  # a base optimizer takes its direction as a gradient
+    "after the matrices",  # momentum of the tree's updates, after `on_matrices`
+    "random",  # draws random numbers, which differ between dtypes
+    "blind to means",  # the means of rows stay
+    "blind to norms",  # the norm of a matrix stays
+    "scale free",  # bitwise equal for a gradient times a power of two
+    "reads weights",  # updates depend on the parameters, which `update` needs
+    "narrow",  # a momentum of the matrix's size has the dtype of the parameters
+]
 
 # What each policy can refresh, by what it examines.
 POLICIES: Mapping[str, tuple[Kept, ...]] = {
@@ -87,113 +93,41 @@ class Size(NamedTuple):
         return self.other * self.r
 
 
-class Readme(NamedTuple):
-    """A line in the README's table of methods, for `m ≤ n`."""
-
-    direction: str
-    state: str
-    work: str
-    refresh: str
-    paper: str
-
-
-class Peer(NamedTuple):
-    """The same method in another library."""
-
-    name: str
-    aim: float  # largest ratio of our step time to the peer's
-
-
-class Coded(NamedTuple):
-    """The method with factors in 4 bits, as the training benchmark runs it."""
-
-    storage: str  # a label of `benchmarks/_methods.py`
-    mind: str
-
-
-class Variant(NamedTuple):
-    """The method with other settings, which the step benchmark times beside the plain one."""
-
-    settings: Settings
-    floor: str
-    aim: float | None = None
-    numbers: Callable[[Size], int] | None = None
-
-
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Row:
     """Everything that the suites know about one method."""
 
     name: str
-    family: Family
-    mind: str  # drawback: why one might not choose it
-    readme: Readme
-    brief: bool = False  # whether the README's table of results shows it
+    optimizer: Callable[..., Any] = None  # pyright: ignore  # `curvax.<name>` by default
 
-    # By default `curvax.<name>` and `curvax.scale_by_<name>`.
-    optimizer: Callable[..., Any] = None  # pyright: ignore
-    direction: Callable[..., Any] = None  # pyright: ignore
-
-    # Traits.
     keeps: Kept | None = None  # what it refreshes
-    own_policy: bool = False  # takes `check_every` and `threshold` instead of `refresh`
     decomposes: str | None = None  # decomposition of a refresh; "eigh" for roots and bases
-    svd: bool = False  # whether every step computes an SVD
+    traits: frozenset[Trait] = frozenset()
     fields: frozenset[str] = frozenset()  # state fields besides `FIELDS[keeps]`
-    everything: bool = False  # whether vectors, biases and scalars are matrices too
-    spares_output_layer: bool = False  # sends the output layer to AdamW by default
-    block_size: int | None = None  # default size of blocks of large matrices
-    base: bool = False  # a base optimizer takes its direction as a gradient
-    after_the_matrices: bool = False  # momentum of the tree's updates, after `on_matrices`
-    random: bool = False  # whether it draws random numbers, which differ between dtypes
-    blind_to: Literal["means", "norms"] | None = None  # rows' means or a matrix's norm stay
-    scale_free: bool = False  # bitwise equal for a gradient times a power of two
-    reads_weights: bool = False  # whether updates depend on the parameters, which `update` needs
+    numbers: Callable[[Size], int]  # in the state of a matrix, as the papers count them
 
-    # Settings: small ones for optimizer and direction, and additions for each suite.
+    # Small settings for optimizer and direction, and additions for three suites.
     settings: Settings = dataclasses.field(default_factory=dict)
-    contract: Settings = dataclasses.field(default_factory=dict)  # for the optimizer only
     algebra: Settings = dataclasses.field(default_factory=dict)  # makes quantization errors visible
     faults: Settings = dataclasses.field(default_factory=dict)
     fuzz: Settings = dataclasses.field(default_factory=dict)  # this suite uses the papers' ε
-    long: Settings = dataclasses.field(default_factory=dict)  # for matrices of 10,000 rows
-    fault_cell: tuple[str | None, str | None] | None = None  # policy and storage; None: the first
-    minima_rate: float = 0.1  # learning rate that finds Rosenbrock's minimum
-    faults_rate: float = 0.1  # learning rate for training through faults
-
-    # The weights of which decay takes a share, for a direction.
-    decayed: Callable[[Any, Any], Any] = lambda direction, weights: weights
 
     # The growth of rounding errors from the gradient to the update, in units of the dtype's
     # epsilon; see assert_close.
-    growth: float
+    growth: float = 512.0
 
     # Upper bounds on the Frobenius norm of its direction: for any gradients (None if there is no
     # bound), and for the same gradient at every step. Most bounds are attained.
     longest: Callable[[Step], float] | None = None
     longest_repeated: Callable[[Step], float] = None  # pyright: ignore
 
-    # Numbers in the state of a matrix, as the papers count them; `narrow` if they include a
-    # momentum of the matrix's size in the dtype of the parameters instead of float32.
-    numbers: Callable[[Size], int]
-    narrow: bool = False
-
-    # Benchmarks.
-    floor: str | None = None  # the minimal work of a step, see `benchmarks/_floors.py`
-    aim: float | None = None  # largest ratio of its step time to the floor's
-    peer: Peer | None = None
-    benchmark: Settings = dataclasses.field(default_factory=dict)
-    variants: Mapping[str, Variant] = dataclasses.field(default_factory=dict)
-    offset: int = 1  # offset of its refreshes in benchmarks, counted from 1
-    by_rank: Callable[[int], Settings] = lambda rank: {}  # other settings that depend on the rank
-    trained: Callable[[int], Settings] = lambda period: {}  # settings for training, from a period
-    coded: Coded | None = None
+    # The weights of which decay takes a share, for a direction.
+    decayed: Callable[[Any, Any], Any] = lambda direction, weights: weights
 
     def __post_init__(self) -> None:
         """Fills in the fields that follow from the others."""
         found = {
             "optimizer": self.optimizer or getattr(curvax, self.name),
-            "direction": self.direction or getattr(curvax, f"scale_by_{self.name}"),
             "decomposes": self.decomposes or ("eigh" if self.factors else None),
             "longest_repeated": self.longest_repeated or self.longest,
         }
@@ -205,6 +139,62 @@ class Row:
         return self.name
 
     # Properties that follow from the traits.
+
+    @property
+    def direction(self) -> Callable[..., Any]:
+        """`curvax.scale_by_<name>`, or what the optimizer of a recipe is made of."""
+        own = getattr(self.optimizer, "direction", None)
+        return own or getattr(curvax, f"scale_by_{self.name}")
+
+    @property
+    def own_policy(self) -> bool:
+        """Whether it takes `check_every` and `threshold` instead of `refresh`."""
+        return "own policy" in self.traits
+
+    @property
+    def svd(self) -> bool:
+        """Whether every step computes an SVD."""
+        return "svd" in self.traits
+
+    @property
+    def everything(self) -> bool:
+        """Whether vectors, biases and scalars are matrices too."""
+        return "everything" in self.traits
+
+    @property
+    def spares_output_layer(self) -> bool:
+        """Whether it sends the output layer to AdamW by default."""
+        return "spares output layer" in self.traits
+
+    @property
+    def base(self) -> bool:
+        """Whether a base optimizer takes its direction as a gradient."""
+        return "base" in self.traits
+
+    @property
+    def after_the_matrices(self) -> bool:
+        """Whether the momentum is that of the tree's updates."""
+        return "after the matrices" in self.traits
+
+    @property
+    def random(self) -> bool:
+        """Whether it draws random numbers."""
+        return "random" in self.traits
+
+    @property
+    def scale_free(self) -> bool:
+        """Whether a power of two as a factor changes no bit."""
+        return "scale free" in self.traits
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether `update` needs the parameters."""
+        return "reads weights" in self.traits
+
+    @property
+    def blind_to(self) -> str | None:
+        """What a step cannot change: "means" of rows, or "norms"."""
+        return next((x.removeprefix("blind to ") for x in self.traits if "blind" in x), None)
 
     @property
     def factors(self) -> bool:
@@ -268,7 +258,9 @@ class Row:
 
     def for_contract(self) -> dict[str, Any]:
         """Small settings for the contract suite."""
-        return {**self.settings, **self.without_base, **self.contract}
+        # Accumulated steps of a momentum behind the rates keep the rates of their own steps.
+        plain = {"b1": 0.0} if self.after_the_matrices else {}
+        return {**self.settings, **self.without_base, **plain}
 
     def for_algebra(self) -> dict[str, Any]:
         """Settings that make quantization errors visible and the decisions of policies clear."""
@@ -303,7 +295,7 @@ class Row:
           itemsize: bytes per entry of a parameter.
         """
         size = self.size(m, n, self.settings.get("rank", 0), self.settings)
-        momentum = (4 - itemsize) * m * n if self.narrow else 0
+        momentum = (4 - itemsize) * m * n if "narrow" in self.traits else 0
         each = 4 * len(("error", "checks", "refreshes", "indefinite", "rejected", "restarted"))
         counted = {
             None: 0,

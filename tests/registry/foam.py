@@ -1,33 +1,31 @@
 """FOAM."""
 
-import curvax
+from curvax.grafts import adam as adam_graft
 
 from ._bounds import adam
-from ._papers import NAM
-from ._row import Readme, Row
+from ._row import Row
 
 ROW = Row(
     name="foam",
-    family="Kronecker factors",
-    settings={"check_every": 2, "max_damping": 1.0, "b1": 0.9, "b2": 0.95, "eps": 0.01},
-    algebra={"threshold": 0.25, "max_damping": 2.2, "b1": 0.5, "b2": 0.3, "eps": 0.3},
-    faults={"threshold": 0.3, "max_damping": 0.02, "b1": 0.95, "b2": 0.9},
-    long={"matrices": curvax.MatrixRule(block_size=50)},
-    fault_cell=(None, "cholesky"),
-    faults_rate=0.03,
+    settings={
+        "check_every": 2,
+        "max_damping": 1.0,
+        "graft": adam_graft(0.9),
+        "b2": 0.95,
+        "eps": 0.01,
+    },
+    algebra={
+        "threshold": 0.25,
+        "max_damping": 2.2,
+        "graft": adam_graft(0.5),
+        "b2": 0.3,
+        "eps": 0.3,
+    },
+    faults={"threshold": 0.3, "max_damping": 0.02, "graft": adam_graft(0.95), "b2": 0.9},
     keeps="roots",
-    own_policy=True,
     fields=frozenset({"mu", "nu"}),  # the moments of the grafted Adam
+    traits=frozenset({"own policy"}),
     growth=512.0,  # the condition number of its damped statistics
     longest=lambda at: adam(at, 0.9, 0.95),  # grafting
     numbers=lambda s: 2 * s.m * s.n + 3 * s.squares,
-    floor="two roots, statistics",
-    mind="most state; how often it decomposes depends on the data",
-    readme=Readme(
-        direction="the same, length of Adam's",
-        state="`2mn + 3m² + 3n²`",
-        work="`4mn(m + n)`",
-        refresh="as above, only for factors that need it",
-        paper=f"{NAM}, Alg. 3",
-    ),
 )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection
 
 import numpy as np
 
 import curvax
 
-from . import asgo, kl_shampoo, muon, recipes, soap
+from . import asgo, muon, recipes, soap
 from ._bounds import Step, of_moments, polar
 from ._row import Row
 
@@ -31,20 +32,16 @@ def of_weights(at: Step) -> float:
     return 5 * math.sqrt(at.m * at.n)
 
 
-def recipe_row(name: str, like: Row, **fields: object) -> Row:
-    """The row of a recipe: that of a method, without what only the method's tables need."""
-    optimizer = getattr(recipes, name)
-    on_muon = like is muon.ROW
-    given: dict[str, object] = {
-        "name": name,
-        "family": "recipes on Muon" if on_muon else "recipes on factors",
-        "optimizer": optimizer,
-        "direction": optimizer.direction,
-        "everything": False,
-        **dict.fromkeys(("peer", "coded", "aim")),
-        "brief": False,
-        "variants": {},
-    }
+def recipe_row(
+    name: str,
+    like: Row,
+    without: Collection[str] = (),
+    more: Collection[str] = (),
+    **fields: object,
+) -> Row:
+    """The row of a recipe: that of a method but for these fields, without or with more traits."""
+    given: dict[str, object] = {"name": name, "optimizer": getattr(recipes, name)}
+    given["traits"] = (like.traits - {"everything", *without}) | {*more}
     return dataclasses.replace(like, **{**given, **fields})  # pyright: ignore
 
 
@@ -56,16 +53,16 @@ NORMUON = recipe_row(
     muon.ROW,
     fields=frozenset({"mu", "neurons"}),
     numbers=lambda s: s.m * s.n + s.n,
-    scale_free=False,  # its ε
+    without={"scale free"},  # its ε
     fuzz={},
-    mind="kernels of convolutions",
     **POLAR,
 )
 TURBO_MUON = recipe_row(
     "turbo_muon",
     muon.ROW,
-    settings={"steps": 3, "work_dtype": None},  # rounding of 16 bits hides mistakes
-    scale_free=False,  # sums of magnitudes, by whose roots rows are divided
+    # Not in bfloat16: rounding of 16 bits hides mistakes.
+    settings={"method": curvax.polar.newton_schulz(3, coefficients="turbo_muon", norm="aol")},
+    without={"scale free"},  # sums of magnitudes, by whose roots rows are divided
     fuzz={},
     **POLAR,
 )
@@ -74,25 +71,28 @@ DION = recipe_row(
     muon.ROW,
     settings={"rank": 3, "side": "smaller"},
     decomposes="qr",
-    minima_rate=0.02,
     fields=frozenset({"mu", "factor", "failures"}),
     numbers=lambda s: s.m * s.n + s.other * s.r + 1,  # and a count of failures
-    scale_free=False,  # its first factor is random
+    without={"scale free", "narrow"},  # its first factor is random
     fuzz={},
-    narrow=False,
     growth=512.0,  # the condition of the momentum in its subspace
     longest=lambda at: math.sqrt(3 * max(1, at.n / at.m)),
     longest_repeated=lambda at: math.sqrt(3 * max(1, at.n / at.m)),
-    mind="a decomposition at every step",
 )
-ON_WEIGHTS = {"reads_weights": True, "longest": of_weights, "longest_repeated": None}
+ON_WEIGHTS = {"longest": of_weights, "longest_repeated": None}
 HYPERBALL_MUON = recipe_row(
-    "hyperball_muon", muon.ROW, blind_to="norms", decayed=lambda d, w: 0 * w, **ON_WEIGHTS
+    "hyperball_muon",
+    muon.ROW,
+    more={"reads weights", "blind to norms"},
+    decayed=lambda d, w: 0 * w,
+    **ON_WEIGHTS,
 )
 CAUTIOUS_MUON = recipe_row(
     "cautious_muon", muon.ROW, decayed=lambda d, w: np.where(d * w >= 0, w, 0), **POLAR
 )
-LARS = recipe_row("lars", muon.ROW, settings={}, fuzz={}, growth=64.0, **ON_WEIGHTS)
+LARS = recipe_row(
+    "lars", muon.ROW, more={"reads weights"}, settings={}, fuzz={}, growth=64.0, **ON_WEIGHTS
+)
 KL_SOAP = recipe_row(
     "kl_soap",
     soap.ROW,
@@ -101,7 +101,6 @@ KL_SOAP = recipe_row(
     algebra={**soap.ROW.algebra, "initial": 1.0},
     faults={**soap.ROW.faults, "b3": 0.5, "method": "eigh"},  # slower, and no basis is due
     numbers=lambda s: 2 * s.m * s.n + 2 * s.squares + sum(s.orders),
-    readme=kl_shampoo.ROW.readme,
 )
 EIGENVALUE_CORRECTED = recipe_row(
     "eigenvalue_corrected_shampoo",
@@ -117,7 +116,7 @@ EIGENVALUE_CORRECTED = recipe_row(
 SOAP_BEFORE_MUON = recipe_row(
     "soap_before_muon",
     soap.ROW,
-    settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2, "steps": 3},
+    settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2, **muon.ROW.settings},
     growth=512.0 * 3.4445**3,  # both of its parts'
     **POLAR,
 )
@@ -127,7 +126,6 @@ ONE_SIDED_SHAMPOO = recipe_row(
     settings={"b1": 0.9, "b2": 0.95, "eps": 0.01, "refresh": 2},
     longest=lambda at: RMS * math.sqrt(at.m * at.n),
     longest_repeated=lambda at: RMS * math.sqrt(at.m * at.n),
-    scale_free=False,
 )
 
 LEADERS = (

@@ -3,8 +3,7 @@
 import numpy as np
 
 from ._bounds import Step
-from ._papers import GONG
-from ._row import Readme, Row
+from ._row import Row
 
 
 def of_scales(at: Step) -> float:
@@ -16,24 +15,11 @@ def of_scales(at: Step) -> float:
 
 ROW = Row(
     name="racs",
-    family="scaled, or one-sided",
     settings={"iterations": 2},
     faults={"iterations": 5},
-    faults_rate=0.3,
     fields=frozenset({"rows", "columns", "norm"}),
-    spares_output_layer=True,
-    scale_free=True,
+    traits=frozenset({"scale free", "spares output layer"}),
     growth=4.0,
     longest_repeated=of_scales,  # with changing gradients the scales may be small
     numbers=lambda s: s.m + s.n + 1,
-    floor="rank one",
-    mind="no momentum",
-    brief=True,
-    readme=Readme(
-        direction="`diag(q)^(-1/2) G diag(s)^(-1/2)`, `q sᵀ ≈ G²`",
-        state="`m + n + 1`",
-        work="`20mn`",
-        refresh="",
-        paper=f"{GONG}, Alg. 1",
-    ),
 )

@@ -15,10 +15,11 @@ import optax
 
 import curvax
 from curvax.optimizers._assemble import others_or_adamw
-from curvax.transforms._decay import unless_zero
+from curvax.transforms.directions._weight_decay import optional_decay
 from curvax.transforms.refresh._policy import as_policy
 
 REST = tuple(inspect.signature(curvax.assemble).parameters.values())[2:]
+TURBO = curvax.polar.newton_schulz(4, coefficients="turbo_muon", norm="aol", dtype="bfloat16")
 WARM = curvax.policies.diagonal_residual(1, 0.01)
 SHARED = tuple(x for x in REST if x.name not in ("base", "guard"))
 
@@ -97,13 +98,14 @@ def eigenvalue_corrected_shampoo(
     b2: Any = 0.95,
     b3: Any = 0.95,
     eps: Any = 1e-8,
-    method: str = "qr",
-    iterations: int = 10,
+    method: Any = None,
     refresh: Any = WARM,
     storage: Any = None,
     side: str = "both",
 ) -> Any:
     """SOAP whose bases are renewed by warm QR where they no longer diagonalize."""
+    if method is None:
+        method = "qr" if isinstance(refresh, curvax.policies.Every) else curvax.eigenbases.qr(10)
     return curvax.scale_by_soap(
         b1=b1,
         b2=b2,
@@ -111,7 +113,6 @@ def eigenvalue_corrected_shampoo(
         eps=eps,
         bias_correction=True,
         method=method,
-        iterations=iterations,
         refresh=refresh,
         storage=storage,
         side=side,
@@ -119,18 +120,19 @@ def eigenvalue_corrected_shampoo(
 
 
 @recipe
-def normuon(*, b1: Any = 0.95, b2: Any = 0.95, steps: int = 5) -> Any:
+def normuon(*, b1: Any = 0.95, b2: Any = 0.95, method: Any = "newton_schulz") -> Any:
     """Muon with a second moment for each output."""
-    return optax.chain(curvax.scale_by_muon(b1=b1, b2=b2, steps=steps), curvax.scale_by_shape(0.2))
+    direction = curvax.scale_by_muon(b1=b1, b2=b2, method=method)
+    return optax.chain(direction, curvax.scale_by_shape(0.2))
 
 
 @recipe
-def turbo_muon(*, b1: Any = 0.95, steps: int = 4, work_dtype: Any = "bfloat16") -> Any:
+def turbo_muon(*, b1: Any = 0.95, method: Any = TURBO) -> Any:
     """Muon that starts from scaled rows, with four iterations in half precision."""
-    direction = curvax.scale_by_muon(
-        b1=b1, norm="aol", coefficients="turbo_muon", steps=steps, work_dtype=work_dtype
+    return optax.chain(
+        curvax.scale_by_muon(b1=b1, method=method),
+        curvax.scale_by_shape(0.2),
     )
-    return optax.chain(direction, curvax.scale_by_shape(0.2))
 
 
 @recipe
@@ -147,7 +149,7 @@ def soap_before_muon(
     b2: Any = 0.95,
     b3: Any = 0.95,
     eps: Any = 0.0,
-    steps: int = 5,
+    method: Any = "newton_schulz",
     refresh: Any = 10,
     storage: Any = None,
     side: str = "both",
@@ -157,7 +159,7 @@ def soap_before_muon(
         curvax.scale_by_soap(
             b1=b1, b2=b2, b3=b3, eps=eps, refresh=refresh, storage=storage, side=side
         ),
-        curvax.orthogonalize(steps=steps),
+        curvax.orthogonalize(method),
         curvax.scale_by_shape(0.2),
     )
 
@@ -204,18 +206,18 @@ def _nothing(rate: Any, **decay: Any) -> Any:
 
 
 def _cautious(rate: Any, *, weight_decay: Any, mask: Any) -> Any:
-    decay = unless_zero(weight_decay, curvax.add_cautious_decay(weight_decay, mask))
+    decay = optional_decay(weight_decay, curvax.add_cautious_decay(weight_decay, mask))
     return optax.chain(decay, optax.scale_by_learning_rate(rate))
 
 
 @recipe(behind=_on_spheres, base=_nothing)
-def hyperball_muon(*, b1: Any = 0.95, steps: int = 5, eps: Any = 1e-8) -> Any:
+def hyperball_muon(*, b1: Any = 0.95, method: Any = "newton_schulz") -> Any:
     """Muon on spheres: weights keep their norms."""
-    return curvax.scale_by_muon(b1=b1, steps=steps, eps=eps)
+    return curvax.scale_by_muon(b1=b1, method=method)
 
 
 @recipe(base=_cautious)
-def cautious_muon(*, b1: Any = 0.95, steps: int = 5, eps: Any = 1e-8) -> Any:
+def cautious_muon(*, b1: Any = 0.95, method: Any = "newton_schulz") -> Any:
     """Muon with cautious decay."""
-    direction = curvax.scale_by_muon(b1=b1, steps=steps, eps=eps)
+    direction = curvax.scale_by_muon(b1=b1, method=method)
     return optax.chain(direction, curvax.scale_by_shape(0.2))

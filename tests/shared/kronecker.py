@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from helpers import ALL_CELLS, assert_close, at, gradients_like, scanned, stacked
 
 import curvax
 from curvax.transforms.kronecker._factor import Factor
+from tests.helpers import ALL_CELLS, assert_close, at, gradients_like, scanned, stacked
 
 STEPS = 20
 EPS = 2.0**-4  # beside factors of size up to 10

@@ -3,7 +3,8 @@
 from typing import Any
 
 import numpy as np
-from helpers import scanned, share
+
+from tests.helpers import scanned, share
 
 STEPS = 30
 RANK = 3

@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import (
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import curvax
+from tests.helpers import (
     gradients_like,
     normal_like,
     run_scanned,
     share,
 )
-from jax.sharding import AxisType, Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
-from registry import NAMED
-
-import curvax
+from tests.registry import NAMED
 
 STEPS = 3
 AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}

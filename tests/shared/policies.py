@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from helpers import at
 
 import curvax
 from curvax.transforms.kronecker import _factor
+from tests.helpers import at
 
 STEPS = 17
 EPS, LARGEST = 2.0**-5, 2.0**-2  # beside factors of size 1
@@ -66,7 +66,7 @@ def drain(log) -> collections.Counter[int]:
 
 
 @dataclasses.dataclass(frozen=True)
-class TraceGrowth:
+class TraceGrowth(curvax.policies.RefreshPolicy):
     """Refreshes a factor whose trace has changed by more than a factor; else damps it twice."""
 
     schedule: curvax.policies.Every
@@ -83,7 +83,7 @@ class TraceGrowth:
 
 
 @dataclasses.dataclass(frozen=True)
-class TwiceAtFirst:
+class TwiceAtFirst(curvax.policies.RefreshPolicy):
     """Refreshes at steps 1 and 2 and never again: a schedule of one's own."""
 
     examines = None

@@ -9,10 +9,10 @@ on sides where statistics have full rank from the first step: for `(m, n)` with 
 import functools
 
 import numpy as np
-from helpers import scanned
-from reference.soap import eigenvectors
 
 import curvax
+from tests.helpers import scanned
+from tests.reference.soap import eigenvectors
 
 STEPS = 30
 

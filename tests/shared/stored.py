@@ -5,12 +5,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import scanned
-from reference.shampoo_4bit import linear2_codebook, load
 
 import curvax
 from curvax.transforms.storage import _cholesky
 from curvax.transforms.storage._quantized import Square
+from tests.helpers import scanned
+from tests.reference.shampoo_4bit import linear2_codebook, load
 
 STEPS, T1, T2, B2, BE, EPS = 30, 2, 5, 0.9, 0.8, 1e-6
 MODES = ("vq", "cq", "cq_ef")

@@ -29,9 +29,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import ALL_CELLS, program, scanned
 
 import curvax
+from tests.helpers import ALL_CELLS, program, scanned
 
 STEPS = 24
 

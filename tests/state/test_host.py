@@ -9,10 +9,10 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import pytest
-from helpers import normal_like
-from shared.meshes import mesh_of, on
 
 import curvax
+from tests.helpers import normal_like
+from tests.shared.meshes import mesh_of, on
 
 PARAMS = {
     "up": {"kernel": jnp.ones((40, 64))},

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from registry import Row, every_optimizer
 
 import curvax
+from tests.cases import in_turns
+from tests.registry import Row
 
 PARAMS = {
     "a": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
@@ -42,7 +43,7 @@ def names_the_place(message: str, has: str, place: str, wants: str) -> bool:
     return (has, wants) == (found[1], found[3]) and found[2].endswith(place)
 
 
-@every_optimizer
+@in_turns(0)
 def test_the_state_of_another_optimizer_is_named(row: Row) -> None:
     # Eigen-Adam's update takes SOAP's state, and leaves one side of it alone.
     other = curvax.muon(0.1) if row.name in ("soap", "eigen_adam") else curvax.soap(0.1)
@@ -53,7 +54,7 @@ def test_the_state_of_another_optimizer_is_named(row: Row) -> None:
 @pytest.mark.parametrize("state", [optax.adam(0.1).init(PARAMS), PARAMS, None, ()], ids=type)
 def test_what_is_no_state_of_ours_is_named(state: Any) -> None:
     message = refused(curvax.muon(0.1), state)
-    assert names_the_place(message, "nothing", "counts/4x6", "int32[2, 3]")
+    assert names_the_place(message, "nothing", "4x6/counts", "int32[2, 3]")
 
 
 SCHEDULE = optax.linear_schedule(0.1, 0.0, 10)
@@ -61,24 +62,28 @@ CHANGED: dict[str, tuple[Any, Any, tuple[str, str, str]]] = {
     "rank": (
         curvax.galore(0.1, rank=2),
         curvax.galore(0.1, rank=3),
-        ("float32[2, 4, 2]", "subspaces/4x6/basis", "float32[2, 4, 3]"),
+        ("float32[2, 4, 2]", "4x6/0/subspace/basis", "float32[2, 4, 3]"),
     ),
     "storage": (
         curvax.soap(0.1, **CODES),
         curvax.soap(0.1),
-        ("nothing", "left/4x6/statistic", "float32[2, 4, 4]"),
+        ("nothing", "4x6/inner/left/statistic", "float32[2, 4, 4]"),
     ),
     "policy": (
         curvax.shampoo(0.1),
         curvax.shampoo(0.1, **FOAM),
-        ("nothing", "left/4x6/eigenvectors", "float32[2, 4, 4]"),
+        ("nothing", "4x6/inner/direction/left/eigenvectors", "float32[2, 4, 4]"),
     ),
     "policy, back": (
         curvax.shampoo(0.1, **FOAM),
         curvax.shampoo(0.1),
-        ("nothing", "left/4x6/error", "float32[2]"),
+        ("nothing", "4x6/inner/direction/left/error", "float32[2]"),
     ),
-    "method": (curvax.foam(0.1), curvax.shampoo(0.1), ("nothing", "left/4x6/error", "float32[2]")),
+    "method": (
+        curvax.foam(0.1),
+        curvax.shampoo(0.1),
+        ("nothing", "4x6/inner/direction/left/error", "float32[2]"),
+    ),
     "schedule": (
         curvax.muon(0.1),
         curvax.muon(SCHEDULE),
@@ -130,18 +135,18 @@ def test_gradients_of_other_shapes_are_named_without_params() -> None:
     state = optimizer.init(PARAMS)
     transposed = jax.tree.map(lambda x: x.T, PARAMS)
     message = refused(optimizer, state, transposed, None)
-    assert names_the_place(message, "int32[2, 3]", "counts/4x6", "int32[1, 3]")
+    assert names_the_place(message, "int32[2, 3]", "4x6/counts", "int32[1, 3]")
     assert "update needs params" in message
     fewer = {"a": PARAMS["a"]}
     for params in (None, fewer):
         message = refused(optimizer, state, fewer, params)
-        assert names_the_place(message, "int32[2, 3]", "counts/4x6", "int32[1, 3]")
+        assert names_the_place(message, "int32[2, 3]", "4x6/counts", "int32[1, 3]")
     longer = {**PARAMS, "a": {**PARAMS["a"], "bias": np.ones(7, np.float32)}}
     message = refused(optimizer, state, longer, None)
     assert names_the_place(message, "float32[6]", "mu/a/bias", "float32[7]")
 
 
-@every_optimizer
+@in_turns(1)
 def test_arguments_in_another_order_are_named(row: Row) -> None:
     """Those of `update`, and of the tools that take parameters and a state."""
     optimizer = row.make()
@@ -159,7 +164,7 @@ def test_arguments_in_another_order_are_named(row: Row) -> None:
         curvax.state_sharding(optimizer, jax.make_mesh((1,), ("x",)), PARAMS)  # pyright: ignore
 
 
-@every_optimizer
+@in_turns(2)
 def test_gradients_with_another_tree_are_named(row: Row) -> None:
     optimizer = row.make()
     state = optimizer.init(PARAMS)
@@ -173,7 +178,7 @@ def test_a_view_alone_names_it_too() -> None:
     params = {"kernel": np.ones((4, 6), np.float32)}
     view, other = (curvax.on_matrices(x) for x in (curvax.momentum(), curvax.scale_by_soap()))
     message = refused(view, other.init(params), params, params)
-    assert names_the_place(message, "nothing", "mu/4x6", "float32[1, 4, 6]")
+    assert names_the_place(message, "nothing", "4x6/inner/mu", "float32[1, 4, 6]")
 
 
 def test_other_errors_stay_as_they_are() -> None:

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import optax
 import pytest
-from helpers import run_scanned
-from shared.reports import table
 
 import curvax
+from tests.helpers import run_scanned
+from tests.shared.reports import table
 
 
 def ones(*shape: int) -> np.ndarray:

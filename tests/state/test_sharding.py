@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import optax
 from jax.sharding import PartitionSpec as P
-from registry import NAMED
-from shared.meshes import ADAMW, begin, given, mesh_of, on
 
 import curvax
+from tests.registry import NAMED
+from tests.shared.meshes import ADAMW, begin, given, mesh_of, on
 
 
 def test_copies_of_parameters_are_sharded_like_the_parameters() -> None:

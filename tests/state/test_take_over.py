@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close, gradients_like, run
 
 import curvax
+from tests.helpers import assert_close, gradients_like, run
 
 PARAMS = {
     "dense": {"kernel": jnp.arange(12.0).reshape(3, 4) / 9, "bias": jnp.ones(4)},

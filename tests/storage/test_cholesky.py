@@ -6,8 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, at, with_spectrum
-from shared.stored import (
+
+import curvax
+from curvax.transforms.storage import _cholesky
+from tests.helpers import assert_close, at, with_spectrum
+from tests.shared.stored import (
     EPS32,
     decode_stored,
     drifting_gradients,
@@ -16,9 +19,6 @@ from shared.stored import (
     storage_of,
     trajectories,
 )
-
-import curvax
-from curvax.transforms.storage import _cholesky
 
 # Damping
 
@@ -137,7 +137,7 @@ def test_on_gpus_the_matrices_of_a_stack_are_tried_again_together(monkeypatch):
     spectra = np.array([[1, 2, 3, 4], [1, 1, 1, -3e-6], [1, 1, 1, -1]])
     stack = np.float32(turn * spectra[:, None, :] @ turn.T)
     alone, failed = _cholesky.decomposed(jnp.asarray(stack), 0.0, "absolute")
-    monkeypatch.setattr(_cholesky, "one_by_one", lambda one, x, at_once: at_once(x))
+    monkeypatch.setattr(_cholesky, "each_matrix", lambda one, x, at_once: at_once(x))
     anew = _cholesky.decomposed.__wrapped__
     together, also_failed = anew(jnp.asarray(stack), 0.0, "absolute")
     assert failed.tolist() == also_failed.tolist() == [False, False, True]
@@ -178,7 +178,7 @@ def test_the_optimizer_goes_on_when_decompositions_fail(mode, monkeypatch):
     monkeypatch.setattr(_cholesky, "decomposed", never)
     settings = {"refresh": 2, "statistics_every": 1, "side": "left"}
     directions, states = trajectories(shampoo(storage_of(mode, 4), **settings), {"w": g})
-    left = states.direction.left["w"]
+    left = states.direction["w"].left
     assert left.statistic.failures.tolist() == [0, 0, 0, 1, 2, 3]
     kept = left.statistic._replace(failures=np.zeros(6))
     assert same(at(kept, 2), at(kept, 5)) and not same(at(kept, 1), at(kept, 2))

@@ -12,8 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL_CELLS, OPTIMIZED, share
-from tpu_forms import forms_of_tpus
 
 from curvax.transforms.storage._codec import (
     MAPS,
@@ -27,6 +25,8 @@ from curvax.transforms.storage._codec import (
     tile_scales,
     unpack,
 )
+from tests.helpers import ALL_CELLS, OPTIMIZED, share
+from tests.tpu_forms import forms_of_tpus
 
 # Optimized, where rounding decides: that may not change a bit either.
 optimized = functools.partial(jax.jit, compiler_options=OPTIMIZED)

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, generator, orthogonal, share, with_spectrum
 
 import curvax
 from curvax.transforms._side import LEFT, RIGHT
-from curvax.transforms.storage._dither import dither
+from curvax.transforms.storage._codec import dither_of
+from tests.helpers import assert_close, generator, orthogonal, share, with_spectrum
 
 BITS = (4, 6, 8)
 ORDERS = (1, 2, 5, 66, 130)
@@ -231,7 +231,7 @@ def test_dither_fills_the_unit_interval_evenly():
     """Over steps at every place, and over places at every step; 1 is not reached."""
     steps = 256
     found = np.asarray(
-        jax.jit(dither, static_argnums=(1, 2))(jnp.arange(steps, dtype=jnp.int32), 32, 32)
+        jax.jit(dither_of, static_argnums=(1, 2))(jnp.arange(steps, dtype=jnp.int32), 32, 32)
     )
     assert found.shape == (steps, 32, 32) and found.min() >= 0 and found.max() < 1
     for u in (found.reshape(steps, -1), found.reshape(steps, -1).T):

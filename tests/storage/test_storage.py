@@ -8,9 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_close, at, program, share
-from reference.shampoo_4bit import load, store
-from shared.stored import (
+
+import curvax
+from curvax.transforms.kronecker import _factor
+from curvax.transforms.linalg import _inverse_root as _roots
+from tests.helpers import assert_close, at, program, share
+from tests.reference.shampoo_4bit import load, store
+from tests.shared.stored import (
     EPS32,
     HALF_GAP,
     MODES,
@@ -23,10 +27,6 @@ from shared.stored import (
     storage_of,
     trajectories,
 )
-
-import curvax
-from curvax.transforms.kronecker import _factor
-from curvax.transforms.linalg import _inverse_root as _roots
 
 # Forms and bytes
 
@@ -80,7 +80,7 @@ def test_four_bits_save_as_many_bytes_as_documented(order):
     def size(storage):
         state = jax.eval_shape(shampoo(storage, graft=None).init, tree)
         return sum(
-            _bytes((f.statistic, f.inverse_root)) for f in (state.left["w"], state.right["w"])
+            _bytes((f.statistic, f.inverse_root)) for f in (state["w"].left, state["w"].right)
         )
 
     dense, quantized = size(curvax.dense()), size(curvax.quantized())
@@ -117,8 +117,8 @@ def test_below_the_smallest_size_storage_changes_nothing(mode):
     assert program(small.init, params) == program(dense.init, params)
     assert program(small.update, params, state) == program(dense.update, params, state)
     coded = jax.eval_shape(shampoo(storage_of(mode, min_elements=36)).init, params)
-    assert hasattr(coded.direction.left["w"].statistic, "codes")
-    assert not hasattr(coded.direction.right["w"].statistic, "codes")
+    assert hasattr(coded.direction["w"].left.statistic, "codes")
+    assert not hasattr(coded.direction["w"].right.statistic, "codes")
 
 
 @pytest.mark.parametrize("keep_diagonal", [True, False])
@@ -163,7 +163,7 @@ def test_jit_scan_vmap_and_stacks_agree(mode):
         settings = {"refresh": 3, "initial": 0.1, "eps": 1e-3, "side": "left"}
         transformation = shampoo(storage_of(mode, 4), **settings)
         scanned = trajectories(transformation, {"w": pair})
-        desired = at((scanned[0]["w"], scanned[1].direction.left["w"]), -1)
+        desired = at((scanned[0]["w"], scanned[1].direction["w"].left), -1)
 
         def assert_same(direction, factor):
             factor = factor._replace(error=desired[1].error)  # as small as rounding itself
@@ -180,17 +180,17 @@ def test_jit_scan_vmap_and_stacks_agree(mode):
         for t in range(6):
             found, state = update(at(gradients, t), state)
         stacked = np.stack([found["a"], found["b"]])
-        assert_same(stacked, state.inner.inner.direction.left["6x9"])
+        assert_same(stacked, state.inner["6x9"].inner.direction.left)
 
         found, state = at(trajectories(apart, gradients), -1)
-        left = state.inner.inner.direction.left
-        factor = jax.tree.map(lambda *x: np.concatenate(x), left["a"], left["b"])
+        left = [state.inner[name].inner.direction.left for name in "ab"]
+        factor = jax.tree.map(lambda *x: np.concatenate(x), *left)
         assert_same(np.stack([found["a"], found["b"]]), factor)
 
         def replica(g):
             step = lambda state, x: transformation.update({"w": x}, state)[::-1]  # noqa: E731
             state, directions = jax.lax.scan(step, transformation.init({"w": g[0]}), g)
-            return directions["w"][-1], state.direction.left["w"]
+            return directions["w"][-1], state.direction["w"].left
 
         mapped = jax.jit(jax.vmap(replica, in_axes=1))
         assert_same(*mapped(pair))
@@ -222,8 +222,8 @@ ORDER = 7
 
 
 def _kronecker(state):
-    """The state of `precondition`, below a graft's or not."""
-    return getattr(state, "direction", state)
+    """The state of `precondition` of the matrices "w", below a graft's or not."""
+    return getattr(state, "direction", state)["w"]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_every_method_keeps_its_factors_in_codes(method, mode):
     g = drifting_gradients({"w": (ORDER, 9)}, 8, seed=1)["w"]
     directions, states = trajectories(METHODS[method](storage_of(mode, 4)), {"w": np.float32(g)})
     state = _kronecker(states)
-    left, right = state.left["w"], state.right["w"]
+    left, right = state.left, state.right
     moments = [x for x in jax.tree.leaves(state.momentum) if x.shape == g.shape]
     for t in range(8):
         product = (moments[0] if moments else g)[t].astype(np.float64)
@@ -276,7 +276,7 @@ def test_gradients_that_are_not_finite_never_reach_the_codes(mode):
     settings = {"refresh": 1, "statistics_every": 1, "initial": 0.1, "side": "left"}
     runs = [{"w": np.float32(g)} for g in (clean, dirty)]
     (_, states), (_, dirty_states) = trajectories(shampoo(storage_of(mode, 4), **settings), *runs)
-    good, factor = (s.direction.left["w"] for s in (states, dirty_states))
+    good, factor = (s.direction["w"].left for s in (states, dirty_states))
     assert all(
         np.isfinite(x).all() for x in jax.tree.leaves((factor.statistic, factor.inverse_root))
     )

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close
 
 from curvax.transforms.storage._triangle import fold, join, squared, strictly_lower, unfold
+from tests.helpers import assert_close
 
 ORDERS = range(1, 10)
 

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from helpers import assert_close
-from reference.sumo import extract_adapter
 
 import curvax
+from tests.helpers import assert_close
+from tests.reference.sumo import extract_adapter
 
 pytestmark = pytest.mark.xdist_group("adapters")  # extract_adapter compiles operation by operation
 

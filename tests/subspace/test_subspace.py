@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import assert_close
-from shared.low_rank import GRADIENTS, RANK, trajectories
 
 import curvax
 from curvax import policies, subspaces
+from curvax.transforms.subspace._subspace import SubspaceState
+from tests.helpers import assert_close
+from tests.shared.low_rank import GRADIENTS, RANK, trajectories
 
 DIRECTIONS = {
     "galore": curvax.scale_by_galore,
@@ -30,6 +31,13 @@ def _by_period(method):
     return lambda period: DIRECTIONS[method](rank=RANK, refresh=curvax.every(period, offset=offset))
 
 
+def _subspace_of(state):
+    """The subspace of the matrices "x", in a state of any of the directions."""
+    is_state = lambda node: isinstance(node, SubspaceState)  # noqa: E731
+    (found,) = filter(is_state, jax.tree.leaves(state, is_leaf=is_state))
+    return found.subspace
+
+
 def _in_one_worker(methods):
     """Tests of a method share its compiled program."""
     marks = {method: pytest.mark.xdist_group(f"{method} of a gradient") for method in methods}
@@ -40,8 +48,7 @@ def _in_one_worker(methods):
 def test_zero_gradients_leave_a_subspace_alone_until_there_is_one(method):
     gradients = {"x": [np.zeros((6, 9))] * 2 + GRADIENTS["wide"][2:]}
     directions, states = trajectories(_by_period(method), gradients, "float32", 7)
-    state = next(s for s in states if hasattr(s, "subspaces"))
-    subspace = state.subspaces["x"]
+    subspace = _subspace_of(states)
     assert np.isfinite(directions["x"]).all() and not directions["x"][:2].any()
     assert subspace.refreshes[:3].tolist() == [0, 0, 1]
     assert subspace.rejected[:3].tolist() == [1, 2, 2]
@@ -56,7 +63,7 @@ def test_a_basis_that_is_not_finite_is_not_used():
         gradients = {"x": [g.copy() for g in GRADIENTS["wide"]]}
         gradients["x"][3][0, 0] = bad  # at the refresh of step 4
         _, states = trajectories(direction, gradients, "float32")
-        subspace = states.subspaces["x"]
+        subspace = states["x"].subspace
         assert_close(subspace.basis[3], subspace.basis[2], factor=0)
         assert subspace.rejected[-1] == 1 and np.isfinite(subspace.basis).all()
 
@@ -72,18 +79,16 @@ def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     found, expected = (trajectories(_by_period(method), g, "float32", 4) for g in (bad, zero))
     still = np.array([not np.isfinite(g).all() for g in bad["x"]])[:, None, None]
     assert_close(found[0], {"x": np.where(still, 0, expected[0]["x"])}, factor=0)
-    skipped = found[1][0].subspaces["x"].skipped
+    skipped = found[1][0]["x"].subspace.skipped
     assert skipped.tolist() == np.cumsum([not np.isfinite(g).all() for g in bad["x"]]).tolist()
-    plain = expected[1][0].subspaces["x"]
+    plain = expected[1][0]["x"].subspace
     plain = plain._replace(counts=plain.counts.plus(skipped=skipped))
-    assert_close(found[1][0].subspaces, {"x": plain}, factor=0)
-    assert_close(found[1][0].inner, expected[1][0].inner, factor=0)
+    assert_close(found[1][0]["x"].subspace, plain, factor=0)
+    assert_close(found[1][0]["x"].inner, expected[1][0]["x"].inner, factor=0)
 
 
-class CountingFinder:
+class CountingFinder(subspaces.BasisFinder):
     """The exact basis, found by a program that says when it runs."""
-
-    orthonormal = kept = True
 
     def __init__(self):
         self.found = 0
@@ -104,12 +109,11 @@ def test_bad_matrices_do_not_touch_the_others_of_their_stack(method):
     _, state = update(g, transformation.init(g))
     good, _ = update(g, state)
     bad = {"x": g["x"].at[1, 2, 3].set(jnp.nan)}
-    subspaces_of = lambda state: next(s for s in state if hasattr(s, "subspaces")).subspaces["x"]  # noqa: E731
-    before = subspaces_of(state).basis
+    before = _subspace_of(state).basis
     if before is not None:
         state = optax.tree.set(state, basis=before.at[2, 0, 0].set(jnp.inf))
     directions, state = update(bad, state)
-    after = subspaces_of(state)
+    after = _subspace_of(state)
     assert_close(directions["x"][0], good["x"][0], factor=0)
     assert not directions["x"][1].any() and good["x"][1].any()
     assert after.skipped.tolist() == [0, 1, before is not None]
@@ -118,7 +122,7 @@ def test_bad_matrices_do_not_touch_the_others_of_their_stack(method):
         assert after.damaged.tolist() == [0, 0, 1]
         assert_close(after.basis[:2], before[:2], factor=0)
         _, state = update(g, state)
-        assert np.isfinite(subspaces_of(state).basis).all()
+        assert np.isfinite(_subspace_of(state).basis).all()
 
 
 def test_what_follows_a_product_is_scaling_alone():
@@ -171,7 +175,7 @@ def test_keys_do_not_depend_on_the_stack():
     seeded = curvax.scale_by_apollo(rank=2, seed=1)
     other = jax.jit(curvax.on_matrices(seeded, weight_dimension_numbers=axes).init)(params)
     assert not (
-        jax.tree.leaves(other.inner.inner[0].subspaces["6x8"].key)[0][:3] == keys[0][0]
+        jax.tree.leaves(other.inner["6x8"].inner[0].subspace.key)[0][:3] == keys[0][0]
     ).all()
 
 
@@ -179,9 +183,7 @@ def test_a_parameters_key_is_its_paths():
     """Written down, so that keys stay the same in later versions."""
     state = curvax.scale_by_apollo(rank=1, seed=3).init({"a": jnp.zeros((2, 2))})[0]
     own = jax.random.fold_in(jax.random.key(3, impl="threefry2x32"), zlib.crc32(b"a"))
-    assert_close(
-        state.subspaces["a"].key, jax.random.key_data(jax.random.fold_in(own, 0)), factor=0
-    )
+    assert_close(state["a"].subspace.key, jax.random.key_data(jax.random.fold_in(own, 0)), factor=0)
 
 
 # Summaries and bad arguments
@@ -195,23 +197,31 @@ def test_summaries_show_the_rank_and_errors_name_the_parameter():
     with pytest.raises(
         ValueError, match=r"rank must be at most 3 for the parameter 'small/kernel'"
     ):
-        curvax.galore(0.1, rank=5, clamp_rank=False).init(params)
-    text = curvax.summarize(curvax.alice(0.1, rank=3, leading=2), params)
+        _unclamped(5, subspaces.svd()).init(params)
+    switched = subspaces.complement(2)
+    text = curvax.summarize(curvax.alice(0.1, rank=3, switching=switched), params)
     assert "rank 3 on the left, leading 3 instead of 2" in text  # no complement of 3 in 3
     assert "rank 3 on the right, leading 2" in text and "leading 2 instead" not in text
     with pytest.raises(ValueError, match=r"leading must be 3 for the parameter 'small/kernel'"):
-        curvax.alice(0.1, rank=3, leading=2, clamp_rank=False).init(params)
+        _unclamped(3, switched).init(params)
+
+
+def _unclamped(rank, basis):
+    direction = curvax.in_subspace(
+        optax.scale_by_adam(), rank, basis=basis, refresh=curvax.every(2), clamp_rank=False
+    )
+    return curvax.assemble(direction, 0.1, guard=False)
 
 
 IN_SUBSPACE: dict[str, Any] = {"basis": subspaces.svd(), "refresh": curvax.every(2)}
 BAD = {
     "rank": (lambda: curvax.galore(0.1, rank=0), "rank must be an integer of at least 1, got 0"),
-    "leading": (lambda: curvax.alice(0.1, leading=-1), "leading must be an integer"),
+    "leading": (lambda: subspaces.complement(-1), "leading must be an integer"),
     "switching": (lambda: curvax.alice(0.1, switching="x"), "switching must be one of"),
     "compensation": (lambda: curvax.alice(0.1, compensation="x"), "compensation must be one of"),
     "a compensation": (
         lambda: curvax.in_subspace(optax.identity(), 2, compensation=1, **IN_SUBSPACE),
-        "compensation must be None or a value",
+        "compensation must be one of None, 'optimal', .* or a value",
     ),
     "carry": (lambda: curvax.galore(0.1, carry="rotate"), "carry must be a value"),
     "basis": (lambda: curvax.galore(0.1, basis="svd"), "basis must be a basis such as"),
@@ -220,19 +230,17 @@ BAD = {
         lambda: curvax.galore(0.1, refresh=policies.foam(5, threshold=0.5, max_damping=1e-3)),
         "refresh must be .* that examines 'projection'; got Foam.*, which examines 'damping'",
     ),
-    "residual": (lambda: curvax.fira(0.1, residual="x"), "residual must be one of"),
-    "plus": (lambda: curvax.fira(0.1, plus=-1.0), "plus must be a number in"),
-    "plus and residual": (
-        lambda: curvax.fira(0.1, plus=0.4, residual="scaled"),
-        "residual must be 'complement' for Fira",
-    ),
-    "gamma": (lambda: curvax.alice(0.1, gamma=0.5), "gamma must be a number in"),
+    "residual": (lambda: subspaces.fira(residual="x"), "residual must be a number in"),
+    "plus": (lambda: subspaces.fira_plus(weight=-1.0), "weight must be a number in"),
+    "gamma": (lambda: subspaces.optimal(gamma=0.5), "gamma must be a number in"),
     "scale": (lambda: curvax.galore(0.1, scale=-1.0), "scale must be a number in"),
-    "compensation_scale": (
-        lambda: curvax.alice(0.1, compensation_scale=-1.0),
-        "compensation_scale must be a number in",
+    "weight": (lambda: subspaces.optimal(weight=-1.0), "weight must be a number in"),
+    "decay": (lambda: subspaces.optimal(1.0), "decay must be a number in"),
+    "whole": (lambda: curvax.apollo(0.1, whole="x"), "whole must be True or False"),
+    "b3 of a drawn basis": (
+        lambda: curvax.alice(0.1, switching="gaussian"),
+        "b3 must be None with a basis .*switching= .*; got b3=0.999 and Gaussian",
     ),
-    "variant": (lambda: curvax.apollo(0.1, variant="x"), "variant must be one of"),
     "inner": (lambda: curvax.in_subspace(1, 2, **IN_SUBSPACE), "inner must be an Optax"),
     "b3": (lambda: curvax.alice(0.1, b3=1.0), "b3 must be a number in"),
     "threshold": (lambda: policies.below_norm(-1.0), "threshold must be a number in"),

@@ -11,15 +11,16 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from contract import Model, compiled, small_tree
 from flax import nnx
-from helpers import gradients_like, run, trained
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from registry import Row, every_optimizer
-from shared.meshes import both_axis_types, mesh_of
 
 import curvax
+from tests.cases import in_turns
+from tests.contract import Model, compiled, small_tree
+from tests.helpers import gradients_like, run, trained
+from tests.registry import Row
+from tests.shared.meshes import both_axis_types, mesh_of
 
 WRAPPERS = {
     "stochastic": curvax.stochastic_rounding,
@@ -152,7 +153,7 @@ def test_parameters_in_float32_are_as_without(wrap):
     assert found["head"]["kernel"].dtype == jnp.bfloat16
 
 
-@every_optimizer
+@in_turns(2)
 def test_every_method_rounds_its_own_step_in_float32(row: Row):
     """Two steps: to one of the two neighbors of the sum; for Kahan and masters to the nearest."""
     params, inner = rounded(small_tree()), compiled(row)

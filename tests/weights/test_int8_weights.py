@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import gradients_like, trained
-from shared.meshes import both_axis_types, mesh_of
 
 import curvax
+from tests.helpers import gradients_like, trained
+from tests.shared.meshes import both_axis_types, mesh_of
 
 SHAPES = {
     "up": {"kernel": (3, 24, 40), "bias": (40,)},
@@ -54,6 +54,29 @@ def test_what_is_decoded(dtype: Any) -> None:
         assert np.all(np.abs(given - found) <= 0.501 * gap_of(weights[name]["kernel"]) + rounding)
     largest = float(jnp.max(jnp.abs(params["up"]["kernel"][0, 0])))
     assert largest <= float(kernel.scales[0, 0, 0]) <= 1.13 * largest
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("size", [1e-37, 1e-36, 1e30, 1e38, 3e38])
+def test_the_ends_of_the_range_decode(size: float, dtype: Any) -> None:
+    x = {"kernel": jnp.asarray(np.linspace(-size, size, 12).reshape(2, 6), dtype)}
+    weights = curvax.to_int8(x)
+    found, given = (np.asarray(t["kernel"], np.float64) for t in (curvax.from_int8(weights), x))
+    # A gap, not a half: near the smallest numbers, products are flushed to zero.
+    assert np.all(np.abs(found - given) <= gap_of(weights["kernel"]) + 2.0**-8 * size)
+    optimizer = curvax.int8_weights(optax.sgd(1.0))
+    updates, _ = optimizer.update({"kernel": 0.1 * given}, optimizer.init(weights), weights)
+    moved = np.asarray(curvax.from_int8(optax.apply_updates(weights, updates))["kernel"])
+    error = np.abs(moved.astype(np.float64) - 0.9 * found)
+    assert np.all(error <= 1.1 * gap_of(weights["kernel"]) + 2.0**-8 * size)
+
+
+def test_what_is_not_finite_does_not_go_into_int8() -> None:
+    x = {"up": {"kernel": jnp.ones((3, 4)).at[1, 2].set(jnp.inf)}}
+    with pytest.raises(ValueError, match="'up/kernel' must be finite.*1 of its rows"):
+        curvax.to_int8(x)
+    found = curvax.from_int8(jax.jit(curvax.to_int8)(x))["up"]["kernel"]
+    assert np.isnan(found[1]).all() and np.allclose(found[0], 1, atol=0.01)
 
 
 def test_small_updates_add_up() -> None:

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from helpers import OPTIMIZED
 
 from curvax.transforms.weights._rounding import nearest, random_bits, stochastic, update_to
+from tests.helpers import OPTIMIZED
 
 EVERY_BITS = np.arange(2**16, dtype=np.uint32)
 LARGEST = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)

@@ -1,127 +1,123 @@
-"""Moments that follow a change of basis: how to find them in a state, and how to carry them over.
+"""Moments that follow a change of basis: which a state has, and how to carry them over.
 
 The inner transformation of `in_subspace` or `in_eigenbasis` keeps its moments in the coordinates of
-a basis. When the basis changes, a `Carry` maps them to the new coordinates. Moments are found by
-the name of their field:
+a basis. When the basis changes, a `Carry` maps them to the new coordinates. The class of a state
+declares them: `first_moments` and `second_moments` are names of its fields. First moments rotate
+with the basis, second moments mix by the squares of the rotation. For Optax's states, which declare
+nothing, the table is below.
 
-| field | moment |
-|---|---|
-| `mu`, `trace` | first moment, rotates with the basis |
-| `nu` | second moment, mixes by the squares of the rotation |
-| any other field with more than one number per matrix | an error |
-
-No rule is known for such other fields: factors, bases, quantized moments, row scales.
+Any other array with more than one number per matrix is an error, because no rule is known for it:
+factors, bases, quantized moments, row scales.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.tree_util import GetAttrKey
 
 from ..linalg._numerics import HIGHEST
 
-FIRST = ("mu", "trace")
-SECOND = ("nu",)
+OPTAX: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    optax.TraceState: (("trace",), ()),
+    optax.ScaleByLionState: (("mu",), ()),
+    optax.ScaleByRmsState: ((), ("nu",)),
+    optax.ScaleByAdamState: (("mu",), ("nu",)),
+    optax.ScaleByBeliefState: (("mu",), ("nu",)),
+    optax.ScaleByRStdDevState: (("mu",), ("nu",)),
+}
+"""The first and second moments of Optax's states."""
 
 
 class Moments(NamedTuple):
-    """The moments of one leaf's matrices."""
+    """The moments of one array of matrices, each of its shape."""
 
-    first: Any  # a list of arrays, or of their indices among the leaves of a state
-    second: Any  # the same for second moments
+    first: list[Any]
+    second: list[Any]
 
 
-def find_moments(state: Any, like: Any) -> list[Moments]:
-    """Finds the moments that a state keeps of each leaf of `like`, a tree of matrices.
+def declared(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The fields of a state's node that are first and second moments."""
+    none: tuple[str, ...] = ()
+    own = getattr(node, "first_moments", none), getattr(node, "second_moments", none)
+    return OPTAX.get(type(node), own)
+
+
+def roles(state: Any) -> Any:
+    """A tree like `state`: "first" or "second" for arrays of moments, "" for others."""
+
+    def of(node: Any) -> Any:
+        if not _declares(node):
+            return ""
+        first, second = declared(node)
+        own = {**dict.fromkeys(first, "first"), **dict.fromkeys(second, "second")}
+        plain = {name for name, x in node._asdict().items() if jax.tree_util.all_leaves([x])}
+        return type(node)(
+            **{
+                name: own[name] if name in own.keys() & plain else roles(x)
+                for name, x in node._asdict().items()
+            }
+        )
+
+    return jax.tree.map(of, state, is_leaf=_declares)
+
+
+def _declares(node: Any) -> bool:
+    return any(declared(node))
+
+
+def check_moments(state: Any, like: Any) -> None:
+    """Requires a rule for every array that a state keeps for the matrices `like (..., m, n)`.
 
     Raises:
-      ValueError: if another field holds more than one number per matrix.
+      ValueError: if a field that is no moment holds more than one number per matrix.
     """
-    matrices = jax.tree_util.tree_leaves_with_path(like)
-    # The batch axes: a leaf with one number per matrix has no more.
-    most_axes = max((matrix.ndim - 2 for _, matrix in matrices), default=0)
-    found = [Moments([], []) for _ in matrices]
-    for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(state)):
-        field, number = _place(path, leaf, matrices)
-        if field in FIRST + SECOND and number is not None:
-            (found[number].first if field in FIRST else found[number].second).append(index)
-        elif leaf.ndim > most_axes:
+    pairs = jax.tree_util.tree_leaves_with_path(state)
+    for (path, x), role in zip(pairs, jax.tree.leaves(roles(state)), strict=True):
+        if x.ndim > like.ndim - 2 and not (role and x.shape == like.shape):
+            names = [key.name for key in path if isinstance(key, GetAttrKey)]
             raise ValueError(
-                f"the inner transformation's state field {field!r} holds more than one number per "
-                "matrix; only the fields "
-                f"{', '.join(map(repr, FIRST + SECOND))} can follow a change of basis."
+                f"the inner transformation's state field {names[-1] if names else None!r} holds "
+                "more than one number per matrix; only moments of the matrix's shape, which the "
+                "class of the state declares in first_moments and second_moments, can follow a "
+                "change of basis."
             )
-    return found
 
 
-def take_moments(state: Any, like: Any) -> Any:
-    """A tree like `like` with the `Moments` that a state keeps of each leaf."""
-    leaves = jax.tree.leaves(state)
-    moments = [
-        Moments(*([leaves[place] for place in places] for places in found))
-        for found in find_moments(state, like)
-    ]
-    return jax.tree.structure(like).unflatten(moments)
+def take_moments(state: Any) -> Moments:
+    """The moments of a state."""
+    pairs = list(zip(jax.tree.leaves(state), jax.tree.leaves(roles(state)), strict=True))
+    first, second = ([x for x, role in pairs if role == name] for name in Moments._fields)
+    return Moments(first, second)
 
 
-def put_moments(state: Any, like: Any, moments: Any) -> Any:
-    """Replaces the moments of a state by those of a tree like the result of `take_moments`."""
-    leaves, treedef = jax.tree.flatten(state)
-    new = jax.tree.structure(like).flatten_up_to(moments)
-    for places, values in zip(find_moments(state, like), new, strict=True):
-        for place, value in zip(jax.tree.leaves(places), jax.tree.leaves(values), strict=True):
-            leaves[place] = value
-    return treedef.unflatten(leaves)
+def put_moments(state: Any, moments: Moments) -> Any:
+    """The state with other moments."""
+    new = {name: iter(values) for name, values in moments._asdict().items()}
+    return jax.tree.map(lambda x, role: next(new[role]) if role else x, state, roles(state))
 
 
-def _place(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> tuple[str | None, int | None]:
-    """The field of a state's leaf, and the index of the matrix leaf of its shape it belongs to."""
-    number = _owner(path, matrices, lambda matrix: leaf.shape == matrix.shape)
-    own = () if number is None else matrices[number][0]
-    names = [key.name for key in path[: len(path) - len(own)] if isinstance(key, GetAttrKey)]
-    return (names[-1] if names else None), number
-
-
-def owner_of(path: Any, leaf: Any, matrices: list[tuple[Any, Any]]) -> int | None:
-    """The index of the matrix leaf that a state's leaf with its batch axes belongs to, if any."""
-    return _owner(path, matrices, lambda matrix: leaf.shape[: matrix.ndim - 2] == matrix.shape[:-2])
-
-
-def _owner(path: Any, matrices: list[tuple[Any, Any]], fits: Callable[[Any], bool]) -> int | None:
-    """The index of the matrix leaf that fits, and whose path is the longest suffix of `path`."""
-    ends = {
-        len(own): number
-        for number, (own, matrix) in enumerate(matrices)
-        if fits(matrix) and path[len(path) - len(own) :] == own
-    }
-    return ends.get(max(ends, default=0))
-
-
-@runtime_checkable
-class Carry(Protocol):
+class Carry(abc.ABC):
     """The type of `carry=`: maps moments `(r, n)` to a new basis of their rows."""
 
-    @property
-    def needs_names(self) -> bool:
-        """Whether the rule needs to know which moments are first and which are second."""
-        ...
+    needs_names: bool  # whether the rule needs to know which moments are first, which second
 
+    @abc.abstractmethod
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         """Maps a first moment to the new basis; `turn (r, r)` is `U_newᵀ U_old`."""
-        ...
 
+    @abc.abstractmethod
     def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         """Maps a second moment to the new basis."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class Keep:
+class Keep(Carry):
     """See `keep`."""
 
     needs_names = False
@@ -138,7 +134,7 @@ class Keep:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rotate:
+class Rotate(Carry):
     """See `rotate`."""
 
     needs_names = True
@@ -153,7 +149,7 @@ class Rotate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Reset:
+class Reset(Carry):
     """See `reset`."""
 
     needs_names = True

@@ -2,17 +2,18 @@ r"""QK-clip: shrinks the kernels of attention heads whose logits are too large.
 
 $$W \leftarrow \gamma^{\alpha}\, (W + \Delta), \qquad \gamma = \min(1,\ \tau / S)$$
 
-for the update $\Delta$ of a kernel, and the largest logit $S$ of each head in this step's batch
+for the update $\Delta$ of a kernel and the largest logit $S$ of each head in this step's batch
 (Kimi team, arXiv:2507.20534). With $\alpha = 1/2$ for query and key, the logits of a head shrink by
-$\gamma$. The statistic comes from the model, through an argument of `update`:
+$\gamma$. The model provides the statistic, and an argument of `update` takes it:
 
     updates, state = optimizer.update(grads, state, params, max_logits={
         "block_0/attention/query/kernel": s[:, None],  # kernel (D, H, K), s (H,)
         "block_0/attention/key/kernel": s[:, None],
     })
 
-Heads of latent attention share the rotary components of their keys, which stay; the rotary
-components of the queries take the whole $\gamma$: `power={"*query_rope*": 1.0, "*": 0.5}`.
+Heads of latent attention share the rotary components of their keys, so these stay as they are. The
+rotary components of the queries take the whole $\gamma$:
+`power={"*query_rope*": 1.0, "*": 0.5}`.
 
 *Numerics.* float32 at least. A head whose statistic is zero or not finite is not clipped.
 """
@@ -26,8 +27,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._paths import check_patterns, matches, named_leaves
-from .._validate import check_interval
+from .._paths import matches, named_leaves
+from .._validate import check_interval, shown
 
 
 def clip_logits(
@@ -37,9 +38,9 @@ def clip_logits(
 ) -> optax.GradientTransformationExtraArgs:
     """Shrinks given kernels where a statistic of the model exceeds a threshold.
 
-    Put it last, behind a full optimizer. `update` takes the statistics as `max_logits`: a mapping
-    from the paths of parameters, which `summarize` prints, to arrays that broadcast against them.
-    Without this argument nothing is clipped.
+    Put it last, after a full optimizer. `update` takes the statistics as `max_logits`: a mapping
+    from the paths of parameters, as `summarize` prints them, to arrays that broadcast against the
+    parameters. Without this argument it clips nothing.
 
     Args:
       threshold: τ.
@@ -102,15 +103,28 @@ def clip_logits(
         **extra_args: Any,
     ):
         del extra_args
-        if not max_logits:
+        if max_logits is None or (isinstance(max_logits, Mapping) and not max_logits):
             return updates, state
         if params is None:
             raise ValueError("params must be given to update: clip_logits reads them.")
         weights, named = named_leaves(params).present(), named_leaves(updates)
-        check_patterns("max_logits", max_logits, weights)
+        _check_paths(max_logits, weights)
         leaves = named.present()
         for name, largest in max_logits.items():
             leaves[name] = clipped(name, leaves[name], weights[name], largest)
         return named.rebuild(leaves), state
 
     return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+def _check_paths(max_logits: Any, weights: Mapping[str, Any]) -> None:
+    """Requires a mapping from the paths of parameters; a pattern, layer or tree is none."""
+    given = max_logits if isinstance(max_logits, Mapping) else dict.fromkeys([shown(max_logits)])
+    for path in given:
+        if not isinstance(path, str) or path not in weights or isinstance(given[path], Mapping):
+            paths = ", ".join([*weights][:8]) + (", ..." if len(weights) > 8 else "")
+            raise ValueError(
+                "max_logits must be a mapping from the paths of parameters to statistics, such as "
+                f"{{{next(iter(weights), 'query/kernel')!r}: ...}}; got {shown(path)}. The paths "
+                f"are {paths}."
+            )

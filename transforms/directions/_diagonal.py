@@ -6,8 +6,8 @@ D = M\,\mathrm{diag}(v + \epsilon)^{-1/2}$$
 for the momentum $M$ of $G$ (An et al., arXiv:2503.20762, Algorithm 3). It always preconditions the
 right side.
 
-*Numerics.* float32 at least; with `eps = 0`, a column that has always been zero gives zero. *Cost*:
-two passes over the gradient; the state holds `n` numbers besides the momentum.
+*Numerics.* float32 at least. With `eps = 0`, a column that has always been zero gives zero. *Cost*:
+two passes over the gradient. *State*: `n` numbers besides the momentum.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def precondition_columns(
     """Divides each column by the root of the running mean of its squared gradient norm.
 
     Args:
-      momentum: transformation of the gradient that gives `M`; `None` is `M = G`.
+      momentum: a transformation that makes `M` from the gradient; `None` means `M = G`.
       b2: decay rate of the mean, which starts at 0 and is not bias-corrected.
       eps: damping, added inside the root.
 
@@ -69,7 +69,7 @@ def precondition_columns(
             mean = b2 * v + (1 - b2) * jnp.sum(work * work, axis=-2)
             damped = mean + eps
             scale = jnp.where(damped > 0, jax.lax.rsqrt(jnp.where(damped > 0, damped, 1)), 0)
-            scale = jnp.where(jnp.isfinite(damped), scale, jnp.nan)  # the guard sees it
+            scale = jnp.where(jnp.isfinite(damped), scale, jnp.nan)  # so that the guard sees it
             return (m * scale[..., None, :]).astype(m.dtype), mean
 
         directions, columns = map_unzip(2, scaled, updates, matrices, state.columns)

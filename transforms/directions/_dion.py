@@ -6,53 +6,50 @@ $$B = M + G, \qquad P = \mathrm{orth}(B Q), \qquad R = B^\top P, \qquad
 M \leftarrow B - (1-\mu)\, P R^\top, \qquad Q \leftarrow R \, \mathrm{diag}(\|R_{:j}\|)^{-1}, \qquad
 D = P Q^\top$$
 
-That is one step of power iteration from the last $Q$. Only what the direction represents decays;
-the rest stays in $M$ as feedback until a later step represents it. With full rank and $B Q$ of full
-rank, $P P^\top = I$, and $M$ is Muon's momentum $\mu (M + G)$.
+This is one step of power iteration from the last $Q$. Only the part of $B$ that the direction
+represents decays. The rest stays in $M$ as feedback, until a later step represents it. If the rank
+is full and $B Q$ has full rank, then $P P^\top = I$, and $M$ is Muon's momentum $\mu (M + G)$.
 
-*Not `in_subspace`*, whose bases come from the step's gradient, and which stores nothing of what
-lies outside, so that it can judge a gradient by its projection. Here the basis comes from the
-momentum and the last factor of the *other* side; the direction depends on $P$ itself, not only on
-its span, because columns of $R$ are normalized; and what lies outside returns at the next step, so
-gradients are judged before they are projected.
+*Difference to `in_subspace`*. Its bases come from the step's gradient, and it stores nothing of the
+rest, so the guard can check the projection in place of the gradient. Dion's basis comes from the
+momentum and the last factor of the *other* side. Its direction depends on $P$ itself, not only on
+the span, because columns of $R$ are normalized. And the rest returns at the next step, so the guard
+must check gradients before their projection.
 
-*Numerics.* float32 at least, `Precision.HIGHEST`; `orth` by QR, one matrix after the other. A
-column of $R$ that is rounding noise beside the longest gives a zero column of the direction, and
-the column of $Q$ stays. If the QR fails, the direction is 0, $M$ becomes $\mu B$, and `failures`
+*Numerics.* float32 at least, `Precision.HIGHEST`; `orth` by QR, one matrix after the other. If a
+column of $R$ is rounding noise beside the longest, the direction has a zero column there, and the
+column of $Q$ stays. If the QR fails, the direction is 0, $M$ becomes $\mu B$, and `failures`
 counts it. *Cost*: `8mnr` FLOPs and a QR of `m × r`. *State*: `mn + nr` numbers.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from .._keys import key_for, matrix_keys
 from .._recording import record_rank
 from .._side import side_of
-from .._trees import map_unzip
+from .._stacks import each_array, key_for, matrix_keys
 from .._validate import (
     check_choice,
     check_decay,
     check_integer,
-    check_matrices,
     check_positive_int,
 )
 from ..linalg._numerics import significant
+from ..linalg._products import exact_product
 from ..linalg._qr import bases_of
-from ..linalg._tiles import product
 
 
 class DionState(NamedTuple):
     """State of `scale_by_dion`."""
 
-    mu: Any  # M, shaped like the parameters, float32 at least
-    factor: Any  # Q (..., d, r), with the order d of the side that is not orthonormal
-    failures: Any  # failed QR decompositions, int32 (...) per leaf
+    mu: jax.Array  # M (..., m, n), float32 at least
+    factor: jax.Array  # Q (..., d, r), with the order d of the side that is not orthonormal
+    failures: jax.Array  # failed QR decompositions, int32 (...)
 
 
 def scale_by_dion(
@@ -62,7 +59,7 @@ def scale_by_dion(
 
     Args:
       rank: r; at most `min(m, n)` is used.
-      b1: μ, the decay rate of what the direction represents.
+      b1: μ, the decay rate of the part that the direction represents.
       side: the side of P: "left" (rows, as printed), "right", "smaller" or "larger". The paper's
         rows are outputs, which are the columns of kernels in Flax.
       seed: seed of the first Q, whose columns are random.
@@ -86,38 +83,30 @@ def scale_by_dion(
     check_choice("side", side, ("left", "right", "smaller", "larger"))
     check_integer("seed", seed, 0)
 
-    def init(params: Any) -> DionState:
-        check_matrices(params, "scale_by_dion")
+    def init(p: Any) -> DionState:
+        own, r = side_of(side, p), min(rank, *p.shape[-2:])
+        order = own.other.order(p)
+        dtype = jnp.promote_types(p.dtype, jnp.float32)
+        record_rank(p, rank, r, own.value)
 
-        def momentum(p: Any) -> jax.Array:
-            return jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32))
+        def drawn(key: jax.Array) -> jax.Array:  # the same numbers in every dtype
+            return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), jnp.float32)
 
-        def first(p: Any, key: jax.Array) -> jax.Array:
-            own, r = side_of(side, p), min(rank, *p.shape[-2:])
-            order = own.other.order(p)
-            record_rank(p, rank, r, own.value)
-
-            def drawn(key: jax.Array) -> jax.Array:  # the same numbers in every dtype
-                return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), jnp.float32)
-
-            for _ in p.shape[:-2]:
-                drawn = jax.vmap(drawn)
-            q = drawn(key).astype(momentum(p).dtype)
-            return q / jnp.linalg.norm(q, axis=-2, keepdims=True)
-
+        for _ in p.shape[:-2]:
+            drawn = jax.vmap(drawn)
+        q = drawn(matrix_keys(p, seed)).astype(dtype)
         return DionState(
-            mu=jax.tree.map(momentum, params),
-            factor=jax.tree.map(first, params, matrix_keys(params, seed)),
-            failures=jax.tree.map(lambda p: jnp.zeros(p.shape[:-2], jnp.int32), params),
+            mu=jnp.zeros(p.shape, dtype),
+            factor=q / jnp.linalg.norm(q, axis=-2, keepdims=True),
+            failures=jnp.zeros(p.shape[:-2], jnp.int32),
         )
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(g: Any, state: Any, params: Any = None):
         del params
-        step = functools.partial(_step, b1=b1, side=side)
-        directions, *new = map_unzip(4, step, updates, state.mu, state.factor, state.failures)
-        return directions, DionState(*new)
+        direction, *new = _step(g, *state, b1=b1, side=side)
+        return direction, DionState(*new)
 
-    return optax.GradientTransformation(init, update)
+    return each_array("scale_by_dion", init, update)
 
 
 def _step(
@@ -125,21 +114,21 @@ def _step(
 ) -> tuple[jax.Array, ...]:
     own = side_of(side, g)
     b = own.as_rows(mu + g.astype(mu.dtype))
-    seen = product(b, q)
+    seen = exact_product(b, q)
     p = bases_of(seen)
-    # A momentum or factor that is not finite is not the decomposition's failure: it has to show.
+    # A momentum or factor that is not finite must show: it is no failure of the decomposition.
     given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
     failed = (given & ~found)[..., None, None]
     p = jnp.where(failed, 0, p)
-    r = product(b.mT, p)
-    inside = jnp.where(failed, b, product(p, r.mT))
+    r = exact_product(b.mT, p)
+    inside = jnp.where(failed, b, exact_product(p, r.mT))
     squares = jnp.sum(r * r, axis=-2)
     kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
     unit = r / jnp.where(kept, jnp.sqrt(squares)[..., None, :], 1)
-    direction = product(p, jnp.where(kept, unit, 0).mT)
+    direction = exact_product(p, jnp.where(kept, unit, 0).mT)
     return (
         own.as_rows(direction).astype(g.dtype),
         own.as_rows(b - (1 - b1) * inside),
         jnp.where(kept, unit, q),
-        failures + failed[..., 0, 0],
+        failures + failed[..., 0, 0].astype(jnp.int32),
     )

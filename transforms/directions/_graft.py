@@ -6,13 +6,14 @@ for the direction $\hat G$ and the transformation $T$ that sets the length: the 
 grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or Adam's direction
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
-*Numerics.* Frobenius norms per matrix in float32 at least, of sums of squares at two scales, one of
-which neither underflows nor overflows for entries from 1e-30 to 1e30 (on CPUs of one sum, if it is
-in range); if $\hat G$ is zero, $D$ is zero.
+*Numerics.* Frobenius norms per matrix in float32 at least, for entries from 1e-30 to 1e30
+(`linalg/_norms.py`); if $\hat G$ is zero, $D$ is zero.
 """
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -20,10 +21,8 @@ import jax.numpy as jnp
 import optax
 
 from .._trees import widened
-from .._validate import check_matrices
-from ..linalg._numerics import matrix_sums
-from ..linalg._platforms import on_accelerators
-from ..linalg._spread import is_shared
+from .._validate import Value, check_decay, check_matrices
+from ..linalg._norms import norms
 
 
 class GraftState(NamedTuple):
@@ -72,39 +71,103 @@ def graft(
     return optax.GradientTransformation(init, update)
 
 
+class Graft(Value):
+    """The type of `graft=` of `shampoo`: the length of its direction."""
+
+    limits: bool = False  # whether the direction is to keep its own length, up to its bound
+
+    @abc.abstractmethod
+    def around(
+        self, direction: optax.GradientTransformation, average: Any, b2: Any
+    ) -> optax.GradientTransformation:
+        """The direction with this length.
+
+        Args:
+          direction: of the preconditioned gradient, or of its average.
+          average: the transformation that averages gradients, or None.
+          b2: decay rate of the statistics; None sums them.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class NormGraft(Graft):
+    """See `norm`."""
+
+    def around(
+        self, direction: optax.GradientTransformation, average: Any, b2: Any
+    ) -> optax.GradientTransformation:
+        """Takes the length of what is preconditioned."""
+        del b2
+        return graft(direction, average)
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamGraft(Graft):
+    """See `adam`."""
+
+    b1: Any = 0.95
+
+    def __post_init__(self) -> None:
+        """Checks the argument of `adam`."""
+        check_decay("b1", self.b1)
+
+    def around(
+        self, direction: optax.GradientTransformation, average: Any, b2: Any
+    ) -> optax.GradientTransformation:
+        """Takes the length of Adam's direction."""
+        del average
+        return graft(direction, optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2))
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitGraft(Graft):
+    """See `limit`."""
+
+    limits = True
+
+    def around(
+        self, direction: optax.GradientTransformation, average: Any, b2: Any
+    ) -> optax.GradientTransformation:
+        """Leaves the direction, which `precondition` limits."""
+        del average, b2
+        return direction
+
+
+def norm() -> NormGraft:
+    """Takes the length of the gradient, or of its average."""
+    return NormGraft()
+
+
+def adam(b1: jax.typing.ArrayLike = 0.95) -> AdamGraft:
+    """Takes the length of Adam's direction, whose second decay rate is that of the statistics.
+
+    Args:
+      b1: Adam's first decay rate.
+
+    Raises:
+      ValueError: if `b1` is not in [0, 1).
+    """
+    return AdamGraft(b1)
+
+
+def limit() -> LimitGraft:
+    """Keeps the direction's own length, up to the bound of roots that contain each gradient."""
+    return LimitGraft()
+
+
+GRAFTS = {"norm": NormGraft(), "adam": AdamGraft(), "limit": LimitGraft(), None: None}
+"""The plain grafts, by name."""
+
+
 def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
     """Rescales each matrix of `x (..., m, n)` to the norm of its match in `like`; 0 stays 0."""
-    norm, target = _norm(x), _norm(like)
+    norm, target = norms(x), norms(like)
     factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
     return (x * factor).astype(x.dtype)
 
 
 def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
     """Rescales the matrices of `x (..., m, n)` that are longer than `longest (...)` to it."""
-    norm = _norm(x)
+    norm = norms(x)
     longest = jnp.broadcast_to(longest, x.shape[:-2])[..., None, None].astype(norm.dtype)
     return jnp.where(norm > longest, x * (longest / norm), x).astype(x.dtype)
-
-
-def _norm(x: jax.Array) -> jax.Array:
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    if is_shared():
-        return _norm_at_any_scale(work)
-    return on_accelerators(_norm_at_any_scale, _norm_on_a_cpu, work)
-
-
-def _norm_on_a_cpu(x: jax.Array) -> jax.Array:
-    """With one sum, if its squares are in range: XLA for CPUs computes all that each sum needs."""
-    norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
-    usual = jnp.all((norm > 2.0**-30) & (norm < 2.0**60))
-    return jax.lax.cond(usual, lambda x: norm, _norm_at_any_scale, x)
-
-
-def _norm_at_any_scale(x: jax.Array) -> jax.Array:
-    scales = (2.0**51, 2.0**-40)  # the first sum is finite for norms below 2^13
-    sums = matrix_sums([jnp.square(x * scale) for scale in scales])
-    of_small, of_large = (
-        (jnp.sqrt(found) / scale)[..., None, None]
-        for found, scale in zip(sums, scales, strict=True)
-    )
-    return jnp.where(of_small < 2.0**11, of_small, of_large)

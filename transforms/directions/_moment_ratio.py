@@ -14,9 +14,9 @@ $$|M| = (1-b_1) \Big|\sum_k b_1^k G_{t-k}\Big| \le
 (1-b_1) \sqrt{\sum_k \frac{(b_1^2 / b_2)^k}{1-b_2}}\; \sqrt v \le
 \frac{1-b_1}{\sqrt{(1-b_2)(1-b_1^2/b_2)}}\; \sqrt v$$
 
-which is 1 for $b_1 = b_2$, and 7.3 for Adam's 0.9 and 0.999. Bias correction does not raise it: it
-makes both averages weighted means, whose bound grows with $t$ to the same number. The bound holds
-as long as $M$ and $v$ stay in the coordinates in which they were averaged.
+The bound is 1 for $b_1 = b_2$, and 7.3 for Adam's 0.9 and 0.999. Bias correction does not raise it:
+it makes both averages weighted means, and their bound grows with $t$ to the same number. The bound
+holds as long as $M$ and $v$ stay in the coordinates in which they were averaged.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ class MomentRatioState(NamedTuple):
     count: jax.Array  # t, int32 scalar
     mu: Any  # M, shaped like the parameters, float32 at least without `dtype`
     nu: Any  # v, shaped like the parameters, float32 at least
+
+    first_moments = ("mu",)
+    second_moments = ("nu",)
 
 
 def moment_ratio(

@@ -4,12 +4,12 @@ $$M_t = b_1 M_{t-1} + (1 - b_1)\, G_t \quad\text{("ema")} \qquad M_t = b_1 M_{t-
 \quad\text{("sum")}$$
 
 The output is $M_t$; with `nesterov` it is $b_1 M_t + (1-b_1) G_t$ ("ema") or $b_1 M_t + G_t$
-("sum"). `bias_correction` ("ema" only) divides $M_t$ by $1-b_1^t$; in the look-ahead, as in Adam
-with Nesterov momentum (Dozat, 2016), $M_t$ is divided by $1-b_1^{t+1}$ and $G_t$ by $1-b_1^t$.
+("sum"). `bias_correction` ("ema" only) divides $M_t$ by $1-b_1^t$. With the look-ahead it divides
+$M_t$ by $1-b_1^{t+1}$ and $G_t$ by $1-b_1^t$, as Adam with Nesterov momentum does (Dozat, 2016).
 
-*Numerics.* $b_1 M$ is computed in the dtype of the state, as in Optax; the sum in the promoted
-dtype of gradient and state, and stored in `dtype`. The output has the gradient's dtype. *State*:
-one array per leaf and a counter.
+*Numerics.* $b_1 M$ is computed in the dtype of the state, as in Optax. The sum is computed in the
+promoted dtype of gradient and state and stored in `dtype`. The output has the gradient's dtype.
+*State*: one array per leaf and a counter.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
-from .._decay import unless_zero
 from .._recording import record
-from .._validate import check_choice, check_decay, check_dtype
+from .._validate import check_bool, check_choice, check_decay, check_dtype
+from ._weight_decay import optional_decay
 
 
 class Accumulation(NamedTuple):
-    """What a momentum is: "ema" or "sum". `init` records it."""
+    """The kind of a momentum, "ema" or "sum"; `init` records it."""
 
     kind: str
 
@@ -37,6 +37,8 @@ class MomentumState(NamedTuple):
 
     count: jax.Array  # t, int32 scalar
     mu: Any  # M, shaped like the parameters
+
+    first_moments = ("mu",)
 
 
 def momentum(
@@ -72,6 +74,8 @@ def momentum(
     """
     check_decay("b1", b1)
     check_choice("accumulate", accumulate, ("ema", "sum"))
+    check_bool("nesterov", nesterov)
+    check_bool("bias_correction", bias_correction)
     if bias_correction and accumulate == "sum":
         raise ValueError("bias_correction=True needs accumulate='ema'; a sum has no bias.")
     if dtype is not None:
@@ -120,5 +124,5 @@ def descend_with_momentum(
     return optax.chain(
         optax.scale_by_learning_rate(learning_rate),
         optax.trace(b1),
-        unless_zero(weight_decay, optax.add_decayed_weights(decay, weight_decay_mask)),
+        optional_decay(weight_decay, optax.add_decayed_weights(decay, weight_decay_mask)),
     )

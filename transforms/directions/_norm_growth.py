@@ -7,8 +7,9 @@ with $\eta_t = 1$ while $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et al., 
 Algorithm 1 lines 9-10 and Algorithm 3). As printed, one zero gradient would set $\phi = 0$ and keep
 all later directions at zero; here the limiter restarts.
 
-*Numerics.* Frobenius norms per matrix, in float32 at least. A direction becomes zero, and $\phi$
-stays, if its norm is not finite. *Cost*: one pass. *State*: one number per matrix.
+*Numerics.* Frobenius norms per matrix, in float32 at least. If the norm of a direction is not
+finite, the direction becomes zero and $\phi$ stays. *Cost*: one pass. *State*: one number per
+matrix.
 """
 
 from __future__ import annotations

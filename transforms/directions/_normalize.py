@@ -2,15 +2,15 @@ r"""Normalization of rows, columns or matrices, without state.
 
 | function | result | reference |
 |---|---|---|
-| `normalize_rows` | each row minus its mean, divided by its deviation | SWAN's GradNorm, Eq. 30 |
-| `normalize_columns` | each column divided by its norm | section 3.3 |
+| `standardize_rows` | each row minus its mean, divided by its deviation | SWAN's GradNorm, Eq. 30 |
+| `normalize_rows`, `normalize_columns` | each row or column divided by its norm | section 3.3 |
 | `normalize_matrices` | each matrix with the root mean square that is asked for | |
 
 The references are to Gong et al., arXiv:2502.07752.
 
-*Numerics.* float32 at least; the standard deviation is that of the population (1/n). A zero column
-or matrix gives 0, and so does a row that is constant up to rounding: its deviation is at most
-`n · eps` times its largest entry. *Cost*: two passes.
+*Numerics.* float32 at least; the standard deviation is that of the population (1/n). Zero rows,
+columns and matrices stay zero. `standardize_rows` also gives 0 for a row that is constant up to
+rounding: its deviation is at most `n · eps` times its largest entry. *Cost*: two passes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .._validate import check_interval, check_matrices
 from ..linalg._numerics import power_of_two
 
 
-def normalize_rows() -> optax.GradientTransformation:
-    """Gives each row of a matrix mean 0 and standard deviation 1.
+def standardize_rows() -> optax.GradientTransformation:
+    """Gives each row of a matrix mean 0 and standard deviation 1, that is, norm `√n`.
 
     Example:
       >>> import curvax, jax.numpy as jnp
-      >>> rows = curvax.normalize_rows()
+      >>> rows = curvax.standardize_rows()
       >>> rows.update(jnp.array([[1.0, 3.0], [5.0, 5.0]]), rows.init(jnp.eye(2)))[0].tolist()
       [[-1.0, 1.0], [0.0, 0.0]]
     """
@@ -44,7 +44,19 @@ def normalize_rows() -> optax.GradientTransformation:
         constant = deviation <= n * jnp.finfo(x.dtype).eps * largest  # not if it is NaN
         return jnp.where(constant, 0, centered / jnp.where(constant, 1, deviation))
 
-    return _stateless("normalize_rows", normalized)
+    return _stateless("standardize_rows", normalized)
+
+
+def normalize_rows() -> optax.GradientTransformation:
+    """Gives each row of a matrix norm 1; zero rows stay zero.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> rows = curvax.normalize_rows()
+      >>> rows.update(jnp.array([[3.0, 4.0], [0.0, 0.0]]), rows.init(jnp.eye(2)))[0].tolist()
+      [[0.6, 0.8], [0.0, 0.0]]
+    """
+    return _stateless("normalize_rows", lambda x: _of_norm_1(x, -1))
 
 
 def normalize_columns() -> optax.GradientTransformation:
@@ -56,13 +68,13 @@ def normalize_columns() -> optax.GradientTransformation:
       >>> columns.update(jnp.array([[3.0, 0.0], [4.0, 0.0]]), columns.init(jnp.eye(2)))[0].tolist()
       [[0.6, 0.0], [0.8, 0.0]]
     """
+    return _stateless("normalize_columns", lambda x: _of_norm_1(x, -2))
 
-    def normalized(x: jax.Array) -> jax.Array:
-        norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
-        zero = norm == 0  # not if it is NaN
-        return jnp.where(zero, 0, x / jnp.where(zero, 1, norm))
 
-    return _stateless("normalize_columns", normalized)
+def _of_norm_1(x: jax.Array, axis: int) -> jax.Array:
+    norm = jnp.linalg.norm(x, axis=axis, keepdims=True)
+    zero = norm == 0  # not if it is NaN
+    return jnp.where(zero, 0, x / jnp.where(zero, 1, norm))
 
 
 def normalize_matrices(rms: jax.typing.ArrayLike = 0.2) -> optax.GradientTransformation:

@@ -2,7 +2,7 @@ r"""Orthogonalization: replaces each matrix by its polar factor.
 
 $$D = U V^\top \quad\text{for}\quad G = U \Sigma V^\top$$
 
-`linalg/_polar.py` has the methods, their cost and their numerics. `scale_by_shape` is Muon's scale,
+`_polar_methods.py` has the methods. `scale_by_shape` is Muon's scale,
 which makes orthogonal directions of different shapes comparable:
 
 | `consistent_rms` | factor | reference |
@@ -21,24 +21,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._recording import Work, record
 from .._trees import map_unzip
-from .._validate import (
-    check_bool,
-    check_choice,
-    check_dtype,
-    check_interval,
-    check_matrices,
-    check_positive_int,
-)
-from ..linalg._polar import (
-    NORMS,
-    Coefficients,
-    coefficient_rows,
-    newton_schulz,
-    polar_qdwh,
-    polar_qr_svd,
-    polar_svd,
-)
+from .._validate import as_value, check_bool, check_interval, check_matrices
+from ..linalg._split import AxisName
+from ._polar_methods import POLAR_METHODS, PolarMethod
 
 
 class OrthogonalizeState(NamedTuple):
@@ -48,37 +35,26 @@ class OrthogonalizeState(NamedTuple):
 
 
 def orthogonalize(
-    method: str = "newton_schulz",
-    *,
-    coefficients: Coefficients = "quintic",
-    steps: int = 5,
-    eps: jax.typing.ArrayLike = 1e-8,
-    norm: str = "frobenius",
-    work_dtype: jax.typing.DTypeLike | None = None,
-    adaptive: bool = False,
-) -> optax.GradientTransformation:
+    method: str | PolarMethod = "newton_schulz", *, adaptive: bool = False
+) -> optax.GradientTransformationExtraArgs:
     """Replaces each matrix `(..., m, n)` by its polar factor `U Vᵀ`.
 
     Args:
       method: "newton_schulz" (approximate, matrix products only), "svd" (exact; zero singular
         values stay zero), "qr_svd" (the same after a QR down to the smaller order, for long
-        matrices) or "qdwh" (exact for full rank).
-      coefficients: Newton-Schulz coefficients: "quintic" (Muon's), "classical", "polar_express",
-        "turbo_muon", three numbers, or a row of three per iteration.
-      steps: number of Newton-Schulz iterations.
-      eps: added to the norm by which Newton-Schulz divides.
-      norm: what Newton-Schulz divides by: "frobenius", "gram" or "aol", see `newton_schulz`.
-      work_dtype: dtype of the Newton-Schulz iterations; `None` is that of the matrices.
+        matrices) or "qdwh" (exact for full rank); or a value of `curvax.polar`, such as
+        `polar.newton_schulz(steps=3)`.
       adaptive: whether to multiply the factor by its inner product with the matrix: the sum of the
         singular values, up to the error of the factor (Bernstein and Newhouse, arXiv:2409.20325).
 
     Returns:
       A transformation. With "newton_schulz" it is stateless. With the other methods the state
-      counts failed decompositions, whose directions are zero.
+      counts failed decompositions, whose directions are zero. Its `update` takes `shared_axis=`:
+      the axis or axes of an enclosing `shard_map` whose devices have the same matrices and divide
+      the products of each, as with `axis_name=` of `newton_schulz`.
 
     Raises:
-      ValueError: if the method or the coefficients are unknown, if `steps < 1` or `eps < 0`, or if
-        a leaf is not a matrix.
+      ValueError: if an argument is not allowed, or if a leaf is not a matrix.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -87,55 +63,38 @@ def orthogonalize(
       >>> transform.update(grads, transform.init(grads))[0].round(3).tolist()
       [[1.0, 0.0], [0.0, 1.0]]
     """
-    check_choice("method", method, ("newton_schulz", "svd", "qr_svd", "qdwh"))
-    check_positive_int("steps", steps)
-    check_interval("eps", eps, 0.0)
-    check_choice("norm", norm, NORMS)
-    if work_dtype is not None:
-        check_dtype("work_dtype", work_dtype)
+    example = "curvax.polar.newton_schulz(steps=3)"
+    polar: PolarMethod = as_value("method", method, PolarMethod, example, POLAR_METHODS)
     check_bool("adaptive", adaptive)
-    coefficient_rows(coefficients, steps)
-    polar = {
-        "newton_schulz": partial(
-            newton_schulz,
-            coefficients=coefficients,
-            steps=steps,
-            eps=eps,
-            norm=norm,
-            work_dtype=work_dtype,
-        ),
-        "svd": polar_svd,
-        "qr_svd": polar_qr_svd,
-        "qdwh": polar_qdwh,
-    }[method]
 
     def init(params: Any) -> Any:
         check_matrices(params, "orthogonalize")
-        if method == "newton_schulz":
+        record(Work("products" if polar.by_products else "decompositions"))
+        if not polar.can_fail:
             return optax.EmptyState()
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape[:-2], jnp.int32), params)
         return OrthogonalizeState(zeros)
 
-    def checked(x: jax.Array, failures: jax.Array) -> tuple[jax.Array, jax.Array]:
-        factor = polar(x)
+    def checked(factor: jax.Array, x: jax.Array, failures: jax.Array) -> tuple[Any, jax.Array]:
         # A matrix that is not finite is not the decomposition's failure: it stays NaN.
         given, found = (jnp.isfinite(a).all(axis=(-2, -1)) for a in (x, factor))
         failed = given & ~found
-        return jnp.where(failed[..., None, None], 0, factor), failures + failed
+        return jnp.where(failed[..., None, None], 0, factor), failures + failed.astype(jnp.int32)
 
     def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
         return jnp.sum(x * factor, axis=(-2, -1), keepdims=True) * factor
 
-    def update(updates: Any, state: Any, params: Any = None):
-        del params
-        if method == "newton_schulz":
-            factors = jax.tree.map(polar, updates)
-        else:
-            factors, failures = map_unzip(2, checked, updates, state.failures)
+    def update(
+        updates: Any, state: Any, params: Any = None, *, shared_axis: AxisName = None, **others: Any
+    ):
+        del params, others
+        factors = jax.tree.map(partial(polar.factor, axis_name=shared_axis), updates)
+        if polar.can_fail:
+            factors, failures = map_unzip(2, checked, factors, updates, state.failures)
             state = OrthogonalizeState(failures)
         return jax.tree.map(scaled, updates, factors) if adaptive else factors, state
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def scale_by_shape(

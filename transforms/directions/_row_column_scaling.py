@@ -14,7 +14,7 @@ $G^{\odot 2}$ decomposes into blocks, or nearly so, the fixed point vanishes out
 $D$ would be unbounded. Entries of $\bar q$ and $\bar s$ are therefore raised to at least
 `eps(dtype)²` times the largest (the rounding noise of a squared gradient), so that
 $|D_{ij}| \le |G_{ij}| / (\mathrm{eps}^2 \sqrt{\max \bar q\, \max \bar s})$. *Cost* per matrix:
-`4mn` FLOPs per round, memory-bound; the state holds `m + n` numbers.
+`4mn` FLOPs per round, memory-bound. *State*: `m + n` numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import optax
 
 from .._counts import next_step
 from .._trees import map_unzip
-from .._validate import check_decay, check_matrices, check_positive_int
+from .._validate import check_bool, check_decay, check_matrices, check_positive_int
 from ..linalg._numerics import power_of_two
 
 
@@ -65,8 +65,8 @@ def scale_by_rows_and_columns(
     Args:
       b2: decay rate of the averages, which start at 0; `b2 = 0` uses only the current gradient.
       iterations: rounds of the fixed-point iteration.
-      bias_correction: whether to divide the averages by `1 - b2ᵗ`. The paper does not correct them,
-        which makes the first direction `1 / (1 - b2)` times longer.
+      bias_correction: whether to divide the averages by `1 - b2ᵗ`. The paper does not, so its first
+        direction is `1 / (1 - b2)` times longer.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -76,6 +76,7 @@ def scale_by_rows_and_columns(
     """
     check_decay("b2", b2)
     check_positive_int("iterations", iterations)
+    check_bool("bias_correction", bias_correction)
 
     def init(params: Any) -> RowColumnState:
         check_matrices(params, "scale_by_rows_and_columns")

@@ -5,14 +5,13 @@ r"""Steps that follow the norms of the weights, and steps that keep them.
 | `scale_by_weight_norm` | $c\,\|W\|\, D / \|D\|$ | Lars: arXiv:2502.07752, Eq. 34 |
 | `keep_weight_norm` | $\|W\|\,(W + \Delta) / \|W + \Delta\| - W$ | Hyperball: arXiv:2606.16899 |
 
-for a direction $D$ and an update $\Delta$ of weights $W$, with Frobenius norms per matrix. The
-first goes in front of the learning rate, the second behind it: together they move a matrix by the
-same angle at each step, on the sphere on which it started, in place of weight decay.
+for a direction $D$ and an update $\Delta$ of weights $W$, with Frobenius norms per matrix. Put the
+first before the learning rate and the second after it: together they replace weight decay and move
+a matrix by the same angle at each step, on the sphere on which it started.
 
-*Numerics.* float32 at least. Where the weights or the update are zero, there is nothing to follow
-or keep: the update stays as it is. So a matrix that starts at zero keeps the norm of its first
-update: start it at the norm that it shall have. A direction may have any scale. Kept norms drift by
-rounding only. *Cost*: two passes.
+*Numerics.* float32 at least. If the weights or the update are zero, the update stays as it is. So a
+matrix that starts at zero keeps the norm of its first update: start it at the norm that you want.
+A direction may have any scale. Kept norms drift by rounding only. *Cost*: two passes.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def scale_by_weight_norm(
 ) -> optax.GradientTransformation:
     """Gives each matrix of a direction `coefficient` times the norm of its weights.
 
-    Behind `momentum` this is Lars. With plain gradients it is `optax.scale_by_trust_ratio`, with a
+    After `momentum` this is Lars. On plain gradients it is `optax.scale_by_trust_ratio`, with a
     norm for each matrix instead of one for each array.
 
     Args:
@@ -55,7 +54,7 @@ def scale_by_weight_norm(
         largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
         shrink = jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
         near_one = x * shrink
-        weights, length = _norm(w), _norm(near_one)
+        weights, length = _lengths(w), _lengths(near_one)
         follows = (weights > 0) & (length > 0)
         ratio = coefficient * weights / jnp.where(follows, length + eps * shrink, 1)
         return jnp.where(follows, near_one * ratio, x)
@@ -66,7 +65,7 @@ def scale_by_weight_norm(
 def keep_weight_norm() -> optax.GradientTransformation:
     """Changes updates so that each matrix of the weights keeps its Frobenius norm.
 
-    Use it as the last part, behind the learning rate.
+    Use it as the last part, after the learning rate.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)` that needs parameters.
@@ -82,7 +81,7 @@ def keep_weight_norm() -> optax.GradientTransformation:
 
     def kept(x: jax.Array, w: jax.Array) -> jax.Array:
         moved = w + x
-        norm, length = _norm(w), _norm(moved)
+        norm, length = _lengths(w), _lengths(moved)
         # Two sums of the same squares may round differently: an update of 0 has to stay 0.
         keeps = (norm > 0) & (length > 0) & (x != 0).any((-2, -1), keepdims=True)
         return jnp.where(keeps, moved * (norm / jnp.where(keeps, length, 1)) - w, x)
@@ -90,7 +89,8 @@ def keep_weight_norm() -> optax.GradientTransformation:
     return _of_weights("keep_weight_norm", kept)
 
 
-def _norm(x: jax.Array) -> jax.Array:
+def _lengths(x: jax.Array) -> jax.Array:
+    """The Frobenius norms `(..., 1, 1)`."""
     return jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
 
 

@@ -1,37 +1,38 @@
 """The layout of a distributed state, and its conversion from and to the state of one device.
 
-The state of a transformation on stacks holds scalars, and arrays whose first axis is a stack's.
-Arrays of evenly divided stacks are sharded along that axis. The state of a matrix that is dealt out
-on its own is flattened into one buffer per dtype, padded to the longest of its round: one array,
-sharded over the devices, holds matrices of different shapes. Arrays of matrices that devices share
-are cut along their longest axis.
+The state of a stack holds arrays whose first axis is the stack's, and others, such as counts, which
+every device has. Arrays of evenly divided stacks are sharded along their first axis. The state of a
+matrix that is dealt out on its own is flattened into one buffer per dtype, padded to the longest of
+its round: one array, sharded over the devices, holds matrices of different shapes. Arrays of
+matrices that devices share are split along their longest axis.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from .._keys import members_of
 from .._recording import recording
-from ._cut import spec_of
-from ._shares import share
+from .._stacks import StateSplit, init_each
+from ._shares import Round, share
 
-Stacks = Mapping[str, jax.ShapeDtypeStruct]
+StackShapes = Mapping[str, jax.ShapeDtypeStruct]
 Buffers = dict[str, jax.Array]
+Arrays = list[jax.Array]
 
 
 class DistributedState(NamedTuple):
-    """State of `distribute`."""
+    """State of `distribute`: of each stack what all devices have, and the arrays of matrices."""
 
-    whole: Any  # the state of the evenly divided stacks, sharded along their first axes
-    singles: tuple[Buffers, ...]  # per round and dtype (devices, length), sharded by row
-    cut: tuple[jax.Array, ...]  # the state of matrices that all devices share, but for scalars
+    common: dict[str, Any]  # the state with holes for arrays of matrices
+    even: dict[str, Any]  # the arrays of evenly divided stacks, sharded along their first axes
+    dealt: tuple[Buffers, ...]  # per round and dtype (devices, length), sharded by row
+    split: dict[str, Any]  # the arrays of matrices that all devices share
 
 
 def is_divided(node: Any) -> bool:
@@ -39,74 +40,98 @@ def is_divided(node: Any) -> bool:
     return isinstance(node, DistributedState)
 
 
-class Part(NamedTuple):
-    """The state for some of the matrices."""
+class StackLayout:
+    """The state of one stack `(N, m, n)`."""
 
-    leaves: list[Any]
-    owners: list[str | None]  # the stack that each leaf belongs to; None if all share it
-    treedef: Any
+    def __init__(self, state: Any, stack: jax.ShapeDtypeStruct):
+        """From the shapes of the state of one device."""
+        self.parts = StateSplit.of(state, stack.shape[:1])
+        own, _ = self.parts.parts(state)
+        self.matrix = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in own]  # of one
 
-    def own(self, leaves: Any) -> list[Any]:
-        """Of the leaves of such a state, those that belong to matrices."""
-        return [x for x, owner in zip(leaves, self.owners, strict=True) if owner is not None]
+    def common(self, state: Any) -> Any:
+        """The state with holes for the arrays of matrices."""
+        own, rest = self.parts.parts(state)
+        return self.parts.joined([None] * len(own), rest)
 
-    def scalars(self, leaves: Any) -> list[Any]:
-        """Those that all matrices share."""
-        return [x for x, owner in zip(leaves, self.owners, strict=True) if owner is None]
+    def arrays(self, state: Any) -> Any:
+        """The state with holes for everything else."""
+        own, rest = self.parts.parts(state)
+        return self.parts.joined(own, [None] * len(rest))
 
-    def state(self, own: Iterable[Any], scalars: Iterable[Any]) -> Any:
-        """The state of these leaves."""
-        own, scalars = iter(own), iter(scalars)
-        return self.treedef.unflatten([next(scalars if o is None else own) for o in self.owners])
+    def tree(self, arrays: Arrays) -> Any:
+        """Arrays of matrices as a state with holes."""
+        return self.parts.joined(arrays, [None] * self.parts.batched.count(False))
+
+    def state(self, common: Any, arrays: Any) -> Any:
+        """The state, from both of its parts."""
+        return self.parts.joined(jax.tree.leaves(arrays), jax.tree.leaves(common))
+
+    def packed(self, arrays: Any, lengths: Mapping[str, int]) -> Buffers:
+        """The arrays of one matrix, each `(1, …)`, as buffers."""
+        parts: dict[str, Arrays] = {dtype: [] for dtype in lengths}
+        for x in jax.tree.leaves(arrays):
+            parts[x.dtype.name].append(x.reshape(-1))
+        buffers = {}
+        for dtype, length in lengths.items():
+            flat = jnp.concatenate([*parts[dtype], jnp.zeros(0, dtype)])
+            buffers[dtype] = jnp.pad(flat, (0, length - flat.size))
+        return buffers
+
+    def unpacked(self, buffers: Mapping[str, jax.Array]) -> Any:
+        """The inverse of `packed`."""
+        arrays, start = [], dict.fromkeys(buffers, 0)
+        for like in self.matrix:
+            dtype, size = like.dtype.name, math.prod(like.shape)
+            begin = start[dtype]
+            arrays.append(buffers[dtype][begin : begin + size].reshape(like.shape))
+            start[dtype] = begin + size
+        return self.tree(arrays)
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The length of a matrix's buffers, by dtype."""
+        lengths: dict[str, int] = {}
+        for x in self.matrix:
+            lengths[x.dtype.name] = lengths.get(x.dtype.name, 0) + math.prod(x.shape)
+        return lengths
 
 
 class StateLayout:
-    """How the state of a transformation on some stacks is distributed."""
+    """How the state of a transformation of each of some stacks is distributed."""
 
     def __init__(
-        self, init: Callable[[Any], Any], stacks: Stacks, devices: int, cut: Collection[str] = ()
+        self,
+        init: Callable[[Any], Any],
+        stacks: StackShapes,
+        devices: int,
+        divisible: Collection[str] = (),
     ):
-        """From the transformation's `init`, stacks `(N, m, n)`, devices, and what they may cut."""
-        shares = share({key: x.shape for key, x in stacks.items()}, devices, cut)
-
-        def part(sizes: Mapping[str, int]) -> Part:
-            like = {
-                key: jax.ShapeDtypeStruct((size, *stacks[key].shape[1:]), stacks[key].dtype)
-                for key, size in sizes.items()
-            }
-            with recording(), members_of({}):  # only for the shapes
-                found = jax.eval_shape(init, like)
-            pairs, treedef = jax.tree_util.tree_flatten_with_path(found)
-            owners = [_owner(path, stacks) for path, _ in pairs]
-            return Part([leaf for _, leaf in pairs], owners, treedef)
-
-        self.stacks, self.shares = stacks, shares
-        self.all = part({key: x.shape[0] for key, x in stacks.items()})
-        self.joined_shapes = self.all.treedef.unflatten(self.all.leaves)  # of one device
-        self.whole = part({key: shares.whole(key) for key, each in shares.each.items() if each})
-        kinds = dict.fromkeys(key for r in shares.rounds for key in r.kinds)
-        self.single = {key: part({key: 1}) for key in kinds}
-        self.cut = part({key: stacks[key].shape[0] - shares.whole(key) for key in shares.cut})
-        self._check_parts()
-
-    def _check_parts(self) -> None:
-        """Requires the state for some of the matrices to be a part of the state for all.
+        """From the transformation's `init`, stacks `(N, m, n)`, and those that devices may share.
 
         Raises:
-          ValueError: if it has other arrays.
+          ValueError: if the state of some of a stack's matrices is not a part of the state of all.
         """
+        with recording():  # only for the shapes
+            self.joined_shapes = jax.eval_shape(lambda like: init_each(init, like), dict(stacks))
+        self.stacks = stacks
+        self.shares = share({key: x.shape for key, x in stacks.items()}, devices, divisible)
+        self.of = {key: StackLayout(self.joined_shapes[key], x) for key, x in stacks.items()}
+        for key, x in stacks.items():
+            self._check_alike(init, key, x)
+        self.shapes = jax.eval_shape(self.divided, self.joined_shapes)
 
-        def dtypes(part: Part, key: str) -> list[Any]:
-            return [x.dtype for x, o in zip(part.leaves, part.owners, strict=True) if o == key]
-
-        for part in (self.whole, self.cut, *self.single.values()):
-            for key in filter(None, set(part.owners)):
-                if dtypes(part, key) != dtypes(self.all, key):
-                    raise ValueError(
-                        "the transformation's state depends on the number of matrices in a stack "
-                        "and cannot be distributed. (quantize_state decides by size: give it "
-                        "where=lambda place, leaf: leaf.ndim > 2.)"
-                    )
+    def _check_alike(self, init: Callable[[Any], Any], key: str, x: jax.ShapeDtypeStruct) -> None:
+        with recording():
+            single = jax.eval_shape(init, jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype))
+        arrays = [y for y in jax.tree.leaves(single) if y.ndim]
+        kinds = [[(y.shape, y.dtype) for y in own] for own in (arrays, self.of[key].matrix)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                "the transformation's state depends on the number of matrices in a stack and "
+                "cannot be distributed. (quantize_state decides by size: give it "
+                "where=lambda place, leaf: leaf.ndim > 2.)"
+            )
 
     def fits(self, state: DistributedState, holders: int = 1) -> bool:
         """Whether `state` has the arrays of this layout, or one of `holders` equal parts of them.
@@ -114,123 +139,92 @@ class StateLayout:
         A step would take some states for other numbers of devices, and lose matrices.
         """
 
-        def parts(first: int, *rest: int) -> tuple[int, ...]:
-            return (first // holders, *rest)
+        def part(x: Any, divided: bool) -> Any:
+            shape = (x.shape[0] // holders, *x.shape[1:]) if divided else x.shape
+            return (shape, x.dtype)
 
-        whole = [((*x.shape,), x.dtype) for x in jax.tree.leaves(state.whole)]
-        singles = [{d: x.shape for d, x in buffers.items()} for buffers in state.singles]
-        devices = self.shares.devices
-        return (
-            whole == [(parts(*x.shape) if x.ndim else (), x.dtype) for x in self.whole.leaves]
-            and singles
-            == [
-                {d: parts(devices, length) for d, length in self.lengths(r.kinds).items()}
-                for r in self.shares.rounds
-            ]
-            and [(x.shape, x.dtype) for x in state.cut]
-            == [(x.shape, x.dtype) for x in self.cut.own(self.cut.leaves)]
+        if jax.tree.structure(state) != jax.tree.structure(self.shapes):
+            return False
+        own = self.shapes._asdict()
+        return all(
+            part(x, False) == part(y, name in ("even", "dealt"))
+            for name, given in state._asdict().items()
+            for x, y in zip(jax.tree.leaves(given), jax.tree.leaves(own[name]), strict=True)
         )
 
     def specs(self, axes: tuple[str, ...]) -> Any:
         """How each array of the state is sharded over mesh axes: a `DistributedState` of specs."""
-        whole: Any = [P(axes) if x.ndim else P() for x in self.whole.leaves]
-        singles: Any = [dict.fromkeys(self.lengths(r.kinds), P(axes)) for r in self.shares.rounds]
+        common, even, dealt, split = self.shapes
         devices = self.shares.devices
-        cut: Any = [spec_of(x.shape, axes, devices) for x in self.cut.own(self.cut.leaves)]
-        return DistributedState(self.whole.treedef.unflatten(whole), tuple(singles), tuple(cut))
-
-    def packed(self, leaves: list[jax.Array], lengths: Mapping[str, int]) -> Buffers:
-        """One matrix's arrays of the state, each `(1, …)`, as buffers."""
-        parts: dict[str, list[jax.Array]] = {dtype: [] for dtype in lengths}
-        for leaf in leaves:
-            parts[leaf.dtype.name].append(leaf.reshape(-1))
-        buffers = {}
-        for dtype, length in lengths.items():
-            flat = jnp.concatenate([*parts[dtype], jnp.zeros(0, dtype)])
-            buffers[dtype] = jnp.pad(flat, (0, length - flat.size))
-        return buffers
-
-    def unpacked(self, key: str, buffers: Mapping[str, jax.Array]) -> list[jax.Array]:
-        """The inverse of `packed`."""
-        leaves, start = [], dict.fromkeys(buffers, 0)
-        for leaf in self.single[key].own(self.single[key].leaves):
-            dtype, size = leaf.dtype.name, math.prod(leaf.shape)
-            begin = start[dtype]
-            leaves.append(buffers[dtype][begin : begin + size].reshape(leaf.shape))
-            start[dtype] = begin + size
-        return leaves
+        return DistributedState(
+            jax.tree.map(lambda _: P(), common),
+            jax.tree.map(lambda _: P(axes), even),
+            jax.tree.map(lambda _: P(axes), dealt),
+            jax.tree.map(lambda x: spec_of(x.shape, axes, devices), split),
+        )
 
     def lengths(self, kinds: tuple[str, ...]) -> dict[str, int]:
         """The length of a round's buffers, by dtype."""
         longest: dict[str, int] = {}
-        for key in kinds:
-            own: dict[str, int] = {}
-            for leaf in self.single[key].own(self.single[key].leaves):
-                own[leaf.dtype.name] = own.get(leaf.dtype.name, 0) + math.prod(leaf.shape)
+        for own in (self.of[key].lengths for key in kinds):
             longest = {d: max(own.get(d, 0), longest.get(d, 0)) for d in {**longest, **own}}
         return longest
 
-    def scalars(self, whole: Any) -> list[jax.Array]:
-        """The arrays that all matrices share, from the state of the evenly divided stacks."""
-        return self.whole.scalars(jax.tree.leaves(whole))
+    def divided(self, states: Mapping[str, Any]) -> DistributedState:
+        """The distributed form of the states of one device."""
+        arrays = {key: own.arrays(states[key]) for key, own in self.of.items()}
 
-    def divided(self, state: Any) -> DistributedState:
-        """The distributed form of a state of one device."""
-        leaves = self.all.treedef.flatten_up_to(state)
-        pairs = list(zip(leaves, self.all.owners, strict=True))
-        evenly = [
-            x if owner is None else x[: self.shares.whole(owner)]
-            for x, owner in pairs
-            if owner is None or self.shares.each[owner]
-        ]
-        singles = []
+        def part(key: str, place: slice) -> Any:
+            return jax.tree.map(lambda x: x[place], arrays[key])
+
+        def row(r: Round, kind: int, entry: int, lengths: dict[str, int]) -> Buffers:
+            if kind == len(r.kinds):
+                return {dtype: jnp.zeros(size, dtype) for dtype, size in lengths.items()}
+            place = self.shares.whole(r.kinds[kind]) + entry
+            key = r.kinds[kind]
+            return self.of[key].packed(part(key, slice(place, place + 1)), lengths)
+
+        dealt = []
         for r in self.shares.rounds:
             lengths = self.lengths(r.kinds)
-            rows = []
-            for kind, entry in zip(r.kind, r.entry, strict=True):
-                if kind == len(r.kinds):
-                    rows.append({d: jnp.zeros(size, d) for d, size in lengths.items()})
-                    continue
-                key = r.kinds[kind]
-                place = self.shares.whole(key) + entry
-                own = [x[place : place + 1] for x, owner in pairs if owner == key]
-                rows.append(self.packed(own, lengths))
-            singles.append(jax.tree.map(lambda *x: jnp.stack(x), *rows))
-        cut = [x[self.shares.whole(o) :] for x, o in pairs if o in self.shares.cut]
-        return DistributedState(self.whole.treedef.unflatten(evenly), tuple(singles), tuple(cut))
+            rows = [row(r, *place, lengths) for place in zip(r.kind, r.entry, strict=True)]
+            dealt.append(jax.tree.map(lambda *x: jnp.stack(x), *rows))
+        whole = {key: self.shares.whole(key) for key in self.of}
+        return DistributedState(
+            {key: own.common(states[key]) for key, own in self.of.items()},
+            {key: part(key, slice(whole[key])) for key in self.of if whole[key]},
+            tuple(dealt),
+            {key: part(key, slice(whole[key], None)) for key in self.shares.split},
+        )
 
-    def joined(self, state: DistributedState) -> Any:
-        """The state of one device; the inverse of `divided`."""
-        whole = list(zip(jax.tree.leaves(state.whole), self.whole.owners, strict=True))
-        columns: dict[str, list[list[jax.Array]]] = {
-            key: [[x] for x, owner in whole if owner == key] for key in self.stacks
-        }
-        left: dict[tuple[str, int], list[jax.Array]] = {}
-        for r, buffers in zip(self.shares.rounds, state.singles, strict=True):
+    def joined(self, state: DistributedState) -> dict[str, Any]:
+        """The states of one device; the inverse of `divided`."""
+        left: dict[str, dict[int, Any]] = {key: {} for key in self.of}
+        for r, buffers in zip(self.shares.rounds, state.dealt, strict=True):
             for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
                 if kind < len(r.kinds):
                     own = {dtype: x[device] for dtype, x in buffers.items()}
-                    left[r.kinds[kind], entry] = self.unpacked(r.kinds[kind], own)
-        for key, entry in sorted(left, key=lambda item: item[1]):
-            columns[key] = columns[key] or [[] for _ in left[key, entry]]
-            for parts, x in zip(columns[key], left[key, entry], strict=True):
-                parts.append(x)
-        owners = [owner for owner in self.cut.owners if owner is not None]
-        for key in self.shares.cut:
-            own = [[x] for x, owner in zip(state.cut, owners, strict=True) if owner == key]
-            whole_of = columns[key] or [[] for _ in own]
-            columns[key] = [[*parts, *x] for parts, x in zip(whole_of, own, strict=True)]
-        arrays = {
-            key: iter([x[0] if len(x) == 1 else jnp.concatenate(x) for x in parts])
-            for key, parts in columns.items()
-        }
-        scalars = iter(self.scalars(state.whole))
-        return self.all.treedef.unflatten(
-            [next(scalars if owner is None else arrays[owner]) for owner in self.all.owners]
-        )
+                    left[r.kinds[kind]][entry] = self.of[r.kinds[kind]].unpacked(own)
+
+        def joined(key: str) -> Any:
+            parts = [state.even[key]] if key in state.even else []
+            parts += [own for _, own in sorted(left[key].items())]
+            parts += [state.split[key]] if key in state.split else []
+            return jax.tree.map(lambda *x: x[0] if len(x) == 1 else jnp.concatenate(x), *parts)
+
+        return {key: own.state(state.common[key], joined(key)) for key, own in self.of.items()}
 
 
-def _owner(path: tuple[Any, ...], stacks: Stacks) -> str | None:
-    """The stack that a leaf of a state belongs to; `None` if all share it."""
-    keys = (getattr(key, "key", None) for key in path)
-    return next((key for key in keys if key in stacks), None)
+def spec_of(shape: tuple[int, ...], axes: tuple[str, ...], devices: int) -> P:
+    """How an array of matrices that devices share is split: along its longest axis but the first.
+
+    An array without an axis that they divide is replicated.
+    """
+    axis = split_axis(shape, devices)
+    return P() if axis is None else P(*[None] * axis, axes)
+
+
+def split_axis(shape: tuple[int, ...], devices: int) -> int | None:
+    """The axis of `spec_of`."""
+    lengths = {i: n for i, n in enumerate(shape) if i and n % devices == 0}
+    return max(lengths, key=lambda i: (lengths[i], i), default=None)

@@ -18,6 +18,31 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .._paths import named_leaves
+from .._validate import check_choice
+
+
+def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the mesh axes to distribute over.
+
+    Raises:
+      ValueError: if `mesh` is not a mesh or has no such axis.
+    """
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
+    axes = mesh.axis_names if axis is None else axis_names("axis (mesh_axis)", axis)
+    for name in axes:
+        check_choice("axis (mesh_axis)", name, mesh.axis_names)
+    if len(set(mesh.axis_types)) > 1:
+        raise ValueError(f"mesh: its axes must be all Auto or all Explicit, got {mesh.axis_types}.")
+    return axes
+
+
+def axis_names(argument: str, axes: Any) -> tuple[str, ...]:
+    names = (axes,) if isinstance(axes, str) else axes
+    listed = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+    if not listed or not names or len(set(names)) < len(names):
+        raise ValueError(f"{argument} must be the name of an axis or of several, got {axes!r}.")
+    return tuple(names)
 
 
 def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
@@ -28,7 +53,7 @@ def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def even_cut(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
+def even_spec(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
     """Matrices sharded over some mesh axes along their columns, else along their rows.
 
     Those that these axes divide in neither way are replicated. This is the sharding in which
@@ -42,9 +67,9 @@ def even_cut(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
     return P(*[None] * len(others), axes, None) if rows % devices == 0 else P()
 
 
-def cut_evenly(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
-    """`x` with the sharding of `even_cut`."""
-    return put(x, mesh, even_cut(x.shape, mesh, axes))
+def shard_evenly(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
+    """`x` with the sharding of `even_spec`."""
+    return put(x, mesh, even_spec(x.shape, mesh, axes))
 
 
 def taken(x: jax.Array, places: Sequence[int], mesh: Mesh, spec: P) -> jax.Array:
@@ -90,7 +115,7 @@ def explicit_sharding(x: Any) -> NamedSharding | None:
     return None
 
 
-def is_cut(x: Any) -> bool:
+def is_sharded(x: Any) -> bool:
     """Whether `x` is sharded over devices of a mesh with Explicit axes."""
     sharding = explicit_sharding(x)
     return sharding is not None and not sharding.is_fully_replicated

@@ -1,6 +1,6 @@
 """How matrices travel to the devices that own them, and their updates back.
 
-They travel in one sharding: cut evenly over all devices (`_meshes.even_cut`), or on a mesh with
+They travel in one sharding: evenly over all devices (`_meshes.even_spec`), or on a mesh with
 Explicit axes as they come. From there a device takes its own part of a stack, and its own matrices
 of a round.
 """
@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from ._meshes import even_cut, explicit_sharding, is_explicit, put, taken
+from ._meshes import even_spec, explicit_sharding, is_explicit, put, taken
 from ._shares import Round
 
 
@@ -30,7 +30,7 @@ class Route:
     def of(cls, key: str, stack: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> Route:
         """That of the matrices of `stack`: its own sharding, where that is known."""
         if not is_explicit(mesh):
-            return cls(key, mesh, axes, even_cut(stack.shape, mesh, axes))
+            return cls(key, mesh, axes, even_spec(stack.shape, mesh, axes))
         sharding = explicit_sharding(stack)
         return cls(key, mesh, axes, P() if sharding is None else P(None, *sharding.spec[1:]))
 

@@ -5,10 +5,10 @@ are dealt out in rounds of at most one matrix per device, the most expensive fir
 device with the least work so far. No device gets more than one matrix above the mean, and nothing
 is padded: the matrices of a round may differ in shape.
 
-Matrices that may be divided (`_cut.py`) are not dealt out, but shared by all devices, if that makes
-a step shorter: remainders of whole stacks, the most expensive first, as many as give the least work
-of the busiest device and exchange together. Without them the number of matrices (of blocks, with
-`block_size`) bounds the number of devices with work.
+Matrices of a direction that consists of products are not dealt out, but shared by all devices, if
+that makes a step shorter: remainders of whole stacks, the most expensive first, as many as give the
+least work of the busiest device and exchange together. Without them the number of matrices (of
+blocks, with `block_size`) bounds the number of devices with work.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 Stacks = dict[str, jax.Array]
 
@@ -55,45 +56,56 @@ class Shares:
     """How some stacks are divided among devices."""
 
     devices: int
-    each: Mapping[str, int]  # per stack, the number of matrices that every device gets
+    sizes: Mapping[str, int]  # per stack, the number of matrices
+    each: Mapping[str, int]  # and how many of them every device gets
     rounds: tuple[Round, ...]
-    cut: tuple[str, ...] = ()  # stacks whose remainders all devices share
+    split: tuple[str, ...] = ()  # stacks whose remainders all devices share
 
     def whole(self, key: str) -> int:
         """How many matrices of a stack are divided evenly; they come first."""
         return self.devices * self.each[key]
 
-    def split(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks, Stacks]:
-        """The evenly divided part of some stacks, and remainders to deal out and to cut."""
-        whole = {k: x[: self.whole(k)] for k, x in stacks.items() if self.each[k]}
+    def parts(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks, Stacks]:
+        """The evenly divided part of some stacks, and remainders to deal out and to share."""
+        even = {k: x[: self.whole(k)] for k, x in stacks.items() if self.each[k]}
         left = {k: x[self.whole(k) :] for k, x in stacks.items() if len(x) > self.whole(k)}
-        return whole, left, {key: left.pop(key) for key in self.cut}
+        return even, left, {key: left.pop(key) for key in self.split}
 
     def joined(
         self,
         like: Stacks,
-        whole: Stacks,
+        even: Stacks,
         rounds: Sequence[Stacks],
-        cut: Stacks,
+        split: Stacks,
         place: Callable[..., Any],
     ) -> Stacks:
         """Joins stacks from their parts.
 
         Args:
           like: stacks with the resulting shapes and dtypes.
-          whole: the evenly divided parts.
+          even: the evenly divided parts.
           rounds: the matrices of each round, as parts of their stacks.
-          cut: the remainders that all devices share.
+          split: the remainders that all devices share.
           place: moves some matrices to the sharding of their stack in `like`.
         """
         stacks = {}
         for key, x in like.items():
-            parts = [whole[key]] if key in whole else []
+            parts = [even[key]] if key in even else []
             parts += [place(found[key], x) for found in rounds if key in found]
-            parts += [place(cut[key], x)] if key in cut else []
+            parts += [place(split[key], x)] if key in split else []
             parts = [part.astype(x.dtype) for part in parts]
             stacks[key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
         return stacks
+
+    def devices_of(self, key: str) -> np.ndarray:
+        """The device that owns each matrix of a stack, in order; 0 where all share one."""
+        owners = np.zeros(self.sizes[key], int)
+        owners[: self.whole(key)] = np.repeat(np.arange(self.devices), self.each[key])
+        for r in self.rounds:
+            for device, entry in enumerate(r.entries(key, -1)):
+                if entry >= 0:
+                    owners[self.whole(key) + entry] = device
+        return owners
 
 
 def cost(rows: int, columns: int) -> float:
@@ -111,22 +123,25 @@ def share(
     shapes: Mapping[str, tuple[int, ...]], devices: int, divisible: Collection[str] = ()
 ) -> Shares:
     """Divides stacks of shapes `(N, m, n)` among devices; matrices of some stacks are divisible."""
-    each = {key: shape[0] // devices for key, shape in shapes.items()}
+    sizes = {key: shape[0] for key, shape in shapes.items()}
+    each = {key: size // devices for key, size in sizes.items()}
     price = products if divisible else cost
     prices = {key: price(*shape[1:]) for key, shape in shapes.items()}
     mean = sum(shape[0] * prices[key] for key, shape in shapes.items()) / devices
-    to_cut = [key for key in divisible if shapes[key][0] % devices]
-    to_cut.sort(key=lambda key: -prices[key])
+    to_split = [key for key in divisible if shapes[key][0] % devices]
+    to_split.sort(key=lambda key: -prices[key])
 
-    def shared(cut: Sequence[str]) -> tuple[float, Shares]:
+    def shared(split: Sequence[str]) -> tuple[float, Shares]:
         left = {key: shape[0] % devices for key, shape in shapes.items()}
-        exchanged = EXCHANGE * sum(left.pop(key) * min(shapes[key][1:]) ** 2 for key in cut)
+        exchanged = EXCHANGE * sum(left.pop(key) * min(shapes[key][1:]) ** 2 for key in split)
         rounds, load = _dealt(left, prices, devices)
         # What all devices have alike: the mean of everything that is not dealt out.
         alike = mean - sum(load) / devices
-        return alike + max(load) + exchanged, Shares(devices, each, rounds, tuple(sorted(cut)))
+        return alike + max(load) + exchanged, Shares(
+            devices, sizes, each, rounds, tuple(sorted(split))
+        )
 
-    found = (shared(to_cut[:number]) for number in range(len(to_cut) + 1))
+    found = (shared(to_split[:number]) for number in range(len(to_split) + 1))
     return min(found, key=lambda pair: pair[0])[1]
 
 

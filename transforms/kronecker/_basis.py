@@ -10,6 +10,7 @@ one side make the other's; `restarted` counts it.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -18,15 +19,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._counts import Counts, counter
+from .._counts import counter, counters
 from .._recording import Meaning, record
 from .._side import LEFT, Side
-from .._trees import map_unzip
+from .._validate import check_positive_int
 from ..directions._carry import Moments
 from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
+from ..linalg._loops import in_turn
 from ..linalg._numerics import magnitude
-from ..linalg._platforms import in_turn
-from ..linalg._tiles import product
+from ..linalg._products import exact_product
 from ..refresh._due import refresh_due
 from ..refresh._policy import Check, RefreshPolicy, verdict_of
 from ..storage._storage import StorageRecord
@@ -37,9 +38,11 @@ from ._whitened import (
 )
 
 
-class BasisCounts(Counts):
+@counters
+class BasisCounts(NamedTuple):
     """The counters of a `Basis`."""
 
+    value: Any
     names = ("checks", "refreshes", "rejected", "restarted")
 
 
@@ -52,6 +55,7 @@ class Basis(NamedTuple):
     spectrum: jax.Array | None  # λ, their running averages, (..., d), of whitened gradients
     proxy: jax.Array | None  # the policy's last figure, float32 (...)
     counts: BasisCounts
+    phase: jax.Array | None = None  # when it is due, int32 (...), if staggered
 
     checks = counter("checks")  # times the basis was due, int32 (...)
     refreshes = counter("refreshes")  # bases replaced
@@ -59,17 +63,63 @@ class Basis(NamedTuple):
     restarted = counter("restarted")  # statistics or eigenvalues not finite, which started anew
 
 
+class BasisMethod(abc.ABC):
+    """The type of `method=` of `in_eigenbasis`."""
+
+    steps: int | None  # most steps of orthogonal iteration in a refresh; None decomposes
+
+
+@dataclasses.dataclass(frozen=True)
+class Eigh(BasisMethod):
+    """See `eigh`."""
+
+    steps = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Qr(BasisMethod):
+    """See `qr`."""
+
+    steps: int = 1
+
+
+def eigh() -> Eigh:
+    """Decomposes the statistic at each refresh."""
+    return Eigh()
+
+
+def qr(steps: int = 1) -> Qr:
+    """Decomposes the statistic at the first refresh, then iterates from the last basis.
+
+    Args:
+      steps: the most steps of orthogonal iteration in a refresh. After each step the policy is
+        asked again, and the refresh ends when it asks for none, as in the QR algorithm from a warm
+        start (Eschenhagen et al., arXiv:2506.03595). More than one step needs a policy that
+        examines the bases, such as `policies.diagonal_residual`; `every` takes one.
+
+    Raises:
+      ValueError: if `steps` is not a positive integer.
+    """
+    check_positive_int("steps", steps)
+    return Qr(steps)
+
+
+METHODS = {"eigh": Eigh(), "qr": Qr()}
+"""The plain methods, by name."""
+
+
 @dataclasses.dataclass(frozen=True)
 class BasisRule(StatisticRule):
     """The settings shared by all bases."""
 
     policy: RefreshPolicy
-    method: str
-    iterations: int
+    steps: int | None  # of the method
     initial: Any  # the statistic starts as initial · I
     whiten: bool
 
-    def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Basis:
+    def start(
+        self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None = None
+    ) -> Basis:
         """The initial bases of a batch: identities."""
         eye = identity(order, dtype)
         record(StorageRecord(order, self.storage.describe(order)))
@@ -83,6 +133,7 @@ class BasisRule(StatisticRule):
             spectrum=jnp.full((*batch, order), self.initial, dtype) if self.whiten else None,
             proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
             counts=BasisCounts.zeros(batch),
+            phase=phase,
         )
 
     def whitened(
@@ -94,13 +145,13 @@ class BasisRule(StatisticRule):
         sides = sum(basis is not None for basis in bases)
         start = starting_multiple(g, max(1, sides), self.initial, dtype)
 
-        def turned(entry: Any) -> Any:
-            (x, *_), bases = entry
+        def turned(given: Any, bases: Sequence[Any]) -> Any:
+            x, *_ = given
             left, right = self.opened(x, bases)
             with jax.default_matmul_precision("highest"):
                 rows, columns = (self.rotated(x, own) for own in ((left, None), (None, right)))
                 both = self.rotated(rows, (None, right))
-            return (rows, columns, both), bases
+            return rows, columns, both
 
         def damaged(spectrum: Any) -> jax.Array:
             return ~jnp.isfinite(spectrum).all(axis=-1)
@@ -120,7 +171,7 @@ class BasisRule(StatisticRule):
         old = (current(left), current(right))
         work = g.astype(dtype)
         stored = [None if basis is None else basis.basis for basis in bases]
-        (rows, columns, both), _ = self.visited(turned, ((work,) * 3, stored), g, stored, count)
+        rows, columns, both = self.visited(turned, (work,) * 3, g, stored, count)
         sources, new = whitened_by_eigenvalues(rows, columns, both, old, self.b2)
         left, right = map(renewed, bases, new)
         return sources, start, left, right
@@ -143,8 +194,11 @@ class BasisRule(StatisticRule):
 
         return in_turn(turned, x, opened)
 
-    def refresh_one(self, entry: tuple[Basis, Moments], side: Side) -> tuple[Basis, Moments]:
+    def refresh_one(
+        self, entry: tuple[Basis, Moments], given: None, side: Side
+    ) -> tuple[Basis, Moments]:
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
+        del given
         basis, moments = entry
         statistic = self.storage.decode_factor(basis.statistic)
         old = self.storage.decode_basis(basis.basis)
@@ -159,7 +213,7 @@ class BasisRule(StatisticRule):
         in_order = jnp.arange(len(old))
 
         def renewed() -> tuple[Any, jax.Array, jax.Array]:
-            if self.method == "eigh":
+            if self.steps is None:
                 new, order = eigenbasis(statistic), in_order
             else:
                 new, order = jax.lax.cond(
@@ -179,7 +233,7 @@ class BasisRule(StatisticRule):
         used = self.storage.decode_basis(stored)
 
         def turned(moments: Moments) -> Moments:
-            turn = product(used.mT, old).astype(old.dtype)
+            turn = exact_product(used.mT, old).astype(old.dtype)
             first, second = moments
             if side is LEFT:
                 moved = [_exact(turn, m).astype(m.dtype) for m in first]
@@ -214,34 +268,29 @@ class BasisRule(StatisticRule):
             check = Check(statistic, basis, rayleigh(statistic, basis), jnp.bool_(False))
             return verdict_of(self.policy, check).refresh
 
-        most = 1 if self.policy.examines is None else self.iterations
-        return refined_basis(statistic, old, most, again)
+        assert self.steps is not None
+        return refined_basis(statistic, old, self.steps, again)
 
     def refreshed(
-        self, side: Side, like: Any, bases: Any, moments: Any, count: jax.Array
-    ) -> tuple[Any, Any]:
+        self, side: Side, g: jax.Array, basis: Basis | None, moments: Moments, count: jax.Array
+    ) -> tuple[Basis | None, Moments]:
         """One side's bases after the refreshes due at this step, and the moments carried along."""
-
-        def packed(_: jax.Array, basis: Basis | None, moments: Moments) -> Any:
-            return None if basis is None else (basis, moments)
-
-        def unpacked(_: jax.Array, entry: Any, moments: Moments) -> Any:
-            return (None, moments) if entry is None else entry
-
-        entries = jax.tree.map(packed, like, bases, moments)
-        costs = jax.tree.map(lambda x: float(side.order(x)) ** 3, like)
-        refresh_one = functools.partial(self.refresh_one, side=side)
-        alone = self.policy.examines is not None or self.method != "eigh"
-
-        def numbers_of(x: jax.Array) -> int | None:
-            return None if alone or self.one_by_one(side.order(x)) else max(x.shape[-2:]) ** 2
-
-        numbers = jax.tree.map(numbers_of, like)
-        schedule = self.policy.schedule
-        entries = refresh_due(refresh_one, like, entries, costs, schedule, count, numbers=numbers)
-        return map_unzip(2, unpacked, like, entries, moments)
+        if basis is None:
+            return None, moments
+        alone = self.policy.examines is not None or self.steps is not None
+        alone = alone or self.decodes_singly(side.order(g))
+        found, moments = refresh_due(
+            jax.jit(functools.partial(self.refresh_one, side=side)),
+            (basis._replace(phase=None), moments),
+            g.shape[:-2],
+            self.policy.schedule,
+            count,
+            phase=basis.phase,
+            numbers=None if alone else max(g.shape[-2:]) ** 2,
+        )
+        return found._replace(phase=basis.phase), moments
 
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
     dtype = jnp.result_type(a, b)
-    return product(a.astype(dtype), b.astype(dtype))
+    return exact_product(a.astype(dtype), b.astype(dtype))

@@ -17,7 +17,7 @@ $\sqrt{\lambda_i \mu_j}$; with momentum for $f$ this is KL-Shampoo.
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
 with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
 moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they
-are reordered alike, and so are eigenvalues. Fields of moments are recognized by name (`_carry.py`).
+are reordered alike, and so are eigenvalues. States declare their moments (`_carry.py`).
 
 *Bound.* With both kinds of moments in one basis, $f$ keeps the bound of `_moment_ratio.py`. A
 refresh breaks it, because an entry may get a moment from one place and a variance from another.
@@ -41,22 +41,23 @@ import optax
 
 from .._counts import next_step
 from .._side import LEFT, RIGHT, Side, sides_of
-from .._trees import map_unzip, widened
+from .._stacks import StateSplit, each_array
+from .._trees import widened
 from .._validate import (
+    as_value,
     check_bool,
     check_choice,
     check_decay,
     check_interval,
-    check_matrices,
     check_positive_int,
 )
-from ..directions._carry import find_moments, put_moments, take_moments
+from ..directions._carry import check_moments, put_moments, take_moments
 from ..directions._graft import shortened
-from ..directions._parts import Part, parts_of
+from ..linalg._loops import visit_all
+from ..refresh._due import phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
-from ..refresh._visits import visit_all
 from ..storage._storage import Storage, as_storage
-from ._basis import Basis, BasisRule
+from ._basis import METHODS, Basis, BasisMethod, BasisRule
 from ._statistic import SIDES, numbers_of, orders_of
 from ._whitened import (
     STATISTICS,
@@ -68,8 +69,8 @@ class EigenbasisState(NamedTuple):
     """State of `in_eigenbasis`."""
 
     count: jax.Array  # t, int32 scalar
-    left: Any  # a Basis or None per leaf
-    right: Any  # the same for the right side
+    left: Basis | None
+    right: Basis | None
     inner: Any  # state of the inner transformation, for the rotated matrices
 
 
@@ -83,8 +84,7 @@ def in_eigenbasis(
     statistics: str = "gradient",
     initial: jax.typing.ArrayLike = 0.0,
     divide: bool = False,
-    method: str = "eigh",
-    iterations: int = 1,
+    method: str | BasisMethod = "eigh",
     storage: Storage | None = None,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike = float("inf"),
@@ -105,15 +105,12 @@ def in_eigenbasis(
       divide: whether to divide what `inner` returns by the roots of the eigenvalues of both sides;
         needs "kl". With `inner=momentum(b1)` this is KL-Shampoo.
       method: "eigh", or "qr": the first basis by `eigh`, each later one by orthogonal iteration
-        from the last one.
-      iterations: with "qr", the most steps of a refresh. After each step the policy is asked again,
-        and the refresh ends when it asks for none, as in the QR algorithm from a warm start
-        (Eschenhagen et al., arXiv:2506.03595); `every` ends it after one.
+        from the last one; or a value of `curvax.eigenbases`, such as `eigenbases.qr(steps=10)`.
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
       skip_first: the first step only updates statistics and bases; its direction is 0.
       limit: the largest root mean square of a matrix's direction; longer ones are shortened.
-        `_limits.py` has those of `moment_ratio` and of `divide`.
+        `_whitened.py` has those of `moment_ratio` and of `divide`.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -131,7 +128,14 @@ def in_eigenbasis(
     check_refresh(refresh, ("eigenpairs",))
     check_choice("side", side, SIDES)
     check_decay("b3", b3)
-    check_choice("method", method, ("eigh", "qr"))
+    by: BasisMethod = as_value(
+        "method", method, BasisMethod, "curvax.eigenbases.qr(steps=10)", METHODS
+    )
+    if (by.steps or 1) > 1 and refresh.examines is None:
+        raise ValueError(
+            "method takes more than one step only with a policy that examines the bases, such as "
+            f"refresh=curvax.policies.diagonal_residual(); got method={by!r}, refresh={refresh!r}."
+        )
     check_bool("skip_first", skip_first)
     check_interval("limit", limit, 0.0, open_low=True, open_high=False)
     check_choice("statistics", statistics, STATISTICS)
@@ -140,115 +144,97 @@ def in_eigenbasis(
     whiten = statistics == "kl"
     if divide and not whiten:
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
-    check_positive_int("iterations", iterations)
     if max_order is not None:
         check_positive_int("max_order", max_order)
-    rule = BasisRule(as_storage(storage), b3, refresh, method, iterations, initial, whiten)
+    rule = BasisRule(as_storage(storage), b3, refresh, by.steps, initial, whiten)
 
-    def start(own: Side, x: jax.Array) -> Basis | None:
-        if own not in sides_of(side, x, max_order=max_order):
+    def sides(x: Any) -> tuple[Side, ...]:
+        return sides_of(side, x, max_order=max_order)
+
+    def cost(own: Side, x: Any) -> float | None:
+        return float(own.order(x)) ** 3 if own in sides(x) else None
+
+    def start(own: Side, x: Any) -> Basis | None:
+        if own not in sides(x):
             return None
-        return rule.start(x.shape[:-2], own.order(x), jnp.promote_types(x.dtype, jnp.float32))
+        # The matrices of each side are dealt out by themselves.
+        (phase,) = phases_of(x, refresh.schedule, [functools.partial(cost, own)])
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        return rule.start(x.shape[:-2], own.order(x), dtype, phase)
 
-    def init(params: Any) -> EigenbasisState:
-        check_matrices(params, "in_eigenbasis")
-        inner_state = inner.init(widened(params))
-        find_moments(inner_state, params)
-        return EigenbasisState(
-            count=jnp.zeros([], jnp.int32),
-            left=jax.tree.map(functools.partial(start, LEFT), params),
-            right=jax.tree.map(functools.partial(start, RIGHT), params),
-            inner=inner_state,
-        )
+    def init(x: Any) -> EigenbasisState:
+        inner_state = inner.init(widened(x))
+        check_moments(inner_state, x)
+        left, right = (start(own, x) for own in Side)
+        return EigenbasisState(jnp.zeros([], jnp.int32), left, right, inner_state)
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(g: Any, state: Any, params: Any = None):
         del params
         count = next_step(state.count)
-
-        def accumulate(g: jax.Array, left: Basis | None, right: Basis | None):
-            sources, start = (g, g), None
-            if whiten:
-                sources, start, left, right = rule.whitened(g, left, right, count)
-            return (
-                None if left is None else rule.accumulated(left, sources[0], LEFT, count, start),
-                None if right is None else rule.accumulated(right, sources[1], RIGHT, count, start),
-            )
-
-        left, right = map_unzip(2, accumulate, updates, state.left, state.right)
-        moments = take_moments(state.inner, updates)
-        left, moments = rule.refreshed(LEFT, updates, left, moments, count)
-        right, moments = rule.refreshed(RIGHT, updates, right, moments, count)
-        carried = put_moments(state.inner, updates, moments)
-
-        wide, inner_state = _directed(
-            rule, inner, divide, widened(updates), left, right, carried, count
+        left, right = state.left, state.right
+        sources, start = (g, g), None
+        if whiten:
+            sources, start, left, right = rule.whitened(g, left, right, count)
+        left, right = (
+            None if basis is None else rule.accumulated(basis, source, own, count, start)
+            for basis, source, own in zip((left, right), sources, Side, strict=True)
         )
-        directions = jax.tree.map(
-            lambda d, g: shortened(d, limit * math.prod(d.shape[-2:]) ** 0.5).astype(g.dtype),
-            wide,
-            updates,
-        )
+        moments = take_moments(state.inner)
+        left, moments = rule.refreshed(LEFT, g, left, moments, count)
+        right, moments = rule.refreshed(RIGHT, g, right, moments, count)
+        carried = put_moments(state.inner, moments)
+        wide = widened(g)
+        wide, inner_state = _directed(rule, inner, divide, wide, (left, right), carried, count)
+        direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
         if skip_first:
             first = count == 1
-            directions = jax.tree.map(lambda d: jnp.where(first, 0, d), directions)
+            direction = jnp.where(first, 0, direction)
             inner_state = jax.tree.map(
                 lambda old, new: jnp.where(first, old, new), carried, inner_state
             )
-        return directions, EigenbasisState(count, left, right, inner_state)
+        return direction, EigenbasisState(count, left, right, inner_state)
 
-    return optax.GradientTransformation(init, update)
+    return each_array("in_eigenbasis", init, update)
 
 
 def _directed(
     rule: BasisRule,
     inner: optax.GradientTransformation,
     divide: bool,
-    updates: Any,
-    left: Any,
-    right: Any,
+    g: jax.Array,
+    bases: tuple[Basis | None, Basis | None],
     state: Any,
     count: jax.Array,
-) -> tuple[Any, Any]:
-    """What `inner` makes of the gradients in their bases, out of the bases again, and its state.
+) -> tuple[jax.Array, Any]:
+    """What `inner` makes of gradients in their bases, out of the bases again, and its state.
 
     The same bases lead in and out: where they are decoded one matrix at a time, `inner` runs inside
-    the loop over the matrices of a leaf.
+    the loop over the matrices.
     """
 
-    def directed(entry: Any, part: Part) -> Any:
-        given, bases, own = entry
-        opened = [
-            rule.opened(x, [None if basis is None else basis.basis for basis in pair])
-            for x, pair in zip(given, bases, strict=True)
-        ]
-        turned = [rule.rotated(x, both) for x, both in zip(given, opened, strict=True)]
-        moved, own = part.update(turned, own)
+    def directed(x: jax.Array, bases: Any, state: Any) -> tuple[jax.Array, Any]:
+        opened = rule.opened(x, [None if basis is None else basis.basis for basis in bases])
+        found: Any = inner.update(rule.rotated(x, opened), state)
+        moved, state = found
         if divide:
-            moved = [divided(x, *pair) for x, pair in zip(moved, bases, strict=True)]
-        moved = [rule.rotated(x, both, back=True) for x, both in zip(moved, opened, strict=True)]
-        return moved, bases, own
+            moved = divided(moved, *bases)
+        return rule.rotated(moved, opened, back=True), state
 
-    matrices, treedef = jax.tree.flatten(updates)
-    pairs = [*zip(treedef.flatten_up_to(left), treedef.flatten_up_to(right), strict=True)]
-    alone = [rule.reads_one_by_one(x, pair) for x, pair in zip(matrices, pairs, strict=True)]
-    kept, state_treedef = jax.tree.flatten(state)
-    for part in parts_of(inner, state, updates, alone):
-        visit = functools.partial(directed, part=part)
-        entry = (
-            [matrices[i] for i in part.leaves],
-            [pairs[i] for i in part.leaves],
-            [kept[i] for i in part.kept],
-        )
-        if part.leaves and alone[part.leaves[0]]:
-            x, pair = entry[0][0], entry[1][0]
-            numbers = numbers_of(x.shape, orders_of(x, pair))
-            moved, _, own = visit_all(visit, entry, x.shape[:-2], count, numbers)
-        else:
-            moved, _, own = visit(entry)
-        for places, old, new in ((part.leaves, matrices, moved), (part.kept, kept, own)):
-            for i, x in zip(places, new, strict=True):
-                old[i] = x
-    return treedef.unflatten(matrices), state_treedef.unflatten(kept)
+    if not rule.reads_singly(g, bases):
+        return directed(g, bases, state)
+    split = StateSplit.of(state, g.shape[:-2])
+    batched, shared = split.parts(state)
+    nothing: Any = None
+    _, others = inner.update(nothing, split.joined([None] * len(batched), shared))
+
+    def visit(entry: Any, bases: Any) -> Any:
+        x, own = entry
+        moved, state = directed(x, bases, split.joined(own, shared))
+        return moved, split.parts(state)[0]
+
+    numbers = numbers_of(g.shape, orders_of(g, bases))
+    moved, own = visit_all(visit, (g, batched), g.shape[:-2], count, numbers, bases)
+    return moved, split.joined(own, jax.tree.leaves(others))
 
 
 def divided(x: jax.Array, left: Basis | None, right: Basis | None) -> jax.Array:

@@ -12,22 +12,24 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._counts import Counts, counter
+from .._counts import counter, counters
 from .._recording import Meaning, record
 from .._side import LEFT, Side
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
 from ..linalg._numerics import HIGHEST, magnitude
-from ..linalg._products import times
+from ..linalg._products import product
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord
 from ._statistic import StatisticRule, each_of, identity
 from ._whitened import starting_multiple, whitened_by_roots
 
 
-class FactorCounts(Counts):
+@counters
+class FactorCounts(NamedTuple):
     """The counters of a `Factor`."""
 
+    value: Any
     names = ("checks", "refreshes", "indefinite", "rejected", "restarted")
 
 
@@ -42,6 +44,7 @@ class Factor(NamedTuple):
     proxy: jax.Array | None  # its last figure, such as FOAM's h, float32 (...)
     error: jax.Array | None  # otherwise: the solver's error estimate, float32 (...)
     counts: FactorCounts
+    phase: jax.Array | None = None  # when it is due, int32 (...), if staggered
 
     checks = counter("checks")  # times the factor was due, int32 (...)
     refreshes = counter("refreshes")  # inverse roots recomputed
@@ -62,7 +65,9 @@ class FactorRule(StatisticRule):
     initial: Any  # the statistic starts as initial · I
     sides: int = 1  # how many roots a matrix is multiplied by
 
-    def start(self, batch: tuple[int, ...], order: int, dtype: Any) -> Factor:
+    def start(
+        self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None = None
+    ) -> Factor:
         """The initial factors of a batch; their roots are identities."""
         eye = identity(order, dtype)
         keeps = self.policy.examines is not None
@@ -78,6 +83,7 @@ class FactorRule(StatisticRule):
             proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
             error=None if keeps else jnp.zeros(batch, jnp.float32),
             counts=FactorCounts.zeros(batch),
+            phase=phase,
         )
 
     def apply_root(
@@ -90,7 +96,7 @@ class FactorRule(StatisticRule):
         """The product of a stored root with `x (..., m, n)`, on this side."""
         root = self.storage.decode_root(stored)
         x = x.astype(root.dtype)
-        return times(*((root, x) if side is LEFT else (x, root)), precision)
+        return product(*((root, x) if side is LEFT else (x, root)), precision)
 
     def whitened(
         self, g: jax.Array, factors: tuple[Factor | None, Factor | None], count: jax.Array
@@ -110,8 +116,9 @@ class FactorRule(StatisticRule):
         start = starting_multiple(g, self.sides, self.initial, dtype)
         return whitened_by_roots(g, multiply, (left, right), start), start
 
-    def refresh_one(self, factor: Factor) -> Factor:
+    def refresh_one(self, factor: Factor, given: None) -> Factor:
         """Checks a single factor, follows the policy's verdict and counts it."""
+        del given
         statistic = self.storage.decode_factor(factor.statistic)
         floor = rounding_floor(statistic, self.root, self.sides)
         size = magnitude(statistic)

@@ -18,7 +18,7 @@ state, starts anew at a refresh. Also rejected is the root of an all-zero statis
 first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the next
 gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
 `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
-with a policy that keeps eigenpairs. Due factors are refreshed as `refresh/_visits.py` says.
+with a policy that keeps eigenpairs. Due factors are refreshed as `linalg/_loops.py` says.
 
 *Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives
 $\|L^{-1/2} G\|_2$ and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that
@@ -34,7 +34,6 @@ less. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step is 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -43,23 +42,22 @@ import optax
 from jax.core import Tracer
 
 from .._counts import next_step
-from .._side import LEFT, RIGHT, Side, sides_of
-from .._trees import map_unzip
+from .._side import Side, sides_of
+from .._stacks import each_array
 from .._validate import (
     check_bool,
     check_choice,
     check_decay,
     check_integer,
     check_interval,
-    check_matrices,
     check_positive_int,
     concrete,
 )
 from ..directions._graft import shortened
 from ..linalg._inverse_root import check_root_arguments
-from ..refresh._due import refresh_due, untried
+from ..linalg._loops import at_most_once
+from ..refresh._due import phases_of, refresh_due, untried
 from ..refresh._policy import RefreshPolicy, check_refresh
-from ..refresh._visits import at_most_once
 from ..storage._storage import Storage, as_storage
 from ._factor import Factor, FactorRule
 from ._statistic import SIDES
@@ -69,8 +67,8 @@ class PreconditionState(NamedTuple):
     """State of `precondition`."""
 
     count: jax.Array  # t, int32 scalar
-    left: Any  # a Factor or None per leaf
-    right: Any  # the same for the right side
+    left: Factor | None
+    right: Factor | None
     momentum: Any  # state of the transformation that computes M
 
 
@@ -79,7 +77,7 @@ def precondition(
     *,
     refresh: RefreshPolicy,
     side: str = "both",
-    square: str = "left",
+    square: str | None = None,
     root: int = 4,
     b2: jax.typing.ArrayLike | None = 0.95,
     eps: jax.typing.ArrayLike = 1e-6,
@@ -99,7 +97,7 @@ def precondition(
       refresh: policy for the roots: `every(10)`, `policies.foam()`,
         `policies.diagonal_residual()`, or your own.
       side: "both", "left", "right", or "smaller": only the factor of smaller order.
-      square: the side that "smaller" selects for square matrices, "left" or "right".
+      square: the side that "smaller" selects for square matrices, "left" (`None`) or "right".
       root: p; roots are inverse p-th roots.
       b2: decay rate of the statistics, which are not bias-corrected; `None` sums them.
       eps: damping. With 0, "eigh" takes the root on the factor's range only.
@@ -124,7 +122,13 @@ def precondition(
         names it.
     """
     check_choice("side", side, SIDES)
-    check_choice("square", square, ("left", "right"))
+    check_choice("square", square, (None, "left", "right"))
+    if square is not None and side != "smaller":
+        raise ValueError(f"square must be None with side={side!r}, got {square!r}.")
+    if statistics == "momentum" and momentum is None:
+        raise ValueError(
+            "statistics must be 'gradient' without a momentum (b1= of shampoo), got 'momentum'."
+        )
     check_choice("statistics", statistics, ("gradient", "momentum", "kl"))
     check_root_arguments(root, solver, damping_mode)
     check_interval("eps", eps, 0.0)
@@ -134,15 +138,15 @@ def precondition(
     if b2 is not None:
         check_decay("b2", b2)
     check_bool("limit", limit)
-    sides = 2 if side == "both" else 1
+    number = 2 if side == "both" else 1
     whiten = statistics == "kl"
     if whiten:
         if not isinstance(root, Tracer):
             check_choice("root (with statistics='kl')", root, (2,))
         if b2 is None:
             raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
-    elif limit and not isinstance(root, Tracer) and root != 2 * sides:
-        raise ValueError(f"root must be {2 * sides} for side={side!r} with limit, got {root!r}.")
+    elif limit and not isinstance(root, Tracer) and root != 2 * number:
+        raise ValueError(f"root must be {2 * number} for side={side!r} with limit, got {root!r}.")
     check_policy(refresh, eps, damping_mode, solver)
     rule = FactorRule(
         as_storage(storage),
@@ -153,45 +157,44 @@ def precondition(
         damping_mode,
         solver,
         initial,
-        sides,
+        number,
     )
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
 
-    def start(own: Side, x: jax.Array) -> Factor | None:
-        if own not in sides_of(side, x, Side(square)):
-            return None
-        return rule.start(x.shape[:-2], own.order(x), jnp.promote_types(x.dtype, jnp.float32))
+    def sides(x: Any) -> tuple[Side, ...]:
+        return sides_of(side, x, Side(square or "left"))
 
-    def init(params: Any) -> PreconditionState:
-        check_matrices(params, "precondition")
-        return PreconditionState(
-            count=jnp.zeros([], jnp.int32),
-            left=jax.tree.map(functools.partial(start, LEFT), params),
-            right=jax.tree.map(functools.partial(start, RIGHT), params),
-            momentum=average.init(params),
+    def cost(own: Side, x: Any) -> float | None:
+        return float(own.order(x)) ** 3 if own in sides(x) else None
+
+    def init(x: Any) -> PreconditionState:
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        costs = [functools.partial(cost, own) for own in Side]
+        left, right = (
+            rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
+            for own, phase in zip(Side, phases_of(x, refresh.schedule, costs), strict=True)
         )
+        return PreconditionState(jnp.zeros([], jnp.int32), left, right, average.init(x))
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(g: Any, state: Any, params: Any = None):
         count = next_step(state.count)
-        matrices, momentum_state = average.update(updates, state.momentum, params)
-        source = matrices if statistics == "momentum" else updates
-        kept = (state.left, state.right)
-        factors = _accumulated(rule, source, kept, statistics_every, count, whiten)
-        left, right = _refreshed(rule, updates, factors, count)
-
-        def preconditioned(m: jax.Array, *factors: Factor | None) -> jax.Array:
-            roots = [None if factor is None else factor.inverse_root for factor in factors]
-            direction = rule.two_sided(rule.apply_root, m, roots, count)
-            return _limited(direction, factors, b2, whiten) if limit else direction
-
-        directions = jax.tree.map(preconditioned, matrices, left, right)
+        found: Any = average.update(g, state.momentum, params)
+        m, momentum_state = found
+        source = m if statistics == "momentum" else g
+        factors = (state.left, state.right)
+        factors = _accumulated(rule, source, factors, statistics_every, count, whiten)
+        factors = _refreshed(rule, g, factors, count)
+        roots = [None if factor is None else factor.inverse_root for factor in factors]
+        direction = rule.two_sided(rule.apply_root, m, roots, count)
+        if limit:
+            direction = _limited(direction, factors, b2, whiten)
         if warmup_steps:
-            directions = jax.tree.map(lambda d: jnp.where(count > warmup_steps, d, 0), directions)
-        return directions, PreconditionState(count, left, right, momentum_state)
+            direction = jnp.where(count > warmup_steps, direction, 0)
+        return direction, PreconditionState(count, *factors, momentum_state)
 
-    return optax.GradientTransformation(init, update)
+    return each_array("precondition", init, update)
 
 
 def _limited(
@@ -234,45 +237,56 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, sol
 
 def _accumulated(
     rule: FactorRule,
-    source: Any,
-    factors: tuple[Any, Any],
+    source: jax.Array,
+    factors: tuple[Factor | None, Factor | None],
     period: int,
     count: jax.Array,
     whiten: bool,
-) -> tuple[Any, Any]:
+) -> tuple[Factor | None, Factor | None]:
     """The factors of both sides, with this step accumulated if it updates statistics."""
 
-    def accumulate(s: jax.Array, left: Factor | None, right: Factor | None):
+    def accumulate(s: jax.Array, factors: Any) -> Any:
         sources, start = (s, s), None
         if whiten:
-            sources, start = rule.whitened(s, (left, right), count)
-        return (
-            None if left is None else rule.accumulated(left, sources[0], LEFT, count, start),
-            None if right is None else rule.accumulated(right, sources[1], RIGHT, count, start),
+            sources, start = rule.whitened(s, factors, count)
+        return tuple(
+            None if factor is None else rule.accumulated(factor, source, own, count, start)
+            for factor, source, own in zip(factors, sources, Side, strict=True)
         )
 
-    def accumulate_all(source: Any, factors: Any) -> Any:
-        return map_unzip(2, accumulate, source, *factors)
-
     if period == 1:
-        return accumulate_all(source, factors)
-    return at_most_once(accumulate_all, count % period == 0, source, factors)
+        return accumulate(source, factors)
+    return at_most_once(accumulate, count % period == 0, source, factors)
 
 
-def _refreshed(rule: FactorRule, like: Any, factors: tuple[Any, Any], count: jax.Array) -> Any:
+def _refreshed(
+    rule: FactorRule, g: jax.Array, factors: tuple[Factor | None, Factor | None], count: jax.Array
+) -> tuple[Factor | None, Factor | None]:
     """The factors of both sides after the refreshes due at this step."""
 
-    def select(factor: Factor, due: jax.Array) -> jax.Array:
+    def select(factor: Factor, given: None, due: jax.Array) -> jax.Array:
+        del given
         return due | untried(factor).reshape(-1)
 
-    def for_sides(of_order: Callable[[int], Any]) -> tuple[Any, ...]:
-        return tuple(jax.tree.map(lambda x, s=s: of_order(s.order(x)), like) for s in Side)
-
-    costs = for_sides(lambda order: float(order) ** 3)
     # A policy that examines factors computes few of them: at once they would all be computed.
     alone = rule.policy.examines is not None
-    numbers = for_sides(lambda order: None if alone or rule.one_by_one(order) else order**2)
-    schedule = rule.policy.schedule
-    return refresh_due(
-        rule.refresh_one, (like, like), factors, costs, schedule, count, select, numbers
-    )
+    visit = jax.jit(rule.refresh_one)  # traced once for both sides of square matrices
+
+    def refreshed(own: Side, factor: Factor | None) -> Factor | None:
+        if factor is None:
+            return None
+        order = own.order(g)
+        found = refresh_due(
+            visit,
+            factor._replace(phase=None),
+            g.shape[:-2],
+            rule.policy.schedule,
+            count,
+            phase=factor.phase,
+            select=select,
+            numbers=None if alone or rule.decodes_singly(order) else order**2,
+        )
+        return found._replace(phase=factor.phase)
+
+    left, right = map(refreshed, Side, factors)
+    return left, right

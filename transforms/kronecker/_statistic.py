@@ -12,12 +12,11 @@ import jax.numpy as jnp
 
 from .._side import Side
 from .._trees import where_entries
+from ..linalg._arrays import diagonals
+from ..linalg._loops import visit_all, visit_in_turn
 from ..linalg._numerics import HIGHEST
-from ..linalg._platforms import by_platform, may_take_turns
-from ..linalg._products import gram_of
-from ..refresh._visits import visit_all
+from ..linalg._products import gram
 from ..storage._storage import Storage
-from ..storage._triangle import diagonal_of
 
 SIDES = ("both", "left", "right", "smaller")
 
@@ -29,9 +28,9 @@ class StatisticRule:
     storage: Storage
     b2: Any  # decay rate; None sums
 
-    def one_by_one(self, *orders: int) -> bool:
+    def decodes_singly(self, *orders: int) -> bool:
         """Whether to decode matrices of one of these orders one at a time."""
-        return any(map(self.storage.one_by_one, orders))
+        return any(map(self.storage.decodes_singly, orders))
 
     def accumulated(
         self,
@@ -46,27 +45,27 @@ class StatisticRule:
         A statistic of zeros starts at the multiple `start (...)` of the identity, if it is given.
         """
 
-        def accumulate(entry: tuple[Any, jax.Array, jax.Array | None]) -> Any:
-            stored, s, start = entry
+        def accumulate(stored: Any, given: tuple[jax.Array, jax.Array | None]) -> Any:
+            s, start = given
             old = self.storage.decode_factor(stored)
             if start is not None:
                 empty = ~jnp.any(_diagonal(old) != 0, axis=(-2, -1))[..., None, None]
                 eye = jnp.broadcast_to(jnp.eye(side.order(s), dtype=old.dtype), old.shape)
                 old = jnp.where(empty, start[..., None, None] * eye, old)
-            gram = gram_of(s.astype(old.dtype), side, HIGHEST)
+            square = gram(s.astype(old.dtype), side, HIGHEST)
 
-            def averaged(old: jax.Array, gram: jax.Array) -> jax.Array:
-                return old + gram if self.b2 is None else self.b2 * old + (1 - self.b2) * gram
+            def averaged(old: jax.Array, square: jax.Array) -> jax.Array:
+                return old + square if self.b2 is None else self.b2 * old + (1 - self.b2) * square
 
             # A running average would keep a NaN forever, so the old statistic stays if the new one
             # is not finite. The diagonal decides: it holds the largest entry of a Gram matrix.
-            finite = jnp.isfinite(averaged(_diagonal(old), _diagonal(gram))).all(axis=(-2, -1))
-            new = averaged(old, gram)
+            finite = jnp.isfinite(averaged(_diagonal(old), _diagonal(square))).all(axis=(-2, -1))
+            new = averaged(old, square)
             coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
-            return where_entries(finite, coded, stored), s, start
+            return where_entries(finite, coded, stored)
 
-        entry = (factor.statistic, s, start)
-        new, *_ = self._each(accumulate, entry, s.shape, [side.order(s)], count)
+        given, orders = (s, start), [side.order(s)]
+        new = self._each(accumulate, factor.statistic, given, s.shape, orders, count)
         return factor._replace(statistic=new)
 
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
@@ -90,46 +89,42 @@ class StatisticRule:
           count: the step, from 1.
         """
 
-        def visit(entry: tuple[jax.Array, Any, Any]) -> tuple[jax.Array, Any, Any]:
-            x, *stored = entry
+        def visit(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
             for side, own in zip(Side, stored, strict=True):
                 x = x if own is None else product(own, x, side)
-            return x.astype(m.dtype), *stored
+            return x.astype(m.dtype)
 
-        return self.visited(visit, (m, *stored), m, stored, count)[0]
+        return self.visited(visit, m, m, stored, count)
 
     def visited(
         self,
-        visit: Callable[[Any], Any],
+        visit: Callable[[Any, Any], Any],
         entry: Any,
         m: jax.Array,
         stored: Sequence[Any],
         count: jax.Array,
     ) -> Any:
-        """`visit(entry)`, one matrix at a time if what is stored for a side of `m` asks for it."""
-        return self._each(visit, entry, m.shape, orders_of(m, stored), count)
+        """`visit(entry, stored)`, one by one if what is stored for a side of `m` asks for it."""
+        return self._each(visit, entry, stored, m.shape, orders_of(m, stored), count)
 
     def _each(
         self,
-        visit: Callable[[Any], Any],
+        visit: Callable[[Any, Any], Any],
         entry: Any,
+        given: Any,
         shape: tuple[int, ...],
         orders: Sequence[int],
         count: jax.Array,
     ) -> Any:
-        """`visit(entry)`, one matrix at a time if these orders ask for it, or on a TPU."""
+        """`visit(entry, given)`, one matrix at a time if these orders ask for it, or on a TPU."""
         batch = shape[:-2]
-        if self.one_by_one(*orders):
-            return visit_all(visit, entry, batch, count, numbers_of(shape, orders))
+        if self.decodes_singly(*orders):
+            return visit_all(visit, entry, batch, count, numbers_of(shape, orders), given)
+        return visit_in_turn(visit, entry, batch, count, given)
 
-        def in_turn(entry: Any) -> Any:
-            return visit_all(visit, entry, batch, count)
-
-        return by_platform(in_turn, visit, entry) if may_take_turns(batch) else visit(entry)
-
-    def reads_one_by_one(self, m: jax.Array, stored: Sequence[Any]) -> bool:
+    def reads_singly(self, m: jax.Array, stored: Sequence[Any]) -> bool:
         """Whether to decode what is stored for the sides of `m` one matrix at a time."""
-        return self.one_by_one(*orders_of(m, stored))
+        return self.decodes_singly(*orders_of(m, stored))
 
 
 def orders_of(m: jax.Array, stored: Sequence[Any]) -> list[int]:
@@ -157,4 +152,4 @@ def each_of(batch: tuple[int, ...], stored: Any) -> Any:
 
 def _diagonal(x: jax.Array) -> jax.Array:
     """The diagonals `(..., 1, d)` of `x (..., d, d)`."""
-    return diagonal_of(x)[..., None, :]
+    return diagonals(x)[..., None, :]

@@ -6,14 +6,15 @@ layers. So a state per layer is a slice, and a checkpoint moves between a layer-
 ordinary one.
 
 Arrays without a layer axis, such as the number of steps, are shared: each layer gets the same one,
-and of what the layers return, the step keeps the largest. The class of a state may say otherwise,
-as `ClipByLastNormState` does for a sum: its attribute `over_layers` has a function by field, which
-takes what the layers returned, `(layers, …)`.
+and of those that the layers return, the step keeps the largest. The class of a state may say
+otherwise, as `ClipByLastNormState` does for a sum: its attribute `over_layers` has a function by
+field, which takes the arrays of all layers, `(layers, …)`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,49 +23,38 @@ import jax.numpy as jnp
 from .._own_state import arrays_in, difference
 from .._paths import named_leaves
 from ..state._portable import by_parameter, by_stack
-from ..state._traced import Traced, place_of, traced
+from ..state._traced import place_of, traced
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerStates:
-    """How the state for `number` stacked layers is cut into states for one layer each."""
+    """How the state for all layers is cut into states for one layer each."""
 
     number: int
     one: Any  # the shapes of one layer, with its axis
-    whole: Traced
-    single: Traced
-    cut: tuple[bool, ...]  # which arrays have a layer axis
-    rules: tuple[Any, ...]  # per array how what the layers return is combined, if they share it
+    whole: Any  # the traced state for all layers
+    single: Any  # that for one
+    # Per array of the portable form: None if it has a layer axis, else how the layers' combine.
+    rules: tuple[Callable[[jax.Array], jax.Array] | None, ...]
 
-    def check_own(self, state: Any) -> None:
-        """Requires the optimizer's state for all layers.
+    def split(self, state: Any) -> tuple[list[Any], list[Any]]:
+        """The arrays with a layer axis, layers one after the other, and the shared arrays.
 
         Raises:
-          ValueError: naming the first array that differs.
+          ValueError: naming the first array that is not the optimizer's for these layers.
         """
-        own = named_leaves(self.whole.state).present()
+        own = named_leaves(self.whole).present()
         message = difference("state", own, arrays_in(state, own), "these layers", dtypes=False)
         if message:
             raise ValueError(message)
-
-    def split(self, state: Any) -> tuple[list[Any], list[Any]]:
-        """The arrays with a layer axis, layers one after the other, and the shared arrays."""
         return self._parts(self.whole, state)
 
-    def slices(self, cut: list[Any], layer: jax.Array) -> list[Any]:
-        """One layer's part of the arrays with a layer axis."""
-        sizes = [len(x) // self.number for x in cut]
-        return [
-            jax.lax.dynamic_slice_in_dim(x, layer * size, size)
-            for x, size in zip(cut, sizes, strict=True)
-        ]
-
-    def replaced(self, cut: list[Any], layer: jax.Array, own: list[Any]) -> list[Any]:
-        """The arrays with a layer axis, with another part for one layer."""
-        return [
-            jax.lax.dynamic_update_slice_in_dim(x, part, layer * len(part), 0)
-            for x, part in zip(cut, own, strict=True)
-        ]
+    def joined(self, like: Any, cut: list[Any], shared: list[Any]) -> Any:
+        """A state like `like`; `shared` has the arrays that the layers returned, `(number, …)`."""
+        rules = [rule for rule in self.rules if rule]
+        combined = [rule(x) for rule, x in zip(rules, shared, strict=True)]
+        state = self._restored(self.whole, cut, combined)
+        return jax.tree.structure(like).unflatten(jax.tree.leaves(state))
 
     def of_layer(self, cut: list[Any], shared: list[Any]) -> Any:
         """The state of one layer, from its slices and the shared arrays."""
@@ -74,34 +64,33 @@ class LayerStates:
         """The inverse of `of_layer`."""
         return self._parts(self.single, state)
 
-    def joined(self, cut: list[Any], shared: list[Any]) -> Any:
-        """The inverse of `split`; `shared` has what each layer returned, `(number, …)` each."""
-        rules = [rule for rule, cut in zip(self.rules, self.cut, strict=True) if not cut]
-        combined = [rule(x) for rule, x in zip(rules, shared, strict=True)]
-        return self._restored(self.whole, cut, combined)
-
     def undeclared(self, state: Any) -> list[Any]:
         """Of a layer's state, the shared floating arrays whose class has no rule for them."""
-        _, shared = self.parts_of(state)
-        rules = [rule for rule, cut in zip(self.rules, self.cut, strict=True) if not cut]
-        return [
-            x
-            for x, rule in zip(shared, rules, strict=True)
-            if rule is _largest and jnp.issubdtype(x.dtype, jnp.floating)
-        ]
+        pairs = zip(self.parts_of(state)[1], filter(None, self.rules), strict=True)
+        return [x for x, r in pairs if r is _largest and jnp.issubdtype(x.dtype, jnp.floating)]
 
-    def _parts(self, like: Traced, state: Any) -> tuple[list[Any], list[Any]]:
-        pairs = zip(jax.tree.leaves(by_parameter(like.stacks, state)), self.cut, strict=True)
-        of: dict[bool, list[Any]] = {True: [], False: []}
-        for x, cut in pairs:
-            of[cut].append(x)
-        return of[True], of[False]
+    def slices(self, stacked: Any, layer: Any) -> Any:
+        """One layer of `stacked`: the layers, and the arrays of their states that are cut."""
+        one = self.one, self.parts_of(self.single)[0]
+        return jax.tree.map(
+            lambda x, y: jax.lax.dynamic_slice_in_dim(x, layer * len(y), len(y)), stacked, one
+        )
 
-    def _restored(self, like: Traced, cut: list[Any], shared: list[Any]) -> Any:
-        arrays = {True: iter(cut), False: iter(shared)}
-        structure = jax.tree.structure(by_parameter(like.stacks, like.state))
-        state = structure.unflatten([next(arrays[own]) for own in self.cut])
-        return by_stack(like.stacks, like.state, state)
+    def replaced(self, stacked: Any, layer: Any, new: Any) -> Any:
+        """`stacked`, with another layer in its place."""
+        return jax.tree.map(
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, layer * len(y), 0), stacked, new
+        )
+
+    def _parts(self, like: Any, state: Any) -> tuple[list[Any], list[Any]]:
+        state = jax.tree.structure(like).unflatten(jax.tree.leaves(state))
+        pairs = list(zip(jax.tree.leaves(by_parameter(state)), self.rules, strict=True))
+        return [x for x, rule in pairs if not rule], [x for x, rule in pairs if rule]
+
+    def _restored(self, like: Any, cut: list[Any], shared: list[Any]) -> Any:
+        own, rest = iter(cut), iter(shared)
+        leaves = [next(rest if rule else own) for rule in self.rules]
+        return by_stack(like, jax.tree.structure(by_parameter(like)).unflatten(leaves))
 
 
 def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
@@ -117,52 +106,45 @@ def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
             "optimizer: layerwise takes no optimizer with mesh= or mesh_axis=, which distribute "
             "the matrices of all layers at once. Shard the parameters instead."
         )
-    shapes, of_one = (
-        jax.tree_util.tree_leaves_with_path(by_parameter(t.stacks, t.state))
-        for t in (whole, single)
-    )
-    if [path for path, _ in shapes] != [path for path, _ in of_one]:
+    states = [by_parameter(t.state) for t in (whole, single)]
+    arrays, of_one = map(jax.tree_util.tree_leaves_with_path, states)
+    if [path for path, _ in arrays] != [path for path, _ in of_one]:
         raise ValueError(
             "optimizer: the state for all layers has other entries than the state for one; "
             "layerwise needs an optimizer that treats each layer alike."
         )
-
-    def has_axis(path: Any, x: Any, y: Any) -> bool:
+    rules: list[Any] = _rules(states[0])
+    for k, ((path, x), (_, y)) in enumerate(zip(arrays, of_one, strict=True)):
         if x.shape == y.shape:
-            return False
-        if x.ndim and x.shape == (number * y.shape[0], *y.shape[1:]):
-            return True
-        raise ValueError(
-            f"optimizer: the array {place_of(path)!r} of the state has shape {x.shape} for "
-            f"{number} layers and {y.shape} for one, so it cannot be cut by layer. Give the axes "
-            "of the parameter without its first, as in weight_dimension_numbers="
-            "{'kernel': curvax.MatrixAxes(rows=1, columns=2)}."
-        )
-
-    cut = tuple(has_axis(path, x, y) for (path, x), (_, y) in zip(shapes, of_one, strict=True))
-    rules = tuple(jax.tree.leaves(_rules(by_parameter(whole.stacks, whole.state))))
-    return LayerStates(number, one, whole, single, cut, rules)
-
-
-def _rules(state: Any) -> Any:
-    """A tree like the state, with the rule of each array."""
-
-    def of(node: Any) -> Any:
-        if not _declares(node):
-            return _largest
-        declared = node.over_layers
-        fields = {
-            name: jax.tree.map(lambda _, rule=declared[name]: rule, field)
-            if name in declared
-            else _rules(field)
-            for name, field in node._asdict().items()
-        }
-        return type(node)(**fields)
-
-    return jax.tree.map(of, state, is_leaf=_declares)
+            continue
+        if (
+            x.shape[:1] != tuple(number * size for size in y.shape[:1])
+            or x.shape[1:] != y.shape[1:]
+        ):
+            raise ValueError(
+                f"optimizer: the array {place_of(path)!r} of the state has shape {x.shape} for "
+                f"{number} layers and {y.shape} for one, so it cannot be cut by layer. Give the "
+                "axes of the parameter without its first, as in weight_dimension_numbers="
+                "{'kernel': curvax.MatrixAxes(rows=1, columns=2)}."
+            )
+        rules[k] = None
+    return LayerStates(number, one, whole.state, single.state, tuple(rules))
 
 
-def _declares(node: Any) -> bool:
+def _rules(state: Any) -> list[Callable[[jax.Array], jax.Array]]:
+    """How the layers' combine, for each array of a state."""
+    rules = []
+    for node in jax.tree.leaves(state, is_leaf=_has_rules):
+        if not _has_rules(node):
+            rules.append(_largest)
+            continue
+        for name, field in node._asdict().items():
+            rule = node.over_layers.get(name)
+            rules += [rule] * len(jax.tree.leaves(field)) if rule else _rules(field)
+    return rules
+
+
+def _has_rules(node: Any) -> bool:
     return hasattr(node, "over_layers")
 
 

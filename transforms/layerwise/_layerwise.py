@@ -27,13 +27,12 @@ import jax.numpy as jnp
 import optax
 
 from .._paths import named_leaves
-from ..refresh._visits import at_most_once
+from .._validate import check_bool
+from ..linalg._loops import alone
 from ..state._traced import check_optimizer
 from ..weights._int8 import from_int8
-from ._layer_states import layer_states
+from ._layer_states import LayerStates, layer_states
 from ._mixing import check_layers_are_apart
-from ._once import check_updated_once
-from ._reads import reading
 
 
 def layerwise(
@@ -55,8 +54,10 @@ def layerwise(
 
     A model is a chain of such calls, and its step runs their backward passes in reverse: embedding
     and head with `stacked=False`, the layers between them in one call, or in one call per layer if
-    they are not alike. Each call has an optimizer and a state of its own, and each parameter occurs
-    in one call: weights that two of them share cannot be updated this way.
+    they are not alike. Each call has an optimizer and a state of its own, and each parameter must
+    occur in one call. Nothing checks this, because a call does not see the others: if two calls get
+    the same weights, as with tied embeddings or micro-batches, each returns these weights with an
+    update by its own part of the gradient.
 
     Args:
       block: the function `(layer, x) -> x` of one layer, or `(layer, x, xs_i) -> x` with `xs`. The
@@ -79,11 +80,10 @@ def layerwise(
       returns the updated layers, the new state, and the gradient of `x`, with its integers.
 
     Raises:
-      ValueError: in `backward`, if another backward pass of a jitted step updates the same
-        parameters; if leaves have different numbers of layers; if `block` returns something else
-        than it gets; if the state is not the optimizer's, or cannot be cut by layer; if updates
+      ValueError: if leaves have different numbers of layers; if `block` returns something else than
+        it gets; if the state is not the optimizer's, or cannot be cut by layer; or if updates
         depend on a norm over all layers, as with `optax.clip_by_global_norm` (see
-        `curvax.clip_by_last_norm`); or if refreshes are staggered over all layers.
+        `curvax.clip_by_last_norm`).
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -104,12 +104,16 @@ def layerwise(
       <https://arxiv.org/abs/2306.09782>`_, 2023; Refael et al., `SUMO
       <https://arxiv.org/abs/2505.24749>`_, Algorithm 1.
     """
+    check_bool("stacked", stacked)
     inputs = () if xs is None else (xs,)
     if not stacked:
         check_optimizer(optimizer, layers)
-        return _one_layer(block, optimizer, layers, state, x, inputs)
-    number = _number_of(layers)
-    _check_inputs(xs, number)
+        return _one_part(block, optimizer, layers, state, x, inputs)
+    if not (leaves := jax.tree.leaves(layers)):
+        raise ValueError("layers must have at least one parameter.")
+    number = len(leaves[0]) if jnp.ndim(leaves[0]) else 0
+    _check_layer_axis("layers", layers, number)
+    _check_layer_axis("xs", xs, number)
     states = layer_states(optimizer, layers, number)
     check_layers_are_apart(optimizer, states)
     x = jax.tree.map(jnp.asarray, x)
@@ -122,79 +126,65 @@ def layerwise(
 
     output, kept = jax.lax.scan(forward, x, (layers, inputs))
 
-    def first(layer: Any, *given: Any) -> Any:
-        return block(jax.tree.map(lambda p: p[0], layer), *given)
-
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
-        check_updated_once(layers)
-        states.check_own(state)
         cut, shared = states.split(state)
+        step = functools.partial(_layer_step, block, optimizer, states, extra_args)
 
-        def changed(gradient: Any, layer: Any, cut: Any, shared: Any) -> Any:
-            old = states.of_layer(cut, shared)
-            layer, new = _updated(optimizer, gradient, old, layer, extra_args)
-            return layer, *states.parts_of(new)
+        def visit(carry: Any, given: Any) -> tuple[Any, Any]:
+            (dx, stacked), (i, *inputs) = carry, given
+            own = i, dx, states.slices(stacked, i), shared
+            i, dx, layer, returned = alone(step, (stacked, shared, *inputs), own)
+            return (dx, states.replaced(stacked, i, layer)), returned
 
-        def update(given: Any, own: Any) -> Any:
-            (x, others), (dx, layer, cut, shared) = given, own
-            gradient, dx = _vjp(first, layer, x, others, dx)
-            return dx, *changed(gradient, layer, cut, shared)
-
-        def visit(carry: Any, of_layer: Any) -> tuple[Any, Any]:
-            dx, layers, cut = carry
-            i, *given = of_layer
-            everywhere = jax.tree.map(lambda _: i, layers)
-
-            def sliced(places: Any) -> Any:
-                return jax.tree.map(
-                    lambda p, i: jax.lax.dynamic_slice_in_dim(p, i, 1), layers, places
-                )
-
-            def in_loop(places: Any) -> Any:
-                own = dx, sliced(places), states.slices(cut, i), shared
-                return places, *_in_loop(update, given, own)
-
-            def in_order(places: Any) -> Any:
-                # A weight is sliced again, and written, at an index that exists once the gradient
-                # has read it (`_reads.py`): a write before that would copy those of all layers.
-                pull = functools.partial(_vjp, first)
-                (gradient, new_dx), after = reading(pull, sliced(places), *given, dx)
-                places = jax.tree.map(
-                    lambda i, own: jax.lax.optimization_barrier((i, own))[0], places, after
-                )
-                new = changed(gradient, sliced(places), states.slices(cut, i), shared)
-                return places, new_dx, *new
-
-            places, dx, layer, own, new_shared = jax.lax.platform_dependent(
-                everywhere, cpu=in_loop, default=in_order
-            )
-            layers = jax.tree.map(
-                lambda p, q, i: jax.lax.dynamic_update_slice_in_dim(p, q, i, 0),
-                layers,
-                layer,
-                places,
-            )
-            return (dx, layers, states.replaced(cut, i, own)), new_shared
-
-        dx = jax.tree.map(jnp.asarray, dx)
-        of_layers = (jnp.arange(number), kept, inputs)
-        carry = (_floating(dx), layers, cut)
-        (dx_in, updated, cut), shared = jax.lax.scan(visit, carry, of_layers, reverse=True)
-        return updated, states.joined(cut, shared), _with_floating(x, dx_in)
+        carry = _floating(jax.tree.map(jnp.asarray, dx)), (layers, cut)
+        given = jnp.arange(number), kept, inputs
+        (dx, (updated, cut)), returned = jax.lax.scan(visit, carry, given, reverse=True)
+        return updated, states.joined(state, cut, returned), _with_floating(x, dx)
 
     return output, backward
 
 
-def _one_layer(
+def _layer_step(
+    block: Any, optimizer: Any, states: LayerStates, extra_args: Any, given: Any, own: Any
+) -> Any:
+    """The gradient of a layer, and then its update.
+
+    Args:
+      block: the function of a layer.
+      optimizer: the transformation.
+      states: how states are cut.
+      extra_args: for the optimizer.
+      given: all layers and the arrays of their states, the shared arrays, the input of this layer,
+        its other inputs.
+      own: the index of the layer, the gradient of its output, and what else is returned.
+
+    Returns:
+      The index, for writes; the gradient of the input; the layer and the arrays of its state; the
+      shared arrays.
+    """
+    (stacked, shared, x, others), (i, dx, *_) = given, own
+    layer, _ = states.slices(stacked, i)
+    first = lambda layer, *given: block(jax.tree.map(lambda p: p[0], layer), *given)  # noqa: E731
+    gradient, dx = _vjp(first, layer, x, others, dx)
+    # The layer is sliced again, and written, at an index that exists once `dx` has read its
+    # weights. If XLA could write them earlier, it would copy those of all layers.
+    _, cut = states.slices(stacked, i)
+    i, dx = jax.lax.optimization_barrier((i, dx))
+    layer, _ = states.slices(stacked, i)
+    state = states.of_layer(cut, shared)
+    layer, state = _updated(optimizer, gradient, state, layer, extra_args)
+    cut, shared = states.parts_of(state)
+    return i, dx, (layer, cut), shared
+
+
+def _one_part(
     block: Any, optimizer: Any, layer: Any, state: Any, x: Any, others: Any
 ) -> tuple[Any, Any]:
     """`layerwise` with `stacked=False`."""
     output = block(from_int8(layer), x, *others)
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
-        check_updated_once(layer)
-
-        def update(given: Any, own: Any) -> Any:
+        def step(given: Any, own: Any) -> Any:
             # The barriers: XLA keeps nothing of the forward pass for the block that is computed
             # again, and no gradient for later. The forward pass comes first, or the parameters
             # that it reads would be copied before they are updated in place.
@@ -204,7 +194,7 @@ def _one_layer(
             return jax.lax.optimization_barrier((*new, dx))
 
         given = x, others, _floating(jax.tree.map(jnp.asarray, dx)), output
-        new, new_state, dx = _alone(update, given, (layer, state, _floating(x)))
+        new, new_state, dx = alone(step, given, (layer, state, _floating(x)))
         return new, new_state, _with_floating(x, dx)
 
     return output, backward
@@ -219,54 +209,17 @@ def _updated(
     return optax.apply_updates(layer, updates), state
 
 
-def _alone(update: Callable[[Any, Any], Any], given: Any, own: Any) -> Any:
-    """`update(given, own)`, on CPUs in a loop."""
-    in_loop = functools.partial(_in_loop, update)
-    return jax.lax.platform_dependent(given, own, cpu=in_loop, default=update)
-
-
-def _in_loop(update: Callable[[Any, Any], Any], given: Any, own: Any) -> Any:
-    """`update(given, own)` in a loop of one round, for CPUs.
-
-    Otherwise XLA:CPU reads old values from the arrays of all layers again where it needs them, and
-    copies these arrays before it writes the new values; and layers that are not stacked it updates
-    after it has the gradients of all. On other platforms the loop would only add temporaries.
-    """
-    due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
-    return at_most_once(update, due, given, own)
-
-
-def _number_of(layers: Any) -> int:
-    """The size of the first axis of all leaves.
+def _check_layer_axis(argument: str, tree: Any, number: int) -> None:
+    """Requires all arrays of a tree to have the layer axis.
 
     Raises:
-      ValueError: naming the leaf whose first axis differs.
+      ValueError: naming the first array that has not.
     """
-    named = named_leaves(layers).present()
-    numbers = {name: x.shape[0] if jnp.ndim(x) else None for name, x in named.items()}
-    first = next(iter(numbers.values()), None)
-    for name, number in numbers.items():
-        if number is None or number != first:
+    for name, x in named_leaves(tree).present().items():
+        if jnp.shape(x)[:1] != (number,):
             raise ValueError(
-                "layers: the first axis of every leaf must be the layer axis; "
-                f"{name!r} has shape {named[name].shape}, but there are {first} layers."
-            )
-    if first is None:
-        raise ValueError("layers must have at least one parameter.")
-    return first
-
-
-def _check_inputs(xs: Any, number: int) -> None:
-    """Requires the other inputs of layers to have the layer axis.
-
-    Raises:
-      ValueError: naming the array that has not.
-    """
-    for name, x in named_leaves(xs).present().items():
-        if not jnp.ndim(x) or len(x) != number:
-            raise ValueError(
-                f"xs: the first axis of every array must be the layer axis, of {number} layers; "
-                f"{name or 'it'!r} has shape {jnp.shape(x)}."
+                f"{argument}: the first axis of every array must be the layer axis, of {number} "
+                f"layers; {name or 'it'!r} has shape {jnp.shape(x)}."
             )
 
 

@@ -32,7 +32,8 @@ cutoff:
 | 1e6 | 1.6e-5 | 3.0e-5 |
 
 *Cost* for `m ≤ n`: 13 rounds of `4m²n + 2m³` FLOPs for 160 × 160 in float32, 12 for 160 × 640, 16
-without a cutoff; and four products for the norm, `2m²n + 6m³`.
+without a cutoff; and four products for the norm, `2m²n + 6m³`. The devices of `axis_name` divide
+them (`_split.py`).
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._loops import in_turn
 from ._numerics import power_of_two
-from ._platforms import in_turn
-from ._tiles import product
+from ._products import exact_product
+from ._split import AxisName, Split
 
 Row = tuple[float, float, float]
 
@@ -61,27 +63,29 @@ UNROLLED = 4
 """Unrolled rounds of the loop: consecutive ones need no copy of the iterate."""
 
 
-def polar_of_range(x: jax.Array, size: int) -> jax.Array:
+def polar_of_range(x: jax.Array, size: int, axis_name: AxisName = None) -> jax.Array:
     """The polar factor of `x (..., m, n)`; singular values up to `size · eps · σ_max` give 0.
 
     A zero matrix gives zero. `x` is finite.
     """
-    return in_turn(lambda x: _mapped(x, *_rows(size * _eps(x), [DECIDE] * 4)), x)
+    rows, largest = _polynomials(size * _eps(x), [DECIDE] * 4)
+    return in_turn(lambda x: _mapped(x, rows, largest, axis_name), x)
 
 
-def polar_by_products(x: jax.Array) -> jax.Array:
+def polar_by_products(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     """The polar factor of `x (..., m, n)`, for singular values of at least `eps · σ_max`.
 
     In the null space it has rounding errors of any length up to 1. A zero matrix gives zero.
     """
-    return in_turn(lambda x: _mapped(x, *_rows(_eps(x), [CONVERGE] * 3)), x)
+    rows, largest = _polynomials(_eps(x), [CONVERGE] * 3)
+    return in_turn(lambda x: _mapped(x, rows, largest, axis_name), x)
 
 
 def _eps(x: jax.Array) -> float:
     return float(jnp.finfo(x.dtype).eps)
 
 
-def _rows(cutoff: float, last: list[Row]) -> tuple[list[Row], float]:
+def _polynomials(cutoff: float, last: list[Row]) -> tuple[list[Row], float]:
     """All rows, and the largest singular value `s` to start with: they decide at `cutoff · s`."""
     start, rounds = _before(CENTER, (2 / 3) ** 0.5), 0
     while start > cutoff:
@@ -96,24 +100,26 @@ def _before(row: Row, value: float) -> float:
     return float(min(z.real for z in roots if z.real > 0 and abs(z.imag) < 1e-12))
 
 
-def _mapped(x: jax.Array, rows: list[Row], largest: float) -> jax.Array:
+def _mapped(x: jax.Array, rows: list[Row], largest: float, axis_name: AxisName) -> jax.Array:
     """`x (..., m, n)`, scaled to about the largest singular value, after an iteration per row."""
     if x.shape[-2] < x.shape[-1]:
         # Products of a wide matrix with its transpose would write out the transpose each time.
-        return _mapped(x.mT, rows, largest).mT
+        return _mapped(x.mT, rows, largest, axis_name).mT
+    split = Split.of(x, -2, axis_name)
 
     def step(i: jax.Array, x: jax.Array) -> jax.Array:
         a, b, c = (_chosen(i, column, x.dtype) for column in zip(*rows, strict=True))
-        gram = product(x, x, transpose=True)
+        gram = split.summed(exact_product(x, x, transpose_a=True))
         eye = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), gram.shape)
-        return product(x, a * eye + b * gram + c * product(gram, gram))
+        square = split.by_rows(lambda own: exact_product(own, gram), gram)
+        return exact_product(x, a * eye + b * gram + c * square)
 
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
-    x = x * jnp.ldexp(jnp.ones(exponent.shape, x.dtype), -exponent)
-    bound = _largest_eigenvalue(product(x, x, transpose=True))
+    x = split.own(x) * jnp.ldexp(jnp.ones(exponent.shape, x.dtype), -exponent)
+    bound = _largest_eigenvalue(split.summed(exact_product(x, x, transpose_a=True)), split)
     sound = jnp.where(bound == 0, 1, bound)
     x = x * jnp.where(bound == 0, 0, largest * jax.lax.rsqrt(sound))
-    return jax.lax.fori_loop(0, len(rows), step, x, unroll=UNROLLED)
+    return split.joined(jax.lax.fori_loop(0, len(rows), step, x, unroll=UNROLLED))
 
 
 def _chosen(i: jax.Array, values: Sequence[float], dtype: jnp.dtype) -> jax.Array:
@@ -125,7 +131,7 @@ def _chosen(i: jax.Array, values: Sequence[float], dtype: jnp.dtype) -> jax.Arra
     return found
 
 
-def _largest_eigenvalue(gram: jax.Array) -> jax.Array:
+def _largest_eigenvalue(gram: jax.Array, split: Split) -> jax.Array:
     """A bound `(..., 1, 1)` of that of `gram (..., m, m)`: at most `m^(1/16)` times as large."""
 
     def normalized(power: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -134,7 +140,8 @@ def _largest_eigenvalue(gram: jax.Array) -> jax.Array:
 
     def square(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         bound, power = found
-        norm, power = normalized(product(power, power))
+        squared = split.by_rows(lambda own: exact_product(own, power), power)
+        norm, power = normalized(squared)
         return bound * norm ** jnp.exp2(-(i + 1.0)).astype(norm.dtype), power
 
     return jax.lax.fori_loop(0, SQUARINGS, square, normalized(gram))[0]

@@ -1,9 +1,8 @@
 r"""Cholesky decompositions, and inverses of small triangles.
 
-*On TPUs* (`_platforms.py`) in a loop over panels of `PANEL` columns: a panel of $L$ is that of $A -
-L L^\top$, with the panels so far, divided by the Cholesky factor of its diagonal block. Tiles of
-zeros are left out of the product. *Cost*: $n^3/3$ FLOPs in products, and more for tiles that the
-diagonal cuts.
+*On TPUs* in a loop over panels of `WIDTH` columns: a panel of $L$ is that of $A - L L^\top$, with
+the panels so far, divided by the Cholesky factor of its diagonal block. Tiles of zeros are left out
+of the product. *Cost*: $n^3/3$ FLOPs in products, and more for tiles that the diagonal cuts.
 """
 
 from __future__ import annotations
@@ -11,31 +10,31 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._numerics import HIGHEST, zeros_beside
-from ._platforms import by_platform, by_rows
+from ._arrays import in_rows, zeros_beside
+from ._numerics import HIGHEST
+from ._platforms import by_platform
 
-PANEL = 128
+WIDTH = 128
 """Columns of a panel; XLA has blocks of the same width."""
 
 
 def lower_factor(a: jax.Array) -> jax.Array:
     """The lower Cholesky factor of symmetric `a (n, n)`; not finite if there is none."""
-    # A new function each time: JAX would keep its trace, also for matrices that devices share.
-    return by_platform(_by_panels, lambda a: lower_factors(a), a)
+    return by_platform(a, tpu=_lower_by_panels, default=lower_factors)
 
 
 def lower_factors(a: jax.Array) -> jax.Array:
     """Those of a stack `(..., n, n)`, for CPUs and GPUs."""
     # LAPACK takes matrices by columns: those of the transpose are rows of `a`.
-    return by_rows([jax.lax.linalg.cholesky(a.mT, symmetrize_input=False)])[0]
+    return in_rows([jax.lax.linalg.cholesky(a.mT, symmetrize_input=False)])[0]
 
 
 def inverse_of_lower(a: jax.Array) -> jax.Array:
     r"""The inverse of lower triangular `a (..., b, b)`, of an order of a panel, by products alone.
 
     Blocks double in each round: $X \leftarrow X - X B X$ with the inverses $X$ of the diagonal
-    blocks and the blocks $B$ beside them. LAPACK's solve of a batch would wait for threads, as in
-    `one_by_one`, and forever if the bases of two sides are read at once on two cores.
+    blocks and the blocks $B$ beside them. LAPACK's solve of a batch may wait for threads forever
+    (`docs/xla.md`, "LAPACK").
     """
     i, j = jnp.mgrid[: a.shape[-1], : a.shape[-1]]
     eye = i == j
@@ -50,16 +49,16 @@ def inverse_of_lower(a: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _by_panels(a: jax.Array) -> jax.Array:
+def _lower_by_panels(a: jax.Array) -> jax.Array:
     order = a.shape[-1]
-    panels, together = _panels(order)
-    room, tile = panels * PANEL - order, together * PANEL
+    panels, together = _panel_counts(order)
+    room, tile = panels * WIDTH - order, together * WIDTH
     a = jax.scipy.linalg.block_diag(a, jnp.eye(room, dtype=a.dtype)) if room else a
     row, rows = jnp.arange(len(a)), panels // together
 
     def panel(p: jax.Array, lower: jax.Array) -> jax.Array:
-        start = p * PANEL
-        left = jax.lax.dynamic_slice_in_dim(lower, start, PANEL, 0)
+        start = p * WIDTH
+        left = jax.lax.dynamic_slice_in_dim(lower, start, WIDTH, 0)
         first, across = p // together, -(-p // together)
 
         def subtract(i: jax.Array, own: jax.Array) -> jax.Array:
@@ -70,10 +69,9 @@ def _by_panels(a: jax.Array) -> jax.Array:
             new = new - jnp.matmul(factor, other.mT, precision=HIGHEST)
             return jax.lax.dynamic_update_slice_in_dim(own, new, at, 0)
 
-        own = jax.lax.dynamic_slice_in_dim(a, start, PANEL, 1)
-        with jax.named_scope(f"rounds_{_rounds(panels, together):.2f}"):  # for profiles, as a mean
-            own = jax.lax.fori_loop(0, (rows - first) * across, subtract, own)
-        corner = jax.lax.dynamic_slice_in_dim(own, start, PANEL, 0)
+        own = jax.lax.dynamic_slice_in_dim(a, start, WIDTH, 1)
+        own = jax.lax.fori_loop(0, (rows - first) * across, subtract, own)
+        corner = jax.lax.dynamic_slice_in_dim(own, start, WIDTH, 0)
         corner = jax.lax.linalg.cholesky(corner, symmetrize_input=False)
         own = jax.lax.linalg.triangular_solve(corner, own, lower=True, transpose_a=True)
         own = jnp.where((row < start)[:, None], 0, own)
@@ -84,14 +82,8 @@ def _by_panels(a: jax.Array) -> jax.Array:
     return lower[:order, :order]
 
 
-def _panels(order: int) -> tuple[int, int]:
+def _panel_counts(order: int) -> tuple[int, int]:
     """How many panels a matrix has, filled up so that tiles cover it, and how many a tile has."""
-    least = -(-order // PANEL)
+    least = -(-order // WIDTH)
     together = min(range(min(least, 4), min(least, 2) - 1, -1), key=lambda k: -least % k)
     return least + -least % together, together
-
-
-def _rounds(panels: int, together: int) -> float:
-    """Tiles that are multiplied for a panel, the mean of all panels."""
-    rows = panels // together
-    return sum((rows - p // together) * -(-p // together) for p in range(panels)) / panels

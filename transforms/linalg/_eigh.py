@@ -4,10 +4,8 @@ r"""Eigendecompositions of symmetric matrices, and orthonormal bases made from t
 Here the entry of largest magnitude in each column (the first one of a tie) is positive, whatever
 LAPACK or cuSOLVER returns. Equal eigenvalues leave the basis of their eigenspace undetermined.
 
-*On TPUs* (`_platforms.py`) by Jacobi's method, which stops at a backward error of 1e-6. Its
-rounding errors grow with the number of rotations (float32, order 512: 2e-5 in $Q^\top Q$, 25 times
-LAPACK's error of an eigenvalue). One Newton-Schulz step of $Q$ and Rayleigh quotients, in four
-products, leave `QᵀQ` and eigenvalues as good as LAPACK's, and residuals four times as large.
+*On TPUs* by Jacobi's method (`docs/xla.md`, "TPUs"). One Newton-Schulz step of $Q$ and Rayleigh
+quotients, in four products, leave `QᵀQ` and eigenvalues as good as LAPACK's.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ import jax.numpy as jnp
 
 from ._numerics import magnitude, power_of_two
 from ._platforms import by_platform
+from ._products import exact_product
 from ._qr import qr
-from ._tiles import product
 
 
 def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -31,7 +29,7 @@ def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
         # LAPACK takes matrices by columns: those of the transpose are rows of the sum.
         return tuple(jnp.linalg.eigh(((a + a.mT) / 2).mT, symmetrize_input=False))[::-1]
 
-    return by_platform(_polished, by_columns, a)
+    return by_platform(a, tpu=_polished, default=by_columns)
 
 
 @jax.jit
@@ -40,9 +38,9 @@ def _polished(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     exponent = power_of_two(magnitude(a))
     a = (a + a.mT) / 2 * jnp.ldexp(jnp.ones((), a.dtype), -exponent)
     q = jnp.where(jnp.isfinite(a).all(), jacobi(a), jnp.nan)  # which stops at once at a NaN
-    gram = product(q.mT, q)
-    q = q - product(q, gram - jnp.eye(len(a), dtype=a.dtype)) / 2
-    d = jnp.sum(q * product(a, q), axis=0)
+    gram = exact_product(q.mT, q)
+    q = q - exact_product(q, gram - jnp.eye(len(a), dtype=a.dtype)) / 2
+    d = jnp.sum(q * exact_product(a, q), axis=0)
     return q, d * jnp.ldexp(jnp.ones((), a.dtype), exponent)
 
 
@@ -55,7 +53,7 @@ def jacobi(a: jax.Array) -> jax.Array:
 
 def from_eigen(q: jax.Array, d: jax.Array) -> jax.Array:
     """`Q diag(d) Qᵀ` for `q (..., n, n)` and `d (..., n)`."""
-    return product(q * d[..., None, :], q.mT)
+    return exact_product(q * d[..., None, :], q.mT)
 
 
 def is_indefinite(d: jax.Array) -> jax.Array:
@@ -76,7 +74,7 @@ def eigenbasis(a: jax.Array) -> jax.Array:
 
 def rayleigh(a: jax.Array, u: jax.Array) -> jax.Array:
     """The Rayleigh quotients `diag(uᵀ a u)` of the columns of `u (d, d)`."""
-    return jnp.sum(u * product(a, u), axis=0)
+    return jnp.sum(u * exact_product(a, u), axis=0)
 
 
 def refined_basis(
@@ -92,7 +90,7 @@ def refined_basis(
     """
 
     def step(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        moved = product(a, u)
+        moved = exact_product(a, u)
         order = jnp.argsort(-jnp.sum(u * moved, axis=0), stable=True)
         return with_fixed_signs(qr(moved[:, order])[0]), order
 

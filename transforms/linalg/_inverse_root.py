@@ -40,8 +40,9 @@ import jax.numpy as jnp
 from .._validate import check_choice, check_interval, check_positive_int
 from ._eigh import eigh, from_eigen, is_indefinite
 from ._iterations import coupled_newton, newton_schulz_root
-from ._numerics import inexact, magnitude, one_by_one, power_of_two
-from ._tiles import product
+from ._loops import each_matrix
+from ._numerics import inexact, magnitude, power_of_two
+from ._products import exact_product
 
 DAMPING_MODES = ("absolute", "relative", "floor", "outside")
 SOLVERS = ("eigh", "coupled_newton", "newton_schulz")
@@ -172,7 +173,7 @@ def inverse_root(
         raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
     a = inexact(a)
     work = a.astype(jnp.promote_types(a.dtype, jnp.float32))
-    solved = one_by_one(lambda x: solve_root(x, root, eps, damping_mode, solver), work)
+    solved = each_matrix(lambda x: solve_root(x, root, eps, damping_mode, solver), work)
     return solved.inverse_root.astype(a.dtype), solved.error
 
 
@@ -221,7 +222,7 @@ def inverse_root_by_eigh(
     The squares of the entries must be in range; `solve_root` ensures it by scaling.
     """
     q, d = eigh(a)
-    residual = jnp.linalg.norm(product(a, q) - q * d[None, :])
+    residual = jnp.linalg.norm(exact_product(a, q) - q * d[None, :])
     norm = jnp.linalg.norm(a)
     error = jnp.where(norm > 0, residual / jnp.where(norm > 0, norm, 1), 0)
     return from_eigen(q, root_eigenvalues(d, root, damping, mode, floor)), error, is_indefinite(d)

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 
 from ._numerics import HIGHEST
-from ._tiles import product
+from ._products import exact_product
 
 MAX_ITERATIONS = 100
 
@@ -93,9 +93,9 @@ def coupled_newton(
 
     def step(s: _Newton) -> _Newton:
         t = ((root + 1) * eye - s.m) / root
-        m = product(_power(t, root), s.m)
+        m = exact_product(_power(t, root), s.m)
         m = (m + m.mT) / 2
-        x = product(s.x, t)
+        x = exact_product(s.x, t)
         return _Newton(x, m, jnp.max(jnp.abs(m - eye)), s.x, s.error, s.count + 1)
 
     m = a * z
@@ -123,8 +123,8 @@ def newton_schulz_root(
 
     def step(_: jax.Array, yz: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y, z = yz
-        t = (3 * eye - product(z, y)) / 2
-        return product(y, t), product(t, z)
+        t = (3 * eye - exact_product(z, y)) / 2
+        return exact_product(y, t), exact_product(t, z)
 
     _, z = jax.lax.fori_loop(0, iterations, step, (a / norm, eye))
     x = z / jnp.sqrt(norm)
@@ -143,7 +143,7 @@ def _damping(
 def _residual(x: jax.Array, root: int, a: jax.Array) -> jax.Array:
     """`max |x^root a - I|`."""
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    return jnp.max(jnp.abs(product(_power(x, root), a) - eye))
+    return jnp.max(jnp.abs(exact_product(_power(x, root), a) - eye))
 
 
 def _power(t: jax.Array, exponent: int) -> jax.Array:
@@ -151,9 +151,9 @@ def _power(t: jax.Array, exponent: int) -> jax.Array:
     result = None
     while exponent:
         if exponent % 2:
-            result = t if result is None else product(result, t)
+            result = t if result is None else exact_product(result, t)
         exponent //= 2
         if exponent:
-            t = product(t, t)
+            t = exact_product(t, t)
     assert result is not None
     return result

@@ -29,6 +29,10 @@ above 1. Relative errors against float64, of five iterations and 128 × 512
 
 All but the first few iterations run in a loop: compile time and temporaries do not grow with their
 number.
+
+*Several devices.* Inside `shard_map` the devices of `axis_name` divide what consists of products
+(`_split.py`): Newton-Schulz, and on TPUs and GPUs the others. On CPUs each device does the others
+in full.
 """
 
 from __future__ import annotations
@@ -40,13 +44,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._side import LEFT, side_of
+from .._side import LEFT, Side, side_of
 from ._by_products import UNROLLED, polar_by_products, polar_of_range
-from ._numerics import inexact, one_by_one, power_of_two
-from ._platforms import in_turn, on_accelerators
-from ._products import gram_of
-from ._spread import spread
-from ._tiles import product
+from ._loops import each_matrix, in_turn
+from ._numerics import inexact, power_of_two
+from ._platforms import by_platform
+from ._products import exact_product, gram
+from ._split import AxisName, Split
 
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -125,6 +129,7 @@ def newton_schulz(
     eps: jax.typing.ArrayLike = 1e-8,
     norm: str = "frobenius",
     work_dtype: jax.typing.DTypeLike | None = None,
+    axis_name: AxisName = None,
 ) -> jax.Array:
     """Approximates the polar factor of `x (..., m, n)` by `steps` Newton-Schulz iterations.
 
@@ -140,6 +145,9 @@ def newton_schulz(
         matrix. It starts closest to orthogonal and saves about one iteration; the result is the
         polar factor of the scaled rows, which are near `x` where rows are alike.
       work_dtype: dtype of the iterations, such as bfloat16 or float16; `None` is that of `x`.
+      axis_name: the axis or axes of the enclosing `shard_map` (with `check_vma=False`) whose
+        devices have the same `x` and divide the work. All get the whole result. If their number
+        does not divide the longer side, each does all the work.
 
     Returns:
       An array like `x`.
@@ -151,97 +159,108 @@ def newton_schulz(
     work, given = jnp.dtype(x.dtype if work_dtype is None else work_dtype), x.dtype
     # Three at a time if that is less work; the rounding errors of more grow too fast.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) else 1
-    table = jnp.asarray(rows, work)
+    table, side = jnp.asarray(rows, work), side_of("smaller", x)
+    split = Split.of(x, side.other.axis, axis_name)
 
     def several(done: Any, count: int, x: jax.Array) -> jax.Array:
         same = len(set(rows)) == 1
-        return iterated(x, [rows[0] if same else table[done + j] for j in range(count)])
+        return _iterate(
+            x, [rows[0] if same else table[done + j] for j in range(count)], side, split
+        )
 
     def approximated(x: jax.Array) -> jax.Array:
-        x = _first(x, rows[:at_once], eps, norm, work)
+        x = _first_iterations(x, rows[:at_once], eps, norm, work, split)
         whole, rest = divmod(max(0, steps - at_once), at_once)
         x = jax.lax.fori_loop(
             0, whole, lambda i, x: several(at_once * (i + 1), at_once, x), x, unroll=UNROLLED
         )
-        return (several(steps - rest, rest, x) if rest else x).astype(given)
+        return split.joined(several(steps - rest, rest, x) if rest else x).astype(given)
 
     return in_turn(approximated, x)
 
 
-def iterated(x: jax.Array, rows: Sequence[Any]) -> jax.Array:
+def _iterate(x: jax.Array, rows: Sequence[Any], side: Side, split: Split) -> jax.Array:
     """One Newton-Schulz iteration of `x (..., m, n)` per row, with two products with `x` in total.
 
-    An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, and `A` becomes `BAB`; if
-    `m > n`, all of this on the right. Use few rows: rounding errors grow faster in the product of
-    the `B`s than in `X`.
+    An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, and `A` becomes `BAB`; on the
+    right side, all of this there. Use few rows: rounding errors grow faster in the product of the
+    `B`s than in `X`.
     """
-    return _times(_factor(gram_of(x, side_of("smaller", x)), rows), x)
+    return _on_side(_polynomial(split.summed(gram(x, side)), rows, split), x, side)
 
 
-def _first(
-    x: jax.Array, rows: Sequence[Any], eps: jax.typing.ArrayLike, kind: str, dtype: Any
+def _first_iterations(
+    x: jax.Array,
+    rows: Sequence[Any],
+    eps: jax.typing.ArrayLike,
+    kind: str,
+    dtype: Any,
+    split: Split,
 ) -> jax.Array:
-    """`iterated` from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
+    """`_iterate` from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
 
     `x` itself is only scaled by a power of two. The norm comes from its Gram matrix, and divides
     the Gram matrix and the product of the `B`s instead of `x`. With "aol" there is a norm per row
-    of the Gram matrix.
+    of the Gram matrix. Takes all of `x`, returns the device's part.
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
-    near_one = (x * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(dtype)
     side = side_of("smaller", x)
-    gram = gram_of(near_one, side, dtype=wide)
+    near_one = split.own(x) * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)
+    near_one = near_one.astype(dtype)
+    squared = split.summed(gram(near_one, side, dtype=wide))
     if kind == "aol":
-        square = jnp.sum(jnp.abs(gram), axis=-1, keepdims=True)
+        square = jnp.sum(jnp.abs(squared), axis=-1, keepdims=True)
     elif kind == "gram":
-        square = jnp.linalg.norm(gram, axis=(-2, -1), keepdims=True)
+        square = jnp.linalg.norm(squared, axis=(-2, -1), keepdims=True)
     else:
-        square = jnp.diagonal(gram, axis1=-2, axis2=-1).sum(axis=-1)[..., None, None]
+        square = jnp.diagonal(squared, axis1=-2, axis2=-1).sum(axis=-1)[..., None, None]
     norm = jnp.sqrt(square) + jnp.ldexp(jnp.asarray(eps, wide), -exponent)
     inverse = jnp.where(square == 0, 0, 1 / jnp.where(square == 0, 1, norm))
-    factor = _factor((gram * inverse * inverse.mT).astype(dtype), rows)
-    return _times((factor * side.as_rows(inverse.mT)).astype(dtype), near_one)
+    factor = _polynomial((squared * inverse * inverse.mT).astype(dtype), rows, split)
+    return _on_side((factor * side.as_rows(inverse.mT)).astype(dtype), near_one, side)
 
 
-def _factor(gram: jax.Array, rows: Sequence[Any]) -> jax.Array:
-    """The product of the `B`s of `iterated`, for the Gram matrix `gram`."""
-    eye = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
+def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Array:
+    """The product of the `B`s of `_iterate`, for the Gram matrix `square (..., m, m)`."""
+    eye = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=square.dtype), square.shape)
 
-    def of_one(gram: jax.Array, row: Any) -> jax.Array:
+    def of_one(square: jax.Array, row: Any) -> jax.Array:
         a, b, c = row
-        return a * eye + b * gram + c * spread(gram @ gram)
+        return a * eye + b * square + c * split.by_rows(lambda rows: rows @ square, square)
 
-    product = factor = of_one(gram, rows[0])
+    product = factor = of_one(square, rows[0])
     for row in rows[1:]:
-        gram = spread(spread(factor @ gram) @ factor)
-        factor = of_one(gram, row)
-        product = spread(factor @ product)
+        square = split.by_rows(lambda own, a=square, b=factor: (own @ a) @ b, factor)
+        factor = of_one(square, row)
+        product = split.by_rows(lambda own, a=product: own @ a, factor)
     return product
 
 
-def _times(factor: jax.Array, x: jax.Array) -> jax.Array:
-    return factor @ x if side_of("smaller", x) is LEFT else x @ factor
+def _on_side(factor: jax.Array, x: jax.Array, side: Side) -> jax.Array:
+    return factor @ x if side is LEFT else x @ factor
 
 
-def polar_svd(x: jax.Array, size: int | None = None) -> jax.Array:
+def polar_svd(x: jax.Array, size: int | None = None, axis_name: AxisName = None) -> jax.Array:
     """The polar factor `U Vᵀ` of `x (..., m, n)` by SVD, on the range of `x` only.
 
     Singular values up to `size · eps · σ_max` count as zero and stay zero; `size` is `max(m, n)`.
-    On TPUs and GPUs by products alone: a polar factor needs no singular vectors.
+    On TPUs and GPUs by products alone, which devices divide as in `newton_schulz`: a polar factor
+    needs no singular vectors.
     """
     size, x = size or max(x.shape[-2:]), inexact(x)
-    return on_accelerators(partial(_of_range, size=size), partial(_by_svd, size=size), x)
+    by_products = partial(_of_range, size=size, axis_name=axis_name)
+    return by_platform(x, gpu=by_products, tpu=by_products, default=partial(_by_svd, size=size))
 
 
-def polar_qr_svd(x: jax.Array) -> jax.Array:
+def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     """Like `polar_svd`, but after a QR decomposition: the SVD has only the smaller order.
 
     On TPUs and GPUs it is `polar_svd`, whose products are with matrices of the smaller order
     anyway; a QR goes column by column.
     """
-    form = partial(_of_range, size=max(x.shape[-2:]))
-    return on_accelerators(form, _by_qr_svd, inexact(x))
+    by_products = partial(_of_range, size=max(x.shape[-2:]), axis_name=axis_name)
+    return by_platform(inexact(x), gpu=by_products, tpu=by_products, default=_by_qr_svd)
 
 
 def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -252,10 +271,10 @@ def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return sound * jnp.ldexp(jnp.ones_like(x[..., :1, :1]), -exponent), finite
 
 
-def _of_range(x: jax.Array, size: int) -> jax.Array:
+def _of_range(x: jax.Array, size: int, axis_name: AxisName) -> jax.Array:
     """`polar_svd` on TPUs and GPUs."""
     near_one, finite = _near_one(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
-    found = polar_of_range(near_one, size)
+    found = polar_of_range(near_one, size, axis_name)
     return jnp.where(finite, found, jnp.nan).astype(x.dtype)
 
 
@@ -264,28 +283,28 @@ def _by_svd(x: jax.Array, size: int) -> jax.Array:
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     # LAPACK's SVD may hang on an infinite entry, and its rounding depends on the input's scale.
     near_one, finite = _near_one(work)
-    u, s, vt = one_by_one(lambda a: tuple(jnp.linalg.svd(a, full_matrices=False)), near_one)
+    u, s, vt = each_matrix(lambda a: tuple(jnp.linalg.svd(a, full_matrices=False)), near_one)
     cutoff = size * jnp.finfo(work.dtype).eps * s[..., :1]
-    u = jnp.where(finite, u * (s > cutoff)[..., None, :], jnp.nan)
-    return product(u, vt).astype(x.dtype)
+    u = jnp.where(finite, u * (s > cutoff).astype(u.dtype)[..., None, :], jnp.nan)
+    return exact_product(u, vt).astype(x.dtype)
 
 
 def _by_qr_svd(x: jax.Array) -> jax.Array:
     """`polar_qr_svd` elsewhere."""
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     wide = x.shape[-2] < x.shape[-1]
-    q, r = one_by_one(lambda a: tuple(jnp.linalg.qr(a)), work.mT if wide else work)
+    q, r = each_matrix(lambda a: tuple(jnp.linalg.qr(a)), work.mT if wide else work)
     # The cutoff of the singular values follows the size of `x`, not of its small factor.
-    polar = product(q, _by_svd(r, max(x.shape[-2:])))
+    polar = exact_product(q, _by_svd(r, max(x.shape[-2:])))
     return (polar.mT if wide else polar).astype(x.dtype)
 
 
-def polar_qdwh(x: jax.Array) -> jax.Array:
+def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
 
     For `x` of full rank: the null space of `x` is filled with orthonormal directions, not zeros. On
     TPUs and GPUs by products alone (`_by_products.py`), which fill it with directions of any length
-    up to 1.
+    up to 1, and which devices divide as in `newton_schulz`.
     """
     x = inexact(x)
     work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -295,5 +314,6 @@ def polar_qdwh(x: jax.Array) -> jax.Array:
         unitary = jax.scipy.linalg.polar(a.T if wide else a, method="qdwh")[0]
         return unitary.T if wide else unitary
 
-    found = on_accelerators(polar_by_products, partial(one_by_one, one), work)
+    by_products = partial(polar_by_products, axis_name=axis_name)
+    found = by_platform(work, gpu=by_products, tpu=by_products, default=partial(each_matrix, one))
     return found.astype(x.dtype)

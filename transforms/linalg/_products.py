@@ -1,8 +1,15 @@
-"""Products of stacks of matrices, those with a transposed matrix written as contractions.
+"""Products of matrices: those of a step, and those of decompositions.
+
+| | precision | a stack on a TPU | a large one on a TPU |
+|---|---|---|---|
+| `product`, `gram` | as given | one matrix after the other | as it is |
+| `exact_product` | full | one matrix after the other | in tiles |
 
 XLA folds `.mT` into a product of two matrices, but not into a product of two batches of one matrix:
-on a CPU it first writes out the transpose, which takes a quarter of the time of `x @ x.mT`. In
-programs for TPUs stacks go matrix by matrix (`_platforms.in_turn`).
+on a CPU it first writes out the transpose, which takes a quarter of the time of `x @ x.mT`. So
+products with transposes are contractions here. In `Precision.HIGHEST` XLA takes ten times as long
+to compile a large product for a TPU as one in tiles (`docs/xla.md`). Of triangles, tiles of zeros
+are left out.
 """
 
 from __future__ import annotations
@@ -11,51 +18,162 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._side import Side
-from ._platforms import in_turn
+from ._arrays import zeros_beside
+from ._loops import in_turn
+from ._numerics import HIGHEST
+from ._platforms import by_platform
+
+TILE = 512
+"""The most rows, columns and summands of a tile."""
+LANES = 128
+"""A TPU's arrays are laid out in multiples of so many columns."""
 
 
-def times(a: jax.Array, b: jax.Array, precision: jax.lax.PrecisionLike = None) -> jax.Array:
-    """`a b` for `a (..., m, k)` and `b (..., k, n)`."""
-    return in_turn(functools.partial(jnp.matmul, precision=precision), a, b)
-
-
-def times_transposed(
-    a: jax.Array, b: jax.Array, precision: jax.lax.PrecisionLike = None
+def product(
+    a: jax.Array,
+    b: jax.Array,
+    precision: jax.lax.PrecisionLike = None,
+    *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
 ) -> jax.Array:
-    """`a bᵀ` for `a (..., m, k)` and `b (..., n, k)` of one dtype."""
-    return _summed(a, b, -1, precision)
+    """`a b` for `a (..., m, k)` and `b (..., k, n)`; of one dtype if one is transposed.
+
+    `transpose_a`: `aᵀ b` for `a (..., k, m)`; `transpose_b`: `a bᵀ` for `b (..., n, k)`.
+    """
+    if not transpose_a and not transpose_b:
+        return in_turn(functools.partial(jnp.matmul, precision=precision), a, b)
+    return _contracted(a, b, -2 if transpose_a else -1, -1 if transpose_b else -2, precision)
 
 
-def transposed_times(
-    a: jax.Array, b: jax.Array, precision: jax.lax.PrecisionLike = None
-) -> jax.Array:
-    """`aᵀ b` for `a (..., k, m)` and `b (..., k, n)` of one dtype."""
-    return _summed(a, b, -2, precision)
-
-
-def gram_of(
+def gram(
     x: jax.Array,
     side: Side,
     precision: jax.lax.PrecisionLike = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """`x xᵀ`, or `xᵀ x` on the right side, in the dtype of `x` or the given one."""
-    return _summed(x, x, side.other.axis, precision, dtype)
+    axis = side.other.axis
+    return _contracted(x, x, axis, axis, precision, dtype)
 
 
-def _summed(
+def _contracted(
     a: jax.Array,
     b: jax.Array,
-    axis: int,
+    axis_a: int,
+    axis_b: int,
     precision: jax.lax.PrecisionLike,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
+    """The product that sums over an axis of each."""
+
     def contracted(a: jax.Array, b: jax.Array) -> jax.Array:
         batch = tuple(range(a.ndim - 2))
-        summed = (a.ndim + axis,)
-        dimensions = ((summed, summed), (batch, batch))
+        dimensions = (((a.ndim + axis_a,), (b.ndim + axis_b,)), (batch, batch))
         return jax.lax.dot_general(a, b, dimensions, precision, preferred_element_type=dtype)
 
     return in_turn(contracted, a, b)
+
+
+def exact_product(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
+    """`a b` for `a (..., m, k)` and `b (..., k, n)` of one dtype; `transpose_a`: `a (..., k, m)`.
+
+    For what feeds a root or a basis. Transposing `a` takes no memory on a TPU, as `a.mT` would.
+    """
+    form = functools.partial(_in_full, transpose_a=transpose_a)
+    if max(*a.shape[-2:], b.shape[-1]) <= TILE:
+        return in_turn(form, a, b) if a.shape[:-2] == b.shape[:-2] else form(a, b)
+    return by_platform(a, b, tpu=functools.partial(in_tiles, transpose_a=transpose_a), default=form)
+
+
+def square_of_lower(c: jax.Array) -> jax.Array:
+    """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal: `d³` FLOPs, on TPUs `d³ / 3`."""
+    if c.shape[-1] <= TILE:
+        return _by_halves(c)
+    return by_platform(c, tpu=_mirrored, default=_by_halves)
+
+
+def _by_halves(c: jax.Array) -> jax.Array:
+    half = c.shape[-1] // 2
+    top = exact_product(c[..., :half, :half], c[..., :, :half].mT)
+    bottom = exact_product(c[..., half:, :], c[..., half:, :].mT)
+    below = jnp.concatenate([top[..., half:].mT, bottom], axis=-1)
+    return jnp.concatenate([top, below], axis=-2)
+
+
+def _in_full(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
+    return jnp.matmul(a.mT if transpose_a else a, b, precision=HIGHEST)
+
+
+@functools.partial(jax.jit, static_argnames="transpose_a")
+def in_tiles(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
+    """`a b`, or `aᵀ b`, tile by tile."""
+    if max(a.ndim, b.ndim) > 2:
+        one = functools.partial(in_tiles, transpose_a=transpose_a)
+        signature = "(k,m),(k,n)->(m,n)" if transpose_a else "(m,k),(k,n)->(m,n)"
+        return jnp.vectorize(one, signature=signature)(a, b)
+    k, n = b.shape
+    m = a.shape[1 if transpose_a else 0]
+    high, deep, wide = map(_tile, (m, k, n))
+    across, rounds = -(-n // wide), -(-k // deep)
+
+    def tile(i: jax.Array, found: jax.Array) -> jax.Array:
+        # The last tile of a row or column begins where it fits (`dynamic_slice` sees to that), and
+        # has some entries a second time. Padding would copy both matrices.
+        row, column = i // across * high, i % across * wide
+
+        def add(j: jax.Array, total: jax.Array) -> jax.Array:
+            if transpose_a:
+                left = jax.lax.dynamic_slice(a, (j * deep, row), (deep, high)).mT
+            else:
+                left = jax.lax.dynamic_slice(a, (row, j * deep), (high, deep))
+            right = jax.lax.dynamic_slice(b, (j * deep, column), (deep, wide))
+            if k % deep:  # summands count once
+                new = jnp.minimum(j * deep, k - deep) + jnp.arange(deep) >= j * deep
+                left = jnp.where(new[None, :], left, 0)
+                right = jnp.where(new[:, None], right, 0)
+            return total + _in_full(left, right)
+
+        total = jax.lax.fori_loop(0, rounds, add, zeros_beside(a, (high, wide)))
+        return jax.lax.dynamic_update_slice(found, total, (row, column))
+
+    return jax.lax.fori_loop(0, -(-m // high) * across, tile, zeros_beside(a, (m, n)))
+
+
+@jax.jit
+def _mirrored(c: jax.Array) -> jax.Array:
+    """The tiles of `c cᵀ` on and below the diagonal, and these transposed above it."""
+    if c.ndim > 2:
+        return jnp.vectorize(_mirrored, signature="(n,n)->(n,n)")(c)
+    order = c.shape[-1]
+    size = _tile(order)
+    lower = np.tril_indices(-(-order // size))
+    rows, columns = (jnp.asarray(index * size, jnp.int32) for index in lower)
+
+    def tile(i: jax.Array, found: jax.Array) -> jax.Array:
+        row, column = rows[i], columns[i]
+
+        def add(j: jax.Array, total: jax.Array) -> jax.Array:
+            left, right = (
+                jax.lax.dynamic_slice(c, (at, j * size), (size, size)) for at in (row, column)
+            )
+            if order % size:  # summands count once
+                new = jnp.minimum(j * size, order - size) + jnp.arange(size) >= j * size
+                left = jnp.where(new[None, :], left, 0)
+            return total + _in_full(left, right.mT)
+
+        start = zeros_beside(c, (size, size))
+        total = jax.lax.fori_loop(0, column // size + 1, add, start)
+        found = jax.lax.dynamic_update_slice(found, total, (row, column))
+        return jax.lax.dynamic_update_slice(found, total.mT, (column, row))
+
+    return jax.lax.fori_loop(0, len(rows), tile, zeros_beside(c, c.shape))
+
+
+def _tile(size: int) -> int:
+    """As wide as others of the same side, as nearly as a TPU's layout allows."""
+    even = -(-size // -(-size // TILE))
+    return min(size, TILE, -(-even // LANES) * LANES)

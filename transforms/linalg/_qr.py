@@ -1,21 +1,12 @@
 r"""QR decompositions: orthonormal bases of columns, their complements, and their reflectors.
 
-*On TPUs* (`_platforms.py`) by Householder reflectors in panels of `PANEL` columns. A loop over the
+*On TPUs* by Householder reflectors in panels of `PANEL` columns. A loop over the
 panels factors one column by column and applies its block reflector to all columns, of which the
 finished ones stay as they are. The basis is the product of the reflectors: as orthonormal as by
 LAPACK, for columns of any condition, also for dependent ones and zeros. A column that is not finite
 gives a basis that is not finite. Columns are scaled one by one, so that no square overflows.
 *On GPUs* so are stacks of `MANY` matrices and more, all at once: each column launches its kernels
-once for a stack. cuSOLVER takes smaller stacks, one matrix after the other. Milliseconds on an
-H100 (JAX 0.11.2; of square ones in turn, so many times that of one):
-
-| | batched | one after the other | by panels |
-|---|---|---|---|
-| 96 of 768×256 | 185 | 103 | 11 |
-| 24 of 3072×256 | 936 | 37 | 12 |
-| 24 of 768×768 | | 80 | 17 |
-| 8 of 768×768 | 686 | 27 | |
-| 2 of 3072×3072 | | 39 | 83 |
+once for a stack. cuSOLVER takes smaller stacks, one matrix after the other (`docs/xla.md`, "GPUs").
 
 *Cost* for `m × n`, `m ≥ n`: about `4 m n²` FLOPs for the reflectors, `3 m n²` for the basis.
 """
@@ -28,10 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._numerics import HIGHEST, one_by_one, zeros_beside
+from ._arrays import zeros_beside
+from ._loops import each_matrix
+from ._numerics import HIGHEST
 from ._platforms import by_platform
+from ._products import exact_product
 from ._reflectors import PANEL, triangle_of
-from ._tiles import product
 
 MANY = 8
 """Stacks of so many matrices are decomposed at once on GPUs."""
@@ -39,23 +32,22 @@ MANY = 8
 
 def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`Q (m, k)` with orthonormal columns and triangular `R (k, n)` of `a (m, n)`, `k = min`."""
-    return by_platform(_qr_by_panels, lambda a: tuple(jnp.linalg.qr(a)), a)
+    return by_platform(a, tpu=_qr_by_panels, default=lambda a: tuple(jnp.linalg.qr(a)))
 
 
 def orthogonal_complement(u: jax.Array) -> jax.Array:
     """An orthonormal basis `(m, m - r)` of the orthogonal complement of `u (m, r)`."""
     rank = u.shape[1]
-    return by_platform(
-        _complement_by_panels, lambda u: jnp.linalg.qr(u, mode="complete")[0][:, rank:], u
-    )
+    by_lapack = lambda u: jnp.linalg.qr(u, mode="complete")[0][:, rank:]  # noqa: E731
+    return by_platform(u, tpu=_complement_by_panels, default=by_lapack)
 
 
 def bases_of(a: jax.Array) -> jax.Array:
     """Orthonormal bases `(..., m, k)` of the columns of `a (..., m, n)`, `k = min(m, n)`."""
-    return _each(lambda x: qr(x)[0], lambda x: _qr_by_panels(x)[0], a)
+    return _each_by_panels(lambda x: qr(x)[0], lambda x: _qr_by_panels(x)[0], a)
 
 
-def _each(
+def _each_by_panels(
     one: Callable[[jax.Array], Any], by_panels: Callable[[jax.Array], Any], x: jax.Array
 ) -> Any:
     """Either form of a decomposition for each matrix of `x (..., m, n)`."""
@@ -63,7 +55,7 @@ def _each(
     def at_once(stack: jax.Array) -> Any:
         return jax.vmap(by_panels)(stack) if len(stack) >= MANY else jax.lax.map(one, stack)
 
-    return one_by_one(one, x, at_once)
+    return each_matrix(one, x, at_once)
 
 
 def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,8 +65,8 @@ def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     they make `u`.
     """
     if u.ndim > 2:
-        return _each(reflectors_of, _signed_by_panels, u)
-    return by_platform(_signed_by_panels, _signed, u)
+        return _each_by_panels(reflectors_of, _signed_by_panels, u)
+    return by_platform(u, tpu=_signed_by_panels, default=_signed)
 
 
 def _signed(u: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -96,7 +88,7 @@ def _signed_by_panels(u: jax.Array) -> tuple[jax.Array, jax.Array]:
 @jax.jit
 def _qr_by_panels(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     v, r = householder(a)
-    return _reflected(v, zeros_beside(a, v.shape) + jnp.eye(*v.shape, dtype=a.dtype)), r
+    return _apply_reflectors(v, zeros_beside(a, v.shape) + jnp.eye(*v.shape, dtype=a.dtype)), r
 
 
 @jax.jit
@@ -104,7 +96,7 @@ def _complement_by_panels(u: jax.Array) -> jax.Array:
     v, _ = householder(u)
     rows, rank = u.shape
     beyond = jnp.eye(rows, rows - rank, -rank, dtype=u.dtype)
-    return _reflected(v, zeros_beside(u, beyond.shape) + beyond)
+    return _apply_reflectors(v, zeros_beside(u, beyond.shape) + beyond)
 
 
 def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -143,7 +135,7 @@ def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return v[:, :k], a[:k, :n]
 
 
-def _reflected(v: jax.Array, x: jax.Array) -> jax.Array:
+def _apply_reflectors(v: jax.Array, x: jax.Array) -> jax.Array:
     """`H_1 ⋯ H_k x` for `v (m, k)` of squared length 2, in one loop; `_reflectors.py` has four."""
     v = jnp.pad(v, [(0, 0), (0, -v.shape[1] % PANEL)])
     panels = v.shape[1] // PANEL
@@ -158,10 +150,10 @@ def _reflected(v: jax.Array, x: jax.Array) -> jax.Array:
 def _by_panel(v: jax.Array, x: jax.Array, *, inverse: bool = False) -> jax.Array:
     """`H_1 ⋯ H_b x`, or `H_b ⋯ H_1 x`, for one panel `v (m, b)`."""
     # Reflections have taken the squared lengths for 2, which they are up to rounding.
-    gram = jnp.where(jnp.eye(v.shape[1], dtype=bool), 2, product(v.mT, v))
+    gram = jnp.where(jnp.eye(v.shape[1], dtype=bool), 2, exact_product(v.mT, v))
     triangle = triangle_of(gram)
     turned = jnp.matmul(v, triangle.mT if inverse else triangle, precision=HIGHEST)
-    return x - product(turned, product(v.mT, x))
+    return x - exact_product(turned, exact_product(v.mT, x))
 
 
 def _reflector(column: jax.Array, below: jax.Array) -> jax.Array:

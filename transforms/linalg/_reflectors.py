@@ -30,8 +30,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ._arrays import zeros_beside
 from ._cholesky import inverse_of_lower
-from ._numerics import HIGHEST, zeros_beside
+from ._numerics import HIGHEST
 
 PANEL = 64
 """Reflectors that are applied together."""
@@ -75,7 +76,7 @@ def reflected(
     loops = panels.loops(LEAST_PANELS)
     for start, number in loops if inverse else reversed(loops):
         row = start * PANEL
-        rest = _by_panels(panels, start, number, x[..., row:, :], inverse, precision)
+        rest = _apply_panels(panels, start, number, x[..., row:, :], inverse, precision)
         x = jnp.concatenate([x[..., :row, :], rest], axis=-2) if row else rest
     return x
 
@@ -89,20 +90,20 @@ def formed(panels: Panels, *, precision: jax.lax.PrecisionLike = None) -> jax.Ar
         new = panels.rows.shape[-1] - start * PANEL if found is None else number * PANEL
         zeros = zeros_beside(rows, (*rows.shape[:-2], new, new))
         corner = zeros + jnp.broadcast_to(jnp.eye(new, dtype=rows.dtype), zeros.shape)
-        found = corner if found is None else _joined(corner, found)
-        found = _by_panels(panels, start, number, found, False, precision)
+        found = corner if found is None else _merged(corner, found)
+        found = _apply_panels(panels, start, number, found, False, precision)
     assert found is not None
     return found
 
 
-def _joined(a: jax.Array, b: jax.Array) -> jax.Array:
+def _merged(a: jax.Array, b: jax.Array) -> jax.Array:
     """The block diagonal matrices of `a (..., m, m)` and `b (..., n, n)`."""
     edge = [(0, 0)] * (a.ndim - 2)
     m, n = a.shape[-1], b.shape[-1]
     return jnp.pad(a, [*edge, (0, n), (0, n)]) + jnp.pad(b, [*edge, (m, 0), (m, 0)])
 
 
-def _by_panels(
+def _apply_panels(
     panels: Panels,
     start: int,
     number: int,

@@ -1,39 +1,31 @@
 """Large stacks in chunks: the temporaries of a step are those of one chunk.
 
-A transformation on a stack `(N, m, n)` makes temporaries as large as the stack, in float32 even if
+A transformation of a stack `(N, m, n)` makes temporaries as large as the stack, in float32 even if
 the gradients are in bfloat16. `in_chunks` runs it on a few matrices at a time, in a loop that
 updates the state and writes the directions over the gradients in place. The matrices of a stack do
 not influence each other, so the numbers are the same. Moments in codes are decoded there too.
 
-A transformation for which that is not so runs on the whole stacks, as do staggered refreshes, which
-are distributed over all matrices. The program of one chunk tells.
-
 *Memory*: the temporaries of at most `CHUNK` elements, or of one matrix. *Cost*: a loop copies the
 gradients and the state of each chunk out and back, which without a loop would be used where they
-lie. So two kinds of stacks stay whole. Beside a state of more than `HEAVY` float32 numbers an
-element temporaries are small, and to copy it would double what a step moves. And a transformation
-of at most `FEW` passes over the gradients makes next to no temporaries of their size, but in a loop
-takes as many passes again; unless its moments are in codes.
+lie. So two kinds of stacks stay whole:
+
+* If the state has more than `HEAVY` float32 numbers per element, temporaries are small next to it,
+  and copying it would double the traffic.
+* A direction that reads the gradients twice, to project them and back, makes next to no temporaries
+  of their size, and a loop would read them twice more. It says so (`projects=True`); moments in
+  codes are decoded in chunks all the same.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import optax
-from jax.extend.core import jaxpr_as_fun
 
-from .._influence import Influence, influences
-from .._passes import passes
-from .._recording import record, recording
-from ..linalg._spread import is_shared
-from ..refresh._due import Staggered
-from ..storage._undecoded import decoded_tree, encoded_tree, is_undecoded
-from ._state_by_stack import StateByStack
+from .._stacks import StateSplit
+from ..storage._lazy_moments import decoded_tree, encoded_tree, is_lazy
 
 CHUNK = 2**25
 """Stacks of more elements are processed in chunks of at most this many: 128 MiB in float32."""
@@ -41,44 +33,44 @@ CHUNK = 2**25
 HEAVY = 1.5
 """Stacks stay whole if their state takes more than this many float32 numbers an element."""
 
-FEW = 2
-"""Stacks stay whole if their update passes over them no more often: to project, and back."""
-
 
 def in_chunks(
-    inner: optax.GradientTransformationExtraArgs,
+    inner: optax.GradientTransformationExtraArgs, *, projects: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs a transformation of a dict of stacks `(N, m, n)` on chunks of the large ones."""
+    """Runs a transformation of a stack `(N, m, n)` on chunks of it, if it is large."""
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        def run(keys: Sequence[str], state: Any, gradients: Any, params: Any) -> Any:
-            own = None if params is None else {key: params[key] for key in keys}
-            given = {key: gradients[key] for key in keys}
-            directions, new = inner.update(given, decoded_tree(state), own, **extra_args)
-            return directions, encoded_tree(new, state)
+        g = updates
 
-        large = [key for key, x in updates.items() if matrices_in_chunk(x.shape) < x.shape[0]]
-        large = [] if is_shared() else large
-        split = StateByStack.of(state, updates) if large else None
-        if split is not None:
-            large = [key for key in large if not is_heavy(split, key, updates[key])]
-        if split is None or not large:
-            return run([*updates], state, updates, params)
-        directions, parts, loops = {}, {}, {}
-        for key in large:
-            loop = _Loop.of(key, run, split, updates[key], None if params is None else params[key])
-            if not loop.is_apart:
-                return run([*updates], state, updates, params)
-            if loop.has_many_passes:
-                loops[key] = loop
-        for key, loop in loops.items():
-            directions[key], parts[key] = loop.run()
-        rest = [key for key in updates if key not in loops]
+        def run(g: Any, state: Any, params: Any) -> tuple[Any, Any]:
+            direction, new = inner.update(g, decoded_tree(state), params, **extra_args)
+            return direction, encoded_tree(new, state)
+
+        split = StateSplit.of(state, g.shape[:1])
+        own, shared = split.parts(state)
+        in_codes = any(map(is_lazy, jax.tree.leaves(state, is_leaf=is_lazy)))
+        size = matrices_in_chunk(g.shape)
+        heavy = sum(x.nbytes for x in own) > HEAVY * 4 * g.size
+        whole = heavy or (projects and not in_codes) or any(x.ndim for x in shared)
+        if size == len(g) or whole:
+            return run(g, state, params)
+
+        def visit(start: Any, size: int, carry: Any) -> Any:
+            stack, own, _ = carry
+            x, old, p = _slices((stack, own, params), start, size)
+            direction, new = run(x, split.joined(old, shared), p)
+            new_own, new_shared = split.parts(new)
+            direction = direction.astype(g.dtype)
+            return _replaced(stack, direction, start), _replaced(own, new_own, start), new_shared
+
+        rounds, rest = divmod(len(g), size)
+        carry = jax.lax.fori_loop(
+            0, rounds, lambda i, carry: visit(i * size, size, carry), (g, own, shared)
+        )
         if rest:
-            found, new = run(rest, split.state_of(rest), updates, params)
-            directions |= found
-            parts |= split.parts_of(rest, new)
-        return {key: directions[key] for key in updates}, split.joined(parts)
+            carry = visit(rounds * size, rest, carry)
+        direction, own, shared = carry
+        return direction, split.joined(own, shared)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
@@ -88,77 +80,6 @@ def matrices_in_chunk(shape: tuple[int, ...]) -> int:
     number, *matrix = shape
     most = max(1, CHUNK // max(1, math.prod(matrix)))
     return math.ceil(number / math.ceil(number / most))
-
-
-def is_heavy(split: StateByStack, key: str, stack: jax.Array) -> bool:
-    """Whether copies of a stack's state would cost more than its temporaries do."""
-    own, _ = split.parts[key]
-    return sum(x.nbytes for x in jax.tree.leaves(own)) > HEAVY * 4 * stack.size
-
-
-@dataclasses.dataclass(frozen=True)
-class _Loop:
-    """The update of one stack, chunk by chunk."""
-
-    chunk: Callable[..., Any]  # the update of some matrices
-    traced: Callable[..., Any]  # that of a whole chunk
-    stack: tuple[Any, Any, Any]  # gradients, their own state, and params
-    shared: list[Any]  # the state that they share with other stacks
-    events: list[Any]  # recorded while tracing
-    is_apart: bool  # no matrix influences another
-    has_many_passes: bool
-
-    @classmethod
-    def of(cls, key: str, run: Any, split: StateByStack, gradients: Any, params: Any) -> _Loop:
-        """Traces one chunk of a stack."""
-        own, shared = split.parts[key]
-        size = matrices_in_chunk(gradients.shape)
-
-        def chunk(gradients: Any, own: Any, params: Any) -> Any:
-            state = split.joined({key: (own, shared)})
-            given = None if params is None else {key: params}
-            directions, state = run([key], state, {key: gradients}, given)
-            return directions[key].astype(gradients.dtype), *split.parts_of([key], state)[key]
-
-        stack = (gradients, own, params)
-        first = jax.eval_shape(lambda stack: _slices(stack, 0, size), stack)
-        with recording() as events:
-            closed, shapes = jax.make_jaxpr(chunk, return_shape=True)(*first)
-        structure = jax.tree.structure(shapes)
-
-        def traced(*given: Any) -> Any:
-            return structure.unflatten(jaxpr_as_fun(closed)(*jax.tree.leaves(given)))
-
-        found = influences(closed, 1)
-        influenced = Influence.NUMBER in found or any(found[len(found) - len(shared) :])
-        staggered = any(isinstance(event, Staggered) for event in events)
-        in_codes = any(map(is_undecoded, jax.tree.leaves(own, is_leaf=is_undecoded)))
-        many = in_codes or passes(closed.jaxpr, first[0].size) > FEW
-        return cls(chunk, traced, stack, shared, events, not (influenced or staggered), many)
-
-    def run(self) -> tuple[Any, tuple[Any, Any]]:
-        """The directions, and the parts of the new state."""
-        gradients, own, params = self.stack
-        size = matrices_in_chunk(gradients.shape)
-        rounds, rest = divmod(len(gradients), size)
-
-        def visit(start: Any, size: int, carry: Any, work: Callable[..., Any]) -> Any:
-            x, own, _ = carry
-            directions, new, shared = work(*_slices((x, own, params), start, size))
-            return _replaced(x, directions, start), _replaced(own, new, start), shared
-
-        for event in self.events:
-            record(event)
-        carry = jax.lax.fori_loop(
-            0,
-            rounds,
-            lambda i, carry: visit(i * size, size, carry, self.traced),
-            (gradients, own, self.shared),
-        )
-        if rest:
-            carry = visit(rounds * size, rest, carry, self.chunk)
-        directions, *parts = carry
-        return directions, tuple(parts)
 
 
 def _slices(tree: Any, start: Any, size: int) -> Any:

@@ -6,7 +6,7 @@ on all others. Axes are counted from the end where layers may be stacked in fron
 head_dim)` without.
 
 What is a choice in one family is a convention in another: `(16, 8, 3)` is a convolution in Equinox,
-and 16 scanned layers of `8 × 3` in Linen, if a norm beside it has 16 layers too (`_in_stack`).
+and 16 scanned layers of `8 × 3` in Linen, if a norm beside it has 16 layers too (`_evidence`).
 """
 
 from __future__ import annotations
@@ -16,25 +16,12 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ._evidence import is_in_stack, is_scanned
 from ._form import MatrixAxes
-from ._names import (
-    Shapes,
-    bias_of,
-    is_convolution,
-    is_depthwise,
-    is_named_matrix,
-    is_of_norm,
-)
+from ._names import Shapes, bias_of, is_convolution, is_depthwise, is_named_matrix
 
 
-@dataclasses.dataclass(frozen=True)
-class FamilyAxes(MatrixAxes):
-    """Axes that a family decided on; `summarize` says so."""
-
-    family: str = ""
-
-
-class Entry(NamedTuple):
+class FamilyEntry(NamedTuple):
     """What a parameter is, if its path and the number of its axes fit."""
 
     pattern: str  # a regular expression for the whole path
@@ -49,7 +36,7 @@ class Family:
     """The conventions of a family of models."""
 
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FamilyEntry, ...]
 
     def __call__(self, name: str, shapes: Shapes, *, head_wise: bool) -> MatrixAxes | str | None:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
@@ -63,30 +50,8 @@ class Family:
             if isinstance(axes, str):
                 return f"{axes} ({self.name})"
             axes = axes if isinstance(axes, MatrixAxes) else axes(ndim)
-            return FamilyAxes(**vars(axes), family=self.name)
+            return dataclasses.replace(axes, said_by=f"axes of the family {self.name}")
         return None
-
-
-# Evidence
-
-
-def _in_stack(name: str, shapes: Shapes) -> bool:
-    """Whether the parameter's layers are stacked along axis 0, as a bias or a norm tells.
-
-    With layers its bias is `(layers, out)`. Without a bias, the norms of the module around it are
-    `(layers, features)`.
-    """
-    shape = shapes[name]
-    bias = bias_of(name, shapes)
-    if bias is not None:
-        return len(bias) == 2 and bias[0] == shape[0] and bias[1] > 1
-    parts = name.split("/")[:-1]
-    for end in range(len(parts), -1, -1):
-        scope = "".join(f"{part}/" for part in parts[:end])
-        norms = [x for other, x in shapes.items() if other.startswith(scope) and is_of_norm(other)]
-        if norms:
-            return all(len(x) == 2 and x[0] == shape[0] and x[1] > 1 for x in norms)
-    return False
 
 
 def _is_conv(name: str, shapes: Shapes) -> bool:
@@ -94,16 +59,23 @@ def _is_conv(name: str, shapes: Shapes) -> bool:
 
 
 def _is_matrix(name: str, shapes: Shapes) -> bool:
-    return is_named_matrix(name) and not is_depthwise(name, shapes[name])
+    return is_named_matrix(name) and not is_depthwise(name, shapes)
 
 
 def _stacked_matrix(name: str, shapes: Shapes) -> bool:
-    return is_named_matrix(name) and _in_stack(name, shapes)
+    return is_named_matrix(name) and is_in_stack(name, shapes)
+
+
+def _equinox_conv(name: str, shapes: Shapes) -> bool:
+    """Of three axes: its name is one of a convolution, or its bias `(out, 1)`."""
+    shape, bias = shapes[name], bias_of(name, shapes)
+    return _is_matrix(name, shapes) and (_is_conv(name, shapes) or bias == (shape[0], 1))
 
 
 # Layouts
 
 _LAST = MatrixAxes(-2, -1)  # (..., in, out)
+_ENDS = MatrixAxes(0, -1)  # (in, ..., out)
 _OUTPUT_FIRST = MatrixAxes(-1, -2)  # (..., out, in)
 _HEADS = MatrixAxes(-3, (-2, -1))  # (..., features, heads, head_dim)
 _ONE_HEAD = MatrixAxes(-3, -1)
@@ -128,81 +100,90 @@ def _output_before_input(ndim: int) -> MatrixAxes:
 
 _FLAX = (
     # Gemma's; keys and values, or all three, are side by side on the first axis.
-    Entry(r"(.*/)?q_einsum/(kernel|w)", _HEADS_FIRST, (3, 4), per_head=MatrixAxes(-2, -1)),
-    Entry(r"(.*/)?q?kv_einsum/(kernel|w)", _HEADS_FIRST, (4, 5)),
-    Entry(r"(.*/)?attn_vec_einsum/(kernel|w)", _FROM_HEADS, (3, 4)),
-    Entry(r".*", _LAST, (3,), _stacked_matrix),
-    Entry(r".*(attention|attn)\w*/(query|key)/kernel", _HEADS, (3, 4), per_head=_ONE_HEAD),
-    Entry(r".*(attention|attn)\w*/value/kernel", _HEADS, (3, 4)),
-    Entry(r".*(attention|attn)\w*/out/kernel", _FROM_HEADS, (3, 4)),
-    Entry(r".*/kernel|kernel", _output_last, (3, 4), _is_conv),
-    Entry(r"(.*/)?\w*experts?\w*(/.*)?", _LAST, (3,), _is_matrix),
+    FamilyEntry(r"(.*/)?q_einsum/(kernel|w)", _HEADS_FIRST, (3, 4), per_head=MatrixAxes(-2, -1)),
+    FamilyEntry(r"(.*/)?q?kv_einsum/(kernel|w)", _HEADS_FIRST, (4, 5)),
+    FamilyEntry(r"(.*/)?attn_vec_einsum/(kernel|w)", _FROM_HEADS, (3, 4)),
+    FamilyEntry(r".*", _LAST, (3,), _stacked_matrix),
+    FamilyEntry(r".*(attention|attn)\w*/(query|key)/kernel", _HEADS, (3, 4), per_head=_ONE_HEAD),
+    FamilyEntry(r".*(attention|attn)\w*/value/kernel", _HEADS, (3, 4)),
+    FamilyEntry(r".*(attention|attn)\w*/out/kernel", _FROM_HEADS, (3, 4)),
+    FamilyEntry(r".*/kernel|kernel", _output_last, (3, 4), _is_conv),
+    FamilyEntry(r"(.*/)?\w*experts?\w*(/.*)?", _LAST, (3,), _is_matrix),
 )
 LINEN = Family("linen", tuple(e._replace(pattern=f"(?i:{e.pattern})") for e in _FLAX))
 NNX = Family("nnx", LINEN.entries)
 HAIKU = Family(
     "haiku",
     (
-        Entry(r".*layer_stack.*/w", _LAST, (3,)),
-        Entry(r".*/w", _output_last, (3, 4, 5), _is_conv),
+        FamilyEntry(r".*layer_stack.*/w", _LAST, (3,)),
+        FamilyEntry(r".*/w", _output_last, (3, 4, 5), _is_conv),
     ),
 )
 EQUINOX = Family(
     "equinox",
     (
-        Entry(r"(.*/)?weight", _OUTPUT_FIRST, (3,), _stacked_matrix),
-        Entry(r"(.*/)?weight", _output_first, (3, 4, 5), _is_matrix),
-        Entry(r"(.*/)?weight_[ih]h", _OUTPUT_FIRST, (2, 3)),
+        FamilyEntry(r"(.*/)?weight", _OUTPUT_FIRST, (3,), _stacked_matrix),
+        FamilyEntry(r"(.*/)?weight", _output_first, (3,), _equinox_conv),
+        FamilyEntry(r"(.*/)?weight", _output_first, (4, 5), _is_matrix),
+        FamilyEntry(r"(.*/)?weight_[ih]h", _OUTPUT_FIRST, (2, 3)),
     ),
 )
 TORCH_LAYOUT = Family(
     "torch_layout",
     (
-        Entry(r"(.*[/_.])?experts?[/_.].*", _OUTPUT_FIRST, (3,), _is_matrix),
-        Entry(r".*", _OUTPUT_FIRST, (2,), _is_matrix),
-        Entry(r".*", _output_first, (4, 5), _is_matrix),
-        Entry(r".*", _output_first, (3,), _is_conv),
+        FamilyEntry(r"(.*[/_.])?experts?[/_.].*", _OUTPUT_FIRST, (3,), _is_matrix),
+        FamilyEntry(r".*", _OUTPUT_FIRST, (2,), _is_matrix),
+        FamilyEntry(r".*", _output_first, (4, 5), _is_matrix),
+        FamilyEntry(r".*", _output_first, (3,), _is_conv),
     ),
 )
 MAXTEXT = Family(
     "maxtext",
     (
-        Entry(r".*MoeBlock\w*/(wi(_\d)?|wo)", _LAST, (3, 4)),
-        Entry(r".*\w*conv/kernel", "convolution of a sequence", (3, 4)),
-        Entry(
+        FamilyEntry(r".*MoeBlock\w*/(wi(_\d)?|wo)", _LAST, (3, 4)),
+        FamilyEntry(r".*\w*conv/kernel", "convolution of a sequence", (3, 4)),
+        FamilyEntry(
+            r".*mhc\w*/(pre|post|res)_alpha|.*compressor/(.*/)?position_bias", _ENDS, (2, 3)
+        ),
+        FamilyEntry(r".*attention\w*/o_a_proj/kernel", _LAST, (3, 4)),  # (groups, layers, in, out)
+        FamilyEntry(
             r".*attention\w*/(query|key)/kernel",
             MatrixAxes(0, (-2, -1)),
             (3, 4),
             per_head=MatrixAxes(0, -1),
         ),
-        Entry(
-            r".*attention\w*/(value|wq_b|wkv_b|qkv_proj|[qkv]_proj|gate_proj)/kernel",
+        FamilyEntry(
+            r".*attention\w*/(value|wq_b|wkv_b|wkv|qkv_proj|[qkv]_proj|gate_proj)/kernel",
             MatrixAxes(0, (-2, -1)),
             (3, 4, 5),  # (features, layers, 3, heads, head_dim) if fused
         ),
-        Entry(r".*attention\w*/(out|o_proj)/kernel", MatrixAxes((0, -2), -1), (3, 4)),
-        Entry(r".*/kernel", MatrixAxes(0, -1), (3,)),
+        FamilyEntry(r".*attention\w*/(out|o_proj)/kernel", MatrixAxes((0, -2), -1), (3, 4)),
+        FamilyEntry(r".*/kernel", _ENDS, (3,), is_scanned),
     ),
 )
+_KERAS_DEPTHWISE = r"(.*/)?\w*(depthwise|dw_?conv|(?<![a-z])dw(?![a-z]))\w*/kernel"
 KERAS = Family(
     "keras",
     (
-        Entry(r".*/(query|key)/kernel", _HEADS, (3,), per_head=_ONE_HEAD),
-        Entry(r".*/value/kernel", _HEADS, (3,)),
-        Entry(r".*/attention_output/kernel", _FROM_HEADS, (3,)),
+        FamilyEntry(r".*/(query|key)/kernel", _HEADS, (3,), per_head=_ONE_HEAD),
+        FamilyEntry(r".*/value/kernel", _HEADS, (3,)),
+        FamilyEntry(r".*/attention_output/kernel", _FROM_HEADS, (3,)),
         # (height, width, in, multiplier)
-        Entry(r"(.*/)?depthwise\w*/kernel|.*/depthwise_kernel", "depthwise convolution", (3, 4)),
-        Entry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _output_before_input, (3, 4, 5)),
-        Entry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _output_last, (3, 4, 5)),
+        FamilyEntry(r".*/depthwise_kernel", "depthwise convolution", (3, 4)),
+        FamilyEntry(_KERAS_DEPTHWISE, "depthwise convolution", (3, 4)),
+        FamilyEntry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _output_before_input, (3, 4, 5)),
+        FamilyEntry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _output_last, (3, 4, 5)),
     ),
 )
 HF_FLAX = Family(
     "hf_flax",
     (
         # FlaxConv1D of GPT-2 stores (out, in); queries, keys and values side by side.
-        Entry(r".*/attn/c_attn/kernel", MatrixAxes(1, 0, column_heads=3), (2,)),
-        Entry(r".*/(attn|crossattention|mlp)/(c_proj|c_fc|q_attn)/kernel", MatrixAxes(1, 0), (2,)),
-        Entry(r".*/crossattention/c_attn/kernel", MatrixAxes(1, 0, column_heads=2), (2,)),
+        FamilyEntry(r".*/attn/c_attn/kernel", MatrixAxes(1, 0, column_heads=3), (2,)),
+        FamilyEntry(
+            r".*/(attn|crossattention|mlp)/(c_proj|c_fc|q_attn)/kernel", MatrixAxes(1, 0), (2,)
+        ),
+        FamilyEntry(r".*/crossattention/c_attn/kernel", MatrixAxes(1, 0, column_heads=2), (2,)),
         *LINEN.entries,
     ),
 )

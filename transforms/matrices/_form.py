@@ -46,6 +46,7 @@ class MatrixAxes:
       column_parts: sizes of contiguous parts of the columns, which need not be equal; each part is
         what a parameter of its own would be. States name the parts of `kernel` `kernel/0`,
         `kernel/1`, ...
+      said_by: who decided, if it was not the user; `summarize` shows it.
 
     Example:
       A scanned attention kernel `(layers, features, heads, head_dim)`, one matrix per layer:
@@ -63,6 +64,7 @@ class MatrixAxes:
     row_heads: int = 1
     column_heads: int = 1
     column_parts: Sequence[int] | None = None
+    said_by: str = dataclasses.field(default="", compare=False, repr=False, kw_only=True)
 
     def __post_init__(self):
         for argument, axes in (("rows", self.rows), ("columns", self.columns)):
@@ -102,9 +104,10 @@ class MatrixAxes:
         """Whether an array with `ndim` axes has all these axes."""
         return all(-ndim <= axis < ndim for axis in self.named)
 
-
-class GuessedAxes(MatrixAxes):
-    """Axes of a parameter whose name does not say that it is a matrix; `summarize` marks them."""
+    @property
+    def is_guess(self) -> bool:
+        """Whether nothing but the number of axes tells that the parameter is a matrix."""
+        return self.said_by.startswith("a guess")
 
 
 OptaxAxes = optax.contrib.MuonDimensionNumbers | optax.contrib.GaLoreDimensionNumbers
@@ -138,7 +141,7 @@ class MatrixForm:
     column_tiles: int
     tile: tuple[int, int]
     start: int = 0  # the first of its columns
-    guessed: bool = False  # that it is a matrix
+    said_by: str = dataclasses.field(default="", compare=False)  # see `MatrixAxes`
 
     @property
     def count(self) -> int:
@@ -283,7 +286,7 @@ def matrix_forms(
             column_tiles=column_tiles,
             tile=(tile_rows, tile_columns),
             start=start,
-            guessed=isinstance(axes, GuessedAxes),
+            said_by=axes.said_by,
         )
 
     starts = itertools.accumulate(parts[:-1], initial=0)

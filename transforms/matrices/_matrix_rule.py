@@ -1,10 +1,11 @@
 """The rule that decides which parameters are matrices, and along which axes.
 
 It asks, in this order: what the user says (`_specification`), whether the parameter is the output
-layer (`_output_layer`), what its family of models has agreed on (`_families`), what its name allows
-(`_names`), and which axes its shape, its bias and the layers beside it tell (`_readings`;
-`_siblings` knows those that go to other optimizers). What no evidence tells is an error that lists
-all such parameters (`_unspecified`). `MatrixRule` documents the rule for users.
+layer (`_output_layer`), what the box around the array says of its axes (`_annotated`), what its
+family of models has agreed on (`_families`), what its name allows (`_names`), and which axes its
+shape, its bias and the layers beside it tell (`_readings`, `_evidence`; `_siblings` knows those
+that go to other optimizers). What no evidence tells is an error that lists all such parameters
+(`_unspecified` below). `MatrixRule` documents the rule for users.
 
 A `MatrixRule` also sets the block size and whether matrices share arrays. Every optimizer takes one
 as `matrices=`; `as_rule` fills in the defaults of the method.
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .._paths import check_patterns, matches, named_leaves
@@ -26,20 +28,33 @@ from .._validate import (
     check_real,
     shown,
 )
+from ._annotated import annotated
+from ._evidence import is_vector_per_layer
 from ._families import Family
-from ._form import GuessedAxes, MatrixAxes
-from ._names import Shapes, is_depthwise, is_named_matrix, is_second_of_pair, why_no_matrix
+from ._form import MatrixAxes
+from ._names import (
+    Shapes,
+    has_one_input,
+    is_convolution,
+    is_depthwise,
+    is_named_matrix,
+    is_second_of_pair,
+    may_be_shared_table,
+    why_no_matrix,
+)
 from ._output_layer import find_output_layer
-from ._readings import Readings, axes_of
+from ._readings import Reading, Readings, axes_of
 from ._siblings import shapes_around
 from ._specification import specified
-from ._unspecified import unspecified
 
 Treatment = MatrixAxes | str
 """The axes of a matrix, or the reason why a parameter is not a matrix."""
 
 Selection = str | Sequence[str] | Callable[[str, Any], bool]
 """Glob pattern(s) on paths, or a predicate of path and leaf."""
+
+_SHOWN = 5
+"""The most parameters that an error names in its first line."""
 
 
 class _Default(enum.Enum):
@@ -71,7 +86,7 @@ class MatrixRule:
     | `out` `(H, K, D)` | `H·K × D` |
     | convolutions, `kernel` `(..., in, out)` | all axes but the last × last |
     | convolutions, `weight` `(out, in, ...)` | all axes but the first × first |
-    | depthwise convolutions, by name: a filter per channel | not a matrix |
+    | depthwise convolutions, by name, or beside `A_log`: a filter per channel | not a matrix |
     | two axes, any other name | rows × columns as stored; `summarize` calls it a guess |
     | what may be a stack of layers, and anything else | an error with the readings to paste |
 
@@ -100,6 +115,7 @@ class MatrixRule:
         column of zeros, which counts in the means that `swan`, `kl_shampoo` and
         `normalize_matrices` take over rows and columns.
       family: conventions of a family of models; `curvax.rules` has rules with one.
+      guess: `False` makes an error of each matrix that `summarize` calls a guess.
       stack: `True` stacks all matrices of one shape in one array, `False` stacks none, and `None`
         stacks all but parameters that are a batch of matrices of more than 128 × 128 elements
         already, such as scanned layers and experts: these have an array of their own.
@@ -120,11 +136,13 @@ class MatrixRule:
     block_size: int | None = METHODS_OWN
     stack: bool | None = None
     family: Family | None = None
+    guess: bool = True
 
     def __post_init__(self):
         _check_selection("matrices", self.matrices)
         _check_selection("output_layer", self.output_layer)
         check_bool("head_wise", self.head_wise)
+        check_bool("guess", self.guess)
         if self.block_size is not None and self.block_size is not METHODS_OWN:
             check_positive_int("block_size", self.block_size)
         check_choice("stack", self.stack, (None, True, False))
@@ -147,6 +165,7 @@ class MatrixRule:
         for name, leaf in leaves.items():
             check_real(name, leaf)
         shapes = shapes_around(named)
+        boxed = annotated(params, named)
         said = specified(self.weight_dimension_numbers, params, named.names, shapes)
         complete = as_rule(self)
         excluded = complete._output_layer(leaves, named.names)
@@ -163,15 +182,26 @@ class MatrixRule:
             if axes is not None:
                 return axes
             whatever = chosen is not None
-            known = self.family and self.family(name, shapes, head_wise=self.head_wise)
-            if known is not None and not (whatever and isinstance(known, str)):
+            known = boxed.get(name)
+            if isinstance(known, MatrixAxes):
                 return known
-            return _by_rule(name, shapes, whatever=whatever, head_wise=self.head_wise)
+            if known is None and self.family is not None:
+                known = self.family(name, shapes, head_wise=self.head_wise)
+            if known is None or (whatever and isinstance(known, str)):
+                known = _by_rule(name, shapes, whatever=whatever, head_wise=self.head_wise)
+            if whatever or not isinstance(known, MatrixAxes):
+                return known
+            guess = _guess(name, shapes, known)
+            if guess is None:
+                return known
+            if self.guess:
+                return dataclasses.replace(known, said_by=guess)
+            return _as_questions(known, guess)
 
         found = {name: treatment(name) for name in leaves}
         unclear = {name: x for name, x in found.items() if isinstance(x, tuple)}
         if unclear:
-            raise unspecified(unclear, shapes, named.names)
+            raise _unspecified(unclear, shapes, named.names)
         return {name: x for name, x in found.items() if not isinstance(x, tuple)}
 
     def _chosen(self, leaves: Mapping[str, Any], names: Sequence[str]) -> frozenset[str] | None:
@@ -228,18 +258,36 @@ def _by_rule(name: str, shapes: Shapes, *, whatever: bool, head_wise: bool) -> T
         reason = "vector" if shape else "scalar"
     elif is_vector and not is_named_matrix(name) and not (whatever and len(shape) == 2):
         reason = "vector"
-    if reason is None and not whatever and is_depthwise(name, shape):
+    if reason is None and not whatever and is_depthwise(name, shapes):
         reason = "depthwise convolution"
     if reason is not None and not whatever:
         return reason
     if reason not in (None, "embedding"):
         return MatrixAxes(rows=(), columns=tuple(range(len(shape))))
+    unnamed = len(shape) == 2 and not (whatever or is_named_matrix(name))
+    if unnamed and is_vector_per_layer(name, shapes):
+        return "a vector per layer"
     axes = axes_of(name, shapes, head_wise=head_wise)
     if isinstance(axes, tuple) and is_vector:
         return MatrixAxes((), tuple(range(len(shape)))) if whatever else "vector"
-    if len(shape) == 2 and isinstance(axes, MatrixAxes) and not (whatever or is_named_matrix(name)):
-        return GuessedAxes(axes.rows, axes.columns)
     return axes
+
+
+def _guess(name: str, shapes: Shapes, axes: MatrixAxes) -> str | None:
+    """Why it is a guess that the parameter is a matrix; None if it is not."""
+    shape = shapes[name]
+    if len(shape) == 2 and not axes.said_by and not is_named_matrix(name):
+        return "a guess from its two axes"
+    if may_be_shared_table(name):
+        return "a guess: a shared table has the same name"
+    if len(shape) > 2 and is_convolution(name, len(shape)) and has_one_input(name, shape):
+        return "a guess: a depthwise convolution has the same shape"
+    return None
+
+
+def _as_questions(axes: MatrixAxes, why: str) -> Readings:
+    other = Reading(MatrixAxes(axes.columns, axes.rows), "outputs first")
+    return (Reading(axes, why), *([other] if len(axes.named) == 2 else []))
 
 
 def _check_selection(argument: str, selection: Any) -> None:
@@ -265,3 +313,46 @@ def _selected(
     patterns = [selection] if isinstance(selection, str) else list(selection)
     check_patterns(argument, patterns, names)
     return frozenset(name for name in leaves if any(matches(name, p) for p in patterns))
+
+
+def _unspecified(
+    unclear: Mapping[str, Readings], shapes: Shapes, names: Collection[str]
+) -> ValueError:
+    """The error for the parameters `unclear`; `names` are the paths of all parameters."""
+    listed = [f"{name!r} {shapes[name]}" for name in unclear]
+    if len(listed) > _SHOWN:
+        listed = [*listed[:_SHOWN], f"{len(listed) - _SHOWN} more"]
+    which = f"parameter {listed[0]}" if len(listed) == 1 else f"parameters {', '.join(listed)}"
+    lines = []
+    for pattern, members in _patterns(unclear, shapes, names).items():
+        shape = shapes[members[0]]
+        first, *others = unclear[members[0]]
+        lines.append(f"    {pattern!r}: {_pasted(first.axes)},  # {shape}: {first.meaning}")
+        lines += [f"    # or {_pasted(other.axes)},  # {other.meaning}" for other in others]
+    return ValueError(
+        f"the rule cannot tell the matrix axes of the {which}. Say which is right, as "
+        "weight_dimension_numbers=, or write another if none is; axes that are neither rows nor "
+        "columns are batch axes, such as scanned layers, and None instead of MatrixAxes sends a "
+        "parameter to AdamW:\n" + "\n".join(["{", *lines, "}"])
+    )
+
+
+def _patterns(
+    unclear: Mapping[str, Readings], shapes: Shapes, names: Collection[str]
+) -> dict[str, list[str]]:
+    """The parameters that an entry can stand for, by the pattern of the entry."""
+    alike: dict[tuple[str, object], list[str]] = {}
+    for name, readings in unclear.items():
+        pattern = re.sub(r"\d+", "*", name)
+        alike.setdefault((pattern, (shapes[name], readings)), []).append(name)
+    entries: dict[str, list[str]] = {}
+    for (pattern, _), members in alike.items():
+        if len(members) > 1 and {name for name in names if matches(name, pattern)} == {*members}:
+            entries[pattern] = members
+        else:
+            entries |= {name: [name] for name in members}
+    return entries
+
+
+def _pasted(axes: MatrixAxes) -> str:
+    return f"curvax.MatrixAxes(rows={axes.rows}, columns={axes.columns})"

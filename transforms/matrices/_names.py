@@ -28,7 +28,7 @@ _MATRIX = re.compile(
     r"""
     ( (.+_)? kernel                                             # Flax
     | [wW]_? ([a-zA-Z] | in | out | up | down | gate | q?kv)? (_[a-zA-Z])?  # wq, W_O, wq_a
-    | (.+_)? proj(ection)? | lora_?[ab] | (.+_)? conv
+    | (.+_)? proj(ection)? | (.+_)? lora_?[ab] | (.+_)? conv
     | q?kv | [qkvo] | query | key | value | out | output | up | down
     | dense | linear | fc | c_attn | c_fc
     ) (_?\d+)?
@@ -41,8 +41,8 @@ _HEAD = re.compile(
     r"|output_(layer|projection))(_\d+)?"
 )
 _VECTOR_WORDS = re.compile(
-    r"\w*bias(es)?|beta|offset|shift|scales?|gamma|gain|gates?|alpha|lambda|temperature|std|log"
-    r"|decay|slope"
+    r"\w*bias(es)?|beta|offset|shift|scales?|gamma|gain|gates?|alpha|lambdas?|temperature|std|log"
+    r"|decay|slope|scalars?|sinks?"
 )
 _VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first)(_.+)?")
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
@@ -53,6 +53,7 @@ _TABLE_WORDS = re.compile(
 )
 _TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
 _DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
+_SHARED_TABLE = re.compile(r"(.*/)?pytree/\d+/weight")
 _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
 _PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*")
 
@@ -72,6 +73,7 @@ class Place(NamedTuple):
         return f"{self.scope}{layer}{self.within}"
 
 
+@functools.cache
 def place_of(name: str) -> Place:
     """The place of the parameter `name`."""
     above, parent, last = _split(name)
@@ -154,17 +156,50 @@ def is_attention_scope(name: str) -> bool:
 
 def is_convolution(name: str, ndim: int) -> bool:
     """Whether the layer's name is one of a convolution; patches are embedded by convolutions."""
-    module, layer, _ = (part.lower() for part in place_of(name))
-    around = module.rstrip("/").rpartition("/")[2]  # `patch_embed/proj`
+    around, layer = _named_layer(name)
     embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
     return "conv" in layer or (ndim > 3 and embeds)
 
 
-def is_depthwise(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the parameter is a filter per channel, by its layer's name and its axis of inputs."""
-    if len(shape) < 3 or not _DEPTHWISE.search(place_of(name).layer.lower()):
+def _named_layer(name: str) -> tuple[str, str]:
+    """The names of the module and of the layer, `patch_embed/proj`; of a list, that of the list."""
+    module, layer, _ = (part.lower() for part in place_of(name))
+    *_, above, around = ["", "", *module.rstrip("/").split("/")]
+    return (above, around) if layer.isdigit() else (around, layer)
+
+
+def is_depthwise(name: str, shapes: Shapes) -> bool:
+    """Whether the parameter is a filter per channel.
+
+    Its name and an axis of size 1 tell, or that it is the convolution of a state space model (a
+    module with `A_log` or `dt_bias`, such as Mamba).
+    """
+    shape = shapes[name]
+    if len(shape) < 3:
         return False
+    if _DEPTHWISE.search(_named_layer(name)[1]):
+        return has_one_input(name, shape) or (shape[-1] == 1 and not is_output_first(name))
+    if not (is_convolution(name, len(shape)) and has_one_input(name, shape)):
+        return False
+    near = modules_near(name)
+    return any(f"{module}{own}" in shapes for module in near for own in ("A_log", "dt_bias"))
+
+
+def has_one_input(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the axis of inputs of a convolution has size 1: also that of a depthwise one."""
     return shape[1 if is_output_first(name) else -2] == 1
+
+
+def modules_near(name: str) -> tuple[str, str]:
+    """The module of the parameter's layer, and the one around it."""
+    scope = place_of(name).scope
+    around = scope.rstrip("/").rpartition("/")[0]
+    return scope, f"{around}/" if around else ""
+
+
+def may_be_shared_table(name: str) -> bool:
+    """Whether it is one of the layers of Equinox' `Shared`, of which one is often a table."""
+    return _SHARED_TABLE.fullmatch(name) is not None
 
 
 def is_of_norm(name: str) -> bool:

@@ -6,8 +6,10 @@ torch's layout, `(out, in)`. A bias `(n,)` that fits one end only tells which en
 With more axes, several readings may fit: `query/kernel (12, 64, 64)` has 64 heads of dimension 64
 for 12 features, or it is 12 layers of `64 × 64`. The evidence, in this order:
 
+- the other factor of LoRA: `lora_a (..., r)` and `lora_b (r, ...)`;
 - the bias: `(H, K)` beside a query `(D, H, K)`, or `(L, n)` beside a stack of layers;
-- the siblings: `query (D, H, K)` and `out (H, K, D)` have the same heads;
+- the siblings: `query (D, H, K)` and `out (H, K, D)` have the same heads, `up (E, D, F)` and
+  `down (E, F, D)` the same experts, of which there are as many as a router has outputs;
 - the sizes: `D = H·K`, and kernels of convolutions as high as wide.
 
 What is left decides, if it is one reading, and not a stack: whoever stacks layers says so. Else
@@ -16,8 +18,11 @@ What is left decides, if it is one reading, and not a stack: whoever stacks laye
 
 from __future__ import annotations
 
+import math
+import re
 from typing import NamedTuple
 
+from ._evidence import has_experts
 from ._form import MatrixAxes
 from ._names import (
     Place,
@@ -52,8 +57,8 @@ def axes_of(name: str, shapes: Shapes, *, head_wise: bool = False) -> MatrixAxes
     if len(shapes[name]) == 2:
         inputs, outputs = ends_of(name, shapes)
         return MatrixAxes(rows=inputs, columns=outputs)
-    readings = _attention(name, shapes) or _convolution(name, shapes)
-    readings = readings or _stacks(name, shapes)
+    readings = _lora_factors(name, shapes) or _attention(name, shapes) or _convolution(name, shapes)
+    readings = readings or _others(name, shapes)
     reading, *others = readings
     if others or reading.must_be_said:
         return readings
@@ -80,24 +85,28 @@ def _width(bias: tuple[int, ...] | None, ndim: int = 2) -> int | None:
 
 # Attention
 
-_NAMES = {
+_SPELLED = {
     "query": ("query", "q", "wq", "q_proj", "query_proj"),
     "key": ("key", "k", "wk", "k_proj", "key_proj"),
     "value": ("value", "v", "wv", "v_proj", "value_proj"),
     "out": ("out", "o", "wo", "o_proj", "out_proj", "output"),
 }
-_ROLES = {name: role for role, names in _NAMES.items() for name in names}
+_ROLES = {name: role for role, names in _SPELLED.items() for name in names}
+_AROUND_ROLE = re.compile(r"((self|cross)_)?att(entio)?n_|_att(entio)?n|_proj(ection)?|_dense")
+_OF_MLP = re.compile(r"wi(_[01])?|w_?(in|up|gate|1|3)|(up|gate)(_proj)?")
 
 
 def _role(place: Place) -> str | None:
-    known = place.within in ("", "/kernel", "/w")
-    return _ROLES.get(place.layer) if known else None
+    """The part of attention that a layer is: `attn_out_proj` is "out"."""
+    if place.within not in ("", "/kernel", "/w"):
+        return None
+    return _ROLES.get(place.layer) or _ROLES.get(_AROUND_ROLE.sub("", place.layer))
 
 
 def _attention(name: str, shapes: Shapes) -> Readings:
     """The readings of `(D, H, K)`, or of an `out (H, K, D)`; none if it is not of attention."""
     role, shape = _role(place_of(name)), shapes[name]
-    if role is None or len(shape) not in (3, 4):
+    if role is None or len(shape) not in (3, 4) or _is_of_mlp(name, shapes):
         return ()
     out = role == "out"
     if len(shape) == 4:
@@ -110,13 +119,16 @@ def _attention(name: str, shapes: Shapes) -> Readings:
     heads, dim = shape[:2] if out else shape[1:]
     both = (
         Reading(MatrixAxes((0, 1), 2) if out else MatrixAxes(0, (1, 2)), f"{heads} heads of {dim}"),
-        _stack_of(shape, MatrixAxes(1, 2)),
+        _as_stack(shape, MatrixAxes(1, 2)),
     )
     for evidence in (_by_bias, _by_siblings, _by_size):
         fits = evidence(name, shapes)
         if sum(fits) == 1:
             return both[:1] if fits[0] else both[1:]
-    return both
+    if all(_by_siblings(name, shapes)):
+        return both
+    more = (r for r in _of_three(shape) if r.axes not in [r.axes for r in both])
+    return _left((*both, *more), name, shapes)
 
 
 Fits = tuple[bool, bool]
@@ -157,8 +169,30 @@ def _by_size(name: str, shapes: Shapes) -> Fits:
 
 
 def _sibling(name: str, role: str, shapes: Shapes) -> tuple[int, ...] | None:
-    beside = map(place_of(name).beside, _NAMES[role])
-    return next((shapes[path] for path in beside if path in shapes), None)
+    """The shape of another part of the same attention; None if there is none, or a choice."""
+    beside = map(place_of(name).beside, _SPELLED[role])
+    named = next((shapes[path] for path in beside if path in shapes), None)
+    if named is not None:
+        return named
+    found = {x for other, x in _beside(name, shapes) if _role(place_of(other)) == role}
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_of_mlp(name: str, shapes: Shapes) -> bool:
+    """Whether it is `wo` beside `wi`, and not beside queries."""
+    place = place_of(name)
+    if _role(place) != "out" or _sibling(name, "query", shapes) is not None:
+        return False
+    beside = (place_of(other).layer for other, _ in _beside(name, shapes))
+    return any(map(_OF_MLP.fullmatch, beside))
+
+
+def _beside(name: str, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
+    """The same parameters of the other layers of the module."""
+    own = place_of(name)
+    places = ((other, place_of(other)) for other in shapes if other != name)
+    same = (other for other, at in places if (at.scope, at.within) == (own.scope, own.within))
+    return [(other, shapes[other]) for other in same]
 
 
 # Convolutions
@@ -174,7 +208,7 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
         return ()
     named, other = (_kernel_of(ndim, first) for first in (output_first, not output_first))
     axes = (tuple(range(2, ndim)), 1) if output_first else (tuple(range(1, ndim - 1)), ndim - 1)
-    layers = _stack_of(shape, MatrixAxes(*axes))
+    layers = _as_stack(shape, MatrixAxes(*axes))
     if bias is not None:
         width = _width(bias, ndim)
         if width is None:
@@ -198,34 +232,139 @@ def _is_square(shape: tuple[int, ...], reading: Reading) -> bool:
     return height == width
 
 
-# Stacks of layers or experts
+# Factors of LoRA
+
+_FACTOR = re.compile(r"(.*lora_?)([abAB])")
+_OTHER = dict(zip("abAB", "baBA", strict=True))
 
 
-def _stacks(name: str, shapes: Shapes) -> Readings:
-    """What any other parameter may be; a bias tells, but is not taken for certain."""
-    shape = shapes[name]
-    ndim = len(shape)
-    swap = is_output_first(name)
+def _lora_factors(name: str, shapes: Shapes) -> Readings:
+    """The readings of `lora_a (..., r)` beside `lora_b (r, ...)`, in both behind stacked layers."""
+    place = place_of(name)
+    factor = _FACTOR.fullmatch(place.layer)
+    other = factor and shapes.get(place.beside(factor[1] + _OTHER[factor[2]]))
+    if not (factor and other):
+        return ()
+    own, ndim = shapes[name], len(shapes[name])
+    first = factor[2] in "aA"
+    a, b = (own, other) if first else (other, own)
 
-    def matrix(rows: int, columns: int) -> MatrixAxes:
-        return MatrixAxes(columns, rows) if swap else MatrixAxes(rows, columns)
+    def reading(layers: int) -> Reading:
+        fused = layers + 1 + (not first and _parts_of(place, own[layers + 1 :]))
+        ends = range(layers, ndim - 1) if first else range(fused, ndim)
+        merged = ends[0] if len(ends) == 1 else tuple(ends)
+        axes = MatrixAxes(merged, ndim - 1) if first else MatrixAxes(layers, merged)
+        return Reading(axes, "a factor of LoRA", must_be_said=layers > 0)
 
-    stack = _stack_of(shape, matrix(ndim - 2, ndim - 1))
-    bias = bias_of(name, shapes)
-    if bias is None:
-        along_axis_1 = [_stack_of(shape, matrix(0, 2), axis=1)] if ndim == 3 else []
-        convolution = [_kernel_of(ndim, swap)] if ndim == 4 else []
-        return (stack, *along_axis_1, *convolution)
-    inputs = ndim - len(bias)
-    if swap or inputs in (0, ndim) or bias != shape[inputs:]:
-        return (stack,)
-    rows, columns = tuple(range(inputs)), tuple(range(inputs, ndim))
-    merged = [axes[0] if len(axes) == 1 else axes for axes in (rows, columns)]
-    one = Reading(MatrixAxes(merged[0], merged[1]), "one matrix", must_be_said=True)
-    return (one, stack) if len(bias) == 1 or bias[0] == shape[0] else (one,)
+    most = min(len(a), len(b)) - 1
+    return tuple(reading(k) for k in range(most) if a[:k] == b[:k] and a[-1] == b[k])
 
 
-def _stack_of(shape: tuple[int, ...], axes: MatrixAxes, axis: int = 0) -> Reading:
+def _parts_of(place: Place, outputs: tuple[int, ...]) -> bool:
+    """Whether the outputs begin with an axis of queries, keys and values, or keys and values."""
+    fused = re.search(r"(?<![a-z])(q?kv)(?![a-z])", place.scope.rstrip("/").rpartition("/")[2])
+    return fused is not None and len(outputs) > 1 and outputs[0] == len(fused[1])
+
+
+# Stacks of layers or experts, and merged axes
+
+
+def _others(name: str, shapes: Shapes) -> Readings:
+    """What any other parameter may be; a bias tells, but is not taken for certain.
+
+    With four axes or more, and a bias that is a vector of outputs, all other axes are inputs.
+    """
+    shape, bias = shapes[name], bias_of(name, shapes)
+    ndim, swap = len(shape), is_output_first(name)
+    convolution = _kernel_of(ndim, swap)
+    if ndim > 3 and is_named_matrix(name) and bias == (shape[0 if swap else -1],):
+        return (convolution,)
+    einsum = "einsum" in place_of(name).layer
+    if ndim == 3:
+        readings = _of_three(shape, swap)
+        if einsum:
+            first = Reading(MatrixAxes(1, (0, 2)), f"{shape[0]} heads of {shape[2]}", True)
+            readings = (first, *readings)
+    elif ndim == 4:
+        readings = (_as_stack(shape, _ordered(2, 3, swap)), convolution, *_of_four(shape, swap))
+        if _is_square(shape, convolution):
+            readings = (convolution, readings[0])
+        if einsum:
+            first = Reading(MatrixAxes(2, (1, 3)), f"{shape[1]} heads of {shape[3]}", True)
+            readings = (first, *readings)
+    else:
+        readings = (_as_stack(shape, _ordered(ndim - 2, ndim - 1, swap)),)
+    return _left(readings, name, shapes)
+
+
+Ends = int | tuple[int, ...]
+
+
+def _ordered(inputs: Ends, outputs: Ends, swap: bool) -> MatrixAxes:
+    return MatrixAxes(outputs, inputs) if swap else MatrixAxes(inputs, outputs)
+
+
+def _of_three(shape: tuple[int, ...], swap: bool = False) -> Readings:
+    """All that three axes may be: a stack, or one matrix of which one end has two axes."""
+    ends: list[tuple[Ends, Ends]] = [((0, 1), 2), (0, (1, 2)), (2, (0, 1)), ((1, 2), 0)]
+    return (
+        _as_stack(shape, _ordered(1, 2, swap)),
+        _as_stack(shape, _ordered(0, 2, swap), axis=1),
+        *(_one_matrix(shape, _ordered(*pair, swap)) for pair in ends),
+    )
+
+
+def _one_matrix(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
+    sides = ((x,) if isinstance(x, int) else x for x in (axes.rows, axes.columns))
+    rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
+    return Reading(axes, f"one matrix {rows}×{columns}", must_be_said=True)
+
+
+def _of_four(shape: tuple[int, ...], swap: bool) -> Readings:
+    """One axis of layers, and one matrix of which one end has two axes."""
+    ends: list[tuple[Ends, Ends]] = [(1, (2, 3)), ((1, 2), 3), (0, (2, 3)), ((0, 2), 3)]
+    axes = (_ordered(*pair, swap) for pair in ends)
+    return tuple(_as_stack(shape, x, axis=axis) for x, axis in zip(axes, (0, 0, 1, 1), strict=True))
+
+
+def _left(readings: Readings, name: str, shapes: Shapes) -> Readings:
+    """Without those that the bias, a router or the siblings exclude, unless they exclude all."""
+    shape, bias = shapes[name], bias_of(name, shapes)
+    swapped = _swapped(name, shapes)
+    experts = has_experts(name, shapes)
+    for fits in (
+        lambda axes: bias is None or bias == _bias_under(axes, shape),
+        lambda axes: len(swapped) != 1 or {*axes.named} in swapped,
+        lambda axes: not experts or 0 not in axes.named,
+    ):
+        readings = tuple(r for r in readings if fits(r.axes)) or readings
+    return readings
+
+
+def _bias_under(axes: MatrixAxes, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that a bias has: its outputs, with axes of layers where the kernel has them."""
+    outputs = (axes.columns,) if isinstance(axes.columns, int) else axes.columns
+    bias = [shape[axis] for axis in outputs]
+    for axis in range(len(shape)):
+        if axis not in axes.named:
+            bias.insert(axis, shape[axis])
+    return tuple(bias)
+
+
+def _swapped(name: str, shapes: Shapes) -> list[set[int]]:
+    """The pairs of axes that a layer beside it has the other way round: `up` and `down`."""
+    own = shapes[name]
+    pairs = [{i, j} for j in range(len(own)) for i in range(j) if own[i] != own[j]]
+
+    def other_way(pair: set[int]) -> tuple[int, ...]:
+        i, j = pair
+        return tuple(own[{i: j, j: i}.get(axis, axis)] for axis in range(len(own)))
+
+    beside = {x for _, x in _beside(name, shapes)}
+    return [pair for pair in pairs if other_way(pair) in beside]
+
+
+def _as_stack(shape: tuple[int, ...], axes: MatrixAxes, axis: int = 0) -> Reading:
     batch = [size for a, size in enumerate(shape) if a not in axes.named]
     kept = [size for a, size in enumerate(shape) if a in axes.named]
     what = f"{'×'.join(map(str, batch))} layers or experts of {'×'.join(map(str, kept))}"

@@ -25,8 +25,9 @@ from .._own_state import explains_state
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
 from .._trees import as_arrays, as_wide_as
+from .._validate import check_transformation, shown
 from ._matrix_rule import MatrixRule, Treatment
-from ._siblings import inside_of
+from ._siblings import inside_of, remembered
 
 MATRICES, OTHERS = "matrices", "others"
 """The two labels; they are also the keys in the state of `optax.partition`."""
@@ -54,10 +55,18 @@ def route(
     Returns:
       `optax.partition` over the labels "matrices" and "others". `init` warns if no parameter is a
       matrix.
+
+    Raises:
+      ValueError: naming the argument of another type.
     """
+    check_transformation("matrices", matrices)
+    check_transformation("others", others)
+    if not isinstance(rule, MatrixRule):
+        raise ValueError(f"rule must be a curvax.MatrixRule, got {shown(rule)}.")
+    treated = remembered(rule)
 
     def labels(params: Any) -> Any:
-        treatments = rule(params)
+        treatments = treated(params)
         label = {n: OTHERS if isinstance(t, str) else MATRICES for n, t in treatments.items()}
         return named_leaves(params).rebuild(label)
 
@@ -66,7 +75,7 @@ def route(
     def init(params: Any) -> Any:
         params = as_arrays(params)
         if not is_placeholder(params):
-            treatments = rule(params)
+            treatments = treated(params)
             record(RoutingRecord(treatments))
             _warn_without_matrices(treatments)
         with inside_of(params):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
 
-from .._paths import NamedLeaves, named_leaves
+from .._paths import NamedLeaves, is_hole, named_leaves
 from ._names import Shapes
 
 _whole: contextvars.ContextVar[Shapes] = contextvars.ContextVar("whole", default={})  # noqa: B039
@@ -38,3 +38,21 @@ def shapes_around(named: NamedLeaves) -> dict[str, tuple[int, ...]]:
 
 def _own(named: NamedLeaves) -> dict[str, tuple[int, ...]]:
     return {name: tuple(jnp.shape(leaf)) for name, leaf in named.present().items()}
+
+
+def remembered(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`f(tree)`, computed once for trees of the same paths, shapes and dtypes, among equal others.
+
+    `init` and every `update` ask the rule about the same parameters.
+    """
+    known: dict[Any, Any] = {}
+
+    def of(tree: Any) -> Any:
+        named = named_leaves(tree)
+        dtypes = tuple(None if is_hole(x) else jnp.result_type(x) for x in named.leaves)
+        key = named.treedef, dtypes, tuple(shapes_around(named).items())
+        if key not in known:
+            known[key] = f(tree)
+        return known[key]
+
+    return of

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._paths import check_patterns, is_hole, matches
+from .._paths import check_patterns, is_hole, matches, path_names
 from ._form import AxesEntry, MatrixAxes, as_matrix_axes
 from ._names import Shapes
 
@@ -49,7 +49,7 @@ def _is_entry(x: Any) -> bool:
     return is_hole(x) or isinstance(x, AxesEntry)
 
 
-def _is_whole(x: Any) -> bool:
+def _is_integer(x: Any) -> bool:
     """Whether it is an entry, or a tuple or list of axes in place of one."""
     axes = jax.tree.leaves(x, is_leaf=_is_entry) if type(x) in (tuple, list) else []
     return _is_entry(x) or (bool(axes) and all(isinstance(axis, int) for axis in axes))
@@ -63,10 +63,11 @@ def _by_pattern(spec: Mapping[Any, AxesEntry | None], names: Sequence[str]) -> d
 
 def _by_tree(spec: Any, names: Sequence[str]) -> dict[str, Said]:
     entries: dict[str, AxesEntry | None] = {}
-    for path, entry in jax.tree_util.tree_leaves_with_path(spec, is_leaf=_is_whole):
-        place = jax.tree_util.keystr(path, simple=True, separator="/")
+    with_path = jax.tree_util.tree_leaves_with_path(spec, is_leaf=_is_integer)
+    places = path_names([path for path, _ in with_path])
+    for place, (_, entry) in zip(places, with_path, strict=True):
         if not _is_entry(entry):
-            pair = _is_whole(entry) and len(entry) == 2
+            pair = _is_integer(entry) and len(entry) == 2
             hint = f" Write curvax.MatrixAxes({entry[0]}, {entry[1]})." if pair else ""
             raise ValueError(
                 f"weight_dimension_numbers has {entry!r} at {place!r}; entries must be "

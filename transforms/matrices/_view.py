@@ -30,26 +30,28 @@ import optax
 from jax.sharding import Mesh
 
 from .._guard import guard_matrices
-from .._keys import members_of
 from .._own_state import explains_state
 from .._paths import is_placeholder, named_leaves
-from .._recording import record
+from .._recording import is_recording, known, record
+from .._stacks import Plan, as_planned, init_each, planned
 from .._trees import as_arrays, as_wide_as
-from .._validate import check_bool
-from ..distribute._distribute import distribute, mesh_axes
+from .._validate import check_bool, check_transformation
+from ..distribute._distribute import distribute
 from ..distribute._meshes import (
     check_on_mesh,
-    cut_evenly,
-    is_cut,
     is_explicit,
+    is_sharded,
+    mesh_axes,
     on_mesh_of,
+    shard_evenly,
     sharded_like,
     unsharded,
 )
+from ..linalg._split_stack import split_stack
 from ._chunks import in_chunks
 from ._form import MatrixAxes, MatrixForm, from_matrices, matrix_forms
 from ._matrix_rule import MatrixRule, as_rule
-from ._split_stack import split_stack
+from ._siblings import remembered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,35 +74,19 @@ class Group:
             start += form.count
 
 
-Cut = Callable[[jax.Array], jax.Array]
+Placement = Callable[[jax.Array], jax.Array]
 
 
 class MatrixViewState(NamedTuple):
-    """State of `on_matrices`: the state of the inner transformation on the stacks."""
+    """State of `on_matrices`."""
 
-    inner: Any
+    inner: Any  # per stack the state of the inner transformation; with a mesh a DistributedState
 
 
 class ViewRecord(NamedTuple):
-    """The groups and the state of a matrix view, for `recording`."""
+    """The groups of a matrix view, for `recording`."""
 
     groups: tuple[Group, ...]
-    state: MatrixViewState
-
-
-class CopyRecord(NamedTuple):
-    """A state of a matrix view and the copy that replaces it, for `recording`."""
-
-    state: MatrixViewState
-    copy: MatrixViewState
-
-
-def record_copies(state: Any, copy: Any) -> None:
-    """Records that `copy`, which a wrapper made of `state`, replaces it."""
-    is_view = lambda node: isinstance(node, MatrixViewState)  # noqa: E731
-    views = [filter(is_view, jax.tree.leaves(x, is_leaf=is_view)) for x in (state, copy)]
-    for old, new in zip(*views, strict=True):
-        record(CopyRecord(old, new))
 
 
 def lay_out(
@@ -131,26 +117,31 @@ def on_matrices(
     rule: MatrixRule | None = None,
     *,
     guard: bool = True,
+    projects: bool = False,
     mesh: Mesh | None = None,
     mesh_axis: str | Sequence[str] | None = None,
     **rule_arguments: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on the matrices of a tree of parameters.
 
-    `inner` gets gradients, parameters and state as a dict whose leaves are batches of matrices
-    `(N, m, n)`. Its updates are returned in the shapes of the gradients, and in the wider dtype of
-    gradient and parameter; without parameters, in the gradient's. Matrices that share a stack have
-    the widest of their dtypes there. If the sum of squares of a matrix's gradient is not finite in
-    float32, the matrix skips that step: its state is updated with a zero gradient, its update is
-    zero, and `skipped` in the state counts the step. A matrix whose update is not finite although
-    its gradient is does not move, and its state starts anew (`restarted`).
+    `inner` gets one stack of matrices `(N, m, n)` at a time: gradients, parameters and the state of
+    that stack. So a number that it computes from all that it gets, such as a norm of its tree, is
+    that of a stack, or of a chunk of it: clip before the optimizer. Updates are returned in the
+    shapes of the gradients, and in the wider dtype of gradient and parameter; without parameters,
+    in the gradient's. Matrices that share a stack have the widest of their dtypes there. If the sum
+    of squares of a matrix's gradient is not finite in float32, the matrix skips that step: its
+    state is updated with a zero gradient, its update is zero, and `skipped` in the state counts the
+    step. A matrix whose update is not finite although its gradient is does not move, and its state
+    starts anew (`restarted`).
 
     Args:
-      inner: a transformation in which every leaf is a batch of matrices (last two axes).
+      inner: a transformation of batches of matrices (last two axes).
       rule: which parameters are matrices, their axes, their block size, and which of them share an
         array.
       guard: whether to check gradients and updates here. Give `False` if `inner` starts with
         `in_subspace`, which checks the smaller projections instead.
+      projects: whether `inner` reads the gradients only to project them, and writes directions only
+        to project them back. Large stacks then need no chunks.
       mesh: devices that share the matrices, see `distribute`. With a mesh, all matrices of one
         shape are stacked unless the rule's `stack` is `False`.
       mesh_axis: the mesh axis or axes that share the matrices; all axes by default. Without a mesh:
@@ -158,11 +149,12 @@ def on_matrices(
       **rule_arguments: fields of a `MatrixRule`, instead of `rule`.
 
     Returns:
-      A transformation of a tree in which every leaf is a matrix.
+      A transformation of a tree in which every leaf is a matrix. `optax.tree.map_params` maps all
+      arrays of the stacks' states, step counts too.
 
     Raises:
-      ValueError: in `init` and `update`, naming the parameter that is not a matrix, or whose axes
-        or gradient shape do not fit.
+      ValueError: in `init` and `update`, naming the parameter that is not a matrix, or whose axes,
+        gradient or direction do not fit.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -172,16 +164,33 @@ def on_matrices(
       >>> updates["query"]["kernel"].shape
       (8, 2, 4)
     """
+    check_transformation("inner", inner)
     if rule is None:
         rule = MatrixRule(**rule_arguments)
     elif rule_arguments:
         names = ", ".join(rule_arguments)
         raise ValueError(f"give rule or {names}, not both; got rule={rule!r}.")
-    rule = as_rule(rule)
+    view = matrix_view(
+        inner, as_rule(rule), guard=guard, projects=projects, mesh=mesh, mesh_axis=mesh_axis
+    )
+    return explains_state(view)
+
+
+def matrix_view(
+    inner: optax.GradientTransformation,
+    rule: MatrixRule,
+    *,
+    guard: bool,
+    projects: bool,
+    mesh: Mesh | None,
+    mesh_axis: str | Sequence[str] | None,
+) -> optax.GradientTransformationExtraArgs:
+    """`on_matrices`, without an explanation if `update` gets another state."""
     stack = rule.stack
     check_bool("guard", guard)
+    check_bool("projects", projects)
     inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
-    inner = in_chunks(inner)
+    inner = _traced_once(in_chunks(inner, projects=projects))
     divided = mesh is not None or mesh_axis is not None
     if divided:
         inner = (
@@ -190,12 +199,15 @@ def on_matrices(
             else distribute(inner, mesh, mesh_axis)
         )
         stack = True if stack is None else stack
+    else:
+        inner = each_stack(inner)
 
-    cut = back = None
+    shard = back = None
     if mesh is not None:
-        cut = functools.partial(cut_evenly, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
-        back = None if is_explicit(mesh) else cut
+        shard = functools.partial(shard_evenly, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
+        back = None if is_explicit(mesh) else shard
 
+    @remembered
     def layout(tree: Any) -> tuple[Group, ...]:
         treatments = rule(tree)
         for name, treatment in treatments.items():
@@ -211,18 +223,20 @@ def on_matrices(
 
     def init(params: Any) -> MatrixViewState:
         if is_placeholder(params):
-            return MatrixViewState(inner.init(params))
+            return MatrixViewState(params)
         params = as_arrays(params)
         check_on_mesh(params, mesh)
-        groups = layout(params)
-        members = {g.key: tuple((form.name, form.count) for form in g.members) for g in groups}
+        groups = _keyed(layout(params)) if is_recording() else layout(params)
+        record(ViewRecord(groups))
         matrices = gather(groups, params)
-        with members_of(members):
+        plan = {
+            g.key: as_planned(g.key, matrices[g.key], tuple((f.name, f.count) for f in g.members))
+            for g in sorted(groups, key=lambda g: g.key)
+        }
+        with planned(Plan(plan)):
             inner_state = inner.init(matrices)
         # As a step returns it, so that a step compiled ahead of time takes its own state.
-        state = MatrixViewState(inner_state if divided else on_mesh_of(matrices, inner_state))
-        record(ViewRecord(groups, state))
-        return state
+        return MatrixViewState(inner_state if divided else on_mesh_of(matrices, inner_state))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         updates, params = as_arrays(updates), as_arrays(params)
@@ -231,13 +245,55 @@ def on_matrices(
             updates = as_wide_as(params, updates)
         check_on_mesh(updates, mesh)
         groups = layout(updates)
-        matrices = None if params is None else gather(groups, params, cut)
-        gradients = gather(groups, updates, cut)
+        matrices = None if params is None else gather(groups, params, shard)
+        gradients = gather(groups, updates, shard)
         inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
         directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
+        _check_directions(groups, directions)
         return scatter(groups, directions, updates, back), MatrixViewState(inner_state)
 
-    return explains_state(optax.GradientTransformationExtraArgs(init, update))
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _keyed(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The groups, with keys that say what they are."""
+    keys = known(group.key for group in groups)
+    for key, group in zip(keys, groups, strict=True):
+        key.about = group
+    return tuple(dataclasses.replace(g, key=key) for key, g in zip(keys, groups, strict=True))
+
+
+def each_stack(
+    inner: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """A transformation of a dict of stacks from one of a stack."""
+
+    def init(params: Any) -> Any:
+        return init_each(inner.init, params)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        own: Any = params or {}
+        found: Any = {
+            key: inner.update(x, state[key], own.get(key), **extra_args)
+            for key, x in updates.items()
+        }
+        directions = {key: direction for key, (direction, _) in found.items()}
+        return directions, {key: new for key, (_, new) in found.items()}
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _traced_once(
+    inner: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """`inner`, whose update is traced once for all stacks of the same shapes."""
+    plain = jax.jit(inner.update)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        step = jax.jit(functools.partial(inner.update, **extra_args)) if extra_args else plain
+        return step(updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
 def check_same_shapes(updates: Any, params: Any) -> None:
@@ -255,21 +311,35 @@ def check_same_shapes(updates: Any, params: Any) -> None:
             )
 
 
-def gather(groups: tuple[Group, ...], tree: Any, cut: Cut | None = None) -> dict[str, jax.Array]:
+def _check_directions(groups: tuple[Group, ...], directions: Any) -> None:
+    """Requires every direction to have the shape of its matrices."""
+    for group in groups:
+        shape = jnp.shape(directions[group.key])
+        if shape != group.shape:
+            parameters = ", ".join(repr(form.parameter) for form in group.members[:3])
+            raise ValueError(
+                f"the direction of the matrices of {parameters} must have the shape of their "
+                f"gradient, {group.shape}; got {shape}."
+            )
+
+
+def gather(
+    groups: tuple[Group, ...], tree: Any, shard: Placement | None = None
+) -> dict[str, jax.Array]:
     """Gathers the matrices of `tree` into stacks, by the keys of the groups.
 
-    On an Explicit mesh the stacks are replicated; if a leaf of a stack is sharded and `cut` is
-    given, `cut` shards the stack.
+    On an Explicit mesh the stacks are replicated; if a leaf of a stack is sharded and `shard` is
+    given, `shard` shards the stack.
     """
     leaves = named_leaves(tree).present()
 
     def stacked(group: Group) -> jax.Array:
         own = {form: jnp.asarray(leaves[form.parameter]) for form in group.members}
-        if cut is not None and any(is_cut(leaf) for leaf in own.values()):
+        if shard is not None and any(is_sharded(leaf) for leaf in own.values()):
             parts = [
-                form.to_matrices(cut(leaf))
+                form.to_matrices(shard(leaf))
                 if form.keeps_columns
-                else cut(form.to_matrices(unsharded(leaf)))
+                else shard(form.to_matrices(unsharded(leaf)))
                 for form, leaf in own.items()
             ]
         else:
@@ -279,10 +349,12 @@ def gather(groups: tuple[Group, ...], tree: Any, cut: Cut | None = None) -> dict
     return {group.key: stacked(group) for group in groups}
 
 
-def scatter(groups: tuple[Group, ...], stacks: Any, like: Any, cut: Cut | None = None) -> Any:
+def scatter(
+    groups: tuple[Group, ...], stacks: Any, like: Any, shard: Placement | None = None
+) -> Any:
     """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`.
 
-    `cut` shards slices as the stacks are, so that XLA does not exchange a whole stack for each.
+    `shard` shards slices as the stacks are, so that XLA does not exchange a whole stack for each.
     Blocks are left to XLA: those of a parameter are exchanged together.
     """
     named = named_leaves(like)
@@ -291,8 +363,8 @@ def scatter(groups: tuple[Group, ...], stacks: Any, like: Any, cut: Cut | None =
     for group in groups:
         slices = split_stack(stacks[group.key], [form.count for form in group.members])
         for form, x in zip(group.members, slices, strict=True):
-            if cut is not None and not form.is_tiled:
-                x = cut(x)
+            if shard is not None and not form.is_tiled:
+                x = shard(x)
             own = x if form.keeps_columns else unsharded(x)
             parts.setdefault(form.parameter, []).append((form, own))
 

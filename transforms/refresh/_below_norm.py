@@ -13,11 +13,11 @@ from typing import Any
 import jax
 
 from .._validate import check_interval, check_positive_int
-from ._policy import Every, ProjectionCheck, Verdict
+from ._policy import Every, ProjectionCheck, RefreshPolicy, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class BelowNorm:
+class BelowNorm(RefreshPolicy):
     """The policy that `below_norm` returns."""
 
     schedule: Every

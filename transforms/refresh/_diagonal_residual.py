@@ -19,15 +19,15 @@ import jax.numpy as jnp
 
 from .._validate import check_bool, check_interval, check_positive_int
 from ..linalg._numerics import magnitude, power_of_two
-from ..linalg._tiles import product
-from ._policy import Check, Every, Verdict
+from ..linalg._products import exact_product
+from ._policy import Check, Every, RefreshPolicy, Verdict
 
 
 def residual_and_diagonal(
     statistic: jax.Array, eigenvectors: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """`‖B - diag(B)‖ / ‖B‖` and `diag(B)` for `B = Qᵀ L Q`, both `(n, n)`."""
-    rotated = product(eigenvectors.mT, product(statistic, eigenvectors))
+    rotated = exact_product(eigenvectors.mT, exact_product(statistic, eigenvectors))
     diagonal = jnp.diagonal(rotated)
     exponent = power_of_two(magnitude(rotated))
     near_one = rotated * jnp.ldexp(jnp.ones([], rotated.dtype), -exponent)
@@ -37,7 +37,7 @@ def residual_and_diagonal(
 
 
 @dataclasses.dataclass(frozen=True)
-class DiagonalResidual:
+class DiagonalResidual(RefreshPolicy):
     """The policy that `diagonal_residual` returns."""
 
     schedule: Every

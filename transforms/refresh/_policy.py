@@ -20,7 +20,7 @@ schedules. It has
 To write your own, define a frozen dataclass:
 
     @dataclasses.dataclass(frozen=True)
-    class TraceGrowth:
+    class TraceGrowth(RefreshPolicy):
         schedule: Every
         growth: float
 
@@ -36,14 +36,15 @@ root `Q (d + damping)^(-1/p) Qᵀ`, counts, and rejects non-finite results.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import numbers
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_positive_int, if_injected, shown
+from .._validate import check_bool, check_positive_int, check_value, if_injected, shown
 
 REQUIRED: dict[Any, tuple[str, ...]] = {
     None: (),
@@ -88,8 +89,16 @@ class Verdict(NamedTuple):
     eigenvalues: jax.Array | None = None  # if a root is not refreshed: its new eigenvalues
 
 
+class RefreshPolicy(abc.ABC):
+    """The type of `refresh=`; the module docstring explains it."""
+
+    schedule: Any  # an Every: the steps at which matrices are due
+    examines: str | None  # None, "eigenpairs", "damping" or "projection"
+    examine: Any  # from a Check or ProjectionCheck to a Verdict
+
+
 @dataclasses.dataclass(frozen=True)
-class Every:
+class Every(RefreshPolicy):
     """The policy that `every` returns."""
 
     period: int
@@ -98,6 +107,10 @@ class Every:
     stagger: bool = False
 
     examines = None
+
+    def __post_init__(self):
+        check_bool("first", self.first)
+        check_bool("stagger", self.stagger)
 
     @property
     def schedule(self) -> Every:
@@ -112,21 +125,6 @@ class Every:
         """Whether step `count` (from 1) is due without staggering."""
         due = self.phase(count) == 0
         return due | (count == 1) if self.first else due
-
-
-@runtime_checkable
-class RefreshPolicy(Protocol):
-    """The type of `refresh=`; the module docstring explains it."""
-
-    @property
-    def schedule(self) -> Every:
-        """The steps at which matrices are due."""
-        ...
-
-    @property
-    def examines(self) -> str | None:
-        """What the policy looks at: None, "eigenpairs", "damping" or "projection"."""
-        ...
 
 
 Refresh = int | RefreshPolicy
@@ -156,8 +154,6 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
     check_positive_int("k", k, traced=True)
     if isinstance(offset, bool) or not isinstance(offset, numbers.Integral):
         raise ValueError(f"offset must be an integer, got {offset!r}.")
-    check_bool("first", first)
-    check_bool("stagger", stagger)
     return Every(k, offset, first, stagger)
 
 
@@ -167,7 +163,7 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
     Raises:
       ValueError: if `refresh` is neither a positive integer nor a policy.
     """
-    if is_policy(refresh):
+    if isinstance(refresh, RefreshPolicy):
         return refresh
     integral = isinstance(refresh, numbers.Integral) and not isinstance(refresh, bool)
     if not integral or refresh < 1:
@@ -184,10 +180,7 @@ def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
     Raises:
       ValueError: if it is not a policy, examines anything else, or lacks an attribute.
     """
-    if not is_policy(refresh):
-        raise ValueError(
-            f"refresh must be a policy such as curvax.every(10), got {shown(refresh)}."
-        )
+    check_value("refresh", refresh, RefreshPolicy, "a policy such as curvax.every(10)")
     if refresh.examines not in (None, *can_show):
         raise ValueError(
             f"refresh must be curvax.every(k) or a policy that examines "
@@ -200,11 +193,6 @@ def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
             f"refresh examines {refresh.examines!r}, so it must define {' and '.join(missing)}; "
             f"got {refresh!r}."
         )
-
-
-def is_policy(refresh: Any) -> bool:
-    """Whether `refresh` is a policy, rather than a class or function that makes one."""
-    return isinstance(refresh, RefreshPolicy) and not callable(refresh)
 
 
 def verdict_of(policy: Any, check: Check | ProjectionCheck, proxy: Any = None) -> Verdict:

@@ -11,8 +11,7 @@ from jax.tree_util import GetAttrKey
 
 from .._counts import Counts
 from .._paths import is_hole, named_leaves
-from ..distribute._layout import is_divided
-from ..matrices._view import Group, MatrixViewState
+from ..matrices._view import Group
 from ..storage._codec import Coded
 from ._traced import Traced, is_view, place_of, traced
 
@@ -67,7 +66,6 @@ def entries_in(whole: Traced, params: Any) -> list[Entry]:
     """`entries_of`, from the traced state."""
     named = named_leaves(params)
     shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
-    groups, divisions = iter(whole.groups), iter(whole.divisions)
 
     def is_whole(node: Any) -> bool:
         """Whether `node` is one parameter's entry in a tree like the parameters."""
@@ -94,71 +92,69 @@ def entries_in(whole: Traced, params: Any) -> list[Entry]:
         )
         return leaves if fits else None
 
-    def is_moment(node: Any) -> bool:
-        return moments(node) is not None
-
     def of_moment(path: Any, node: Any) -> Iterator[Entry]:
         for name, entry in zip(named.names, moments(node) or (), strict=True):
             for inner_path, leaf in jax.tree_util.tree_leaves_with_path(entry):
                 full = "/".join(filter(None, (place_of(path), name, place_of(inner_path))))
-                field = "/".join((_field(path), *_names(inner_path)))
                 if not is_hole(leaf):
-                    yield Entry(full, field, leaf, ((name, None),))
+                    yield Entry(full, _field(path, inner_path), leaf, ((name, None),))
 
-    def of_other(path: Any, node: Any) -> Iterator[Entry]:
-        own = next(groups) if is_view(node) else ()
-        inner = node.inner if is_view(node) else node
-        if is_divided(inner):
-            joined = next(divisions).layout.joined_shapes
-            node = MatrixViewState(joined) if is_view(node) else joined
-        for inner_path, found in jax.tree_util.tree_leaves_with_path(node, is_leaf=_is_counts):
-            names, leaf = (found.names, found.value) if _is_counts(found) else ((), found)
-            whole_path = (*path, *inner_path)
-            members = whole.packed.get(place_of((*whole_path, VALUE) if names else whole_path))
-            named = whole_path[-1:] == (COUNTS,)  # by the counters
-            place = place_of(whole_path[:-1] if named else whole_path)
-            owners = _owners(own, inner_path)
+    def of_stored(path: Any, node: Any) -> Iterator[Entry]:
+        owners = _owners(path)
+        for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
+            full = (*path, *inner_path)
+            own = owners if leaf.ndim else ()
+            members = whole.packed.get(place_of(full))
             if members is not None:
-                owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
-            yield Entry(place, _field(path, inner_path), leaf, owners, names)
+                own = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
+            yield Entry(place_of(full), _field(path, inner_path), leaf, own)
+
+    def of_counts(path: Any, node: Any) -> Iterator[Entry]:
+        members = whole.packed.get(place_of((*path, VALUE)))
+        owners = _owners(path)
+        if members is not None:
+            owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
+        place = path[:-1] if path[-1:] == (COUNTS,) else path  # by the counters
+        yield Entry(place_of(place), _field(path), node.value, owners, node.names)
+
+    def is_moment(node: Any) -> bool:
+        return not is_view(node) and moments(node) is not None
 
     def is_unit(node: Any) -> bool:
-        return is_view(node) or is_divided(node) or is_moment(node) or _is_counts(node)
+        return _is_counts(node) or _is_stored(node) or is_moment(node)
 
-    return [
-        entry
-        for path, node in jax.tree_util.tree_leaves_with_path(whole.state, is_leaf=is_unit)
-        for entry in (
-            of_moment(path, node) if is_moment(node) and not is_view(node) else of_other(path, node)
-        )
-    ]
+    def entries(path: Any, node: Any) -> Iterator[Entry]:
+        if _is_counts(node):
+            return of_counts(path, node)
+        return of_moment(path, node) if is_moment(node) else of_stored(path, node)
+
+    units = jax.tree_util.tree_leaves_with_path(whole.joined, is_leaf=is_unit)
+    return [entry for path, node in units for entry in entries(path, node)]
 
 
 def _is_counts(node: Any) -> bool:
     return isinstance(node, Counts)
 
 
-def _owners(
-    groups: tuple[Group, ...], path: tuple[Any, ...]
-) -> tuple[tuple[str, slice | None], ...]:
-    keys = {getattr(key, "key", None) for key in path}
-    for group in groups:
-        if group.key in keys:
+def _is_stored(node: Any) -> bool:
+    """Whether it is the stored form of matrices."""
+    return type(node).__module__.rpartition(".")[0] == Coded.__module__.rpartition(".")[0]
+
+
+def _owners(path: tuple[Any, ...]) -> tuple[tuple[str, slice | None], ...]:
+    """The parameters of the stack that a path leads through, with their slices."""
+    for key in path:
+        group = getattr(getattr(key, "key", None), "about", None)
+        if isinstance(group, Group):
             return tuple((form.parameter, place) for form, place in group.slices())
     return ()
 
 
-def _field(path: tuple[Any, ...], within: tuple[Any, ...] = ()) -> str:
-    """The innermost field of a state's tuples on the path to a leaf; in an entry, all below it."""
-    last = max(
-        (i for i, k in enumerate(within) if isinstance(k, jax.tree_util.DictKey)), default=-1
-    )
-    outside, inside = _names((*path, *within[: last + 1])), _names(within[last + 1 :])
-    if last < 0 or (inside and inside[0] not in Coded._fields):
-        return "/".join(inside if last >= 0 else (outside + inside)[-1:]) or "state"
-    return "/".join((*outside[-1:], *inside))
+def _field(path: tuple[Any, ...], stored: tuple[Any, ...] = ()) -> str:
+    """The innermost field on the path to a unit of a state, and those of its stored form."""
+    return "/".join((*_field_names(path)[-1:], *_field_names(stored))) or "state"
 
 
-def _names(path: tuple[Any, ...]) -> list[str]:
+def _field_names(path: tuple[Any, ...]) -> list[str]:
     """The fields of tuples on a path."""
     return [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey) and k.name != "value"]

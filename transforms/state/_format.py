@@ -14,11 +14,12 @@ import jax
 from .._own_state import causes
 from .._paths import is_hole, named_leaves
 from .._recording import Meaning
+from .._validate import check_bool
 from ..matrices._form import MatrixForm
 from ._portable import by_parameter
 from ._traced import traced
 
-STATE_FORMAT = 4
+STATE_FORMAT = 1
 
 
 def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
@@ -47,16 +48,15 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       {'0/count': 'int32[]', '0/mu/dense/kernel': 'float32[4, 8]'}
     """
     whole = traced(optimizer, params)
-    portable = by_parameter(whole.stacks, whole.joined)
+    portable = by_parameter(whole.joined)
     leaves = named_leaves(portable).present()
     with_path = jax.tree_util.tree_leaves_with_path(portable, is_leaf=_is_empty)
     empty = [path for path, node in with_path if _is_empty(node)]
-    forms = {form.name: form for groups in whole.groups for g in groups for form in g.members}
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
     return {
         "curvax_state_format": STATE_FORMAT,
         "arrays": {name: f"{x.dtype}{[*x.shape]}" for name, x in leaves.items()},
-        "matrices": {name: _described(form) for name, form in sorted(forms.items())},
+        "matrices": {name: _described(form) for name, form in sorted(whole.forms.items())},
         "empty": [jax.tree_util.keystr(path, simple=True, separator="/") for path in empty],
         "parts": list(parts),
         "stacks": [[[s.key, [[*m] for m in s.members]] for s in view] for view in whole.stacks],
@@ -100,6 +100,7 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
       ValueError: if it is not a description, or names another format, other arrays, arrays of
         another meaning, or stacks that hold the parameters in another order.
     """
+    check_bool("portable", portable)
     own = describe_state(optimizer, params)
     given = description if isinstance(description, dict) else {}
     found = given.get("curvax_state_format")
@@ -109,14 +110,11 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
             f"{str(description)[:80]!r}."
         )
     if found != STATE_FORMAT:
-        age, advice = (
-            ("an older", "curvax.convert_state takes it over.")
-            if found < STATE_FORMAT
-            else ("a later", "Install that version, or start with optimizer.init(params).")
-        )
+        age = "an older" if found < STATE_FORMAT else "a later"
         raise ValueError(
             f"description: the checkpoint has state format {found}, from {age} version of curvax; "
-            f"this version reads format {STATE_FORMAT}. {advice}"
+            f"this version reads format {STATE_FORMAT}. Install that version, or start with "
+            "optimizer.init(params)."
         )
     for what, entries in (("arrays of the state", "arrays"), ("matrices", "matrices")):
         mine, other = own[entries], given[entries]

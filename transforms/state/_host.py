@@ -49,9 +49,9 @@ def state_on_host(
     inner = optax.with_extra_args_support(optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        near = jax.tree.map(lambda x: _moved(x, jax.memory.Space.Device), state)
+        near = jax.tree.map(lambda x: _in_space(x, jax.memory.Space.Device), state)
         updates, new = inner.update(updates, near, params, **extra_args)
-        back = jax.tree.map(lambda x, old: _moved(x, _space(old)), new, state)
+        back = jax.tree.map(lambda x, old: _in_space(x, _space(old)), new, state)
         return updates, back
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
@@ -61,6 +61,6 @@ def _space(x: Any) -> Any:
     return jax.typeof(x).memory_space
 
 
-def _moved(x: Any, space: Any) -> Any:
+def _in_space(x: Any, space: Any) -> Any:
     """`x` in this memory."""
     return x if _space(x) == space else jax.device_put(x, space)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from .._validate import Value
 
 
 def inject_hyperparams(
@@ -29,6 +32,10 @@ def inject_hyperparams(
     - a float or a floating array without axes (an integer too, where the default is a float or the
       argument is a learning rate);
     - a schedule: a callable from a step to a number, or an Optax `StatefulSchedule`.
+
+    The numbers of an argument that is a value, such as `compensation=subspaces.optimal()`, are
+    hyperparameters too, under the names of both, as in `compensation_weight`. This name is also an
+    argument, for a schedule.
 
     Everything else is static: integers, flags, names, policies, storages, masks, base optimizers,
     and `others`, which has hyperparameters of its own if `inject_hyperparams` makes it, as in
@@ -56,27 +63,60 @@ def inject_hyperparams(
       >>> updates, state = jax.jit(optimizer.update)(params, state, params)
       >>> "rank" in state.hyperparams, round(float(state.hyperparams["b2"]), 6)
       (False, 0.999)
+      >>> fira = curvax.subspaces.fira()
+      >>> optimizer = curvax.inject_hyperparams(curvax.fira)(
+      ...     schedule, rank=2, compensation=fira, compensation_weight=lambda step: 1 / (1 + step)
+      ... )
     """
     named = {static_args} if isinstance(static_args, str) else set(static_args)
     optax.inject_hyperparams(factory, named)  # checks the names
-    parameters = inspect.signature(factory).parameters
+    own = inspect.signature(factory)
 
     @functools.wraps(factory)
     def injected(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
-        bound = inspect.signature(factory).bind(*args, **kwargs)
+        given = own.bind_partial(*args, **{k: v for k, v in kwargs.items() if k in own.parameters})
+        given.apply_defaults()
+        made, signature = _with_numbers(factory, own, given.arguments, named)
+        bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         static = set(named)
         for name, value in bound.arguments.items():
             if name in named:
                 continue
-            if _is_whole(value) and _is_real(parameters[name]):
+            if _is_whole(value) and _is_real(signature.parameters[name]):
                 bound.arguments[name] = float(value)
             elif not (_is_number(value) or _is_schedule(value)):
                 static.add(name)
-        inject = optax.inject_hyperparams(factory, static, hyperparam_dtype)  # pyright: ignore
+        inject = optax.inject_hyperparams(made, static, hyperparam_dtype)  # pyright: ignore
         return inject(*bound.args, **bound.kwargs)  # pyright: ignore
 
     return injected
+
+
+def _with_numbers(
+    factory: Callable[..., Any], own: inspect.Signature, given: dict[str, Any], named: set[str]
+) -> tuple[Callable[..., Any], inspect.Signature]:
+    """The factory with the numbers of its values as further arguments, and its signature."""
+    places = {
+        f"{name}_{field.name}": (name, field.name, getattr(value, field.name))
+        for name, value in given.items()
+        if isinstance(value, Value) and name not in named
+        for field in dataclasses.fields(value)  # pyright: ignore[reportArgumentType]
+        if _is_number(number := getattr(value, field.name))
+        or (_is_whole(number) and isinstance(field.default, float))
+    }
+    if not places:
+        return factory, own
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        for argument, (name, field, _) in places.items():
+            kwargs[name] = dataclasses.replace(kwargs[name], **{field: kwargs.pop(argument)})
+        return factory(*args, **kwargs)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    more = [inspect.Parameter(x, keyword, default=1.0 * n) for x, (_, _, n) in places.items()]
+    made.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])  # pyright: ignore
+    return made, made.__signature__  # pyright: ignore
 
 
 def _is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,9 +20,9 @@ from jax.sharding import PartitionSpec as P
 
 from .._own_state import arrays_in, difference
 from .._paths import named_leaves
-from ..distribute._distribute import DivisionRecord
+from ..distribute._distribute import Division
 from ..matrices._view import MatrixViewState
-from ._traced import Stack, Traced, described_stacks, is_view, traced
+from ._traced import Stack, Traced, described_stacks, is_view, stack_of, traced, with_stacks
 
 
 def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
@@ -51,7 +51,7 @@ def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
       True
     """
     whole = traced(optimizer, params)
-    return by_parameter(whole.stacks, joined_state(whole, state))
+    return by_parameter(joined_state(whole, state))
 
 
 def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any = None) -> Any:
@@ -75,15 +75,15 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
     whole = traced(optimizer, params)
     joined = whole.joined
     if description is not None:
-        portable = by_parameter(described_stacks(description), portable)
-    portable = in_structure("portable", by_parameter(whole.stacks, joined), portable)
-    stacked = by_stack(whole.stacks, joined, portable)
+        portable = by_parameter(with_stacks(portable, described_stacks(description)))
+    portable = in_structure("portable", by_parameter(joined), portable)
+    stacked = by_stack(joined, portable)
 
-    def divided(node: Any, record: DivisionRecord) -> Any:
-        mesh = _mesh_of(record)
-        specs = record.layout.specs(record.axes)
+    def divided(node: Any, division: Division) -> Any:
+        mesh = _mesh_of(division)
+        specs = division.layout.specs(division.axes)
         shardings = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
-        return _moved(record.layout.divided, node, shardings, mesh)
+        return _moved(division.layout.divided, node, shardings, mesh)
 
     return whole.map_divided(divided, stacked)
 
@@ -96,80 +96,69 @@ def joined_state(whole: Traced, state: Any) -> Any:
     """
     state = in_structure("state", whole.state, state)
 
-    def joined(node: Any, record: DivisionRecord) -> Any:
-        shapes, mesh = record.layout.joined_shapes, _mesh_of(record)
-        shardings = jax.tree.map(lambda x: _other_axis(mesh, record.axes, x), shapes)
+    def joined(node: Any, division: Division) -> Any:
+        shapes, mesh = division.layout.joined_shapes, _mesh_of(division)
+        shardings = jax.tree.map(lambda x: _other_axis(mesh, division.axes, x), shapes)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(node)):
             return jax.tree.map(
                 lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
             )
-        return _moved(record.layout.joined, node, shardings, mesh)
+        return _moved(division.layout.joined, node, shardings, mesh)
 
-    mesh = next((record.mesh for record in whole.divisions), None)
+    mesh = next((division.mesh for division in whole.divisions), None)
     return whole.map_divided(joined, state, lambda x: _target(x, mesh))
 
 
-def by_parameter(views: Sequence[Sequence[Stack]], state: Any) -> Any:
-    """A state with an entry per parameter in place of each stack."""
-    remaining = iter(views)
+def by_parameter(state: Any) -> Any:
+    """A traced state, or one with its keys, with an entry per parameter in place of each stack."""
 
     def of_view(node: Any) -> Any:
-        own = next(remaining)
-        is_stacks = functools.partial(_has_keys, keys={stack.key for stack in own})
-
-        def split(stacks: Any) -> Any:
-            if not is_stacks(stacks):
-                return stacks
-            return {
-                name: jax.tree.map(
-                    functools.partial(_part, place=place, of=stack), stacks[stack.key]
-                )
-                for stack in own
+        if not is_view(node):
+            return node
+        stacks = {key: stack_of(key) for key in node.inner}
+        return MatrixViewState(
+            {
+                name: jax.tree.map(functools.partial(_part, place=place, of=stack), node.inner[key])
+                for key, stack in stacks.items()
                 for name, place in stack.slices()
             }
+        )
 
-        return MatrixViewState(jax.tree.map(split, node.inner, is_leaf=is_stacks))
-
-    return jax.tree.map(lambda x: of_view(x) if is_view(x) else x, state, is_leaf=is_view)
+    return jax.tree.map(of_view, state, is_leaf=is_view)
 
 
-def by_stack(views: Sequence[Sequence[Stack]], like: Any, state: Any) -> Any:
+def by_stack(like: Any, state: Any) -> Any:
     """The inverse of `by_parameter`, for a state whose stacked form is like `like`."""
-    remaining = iter(views)
 
-    def of_view(node: Any, given: Any) -> Any:
-        own = next(remaining)
-        is_stacks = functools.partial(_has_keys, keys={stack.key for stack in own})
+    def of_view(own: Any, given: Any) -> Any:
+        if not is_view(own):
+            return given
 
-        def joined(stacks: Any, entries: Any) -> Any:
-            if not is_stacks(stacks):
-                return entries
-            parts = {stack.key: [entries[name] for name, _ in stack.members] for stack in own}
-            return {key: jax.tree.map(_concatenated, *part) for key, part in parts.items()}
+        def joined(key: Any) -> Any:
+            return jax.tree.map(_joined, *(given.inner[name] for name, _ in stack_of(key).members))
 
-        return MatrixViewState(jax.tree.map(joined, node.inner, given.inner, is_leaf=is_stacks))
+        return MatrixViewState({key: joined(key) for key in own.inner})
 
-    return jax.tree.map(
-        lambda own, x: of_view(own, x) if is_view(own) else x, like, state, is_leaf=is_view
-    )
+    return jax.tree.map(of_view, like, state, is_leaf=is_view)
 
 
-def _concatenated(*parts: jax.Array) -> jax.Array:
+def _joined(*parts: jax.Array) -> jax.Array:
+    """The parts of a stack's array; of counts, which the parameters have alike, the largest."""
+    if parts[0].ndim == 0:
+        whole = jnp.issubdtype(parts[0].dtype, jnp.integer)
+        return functools.reduce(jnp.maximum, parts) if whole else parts[0]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
-def _has_keys(node: Any, keys: set[str]) -> bool:
-    """Whether a node of a view's state has an entry per stack."""
-    return bool(keys) and isinstance(node, dict) and set(node) == keys
-
-
 def _part(x: Any, place: slice, of: Stack) -> Any:
-    """One parameter's slice of a stack's array, or of its shape.
+    """One parameter's slice of a stack's array, or of its shape. Counts go to each parameter.
 
     Raises:
       ValueError: if the first axis of the array is not the stack's.
     """
-    if x.ndim == 0 or x.shape[0] != of.size:
+    if x.ndim == 0:
+        return x
+    if x.shape[0] != of.size:
         raise ValueError(
             f"the entry of the stack {of.key!r} has shape {x.shape}: its first axis must be the "
             f"stack's, of {of.size} matrices. (quantize_state merges vectors: give it "
@@ -200,13 +189,13 @@ def in_structure(argument: str, like: Any, given: Any) -> Any:
     return own.rebuild(arrays)
 
 
-def _mesh_of(record: DivisionRecord) -> Mesh:
-    if record.mesh is None:
+def _mesh_of(division: Division) -> Mesh:
+    if division.mesh is None:
         raise ValueError(
             "a state distributed inside a mapped function (mesh_axis= without mesh=) has no "
             "portable form, because each device holds only its own part; use mesh= for checkpoints."
         )
-    return record.mesh
+    return division.mesh
 
 
 def _target(x: Any, mesh: Mesh | None) -> Any:

@@ -7,13 +7,13 @@ entry, which have no zero (an all-zero tile stays zero).
 
 *Rounding.* A running average that is rounded to the nearest code ignores increments below half a
 gap between codes. With `dither` it is rounded up or down in turn, so that it follows on average
-(`storage/_dither.py`): the thresholds are those of the step and the entry's place, which need no
+(`storage/_codec.py`): the thresholds are those of the step and the entry's place, which need no
 memory and are the same after a restart.
 
 *Numerics.* Decoding restores the dtype that the transformation's `init` gives. A matrix with an
 entry that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per
 tile. Within a step the decoded state exists as well: that of a matrix view in chunks
-(`storage/_undecoded.py`), and otherwise leaf by leaf, as the compiler schedules it.
+(`storage/_lazy_moments.py`), and otherwise leaf by leaf, as the compiler schedules it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
-from .._recording import Meaning, record
-from .._validate import check_bool, check_choice, check_positive_int, check_predicate
+from .._validate import check_bool, check_positive_int, check_predicate
 from ..distribute._layout import is_divided
-from ..matrices._view import MatrixViewState, record_copies
+from ..matrices._view import MatrixViewState
 from ..storage._codec import Codec, Coded, decode
+from ..storage._lazy_moments import LazyMoments, encoded, is_lazy
 from ..storage._quantized import MIN_ELEMENTS
-from ..storage._undecoded import Undecoded, encoded, is_undecoded
 
 
 class QuantizedState(NamedTuple):
@@ -48,7 +47,6 @@ def quantize_state(
     *,
     bits: int = 8,
     block: int = 64,
-    map: str = "linear2",
     dither: bool = False,
     unsigned: Collection[str] = ("nu", "v", "rows", "columns"),
     where: Callable[[str, Any], bool] | None = None,
@@ -61,11 +59,10 @@ def quantize_state(
         `optax.adamw(1e-3)`, momentum, or a method of this library.
       bits: 4, 6 or 8.
       block: width of the square tiles that share a scale; even.
-      map: "linear2" (companding: codes lie closer near zero) or "linear", the map from codes to
-        values of fields that are not `unsigned`.
       dither: whether to round up and down in turn, instead of to the nearest code.
       unsigned: fields whose entries are never negative, coded without a zero: second moments, and
-        the scales of `racs` and `dasgo`.
+        the scales of `racs` and `dasgo`. All others have a code for zero, so that what never gets a
+        gradient stays where it is.
       where: a predicate of a leaf's path in the state, such as "0/mu/dense/kernel", and the leaf:
         whether it is coded. By default every floating leaf of at least `min_elements` elements is.
       min_elements: see `where`.
@@ -90,9 +87,8 @@ def quantize_state(
     if where is not None:
         check_predicate("where", where)
     check_positive_int("min_elements", min_elements)
-    check_choice("map", map, ("linear2", "linear"))
     check_bool("dither", dither)
-    signed, positive = Codec(bits, block, map), Codec(bits, block, "unsigned")
+    signed, positive = Codec(bits, block), Codec(bits, block, "unsigned")
     inner = optax.with_extra_args_support(inner)
 
     def codec_of(path: tuple[Any, ...], leaf: Any) -> Codec | None:
@@ -108,7 +104,7 @@ def quantize_state(
     def coded(
         count: jax.Array | None, path: tuple[Any, ...], leaf: Any, before: Coded | None = None
     ) -> Any:
-        if is_undecoded(leaf):
+        if is_lazy(leaf):
             return leaf.coded
         codec = codec_of(path, leaf)
         return leaf if codec is None else encoded(leaf, codec, count, before)
@@ -121,16 +117,13 @@ def quantize_state(
             return stored
         if in_view and like.ndim > 2:
             updates = None if count is None else jnp.broadcast_to(count, like.shape[:1])
-            return Undecoded(stored, updates, codec, like.shape[-1], like.dtype)
+            return LazyMoments(stored, updates, codec, like.shape[-1], like.dtype)
         return decode(stored, codec, like.shape[-1]).reshape(like.shape).astype(like.dtype)
 
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
         _check_undivided(plain)
         stored = jax.tree_util.tree_map_with_path(functools.partial(coded, None), plain)
-        record_copies(plain, stored)
-        if map != "linear2":
-            record(Meaning(f"quantized moments: {signed.describe()}"))
         return QuantizedState(stored, jnp.zeros([], jnp.int32) if dither else None)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
@@ -141,7 +134,7 @@ def quantize_state(
         )
         updates, new = inner.update(updates, plain, params, **extra_args)
         stored = jax.tree_util.tree_map_with_path(
-            functools.partial(coded, count), new, state.inner, is_leaf=is_undecoded
+            functools.partial(coded, count), new, state.inner, is_leaf=is_lazy
         )
         return updates, QuantizedState(stored, count)
 

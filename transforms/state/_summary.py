@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from .._paths import named_leaves
 from .._recording import RankRecord
-from ..distribute._distribute import DivisionRecord
-from ..matrices._families import FamilyAxes
+from ..distribute._distribute import Division
 from ..matrices._form import MatrixForm
 from ..matrices._routing import RoutingRecord
 from ..matrices._view import ViewRecord
@@ -65,10 +64,10 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
       >>> optimizer = curvax.muon(0.1)
       >>> entries = curvax.state_of(optimizer, params, optimizer.init(params), "b/kernel")
       >>> {place: array.shape for place, array in entries.items()}
-      {'inner_states/matrices/inner_state/0/inner/counts/2x3/skipped': (1,),
-       'inner_states/matrices/inner_state/0/inner/counts/2x3/restarted': (1,),
-       'inner_states/matrices/inner_state/0/inner/counts/2x3/damaged': (1,),
-       'inner_states/matrices/inner_state/0/inner/inner/0/0/mu/2x3': (1, 2, 3)}
+      {'inner_states/matrices/inner_state/0/inner/2x3/skipped': (1,),
+       'inner_states/matrices/inner_state/0/inner/2x3/restarted': (1,),
+       'inner_states/matrices/inner_state/0/inner/2x3/damaged': (1,),
+       'inner_states/matrices/inner_state/0/inner/2x3/inner/0/0/mu': (1, 2, 3)}
     """
     whole = traced(optimizer, params)
     names = named_leaves(params).present()
@@ -94,8 +93,8 @@ def summarize(optimizer: Any, params: Any) -> str:
     Returns:
       A Markdown table with one line per parameter (its matrices and the stack that holds them, or
       why it is not a matrix; its share of the state), and one with a line per part of the state.
-      "A guess from its two axes" marks a matrix whose name says nothing: check it, and say what it
-      is with `matrices=` or `weight_dimension_numbers=`.
+      "A guess" marks a matrix whose name says nothing: check it, and say what it is with
+      `matrices=` or `weight_dimension_numbers=`. (`MatrixRule(guess=False)` makes guesses errors.)
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -128,7 +127,7 @@ def summarize(optimizer: Any, params: Any) -> str:
             share = 1 if part is None else (part.stop - part.start) / entry.leaf.shape[0]
             own[owner] += round(whole * share)
     rows = [
-        f"| {name} | {_shape(leaf)} | {treatment.get(name, 'as stored')} | {own[name]:,} |"
+        f"| {name} | {_form_of(leaf)} | {treatment.get(name, 'as stored')} | {own[name]:,} |"
         for name, leaf in named_leaves(params).present().items()
     ]
     total = sum(own.values()) + shared
@@ -151,26 +150,20 @@ def summarize(optimizer: Any, params: Any) -> str:
 def _treatments(events: Sequence[Any]) -> dict[str, str]:
     treatment: dict[str, str] = {}
     kept = {event.order: event.form for event in events if isinstance(event, StorageRecord)}
-    devices = {k: n for e in events if isinstance(e, DivisionRecord) for k, n in e.devices()}
+    devices = {k: n for e in events if isinstance(e, Division) for k, n in e.devices()}
     ranks = {event.shape: event.text for event in events if isinstance(event, RankRecord)}
-    decided: dict[str, str] = {}
     said: dict[str, dict[int, str]] = {}  # of parameters, by the first column of a part
     for event in events:
         if isinstance(event, RoutingRecord):
             reasons = {n: t for n, t in event.treatments.items() if isinstance(t, str)}
             treatment |= {n: f"not a matrix: {reason}" for n, reason in reasons.items()}
-            decided |= {
-                n: f"axes of the family {t.family}"
-                for n, t in event.treatments.items()
-                if isinstance(t, FamilyAxes)
-            }
         elif isinstance(event, ViewRecord):
             for group in event.groups:
                 for form in group.members:
                     rank = ranks.get(form.tile)
                     text = _describe(form, group.key, kept)
                     spread = devices.get(group.key)
-                    parts = (text, decided.get(form.parameter), rank, spread)
+                    parts = (text, form.said_by, rank, spread)
                     said.setdefault(form.parameter, {})[form.start] = "; ".join(filter(None, parts))
     return treatment | {
         name: " + ".join(x for _, x in sorted(own.items())) for name, own in said.items()
@@ -185,13 +178,12 @@ def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
     forms = {order: kept[order] for order in sorted(set(form.tile)) if order in kept}
     stored = "; ".join(f"order {order}: {text}" for order, text in forms.items())
     stored = f"; {stored}" if set(forms.values()) - {"dense"} else ""
-    guessed = "; a guess from its two axes" if form.guessed else ""
-    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}{guessed}"
+    return f"{matrices} {form.tile[0]}×{form.tile[1]}{tiled} in {where}{stored}"
 
 
 def _bytes(leaf: Any) -> int:
     return math.prod(leaf.shape) * leaf.dtype.itemsize
 
 
-def _shape(leaf: Any) -> str:
+def _form_of(leaf: Any) -> str:
     return f"{'×'.join(map(str, jnp.shape(leaf))) or 'scalar'} {jnp.result_type(leaf)}"

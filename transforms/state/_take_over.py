@@ -26,6 +26,7 @@ from .._paths import named_leaves
 from ..directions._momentum import Accumulation, MomentumState
 from ..kronecker._eigenbasis import EigenbasisState
 from ..matrices._form import MatrixForm
+from ..matrices._view import MatrixViewState
 from ..subspace._subspace import SubspaceState
 from ._portable import by_parameter, joined_state, place_state
 from ._traced import is_view, traced
@@ -69,26 +70,35 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
             "optimizer: its momentum must be an average to take over another one, with "
             "accumulate='ema'; with 'sum' it means something else."
         )
-    forms = {form.name: form for groups in whole.groups for g in groups for form in g.members}
-    theirs = _moments(state, named_leaves(params).names)
-    own = by_parameter(whole.stacks, joined_state(whole, optimizer.init(params)))
+    theirs, forms = _moments(state, named_leaves(params).names), whole.forms
+    own = by_parameter(joined_state(whole, optimizer.init(params)))
     parameters = frozenset(form.parameter for form in forms.values())
-    inside = functools.partial(_with_moments, theirs=theirs, forms=forms)
-    outside = functools.partial(_with_moments, theirs=theirs, forms={}, left_out=parameters)
+    outside = functools.partial(_with_moments, theirs=theirs, left_out=parameters)
 
     def part(node: Any) -> Any:
-        return jax.tree.map(inside, node, is_leaf=_is_known) if is_view(node) else outside(node)
+        if not is_view(node):
+            return outside(node)
+        return MatrixViewState(
+            {
+                name: jax.tree.map(
+                    functools.partial(_with_moments, theirs=theirs, form=forms[name]),
+                    own,
+                    is_leaf=_is_known,
+                )
+                for name, own in node.inner.items()
+            }
+        )
 
     taken = jax.tree.map(part, own, is_leaf=lambda node: is_view(node) or _is_known(node))
     return place_state(optimizer, params, taken)
 
 
 OURS = (MomentumState, optax.ScaleByAdamState, optax.ScaleByScheduleState)
-OTHERS = (EigenbasisState, SubspaceState)  # whose moments are in other coordinates
+IN_A_BASIS = (EigenbasisState, SubspaceState)  # whose moments are in other coordinates
 
 
 def _is_known(node: Any) -> bool:
-    return isinstance(node, (*OURS, *OTHERS))
+    return isinstance(node, (*OURS, *IN_A_BASIS))
 
 
 def _moments(state: Any, names: tuple[str, ...]) -> _Theirs:
@@ -117,10 +127,10 @@ def _with_moments(
     node: Any,
     *,
     theirs: _Theirs,
-    forms: dict[str, MatrixForm],
+    form: MatrixForm | None = None,
     left_out: frozenset[str] = frozenset(),
 ) -> Any:
-    """A part of the state with the other optimizer's moments and step."""
+    """A part of the state, of one parameter if it has a form, with their moments and step."""
     if not isinstance(node, OURS):
         return node
     known: Any = node
@@ -131,20 +141,20 @@ def _with_moments(
         leaves = named_leaves(getattr(node, field))
         values = {}
         for name, x in leaves.present().items():
-            owner = forms[name].parameter if name in forms else name
+            owner = name if form is None else form.parameter
             if (field, owner) not in theirs.moments:
                 raise ValueError(
                     f"state has no {field} of {owner!r}: there it was treated in another way. "
                     "Treat it alike, by matrices= or weight_dimension_numbers=, or start anew."
                 )
-            values[name] = _cut(theirs.moments[field, owner], x, name, forms)
+            values[name] = _cut(theirs.moments[field, owner], x, owner, form)
         fields[field] = leaves.rebuild(values)
     return node._replace(**fields)
 
 
-def _cut(moment: Any, like: Any, name: str, forms: dict[str, MatrixForm]) -> jax.Array:
+def _cut(moment: Any, like: Any, name: str, form: MatrixForm | None) -> jax.Array:
     moment = jnp.asarray(moment, like.dtype)
-    shape = forms[name].shape if name in forms else like.shape
+    shape = like.shape if form is None else form.shape
     if moment.shape != shape:
         raise ValueError(f"state has {moment.shape} for the moment of {name!r}, which is {shape}.")
-    return forms[name].to_matrices(moment) if name in forms else moment
+    return moment if form is None else form.to_matrices(moment)

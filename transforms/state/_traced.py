@@ -5,66 +5,69 @@ Nothing is computed or allocated, so that all tools work for models of any size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import optax
 
 from .._own_state import holds_state
-from .._recording import PerParameter, recording
-from ..distribute._distribute import DivisionRecord
+from .._recording import Key, PerParameter, recording
+from ..distribute._distribute import Division
 from ..distribute._layout import is_divided
-from ..matrices._view import CopyRecord, Group, MatrixViewState, ViewRecord
+from ..matrices._form import MatrixForm
+from ..matrices._view import Group, MatrixViewState, ViewRecord
 
 
 class Traced(NamedTuple):
-    """An optimizer's abstract state and the records of its parts, in the state's order."""
+    """An optimizer's abstract state and the records of its parts.
+
+    The keys of stacks in the state say what they hold (`Key`).
+    """
 
     state: Any
-    divisions: tuple[DivisionRecord, ...]  # of the distributed parts
-    groups: tuple[tuple[Group, ...], ...]  # of the matrix views
     packed: dict[str, tuple[str, ...]]  # by path, the parameters along an array's first axis
     events: tuple[Any, ...]  # everything that was recorded
 
     def map_divided(
         self,
-        f: Callable[[Any, DivisionRecord], Any],
+        f: Callable[[Any, Division], Any],
         state: Any,
         undivided: Callable[[Any], Any] = lambda leaf: leaf,
     ) -> Any:
-        """`state` with `f(node, record)` for distributed parts and `undivided(leaf)` for others.
+        """`state` with `f(node, division)` for distributed parts and `undivided(leaf)` for others.
 
         Raises:
           ValueError: if the structure of `state` is not this optimizer's.
         """
-        treedef = jax.tree.structure(self.state, is_leaf=is_divided)
-        records = iter(self.divisions)
-        nodes = [
-            f(node, next(records)) if is_divided(own) else undivided(node)
-            for own, node in zip(
-                jax.tree.leaves(self.state, is_leaf=is_divided),
-                treedef.flatten_up_to(state),
-                strict=True,
-            )
-        ]
-        return treedef.unflatten(nodes)
+
+        def mapped(own: Any, node: Any) -> Any:
+            return f(node, _division(own)) if is_divided(own) else undivided(node)
+
+        return jax.tree.map(mapped, self.state, state, is_leaf=is_divided)
 
     @property
-    def stacks(self) -> tuple[tuple[Stack, ...], ...]:
-        """The stacks of each matrix view."""
-        return tuple(
-            tuple(
-                Stack(group.key, tuple((form.name, form.count) for form in group.members))
-                for group in groups
-            )
-            for groups in self.groups
-        )
+    def divisions(self) -> tuple[Division, ...]:
+        """How the distributed parts are distributed."""
+        return tuple(map(_division, _nodes(self.state, is_divided)))
+
+    @property
+    def forms(self) -> dict[str, MatrixForm]:
+        """The forms of all parameters that are matrices, by their names in the portable state."""
+        groups = [group for e in self.events if isinstance(e, ViewRecord) for group in e.groups]
+        return {form.name: form for group in groups for form in group.members}
+
+    @property
+    def stacks(self) -> list[list[Stack]]:
+        """The stacks of each matrix view, in the order of the state."""
+        views = [node.inner for node in _nodes(self.state, is_view)]
+        stacks = [view.common if is_divided(view) else view for view in views]
+        return [[stack_of(key) for key in view] for view in stacks]
 
     @property
     def joined(self) -> Any:
         """The abstract state of one device."""
-        return self.map_divided(lambda _, record: record.layout.joined_shapes, self.state)
+        return self.map_divided(lambda _, division: division.layout.joined_shapes, self.state)
 
 
 class Stack(NamedTuple):
@@ -86,6 +89,33 @@ class Stack(NamedTuple):
             start += count
 
 
+def stack_of(key: Any) -> Stack:
+    """What the key of a traced state, or of `with_stacks`, says of its stack."""
+    if isinstance(key.about, Group):
+        return Stack(str(key), tuple((form.name, form.count) for form in key.about.members))
+    return key.about
+
+
+def with_stacks(state: Any, views: Sequence[Sequence[Stack]]) -> Any:
+    """`state`, with keys that say what the stacks of its matrix views hold."""
+    remaining = iter(views)
+
+    def keyed(node: Any) -> Any:
+        if not is_view(node) or is_divided(node.inner):
+            return node
+        stacks = {stack.key: stack for stack in next(remaining)}
+        keys = {key: Key(key) for key in node.inner}
+        for key in keys.values():
+            key.about = stacks.get(key, Stack(key, ()))
+        return MatrixViewState({keys[key]: own for key, own in node.inner.items()})
+
+    return jax.tree.map(keyed, state, is_leaf=is_view)
+
+
+def _division(node: Any) -> Division:
+    return next(iter(node.common)).division
+
+
 def traced(optimizer: Any, params: Any) -> Traced:
     """Traces `optimizer.init` for these parameters (or their shapes).
 
@@ -98,20 +128,10 @@ def traced(optimizer: Any, params: Any) -> Traced:
     def init(params: Any) -> Any:
         with recording() as events:
             state = optimizer.init(params)
-        divisions = {id(e.state): e for e in events if isinstance(e, DivisionRecord)}
-        groups = {id(e.state): e.groups for e in events if isinstance(e, ViewRecord)}
-        groups |= {id(e.copy): groups[id(e.state)] for e in events if isinstance(e, CopyRecord)}
         packed = {id(x): e.names for e in events if isinstance(e, PerParameter) for x in e.arrays}
         leaves = jax.tree_util.tree_leaves_with_path(state)
-        found.append(
-            Traced(
-                state,
-                tuple(divisions[id(node)] for node in _nodes(state, is_divided)),
-                tuple(groups[id(node)] for node in _nodes(state, is_view)),
-                {place_of(path): packed[id(x)] for path, x in leaves if id(x) in packed},
-                tuple(events),
-            )
-        )
+        names = {place_of(path): packed[id(x)] for path, x in leaves if id(x) in packed}
+        found.append(Traced(state, names, tuple(events)))
         return state
 
     state = jax.eval_shape(init, params)

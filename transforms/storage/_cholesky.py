@@ -4,13 +4,13 @@ $$C = \mathrm{chol}(L + \epsilon I), \qquad \bar C = Q(C + E), \qquad
 E \leftarrow \beta_e E + (1 - \beta_e)\,(C + E - D(\bar C)), \qquad L = D(\bar C)\,D(\bar C)^\top$$
 
 $E = 0$ without error feedback (Li et al., arXiv:2412.10663, Eqs 7, 8, 10 and 11). The strictly
-lower triangle of $C$ is quantized (`_codec.py`); its diagonal is kept as it is. $E$ has no diagonal
-and is quantized as well, with its own scales. So any stored form decodes to a positive
+lower triangle of $C$ is quantized (`_codec.py`), and its diagonal stays as it is. $E$ has no
+diagonal and is quantized as well, with its own scales. So every stored form decodes to a positive
 semi-definite matrix. Inverse roots are stored as quantized squares, as in `_quantized.py`.
 
-*Failure.* A decomposition that fails is tried again with `10, 100, 1000` times the rounding error
-of `L` added to the diagonal. If the last one fails as well, the previous stored form stays, and
-`failures` counts it.
+*Failure.* A failed decomposition is repeated with `10, 100, 1000` times the rounding error of `L`
+added to the diagonal. If the last one fails too, the previous stored form stays, and `failures`
+counts it.
 
 *Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 4 bits: the triangle alone
 `⌈d/2⌉² + 4 T ⌈T/2⌉ + 4 d + 4`, with error feedback `d ⌈d/2⌉ + 4 T² + 4 d + 4`; the root as in
@@ -30,14 +30,12 @@ import jax.numpy as jnp
 
 from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval, check_positive_int
+from ..linalg._arrays import diagonals, in_rows
 from ..linalg._cholesky import lower_factor, lower_factors
-from ..linalg._numerics import one_by_one
-from ..linalg._platforms import by_rows
-from ..linalg._spread import traced_per_shape
+from ..linalg._loops import each_matrix
 from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._triangle import (
-    diagonal_of,
     encode_zeros,
     fold,
     join,
@@ -96,7 +94,7 @@ class Cholesky(Quantized):
             return self._first(x)
         lower = strictly_lower(order)
         c, failed = decomposed(x, self.eps, self.damping_mode)
-        diagonal = diagonal_of(c)
+        diagonal = diagonals(c)
         count = failed.astype(jnp.int32)
         if self.error_feedback is None:
             c = jnp.where(lower, c, 0)
@@ -104,7 +102,7 @@ class Cholesky(Quantized):
             folded = fold(with_room(scales))
             codes = fold(quantize(c, scales, self.codec))
             new = Triangle(pack(codes, self.codec), folded, diagonal, count)
-        else:  # all of it above the diagonal, where the error is kept
+        else:  # C transposed above the diagonal, where the error is
             error = self._error(previous)
             upper = strictly_upper(order)
             target = jnp.where(upper, c.mT, 0) + error
@@ -115,7 +113,7 @@ class Cholesky(Quantized):
             error = decay * error + (1 - decay) * (target - found)
             error_scales = tile_scales(error, self.codec.block)
             error_codes = quantize(error, error_scales, self.codec)
-            (codes,) = by_rows([codes])  # XLA for GPUs would transpose all that leads to them
+            (codes,) = in_rows([codes])  # XLA for GPUs would transpose all that leads to them
             packed = pack(jnp.where(lower, codes.mT, error_codes), self.codec)
             joint = join(with_room(scales.mT), with_room(error_scales.mT))
             new = TriangleAndError(packed, joint, diagonal, count)
@@ -124,7 +122,7 @@ class Cholesky(Quantized):
 
     def _first(self, x: jax.Array) -> Triangle | TriangleAndError:
         """The stored form of a multiple `x (..., d, d)` of the identity, without error."""
-        diagonal = jnp.sqrt(diagonal_of(x))
+        diagonal = jnp.sqrt(diagonals(x))
         none = jnp.zeros(x.shape[:-2], jnp.int32)
         if self.error_feedback is None:
             return Triangle(*encode_zeros(x, self.codec), diagonal, none)
@@ -155,18 +153,18 @@ class Cholesky(Quantized):
         return jnp.where(strictly_upper(stored.diagonal.shape[-1]), above, 0)
 
 
-@traced_per_shape(static=["damping_mode"])
+@functools.partial(jax.jit, static_argnames=["damping_mode"])
 def decomposed(
     x: jax.Array, eps: jax.typing.ArrayLike, damping_mode: str
 ) -> tuple[jax.Array, jax.Array]:
     """The lower Cholesky factors of `x + ε I`, `(..., d, d)`, and which of them failed, `(...)`.
 
-    A failed decomposition is tried again with a larger diagonal, up to `RETRIES` times.
+    A failed decomposition is repeated with a larger diagonal, up to `RETRIES` times.
     """
     attempts = functools.partial(_attempts, eps=eps, damping_mode=damping_mode)
     one = functools.partial(attempts, lower_factor)
     at_once = functools.partial(attempts, lower_factors)
-    return one(x) if x.ndim == 2 else one_by_one(one, x, at_once)
+    return one(x) if x.ndim == 2 else each_matrix(one, x, at_once)
 
 
 def _attempts(
@@ -175,7 +173,7 @@ def _attempts(
     eps: jax.typing.ArrayLike,
     damping_mode: str,
 ) -> tuple[jax.Array, jax.Array]:
-    order, diagonal = x.shape[-1], diagonal_of(x)
+    order, diagonal = x.shape[-1], diagonals(x)
     largest = jnp.max(diagonal, axis=-1)
     rounding = order * jnp.finfo(x.dtype).eps * largest
     epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping_mode == "relative" else 1)
@@ -194,8 +192,7 @@ def _attempts(
     # The first attempt is in the loop too: a second decomposition makes programs longer.
     running = lambda s: (s[0] <= RETRIES) & jnp.any(s[2])  # noqa: E731
     start = jnp.int32(0), x, jnp.ones(x.shape[:-2], bool)
-    with jax.named_scope("rounds_1"):  # for profiles, and `benchmarks/_programs.py`
-        _, c, failed = jax.lax.while_loop(running, attempt, start)
+    _, c, failed = jax.lax.while_loop(running, attempt, start)
     if damping_mode == "relative":  # relative to a largest entry of 0: zeros stay zeros
         c = jnp.where((largest == 0)[..., None, None], 0, c)
     return c, failed
@@ -222,10 +219,10 @@ def cholesky(
       block: even width of the square tiles that share a scale. 16 takes 3 % more bytes than 64 and
         halves the excess of a language model's loss over that with float32.
       error_feedback: βe, decay rate of the running error that is added before quantization (CQ+EF;
-        0.95 in the paper); `None` turns it off. In 4 bits, 0.95 helps for flat spectra only: the
+        0.95 in the paper); `None` turns it off. In 4 bits, 0.95 helps only for flat spectra: the
         quantized error is too coarse for its small increments, and at condition numbers of 3 to 100
-        the error of the decoded factor is up to ten times that without feedback. 0 helps at all of
-        these condition numbers.
+        the error of the decoded factor is up to ten times as large as without feedback. 0 helps at
+        all of these condition numbers.
       eps: ε, added to the factor before each decomposition.
       damping_mode: "relative": adds eps times the factor's largest entry (zeros stay zeros), which
         is independent of the gradients' scale; "absolute": adds eps itself, as published, which

@@ -18,7 +18,17 @@ zeros has scale 0 and decodes to zeros.
 
 *Dither.* With $u \in [0, 1)$ an element between two values gets the lower code if its share of the
 gap is at most $u$: the code is the number of $j$ with $s\,((1 - u)\, n_j + u\, n_{j+1}) < T\,x$.
-With uniform $u$ the decoded value is $x$ on average; $u = 1/2$ is the nearest code.
+With uniform $u$ the decoded value is $x$ on average; $u = 1/2$ is the nearest code. An average that
+is rounded to the nearest code after every update ignores increments below half a gap, so at decay
+rates near 1 it never leaves its first codes; with dither it follows. Thresholds need no stored
+noise. At step $t$ the element in row $i$ and column $j$ takes
+
+$$u_{ij}(t) = \mathrm{frac}(i\,\alpha_1 + j\,\alpha_2 + t\,\alpha_3)$$
+
+With independent random numbers the errors of $n$ updates add up to $\sqrt n$ gaps. Multiples of an
+irrational number fill [0, 1) evenly (Weyl, 1916), so successive errors of an element cancel; with
+the two other numbers neighbors differ. The numbers are exact in 32 bits, and the same on every
+platform, in every batch and after a restart.
 
 *Packing.* A byte holds two 4-bit codes of a row: column $c$ in the low half of byte $c$, column $c
 + \lceil n / 2 \rceil$ in its high half. Three bytes hold four 6-bit codes: with $q = \lceil n / 4
@@ -37,7 +47,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -45,10 +54,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._validate import check_choice, check_positive_int
-from ..linalg._platforms import apart, by_platform
+from ..linalg._tile_values import Spread, over_entries, over_tiles, tile_maxima
 
 BITS = (4, 6, 8)
 MAPS = ("linear2", "linear", "unsigned")
+ALPHAS = tuple(int(2**32 / 1.2207440846**power) | 1 for power in (1, 2, 3))
+"""α1, α2 and α3 in units of 2^-32: powers of the inverse root of `x⁴ = x + 1` (Roberts, 2018)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +102,10 @@ class Codec:
         k = 2 * codes - top
         if self.map == "linear":
             return k
-        return abs(k) * k * (codes != self.zero)
+        return abs(k) * k * (codes != self.zero).astype(k.dtype)
 
     def nearby(self, integers: jax.Array) -> jax.Array:
-        """Codes, as floats, next to the nearest ones of numbers in units of 1 / T."""
+        """Codes, as floats, within one of the nearest codes of numbers in units of 1 / T."""
         top = 2**self.bits - 1
         if self.map == "unsigned":
             codes = jnp.sqrt(jnp.maximum(integers, 0)) - 1
@@ -129,11 +140,7 @@ def decode(coded: Coded, codec: Codec, columns: int) -> jax.Array:
 
 def tile_scales(x: jax.Array, block: int) -> jax.Array:
     """The largest magnitude in each tile of `x (..., m, n)`."""
-    *batch, _, n = x.shape
-    wide = max(min(block, n), 1)
-    columns = jnp.max(_bands(jnp.abs(x), block), axis=-2)
-    columns = jnp.pad(columns, [(0, 0)] * (columns.ndim - 1) + [(0, -n % wide)])
-    return jnp.max(columns.reshape(*batch, -1, columns.shape[-1] // wide, wide), axis=-1)
+    return tile_maxima(jnp.abs(x), block)
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -141,36 +148,24 @@ def quantize(
     x: jax.Array, scales: jax.Array, codec: Codec, dither: jax.Array | None = None
 ) -> jax.Array:
     """The codes of the elements of `x (..., m, n)`, uint8; `dither` is u for each of them."""
-    *batch, m, n = x.shape
-
-    def in_bands(x: jax.Array, scales: jax.Array, dither: jax.Array | None) -> jax.Array:
-        """For TPUs: XLA would write the scales of all entries out."""
-        of_entries = functools.partial(_of_columns, block=codec.block, columns=n)
-        thresholds = None if dither is None else _bands(dither, codec.block)
-        codes = _rounded(apart(_bands(x, codec.block)), scales, of_entries, codec, thresholds)
-        return codes.reshape(*batch, -1, n)[..., :m, :]
-
-    def at_once(x: jax.Array, scales: jax.Array, dither: jax.Array | None) -> jax.Array:
-        of_entries = functools.partial(_of_entries, block=codec.block, shape=x.shape)
-        return _rounded(x, scales, of_entries, codec, dither)
-
-    return by_platform(in_bands, at_once, x, scales, dither)
+    rounded = functools.partial(_rounded, codec=codec)
+    return over_tiles(rounded, x, scales, codec.block, dither)
 
 
 def _rounded(
     x: jax.Array,
     scales: jax.Array,
-    of_entries: Callable[[jax.Array], jax.Array],
-    codec: Codec,
+    spread: Spread,
     dither: jax.Array | None,
+    codec: Codec,
 ) -> jax.Array:
-    """The codes of the elements of `x`, whose scales are `of_entries(scales)`."""
+    """The codes of the elements of `x`, whose scales are `spread(scales)`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     scales = scales.astype(dtype)
     # Exact. Elements that do not round to 0, and reciprocals of scales, stay in float32's range.
     in_range = jnp.where(scales > 1, 2.0**-20, 2.0**40).astype(dtype)
     low = scales * in_range
-    in_range, low, share = map(of_entries, (in_range, low, 1 / (2 * low)))
+    in_range, low, share = map(spread, (in_range, low, 1 / (2 * low)))
     high = 2 * codec.unit * (x.astype(dtype) * in_range)
 
     # The estimate may be wrong by one, in either direction; the comparisons decide.
@@ -183,7 +178,7 @@ def _rounded(
         threshold = value + following
         if dither is not None:
             threshold = threshold + dither * (following - value)
-        codes = codes + (low * threshold < high)
+        codes = codes + (low * threshold < high).astype(dtype)
     codes = jnp.clip(codes, 0, 2**codec.bits - 1)
     nothing = 0 if codec.map == "unsigned" else codec.zero
     return jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
@@ -197,41 +192,16 @@ def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     share = jnp.where(
         jnp.abs(integers) == codec.unit, jnp.sign(integers), integers * (1 / codec.unit)
     )
-    wide = _of_entries(scales.astype(dtype), codec.block, codes.shape)
+    wide = over_entries(scales.astype(dtype), codec.block, codes.shape)
     return (share * wide).astype(scales.dtype)
 
 
-def _bands(x: jax.Array, block: int) -> jax.Array:
-    """The rows of `x (..., m, n)` in bands of tiles, padded with zeros: `(..., ⌈m/b⌉, b, n)`.
-
-    Columns are not split: an array with an axis of 64 columns is padded to 128 on a TPU.
-    """
-    *batch, m, n = x.shape
-    high = max(min(block, m), 1)
-    x = jnp.pad(x, [(0, 0)] * len(batch) + [(0, -m % high), (0, 0)])
-    return x.reshape(*batch, x.shape[-2] // high, high, n)
-
-
-def _of_columns(scales: jax.Array, block: int, columns: int) -> jax.Array:
-    """The scales `(..., ⌈m/b⌉, ⌈n/b⌉)` of the columns of each band, `(..., ⌈m/b⌉, 1, n)`."""
-    return jnp.repeat(scales, block, axis=-1)[..., None, :columns]
-
-
-def _of_entries(scales: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Array:
-    """The scales `(..., ⌈m/b⌉, ⌈n/b⌉)` of the entries of matrices of this shape `(..., m, n)`."""
-    *batch, m, n = shape
-    wide = _of_columns(scales, block, n)
-    rows = wide.shape[-3], max(min(block, m), 1)
-    bands = jnp.broadcast_to(wide, (*batch, *rows, n))
-    return bands.reshape(*batch, rows[0] * rows[1], n)[..., :m, :]
-
-
 def pack(codes: jax.Array, codec: Codec) -> jax.Array:
-    """Packs the codes of each row of `(..., m, n)` into bytes; the module docstring says how."""
+    """Packs the codes of each row of `(..., m, n)` into bytes, as in the module docstring."""
     if codec.bits == 8:
         return codes
     if codec.bits == 4:
-        # As a reduction, which XLA computes codes in; of two slices it would compute them twice.
+        # XLA computes the codes inside a reduction; for two slices it would compute them twice.
         edge = [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)]
         halves = jnp.pad(codes, edge).reshape(*codes.shape[:-1], 2, -1)
         high = (jnp.arange(2) == 1)[:, None]
@@ -246,7 +216,7 @@ def unpack(packed: jax.Array, codec: Codec, columns: int) -> jax.Array:
     if codec.bits == 8:
         return packed
     if codec.bits == 4:
-        # Only bytes are joined: XLA compiles a concatenation apart from what leads to it.
+        # Only bytes are joined: XLA does not fuse a concatenation with its operands' computation.
         both = jnp.concatenate([packed, packed], axis=-1)
         high = jnp.arange(both.shape[-1]) >= packed.shape[-1]
         return (jnp.where(high, both >> 4, both) & 15)[..., :columns]
@@ -256,6 +226,16 @@ def unpack(packed: jax.Array, codec: Codec, columns: int) -> jax.Array:
 
 
 def _parts(codes: jax.Array, number: int) -> list[jax.Array]:
-    """The columns of `codes (..., m, n)`, padded with 0, in so many parts of equal width."""
+    """The columns of `codes (..., m, n)`, padded with 0, in `number` parts of equal width."""
     edge = [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % number)]
     return jnp.split(jnp.pad(codes, edge), number, axis=-1)
+
+
+def dither_of(count: jax.Array, rows: int, columns: int) -> jax.Array:
+    """U at the steps `count (...)`, int32, for matrices `(..., rows, columns)`; float32."""
+    row, column, step = (jnp.uint32(alpha) for alpha in ALPHAS)
+    i, j = (jnp.arange(size, dtype=jnp.uint32) for size in (rows, columns))
+    place = i[:, None] * row + j[None, :] * column
+    turn = (count.astype(jnp.uint32) * step)[..., None, None]
+    turned = jnp.broadcast_to(place, (*count.shape, rows, columns)) + turn
+    return (turned >> 8).astype(jnp.float32) * 2.0**-24

@@ -1,22 +1,22 @@
 r"""Packed storage: `bits` per degree of freedom of factors, roots and bases.
 
-A symmetric or orthogonal matrix of order $d$ has about $d^2/2$ degrees of freedom, and each form
-here keeps one strictly lower triangle of codes (`_codec.py`, `_triangle.py`) and one vector, so in
-8 bits it has as many bytes as a square of 4-bit codes:
+A symmetric or orthogonal matrix of order $d$ has about $d^2/2$ degrees of freedom. Each form here
+keeps one strictly lower triangle of codes (`_codec.py`, `_triangle.py`) and one vector. So in 8
+bits it has as many bytes as a square of 4-bit codes:
 
 - *factors*: the Cholesky factor $C$ of $L + \epsilon I$, with its diagonal; $L = C C^\top$ stays
-  positive semi-definite, and relative errors of $C$ leave small eigenvalues in place. An update is
-  rounded with dither (`_dither.py`), so increments below a gap are not lost. A correlation matrix
-  in 8 bits would need no decomposition, but lacks the small eigenvalues that roots are made of:
-  on a small language model Shampoo loses all of its gain with it;
+  positive semi-definite, and relative errors of $C$ preserve small eigenvalues. An update is
+  rounded with dither (`_codec.py`), so increments below a gap are not lost. A correlation matrix
+  in 8 bits would need no decomposition, but it loses the small eigenvalues that roots depend on:
+  with it Shampoo loses all of its gain on a small language model;
 - *inverse roots*: the matrix itself, mirrored on reading, with its diagonal;
 - *bases*: Householder vectors (`linalg/_reflectors.py`). Each column is scaled so that its largest
-  entry below the diagonal is 1; the vector has the diagonal entries that belong to it, with the
-  sign of the basis' column. Any codes decode to a matrix that is orthogonal up to float32's
-  rounding. A step reads a basis once, for its products in and out: it forms the matrix, or, for
-  fewer columns than its order, applies the reflectors in panels. `bases=` keeps bases in another
-  storage, with nothing to read or less: in float32 they take `4 d²` bytes, in bfloat16 `2 d²`, in
-  squares of 8-bit codes `d²`.
+  entry below the diagonal is 1; the vector has the matching diagonal entries, with the sign of the
+  basis' column. All codes decode to a matrix that is orthogonal up to float32's rounding. A step
+  reads a basis once, for its products in and out: it forms the matrix or, for fewer columns than
+  its order, applies the reflectors in panels. `bases=` keeps bases in another storage, which costs
+  less to read: in float32 they take `4 d²` bytes, in bfloat16 `2 d²`, in squares of 8-bit codes
+  `d²`.
 
 *Error* for codes with largest gap $\delta$ (0.0156 in 8 bits) and tiles with scales $s$. Roots:
 $|\hat X_{ij} - X_{ij}| \le \delta s / 2$, so $\|\hat X - X\|_F$ is at most $\delta / 2$ times the
@@ -25,8 +25,8 @@ $\|\hat L - L\| \le 2 \|C\| \|\hat C - C\| + \|\hat C - C\|^2$. Bases: a reflect
 $2 \sqrt 2\, \|\hat v_k - v_k\| / \|v_k\|$ in the Frobenius norm, and the basis by at most their
 sum.
 
-*Failure* of a decomposition: as in `_cholesky.py`, the previous codes stay, and `failures` counts
-it.
+*Failure.* If a decomposition fails, the previous codes stay, as in `_cholesky.py`, and `failures`
+counts it.
 
 *Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 8 bits: `d ⌈d/2⌉ + 4 T ⌈T/2⌉ + 4 d` for a root
 or basis, and 8 more for a factor; rows of `d` codes take `3 ⌈d/4⌉` bytes in 6 bits, `⌈d/2⌉` in 4.
@@ -45,19 +45,18 @@ import jax.numpy as jnp
 from .._side import Side
 from .._trees import where_entries
 from .._validate import check_choice, check_interval, check_positive_int
+from ..linalg._arrays import diagonals, materialized
 from ..linalg._numerics import HIGHEST
-from ..linalg._platforms import apart
 from ..linalg._qr import reflectors_of
 from ..linalg._reflectors import Panels, formed, panels_of, reflected
 from ._cholesky import decomposed
-from ._codec import Codec
-from ._dither import dither
+from ._codec import Codec, dither_of
 from ._quantized import MIN_ELEMENTS, Quantized
 from ._storage import Storage, as_storage
-from ._triangle import decode_lower, diagonal_of, encode_lower, encode_zeros, squared, with_diagonal
+from ._triangle import decode_lower, encode_lower, encode_zeros, squared, with_diagonal
 
 SHORTEST = 2.0**-20
-"""Columns below the diagonal are scaled as if their largest entry was at least this."""
+"""Columns below the diagonal are scaled as if their largest entry were at least this."""
 
 
 class PackedFactor(NamedTuple):
@@ -105,16 +104,16 @@ class Packed(Quantized):
         if self.is_dense(order):
             return x
         if previous is None:  # a multiple of the identity
-            diagonal = jnp.sqrt(diagonal_of(x))
+            diagonal = jnp.sqrt(diagonals(x))
             none = jnp.zeros(x.shape[:-2], jnp.int32)
             return PackedFactor(*encode_zeros(x, self.codec), diagonal, none, jnp.copy(none))
         c, failed = decomposed(x, self.eps, "relative")
         updates = previous.updates + 1
-        coded = encode_lower(c, self.codec, dither(updates, order, order))
-        diagonal = diagonal_of(c)
+        coded = encode_lower(c, self.codec, dither_of(updates, order, order))
+        diagonal = diagonals(c)
         new = PackedFactor(*coded, diagonal, previous.failures, updates)
         kept = where_entries(~failed, new, previous)
-        return kept._replace(failures=previous.failures + failed)
+        return kept._replace(failures=previous.failures + failed.astype(jnp.int32))
 
     def decode_factor(self, stored: Any) -> jax.Array:
         """The statistic `C Cᵀ`."""
@@ -127,14 +126,14 @@ class Packed(Quantized):
         """Quantizes the strictly lower triangle of an inverse root."""
         if self.is_dense(x.shape[-1]):
             return x
-        return PackedTriangle(*encode_lower(x, self.codec), diagonal_of(x))
+        return PackedTriangle(*encode_lower(x, self.codec), diagonals(x))
 
     def decode_root(self, stored: Any) -> jax.Array:
         """The inverse root, symmetric."""
         if not isinstance(stored, PackedTriangle):
             return stored
         lower = decode_lower(stored, self.codec)
-        return apart(with_diagonal(lower + lower.mT, stored.diagonal))
+        return materialized(with_diagonal(lower + lower.mT, stored.diagonal))
 
     def encode_basis(self, u: jax.Array, previous: Any) -> Any:
         """Quantizes the Householder vectors of orthogonal matrices."""
@@ -161,7 +160,7 @@ class Packed(Quantized):
         return formed(panels, precision=HIGHEST) * signs[..., None, :]
 
     def open_basis(self, stored: Any, columns: int) -> Any:
-        """The basis itself, or its reflectors for fewer columns than would repay forming it."""
+        """The basis itself, or its reflectors if it has too few columns to be worth forming."""
         if self.bases is not None:
             return self.bases.open_basis(stored, columns)
         if not isinstance(stored, PackedTriangle):
@@ -185,7 +184,7 @@ class Packed(Quantized):
 
     def _read(self, stored: PackedTriangle) -> Reflectors:
         v = with_diagonal(decode_lower(stored, self.codec), jnp.abs(stored.diagonal))
-        return Reflectors(panels_of(apart(v)), jnp.sign(stored.diagonal))
+        return Reflectors(panels_of(materialized(v)), jnp.sign(stored.diagonal))
 
 
 def packed(
@@ -199,12 +198,12 @@ def packed(
 ) -> Packed:
     """Stores `bits` bits per degree of freedom of factors, inverse roots and bases.
 
-    In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` do in 4,
+    In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` in 4 bits,
     because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
-    Factors stay positive semi-definite, and bases orthogonal up to float32's rounding. A statistic
-    costs half a product and a Cholesky decomposition more. SOAP's products with bases take twice
-    the time of plain ones at orders 512 and 1024, and 2.5 times at 256; with
-    `bases=quantized(8)` or `bases=dense()` that of plain ones.
+    Factors stay positive semi-definite, and bases stay orthogonal up to float32's rounding. A
+    statistic costs half a product and a Cholesky decomposition more. SOAP's products with bases
+    take twice the time of plain ones at orders 512 and 1024, and 2.5 times at 256; with
+    `bases=quantized(8)` or `bases=dense()` they take as long as plain ones.
 
     Args:
       bits: 4, 6 or 8.

@@ -1,9 +1,9 @@
 r"""Storage of factors and roots as quantized squares: vanilla quantization (VQ).
 
-Off-diagonal elements are quantized (`_codec.py`), diagonals kept as they are:
+Off-diagonal elements are quantized (`_codec.py`), and diagonals stay as they are:
 $\bar L = (Q(L - \mathrm{diag}(L)), \mathrm{diag}(L))$ (Li et al., arXiv:2412.10663, Eqs 5 and 6). A
-factor may decode to an indefinite matrix. Its root is then taken with negative eigenvalues raised
-to 0 before damping, and the factor's `indefinite` counts it.
+factor may decode to an indefinite matrix. Its root then raises negative eigenvalues to 0 before
+damping, and the factor's `indefinite` counts it.
 
 *Bytes* for order `d`, block `B`: `d ⌈d/2⌉ + 4 ⌈d/B⌉² + 4 d`, for a statistic and for a root (`d²`
 instead of `d ⌈d/2⌉` in 8 bits). Matrices with fewer than `min_elements` elements stay dense.
@@ -19,17 +19,17 @@ import jax.numpy as jnp
 
 from .._side import Side
 from .._validate import check_bool, check_positive_int
-from ..linalg._platforms import apart
+from ..linalg._arrays import diagonals, materialized
 from ._codec import Codec, Coded, decode, encode
-from ._storage import rotated
-from ._triangle import diagonal_of, with_diagonal
+from ._storage import Storage, rotated
+from ._triangle import with_diagonal
 
 MIN_ELEMENTS = 4096
 """Factors with fewer elements are not quantized (arXiv:2412.10663, C.3)."""
 
-ONE_BY_ONE_FROM = 128
-"""Matrices of at least this order are decoded one at a time: this is faster than all at once, and
-takes the memory of one matrix (`python -m benchmarks storage --only decoding`)."""
+SINGLY_FROM = 128
+"""Matrices of at least this order are decoded one at a time: this is faster than all at once and
+needs the memory of one matrix (measured in November 2026)."""
 
 
 class Square(NamedTuple):
@@ -41,8 +41,8 @@ class Square(NamedTuple):
 
 
 def encode_square(x: jax.Array, codec: Codec, keep_diagonal: bool = True) -> Square:
-    """Quantizes `x (..., d, d)`; the diagonal is kept apart or quantized as well."""
-    diagonal = diagonal_of(x) if keep_diagonal else None
+    """Quantizes `x (..., d, d)`; the diagonal stays apart or is quantized as well."""
+    diagonal = diagonals(x) if keep_diagonal else None
     if keep_diagonal:
         x = jnp.where(jnp.eye(x.shape[-1], dtype=bool), 0, x)
     return Square(*encode(x, codec), diagonal)
@@ -54,11 +54,11 @@ def decode_square(stored: Square, codec: Codec) -> jax.Array:
     x = decode(Coded(stored.codes, stored.scales), codec, order)
     if stored.diagonal is not None:
         x = with_diagonal(x, stored.diagonal)
-    return apart(x)
+    return materialized(x)
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantized:
+class Quantized(Storage):
     """The storage that `quantized` returns."""
 
     codec: Codec
@@ -75,9 +75,9 @@ class Quantized:
             return f"dense, as {order}² < {self.min_elements}"
         return self.codec.describe()
 
-    def one_by_one(self, order: int) -> bool:
+    def decodes_singly(self, order: int) -> bool:
         """Whether to decode one matrix at a time: only large ones."""
-        return order >= ONE_BY_ONE_FROM
+        return order >= SINGLY_FROM
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes a statistic."""
@@ -127,7 +127,7 @@ def quantized(
 ) -> Quantized:
     """Stores factors and inverse roots in `bits` bits per element (VQ).
 
-    In 4 bits a factor and its root take less than 1/7 of their float32 memory from order 256 on. A
+    From order 256 on, a factor and its root in 4 bits take less than 1/7 of their float32 memory. A
     quantized statistic may be indefinite; `cholesky` keeps it positive semi-definite, in half the
     memory.
 

@@ -9,98 +9,98 @@ A storage is a value with
 * `encode_basis(u, previous)` and `decode_basis(stored)` for orthogonal bases (initially `previous`
   is None and `u` the identity);
 * `open_basis(stored, columns)` and `rotate(opened, x, side, back)` for a step's products with a
-  basis: it is read once for all of them, and need not be decoded to a matrix;
-* `one_by_one(order)`: whether to decode one matrix at a time. The preconditioner then loops over
-  the matrices of a batch, so that only one decoded factor is in memory (on a GPU, several of
-  bounded size: `refresh/_visits.py`);
-* `describe(order)`: how matrices of this order are stored, in a few words for `summarize`.
+  basis: a step opens a basis once for all of them, and may leave it undecoded;
+* `decodes_singly(order)`: whether to decode one matrix at a time. If so, the preconditioner loops
+  over the matrices of a batch, and only one decoded factor is in memory (on a GPU, several of
+  bounded size: `linalg/_loops.py`);
+* `describe(order)`: a few words for `summarize` about the form of matrices of this order.
 
 Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._side import LEFT, Side
-from .._validate import check_dtype, shown
-from ..linalg._products import times, times_transposed, transposed_times
+from .._validate import check_dtype, check_value
+from ..linalg._products import product
 
 
-@runtime_checkable
-class Storage(Protocol):
+class Storage(abc.ABC):
     """The type of `storage=`; the module docstring explains it."""
 
-    def one_by_one(self, order: int) -> bool:
+    @abc.abstractmethod
+    def decodes_singly(self, order: int) -> bool:
         """Whether to decode one matrix at a time."""
-        ...
 
+    @abc.abstractmethod
     def describe(self, order: int) -> str:
         """Describes how matrices of this order are stored."""
-        ...
 
+    @abc.abstractmethod
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         """The stored form of a statistic."""
-        ...
 
+    @abc.abstractmethod
     def decode_factor(self, stored: Any) -> jax.Array:
         """The statistic, in float32 at least."""
-        ...
 
+    @abc.abstractmethod
     def encode_root(self, x: jax.Array) -> Any:
         """The stored form of an inverse root."""
-        ...
 
+    @abc.abstractmethod
     def decode_root(self, stored: Any) -> jax.Array:
         """The inverse root, in float32 at least."""
-        ...
 
+    @abc.abstractmethod
     def encode_basis(self, u: jax.Array, previous: Any) -> Any:
         """The stored form of an orthogonal basis."""
-        ...
 
+    @abc.abstractmethod
     def decode_basis(self, stored: Any) -> jax.Array:
         """The basis, in float32 at least."""
-        ...
 
+    @abc.abstractmethod
     def open_basis(self, stored: Any, columns: int) -> Any:
         """The basis as `rotate` takes it, for products with so many columns (right: rows)."""
-        ...
 
+    @abc.abstractmethod
     def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
         """`Uᵀ x` for an opened basis `U` and `x (..., m, n)`, or `x U` on the right side.
 
         With `back` the inverse: `U x` or `x Uᵀ`. In the dtype of the basis.
         """
-        ...
 
 
 def rotated(u: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
-    """What `rotate` returns, for a basis `u (..., d, d)` that is decoded."""
+    """The result of `rotate` for a decoded basis `u (..., d, d)`."""
     x = x.astype(u.dtype)
     if side is LEFT:
-        return times(u, x) if back else transposed_times(u, x)
-    return times_transposed(x, u) if back else times(x, u)
+        return product(u, x, transpose_a=not back)
+    return product(x, u, transpose_b=back)
 
 
 class StorageRecord(NamedTuple):
-    """What a factor records: how matrices of its order are stored."""
+    """A factor's record of the form in which matrices of its order are stored."""
 
     order: int
     form: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Dense:
+class Dense(Storage):
     """The storage that `dense` returns."""
 
     dtype: Any = None
 
-    def one_by_one(self, order: int) -> bool:
+    def decodes_singly(self, order: int) -> bool:
         """Never: there is nothing to decode."""
         del order
         return False
@@ -165,9 +165,6 @@ def as_storage(storage: Any, name: str = "storage") -> Storage:
       ValueError: if it is neither a storage nor None.
     """
     storage = dense() if storage is None else storage
-    if not isinstance(storage, Storage):
-        raise ValueError(
-            f"{name} must be curvax.quantized(), curvax.cholesky(), curvax.packed() or "
-            f"curvax.dense(), or None; got {shown(storage)}."
-        )
+    examples = "curvax.quantized(), curvax.cholesky(), curvax.packed() or curvax.dense(), or None"
+    check_value(name, storage, Storage, examples)
     return storage

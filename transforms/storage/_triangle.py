@@ -13,9 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..linalg._platforms import apart, by_platform
-from ..linalg._spread import is_shared, traced_per_shape
-from ..linalg._tiles import square_of_lower
+from ..linalg._arrays import materialized
+from ..linalg._products import square_of_lower
 from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
 
 
@@ -61,35 +60,15 @@ def without_room(x: jax.Array) -> jax.Array:
     return x[..., 1:, :-1]
 
 
-def diagonal_of(x: jax.Array) -> jax.Array:
-    """The diagonals `(..., d)` of `x (..., d, d)`, without the gather of `jnp.diagonal`.
-
-    On TPUs as masked sums: their compiler has no room for the strided slice from order 4096 on. So
-    too where devices share a matrix (`linalg/_spread.py`).
-    """
-    if is_shared():
-        return _masked_diagonal(x)
-    return by_platform(_masked_diagonal, _strided_diagonal, x)
-
-
-def _masked_diagonal(x: jax.Array) -> jax.Array:
-    return jnp.einsum("...ii->...i", x)
-
-
-def _strided_diagonal(x: jax.Array) -> jax.Array:
-    order = x.shape[-1]
-    return x.reshape(*x.shape[:-2], order * order)[..., :: order + 1]
-
-
 def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
     """`x (..., d, d)` with another diagonal `(..., d)`."""
     return jnp.where(jnp.eye(x.shape[-1], dtype=bool), diagonal[..., None], x)
 
 
-@traced_per_shape()
+@jax.jit
 def squared(c: jax.Array) -> jax.Array:
     """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal."""
-    return square_of_lower(apart(c))
+    return square_of_lower(materialized(c))
 
 
 def encode_lower(x: jax.Array, codec: Codec, dither: jax.Array | None = None) -> Coded:
@@ -106,7 +85,7 @@ def zero_codes(x: jax.Array, codec: Codec) -> jax.Array:
 
 
 def encode_zeros(x: jax.Array, codec: Codec) -> Coded:
-    """What `encode_lower` makes of zeros of the shape of `x (..., d, d)`; programs stay short."""
+    """`encode_lower` of zeros of the shape of `x (..., d, d)`, in a shorter program."""
     scales = fold(with_room(jnp.zeros_like(tile_scales(x, codec.block))))
     return Coded(zero_codes(fold(x), codec), scales)
 

@@ -25,7 +25,7 @@ from .._paths import named_leaves
 from .._trees import widened
 from .._validate import check_interval, check_positive_int
 from ..linalg._eigh import with_fixed_signs
-from ..linalg._numerics import one_by_one
+from ..linalg._loops import each_matrix
 from ..linalg._svd import thin_svd
 from ..matrices._form import MatrixAxes
 from ..matrices._matrix_rule import MatrixRule
@@ -105,7 +105,7 @@ def extract_adapter(
 
 def _factors(change: jax.Array, rank: int | None, tolerance: float | None) -> Adapter:
     # On GPUs too: its QR of a batch would take many times as long.
-    u, s, vt = one_by_one(thin_svd, change, functools.partial(jax.lax.map, thin_svd))
+    u, s, vt = each_matrix(thin_svd, change, functools.partial(jax.lax.map, thin_svd))
     if rank is None:
         kept = jnp.sum(s > (tolerance or 0.0) * s[..., :1], axis=-1)
         rank = max(1, int(jnp.max(kept)))

@@ -4,6 +4,7 @@ A basis finder is a value with
 
 * `find(check, rank)`: returns `U (m, r)` for one matrix whose rows are projected;
 * `orthonormal`: whether the columns of `U` are orthonormal up to rounding;
+* `random`: whether `U` does not depend on the gradient;
 * `kept`: whether `U` is stored in the state. If it is not, each step draws `U` again from the key
   of the last refresh; `find` may then use only the `key` and the shapes of the `check`.
 
@@ -20,17 +21,16 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_choice, check_positive_int, shown
+from .._validate import check_bool, check_integer, check_positive_int, check_value
 from ..linalg._eigh import eigh, with_fixed_signs
+from ..linalg._products import exact_product
 from ..linalg._qr import orthogonal_complement, qr
 from ..linalg._svd import thin_svd
-from ..linalg._tiles import product
 
 DRAWN = 2**15
 """Numbers are drawn in multiples of so many: 0.2 ms more for a small matrix's refresh."""
@@ -53,11 +53,11 @@ class SubspaceCheck(NamedTuple):
         would write out both by rows. The barriers keep it from moving the transposes.
         """
         rows = jax.lax.optimization_barrier(x.mT)
-        inner = jax.lax.optimization_barrier(product(rows, self.gradient))
-        own = product(self.gradient, inner.mT).mT
+        inner = jax.lax.optimization_barrier(exact_product(rows, self.gradient))
+        own = exact_product(self.gradient, inner.mT).mT
         if self.tracked is not None:
-            inside = product(product(rows, self.basis), self.tracked)
-            own = self.b3 * product(inside, self.basis.mT) + (1 - self.b3) * own
+            inside = exact_product(exact_product(rows, self.basis), self.tracked)
+            own = self.b3 * exact_product(inside, self.basis.mT) + (1 - self.b3) * own
         return jax.lax.optimization_barrier(own).mT
 
     def factor(self) -> jax.Array:
@@ -65,42 +65,32 @@ class SubspaceCheck(NamedTuple):
         if self.tracked is None:
             return self.gradient
         q, d = eigh(self.tracked)
-        past = product(self.basis, q * jnp.sqrt(self.b3 * jnp.maximum(d, 0))[None, :])
+        past = exact_product(self.basis, q * jnp.sqrt(self.b3 * jnp.maximum(d, 0))[None, :])
         return jnp.concatenate([past, jnp.sqrt(1 - self.b3) * self.gradient], axis=1)
 
 
-@runtime_checkable
-class BasisFinder(Protocol):
+class BasisFinder(abc.ABC):
     """The type of `basis=`; the module's docstring describes it."""
 
-    @property
-    def orthonormal(self) -> bool:
-        """Whether the columns are orthonormal."""
-        ...
+    orthonormal: Any = True
+    kept: Any = True
+    random: Any = False
 
-    @property
-    def kept(self) -> bool:
-        """Whether the basis is stored in the state."""
-        ...
-
+    @abc.abstractmethod
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the basis `(m, rank)`."""
-        ...
 
 
 def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
     """The leading directions of `Q` within the span of `q`, by descending energy."""
     rows = jax.lax.optimization_barrier(q.mT)
-    inside = product(rows, check.times(q))
+    inside = exact_product(rows, check.times(q))
     vectors, _ = eigh((inside + inside.mT) / 2)
-    return product(vectors[:, ::-1][:, :rank], rows, transpose=True).mT
+    return exact_product(vectors[:, ::-1][:, :rank], rows, transpose_a=True).mT
 
 
-class _Directions(abc.ABC):
+class _Directions(BasisFinder):
     """Finders that fix the signs of what they found: once, after all choices between programs."""
-
-    orthonormal = True
-    kept = True
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the basis `(m, rank)`."""
@@ -178,13 +168,14 @@ class Iterated(_Directions):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gaussian:
+class Gaussian(BasisFinder):
     """See `gaussian`."""
 
     normalized: bool
     kept: bool
 
     orthonormal = False
+    random = True
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Draws independent normal entries."""
@@ -193,14 +184,12 @@ class Gaussian:
 
 
 @dataclasses.dataclass(frozen=True)
-class Switched:
+class Switched(BasisFinder):
     """See `complement`, `full_basis` and `gaussian_mix`."""
 
     source: str
     leading: int
     finder: BasisFinder
-
-    kept = True
 
     @property
     def orthonormal(self) -> bool:
@@ -287,7 +276,7 @@ def gaussian(*, normalized: bool = False, kept: bool = True) -> Gaussian:
     return Gaussian(normalized, kept)
 
 
-def complement(leading: int, finder: BasisFinder | None = None) -> Switched:
+def complement(leading: int = 40, finder: BasisFinder | None = None) -> Switched:
     """Keeps the leading columns of another basis and draws the others from its complement.
 
     The columns are drawn uniformly, without replacement, from an orthonormal basis of the
@@ -305,7 +294,7 @@ def complement(leading: int, finder: BasisFinder | None = None) -> Switched:
     return _switched("complement", leading, finder)
 
 
-def full_basis(leading: int, finder: BasisFinder | None = None) -> Switched:
+def full_basis(leading: int = 40, finder: BasisFinder | None = None) -> Switched:
     """Like `complement`, but draws from the remaining columns and the complement together.
 
     Args:
@@ -315,7 +304,7 @@ def full_basis(leading: int, finder: BasisFinder | None = None) -> Switched:
     return _switched("full", leading, finder)
 
 
-def gaussian_mix(leading: int, finder: BasisFinder | None = None) -> Switched:
+def gaussian_mix(leading: int = 40, finder: BasisFinder | None = None) -> Switched:
     """Keeps the leading columns of another basis; the others are Gaussian vectors of length 1.
 
     Args:
@@ -325,31 +314,8 @@ def gaussian_mix(leading: int, finder: BasisFinder | None = None) -> Switched:
     return _switched("gaussian", leading, finder)
 
 
-def switching_named(name: Any, leading: int) -> BasisFinder:
-    """The basis finder of a name in `SWITCHING`; a basis finder is returned as it is.
-
-    Raises:
-      ValueError: on an unknown name.
-    """
-    if not isinstance(name, str) and isinstance(name, BasisFinder):
-        return name
-    check_choice("switching", name, SWITCHING)
-    return {
-        "complement": functools.partial(complement, leading),
-        "full_basis": functools.partial(full_basis, leading),
-        "gaussian_mix": functools.partial(gaussian_mix, leading),
-        "gaussian": functools.partial(gaussian, normalized=True),
-        "none": iterated,
-        "evd": svd,
-    }[name]()
-
-
-SWITCHING = ("complement", "full_basis", "gaussian_mix", "gaussian", "none", "evd")
-
-
 def _switched(source: str, leading: int, finder: BasisFinder | None) -> Switched:
-    if leading != 0:
-        check_positive_int("leading", leading)
+    check_integer("leading", leading, 0)
     finder = iterated() if finder is None else finder
     check_finder("finder", finder)
     if not (finder.orthonormal and finder.kept):
@@ -362,7 +328,15 @@ def _switched(source: str, leading: int, finder: BasisFinder | None) -> Switched
 
 def check_finder(name: str, value: Any) -> None:
     """Requires a basis finder."""
-    if not isinstance(value, BasisFinder) or callable(value):
-        raise ValueError(
-            f"{name} must be a basis such as curvax.subspaces.svd(), got {shown(value)}."
-        )
+    check_value(name, value, BasisFinder, "a basis such as curvax.subspaces.svd()")
+
+
+SWITCHING = {
+    "complement": complement(),
+    "full_basis": full_basis(),
+    "gaussian_mix": gaussian_mix(),
+    "gaussian": gaussian(normalized=True),
+    "none": iterated(),
+    "evd": svd(),
+}
+"""Alice's bases, by name."""

@@ -20,13 +20,14 @@ column is rounding noise, and becomes zero, if its energy is at most `m · eps` 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_choice, check_decay, check_interval, shown
+from .._validate import Value, as_value, check_bool, check_decay, check_interval
 from ..directions._norm_growth import limited_norm
 
 
@@ -42,22 +43,18 @@ class Parts(NamedTuple):
     codimension: int  # m - r
 
 
-@runtime_checkable
-class Compensation(Protocol):
+class Compensation(Value):
     """The type of `compensation=`; the module's docstring describes it."""
 
-    @property
-    def residual(self) -> Any:
-        """ρ, or None."""
-        ...
+    residual: Any  # ρ, or None
 
+    @abc.abstractmethod
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> Any:
         """The initial state."""
-        ...
 
+    @abc.abstractmethod
     def scales(self, parts: Parts, state: Any) -> tuple[jax.Array, Any]:
         """Computes the scales of the columns and the new state."""
-        ...
 
 
 class OptimalState(NamedTuple):
@@ -77,7 +74,7 @@ def _safe_ratio(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 
 
-def _limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tuple[jax.Array, Any]:
+def _norm_limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tuple[jax.Array, Any]:
     """The scales after the norm-growth limiter on `C`, and the limited norm."""
     norm = jnp.sqrt(jnp.sum(s**2 * parts.residual, axis=-1))
     factor, norm = limited_norm(norm, last, gamma)
@@ -85,14 +82,21 @@ def _limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tuple[j
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimal:
+class Optimal(Compensation):
     """See `optimal`."""
 
-    decay: Any
-    gamma: Any
-    weight: Any
+    decay: Any = None
+    gamma: Any = 1.01
+    weight: Any = 0.4
 
     residual = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks the arguments of `optimal`."""
+        if self.decay is not None:
+            check_decay("decay", self.decay)
+        check_interval("gamma", self.gamma, 1.0, open_high=False)
+        check_interval("weight", self.weight, 0.0)
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> OptimalState:
         """Zero energies and norms."""
@@ -104,18 +108,24 @@ class Optimal:
         kept = (p > 0) & (parts.outside != 0)
         s = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, p, 1)), 0)
         s = jnp.where(jnp.isfinite(p), s, jnp.nan)  # `in_subspace` starts such a state anew
-        s, norm = _limited(s * parts.codimension**0.5, parts, state.norm, self.gamma)
+        s, norm = _norm_limited(s * parts.codimension**0.5, parts, state.norm, self.gamma)
         return self.weight * s, OptimalState(p, norm)
 
 
 @dataclasses.dataclass(frozen=True)
-class Fira:
+class Fira(Compensation):
     """See `fira` and `fira_plus`."""
 
-    gamma: Any
-    weight: Any
+    gamma: Any = 1.01
+    weight: Any = 1.0
     residual: Any = 1.0
     to_low_rank: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the arguments of `fira`."""
+        check_interval("gamma", self.gamma, 1.0, open_high=False)
+        check_interval("weight", self.weight, 0.0)
+        check_interval("residual", self.residual, 0.0)
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> LimitedState:
         """Zero norms."""
@@ -125,19 +135,23 @@ class Fira:
     def scales(self, parts: Parts, state: LimitedState) -> tuple[jax.Array, LimitedState]:
         """Scales each column as the inner transformation scales its projection."""
         s = jnp.sqrt(_safe_ratio(parts.inner, parts.projected))
-        s, norm = _limited(s, parts, state.norm, self.gamma)
+        s, norm = _norm_limited(s, parts, state.norm, self.gamma)
         if self.to_low_rank:
             s = s * _safe_ratio(jnp.sqrt(parts.low_rank), norm)[..., None]
         return self.weight * s, LimitedState(norm)
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelScaling:
+class ChannelScaling(Compensation):
     """See `channel_scaling`."""
 
-    whole: bool
+    whole: bool = False
 
     residual = None
+
+    def __post_init__(self) -> None:
+        """Checks the argument of `channel_scaling`."""
+        check_bool("whole", self.whole)
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> None:
         """No state."""
@@ -156,10 +170,10 @@ class ChannelScaling:
 
 
 def optimal(
-    decay: jax.typing.ArrayLike = 0.9,
+    decay: jax.typing.ArrayLike | None = None,
     *,
     gamma: jax.typing.ArrayLike = 1.01,
-    weight: jax.typing.ArrayLike = 1.0,
+    weight: jax.typing.ArrayLike = 0.4,
 ) -> Optimal:
     r"""Alice's compensation: divides residual columns by the root of their running energy.
 
@@ -169,16 +183,14 @@ def optimal(
     Theorem 5.1).
 
     Args:
-      decay: decay rate of the energies, which start at 0 and have no bias correction.
+      decay: decay rate of the energies, which start at 0 and have no bias correction; `None` is
+        the `b1` of `alice`, as published, and 0.9 elsewhere.
       gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
-      weight: w, applied after the limiter.
+      weight: w, applied after the limiter: Alice's α_c (0.2 at 1.3B parameters).
 
     Raises:
       ValueError: naming the argument that is outside its range.
     """
-    check_decay("decay", decay)
-    check_interval("gamma", gamma, 1.0, open_high=False)
-    check_interval("weight", weight, 0.0)
     return Optimal(decay, gamma, weight)
 
 
@@ -195,33 +207,28 @@ def fira(
     Args:
       gamma: largest growth of ‖C‖ from one step to the next; infinity switches the limiter off.
       weight: w, applied after the limiter.
-      residual: ρ; 1 is the true residual; the official code uses GaLore's scale.
+      residual: ρ; 1 is the true residual. With GaLore's scale α, the official code is
+        `fira(residual=α, weight=1 / α)`.
 
     Raises:
       ValueError: naming the argument that is outside its range.
     """
-    check_interval("gamma", gamma, 1.0, open_high=False)
-    check_interval("weight", weight, 0.0)
-    check_interval("residual", residual, 0.0)
     return Fira(gamma, weight, residual)
 
 
-def fira_plus(*, gamma: jax.typing.ArrayLike = 1.01, weight: jax.typing.ArrayLike = 1.0) -> Fira:
+def fira_plus(*, weight: jax.typing.ArrayLike = 0.4) -> Fira:
     """Fira's compensation with the norm of the low-rank part: `C ← w C ‖UΔ‖ / ‖C‖`.
 
-    The limiter acts first, as in Gong et al., arXiv:2502.07752, section F.7. It does not change the
-    result, since the rescaling sets the norm.
+    There is no limit on the growth of ‖C‖, which the rescaling sets (Gong et al., arXiv:2502.07752,
+    section F.7).
 
     Args:
-      gamma: largest growth of ‖C‖ before it is rescaled.
       weight: w.
 
     Raises:
       ValueError: naming the argument that is outside its range.
     """
-    check_interval("gamma", gamma, 1.0, open_high=False)
-    check_interval("weight", weight, 0.0)
-    return Fira(gamma, weight, to_low_rank=True)
+    return Fira(weight=weight, to_low_rank=True)
 
 
 def channel_scaling(*, whole: bool = False) -> ChannelScaling:
@@ -232,63 +239,22 @@ def channel_scaling(*, whole: bool = False) -> ChannelScaling:
     Args:
       whole: whether to use one scale `‖Δ‖ / ‖σ‖` per matrix (Apollo-mini).
     """
+    check_bool("whole", whole)
     return ChannelScaling(whole)
 
 
-def compensation_named(
-    name: Any, decay: jax.typing.ArrayLike, gamma: jax.typing.ArrayLike, weight: Any
-) -> Compensation | None:
-    """The compensation of a name in `COMPENSATIONS`; other values are returned as they are.
+COMPENSATIONS = {None: None, "optimal": Optimal(), "fira": Fira(), "fira+": fira_plus()}
+"""The plain compensations, by name."""
+
+
+def as_compensation(value: Any, decay: jax.typing.ArrayLike = 0.9) -> Any:
+    """A compensation or what its name stands for; `decay` is that of `optimal()` without one.
 
     Raises:
-      ValueError: if the name is unknown.
+      ValueError: if it is neither a compensation nor a name.
     """
-    if not isinstance(name, str):
-        check_compensation(name)
-        return name
-    check_choice("compensation", name, COMPENSATIONS)
-    check_interval("compensation_scale", weight, 0.0)
-    return {
-        "optimal": lambda: optimal(decay, gamma=gamma, weight=weight),
-        "fira": lambda: fira(gamma=gamma),
-        "fira+": lambda: fira_plus(gamma=gamma, weight=weight),
-        "none": lambda: None,
-    }[name]()
-
-
-def fira_compensation(
-    scale: jax.typing.ArrayLike,
-    gamma: jax.typing.ArrayLike,
-    plus: Any,
-    residual: str,
-    scale_compensation: bool,
-) -> Fira:
-    """The compensation that `fira`'s arguments describe, before `scale` multiplies the direction.
-
-    Raises:
-      ValueError: naming the invalid argument.
-    """
-    check_choice("residual", residual, ("complement", "scaled"))
-    check_bool("scale_compensation", scale_compensation)
-    if not scale_compensation:
-        check_interval("scale", scale, 0.0, open_low=True)
-    weight = 1.0 if scale_compensation else 1 / scale
-    if plus is None:
-        rho = 1.0 if residual == "complement" else scale
-        return fira(gamma=gamma, weight=weight, residual=rho)
-    check_interval("plus", plus, 0.0)
-    if residual != "complement":
-        raise ValueError(f"residual must be 'complement' for Fira+ (plus=), got {residual!r}.")
-    return fira_plus(gamma=gamma, weight=weight * plus)
-
-
-COMPENSATIONS = ("optimal", "fira", "fira+", "none")
-
-
-def check_compensation(value: Any) -> None:
-    """Requires a compensation or None."""
-    if value is not None and (not isinstance(value, Compensation) or callable(value)):
-        raise ValueError(
-            "compensation must be None or a value such as curvax.subspaces.optimal(), got "
-            f"{shown(value)}."
-        )
+    example = "curvax.subspaces.optimal(weight=0.2)"
+    found = as_value("compensation", value, Compensation, example, COMPENSATIONS)
+    if isinstance(found, Optimal) and found.decay is None:
+        return dataclasses.replace(found, decay=decay)
+    return found

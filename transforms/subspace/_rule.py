@@ -15,32 +15,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from .._counts import Counts, counter
+from .._counts import counter, counters
 from .._guard import all_finite, finite_or_zero, is_finite
-from .._keys import key_for
+from .._recording import instead, record_rank
 from .._side import LEFT, Side, side_of
+from .._stacks import key_for
 from .._trees import widened
 from ..directions._carry import Carry, Moments, put_moments, take_moments
+from ..linalg._loops import at_most_once
 from ..linalg._numerics import magnitude, power_of_two
-from ..linalg._products import gram_of
-from ..linalg._tiles import product
+from ..linalg._products import exact_product, gram
 from ..refresh._due import refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
-from ..refresh._visits import at_most_once
-from ._bases import BasisFinder, SubspaceCheck
+from ._bases import BasisFinder, SubspaceCheck, Switched
 from ._compensation import Compensation, Parts
-from ._rank import record_rank
 
 
-class SubspaceCounts(Counts):
+@counters
+class SubspaceCounts(NamedTuple):
     """Counters of `Subspace`."""
 
+    value: Any
     names = ("refreshes", "rejected", "skipped", "restarted", "damaged")
 
 
@@ -52,6 +52,7 @@ class Subspace(NamedTuple):
     key: jax.Array  # uint32 (..., 2)
     counts: SubspaceCounts
     compensation: Any  # state of the compensation
+    phase: jax.Array | None = None  # when it is due, int32 (...), if staggered
 
     refreshes = counter("refreshes")  # bases computed, int32 (...)
     rejected = counter("rejected")  # refreshes that found no finite basis
@@ -87,25 +88,38 @@ class SubspaceRule:
         side = self.side_of(x)
         return side.order(x), side.other.order(x), min(self.rank, *x.shape[-2:])
 
+    def projected_shape(self, x: Any) -> tuple[int, ...]:
+        """The shape of σ."""
+        _, columns, rank = self.orders(x)
+        return (*x.shape[:-2], *((rank, columns) if self.side_of(x) is LEFT else (columns, rank)))
+
     def like_projected(self, x: Any) -> jax.Array:
         """Zeros in the shape and dtype of σ."""
-        _, columns, rank = self.orders(x)
-        shape = (rank, columns) if self.side_of(x) is LEFT else (columns, rank)
-        return jnp.zeros((*x.shape[:-2], *shape), jnp.promote_types(x.dtype, jnp.float32))
+        return jnp.zeros(self.projected_shape(x), jnp.promote_types(x.dtype, jnp.float32))
 
-    def start(self, x: Any, key: jax.Array) -> Subspace:
+    def start(self, x: Any, key: jax.Array, phase: jax.Array | None = None) -> Subspace:
         """The initial subspaces of a batch of matrices."""
         rows, columns, rank = self.orders(x)
         batch, dtype = x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)
-        record_rank(x, self.rank, rank, self.side_of(x), self.basis)
+        self._record_rank(x, rank)
         eye = jnp.eye(rows, rank, dtype=dtype)
         return Subspace(
             basis=jnp.tile(eye, (*batch, 1, 1)) if self.basis.kept else None,
             tracked=None if self.b3 is None else jnp.zeros((*batch, rank, rank), dtype),
             key=key,
             counts=SubspaceCounts.zeros(batch),
+            phase=phase,
             compensation=self.compensation and self.compensation.init(batch, columns, dtype),
         )
+
+    def _record_rank(self, x: Any, rank: int) -> None:
+        """Records the rank of matrices like `x`, and how many columns a switched basis keeps."""
+        side = self.side_of(x)
+        where = side.value
+        if isinstance(self.basis, Switched):
+            stay = self.basis.stay(rank, side.order(x))
+            where += f", leading {instead(stay, self.basis.leading)}"
+        record_rank(x, self.rank, rank, where)
 
     def project(
         self, g: jax.Array, u: jax.Array, subspace: Subspace
@@ -154,10 +168,10 @@ class SubspaceRule:
             key=key_for(subspace.key, number),
         )
 
-    def refresh_one(self, entry: tuple[Any, ...]) -> tuple[Any, ...]:
+    def refresh_one(self, entry: tuple[Subspace, Any], given: tuple[Any, ...]) -> tuple[Any, ...]:
         """Refreshes the subspace of a single matrix and carries its moments over."""
-        subspace, given, moments = entry
-        gradient = widened(given)
+        (subspace, moments), (gradient, key) = entry, given
+        gradient, subspace = widened(gradient), subspace._replace(key=key)
         finite, size = is_finite(gradient, axis=None), magnitude(gradient)
         good = finite & (size > 0)
         sound = jnp.bool_(True)
@@ -179,7 +193,7 @@ class SubspaceRule:
             new = jax.lax.cond(good, found, lambda: old)
             good &= jnp.isfinite(magnitude(new))
             used = jnp.where(good, new, old)
-            turn = product(used.mT, old)
+            turn = exact_product(used.mT, old)
             as_rows = self.side_of(gradient).as_rows
 
             def followed(rule: Any, moment: jax.Array) -> jax.Array:
@@ -196,34 +210,35 @@ class SubspaceRule:
                 tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
             subspace = subspace._replace(basis=used, tracked=tracked)
         counts = subspace.counts.plus(refreshes=good, rejected=~good, restarted=~sound)
-        return subspace._replace(counts=counts), given, moments
+        return subspace._replace(key=None, counts=counts), moments
 
     def refreshed(
-        self, gradients: Any, state: Any, policy: RefreshPolicy, count: jax.Array
-    ) -> tuple[Any, Any]:
+        self, g: jax.Array, state: Any, policy: RefreshPolicy, count: jax.Array
+    ) -> tuple[Subspace, Any]:
         """Runs the refreshes due at this step; returns the subspaces and the new inner state."""
-        projected = jax.tree.map(self.like_projected, gradients)
-        moments = jax.tree.map(lambda _: None, gradients)
-        if self.carry.needs_names:
-            moments = take_moments(state.inner, projected)
+        moments = take_moments(state.inner) if self.carry.needs_names else None
 
-        def select(entry: tuple[Any, ...], due: jax.Array) -> jax.Array:
-            subspace, g, _ = entry
+        def select(entry: tuple[Any, ...], given: tuple[Any, ...], due: jax.Array) -> jax.Array:
+            (subspace, _), (g, key) = entry, given
             if policy.examines is not None:
-                due &= self.examined(policy, g, subspace)
+                due &= self.examined(policy, g, subspace._replace(key=key))
             return due | untried(subspace).reshape(-1)
 
-        together = lambda g, subspace, moments: (subspace, g, moments)  # noqa: E731
-        entries = jax.tree.map(together, gradients, state.subspaces, moments)
-        costs = jax.tree.map(lambda g: float(math.prod(self.orders(g))), gradients)
-        entries = refresh_due(
-            self.refresh_one, gradients, entries, costs, policy.schedule, count, select
+        # Of the state a refresh leaves the key, the phase and the compensation as they are.
+        old = state.subspace
+        changed = old._replace(key=None, phase=None, compensation=None)
+        subspace, moments = refresh_due(
+            jax.jit(self.refresh_one),
+            (changed, moments),
+            g.shape[:-2],
+            policy.schedule,
+            count,
+            given=(g, old.key),
+            phase=old.phase,
+            select=select,
         )
-        subspaces = jax.tree.map(lambda _, entry: entry[0], gradients, entries)
-        if not self.carry.needs_names:
-            return subspaces, state.inner
-        moments = jax.tree.map(lambda _, entry: entry[2], gradients, entries)
-        return subspaces, put_moments(state.inner, projected, moments)
+        subspace = subspace._replace(key=old.key, phase=old.phase, compensation=old.compensation)
+        return subspace, state.inner if moments is None else put_moments(state.inner, moments)
 
     def examined(self, policy: RefreshPolicy, g: jax.Array, subspace: Subspace) -> jax.Array:
         """Which matrices of a batch the policy refreshes, bool (size,)."""
@@ -267,8 +282,9 @@ class SubspaceRule:
         sound = self._sound_bases(subspace, finite[..., 0, 0])
         good = sound & all_finite(moved)
         if subspace.tracked is not None:
-            gram = gram_of(sigma, side)
-            subspace = subspace._replace(tracked=self.b3 * subspace.tracked + (1 - self.b3) * gram)
+            square = gram(sigma, side)
+            tracked = self.b3 * subspace.tracked + (1 - self.b3) * square
+            subspace = subspace._replace(tracked=tracked)
         inside, s = moved, None
         if self.compensation is not None:
             parts = self.parts(g, u, sigma, finite, energies, moved)

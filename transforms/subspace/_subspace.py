@@ -26,6 +26,7 @@ FLOPs between refreshes, `2r²n` more with tracking, one more pass over `G` with
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -33,32 +34,31 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
-from .._keys import matrix_keys
 from .._restart import flagged, restarted
-from .._trees import map_unzip, widened
+from .._stacks import each_array, matrix_keys, matrix_names, projected
+from .._trees import widened
 from .._validate import (
     check_bool,
     check_choice,
     check_decay,
-    check_matrices,
     check_positive_int,
-    shown,
+    check_value,
 )
-from ..directions._carry import Carry, find_moments, keep
+from ..directions._carry import Carry, check_moments, keep
+from ..refresh._due import phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
-from ._bases import BasisFinder, check_finder
-from ._compensation import Compensation, check_compensation
-from ._rank import check_ranks
-from ._rule import SubspaceRule
+from ._bases import BasisFinder, Switched, check_finder
+from ._compensation import Compensation, as_compensation
+from ._rule import Subspace, SubspaceRule
 
-SIDES = ("smaller", "larger", "left", "right", "std")
+PROJECTED_SIDES = ("smaller", "larger", "left", "right", "std")
 
 
 class SubspaceState(NamedTuple):
     """State of `in_subspace`."""
 
     count: jax.Array  # t, int32 scalar
-    subspaces: Any  # a Subspace per leaf
+    subspace: Subspace
     inner: Any  # state of the inner transformation, for the projected matrices
 
 
@@ -69,9 +69,8 @@ def in_subspace(
     basis: BasisFinder,
     refresh: RefreshPolicy,
     carry: Carry | None = None,
-    compensation: Compensation | None = None,
-    tracking: bool = False,
-    b3: jax.typing.ArrayLike = 0.999,
+    compensation: str | Compensation | None = None,
+    b3: jax.typing.ArrayLike | None = None,
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,
@@ -88,9 +87,10 @@ def in_subspace(
       carry: how moments follow a change of basis: `subspaces.keep()` (the default), `rotate()` or
         `reset()`.
       compensation: how the residual of the gradient is used: `None` (not at all),
-        `subspaces.optimal()`, `fira()`, `fira_plus()` or `channel_scaling()`.
-      tracking: whether to accumulate the energies within the subspace for the next basis.
-      b3: decay rate of the tracked second moment.
+        "optimal", "fira", "fira+", or a value such as `subspaces.optimal(weight=0.2)` or
+        `channel_scaling()`.
+      b3: decay rate of the energies within the subspace, which are tracked for the next basis;
+        `None` does not track them. A basis that is drawn without the gradient needs `None`.
       side: the projected side: "smaller" or "larger" of the two orders (left if they are equal),
         "left" (rows), "right" (columns), or "std" (the smaller, right if they are equal).
       clamp_rank: `True` clamps the rank to `min(m, n)`, and `leading` to the nearest value that a
@@ -119,56 +119,72 @@ def in_subspace(
     check_positive_int("rank", rank)
     check_finder("basis", basis)
     check_refresh(refresh, ("projection",))
-    check_compensation(compensation)
-    if not isinstance(carry, Carry) or callable(carry):
-        raise ValueError(
-            f"carry must be a value such as curvax.subspaces.rotate(), got {shown(carry)}."
-        )
-    check_bool("tracking", tracking)
-    check_decay("b3", b3)
-    check_choice("side", side, SIDES)
+    used: Compensation | None = as_compensation(compensation)
+    check_value("carry", carry, Carry, "a value such as curvax.subspaces.rotate()")
+    if b3 is not None:
+        check_decay("b3", b3)
+        if basis.random:
+            raise ValueError(
+                "b3 must be None with a basis that is drawn without the gradient (basis=, or "
+                f"switching= of alice); got b3={b3!r} and {basis!r}."
+            )
+    check_choice("side", side, PROJECTED_SIDES)
     check_bool("clamp_rank", clamp_rank)
-    if not basis.kept and (tracking or carry.needs_names):
+    if not basis.kept and carry.needs_names:
         raise ValueError(
-            "basis is drawn anew at each step, so tracking must be False and carry must be "
-            f"curvax.subspaces.keep(); got basis={basis!r}, tracking={tracking!r}, carry={carry!r}."
+            "basis is drawn anew at each step, so carry must be curvax.subspaces.keep(); got "
+            f"basis={basis!r}, carry={carry!r}."
         )
-    rule = SubspaceRule(rank, basis, carry, compensation, b3 if tracking else None, side)
+    rule = SubspaceRule(rank, basis, carry, used, b3, side)
 
-    def init(params: Any) -> SubspaceState:
-        check_matrices(params, "in_subspace")
+    def init(x: Any) -> SubspaceState:
         if not clamp_rank:
-            check_ranks(params, rank, basis, rule.orders)
-        projected = jax.tree.map(rule.like_projected, params)
-        inner_state = inner.init(projected)
+            _check_rank(x, rank, basis, rule.orders)
+        with projected(rule.projected_shape, x):
+            like = rule.like_projected(x)
+            inner_state = inner.init(like)
         if carry.needs_names:
-            find_moments(inner_state, projected)
-        return SubspaceState(
-            count=jnp.zeros([], jnp.int32),
-            subspaces=jax.tree.map(rule.start, params, matrix_keys(params, seed)),
-            inner=inner_state,
-        )
+            check_moments(inner_state, like)
+        (phase,) = phases_of(x, refresh.schedule, [lambda y: float(math.prod(rule.orders(y)))])
+        subspace = rule.start(x, matrix_keys(x, seed), phase)
+        return SubspaceState(jnp.zeros([], jnp.int32), subspace, inner_state)
 
-    def update(updates: Any, state: Any, params: Any = None):
-        counts = jax.tree.map(lambda _, x: x.counts, updates, state.subspaces)
-        like = updates if params is None else params
-        state = restarted(init, flagged(counts), state, like)
+    def update(g: Any, state: Any, params: Any = None):
+        damaged = flagged(state.subspace.counts)
+        state = restarted(init, damaged, state, g if params is None else params)
         count = next_step(state.count)
-        subspaces, inner_state = rule.refreshed(updates, state, refresh, count)
-        wide = jax.tree.map(widened if compensation is None else _widened_once, updates)
-        bases = jax.tree.map(rule.basis_in_use, wide, subspaces)
-        projected, finite, energies = map_unzip(3, rule.project, wide, bases, subspaces)
-        moved, inner_state = inner.update(projected, inner_state)
-        directions, subspaces = map_unzip(
-            2, rule.combined, wide, subspaces, bases, projected, finite, energies, moved
-        )
-        directions = jax.tree.map(lambda g, d: d.astype(g.dtype), updates, directions)
-        return directions, SubspaceState(count, subspaces, inner_state)
+        subspace, inner_state = rule.refreshed(g, state, refresh, count)
+        wide = widened(g) if used is None else _widened_once(g)
+        u = rule.basis_in_use(wide, subspace)
+        sigma, finite, energies = rule.project(wide, u, subspace)
+        found: Any = inner.update(sigma, inner_state)
+        moved, inner_state = found
+        direction, subspace = rule.combined(wide, subspace, u, sigma, finite, energies, moved)
+        return direction.astype(g.dtype), SubspaceState(count, subspace, inner_state)
 
-    return optax.GradientTransformation(init, update)
+    return each_array("in_subspace", init, update)
 
 
 def _widened_once(x: jax.Array) -> jax.Array:
     """Converts `x` to float32 at least, once: XLA would convert it again for each use."""
     wide = widened(x)
     return x if wide.dtype == x.dtype else jax.lax.optimization_barrier(wide)
+
+
+def _check_rank(x: Any, asked: int, basis: BasisFinder, orders: Any) -> None:
+    """Requires the matrices of `x` to allow the rank, and the `leading` of a switched basis.
+
+    Raises:
+      ValueError: naming the first of their parameters.
+    """
+    advice = "clamp_rank=True takes the nearest allowed value."
+    rows, _, rank = orders(x)
+    m, n = x.shape[-2:]
+    where = f"for the parameter {matrix_names(x)[0][0]!r}, whose matrices are {m}×{n}"
+    if rank < asked:
+        raise ValueError(f"rank must be at most {rank} {where}; got {asked}. {advice}")
+    if isinstance(basis, Switched) and basis.stay(rank, rows) != basis.leading:
+        raise ValueError(
+            f"leading must be {basis.stay(rank, rows)} {where} and switched at rank {rank}; "
+            f"got {basis.leading}. {advice}"
+        )

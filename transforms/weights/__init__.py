@@ -1,1 +1,1 @@
-"""Parameters in bfloat16 that learn: what a sum of parameter and update loses is not lost."""
+"""Parameters in few bits that learn: updates that rounding would swallow are not lost."""

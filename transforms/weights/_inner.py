@@ -1,4 +1,4 @@
-"""The optimizer inside a wrapper for parameters in bfloat16 sees everything in float32."""
+"""Wrappers for parameters in bfloat16 give their inner optimizer everything in float32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .._paths import named_leaves
 
 
 def checked(inner: Any) -> optax.GradientTransformationExtraArgs:
-    """`inner`, if it is an Optax transformation."""
+    """Requires `inner` to be an Optax transformation, and returns it."""
     if not isinstance(inner, optax.GradientTransformation):
         raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
     return optax.with_extra_args_support(inner)
@@ -25,24 +25,24 @@ def check_given(params: Any) -> None:
 
 
 def init_inner(inner: optax.GradientTransformation, params: Any) -> Any:
-    """The state of the inner optimizer, whose moments take float32 from its parameters."""
+    """The state of the inner optimizer; its moments are in float32, like the parameters it sees."""
     for name, p in named_leaves(params).present().items():
         if jnp.result_type(p) == jnp.float16:
             raise ValueError(
                 f"the parameter {name!r} has dtype float16, whose small numbers have fewer bits; "
                 "wrappers for low precision take bfloat16 and leave float32 as it is."
             )
-    return inner.init(widened(params))
+    return inner.init(widen_narrow(params))
 
 
 def update_inner(
-    inner: Any, updates: Any, state: Any, params: Any, extra_args: Any, widened_params: Any = None
+    inner: Any, updates: Any, state: Any, params: Any, extra_args: Any, wide_params: Any = None
 ) -> Any:
-    """The inner update, with what belongs to parameters in bfloat16 in float32."""
+    """The inner update; gradients and values of parameters in bfloat16 go in as float32."""
     check_given(params)
-    given = widened(params) if widened_params is None else widened_params
+    wide_params = widen_narrow(params) if wide_params is None else wide_params
     updates = jax.tree.map(lambda p, g: wide(g) if is_narrow(p) else g, params, updates)
-    return inner.update(updates, state, given, **extra_args)
+    return inner.update(updates, state, wide_params, **extra_args)
 
 
 def is_narrow(p: Any) -> bool:
@@ -51,15 +51,15 @@ def is_narrow(p: Any) -> bool:
 
 
 def wide(x: jax.Array) -> jax.Array:
-    """In float32, exactly."""
+    """`x` in float32, exactly."""
     return x.astype(jnp.float32)
 
 
-def widened(params: Any) -> Any:
-    """Parameters in float32 in the place of those in bfloat16."""
+def widen_narrow(params: Any) -> Any:
+    """The parameters, with those in bfloat16 in float32."""
     return jax.tree.map(lambda p: wide(p) if is_narrow(p) else p, params)
 
 
 def map_narrow(f: Any, params: Any) -> Any:
-    """A tree with `f` of each parameter in bfloat16, and a hole for each other."""
+    """A tree with `f` of each parameter in bfloat16, and a hole for each other parameter."""
     return jax.tree.map(lambda p: f(p) if is_narrow(p) else optax.MaskedNode(), params)

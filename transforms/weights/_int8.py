@@ -1,23 +1,23 @@
 r"""Weights in 8 bits, which learn.
 
-A matrix is in codes $c \in \{0 \dots 255\}$ with a scale $s$ for each row:
+A matrix consists of codes $c \in \{0 \dots 255\}$ and a scale $s$ for each row:
 
 $$w = s\,(2c - 255) / 255, \qquad c \leftarrow \lfloor c + 255\, u / (2s) + \delta \rfloor$$
 
-for an update $u$, with $\delta \in [0, 1)$ from `storage/_dither.py`: an update of a tenth of the
+for an update $u$, with $\delta \in [0, 1)$ from `storage/_codec.py`: an update of a tenth of the
 gap between two codes moves the code in one of ten steps. So nothing is lost on average, no weights
-of more bits exist, and a run that is resumed repeats itself. A zero update changes nothing.
+with more bits exist, and a resumed run repeats itself. A zero update changes nothing.
 
-*Scales.* A row keeps its scale while its largest weight is between a quarter of it and all of it;
-otherwise the scale becomes 9/8 of that weight, and the codes are rounded to the new ones in the
-same way. Scales are in the dtype that the weights had.
+*Scales.* A row keeps its scale while its largest weight is at most the scale and more than a
+quarter of it. Otherwise the scale becomes 9/8 of that weight, and the old codes are rounded to new
+ones in the same way. Scales have the dtype of the original weights.
 
 *Contract of Optax.* Updates of codes are differences modulo 256, so that `optax.apply_updates`,
 which adds them as unsigned bytes, gives exactly the new codes.
 
-*Error.* The gap is `2s / 255`: of $n$ updates of one size, the sum is off by about one gap. Weights
-in bfloat16 have gaps of 1/256 to 1/128 of each weight, these of some 1/120 of the largest weight of
-the row. *Memory.* 1 byte per weight and 2 or 4 per row. Scales of tiles would follow the weights
+*Error.* The gap is `2s / 255`: the sum of $n$ updates of one size is off by about one gap. The gaps
+are about 1/120 of the largest weight of the row; in bfloat16 they are 1/256 to 1/128 of each
+weight. *Memory.* 1 byte per weight and 2 or 4 per row. Scales of tiles would follow the weights
 more closely, but XLA:TPU writes their product with a matrix in full size.
 
 References: int8 weights with stochastic rounding: Zhang et al., Q-GaLore, arXiv:2407.08296; Zhu et
@@ -26,25 +26,24 @@ al., APOLLO, arXiv:2412.05270.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.experimental.layout import Layout, with_layout_constraint
+from jax.core import Tracer
 
 from .._counts import next_step
 from .._paths import named_leaves
 from .._validate import check_predicate
-from ..linalg._platforms import by_platform
+from ..linalg._arrays import one_layer_in_rows
 from ..matrices._names import why_no_matrix
-from ..storage._codec import Coded
-from ..storage._dither import dither
+from ..storage._codec import Coded, dither_of
 from ._inner import check_given, checked
 
 HEADROOM = 9 / 8
+LEAST = 2.0**-118  # the smallest scale: the 255th part of it is a normal number of float32
 TOP = 255  # the largest code
 
 
@@ -61,16 +60,19 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
     Args:
       params: a tree of parameters.
       where: a predicate of a parameter's path, such as "mlp/up/kernel", and the parameter: whether
-        it goes into 8 bits. By default those with two axes or more whose names are not those of
-        embeddings, norms, biases or other vectors. Matrices are the last two axes.
+        to store it in 8 bits. By default all parameters with two axes or more, except those with
+        names of embeddings, norms, biases or other vectors. Matrices are the last two axes.
 
     Returns:
       The same tree with a pair `(codes, scales)` in place of each such parameter: `codes` of its
       shape `(..., m, n)`, uint8, and `scales (..., m, 1)` in its dtype. Rounding moves a weight by
       at most 0.45 % of the largest weight of its row.
 
+    A row with an entry that is not finite becomes NaN, if `jit` leaves no other way to say so.
+
     Raises:
-      ValueError: naming a parameter for which `where` is true and which is not a floating matrix.
+      ValueError: naming a parameter for which `where` is true and which is not a floating matrix,
+        or one with an entry that is not finite.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -94,17 +96,24 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
                 f"{jnp.result_type(x)}; only floating parameters of two axes or more go into int8."
             )
         wide = jnp.asarray(x).astype(jnp.float32)
-        scales = _scales(_largest(wide), 0.0, x.dtype).astype(x.dtype)
-        place = (wide * _inverse(scales.astype(jnp.float32)) + 1) * (TOP / 2)
+        largest = _row_maxima(wide)
+        finite = jnp.isfinite(largest)
+        if not isinstance(finite, Tracer) and not finite.all():
+            raise ValueError(
+                f"the parameter {name!r} must be finite to go into int8, which has no code for "
+                f"infinity or NaN; {int(jnp.sum(~finite))} of its rows are not."
+            )
+        scales = jnp.where(finite, _scales(largest, 0.0, x.dtype), jnp.nan).astype(x.dtype)
+        place = (_over(wide, scales.astype(jnp.float32)) + 1) * (TOP / 2)
         return Coded(jnp.round(place).astype(jnp.uint8), scales)
 
     return named.rebuild({name: encoded(name, x) for name, x in named.present().items()})
 
 
 def from_int8(params: Any) -> Any:
-    """The parameters that `to_int8` or an update returned, decoded; other parameters as they are.
+    """Decodes the parameters that `to_int8` or an update returned; others stay as they are.
 
-    A train step takes gradients with respect to them:
+    A train step takes gradients with respect to the decoded parameters:
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax
@@ -119,7 +128,7 @@ def from_int8(params: Any) -> Any:
 
 
 def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Updates weights in 8 bits, rounding up and down in turn, so that small updates are not lost.
+    """Updates weights in 8 bits and rounds up and down in turn, so small updates are not lost.
 
     Args:
       inner: the whole optimizer. It gets gradients and decoded weights in float32, and its moments
@@ -159,7 +168,7 @@ def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransform
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         check_given(params)
         count = next_step(state.count)
-        # What traces an optimizer may give it parameters as gradients.
+        # Tools that trace an optimizer may pass parameters as gradients.
         gradients = jax.tree.map(
             lambda p, g: g.astype(jnp.float32) if _is_coded(p) else g,
             params,
@@ -181,41 +190,40 @@ def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransform
 
 
 def _change(old: Coded, weights: jax.Array, update: jax.Array, count: jax.Array) -> Coded:
-    """What `optax.apply_updates` adds to codes and scales."""
+    """The change that `optax.apply_updates` adds to codes and scales."""
     update = update.astype(jnp.float32)
     update = jnp.where(jnp.isfinite(update).all(axis=(-2, -1), keepdims=True), update, 0)
     before = old.scales.astype(jnp.float32)
-    after = _scales(_largest(weights + update), before, old.scales.dtype)
+    after = _scales(_row_maxima(weights + update), before, old.scales.dtype)
     signed = 2 * old.codes.astype(jnp.float32) - TOP
-    ratio = jnp.where(after == before, 1, before * _inverse(after))
+    ratio = jnp.where(after == before, 1, _over(before, after))
     place = (signed * ratio + TOP) / 2  # the code itself where the scale stays
     whole = jnp.floor(place)
     *batch, m, n = weights.shape
-    thresholds = dither(jnp.broadcast_to(count, tuple(batch)), m, n)
+    thresholds = dither_of(jnp.broadcast_to(count, tuple(batch)), m, n)
     # The sum without `whole`: a zero update adds exactly nothing.
-    steps = jnp.floor(place - whole + update * (TOP / 2 * _inverse(after)) + thresholds)
+    steps = jnp.floor(place - whole + _over(update, after, TOP / 2) + thresholds)
     codes = jnp.clip(whole + steps, 0, TOP).astype(jnp.uint8)
-    return Coded(_in_order(codes - old.codes), after - before)
+    return Coded(one_layer_in_rows(codes - old.codes), after - before)
 
 
-def _in_order(codes: jax.Array) -> jax.Array:
-    """The codes of one layer row by row in memory: XLA:TPU would transpose those of all layers."""
-    if math.prod(codes.shape[:-2]) > 1:
-        return codes
-    order = Layout(major_to_minor=tuple(range(codes.ndim)))
-    return by_platform(lambda x: with_layout_constraint(x, order), lambda x: x, codes)
-
-
-def _largest(x: jax.Array) -> jax.Array:
+def _row_maxima(x: jax.Array) -> jax.Array:
     """The largest magnitude of each row."""
     return jnp.max(jnp.abs(x), axis=-1, keepdims=True)
 
 
 def _scales(largest: jax.Array, before: jax.Array | float, dtype: Any) -> jax.Array:
-    """The scales of rows with these largest magnitudes: numbers of `dtype`, in float32."""
+    """The scales of rows with these largest magnitudes: values of `dtype`, as float32."""
     most = float(jnp.finfo(dtype).max)
-    new = jnp.minimum(HEADROOM * largest, most).astype(dtype).astype(jnp.float32)
+    new = jnp.clip(HEADROOM * largest, LEAST, most).astype(dtype).astype(jnp.float32)
+    new = jnp.where(largest == 0, 0, new)
     return jnp.where((largest <= before) & (4 * largest > before), before, new)
+
+
+def _over(x: jax.Array, scales: jax.Array, factor: float = 1.0) -> jax.Array:
+    """`factor * x / scales`; reciprocals of the largest scales would be subnormal, and so zero."""
+    shift = jnp.where(scales > 1, 2.0**-8, 1.0)  # exact
+    return (x * shift) * (factor * _inverse(scales * shift))
 
 
 def _inverse(scales: jax.Array) -> jax.Array:
@@ -228,12 +236,12 @@ def _is_coded(node: Any) -> bool:
 
 
 def _decoded(params: Any, dtype: Any) -> Any:
-    """Coded parameters decoded, in `dtype` or in that of their scales."""
+    """Decodes coded parameters, in `dtype` or in the dtype of their scales."""
 
     def plain(p: Any) -> Any:
         if not _is_coded(p):
             return p
-        codes = _in_order(p.codes)
+        codes = one_layer_in_rows(p.codes)
         values = (2 * codes.astype(jnp.float32) - TOP) * (p.scales.astype(jnp.float32) / TOP)
         return values.astype(p.scales.dtype if dtype is None else dtype)
 

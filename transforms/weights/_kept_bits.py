@@ -1,4 +1,4 @@
-r"""Parameters in bfloat16 with further bits in the state: Kahan summation and master weights.
+r"""Parameters in bfloat16 with more bits in the state: Kahan summation and master weights.
 
 For a parameter $p$ and its update $u$, with $\mathrm{rn}$ for rounding to the nearest bfloat16:
 
@@ -6,10 +6,10 @@ For a parameter $p$ and its update $u$, with $\mathrm{rn}$ for rounding to the n
   $q = \mathrm{rn}(p + (u + c))$, $c \leftarrow \mathrm{rn}((p - q) + (u + c))$;
 - master weights: $w \leftarrow w + u$ in float32, $q = \mathrm{rn}(w)$.
 
-*Numerics.* Parameter and compensation have 16 bits together or more, a master 24. A sum that is not
-finite is left to `optax.apply_updates`, and clears the compensation. Where a step makes a master
-more than $2^{16}$ times smaller, the parameter may miss it by $2^{-24}$ of its old value, and
-replaces it. *State.* 2 and 4 bytes per parameter.
+*Numerics.* Parameter and compensation together have at least 16 bits, and a master has 24.
+`optax.apply_updates` gets a sum that is not finite as it is, and the sum clears the compensation.
+If a step makes a master more than $2^{16}$ times smaller, the parameter may miss it by $2^{-24}$ of
+its old value; it then replaces the master. *State.* 2 and 4 bytes per parameter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MasterState(NamedTuple):
 def kahan_summation(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps what rounding takes from parameters in bfloat16, and adds it at the next step.
+    """Stores what rounding takes from parameters in bfloat16, and adds it at the next step.
 
     Parameter and compensation together have about 16 significant bits. Nothing is random.
 
@@ -87,9 +87,9 @@ def kahan_summation(
 def master_weights(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps parameters in float32 in the state; those in bfloat16 are these, rounded.
+    """Keeps float32 masters of parameters in bfloat16 in the state; parameters are these, rounded.
 
-    A parameter that was changed elsewhere, and is no longer its master rounded, replaces it.
+    A parameter that was changed elsewhere, and is no longer its rounded master, replaces it.
 
     Args:
       inner: the whole optimizer, see `stochastic_rounding`; its weight decay sees the masters.

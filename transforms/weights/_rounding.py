@@ -1,20 +1,20 @@
 r"""Rounding of float32 to bfloat16: to the nearest, or up or down at random.
 
-Stochastic rounding adds 16 random bits to the lower half of a float32's pattern and cuts that half
-off. A carry runs into the exponent where it should, so that $x$ between two neighbors $a$ and $b$
-in bfloat16 becomes $b$ with probability $(x - a) / (b - a)$, exactly.
+Stochastic rounding adds 16 random bits to the lower half of a float32's pattern and cuts this half
+off. A carry runs into the exponent where it should, so $x$ between two neighbors $a$ and $b$ in
+bfloat16 becomes $b$ with probability $(x - a) / (b - a)$, exactly.
 
-The bits are a hash of a key and of the place in the array: no array of random bits is ever in
+The bits are a hash of a key and of the place in the array, so no array of random bits is ever in
 memory. `jax.random.bits` takes 16 bytes per entry and 50 times as long on a CPU (measured on 2
-million entries: 81 ms, against 1.6 ms for parameters, updates and hash). Each place is
-hashed on its own, so the bits do not depend on devices, meshes or layers that are cut out.
+million entries: 81 ms, against 1.6 ms for parameters, updates and hash). Each place is hashed by
+itself, so the bits do not depend on devices, meshes or layers that are cut out.
 
 *From a rounded sum to an update.* `optax.apply_updates` adds in float32 and rounds to the nearest.
-For $q$ between the neighbors of the float32 sum $p + u$, it finds $q$ again from
+If $q$ lies between the neighbors of the float32 sum $p + u$, this restores $q$ from
 $d = \mathrm{fl}(q - p)$. Let $e$ be the binary exponent. If $|e(p) - e(q)| \le 16$, $q - p$ is
 a float32. If $q$ is larger, the error of $d$ is below half a unit of $q$. If $q$ is smaller,
 then $p + u$ is exact (Sterbenz's lemma) and a multiple of $2^{e(p) - 24}$ with at most 8 bits, so
-that $q = p + u$ and $d = u$.
+$q = p + u$ and $d = u$.
 
 *Numerics.* Numbers of bfloat16 stay as they are, zeros included. A finite number is never rounded
 stochastically to infinity; infinity and NaN stay. XLA may flush subnormal differences to zero.
@@ -25,7 +25,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
+LARGEST_FLOAT32 = float(jnp.finfo(jnp.float32).max)
 
 _SIGN, _UPPER = 0x80000000, 0xFFFF0000
 _LARGEST_BITS = 0x7F7FFFFF
@@ -34,7 +34,7 @@ _LARGEST_BITS = 0x7F7FFFFF
 def nearest(x: jax.Array) -> jax.Array:
     """The nearest number of bfloat16, as float32.
 
-    Two casts would not do: XLA may leave them out (`xla_allow_excess_precision`).
+    Two casts do not suffice: XLA may leave them out (`xla_allow_excess_precision`).
     """
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
@@ -48,8 +48,8 @@ def stochastic(x: jax.Array, bits: jax.Array) -> jax.Array:
 
 
 def update_to(q: jax.Array, p: jax.Array, u: jax.Array) -> jax.Array:
-    """An update that takes `p`, bfloat16, to `q`; `u` where `q` is not finite."""
-    change = jnp.clip(q - p.astype(jnp.float32), -LARGEST, LARGEST)
+    """An update that moves `p`, bfloat16, to `q`; `u` where `q` is not finite."""
+    change = jnp.clip(q - p.astype(jnp.float32), -LARGEST_FLOAT32, LARGEST_FLOAT32)
     return jnp.where(jnp.isfinite(q), change, u)
 
 
@@ -58,7 +58,7 @@ def random_bits(key: jax.Array, rows: jax.Array | None, shape: tuple[int, ...]) 
 
     Args:
       key: uint32 `(2,)`.
-      rows: numbers of the entries of the first axis, uint32; `None` hashes places in all axes.
+      rows: numbers of the entries of the first axis, uint32; `None` hashes the places in all axes.
       shape: of the array.
     """
     inside = shape if rows is None else shape[1:]

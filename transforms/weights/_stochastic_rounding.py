@@ -1,10 +1,11 @@
 r"""Stochastic rounding of parameters in bfloat16.
 
-bfloat16 has 8 significant bits, so that `params + updates`, rounded to the nearest, loses an update
-below $2^{-9}$ of its parameter, at every step. Stochastic rounding makes $p + u$ one of its two
-neighbors $a < b$, and $b$ with probability $(p + u - a) / (b - a)$: its expectation is $p + u$.
+bfloat16 has 8 significant bits, so `params + updates`, rounded to the nearest, loses every update
+below $2^{-9}$ of its parameter, at every step. Stochastic rounding replaces $p + u$ by one of its
+two neighbors $a < b$, by $b$ with probability $(p + u - a) / (b - a)$. So the expectation is
+$p + u$.
 
-*Numerics.* See `_rounding.py`. The sum is in float32: what is below $2^{-25}$ of a parameter is
+*Numerics.* See `_rounding.py`. The sum is in float32: an update below $2^{-25}$ of its parameter is
 lost, as with parameters in float32. *State.* A key, a counter, and 4 bytes per row.
 """
 
@@ -18,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._keys import IMPLEMENTATION, key_for
 from .._paths import is_hole, is_placeholder, named_leaves
+from .._stacks import IMPLEMENTATION, key_for
 from .._validate import check_integer
 from ._inner import checked, init_inner, is_narrow, map_narrow, update_inner, wide
 from ._rounding import random_bits, stochastic, update_to
@@ -37,11 +38,11 @@ class StochasticRoundingState(NamedTuple):
 def stochastic_rounding(
     inner: optax.GradientTransformation, *, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Rounds parameters in bfloat16 up or down at random, so that small updates are not lost.
+    """Rounds parameters in bfloat16 up or down at random, so small updates are not lost.
 
     The random bits of an entry depend on the seed, the step, the path of the parameter and the
     place in it, but not on devices or meshes: a run resumed from a checkpoint repeats itself. The
-    weights need no other state, except for 4 bytes per row.
+    weights need no other state than 4 bytes per row.
 
     Args:
       inner: the whole optimizer. It gets gradients and parameters in float32, and its moments are
@@ -72,7 +73,9 @@ def stochastic_rounding(
 
     def init(params: Any) -> StochasticRoundingState:
         key = jax.random.key_data(jax.random.key(seed, impl=IMPLEMENTATION))
-        rows = jnp.zeros(0, jnp.uint32) if is_placeholder(params) else map_narrow(_rows, params)
+        rows = (
+            jnp.zeros(0, jnp.uint32) if is_placeholder(params) else map_narrow(_row_numbers, params)
+        )
         return StochasticRoundingState(
             jnp.zeros((), jnp.int32), key, rows, init_inner(inner, params)
         )
@@ -95,15 +98,15 @@ def stochastic_rounding(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _rows(p: jax.Array) -> Any:
+def _row_numbers(p: jax.Array) -> Any:
     return jnp.arange(p.shape[0], dtype=jnp.uint32) if p.ndim > 1 else optax.MaskedNode()
 
 
 def _leaf_keys(params: Any, key: jax.Array) -> Any:
-    """A tree with a key, uint32 `(2,)`, for each parameter, by its path."""
+    """A tree with a key for each parameter, uint32 `(2,)`, which depends on its path."""
     named = named_leaves(params)
     names = list(named.present())
     hashes = np.array([zlib.crc32(name.encode()) for name in names], np.uint32)
-    # One call for all: a program per parameter takes long to compile.
+    # One call for all parameters: a program for each takes long to compile.
     keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(key, hashes))
     return named.rebuild({name: keys[i] for i, name in enumerate(names)})

@@ -1,0 +1,14 @@
+"""Ways to compute a polar factor: values for `method=` of `orthogonalize`, `muon` and others.
+
+The names "newton_schulz", "svd", "qr_svd" and "qdwh" stand for these functions without arguments.
+"""
+
+from .transforms.directions._polar_methods import (
+    PolarMethod,
+    newton_schulz,
+    qdwh,
+    qr_svd,
+    svd,
+)
+
+__all__ = ["PolarMethod", "newton_schulz", "qdwh", "qr_svd", "svd"]

@@ -1,0 +1,1 @@
+"""The tests. Benchmarks and the site share `registry`, `helpers` and `hlo` with them."""

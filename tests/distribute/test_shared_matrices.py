@@ -1,0 +1,138 @@
+"""Matrices that several devices share: the numbers of one device, and a part of its work each."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import curvax
+from curvax.transforms.distribute import _distribute, _shares
+from curvax.transforms.distribute._layout import DistributedState, spec_of
+from tests.algebra import leaves_in
+from tests.shared.meshes import begin, given, mesh_of, on, steps
+
+SHAPES = {"wide/kernel": (32, 96), "tall/kernel": (96, 32), "small/kernel": (8, 8)}
+METHODS: dict[str, Callable[..., Any]] = {
+    "muon": curvax.muon,
+    "muon, aol": functools.partial(
+        curvax.muon, method=curvax.polar.newton_schulz(4, norm="aol"), nesterov=False
+    ),
+    "muon, qdwh": functools.partial(curvax.muon, method="qdwh"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _also_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_distribute, "SMALLEST", 32)
+    monkeypatch.setattr(_shares, "EXCHANGE", 0.0)
+
+
+def shared(state: Any) -> list[jax.Array]:
+    """The arrays of matrices that devices share."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, DistributedState))
+    split = [node.split for node in nodes if isinstance(node, DistributedState)]
+    return jax.tree.leaves(split)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "shape"),
+    [
+        ("muon", "auto", (4,)),
+        ("muon, aol", "explicit", (2, 2)),
+        ("muon, qdwh", "auto", (2, 2)),
+    ],
+)
+def test_shared_matrices_have_the_updates_of_one_device(
+    name: str, kind: str, shape: tuple[int, ...]
+) -> None:
+    params, gradients = given(SHAPES, 3)
+    alone = METHODS[name](0.1)
+    state = alone.init(params)
+    expected = []
+    for gradient in gradients:
+        update, state = jax.jit(alone.update)(gradient, state, params)
+        expected.append(update)
+    mesh = mesh_of(kind, *shape)
+    optimizer, placed = METHODS[name](0.1, mesh=mesh), on(mesh, params)
+    updates, found = steps(optimizer, [on(mesh, g) for g in gradients], placed, mesh)
+    for ours, theirs in zip(updates, expected, strict=True):
+        for key in SHAPES:
+            np.testing.assert_allclose(ours[key], theirs[key], rtol=1e-3, atol=1e-4)
+    long = [x for x in shared(found) if max(x.shape) >= 32]
+    assert long
+    assert all(x.addressable_shards[0].data.size == x.size // 4 for x in long)
+    # Portable states do not know about it, and come back as they were.
+    portable = curvax.portable_state(optimizer, placed, found)
+    theirs = curvax.portable_state(alone, params, state)
+    assert jax.tree.map(np.shape, portable) == jax.tree.map(np.shape, theirs)
+    for ours, other in zip(jax.tree.leaves(portable), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-2, atol=1e-3)
+    back = curvax.place_state(optimizer, placed, portable)
+    for ours, other in zip(jax.tree.leaves(back), jax.tree.leaves(found), strict=True):
+        assert np.array_equal(ours, other)
+        assert ours.sharding.is_equivalent_to(other.sharding, ours.ndim)
+    assert "on 4 of 4 devices, which share 1 matrix" in curvax.summarize(optimizer, placed)
+
+
+def program(optimizer: Any, params: Any, mesh: Any) -> Any:
+    state = begin(optimizer, params, mesh)
+    return jax.jit(optimizer.update).lower(params, state, params).compile()
+
+
+def flops(made: Any) -> float:
+    return made.cost_analysis()["flops"]
+
+
+def test_each_device_has_its_part_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations of two matrices on four devices: all products, also those of Grams."""
+    params, _ = given({"a/kernel": (64, 256), "b/kernel": (64, 256)}, 1)
+    mesh = mesh_of()
+    alone = curvax.muon(0.1)
+    one = jax.jit(alone.update).lower(params, alone.init(params), params).compile()
+    made = program(curvax.muon(0.1, mesh=mesh), on(mesh, params), mesh)
+    assert flops(made) < 0.35 * flops(one)
+    monkeypatch.setattr(_shares, "EXCHANGE", 1e9)
+    dealt = program(curvax.muon(0.1, mesh=mesh), on(mesh, params), mesh)
+    assert flops(dealt) > 0.45 * flops(one)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        curvax.soap,
+        curvax.swan,
+        functools.partial(curvax.sumo, rank=2),
+        functools.partial(curvax.muon, method="svd"),
+        curvax.racs,  # nothing that devices could divide
+    ],
+)
+def test_decompositions_are_not_shared(make: Callable[..., Any]) -> None:
+    params, _ = given(SHAPES, 1)
+    mesh = mesh_of()
+    optimizer = make(0.1, mesh=mesh)
+    assert not shared(begin(optimizer, on(mesh, params), mesh))
+
+
+def test_matrices_that_keep_all_devices_busy_are_not_shared() -> None:
+    params, _ = given({f"{i}/kernel": (32, 96) for i in range(8)}, 1)
+    mesh = mesh_of()
+    state = begin(curvax.muon(0.1, mesh=mesh), on(mesh, params), mesh)
+    assert not shared(state)
+    assert all(len(x) == 8 for x in leaves_in(state, ["mu"])["mu"])
+
+
+def test_arrays_are_split_along_their_longest_axis_but_the_first() -> None:
+    def found(*shape: int) -> P:
+        return spec_of(shape, ("x",), 4)
+
+    assert found(8, 4, 12) == P(None, None, "x")
+    assert found(8, 16, 12) == P(None, "x")
+    assert found(8, 16, 18) == P(None, "x")
+    assert found(8, 12, 12) == P(None, None, "x")
+    assert found(8, 6, 9) == found(8) == found() == P()

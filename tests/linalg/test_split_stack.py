@@ -1,0 +1,77 @@
+"""Parts of a stack: the same as slices, from one kernel on CPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import curvax
+from curvax.transforms.linalg._split_stack import split_stack
+from tests.helpers import OPTIMIZED
+
+SIZES = ((4,), (1, 1, 1, 1), (2, 1, 3))
+
+
+def slices(stack: np.ndarray, sizes: Any) -> list[np.ndarray]:
+    return np.split(stack, np.cumsum(sizes)[:-1])
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parts_are_slices(sizes: tuple[int, ...], dtype: str) -> None:
+    """Of a stack, of a batch of them, and of the derivatives on the way back."""
+    stack = np.random.default_rng(0).standard_normal((sum(sizes), 3, 5)).astype(dtype)
+    apart = lambda x: list(split_stack(x, sizes))  # noqa: E731
+    doubled = lambda x: [2 * part for part in apart(x)]  # noqa: E731
+
+    @jax.jit
+    def found(stack: Any, twice: Any, parts: Any) -> Any:
+        return apart(stack), jax.vmap(apart)(twice), jax.vjp(doubled, stack)[1](parts)[0]
+
+    twice, parts = np.stack([stack, -stack]), slices(stack, sizes)
+    want = parts, [np.stack([part, -part]) for part in parts], stack + stack
+    jax.tree.map(np.testing.assert_array_equal, found(stack, twice, parts), want)
+
+
+def test_parts_are_slices_outside_of_programs_too() -> None:
+    stack = np.random.default_rng(0).standard_normal((6, 3, 5)).astype(np.float32)
+    parts = list(split_stack(jnp.asarray(stack), SIZES[2]))
+    jax.tree.map(np.testing.assert_array_equal, parts, slices(stack, SIZES[2]))
+
+
+def view_of(leaves: int) -> tuple[Any, dict[str, np.ndarray]]:
+    view = curvax.on_matrices(optax.scale(-0.1))
+    return view, {f"w{i}": np.full((4, 6), 1.0 + i, np.float32) for i in range(leaves)}
+
+
+def test_a_cpu_compiles_no_slice_of_its_own_for_a_leaf() -> None:
+    view, params = view_of(12)
+    state = view.init(params)
+
+    def plainly(params: Any) -> Any:
+        return dict(enumerate(-0.1 * jnp.stack(list(params.values()))))
+
+    update = jax.jit(lambda x: view.update(x, state)[0])
+    program, plain = (
+        str(f.lower(params).compile(compiler_options=OPTIMIZED).as_text())
+        for f in (update, jax.jit(plainly))
+    )
+    assert plain.count(" slice(") == 12
+    assert program.count(" slice(") == 0
+    assert program.count(" dynamic-slice(") == program.count(" call(") == 12
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_other_platforms_are_given_slices(platform: str) -> None:
+    view, params = view_of(12)
+    state = view.init(params)
+    traced = jax.jit(lambda x: view.update(x, state)[0]).trace(params)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("stablehlo.slice") == 12
+    assert "inlineable" not in text and "dynamic_slice" not in text
+    assert "inlineable" in traced.lower(lowering_platforms=("cpu",)).as_text()

@@ -1,0 +1,289 @@
+"""What decides without a question: siblings, factors of LoRA, biases, routers, state spaces."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import curvax
+from curvax import MatrixAxes, MatrixRule
+
+Shapes = dict[str, tuple[int, ...]]
+D, H, K, R, E, L, F, C = 32, 4, 8, 2, 5, 3, 16, 64
+IN_OUT = MatrixAxes(0, 1)
+HEADS, OUT, STACK = MatrixAxes(0, (1, 2)), MatrixAxes((0, 1), 2), MatrixAxes(1, 2)
+QUERIES = {f"{name}/kernel": (D, H, K) for name in ("query", "key", "value")}
+
+
+def abstract(shapes: Shapes) -> Any:
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+
+def treated(shapes: Shapes, rule: MatrixRule | None = None) -> dict[str, Any]:
+    return (rule or MatrixRule())(abstract(shapes))
+
+
+def offered(shapes: Shapes, rule: MatrixRule | None = None) -> dict[str, list[MatrixAxes]]:
+    """The readings of the error, by path or pattern."""
+    with pytest.raises(ValueError, match="or write another if none is") as error:
+        treated(shapes, rule)
+    found: dict[str, list[MatrixAxes]] = {}
+    text = str(error.value)
+    for name, axes in re.findall(r"(?:'(\S+)':|# or) (curvax\.MatrixAxes\(.+\)),  #", text):
+        found.setdefault(name or list(found)[-1], []).append(eval(axes, {"curvax": curvax}))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shapes", "name", "axes"),
+    [
+        ({**QUERIES, "attn_out_proj/kernel": (H, K, D)}, "attn_out_proj/kernel", OUT),
+        ({**QUERIES, "attention_output/kernel": (H, K, D)}, "attention_output/kernel", OUT),
+        ({"wo": (H, K, 7), "attn_q_proj": (7, H, K)}, "attn_q_proj", HEADS),
+        # Factors of LoRA
+        ({"q/w_lora_a": (D, R), "q/w_lora_b": (R, H, K)}, "q/w_lora_b", HEADS),
+        ({"o/w_lora_a": (H, K, R), "o/w_lora_b": (R, D)}, "o/w_lora_a", OUT),
+        ({"o/lora_a/kernel": (H, K, R), "o/lora_b/kernel": (R, D)}, "o/lora_a/kernel", OUT),
+        (
+            {"qkv_einsum/w_lora_a": (D, R), "qkv_einsum/w_lora_b": (R, 3, H, K)},
+            "qkv_einsum/w_lora_b",
+            MatrixAxes(0, (2, 3)),
+        ),
+        (
+            {"kv_einsum/w_lora_a": (D, R), "kv_einsum/w_lora_b": (R, 2, 1, K)},
+            "kv_einsum/w_lora_b",
+            MatrixAxes(0, (2, 3)),
+        ),
+        (
+            {"up/kernel_lora_a": (D, R), "up/kernel_lora_b": (R, F)},
+            "up/kernel_lora_b",
+            IN_OUT := MatrixAxes(0, 1),
+        ),
+        # A bias of outputs
+        (
+            {"projection/kernel": (16, 16, 3, 768), "projection/bias": (768,)},
+            "projection/kernel",
+            MatrixAxes((0, 1, 2), 3),
+        ),
+        ({"0/kernel": (3, 3, 128, 128), "0/bias": (128,)}, "0/kernel", MatrixAxes((0, 1, 2), 3)),
+        ({"0/kernel": (1, 7, 4, 8), "0/bias": (8,)}, "0/kernel", MatrixAxes((0, 1, 2), 3)),
+        ({"0/weight": (8, 4, 3, 3), "0/bias": (8,)}, "0/weight", MatrixAxes((1, 2, 3), 0)),
+        ({"0/kernel": (3, 3, 3, 4, 8), "0/bias": (8,)}, "0/kernel", MatrixAxes((0, 1, 2, 3), 4)),
+    ],
+)
+def test_evidence_decides(shapes: Shapes, name: str, axes: MatrixAxes) -> None:
+    found = treated(shapes)[name]
+    assert found == axes and not found.is_guess
+
+
+def test_a_factor_of_lora_is_no_guess() -> None:
+    found = treated({"up/kernel_lora_a": (D, R), "down/w_lora_b": (R, D)})
+    assert not any(axes.is_guess for axes in found.values())
+
+
+@pytest.mark.parametrize(
+    ("shapes", "name", "readings"),
+    [
+        # The other layer of an MLP has the same experts and layers.
+        ({"wi_0": (E, D, F), "wi_1": (E, D, F), "wo": (E, F, D)}, "wo", [STACK]),
+        ({"wi_0": (E, D, F), "wi_1": (E, D, F), "wo": (E, F, D)}, "wi_*", [STACK]),
+        ({"wi_0": (E, L, D, F), "wo": (E, L, F, D)}, "wo", [MatrixAxes(2, 3)]),
+        ({"wi/kernel": (D, L, F), "wo/kernel": (F, L, D)}, "wo/kernel", [MatrixAxes(0, 2)]),
+        ({"up/kernel": (E, D, F), "down/kernel": (E, F, D)}, "down/kernel", [STACK]),
+        # A router, and both factors of LoRA in stacked layers
+        ({"gate/kernel": (D, E), "experts/w": (E, D, F)}, "experts/w", [STACK]),
+        ({"lora_a": (L, D, R), "lora_b": (L, R, F)}, "lora_b", [STACK]),
+        ({"lora_a": (R, D, R), "lora_b": (R, R, F)}, "lora_b", [HEADS, STACK]),
+        # Gemma's heads come first.
+        ({"q_einsum/w": (H, D, K)}, "q_einsum/w", [MatrixAxes(1, (0, 2)), ...]),
+        ({"qkv_einsum/w": (3, H, D, K)}, "qkv_einsum/w", [MatrixAxes(2, (1, 3)), ...]),
+        # Merged axes both ways round
+        (
+            {"mixer/kernel": (H, K, D)},
+            "mixer/kernel",
+            [STACK, MatrixAxes(0, 2), OUT, HEADS, MatrixAxes(2, (0, 1)), MatrixAxes((1, 2), 0)],
+        ),
+    ],
+)
+def test_what_evidence_excludes_is_not_offered(
+    shapes: Shapes, name: str, readings: list[Any]
+) -> None:
+    found = offered(shapes)[name]
+    assert found[: len(readings) - 1] == readings[:-1] if readings[-1] is ... else found == readings
+
+
+def test_a_pattern_covers_kernels_of_one_shape() -> None:
+    """Else the reading of a 1×1 kernel makes nine matrices of each 3×3 one."""
+    shapes = {f"blocks/{i}/layers/2/kernel": (1, 1, 64, 128) for i in range(2)}
+    shapes |= {f"blocks/{i}/layers/5/kernel": (3, 3, 128, 32) for i in range(2)}
+    found = offered(shapes)
+    assert set(found) == set(shapes)
+    convolution = MatrixAxes((0, 1, 2), 3)
+    assert all(readings[0] == convolution for readings in found.values())
+    assert set(offered({"a_0/kernel": (1, 1, 4, 8), "a_1/kernel": (1, 1, 4, 8)})) == {"a_*/kernel"}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "name"),
+    [
+        ({"mamba/conv1d/kernel": (4, 1, C), "mamba/A_log": (H,)}, "mamba/conv1d/kernel"),
+        (
+            {"mamba/conv1d/conv/kernel": (4, 1, C), "mamba/dt_bias": (H,)},
+            "mamba/conv1d/conv/kernel",
+        ),
+        ({"delta/conv1d/weight": (C, 1, 4), "delta/dt_bias": (H,)}, "delta/conv1d/weight"),
+        ({"stack/conv1d/kernel": (L, 4, 1, C), "stack/A_log": (L, H)}, "stack/conv1d/kernel"),
+        ({"block1a_dwconv/kernel": (3, 3, C, 1)}, "block1a_dwconv/kernel"),
+    ],
+)
+@pytest.mark.parametrize("rule", ["nnx", "linen", "keras", "equinox"])
+def test_depthwise_convolutions_are_known_by_what_is_beside_them(
+    shapes: Shapes, name: str, rule: str
+) -> None:
+    assert treated(shapes)[name] == "depthwise convolution"
+    if rule != "keras":
+        assert treated(shapes, getattr(curvax.rules, rule))[name] == "depthwise convolution"
+
+
+def test_depthwise_layers_of_keras_applications() -> None:
+    names = "block1a_dwconv block2b_dwconv2 conv_dw_1 expanded_conv_depthwise block_1_depthwise"
+    shapes: Shapes = {f"{name}/kernel": (3, 3, C, 1) for name in names.split()}
+    shapes["stage_0_block_0_depthwise_conv/kernel"] = (7, 7, 1, C)
+    shapes["block2_sepconv1/depthwise_kernel"] = (3, 3, C, 1)
+    assert set(treated(shapes, curvax.rules.keras).values()) == {"depthwise convolution (keras)"}
+    others: Shapes = {"conv_pw_1/kernel": (1, 1, C, 8), "block1a_project_conv/kernel": (1, 1, C, 8)}
+    assert all(isinstance(x, MatrixAxes) for x in treated(others, curvax.rules.keras).values())
+
+
+GUESSES: dict[str, Shapes] = {
+    "two axes": {"mixing": (H, K)},
+    "a depthwise convolution has the same shape": {"conv1d/kernel": (4, 1, C)},
+    "a shared table has the same name": {"shared/pytree/0/weight": (100, K)},
+}
+
+
+@pytest.mark.parametrize("why", GUESSES)
+@pytest.mark.parametrize("family", [None, "nnx"])
+def test_guesses_say_so_and_are_errors_on_demand(why: str, family: str | None) -> None:
+    shapes = GUESSES[why]
+    rule = curvax.rules.nnx if family else MatrixRule()
+    text = curvax.summarize(curvax.muon(0.1, matrices=rule), abstract(shapes))
+    assert "a guess" in text and why in text
+    strict = MatrixRule(family=rule.family, guess=False)
+    (name,) = shapes
+    (readings,) = offered(shapes, strict).values()
+    assert readings[0] == treated(shapes)[name]
+    said = MatrixRule(guess=False, weight_dimension_numbers={name: readings[0]})
+    assert treated(shapes, said) == {name: readings[0]}
+    assert treated({"up/kernel": (H, K)}, strict) == {"up/kernel": IN_OUT}
+
+
+def test_guess_is_a_flag() -> None:
+    with pytest.raises(ValueError, match="guess must be"):
+        MatrixRule(guess="no")  # pyright: ignore[reportArgumentType]
+
+
+MAXTEXT = "decoder/layers/self_attention"
+
+
+def test_maxtext_gives_to_muon_what_it_gives_itself() -> None:
+    """As in its `muon_utils.py`; scanned layers are on axis 1."""
+    scanned: Shapes = {
+        "decoder/layers/norm/scale": (D, L),
+        f"{MAXTEXT}/o_a_proj/kernel": (2, L, F, K),
+        f"{MAXTEXT}/csa_compressor/position_bias": (4, L, C),
+        "decoder/layers/mhc_mlp/pre_alpha": (D, L, H),
+        f"{MAXTEXT}/wkv/kernel": (D, L, H, K),
+        "decoder/layers/mlp/wi_0/kernel": (D, L, F),
+        f"{MAXTEXT}/sinks": (H, L),
+        "decoder/layers/layer_scalar": (2, L),
+    }
+    for drop in (False, True):
+        shapes = {n: (*x[:1], *x[2:]) if drop else x for n, x in scanned.items()}
+        found = treated(shapes, curvax.rules.maxtext)
+        assert found[f"{MAXTEXT}/o_a_proj/kernel"] == MatrixAxes(-2, -1)
+        assert found[f"{MAXTEXT}/csa_compressor/position_bias"] == MatrixAxes(0, -1)
+        assert found["decoder/layers/mhc_mlp/pre_alpha"] == MatrixAxes(0, -1)
+        assert found[f"{MAXTEXT}/wkv/kernel"] == MatrixAxes(0, (-2, -1))
+        assert isinstance(found[f"{MAXTEXT}/sinks"], str)
+        assert isinstance(found["decoder/layers/layer_scalar"], str)
+
+
+@pytest.mark.parametrize("rule", ["maxtext", "equinox"])
+def test_a_catch_all_asks_for_three_axes_without_evidence(rule: str) -> None:
+    name = "block/up/weight" if rule == "equinox" else "block/up/kernel"
+    offered({name: (F, K, 3)}, getattr(curvax.rules, rule))
+    evidence = {"block/norm/scale": (F, K)} if rule == "maxtext" else {"block/up/bias": (F, 1)}
+    found = treated({name: (F, K, 3), **evidence}, getattr(curvax.rules, rule))
+    assert isinstance(found[name], MatrixAxes)
+
+
+def test_vectors_of_stacked_layers_are_no_matrices() -> None:
+    """A norm beside them says that one of their axes is of layers."""
+    own: Shapes = {"block/D": (L, H), "block/skip": (L, 7)}
+    for shapes in (own, {name: x[::-1] for name, x in own.items()}):
+        norm = (L, D) if shapes is own else (D, L)
+        found = treated({**shapes, "block/norm/scale": norm}, curvax.rules.linen)
+        assert {found[name] for name in own} == {"a vector per layer"}
+    found = treated({**own, "block/norm/scale": (D,)})
+    assert all(found[name].is_guess for name in own)
+    named = treated({"sinks": (L, H), "layer_scalar": (L, 2), "resid_lambdas": (L, 2)})
+    assert all(isinstance(x, str) for x in named.values())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 4), (1, 4, 1), (1, 1, 8), (4, 8)])
+def test_a_direction_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    wrong = optax.stateless(lambda u, p: jax.tree.map(lambda x: jnp.ones(shape), u))
+    params = {"up": {"kernel": jnp.ones((4, 8))}}
+    view = curvax.on_matrices(wrong, guard=False)
+    with pytest.raises(ValueError, match=r"'up/kernel'.*\(1, 4, 8\); got") as error:
+        view.update(params, view.init(params), params)
+    assert str(shape) in str(error.value)
+
+
+def test_a_path_with_brackets_matches_itself() -> None:
+    shapes: Shapes = {"layers[0].w": (4, 8), "layers[1].w": (4, 8)}
+    said = MatrixRule(weight_dimension_numbers={"layers[0].w": None})
+    assert treated(shapes, said)["layers[0].w"] == "weight_dimension_numbers is None"
+    with pytest.raises(
+        ValueError, match=r"matches no parameter.*\[\.\.\.\] is a set of characters"
+    ):
+        treated({"layers/0/w": (4, 8)}, said)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: curvax.route(3, optax.sgd(1.0), MatrixRule()), "matrices must be an Optax"),
+        (lambda: curvax.route(optax.sgd(1.0), 3, MatrixRule()), "others must be an Optax"),
+        (
+            lambda: curvax.route(optax.sgd(1.0), optax.sgd(1.0), "all"),
+            "rule must be a curvax.Matri",
+        ),
+        (lambda: curvax.on_matrices(3), "inner must be an Optax transformation, got 3"),
+        (lambda: curvax.on_matrices(curvax.momentum), "the function momentum; call it"),
+        (
+            lambda: jax.eval_shape(
+                optax.inject_hyperparams(curvax.alice)(learning_rate=0.1).init,
+                {"kernel": jnp.ones((8, 8))},
+            ),
+            "refresh must be a period of at least 1 step",
+        ),
+    ],
+)
+def test_arguments_of_another_kind_are_named(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("given", [{"*": 1.0}, {"q": {"kernel": 1.0}}, {"q": 1.0}, 3.0])
+def test_statistics_of_logits_have_the_paths_of_parameters(given: Any) -> None:
+    params = {"q": {"kernel": jnp.ones((4, 4))}}
+    clip = curvax.clip_logits(1.0)
+    with pytest.raises(ValueError, match="max_logits must be a mapping from the paths.*q/kernel"):
+        clip.update(params, clip.init(params), params, max_logits=given)

@@ -1,0 +1,189 @@
+"""One array of matrices at a time: a leaf of a tree, or a stack of the matrix view.
+
+Directions are written for one array `(..., m, n)`, and so are their states. `each_array` makes a
+transformation of trees of such a direction: its state is a tree of their states, and the arrays do
+not influence each other. On a single array, which is a tree too, it is the direction itself.
+
+Two things concern more than one array. Random keys are folded from the paths of parameters, of
+which a stack holds several; and staggered refreshes are dealt over the matrices of all arrays. Both
+are decided in `init`, which reads the plan of the arrays here. The state keeps the result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from ._recording import Work, record
+from ._trees import map_unzip
+from ._validate import check_matrices
+
+IMPLEMENTATION = "threefry2x32"
+
+Members = tuple[tuple[str, int], ...]  # parameters and their numbers of matrices
+
+
+class Planned(NamedTuple):
+    """An array of the plan."""
+
+    like: jax.ShapeDtypeStruct  # (..., m, n)
+    members: Members  # whose matrices it holds, in order
+    devices: np.ndarray  # the device that owns each matrix, int (N,)
+
+
+class Plan(NamedTuple):
+    """All arrays that are initialized together, and which of them is at work."""
+
+    arrays: Mapping[str, Planned]
+    key: str | None = None
+
+
+_plan: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", default=None)
+
+
+@contextlib.contextmanager
+def planned(plan: Plan) -> Iterator[None]:
+    """Declares the plan for `init` inside."""
+    token = _plan.set(plan)
+    try:
+        yield
+    finally:
+        _plan.reset(token)
+
+
+def as_planned(key: str, x: Any, members: Members | None = None) -> Planned:
+    """An array in the plan of one device; by default it holds the matrices of one parameter."""
+    count = math.prod(x.shape[:-2])
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return Planned(like, members or ((key, count),), np.zeros(count, int))
+
+
+def plan_for(x: Any) -> Plan:
+    """The plan in which the array `x` is at work; without one it is alone."""
+    plan = _plan.get()
+    if plan is None or plan.key is None:
+        return Plan({"": as_planned("", x)}, "")
+    return plan
+
+
+@contextlib.contextmanager
+def projected(f: Callable[[Any], tuple[int, ...]], x: Any) -> Iterator[None]:
+    """The plan of arrays whose matrices `f` maps to others, for `init` inside."""
+    plan = plan_for(x)
+
+    def mapped(own: Planned) -> Planned:
+        return own._replace(like=jax.ShapeDtypeStruct(f(own.like), own.like.dtype))
+
+    with planned(plan._replace(arrays={key: mapped(own) for key, own in plan.arrays.items()})):
+        yield
+
+
+def each_array(
+    name: str, init: Callable[[Any], Any], update: Callable[..., tuple[Any, Any]]
+) -> optax.GradientTransformation:
+    """A transformation of trees from the `init` and `update` of one array `(..., m, n)`.
+
+    Its `init` raises a ValueError with `name` if a leaf is not a matrix.
+    """
+
+    def init_all(params: Any) -> Any:
+        check_matrices(params, name)
+        record(Work("decompositions"))
+        return init_each(init, params)
+
+    def update_all(updates: Any, state: Any, params: Any = None):
+        if params is None:
+            return map_unzip(2, update, updates, state)
+        return map_unzip(2, update, updates, state, params)
+
+    return optax.GradientTransformation(init_all, update_all)
+
+
+def init_each(init: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of `init(x)` for each array of `tree`, inside its place in the plan.
+
+    The plan in force is that of the tree if it has its arrays; otherwise they are a plan.
+    """
+    if jax.tree_util.all_leaves([tree]):
+        return init(tree)
+    plan, states = plan_of(tree), []
+    leaves, treedef = jax.tree.flatten(tree)
+    for key, x in zip(plan.arrays, leaves, strict=True):
+        with planned(plan._replace(key=key)):
+            states.append(init(x))
+    return treedef.unflatten(states)
+
+
+def plan_of(tree: Any) -> Plan:
+    """The plan of the arrays of `tree`: that in force, if it has them."""
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs]
+    plan = _plan.get()
+    if plan is not None and plan.key is None and [*plan.arrays] == names:
+        return plan
+    return Plan({name: as_planned(name, x) for name, (_, x) in zip(names, pairs, strict=True)})
+
+
+class StateSplit(NamedTuple):
+    """The arrays of one array's state that have its batch axes, and all others, such as counts."""
+
+    treedef: Any
+    batched: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, state: Any, batch: tuple[int, ...]) -> StateSplit:
+        """From the state of an array whose axes before the matrices are `batch`."""
+        leaves, treedef = jax.tree.flatten(state)
+        return cls(treedef, tuple(x.shape[: len(batch)] == batch and x.ndim > 0 for x in leaves))
+
+    def parts(self, state: Any) -> tuple[list[Any], list[Any]]:
+        """The arrays with batch axes, and the others."""
+        leaves = self.treedef.flatten_up_to(state)
+        pairs = list(zip(leaves, self.batched, strict=True))
+        return [x for x, own in pairs if own], [x for x, own in pairs if not own]
+
+    def joined(self, batched: list[Any], others: list[Any]) -> Any:
+        """The inverse of `parts`."""
+        own, rest = iter(batched), iter(others)
+        return self.treedef.unflatten([next(own if b else rest) for b in self.batched])
+
+
+def matrix_names(x: Any) -> Members:
+    """The parameters whose matrices the array `x (..., m, n)` holds, in order."""
+    plan = plan_for(x)
+    assert plan.key is not None
+    return plan.arrays[plan.key].members
+
+
+def matrix_keys(x: Any, seed: int) -> jax.Array:
+    """Key data, uint32 `(..., 2)`, for the matrices of `x (..., m, n)`.
+
+    A key is folded from the seed, the path of the parameter and the index of the matrix in it, so
+    it does not depend on stacks. Keys are stored as uint32 key data, which every checkpoint format
+    supports.
+    """
+    base = jax.random.key(seed, impl=IMPLEMENTATION)
+
+    def key_of(name: Any, place: Any) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(base, name), place)
+
+    # One call for all: two programs for each of 400 parameters take a minute to compile.
+    members = matrix_names(x)
+    counts = [count for _, count in members]
+    hashes = np.array([zlib.crc32(name.encode()) for name, _ in members], np.uint32)
+    names = np.repeat(hashes, counts)
+    places = np.concatenate([np.arange(count, dtype=np.uint32) for count in counts])
+    return jax.random.key_data(jax.vmap(key_of)(names, places)).reshape(*x.shape[:-2], -1)
+
+
+def key_for(data: jax.Array, number: jax.Array) -> jax.Array:
+    """The key of draw `number`, from a matrix's key data `(2,)`."""
+    return jax.random.fold_in(jax.random.wrap_key_data(data, impl=IMPLEMENTATION), number)

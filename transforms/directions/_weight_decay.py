@@ -1,0 +1,78 @@
+r"""Weight decay that is optional, and cautious weight decay (Chen et al., arXiv:2510.12402).
+
+$$D \leftarrow D + \lambda\, \mathbb 1[D \odot W \ge 0] \odot W$$
+
+for a direction $D$, before the learning rate and the sign. An entry decays if the step makes it
+smaller anyway, so that decay never works against the direction. *Cost*: one pass, no state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from .._trees import map_with_weights
+from .._validate import check_interval
+
+
+def add_cautious_decay(
+    weight_decay: jax.typing.ArrayLike = 0.0, mask: Any = None
+) -> optax.GradientTransformation:
+    """Adds decay to the entries whose direction has the sign of their weight.
+
+    It takes the place of `optax.add_decayed_weights`, before the learning rate, for leaves of any
+    shape.
+
+    Args:
+      weight_decay: λ.
+      mask: which parameters decay, as in `optax.adamw`.
+
+    Returns:
+      A transformation that needs parameters.
+
+    Raises:
+      ValueError: if `weight_decay` is negative.
+
+    Example:
+      >>> import curvax, jax.numpy as jnp
+      >>> decay = curvax.add_cautious_decay(0.5)
+      >>> weights, direction = jnp.array([2.0, -2.0]), jnp.array([1.0, 1.0])
+      >>> decay.update(direction, decay.init(weights), weights)[0].tolist()
+      [2.0, 1.0]
+    """
+    check_interval("weight_decay", weight_decay, 0.0)
+
+    def decayed(d: jax.Array, w: jax.Array) -> jax.Array:
+        # Signs, because a product may underflow to 0.
+        agrees = jnp.sign(d) * jnp.sign(w).astype(d.dtype) >= 0
+        return d + jnp.where(agrees, weight_decay * w, 0).astype(d.dtype)
+
+    def update(updates: Any, state: Any, params: Any = None):
+        return map_with_weights("add_cautious_decay", decayed, updates, params), state
+
+    decay = optax.GradientTransformation(optax.init_empty_state, update)
+    return decay if mask is None else optax.masked(decay, mask)
+
+
+def optional_decay(
+    weight_decay: Any, decay: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Gives `decay`, which adds weight decay, or a form without effect if `weight_decay` is 0.
+
+    The state is the same either way, so a checkpoint survives switching decay on or off. Without
+    decay, `update` needs no parameters and reads none.
+    """
+    # An injected number is an array, which may change later.
+    if not (isinstance(weight_decay, (int, float)) and weight_decay == 0):
+        return decay
+
+    def update(updates: Any, state: Any, params: Any = None):
+        del params
+        if jax.tree.leaves(state):  # a counter, which goes on
+            _, state = decay.update(updates, state, updates)
+        return updates, state
+
+    return optax.GradientTransformation(decay.init, update)

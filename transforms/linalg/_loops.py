@@ -1,0 +1,270 @@
+"""Loops over matrices, by platform.
+
+| function | on CPUs | on GPUs | on TPUs |
+|---|---|---|---|
+| `each_matrix`: a decomposition | one by one | all at once | one by one |
+| `in_turn`, `visit_in_turn`: products | all at once | all at once | one by one |
+| `visit_all`: what is in few bits | one by one | in groups, `VISITED` | one by one |
+| `visit_due`: refreshes | one by one | in groups, `REFRESHED` | one by one |
+| `at_most_once`: rare work | a loop of 0 or 1 round | the same | the same |
+| `alone`: a layer's update | a loop of 1 round | as it is | as it is |
+
+`lax.cond` under `vmap` computes both branches, and one `cond` per matrix copies the state that it
+does not change. A visit takes one entry out of a batch, works on it, and writes it back in place,
+so temporaries are those of one matrix. Refreshes that are not due cost nothing: their loop has no
+rounds. `docs/xla.md` says why each platform has its loops, and what that has been measured to save.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._arrays import in_rows
+from ._platforms import by_platform
+
+
+class Groups(NamedTuple):
+    """How many entries of a batch GPUs visit in one round."""
+
+    numbers: int  # that the matrices of a group have at most
+    large: float = math.inf  # matrices with so many go alone if there would be fewer than `least`
+    least: int = 1
+
+    def size(self, batch: int, numbers: int | None) -> int:
+        """The size of the groups of a batch, for matrices with so many numbers; `None`: 1."""
+        if numbers is None:
+            return 1
+        size = largest_divisor(batch, self.numbers // numbers)
+        return 1 if numbers >= self.large and size < self.least else size
+
+
+VISITED = Groups(2**25)
+"""128 MiB in float32."""
+
+REFRESHED = Groups(2**24, large=2**17, least=8)
+"""256 matrices of order 256, 28 of order 768, 16 of order 1024; from order 363 on at least 8."""
+
+
+def largest_divisor(size: int, most: int) -> int:
+    """The largest divisor of `size` up to `most`, at least 1."""
+    return max(i for i in range(1, max(1, min(size, most)) + 1) if size % i == 0)
+
+
+def each_matrix(
+    f: Callable[[jax.Array], Any],
+    x: jax.Array,
+    at_once: Callable[[jax.Array], Any] | None = None,
+) -> Any:
+    """Applies `f` to each matrix of `x (..., m, n)`: on GPUs to all at once, else in one loop.
+
+    A batch on a CPU may deadlock (`docs/xla.md`, "LAPACK").
+
+    Args:
+      f: maps a matrix `(m, n)` to arrays of any shapes.
+      x: the matrices.
+      at_once: the same for a stack, if that is traced faster than `jax.vmap(f)`.
+
+    Returns:
+      What `f` returns, with the leading axes of `x` in front.
+    """
+    batch = x.shape[:-2]
+    stack = x.reshape(-1, *x.shape[-2:])
+    found = by_platform(
+        stack, gpu=at_once or jax.vmap(f), default=functools.partial(jax.lax.map, f)
+    )
+    return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)
+
+
+def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.Array:
+    """`f(stack, *others)`; in a program for a TPU, of one matrix after the other.
+
+    Args:
+      f: maps matrices, and stacks of them, to an array with the same leading axes.
+      stack: `(..., m, n)`.
+      *others: pytrees of arrays with the leading axes of `stack`.
+    """
+    batch = stack.shape[:-2]
+    if not _may_take_turns(batch):
+        return f(stack, *others)
+
+    def turns(*given: Any) -> jax.Array:
+        flat = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), given)
+        found = jax.lax.map(lambda entry: f(*entry), flat)
+        return found.reshape(*batch, *found.shape[1:])
+
+    return by_platform(stack, *others, tpu=turns, default=f)
+
+
+def visit_in_turn(
+    visit: Callable[[Any, Any], Any],
+    batch: Any,
+    batch_shape: tuple[int, ...],
+    count: jax.Array,
+    given: Any,
+) -> Any:
+    """`visit(batch, given)`; in a program for a TPU by `visit_all`."""
+    if not _may_take_turns(batch_shape):
+        return visit(batch, given)
+
+    def turns(batch: Any, given: Any) -> Any:
+        return visit_all(visit, batch, batch_shape, count, given=given)
+
+    return by_platform(batch, given, tpu=turns, default=visit)
+
+
+def _may_take_turns(batch: tuple[int, ...]) -> bool:
+    """Whether a stack has several matrices, which certainly lie on the same device.
+
+    In a loop, each matrix would be sent to all devices if these have different ones.
+    """
+    if math.prod(batch) < 2:
+        return False
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.device_count() == 1 if mesh.empty else bool(mesh.manual_axes)
+
+
+def visit_all(
+    visit: Callable[[Any, Any], Any],
+    batch: Any,
+    batch_shape: tuple[int, ...],
+    count: jax.Array,
+    numbers: int | None = None,
+    given: Any = (),
+) -> Any:
+    """Applies `visit` to every entry of a batch, one after the other, in place.
+
+    Several batches are visited one after the other as well, and share their temporaries. For this
+    the number of rounds must appear to depend on the step: XLA unrolls a loop of one known round.
+
+    Args:
+      visit: maps an entry, and that of `given`, to a new entry of the same structure, shapes and
+        dtypes.
+      batch: a pytree of arrays with the batch axes first.
+      batch_shape: these axes.
+      count: the step, from 1.
+      numbers: how many numbers the largest matrix has that `visit` makes of an entry, if `visit`
+        takes batches of entries too. GPUs, which launch all kernels again in each round, then visit
+        several entries in one.
+      given: a pytree of arrays with the batch axes first, which `visit` only reads.
+    """
+    size = math.prod(batch_shape)
+
+    def in_rounds(batch: Any, given: Any, group: int = 1) -> Any:
+        rounds = jnp.where(count > 0, size // group, 0)
+        first = lambda j, _: j * group  # noqa: E731
+        return _visit_groups(visit, batch, given, len(batch_shape), first, rounds, group)
+
+    group = VISITED.size(size, numbers)
+    in_groups = functools.partial(in_rounds, group=group)
+    if group == 1:
+        return in_rounds(batch, given)
+    return by_platform(batch, given, gpu=in_groups, default=in_rounds)
+
+
+def visit_due(
+    visit: Callable[[Any, Any], Any],
+    batch: Any,
+    batch_shape: tuple[int, ...],
+    due: jax.Array,
+    numbers: int | None,
+    given: Any = (),
+) -> Any:
+    """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,).
+
+    GPUs visit groups of entries that are all due, and the rest one by one.
+    """
+    size = math.prod(batch_shape)
+
+    def visited(batch: Any, given: Any, due: jax.Array = due, group: int = 1) -> Any:
+        """Those of the groups of so many entries that are due."""
+        each = visit if group == 1 else jax.vmap(visit)
+        groups = size // group
+        if due.ndim == 0:
+            first, rounds = lambda j, _: j * group, jnp.where(due, groups, 0)
+        else:
+            starts = jnp.arange(0, size, group)
+            first = lambda _, last: jnp.argmax(due & (starts > last)) * group  # noqa: E731
+            rounds = jnp.sum(due)
+        return _visit_groups(each, batch, given, len(batch_shape), first, rounds, group)
+
+    def in_groups(batch: Any, given: Any) -> Any:
+        if due.ndim == 0:
+            return visited(batch, given, group=group)
+        whole = due.reshape(-1, group).all(axis=1)
+        batch = visited(batch, given, whole, group)
+        return visited(batch, given, due & ~jnp.repeat(whole, group))
+
+    group = REFRESHED.size(size, numbers)
+    if group == 1:
+        return visited(batch, given)
+    return by_platform(batch, given, gpu=in_groups, default=visited)
+
+
+def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) -> Any:
+    """`f(given, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes.
+
+    A `lax.cond` would copy a state that it does not change; a loop with no rounds does not.
+    """
+    return jax.lax.fori_loop(0, due.astype(jnp.int32), lambda j, s: f(_anew(given, j), s), state)
+
+
+def alone(f: Callable[[Any, Any], Any], given: Any, state: Any) -> Any:
+    """`f(given, state)`, on CPUs in a loop of one round; it keeps the kinds of arrays of `state`.
+
+    Otherwise XLA:CPU reads old values from the arrays of all layers again where it needs them, and
+    copies these arrays before it writes the new values; and it updates unstacked layers only after
+    all gradients exist (`docs/xla.md`, "Loops"). On other platforms the loop would add temporaries.
+    """
+
+    def in_loop(given: Any, state: Any) -> Any:
+        due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
+        return at_most_once(f, due, given, state)
+
+    return by_platform(given, state, cpu=in_loop, default=f)
+
+
+def _anew(x: Any, j: jax.Array) -> Any:
+    """`x`, made to depend on the round `j` of a loop.
+
+    XLA hoists loop invariants out of the loop, and would then compute them at every step.
+    """
+    return jax.lax.optimization_barrier((x, j))[0]
+
+
+def _visit_groups(
+    visit: Callable[[Any, Any], Any],
+    batch: Any,
+    given: Any,
+    ndim: int,
+    next_of: Callable[[jax.Array, jax.Array], jax.Array],
+    rounds: jax.Array,
+    group: int,
+) -> Any:
+    """Visits groups of entries, of which `next_of` gives the first from the round and the last."""
+    (leaves, treedef), (read, read_treedef) = map(jax.tree.flatten, (batch, given))
+    flat, read = ([x.reshape(-1, *x.shape[ndim:]) for x in xs] for xs in (leaves, read))
+    if group == 1:
+        take = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+        put = jax.lax.dynamic_update_index_in_dim
+    else:
+        take = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=group)
+        put = jax.lax.dynamic_update_slice_in_dim
+
+    def body(j: jax.Array, carry: tuple[jax.Array, list[jax.Array]]) -> Any:
+        last, flat = carry
+        i = next_of(j, last).astype(jnp.int32)
+        one = _anew([take(x, i) for x in flat + read], j)  # in a batch of one, a loop invariant
+        one = in_rows(one)
+        entry = treedef.unflatten(one[: len(flat)])
+        new = jax.tree.leaves(visit(entry, read_treedef.unflatten(one[len(flat) :])))
+        new = in_rows([y.astype(x.dtype) for y, x in zip(new, flat, strict=True)])
+        return i, [put(x, y, i, 0) for x, y in zip(flat, new, strict=True)]
+
+    _, flat = jax.lax.fori_loop(0, rounds, body, (jnp.int32(-1), flat))
+    return treedef.unflatten([y.reshape(x.shape) for y, x in zip(flat, leaves, strict=True)])

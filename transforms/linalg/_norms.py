@@ -1,0 +1,57 @@
+"""Frobenius norms of matrices with entries of any size."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ._platforms import by_platform
+
+TWO_SCALES = (2.0**51, 2.0**-40)
+"""Of the entries in two sums: the first is finite for norms below 2^13."""
+
+
+def norms(x: jax.Array) -> jax.Array:
+    """The norms `(..., 1, 1)` of `x (..., m, n)`, in float32 at least.
+
+    From sums of squares at two scales, of which one neither underflows nor overflows for entries
+    from 1e-30 to 1e30. On CPUs from one sum, if its squares are in range: XLA for CPUs computes
+    `x` anew for each sum.
+    """
+    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+    def usual(x: jax.Array) -> jax.Array:
+        norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
+        in_range = jnp.all((norm > 2.0**-30) & (norm < 2.0**60))
+        return jax.lax.cond(in_range, lambda x: norm, _at_two_scales, x)
+
+    return by_platform(work, gpu=_at_two_scales, tpu=_at_two_scales, default=usual)
+
+
+def _at_two_scales(x: jax.Array) -> jax.Array:
+    sums = _sums([jnp.square(x * scale) for scale in TWO_SCALES])
+    of_small, of_large = (
+        (jnp.sqrt(found) / scale)[..., None, None]
+        for found, scale in zip(sums, TWO_SCALES, strict=True)
+    )
+    return jnp.where(of_small < 2.0**11, of_small, of_large)
+
+
+def _sums(stacks: list[jax.Array]) -> list[jax.Array]:
+    """The sums `(...)` of the matrices of stacks `(..., m, n)` of one shape.
+
+    On GPUs in one kernel, which reads once what the stacks are computed from; elsewhere each on its
+    own, which XLA for TPUs fuses and which is faster on CPUs.
+    """
+
+    def one_each(stacks: list[jax.Array]) -> list[jax.Array]:
+        return [jnp.sum(x, axis=(-2, -1)) for x in stacks]
+
+    def at_once(stacks: list[jax.Array]) -> list[jax.Array]:
+        def plus(a: list[jax.Array], b: list[jax.Array]) -> list[jax.Array]:
+            return [x + y for x, y in zip(a, b, strict=True)]
+
+        zeros = [jnp.zeros((), x.dtype) for x in stacks]
+        return jax.lax.reduce(stacks, zeros, plus, (stacks[0].ndim - 2, stacks[0].ndim - 1))
+
+    return by_platform(stacks, gpu=at_once, default=one_each)

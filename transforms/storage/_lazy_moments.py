@@ -1,0 +1,85 @@
+"""Lazy moments: codes in few bits that are decoded where they are used, not before.
+
+`quantize_state` gives a matrix view its stacks as `LazyMoments`. The view decodes them chunk by
+chunk (`matrices/_chunks.py`), so only the moments of one chunk exist in full precision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._codec import Codec, Coded, decode, dither_of, encode
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("coded", "updates"),
+    meta_fields=("codec", "columns", "dtype"),
+)
+@dataclasses.dataclass(frozen=True)
+class LazyMoments:
+    """Moments `(N, …, m, n)` in codes. A slice along the first axis is `LazyMoments` again."""
+
+    coded: Coded
+    updates: jax.Array | None  # t of the dither, once per matrix, (N,)
+    codec: Codec
+    columns: int  # n
+    dtype: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the decoded array."""
+        return (*self.coded.codes.shape[:-1], self.columns)
+
+    def decoded(self) -> jax.Array:
+        """The moments that the codes stand for."""
+        return decode(self.coded, self.codec, self.columns).astype(self.dtype)
+
+    def encoded(self, x: jax.Array) -> LazyMoments:
+        """Encodes new values `x`; a matrix that is not finite keeps its codes."""
+        count = None if self.updates is None else self.updates[0]
+        return dataclasses.replace(self, coded=encoded(x, self.codec, count, self.coded))
+
+
+def is_lazy(node: Any) -> bool:
+    """Whether a node of a state holds lazy moments."""
+    return isinstance(node, LazyMoments)
+
+
+def decoded_tree(tree: Any) -> Any:
+    """Decodes the lazy moments of a tree."""
+    return jax.tree.map(lambda x: x.decoded() if is_lazy(x) else x, tree, is_leaf=is_lazy)
+
+
+def encoded_tree(tree: Any, like: Any) -> Any:
+    """Encodes them again: the inverse of `decoded_tree`, in the codes of `like`."""
+    return jax.tree.map(
+        lambda old, x: old.encoded(x) if is_lazy(old) else x, like, tree, is_leaf=is_lazy
+    )
+
+
+def encoded(
+    x: jax.Array, codec: Codec, count: jax.Array | None, before: Coded | None = None
+) -> Coded:
+    """Encodes a leaf; a matrix with an entry that is not finite keeps its codes of `before`.
+
+    Args:
+      x: a vector, a matrix, or a batch of matrices.
+      codec: how it is quantized.
+      count: t of the dither, or `None` to round to the nearest code.
+      before: the codes before this update.
+    """
+    matrices = jnp.atleast_2d(x).astype(jnp.promote_types(x.dtype, jnp.float32))
+    thresholds = None
+    if count is not None:
+        thresholds = jnp.broadcast_to(dither_of(count, *matrices.shape[-2:]), matrices.shape)
+    new = encode(matrices, codec, thresholds)
+    if before is None:
+        return new
+    finite = jnp.isfinite(matrices).all((-2, -1), keepdims=True)
+    return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, before)
