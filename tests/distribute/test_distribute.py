@@ -295,3 +295,27 @@ def test_the_same_work_gives_the_same_bits(name: str, each: int, stack: bool) ->
         optimizer = NAMED[name].make(mesh=mesh, matrices=rule)
         found.append(run(jitted(optimizer), map(place, gradients), place(params))[0])
     assert_close(found[1], found[0], factor=0)
+
+
+def test_the_tools_read_a_state_without_a_view() -> None:
+    mesh, stacks = mesh_of(), {"2x3": np.ones((6, 2, 3), np.float32)}
+    optimizer = curvax.distribute(curvax.momentum(), mesh)
+    shardings = curvax.state_sharding(optimizer, stacks, mesh)
+    state = jax.jit(optimizer.init, out_shardings=shardings)(stacks)
+    portable = curvax.portable_state(optimizer, stacks, state)
+    assert portable["2x3"].mu.shape == (6, 2, 3)
+    back = curvax.place_state(optimizer, stacks, portable)
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+
+
+def test_a_mesh_without_matrices_distributes_nothing() -> None:
+    mesh, params = mesh_of(), {"bias": np.ones(3, np.float32)}
+    with pytest.warns(UserWarning, match="no parameter is a matrix"):
+        optimizer = curvax.muon(0.1, mesh=mesh)
+        state = optimizer.init(params)
+        curvax.state_sharding(optimizer, params, mesh)
+        portable = curvax.portable_state(optimizer, params, state)
+    updates, after = jax.jit(optimizer.update)(params, state, params)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    assert len(jax.tree.leaves(portable)) == len(jax.tree.leaves(state))
+    assert updates["bias"].shape == (3,)

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from .._paths import is_placeholder
-from .._recording import Work, is_recording, known, record, recording
+from .._recording import Key, Work, is_recording, known, record, recording
 from .._stacks import Plan, init_each, plan_of, planned
 from ._layout import DistributedState, StateLayout, is_divided
 from ._meshes import axis_names, is_explicit, mesh_axes, put, sharded_like
@@ -114,10 +114,16 @@ def _over_mesh(
     def init(params: Any) -> Any:
         if is_placeholder(params):
             return params
-        layout, stacks = _recorded(layout_of(params), params, mesh, axes)
+        if not params:  # no matrices, and nothing to distribute
+            return {}
+        stacks = _keyed(params)
+        layout = layout_of(stacks)
+        _record(Division(layout, mesh, axes), stacks)
         return placed(layout.divided(_init(inner.init, layout, stacks)), layout)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        if not updates:
+            return updates, state
         layout = layout_of(updates if params is None else params)
         _check_layout(layout, params, state)
         way = {key: Route.of(key, x, mesh, axes) for key, x in updates.items()}
@@ -186,13 +192,19 @@ def _within(
     def init(params: Any) -> Any:
         if is_placeholder(params):
             return params
-        layout, stacks = _recorded(layout_of(params), params, None, axes)
+        if not params:
+            return {}
+        stacks = _keyed(params)
+        layout = layout_of(stacks)
+        _record(Division(layout, None, axes), stacks)
         state = layout.divided(_init(inner.init, layout, stacks))
         return state._replace(
             even=jax.tree.map(own, state.even), dealt=jax.tree.map(own, state.dealt)
         )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        if not updates:
+            return updates, state
         layout = layout_of(updates if params is None else params)
         _check_layout(layout, params, state, holders=layout.shares.devices)
         index = jax.lax.axis_index(axes)
@@ -234,18 +246,17 @@ def _init(init: Callable[[Any], Any], layout: StateLayout, stacks: Stacks) -> di
         return init_each(init, stacks)
 
 
-def _recorded(
-    layout: StateLayout, stacks: Stacks, mesh: Mesh | None, axes: tuple[str, ...]
-) -> tuple[StateLayout, Stacks]:
-    """Notes in the keys of the state how it is distributed, if somebody listens."""
-    if not is_recording():
-        return layout, stacks
-    division = Division(layout, mesh, axes)
+def _keyed(stacks: Stacks) -> Stacks:
+    """The stacks; if somebody listens, with keys that can say how they are distributed."""
+    return dict(zip(known(stacks), stacks.values(), strict=True)) if is_recording() else stacks
+
+
+def _record(division: Division, stacks: Stacks) -> None:
+    """Notes in the keys of the stacks how they are distributed, if somebody listens."""
     record(division)
-    keys = known(stacks)
-    for key in keys:
-        key.division = division
-    return layout, dict(zip(keys, stacks.values(), strict=True))
+    for key in stacks:
+        if isinstance(key, Key):
+            key.division = division
 
 
 def _divisible(init: Callable[[Any], Any], stacks: Mapping[str, Any], devices: int) -> list[str]:

@@ -38,6 +38,11 @@ def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def axis_names(argument: str, axes: Any) -> tuple[str, ...]:
+    """The name of an axis, or of several, as a tuple.
+
+    Raises:
+      ValueError: naming the argument, if it is anything else, empty, or names an axis twice.
+    """
     names = (axes,) if isinstance(axes, str) else axes
     listed = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
     if not listed or not names or len(set(names)) < len(names):
