@@ -80,7 +80,7 @@ class Checkpoints:
 
 
 def checkpoint_in(directory: Path) -> dict | None:
-    """The `about` of a run's last complete checkpoint; None if there is no checkpoint."""
+    """The `about` of a run's last complete checkpoint; None before the first checkpoint."""
     return Checkpoints(directory).about() if (directory / "checkpoints").is_dir() else None
 
 

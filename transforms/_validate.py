@@ -133,7 +133,7 @@ def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
 class Value(abc.ABC):  # noqa: B024
     """An option that has options of its own, such as a method with its number of steps.
 
-    A value is a frozen dataclass that a factory makes. It is no callable, because Optax's
+    A value is a frozen dataclass that a factory makes. It is not callable, because Optax's
     `inject_hyperparams` takes callables for schedules. `curvax.inject_hyperparams` makes
     hyperparameters of its numbers.
     """

@@ -75,7 +75,7 @@ def check_moments(state: Any, like: Any) -> None:
     """Requires a rule for every array that a state keeps for the matrices `like (..., m, n)`.
 
     Raises:
-      ValueError: if a field that is no moment holds more than one number per matrix.
+      ValueError: if a field that is not a moment holds more than one number per matrix.
     """
     pairs = jax.tree_util.tree_leaves_with_path(state)
     for (path, x), role in zip(pairs, jax.tree.leaves(roles(state)), strict=True):

@@ -118,7 +118,7 @@ def clip_logits(
 
 
 def _check_paths(max_logits: Any, weights: Mapping[str, Any]) -> None:
-    """Requires a mapping from the paths of parameters; a pattern, layer or tree is none."""
+    """Requires a mapping from the paths of parameters; not a pattern, layer or tree."""
     given = max_logits if isinstance(max_logits, Mapping) else dict.fromkeys([shown(max_logits)])
     for path in given:
         if not isinstance(path, str) or path not in weights or isinstance(given[path], Mapping):

@@ -116,7 +116,7 @@ def _step(
     b = own.as_rows(mu + g.astype(mu.dtype))
     seen = exact_product(b, q)
     p = bases_of(seen)
-    # A momentum or factor that is not finite must show: it is no failure of the decomposition.
+    # A momentum or factor that is not finite must show: the decomposition did not fail.
     given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
     failed = (given & ~found)[..., None, None]
     p = jnp.where(failed, 0, p)

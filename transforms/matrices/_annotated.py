@@ -26,7 +26,7 @@ _HEAD_AXIS = re.compile(r"(\w+_)?(heads?|groups?)\w*")
 
 
 def annotated(params: Any, named: NamedLeaves) -> dict[str, MatrixAxes | str]:
-    """The axes, or the reason why it is no matrix, of each parameter whose box tells."""
+    """The axes, or the reason why it is not a matrix, of each parameter whose box tells."""
     names = iter(named.names)
     found: dict[str, MatrixAxes | str] = {}
     for node in jax.tree.leaves(params, is_leaf=lambda x: _tells(x) or is_hole(x)):
