@@ -20,6 +20,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import curvax
+from curvax.transforms.distribute import _step
 from tests.algebra import leaves_in
 from tests.helpers import (
     ALL_CELLS,
@@ -319,3 +320,18 @@ def test_a_mesh_without_matrices_distributes_nothing() -> None:
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert len(jax.tree.leaves(portable)) == len(jax.tree.leaves(state))
     assert updates["bias"].shape == (3,)
+
+
+def test_counts_of_matrices_that_are_dealt_out_cost_nothing(monkeypatch) -> None:
+    """Each device computes them from a matrix of zeros; the compiler leaves all but them out."""
+    mesh, params = mesh_of(), {f"{i}/kernel": np.ones((8, 12), np.float32) for i in range(3)}
+
+    def flops() -> float:
+        optimizer = curvax.soap(0.1, mesh=mesh)
+        state = jax.jit(optimizer.init)(params)
+        made: Any = jax.jit(optimizer.update).lower(params, state, params).compile()
+        return made.cost_analysis()["flops"]
+
+    with_counts = flops()
+    monkeypatch.setattr(_step.Step, "_counted", lambda self, key, common, *given: common)
+    assert with_counts <= flops() + 16
