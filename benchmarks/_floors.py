@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 
 import curvax
-from curvax.transforms._side import side_of
-from curvax.transforms.linalg._polar import _iterate, polar_qr_svd
+from curvax.transforms._side import shorter_side
+from curvax.transforms.linalg._polar import _polynomial, polar_qr_svd
+from curvax.transforms.linalg._products import gram
 from curvax.transforms.linalg._split import Split
 
 from ._timing import Program
@@ -68,8 +69,9 @@ def averaged(factor: jax.Array, g: jax.Array) -> jax.Array:
 
 def newton_schulz(x: jax.Array) -> jax.Array:
     """Five iterations on the smaller side, from what is normalized already."""
+    side = shorter_side(x)
     for count in (3, 2) if max(x.shape) >= 2 * min(x.shape) else (1,) * 5:
-        x = _iterate(x, [QUINTIC] * count, side_of("smaller", x), Split(None, -1))
+        x = side.times(_polynomial(gram(x, side), [QUINTIC] * count, Split(None, -1)), x)
     return x
 
 

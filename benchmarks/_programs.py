@@ -2,9 +2,11 @@
 
 XLA launches a kernel for every operation of a scheduled computation that is not mere naming; what a
 fusion contains runs within its kernel. Operations are counted by kind, with the rounds of the loops
-they are in. A loop whose rounds are not known before the program runs counts as many rounds as its
-scope `rounds_<n>` says (it may be a mean), else none: refreshes that are due, restarts of damaged
-states. Of the branches of a conditional the smallest counts. `all_kernels` counts everything once.
+they are in. Rounds that the program decides are those of the second step: its bound is computed
+from the counts in the state, where all of them are 1. So loops over all matrices count in full, and
+refreshes, which are due at step 1 and a period later, not at all. Bounds that depend on arrays
+count none: restarts of damaged states. Of the branches of a conditional the smallest counts.
+`all_kernels` counts everything once.
 
 Bytes are those of operands and results, as in XLA's own cost analysis, which a GPU's program does
 not have: of an operand that a fusion only slices, those of the slices; of a result that updates an
@@ -20,8 +22,9 @@ import dataclasses
 import functools
 import itertools
 import math
+import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 KINDS = ("products", "fusions", "custom calls", "copies", "collectives", "others")
@@ -38,6 +41,20 @@ SLICES = ("dynamic-slice", "slice", "gather")
 MOVES = {"copy", "transpose"}
 MOVED = {*("parameter", "constant", "bitcast", "tuple", "fusion"), *MOVES, *SLICES}
 BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
+COUNT = 1
+"""Of each counter in the state, before the step that is counted."""
+ARITHMETIC: dict[str, Callable[..., int]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "maximum": max,
+    "minimum": min,
+    "remainder": lambda a, b: int(math.fmod(a, b)),
+    "and": operator.and_,
+    "or": operator.or_,
+    "select": lambda chosen, a, b: a if chosen else b,
+    **dict.fromkeys(("convert", "copy", "bitcast", "reshape"), int),
+}
 
 
 def whole_bytes(compiled: Any) -> int:
@@ -53,7 +70,7 @@ _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
 _ARRAY = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\](?:\{[^}]*\})?")
 _ON_CHIP = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\]\{[^}]*S\(1\)[^}]*\}")
 _NAMES = re.compile(r"%([\w.\-]+)")
-_ROUNDS = re.compile(r'rounds_([\d.]+)/while"')
+_INTEGER = re.compile(r"[su]32\[\]")
 _TRIPS = re.compile(r'known_trip_count"?[:=]\{"n":"(\d+)"')
 
 
@@ -71,6 +88,14 @@ class Operation(NamedTuple):
         """Names of computations."""
         found = re.search(rf"\b{attribute}=(?:%([\w.\-]+)|\{{([^}}]*)\}})", self.rest)
         return ([found[1]] if found[1] else _NAMES.findall(found[2])) if found else []
+
+
+class Caller(NamedTuple):
+    """Where a computation is called."""
+
+    name: str  # of the computation with the call
+    operation: Operation
+    caller: Caller | None
 
 
 @dataclasses.dataclass
@@ -179,11 +204,11 @@ class Program:
         lines = itertools.chain.from_iterable(x.values() for x in self.computations.values())
         return sum(operation.opcode == "while" for operation in lines)
 
-    def _count(self, name: str, whole: bool) -> Kernels:
+    def _count(self, name: str, whole: bool, caller: Caller | None = None) -> Kernels:
         found = Kernels()
         for operation in self.computations[name].values():
             if operation.opcode == "while":
-                rounds = self._rounds(operation)
+                rounds = self._rounds(name, operation, caller)
                 body = operation.called("body")[0]
                 found.plus(self._count(body, whole), max(rounds, int(whole)))
             elif operation.opcode == "conditional":
@@ -193,7 +218,7 @@ class Program:
                         found.plus(branch)
             elif operation.opcode in ("call", "async-start"):
                 for x in operation.called("to_apply") + operation.called("calls"):
-                    found.plus(self._count(x, whole))
+                    found.plus(self._count(x, whole, Caller(name, operation, caller)))
             elif kind := self._kind(operation):
                 found.kinds[kind] += 1
                 found.bytes += (size := self._bytes(name, operation))
@@ -202,16 +227,56 @@ class Program:
                 found.bytes += _moved(operation)
         return found
 
-    def _rounds(self, loop: Operation) -> float:
-        """Of a loop; 0 if the program decides."""
-        if found := _TRIPS.search(loop.rest) or _ROUNDS.search(loop.rest):
-            return float(found[1])
-        bounds = [
-            operation.operands[0]
-            for operation in self._within(loop.called("condition")[0])
-            if operation.opcode == "constant" and operation.result.startswith(("s32[]", "u32[]"))
-        ]
-        return float(bounds[0]) if len(bounds) == 1 and bounds[0].isdigit() else 0
+    def _rounds(self, name: str, loop: Operation, caller: Caller | None) -> int:
+        """Of a loop; 0 if the bound is not known."""
+        if found := _TRIPS.search(loop.rest):
+            return int(found[1])
+        condition = list(self._within(loop.called("condition")[0]))
+        bounds = [x for x in condition if x.opcode == "constant" and _INTEGER.match(x.result)]
+        if len(bounds) == 1 and bounds[0].operands[0].isdigit():
+            return int(bounds[0].operands[0])
+        # A carried bound: the round, from 0, is less than it.
+        places = [_index(x) for x in condition if x.opcode == "get-tuple-element"]
+        values = [self._value(name, loop.operands[0], caller, place) for place in places]
+        return max(values) if 0 in values and None not in values else 0  # pyright: ignore
+
+    def _value(
+        self, name: str, of: str, caller: Caller | None, place: int | None = None
+    ) -> int | None:
+        """A single number at the second step, or one in a tuple; `None` if it is not known."""
+        operation = self.computations[name][of]
+        opcode, operands = operation.opcode, operation.operands
+        if opcode == "tuple" and place is not None:
+            return self._value(name, operands[place], caller)
+        if opcode == "get-tuple-element":
+            return self._value(name, operands[0], caller, _index(operation))
+        if opcode == "while":
+            unchanged = self._rounds(name, operation, caller) == 0
+            return self._value(name, operands[0], caller, place) if unchanged else None
+        if opcode in ("fusion", "call"):
+            inside = [*operation.called("calls"), *operation.called("to_apply")][0]
+            root = next(x.name for x in self.computations[inside].values() if x.root)
+            return self._value(inside, root, Caller(name, operation, caller), place)
+        if opcode == "parameter":
+            if caller is not None:
+                given = caller.operation.operands[_place(operation) or 0]
+                return self._value(caller.name, given, caller.caller, place)
+            is_count = name == self.entry and _INTEGER.match(operation.result)
+            return COUNT if is_count and place is None else None
+        if _SHAPE.findall(operation.result) and "[]" not in operation.result:
+            return None
+        if opcode == "constant":
+            text = operands[0]
+            return {"true": 1, "false": 0}.get(text, int(text) if text.isdigit() else None)
+        if opcode not in ARITHMETIC and opcode != "compare":
+            return None
+        values = [self._value(name, x, caller) for x in operands]
+        if None in values:
+            return None
+        if opcode == "compare":
+            compared = re.search(r"direction=(\w+)", operation.rest)
+            return int(getattr(operator, compared[1].lower())(*values)) if compared else None
+        return int(ARITHMETIC[opcode](*values))
 
     def _within(self, name: str) -> Iterator[Operation]:
         """A computation and what it calls, but for what renames."""
@@ -320,6 +385,12 @@ class Program:
                     elif x is not None and x.opcode != "parameter":
                         total += size_of(x.result)
         return total
+
+
+def _index(operation: Operation) -> int:
+    """Which part of a tuple it takes."""
+    found = re.search(r"index=(\d+)", operation.rest)
+    return int(found[1]) if found else 0
 
 
 def _place(operation: Operation) -> int | None:

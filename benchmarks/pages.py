@@ -251,10 +251,16 @@ def leaders() -> str:
     return f"{table(titles, rows)}\n\n{source('train')}"
 
 
+STARTS = {"muon": 0.03, "soap": 0.01}
+"""Rates to start with where the best ones were alike in all language models (`docs/start.md`)."""
+
+
 def rates() -> str:
-    """Tuned learning rates over AdamW's, and those of what is not a matrix."""
+    """Rates to start with; tuned ones over AdamW's, and those of what is not a matrix."""
 
     def ratio(suite: str, name: str, key: str = "rate") -> str:
+        if name not in SUITES[suite].methods:
+            return ""
         adamw, own = (_plan.best_in(suite, method, runs()) for method in ("adamw", name))
         if adamw is None or own is None or (key == "adam_rate" and takes_all(name, own)):
             return ""
@@ -262,14 +268,17 @@ def rates() -> str:
 
     models = [results("train", title) for title in TRAINED]
     rows = []
-    for name in SUITES[RECIPE].methods:
+    for name in [*SUITES[RECIPE].methods, "kl_shampoo"]:
         if name != "adamw":
-            small = (model[name]["rate"] / model["optax.adamw"]["rate"] for model in models)
-            row = [ratio(RECIPE, name), ratio(RECIPE, name, "adam_rate")]
-            row += [*(cell(x, ".3g") for x in small), ratio(VISION, name)]
-            rows.append([shown(name), *row])
-    titles = ["method", "language model", "there, others", "smaller language model", "digits"]
-    found = table([*titles, "signals"], rows)
+            small = [
+                cell(model[name]["rate"] / model["optax.adamw"]["rate"], ".3g") for model in models
+            ]
+            times = ratio(RECIPE, name) or small[0]
+            row = [f"{STARTS[name]}" if name in STARTS else f"{times} × `rate`"]
+            row += [ratio(RECIPE, name), ratio(RECIPE, name, "adam_rate")]
+            rows.append([shown(name), *row, *small, ratio(VISION, name)])
+    titles = ["method", "start with", "language model", "there, others", "smaller language model"]
+    found = table([*titles, "digits", "signals"], rows)
     return f"{found}\n\n{origin(RECIPE, VISION)}\n\n{source('train')}"
 
 

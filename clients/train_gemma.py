@@ -14,7 +14,6 @@ from pathlib import Path
 import grain
 import input_pipeline
 import input_pipeline_grain
-import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -60,25 +59,6 @@ def sentences(name: str, split: str) -> grain.MapDataset:
     return grain.MapDataset.source(lines).map(lambda line: {"inputs": line, "targets": line})
 
 
-def flat(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """The optimizer, with the arrays of its state in a tuple.
-
-    The example logs the shape of each entry of the state. As in `optax.partition`, moments have
-    empty entries for parameters of the other part, which have no shape.
-    """
-
-    def init(params):
-        return tuple(jax.tree.leaves(optimizer.init(params)))
-
-    def update(updates, state, params=None, **extra_args):
-        structure = jax.tree.structure(jax.eval_shape(optimizer.init, params))
-        whole = jax.tree.unflatten(structure, state)
-        updates, whole = optimizer.update(updates, whole, params, **extra_args)
-        return updates, tuple(jax.tree.leaves(whole))
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
 class NoText:
     """In place of the example's sampler."""
 
@@ -115,7 +95,7 @@ def train(client: str, folder: Path, steps: int) -> tuple[np.ndarray, dict]:
     input_pipeline.get_datasets = unread
     input_pipeline_grain.get_raw_dataset = sentences
     muon = functools.partial(curvax.muon, matrices=curvax.rules.nnx)
-    optax.adamw = lambda learning_rate, b1, b2, eps, weight_decay: flat(
+    optax.adamw = lambda learning_rate, b1, b2, eps, weight_decay: curvax.flat_state(
         watched(client, muon(learning_rate, weight_decay=weight_decay))
     )
     gemma.sampler_lib.Sampler = NoText

@@ -15,7 +15,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
 | `summarize`, `report`, `state_of`, `state_bytes` | inspection of optimizers and states |
 | `portable_state`, `place_state`, `take_over` | checkpoints |
-| `state_sharding`, `state_on_host` | where a state lies |
+| `state_sharding`, `state_on_host`, `flat_state` | where a state lies, in which containers |
 | `curvax.rules` | which parameters are matrices in a family of models |
 | `curvax.policies` | refresh policies |
 | `curvax.polar` | ways to compute a polar factor |
@@ -102,6 +102,7 @@ from .transforms.matrices._output_layer import find_output_layer
 from .transforms.matrices._routing import route
 from .transforms.matrices._view import on_matrices
 from .transforms.refresh._policy import every
+from .transforms.state._flat_state import flat_state
 from .transforms.state._format import check_state, describe_state
 from .transforms.state._host import state_on_host
 from .transforms.state._inject import inject_hyperparams
@@ -152,6 +153,7 @@ __all__ = [
     "extract_adapter",
     "find_output_layer",
     "fira",
+    "flat_state",
     "foam",
     "from_int8",
     "galore",

@@ -1,8 +1,8 @@
 """Ways to renew an eigenbasis: values for `method=` of `in_eigenbasis`, `soap` and others.
 
-The names "eigh" and "qr" stand for these functions without arguments.
+The names "eigh", "qr" and "tracked" stand for these functions without arguments.
 """
 
-from .transforms.kronecker._basis import BasisMethod, eigh, qr
+from .transforms.kronecker._basis import BasisMethod, eigh, qr, tracked
 
-__all__ = ["BasisMethod", "eigh", "qr"]
+__all__ = ["BasisMethod", "eigh", "qr", "tracked"]

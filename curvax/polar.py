@@ -3,7 +3,7 @@
 The names "newton_schulz", "svd", "qr_svd" and "qdwh" stand for these functions without arguments.
 """
 
-from .transforms.directions._polar_methods import (
+from .transforms.directions._orthogonalize import (
     PolarMethod,
     newton_schulz,
     qdwh,

@@ -86,8 +86,7 @@ def alice(
 
     Use it to come close to a full-rank method with about GaLore's state. `b3=None` is Alice-0.
 
-    Start with 8 times a tuned AdamW's learning rate, 2 times for `others`, and a rank of half the
-    width.
+    Start with 8 times a tuned AdamW's learning rate and a rank of half the width.
 
     .. math::
       \sigma = U^\top G, \quad \tilde Q \leftarrow b_3 \tilde Q + (1-b_3)\, \sigma\sigma^\top, \quad

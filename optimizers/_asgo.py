@@ -85,8 +85,8 @@ def asgo(
     fewer, give `refresh=` a period or `policies.foam(1, 0.4, max_damping=1e-5)`, which reached the
     same loss on a small model with a twelfth of the roots (docs/combinations.md).
 
-    Start with 16 to 64 times a tuned AdamW's learning rate and a root at every step. On a language
-    model it went further with `matrices=None`, `others` at 4 times and `eps=1e-10`
+    Start with 64 times a tuned AdamW's learning rate and a root at every step. On a language model
+    it went further with `matrices=None`, `others` at 4 times and `eps=1e-10`
     (docs/choosing.md).
 
     .. math::

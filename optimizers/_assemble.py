@@ -11,7 +11,7 @@ import optax
 
 from ..transforms._guard import guard_leaves
 from ..transforms._validate import check_interval, concrete, shown
-from ..transforms.directions._weight_decay import optional_decay
+from ..transforms.directions._weight_decay import mask_of, optional_decay
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.matrices._routing import route
 from ..transforms.matrices._view import matrix_view
@@ -160,7 +160,7 @@ def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTra
 
 
 def _decayed_weights(weight_decay: Any, mask: Any) -> optax.GradientTransformation:
-    return optional_decay(weight_decay, optax.add_decayed_weights(weight_decay, mask))
+    return optional_decay(weight_decay, optax.add_decayed_weights(weight_decay, mask_of(mask)))
 
 
 def _check_learning_rate(name: str, value: optax.ScalarOrSchedule) -> None:

@@ -77,8 +77,7 @@ def dr_shampoo(
     the scale of gradients, but a small residual does not bound the root's error: Nam and Ahn,
     Appendix I, give a family of 2 × 2 factors whose residual vanishes while the error does not.
 
-    Start with 1 to 8 times a tuned AdamW's learning rate, 4 times for `others`, and
-    `threshold=0.3`.
+    Start with a tuned AdamW's learning rate and `threshold=0.3`.
 
     .. math::
       \|Q^\top L Q - \mathrm{diag}(Q^\top L Q)\| > \tau\, \|Q^\top L Q\|

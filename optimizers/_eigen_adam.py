@@ -76,7 +76,7 @@ def eigen_adam(
     Use it for most of the gain of `soap`, with less state and half the work. `side="smaller"` puts
     the basis on the smaller side.
 
-    Start with 1 to 2 times a tuned AdamW's learning rate, 4 times for `others`, and `b1=0.8`.
+    Start with 2 times a tuned AdamW's learning rate and `b1=0.8`.
 
     .. math::
       Q \leftarrow b_3 Q + (1-b_3) G G^\top, \quad v \leftarrow b_2 v + (1-b_2) (U^\top G)^2, \quad
@@ -103,8 +103,7 @@ def eigen_adam(
       b3: decay rate of the factor; 0 is AdaDiag.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
-      method: "eigh", or "qr": after a first `eigh`, orthogonal iteration from the last basis; or a
-        value of `curvax.eigenbases`, see `soap`.
+      method: "eigh", "qr", "tracked", or a value of `curvax.eigenbases`; see `soap`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
       refresh: period or policy of the basis.

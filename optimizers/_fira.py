@@ -79,8 +79,7 @@ def fira(
     Use it instead of `galore`: with one more number of state per matrix, it uses all of the
     gradient.
 
-    Start with 8 to 16 times a tuned AdamW's learning rate, 2 times for `others`, and a rank of half
-    the width.
+    Start with 8 times a tuned AdamW's learning rate and a rank of half the width.
 
     .. math::
       \sigma = U^\top G, \quad \Delta = \mathrm{Adam}(\sigma), \quad

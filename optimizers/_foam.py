@@ -77,8 +77,7 @@ def foam(
     refreshes this saves depends on the scale of the gradients: `max_damping` is absolute, so tune
     it to the size of their second moments.
 
-    Start with 1 to 8 times a tuned AdamW's learning rate, 4 times for `others`, and
-    `graft=curvax.grafts.adam(0.8)`.
+    Start with a tuned AdamW's learning rate and `graft=curvax.grafts.adam(0.8)`.
 
     .. math::
       h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,

@@ -75,7 +75,7 @@ def galore(
     Use it when Adam's state does not fit into memory: its moments are `r × n`. Until the next
     refresh it drops the part of the gradient outside the subspace; `fira` and `alice` use it.
 
-    Start with 8 to 16 times a tuned AdamW's learning rate and a rank of half the width.
+    Start with 8 times a tuned AdamW's learning rate and a rank of half the width.
 
     .. math::
       \sigma = U^\top G, \qquad D = \alpha\, U\, \mathrm{Adam}(\sigma)

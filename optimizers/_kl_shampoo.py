@@ -107,8 +107,7 @@ def kl_shampoo(
       initial: factors and eigenvalues start at this number times the identity; 0 stands for the
         root of the first gradient's mean square, so that the gradient's scale does not matter. The
         official code has 0.1.
-      method: "qr": after a first `eigh`, orthogonal iteration from the last basis; "eigh"; or a
-        value of `curvax.eigenbases`, see `soap`.
+      method: "qr", "eigh", "tracked", or a value of `curvax.eigenbases`; see `soap`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`.
       refresh: period or policy of the bases.

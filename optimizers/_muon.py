@@ -9,8 +9,7 @@ import optax
 
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._neurons import normalize_neurons
-from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from ..transforms.directions._polar_methods import PolarMethod
+from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble
 
@@ -68,9 +67,9 @@ def muon(
     Embeddings, norms and biases go to AdamW. Of the two convolutional networks of
     `docs/choosing.md` it was ahead of AdamW on one and last on the other, level with Optax's.
 
-    Start with 4 to 16 times a tuned AdamW's learning rate, 4 times for `others`, and `b1=0.9`. Or
-    without one: rates from 0.032 to 0.064 were best for language models of all sizes and lengths,
-    0.008 to 0.016 when fine-tuning and for convolutions (docs/choosing.md).
+    Start with a learning rate of 0.03, with 0.01 when fine-tuning and for convolutions, and with
+    `b1=0.9`. Rates from 0.032 to 0.064 were best for language models of all sizes and lengths
+    (docs/start.md).
 
     .. math::
       M_t = b_1 M_{t-1} + (1 - b_1) G_t, \qquad

@@ -9,8 +9,7 @@ import jax
 import optax
 
 from ..transforms.directions._momentum import descend_with_momentum
-from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from ..transforms.directions._polar_methods import PolarMethod
+from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble, others_or_adamw
 
@@ -47,7 +46,7 @@ def osgdm(
     Use it to compare with `muon`, which orthogonalizes after the momentum. Here each gradient is
     orthogonalized before the momentum, so a noisy gradient adds a step as long as any other.
 
-    Start with 2 to 16 times a tuned AdamW's learning rate, and with `b1=0.8`. On a language model
+    Start with 16 times a tuned AdamW's learning rate, and with `b1=0.8`. On a language model
     it went further with `consistent_rms=0.2` at 4 times AdamW's rate (docs/choosing.md).
 
     .. math::

@@ -57,7 +57,7 @@ def racs(
     passes over the gradient and no matrix product. It has no momentum and therefore suffers more
     from small batches than other methods.
 
-    Start with 16 times a tuned AdamW's learning rate, and 4 times for `others`.
+    Start with 16 times a tuned AdamW's learning rate.
 
     .. math::
       s = \frac{(G^{\odot 2})^\top q}{\|q\|^2}, \quad q = \frac{G^{\odot 2} s}{\|s\|^2}

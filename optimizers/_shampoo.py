@@ -102,8 +102,7 @@ def shampoo(
     those of the 4-bit paper. The original Shampoo is `b2=None, damping_mode="floor", refresh=1,
     statistics_every=1, graft=None, base=None`.
 
-    Start with a tuned AdamW's learning rate, 4 times for `others`, `base=optax.adamw` and
-    `refresh=10`.
+    Start with a tuned AdamW's learning rate, `base=optax.adamw` and `refresh=10`.
 
     .. math::
       L \leftarrow b_2 L + (1-b_2) G G^\top, \quad R \leftarrow b_2 R + (1-b_2) G^\top G, \quad

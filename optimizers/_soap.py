@@ -89,9 +89,8 @@ def soap(
     It has Shampoo's factors and bases and Adam's moments, and more work between refreshes than
     Shampoo. `eigen_adam` rotates one side only.
 
-    Start with 2 to 4 times a tuned AdamW's learning rate, 4 times for `others`, and `refresh=10` or
-    less. Or without one: rates from 0.008 to 0.016 were best for language models of all sizes and
-    lengths (docs/choosing.md).
+    Start with a learning rate of 0.01, and `refresh=10` or less. Rates from 0.008 to 0.016 were
+    best for language models of all sizes and lengths (docs/start.md).
 
     .. math::
       L \leftarrow b_3 L + (1-b_3) G G^\top, \quad R \leftarrow b_3 R + (1-b_3) G^\top G, \quad
@@ -101,18 +100,18 @@ def soap(
     `M` is the momentum with decay rate `b1`. The eigenvectors `U` of `L` and `R` are computed at
     step 1 and at `t mod refresh = 0`, and used from that step on. By default there is no bias
     correction and nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see
-    `moment_ratio`). In float32 the first direction is not reproducible to rounding: of a Gaussian
-    64 × 64 gradient, it turns by up to half its length (docs/distribution.md); `skip_first` of
-    `scale_by_soap` omits it.
+    `moment_ratio`). In float32 the first direction of a Gaussian 32 × 32 gradient is within 1 % of
+    the exact one; `skip_first` of `scale_by_soap` omits it.
 
     No direction has a root mean square above :math:`(1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1 by
     default (for :math:`b_1^2 < b_2`). While a basis stays, this is the bound of Adam's ratio. At a
     refresh `M` turns and `v` does not, so that an entry may have a moment and no variance: after
-    pauses (a gradient at every fifth step) the unlimited direction reached 10, with a
-    median of 0.17.
+    pauses (a gradient at every fifth step) the unlimited direction reached 3 to 6, with a
+    median of 0.19.
 
     State per `m × n` matrix: `2mn + 2m² + 2n²` numbers. Work between refreshes: `6mn(m + n)` FLOPs;
-    a refresh decomposes both factors.
+    a refresh decomposes both factors, or with "tracked" takes some `8(m³ + n³) + 4mn(m + n)` FLOPs
+    of products.
 
     Relations, each with a test of the same name: with identity bases it is Adam without bias
     correction; on one side it is `eigen_adam`; transposing the gradient transposes the direction.
@@ -126,7 +125,8 @@ def soap(
         other side's factor, as in `kl_shampoo`. This is KL-SOAP.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
-      method: "eigh", or "qr": after a first `eigh`, orthogonal iteration from the last basis; or a
+      method: "eigh"; "qr": after a first `eigh`, orthogonal iteration from the last basis;
+        "tracked": the basis follows by products, for a refresh at every step on a GPU or TPU; or a
         value of `curvax.eigenbases`. Eigenvalue-corrected Shampoo is `method=eigenbases.qr(10),
         refresh=policies.diagonal_residual(1, 0.01), bias_correction=True, eps=1e-8`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is

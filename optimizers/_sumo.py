@@ -11,8 +11,7 @@ from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry, rotate
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._norm_growth import limit_norm_growth
-from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from ..transforms.directions._polar_methods import PolarMethod
+from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, randomized
@@ -88,9 +87,9 @@ def sumo(
     model learned to classify, as in its paper, and behind them when the model learned another kind
     of text; from scratch, at half of the width, it was ahead of AdamW.
 
-    Start with 2 to 8 times a tuned AdamW's learning rate, 8 times for `others`, a rank of half the
-    width and `b1=0.8`. On a language model it went further with `consistent_rms=0.2` at 4 times
-    AdamW's rate (docs/choosing.md).
+    Start with 8 times a tuned AdamW's learning rate, a rank of half the width and `b1=0.8`. On a
+    language model it went further with `consistent_rms=0.2` at 4 times AdamW's rate
+    (docs/choosing.md).
 
     .. math::
       \hat G = Q^\top G, \quad M \leftarrow b_1 M + \hat G, \quad O = U V^\top

@@ -9,8 +9,7 @@ import optax
 
 from ..transforms._trees import in_float32
 from ..transforms.directions._normalize import standardize_rows
-from ..transforms.directions._orthogonalize import orthogonalize, scale_by_shape
-from ..transforms.directions._polar_methods import PolarMethod
+from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, assemble
 
@@ -52,7 +51,7 @@ def swan(
     Use it when there is no memory for state. It has no momentum and therefore suffers more from
     small batches than other methods.
 
-    Start with 16 to 64 times a tuned AdamW's learning rate. With
+    Start with 64 times a tuned AdamW's learning rate. With
     `method=curvax.polar.newton_schulz(norm="gram", eps=0.0)` it takes Muon's products in place of
     an SVD: a shorter step, and nearly the same loss (docs/choosing.md).
 

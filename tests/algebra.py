@@ -25,11 +25,10 @@ import numpy as np
 
 import curvax
 from curvax.transforms._counts import Counts
-from curvax.transforms._side import Side
 from curvax.transforms.storage._cholesky import Cholesky
 from curvax.transforms.storage._packed import Packed
 from curvax.transforms.storage._quantized import Quantized
-from curvax.transforms.storage._storage import dense, rotated
+from curvax.transforms.storage._storage import dense
 from tests.reference.shampoo_4bit import linear2_codebook
 
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
@@ -144,19 +143,12 @@ class Moving(curvax.Storage):
     def decode_root(self, stored: jax.Array) -> jax.Array:
         return stored
 
-    def encode_basis(self, u: jax.Array, previous: Any) -> jax.Array:
+    def encode_basis(self, x: jax.Array, previous: Any) -> jax.Array:
         del previous
-        return _shifted(u, self.errors.roots, self.draws)
+        return _shifted(x, self.errors.roots, self.draws)
 
     def decode_basis(self, stored: jax.Array) -> jax.Array:
         return stored
-
-    def open_basis(self, stored: jax.Array, columns: int) -> jax.Array:
-        del columns
-        return stored
-
-    def rotate(self, opened: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
-        return rotated(opened, x, side, back)
 
 
 def _shifted(x: jax.Array, error: Any, draws: jax.Array) -> jax.Array:

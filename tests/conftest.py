@@ -25,6 +25,15 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.set_threshold(20_000, 20, 100)  # tracing makes many small objects that live: 6 % of the time
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves tests that are marked `weekly` to runs with CURVAX_ALL_CELLS."""
+    if not os.environ.get("CURVAX_ALL_CELLS"):
+        weekly = [item for item in items if item.get_closest_marker("weekly")]
+        config.hook.pytest_deselected(items=weekly)
+        items[:] = [item for item in items if item not in weekly]

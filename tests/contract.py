@@ -20,11 +20,17 @@ MINIMA_RATES = {"shampoo": 3e-3, "apollo": 3e-3, "sumo": 3e-3, "dion": 0.02}
 
 
 def small_tree(dtype: str = "float32") -> dict[str, dict[str, jax.Array]]:
-    """Parameters for all that follows, in one shape so that little is compiled anew."""
-    shapes = {"dense": {"kernel": (4, 6), "bias": (6,)}, "head": {"kernel": (6, 4)}}
+    """Parameters for all that follows, in one shape and one stack so that little is compiled."""
+    shapes = {"dense": {"kernel": (4, 6), "bias": (6,)}, "head": {"kernel": (4, 6)}}
     is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
     zeros = jax.tree.map(lambda shape: np.zeros(shape, jnp.dtype(dtype)), shapes, is_leaf=is_shape)
     return normal_like(jax.random.key(2), zeros)
+
+
+def two_stacks() -> dict[str, dict[str, jax.Array]]:
+    """`small_tree` with its head transposed."""
+    params = small_tree()
+    return params | {"head": {"kernel": params["head"]["kernel"].T}}
 
 
 @functools.cache
@@ -85,5 +91,5 @@ class Model(nnx.Module):
     def __init__(self) -> None:
         params = small_tree()
         self.dense = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
-        self.head = nnx.Linear(6, 4, use_bias=False, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(4, 6, use_bias=False, rngs=nnx.Rngs(0))
         nnx.update(self, params)

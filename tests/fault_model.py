@@ -136,11 +136,12 @@ CHOSEN = {
     "foam": (None, "cholesky"),
     "soap": ("stagger", "packed"),
     "eigen_adam": ("diagonal_residual", "quantized"),
-    "kl_shampoo": ("every", "packed"),
+    "kl_shampoo": ("every", "quantized"),
     "fira": ("stagger", None),
     "apollo": ("below_norm", None),
     "one_sided_shampoo": ("foam", "quantized"),
     "kl_soap": ("stagger", "packed"),
+    "tracked_soap": ("stagger", "packed"),
     "eigenvalue_corrected_shampoo": ("stagger", "packed"),
     "soap_before_muon": ("stagger", "packed"),
 }

@@ -5,23 +5,35 @@ gradient decides. A matrix that is not finite takes part in the step with a zero
 direction is zero: its momentum and statistics decay, it does not move, and nothing else is
 affected. `guard_leaves` treats leaves of any shape in the same way.
 
-If the gradient is finite and the direction is not, the state of the matrix is damaged:
-the direction is zero, and `guard_matrices` starts the state anew at the next step (`_restart.py`).
-One pass over the direction decides.
+*Damaged states.* A value in a state that is not finite, as from a damaged checkpoint, never leaves
+a moment, basis or root by itself. It shows in the direction, which is then not finite although the
+gradient is; so directions are checked, not states. The update of such a matrix is zero, and at the
+beginning of the next step its part of the state becomes what `init` gives. `guard_matrices` and
+`in_subspace` do this. A statistic does not show in the direction: a refresh that finds it damaged
+starts it anew.
+
+*Cost.* A pass over the gradient and one over the direction. A step without damage runs a loop of no
+rounds, on the state that it was given. (A loop behind the step would keep all directions alive, or
+copy the moments that they read. If the state is not donated, XLA copies it for the loop.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from ._counts import counters
+from ._counts import Counts, counters
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
-from ._restart import flagged, restarted
+from ._trees import where_entries
+from .linalg._loops import at_most_once
+
+KEPT = (jnp.dtype(jnp.int32), jnp.dtype(jnp.uint32))
+"""Dtypes of what goes on when a state starts anew: step counts, phases and random keys."""
 
 
 @counters
@@ -62,7 +74,7 @@ def guard_matrices(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
         finite = is_finite(updates)
         like = updates if params is None else params
-        before = restarted(inner.init, flagged(state.counts), state.inner, like)
+        before = restarted(inner.init, state.counts, state.inner, like)
         gradient = where_finite(finite, updates)
         found: Any = inner.update(gradient, before, params, **extra_args)
         direction, new = found
@@ -72,6 +84,39 @@ def guard_matrices(
         return where_finite(sound, direction), MatrixGuardState(counts, new)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def restarted(init: Callable[[Any], Any], counts: Any, state: Any, like: jax.Array) -> Any:
+    """`state`, as `init` gives it for the matrices that the last step has found damaged.
+
+    Two kinds of entries go on: integers of 32 bits, and `Counts`, see `Counts.restarted`. An array
+    of the state belongs to the matrices if it starts with their axes.
+
+    Args:
+      init: `init` of the transformation.
+      counts: with a counter "damaged" `(...)`.
+      state: the transformation's state.
+      like: matrices `(..., m, n)`, of whose shape and dtype `state` is.
+    """
+
+    def anew(damaged: jax.Array, state: Any) -> Any:
+        def chosen(old: Any, new: Any) -> Any:
+            if isinstance(old, Counts):
+                return where_entries(damaged, old.restarted(), old)
+            if old.ndim == 0 and old.dtype == jnp.int32:
+                return jnp.maximum(old, 0)  # a step count of Optax's in a damaged checkpoint
+            if old.dtype in KEPT or old.shape[: damaged.ndim] != damaged.shape:
+                return old
+            return where_entries(damaged, new.astype(old.dtype), old)
+
+        # All matrices start as one alone would, whichever others lie beside them.
+        alone = jnp.zeros((*[1] * damaged.ndim, *like.shape[damaged.ndim :]), like.dtype)
+        return jax.tree.map(
+            chosen, state, init(alone), is_leaf=lambda node: isinstance(node, Counts)
+        )
+
+    damaged = counts.of("damaged") > 0
+    return at_most_once(anew, jnp.any(damaged), damaged, state)
 
 
 def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

@@ -59,22 +59,15 @@ def path_names(paths: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:
     # A box has an only child; a field called `value` among others keeps its name.
     nodes = {path[:i] for path in paths for i in range(1, len(path) + 1)}
     children = Counter(node[:-1] for node in nodes)
-
-    def name(path: tuple[Any, ...]) -> str:
-        while len(path) > 1 and _is_box(path[-1]) and children[path[:-1]] == 1:
+    boxes = {n for n in nodes if children[n[:-1]] == 1 and isinstance(n[-1], FlattenedIndexKey)}
+    values = {n for n in nodes if children[n[:-1]] == 1 and n[-1] == GetAttrKey("value")}
+    names = []
+    for path in paths:
+        while len(path) > 1 and (path in boxes or path in values):
             path = path[:-1]
-        kept = (
-            key
-            for i, key in enumerate(path)
-            if not (isinstance(key, FlattenedIndexKey) and children[path[:i]] == 1)
-        )
-        return keystr(tuple(kept), simple=True, separator="/")
-
-    return tuple(name(path) for path in paths)
-
-
-def _is_box(key: Any) -> bool:
-    return isinstance(key, FlattenedIndexKey) or key == GetAttrKey("value")
+        kept = [key for i, key in enumerate(path, 1) if path[:i] not in boxes]
+        names.append(keystr(tuple(kept), simple=True, separator="/"))
+    return tuple(names)
 
 
 def matches(name: str, pattern: str) -> bool:

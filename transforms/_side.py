@@ -25,10 +25,11 @@ class Side(enum.Enum):
     LEFT = "left"
     RIGHT = "right"
 
-    @property
-    def axis(self) -> int:
-        """The axis of `(..., m, n)` whose length is this side's order."""
-        return -2 if self is Side.LEFT else -1
+    axis: int  # of `(..., m, n)`, whose length is this side's order
+    other_axis: int  # the same of the opposite side
+
+    def __init__(self, name: str):
+        self.axis, self.other_axis = (-2, -1) if name == "left" else (-1, -2)
 
     @property
     def other(self) -> Side:
@@ -42,6 +43,10 @@ class Side(enum.Enum):
     def as_rows(self, x: jax.Array) -> jax.Array:
         """`x` with this side along the rows: `x` or its transpose. Applied twice, it gives `x`."""
         return x if self is Side.LEFT else x.mT
+
+    def times(self, factor: jax.Array, x: jax.Array) -> jax.Array:
+        """`factor x` or `x factor`: the product with a square matrix of this side."""
+        return factor @ x if self is Side.LEFT else x @ factor
 
 
 LEFT, RIGHT = Side
@@ -66,6 +71,12 @@ def sides_of(
         return (RIGHT if choice == "std" else square,)
     smaller = LEFT if m < n else RIGHT
     return (smaller.other if choice == "larger" else smaller,)
+
+
+def shorter_side(x: Any) -> Side:
+    """The side of smaller order of `x (..., m, n)`; the left one if both are equal."""
+    m, n = x.shape[-2:]
+    return LEFT if m <= n else RIGHT
 
 
 def side_of(choice: str, x: Any) -> Side:

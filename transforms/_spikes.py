@@ -32,7 +32,14 @@ from ._counts import counters
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
 from ._trees import map_unzip
-from ._validate import check_choice, check_decay, check_interval, check_matrices, check_positive_int
+from ._validate import (
+    as_transformation,
+    check_choice,
+    check_decay,
+    check_interval,
+    check_matrices,
+    check_positive_int,
+)
 
 
 @counters
@@ -92,13 +99,11 @@ def skip_spikes(
       [-0.0, -0.0]
       [-2.0, -2.0]
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    inner = as_transformation("inner", inner)
     check_interval("ratio", ratio, 1.0, open_low=True)
     check_decay("decay", decay)
     check_positive_int("warmup_steps", warmup_steps)
     check_choice("unit", unit, ("parameter", "matrix"))
-    inner = optax.with_extra_args_support(inner)
     of_matrices = unit == "matrix"
 
     def norms(tree: Any) -> Any:

@@ -163,6 +163,39 @@ def matrix_names(x: Any) -> Members:
     return plan.arrays[plan.key].members
 
 
+def check_directions(
+    part: str, inner: optax.GradientTransformation, like: Any, state: Any, params: Any = None
+) -> None:
+    """Requires `inner` to give directions of the shapes of their gradients, for `init`.
+
+    Args:
+      part: the transformation around `inner`, whose products would broadcast other shapes.
+      inner: a transformation of a tree, or of an array.
+      like: gradients, or their shapes.
+      state: the state of `inner`.
+      params: what `inner` gets as parameters.
+
+    Raises:
+      ValueError: naming the first direction of another shape, and both shapes.
+    """
+    plan = _plan.get()
+    if jax.tree_util.all_leaves([like]) and (plan is None or plan.key is None):
+        return  # `init` within an update, where a matrix starts anew
+    given = (like, state, params)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        found = jax.eval_shape(lambda *given: inner.update(*given)[0], *abstract)
+    pairs = jax.tree_util.tree_leaves_with_path(like)
+    for (path, x), y in zip(pairs, jax.tree.leaves(found), strict=False):
+        if y.shape != x.shape:
+            place = jax.tree_util.keystr(path, simple=True, separator="/")
+            name = place or matrix_names(x)[0][0]
+            raise ValueError(
+                f"{part}: a direction inside must have the shape of its gradient, {x.shape} "
+                f"for {name!r}; got {y.shape}."
+            )
+
+
 def matrix_keys(x: Any, seed: int) -> jax.Array:
     """Key data, uint32 `(..., 2)`, for the matrices of `x (..., m, n)`.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from ._paths import named_leaves
-from ._validate import check_matrices, check_real
+from ._validate import check_matrices, check_real, check_same_shape
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):
@@ -31,11 +31,8 @@ def as_arrays(tree: Any) -> Any:
 
 def where_entries(which: jax.Array, new: Any, old: Any) -> Any:
     """`new`, but `old` for the batch entries for which `which (...)` is false."""
-
-    def chosen(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(which.reshape(*which.shape, *[1] * (a.ndim - which.ndim)), a, b)
-
-    return jax.tree.map(chosen, new, old)
+    wide = lambda x: which.reshape(*which.shape, *[1] * (x.ndim - which.ndim))  # noqa: E731
+    return jax.tree.map(lambda a, b: jnp.where(wide(a), a, b), new, old)
 
 
 def map_with_weights(part: str, f: Callable[..., Any], updates: Any, params: Any) -> Any:
@@ -57,26 +54,26 @@ def widened(tree: Any) -> Any:
 
 
 def as_wide_as(params: Any, updates: Any) -> Any:
-    """Gradients in the wider of their own dtypes and their parameters'.
+    """Gradients in the wider of their own dtypes and their parameters', if there are any.
 
     A gradient in bfloat16 has 8 bits; an update of parameters in float32 needs 24.
 
     Raises:
-      ValueError: naming the parameter, if a dtype is not real and floating.
+      ValueError: naming the parameter, if a dtype is not real and floating, or if a gradient has
+        another shape than its parameter.
     """
     if params is None:
         return updates
     named, given = named_leaves(updates), named_leaves(params).present()
-    leaves = named.present()
-    for name, x in [*leaves.items(), *given.items()]:
+    for name, p in given.items():
+        check_real(name, p)
+    wide = named.present()
+    for name, x in wide.items():
         check_real(name, x)
-    dtypes = {name: jnp.result_type(p) for name, p in given.items()}
-    return named.rebuild(
-        {
-            name: x.astype(jnp.promote_types(x.dtype, dtypes[name])) if name in dtypes else x
-            for name, x in leaves.items()
-        }
-    )
+        if name in given:
+            check_same_shape(name, x, given[name])
+            wide[name] = x.astype(jnp.promote_types(x.dtype, jnp.result_type(given[name])))
+    return named.rebuild(wide)
 
 
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:

@@ -24,6 +24,9 @@ _NAMES = ("policies", "subspaces", "polar", "grafts", "eigenbases")
 MODULES = ("curvax", *(f"curvax.{name}" for name in _NAMES))
 """Where functions of curvax are found that give a value for an argument."""
 
+MAX_INTEGER = 2**31 - 1
+"""The largest integer of a compiled program: int32, as JAX has it by default."""
+
 
 def shown(value: Any) -> str:
     """A value in one short line; of a function of curvax that gives one, how to call it."""
@@ -41,6 +44,15 @@ def check_transformation(name: str, value: Any) -> None:
     """Requires an Optax transformation."""
     if not isinstance(value, optax.GradientTransformation):
         raise ValueError(f"{name} must be an Optax transformation, got {shown(value)}.")
+
+
+def as_transformation(name: str, value: Any) -> optax.GradientTransformationExtraArgs:
+    """An Optax transformation that takes extra arguments, from one or from `optax.MultiSteps`."""
+    if isinstance(value, optax.MultiSteps):
+        update: Any = value.update
+        return optax.GradientTransformationExtraArgs(value.init, update)
+    check_transformation(name, value)
+    return optax.with_extra_args_support(value)
 
 
 def check_predicate(name: str, value: Any) -> None:
@@ -97,8 +109,10 @@ def check_positive_int(name: str, value: Any, *, traced: bool = False) -> None:
     check_integer(name, value, 1, traced=traced)
 
 
-def check_integer(name: str, value: Any, low: int, *, traced: bool = False) -> None:
-    """Requires an integer of at least `low`; a bool is not accepted.
+def check_integer(
+    name: str, value: Any, low: int, high: int = MAX_INTEGER, *, traced: bool = False
+) -> None:
+    """Requires an integer from `low` to `high`; a bool is not accepted.
 
     A tracer is accepted only with `traced`, where programs do not depend on the number.
     """
@@ -107,10 +121,17 @@ def check_integer(name: str, value: Any, low: int, *, traced: bool = False) -> N
     integral = isinstance(value, numbers.Integral) or (
         isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"
     )
-    if isinstance(value, bool) or not integral or int(value) < low:
+    if isinstance(value, bool) or not integral or not low <= int(value) <= high:
+        too_large = integral and int(value) > high
+        allowed = f"from {low} to {high}" if too_large else f"of at least {low}"
         raise ValueError(
-            f"{name} must be an integer of at least {low}, got {value!r}.{if_injected(name, value)}"
+            f"{name} must be an integer {allowed}, got {value!r}.{if_injected(name, value)}"
         )
+
+
+def check_seed(value: Any) -> None:
+    """Requires `seed` to be what JAX makes a random key from."""
+    check_integer("seed", value, 0, 2**63 - 1)
 
 
 def if_injected(name: str, value: Any) -> str:
@@ -207,4 +228,13 @@ def check_real(name: str, leaf: Any) -> None:
     if 0 in jnp.shape(leaf):
         raise ValueError(
             f"the parameter {name!r} has shape {jnp.shape(leaf)}: every axis must be at least 1."
+        )
+
+
+def check_same_shape(name: str, gradient: Any, parameter: Any) -> None:
+    """Requires a gradient to have the shape of its parameter."""
+    if jnp.shape(gradient) != jnp.shape(parameter):
+        raise ValueError(
+            f"the gradient of {name!r} must have the shape of its parameter, "
+            f"{jnp.shape(parameter)}; got {jnp.shape(gradient)}."
         )

@@ -1,7 +1,7 @@
 """A page per method: how to start, its algorithm, its record, its docstring.
 
-Figures come from `benchmarks/results/train.json`, the rest from the table of
-`docs/methods.md`.
+Figures come from `benchmarks/results/train.json`, the rate to start with from the table of
+`docs/start.md`, the rest from that of `docs/methods.md`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MODELS = {"language model": "A small language model", "digits": "Handwritten dig
 ADAMW = "optax.adamw"
 
 # Where the call is another one than `method(rate, weight_decay=..., others=...)`.
-DECAY = "weight_decay=decay / {factor:g}"
+DECAY = "weight_decay={decay}"
 OTHERS = "others=optax.adamw(rate, weight_decay=decay)"
 ARGUMENTS = {
     "asgo": (DECAY,),  # all parameters are matrices
@@ -62,10 +62,10 @@ PAGE = """\
 ```python
 {start}```
 
-The factor is the ratio of the tuned learning rates: {found}
-([record](../benchmarks/results/train.md)). Then double and halve it until both are worse. Weight
-decay is multiplied by the learning rate: with {factor:g} times AdamW's rate, take 1/{factor:g} of
-its `weight_decay` for the same decay ([why](../docs/start.md#weight-decay)).
+This is the rate of [the table](../docs/start.md#the-learning-rate). Double and halve it until both
+are worse. In [the record](../benchmarks/results/train.md) the tuned rates were {found}.
+Weight decay is multiplied by the learning rate, hence the quotient
+([why](../docs/start.md#weight-decay)).
 
 ## Algorithm
 
@@ -109,15 +109,25 @@ def factor(name: str, model: str = "language model") -> float:
     return rows[name]["rate"] / rows[ADAMW]["rate"]
 
 
+@functools.cache
+def starts() -> dict[str, str]:
+    """The learning rates to start with, from the table of `docs/start.md`."""
+    text = (ROOT / "docs/start.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.split("<!-- table: rates -->")[1], re.M)
+    return dict(rows)
+
+
 def start(name: str) -> str:
     """The code to start with, beside an AdamW that is tuned already."""
-    times = factor(name)
+    number, *multiple = starts()[name].split(" × ")
+    rate = f"{number} * rate" if multiple else number
+    decay = f"decay / {number}" if multiple else f"decay * rate / {number}"
     arguments = ARGUMENTS.get(name, (DECAY, OTHERS))
-    code = "".join(f"    {argument.format(factor=times)},\n" for argument in arguments)
+    code = "".join(f"    {argument.format(decay=decay)},\n" for argument in arguments)
     imports = "import functools\n\n" if "functools" in code else ""
     imports += "import curvax\n" + ("import optax\n" if "optax" in code else "")
     today = "rate, decay = 3e-3, 0.1  # of the AdamW that you use today\n"
-    return f"{imports}\n{today}optimizer = curvax.{name}(\n    {times:g} * rate,\n{code})\n"
+    return f"{imports}\n{today}optimizer = curvax.{name}(\n    {rate},\n{code})\n"
 
 
 def pages() -> dict[str, str]:
@@ -156,13 +166,13 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
     direction = re.sub("^the same", f"as {relative}", direction)
     refresh = re.sub("^as above", f"as {relative}", refresh)
     found = " and ".join(
-        f"{factor(name, model):g} times AdamW's on the {model}" for model in MODELS
+        f"{factor(name, model):g} times AdamW's on the {title}"
+        for model, title in (("language model", "smaller language model"), ("digits", "digits"))
     )
     return PAGE.format(
         title=NAMES[name],
         name=name,
         start=start(name),
-        factor=factor(name),
         found=found,
         algorithm="\n".join(f"    {i}. ${x}$" for i, x in enumerate(steps_of(name), 1)),
         direction=direction,

@@ -37,7 +37,7 @@ GROUPS = {
         "States",
         "Inspection, checkpoints and shardings ([guide](../docs/checkpoints.md)).",
         "summarize report state_of state_bytes describe_state check_state portable_state "
-        "place_state take_over state_sharding state_on_host extract_adapter Adapter",
+        "place_state take_over state_sharding state_on_host flat_state extract_adapter Adapter",
     ),
     "storages": (
         "Storages",

@@ -17,10 +17,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import ALL_CELLS, OPTIMIZED
+from tests.helpers import ALL_CELLS, OPTIMIZED, share
 from tests.hlo import Collective, collectives
 from tests.registry import NAMED
-from tests.shared.meshes import AXIS_TYPES, abstract, abstract_state, mesh_of
+from tests.shared.meshes import AXIS_TYPES, abstract, abstract_state, explicit_by_default, mesh_of
 
 DEVICES = 8
 
@@ -46,7 +46,9 @@ def scanned_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("shampoo", "auto"), ("soap", "explicit"), ("muon", "auto"), ("alice", "explicit")],
+    share(
+        [("shampoo", "auto"), ("soap", "explicit"), ("muon", "auto"), ("alice", "explicit")], of=2
+    ),
 )
 def test_a_device_has_its_share_of_the_state(name: str, kind: str) -> None:
     mesh = mesh_of(kind, DEVICES)
@@ -102,7 +104,7 @@ def test_a_step_exchanges_at_most_twice_the_matrices(
     assert matrices / DEVICES <= received <= 2 * matrices
 
 
-@pytest.mark.parametrize("kind", AXIS_TYPES)
+@explicit_by_default
 def test_matrices_travel_along_rows_if_devices_do_not_divide_their_columns(kind: str) -> None:
     """A device receives what it owns, twice each way, and not the whole gradients."""
     mesh = mesh_of(kind, DEVICES)
@@ -113,7 +115,7 @@ def test_matrices_travel_along_rows_if_devices_do_not_divide_their_columns(kind:
     assert 0 < received <= 4 * matrices / DEVICES
 
 
-@pytest.mark.parametrize("kind", AXIS_TYPES)
+@explicit_by_default
 def test_of_fewer_matrices_than_devices_a_device_gets_one_of_each_shape(kind: str) -> None:
     """And sends as much back; not the gradients of all, and the updates of all."""
     mesh = mesh_of(kind, DEVICES)
@@ -124,7 +126,7 @@ def test_of_fewer_matrices_than_devices_a_device_gets_one_of_each_shape(kind: st
     assert 0 < received <= 2 * (32 * 64 + 64 * 32) * 4
 
 
-@pytest.mark.parametrize("kind", AXIS_TYPES)
+@explicit_by_default
 def test_a_device_receives_what_the_docs_say_of_layers_cut_by_rows(kind: str) -> None:
     """Of twelve layers eight are divided evenly, `B`; four are dealt out, `S` is one of them."""
     mesh, one = mesh_of(kind, DEVICES), {"q": (16, 16), "up": (16, 64), "down": (64, 16)}

@@ -20,6 +20,7 @@ from tests.cases import in_turns
 from tests.helpers import (
     assert_close,
     run_scanned,
+    share,
     stacked,
 )
 from tests.registry import NAMED, Row
@@ -28,7 +29,6 @@ from tests.shared.meshes import (
     TWO_SHAPES,
     assert_same_arrays,
     begun,
-    both_axis_types,
     copied,
     divided_arrays,
     entries,
@@ -76,7 +76,7 @@ def test_any_axes_of_any_mesh(name: str) -> None:
     } == {number}
 
 
-@both_axis_types
+@explicit_by_default
 def test_inside_the_context_of_a_mesh(kind: str) -> None:
     params, gradients = given(TWO_SHAPES)
     mesh = mesh_of(kind)
@@ -124,7 +124,7 @@ def test_inside_shard_map(kind: str) -> None:
 # Ways of running
 
 
-@both_axis_types
+@explicit_by_default
 def test_a_donated_state_is_used_and_nothing_is_compiled_twice(kind: str) -> None:
     """A state that could not be used would be a warning, and so an error."""
     optimizer, params, gradients, state = begun("muon", kind, 4)
@@ -152,7 +152,7 @@ def direction_on_no_mesh() -> list[Any]:
     return run_scanned(curvax.on_matrices(NAMED["muon"].make_direction()), gradients, params)[0]
 
 
-@both_axis_types
+@explicit_by_default
 def test_init_without_jit_and_with_uncommitted_parameters(kind: str) -> None:
     """Arrays that were not put anywhere; the divided part is compiled once."""
     params, gradients = given(ONE_SHAPE)
@@ -334,7 +334,7 @@ def test_bad_input_is_named(name: str) -> None:
         action()
 
 
-@pytest.mark.parametrize("storage", ["cholesky", "packed"])
+@pytest.mark.parametrize("storage", share(["cholesky", "packed"], of=2))
 def test_few_bits_on_explicit_axes(storage: str) -> None:
     """The loops of their decompositions and reflectors, without `mesh=`."""
     params = on(mesh_of("explicit"), given({"dense/kernel": (4, 8)})[0])
@@ -347,7 +347,7 @@ def test_few_bits_on_explicit_axes(storage: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [P(), P(None, "x")], ids=["replicated", "sharded"])
-@in_turns(0)
+@in_turns(0, of=9)
 def test_a_step_compiled_ahead_of_time_takes_its_own_state(row: Row, spec: P) -> None:
     """On Explicit axes without `mesh=`, the first state is sharded like those of later steps."""
     mesh = mesh_of("explicit")

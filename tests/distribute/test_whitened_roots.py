@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import curvax
@@ -21,6 +22,7 @@ def whitened_roots(**places: Any) -> Any:
     return curvax.assemble(direction, 0.1, **places)
 
 
+@pytest.mark.weekly
 def test_whitened_roots_on_a_mesh_are_those_of_one_device() -> None:
     mesh, growth = mesh_of("explicit", 4), 1024.0
     whole, gradients = given(SHAPES)

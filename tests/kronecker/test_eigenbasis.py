@@ -15,7 +15,7 @@ from tests.helpers import assert_close, share
 from tests.shared.soap import soap_gradients, soap_trajectory
 
 
-@pytest.mark.parametrize("inner", [optax.trace(0.9), optax.trace(0.9, nesterov=True)])
+@pytest.mark.parametrize("inner", share([optax.trace(0.9), optax.trace(0.9, nesterov=True)], of=2))
 def test_linear_transformations_do_not_depend_on_the_basis(inner):
     """Momentum in a turning basis is momentum: first moments follow it."""
     gradients = soap_gradients((6, 9))
@@ -40,7 +40,7 @@ def _storage(name):
     ("policy", "storage"),
     share(
         itertools.product(["every", "staggered", "residual"], ["dense", "quantized", "cholesky"]),
-        of=2,
+        of=5,
     ),
 )
 def test_bases_stay_orthonormal_and_states_advance(policy, storage):
@@ -90,7 +90,10 @@ def test_zero_and_rank_one_gradients_give_finite_directions():
         ({"b2": -0.1}, "b2 must be a number in"),
         ({"b3": 1.0}, "b3 must be a number in"),
         ({"eps": -1.0}, "eps must be a number in"),
-        ({"method": "svd"}, "method must be one of 'eigh', 'qr', or a value such as .*got 'svd'"),
+        (
+            {"method": "svd"},
+            "method must be one of 'eigh', 'qr', 'tracked', or a value such as .*got 'svd'",
+        ),
         ({"refresh": 0}, "refresh must be a period of at least 1"),
         ({"refresh": curvax.policies.foam()}, "refresh must be .*, which examines 'damping'"),
         ({"storage": 4}, "storage must be curvax.quantized.*, got 4"),
@@ -136,7 +139,7 @@ def test_warm_qr_ends_when_its_policy_asks_for_no_more():
     assert refreshes > 1 and fewer > 1
 
 
-@pytest.mark.parametrize("statistics", ["gradient", "kl"])
+@pytest.mark.parametrize("statistics", share(["gradient", "kl"], of=2))
 def test_a_side_above_the_largest_order_is_not_rotated(statistics):
     """As with the smaller side alone."""
     gradients = soap_gradients((5, 9))
@@ -183,7 +186,7 @@ def test_bases_that_are_read_one_by_one_give_the_same_directions(monkeypatch):
     def run(start):
         monkeypatch.setattr(_quantized, "SINGLY_FROM", start)
         update = jax.jit(lambda g, s: wrapped.update(g, s))
-        state, found = wrapped.init(jax.tree.map(jnp.float32, gradients[0])), []
+        state, found = jax.jit(wrapped.init)(jax.tree.map(jnp.float32, gradients[0])), []
         for g in jax.tree.map(jnp.float32, gradients):
             directions, state = update(g, state)
             found.append(directions)

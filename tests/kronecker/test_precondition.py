@@ -93,7 +93,7 @@ PRECONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("case", PRECONDITIONS)
+@pytest.mark.parametrize("case", share(PRECONDITIONS, of=2))
 def test_preconditioning_is_its_formula(case):
     """Of a tall or of a square matrix, in turns; of both for the first case."""
     settings, place = PRECONDITIONS[case], list(PRECONDITIONS).index(case)

@@ -13,7 +13,7 @@ import pytest
 
 import curvax
 from tests.cases import in_turns
-from tests.helpers import assert_close, normal_like
+from tests.helpers import assert_close, normal_like, share
 from tests.registry import NAMED, Row
 from tests.shared.donation import not_in_place
 
@@ -72,7 +72,7 @@ def steps_of(step: Any, optimizer: Any, layers: Any = None) -> Any:
     return layers, state, gradients
 
 
-@in_turns(0, of=2)
+@in_turns(0, of=6)
 def test_equals_the_ordinary_step(row: Row) -> None:
     """Parameters, states and gradients of the input, with AdamW for the biases."""
     optimizer = row.make(0.01, weight_dimension_numbers=AXES, weight_decay=0.1)
@@ -98,6 +98,12 @@ OTHERS: dict[str, Any] = {
     ),
     "no stacks": lambda: curvax.muon(0.01, matrices=curvax.MatrixRule(stack=False), **SPECIFIED),
     "clipping": lambda: optax.chain(curvax.clip_by_last_norm(0.5), optax.sgd(0.1)),
+    "clipping inside accumulation": lambda: optax.MultiSteps(
+        optax.chain(curvax.clip_by_last_norm(0.5), optax.sgd(0.1)), 4
+    ),
+    "the norm of each layer": lambda: over_layers(
+        lambda g: jax.lax.map(lambda x: -0.1 * x / jnp.linalg.norm(x), g)
+    ),
     "clipping around coded moments": lambda: optax.chain(
         curvax.clip_by_last_norm(0.5),
         curvax.quantize_state(
@@ -114,7 +120,7 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", share(OTHERS, of=3))
 def test_equals_the_ordinary_step_around_and_inside_a_method(name: str) -> None:
     optimizer = OTHERS[name]()
     expected, found = steps_of(ordinary, optimizer), steps_of(during, optimizer)
@@ -122,7 +128,7 @@ def test_equals_the_ordinary_step_around_and_inside_a_method(name: str) -> None:
     assert_close([found[0], found[2]], [expected[0], expected[2]], 512.0)
 
 
-@pytest.mark.parametrize("name", ["racs", "alice"])
+@pytest.mark.parametrize("name", share(["racs", "alice"], of=2))
 def test_equals_the_ordinary_step_as_other_platforms_compile_it(name: str, monkeypatch) -> None:
     """TPUs and GPUs have no loop of one round; they order the writes instead."""
     optimizer = NAMED[name].make(0.01, weight_dimension_numbers=AXES)
@@ -194,6 +200,39 @@ def test_a_layer_whose_gradient_is_not_finite_stands_still() -> None:
 # What cannot be done is refused.
 
 
+def over_layers(f: Any, wrap: Any = lambda update: update) -> optax.GradientTransformation:
+    """Applies `f` to each leaf."""
+    return optax.GradientTransformation(
+        lambda params: (), lambda g, state, params=None: (jax.tree.map(wrap(f), g), state)
+    )
+
+
+def conditional(inner: Any) -> Any:
+    def update(g: Any, state: Any, params: Any = None) -> Any:
+        return jax.lax.cond(True, lambda: inner.update(g, state), lambda: (g, state))
+
+    return optax.GradientTransformation(inner.init, update)
+
+
+def custom(f: Any) -> Any:
+    g = jax.custom_jvp(f)
+    g.defjvp(lambda primals, tangents: (f(*primals), tangents[0]))
+    return g
+
+
+def unit(g: Any) -> Any:
+    return g / jnp.sqrt(jnp.sum(g**2))
+
+
+def summed(g: Any) -> Any:
+    """By a sum over the rounds of a loop."""
+    return g / jax.lax.scan(lambda total, x: (total + jnp.sum(x**2), None), 1.0, g)[0]
+
+
+def clip() -> Any:
+    return optax.clip_by_global_norm(0.01)
+
+
 MIXED = {
     "clip": lambda: optax.chain(optax.clip_by_global_norm(1.0), curvax.muon(0.1, **SPECIFIED)),
     "clip behind": lambda: optax.chain(
@@ -202,14 +241,33 @@ MIXED = {
     "trust ratio": lambda: optax.lamb(0.1),
     "block norm": lambda: optax.chain(optax.clip_by_block_rms(1.0), optax.adam(0.1)),
     "a state of all gradients": lambda: optax.contrib.prodigy(0.1),
+    "accumulation": lambda: optax.MultiSteps(optax.chain(clip(), optax.sgd(0.1)), 2),
+    "cond": lambda: conditional(clip()),
+    "checkpoint": lambda: over_layers(unit, jax.checkpoint),
+    "custom_jvp": lambda: over_layers(unit, custom),
+    "map": lambda: over_layers(lambda g: jax.lax.map(lambda _: unit(g), jnp.arange(2))[0]),
+    "scan": lambda: over_layers(summed),
+    "while": lambda: over_layers(lambda g: jax.lax.fori_loop(0, 2, lambda _, x: unit(x), g)),
+    "an axis that stays": lambda: over_layers(lambda g: g / jnp.sum(g**2, axis=0, keepdims=True)),
+    "norms of parameters": lambda: optax.scale_by_param_block_norm(),
+    "scales of parameters": lambda: optax.adafactor(0.1, clipping_threshold=None),
+    "a state of features": lambda: optax.sm3(0.1),
 }
 
 
 @pytest.mark.parametrize("name", MIXED)
 def test_norms_over_layers_are_refused(name: str) -> None:
     optimizer, layers = MIXED[name](), stacked_layers()
+    _, backward = curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
     with pytest.raises(ValueError, match="optimizer: its updates depend on a number computed from"):
-        curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
+        backward(inputs()[0])
+
+
+def test_noise_for_all_layers_is_refused() -> None:
+    optimizer, layers = optax.add_noise(0.1, 0.5, 0), stacked_layers()
+    _, backward = curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
+    with pytest.raises(ValueError, match="every layer would get the same random numbers"):
+        backward(inputs()[0])
 
 
 def test_a_number_of_the_state_that_all_gradients_determine_is_refused() -> None:
@@ -219,8 +277,45 @@ def test_a_number_of_the_state_that_all_gradients_determine_is_refused() -> None
         return updates, optax.tree.norm(updates)
 
     optimizer = optax.GradientTransformation(lambda params: jnp.zeros([]), update)
+    _, backward = curvax.layerwise(block, optimizer, stacked_layers(), jnp.zeros([]), inputs()[0])
     with pytest.raises(ValueError, match="a number computed from all gradients"):
-        curvax.layerwise(block, optimizer, stacked_layers(), jnp.zeros([]), inputs()[0])
+        backward(inputs()[0])
+
+
+def test_the_last_norm_has_the_share_of_a_layer_that_kept_its_state() -> None:
+    """As `apply_if_finite` does where a gradient is not finite."""
+    optimizer = optax.apply_if_finite(curvax.clip_by_last_norm(1e-3), 9)
+    layers = {"w": jnp.ones(2)}
+    state = optimizer.init(layers)
+
+    def hostile(layer: Any, x: Any, bad: Any) -> Any:
+        w = layer["w"]
+        return w * x + jax.lax.cond(bad, lambda w: jnp.sqrt(0 * w), lambda w: 0 * w, w)
+
+    for bad in (False, True, True):
+        xs = jnp.array([bad, False])
+        _, backward = curvax.layerwise(hostile, optimizer, layers, state, jnp.ones(()), xs)
+        _, state, _ = backward(jnp.ones(()))
+        assert_close(state.inner_state.squares, 2.0)
+
+
+def test_equals_the_ordinary_step_with_a_factored_second_moment() -> None:
+    """Its means keep the layer axis."""
+    layers, x = {"kernel": normal_like(jax.random.key(0), np.zeros((3, 8, 9)))}, jnp.ones(8)
+    optimizer = optax.adafactor(
+        0.1, min_dim_size_to_factor=8, multiply_by_parameter_scale=False, clipping_threshold=None
+    )
+
+    def square(layer: Any, x: Any) -> Any:
+        return x + jnp.tanh(x @ layer["kernel"]) @ jnp.ones((9, 8))
+
+    def total(layers: Any) -> Any:
+        return loss(jax.lax.scan(lambda x, p: (square(p, x), None), x, layers)[0])
+
+    state = optimizer.init(layers)
+    updates, _ = optimizer.update(jax.grad(total)(layers), state, layers)
+    output, backward = curvax.layerwise(square, optimizer, layers, state, x)
+    assert_close(backward(jax.grad(loss)(output))[0], optax.apply_updates(layers, updates), 64.0)
 
 
 def test_states_that_are_not_cut_by_layer_are_refused() -> None:
@@ -252,6 +347,76 @@ def test_what_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match=r"xs: the first axis .* 'keys' has shape \(1, 2\)"):
         xs = {"keys": jnp.zeros((1, 2))}
         curvax.layerwise(lambda layer, x, _: block(layer, x), optimizer, layers, state, x, xs)
+
+
+@pytest.mark.parametrize(
+    ("swapped", "message"),
+    [
+        (lambda b, o, p, s, x: (o, b, p, s, x), "optimizer, the second argument"),
+        (lambda b, o, p, s, x: (b, o, o, s, x), "layers, the third argument, .* an optimizer"),
+        (lambda b, o, p, s, x: (b, o, s, p, x), r"layers, .* got an optimizer's state\. The order"),
+        (lambda b, o, p, s, x: (b, o, p, x, s), "state has"),
+        (lambda b, o, p, s, x: (p, o, p, s, x), "block, the first argument, must be a function"),
+        (lambda b, o, p, s, x: (b, o, {**p, "n": jnp.arange(3)}, s, x), "'n' has dtype int32"),
+        (
+            lambda b, o, p, s, x: (b, o, jax.tree.map(lambda p: p[:0], p), s, x),
+            "there must be at least one layer",
+        ),
+        (
+            lambda b, o, p, s, x: (b, o, [jax.tree.map(lambda p: p[0], p)] * 3, s, x),
+            r"It is a list: stack layers .* jnp\.stack",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named(swapped: Any, message: str) -> None:
+    optimizer, layers = optax.adam(0.1), stacked_layers()
+    with pytest.raises(ValueError, match=message):
+        curvax.layerwise(*swapped(block, optimizer, layers, optimizer.init(layers), inputs()[0]))
+
+
+def test_a_list_of_square_layers_is_told_apart_by_its_error() -> None:
+    layers, sgd = [{"kernel": jnp.eye(4)}] * 4, optax.sgd(0.1)
+    with pytest.raises(TypeError) as error:
+        curvax.layerwise(lambda p, x: x @ p["kernel"], sgd, layers, sgd.init(layers), jnp.ones(4))
+    assert any("It is a list: stack layers" in note for note in error.value.__notes__)
+
+
+def test_extra_arguments_that_an_optimizer_needs() -> None:
+    optimizer = optax.chain(
+        optax.sgd(0.1), optax.contrib.reduce_on_plateau(0.5, patience=1, atol=0.0)
+    )
+
+    def plateau(step: Any, layers: Any, state: Any, x: Any) -> Any:
+        given = optax.GradientTransformation(
+            optimizer.init, functools.partial(optimizer.update, value=1.0)
+        )
+        if step is ordinary:
+            return ordinary(given, layers, state, x)
+        output, backward = curvax.layerwise(block, optimizer, layers, state, x)
+        return backward(jax.grad(loss)(output), value=1.0)
+
+    found = [
+        steps_of(lambda _, *given, step=step: plateau(step, *given), optimizer)
+        for step in (ordinary, during)
+    ]
+    assert float(found[0][1][1].scale) < 0.5
+    assert_close(found[1], found[0], 512.0)
+
+
+def test_a_backward_pass_in_both_branches() -> None:
+    layers, x, optimizer = stacked_layers(), inputs()[0], curvax.muon(0.1, **SPECIFIED)
+
+    @jax.jit
+    def step(first: Any, layers: Any, state: Any) -> Any:
+        output, backward = curvax.layerwise(block, optimizer, layers, state, x)
+        dx = jax.grad(loss)(output)
+        return jax.lax.cond(first, lambda: backward(dx), lambda: backward(-dx))
+
+    state = optimizer.init(layers)
+    expected = during(optimizer, layers, state, x)
+    assert_close(step(True, layers, state)[0], expected[0], 64.0)
+    moved, back = (step(first, layers, state)[0]["down"]["kernel"] for first in (True, False))
+    assert_close(moved - layers["down"]["kernel"], layers["down"]["kernel"] - back, 64.0)
 
 
 # Memory.

@@ -14,9 +14,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import assert_close
+from tests.helpers import assert_close, share
 from tests.hlo import collectives
-from tests.shared.meshes import both_axis_types, mesh_of
+from tests.shared.meshes import both_axis_types, explicit_by_default, mesh_of
 
 LAYERS, WIDTH, INNER, DEVICES, STEPS = 6, 16, 16, 8, 3
 BATCH = 32  # gradients of full rank: no basis is arbitrary
@@ -85,8 +85,8 @@ def trained(optimizer: Any, mesh: Mesh, step: Any) -> tuple[Any, Any]:
     return layers, state
 
 
-@both_axis_types
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@explicit_by_default
+@pytest.mark.parametrize("name", share(OPTIMIZERS, of=2))
 def test_layers_cut_over_devices_equal_those_of_an_ordinary_step(name: str, kind: str) -> None:
     mesh, optimizer = mesh_of(kind, DEVICES), OPTIMIZERS[name]()
     layers, state = trained(optimizer, mesh, during)

@@ -150,7 +150,7 @@ def test_each_pass_updates_the_weights_that_its_call_got(stacked: bool) -> None:
 
 
 def test_what_is_not_an_optimizer_is_named() -> None:
-    with pytest.raises(ValueError, match="optimizer, the first argument"):
+    with pytest.raises(ValueError, match="optimizer, the second argument"):
         curvax.layerwise(narrow, optax.sgd, {}, (), jnp.ones(2), stacked=False)  # pyright: ignore
 
 

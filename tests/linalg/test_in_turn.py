@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 import curvax
 from curvax.transforms._side import Side
 from curvax.transforms.linalg import _by_products, _polar, _products
-from tests.helpers import assert_close, normal_like
+from tests.helpers import assert_close, normal_like, share
 from tests.tpu_forms import loops_of
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
@@ -114,7 +114,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", share(OPTIMIZERS, of=5))
 def test_optimizers_in_turns_are_those_at_once(
     name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

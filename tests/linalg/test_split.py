@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from curvax.transforms.linalg import _by_products, _polar
-from tests.helpers import assert_close
+from tests.helpers import assert_close, share
 from tests.shared.meshes import mesh_of
 
 DEVICES = 8
@@ -61,7 +61,7 @@ def spread_spectrum(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("shape", [(16, 64), (40, 16), (2, 12, 24), (9, 21)], ids=str)
+@pytest.mark.parametrize("shape", share([(40, 16), (16, 64), (2, 12, 24), (9, 21)], of=3), ids=str)
 def test_the_result_is_that_of_one_device_and_on_all(name: str, shape: tuple[int, ...]) -> None:
     """Also where the devices divide one side only, 12 × 24, or neither, 9 × 21."""
     x, f = spread_spectrum(*shape), FUNCTIONS[name]
@@ -71,7 +71,7 @@ def test_the_result_is_that_of_one_device_and_on_all(name: str, shape: tuple[int
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("shape", [(16, 64), (64, 16), (32, 40)], ids=str)
+@pytest.mark.parametrize("shape", share([(16, 64), (32, 40), (64, 16)], of=2), ids=str)
 def test_each_device_has_its_part_of_all_products(name: str, shape: tuple[int, ...]) -> None:
     assert DEVICES * flops(shared(FUNCTIONS[name], "x"), *shape) == flops(FUNCTIONS[name], *shape)
 

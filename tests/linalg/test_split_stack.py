@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import curvax
-from curvax.transforms.linalg._split_stack import split_stack
+from curvax.transforms.linalg._platforms import split_stack
 from tests.helpers import OPTIMIZED
 
 SIZES = ((4,), (1, 1, 1, 1), (2, 1, 3))

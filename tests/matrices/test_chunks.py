@@ -12,7 +12,7 @@ import pytest
 
 import curvax
 from curvax.transforms.matrices import _chunks
-from tests.helpers import assert_close, run_scanned
+from tests.helpers import assert_close, run_scanned, share
 
 SHAPES = {f"a{i}": (4, 6) for i in range(7)} | {"scanned": (5, 6, 4), "alone": (3, 3)}
 AXES = {"*": curvax.MatrixAxes(rows=-2, columns=-1)}
@@ -74,7 +74,7 @@ def loops(name: str, view: optax.GradientTransformation | None = None) -> int:
     )
 
 
-@pytest.mark.parametrize("name", DIRECTIONS)
+@pytest.mark.parametrize("name", share(DIRECTIONS, of=3))
 def test_the_numbers_and_the_state_are_those_of_whole_stacks(name, monkeypatch) -> None:
     """Seven matrices in three chunks of two, five in two, and a rest of one."""
     whole, state = run_scanned(view_of(name), gradients())

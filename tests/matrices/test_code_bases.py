@@ -2,6 +2,9 @@
 
 A table in `clients/trees` has a line per kind of parameter: its path, its shape, and its matrices,
 or why it is none. "Asked" stands before what the rule asks for, with the first reading it offers.
+Where arrays know their axes, the shape says so: `32×4×8 ioo` with Simply's letters, or with Haliax'
+names, `mlp 64×embed 32`, and for a `weight` the inputs and outputs of its layer,
+`mlp 64×embed 32; embed; mlp`.
 """
 
 from __future__ import annotations
@@ -17,14 +20,39 @@ import pytest
 import curvax
 from curvax import MatrixRule
 from curvax.transforms._paths import matches
+from tests.matrices.test_annotated import AnnotatedArray, Axis, Linear, NamedArray
 
 TREES = sorted(Path(__file__).parents[2].glob("clients/trees/*.md"))
-Shapes = dict[str, tuple[int, ...]]
 
 
-def treated(shapes: Shapes, rule: MatrixRule) -> dict[str, str]:
+def parameter(shape: str) -> Any:
+    """An abstract array, in the box of its code base."""
+    sizes, _, letters = shape.partition(";")[0].partition(" ")
+    if not sizes.isalpha() and "_" not in sizes:
+        array = jax.ShapeDtypeStruct(tuple(map(int, sizes.split("×"))), jnp.float32)
+        return AnnotatedArray(array, {"dim_annotation": letters}) if letters else array
+    named = [axis.split(" ") for axis in shape.partition(";")[0].split("×")]
+    axes = tuple(Axis(name, int(size)) for name, size in named)
+    return NamedArray(jax.ShapeDtypeStruct(tuple(a.size for a in axes), jnp.float32), axes)
+
+
+def tree(shapes: dict[str, str]) -> dict[str, Any]:
+    """The parameters, with layers that know their inputs and outputs."""
+    params = {name: parameter(shape) for name, shape in shapes.items()}
+    for name, shape in shapes.items():
+        _, *ends = shape.split("; ")
+        if ends:
+            layer, weight = name.removesuffix("/weight"), params.pop(name)
+            axes = {axis.name: axis for axis in weight.axes}
+            inputs, outputs = (tuple(axes[x] for x in end.split(" ")) for end in ends)
+            inputs = inputs[0] if len(inputs) == 1 else inputs
+            params[layer] = Linear(weight, params.pop(f"{layer}/bias", None), inputs, outputs)
+    return params
+
+
+def treated(shapes: dict[str, str], rule: MatrixRule) -> dict[str, str]:
     """What `summarize` says of each parameter, without where it is stored."""
-    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    params = tree(shapes)
     asked: dict[str, Any] = {}
     try:
         rule(params)
@@ -44,12 +72,12 @@ def treated(shapes: Shapes, rule: MatrixRule) -> dict[str, str]:
     return found
 
 
-def read(table: Path) -> tuple[str, Shapes, dict[str, str]]:
+def read(table: Path) -> tuple[str, dict[str, str], dict[str, str]]:
     """The rule's name, the shapes and the treatments."""
     title, _, _, _, *lines = table.read_text().splitlines()
     rule = title.rpartition("`")[0].rpartition(".")[2]
     cells = [line.strip("| ").split(" | ") for line in lines]
-    shapes = {name: tuple(map(int, shape.split("×"))) for name, shape, _ in cells}
+    shapes = {name: shape for name, shape, _ in cells}
     return rule, shapes, {name: treatment for name, _, treatment in cells}
 
 

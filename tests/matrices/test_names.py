@@ -84,6 +84,14 @@ def test_a_weight_has_its_output_axis_first(name: str, shape: tuple[int, ...]) -
     assert treatments({name: shape}) == {name: MatrixAxes(rows=1, columns=0)}
 
 
+def test_a_weight_that_belongs_to_no_layer_is_a_guess() -> None:
+    """Gemma 3's projector, `(in, out)`, is called so in PyTorch too."""
+    names = {"projector/mm_input_projection_weight": True, "attn/in_proj_weight": False}
+    for name, guess in (names | {"weight_ih": False, "linear/weight": False}).items():
+        found = treatments({name: (3, 4)})[name]
+        assert found == MatrixAxes(rows=1, columns=0) and found.is_guess == guess
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_two_axes_of_an_unknown_name_are_a_guess(name: str) -> None:
     found = treatments({name: (3, 4)})

@@ -203,6 +203,26 @@ def test_a_callable_tree_of_booleans_is_a_mask() -> None:
     assert_close(decayed.head.w, undecayed.head.w - 0.01 * params.head.w, 4)
 
 
+@pytest.mark.parametrize("method", [curvax.muon, curvax.osgdm])
+def test_a_mask_fits_by_path_whatever_boxes_hold_it(method: Any) -> None:
+    """An `nnx.Optimizer` passes on parameters without the boxes that `nnx.state` has."""
+    model = nnx.Linear(4, 6, use_bias=False, rngs=nnx.Rngs(0))
+    boxed = nnx.state(model, nnx.Param)
+    mask = jax.tree.map(lambda x: x.ndim < 2, boxed)  # no kernel decays
+    plain = nnx.to_pure_dict(boxed)
+    undecayed, _ = method(0.1).update(plain, method(0.1).init(plain), plain)
+    for given in (mask, nnx.to_pure_dict(mask), {"kernel": np.bool_(False), "bias": True}):
+        optimizer = method(0.1, weight_decay=0.5, weight_decay_mask=given)
+        for params in (boxed, nnx.as_pure(boxed), plain):
+            updates, _ = optimizer.update(params, optimizer.init(params), params)
+            assert_close(jax.tree.leaves(updates), jax.tree.leaves(undecayed), factor=0)
+    nnx.Optimizer(model, optimizer, wrt=nnx.Param).update(model, boxed)
+    prefix = {"dense": True, "head": False}  # Optax's masks may end above the parameters
+    tree = TREES["Linen dict"](*tree_gradient())
+    optimizer = method(0.1, weight_decay=0.5, weight_decay_mask=prefix)
+    optimizer.update(tree, optimizer.init(tree), tree)
+
+
 def test_tied_parameters_are_one_parameter() -> None:
     class Tied(nnx.Module):
         def __init__(self) -> None:

@@ -106,6 +106,28 @@ PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
     (lambda: curvax.every(0), ("k must", "got 0", "at least 1")),
     (lambda: curvax.every(-3), ("k must", "got -3", "at least 1")),
     (lambda: curvax.every(2, offset=0.5), ("offset must", "0.5", "integer")),
+    *(
+        (functools.partial(f, 2**40), (name, str(2**40), f"{high}"))
+        for f, name, high in (
+            (curvax.every, "k must be an integer from 1 to", 2**31 - 1),
+            (lambda n: curvax.every(2, offset=-n), "offset must", -(2**31) + 1),
+            (lambda n: curvax.soap(0.1, refresh=n), "refresh must", 2**31 - 1),
+            (lambda n: curvax.foam(0.1, check_every=n), "check_every must", 2**31 - 1),
+            (lambda n: curvax.racs(0.1, iterations=n), "iterations must", 2**31 - 1),
+            (curvax.eigenbases.qr, "steps must", 2**31 - 1),
+            (lambda n: curvax.power_iteration(np.eye(2), n), "iterations must", 2**31 - 1),
+            (curvax.polar.newton_schulz, "steps must", 1000),
+            (lambda n: curvax.newton_schulz(np.eye(2), steps=n), "steps must", 1000),
+        )
+    ),
+    *(
+        (functools.partial(f, seed=seed), ("seed must", repr(seed), "integer"))
+        for f, seed in (
+            (functools.partial(curvax.alice, 0.1, rank=2), 1.5),
+            (functools.partial(curvax.scale_by_dion, 2), -1),
+            (functools.partial(curvax.stochastic_rounding, optax.sgd(0.1)), 2**63),
+        )
+    ),
     (lambda: curvax.momentum(1.0), ("b1", "1.0", "[0, 1)")),
     (lambda: curvax.momentum(accumulate="max"), ("accumulate", "'max'", "'ema', 'sum'")),
     (
@@ -139,7 +161,7 @@ PARTS: list[tuple[Callable[[], Any], tuple[str, ...]]] = [
     ),
     (
         lambda: curvax.muon(0.1, method=curvax.subspaces.svd()),  # pyright: ignore
-        ("method", "'svd', 'qr_svd', 'qdwh', or a value such as", "got Svd()"),
+        ("method", "'svd', 'qr_svd', 'qdwh', or a value such as", "got SvdBasis()"),
     ),
     (lambda: curvax.scale_by_rows_and_columns(1.0), ("b2 must", "1.0", "[0, 1)")),
     (lambda: curvax.scale_by_shape(-1.0), ("consistent_rms", "-1.0", "(0, inf)")),

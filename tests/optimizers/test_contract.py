@@ -3,7 +3,7 @@
 The first part is a product of methods, leaves, dtypes and ways of running. One tree holds all kinds
 of leaves, so that a way of running costs one compilation. Every row asserts that the leaves which
 should be matrices were: a path for vectors alone would pass most of the rest. What Optax and Flax
-do with every optimizer alike, and narrow dtypes, meshes and replicas, take a sixth of them each, in
+do with every optimizer alike, and narrow dtypes, meshes and replicas, take one of them each, in
 turns; all of them:
 
     CURVAX_ALL_CELLS=1 pytest tests/optimizers
@@ -156,7 +156,7 @@ def test_every_kind_of_leaf(row: Row) -> None:
     assert_matrix_branch(row, params, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
 
 
-@in_turns(2, of=6)
+@in_turns(15, of=17)
 def test_every_kind_of_leaf_is_updated(row: Row) -> None:
     params = contract_tree("float32")
     updates, states = on_one_device(row)
@@ -181,7 +181,7 @@ def test_no_batch_is_decomposed(row: Row) -> None:
         assert np.prod(batch, initial=1) == 1, f"{kind}: {shape}"
 
 
-@in_turns(1, of=6)
+@in_turns(1, of=17)
 def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> None:
     narrow = contract_tree("bfloat16", IN_BFLOAT16)
     gradients = gradients_like(narrow, 1)
@@ -194,7 +194,7 @@ def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> Non
     assert_close(updates, expected, row.growth)
 
 
-@in_turns(2, of=6)
+@in_turns(3, of=13)
 def test_a_mesh_gives_the_same_updates(row: Row) -> None:
     """The kinds of axes in turns; with all work divided, see `test_distribute.py`."""
     mesh = ("auto", "explicit")[REGISTRY.index(row) % 2]
@@ -246,7 +246,7 @@ def test_extra_arguments_are_ignored_and_params_not_needed_without_weight_decay(
     assert program(otherwise, params, state, params) == plain_program(row)
 
 
-@pytest.mark.parametrize("name", share(["shampoo", "racs", "alice"], of=3))
+@pytest.mark.parametrize("name", share(["racs", "shampoo", "alice"], of=3))
 def test_nothing_needs_jit(name: str) -> None:
     row = NAMED[name]
     kernel = lambda tree: {"dense": {"kernel": tree["dense"]["kernel"]}}  # noqa: E731
@@ -257,17 +257,19 @@ def test_nothing_needs_jit(name: str) -> None:
 
 @every_optimizer
 def test_second_call_compiles_nothing(row: Row) -> None:
+    """The state keeps its types, by which JAX finds a program; programs are counted for one."""
     params = small_tree()
     optimizer = compiled(row)
-    first, *others = gradients_like(params, 3)
-    _, state = optimizer.update(first, optimizer.init(params), params)
-    programs = optimizer.update._cache_size()  # pyright: ignore
-    for gradient in others:
-        _, state = optimizer.update(gradient, state, params)
-    assert optimizer.update._cache_size() == programs  # pyright: ignore
+    state = optimizer.init(params)
+    _, after = jax.eval_shape(optimizer.update, params, state, params)
+    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+    if row.name == "muon":
+        for gradient in gradients_like(params, 3):
+            _, state = optimizer.update(gradient, state, params)
+        assert optimizer.update._cache_size() == 1  # pyright: ignore
 
 
-@in_turns(4, of=6)
+@in_turns(13, of=17)
 def test_donated_state_gives_the_same_updates(row: Row) -> None:
     # A state whose dtypes or shapes change cannot be donated, which is a warning and so an error;
     # nor can one that holds the same array twice.
@@ -281,7 +283,7 @@ def test_donated_state_gives_the_same_updates(row: Row) -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
 
 
-@in_turns(1, of=6)
+@in_turns(16, of=17)
 def test_steps_can_be_scanned(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
@@ -302,7 +304,7 @@ def test_steps_can_be_scanned(row: Row) -> None:
     assert_close(after_scan, after_loop, row.growth)
 
 
-@in_turns(0, of=6)
+@in_turns(2, of=17)
 def test_replicas_can_be_mapped(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
@@ -381,7 +383,7 @@ def test_directions_have_the_dtype_of_their_gradients(
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
 
 
-@in_turns(2)
+@in_turns(2, of=9)
 def test_map_params_maps_the_matrices_entries_and_leaves_other_counters(row: Row) -> None:
     """The arrays of all stacks, with their step counts; those of other steps stay."""
     params = small_tree()
@@ -407,7 +409,7 @@ def test_map_params_maps_the_matrices_entries_and_leaves_other_counters(row: Row
     assert steps[0] <= {4} and steps[1] == {3}
 
 
-@in_turns(4, of=6)
+@in_turns(10, of=17)
 def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     params = small_tree("bfloat16")
     inject = optax.inject_hyperparams(
@@ -426,7 +428,7 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     assert_close(updates, expected, row.growth)
 
 
-@in_turns(5, of=6)
+@in_turns(4, of=17)
 def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
     params = small_tree()
     inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
@@ -450,7 +452,7 @@ def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
     assert step._cache_size() == 1
 
 
-@in_turns(3, of=6)
+@in_turns(10, of=17)
 def test_learning_rate_schedules_count_steps_from_zero(row: Row) -> None:
     params = small_tree()
     schedule = optax.piecewise_constant_schedule(0.1, {1: 0.5, 2: 0.1})
@@ -459,7 +461,7 @@ def test_learning_rate_schedules_count_steps_from_zero(row: Row) -> None:
         assert_close(update, expected, row.growth)
 
 
-@in_turns(1, of=6)
+@in_turns(16, of=17)
 def test_multi_steps_average_gradients(row: Row) -> None:
     params = small_tree()
     optimizer = optax.MultiSteps(row.make(), every_k_schedule=2)
@@ -471,7 +473,7 @@ def test_multi_steps_average_gradients(row: Row) -> None:
         assert_close(updates[2 * i + 1], expected, row.growth)
 
 
-@in_turns(2, of=6)
+@in_turns(0, of=17)
 def test_apply_if_finite_skips_a_bad_step(row: Row) -> None:
     params = small_tree()
     optimizer = optax.apply_if_finite(row.make(), max_consecutive_errors=3)
@@ -483,7 +485,7 @@ def test_apply_if_finite_skips_a_bad_step(row: Row) -> None:
     assert_close([updates[0], updates[2]], small_run(row)[0][:2], row.growth)
 
 
-@in_turns(3, of=6)
+@in_turns(7, of=17)
 def test_masked_leaves_pass_through(row: Row) -> None:
     params = small_tree()
     mask = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": False}}
@@ -495,7 +497,7 @@ def test_masked_leaves_pass_through(row: Row) -> None:
         assert_close(update["dense"], plain["dense"], row.growth)
 
 
-@in_turns(4, of=6)
+@in_turns(3, of=17)
 def test_partition_and_chain(row: Row) -> None:
     params = small_tree()
     optimizer = optax.chain(
@@ -514,7 +516,7 @@ def test_partition_and_chain(row: Row) -> None:
         assert_close(update["dense"], halved, row.growth)
 
 
-@in_turns(0)
+@in_turns(9, of=17)
 def test_flax_train_state(row: Row) -> None:
     params = small_tree()
     state = TrainState.create(apply_fn=lambda _: None, params=params, tx=compiled(row))
@@ -524,7 +526,7 @@ def test_flax_train_state(row: Row) -> None:
     assert_close(state.params, small_training(row), row.growth)
 
 
-@in_turns(5, of=6)
+@in_turns(8, of=17)
 def test_nnx_optimizer(row: Row) -> None:
     model = Model()
     optimizer = nnx.Optimizer(model, row.make(), wrt=nnx.Param)
@@ -540,7 +542,7 @@ def test_nnx_optimizer(row: Row) -> None:
     assert_close(trained, small_training(row), row.growth)
 
 
-@in_turns(0)
+@in_turns(0, of=9)
 def test_weight_decay_is_decoupled_and_masked_and_others_have_their_learning_rate(row: Row) -> None:
     params = small_tree()
     mask = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": False}}

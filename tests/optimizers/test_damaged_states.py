@@ -14,7 +14,7 @@ from test_faults import each
 
 import curvax
 from tests.fault_model import Cell, chosen_of
-from tests.helpers import gradients_like
+from tests.helpers import gradients_like, share
 from tests.registry import REGISTRY
 from tests.shared.damage import damaged
 from tests.shared.reports import table
@@ -25,7 +25,7 @@ PARAMS = {
     "b": {"kernel": np.ones((4, 6), np.float32)},  # in the stack of `a`
     "tall": {"kernel": np.ones((6, 4), np.float32)},
 }
-CELLS = (*map(chosen_of, REGISTRY), Cell("soap", "every", "feedback"))
+CELLS = share([*map(chosen_of, REGISTRY), Cell("soap", "every", "feedback")], of=6)
 OF_OPTAX = ("nu", "trace")
 """Fields of Optax's own transformations: an infinite second moment makes an entry's update zero,
 without a trace in the direction, and OSGDM's momentum is behind the matrices."""

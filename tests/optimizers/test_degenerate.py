@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.cases import every_optimizer, in_turns
+from tests.cases import in_turns
 from tests.helpers import ALL_CELLS
 from tests.registry import NAMED, REGISTRY, Row, Step, adam
 
@@ -134,19 +134,19 @@ def matrices(x: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", INPUTS)
-@every_optimizer
+@in_turns(0, of=3)
 def test_degenerate_gradients(row: Row, name: str) -> None:
     for kind in odd_kinds(row):
         assert_sound(row, kind, name)
 
 
 @pytest.mark.parametrize("name", ["constant", "one huge element", "times 1e-30", "times 1e+30"])
-@in_turns(2, of=6)
+@in_turns(2, of=17)
 def test_ten_thousand_rows(row: Row, name: str) -> None:
     assert_sound(row, "long", name)
 
 
-@every_optimizer
+@in_turns(0, of=3)
 def test_degenerate_gradients_between_ordinary_ones(row: Row) -> None:
     """Roots and bases are those of another gradient: finite all the same."""
     for kind in odd_kinds(row):

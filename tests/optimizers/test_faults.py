@@ -2,7 +2,7 @@
 
 A cell of the product compiles once: its faults, and the steps at which decompositions fail, are
 data. All comparisons are bit for bit, of the updates and of every array of the state at every step.
-By default one cell a method runs, with a share of the faults. All cells, all faults:
+By default one cell of every other method runs, with a share of the faults. All cells, all faults:
 
     CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_faults.py
 
@@ -60,7 +60,7 @@ UNSEEN = [  # a first basis has columns of the identity: to them another row's 1
     fault for fault in FAULTS if (fault.value, fault.moment, fault.steps) == ("1e30", "step 1", 1)
 ]
 CHOSEN = tuple(map(chosen_of, REGISTRY))
-SAMPLE = CELLS if ALL_CELLS else CHOSEN
+SAMPLE = CELLS if ALL_CELLS else CHOSEN[1::2]
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
 TRACES = itertools.count()
 DECOMPOSITIONS = ("eigh", "svd", "qr", "cholesky")
@@ -413,5 +413,5 @@ def test_the_product_is_the_algebras() -> None:
 
 
 def test_every_fault_is_tried_by_default() -> None:
-    tried = {f for i in range(len(CHOSEN)) for f in FAULTS[i % 7 :: 7]}
+    tried = {f for i in range(len(SAMPLE)) for f in FAULTS[i % 7 :: 7]}
     assert tried == set(FAULTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hypothesis
+import pytest
 
 from tests.cases import in_turns
 from tests.fuzzing import SHAPES, Example, check, examples
@@ -11,7 +12,8 @@ from tests.registry import REGISTRY, Row
 EXAMPLES = 13  # for each method: with half of them more than 100
 
 
-@in_turns(0, of=2)
+@pytest.mark.weekly
+@in_turns(0, of=9)
 def test_nothing_is_found(row: Row) -> None:
     shape = SHAPES[7 * REGISTRY.index(row) % len(SHAPES)]
     ran = []

@@ -1,7 +1,7 @@
 """Every method with every policy, storage and code: a layer-wise step is the ordinary one.
 
-The cells are those of `test_algebra.py`, by default those that it compares with float64; and
-`tests/layerwise/test_layerwise.py` has every method. Gradients are given, so that both steps see
+The cells are those of `test_algebra.py`, in the weekly run; `tests/layerwise/test_layerwise.py` has
+every method. Gradients are given, so that both steps see
 the same ones to the last bit, and policies decide alike.
 """
 
@@ -21,6 +21,7 @@ from tests.algebra import POSITIVE
 from tests.helpers import assert_close
 from tests.registry import NAMED
 
+pytestmark = pytest.mark.weekly
 LAYERS = 2
 AXES = {"*kernel": curvax.MatrixAxes(rows=1, columns=2)}
 

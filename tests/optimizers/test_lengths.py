@@ -17,7 +17,7 @@ import pytest
 
 import curvax
 from curvax.transforms.directions._moment_ratio import largest_ratio
-from tests.cases import every_optimizer
+from tests.cases import in_turns
 from tests.helpers import share, trajectory
 from tests.registry import REGISTRY, Row, Step
 from tests.registry._bounds import of_moments
@@ -75,14 +75,14 @@ STORAGES = {
 }
 
 
-@every_optimizer
+@in_turns(1, of=4)
 def test_lengths_are_within_the_row_s_bound(row: Row) -> None:
     assert_within_the_bound(row)
 
 
 @pytest.mark.parametrize(
     ("row", "storage"),
-    share(itertools.product([row for row in REGISTRY if row.factors], list(STORAGES)[1:]), of=3),
+    share(itertools.product([row for row in REGISTRY if row.factors], list(STORAGES)[1:]), of=7),
     ids=str,
 )
 def test_lengths_with_4_bits_are_within_the_row_s_bound(row: Row, storage: str) -> None:
@@ -106,7 +106,7 @@ def test_soap_keeps_adam_s_bound_and_the_ratio_alone_does_not() -> None:
     limited = root_mean_squares(curvax.scale_by_soap(), 32, 64)
     assert max(limited.values()) <= 1.001
     alone = root_mean_squares(curvax.scale_by_soap(limit=np.inf), 32, 64)
-    assert alone["at every fifth step"] > 5
+    assert alone["at every fifth step"] > 3  # Adam's bound is 1
     assert limited["at every step"] == alone["at every step"] < 0.3
 
 
@@ -117,10 +117,10 @@ def test_soap_in_4_bits_keeps_adam_s_bound() -> None:
     alone = root_mean_squares(
         curvax.scale_by_soap(storage=STORAGES["4 bits"], limit=np.inf), 32, 64
     )
-    assert alone["constant"] > 50
+    assert alone["constant"] > 30
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", share(STORAGES, of=2))
 @pytest.mark.parametrize("method", ["asgo", "shampoo"])
 def test_stale_roots_with_a_limit_are_as_long_as_fresh_ones(method: str, storage: str) -> None:
     """Shampoo's direction is the gradient until the first refresh after a gradient."""

@@ -17,7 +17,7 @@ from curvax import policies, subspaces
 from curvax.transforms._stacks import key_for
 from curvax.transforms.linalg._eigh import with_fixed_signs
 from curvax.transforms.linalg._qr import orthogonal_complement
-from tests.helpers import assert_close
+from tests.helpers import assert_close, share
 from tests.reference import alice as alice_reference
 from tests.reference import galore as galore_reference
 from tests.reference.sumo import sumo as sumo_reference
@@ -168,7 +168,11 @@ def _shares_alice(variant):
     ("variant", "period"),
     [
         pytest.param(variant, period, marks=_shares_alice(variant))
-        for variant, period in [("alice", 1), ("alice", 7), *((variant, 4) for variant in ALICE)]
+        for variant, period in [
+            ("alice", 1),
+            ("alice", 7),
+            *((variant, 4) for variant in share(ALICE, of=3)),
+        ]
     ],
 )
 def test_alice_follows_the_transcription(variant, period):
@@ -213,7 +217,7 @@ APOLLO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("variant", APOLLO)
+@pytest.mark.parametrize("variant", share(APOLLO, of=2))
 def test_apollo_follows_the_transcription(variant):
     ours, theirs = APOLLO[variant]
     due = due_steps(4)
@@ -265,7 +269,11 @@ def _sumo(variant):
             period,
             marks=pytest.mark.xdist_group(f"SUMO: {variant.replace('shape', 'plain')}"),
         )
-        for variant, period in [("plain", 1), ("plain", 7), *((variant, 4) for variant in SUMO)]
+        for variant, period in [
+            ("plain", 1),
+            ("plain", 7),
+            *((variant, 4) for variant in share(SUMO, of=2)),
+        ]
     ],
 )
 def test_sumo_follows_the_transcription(variant, period):

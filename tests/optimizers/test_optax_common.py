@@ -95,19 +95,22 @@ def test_optimizers_can_be_wrapped_in_inject_hyperparams(row: Row) -> None:
     run_theirs(test, row, {**short, "weight_dimension_numbers": axes})
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.weekly
+@pytest.mark.parametrize("dtype", share(["bfloat16", "float32"], of=2))
 @in_turns(6, of=17)
 def test_preserve_dtype(row: Row, dtype: str) -> None:
     run_theirs("test_preserve_dtype", row, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.weekly
+@pytest.mark.parametrize("dtype", share(["bfloat16", "float32"], of=2))
 @in_turns(9, of=17)
 def test_gradient_accumulation(row: Row, dtype: str) -> None:
     run_theirs("test_gradient_accumulation", row, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.weekly
+@pytest.mark.parametrize("dtype", share(DTYPES, of=3))
 @in_turns(12, of=17)
 def test_state_shape_dtype_shard_stability(row: Row, dtype: Any) -> None:
     run_theirs("test_state_shape_dtype_shard_stability", row, dtype=dtype)

@@ -28,6 +28,7 @@ from tests.contract import (
     small_run,
     small_training,
     small_tree,
+    two_stacks,
 )
 from tests.helpers import (
     ALL_CELLS,
@@ -54,7 +55,7 @@ def test_directions_accept_extra_arguments(row: Row) -> None:
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
 
 
-@in_turns(1)
+@in_turns(1, of=6)
 def test_frozen_matrices_stand_still(row: Row) -> None:
     params = small_tree()
     mask = {"dense": {"kernel": False, "bias": False}, "head": {"kernel": True}}
@@ -72,7 +73,7 @@ def test_frozen_matrices_stand_still(row: Row) -> None:
     assert not entries, "a frozen matrix has state"
 
 
-@in_turns(1, of=6)
+@in_turns(7, of=17)
 def test_nnx_model_and_optimizer(row: Row) -> None:
     both = nnx.ModelAndOptimizer(Model(), compiled(row), wrt=nnx.Param)
     structure = jax.tree.structure(nnx.state(both.model, nnx.Param))
@@ -98,7 +99,7 @@ def test_a_step_can_be_a_branch(row: Row, dtype: str) -> None:
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
 
 
-@in_turns(5, of=6)
+@in_turns(11, of=17)
 def test_debugging_modes_find_nothing(row: Row) -> None:
     """No NaN, not even for zeros and matrices of rank 1, and JAX's own checks on."""
     params = small_tree()
@@ -130,7 +131,7 @@ def test_wide_types_are_used_only_by_wide_parameters(row: Row) -> None:
         dtypes = {layer: "float64" if layer == wide else "float32" for layer in layers}
         params = {
             layer: jax.tree.map(lambda x: np.asarray(x, dtypes[layer]), leaves)  # noqa: B023
-            for layer, leaves in small_tree().items()
+            for layer, leaves in two_stacks().items()
         }
         optimizer = row.make()
         with jax.enable_x64(True):
@@ -155,7 +156,7 @@ def test_wide_types_are_used_only_by_wide_parameters(row: Row) -> None:
         assert not {"int64", "uint64"} & {x.dtype.name for x in leaves}
 
 
-@in_turns(3, of=6)
+@in_turns(14, of=17)
 def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     narrow = small_tree()
     gradient = gradients_like(narrow, 1)[0]
@@ -173,7 +174,7 @@ def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     assert_close(updates, expected, growth, condition=1 / (1 - 0.999), eps=eps)
 
 
-@in_turns(4, of=6)
+@in_turns(13, of=17)
 def test_narrow_gradients_give_the_updates_of_wide_ones(row: Row) -> None:
     """A bfloat16 gradient of float32 parameters is as good as the same numbers in float32."""
     params = small_tree()
@@ -204,7 +205,7 @@ def test_the_state_does_not_depend_on_weight_decay(row: Row) -> None:
         assert state_of(rate, 0.0) == state_of(rate, 0.1)
 
 
-@in_turns(0, of=6)
+@in_turns(6, of=17)
 def test_weight_decay_can_be_switched_on(row: Row) -> None:
     """A state from steps without decay goes on with decay, at the step of its schedule."""
     params, rate = small_tree(), lambda step: 0.1 / (1 + step)
@@ -362,7 +363,7 @@ REACHED: dict[str | None, Any] = {
 }
 
 
-@in_turns(2, of=6)
+@in_turns(2, of=17)
 def test_known_minima_are_found(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a parabola, of Rosenbrock's function, and of parabolas of matrices and tensors.
 

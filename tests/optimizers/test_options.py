@@ -20,17 +20,20 @@ from jax.interpreters import partial_eval
 import curvax
 from curvax import eigenbases, grafts, polar, policies, subspaces
 from curvax.transforms.directions._graft import GRAFTS
-from curvax.transforms.directions._polar_methods import POLAR_METHODS
+from curvax.transforms.directions._orthogonalize import POLAR_METHODS
 from curvax.transforms.kronecker._basis import METHODS as BASIS_METHODS
 from curvax.transforms.subspace._bases import SWITCHING
 from curvax.transforms.subspace._compensation import COMPENSATIONS
-from tests.cases import every_method, in_turns
+from tests.cases import in_turns
+from tests.helpers import share
 from tests.registry import METHODS, Row
 
 PARAMS = {
     "first": {"kernel": jnp.ones((5, 4)), "bias": jnp.ones(4)},
     "second": {"kernel": jnp.ones((4, 6))},
 }
+ONE = {"first": {"kernel": PARAMS["first"]["kernel"]}}
+"""Enough for what is of matrices alone, but for the choice of a side."""
 
 
 def program(optimizer: optax.GradientTransformation, params: Any = PARAMS) -> str:
@@ -132,14 +135,15 @@ def other(row: Row, name: str) -> Other:
 
 
 @functools.cache
-def _plain(make: Any, settings: tuple[Any, ...]) -> str:
-    return program(make(**dict(settings)))
+def _plain(make: Any, settings: tuple[Any, ...], one: bool) -> str:
+    return program(make(**dict(settings)), ONE if one else PARAMS)
 
 
 def changes(make: Callable[..., Any], name: str, case: Other) -> bool:
     """Whether this argument changes the program of the updates."""
-    plain = _plain(make, tuple(case.settings.items()))
-    return program(make(**{**case.settings, name: case.value})) != plain
+    one = name not in SHARED and name != "side"
+    plain = _plain(make, tuple(case.settings.items()), one)
+    return program(make(**{**case.settings, name: case.value}), ONE if one else PARAMS) != plain
 
 
 def arguments(factory: Any) -> list[str]:
@@ -159,7 +163,7 @@ def of_direction(row: Row) -> Callable[..., Any]:
     return lambda **settings: curvax.assemble(row.direction(**settings), 0.1)
 
 
-@every_method
+@pytest.mark.parametrize("row", share(METHODS, of=6), ids=lambda row: row.name)
 def test_every_argument_of_a_method_changes_something(row: Row) -> None:
     own = [name for name in arguments(row.optimizer) if name not in SHARED]
     without = [name for name in own if not changes(of_method(row), name, other(row, name))]
@@ -170,7 +174,7 @@ def test_every_argument_of_a_method_changes_something(row: Row) -> None:
 
 
 @pytest.mark.parametrize("name", SHARED)
-@in_turns(1)
+@in_turns(1, of=6)
 def test_every_shared_argument_changes_something(row: Row, name: str) -> None:
     if row in METHODS:
         assert changes(of_method(row), name, SHARED[name])
@@ -278,7 +282,7 @@ NAMED: tuple[tuple[Mapping[Any, Any], dict[Any, Any]], ...] = (
             "qdwh": polar.qdwh(),
         },
     ),
-    (BASIS_METHODS, {"eigh": eigenbases.eigh(), "qr": eigenbases.qr()}),
+    (BASIS_METHODS, {name: getattr(eigenbases, name)() for name in ("eigh", "qr", "tracked")}),
     (GRAFTS, {"norm": grafts.norm(), "adam": grafts.adam(), "limit": grafts.limit(), None: None}),
     (
         COMPENSATIONS,
@@ -336,5 +340,13 @@ def test_the_numbers_of_a_value_are_hyperparameters() -> None:
     muon = curvax.inject_hyperparams(curvax.muon)(0.1, method=polar.newton_schulz(eps=0.25))
     given = muon.init(PARAMS).hyperparams  # pyright: ignore[reportAttributeAccessIssue]
     assert float(given["method_eps"]) == 0.25
+    later = {"refresh_threshold": lambda step: 0.5 / (1 + step)}
+    values = {"refresh": policies.diagonal_residual(2), "storage": curvax.packed(min_elements=1)}
+    soap = curvax.inject_hyperparams(curvax.soap)(0.1, **values, **later)
+    state = soap.init(PARAMS)
+    assert {"refresh_threshold", "storage_eps"} <= set(state.hyperparams)
+    assert float(state.hyperparams["refresh_threshold"]) == 0.5
+    after = jax.eval_shape(soap.update, PARAMS, state, PARAMS)[1]
+    assert jax.tree.structure(after) == jax.tree.structure(state)
     with pytest.raises(TypeError, match="method_eps"):
         curvax.inject_hyperparams(curvax.muon)(0.1, method="svd", method_eps=0.25)

@@ -28,7 +28,7 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import ALL_CELLS, assert_close, scanned
+from tests.helpers import ALL_CELLS, assert_close, scanned, share
 from tests.reference.dr_shampoo import dr_shampoo
 from tests.reference.foam import foam
 from tests.reference.shampoo import shampoo_original, shampoo_practical, shampoo_stale
@@ -363,7 +363,7 @@ def _in_one_worker(case, *others):
 
 @pytest.mark.parametrize(
     ("case", "dtype", "period", "root"),
-    [_in_one_worker(*cell) for cell in CELLS],
+    share([_in_one_worker(*cell) for cell in CELLS], of=3),
 )
 def test_trajectories_follow_the_transcription(case, dtype, period, root):
     if root not in CASES[case].roots:
@@ -372,7 +372,7 @@ def test_trajectories_follow_the_transcription(case, dtype, period, root):
         _assert_same(case, dtype, period, root)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", share(DTYPES, of=2))
 @pytest.mark.parametrize("case", [_in_one_worker(case) for case in CASES if CASES[case].policy])
 def test_the_trajectories_contain_every_decision_and_no_close_one(case, dtype):
     refreshed, kept, raised = 0, 0, 0
@@ -437,7 +437,7 @@ def _ragged_gradients() -> np.ndarray:
     return g.astype(np.float32).astype(np.float64)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", share(DTYPES, of=2))
 def test_practical_shampoo_in_ragged_blocks(dtype):
     """Blocks have factors and lengths of their own; padding has no part in them."""
     g, eps = _ragged_gradients(), SMALLEST[dtype]
@@ -468,7 +468,7 @@ def test_practical_shampoo_in_ragged_blocks(dtype):
         assert (sides["L"].refreshes == (np.arange(1, STEPS + 1) // 5)[:, None]).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", share(DTYPES, of=2))
 def test_foam_decides_block_by_block(dtype):
     """Each as the matrix that it is: the zeros that pad it have no part in a decision."""
     g, eps, most = _ragged_gradients(), SMALLEST[dtype], LARGEST[dtype]

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import curvax
+from tests.helpers import share
 from tests.registry import REGISTRY
 
 PARAMS = {"kernel": jax.ShapeDtypeStruct((2, 128, 128), jnp.float32)}
@@ -29,7 +30,7 @@ CASES: dict[str, Callable[[], optax.GradientTransformation]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", share(CASES, of=2))
 def test_no_promotion_is_ours(name: str) -> None:
     """Optax's bias correction takes a float to an int32 power, which "strict" refuses."""
     transformation = curvax.on_matrices(

@@ -158,6 +158,7 @@ def test_a_grid_grows_until_every_best_is_inside() -> None:
 # Compiled programs.
 
 
+@pytest.mark.weekly
 def test_a_program_without_refreshes_decomposes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = module("accelerators")
 
@@ -178,15 +179,22 @@ def test_a_program_without_refreshes_decomposes_nothing(monkeypatch: pytest.Monk
 
 
 def test_rounds_of_a_loop_and_their_bytes_are_counted() -> None:
-    def program(rounds: int) -> Any:
-        step = jax.jit(lambda x: jax.lax.fori_loop(0, rounds, lambda i, x: jnp.sin(x) @ x, x))
-        text = step.lower(jax.ShapeDtypeStruct((16, 16), jnp.float32)).compile().as_text()
+    def program(rounds: Any) -> Any:
+        def step(x: Any, count: Any) -> Any:
+            bound = rounds(count + 1) if callable(rounds) else rounds
+            return jax.lax.fori_loop(0, bound, lambda i, x: jnp.sin(x) @ x, x), count + 1
+
+        shapes = jax.ShapeDtypeStruct((16, 16), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
+        text = jax.jit(step).lower(*shapes).compile().as_text()
         return module("_programs").Program(text).step
 
     few, many = program(3), program(7)
     assert few.kinds["products"] == 3 and many.kinds["products"] == 7
     assert many.total - few.total == 4 * (few.total - program(2).total) > 0
     assert many.bytes - few.bytes >= 4 * 3 * 4 * 16 * 16  # two operands and a result
+    # What the program decides: matrices at each step, and refreshes, which are due at others.
+    assert program(lambda t: jnp.where(t > 0, 3, 0)).kinds["products"] == 3
+    assert program(lambda t: jnp.where(t % 10 == 1, 3, 0)).kinds["products"] == 0
 
 
 # The evidence.

@@ -142,6 +142,7 @@ def test_all_start_from_the_same_parameters_and_see_the_same_batches(script, tex
     assert len(set(first)) == 3
 
 
+@pytest.mark.weekly
 def test_a_stopped_run_continues_bit_for_bit(tmp_path, text, finished):
     """After Ctrl-C."""
     own, arguments = tmp_path / "muon", ("--text", text, "--out", tmp_path, "--optimizers", "muon")
@@ -277,6 +278,7 @@ def test_digits(monkeypatch, capsys):
         assert f"\n{name} " in output
 
 
+@pytest.mark.weekly
 def test_low_memory(monkeypatch, capsys):
     """A few steps of a small model; the script compares the peaks, and the loss with letters."""
     script = example("low_memory")

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close
+from tests.helpers import assert_close, share
 
 M, N = 6, 9
 
@@ -100,7 +100,7 @@ def test_a_stack_that_is_adams_in_optax_has_to_be_specified():
 # optax.contrib.galore
 
 
-@pytest.mark.parametrize("shape", [(M, N), (N, M)])
+@pytest.mark.parametrize("shape", share([(M, N), (N, M)], of=2))
 def test_galore_of_the_larger_side_is_that_of_optax(shape):
     """Until the second basis: Optax leaves the signs of singular vectors to LAPACK."""
     gs = gradients(8, shape)
@@ -234,7 +234,7 @@ def torch_galore(gs: np.ndarray, rank: int, gap: int, scale: float) -> np.ndarra
     return np.stack(found)
 
 
-@pytest.mark.parametrize("shape", [(M, N), (N, M), (M, M)], ids=str)
+@pytest.mark.parametrize("shape", share([(M, N), (N, M), (M, M)], of=2), ids=str)
 def test_galore_is_that_of_torch_on_the_transposed_weight(shape):
     gs = gradients(6, shape)  # of kernels (in, out)
     new = curvax.galore(1.0, rank=2, scale=0.25, eps=1e-6, refresh=curvax.every(6, offset=1))

@@ -10,7 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+import curvax
 from tests.helpers import share
+from tests.registry import METHODS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -29,7 +31,7 @@ def run(page: Path) -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("page", share(PAGES[1:], of=3), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", share(PAGES[1:], of=12), ids=lambda page: page.stem)
 def test_pages_run(page: Path) -> None:
     with jax.numpy_rank_promotion("allow"):  # as users have it
         run(page)
@@ -55,3 +57,17 @@ def test_the_readme_compiles_one_step_and_orthogonalizes() -> None:
     updates, _ = jax.jit(lambda x: optimizer.update(x, optimizer.init(x), x))(params)
     norm = float(np.linalg.norm(updates["a"]["kernel"]))
     assert abs(norm - 0.02 * 3**0.5) < 1e-6  # an orthogonal 3×3 matrix has the norm √3
+
+
+def test_a_method_starts_with_one_learning_rate() -> None:
+    """Those of the docstrings are those of the table, which the page of each method reads too."""
+    text = (ROOT / "docs/start.md").read_text().split("<!-- table: rates -->")[1]
+    starts = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
+    assert {*starts} == {row.name for row in METHODS}
+    for name, rate in starts.items():
+        number, *multiple = rate.split(" × ")
+        times = "" if number == "1" else f"{number} times "
+        said = (
+            f"{times}a tuned AdamW's learning rate" if multiple else f"a learning rate of {number}"
+        )
+        assert f"Start with {said}" in " ".join((getattr(curvax, name).__doc__ or "").split()), name

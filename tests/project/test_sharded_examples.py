@@ -33,6 +33,7 @@ GROWTH = 16.0
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # warnings of other libraries
     pytest.mark.xdist_group("examples"),  # one worker imports and trains for several tests
+    pytest.mark.weekly,
 ]
 
 

@@ -12,9 +12,9 @@ import optax
 import pytest
 
 import curvax
-from curvax.transforms.linalg import _arrays, _loops
+from curvax.transforms.linalg import _loops, _platforms
 from curvax.transforms.storage import _quantized
-from tests.helpers import assert_close
+from tests.helpers import assert_close, share
 from tests.tpu_forms import loops_of
 
 NUMBER, SHAPE = 6, (8, 12)
@@ -26,13 +26,13 @@ TRANSFORMATIONS = {
         refresh=curvax.every(2), storage=curvax.quantized(block=4, min_elements=1)
     ),
     "in_eigenbasis": curvax.in_eigenbasis(ADAM, refresh=curvax.every(2)),
+    "in_subspace": curvax.in_subspace(
+        ADAM, 3, basis=curvax.subspaces.svd(), refresh=curvax.every(2)
+    ),
 }
 CHOOSING = {
     "FOAM": curvax.precondition(refresh=curvax.policies.foam(4, 0.4, 1.0)),
     "QR": curvax.in_eigenbasis(ADAM, refresh=curvax.every(2), method="qr"),
-    "in_subspace": curvax.in_subspace(
-        ADAM, 3, basis=curvax.subspaces.randomized(2), refresh=curvax.every(2)
-    ),
 }
 
 
@@ -83,7 +83,7 @@ def test_others_are_decomposed_one_by_one(name: str) -> None:
     assert decomposed(program(CHOOSING[name], "cuda")) == {1}
 
 
-@pytest.mark.parametrize("most", [6, 2])
+@pytest.mark.parametrize("most", share([6, 2], of=2))
 @pytest.mark.parametrize("name", TRANSFORMATIONS)
 def test_matrices_refreshed_at_once_are_those_one_by_one(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch
@@ -150,7 +150,7 @@ def test_gradients_are_read_and_not_written(platform: str) -> None:
 
 def test_a_layout_changes_no_numbers() -> None:
     x = jnp.arange(6.0).reshape(2, 3)
-    of_one = lambda x: _arrays.in_rows([x])[0]  # noqa: E731
+    of_one = lambda x: _platforms.in_rows([x])[0]  # noqa: E731
     assert np.array_equal(of_one(x), x)
     text = jax.jit(jax.vmap(of_one)).trace(x).lower(lowering_platforms=("cuda",))
     assert "LayoutConstraint" not in text.as_text()  # of vectors

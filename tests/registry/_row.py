@@ -101,7 +101,9 @@ class Row:
     optimizer: Callable[..., Any] = None  # pyright: ignore  # `curvax.<name>` by default
 
     keeps: Kept | None = None  # what it refreshes
-    decomposes: str | None = None  # decomposition of a refresh; "eigh" for roots and bases
+    decomposes: str | None = (
+        None  # of a refresh, "" for none; by default "eigh" for roots and bases
+    )
     traits: frozenset[Trait] = frozenset()
     fields: frozenset[str] = frozenset()  # state fields besides `FIELDS[keeps]`
     numbers: Callable[[Size], int]  # in the state of a matrix, as the papers count them
@@ -126,9 +128,10 @@ class Row:
 
     def __post_init__(self) -> None:
         """Fills in the fields that follow from the others."""
+        usual = "eigh" if self.factors else None
         found = {
             "optimizer": self.optimizer or getattr(curvax, self.name),
-            "decomposes": self.decomposes or ("eigh" if self.factors else None),
+            "decomposes": usual if self.decomposes is None else self.decomposes,
             "longest_repeated": self.longest_repeated or self.longest,
         }
         for name, value in found.items():

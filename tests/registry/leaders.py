@@ -1,8 +1,8 @@
 """Rows of what leads the field: recipes of the library's parts that are no methods of their own.
 
-`LEADERS` are all of them: `tests/optimizers/test_leaders.py` runs each, and the training benchmark
-trains it. With CURVAX_ALL_CELLS they are in the registry too, so that every suite runs them;
-without it, the suites run the methods that they consist of.
+`LEADERS` are all of them; the training benchmark trains each. With CURVAX_ALL_CELLS they are in the
+registry too, so that every suite runs them; without it, the suites run the methods that they
+consist of.
 """
 
 from __future__ import annotations
@@ -102,6 +102,15 @@ KL_SOAP = recipe_row(
     faults={**soap.ROW.faults, "b3": 0.5, "method": "eigh"},  # slower, and no basis is due
     numbers=lambda s: 2 * s.m * s.n + 2 * s.squares + sum(s.orders),
 )
+TRACKED_SOAP = recipe_row(
+    "tracked_soap",
+    soap.ROW,
+    settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2},
+    # Its codes are of other arrays than those in float64.
+    algebra={**soap.ROW.algebra, "method": "eigh"},
+    faults={**soap.ROW.faults, "b3": 0.5},
+    decomposes="",  # at the first refresh alone
+)
 EIGENVALUE_CORRECTED = recipe_row(
     "eigenvalue_corrected_shampoo",
     soap.ROW,
@@ -136,6 +145,7 @@ LEADERS = (
     CAUTIOUS_MUON,
     LARS,
     KL_SOAP,
+    TRACKED_SOAP,
     EIGENVALUE_CORRECTED,
     SOAP_BEFORE_MUON,
     ONE_SIDED_SHAMPOO,

@@ -92,6 +92,24 @@ def kl_soap(
 
 
 @recipe
+def tracked_soap(
+    *,
+    b1: Any = 0.95,
+    b2: Any = 0.95,
+    b3: Any = 0.95,
+    eps: Any = 0.0,
+    method: str = "tracked",
+    refresh: Any = 10,
+    storage: Any = None,
+    side: str = "both",
+) -> Any:
+    """SOAP in bases that follow their statistics by products."""
+    return curvax.scale_by_soap(
+        b1=b1, b2=b2, b3=b3, eps=eps, method=method, refresh=refresh, storage=storage, side=side
+    )
+
+
+@recipe
 def eigenvalue_corrected_shampoo(
     *,
     b1: Any = 0.95,

@@ -22,9 +22,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 import curvax
-from curvax.transforms.state._format import STATE_FORMAT
+from curvax.transforms.state._description import STATE_FORMAT
 from tests.cases import in_turns
-from tests.contract import compiled, small_tree
+from tests.contract import compiled, small_tree, two_stacks
 from tests.helpers import assert_close, gradients_like, run
 from tests.registry import METHODS, NAMED, REGISTRY, Row
 
@@ -61,7 +61,7 @@ def four_steps(row: Row) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.parametrize("through", [through_flax, through_pickle])
-@in_turns(1, of=2)
+@in_turns(1, of=4)
 def test_a_restored_state_continues_bit_for_bit(row: Row, through: Callable, tmp_path: Path):
     """Saved at the start, at a refresh and between two; a second run from the start is the same."""
     params, optimizer = small_tree(), compiled(row)
@@ -138,6 +138,31 @@ def test_files_that_are_cut_off_or_foreign_are_refused(tmp_path: Path) -> None:
         message = f"format {number}, from {age} version of curvax.*or start with optimizer.init"
         with pytest.raises(ValueError, match=message):
             curvax.check_state(muon, params, description | {"curvax_state_format": number})
+
+
+WRONG: list[Any] = [None, 3, "x", True, [3], {"x": 3}, {"x": ["int32[]"]}, [[3]], [[["x", 3]]]]
+WRONG += [[[["x", [["y", "1"]]]]], [[["x", [["y", -1]]]]], [[["x", [["y"]]]]], [[[3, [["y", 1]]]]]]
+
+
+@pytest.mark.parametrize(
+    "entry", ["curvax_state_format", "arrays", "matrices", "empty", "parts", "stacks"]
+)
+def test_entries_of_another_type_are_named(entry: str) -> None:
+    params, muon = small_tree(), NAMED["muon"].make()
+    state, about = muon.init(params), curvax.describe_state(muon, params)
+    for wrong in WRONG:
+        if entry == "curvax_state_format" and wrong == 3:
+            continue  # another format, not another type
+        description = about | {entry: wrong}
+        message = f"expected the result of curvax.describe_state.* entry '{entry}' is"
+        with pytest.raises(ValueError, match=message):
+            curvax.check_state(muon, params, description)
+        with pytest.raises(ValueError, match=message):
+            curvax.place_state(muon, params, state, description=description)
+    for stacks in ([], about["stacks"] * 2, [[["4x6", [["a", 1]]]]]):
+        description = about | {"stacks": stacks}
+        with pytest.raises(ValueError, match=r"matrix views|first axis must be|portable has"):
+            curvax.place_state(muon, params, state, description=description)
 
 
 def test_what_differs_is_said_before_the_arrays() -> None:
@@ -220,7 +245,7 @@ def formats() -> dict[str, str]:
     made["coded moments"] = curvax.quantize_state(curvax.muon(0.1), where=lambda *_: True)
     found = {}
     for name, optimizer in made.items():
-        arrays = curvax.describe_state(optimizer, small_tree())["arrays"]
+        arrays = curvax.describe_state(optimizer, two_stacks())["arrays"]
         found[name] = hashlib.sha256(json.dumps(arrays).encode()).hexdigest()[:16]
     return found
 
@@ -228,8 +253,9 @@ def formats() -> dict[str, str]:
 def test_a_changed_state_has_another_format() -> None:
     record = json.loads(RECORD.read_text())
     assert record == {"format": STATE_FORMAT, "states": formats()}, (
-        "States have changed: raise STATE_FORMAT in transforms/state/_format.py if it is that of "
-        f"{RECORD.name}, say in CHANGELOG.md what has changed, and run this file as it says on top."
+        "States have changed: raise STATE_FORMAT in transforms/state/_description.py if it is that "
+        f"of {RECORD.name}, say in CHANGELOG.md what has changed, and run this file as its first "
+        "lines say."
     )
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
 from typing import Any
 
+import flax.serialization
 import jax
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from jax.sharding import Mesh
 
 import curvax
 from curvax.transforms._paths import named_leaves
-from tests.helpers import assert_close, states_by_parameter
+from tests.helpers import assert_close, share, states_by_parameter
 from tests.registry import NAMED
 from tests.shared.meshes import (
     TWO_SHAPES,
@@ -60,7 +63,7 @@ def continued(place: tuple[Any, ...], state: Any) -> Any:
 
 
 @pytest.mark.xdist_group("checkpoints")
-@pytest.mark.parametrize("place", [("eigen_adam", "auto", 4), ("muon", "explicit", 8)])
+@pytest.mark.parametrize("place", share([("eigen_adam", "auto", 4), ("muon", "explicit", 8)], of=2))
 def test_the_portable_state_is_that_of_one_device(place: tuple[Any, ...]) -> None:
     one, expected = NAMED[place[0]].make(), on_no_mesh(place[0])[1][1]
     optimizer, _, params, state = trained(*place)
@@ -211,7 +214,7 @@ def stepped(optimizer: Any, params: Any) -> Any:
     return jax.jit(optimizer.update)(params, optimizer.init(params), params)[1]
 
 
-@pytest.mark.parametrize("name", ["muon", "asgo", "alice", "soap"])
+@pytest.mark.parametrize("name", share(["muon", "asgo", "alice", "soap"], of=2))
 def test_the_portable_form_is_the_same_for_every_stack_and_mesh(name: str) -> None:
     """On matrices that are stacked on a mesh only, and on those that are stacked anyway."""
     mesh = mesh_of("auto", 2)
@@ -271,20 +274,67 @@ def test_a_renamed_layer_is_not_another() -> None:
         curvax.check_state(optimizer, renamed, description, portable=True)
 
 
-def test_a_state_restored_without_a_target_is_understood() -> None:
+# With an attention's `value`, whose path ends like that of a box.
+LIKE_VALUES = LAYERS | {"attention": {"value": np.ones((4, 6), np.float32)}}
+
+
+def plain(node: Any) -> Any:
     """With dicts for named tuples and strings for numbers, as Orbax gives it."""
+    if hasattr(node, "_asdict"):
+        node = node._asdict()
+    if isinstance(node, dict):
+        return {str(key): plain(value) for key, value in node.items()}
+    return [plain(value) for value in node] if isinstance(node, tuple) else node
+
+
+def msgpack(state: Any) -> Any:
+    """As Flax reads its files: dicts alone."""
+    return flax.serialization.msgpack_restore(flax.serialization.to_bytes(state))
+
+
+@pytest.mark.parametrize("restored", [plain, msgpack])
+def test_a_state_restored_without_a_target_is_understood(restored: Any) -> None:
+    """In its portable form; and as it is, for an optimizer with other stacks."""
     optimizer = NAMED["foam"].make()
-    portable = curvax.portable_state(optimizer, LAYERS, stepped(optimizer, LAYERS))
+    state = stepped(optimizer, LIKE_VALUES)
+    portable = curvax.portable_state(optimizer, LIKE_VALUES, state)
+    placed = curvax.place_state(optimizer, LIKE_VALUES, restored(portable))
+    assert_close(curvax.portable_state(optimizer, LIKE_VALUES, placed), portable, factor=0)
+    about = json.loads(json.dumps(curvax.describe_state(optimizer, LIKE_VALUES)))
+    other = NAMED["foam"].make(matrices=curvax.MatrixRule(stack=False))
+    placed = curvax.place_state(other, LIKE_VALUES, restored(state), description=about)
+    assert_close(curvax.portable_state(other, LIKE_VALUES, placed), portable, factor=0)
 
-    def plain(node: Any) -> Any:
-        if hasattr(node, "_asdict"):
-            node = node._asdict()
-        if isinstance(node, dict):
-            return {str(key): plain(value) for key, value in node.items()}
-        return [plain(value) for value in node] if isinstance(node, tuple) else node
 
-    placed = curvax.place_state(optimizer, LAYERS, plain(portable))
-    assert_close(curvax.portable_state(optimizer, LAYERS, placed), portable, factor=0)
+def test_numbers_of_a_file_become_arrays() -> None:
+    """JSON has numbers for arrays without axes."""
+    optimizer = NAMED["muon"].make()
+    portable = curvax.portable_state(optimizer, LAYERS, optimizer.init(LAYERS))
+    given = jax.tree.map(lambda x: x.item() if x.ndim == 0 else x, portable)
+    assert any(isinstance(x, int) for x in jax.tree.leaves(given))
+    placed = curvax.place_state(optimizer, LAYERS, given)
+    assert shapes_and_dtypes(placed) == shapes_and_dtypes(jax.eval_shape(optimizer.init, LAYERS))
+    for wrong in ("float32", 2**40, True, None, [3], object()):
+        bad = jax.tree.map(lambda x, wrong=wrong: wrong if isinstance(x, int) else x, given)
+        with pytest.raises(ValueError, match="^portable has .*count"):
+            curvax.place_state(optimizer, LAYERS, bad)
+
+
+def test_a_state_moves_to_the_same_devices_in_another_order() -> None:
+    mesh = mesh_of("auto", 4)
+    other = Mesh(mesh.devices[::-1], mesh.axis_names)
+    params, gradients = given(TWO_SHAPES)
+    before, after = (NAMED["muon"].make(mesh=m) for m in (mesh, other))
+    here, there = on(mesh, params), on(other, params)
+    state = before.init(here)
+    with pytest.raises(ValueError, match=r"state is on the devices \[0, 1, 2, 3\], the grad.*\[3,"):
+        after.update(there, state, there)
+    with pytest.raises(ValueError, match=r"of the devices \[0, 1, 2, 3\].*of the devices \[3, 2"):
+        curvax.state_sharding(after, here, other)
+    moved = curvax.place_state(after, there, curvax.portable_state(before, here, state))
+    found, _ = jax.jit(after.update)(on(other, gradients[0]), moved, there)
+    expected, _ = jax.jit(before.update)(on(mesh, gradients[0]), state, here)
+    assert_close(found, expected, factor=0)
 
 
 class Model(nnx.Module):

@@ -166,7 +166,7 @@ def test_directions_of_low_precision_momentum_stay_near():
     """Muon's momentum within one code step of its tile at every step: 8 bits, 200 steps."""
     params = {"w": np.zeros((16, 24), np.float32)}
     exact, ours = optax.trace(0.9), curvax.quantize_state(optax.trace(0.9), block=8, min_elements=1)
-    gap = np.diff(Codec(8).values()).max() / 2
+    gap = np.diff(Codec(8).book.values()).max() / 2
 
     @jax.jit
     def run(gradients):
@@ -203,7 +203,7 @@ def test_dithered_averages_follow_small_increments():
         found = decode(run(half).inner.ema, codec, shape[1])
         return np.linalg.norm(found - target) / np.linalg.norm(target)
 
-    gap = np.diff(Codec(8, 16).values()).max()
+    gap = np.diff(Codec(8, 16).book.values()).max()
     assert error(dither=True) < 4 * gap
     assert error() > 16 * gap
 

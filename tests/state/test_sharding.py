@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import optax
+import pytest
+from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import curvax
@@ -45,3 +51,78 @@ def test_moments_of_other_optimizers_are_sharded_whatever_the_labels_stand_for()
     optimizer = optax.partition(parts, {"in": "others", "out": "matrices"})
     adam = curvax.state_sharding(optimizer, params, mesh).inner_states["others"].inner_state[0]
     assert {s.spec for s in jax.tree.leaves((adam.mu, adam.nu))} == {P("x")}
+
+
+def test_a_step_leaves_the_state_where_its_sharding_is_said_to_be() -> None:
+    """Also that of a scanned leaf that is sharded along its layers, on an Explicit mesh."""
+    mesh = mesh_of("explicit", 2)
+    shapes = {"layers/kernel": (2, 160, 160), "layers/scale": (2, 4)}
+    params = on(mesh, given(shapes)[0], dict.fromkeys(shapes, P("x")))
+    axes = {"layers/kernel": curvax.MatrixAxes(1, 2)}
+    optimizer = curvax.muon(
+        0.1, weight_dimension_numbers=axes, method=curvax.polar.newton_schulz(1)
+    )
+    state = begin(optimizer, params, mesh)
+    step = jax.jit(optimizer.update).lower(params, state, params).compile()
+    _, state = step(params, state, params)
+    step(params, state, params)
+    shardings = curvax.state_sharding(optimizer, params, mesh)
+    assert jax.tree.map(lambda x: x.sharding, state) == shardings
+
+
+class Network(nn.Module):
+    """Kernels in boxes that say how they are sharded."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = nn.initializers.lecun_normal()
+        for i in range(2):
+            init = nn.with_partitioning(kernel, (("x",), None) if i else (None, "x"))
+            x = nn.Dense(x.shape[-1], kernel_init=init)(x)
+        return x
+
+
+def bytes_on_a_device(tree: Any) -> int:
+    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("kind", ["auto", "explicit"])
+def test_boxes_of_flax_say_the_sharding(kind: str) -> None:
+    """`nn.get_sharding` reads boxes, which stacks of matrices have not."""
+    mesh, inputs = mesh_of(kind, 2), jnp.ones((2, 8))
+    optimizer, network = curvax.soap(0.1, mesh=mesh), Network()
+
+    def create() -> TrainState:
+        params = network.init(jax.random.key(0), inputs)["params"]
+        return TrainState.create(apply_fn=network.apply, params=params, tx=optimizer)
+
+    abstract = jax.eval_shape(create)
+    replicated = nn.get_sharding(abstract, mesh)
+    state = curvax.state_sharding(optimizer, abstract.params, mesh)
+    boxed = jax.tree.map(lambda x: x, replicated.replace(opt_state=state))
+    whole, own = (jax.jit(create, out_shardings=s)() for s in (replicated, boxed))
+    assert bytes_on_a_device(own.params) == bytes_on_a_device(whole.params)
+    assert bytes_on_a_device(own.opt_state) < 0.6 * bytes_on_a_device(whole.opt_state)
+    moments = curvax.state_sharding(optax.adam(0.1), abstract.params, mesh)[0].mu
+    sharded = [not s.is_fully_replicated for s in jax.tree.leaves(moments["Dense_0"])]
+    assert sharded == [False, True]  # the bias has no box
+    step = jax.jit(lambda s: s.apply_gradients(grads=s.params), out_shardings=boxed)
+    assert step(step(own)).step == 2 and step._cache_size() == 1
+
+
+def test_boxes_with_other_axes_than_the_mesh_are_named() -> None:
+    mesh, shape = mesh_of("auto", 2), jax.ShapeDtypeStruct((4, 6), jnp.float32)
+    logical = {"kernel": nn.LogicallyPartitioned(shape, ("embed", None))}
+    with pytest.raises(ValueError, match=r"the axes .*'embed'.*logical_to_mesh_sharding"):
+        curvax.state_sharding(optax.adam(0.1), logical, mesh)
+    rules = [("embed", "x")]
+    specs = nn.get_partition_spec(logical)
+    shardings = nn.logical_to_mesh_sharding(specs, mesh, rules)  # pyright: ignore
+    shapes = jax.tree.map(
+        lambda box, s: box.replace_boxed(jax.ShapeDtypeStruct((4, 6), jnp.float32, sharding=s)),
+        logical,
+        shardings,
+        is_leaf=lambda x: isinstance(x, nn.Partitioned),
+    )
+    found = curvax.state_sharding(optax.adam(0.1), shapes, mesh)[0].mu["kernel"]
+    assert found.value.spec == P("x", None)

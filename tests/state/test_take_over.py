@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,3 +95,31 @@ def test_what_cannot_be_taken_over_is_named(optimizer: Any, theirs: Any, message
         optimizer = curvax.muon(0.1, weight_dimension_numbers=ours)
     with pytest.raises(ValueError, match=message):
         curvax.take_over(optimizer, params, theirs.init(params))
+
+
+@pytest.mark.parametrize("as_dicts", [False, True])
+def test_parameters_may_be_called_like_fields_of_states(as_dicts: bool) -> None:
+    """`count`, `value`, `mu` and `nu` are names of parameters too."""
+    fields = {"count": jnp.float32(1999), "mu": {"value": jnp.ones(3)}, "nu": jnp.ones(2)}
+    params = {"attention": {"query": jnp.eye(2), "value": jnp.eye(2)}, **fields, "w": jnp.ones(2)}
+    params["mu"]["nu"] = {"w": jnp.ones(2)}
+    adam = optax.adamw(optax.constant_schedule(1e-3))
+    _, (*_, old) = run(adam, gradients_like(params, 2), params)
+    given = flax.serialization.to_state_dict(old) if as_dicts else old
+    assert_close(curvax.take_over(adam, params, given), old, factor=0)
+
+
+def test_a_wrapper_in_the_way_is_named() -> None:
+    adam, muon = optax.adamw(0.1), curvax.muon(0.1)
+    params = {name: PARAMS[name] for name in ("dense", "head")}
+    twice = optax.LookaheadParams(params, params)
+    coded = curvax.quantize_state(adam, where=lambda *_: True)
+    for wrapped in (optax.flatten(adam), coded):
+        with pytest.raises(ValueError, match=r"state: a wrapper, .* at .*dense/bias.*inner"):
+            curvax.take_over(muon, params, wrapped.init(params))
+    for wrapped, given in ((optax.flatten(adam), params), (optax.lookahead(muon, 5, 0.5), twice)):
+        with pytest.raises(ValueError, match=r"optimizer: a wrapper.* Pass the inner"):
+            curvax.take_over(wrapped, given, adam.init(params))
+    for wrapped in (optax.MultiSteps(muon, 2), curvax.skip_spikes(muon)):
+        taken = curvax.take_over(wrapped, params, optax.MultiSteps(adam, 2).init(params))
+        assert jax.tree.structure(taken) == jax.tree.structure(wrapped.init(params))

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from curvax.transforms.storage._code_books import CODE_BOOKS
 from curvax.transforms.storage._codec import (
-    MAPS,
     Codec,
     Coded,
     decode,
@@ -33,11 +33,11 @@ optimized = functools.partial(jax.jit, compiler_options=OPTIMIZED)
 
 
 compiled = optimized if ALL_CELLS else jax.jit
-BITS = (4, 6, 8)
+BITS, MAPS = (4, 6, 8), tuple(CODE_BOOKS)
 BLOCK = 4
 SHAPES = [(1, 9), (40, 13, 21), (2, 32, 3, 3)]  # of the last, a tile is larger than a matrix
 PRODUCTS = 4  # rounding errors between a scale and a decoded number
-every_bits = pytest.mark.parametrize("bits", BITS)
+every_bits = pytest.mark.parametrize("bits", share(BITS, of=2))
 
 
 def _grouped(*codec: Any) -> Any:
@@ -46,7 +46,7 @@ def _grouped(*codec: Any) -> Any:
 
 
 every_codec = pytest.mark.parametrize(
-    ("bits", "map"), [_grouped(*codec) for codec in itertools.product(BITS, MAPS)]
+    ("bits", "map"), share([_grouped(*codec) for codec in itertools.product(BITS, MAPS)], of=2)
 )
 
 
@@ -143,7 +143,7 @@ def _all_same(a, b) -> bool:
 
 @every_codec
 def test_the_table_is_that_of_the_paper(bits, map):
-    values = Codec(bits, 64, map).values()
+    values = Codec(bits, 64, map).book.values()
     assert values.tolist() == [float(v) for v in _values(bits, map)]
     assert (np.diff(values) > 0).all()
 
@@ -151,7 +151,7 @@ def test_the_table_is_that_of_the_paper(bits, map):
 def test_the_four_bit_table_by_hand():
     squares = [-225, -169, -121, -81, -49, -25, -9, 0, 1, 9, 25, 49, 81, 121, 169, 225]
     assert [225 * v for v in _values(4, "linear2")] == squares
-    assert Codec().zero == squares.index(0)
+    assert Codec().book.zero == squares.index(0)
 
 
 @every_codec
@@ -161,9 +161,9 @@ def test_codes_decode_to_the_table(bits, map, jit):
     # In one shape for both numbers of bits: without jit every operation compiles for a shape.
     codec, codes = Codec(bits, 256, map), np.uint8(np.arange(256) % 2**bits)[None]
     read = optimized(dequantize, static_argnums=2) if jit else dequantize
-    integers = np.array([float(v * codec.unit) for v in _values(bits, map)], np.float32)[codes]
-    desired = integers * np.float32(1 / codec.unit)
-    desired = np.where(abs(integers) == codec.unit, np.sign(integers), desired)
+    integers = np.array([float(v * codec.book.unit) for v in _values(bits, map)], np.float32)[codes]
+    desired = integers * np.float32(1 / codec.book.unit)
+    desired = np.where(abs(integers) == codec.book.unit, np.sign(integers), desired)
     exact = np.array([float(v) for v in _values(bits, map)])[codes]
     assert np.abs(desired - exact).max() <= np.finfo(np.float32).eps
     for scale in (1.0, 0.5):

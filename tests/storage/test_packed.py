@@ -17,7 +17,7 @@ ORDERS = (1, 2, 5, 66, 130)
 GAPS = {4: 56 / 225, 6: 248 / 3969, 8: 1016 / 65025}  # the largest between neighboring codes
 EPS32 = float(np.finfo(np.float32).eps)
 every_size = pytest.mark.parametrize(
-    ("bits", "order"), share([(bits, order) for bits in BITS for order in ORDERS], of=2)
+    ("bits", "order"), share([(bits, order) for bits in BITS for order in ORDERS], of=4)
 )
 
 
@@ -139,7 +139,9 @@ def test_the_identity_is_exact():
     assert "householder" not in text and "geqrf" not in text
 
 
-@pytest.mark.parametrize(("shape", "columns"), [((), 5), ((2,), 5), ((), 67), ((2,), 67)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "columns"), share([((), 5), ((2,), 5), ((), 67), ((2,), 67)], of=3), ids=str
+)
 def test_rotations_are_products_with_the_decoded_basis(shape, columns):
     """By reflectors, or by a basis formed for many columns."""
     storage, order = storage_of(8), 67
@@ -239,7 +241,7 @@ def test_dither_fills_the_unit_interval_evenly():
         assert np.abs(np.sort(u, axis=0) - ranks).max() <= 16 / len(u)
 
 
-@pytest.mark.parametrize("b2", [0.95, 0.999])
+@pytest.mark.parametrize("b2", share([0.999, 0.95], of=2))
 def test_averages_follow_increments_below_a_gap(b2):
     """After the gradients change; rounded to the nearest code, they keep the old ones."""
     order, steps = 24, int(3 / (1 - b2))

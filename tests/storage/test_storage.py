@@ -228,7 +228,7 @@ def _kronecker(state):
 
 @pytest.mark.parametrize(
     ("method", "mode"),
-    share([*((method, "cq_ef") for method in METHODS), ("asgo", "cq"), ("residual", "vq")], of=3),
+    share([*((method, "cq_ef") for method in METHODS), ("asgo", "cq"), ("residual", "vq")], of=4),
 )
 def test_every_method_keeps_its_factors_in_codes(method, mode):
     """And the direction is made of what they decode to."""

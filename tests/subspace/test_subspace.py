@@ -268,3 +268,30 @@ def test_bad_arguments_are_named(name):
     make, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def _transposed(g: Any) -> Any:
+    return g.mT
+
+
+def _one_row(g: Any) -> Any:
+    return g[..., :1, :]
+
+
+@pytest.mark.parametrize("change", [_transposed, _one_row])
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda inner: curvax.in_subspace(inner, 2, **IN_SUBSPACE),
+        lambda inner: curvax.in_eigenbasis(inner, refresh=curvax.every(2)),
+        lambda inner: curvax.graft(optax.identity(), inner),
+        lambda inner: curvax.graft(inner),
+        lambda inner: curvax.precondition(refresh=curvax.every(2), momentum=inner),
+        lambda inner: curvax.precondition_columns(momentum=inner),
+    ],
+)
+def test_a_direction_of_another_shape_inside_is_refused(around: Any, change: Any) -> None:
+    inner = optax.stateless(lambda updates, params: jax.tree.map(change, updates))
+    optimizer = curvax.assemble(around(inner), 0.1)
+    with pytest.raises(ValueError, match=r"shape of its gradient, \(1, \d, \d\) for 'kernel'; got"):
+        optimizer.init({"kernel": jnp.ones((4, 4)) if change is _one_row else jnp.ones((4, 6))})

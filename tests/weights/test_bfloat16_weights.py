@@ -18,9 +18,9 @@ from jax.sharding import PartitionSpec as P
 import curvax
 from tests.cases import in_turns
 from tests.contract import Model, compiled, small_tree
-from tests.helpers import gradients_like, run, trained
+from tests.helpers import gradients_like, run, share, trained
 from tests.registry import Row
-from tests.shared.meshes import both_axis_types, mesh_of
+from tests.shared.meshes import explicit_by_default, mesh_of
 
 WRAPPERS = {
     "stochastic": curvax.stochastic_rounding,
@@ -153,7 +153,7 @@ def test_parameters_in_float32_are_as_without(wrap):
     assert found["head"]["kernel"].dtype == jnp.bfloat16
 
 
-@in_turns(2)
+@in_turns(2, of=6)
 def test_every_method_rounds_its_own_step_in_float32(row: Row):
     """Two steps: to one of the two neighbors of the sum; for Kahan and masters to the nearest."""
     params, inner = rounded(small_tree()), compiled(row)
@@ -220,8 +220,8 @@ def test_seeds_steps_paths_and_rows_have_bits_of_their_own():
         assert all(0.3 < (x == y).mean() < 0.7 for y in drawn[:i])
 
 
-@both_axis_types
-@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
+@explicit_by_default
+@pytest.mark.parametrize("spec", share([P("x"), P(None, "x")], of=2), ids=str)
 @every_wrapper
 def test_a_mesh_changes_no_bit(wrap, spec, kind):
     params = {"kernel": jnp.ones((8, 8), jnp.bfloat16), "layers": jnp.ones((4, 8, 4), jnp.bfloat16)}
@@ -250,7 +250,7 @@ def test_nothing_travels_between_devices():
 def test_a_layer_that_is_cut_out_is_rounded_as_in_the_stack(wrap):
     """A step of one layer, with its part of the state, is its part of the step of all."""
     number = 3
-    shapes = {"kernel": (number, 4, 6), "scale": (number, 6)}
+    shapes = {"kernel": (number, 4, 6), "scale": (number, 6), "gates": (number,)}
     params = {name: jnp.ones(shape, jnp.bfloat16) for name, shape in shapes.items()}
     (gradient,) = gradients_like(params, 1, dtype=jnp.float32)
     optimizer = wrap(optax.sgd(3e-3))
@@ -313,6 +313,33 @@ def test_nnx_optimizer_and_accumulation(wrap):
     twice = optax.MultiSteps(wrap(optax.sgd(1e-3)), 2)
     accumulated, _ = trained(twice, before, [jax.tree.map(jnp.ones_like, before)] * 2)
     assert_same(accumulated, plain)
+
+
+INSIDE = {
+    "finite": lambda inner: optax.apply_if_finite(inner, 5),
+    "spikes": lambda inner: curvax.skip_spikes(inner, warmup_steps=1),
+    "accumulation": lambda inner: optax.MultiSteps(inner, 2),
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("wrap", [*WRAPPERS.values(), curvax.int8_weights])
+def test_what_skips_or_accumulates_goes_inside(wrap, inside):
+    """The second gradient is skipped, or waits: the weights stay as they are, and then move."""
+    params = {"kernel": jnp.full((4, 6), 0.75, jnp.bfloat16)}
+    params = curvax.to_int8(params) if wrap is curvax.int8_weights else params
+    optimizer = wrap(INSIDE[inside](optax.sgd(0.5)))
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    bad = {"finite": jnp.nan, "spikes": 100.0, "accumulation": 1.0}[inside]
+    second = 2 if inside == "accumulation" else 1
+    seen = [params]
+    for size in (1.0,) * second + (bad, 1.0):
+        gradient = {"kernel": jnp.full((4, 6), size, jnp.bfloat16)}
+        updates, state = update(gradient, state, seen[-1])
+        seen.append(optax.apply_updates(seen[-1], updates))
+    assert_same(seen[-2], seen[-3])
+    moved = [np.asarray(curvax.from_int8(p)["kernel"], float).mean() for p in seen]
+    np.testing.assert_allclose(np.diff([moved[0], moved[-3], moved[-1]]), -0.5, rtol=0.05)
 
 
 @every_wrapper

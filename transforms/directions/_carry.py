@@ -4,7 +4,8 @@ The inner transformation of `in_subspace` or `in_eigenbasis` keeps its moments i
 a basis. When the basis changes, a `Carry` maps them to the new coordinates. The class of a state
 declares them: `first_moments` and `second_moments` are names of its fields. First moments rotate
 with the basis, second moments mix by the squares of the rotation. For Optax's states, which declare
-nothing, the table is below.
+nothing, the table is below. `quantize_state` asks the same, because second moments must not round
+to 0.
 
 Any other array with more than one number per matrix is an error, because no rule is known for it:
 factors, bases, quantized moments, row scales.
@@ -21,13 +22,16 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import GetAttrKey
 
-from ..linalg._numerics import HIGHEST
+from ..linalg._products import exact_product
 
 OPTAX: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    optax.FactoredState: ((), ("v_row", "v_col", "v")),
     optax.TraceState: (("trace",), ()),
     optax.ScaleByLionState: (("mu",), ()),
     optax.ScaleByRmsState: ((), ("nu",)),
     optax.ScaleByAdamState: (("mu",), ("nu",)),
+    optax.ScaleByAdanState: (("m", "v", "g"), ("n",)),
+    optax.ScaleByAmsgradState: (("mu",), ("nu", "nu_max")),
     optax.ScaleByBeliefState: (("mu",), ("nu",)),
     optax.ScaleByRStdDevState: (("mu",), ("nu",)),
 }
@@ -52,34 +56,31 @@ def roles(state: Any) -> Any:
     """A tree like `state`: "first" or "second" for arrays of moments, "" for others."""
 
     def of(node: Any) -> Any:
-        if not _declares(node):
-            return ""
         first, second = declared(node)
+        if not (first or second):
+            return ""
         own = {**dict.fromkeys(first, "first"), **dict.fromkeys(second, "second")}
-        plain = {name for name, x in node._asdict().items() if jax.tree_util.all_leaves([x])}
         return type(node)(
             **{
-                name: own[name] if name in own.keys() & plain else roles(x)
+                name: jax.tree.map(lambda _, role=own[name]: role, x) if name in own else roles(x)
                 for name, x in node._asdict().items()
             }
         )
 
-    return jax.tree.map(of, state, is_leaf=_declares)
-
-
-def _declares(node: Any) -> bool:
-    return any(declared(node))
+    return jax.tree.map(of, state, is_leaf=lambda node: any(declared(node)))
 
 
 def check_moments(state: Any, like: Any) -> None:
     """Requires a rule for every array that a state keeps for the matrices `like (..., m, n)`.
 
     Raises:
-      ValueError: if a field that is not a moment holds more than one number per matrix.
+      ValueError: if a field that is not a moment holds more than one number per matrix, or a moment
+        has another shape.
     """
     pairs = jax.tree_util.tree_leaves_with_path(state)
     for (path, x), role in zip(pairs, jax.tree.leaves(roles(state)), strict=True):
-        if x.ndim > like.ndim - 2 and not (role and x.shape == like.shape):
+        moment = x.shape == like.shape and jnp.issubdtype(x.dtype, jnp.floating)
+        if (role or x.ndim > like.ndim - 2) and not (role and moment):
             names = [key.name for key in path if isinstance(key, GetAttrKey)]
             raise ValueError(
                 f"the inner transformation's state field {names[-1] if names else None!r} holds "
@@ -141,7 +142,8 @@ class Rotate(Carry):
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         """Rotates the moment."""
-        return jnp.matmul(turn, moment, precision=HIGHEST).astype(moment.dtype)
+        dtype = jnp.result_type(turn, moment)
+        return exact_product(turn.astype(dtype), moment.astype(dtype)).astype(moment.dtype)
 
     def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         """Mixes the moment by the squares of the rotation."""

@@ -7,7 +7,7 @@ gradients are not clipped. Clipping by the norm of the same step needs a second 
 gradients; this does not, so they need not be in memory together, and `layerwise` accepts it.
 
 *Numerics.* Squares are summed in at least float32. An entry does not count if it or its square is
-not finite. *Cost*: one pass. *State*: one number.
+not finite. *Cost*: one pass. *State*: two numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._counts import next_step
 from .._validate import check_interval
 
 
@@ -25,8 +26,18 @@ class ClipByLastNormState(NamedTuple):
     """State of `clip_by_last_norm`."""
 
     squares: jax.Array  # n², of the last step's gradients, float32 scalar
+    count: jax.Array  # t, int32 scalar
 
-    over_layers = {"squares": lambda x: jnp.sum(x, axis=0)}  # noqa: RUF012
+    def over_layers(self, new: Any) -> ClipByLastNormState:
+        """The sum over the layers `(layers,)`; those that kept this state have equal shares in it.
+
+        In each step of `optax.MultiSteps` but the last, all layers keep it.
+        """
+        share = self.squares / new.squares.size
+        squares = jnp.where(new.count == self.count, share, new.squares)
+        total = jnp.minimum(jnp.sum(squares), jnp.finfo(jnp.float32).max)
+        kept = jnp.all(new.count == self.count)
+        return ClipByLastNormState(jnp.where(kept, self.squares, total), jnp.max(new.count))
 
 
 def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
@@ -57,7 +68,7 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
 
     def init(params: Any) -> ClipByLastNormState:
         del params
-        return ClipByLastNormState(jnp.zeros([], jnp.float32))
+        return ClipByLastNormState(jnp.zeros([], jnp.float32), jnp.zeros([], jnp.int32))
 
     def update(updates: Any, state: Any, params: Any = None):
         del params
@@ -67,7 +78,7 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
         each = [_sum_of_squares(g) for g in jax.tree.leaves(updates)]
         largest = jnp.finfo(jnp.float32).max
         total = jnp.minimum(jnp.sum(jnp.stack(each)), largest) if each else state.squares
-        return clipped, ClipByLastNormState(total)
+        return clipped, ClipByLastNormState(total, next_step(state.count))
 
     return optax.GradientTransformation(init, update)
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._stacks import check_directions
 from .._trees import map_unzip
 from .._validate import check_decay, check_interval, check_matrices
 
@@ -27,6 +28,8 @@ class ColumnState(NamedTuple):
 
     columns: Any  # v, float32 at least (..., n)
     momentum: Any  # state of the transformation that gives M
+
+    second_moments = ("columns",)
 
 
 def precondition_columns(
@@ -59,7 +62,9 @@ def precondition_columns(
             dtype = jnp.promote_types(p.dtype, jnp.float32)
             return jnp.zeros(p.shape[:-2] + p.shape[-1:], dtype)
 
-        return ColumnState(jax.tree.map(zeros, params), average.init(params))
+        own = average.init(params)
+        check_directions("precondition_columns, for its momentum", average, params, own, params)
+        return ColumnState(jax.tree.map(zeros, params), own)
 
     def update(updates: Any, state: Any, params: Any = None):
         matrices, momentum_state = average.update(updates, state.momentum, params)

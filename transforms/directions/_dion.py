@@ -36,8 +36,8 @@ from .._stacks import each_array, key_for, matrix_keys
 from .._validate import (
     check_choice,
     check_decay,
-    check_integer,
     check_positive_int,
+    check_seed,
 )
 from ..linalg._numerics import significant
 from ..linalg._products import exact_product
@@ -81,7 +81,7 @@ def scale_by_dion(
     check_positive_int("rank", rank)
     check_decay("b1", b1)
     check_choice("side", side, ("left", "right", "smaller", "larger"))
-    check_integer("seed", seed, 0)
+    check_seed(seed)
 
     def init(p: Any) -> DionState:
         own, r = side_of(side, p), min(rank, *p.shape[-2:])

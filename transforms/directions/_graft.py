@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._stacks import check_directions
 from .._trees import widened
-from .._validate import Value, check_decay, check_matrices
+from .._validate import Value, check_decay, check_matrices, check_transformation
 from ..linalg._norms import norms
 
 
@@ -51,11 +52,26 @@ def graft(
     """
     length = optax.identity() if length is None else length
     for name, part in (("direction", direction), ("length", length)):
-        if not isinstance(part, optax.GradientTransformation):
-            raise ValueError(f"{name} must be an Optax transformation, got {part!r}.")
+        check_transformation(name, part)
+    grafted = _graft(direction, length)
 
     def init(params: Any) -> GraftState:
         check_matrices(params, "graft")
+        state = grafted.init(params)
+        wide = widened(params)
+        check_directions("graft", direction, params, state.direction, params)
+        check_directions("graft", length, wide, state.length, wide)
+        return state
+
+    return optax.GradientTransformation(init, grafted.update)
+
+
+def _graft(
+    direction: optax.GradientTransformation, length: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """`graft` of transformations whose directions are known to have the shapes of gradients."""
+
+    def init(params: Any) -> GraftState:
         return GraftState(direction.init(params), length.init(widened(params)))
 
     def update(updates: Any, state: Any, params: Any = None):
@@ -98,7 +114,7 @@ class NormGraft(Graft):
     ) -> optax.GradientTransformation:
         """Takes the length of what is preconditioned."""
         del b2
-        return graft(direction, average)
+        return _graft(direction, optax.identity() if average is None else average)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +132,7 @@ class AdamGraft(Graft):
     ) -> optax.GradientTransformation:
         """Takes the length of Adam's direction."""
         del average
-        return graft(direction, optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2))
+        return _graft(direction, optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,9 +4,10 @@ $$M \leftarrow b_1 M + (1-b_1) G, \qquad v \leftarrow b_2 v + (1-b_2) G^2, \qqua
 D = M / (\sqrt v + \epsilon)$$
 
 *Division.* In a rotated space many entries of $G$ are rounding noise, and $M / \sqrt v$ would raise
-them to ±1. An entry gives 0 if $\sqrt v \le \max(m, n)\,\mathrm{eps}\,\max \sqrt v$, with the
-maximum over its matrix, or if $v = 0$. Batch entries do not influence each other. *Cost*: `10 mn`
-FLOPs.
+them to ±1. An entry gives 0 if $\sqrt v \le 64 \sqrt{\max(m, n)}\,\mathrm{eps}\,\max \sqrt v$,
+with the maximum over its matrix, or if $v = 0$. Most noise is that of eigenvectors: in SOAP's first
+step on random matrices up to 17 eps for order 6, 298 for 32 and 429 for 128 (measured on a CPU).
+Batch entries do not influence each other. *Cost*: `10 mn` FLOPs.
 
 *Bound.* By the Cauchy-Schwarz inequality, for $b_1^2 < b_2$ and averages that start at zero,
 
@@ -125,6 +126,7 @@ def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Ar
     root = jnp.sqrt(v)
     # The root of the maximum: with the maximum of the roots, XLA would write out all roots.
     largest = jnp.sqrt(jnp.max(v, axis=(-2, -1), keepdims=True))
-    significant = root > max(v.shape[-2:]) * jnp.finfo(v.dtype).eps * largest
+    noise = 64 * max(v.shape[-2:]) ** 0.5 * float(jnp.finfo(v.dtype).eps)
+    significant = root > noise * largest
     nothing = jnp.where(jnp.isfinite(largest), 0, jnp.nan).astype(m.dtype)
     return jnp.where(significant, m / jnp.where(significant, root + eps, 1), nothing)

@@ -23,7 +23,7 @@ import optax
 from .._counts import next_step
 from .._recording import record
 from .._validate import check_bool, check_choice, check_decay, check_dtype
-from ._weight_decay import optional_decay
+from ._weight_decay import mask_of, optional_decay
 
 
 class Accumulation(NamedTuple):
@@ -124,5 +124,5 @@ def descend_with_momentum(
     return optax.chain(
         optax.scale_by_learning_rate(learning_rate),
         optax.trace(b1),
-        optional_decay(weight_decay, optax.add_decayed_weights(decay, weight_decay_mask)),
+        optional_decay(weight_decay, optax.add_decayed_weights(decay, mask_of(weight_decay_mask))),
     )

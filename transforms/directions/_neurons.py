@@ -33,6 +33,8 @@ class NeuronState(NamedTuple):
 
     neurons: Any  # v, (..., n), or (..., m) on the left side, float32 at least
 
+    second_moments = ("neurons",)
+
 
 def normalize_neurons(
     b2: jax.typing.ArrayLike = 0.95,
@@ -75,7 +77,7 @@ def normalize_neurons(
         del params
 
         def normalized(x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-            other = side_of(side, x).other.axis
+            other = side_of(side, x).other_axis
             work = x.astype(v.dtype)
             v = jnp.asarray(b2 * v + (1 - b2) * jnp.mean(work**2, axis=other))
             kept = significant(v)

@@ -38,6 +38,8 @@ class RowColumnState(NamedTuple):
     rows: Any  # q̄ (..., m), float32 at least
     columns: Any  # s̄ (..., n), float32 at least
 
+    second_moments = ("rows", "columns")
+
 
 def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Array, jax.Array]:
     """Computes `q (..., m)` and `s (..., n)` of Eq. 16 for `squares = G² (..., m, n)`."""

@@ -12,8 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from .._paths import named_leaves
 from .._trees import map_with_weights
 from .._validate import check_interval
 
@@ -54,7 +56,26 @@ def add_cautious_decay(
         return map_with_weights("add_cautious_decay", decayed, updates, params), state
 
     decay = optax.GradientTransformation(optax.init_empty_state, update)
-    return decay if mask is None else optax.masked(decay, mask)
+    return decay if mask is None else optax.masked(decay, mask_of(mask))
+
+
+def mask_of(mask: Any) -> Any:
+    """A mask for Optax; a tree of booleans by path, whatever boxes hold it or the parameters.
+
+    `nnx.state` has boxes, and the parameters that an `nnx.Optimizer` passes on have none.
+    """
+    marks = jax.tree.leaves(mask)
+    if not marks or not all(isinstance(mark, (bool, np.bool_)) for mark in marks):
+        return mask
+    marked = named_leaves(mask).present()
+
+    def of(params: Any) -> Any:
+        named = named_leaves(params)
+        if named.present().keys() <= marked.keys():
+            return named.rebuild(marked)
+        return mask  # whose booleans may stand for whole parts
+
+    return of
 
 
 def optional_decay(

@@ -14,6 +14,7 @@ period. *Memory.* A device holds the state of its own matrices (`_shares.py`). *
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,9 +28,8 @@ from jax.sharding import PartitionSpec as P
 from .._paths import is_placeholder
 from .._recording import Key, Work, is_recording, known, record, recording
 from .._stacks import Plan, init_each, plan_of, planned
-from ._layout import DistributedState, StateLayout, is_divided
-from ._meshes import axis_names, is_explicit, mesh_axes, put, sharded_like
-from ._routes import Route
+from ._layout import DistributedState, StackShapes, StateLayout, is_divided
+from ._meshes import Route, axis_names, is_explicit, mesh_axes, put, sharded_like
 from ._shares import Stacks
 from ._step import Given, Step
 
@@ -104,8 +104,8 @@ def _over_mesh(
     """`distribute` over a mesh."""
     devices = math.prod(mesh.shape[a] for a in axes)
 
-    def layout_of(stacks: Mapping[str, Any]) -> StateLayout:
-        like = _abstract(stacks)
+    @_layouts
+    def layout_of(like: StackShapes) -> StateLayout:
         return StateLayout(inner.init, like, devices, _divisible(inner.init, like, devices))
 
     def placed(state: DistributedState, layout: StateLayout) -> DistributedState:
@@ -118,7 +118,7 @@ def _over_mesh(
             return {}
         stacks = _keyed(params)
         layout = layout_of(stacks)
-        _record(Division(layout, mesh, axes), stacks)
+        _note_division(Division(layout, mesh, axes), stacks)
         return placed(layout.divided(_init(inner.init, layout, stacks)), layout)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
@@ -196,7 +196,7 @@ def _within(
             return {}
         stacks = _keyed(params)
         layout = layout_of(stacks)
-        _record(Division(layout, None, axes), stacks)
+        _note_division(Division(layout, None, axes), stacks)
         state = layout.divided(_init(inner.init, layout, stacks))
         return state._replace(
             even=jax.tree.map(own, state.even), dealt=jax.tree.map(own, state.dealt)
@@ -237,6 +237,22 @@ def _within(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _layouts(
+    layout_of: Callable[[StackShapes], StateLayout],
+) -> Callable[[Mapping[str, Any]], StateLayout]:
+    """`layout_of` the shapes of stacks, computed once for equal ones: it traces `init` often.
+
+    While somebody listens, the keys of the stacks are not those of others.
+    """
+    known = functools.cache(lambda *like: layout_of(dict(like)))
+
+    def of(stacks: Mapping[str, Any]) -> StateLayout:
+        like = _abstract(stacks)
+        return layout_of(like) if is_recording() else known(*like.items())
+
+    return of
+
+
 def _init(init: Callable[[Any], Any], layout: StateLayout, stacks: Stacks) -> dict[str, Any]:
     """The states of one device, in a plan that knows the owner of each matrix."""
     arrays = plan_of(stacks).arrays
@@ -251,7 +267,7 @@ def _keyed(stacks: Stacks) -> Stacks:
     return dict(zip(known(stacks), stacks.values(), strict=True)) if is_recording() else stacks
 
 
-def _record(division: Division, stacks: Stacks) -> None:
+def _note_division(division: Division, stacks: Stacks) -> None:
     """Notes in the keys of the stacks how they are distributed, if somebody listens."""
     record(division)
     for key in stacks:

@@ -6,6 +6,7 @@ sharding is part of an array's type and every transfer is written out.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .._paths import named_leaves
-from .._validate import check_choice
+from .._validate import check_choice, shown
+from ._shares import Round
 
 
 def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -35,6 +37,13 @@ def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
     if len(set(mesh.axis_types)) > 1:
         raise ValueError(f"mesh: its axes must be all Auto or all Explicit, got {mesh.axis_types}.")
     return axes
+
+
+def shown_mesh(mesh: Any) -> str:
+    """A mesh, with its devices in their order if they are known."""
+    if not isinstance(mesh, Mesh):
+        return str(mesh)
+    return f"{mesh} of the devices {shown([device.id for device in mesh.devices.flat])}"
 
 
 def axis_names(argument: str, axes: Any) -> tuple[str, ...]:
@@ -89,20 +98,19 @@ def is_explicit(mesh: Mesh) -> bool:
     return AxisType.Explicit in mesh.axis_types
 
 
-def check_on_mesh(tree: Any, mesh: Mesh | None) -> None:
-    """Requires the leaves whose mesh is known to be on `mesh`, if it is given.
+def check_on_mesh(tree: Any, mesh: Mesh) -> None:
+    """Requires the leaves whose mesh is known to be on `mesh`.
 
     Raises:
       ValueError: naming the parameter and both meshes.
     """
-    if mesh is None:
-        return
     for name, x in named_leaves(tree).present().items():
         there = getattr(sharding_of(x), "mesh", mesh)
         same = there == mesh if isinstance(there, Mesh) else there.shape_tuple == mesh.shape_tuple
         if not (same or there.empty):
             raise ValueError(
-                f"{name!r} is on the mesh {there}, but mesh={mesh}: use the mesh of the parameters."
+                f"{name!r} is on the mesh {shown_mesh(there)}, but mesh={shown_mesh(mesh)}: use "
+                "the mesh of the parameters."
             )
 
 
@@ -151,3 +159,46 @@ def sharded_like(x: jax.Array, like: Any) -> jax.Array:
     """`x` with the sharding of `like`, if its mesh has Explicit axes."""
     sharding = explicit_sharding(like)
     return x if sharding is None else jax.sharding.reshard(x, sharding)
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """The way of the matrices of a stack `(N, m, n)` to their owners, and of updates back.
+
+    They travel in one sharding: evenly over all devices (`even_spec`), or on a mesh with Explicit
+    axes as they come. From there a device takes its own part of a stack, and its own matrices of a
+    round.
+    """
+
+    key: str  # of the stack
+    mesh: Mesh
+    axes: tuple[str, ...]
+    spec: P  # in which they travel
+
+    @classmethod
+    def of(cls, key: str, stack: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> Route:
+        """That of the matrices of `stack`: its own sharding, where that is known."""
+        if not is_explicit(mesh):
+            return cls(key, mesh, axes, even_spec(stack.shape, mesh, axes))
+        sharding = explicit_sharding(stack)
+        return cls(key, mesh, axes, P() if sharding is None else P(None, *sharding.spec[1:]))
+
+    def to_owners(self, x: jax.Array) -> jax.Array:
+        """An equal number of matrices for each device."""
+        return put(put(x, self.mesh, self.spec), self.mesh, P(self.axes))
+
+    def from_owners(self, x: jax.Array) -> jax.Array:
+        """The inverse."""
+        return put(x, self.mesh, self.spec)
+
+    def dealt_out(self, x: jax.Array, r: Round) -> jax.Array:
+        """The matrices of a round, `(devices, m, n)`; zeros for devices that get another kind."""
+        x = put(x, self.mesh, self.spec)
+        found = taken(x, r.entries(self.key, len(x)), self.mesh, self.spec)
+        return put(found, self.mesh, P(self.axes))
+
+    def back(self, x: jax.Array, r: Round) -> jax.Array:
+        """The inverse: the matrices of a kind, in their order."""
+        if any(self.spec):
+            x = put(x, self.mesh, self.spec)
+        return taken(x, r.owners(self.key), self.mesh, self.spec)

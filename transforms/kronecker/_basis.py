@@ -10,7 +10,6 @@ one side make the other's; `restarted` counts it.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -63,17 +62,13 @@ class Basis(NamedTuple):
     restarted = counter("restarted")  # statistics or eigenvalues not finite, which started anew
 
 
-class BasisMethod(abc.ABC):
+class BasisMethod:
     """The type of `method=` of `in_eigenbasis`."""
-
-    steps: int | None  # most steps of orthogonal iteration in a refresh; None decomposes
 
 
 @dataclasses.dataclass(frozen=True)
 class Eigh(BasisMethod):
     """See `eigh`."""
-
-    steps = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +76,13 @@ class Qr(BasisMethod):
     """See `qr`."""
 
     steps: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracked(BasisMethod):
+    """See `tracked`."""
+
+    rotations: int = 16
 
 
 def eigh() -> Eigh:
@@ -104,7 +106,28 @@ def qr(steps: int = 1) -> Qr:
     return Qr(steps)
 
 
-METHODS = {"eigh": Eigh(), "qr": Qr()}
+def tracked(rotations: int = 16) -> Tracked:
+    r"""Follows the statistic by products: rotates the basis a little at each refresh.
+
+    The state has the statistic in the basis, $H = U^\top L U$, in place of $L$: it averages the
+    Gram matrix of the rotated gradient. The first refresh decomposes it; each later one rotates
+    $U$, $H$ and the moments by as many rotations as the change asks for, of four products of the
+    factor's order each (`linalg/_tracking.py` has the formulas): one where the basis is refreshed
+    at every step, two to four at every tenth. There is no QR decomposition, columns keep
+    their eigenvalues, and nothing is sorted. So it takes a refresh at every step on hardware that
+    is made for products: GPUs and TPUs. On CPUs a decomposition costs as much as 14 products.
+
+    Args:
+      rotations: the most rotations in a refresh. The first refreshes take up to 20.
+
+    Raises:
+      ValueError: if `rotations` is not a positive integer.
+    """
+    check_positive_int("rotations", rotations)
+    return Tracked(rotations)
+
+
+METHODS = {"eigh": Eigh(), "qr": Qr(), "tracked": Tracked()}
 """The plain methods, by name."""
 
 
@@ -113,9 +136,14 @@ class BasisRule(StatisticRule):
     """The settings shared by all bases."""
 
     policy: RefreshPolicy
-    steps: int | None  # of the method
+    method: BasisMethod
     initial: Any  # the statistic starts as initial · I
     whiten: bool
+
+    @property
+    def examines(self) -> bool:
+        """Whether the policy examines each basis that is due."""
+        return self.policy.examines is not None
 
     def start(
         self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None = None
@@ -125,25 +153,31 @@ class BasisRule(StatisticRule):
         record(StorageRecord(order, self.storage.describe(order)))
         record(Meaning(f"order {order}: {self.storage.describe(order)}"))
         record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
-        keeps = self.policy.examines is not None
         return Basis(
-            statistic=each_of(batch, self.storage.encode_factor(self.initial * eye, None)),
+            statistic=each_of(batch, self.encoded(self.initial * eye, None)),
             basis=each_of(batch, self.storage.encode_basis(eye, None)),
-            eigenvalues=jnp.zeros((*batch, order), dtype) if keeps else None,
+            eigenvalues=jnp.zeros((*batch, order), dtype) if self.examines else None,
             spectrum=jnp.full((*batch, order), self.initial, dtype) if self.whiten else None,
-            proxy=jnp.zeros(batch, jnp.float32) if keeps else None,
+            proxy=jnp.zeros(batch, jnp.float32) if self.examines else None,
             counts=BasisCounts.zeros(batch),
             phase=phase,
         )
 
-    def whitened(
-        self, g: jax.Array, left: Basis | None, right: Basis | None, count: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Basis | None, Basis | None]:
-        """What the statistics average of `g`, where they start, and bases with new eigenvalues."""
-        dtype = jnp.promote_types(g.dtype, jnp.float32)
-        bases = (left, right)
-        sides = sum(basis is not None for basis in bases)
-        start = starting_multiple(g, max(1, sides), self.initial, dtype)
+    def seen(
+        self, g: jax.Array, bases: tuple[Basis | None, Basis | None], count: jax.Array
+    ) -> jax.Array:
+        """The gradient as the statistics see it."""
+        del bases, count
+        return g
+
+    def entered(self, x: jax.Array, opened: Sequence[Any]) -> jax.Array:
+        """What `_directed` is given, in the bases."""
+        return self.rotated(x, opened)
+
+    def turned_sides(
+        self, seen: jax.Array, bases: Sequence[Any], count: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """`U_Lᵀ G`, `G U_R` and `U_Lᵀ G U_R`, for `seen`."""
 
         def turned(given: Any, bases: Sequence[Any]) -> Any:
             x, *_ = given
@@ -152,6 +186,22 @@ class BasisRule(StatisticRule):
                 rows, columns = (self.rotated(x, own) for own in ((left, None), (None, right)))
                 both = self.rotated(rows, (None, right))
             return rows, columns, both
+
+        return self.visited(turned, (seen,) * 3, seen, bases, count)
+
+    def whitened(
+        self,
+        g: jax.Array,
+        seen: jax.Array,
+        left: Basis | None,
+        right: Basis | None,
+        count: jax.Array,
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Basis | None, Basis | None]:
+        """What the statistics average of `g`, where they start, and bases with new eigenvalues."""
+        dtype = jnp.promote_types(g.dtype, jnp.float32)
+        bases = (left, right)
+        sides = sum(basis is not None for basis in bases)
+        start = starting_multiple(g, max(1, sides), self.initial, dtype)
 
         def damaged(spectrum: Any) -> jax.Array:
             return ~jnp.isfinite(spectrum).all(axis=-1)
@@ -169,9 +219,8 @@ class BasisRule(StatisticRule):
             return basis._replace(spectrum=d.astype(dtype), counts=counts)
 
         old = (current(left), current(right))
-        work = g.astype(dtype)
         stored = [None if basis is None else basis.basis for basis in bases]
-        rows, columns, both = self.visited(turned, (work,) * 3, g, stored, count)
+        rows, columns, both = self.turned_sides(seen.astype(dtype), stored, count)
         sources, new = whitened_by_eigenvalues(rows, columns, both, old, self.b2)
         left, right = map(renewed, bases, new)
         return sources, start, left, right
@@ -200,7 +249,7 @@ class BasisRule(StatisticRule):
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
         del given
         basis, moments = entry
-        statistic = self.storage.decode_factor(basis.statistic)
+        statistic = self.decoded(basis.statistic)
         old = self.storage.decode_basis(basis.basis)
         sound = jnp.isfinite(magnitude(statistic))
         never = basis.refreshes == 0
@@ -213,7 +262,7 @@ class BasisRule(StatisticRule):
         in_order = jnp.arange(len(old))
 
         def renewed() -> tuple[Any, jax.Array, jax.Array]:
-            if self.steps is None:
+            if not isinstance(self.method, Qr):
                 new, order = eigenbasis(statistic), in_order
             else:
                 new, order = jax.lax.cond(
@@ -268,8 +317,8 @@ class BasisRule(StatisticRule):
             check = Check(statistic, basis, rayleigh(statistic, basis), jnp.bool_(False))
             return verdict_of(self.policy, check).refresh
 
-        assert self.steps is not None
-        return refined_basis(statistic, old, self.steps, again)
+        assert isinstance(self.method, Qr)
+        return refined_basis(statistic, old, self.method.steps, again)
 
     def refreshed(
         self, side: Side, g: jax.Array, basis: Basis | None, moments: Moments, count: jax.Array
@@ -277,7 +326,7 @@ class BasisRule(StatisticRule):
         """One side's bases after the refreshes due at this step, and the moments carried along."""
         if basis is None:
             return None, moments
-        alone = self.policy.examines is not None or self.steps is not None
+        alone = self.examines or isinstance(self.method, Qr)
         alone = alone or self.decodes_singly(side.order(g))
         found, moments = refresh_due(
             jax.jit(functools.partial(self.refresh_one, side=side)),

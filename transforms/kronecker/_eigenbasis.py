@@ -41,7 +41,7 @@ import optax
 
 from .._counts import next_step
 from .._side import LEFT, RIGHT, Side, sides_of
-from .._stacks import StateSplit, each_array
+from .._stacks import StateSplit, check_directions, each_array
 from .._trees import widened
 from .._validate import (
     as_value,
@@ -50,6 +50,7 @@ from .._validate import (
     check_decay,
     check_interval,
     check_positive_int,
+    check_transformation,
 )
 from ..directions._carry import check_moments, put_moments, take_moments
 from ..directions._graft import shortened
@@ -57,8 +58,9 @@ from ..linalg._loops import visit_all
 from ..refresh._due import phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._basis import METHODS, Basis, BasisMethod, BasisRule
+from ._basis import METHODS, Basis, BasisMethod, BasisRule, Qr, Tracked
 from ._statistic import SIDES, numbers_of, orders_of
+from ._tracked import TrackedRule
 from ._whitened import (
     STATISTICS,
     inverse_roots,
@@ -104,8 +106,9 @@ def in_eigenbasis(
         `_whitened.py`.
       divide: whether to divide what `inner` returns by the roots of the eigenvalues of both sides;
         needs "kl". With `inner=momentum(b1)` this is KL-Shampoo.
-      method: "eigh", or "qr": the first basis by `eigh`, each later one by orthogonal iteration
-        from the last one; or a value of `curvax.eigenbases`, such as `eigenbases.qr(steps=10)`.
+      method: "eigh"; "qr": the first basis by `eigh`, each later one by orthogonal iteration from
+        the last one; "tracked": by products alone; or a value of `curvax.eigenbases`, such as
+        `eigenbases.qr(steps=10)`.
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
       skip_first: the first step only updates statistics and bases; its direction is 0.
@@ -123,15 +126,14 @@ def in_eigenbasis(
       >>> import curvax, optax
       >>> soap_with_lion = curvax.in_eigenbasis(optax.scale_by_lion(), refresh=curvax.every(10))
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    check_transformation("inner", inner)
     check_refresh(refresh, ("eigenpairs",))
     check_choice("side", side, SIDES)
     check_decay("b3", b3)
     by: BasisMethod = as_value(
         "method", method, BasisMethod, "curvax.eigenbases.qr(steps=10)", METHODS
     )
-    if (by.steps or 1) > 1 and refresh.examines is None:
+    if isinstance(by, Qr) and by.steps > 1 and refresh.examines is None:
         raise ValueError(
             "method takes more than one step only with a policy that examines the bases, such as "
             f"refresh=curvax.policies.diagonal_residual(); got method={by!r}, refresh={refresh!r}."
@@ -146,7 +148,9 @@ def in_eigenbasis(
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
     if max_order is not None:
         check_positive_int("max_order", max_order)
-    rule = BasisRule(as_storage(storage), b3, refresh, by.steps, initial, whiten)
+    tracked = isinstance(by, Tracked)
+    rules = TrackedRule if tracked else BasisRule
+    rule = rules(as_storage(storage), b3, refresh, by, initial, whiten)
 
     def sides(x: Any) -> tuple[Side, ...]:
         return sides_of(side, x, max_order=max_order)
@@ -164,6 +168,7 @@ def in_eigenbasis(
 
     def init(x: Any) -> EigenbasisState:
         inner_state = inner.init(widened(x))
+        check_directions("in_eigenbasis", inner, widened(x), inner_state)
         check_moments(inner_state, x)
         left, right = (start(own, x) for own in Side)
         return EigenbasisState(jnp.zeros([], jnp.int32), left, right, inner_state)
@@ -172,18 +177,24 @@ def in_eigenbasis(
         del params
         count = next_step(state.count)
         left, right = state.left, state.right
-        sources, start = (g, g), None
+        moments = take_moments(state.inner)
+        seen = rule.seen(g, (left, right), count)
+        sources, start = (seen, seen), None
         if whiten:
-            sources, start, left, right = rule.whitened(g, left, right, count)
+            sources, start, left, right = rule.whitened(g, seen, left, right, count)
         left, right = (
             None if basis is None else rule.accumulated(basis, source, own, count, start)
             for basis, source, own in zip((left, right), sources, Side, strict=True)
         )
-        moments = take_moments(state.inner)
+        if tracked:  # the gradient turns with the bases, as moments do
+            moments = moments._replace(first=[*moments.first, seen])
         left, moments = rule.refreshed(LEFT, g, left, moments, count)
         right, moments = rule.refreshed(RIGHT, g, right, moments, count)
-        carried = put_moments(state.inner, moments)
         wide = widened(g)
+        if tracked:
+            *first, wide = moments.first
+            moments = moments._replace(first=first)
+        carried = put_moments(state.inner, moments)
         wide, inner_state = _directed(rule, inner, divide, wide, (left, right), carried, count)
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
         if skip_first:
@@ -208,13 +219,14 @@ def _directed(
 ) -> tuple[jax.Array, Any]:
     """What `inner` makes of gradients in their bases, out of the bases again, and its state.
 
+    Of tracked bases, `g` is in the bases already.
     The same bases lead in and out: where they are decoded one matrix at a time, `inner` runs inside
     the loop over the matrices.
     """
 
     def directed(x: jax.Array, bases: Any, state: Any) -> tuple[jax.Array, Any]:
         opened = rule.opened(x, [None if basis is None else basis.basis for basis in bases])
-        found: Any = inner.update(rule.rotated(x, opened), state)
+        found: Any = inner.update(rule.entered(x, opened), state)
         moved, state = found
         if divide:
             moved = divided(moved, *bases)

@@ -43,7 +43,7 @@ from jax.core import Tracer
 
 from .._counts import next_step
 from .._side import Side, sides_of
-from .._stacks import each_array
+from .._stacks import check_directions, each_array
 from .._validate import (
     check_bool,
     check_choice,
@@ -176,7 +176,9 @@ def precondition(
             rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
             for own, phase in zip(Side, phases_of(x, refresh.schedule, costs), strict=True)
         )
-        return PreconditionState(jnp.zeros([], jnp.int32), left, right, average.init(x))
+        own = average.init(x)
+        check_directions("precondition, for its momentum", average, x, own, x)
+        return PreconditionState(jnp.zeros([], jnp.int32), left, right, own)
 
     def update(g: Any, state: Any, params: Any = None):
         count = next_step(state.count)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from .._side import Side
 from .._trees import where_entries
-from ..linalg._arrays import diagonals
 from ..linalg._loops import visit_all, visit_in_turn
 from ..linalg._numerics import HIGHEST
+from ..linalg._platforms import diagonals
 from ..linalg._products import gram
 from ..storage._storage import Storage
 
@@ -27,6 +27,14 @@ class StatisticRule:
 
     storage: Storage
     b2: Any  # decay rate; None sums
+
+    def encoded(self, x: jax.Array, previous: Any) -> Any:
+        """The stored form of a statistic `x (..., d, d)`; `previous` is the last one, or None."""
+        return self.storage.encode_factor(x, previous)
+
+    def decoded(self, stored: Any) -> jax.Array:
+        """The statistic of a stored form."""
+        return self.storage.decode_factor(stored)
 
     def decodes_singly(self, *orders: int) -> bool:
         """Whether to decode matrices of one of these orders one at a time."""
@@ -47,7 +55,7 @@ class StatisticRule:
 
         def accumulate(stored: Any, given: tuple[jax.Array, jax.Array | None]) -> Any:
             s, start = given
-            old = self.storage.decode_factor(stored)
+            old = self.decoded(stored)
             if start is not None:
                 empty = ~jnp.any(_diagonal(old) != 0, axis=(-2, -1))[..., None, None]
                 eye = jnp.broadcast_to(jnp.eye(side.order(s), dtype=old.dtype), old.shape)
@@ -61,7 +69,7 @@ class StatisticRule:
             # is not finite. The diagonal decides: it holds the largest entry of a Gram matrix.
             finite = jnp.isfinite(averaged(_diagonal(old), _diagonal(square))).all(axis=(-2, -1))
             new = averaged(old, square)
-            coded = self.storage.encode_factor(jnp.where(finite[..., None, None], new, old), stored)
+            coded = self.encoded(jnp.where(finite[..., None, None], new, old), stored)
             return where_entries(finite, coded, stored)
 
         given, orders = (s, start), [side.order(s)]
@@ -70,7 +78,7 @@ class StatisticRule:
 
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
         """A stored statistic, or the initial one `first (d, d)` if it is not `sound`."""
-        anew = self.storage.encode_factor(first, None)
+        anew = self.encoded(first, None)
         return jax.tree.map(lambda old, new: jnp.where(sound, old, new), stored, anew)
 
     def two_sided(

@@ -7,14 +7,13 @@ ordinary one.
 
 Arrays without a layer axis, such as the number of steps, are shared: each layer gets the same one,
 and of those that the layers return, the step keeps the largest. The class of a state may say
-otherwise, as `ClipByLastNormState` does for a sum: its attribute `over_layers` has a function by
-field, which takes the arrays of all layers, `(layers, …)`.
+otherwise, as `ClipByLastNormState` does for a sum: its method `over_layers` takes the states that
+the layers return, with arrays `(layers, …)`, and gives the one that they share next.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -34,11 +33,10 @@ class LayerStates:
     one: Any  # the shapes of one layer, with its axis
     whole: Any  # the traced state for all layers
     single: Any  # that for one
-    # Per array of the portable form: None if it has a layer axis, else how the layers' combine.
-    rules: tuple[Callable[[jax.Array], jax.Array] | None, ...]
+    is_cut: tuple[bool, ...]  # per array of the portable form, whether it has a layer axis
 
-    def split(self, state: Any) -> tuple[list[Any], list[Any]]:
-        """The arrays with a layer axis, layers one after the other, and the shared arrays.
+    def check(self, state: Any) -> None:
+        """Requires a state to be the optimizer's.
 
         Raises:
           ValueError: naming the first array that is not the optimizer's for these layers.
@@ -47,14 +45,26 @@ class LayerStates:
         message = difference("state", own, arrays_in(state, own), "these layers", dtypes=False)
         if message:
             raise ValueError(message)
+
+    def split(self, state: Any) -> tuple[list[Any], list[Any]]:
+        """The arrays with a layer axis, layers one after the other, and the shared arrays."""
         return self._parts(self.whole, state)
 
     def joined(self, like: Any, cut: list[Any], shared: list[Any]) -> Any:
         """A state like `like`; `shared` has the arrays that the layers returned, `(number, …)`."""
-        rules = [rule for rule in self.rules if rule]
-        combined = [rule(x) for rule, x in zip(rules, shared, strict=True)]
-        state = self._restored(self.whole, cut, combined)
+        before = self._parts(self.whole, like)[1]
+        combined = jax.tree.map(
+            lambda old, new: old.over_layers(new) if _combines(old) else _largest(new),
+            self._shared_tree(before),
+            self._shared_tree(shared),
+            is_leaf=_combines,
+        )
+        state = self._restored(self.whole, cut, jax.tree.leaves(combined))
         return jax.tree.structure(like).unflatten(jax.tree.leaves(state))
+
+    def of_all(self, cut: list[Any], shared: list[Any]) -> Any:
+        """The inverse of `split`."""
+        return self._restored(self.whole, cut, shared)
 
     def of_layer(self, cut: list[Any], shared: list[Any]) -> Any:
         """The state of one layer, from its slices and the shared arrays."""
@@ -65,9 +75,10 @@ class LayerStates:
         return self._parts(self.single, state)
 
     def undeclared(self, state: Any) -> list[Any]:
-        """Of a layer's state, the shared floating arrays whose class has no rule for them."""
-        pairs = zip(self.parts_of(state)[1], filter(None, self.rules), strict=True)
-        return [x for x, r in pairs if r is _largest and jnp.issubdtype(x.dtype, jnp.floating)]
+        """The shared floating arrays of a state whose class does not combine those of layers."""
+        shared = self._shared_tree(self._parts(self.whole, state)[1])
+        nodes = [x for x in jax.tree.leaves(shared, is_leaf=_combines) if not _combines(x)]
+        return [x for x in nodes if jnp.issubdtype(x.dtype, jnp.floating)]
 
     def slices(self, stacked: Any, layer: Any) -> Any:
         """One layer of `stacked`: the layers, and the arrays of their states that are cut."""
@@ -84,13 +95,19 @@ class LayerStates:
 
     def _parts(self, like: Any, state: Any) -> tuple[list[Any], list[Any]]:
         state = jax.tree.structure(like).unflatten(jax.tree.leaves(state))
-        pairs = list(zip(jax.tree.leaves(by_parameter(state)), self.rules, strict=True))
-        return [x for x, rule in pairs if not rule], [x for x, rule in pairs if rule]
+        pairs = list(zip(jax.tree.leaves(by_parameter(state)), self.is_cut, strict=True))
+        return [x for x, cut in pairs if cut], [x for x, cut in pairs if not cut]
 
     def _restored(self, like: Any, cut: list[Any], shared: list[Any]) -> Any:
         own, rest = iter(cut), iter(shared)
-        leaves = [next(rest if rule else own) for rule in self.rules]
+        leaves = [next(own if is_cut else rest) for is_cut in self.is_cut]
         return by_stack(like, jax.tree.structure(by_parameter(like)).unflatten(leaves))
+
+    def _shared_tree(self, shared: list[Any]) -> Any:
+        """The portable form with holes in place of the arrays that have a layer axis."""
+        rest = iter(shared)
+        leaves = [None if is_cut else next(rest) for is_cut in self.is_cut]
+        return jax.tree.structure(by_parameter(self.whole)).unflatten(leaves)
 
 
 def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
@@ -113,8 +130,7 @@ def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
             "optimizer: the state for all layers has other entries than the state for one; "
             "layerwise needs an optimizer that treats each layer alike."
         )
-    rules: list[Any] = _rules(states[0])
-    for k, ((path, x), (_, y)) in enumerate(zip(arrays, of_one, strict=True)):
+    for (path, x), (_, y) in zip(arrays, of_one, strict=True):
         if x.shape == y.shape:
             continue
         if (
@@ -127,27 +143,17 @@ def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
                 "axes of the parameter without its first, as in weight_dimension_numbers="
                 "{'kernel': curvax.MatrixAxes(rows=1, columns=2)}."
             )
-        rules[k] = None
-    return LayerStates(number, one, whole.state, single.state, tuple(rules))
+    is_cut = tuple(x.shape != y.shape for (_, x), (_, y) in zip(arrays, of_one, strict=True))
+    return LayerStates(number, one, whole.state, single.state, is_cut)
 
 
-def _rules(state: Any) -> list[Callable[[jax.Array], jax.Array]]:
-    """How the layers' combine, for each array of a state."""
-    rules = []
-    for node in jax.tree.leaves(state, is_leaf=_has_rules):
-        if not _has_rules(node):
-            rules.append(_largest)
-            continue
-        for name, field in node._asdict().items():
-            rule = node.over_layers.get(name)
-            rules += [rule] * len(jax.tree.leaves(field)) if rule else _rules(field)
-    return rules
-
-
-def _has_rules(node: Any) -> bool:
+def _combines(node: Any) -> bool:
     return hasattr(node, "over_layers")
 
 
 def _largest(x: jax.Array) -> jax.Array:
-    """Counters may differ: a layer whose gradient was not finite did not count."""
-    return jnp.max(x, axis=0) if jnp.issubdtype(x.dtype, jnp.integer) else x[0]
+    """Counters may differ: a layer whose gradient was not finite did not count.
+
+    A flag says that something holds for all layers. Other arrays are those of each layer.
+    """
+    return x[0] if jnp.issubdtype(x.dtype, jnp.floating) else jnp.max(x, axis=0)

@@ -62,8 +62,8 @@ def layerwise(
     Args:
       block: the function `(layer, x) -> x` of one layer, or `(layer, x, xs_i) -> x` with `xs`. The
         output has the structure, shapes and dtypes of the input, except with `stacked=False`.
-      optimizer: the transformation of the layers, which must treat each matrix, or each element,
-        separately. The axes of its matrices are those of the leaves of `layers`.
+      optimizer: the transformation of the layers, which must treat each layer separately, matrix by
+        matrix or element by element. The axes of its matrices are those of the leaves of `layers`.
       layers: parameters, all layers stacked along the first axis of each leaf, as `jax.lax.scan`
         and `flax.linen.scan` take them; with `stacked=False` those of one layer. `block` gets
         weights in 8 bits (`curvax.to_int8`) decoded.
@@ -76,14 +76,16 @@ def layerwise(
 
     Returns:
       The output of the last layer, and `backward(dx, **extra_args) -> (layers, state, dx)`. It
-      takes the gradient of the output (1.0 for a loss), and extra arguments for the optimizer; it
-      returns the updated layers, the new state, and the gradient of `x`, with its integers.
+      takes the gradient of the output (1.0 for a loss), and extra arguments for the optimizer,
+      which each layer gets as they are; it returns the updated layers, the new state, and the
+      gradient of `x`, with its integers.
 
     Raises:
-      ValueError: if leaves have different numbers of layers; if `block` returns something else than
-        it gets; if the state is not the optimizer's, or cannot be cut by layer; or if updates
-        depend on a norm over all layers, as with `optax.clip_by_global_norm` (see
-        `curvax.clip_by_last_norm`).
+      ValueError: if leaves have different numbers of layers, or are integers; if `block` returns
+        something else than it gets; if the state is not the optimizer's, or cannot be cut by layer.
+        In `backward`, if the update of a layer depends on other layers, as with
+        `optax.clip_by_global_norm` (see `curvax.clip_by_last_norm`), or if all layers would get the
+        same noise, as with `optax.add_noise`.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -105,28 +107,34 @@ def layerwise(
       <https://arxiv.org/abs/2505.24749>`_, Algorithm 1.
     """
     check_bool("stacked", stacked)
+    check_optimizer(optimizer, layers, ("block", "optimizer", "layers", "state", "x"))
+    _check_block(block)
+    _check_floating(layers)
     inputs = () if xs is None else (xs,)
     if not stacked:
-        check_optimizer(optimizer, layers)
         return _one_part(block, optimizer, layers, state, x, inputs)
-    if not (leaves := jax.tree.leaves(layers)):
-        raise ValueError("layers must have at least one parameter.")
-    number = len(leaves[0]) if jnp.ndim(leaves[0]) else 0
+    number = _number_of_layers(layers)
     _check_layer_axis("layers", layers, number)
     _check_layer_axis("xs", xs, number)
     states = layer_states(optimizer, layers, number)
-    check_layers_are_apart(optimizer, states)
+    states.check(state)
     x = jax.tree.map(jnp.asarray, x)
 
     def forward(x: Any, of_layer: Any) -> tuple[Any, Any]:
         layer, others = of_layer
-        output = block(from_int8(layer), x, *others)
+        try:
+            output = block(from_int8(layer), x, *others)
+        except Exception as error:
+            if note := _about_lists(layers):
+                error.add_note(f"layers: {note}")
+            raise
         _check_output(x, output)
         return output, x
 
     output, kept = jax.lax.scan(forward, x, (layers, inputs))
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
+        check_layers_are_apart(optimizer, layers, states, extra_args)
         cut, shared = states.split(state)
         step = functools.partial(_layer_step, block, optimizer, states, extra_args)
 
@@ -209,6 +217,41 @@ def _updated(
     return optax.apply_updates(layer, updates), state
 
 
+def _check_block(block: Any) -> None:
+    if not callable(block):
+        raise ValueError(
+            f"block, the first argument, must be a function of a layer and its input; got "
+            f"{type(block)}."
+        )
+
+
+def _check_floating(layers: Any) -> None:
+    """Requires parameters that have gradients.
+
+    Raises:
+      ValueError: naming the first one that has none.
+    """
+    for name, x in named_leaves(jax.eval_shape(from_int8, layers)).present().items():
+        if not _is_floating(x):
+            raise ValueError(
+                f"layers: parameters must be floating, because they get gradients; {name!r} has "
+                f"dtype {x.dtype}. Give integers in xs, or in x."
+            )
+
+
+def _number_of_layers(layers: Any) -> int:
+    """The length of the first axis of the first leaf; 0 if it has no axis."""
+    if not (leaves := jax.tree.leaves(layers)):
+        raise ValueError("layers must have at least one parameter.")
+    number = len(leaves[0]) if jnp.ndim(leaves[0]) else 0
+    if jnp.shape(leaves[0])[:1] == (0,):
+        raise ValueError(
+            "layers: there must be at least one layer; the first axis of its arrays, the layer "
+            "axis, has length 0."
+        )
+    return number
+
+
 def _check_layer_axis(argument: str, tree: Any, number: int) -> None:
     """Requires all arrays of a tree to have the layer axis.
 
@@ -219,8 +262,18 @@ def _check_layer_axis(argument: str, tree: Any, number: int) -> None:
         if jnp.shape(x)[:1] != (number,):
             raise ValueError(
                 f"{argument}: the first axis of every array must be the layer axis, of {number} "
-                f"layers; {name or 'it'!r} has shape {jnp.shape(x)}."
+                f"layers; {name or 'it'!r} has shape {jnp.shape(x)}. {_about_lists(tree)}"
             )
+
+
+def _about_lists(tree: Any) -> str:
+    """What to do with a list of layers, if it is one."""
+    if not isinstance(tree, list | tuple):
+        return ""
+    return (
+        f"It is a {type(tree).__name__}: stack layers that are alike, by "
+        "jax.tree.map(lambda *x: jnp.stack(x), *layers), or give stacked=False and one of them."
+    )
 
 
 def _check_output(given: Any, output: Any) -> None:

@@ -1,68 +1,183 @@
-"""Refuses optimizers whose update of one layer depends on the gradients of others.
+"""Refuses optimizers whose update of one layer depends on other layers.
 
 A layer-wise step hands an optimizer one layer at a time. That is right for everything that works
 matrix by matrix or element by element, and wrong for a norm over the whole tree, as in
-`optax.clip_by_global_norm`. Such a norm is a number without axes that depends on gradients, and on
-which updates depend. Nothing else in an optimizer has this form: statistics of matrices keep the
-axis of their batch, and a guard asks only whether a sum is finite. The same holds for numbers that
-the state keeps for all layers, unless its class says how those of the layers combine.
+`optax.clip_by_global_norm`, or for noise that is drawn for all layers from one key.
 
-*Limits.* Loops are not looked into: the numbers without axes inside belong to one matrix.
+The update is traced for a number of layers that divides no other axis. So the size of an array
+tells whether it has the layer axis. A floating array without it that depends on gradients,
+parameters or the state of the layers mixes layers, and updates must not depend on it. (A guard may:
+it asks only whether a sum is finite.) Nor may an array that the state keeps for all layers depend
+on them, unless its class says how those of the layers combine.
+
+*Loops.* A slice of an array of all layers, which a loop or `jax.lax.map` takes in its turn, belongs
+to a layer, so it may be reduced. A sum over the rounds of a loop mixes layers like any other.
+
+*Limits.* How often a loop runs does not count as an influence. Kernels and mapped functions of
+meshes are not looked into.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import jaxprs_in_params
 
-from ._layer_states import LayerStates
+from ._layer_states import LayerStates, layer_states
 
-NOTHING, GRADIENT, NUMBER = range(3)
-"""What a value depends on; a number is one without axes that depends on gradients."""
+NOTHING, LAYER, LAYERS, MIXED, NOISE = range(5)
+"""What a value depends on.
+
+`LAYER` is a slice, or what a loop makes of it; `LAYERS` an array of all layers; `MIXED` a floating
+array without the layer axis that depends on all layers; `NOISE` random numbers for all layers from
+a key without the layer axis.
+"""
 
 
-def check_layers_are_apart(optimizer: Any, states: LayerStates) -> None:
+def check_layers_are_apart(
+    optimizer: Any, layers: Any, states: LayerStates, extra_args: dict[str, Any]
+) -> None:
     """Requires an optimizer to treat each layer by itself.
 
     Raises:
-      ValueError: if it computes a number from all gradients.
+      ValueError: if it does not.
     """
     if states.number == 1:
         return
+    number = _recognizable(states)
+    more = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape[1:]), x.dtype), layers)
+    traced = layer_states(optimizer, more, number)
+    cut, shared = traced.split(traced.whole)
 
-    def update(gradients: Any, state: Any, params: Any) -> Any:
-        updates, new = optax.with_extra_args_support(optimizer).update(gradients, state, params)
-        return updates, states.undeclared(new)
+    def update(gradients: Any, params: Any, cut: Any, shared: Any) -> Any:
+        state = traced.of_all(cut, shared)
+        update = optax.with_extra_args_support(optimizer).update
+        updates, new = update(gradients, state, params, **extra_args)
+        return updates, traced.undeclared(new)
 
-    jaxpr = jax.make_jaxpr(update)(states.one, states.single, states.one).jaxpr
-    gradients = jaxpr.invars[: len(jax.tree.leaves(states.one))]
-    if NUMBER in _followed(jaxpr, dict.fromkeys(gradients, GRADIENT)):
+    given = more, more, cut, shared
+    try:
+        jaxpr, shapes = jax.make_jaxpr(update, return_shape=True)(*given)
+    except Exception as error:
+        error.add_note(
+            f"curvax.layerwise traced the update for {number} layers, to see whether the optimizer "
+            f"treats each by itself; there are {states.number}."
+        )
+        raise
+    of_layers = [LAYERS] * len(jax.tree.leaves(given[:3]))
+    known = of_layers + [NOTHING] * len(shared)
+    found = _Followed(number).results(jaxpr.jaxpr, known)
+    of_updates = len(jax.tree.leaves(shapes[0]))
+    updates, kept = max(found[:of_updates]), max(found[of_updates:], default=NOTHING)
+    if NOISE in found:
         raise ValueError(
-            "optimizer: its updates depend on a number computed from all gradients, such as the "
-            "norm in optax.clip_by_global_norm. A layer-wise step has the gradients of one layer "
-            "at a time. Use curvax.clip_by_last_norm, which clips by the norm of the step before, "
-            "or an ordinary step."
+            "optimizer: its updates are random, and every layer would get the same random numbers, "
+            "because the key in the state has no layer axis, as in optax.add_noise. Use an "
+            "ordinary step, or a call for each layer with stacked=False and a state of its own."
+        )
+    if updates == MIXED or kept != NOTHING:
+        raise ValueError(
+            "optimizer: its updates depend on a number computed from all gradients, parameters or "
+            "states, such as the norm in optax.clip_by_global_norm, or on a state that all layers "
+            "share, as in optax.sm3. A layer-wise step has one layer at a time. Use "
+            "curvax.clip_by_last_norm, which clips by the norm of the step before; a call for each "
+            "layer with stacked=False, which takes each norm over one layer; or an ordinary step."
         )
 
 
-def _followed(jaxpr: Any, known: dict[Any, int]) -> list[int]:
-    """The dependences of the results of a jaxpr, from those of its inputs."""
+def _recognizable(states: LayerStates) -> int:
+    """The first prime from the number of layers on that divides no axis of one layer."""
+    sizes = {n for x in jax.tree.leaves((states.one, states.single)) for n in x.shape if n > 1}
 
-    def of(x: Any) -> int:
-        return NOTHING if hasattr(x, "val") else known.get(x, NOTHING)
+    def fits(number: int) -> bool:
+        smaller = range(2, math.isqrt(number) + 1)
+        return all(number % i for i in smaller) and all(n % number for n in sizes)
 
-    for equation in jaxpr.eqns:
-        given = [of(x) for x in equation.invars]
-        results = [max(given, default=NOTHING)] * len(equation.outvars)
-        if equation.primitive.name in ("jit", "pjit"):
-            inner = equation.params["jaxpr"].jaxpr
-            results = _followed(inner, dict(zip(inner.invars, given, strict=True)))
-        elif equation.primitive.name == "is_finite":
-            results = [min(GRADIENT, *results)]
-        for x, result in zip(equation.outvars, results, strict=True):
-            number = x.aval.shape == () and jnp.issubdtype(x.aval.dtype, jnp.floating)
-            known[x] = NUMBER if result == GRADIENT and number else result
-    return [of(x) for x in jaxpr.outvars]
+    return next(filter(fits, itertools.count(states.number)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Followed:
+    """Follows dependences through a jaxpr."""
+
+    number: int  # of layers
+
+    def results(self, jaxpr: Any, given: Sequence[int]) -> list[int]:
+        """The dependences of the results of a jaxpr, from those of its inputs."""
+        known = dict(zip(jaxpr.invars, given, strict=True))
+
+        def of(x: Any) -> int:
+            return NOTHING if hasattr(x, "val") else known.get(x, NOTHING)
+
+        for equation in jaxpr.eqns:
+            found = self._of_equation(equation, [of(x) for x in equation.invars])
+            for x, result in zip(equation.outvars, found, strict=True):
+                known[x] = self._without_layers(x.aval, result)
+        return [of(x) for x in jaxpr.outvars]
+
+    def _without_layers(self, kind: Any, result: int) -> int:
+        mixed = jnp.issubdtype(kind.dtype, jnp.floating) and not self._has_layers(kind)
+        return MIXED if result == LAYERS and mixed else result
+
+    def _has_layers(self, kind: Any) -> bool:
+        return kind.size % self.number == 0
+
+    def _of_equation(self, equation: Any, given: list[int]) -> list[int]:
+        name, results = equation.primitive.name, equation.outvars
+        most = max(given, default=NOTHING)
+        if name == "optimization_barrier":
+            return given
+        if name == "is_finite":
+            return [min(LAYERS, most)]
+        if name == "random_bits" and most == NOTHING and self._has_layers(results[0].aval):
+            return [NOISE]
+        if name == "dynamic_slice" and most == LAYERS:
+            sizes = zip(equation.invars[0].aval.shape, results[0].aval.shape, strict=True)
+            one = any(a % self.number == 0 != b % self.number for a, b in sizes)
+            return [LAYER if one else LAYERS]
+        if name == "cond":
+            branches = [self.results(b, given[1:]) for b in jaxprs_in_params(equation.params)]
+            return [max(given[0], *each) for each in zip(*branches, strict=True)]
+        if name in ("while", "scan"):
+            return self._of_loop(equation, given)
+        inner: Any
+        for inner in jaxprs_in_params(equation.params):
+            if [x.aval.shape for x in inner.invars] == [x.aval.shape for x in equation.invars]:
+                return self.results(inner, given)
+        return [most] * len(results)
+
+    def _of_loop(self, equation: Any, given: list[int]) -> list[int]:
+        """The results of a loop, whose carry may come to depend on more in each round."""
+        skipped = equation.params.get("cond_nconsts", 0)
+        body: Any
+        (body,) = jaxprs_in_params(
+            {"body": equation.params.get("body_jaxpr", equation.params.get("jaxpr"))}
+        )
+        given, outer = given[skipped:], [x.aval for x in equation.invars[skipped:]]
+        over_layers = any(
+            d == LAYERS and self._has_layers(x) for d, x in zip(given, outer, strict=True)
+        )
+        carried = sum(
+            x.aval.ndim == y.aval.ndim for x, y in zip(body.outvars, equation.outvars, strict=True)
+        )
+        # The arguments are constants, the carry, and arrays of which each round gets a slice.
+        is_slice = [x.ndim > y.aval.ndim for x, y in zip(outer, body.invars, strict=True)]
+        end = len(given) - sum(is_slice)
+        constants, carry = given[: end - carried], given[end - carried : end]
+        slices = [
+            LAYER if d == LAYERS and x.shape[0] % self.number == 0 else d
+            for d, x in zip(given[end:], outer[end:], strict=True)
+        ]
+        while True:
+            found = self.results(body, [*constants, *carry, *slices])
+            after = [max(pair) for pair in zip(carry, found[:carried], strict=True)]
+            if after == carry:
+                return [LAYERS if over_layers and d == LAYER else d for d in found]
+            carry = after

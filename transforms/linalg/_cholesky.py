@@ -10,9 +10,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ._arrays import in_rows, zeros_beside
 from ._numerics import HIGHEST
-from ._platforms import by_platform
+from ._platforms import by_platform, in_rows, zeros_beside
 
 WIDTH = 128
 """Columns of a panel; XLA has blocks of the same width."""

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._validate import check_positive_int
 from ._numerics import HIGHEST
 from ._products import exact_product
 
@@ -41,7 +42,11 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     Starts from the row sums of `|a|`, which have a component along the leading eigenvector unless
     it cancels exactly. The relative error of the Rayleigh quotient is about
     `(λ₂/λ₁)^(2·iterations)`. A zero matrix gives zero.
+
+    Raises:
+      ValueError: if `iterations` is not a positive integer.
     """
+    check_positive_int("iterations", iterations, traced=True)
 
     def step(_: jax.Array, v: jax.Array) -> jax.Array:
         w = jnp.matmul(a, v, precision=HIGHEST)

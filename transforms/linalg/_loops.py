@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._arrays import in_rows
-from ._platforms import by_platform
+from ._platforms import by_platform, in_rows
 
 
 class Groups(NamedTuple):

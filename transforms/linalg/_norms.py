@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -25,33 +28,33 @@ def norms(x: jax.Array) -> jax.Array:
         in_range = jnp.all((norm > 2.0**-30) & (norm < 2.0**60))
         return jax.lax.cond(in_range, lambda x: norm, _at_two_scales, x)
 
-    return by_platform(work, gpu=_at_two_scales, tpu=_at_two_scales, default=usual)
+    at_once = functools.partial(_at_two_scales, sums=_sums_at_once)
+    return by_platform(work, gpu=at_once, tpu=_at_two_scales, default=usual)
 
 
-def _at_two_scales(x: jax.Array) -> jax.Array:
-    sums = _sums([jnp.square(x * scale) for scale in TWO_SCALES])
-    of_small, of_large = (
-        (jnp.sqrt(found) / scale)[..., None, None]
-        for found, scale in zip(sums, TWO_SCALES, strict=True)
-    )
-    return jnp.where(of_small < 2.0**11, of_small, of_large)
-
-
-def _sums(stacks: list[jax.Array]) -> list[jax.Array]:
+def _sums_one_each(stacks: list[jax.Array]) -> list[jax.Array]:
     """The sums `(...)` of the matrices of stacks `(..., m, n)` of one shape.
 
-    On GPUs in one kernel, which reads once what the stacks are computed from; elsewhere each on its
-    own, which XLA for TPUs fuses and which is faster on CPUs.
+    XLA for TPUs fuses them, and this is faster on CPUs.
     """
+    return [jnp.sum(x, axis=(-2, -1)) for x in stacks]
 
-    def one_each(stacks: list[jax.Array]) -> list[jax.Array]:
-        return [jnp.sum(x, axis=(-2, -1)) for x in stacks]
 
-    def at_once(stacks: list[jax.Array]) -> list[jax.Array]:
-        def plus(a: list[jax.Array], b: list[jax.Array]) -> list[jax.Array]:
-            return [x + y for x, y in zip(a, b, strict=True)]
+def _sums_at_once(stacks: list[jax.Array]) -> list[jax.Array]:
+    """The same in one kernel, which reads once what the stacks are computed from."""
 
-        zeros = [jnp.zeros((), x.dtype) for x in stacks]
-        return jax.lax.reduce(stacks, zeros, plus, (stacks[0].ndim - 2, stacks[0].ndim - 1))
+    def plus(a: list[jax.Array], b: list[jax.Array]) -> list[jax.Array]:
+        return [x + y for x, y in zip(a, b, strict=True)]
 
-    return by_platform(stacks, gpu=at_once, default=one_each)
+    zeros = [jnp.zeros((), x.dtype) for x in stacks]
+    return jax.lax.reduce(stacks, zeros, plus, (stacks[0].ndim - 2, stacks[0].ndim - 1))
+
+
+def _at_two_scales(
+    x: jax.Array, sums: Callable[[list[jax.Array]], list[jax.Array]] = _sums_one_each
+) -> jax.Array:
+    scaled = [jnp.sqrt(found) for found in sums([jnp.square(x * scale) for scale in TWO_SCALES])]
+    of_small, of_large = (
+        (root / scale)[..., None, None] for root, scale in zip(scaled, TWO_SCALES, strict=True)
+    )
+    return jnp.where(of_small < 2.0**11, of_small, of_large)

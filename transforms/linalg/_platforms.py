@@ -1,4 +1,4 @@
-"""Which form of an operation a program has, by the platform that it is for.
+"""Which form of an operation a program has, by its platform; and arrays as each takes them.
 
 | operation | on CPUs | on GPUs | on TPUs |
 |---|---|---|---|
@@ -6,6 +6,7 @@
 | `qr`, `orthogonal_complement` | LAPACK | cuSOLVER | by panels |
 | `bases_of`, `reflectors_of` | LAPACK, in a loop | by panels, from 8 matrices on | by panels |
 | `lower_factor` | LAPACK | cuSOLVER | by panels |
+| `leading_vectors` of at most half | LAPACK | from the Gram matrix | from the Gram matrix |
 | `thin_svd`, `polar_svd`, `polar_qdwh` | LAPACK | by products | by products |
 | `product`, `gram` of stacks | at once | at once | one after the other |
 | `exact_product` above 512 | at once | at once | in tiles |
@@ -25,10 +26,16 @@ and `_loops.py` has the loops over matrices. The reasons and measurements are in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.experimental.xla_metadata import set_xla_metadata
 
 Form = Callable[..., Any]
 
@@ -48,3 +55,87 @@ def by_platform(
     forms = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
     given = {name: form for name, form in forms.items() if form is not None}
     return jax.lax.platform_dependent(*args, **given, default=default)
+
+
+def materialized(x: jax.Array) -> jax.Array:
+    """`x`, which a program for a TPU writes to memory.
+
+    XLA for TPUs would also decode an operand of a product within the product's kernel, in every
+    such kernel and for every tile. Those kernels are long and take it long to compile.
+    """
+    return by_platform(x, tpu=jax.lax.optimization_barrier, default=lambda x: x)
+
+
+def in_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """The arrays, laid out by rows in a program for a GPU.
+
+    XLA for GPUs chooses layouts by what decompositions take, which is columns, and does so through
+    loops (`docs/xla.md`, "Layouts").
+    """
+
+    def of_all(arrays: list[jax.Array]) -> list[jax.Array]:
+        return [x if x.ndim < 2 else _row_major(x) for x in arrays]
+
+    return by_platform(list(arrays), gpu=of_all, default=list)
+
+
+def one_layer_in_rows(x: jax.Array) -> jax.Array:
+    """`x (..., m, n)`, if it is one matrix by rows: XLA:TPU would transpose those of all layers."""
+    if math.prod(x.shape[:-2]) > 1:
+        return x
+    return by_platform(x, tpu=_row_major, default=lambda x: x)
+
+
+def _row_major(x: jax.Array) -> jax.Array:
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+
+
+def diagonals(x: jax.Array) -> jax.Array:
+    """The diagonals `(..., d)` of `x (..., d, d)`, without the gather of `jnp.diagonal`.
+
+    On TPUs as masked sums: their compiler has no room for the strided slice from order 4096 on.
+    """
+
+    def strided(x: jax.Array) -> jax.Array:
+        order = x.shape[-1]
+        return x.reshape(*x.shape[:-2], order * order)[..., :: order + 1]
+
+    return by_platform(x, tpu=lambda x: jnp.einsum("...ii->...i", x), default=strided)
+
+
+def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Zeros of another shape, on the mesh of `x`, as loops need them if its axes are Explicit.
+
+    From JAX 0.11 on `zeros_like` drops the mesh. `x` may have leading axes, as has `shape` then.
+    """
+    return jnp.broadcast_to(jnp.where(False, x[..., :1, :1], 0), shape)
+
+
+def split_stack(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
+    """Splits `stack` into slices of `sizes` matrices, in order; `sizes` add up to its length.
+
+    XLA for CPUs compiles equal kernels once (`docs/xla.md`, "Compile time on CPUs"), so there each
+    slice, which is a copy, is a call of one function that XLA may not inline. Its start is behind a
+    barrier, or XLA would make it a constant of the function.
+    """
+    if len(sizes) == 1:
+        return (stack,)
+    return by_platform(
+        stack,
+        cpu=functools.partial(_calls, sizes=sizes),
+        default=functools.partial(jax.lax.split, sizes=sizes),
+    )
+
+
+def _calls(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
+    starts = itertools.accumulate(sizes[:-1], initial=0)
+    with set_xla_metadata(inlineable="false"):
+        return [
+            _slice(stack, jax.lax.optimization_barrier(jnp.uint32(start)), size)
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _slice(stack: jax.Array, start: jax.Array, size: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(stack, start, size)

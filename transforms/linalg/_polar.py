@@ -44,7 +44,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._side import LEFT, Side, side_of
+from .._side import shorter_side
+from .._validate import check_integer
 from ._by_products import UNROLLED, polar_by_products, polar_of_range
 from ._loops import each_matrix, in_turn
 from ._numerics import inexact, power_of_two
@@ -98,8 +99,10 @@ def coefficient_rows(
     """One row (a, b, c) per iteration; fewer rows than `steps` repeat the last one.
 
     Raises:
-      ValueError: if a name is unknown, or the shape is neither (3,) nor (k, 3).
+      ValueError: if a name is unknown, or the shape is neither (3,) nor (k, 3); if `steps` is
+        not an integer from 1 to 1000.
     """
+    check_integer("steps", steps, 1, 1000)
     if not isinstance(coefficients, (str, Sequence)):
         raise ValueError(
             f"coefficients must be a name, three numbers or rows of three; got {coefficients!r}."
@@ -157,36 +160,26 @@ def newton_schulz(
     """
     rows, x = coefficient_rows(coefficients, steps), inexact(x)
     work, given = jnp.dtype(x.dtype if work_dtype is None else work_dtype), x.dtype
-    # Three at a time if that is less work; the rounding errors of more grow too fast.
+    # Three at a time if that is less work; the rounding errors of more grow too fast in the product
+    # of the `B`s.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) else 1
-    table, side = jnp.asarray(rows, work), side_of("smaller", x)
-    split = Split.of(x, side.other.axis, axis_name)
+    table, side = jnp.asarray(rows, work), shorter_side(x)
+    split = Split.of(x, side.other_axis, axis_name)
 
-    def several(done: Any, count: int, x: jax.Array) -> jax.Array:
-        same = len(set(rows)) == 1
-        return _iterate(
-            x, [rows[0] if same else table[done + j] for j in range(count)], side, split
-        )
+    def iterated(x: jax.Array, done: Any, count: int) -> jax.Array:
+        """After more iterations, with two products with `x` in total."""
+        own = [rows[0] if len(set(rows)) == 1 else table[done + j] for j in range(count)]
+        return side.times(_polynomial(split.summed(gram(x, side)), own, split), x)
 
     def approximated(x: jax.Array) -> jax.Array:
         x = _first_iterations(x, rows[:at_once], eps, norm, work, split)
         whole, rest = divmod(max(0, steps - at_once), at_once)
         x = jax.lax.fori_loop(
-            0, whole, lambda i, x: several(at_once * (i + 1), at_once, x), x, unroll=UNROLLED
+            0, whole, lambda i, x: iterated(x, at_once * (i + 1), at_once), x, unroll=UNROLLED
         )
-        return split.joined(several(steps - rest, rest, x) if rest else x).astype(given)
+        return split.joined(iterated(x, steps - rest, rest) if rest else x).astype(given)
 
     return in_turn(approximated, x)
-
-
-def _iterate(x: jax.Array, rows: Sequence[Any], side: Side, split: Split) -> jax.Array:
-    """One Newton-Schulz iteration of `x (..., m, n)` per row, with two products with `x` in total.
-
-    An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, and `A` becomes `BAB`; on the
-    right side, all of this there. Use few rows: rounding errors grow faster in the product of the
-    `B`s than in `X`.
-    """
-    return _on_side(_polynomial(split.summed(gram(x, side)), rows, split), x, side)
 
 
 def _first_iterations(
@@ -197,7 +190,7 @@ def _first_iterations(
     dtype: Any,
     split: Split,
 ) -> jax.Array:
-    """`_iterate` from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
+    """Iterations from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
 
     `x` itself is only scaled by a power of two. The norm comes from its Gram matrix, and divides
     the Gram matrix and the product of the `B`s instead of `x`. With "aol" there is a norm per row
@@ -205,7 +198,7 @@ def _first_iterations(
     """
     wide = jnp.promote_types(x.dtype, jnp.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
-    side = side_of("smaller", x)
+    side = shorter_side(x)
     near_one = split.own(x) * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)
     near_one = near_one.astype(dtype)
     squared = split.summed(gram(near_one, side, dtype=wide))
@@ -218,27 +211,27 @@ def _first_iterations(
     norm = jnp.sqrt(square) + jnp.ldexp(jnp.asarray(eps, wide), -exponent)
     inverse = jnp.where(square == 0, 0, 1 / jnp.where(square == 0, 1, norm))
     factor = _polynomial((squared * inverse * inverse.mT).astype(dtype), rows, split)
-    return _on_side((factor * side.as_rows(inverse.mT)).astype(dtype), near_one, side)
+    return side.times((factor * side.as_rows(inverse.mT)).astype(dtype), near_one)
 
 
 def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Array:
-    """The product of the `B`s of `_iterate`, for the Gram matrix `square (..., m, m)`."""
+    """The product of the `B`s of some iterations, from the Gram matrix `A (..., m, m)` before them.
+
+    An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, so `A` becomes `BAB`; on the
+    right side, all of this there.
+    """
     eye = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=square.dtype), square.shape)
-
-    def of_one(square: jax.Array, row: Any) -> jax.Array:
-        a, b, c = row
-        return a * eye + b * square + c * split.by_rows(lambda rows: rows @ square, square)
-
-    product = factor = of_one(square, rows[0])
-    for row in rows[1:]:
-        square = split.by_rows(lambda own, a=square, b=factor: (own @ a) @ b, factor)
-        factor = of_one(square, row)
-        product = split.by_rows(lambda own, a=product: own @ a, factor)
+    product = factor = None
+    for a, b, c in rows:
+        if factor is not None:
+            square = split.by_rows(lambda own, a=square, b=factor: (own @ a) @ b, factor)
+        factor = a * eye + b * square + c * split.by_rows(lambda own, a=square: own @ a, square)
+        if product is None:
+            product = factor
+        else:
+            product = split.by_rows(lambda own, a=product: own @ a, factor)
+    assert product is not None
     return product
-
-
-def _on_side(factor: jax.Array, x: jax.Array, side: Side) -> jax.Array:
-    return factor @ x if side is LEFT else x @ factor
 
 
 def polar_svd(x: jax.Array, size: int | None = None, axis_name: AxisName = None) -> jax.Array:

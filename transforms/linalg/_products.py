@@ -21,10 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._side import Side
-from ._arrays import zeros_beside
 from ._loops import in_turn
 from ._numerics import HIGHEST
-from ._platforms import by_platform
+from ._platforms import by_platform, zeros_beside
 
 TILE = 512
 """The most rows, columns and summands of a tile."""
@@ -56,7 +55,7 @@ def gram(
     dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """`x xᵀ`, or `xᵀ x` on the right side, in the dtype of `x` or the given one."""
-    axis = side.other.axis
+    axis = side.other_axis
     return _contracted(x, x, axis, axis, precision, dtype)
 
 

@@ -19,10 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._arrays import zeros_beside
 from ._loops import each_matrix
 from ._numerics import HIGHEST
-from ._platforms import by_platform
+from ._platforms import by_platform, zeros_beside
 from ._products import exact_product
 from ._reflectors import PANEL, triangle_of
 

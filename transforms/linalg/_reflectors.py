@@ -30,9 +30,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ._arrays import zeros_beside
 from ._cholesky import inverse_of_lower
 from ._numerics import HIGHEST
+from ._platforms import zeros_beside
 
 PANEL = 64
 """Reflectors that are applied together."""

@@ -25,17 +25,13 @@ class Split(NamedTuple):
 
     axis_name: AxisName
     axis: int  # of the matrices, that of the longer side
+    devices: int = 1
 
     @classmethod
     def of(cls, x: jax.Array, axis: int, axis_name: AxisName) -> Split:
         """For matrices `x (..., m, n)` whose longer side is `axis`, -2 or -1."""
-        split = cls(axis_name, axis)
-        return split if x.shape[axis] % split.devices == 0 else cls(None, axis)
-
-    @property
-    def devices(self) -> int:
-        """How many devices there are."""
-        return 1 if self.axis_name is None else jax.lax.axis_size(self.axis_name)
+        devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
+        return cls(None, axis) if x.shape[axis] % devices else cls(axis_name, axis, devices)
 
     def own(self, x: jax.Array) -> jax.Array:
         """This device's part of `x`."""

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from ._arrays import materialized
-from ._platforms import by_platform
+from ._platforms import by_platform, materialized
 
 Spread = Callable[[jax.Array], jax.Array]
 

@@ -19,7 +19,7 @@ import jax
 
 from .._paths import NamedLeaves, is_hole
 from ._form import MatrixAxes
-from ._names import is_head_name, is_output_first, place_of, why_no_matrix
+from ._names import is_head_name, is_output_first, layer_place, why_no_matrix
 
 _BATCH = re.compile(r"(layers?|blocks?|stack(ed)?|experts?|q?kv)(_\d+)?")
 _HEAD_AXIS = re.compile(r"(\w+_)?(heads?|groups?)\w*")
@@ -44,12 +44,12 @@ def _tells(node: Any) -> bool:
 
 
 def _has_axis_names(x: Any) -> bool:
-    return _letters(x) is not None or _axis_names(x) is not None
+    return _letters(x) is not None or _annotated_axes(x) is not None
 
 
 def _is_layer(x: Any) -> bool:
     has_ends = getattr(x, "In", None) is not None and getattr(x, "Out", None) is not None
-    return has_ends and _axis_names(getattr(x, "weight", None)) is not None
+    return has_ends and _annotated_axes(getattr(x, "weight", None)) is not None
 
 
 def _letters(x: Any) -> str | None:
@@ -57,7 +57,7 @@ def _letters(x: Any) -> str | None:
     return letters if isinstance(letters, str) and hasattr(x, "array") else None
 
 
-def _axis_names(x: Any) -> tuple[str, ...] | None:
+def _annotated_axes(x: Any) -> tuple[str, ...] | None:
     axes = getattr(x, "axes", None)
     if not (hasattr(x, "array") and isinstance(axes, tuple)):
         return None
@@ -73,15 +73,15 @@ def _listed(spec: Any) -> Iterator[str]:
 
 
 def _axes_of_box(name: str, box: Any, node: Any) -> MatrixAxes | str | None:
-    letters, axes = _letters(box), _axis_names(box)
+    letters, axes = _letters(box), _annotated_axes(box)
     if letters is not None:
         return _of_ends([{"i": 0, "o": 1}.get(letter) for letter in letters], "simply")
     reason = why_no_matrix(name)
     if axes is None or reason is not None:
         return reason
-    if _is_layer(node) and place_of(name).within == "/weight":
+    if _is_layer(node) and layer_place(name).within == "/weight":
         return _of_layer(axes, node)
-    if "vocab" in axes and not is_head_name(place_of(name).layer):
+    if "vocab" in axes and not is_head_name(layer_place(name).layer):
         return "embedding"
     return _by_names(name, axes)
 

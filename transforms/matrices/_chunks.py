@@ -46,13 +46,14 @@ def in_chunks(
             direction, new = inner.update(g, decoded_tree(state), params, **extra_args)
             return direction, encoded_tree(new, state)
 
+        size = matrices_in_chunk(g.shape)
+        if size == len(g):
+            return run(g, state, params)
         split = StateSplit.of(state, g.shape[:1])
         own, shared = split.parts(state)
         in_codes = any(map(is_lazy, jax.tree.leaves(state, is_leaf=is_lazy)))
-        size = matrices_in_chunk(g.shape)
         heavy = sum(x.nbytes for x in own) > HEAVY * 4 * g.size
-        whole = heavy or (projects and not in_codes) or any(x.ndim for x in shared)
-        if size == len(g) or whole:
+        if heavy or (projects and not in_codes) or any(x.ndim for x in shared):
             return run(g, state, params)
 
         def visit(start: Any, size: int, carry: Any) -> Any:

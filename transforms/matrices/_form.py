@@ -17,14 +17,13 @@ the shape of the matrices of one parameter, or of one of its parts.
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from .._validate import check_positive_int
 
@@ -110,7 +109,16 @@ class MatrixAxes:
         return self.said_by.startswith("a guess")
 
 
-OptaxAxes = optax.contrib.MuonDimensionNumbers | optax.contrib.GaLoreDimensionNumbers
+@runtime_checkable
+class OptaxAxes(Protocol):
+    """Optax's dimension numbers: of its Muon, and from 0.2.7 on of its GaLore."""
+
+    @property
+    def reduction_axis(self) -> int | Sequence[int]: ...
+    @property
+    def output_axis(self) -> int | Sequence[int]: ...
+
+
 AxesEntry = MatrixAxes | OptaxAxes
 
 
@@ -143,38 +151,38 @@ class MatrixForm:
     start: int = 0  # the first of its columns
     said_by: str = dataclasses.field(default="", compare=False)  # see `MatrixAxes`
 
-    @property
+    @functools.cached_property
     def count(self) -> int:
         """Number of matrices."""
         return self.batch * self.row_tiles * self.column_tiles
 
-    @property
+    @functools.cached_property
     def is_tiled(self) -> bool:
         """Whether rows or columns are cut."""
         return self.row_tiles > 1 or self.column_tiles > 1
 
-    @property
+    @functools.cached_property
     def is_large_batch(self) -> bool:
         """Whether the array as it stands is a batch of matrices of more than `LARGE` elements."""
         large = self.rows * self.columns > LARGE
         return self.is_batch and not self.is_tiled and large and not self.is_part
 
-    @property
+    @functools.cached_property
     def is_part(self) -> bool:
         """Whether the parameter has other columns too."""
         return self.columns < self.all_columns
 
-    @property
+    @functools.cached_property
     def all_columns(self) -> int:
         """The columns of the parameter."""
         return math.prod(self.shape) // (self.batch * self.rows)
 
-    @property
+    @functools.cached_property
     def padded(self) -> tuple[int, int]:
         """Rows and columns of the array after padding."""
         return self.row_tiles * self.tile[0], self.column_tiles * self.tile[1]
 
-    @property
+    @functools.cached_property
     def keeps_columns(self) -> bool:
         """Whether the last axis of the array is the matrix columns, and so may stay sharded."""
         in_order = self.permutation == tuple(range(len(self.shape)))
@@ -226,54 +234,28 @@ def matrix_forms(
         of heads does not divide its axis, if blocks cut a head unevenly, or if the sizes of parts
         do not add up.
     """
-    ndim = len(shape)
-
-    def positions(what: str, given: int | Sequence[int]) -> tuple[int, ...]:
-        given = _as_tuple(given)
-        for axis in given:
-            if not -ndim <= axis < ndim:
-                raise ValueError(
-                    f"the parameter {name!r} has shape {shape} and no axis {axis} for "
-                    f"{what}={given}; axes must be in {-ndim} to {ndim - 1}."
-                )
-        return tuple(axis % ndim for axis in given)
-
-    rows, columns_of = positions("rows", axes.rows), positions("columns", axes.columns)
+    rows = _positions(name, shape, "rows", axes.rows)
+    columns_of = _positions(name, shape, "columns", axes.columns)
     if len({*rows, *columns_of}) < len(rows) + len(columns_of):
         raise ValueError(
             f"the parameter {name!r} has shape {shape}; rows={axes.rows} and "
             f"columns={axes.columns} name an axis twice, but each axis may be named only once."
         )
-    batch = tuple(a for a in range(ndim) if a not in (*rows, *columns_of))
+    batch = tuple(a for a in range(len(shape)) if a not in (*rows, *columns_of))
     sizes = [math.prod(shape[a] for a in part) for part in (batch, rows, columns_of)]
-
-    def tiles(what: str, size: int, heads: int) -> tuple[int, int]:
-        if size % heads:
-            raise ValueError(
-                f"the parameter {name!r} has {size} {what[:-6]}s, which {heads} {what} do not "
-                f"divide; {what} must be a divisor of {size}."
-            )
-        size //= heads
-        blocks = 1 if block_size is None else math.ceil(size / block_size)
-        if blocks > 1 and heads > 1 and size % blocks:
-            raise ValueError(
-                f"the parameter {name!r} has heads of {size} {what[:-6]}s, which "
-                f"block_size={block_size} cuts unevenly; choose a block_size that divides {size}, "
-                "or leave the heads merged."
-            )
-        return heads * blocks, math.ceil(size / blocks)
-
-    row_tiles, tile_rows = tiles("row_heads", sizes[1], axes.row_heads)
+    row_tiles, tile_rows = _tiles(name, "row_heads", sizes[1], axes.row_heads, block_size)
     parts = axes.column_parts or sizes[2:]
     if sum(parts) != sizes[2]:
         raise ValueError(
             f"the parameter {name!r} has {sizes[2]} columns, but column_parts={axes.column_parts} "
             f"are {sum(parts)}; they must add up to {sizes[2]}."
         )
-
-    def part(number: int, start: int, columns: int) -> MatrixForm:
-        column_tiles, tile_columns = tiles("column_heads", columns, axes.column_heads)
-        return MatrixForm(
+    forms, start = [], 0
+    for number, columns in enumerate(parts):
+        column_tiles, tile_columns = _tiles(
+            name, "column_heads", columns, axes.column_heads, block_size
+        )
+        form = MatrixForm(
             name=f"{name}/{number}" if len(parts) > 1 else name,
             parameter=name,
             shape=shape,
@@ -288,6 +270,38 @@ def matrix_forms(
             start=start,
             said_by=axes.said_by,
         )
+        forms.append(form)
+        start += columns
+    return tuple(forms)
 
-    starts = itertools.accumulate(parts[:-1], initial=0)
-    return tuple(map(part, itertools.count(), starts, parts))
+
+def _positions(
+    name: str, shape: tuple[int, ...], what: str, given: int | Sequence[int]
+) -> tuple[int, ...]:
+    """The axes that form the rows or the columns, from 0."""
+    given, ndim = _as_tuple(given), len(shape)
+    for axis in given:
+        if not -ndim <= axis < ndim:
+            raise ValueError(
+                f"the parameter {name!r} has shape {shape} and no axis {axis} for "
+                f"{what}={given}; axes must be in {-ndim} to {ndim - 1}."
+            )
+    return tuple(axis % ndim for axis in given)
+
+
+def _tiles(name: str, what: str, size: int, heads: int, block_size: int | None) -> tuple[int, int]:
+    """The number and the size of the tiles of a side of this size."""
+    if size % heads:
+        raise ValueError(
+            f"the parameter {name!r} has {size} {what[:-6]}s, which {heads} {what} do not "
+            f"divide; {what} must be a divisor of {size}."
+        )
+    size //= heads
+    blocks = 1 if block_size is None else math.ceil(size / block_size)
+    if blocks > 1 and heads > 1 and size % blocks:
+        raise ValueError(
+            f"the parameter {name!r} has heads of {size} {what[:-6]}s, which "
+            f"block_size={block_size} cuts unevenly; choose a block_size that divides {size}, "
+            "or leave the heads merged."
+        )
+    return heads * blocks, math.ceil(size / blocks)

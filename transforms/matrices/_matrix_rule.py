@@ -39,6 +39,7 @@ from ._names import (
     is_depthwise,
     is_named_matrix,
     is_second_of_pair,
+    is_weight_of_its_own,
     may_be_shared_table,
     why_no_matrix,
 )
@@ -278,6 +279,8 @@ def _guess(name: str, shapes: Shapes, axes: MatrixAxes) -> str | None:
     shape = shapes[name]
     if len(shape) == 2 and not axes.said_by and not is_named_matrix(name):
         return "a guess from its two axes"
+    if len(shape) == 2 and is_weight_of_its_own(name):
+        return "a guess: its inputs may come first"
     if may_be_shared_table(name):
         return "a guess: a shared table has the same name"
     if len(shape) > 2 and is_convolution(name, len(shape)) and has_one_input(name, shape):

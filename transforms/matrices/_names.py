@@ -74,7 +74,7 @@ class Place(NamedTuple):
 
 
 @functools.cache
-def place_of(name: str) -> Place:
+def layer_place(name: str) -> Place:
     """The place of the parameter `name`."""
     above, parent, last = _split(name)
     if last in _SHARED and parent:
@@ -144,6 +144,12 @@ def is_output_first(name: str) -> bool:
     return "weight" in _words(_split(name)[2])
 
 
+def is_weight_of_its_own(name: str) -> bool:
+    """Whether it is called like `mm_input_weight`: no `weight` of a layer, and none of torch's."""
+    last = _split(name)[2].lower()
+    return last.endswith("_weight") and not last.endswith("proj_weight")
+
+
 def is_head_name(layer: str) -> bool:
     """Whether a layer of this name maps features to the output."""
     return _HEAD.fullmatch(layer) is not None
@@ -163,7 +169,7 @@ def is_convolution(name: str, ndim: int) -> bool:
 
 def _named_layer(name: str) -> tuple[str, str]:
     """The names of the module and of the layer, `patch_embed/proj`; of a list, that of the list."""
-    module, layer, _ = (part.lower() for part in place_of(name))
+    module, layer, _ = (part.lower() for part in layer_place(name))
     *_, above, around = ["", "", *module.rstrip("/").split("/")]
     return (above, around) if layer.isdigit() else (around, layer)
 
@@ -192,7 +198,7 @@ def has_one_input(name: str, shape: tuple[int, ...]) -> bool:
 
 def modules_near(name: str) -> tuple[str, str]:
     """The module of the parameter's layer, and the one around it."""
-    scope = place_of(name).scope
+    scope = layer_place(name).scope
     around = scope.rstrip("/").rpartition("/")[0]
     return scope, f"{around}/" if around else ""
 

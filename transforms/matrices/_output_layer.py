@@ -12,8 +12,8 @@ from ._names import (
     is_head_name,
     is_named_matrix,
     is_token_table,
+    layer_place,
     modules_of_table,
-    place_of,
 )
 from ._readings import ends_of
 
@@ -42,7 +42,7 @@ def _by_name(kernels: list[str]) -> set[str]:
 
     def is_head(name: str) -> bool:
         alone = (module for module in _modules(name) if inside[module] == 1)
-        return is_head_name(place_of(name).layer) or any(
+        return is_head_name(layer_place(name).layer) or any(
             is_head_name(module.split("/")[-1]) for module in alone
         )
 
@@ -70,5 +70,5 @@ def _by_place(kernels: list[str], shapes: Shapes) -> set[str]:
     return {
         name
         for name, shape in ends.items()
-        if (place_of(name).scope, shape) in tables and common[shape] == 1
+        if (layer_place(name).scope, shape) in tables and common[shape] == 1
     }

@@ -31,7 +31,7 @@ from ._names import (
     is_convolution,
     is_named_matrix,
     is_output_first,
-    place_of,
+    layer_place,
 )
 
 
@@ -62,7 +62,7 @@ def axes_of(name: str, shapes: Shapes, *, head_wise: bool = False) -> MatrixAxes
     reading, *others = readings
     if others or reading.must_be_said:
         return readings
-    if head_wise and _role(place_of(name)) in ("query", "key"):
+    if head_wise and _role(layer_place(name)) in ("query", "key"):
         return MatrixAxes(rows=0, columns=2)
     return reading.axes
 
@@ -105,7 +105,7 @@ def _role(place: Place) -> str | None:
 
 def _attention(name: str, shapes: Shapes) -> Readings:
     """The readings of `(D, H, K)`, or of an `out (H, K, D)`; none if it is not of attention."""
-    role, shape = _role(place_of(name)), shapes[name]
+    role, shape = _role(layer_place(name)), shapes[name]
     if role is None or len(shape) not in (3, 4) or _is_of_mlp(name, shapes):
         return ()
     out = role == "out"
@@ -138,13 +138,13 @@ Fits = tuple[bool, bool]
 def _by_bias(name: str, shapes: Shapes) -> Fits:
     a, b, c = shapes[name]
     bias = bias_of(name, shapes)
-    of_heads = (c,) if _role(place_of(name)) == "out" else (b, c)
+    of_heads = (c,) if _role(layer_place(name)) == "out" else (b, c)
     return bias in (None, of_heads), bias in (None, (a, c))
 
 
 def _by_siblings(name: str, shapes: Shapes) -> Fits:
     own = shapes[name]
-    role = _role(place_of(name))
+    role = _role(layer_place(name))
     query = own if role == "query" else _sibling(name, "query", shapes)
     out = own if role == "out" else _sibling(name, "out", shapes)
     query = own if query is None and role != "out" else query
@@ -160,7 +160,7 @@ def _by_siblings(name: str, shapes: Shapes) -> Fits:
 
 def _by_size(name: str, shapes: Shapes) -> Fits:
     """`D = H·K` is not a coincidence: a stack has fewer layers than a layer has elements."""
-    if _role(place_of(name)) == "out":
+    if _role(layer_place(name)) == "out":
         heads, dim, features = shapes[name]
     else:
         query = _sibling(name, "query", shapes) or ()
@@ -170,27 +170,27 @@ def _by_size(name: str, shapes: Shapes) -> Fits:
 
 def _sibling(name: str, role: str, shapes: Shapes) -> tuple[int, ...] | None:
     """The shape of another part of the same attention; None if there is none, or a choice."""
-    beside = map(place_of(name).beside, _SPELLED[role])
+    beside = map(layer_place(name).beside, _SPELLED[role])
     named = next((shapes[path] for path in beside if path in shapes), None)
     if named is not None:
         return named
-    found = {x for other, x in _beside(name, shapes) if _role(place_of(other)) == role}
+    found = {x for other, x in _beside(name, shapes) if _role(layer_place(other)) == role}
     return found.pop() if len(found) == 1 else None
 
 
 def _is_of_mlp(name: str, shapes: Shapes) -> bool:
     """Whether it is `wo` beside `wi`, and not beside queries."""
-    place = place_of(name)
+    place = layer_place(name)
     if _role(place) != "out" or _sibling(name, "query", shapes) is not None:
         return False
-    beside = (place_of(other).layer for other, _ in _beside(name, shapes))
+    beside = (layer_place(other).layer for other, _ in _beside(name, shapes))
     return any(map(_OF_MLP.fullmatch, beside))
 
 
 def _beside(name: str, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
     """The same parameters of the other layers of the module."""
-    own = place_of(name)
-    places = ((other, place_of(other)) for other in shapes if other != name)
+    own = layer_place(name)
+    places = ((other, layer_place(other)) for other in shapes if other != name)
     same = (other for other, at in places if (at.scope, at.within) == (own.scope, own.within))
     return [(other, shapes[other]) for other in same]
 
@@ -240,7 +240,7 @@ _OTHER = dict(zip("abAB", "baBA", strict=True))
 
 def _lora_factors(name: str, shapes: Shapes) -> Readings:
     """The readings of `lora_a (..., r)` beside `lora_b (r, ...)`, in both behind stacked layers."""
-    place = place_of(name)
+    place = layer_place(name)
     factor = _FACTOR.fullmatch(place.layer)
     other = factor and shapes.get(place.beside(factor[1] + _OTHER[factor[2]]))
     if not (factor and other):
@@ -279,7 +279,7 @@ def _others(name: str, shapes: Shapes) -> Readings:
     convolution = _kernel_of(ndim, swap)
     if ndim > 3 and is_named_matrix(name) and bias == (shape[0 if swap else -1],):
         return (convolution,)
-    einsum = "einsum" in place_of(name).layer
+    einsum = "einsum" in layer_place(name).layer
     if ndim == 3:
         readings = _of_three(shape, swap)
         if einsum:

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from .._own_state import explains_state
+from .._own_state import checks_arguments
 from .._paths import is_placeholder, named_leaves
 from .._recording import record
-from .._trees import as_arrays, as_wide_as
 from .._validate import check_transformation, shown
 from ._matrix_rule import MatrixRule, Treatment
 from ._siblings import inside_of, remembered
@@ -73,7 +72,6 @@ def route(
     partition = optax.partition({MATRICES: matrices, OTHERS: others}, labels)
 
     def init(params: Any) -> Any:
-        params = as_arrays(params)
         if not is_placeholder(params):
             treatments = treated(params)
             record(RoutingRecord(treatments))
@@ -82,13 +80,11 @@ def route(
             return partition.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        updates, params = as_arrays(updates), as_arrays(params)
-        updates = as_wide_as(params, updates)
         with inside_of(updates):
             new_updates, new_state = partition.update(updates, state, params, **extra_args)
         return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
 
-    return explains_state(optax.GradientTransformationExtraArgs(init, update))
+    return checks_arguments(optax.GradientTransformationExtraArgs(init, update))
 
 
 def _with_dtypes_of(like: Any, tree: Any) -> Any:

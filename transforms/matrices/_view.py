@@ -30,11 +30,10 @@ import optax
 from jax.sharding import Mesh
 
 from .._guard import guard_matrices
-from .._own_state import explains_state
+from .._own_state import checks_arguments
 from .._paths import is_placeholder, named_leaves
 from .._recording import is_recording, known, record
 from .._stacks import Plan, as_planned, init_each, planned
-from .._trees import as_arrays, as_wide_as
 from .._validate import check_bool, check_transformation
 from ..distribute._distribute import distribute
 from ..distribute._meshes import (
@@ -47,7 +46,7 @@ from ..distribute._meshes import (
     sharded_like,
     unsharded,
 )
-from ..linalg._split_stack import split_stack
+from ..linalg._platforms import split_stack
 from ._chunks import in_chunks
 from ._form import MatrixAxes, MatrixForm, from_matrices, matrix_forms
 from ._matrix_rule import MatrixRule, as_rule
@@ -61,7 +60,7 @@ class Group:
     key: str
     members: tuple[MatrixForm, ...]
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, int, int]:
         """Shape of the array."""
         return (sum(form.count for form in self.members), *self.members[0].tile)
@@ -110,6 +109,25 @@ def lay_out(
             key += "'"
         stacks.setdefault(key, []).append(form)
     return tuple(Group(key, tuple(members)) for key, members in stacks.items())
+
+
+def groups_of(tree: Any, rule: MatrixRule, stack: bool | None) -> tuple[Group, ...]:
+    """The stacks of a tree of matrices.
+
+    Raises:
+      ValueError: naming a parameter that is not a matrix.
+    """
+    treatments = rule(tree)
+    for name, treatment in treatments.items():
+        if isinstance(treatment, str):
+            raise ValueError(
+                f"on_matrices: the parameter {name!r} is not a matrix ({treatment}). Route it to "
+                "another optimizer, as the full optimizers do, or select it with matrices= or "
+                "weight_dimension_numbers=."
+            )
+    axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
+    shapes = {n: tuple(x.shape) for n, x in named_leaves(tree).present().items()}
+    return lay_out(shapes, axes, block_size=rule.block_size, stack=stack)
 
 
 def on_matrices(
@@ -173,7 +191,7 @@ def on_matrices(
     view = matrix_view(
         inner, as_rule(rule), guard=guard, projects=projects, mesh=mesh, mesh_axis=mesh_axis
     )
-    return explains_state(view)
+    return checks_arguments(view)
 
 
 def matrix_view(
@@ -185,7 +203,7 @@ def matrix_view(
     mesh: Mesh | None,
     mesh_axis: str | Sequence[str] | None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`on_matrices`, without an explanation if `update` gets another state."""
+    """`on_matrices` for arguments that are checked already."""
     stack = rule.stack
     check_bool("guard", guard)
     check_bool("projects", projects)
@@ -207,26 +225,14 @@ def matrix_view(
         shard = functools.partial(shard_evenly, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
         back = None if is_explicit(mesh) else shard
 
-    @remembered
-    def layout(tree: Any) -> tuple[Group, ...]:
-        treatments = rule(tree)
-        for name, treatment in treatments.items():
-            if isinstance(treatment, str):
-                raise ValueError(
-                    f"on_matrices: the parameter {name!r} is not a matrix ({treatment}). Route it "
-                    "to another optimizer, as the full optimizers do, or select it with matrices= "
-                    "or weight_dimension_numbers=."
-                )
-        axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
-        shapes = {n: tuple(x.shape) for n, x in named_leaves(tree).present().items()}
-        return lay_out(shapes, axes, block_size=rule.block_size, stack=stack)
+    layout = remembered(functools.partial(groups_of, rule=rule, stack=stack))
 
     def init(params: Any) -> MatrixViewState:
         if is_placeholder(params):
             return MatrixViewState(params)
-        params = as_arrays(params)
-        check_on_mesh(params, mesh)
-        groups = _keyed(layout(params)) if is_recording() else layout(params)
+        if mesh is not None:
+            check_on_mesh(params, mesh)
+        groups = _with_groups(layout(params)) if is_recording() else layout(params)
         record(ViewRecord(groups))
         matrices = gather(groups, params)
         plan = {
@@ -239,11 +245,8 @@ def matrix_view(
         return MatrixViewState(inner_state if divided else on_mesh_of(matrices, inner_state))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        updates, params = as_arrays(updates), as_arrays(params)
-        if params is not None:
-            check_same_shapes(updates, params)
-            updates = as_wide_as(params, updates)
-        check_on_mesh(updates, mesh)
+        if mesh is not None:
+            check_on_mesh(updates, mesh)
         groups = layout(updates)
         matrices = None if params is None else gather(groups, params, shard)
         gradients = gather(groups, updates, shard)
@@ -255,7 +258,7 @@ def matrix_view(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _keyed(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+def _with_groups(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     """The groups, with keys that say what they are."""
     keys = known(group.key for group in groups)
     for key, group in zip(keys, groups, strict=True):
@@ -296,21 +299,6 @@ def _traced_once(
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
-def check_same_shapes(updates: Any, params: Any) -> None:
-    """Requires every gradient to have the shape of its parameter.
-
-    Raises:
-      ValueError: naming the parameter and both shapes.
-    """
-    shapes = {name: jnp.shape(x) for name, x in named_leaves(params).present().items()}
-    for name, x in named_leaves(updates).present().items():
-        if name in shapes and jnp.shape(x) != shapes[name]:
-            raise ValueError(
-                f"the gradient of {name!r} must have the shape of its parameter, {shapes[name]}; "
-                f"got {jnp.shape(x)}."
-            )
-
-
 def _check_directions(groups: tuple[Group, ...], directions: Any) -> None:
     """Requires every direction to have the shape of its matrices."""
     for group in groups:
@@ -332,8 +320,8 @@ def gather(
     given, `shard` shards the stack.
     """
     leaves = named_leaves(tree).present()
-
-    def stacked(group: Group) -> jax.Array:
+    stacks = {}
+    for group in groups:
         own = {form: jnp.asarray(leaves[form.parameter]) for form in group.members}
         if shard is not None and any(is_sharded(leaf) for leaf in own.values()):
             parts = [
@@ -344,9 +332,8 @@ def gather(
             ]
         else:
             parts = [form.to_matrices(unsharded(leaf)) for form, leaf in own.items()]
-        return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-    return {group.key: stacked(group) for group in groups}
+        stacks[group.key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+    return stacks
 
 
 def scatter(
@@ -368,7 +355,5 @@ def scatter(
             own = x if form.keeps_columns else unsharded(x)
             parts.setdefault(form.parameter, []).append((form, own))
 
-    def update(name: str) -> jax.Array:
-        return sharded_like(from_matrices(parts[name]).astype(leaves[name].dtype), leaves[name])
-
-    return named.rebuild({name: update(name) for name in parts})
+    updates = {name: from_matrices(own).astype(leaves[name].dtype) for name, own in parts.items()}
+    return named.rebuild({name: sharded_like(x, leaves[name]) for name, x in updates.items()})

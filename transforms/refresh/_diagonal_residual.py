@@ -7,7 +7,7 @@ $$r = \|B - \mathrm{diag}(B)\|_F \,/\, \|B\|_F$$
 If $r > \tau$ the factor is decomposed again; otherwise the basis stays and the eigenvalues become
 $\mathrm{diag}(B)$ (Eschenhagen et al., 2025; as DR-Shampoo in Nam and Ahn, arXiv:2606.02365,
 Appendices I and J.5). The damping does not change. A zero factor has residual 0. Cost of a check:
-three matrix products of the factor's order.
+two matrix products of the factor's order; for a tracked basis, which has $B$ at hand, a reduction.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from ._policy import Check, Every, RefreshPolicy, Verdict
 
 
 def residual_and_diagonal(
-    statistic: jax.Array, eigenvectors: jax.Array
+    statistic: jax.Array, eigenvectors: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """`‖B - diag(B)‖ / ‖B‖` and `diag(B)` for `B = Qᵀ L Q`, both `(n, n)`."""
-    rotated = exact_product(eigenvectors.mT, exact_product(statistic, eigenvectors))
+    """`‖B - diag(B)‖ / ‖B‖` and `diag(B)` for `B = Qᵀ L Q`, both `(n, n)`.
+
+    Without eigenvectors `Q`, `statistic` is `B`.
+    """
+    rotated = statistic
+    if eigenvectors is not None:
+        rotated = exact_product(eigenvectors.mT, exact_product(statistic, eigenvectors))
     diagonal = jnp.diagonal(rotated)
     exponent = power_of_two(magnitude(rotated))
     near_one = rotated * jnp.ldexp(jnp.ones([], rotated.dtype), -exponent)

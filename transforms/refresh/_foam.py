@@ -77,7 +77,7 @@ class Foam(RefreshPolicy):
 
     def examine(self, check: Check) -> Verdict:
         """Runs Algorithm 3, or one of the two ablations of Fig. 4."""
-        assert check.root_damping is not None
+        assert check.root_damping is not None and check.eigenvectors is not None
         old, base, root = check.root_damping
         h = damping_proxy(
             check.statistic, check.eigenvectors, check.eigenvalues, old, root, self.rounding_floor

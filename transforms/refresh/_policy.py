@@ -31,12 +31,12 @@ To write your own, define a frozen dataclass:
             return Verdict(check.first | grown)
 
 The transformation does the rest: it decomposes a matrix only if the verdict asks for it, builds the
-root `Q (d + damping)^(-1/p) Qᵀ`, counts, and rejects non-finite results.
+root `Q (d + damping)^(-1/p) Qᵀ`, counts, and rejects non-finite results. Fields that are floats are
+arrays if `inject_hyperparams` makes hyperparameters of them.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import numbers
 from typing import Any, NamedTuple
@@ -44,7 +44,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_positive_int, check_value, if_injected, shown
+from .._validate import (
+    MAX_INTEGER,
+    Value,
+    check_bool,
+    check_integer,
+    check_positive_int,
+    check_value,
+    if_injected,
+    shown,
+)
 
 REQUIRED: dict[Any, tuple[str, ...]] = {
     None: (),
@@ -66,8 +75,8 @@ class RootDamping(NamedTuple):
 class Check(NamedTuple):
     """What a policy examines of one symmetric statistic."""
 
-    statistic: jax.Array  # L now, (d, d)
-    eigenvectors: jax.Array  # Q of the last refresh, (d, d)
+    statistic: jax.Array  # L now, (d, d); without eigenvectors, in their basis
+    eigenvectors: jax.Array | None  # Q of the last refresh, (d, d); None if `statistic` is QᵀLQ
     eigenvalues: jax.Array  # their undamped eigenvalues, (d,)
     first: jax.Array  # whether it has never been refreshed
     root_damping: RootDamping | None = None  # None for an eigenbasis, which has none
@@ -89,7 +98,7 @@ class Verdict(NamedTuple):
     eigenvalues: jax.Array | None = None  # if a root is not refreshed: its new eigenvalues
 
 
-class RefreshPolicy(abc.ABC):
+class RefreshPolicy(Value):
     """The type of `refresh=`; the module docstring explains it."""
 
     schedule: Any  # an Every: the steps at which matrices are due
@@ -143,7 +152,7 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
 
     Raises:
       ValueError: if `k` is not a positive integer, `offset` not an integer, or `first` or `stagger`
-        not a bool.
+        not a bool; integers must be of int32.
 
     Example:
       >>> import curvax
@@ -152,8 +161,7 @@ def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool = False)
       [1, 4, 7]
     """
     check_positive_int("k", k, traced=True)
-    if isinstance(offset, bool) or not isinstance(offset, numbers.Integral):
-        raise ValueError(f"offset must be an integer, got {offset!r}.")
+    check_integer("offset", offset, -MAX_INTEGER)
     return Every(k, offset, first, stagger)
 
 
@@ -166,9 +174,10 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
     if isinstance(refresh, RefreshPolicy):
         return refresh
     integral = isinstance(refresh, numbers.Integral) and not isinstance(refresh, bool)
-    if not integral or refresh < 1:
+    if not integral or not 1 <= int(refresh) <= MAX_INTEGER:
         raise ValueError(
-            "refresh must be a period of at least 1 step or a policy such as curvax.every(10), "
+            f"refresh must be a period of at least 1 step (and at most {MAX_INTEGER}) or a policy "
+            "such as curvax.every(10), "
             f"got {shown(refresh)}.{if_injected('refresh', refresh)}"
         )
     return every(int(refresh), offset=offset, first=first)

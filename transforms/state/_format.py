@@ -1,8 +1,4 @@
-"""The format of states: a version number and a list of arrays, to be kept beside a checkpoint.
-
-`STATE_FORMAT` grows whenever the same call gives a state with other arrays, or with arrays of
-another meaning (`docs/checkpoints.md`); a test enforces it.
-"""
+"""The format of states: a version number and a list of arrays, to be kept beside a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,10 +12,9 @@ from .._paths import is_hole, named_leaves
 from .._recording import Meaning
 from .._validate import check_bool
 from ..matrices._form import MatrixForm
+from ._description import STATE_FORMAT, checked
 from ._portable import by_parameter
 from ._traced import traced
-
-STATE_FORMAT = 1
 
 
 def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
@@ -102,20 +97,7 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
     """
     check_bool("portable", portable)
     own = describe_state(optimizer, params)
-    given = description if isinstance(description, dict) else {}
-    found = given.get("curvax_state_format")
-    if not isinstance(found, int) or (found == STATE_FORMAT and not own.keys() <= given.keys()):
-        raise ValueError(
-            "description: expected the result of curvax.describe_state, got "
-            f"{str(description)[:80]!r}."
-        )
-    if found != STATE_FORMAT:
-        age = "an older" if found < STATE_FORMAT else "a later"
-        raise ValueError(
-            f"description: the checkpoint has state format {found}, from {age} version of curvax; "
-            f"this version reads format {STATE_FORMAT}. Install that version, or start with "
-            "optimizer.init(params)."
-        )
+    given = checked(description)
     for what, entries in (("arrays of the state", "arrays"), ("matrices", "matrices")):
         mine, other = own[entries], given[entries]
         places = sorted({*mine, *other})

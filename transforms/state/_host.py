@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import optax
 
+from .._validate import as_transformation
+
 
 def state_on_host(
     optimizer: optax.GradientTransformation,
@@ -46,7 +48,7 @@ def state_on_host(
 
       docs/memory.md has a whole step.
     """
-    inner = optax.with_extra_args_support(optimizer)
+    inner = as_transformation("optimizer", optimizer)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         near = jax.tree.map(lambda x: _in_space(x, jax.memory.Space.Device), state)

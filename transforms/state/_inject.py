@@ -33,12 +33,12 @@ def inject_hyperparams(
       argument is a learning rate);
     - a schedule: a callable from a step to a number, or an Optax `StatefulSchedule`.
 
-    The numbers of an argument that is a value, such as `compensation=subspaces.optimal()`, are
-    hyperparameters too, under the names of both, as in `compensation_weight`. This name is also an
-    argument, for a schedule.
+    The numbers of an argument that is a value, such as `compensation=subspaces.optimal()`, a policy
+    or a storage, are hyperparameters too, under the names of both, as in `compensation_weight` or
+    `refresh_threshold`. This name is also an argument, for a schedule.
 
-    Everything else is static: integers, flags, names, policies, storages, masks, base optimizers,
-    and `others`, which has hyperparameters of its own if `inject_hyperparams` makes it, as in
+    Everything else is static: integers, flags, names, masks, base optimizers, and `others`, which
+    has hyperparameters of its own if `inject_hyperparams` makes it, as in
     `others=inject_hyperparams(optax.adamw)(1e-3)`.
 
     Args:
@@ -100,7 +100,7 @@ def _with_numbers(
     places = {
         f"{name}_{field.name}": (name, field.name, getattr(value, field.name))
         for name, value in given.items()
-        if isinstance(value, Value) and name not in named
+        if isinstance(value, Value) and dataclasses.is_dataclass(value) and name not in named
         for field in dataclasses.fields(value)  # pyright: ignore[reportArgumentType]
         if _is_number(number := getattr(value, field.name))
         or (_is_whole(number) and isinstance(field.default, float))

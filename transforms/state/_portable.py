@@ -17,12 +17,17 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import GetAttrKey
 
 from .._own_state import arrays_in, difference
 from .._paths import named_leaves
 from ..distribute._distribute import Division
 from ..matrices._view import MatrixViewState
-from ._traced import Stack, Traced, described_stacks, is_view, stack_of, traced, with_stacks
+from ._description import stacks_in
+from ._sharding import state_sharding
+from ._traced import Stack, Traced, is_view, place_of, stack_of, traced
+
+INNER = GetAttrKey("inner")  # the field of a matrix view with its stacks
 
 
 def portable_state(optimizer: Any, params: Any, state: Any) -> Any:
@@ -66,7 +71,8 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
         to the parameter of its path, however stacks are ordered now.
 
     Returns:
-      The state, stacked and distributed as the optimizer expects it.
+      The state, stacked and distributed as the optimizer expects it. If the optimizer has a mesh,
+      arrays that are not on it go there, with the shardings of `state_sharding`.
 
     Raises:
       ValueError: if it is the state of another optimizer, or for other parameters, blocks or ranks;
@@ -75,7 +81,7 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
     whole = traced(optimizer, params)
     joined = whole.joined
     if description is not None:
-        portable = by_parameter(with_stacks(portable, described_stacks(description)))
+        portable = _split(joined, portable, stacks_in(description))
     portable = in_structure("portable", by_parameter(joined), portable)
     stacked = by_stack(joined, portable)
 
@@ -85,7 +91,18 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
         shardings = jax.tree.map(functools.partial(NamedSharding, mesh), specs)
         return _moved(division.layout.divided, node, shardings, mesh)
 
-    return whole.map_divided(divided, stacked)
+    placed, mesh = whole.map_divided(divided, stacked), whole.mesh
+    if mesh is None:
+        return placed
+    shardings = state_sharding(optimizer, params, mesh)
+    return jax.tree.map(functools.partial(_on, mesh), placed, shardings)
+
+
+def _on(mesh: Mesh, x: Any, sharding: NamedSharding) -> Any:
+    """`x`, with this sharding unless it is on the mesh already."""
+    own = getattr(x, "sharding", None)
+    there = isinstance(own, NamedSharding) and own.mesh == mesh
+    return x if there else jax.device_put(x, sharding)
 
 
 def joined_state(whole: Traced, state: Any) -> Any:
@@ -105,12 +122,11 @@ def joined_state(whole: Traced, state: Any) -> Any:
             )
         return _moved(division.layout.joined, node, shardings, mesh)
 
-    mesh = next((division.mesh for division in whole.divisions), None)
-    return whole.map_divided(joined, state, lambda x: _target(x, mesh))
+    return whole.map_divided(joined, state, lambda x: _target(x, whole.mesh))
 
 
 def by_parameter(state: Any) -> Any:
-    """A traced state, or one with its keys, with an entry per parameter in place of each stack."""
+    """A traced state, or one in its structure, with entries by parameter in place of stacks."""
 
     def of_view(node: Any) -> Any:
         if not is_view(node):
@@ -142,6 +158,44 @@ def by_stack(like: Any, state: Any) -> Any:
     return jax.tree.map(of_view, like, state, is_leaf=is_view)
 
 
+def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
+    """The arrays of a state by path, with an entry per parameter in place of each stack.
+
+    Args:
+      like: the state of one device; its matrix views have the places of those of `state`.
+      state: a state with stacks, in any containers.
+      views: the stacks of each of its matrix views.
+
+    Raises:
+      ValueError: if there are more or fewer matrix views, or an array is not one of its stack.
+    """
+    nodes = jax.tree_util.tree_leaves_with_path(like, is_leaf=is_view)
+    places = [place_of((*path, INNER)) for path, node in nodes if is_view(node)]
+    if len(places) != len(views):
+        raise ValueError(
+            f"description: it has the stacks of {len(views)} matrix views, and this optimizer has "
+            f"{len(places)}."
+        )
+    stacks = {
+        f"{place}/{stack.key}": (place, stack)
+        for place, view in zip(places, views, strict=True)
+        for stack in view
+    }
+    # A path may go on with "/" in two of them: the longer one is its stack's.
+    ordered = sorted(stacks, key=len, reverse=True)
+    found = {}
+    for name, x in named_leaves(state).present().items():
+        start = next((s for s in ordered if name == s or name.startswith(f"{s}/")), None)
+        if start is None:
+            found[name] = x
+        else:
+            place, stack = stacks[start]
+            rest = name.removeprefix(start)
+            for parameter, part in stack.slices():
+                found[f"{place}/{parameter}{rest}"] = _part(x, place=part, of=stack)
+    return found
+
+
 def _joined(*parts: jax.Array) -> jax.Array:
     """The parts of a stack's array; of counts, which the parameters have alike, the largest."""
     if parts[0].ndim == 0:
@@ -156,7 +210,7 @@ def _part(x: Any, place: slice, of: Stack) -> Any:
     Raises:
       ValueError: if the first axis of the array is not the stack's.
     """
-    if x.ndim == 0:
+    if jnp.ndim(x) == 0:
         return x
     if x.shape[0] != of.size:
         raise ValueError(
@@ -186,7 +240,12 @@ def in_structure(argument: str, like: Any, given: Any) -> Any:
     message = difference(argument, own.present(), arrays)
     if message is not None:
         raise ValueError(message)
-    return own.rebuild(arrays)
+    return own.rebuild({name: _as_array(arrays[name], x) for name, x in own.present().items()})
+
+
+def _as_array(x: Any, like: Any) -> Any:
+    """`x`, as an array if it is a Python number, which some files have for arrays without axes."""
+    return x if hasattr(x, "dtype") else jnp.asarray(x, like.dtype)
 
 
 def _mesh_of(division: Division) -> Mesh:

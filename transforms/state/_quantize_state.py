@@ -2,8 +2,9 @@ r"""Quantized moments for any transformation.
 
 Each step decodes the state, runs the transformation, and encodes the new state again, in tiles of
 the last two axes (`storage/_codec.py`). Updates divide by second moments, so a small one must not
-round to 0: fields named in `unsigned` use the codes $((j + 1) / 2^b)^2$ times the tile's largest
-entry, which have no zero (an all-zero tile stays zero).
+round to 0: they use the codes $((j + 1) / 2^b)^2$ times the tile's largest entry, which have no
+zero (an all-zero tile stays zero). The class of a state says which of its fields they are
+(`directions/_carry.py`).
 
 *Rounding.* A running average that is rounded to the nearest code ignores increments below half a
 gap between codes. With `dither` it is rounded up or down in turn, so that it follows on average
@@ -27,7 +28,8 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
-from .._validate import check_bool, check_positive_int, check_predicate
+from .._validate import as_transformation, check_bool, check_positive_int, check_predicate
+from ..directions._carry import roles
 from ..distribute._layout import is_divided
 from ..matrices._view import MatrixViewState
 from ..storage._codec import Codec, Coded, decode
@@ -48,7 +50,7 @@ def quantize_state(
     bits: int = 8,
     block: int = 64,
     dither: bool = False,
-    unsigned: Collection[str] = ("nu", "v", "rows", "columns"),
+    unsigned: Collection[str] = (),
     where: Callable[[str, Any], bool] | None = None,
     min_elements: int = MIN_ELEMENTS,
 ) -> optax.GradientTransformationExtraArgs:
@@ -60,9 +62,10 @@ def quantize_state(
       bits: 4, 6 or 8.
       block: width of the square tiles that share a scale; even.
       dither: whether to round up and down in turn, instead of to the nearest code.
-      unsigned: fields whose entries are never negative, coded without a zero: second moments, and
-        the scales of `racs` and `dasgo`. All others have a code for zero, so that what never gets a
-        gradient stays where it is.
+      unsigned: names of fields that are second moments, coded without a zero, although the class
+        of their state does not declare them in an attribute `second_moments`. Optax's states and
+        those of this library need no names. All other fields have a code for zero, so that what
+        never gets a gradient stays where it is.
       where: a predicate of a leaf's path in the state, such as "0/mu/dense/kernel", and the leaf:
         whether it is coded. By default every floating leaf of at least `min_elements` elements is.
       min_elements: see `where`.
@@ -80,8 +83,7 @@ def quantize_state(
       >>> curvax.state_bytes(adam, params) / curvax.state_bytes(eight_bit, params) > 3.9
       True
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    inner = as_transformation("inner", inner)
     if isinstance(unsigned, str) or not all(isinstance(name, str) for name in unsigned):
         raise ValueError(f"unsigned must be a collection of field names, got {unsigned!r}.")
     if where is not None:
@@ -89,9 +91,8 @@ def quantize_state(
     check_positive_int("min_elements", min_elements)
     check_bool("dither", dither)
     signed, positive = Codec(bits, block), Codec(bits, block, "unsigned")
-    inner = optax.with_extra_args_support(inner)
 
-    def codec_of(path: tuple[Any, ...], leaf: Any) -> Codec | None:
+    def codec_of(path: tuple[Any, ...], leaf: Any, role: str) -> Codec | None:
         """How a leaf of the state is coded, if it is."""
         if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.ndim == 0:
             return None
@@ -99,20 +100,29 @@ def quantize_state(
         if not (leaf.size >= min_elements if where is None else where(place, leaf)):
             return None
         fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
-        return signed if fields.isdisjoint(unsigned) else positive
+        return positive if role == "second" or not fields.isdisjoint(unsigned) else signed
 
     def coded(
-        count: jax.Array | None, path: tuple[Any, ...], leaf: Any, before: Coded | None = None
+        count: jax.Array | None,
+        path: tuple[Any, ...],
+        leaf: Any,
+        role: str,
+        before: Coded | None = None,
     ) -> Any:
         if is_lazy(leaf):
             return leaf.coded
-        codec = codec_of(path, leaf)
+        codec = codec_of(path, leaf, role)
         return leaf if codec is None else encoded(leaf, codec, count, before)
 
     def decoded(
-        count: jax.Array | None, path: tuple[Any, ...], like: Any, in_view: bool, stored: Any
+        count: jax.Array | None,
+        path: tuple[Any, ...],
+        like: Any,
+        role: str,
+        in_view: bool,
+        stored: Any,
     ) -> Any:
-        codec = codec_of(path, like)
+        codec = codec_of(path, like, role)
         if codec is None:
             return stored
         if in_view and like.ndim > 2:
@@ -123,18 +133,21 @@ def quantize_state(
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
         _check_undivided(plain)
-        stored = jax.tree_util.tree_map_with_path(functools.partial(coded, None), plain)
+        stored = jax.tree_util.tree_map_with_path(
+            functools.partial(coded, None), plain, roles(plain)
+        )
         return QuantizedState(stored, jnp.zeros([], jnp.int32) if dither else None)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         like = jax.eval_shape(inner.init, updates if params is None else params)
+        own = roles(like)
         count = None if state.updates is None else next_step(state.updates)
         plain = jax.tree_util.tree_map_with_path(
-            functools.partial(decoded, count), like, _in_views(like), state.inner
+            functools.partial(decoded, count), like, own, _in_views(like), state.inner
         )
         updates, new = inner.update(updates, plain, params, **extra_args)
         stored = jax.tree_util.tree_map_with_path(
-            functools.partial(coded, count), new, state.inner, is_leaf=is_lazy
+            functools.partial(coded, count), new, own, state.inner, is_leaf=is_lazy
         )
         return updates, QuantizedState(stored, count)
 

@@ -8,8 +8,9 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .._paths import named_leaves
+from .._paths import is_hole, named_leaves
 from ..distribute._layout import is_divided
+from ..distribute._meshes import is_explicit, shown_mesh
 from ._entries import Entry, entries_in
 from ._traced import traced
 
@@ -23,11 +24,13 @@ def state_sharding(
     """The sharding of every array of an optimizer's state.
 
     Parts that the optimizer distributes (`mesh=`) are sharded along their first axes; copies of the
-    parameters, such as AdamW's moments, are sharded like them; everything else is replicated.
+    parameters, such as AdamW's moments, are sharded like them; everything else is replicated. (On a
+    mesh with Explicit axes so is what the optimizer keeps for matrices without `mesh=`.)
 
     Args:
       optimizer: any Optax transformation.
-      params: parameters, or their shapes with shardings (`jax.ShapeDtypeStruct(…, sharding=…)`).
+      params: parameters, or their shapes with shardings (`jax.ShapeDtypeStruct(…, sharding=…)`), or
+        shapes in Flax's `nn.Partitioned`, whose names are axes of the mesh.
       mesh: the mesh of the parameters.
       memory_kind: of arrays with more than 1024 elements; by default the devices' own. With
         "pinned_host" they are in the hosts' memory, for an optimizer in `curvax.state_on_host`.
@@ -37,8 +40,8 @@ def state_sharding(
       (`out_shardings=` of `init` and of the step), `jax.device_put` and Orbax.
 
     Raises:
-      ValueError: if a parameter or a distributed part of the state is on another mesh; if the
-        devices have no memory of this kind.
+      ValueError: if a parameter or a distributed part of the state is on another mesh, or a box
+        names an axis that the mesh lacks; if the devices have no memory of this kind.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp
@@ -52,16 +55,18 @@ def state_sharding(
         raise ValueError(f"mesh must be a jax.sharding.Mesh, got {type(mesh)}.")
     _check_memory(mesh, memory_kind)
     lying = {}
-    for name, leaf in named_leaves(params).present().items():
+    for name, leaf in named_leaves(_without_boxes(params, mesh)).present().items():
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding):
             if sharding.mesh != mesh:
-                raise ValueError(f"the parameter {name!r} is on {sharding.mesh}, not on {mesh}.")
+                there, here = shown_mesh(sharding.mesh), shown_mesh(mesh)
+                raise ValueError(f"the parameter {name!r} is on {there}, not on {here}.")
             lying[name] = (tuple(leaf.shape), sharding)
     whole = NamedSharding(mesh, P())
 
     def of_copy(entry: Entry) -> NamedSharding:
-        if len(entry.owners) != 1:
+        in_stack = any(place is not None for _, place in entry.owners)
+        if len(entry.owners) != 1 or (in_stack and is_explicit(mesh)):
             return _spelled(whole, entry.leaf)
         shape, sharding = lying.get(entry.owners[0][0], (None, whole))
         return _spelled(sharding if shape == tuple(entry.leaf.shape) else whole, entry.leaf)
@@ -71,9 +76,8 @@ def state_sharding(
 
     def of_part(node: Any, record: Any) -> Any:
         if record.mesh != mesh:
-            raise ValueError(
-                f"the optimizer distributes its state over {record.mesh}, not over {mesh}."
-            )
+            there, here = shown_mesh(record.mesh), shown_mesh(mesh)
+            raise ValueError(f"the optimizer distributes its state over {there}, not over {here}.")
         specs = record.layout.specs(record.axes)
         return jax.tree.map(lambda x, spec: _spelled(NamedSharding(mesh, spec), x), node, specs)
 
@@ -98,6 +102,34 @@ def state_sharding(
         parts.state,
         shardings,
     )
+
+
+def _without_boxes(params: Any, mesh: Mesh) -> Any:
+    """The parameters; where a box of Flax says their sharding, as shapes with this sharding.
+
+    Raises:
+      ValueError: if a box names an axis that the mesh lacks.
+    """
+
+    def is_box(node: Any) -> bool:
+        return hasattr(node, "get_partition_spec") and hasattr(node, "replace_boxed")
+
+    def opened(node: Any) -> Any:
+        x = node.value if is_box(node) else node
+        if x is node or is_hole(x) or isinstance(getattr(x, "sharding", None), NamedSharding):
+            return node
+        spec = P(*node.get_partition_spec())
+        lacking = {*jax.tree.leaves(tuple(spec))} - {*mesh.axis_names}
+        if lacking:
+            raise ValueError(
+                f"params: a box names the axes {spec}, and the mesh has {mesh.axis_names}. Give "
+                "parameters, or shapes, that have shardings: nn.logical_to_mesh_sharding makes "
+                "these from logical names."
+            )
+        sharding = NamedSharding(mesh, spec)
+        return node.replace_boxed(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
+
+    return jax.tree.map(opened, params, is_leaf=lambda x: is_box(x) or is_hole(x))
 
 
 def _check_memory(mesh: Mesh, kind: str | None) -> None:

@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._own_state import arrays_in
 from .._paths import named_leaves
 from ..directions._momentum import Accumulation, MomentumState
 from ..kronecker._eigenbasis import EigenbasisState
 from ..matrices._form import MatrixForm
 from ..matrices._view import MatrixViewState
 from ..subspace._subspace import SubspaceState
+from ._entries import owned_entries
 from ._portable import by_parameter, joined_state, place_state
 from ._traced import is_view, traced
 
@@ -37,6 +37,7 @@ FIELD = re.compile(r"(?:^|/)(mu|nu|count)(?=/|$)")
 class _Theirs(NamedTuple):
     moments: dict[tuple[str, str], Any]  # by field and parameter
     count: Any
+    names: tuple[str, ...]  # of the parameters
 
 
 def take_over(optimizer: Any, params: Any, state: Any) -> Any:
@@ -53,7 +54,8 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
       from its step, and everything else is as `optimizer.init` gives it.
 
     Raises:
-      ValueError: if `state` has no moments, or lacks one of a parameter; the message names it.
+      ValueError: if `state` has no moments, or lacks one of a parameter; if a wrapper gives
+        `optimizer`, or gave the optimizer of `state`, another tree than `params`.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp, optax
@@ -70,6 +72,7 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
             "optimizer: its momentum must be an average to take over another one, with "
             "accumulate='ema'; with 'sum' it means something else."
         )
+    owned_entries(whole, params)  # of these parameters, not of a wrapper's
     theirs, forms = _moments(state, named_leaves(params).names), whole.forms
     own = by_parameter(joined_state(whole, optimizer.init(params)))
     parameters = frozenset(form.parameter for form in forms.values())
@@ -105,22 +108,40 @@ def _moments(state: Any, names: tuple[str, ...]) -> _Theirs:
     """Moments by field and parameter, and the step.
 
     Raises:
-      ValueError: if there are none.
+      ValueError: if there are none, or those of another tree.
     """
-    found, counts = {}, []
-    for path, x in arrays_in(state, ()).items():
-        for field in FIELD.finditer(path):
-            rest = path[field.end() + 1 :]
-            if field[1] == "count" and not rest:
-                counts.append(x)
-            elif rest in names:
-                found[field[1], rest] = x
+    found, counts, others = {}, [], []
+    for path, x in named_leaves(state).present().items():
+        fields = [(field[1], path[field.end() + 1 :]) for field in FIELD.finditer(path)]
+        moments = [
+            (field, name)
+            for field, rest in fields
+            for name in (rest, rest.removesuffix("/value"))  # of a box restored as a dict
+            if field != "count" and name in names
+        ]
+        if moments:
+            found[moments[0]] = x  # the names after it are those of a parameter
+        elif _is_step(x) and fields and fields[-1] in (("count", ""), ("count", "value")):
+            counts.append(x)
+        elif any(field != "count" for field, _ in fields):
+            others.append(path)
+    if not found and others:
+        raise ValueError(
+            "state: a wrapper, such as optax.flatten, optax.lookahead or curvax.quantize_state, "
+            f"keeps moments of another tree or form: there is an array at {others[0]!r}, and the "
+            f"paths of params are {', '.join(names[:8])}{', ...' * (len(names) > 8)}. Pass the "
+            "state of the inner optimizer, with its parameters."
+        )
     if not found or not counts:
         raise ValueError(
             "state: expected that of an Optax optimizer with mu, nu and count, such as "
             f"optax.adamw's, for these parameters; got {str(jax.tree.structure(state))[:80]}."
         )
-    return _Theirs(found, jnp.max(jnp.stack([jnp.asarray(x) for x in counts])))
+    return _Theirs(found, jnp.max(jnp.stack([jnp.asarray(x) for x in counts])), names)
+
+
+def _is_step(x: Any) -> bool:
+    return jnp.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.integer)
 
 
 def _with_moments(
@@ -142,6 +163,11 @@ def _with_moments(
         values = {}
         for name, x in leaves.present().items():
             owner = name if form is None else form.parameter
+            if owner not in theirs.names:
+                raise ValueError(
+                    "optimizer: a wrapper, such as optax.flatten, gives its inner optimizer "
+                    f"another tree than params, with {owner!r}. Pass the inner optimizer."
+                )
             if (field, owner) not in theirs.moments:
                 raise ValueError(
                     f"state has no {field} of {owner!r}: there it was treated in another way. "

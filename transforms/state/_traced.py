@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 import optax
+from jax.sharding import Mesh
 
 from .._own_state import holds_state
-from .._recording import Key, PerParameter, recording
+from .._recording import PerParameter, recording
 from ..distribute._distribute import Division
 from ..distribute._layout import is_divided
 from ..matrices._form import MatrixForm
-from ..matrices._view import Group, MatrixViewState, ViewRecord
+from ..matrices._view import MatrixViewState, ViewRecord
 
 
 class Traced(NamedTuple):
@@ -50,6 +51,11 @@ class Traced(NamedTuple):
     def divisions(self) -> tuple[Division, ...]:
         """How the distributed parts are distributed."""
         return tuple(map(_division, _nodes(self.state, is_divided)))
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The mesh of the distributed parts, if there are any."""
+        return next((division.mesh for division in self.divisions), None)
 
     @property
     def forms(self) -> dict[str, MatrixForm]:
@@ -90,26 +96,8 @@ class Stack(NamedTuple):
 
 
 def stack_of(key: Any) -> Stack:
-    """What the key of a traced state, or of `with_stacks`, says of its stack."""
-    if isinstance(key.about, Group):
-        return Stack(str(key), tuple((form.name, form.count) for form in key.about.members))
-    return key.about
-
-
-def with_stacks(state: Any, views: Sequence[Sequence[Stack]]) -> Any:
-    """`state`, with keys that say what the stacks of its matrix views hold."""
-    remaining = iter(views)
-
-    def keyed(node: Any) -> Any:
-        if not is_view(node) or is_divided(node.inner):
-            return node
-        stacks = {stack.key: stack for stack in next(remaining)}
-        keys = {key: Key(key) for key in node.inner}
-        for key in keys.values():
-            key.about = stacks.get(key, Stack(key, ()))
-        return MatrixViewState({keys[key]: own for key, own in node.inner.items()})
-
-    return jax.tree.map(keyed, state, is_leaf=is_view)
+    """What the key of a traced state says of its stack."""
+    return Stack(str(key), tuple((form.name, form.count) for form in key.about.members))
 
 
 def _division(node: Any) -> Division:
@@ -138,26 +126,37 @@ def traced(optimizer: Any, params: Any) -> Traced:
     return found[0]._replace(state=state)
 
 
-def check_optimizer(optimizer: Any, params: Any) -> None:
-    """Requires an optimizer and a tree of parameters, in this order.
+def check_optimizer(
+    optimizer: Any, params: Any, order: Sequence[str] = ("optimizer", "params", "state")
+) -> None:
+    """Requires an optimizer and a tree of parameters.
+
+    Args:
+      optimizer: what was given as optimizer.
+      params: what was given as parameters, the next argument.
+      order: the names of the arguments.
 
     Raises:
       ValueError: naming the argument, and what it is instead.
     """
+    place = order.index("optimizer")
+    first, second = (f"the {ORDINALS[i]} argument," for i in (place, place + 1))
     if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
         raise ValueError(
-            "optimizer, the first argument, must be an Optax transformation, such as "
+            f"optimizer, {first} must be an Optax transformation, such as "
             f"curvax.muon(0.02); got {type(optimizer)}."
         )
+    name = order[place + 1]
     if isinstance(params, optax.GradientTransformation):
-        raise ValueError(
-            "params, the second argument, must be a tree of parameters; got an optimizer."
-        )
+        raise ValueError(f"{name}, {second} must be a tree of parameters; got an optimizer.")
     if holds_state(params):
         raise ValueError(
-            "params, the second argument, must be a tree of parameters; got an optimizer's state. "
-            "The order is (optimizer, params, state)."
+            f"{name}, {second} must be a tree of parameters; got an optimizer's state. The order "
+            f"is ({', '.join(order)})."
         )
+
+
+ORDINALS = ("first", "second", "third")
 
 
 def place_of(path: tuple[Any, ...]) -> str:
@@ -172,21 +171,3 @@ def is_view(node: Any) -> bool:
 
 def _nodes(state: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
     return filter(is_node, jax.tree.leaves(state, is_leaf=is_node))
-
-
-def described_stacks(description: Any) -> list[list[Stack]]:
-    """The stacks of each matrix view, from the result of `describe_state`.
-
-    Raises:
-      ValueError: if there are none in it.
-    """
-    try:
-        return [
-            [Stack(key, tuple((name, count) for name, count in members)) for key, members in view]
-            for view in description["stacks"]
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"description: expected the result of curvax.describe_state, got "
-            f"{str(description)[:80]!r}."
-        ) from error

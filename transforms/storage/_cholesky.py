@@ -29,12 +29,12 @@ import jax
 import jax.numpy as jnp
 
 from .._trees import where_entries
-from .._validate import check_choice, check_decay, check_interval, check_positive_int
-from ..linalg._arrays import diagonals, in_rows
+from .._validate import check_choice, check_decay, check_interval
 from ..linalg._cholesky import lower_factor, lower_factors
 from ..linalg._loops import each_matrix
-from ._codec import Codec, dequantize, pack, quantize, tile_scales, unpack
-from ._quantized import MIN_ELEMENTS, Quantized
+from ..linalg._platforms import diagonals, in_rows
+from ._codec import dequantize, pack, quantize, tile_scales, unpack
+from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 from ._triangle import (
     encode_zeros,
     fold,
@@ -246,10 +246,10 @@ def cholesky(
       Li et al., `Memory-Efficient 4-bit Preconditioned Stochastic Optimization
       <https://arxiv.org/abs/2412.10663>`_, Eqs 7 to 12, Algorithm 1.
     """
-    check_positive_int("min_elements", min_elements)
-    check_choice("map", map, ("linear2", "linear"))
     check_interval("eps", eps, 0.0, open_low=True)
     check_choice("damping_mode", damping_mode, ("relative", "absolute"))
     if error_feedback is not None:
         check_decay("error_feedback", error_feedback)
-    return Cholesky(Codec(bits, block, map), True, min_elements, error_feedback, eps, damping_mode)
+    return Cholesky(
+        codec_of_factors(bits, block, map), True, min_elements, error_feedback, eps, damping_mode
+    )

@@ -1,20 +1,12 @@
 r"""The codec: block-wise quantization of matrices to 4, 6 or 8 bits, specified to the last bit.
 
 A matrix is split into tiles of `block × block` (smaller at the edges), each scaled by its largest
-magnitude $s$. With $b$ bits a code $j \in \{0 \dots 2^b - 1\}$ stands for $s\,v_j$:
-
-| map | $v_j$ with $k = 2j - (2^b - 1)$ |
-|---|---|
-| "linear2" | $k\,|k| / (2^b - 1)^2$, and 0 for $j = 2^{b-1} - 1$ |
-| "linear" | $k / (2^b - 1)$ |
-| "unsigned" | $((j + 1) / 2^b)^2$, for non-negative values: no code stands for 0 |
-
-(Li et al., arXiv:2412.10663, Eqs 3 and 4.) *Encoding.* Write $v_j = n_j / T$ with integers $n_j$.
-The code of an element $x$ is the number of $j$ with $s\,(n_j + n_{j+1}) < 2T\,x$: the nearest code,
-and the lower one of a tie. Both products are rounded once (after an exact scaling that keeps them
-in range). Nothing is divided, because compilers replace divisions. *Decoding* gives
-$(n_j \cdot \tfrac 1 T) \cdot s$, each product rounded, and exactly $\pm s$ at the ends. A tile of
-zeros has scale 0 and decodes to zeros.
+magnitude $s$. A code $j$ of $b$ bits stands for $s\,v_j$, with values $v_j = n_j / T$ from a code
+book (`_code_books.py`). *Encoding.* The code of an element $x$ is the number of $j$ with
+$s\,(n_j + n_{j+1}) < 2T\,x$: the nearest code, and the lower one of a tie. Both products are
+rounded once (after an exact scaling that keeps them in range). Nothing is divided, because
+compilers replace divisions. *Decoding* gives $(n_j \cdot \tfrac 1 T) \cdot s$, each product
+rounded, and exactly $\pm s$ at the ends. A tile of zeros has scale 0 and decodes to zeros.
 
 *Dither.* With $u \in [0, 1)$ an element between two values gets the lower code if its share of the
 gap is at most $u$: the code is the number of $j$ with $s\,((1 - u)\, n_j + u\, n_{j+1}) < T\,x$.
@@ -47,17 +39,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .._validate import check_choice, check_positive_int
 from ..linalg._tile_values import Spread, over_entries, over_tiles, tile_maxima
+from ._code_books import CODE_BOOKS, CodeBook
 
-BITS = (4, 6, 8)
-MAPS = ("linear2", "linear", "unsigned")
 ALPHAS = tuple(int(2**32 / 1.2207440846**power) | 1 for power in (1, 2, 3))
 """α1, α2 and α3 in units of 2^-32: powers of the inverse root of `x⁴ = x + 1` (Roberts, 2018)."""
 
@@ -72,52 +62,23 @@ class Codec:
 
     def __post_init__(self):
         """Checks the arguments."""
-        if self.bits not in BITS:
-            raise ValueError(f"bits must be 4, 6 or 8, got {self.bits!r}.")
+        check_choice("map", self.map, CODE_BOOKS)
+        *more, last = map(str, CODE_BOOKS[self.map].widths)
+        if self.bits not in CODE_BOOKS[self.map].widths:
+            allowed = f"{', '.join(more)} or {last}" if more else last
+            raise ValueError(f"bits must be {allowed}, got {self.bits!r}.")
         check_positive_int("block", self.block)
         if self.block % 2:
             raise ValueError(f"block must be even, got {self.block!r}.")
-        check_choice("map", self.map, MAPS)
+
+    @functools.cached_property
+    def book(self) -> CodeBook:
+        """What the codes stand for."""
+        return CODE_BOOKS[self.map](self.bits)
 
     def describe(self) -> str:
         """The bits, and the map unless it is the default."""
         return f"{self.bits} bits" + ("" if self.map == "linear2" else f" ({self.map})")
-
-    @property
-    def zero(self) -> int:
-        """The code for 0, if the map has one."""
-        return 2 ** (self.bits - 1) - 1
-
-    @property
-    def unit(self) -> int:
-        """T, the common denominator of the values."""
-        top = 2**self.bits - 1
-        return {"linear2": top**2, "linear": top, "unsigned": (top + 1) ** 2}[self.map]
-
-    def integers(self, codes: Any) -> Any:
-        """The integers n_j of codes given as floats; they are exact in any float dtype."""
-        top = 2**self.bits - 1
-        if self.map == "unsigned":
-            return (codes + 1) ** 2
-        k = 2 * codes - top
-        if self.map == "linear":
-            return k
-        return abs(k) * k * (codes != self.zero).astype(k.dtype)
-
-    def nearby(self, integers: jax.Array) -> jax.Array:
-        """Codes, as floats, within one of the nearest codes of numbers in units of 1 / T."""
-        top = 2**self.bits - 1
-        if self.map == "unsigned":
-            codes = jnp.sqrt(jnp.maximum(integers, 0)) - 1
-        elif self.map == "linear":
-            codes = (integers + top) / 2
-        else:
-            codes = (jnp.sign(integers) * jnp.sqrt(jnp.abs(integers)) + top) / 2
-        return jnp.round(jnp.clip(codes, 0, top))
-
-    def values(self) -> np.ndarray:
-        """The values v_j of all codes, ascending, in float64."""
-        return self.integers(np.arange(2.0**self.bits)) / self.unit
 
 
 class Coded(NamedTuple):
@@ -160,17 +121,17 @@ def _rounded(
     codec: Codec,
 ) -> jax.Array:
     """The codes of the elements of `x`, whose scales are `spread(scales)`."""
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype, book = jnp.promote_types(x.dtype, jnp.float32), codec.book
     scales = scales.astype(dtype)
     # Exact. Elements that do not round to 0, and reciprocals of scales, stay in float32's range.
     in_range = jnp.where(scales > 1, 2.0**-20, 2.0**40).astype(dtype)
     low = scales * in_range
     in_range, low, share = map(spread, (in_range, low, 1 / (2 * low)))
-    high = 2 * codec.unit * (x.astype(dtype) * in_range)
+    high = 2 * book.unit * (x.astype(dtype) * in_range)
 
     # The estimate may be wrong by one, in either direction; the comparisons decide.
-    nearby = codec.nearby(high * share)
-    values = [codec.integers(nearby + i) for i in (-1, 0, 1)]
+    nearby = jnp.round(jnp.clip(book.nearby(high * share), 0, book.top))
+    values = [book.integers(nearby + i) for i in (-1, 0, 1)]
     codes = nearby - 1
     if dither is not None:
         dither = 2 * dither.astype(dtype) - 1
@@ -179,19 +140,16 @@ def _rounded(
         if dither is not None:
             threshold = threshold + dither * (following - value)
         codes = codes + (low * threshold < high).astype(dtype)
-    codes = jnp.clip(codes, 0, 2**codec.bits - 1)
-    nothing = 0 if codec.map == "unsigned" else codec.zero
-    return jnp.where(low > 0, codes, nothing).astype(jnp.uint8)
+    codes = jnp.clip(codes, 0, book.top)
+    return jnp.where(low > 0, codes, book.zero).astype(jnp.uint8)
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     """The values of the codes `(..., m, n)`, in the dtype of the scales."""
-    dtype = jnp.promote_types(scales.dtype, jnp.float32)
-    integers = codec.integers(codes.astype(dtype))
-    share = jnp.where(
-        jnp.abs(integers) == codec.unit, jnp.sign(integers), integers * (1 / codec.unit)
-    )
+    dtype, unit = jnp.promote_types(scales.dtype, jnp.float32), codec.book.unit
+    integers = codec.book.integers(codes.astype(dtype))
+    share = jnp.where(jnp.abs(integers) == unit, jnp.sign(integers), integers * (1 / unit))
     wide = over_entries(scales.astype(dtype), codec.block, codes.shape)
     return (share * wide).astype(scales.dtype)
 

@@ -44,14 +44,14 @@ import jax.numpy as jnp
 
 from .._side import Side
 from .._trees import where_entries
-from .._validate import check_choice, check_interval, check_positive_int
-from ..linalg._arrays import diagonals, materialized
+from .._validate import check_interval
 from ..linalg._numerics import HIGHEST
+from ..linalg._platforms import diagonals, materialized
 from ..linalg._qr import reflectors_of
 from ..linalg._reflectors import Panels, formed, panels_of, reflected
 from ._cholesky import decomposed
-from ._codec import Codec, dither_of
-from ._quantized import MIN_ELEMENTS, Quantized
+from ._codec import dither_of
+from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 from ._storage import Storage, as_storage
 from ._triangle import decode_lower, encode_lower, encode_zeros, squared, with_diagonal
 
@@ -135,15 +135,15 @@ class Packed(Quantized):
         lower = decode_lower(stored, self.codec)
         return materialized(with_diagonal(lower + lower.mT, stored.diagonal))
 
-    def encode_basis(self, u: jax.Array, previous: Any) -> Any:
+    def encode_basis(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the Householder vectors of orthogonal matrices."""
-        if self.is_dense(u.shape[-1]):
-            return u
+        if self.is_dense(x.shape[-1]):
+            return x
         if self.bases is not None:
-            return self.bases.encode_basis(u, previous)
+            return self.bases.encode_basis(x, previous)
         if previous is None:  # the identity: every reflector changes one sign
-            return PackedTriangle(*encode_zeros(u, self.codec), -jnp.ones_like(u[..., 0]))
-        v, signs = reflectors_of(u)
+            return PackedTriangle(*encode_zeros(x, self.codec), -jnp.ones_like(x[..., 0]))
+        v, signs = reflectors_of(x)
         lower = jnp.tril(v, -1)
         length = jnp.maximum(jnp.max(jnp.abs(lower), axis=-2), SHORTEST)
         return PackedTriangle(
@@ -229,9 +229,7 @@ def packed(
       >>> 0.99 < state_bytes(curvax.packed()) / state_bytes(curvax.quantized()) < 1.01
       True
     """
-    check_positive_int("min_elements", min_elements)
-    check_choice("map", map, ("linear2", "linear"))
     check_interval("eps", eps, 0.0, open_low=True)
     if bases is not None:
         as_storage(bases, "bases")
-    return Packed(Codec(bits, block, map), True, min_elements, eps, bases)
+    return Packed(codec_of_factors(bits, block, map), True, min_elements, eps, bases)

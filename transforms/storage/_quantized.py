@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._side import Side
-from .._validate import check_bool, check_positive_int
-from ..linalg._arrays import diagonals, materialized
+from .._validate import check_bool, check_choice, check_positive_int
+from ..linalg._platforms import diagonals, materialized
+from ._code_books import SIGNED
 from ._codec import Codec, Coded, decode, encode
-from ._storage import Storage, rotated
+from ._storage import Storage
 from ._triangle import with_diagonal
 
 MIN_ELEMENTS = 4096
@@ -38,14 +38,6 @@ class Square(NamedTuple):
     codes: jax.Array  # uint8 (..., d, ⌈d/2⌉)
     scales: jax.Array  # (..., ⌈d/B⌉, ⌈d/B⌉)
     diagonal: jax.Array | None  # (..., d), unless it is quantized too
-
-
-def encode_square(x: jax.Array, codec: Codec, keep_diagonal: bool = True) -> Square:
-    """Quantizes `x (..., d, d)`; the diagonal stays apart or is quantized as well."""
-    diagonal = diagonals(x) if keep_diagonal else None
-    if keep_diagonal:
-        x = jnp.where(jnp.eye(x.shape[-1], dtype=bool), 0, x)
-    return Square(*encode(x, codec), diagonal)
 
 
 def decode_square(stored: Square, codec: Codec) -> jax.Array:
@@ -65,6 +57,10 @@ class Quantized(Storage):
     keep_diagonal: bool = True
     min_elements: int = MIN_ELEMENTS
 
+    def __post_init__(self) -> None:
+        """Checks the number."""
+        check_positive_int("min_elements", self.min_elements)
+
     def is_dense(self, order: int) -> bool:
         """Whether matrices of this order are too small to be quantized."""
         return order * order < self.min_elements
@@ -79,42 +75,26 @@ class Quantized(Storage):
         """Whether to decode one matrix at a time: only large ones."""
         return order >= SINGLY_FROM
 
-    def encode_factor(self, x: jax.Array, previous: Any) -> Any:
-        """Quantizes a statistic."""
+    def exact(self, order: int) -> bool:
+        """Whether matrices of this order are too small to be quantized."""
+        return self.is_dense(order)
+
+    def encode_factor(self, x: jax.Array, previous: Any = None) -> Any:
+        """Quantizes a square; the diagonal stays apart or is quantized as well."""
         del previous
-        return self.encode_root(x)
-
-    def decode_factor(self, stored: Any) -> jax.Array:
-        """The statistic; it may be indefinite."""
-        return self.decode_root(stored)
-
-    def encode_root(self, x: jax.Array) -> Any:
-        """Quantizes an inverse root."""
         if self.is_dense(x.shape[-1]):
             return x
-        return encode_square(x, self.codec, self.keep_diagonal)
+        diagonal = diagonals(x) if self.keep_diagonal else None
+        if self.keep_diagonal:
+            x = jnp.where(jnp.eye(x.shape[-1], dtype=bool), 0, x)
+        return Square(*encode(x, self.codec), diagonal)
 
-    def decode_root(self, stored: Any) -> jax.Array:
-        """The inverse root."""
+    def decode_factor(self, stored: Any) -> jax.Array:
+        """The matrix up to the error of its codes: a statistic may be indefinite."""
         return decode_square(stored, self.codec) if isinstance(stored, Square) else stored
 
-    def encode_basis(self, u: jax.Array, previous: Any) -> Any:
-        """Quantizes a basis like a root."""
-        del previous
-        return self.encode_root(u)
-
-    def decode_basis(self, stored: Any) -> jax.Array:
-        """The basis, orthogonal up to the error of its codes."""
-        return self.decode_root(stored)
-
-    def open_basis(self, stored: Any, columns: int) -> Any:
-        """The decoded basis."""
-        del columns
-        return self.decode_basis(stored)
-
-    def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
-        """A product with the decoded basis."""
-        return rotated(opened, x, side, back)
+    encode_root = encode_basis = encode_factor
+    decode_root = decode_basis = decode_factor
 
 
 def quantized(
@@ -154,8 +134,11 @@ def quantized(
       Li et al., `Memory-Efficient 4-bit Preconditioned Stochastic Optimization
       <https://arxiv.org/abs/2412.10663>`_, section 3.2, Eqs 3 to 6.
     """
-    check_positive_int("min_elements", min_elements)
     check_bool("keep_diagonal", keep_diagonal)
-    if map == "unsigned":
-        raise ValueError("map must be 'linear2' or 'linear' for factors, got 'unsigned'.")
-    return Quantized(Codec(bits, block, map), keep_diagonal, min_elements)
+    return Quantized(codec_of_factors(bits, block, map), keep_diagonal, min_elements)
+
+
+def codec_of_factors(bits: int, block: int, map: str) -> Codec:
+    """The codec of factors, whose elements may be negative."""
+    check_choice("map", map, SIGNED)
+    return Codec(bits, block, map)

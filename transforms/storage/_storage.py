@@ -6,13 +6,14 @@ A storage is a value with
   form before this update, for error feedback and for failed encodings (initially it is None, and
   `x` is a multiple of the identity);
 * `encode_root(x)` and `decode_root(stored)` for inverse roots, which are symmetric;
-* `encode_basis(u, previous)` and `decode_basis(stored)` for orthogonal bases (initially `previous`
-  is None and `u` the identity);
+* `encode_basis(x, previous)` and `decode_basis(stored)` for orthogonal bases (initially `previous`
+  is None and `x` the identity);
 * `open_basis(stored, columns)` and `rotate(opened, x, side, back)` for a step's products with a
   basis: a step opens a basis once for all of them, and may leave it undecoded;
 * `decodes_singly(order)`: whether to decode one matrix at a time. If so, the preconditioner loops
   over the matrices of a batch, and only one decoded factor is in memory (on a GPU, several of
   bounded size: `linalg/_loops.py`);
+* `exact(order)`: whether bases and statistics come back as they were; False unless it says so;
 * `describe(order)`: a few words for `summarize` about the form of matrices of this order.
 
 Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.
@@ -28,16 +29,21 @@ import jax
 import jax.numpy as jnp
 
 from .._side import LEFT, Side
-from .._validate import check_dtype, check_value
+from .._validate import Value, check_dtype, check_value
 from ..linalg._products import product
 
 
-class Storage(abc.ABC):
+class Storage(Value):
     """The type of `storage=`; the module docstring explains it."""
 
     @abc.abstractmethod
     def decodes_singly(self, order: int) -> bool:
         """Whether to decode one matrix at a time."""
+
+    def exact(self, order: int) -> bool:
+        """Whether bases and statistics of this order come back as they were."""
+        del order
+        return False
 
     @abc.abstractmethod
     def describe(self, order: int) -> str:
@@ -60,31 +66,27 @@ class Storage(abc.ABC):
         """The inverse root, in float32 at least."""
 
     @abc.abstractmethod
-    def encode_basis(self, u: jax.Array, previous: Any) -> Any:
+    def encode_basis(self, x: jax.Array, previous: Any) -> Any:
         """The stored form of an orthogonal basis."""
 
     @abc.abstractmethod
     def decode_basis(self, stored: Any) -> jax.Array:
         """The basis, in float32 at least."""
 
-    @abc.abstractmethod
     def open_basis(self, stored: Any, columns: int) -> Any:
         """The basis as `rotate` takes it, for products with so many columns (right: rows)."""
+        del columns
+        return self.decode_basis(stored)
 
-    @abc.abstractmethod
     def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
         """`Uᵀ x` for an opened basis `U` and `x (..., m, n)`, or `x U` on the right side.
 
         With `back` the inverse: `U x` or `x Uᵀ`. In the dtype of the basis.
         """
-
-
-def rotated(u: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
-    """The result of `rotate` for a decoded basis `u (..., d, d)`."""
-    x = x.astype(u.dtype)
-    if side is LEFT:
-        return product(u, x, transpose_a=not back)
-    return product(x, u, transpose_b=back)
+        x = x.astype(opened.dtype)
+        if side is LEFT:
+            return product(opened, x, transpose_a=not back)
+        return product(x, opened, transpose_b=back)
 
 
 class StorageRecord(NamedTuple):
@@ -105,12 +107,17 @@ class Dense(Storage):
         del order
         return False
 
+    def exact(self, order: int) -> bool:
+        """Whether there is no dtype to round to."""
+        del order
+        return self.dtype is None
+
     def describe(self, order: int) -> str:
         """Names the dtype."""
         del order
         return "dense" if self.dtype is None else str(self.dtype)
 
-    def encode_factor(self, x: jax.Array, previous: Any) -> jax.Array:
+    def encode_factor(self, x: jax.Array, previous: Any = None) -> jax.Array:
         """Rounds to the dtype."""
         del previous
         return x if self.dtype is None else x.astype(self.dtype)
@@ -119,30 +126,8 @@ class Dense(Storage):
         """Widens to float32 at least."""
         return stored.astype(jnp.promote_types(stored.dtype, jnp.float32))
 
-    def encode_root(self, x: jax.Array) -> jax.Array:
-        """Rounds to the dtype."""
-        return self.encode_factor(x, None)
-
-    def decode_root(self, stored: jax.Array) -> jax.Array:
-        """Widens to float32 at least."""
-        return self.decode_factor(stored)
-
-    def encode_basis(self, u: jax.Array, previous: Any) -> jax.Array:
-        """Rounds to the dtype."""
-        return self.encode_factor(u, previous)
-
-    def decode_basis(self, stored: jax.Array) -> jax.Array:
-        """Widens to float32 at least."""
-        return self.decode_factor(stored)
-
-    def open_basis(self, stored: jax.Array, columns: int) -> jax.Array:
-        """Widens to float32 at least."""
-        del columns
-        return self.decode_basis(stored)
-
-    def rotate(self, opened: jax.Array, x: jax.Array, side: Side, back: bool) -> jax.Array:
-        """A product with the basis."""
-        return rotated(opened, x, side, back)
+    encode_root = encode_basis = encode_factor
+    decode_root = decode_basis = decode_factor
 
 
 def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:

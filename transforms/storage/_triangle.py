@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..linalg._arrays import materialized
+from ..linalg._platforms import materialized
 from ..linalg._products import square_of_lower
 from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
 
@@ -81,7 +81,7 @@ def encode_lower(x: jax.Array, codec: Codec, dither: jax.Array | None = None) ->
 
 def zero_codes(x: jax.Array, codec: Codec) -> jax.Array:
     """The packed codes of zeros of the shape of `x`."""
-    return pack(jnp.full_like(x, codec.zero, jnp.uint8), codec)
+    return pack(jnp.full_like(x, codec.book.zero, jnp.uint8), codec)
 
 
 def encode_zeros(x: jax.Array, codec: Codec) -> Coded:

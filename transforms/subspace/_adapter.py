@@ -23,13 +23,13 @@ import jax.numpy as jnp
 
 from .._paths import named_leaves
 from .._trees import widened
-from .._validate import check_interval, check_positive_int
+from .._validate import check_interval, check_positive_int, check_same_shape
 from ..linalg._eigh import with_fixed_signs
 from ..linalg._loops import each_matrix
 from ..linalg._svd import thin_svd
 from ..matrices._form import MatrixAxes
 from ..matrices._matrix_rule import MatrixRule
-from ..matrices._view import check_same_shapes, gather, lay_out
+from ..matrices._view import gather, lay_out
 
 
 class Adapter(NamedTuple):
@@ -86,10 +86,11 @@ def extract_adapter(
         raise ValueError(
             "after must be a tree like before, with the same parameters; their structures differ."
         )
-    check_same_shapes(after, before)
+    leaves = named_leaves(before).present()
+    for name, x in named_leaves(after).present().items():
+        check_same_shape(name, x, leaves[name])
     treatments = (MatrixRule() if rule is None else rule)(before)
     axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
-    leaves = named_leaves(before).present()
     groups = lay_out({n: tuple(leaves[n].shape) for n in axes}, axes, stack=False)
     old, new = gather(groups, before), gather(groups, after)
     old, new = widened(old), widened(new)

@@ -30,7 +30,7 @@ from .._validate import check_bool, check_integer, check_positive_int, check_val
 from ..linalg._eigh import eigh, with_fixed_signs
 from ..linalg._products import exact_product
 from ..linalg._qr import orthogonal_complement, qr
-from ..linalg._svd import thin_svd
+from ..linalg._svd import leading_vectors
 
 DRAWN = 2**15
 """Numbers are drawn in multiples of so many: 0.2 ms more for a small matrix's refresh."""
@@ -107,13 +107,12 @@ def _directions_of(finder: BasisFinder, check: SubspaceCheck, rank: int) -> jax.
 
 
 @dataclasses.dataclass(frozen=True)
-class Svd(_Directions):
+class SvdBasis(_Directions):
     """See `svd`."""
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the leading left singular vectors."""
-        u, _, _ = thin_svd(check.factor())
-        return u[:, :rank]
+        return leading_vectors(check.factor(), rank)
 
 
 def _drawn(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
@@ -222,9 +221,9 @@ def _unit_columns(x: jax.Array) -> jax.Array:
     return x / jnp.linalg.norm(x, axis=0, keepdims=True)
 
 
-def svd() -> Svd:
+def svd() -> SvdBasis:
     """Computes the leading left singular vectors by an exact SVD: `O(m n min(m, n))`."""
-    return Svd()
+    return SvdBasis()
 
 
 def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:

@@ -136,7 +136,7 @@ class SubspaceRule:
         side = self.side_of(g)
         # A thin transpose: XLA for CPUs has no fast kernel for a first factor summed over its rows.
         sigma = u.mT @ g if side is LEFT else g @ u
-        lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other.axis, keepdims=True))
+        lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other_axis, keepdims=True))
         total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
         noise = (max(g.shape[-2:]) * float(jnp.finfo(sigma.dtype).eps)) ** 2
@@ -181,36 +181,49 @@ class SubspaceRule:
             subspace = subspace._replace(tracked=jnp.where(sound, subspace.tracked, 0))
             good |= sound & (tracked > 0)
         if subspace.basis is not None:
-            old, rank = subspace.basis, self.orders(gradient)[2]
-
-            def found() -> jax.Array:
-                # Here, not before the condition: XLA would write it out, and then its multiple.
-                g = jnp.where(finite, gradient, 0)  # LAPACK's SVD may not end on infinite entries
-                check = self.check(g, jnp.where(finite, size, 0), subspace, subspace.refreshes)
-                return self.basis.find(check, rank).astype(old.dtype)
-
-            # A parameter whose gradients stay zero tries again at every step; that must be free.
-            new = jax.lax.cond(good, found, lambda: old)
+            new = self._found(gradient, finite, size, good, subspace)
             good &= jnp.isfinite(magnitude(new))
-            used = jnp.where(good, new, old)
-            turn = exact_product(used.mT, old)
-            as_rows = self.side_of(gradient).as_rows
-
-            def followed(rule: Any, moment: jax.Array) -> jax.Array:
-                return jnp.where(good, as_rows(rule(as_rows(moment), turn)), moment)
-
-            if moments is not None:
-                moments = Moments(
-                    [followed(self.carry.first, x) for x in moments.first],
-                    [followed(self.carry.second, x) for x in moments.second],
-                )
-            tracked = subspace.tracked
-            if tracked is not None:
-                half = self.carry.first(tracked, turn)
-                tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
-            subspace = subspace._replace(basis=used, tracked=tracked)
+            used, side = jnp.where(good, new, subspace.basis), self.side_of(gradient)
+            subspace, moments = self._moved(used, good, side, subspace, moments)
         counts = subspace.counts.plus(refreshes=good, rejected=~good, restarted=~sound)
         return subspace._replace(key=None, counts=counts), moments
+
+    def _found(
+        self, g: jax.Array, finite: jax.Array, size: jax.Array, good: jax.Array, subspace: Subspace
+    ) -> jax.Array:
+        """The new basis of a single matrix, or the old one if there is nothing to find it from."""
+        old, rank = subspace.basis, self.orders(g)[2]
+        assert old is not None
+
+        def found() -> jax.Array:
+            # Here, not before the condition: XLA would write it out, and then its multiple.
+            sound = jnp.where(finite, g, 0)  # LAPACK's SVD may not end on infinite entries
+            check = self.check(sound, jnp.where(finite, size, 0), subspace, subspace.refreshes)
+            return self.basis.find(check, rank).astype(old.dtype)
+
+        # A parameter whose gradients stay zero tries again at every step; that must be free.
+        return jax.lax.cond(good, found, lambda: old)
+
+    def _moved(
+        self, basis: jax.Array, good: jax.Array, side: Side, subspace: Subspace, moments: Any
+    ) -> tuple[Subspace, Any]:
+        """A single matrix's subspace and moments in another basis, if it is good."""
+        assert subspace.basis is not None
+        turn = exact_product(basis.mT, subspace.basis)
+
+        def followed(rule: Any, moment: jax.Array) -> jax.Array:
+            return jnp.where(good, side.as_rows(rule(side.as_rows(moment), turn)), moment)
+
+        if moments is not None:
+            moments = Moments(
+                [followed(self.carry.first, x) for x in moments.first],
+                [followed(self.carry.second, x) for x in moments.second],
+            )
+        tracked = subspace.tracked
+        if tracked is not None:
+            half = self.carry.first(tracked, turn)
+            tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
+        return subspace._replace(basis=basis, tracked=tracked), moments
 
     def refreshed(
         self, g: jax.Array, state: Any, policy: RefreshPolicy, count: jax.Array
@@ -236,6 +249,7 @@ class SubspaceRule:
             given=(g, old.key),
             phase=old.phase,
             select=select,
+            numbers=max(g.shape[-2:]) ** 2,
         )
         subspace = subspace._replace(key=old.key, phase=old.phase, compensation=old.compensation)
         return subspace, state.inner if moments is None else put_moments(state.inner, moments)

@@ -34,14 +34,16 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
-from .._restart import flagged, restarted
-from .._stacks import each_array, matrix_keys, matrix_names, projected
+from .._guard import restarted
+from .._stacks import check_directions, each_array, matrix_keys, matrix_names, projected
 from .._trees import widened
 from .._validate import (
     check_bool,
     check_choice,
     check_decay,
     check_positive_int,
+    check_seed,
+    check_transformation,
     check_value,
 )
 from ..directions._carry import Carry, check_moments, keep
@@ -113,10 +115,10 @@ def in_subspace(
       ...     carry=curvax.subspaces.rotate(),
       ... )
     """
-    if not isinstance(inner, optax.GradientTransformation):
-        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
+    check_transformation("inner", inner)
     carry = keep() if carry is None else carry
     check_positive_int("rank", rank)
+    check_seed(seed)
     check_finder("basis", basis)
     check_refresh(refresh, ("projection",))
     used: Compensation | None = as_compensation(compensation)
@@ -143,6 +145,7 @@ def in_subspace(
         with projected(rule.projected_shape, x):
             like = rule.like_projected(x)
             inner_state = inner.init(like)
+            check_directions("in_subspace", inner, like, inner_state)
         if carry.needs_names:
             check_moments(inner_state, like)
         (phase,) = phases_of(x, refresh.schedule, [lambda y: float(math.prod(rule.orders(y)))])
@@ -150,8 +153,8 @@ def in_subspace(
         return SubspaceState(jnp.zeros([], jnp.int32), subspace, inner_state)
 
     def update(g: Any, state: Any, params: Any = None):
-        damaged = flagged(state.subspace.counts)
-        state = restarted(init, damaged, state, g if params is None else params)
+        like = g if params is None else params
+        state = restarted(init, state.subspace.counts, state, like)
         count = next_step(state.count)
         subspace, inner_state = rule.refreshed(g, state, refresh, count)
         wide = widened(g) if used is None else _widened_once(g)

@@ -11,13 +11,6 @@ import optax
 from .._paths import named_leaves
 
 
-def checked(inner: Any) -> optax.GradientTransformationExtraArgs:
-    """Requires `inner` to be an Optax transformation, and returns it."""
-    if not isinstance(inner, optax.GradientTransformation):
-        raise ValueError(f"inner must be an Optax transformation, got {inner!r}.")
-    return optax.with_extra_args_support(inner)
-
-
 def check_given(params: Any) -> None:
     """Requires the parameters in `update`."""
     if params is None:

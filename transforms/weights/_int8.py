@@ -36,11 +36,11 @@ from jax.core import Tracer
 
 from .._counts import next_step
 from .._paths import named_leaves
-from .._validate import check_predicate
-from ..linalg._arrays import one_layer_in_rows
+from .._validate import as_transformation, check_predicate
+from ..linalg._platforms import one_layer_in_rows
 from ..matrices._names import why_no_matrix
 from ..storage._codec import Coded, dither_of
-from ._inner import check_given, checked
+from ._inner import check_given
 
 HEADROOM = 9 / 8
 LEAST = 2.0**-118  # the smallest scale: the 255th part of it is a normal number of float32
@@ -158,7 +158,7 @@ def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransform
       >>> round(float(jnp.mean(curvax.from_int8(params)["kernel"].astype(float))), 2)
       0.97
     """
-    inner = checked(inner)
+    inner = as_transformation("inner", inner)
 
     def init(params: Any) -> Int8WeightsState:
         if not any(map(_is_coded, jax.tree.leaves(params, is_leaf=_is_coded))):

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import optax
 
 from .._trees import map_unzip
-from ._inner import check_given, checked, init_inner, is_narrow, map_narrow, update_inner, wide
+from .._validate import as_transformation
+from ._inner import check_given, init_inner, is_narrow, map_narrow, update_inner, wide
 from ._rounding import nearest, update_to
 
 
@@ -62,7 +63,7 @@ def kahan_summation(
     References:
       Zamirai et al., `Revisiting BFloat16 training <https://arxiv.org/abs/2010.06192>`_, 2020.
     """
-    inner = checked(inner)
+    inner = as_transformation("inner", inner)
 
     def init(params: Any) -> KahanState:
         return KahanState(map_narrow(jnp.zeros_like, params), init_inner(inner, params))
@@ -107,7 +108,7 @@ def master_weights(
     References:
       Micikevicius et al., `Mixed precision training <https://arxiv.org/abs/1710.03740>`_, 2018.
     """
-    inner = checked(inner)
+    inner = as_transformation("inner", inner)
 
     def init(params: Any) -> MasterState:
         return MasterState(map_narrow(wide, params), init_inner(inner, params))

@@ -21,8 +21,8 @@ import optax
 
 from .._paths import is_hole, is_placeholder, named_leaves
 from .._stacks import IMPLEMENTATION, key_for
-from .._validate import check_integer
-from ._inner import checked, init_inner, is_narrow, map_narrow, update_inner, wide
+from .._validate import as_transformation, check_seed
+from ._inner import init_inner, is_narrow, map_narrow, update_inner, wide
 from ._rounding import random_bits, stochastic, update_to
 
 
@@ -68,8 +68,8 @@ def stochastic_rounding(
       >>> params["kernel"].dtype, round(float(jnp.mean(params["kernel"].astype(float))), 3)
       (dtype(bfloat16), 0.997)
     """
-    inner = checked(inner)
-    check_integer("seed", seed, 0)
+    inner = as_transformation("inner", inner)
+    check_seed(seed)
 
     def init(params: Any) -> StochasticRoundingState:
         key = jax.random.key_data(jax.random.key(seed, impl=IMPLEMENTATION))
@@ -99,7 +99,7 @@ def stochastic_rounding(
 
 
 def _row_numbers(p: jax.Array) -> Any:
-    return jnp.arange(p.shape[0], dtype=jnp.uint32) if p.ndim > 1 else optax.MaskedNode()
+    return jnp.arange(p.shape[0], dtype=jnp.uint32) if p.ndim else optax.MaskedNode()
 
 
 def _leaf_keys(params: Any, key: jax.Array) -> Any:

@@ -1,0 +1,69 @@
+"""SOAP's first direction is the polar factor, times √(1 - b2), however it is computed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import curvax
+from tests.shared.meshes import both_axis_types, mesh_of
+
+ORDER, NUMBER, CLOSE = 32, 12, 0.01
+AXES: dict[str, Any] = {"weight_dimension_numbers": {"w": curvax.MatrixAxes(rows=1, columns=2)}}
+
+
+def gradients() -> np.ndarray:
+    normal = np.random.default_rng(0).standard_normal((NUMBER, ORDER, ORDER))
+    return normal.astype(np.float32)
+
+
+@functools.cache
+def polar_factors() -> np.ndarray:
+    u, _, v = np.linalg.svd(gradients().astype(float))
+    return u @ v
+
+
+def assert_polar(direction: Any, desired: np.ndarray | None = None) -> None:
+    desired = 0.05**0.5 * (polar_factors() if desired is None else desired)
+    error = np.linalg.norm(np.asarray(direction, float) - desired, axis=(1, 2))
+    assert (error < CLOSE * np.linalg.norm(desired, axis=(1, 2))).all()
+
+
+def first(optimizer: Any, gradient: Any) -> Any:
+    params = jax.tree.map(jnp.zeros_like, gradient)
+    updates, _ = jax.jit(optimizer.update)(gradient, optimizer.init(params), params)
+    return updates
+
+
+def test_no_rounding_noise_is_raised_to_the_length_of_an_entry() -> None:
+    direction = first(curvax.scale_by_soap(), jnp.asarray(gradients()))
+    assert_polar(direction)
+    order = np.random.default_rng(1).permutation(ORDER)
+    permuted = first(curvax.scale_by_soap(), jnp.asarray(gradients()[:, order]))
+    assert_polar(permuted, polar_factors()[:, order])
+
+
+def test_with_injected_numbers() -> None:
+    optimizer = curvax.inject_hyperparams(curvax.soap)(1.0, **AXES)
+    assert_polar(-first(optimizer, {"w": jnp.asarray(gradients())})["w"])
+
+
+@both_axis_types
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
+def test_with_gradients_on_a_mesh(spec: P, kind: str) -> None:
+    mesh = mesh_of(kind)
+    gradient = {"w": jax.device_put(gradients(), NamedSharding(mesh, spec))}
+    with jax.set_mesh(mesh):
+        assert_polar(-first(curvax.soap(1.0, **AXES), gradient)["w"])
+
+
+def test_distributed() -> None:
+    optimizer = curvax.soap(1.0, mesh=mesh_of("auto"), **AXES)
+    assert_polar(-first(optimizer, {"w": jnp.asarray(gradients())})["w"])

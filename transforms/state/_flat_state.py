@@ -1,0 +1,69 @@
+"""A state as a dict of arrays.
+
+Some training loops go through the state of an optimizer as if it were AdamW's, whose moments are
+trees like the parameters. Those of `optax.partition`, and so of all full optimizers here and of
+`optax.contrib.muon`, have holes (`optax.MaskedNode()`) where a parameter belongs to the other part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from .._paths import named_leaves
+from .._validate import check_transformation
+from ._portable import in_structure
+
+
+def flat_state(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer whose state is a dict from paths to arrays, without any other container.
+
+    Use it if other code asks each entry of a state for its shape or dtype, or maps over moments and
+    parameters together, and fails with "'MaskedNode' object has no attribute 'dtype'" (or
+    'shape'), or with an error about a pytree structure: moments have no arrays for parameters of
+    the other part.
+
+    Inspect such a state with the tools (`portable_state`, `report`, `state_of`, …) as if it were
+    that of `optimizer`: they find arrays by their paths. `update` too takes the state of
+    `optimizer`, for example from `place_state`.
+
+    Args:
+      optimizer: any Optax transformation.
+
+    Returns:
+      A transformation with the same updates. `optax.tree.map_params` does not know whose its arrays
+      are; map `optimizer`'s. It traces `optimizer.init` whenever `update` is
+      traced, and needs no additional time in a compiled step.
+
+    Raises:
+      ValueError: in `update`, if the state is not that of `optimizer`, or if `params` is `None`.
+
+    Example:
+      >>> import curvax, jax, jax.numpy as jnp
+      >>> params = {"dense": {"kernel": jnp.ones((4, 8)), "bias": jnp.zeros(8)}}
+      >>> inner = curvax.muon(0.02)
+      >>> optimizer = curvax.flat_state(inner)
+      >>> state = optimizer.init(params)
+      >>> updates, state = jax.jit(optimizer.update)(params, state, params)
+      >>> all(isinstance(x, jax.Array) for x in state.values())
+      True
+      >>> portable = curvax.portable_state(inner, params, state)
+    """
+    check_transformation("optimizer", optimizer)
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init(params: Any) -> dict[str, Any]:
+        return named_leaves(optimizer.init(params)).present()
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        if params is None:
+            raise ValueError("update needs params: optimizer.update(gradients, state, params).")
+        whole = in_structure("state", jax.eval_shape(optimizer.init, params), state)
+        updates, whole = optimizer.update(updates, whole, params, **extra_args)
+        return updates, named_leaves(whole).present()
+
+    return optax.GradientTransformationExtraArgs(init, update)
