@@ -307,12 +307,12 @@ def test_what_is_callable_but_no_schedule_stays() -> None:
         ),
         (lambda inject: inject(optax.scale)(2.0), {"step_size"}),
         (
-            lambda inject: inject(optax.contrib.galore)(0.1, rank=2),
-            {"learning_rate", "scale", "weight_decay"},
+            lambda inject: inject(optax.adafactor)(0.1, min_dim_size_to_factor=2),
+            {"learning_rate", "clipping_threshold", "decay_rate", "eps"},
         ),
         (lambda inject: inject(curvax.scale_by_muon)(), {"b1"}),
     ],
-    ids=["adamw", "sgd", "scale", "galore", "scale_by_muon"],
+    ids=["adamw", "sgd", "scale", "adafactor", "scale_by_muon"],
 )
 def test_any_factory_can_be_injected(make: Any, expected: set[str]) -> None:
     params = {"kernel": np.ones((2, 3), np.float32)}
