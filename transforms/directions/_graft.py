@@ -57,7 +57,7 @@ def graft(
 
     def init(params: Any) -> GraftState:
         check_matrices(params, "graft")
-        state = grafted.init(params)
+        state: Any = grafted.init(params)
         wide = widened(params)
         check_directions("graft", direction, params, state.direction, params)
         check_directions("graft", length, wide, state.length, wide)
