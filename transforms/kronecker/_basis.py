@@ -111,14 +111,15 @@ def tracked(rotations: int = 16) -> Tracked:
 
     The state has the statistic in the basis, $H = U^\top L U$, in place of $L$: it averages the
     Gram matrix of the rotated gradient. The first refresh decomposes it; each later one rotates
-    $U$, $H$ and the moments by as many rotations as the change asks for, of four products of the
-    factor's order each (`linalg/_tracking.py` has the formulas): one where the basis is refreshed
-    at every step, two to four at every tenth. There is no QR decomposition, columns keep
-    their eigenvalues, and nothing is sorted. So it takes a refresh at every step on hardware that
-    is made for products: GPUs and TPUs. On CPUs a decomposition costs as much as 14 products.
+    $U$, $H$ and the moments by as many rotations as the change asks for, of four to six products
+    of the factor's order each (`linalg/_tracking.py` has the formulas): one or two where the basis
+    is refreshed at every step, two to four at every tenth. There is no QR decomposition, columns
+    keep their eigenvalues, and nothing is sorted. So it takes a refresh at every step on hardware
+    that is made for products: GPUs and TPUs. On CPUs a decomposition costs as much as 14 products.
 
     Args:
-      rotations: the most rotations in a refresh. The first refreshes take up to 20.
+      rotations: the most rotations in a refresh. The first refreshes, of an average that is half
+        new, take 5 to 16.
 
     Raises:
       ValueError: if `rotations` is not a positive integer.
