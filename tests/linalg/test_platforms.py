@@ -127,6 +127,20 @@ def test_singular_vectors_and_values_are_those_of_float64(shape):
             assert sine <= 4 * EPS / gap, name
 
 
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_leading_vectors_of_the_gram_matrix_hold_the_energy(platform, monkeypatch):
+    monkeypatch.setattr(
+        _svd, "by_platform", lambda *args, default, **forms: forms.get(platform, default)(*args)
+    )
+    scales = 10.0 ** -np.arange(12.0)[:, None]
+    x = (scales * np.random.default_rng(0).standard_normal((12, 40)) * 1e15).astype(np.float32)
+    u = np.asarray(_svd.leading_vectors(jnp.asarray(x), 3), np.float64)
+    np.testing.assert_allclose(u.T @ u, np.eye(3), atol=1e-5)
+    values = np.linalg.svd(x.astype(np.float64), compute_uv=False)
+    energy = np.sum((u.T @ x) ** 2)
+    assert abs(energy / np.sum(values[:3] ** 2) - 1) < 1e-5
+
+
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_polar_factors_are_those_of_float64(shape):
     x = matrices(shape)
