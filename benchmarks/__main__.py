@@ -4,7 +4,7 @@
     python -m benchmarks step --preset cpu --methods muon,racs  # one of them
     python -m benchmarks step --help                            # its arguments
 
-Each prints Markdown tables and writes them, their numbers as JSON and a figure to `--out`, by
+Each prints Markdown tables and writes them and their numbers as JSON to `--out`, by
 default `benchmarks/results`, with versions, hardware, seed and command; `pages` writes what is
 recorded there into `README.md` and the pages in `docs/`. Records whose command is gone measured a
 decision that is taken.
@@ -20,6 +20,8 @@ from pathlib import Path
 SUITES = {
     "evidence": "evidence.__main__",
     "train": "train",
+    "gpu": "gpu",
+    "corpus": "corpus",
     "step": "step_time",
     "overhead": "overhead",
     "compile": "compile_time",
@@ -27,7 +29,7 @@ SUITES = {
     "meshes": "accelerators_meshes",
     "memory": "memory",
     "layerwise": "layerwise_memory",
-    "papers": "papers.__main__",
+    "papers": "papers.low_rank_memory",
     "pages": "pages",
 }
 

@@ -1,8 +1,10 @@
-"""LLaMA in bfloat16 with scanned layers, and its training step: ordinary, and layer-wise."""
+"""LLaMA in bfloat16 with scanned layers, and its training steps, ordinary and layer-wise."""
 
 from __future__ import annotations
 
+import functools
 import math
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,14 +42,14 @@ def parameters(model: Shapes, dtype: Any = jnp.bfloat16) -> dict[str, Any]:
 
 
 def drawn(params: Any, seed: int) -> Any:
-    """Random parameters of these shapes, drawn by NumPy, as XLA takes minutes for 1.3B on a CPU."""
-    draws = np.random.default_rng(seed)
+    """Random parameters of these shapes, row after row: an accelerator has room for no more."""
 
     def leaf(x: Any) -> jax.Array:
-        found: Any = np.empty(x.shape, x.dtype)
-        for i in range(len(found)):
-            found[i] = 0.035 * (2 * draws.random(x.shape[1:], np.float32) - 1)
-        return jnp.array(found)
+        def row(i: jax.Array) -> jax.Array:
+            key = jax.random.fold_in(jax.random.key(seed), i)
+            return jax.random.uniform(key, x.shape[1:], x.dtype, -0.035, 0.035)
+
+        return jax.jit(lambda: jax.lax.map(row, jnp.arange(x.shape[0])))()
 
     return jax.tree.map(leaf, params)
 
@@ -63,13 +65,22 @@ def embed(p: Any, tokens: jax.Array) -> jax.Array:
     return p["embedding"][tokens]
 
 
+def turned(x: jax.Array) -> jax.Array:
+    """Queries or keys `(t, heads, HEAD)`, rotated by their positions."""
+    angles = jnp.arange(len(x))[:, None] / 10_000 ** (jnp.arange(HEAD // 2) / (HEAD // 2))
+    cos, sin = (f(angles)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
 def block(p: Any, x: jax.Array) -> jax.Array:
-    """A layer of LLaMA; positions take no memory worth counting."""
+    """A layer of LLaMA."""
     heads = (len(x), x.shape[-1] // HEAD, HEAD)
     h = normalized(x)
     query, key, value = (
         (h @ p[name]["kernel"]).reshape(heads) for name in ("query", "key", "value")
     )
+    query, key = turned(query), turned(key)
     scores = jnp.einsum("thd,shd->hts", query, key, preferred_element_type=jnp.float32)
     past = jnp.tril(jnp.ones((1, len(x), len(x)), bool))
     weights = jax.nn.softmax(jnp.where(past, scores / math.sqrt(HEAD), -1e9)).astype(x.dtype)
@@ -132,3 +143,54 @@ def layerwise(
 
 
 STEPS: dict[str, Callable[..., Any]] = {"ordinary": ordinary, "layerwise": layerwise}
+
+
+TOKENS, RATE = 256, 1e-3  # of a layer-wise step
+RANKS = {"60M": 128, "130M": 256, "350M": 256, "1.3B": 512, "7B": 1024}  # those of GaLore
+KERNELS: dict[str, Any] = {
+    "weight_dimension_numbers": {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+}
+
+
+def in_8_bits(optimizer: Any) -> Any:
+    """Its moments of matrices."""
+    return curvax.quantize_state(optimizer, where=lambda place, leaf: leaf.ndim > 2)
+
+
+METHODS: dict[str, Callable[[int], Any]] = {
+    "optax.adamw": lambda rank: optax.adamw(RATE),
+    "optax.adamw 8 bits": lambda rank: in_8_bits(optax.adamw(RATE)),
+    "racs": lambda rank: curvax.racs(RATE, **KERNELS),
+    "racs int8 weights": lambda rank: curvax.int8_weights(curvax.racs(RATE, **KERNELS)),
+    "galore": lambda rank: curvax.galore(RATE, rank=rank, **KERNELS),
+    "galore 8 bits": lambda rank: in_8_bits(curvax.galore(RATE, rank=rank, **KERNELS)),
+    "fira": lambda rank: curvax.fira(RATE, rank=rank, **KERNELS),
+    "alice": lambda rank: curvax.alice(RATE, rank=min(rank, 512), **KERNELS),
+    "alice untracked": lambda rank: curvax.alice(RATE, rank=min(rank, 512), b3=None, **KERNELS),
+    "alice 8 bits": lambda rank: in_8_bits(curvax.alice(RATE, rank=min(rank, 512), **KERNELS)),
+    "apollo": lambda rank: curvax.apollo(RATE, rank=rank, **KERNELS),
+    "sumo rank 128": lambda rank: curvax.sumo(RATE, rank=128, **KERNELS),
+    "muon": lambda rank: curvax.muon(RATE, dtype="float32", **KERNELS),
+    "muon 8 bits": lambda rank: in_8_bits(curvax.muon(RATE, dtype="float32", **KERNELS)),
+}
+
+
+def timed(size: str, method: str, step: str, calls: int = 5) -> dict[str, Any]:
+    """A step on the device that is there: milliseconds, losses, and the most memory."""
+    adamw, layers = optax.adamw(RATE), METHODS[method](RANKS[size])
+    optimizers = {"embed": adamw, "layers": layers, "head": adamw}
+    params = drawn(parameters(SIZES[size]), 0)
+    # As one program this would fold constants of the size of the moments.
+    states = {name: o.init(params[name]) for name, o in optimizers.items()}
+    tokens = jax.random.randint(jax.random.key(1), (2, TOKENS), 0, SIZES[size].vocabulary)
+    run = functools.partial(STEPS[step], Model(), optimizers)
+    program = jax.jit(run, donate_argnums=(0, 1)).lower(params, states, *tokens).compile()
+    times, losses = [], []
+    for _ in range(calls):
+        begin = time.perf_counter()
+        params, states, value = program(params, states, *tokens)
+        losses.append(float(jax.block_until_ready((params, value))[1]))
+        times.append(1e3 * (time.perf_counter() - begin))
+    memory = jax.devices()[0].memory_stats() or {}
+    found = {"ms": float(np.median(times[1:])), "first_ms": times[0], "losses": losses}
+    return found | {"peak_gib": memory.get("peak_bytes_in_use", 0) / 2**30}

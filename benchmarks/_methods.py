@@ -79,6 +79,9 @@ VARIANTS = {
             {"b3": None}, "projection", 1.6, lambda s: s.basis + 2 * s.low + s.other + 1
         )
     },
+    "soap": {"tracked": Variant({"method": "tracked"}, "two bases")},
+    "eigen_adam": {"tracked": Variant({"method": "tracked"}, "one basis")},
+    "kl_shampoo": {"tracked": Variant({"method": "tracked"}, "two bases")},
     "sumo": {
         "Newton-Schulz": Variant({"method": "newton_schulz"}, "larger projection, Newton-Schulz")
     },
@@ -188,11 +191,14 @@ METHODS: dict[str, Method] = PEERS | {
 
 
 def chosen(families: Sequence[str], variants: bool = True) -> dict[str, Method]:
-    """The methods of these names, with their variants, AdamW, and their peers from Optax."""
+    """The methods of these names, with their variants, AdamW, and their peers from Optax.
+
+    Without variants those that are named, such as "soap, tracked".
+    """
     own = {
         name: method
         for name, method in METHODS.items()
-        if name.partition(",")[0] in families and (variants or "," not in name)
+        if name in families or (variants and name.partition(",")[0] in families)
     }
     return with_peers(own)
 

@@ -1,4 +1,4 @@
-"""What a measurement leaves behind: Markdown tables, their numbers as JSON, a figure."""
+"""What a measurement leaves behind: Markdown tables, their numbers as JSON, figures."""
 
 from __future__ import annotations
 
@@ -123,12 +123,9 @@ def names(allowed: Sequence[str]) -> Any:
     return parse
 
 
-def paper_arguments(doc: str | None, full: str | None = None) -> argparse.Namespace:
-    """What scripts of papers take: `--seed`, `--out`, and `--full` where `full` describes it."""
+def paper_arguments(doc: str | None) -> argparse.Namespace:
+    """What scripts of papers take: `--seed` and `--out`."""
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.set_defaults(full=False)
-    if full is not None:
-        parser.add_argument("--full", action="store_true", help=full)
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--out", type=Path, default=FOLDER / "papers", help="where results go")
     return parser.parse_args()
@@ -145,13 +142,11 @@ def write(
     title: str,
     about: str,
     tables: Sequence[Table],
-    figure: Figure,
     settings: Mapping[str, Any],
-    more: Mapping[str, Figure] | None = None,
+    figures: Mapping[str, Figure] | None = None,
     name: str | None = None,
-    command: str | None = None,
 ) -> None:
-    """Writes `<name>.md`, `.json` and `.png`, and prints the first.
+    """Writes `<name>.md` and `.json`, and prints the first.
 
     Args:
       args: what the parser of `arguments` returned.
@@ -159,21 +154,18 @@ def write(
       title: heading of the page.
       about: what was measured, and how.
       tables: the results.
-      figure: the same, to look at.
       settings: sizes of the measurement.
-      more: other figures, for `<suite>_<key>.png`.
+      figures: by the stems of their files.
       name: of the files; by default that of the suite.
-      command: which made most of it, if this one only added to it.
     """
     body = "\n\n".join([about, *[t.markdown() for t in tables]])
     numbers = [
         {"title": t.title, "columns": {k: list(v) for k, v in t.columns.items()}, "rows": t.rows}
         for t in tables
     ]
-    figures = {name or suite: figure} | {f"{suite}_{key}": x for key, x in (more or {}).items()}
-    command = command or command_of(suite)
+    command = command_of(suite)
     data = {"preset": args.preset, "settings": dict(settings), "tables": numbers}
-    _write(args, name or suite, command, title, body, data, figures)
+    _write(args, name or suite, command, title, body, data, figures or {})
 
 
 def write_paper(
@@ -183,10 +175,9 @@ def write_paper(
     body: str,
     figure: Figure,
 ) -> None:
-    """Page and figure of a script of `papers`; `<name>_full` with `--full`."""
-    stem = name + ("_full" if args.full else "")
+    """Page and figure of a script of `papers`."""
     command = command_of("", f"benchmarks.papers.{name}")
-    _write(args, stem, command, title, body, None, {stem: figure})
+    _write(args, name, command, title, body, None, {name: figure})
 
 
 def _write(

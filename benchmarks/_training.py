@@ -9,7 +9,6 @@ model's and the optimizer's. Runs stop after every stretch of steps, so that sev
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import math
 import time
@@ -18,7 +17,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 import curvax
@@ -27,20 +25,12 @@ from ._programs import whole_bytes
 from ._tasks import WEIGHT_DECAY, Task
 
 
-class Watch(NamedTuple):
-    """Something to look at in the state of a run at each evaluation."""
-
-    name: str  # tells it from others in the cache
-    look: Callable[[optax.GradientTransformation, Any], Any]  # of the optimizer and the run's state
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
     """An optimizer: `make(rate, weight_decay=…, adam_learning_rate=…, **options)`."""
 
     make: Callable[..., optax.GradientTransformation]
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    watch: Watch | None = None  # in the runs at the best learning rate
 
     def optimizer(self, task: Task, values: Mapping[str, Any]) -> optax.GradientTransformation:
         """On the task's schedule, at `rate`, and `adam_rate` for what is not a matrix."""
@@ -73,7 +63,6 @@ class Run(NamedTuple):
     seconds: list[float]  # of the steps since the evaluation before
     compile_seconds: float
     tested: dict[str, float]  # what the task tests at the end
-    watched: list[Any]  # what a `Watch` saw
     training: list[float]  # the loss of the last batch of each stretch
 
     @property
@@ -105,6 +94,8 @@ class Program:
       make: the optimizer, from numbers by name, which may be traced.
       task: what is trained.
       clock: what seconds are read from: of the day, or `time.process_time` beside other load.
+      scanned: whether the steps between two evaluations are one program, so that an accelerator
+        does not wait for Python.
     """
 
     def __init__(
@@ -112,9 +103,12 @@ class Program:
         make: Callable[[Mapping[str, Any]], optax.GradientTransformation],
         task: Task,
         clock: Callable[[], float] = time.perf_counter,
+        scanned: bool = False,
     ):
         """Compiles nothing yet."""
         self.make, self.task, self.clock = make, task, clock
+        self.at_once = task.eval_every if scanned else 1  # steps of a call
+        self.params: Any = None  # at the end of the last run
         self.like = jax.eval_shape(task.params, jax.random.key(0))
         self.init = jax.jit(lambda values, params: make(values).init(params))
         self.compiled: Any = None
@@ -129,7 +123,10 @@ class Program:
             step = state["step"] + 1
             return {"params": params, "opt_state": opt_state, "step": step, "loss": loss}
 
-        self.step = jax.jit(step, donate_argnums=0)
+        def steps(state: Any, *given: Any) -> Any:
+            return jax.lax.scan(lambda x, _: (step(x, *given), None), state, length=self.at_once)[0]
+
+        self.step = jax.jit(steps if scanned else step, donate_argnums=0)
 
     def state_bytes(self, values: Mapping[str, float]) -> int:
         """Of the optimizer's state."""
@@ -138,23 +135,29 @@ class Program:
     def compile(self, *given: Any) -> None:
         """Compiles the step for arguments like these, once."""
         if self.compiled is None:
-            start = self.clock()
-            self.compiled = self.step.lower(*given).compile()
+            self.traced(*given)()
+
+    def traced(self, *given: Any) -> Callable[[], None]:
+        """Traces the step for arguments like these; what it returns compiles it."""
+        start = self.clock()
+        lowered = self.step.lower(*given)
+        # The data are in memory with any optimizer.
+        data = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(given[1:]))
+
+        def compile_it() -> None:
+            self.compiled = lowered.compile()
             self.compile_seconds = self.clock() - start
-            # The data are in memory with any optimizer.
-            data = sum(x.nbytes for x in jax.tree.leaves(given[1:]))
             self.step_bytes = whole_bytes(self.compiled) - data
 
-    def train(
-        self, values: Mapping[str, float], seed: int, last: bool, watch: Watch | None = None
-    ) -> Iterator[Run]:
+        return compile_it
+
+    def train(self, values: Mapping[str, float], seed: int, last: bool) -> Iterator[Run]:
         """One run: what there is of it after each stretch of steps.
 
         Args:
           values: the numbers of the optimizer.
           seed: of parameters and batches.
           last: evaluate at the end alone, not after every stretch.
-          watch: what else to look at, at each evaluation.
         """
         task = self.task
         numbers = {name: jnp.asarray(value) for name, value in values.items()}
@@ -163,14 +166,13 @@ class Program:
         state |= {"step": jnp.zeros((), jnp.int32), "loss": jnp.zeros(())}
         given = task.data, task.batches(seed), numbers
         self.compile(state, *given)
-        look = watch and jax.jit(functools.partial(watch.look, self.make(values)))
-        run = Run([], [], [], self.compile_seconds, {}, [], [])
+        run = Run([], [], [], self.compile_seconds, {}, [])
         jax.block_until_ready((state, given))
         step, seconds = 0, 0.0
         while step < task.steps:
             stretch = min(task.eval_every, task.steps - step)
             begin = self.clock()
-            for _ in range(stretch):
+            for _ in range(stretch // self.at_once):
                 state = self.compiled(state, *given)
             jax.block_until_ready(state)
             seconds += self.clock() - begin
@@ -180,9 +182,8 @@ class Program:
                 run.steps.append(step)
                 run.seconds.append(seconds)
                 run.losses.append(float(task.evaluate(state["params"])))
-                if look is not None:
-                    run.watched.append(jax.tree.map(lambda x: np.asarray(x).tolist(), look(state)))
                 seconds = 0.0
             if step == task.steps:
+                self.params = state["params"]
                 run.tested.update({k: float(x) for k, x in task.test(state["params"]).items()})
             yield run

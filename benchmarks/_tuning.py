@@ -34,7 +34,7 @@ import curvax
 from . import _optimizers, _record, _tasks, _training
 from ._optimizers import ADAMW
 from ._tasks import WEIGHT_DECAY, Task
-from ._training import Method, Program, Run, Watch
+from ._training import Method, Program, Run
 
 GRID = (8e-3, 1.6e-2, 3.2e-2)
 MOST_RATES = 14  # 2¹³ between the ends: a best value there is said to be at an end
@@ -88,11 +88,6 @@ class Found(NamedTuple):
     def rate(self) -> float:
         """The best learning rate."""
         return best_of(self.tuning)
-
-    @property
-    def interior(self) -> bool:
-        """Whether the best has a worse neighbor on either side."""
-        return min(self.tuning) < self.rate < max(self.tuning)
 
     @property
     def losses(self) -> np.ndarray:
@@ -194,15 +189,14 @@ class Study:
         places, missing = [], {}
         for said, rate in rates.items():
             rest = rate if said == ADAMW.said else self.adam_rate
-            watch = None if seed == self.seed else self.methods[said].watch
-            place = self.place(said, rate, rest, seed, watch)
+            place = self.place(said, rate, rest, seed)
             if place not in self.runs and place.exists():
                 self.runs[place] = Run(**json.loads(place.read_text()))
                 self.bar.update()
             elif place not in self.runs:
                 train = self.programs[said].train
                 values = {"rate": rate, "adam_rate": rest}
-                missing[place] = train(values, seed, seed == self.seed, watch)
+                missing[place] = train(values, seed, seed == self.seed)
             places.append(place)
         if missing:
             self.bar.set_postfix_str(f"{', '.join(map(name_of, rates))[:40]}, seed {seed}")
@@ -220,10 +214,10 @@ class Study:
         self.trained += len(runs)
         self.bar.update(len(runs))
 
-    def place(self, said: str, rate: float, rest: float, seed: int, watch: Watch | None) -> Path:
+    def place(self, said: str, rate: float, rest: float, seed: int) -> Path:
         """Where a run is kept."""
         config = [self.task.name, dict(self.task.sizes), said, rate, rest, seed, seed == self.seed]
-        config += [watch and watch.name, digest()]
+        config += [digest()]
         return RUNS / f"{hashlib.sha256(json.dumps(config).encode()).hexdigest()[:16]}.json"
 
     def settings(self) -> dict[str, Any]:

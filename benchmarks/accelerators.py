@@ -31,8 +31,6 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import optax
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 import curvax
 from curvax.transforms.refresh import _due
@@ -279,49 +277,6 @@ def versions_of(lines: dict[Any, dict[str, Any]]) -> str:
     return "; ".join(dict.fromkeys(x["versions"] for x in lines.values() if "versions" in x))
 
 
-def draw(lines: dict[Cell, dict[str, Any]]) -> Figure:
-    """Each method's steps on each device: a point for each model, by four measures."""
-    own = {
-        cell: row_of(cell.method, line, None)
-        for cell, line in lines.items()
-        if "," not in cell.method and cell.part == "step" and cell.stack == "default"
-    }
-    measures = {
-        "kernels": "kernels in a step",
-        "over_least": "bytes over the least",
-        "temporaries": "temporaries over gradients",
-        "compile": "seconds of compiling",
-    }
-    names = [name for name in METHODS if any(cell.method == name for cell in own)]
-    drawn = [device for device in PLATFORMS if any(cell.device == device for cell in own)]
-    models = [model for model in MODELS if any(cell.model == model for cell in own)]
-    colors = dict(zip(models, _record.COLORS, strict=False))
-    figure = Figure(figsize=(15, 0.6 + 5 * len(drawn)), layout="constrained")
-    if not drawn:
-        return figure
-    panels = figure.subplots(len(drawn), len(measures), squeeze=False, sharex="col", sharey=True)
-    for row, device in zip(panels, drawn, strict=True):
-        for axis, (measure, title) in zip(row, measures.items(), strict=True):
-            for model, layers in itertools.product(models, LAYERS):
-                found = {
-                    names.index(cell.method): value
-                    for cell, values in own.items()
-                    if cell[:3] == (device, model, layers) and (value := values.get(measure))
-                }
-                inside = colors[model] if layers == "unrolled" else "none"
-                axis.plot([*found.values()], [*found], "o", mec=colors[model], mfc=inside, ms=5)
-            axis.set_xscale("log")
-            axis.set_title(f"{device}: {title}", fontsize=10)
-            axis.grid(alpha=0.3)
-        row[0].set_yticks(range(len(names)), names, fontsize=8)
-    panels[0, 0].invert_yaxis()
-    dots = [*((model, colors[model], colors[model]) for model in models)]
-    dots += [("layers scanned: open", "black", "none")]
-    handles = [Line2D([], [], ls="", marker="o", label=x, mec=y, mfc=z) for x, y, z in dots]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(dots), frameon=False)
-    return figure
-
-
 def arguments() -> Any:
     """The parser."""
     parser = _record.arguments(__doc__, SECTIONS)
@@ -367,9 +322,7 @@ def main() -> None:
     )
     found = tables(lines)
     settings = {"period": PERIOD, "rank": "a quarter of the width"}
-    _record.write(
-        args, "accelerators", "Programs for accelerators", about, found, draw(lines), settings
-    )
+    _record.write(args, "accelerators", "Programs for accelerators", about, found, settings)
     refused = [
         f"{cell}: {error}"
         for cell in asked

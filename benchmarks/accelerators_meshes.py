@@ -32,8 +32,6 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from curvax.transforms.distribute import _shares
 from tests.hlo import collectives
@@ -52,8 +50,6 @@ LAST = ("out", "down")  # kernels whose columns are the model's width
 CHOSEN = ("muon", "racs", "soap", "shampoo", "galore", "sumo")
 WITHOUT_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 2**31 - 1}
 KINDS = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-COLORS = dict(zip(KINDS, _record.COLORS, strict=False))
-HATCH = "//"
 
 
 class Cell(NamedTuple):
@@ -193,49 +189,6 @@ def tables(lines: dict[Any, dict[str, Any]]) -> list[_record.Table]:
     return found
 
 
-def draw(found: list[_record.Table]) -> Figure:
-    """What a device receives, by kind, where devices exchange anything; a column for each slice."""
-    panels: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = collections.defaultdict(dict)
-    for table in found:
-        model, name, layout = table.title.split(", ")
-        rows = [row for row in table.rows if row.get("received")]
-        if rows:
-            panels[model, layout][name] = rows
-    columns = [f"v5e:{name}" for name in SLICES]
-    heights = [max(map(len, rows.values())) + 3 for rows in panels.values()]
-    figure = Figure(figsize=(9, 1 + 0.18 * sum(heights)), layout="constrained")
-    options: Any = {"squeeze": False, "height_ratios": heights, "sharex": "row"}
-    grid = figure.subplots(len(heights), len(columns), **options)
-    places = itertools.product(panels.items(), columns)
-    for axis, (((model, layout), rows), name) in zip(grid.flat, places, strict=True):
-        if name in rows:
-            _bars(axis, rows[name])
-            axis.set_title(f"{model}, {layout}, {name}", fontsize=8)
-        else:
-            axis.axis("off")
-    figure.suptitle("Received by a device in a step, over the bytes of all matrices", fontsize=9)
-    handles = [
-        *(Patch(color=color, label=kind) for kind, color in COLORS.items()),
-        Patch(facecolor="gray", edgecolor="white", hatch=HATCH, label="with loops: a lower bound"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=7, frameon=False)
-    return figure
-
-
-def _bars(axis: Any, rows: list[dict[str, Any]]) -> None:
-    y, left = np.arange(len(rows)), np.zeros(len(rows))
-    for kind, color in COLORS.items():
-        x = np.array([row[kind] for row in rows])
-        bars = axis.barh(y, x, left=left, color=color, edgecolor="white", linewidth=0)
-        for bar, row in zip(bars, rows, strict=True):
-            bar.set_hatch(HATCH if row["inside"] else "")
-        left += x
-    axis.set_yticks(y, [row["method"].replace("`", "") for row in rows], fontsize=7)
-    axis.invert_yaxis()
-    axis.tick_params(axis="x", labelsize=7)
-    axis.grid(axis="x", alpha=0.3)
-
-
 def main() -> None:
     """Compiles what is missing, and writes the tables of all that is recorded."""
     parser = _record.arguments(__doc__, SECTIONS)
@@ -267,9 +220,7 @@ def main() -> None:
     )
     found = tables(lines)
     settings = {"rank": "a quarter of the width"}
-    _record.write(
-        args, "meshes", "Programs for slices of TPUs", about, found, draw(found), settings
-    )
+    _record.write(args, "meshes", "Programs for slices of TPUs", about, found, settings)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from . import _record
@@ -33,7 +32,6 @@ LEAVES, SHAPES, LEAVES_OF_SHAPES = (1, 10, 100, 400), (1, 4, 16), 48
 RANK = 8
 STACKING, PEER = "stack and unstack", "optax.contrib.muon"
 AIMS = {STACKING: 1.25, PEER: 0.35}
-GRAYS = {STACKING: "black", PEER: "0.5"}
 
 
 def programs(families: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
@@ -116,32 +114,6 @@ def columns(trees: dict[int, Any], counted: str, aims: bool) -> dict[str, tuple[
     return found | {"compilations": ("compilations in 3 calls", "d")}
 
 
-def draw(tables: list[_record.Table], sizes: list[tuple[int, ...]]) -> Figure:
-    """Seconds against the number of leaves or shapes."""
-    figure = Figure(figsize=(5.5 * len(tables) + 2, 4.5), layout="constrained")
-    panels = figure.subplots(1, len(tables), squeeze=False)[0]
-    for axis, table, x in zip(panels, tables, sizes, strict=True):
-        own = [row["program"] for row in table.rows if row["program"] in NAMES]
-        for row in table.rows:
-            name = row["program"]
-            style: dict[str, Any] = {"color": GRAYS.get(name, "0.8"), "lw": 3}
-            if name in own:
-                dashes = ("-", "--", ":")[own.index(name) // 7]
-                style = {"color": _record.COLORS[own.index(name) % 7], "ls": dashes, "lw": 1.2}
-            axis.plot(x, [row[str(size)] for size in x], marker=".", label=name, **style)
-        axis.set(xscale="log", yscale="log", ylabel="seconds", xlabel=table.title)
-        axis.set_xticks(x, [str(size) for size in x])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    figure.legend(
-        *panels[0].get_legend_handles_labels(),
-        loc="outside right center",
-        fontsize=8,
-        frameon=False,
-    )
-    return figure
-
-
 def main() -> None:
     """Prints the tables that the arguments ask for."""
     parser = _record.arguments(__doc__, SECTIONS)
@@ -151,21 +123,19 @@ def main() -> None:
     add("--repeats", type=int, default=2, help="compilations of each (%(default)s)")
     args = parser.parse_args()
     making = programs(args.methods)
-    tables, sizes = [], []
+    tables = []
     if "leaves" in args.only:
         trees = {n: many(n) for n in sorted({*LEAVES, args.most}) if n <= args.most}
         held = args.most >= max(LEAVES)
         rows = measure(making, trees, args.repeats, held)
         title = "Leaves of one shape"
         tables.append(_record.Table(title, columns(trees, "leaves", held), rows))
-        sizes.append(tuple(trees))
     if "shapes" in args.only:
         leaves = min(LEAVES_OF_SHAPES, args.most)
         trees = {n: many(leaves, n) for n in SHAPES if n <= leaves}
         rows = measure(making, trees, args.repeats, False)
         title = f"Distinct shapes of {leaves} leaves"
         tables.append(_record.Table(title, columns(trees, "shapes", False), rows))
-        sizes.append(tuple(trees))
     about = (
         "Seconds to trace and compile a jitted update: the best of "
         f"{args.repeats} compilations, with the programs in turns. *Stack and unstack* only stacks "
@@ -174,9 +144,7 @@ def main() -> None:
         "of leaves or shapes."
     )
     settings = {"most": args.most, "repeats": args.repeats, "rank": RANK}
-    _record.write(
-        args, "compile", "Time of compilation", about, tables, draw(tables, sizes), settings
-    )
+    _record.write(args, "compile", "Time of compilation", about, tables, settings)
 
 
 if __name__ == "__main__":

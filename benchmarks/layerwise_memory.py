@@ -41,37 +41,22 @@ from tests.hlo import collectives
 
 from . import _lines, _record
 from ._devices import abstract_state
-from ._llama import SIZES, STEPS, Model, block, embed, loss, parameters
+from ._llama import (
+    METHODS,
+    RANKS,
+    RATE,
+    SIZES,
+    STEPS,
+    TOKENS,
+    Model,
+    block,
+    embed,
+    loss,
+    parameters,
+)
 from ._programs import once
 
-TOKENS, RATE, GIB = 256, 1e-3, 2**30
-RANKS = {"60M": 128, "130M": 256, "350M": 256, "1.3B": 512, "7B": 1024}  # those of GaLore
-KERNELS: dict[str, Any] = {
-    "weight_dimension_numbers": {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
-}
-
-
-def in_8_bits(optimizer: Any) -> Any:
-    """Its moments of matrices."""
-    return curvax.quantize_state(optimizer, where=lambda place, leaf: leaf.ndim > 2)
-
-
-METHODS: dict[str, Callable[[int], Any]] = {
-    "optax.adamw": lambda rank: optax.adamw(RATE),
-    "optax.adamw 8 bits": lambda rank: in_8_bits(optax.adamw(RATE)),
-    "racs": lambda rank: curvax.racs(RATE, **KERNELS),
-    "racs int8 weights": lambda rank: curvax.int8_weights(curvax.racs(RATE, **KERNELS)),
-    "galore": lambda rank: curvax.galore(RATE, rank=rank, **KERNELS),
-    "galore 8 bits": lambda rank: in_8_bits(curvax.galore(RATE, rank=rank, **KERNELS)),
-    "fira": lambda rank: curvax.fira(RATE, rank=rank, **KERNELS),
-    "alice": lambda rank: curvax.alice(RATE, rank=min(rank, 512), **KERNELS),
-    "alice untracked": lambda rank: curvax.alice(RATE, rank=min(rank, 512), b3=None, **KERNELS),
-    "alice 8 bits": lambda rank: in_8_bits(curvax.alice(RATE, rank=min(rank, 512), **KERNELS)),
-    "apollo": lambda rank: curvax.apollo(RATE, rank=rank, **KERNELS),
-    "sumo rank 128": lambda rank: curvax.sumo(RATE, rank=128, **KERNELS),
-    "muon": lambda rank: curvax.muon(RATE, dtype="float32", **KERNELS),
-    "muon 8 bits": lambda rank: in_8_bits(curvax.muon(RATE, dtype="float32", **KERNELS)),
-}
+GIB = 2**30
 COLUMNS = {
     "size": ("model", ""),
     "method": ("method", ""),
@@ -336,7 +321,7 @@ def main() -> None:
     title = "Memory of a step, ordinary and layer-wise"
     settings = {"device": args.device, "tokens": TOKENS, "ranks": RANKS}
     _record.write(
-        args, "layerwise", title, about, tables, draw(one, args.device), settings, name=name
+        args, "layerwise", title, about, tables, settings, {name: draw(one, args.device)}, name
     )
 
 

@@ -28,10 +28,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import curvax
@@ -137,38 +135,6 @@ def steps(
     return [row | {"over_adamw": ratio(row.get("peak"), adamw.get("peak"))} for row in rows]
 
 
-def draw(tables: list[_record.Table], params: float) -> Figure:
-    """State against formula, and what a training step reserves."""
-    height = 0.2 * max(len(t.rows) for t in tables) + 1.8
-    figure = Figure(figsize=(6 * len(tables), height), layout="constrained")
-    panels = figure.subplots(1, len(tables), squeeze=False)[0]
-    for axis, table in zip(panels, tables, strict=True):
-        y = np.arange(len(table.rows))
-        if "wide_bytes" in table.rows[0]:
-            marks = {"wide_formula": ("|", 14, "formula"), "wide_bytes": (".", 6, "state_bytes")}
-            for i, (key, (marker, size, label)) in enumerate(marks.items()):
-                x = [row[key] or np.nan for row in table.rows]
-                axis.plot(x, y, marker, color=_record.COLORS[1 - i], ms=size, label=label)
-            axis.set(xscale="log", xlabel="bytes of the state of a 768×3072 matrix")
-            place = "outside lower left"
-        else:
-            left = np.zeros(len(y))
-            state = np.array([row["state"] for row in table.rows])
-            rest = np.array([row.get("peak", np.nan) for row in table.rows]) - state - params
-            widths = {"parameters": np.full(len(y), params), "optimizer state": state}
-            for i, (label, x) in enumerate((widths | {"everything else": rest}).items()):
-                axis.barh(y, x, left=left, color=_record.COLORS[i], label=label)
-                left += x
-            axis.set(xlabel="peak of a training step, MB")
-            place = "outside lower right"
-        handles = axis.get_legend_handles_labels()
-        figure.legend(*handles, loc=place, ncols=3, fontsize=8, frameon=False)
-        axis.set_yticks(y, [row["method"] for row in table.rows], fontsize=7)
-        axis.invert_yaxis()
-        axis.grid(axis="x", alpha=0.3)
-    return figure
-
-
 def main() -> None:
     """Prints the tables that the arguments ask for."""
     parser = _record.arguments(__doc__, SECTIONS)
@@ -204,9 +170,8 @@ def main() -> None:
         "Bytes from shapes and from compiled programs (`memory_analysis`), without a run. The peak "
         "is the sum of arguments, results that do not overwrite an argument, and temporaries."
     )
-    figure = draw(tables, params)
     name = f"memory_{args.device}" if elsewhere else "memory"
-    _record.write(args, "memory", "Memory", about, tables, figure, settings, name=name)
+    _record.write(args, "memory", "Memory", about, tables, settings, name=name)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import curvax
 from tests.registry import LEADERS, METHODS
 
+from . import _published
 from ._methods import CODED, NAMES, PEER
 from ._record import FOLDER, cell, table
 from .evidence import _claims, _compare, _lines, _plan
@@ -38,6 +39,7 @@ PAGES = (
     "docs/claims.md",
     "docs/start.md",
     "docs/performance.md",
+    "docs/published.md",
 )
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
@@ -312,6 +314,10 @@ TABLES: dict[str, Callable[[], str]] = {
     **{
         f"claims_{paper}": functools.partial(lambda paper: _claims.claims(paper, runs()), paper)
         for paper in _claims.CLAIMS
+    },
+    **{
+        f"published_{paper}": functools.partial(_published.runs_of, paper)
+        for paper in _published.PAPERS
     },
 }
 

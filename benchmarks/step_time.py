@@ -20,13 +20,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 from tqdm import tqdm
 
 from . import _floors, _record
-from ._methods import NAMES, Method, chosen
+from ._methods import METHODS, NAMES, Method, chosen
 from ._timing import Program, compile_all, percentile, ratio, take_turns, update_of
 from ._trees import GPT2_SMALL, LLAMA_130M, Shapes, kernels
 
@@ -111,42 +108,12 @@ def aim(value: float | None, bound: float | None) -> str | None:
     return None if value is None or bound is None else _record.verdict(value, bound)
 
 
-def draw(tables: list[_record.Table]) -> Figure:
-    """Median and 99th percentile of every method, on one scale; its products beside it."""
-    figure = Figure(figsize=(5.5 * len(tables), 0.22 * max(len(t.rows) for t in tables) + 1.6))
-    figure.set_layout_engine("constrained")
-    handles: Any = None
-    for axis, table in zip(figure.subplots(1, len(tables), squeeze=False)[0], tables, strict=True):
-        rows = table.rows
-        y = np.arange(len(rows))
-        marks = {
-            "products": ("|", _record.BLACK, "its products alone"),
-            "p50": ("o", _record.BLUE, "between refreshes"),
-            "p99": (".", _record.SKY, "the same, p99"),
-            "refresh_p50": ("D", _record.VERMILION, "at a refresh"),
-        }
-        for key, (marker, color, label) in marks.items():
-            x = [np.nan if row.get(key) is None else row[key] for row in rows]
-            size = 10 if marker == "|" else 5
-            axis.plot(x, y, marker, color=color, markersize=size, label=label, mew=1.5)
-        axis.set_yticks(y, [row["method"] for row in rows], fontsize=8)
-        axis.invert_yaxis()
-        axis.grid(alpha=0.3)
-        axis.set(xscale="log", xlabel="ms per update", title=table.title)
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.minorticks_off()
-        handles = axis.get_legend_handles_labels()
-    if handles:
-        figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    return figure
-
-
 def main() -> None:
     """Prints the tables that the arguments ask for."""
     parser = _record.arguments(__doc__, tuple(MODELS))
     add = parser.add_argument
-    add("--methods", type=_record.names(NAMES), default=NAMES, help="separated by commas")
+    known = _record.names(tuple(METHODS))
+    add("--methods", type=known, default=NAMES, help="separated by commas")
     add("--plain", action="store_true", help="without storages and other variants")
     for name in ("width", "layers", "rank", "rounds"):
         add(f"--{name}", type=int, help="in place of the preset's")
@@ -167,7 +134,6 @@ def main() -> None:
         "Time of a step",
         about(),
         tables,
-        draw(tables),
         settings | {"seconds": args.seconds},
     )
 

@@ -2,11 +2,7 @@
 
     python -m benchmarks train                              # all methods: most of an hour
     python -m benchmarks train --methods muon,racs --only lm
-    python -m benchmarks train --methods dion --add         # to the record, on its grids
     python -m benchmarks train --preset gpu --text book.txt # a GPT of 85 million parameters: a day
-
-With `--add` the methods join the record in the folder of results: on its learning rates, if AdamW
-has the record's losses. Their times over AdamW's are then what the record takes from this run.
 
 The models are those of `examples/train_lm.py` and `examples/train_digits.py`, the optimizers all of
 the library's and their peers in Optax; AdamW always takes part. How learning rates are found is
@@ -19,26 +15,21 @@ the training changes, so that the command goes on where it was stopped.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from . import _record
-from ._curves import limits, spread, table_of_tunings
-from ._optimizers import FAMILIES, NAMES, methods_for
+from ._curves import spread, table_of_tunings
+from ._optimizers import NAMES, methods_for
 from ._tasks import DIGITS, LM, TASKS, Task
-from ._tuning import GRID, Found, Study, finite
+from ._tuning import Found, Study, finite
 
 ADAMW = "optax.adamw"
 Rows = Mapping[str, dict[str, Any]]  # by method
 TITLES = {"lm": "A small language model", "digits": "Handwritten digits"}
-SCALES = {"lm": "linear", "digits": "log"}
 PRESETS: dict[str, dict[str, dict[str, int]]] = {
     "cpu": {"lm": LM, "digits": DIGITS},
     "gpu": {
@@ -135,12 +126,11 @@ def infinite(values: Sequence[float | None]) -> np.ndarray:
     return np.array([math.inf if value is None else value for value in values])
 
 
-def tables_of(study: Study, rows: Rows, image: str) -> list[_record.Table]:
+def tables_of(study: Study, rows: Rows) -> list[_record.Table]:
     """The comparison, best loss first, and the tuning."""
     task = study.task
     columns = {key: x for key, x in COLUMNS.items() if rows[ADAMW][key] is not None}
     notes = [study.head(), verdict(rows)]
-    notes += [f"![validation loss over steps and over seconds]({image})"]
     title = TITLES[task.name]
     best_first = sorted(rows.values(), key=lambda row: losses_of(row).mean())
     tunings = {name: tuning_of(row) for name, row in rows.items()}
@@ -162,131 +152,11 @@ def tuning_of(row: Mapping[str, Any]) -> dict[float, float]:
 # Adding to a record.
 
 
-def added(old: Rows, new: Rows) -> Rows:
-    """The rows of a record and those of another run, whose times become the record's.
-
-    Raises:
-      ValueError: if AdamW's losses differ.
-    """
-    ours, theirs = old[ADAMW], new[ADAMW]
-    if not np.allclose(losses_of(ours), losses_of(theirs), rtol=1e-5):
-        raise ValueError(
-            f"AdamW's losses must be the record's, {ours['losses_by_seed']}; they are "
-            f"{theirs['losses_by_seed']} here, so that all methods have to be trained again."
-        )
-    ratio = ours["ms"] / theirs["ms"]
-    joined = {**old, **{name: in_time(row, ratio) for name, row in new.items() if name != ADAMW}}
-    return {name: joined[name] for name in NAMES if name in joined}
-
-
-def in_time(row: Mapping[str, Any], ratio: float) -> dict[str, Any]:
-    """A row whose times are multiplied by a ratio."""
-    times = {key: ratio * row[key] for key in ("ms", "compile_seconds")}
-    by_seed = [None if x is None else ratio * x for x in row["seconds_by_seed"]]
-    seconds = [ratio * x for x in row["curve"]["seconds"]]
-    return {
-        **row,
-        **times,
-        "seconds_by_seed": by_seed,
-        "curve": {**row["curve"], "seconds": seconds},
-    }
-
-
-def recorded(args: argparse.Namespace) -> dict[str, Any]:
-    """The record to add to."""
-    record = json.loads((args.out / "train.json").read_text())
-    if (record["seed"], record["preset"]) != (args.seed, args.preset):
-        raise ValueError(f"the record has seed {record['seed']} and preset {record['preset']!r}.")
-    return record
-
-
-def rows_in(record: Mapping[str, Any], task: Task) -> Rows:
-    """Of one task, by method."""
-    table = next(x for x in record["tables"] if x["title"] == TITLES[task.name])
-    return {row["method"]: row for row in table["rows"]}
-
-
-# Figures.
-
-
-def draw(task: Task, rows: Rows) -> Figure:
-    """A pair of panels for each family, loss against step and against seconds, with AdamW."""
-    families = panels(rows)
-    columns = min(3, len(families))
-    lines = -(-len(families) // columns)
-    figure = Figure(figsize=(1 + 4.2 * columns, 1 + 6.4 * lines), layout="constrained")
-    axes = figure.subplots(2 * lines, columns, squeeze=False, sharey=True)
-    for axis in axes.flat:
-        axis.set_visible(False)  # until something is drawn
-    for i, (family, names) in enumerate(families.items()):
-        line, column = divmod(i, columns)
-        pair = axes[2 * line : 2 * line + 2, column]
-        for axis, seconds in zip(pair, (False, True), strict=True):
-            draw_family(axis, rows, names, seconds)
-            if column == 0:
-                axis.set(ylabel=f"validation loss ({task.unit})")
-        pair[0].set(title=family)
-        pair[0].legend(frameon=False, fontsize="small", loc="upper right")
-    scale = SCALES[task.name]
-    curves = [infinite(row["curve"][bound]) for row in rows.values() for bound in ("min", "max")]
-    axes[0, 0].set(yscale=scale, ylim=limits(curves, scale))
-    if scale == "log":
-        axes[0, 0].yaxis.set(
-            major_locator=LogLocator(subs=(1, 2, 5)),
-            major_formatter=StrMethodFormatter("{x:g}"),
-            minor_locator=NullLocator(),
-        )
-    figure.suptitle(
-        f"{TITLES[task.name]}: every method at its own best learning rate\n"
-        "lines: mean of three seeds, shaded: their range; dotted: AdamW's loss at the end",
-        fontsize="medium",
-    )
-    return figure
-
-
-def panels(rows: Rows) -> dict[str, list[str]]:
-    """The families that were measured; what is in 4 bits has its form in float32 beside it."""
-    families: dict[str, list[str]] = {}
-    for family, names in FAMILIES.items():
-        forms = [form for name in names for form in (name.removesuffix("_4bit"), name)]
-        there = [name for name in dict.fromkeys(forms) if name in rows]
-        if rows.keys() & set(names):
-            families[family[0].upper() + family[1:]] = there
-    return families or {"AdamW": []}
-
-
-def draw_family(axis: Axes, rows: Rows, names: Sequence[str], seconds: bool) -> None:
-    """The curves of some methods, and AdamW's."""
-    axis.set_visible(True)
-    axis.set(xlabel="seconds of training" if seconds else "step")
-    axis.axhline(float(losses_of(rows[ADAMW]).mean()), color="gray", lw=0.9, linestyle=":")
-    for name in (ADAMW, *names):
-        curve = rows[name]["curve"]
-        over = curve["seconds" if seconds else "steps"]
-        mean, low, high = (infinite(curve[key]) for key in ("mean", "min", "max"))
-        color, style = ("gray", "-") if name == ADAMW else look_of(name, names)
-        axis.plot(over, mean, style, color=color, label=name)
-        axis.fill_between(over, low, high, color=color, alpha=0.2, lw=0)
-    axis.grid(alpha=0.3)
-
-
-def core(name: str) -> str:
-    """What a method is a form of."""
-    return name.rpartition(".")[2].removesuffix("_4bit")
-
-
-def look_of(name: str, names: Sequence[str]) -> tuple[str, str]:
-    """One color for all forms of a method; dashed is Optax's, or float32 beside 4 bits."""
-    dashed = name.startswith("optax.") or f"{name}_4bit" in names
-    index = list(dict.fromkeys(map(core, names))).index(core(name))
-    return _record.COLORS[index], "--" if dashed else "-"
-
-
 # The command.
 
 
-def about(studies: Sequence[Study], more: Sequence[Mapping[str, Any]] = ()) -> str:
-    """What the page says of itself, and of runs that added to it."""
+def about(studies: Sequence[Study]) -> str:
+    """What the page says of itself."""
     runs = sum(len(study.runs) for study in studies)
     cached = runs - sum(study.trained for study in studies)
     parts = [
@@ -305,15 +175,8 @@ def about(studies: Sequence[Study], more: Sequence[Mapping[str, Any]] = ()) -> s
         "The 4-bit forms have `curvax.cholesky(error_feedback=0.95)` for Shampoo and "
         "`curvax.quantized()` for SOAP and ASGO.",
     ]
-    if cached and not more:
+    if cached:
         parts.append(f"{cached} of the {runs} runs came from the cache.")
-    for run in more:
-        parts.append(
-            f"The rows of {', '.join(run['methods'])} were added by `{run['command']}`, whose "
-            "AdamW has the same losses. Their times are AdamW's of this record, times their ratio "
-            "to AdamW's in that run, beside other work on the machine: they are uncertain by a "
-            "fifth, and ratios below 1 are noise."
-        )
     return "\n\n".join(parts)
 
 
@@ -324,7 +187,6 @@ def parse() -> argparse.Namespace:
     help = "compared besides AdamW, separated by commas"
     add("--methods", type=_record.names(NAMES), default=NAMES, help=f"{help} ({', '.join(NAMES)})")
     add("--text", help="for lm, a UTF-8 file in the place of Python's documentation")
-    add("--add", action="store_true", help="add the methods to the record in --out")
     for name in LM:
         add(f"--{name}", type=int, help="in the place of the preset's")
     return parser.parse_args()
@@ -340,32 +202,19 @@ def make_task(name: str, args: argparse.Namespace) -> Task:
 def main() -> None:
     """Trains what the arguments ask for and prints the comparison."""
     args = parse()
-    tables, figures, settings, studies = [], {}, {}, []
-    record = recorded(args) if args.add else {"settings": {}, "command": None}
+    tables, settings, studies = [], {}, []
     for name in args.only:
         task = make_task(name, args)
         known = methods_for(task)
         methods = {n: known[n] for n in NAMES if n in args.methods or n == ADAMW}
-        before = record["settings"].get(name, {})
-        study = Study(task, methods.values(), args.seed, before.get("grid", GRID)).run()
+        study = Study(task, methods.values(), args.seed).run()
         found = study.find_all(methods)
         rows = {n: row_of(n, x, found[ADAMW]) for n, x in found.items()}
-        rows = added(rows_in(record, task), rows) if args.add else rows
-        image = f"train_{name}.png" if figures else "train.png"
-        tables += tables_of(study, rows, image)
-        figures[name] = draw(task, rows)
-        settings[name] = {**study.settings(), **before}
+        tables += tables_of(study, rows)
+        settings[name] = study.settings()
         studies.append(study)
-    more = record["settings"].get("added", [])
-    if args.add:
-        names = [name for name in args.methods if name != ADAMW]
-        more = [*more, {"methods": names, "command": _record.command_of("train")}]
-        settings["added"] = more
-    figure = figures.pop(args.only[0])
     title = "Training with tuned optimizers"
-    page = about(studies, more)
-    command = record["command"]
-    _record.write(args, "train", title, page, tables, figure, settings, figures, command=command)
+    _record.write(args, "train", title, about(studies), tables, settings)
 
 
 if __name__ == "__main__":

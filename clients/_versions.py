@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import platform
+import re
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -22,7 +23,8 @@ ALWAYS = ("jax", "jaxlib", "optax", "flax", "orbax-checkpoint", "numpy")
 
 def row(client: str, packages: list[str]) -> str:
     found = []
-    for name in dict.fromkeys([*packages, *ALWAYS]):
+    names = [re.split("[<>=]", package)[0] for package in packages]
+    for name in dict.fromkeys([*names, *ALWAYS]):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found.append(f"{name} {metadata.version(name)}")
     return (

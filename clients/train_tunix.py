@@ -1,4 +1,4 @@
-"""A small Llama 3 of tunix (NNX), on sequences made here.
+"""A small Llama 3 of tunix (NNX), on sequences made here: all weights, or factors of LoRA alone.
 
 tunix' trainer, loop and checkpoints are as they are. A restart skips the batches that it has seen.
 """
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import qwix
 from _check import check_restart, watched
 from flax import nnx
 from tunix.models.llama3 import model as llama
@@ -68,6 +69,9 @@ class Losses(hooks.TrainingHooks):
 
 def train(client: str, folder: Path, steps: int) -> tuple[list[float], dict]:
     model = llama.Llama3(CONFIG, rngs=nnx.Rngs(0))
+    if client == "tunix_lora":
+        factors = qwix.LoraProvider(module_path=".*(proj|lm_head)", rank=4, alpha=8.0)
+        model = qwix.apply_lora_to_model(model, factors, **model.get_model_input())
     checkpoints = folder / "checkpoints"
     config = peft_trainer.TrainingConfig(
         eval_every_n_steps=10**6,
@@ -88,4 +92,4 @@ def train(client: str, folder: Path, steps: int) -> tuple[list[float], dict]:
 
 
 if __name__ == "__main__":
-    check_restart(train, ["tunix"])
+    check_restart(train, ["tunix", "tunix_lora"])

@@ -22,11 +22,14 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `curvax.eigenbases` | ways to renew an eigenbasis |
 | `curvax.grafts` | lengths of directions |
 | `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
+| `curvax.published` | the settings that papers publish |
+
+`curvax/transforms/__init__.py` has the map of the modules, and follows a step through them.
 """
 
 from importlib import metadata as _metadata
 
-from . import eigenbases, grafts, polar, policies, rules, subspaces
+from . import eigenbases, grafts, polar, policies, published, rules, subspaces
 from .optimizers import (
     alice,
     apollo,
@@ -67,7 +70,7 @@ from .optimizers import (
 from .transforms._spikes import skip_spikes
 from .transforms.directions._clip_by_last_norm import clip_by_last_norm
 from .transforms.directions._clip_logits import clip_logits
-from .transforms.directions._diagonal import precondition_columns
+from .transforms.directions._diagonal import precondition_diagonal
 from .transforms.directions._dion import scale_by_dion
 from .transforms.directions._graft import graft
 from .transforms.directions._moment_ratio import moment_ratio
@@ -190,7 +193,8 @@ __all__ = [
     "portable_state",
     "power_iteration",
     "precondition",
-    "precondition_columns",
+    "precondition_diagonal",
+    "published",
     "quantize_state",
     "quantized",
     "racs",

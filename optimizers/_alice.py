@@ -35,6 +35,7 @@ def scale_by_alice(
     carry: Carry | None = None,
     side: str = "smaller",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `alice` on batches of matrices `(..., m, n)`.
 
@@ -52,6 +53,7 @@ def scale_by_alice(
             b3=b3,
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
     )
@@ -73,6 +75,7 @@ def alice(
     carry: Carry | None = None,
     side: str = "smaller",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -127,9 +130,9 @@ def alice(
       carry: how moments follow a new basis; `None` is `subspaces.keep()`, as published.
       side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
         that of the official code, see `in_subspace`.
-      clamp_rank: whether to replace a `rank` or `leading` that does not fit a matrix by the nearest
-        that fits; `False` makes it an error.
       seed: of the random draws.
+      dtype: of the stored basis and moments: "bfloat16", as the papers count, "float32", or `None`:
+        float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
@@ -149,7 +152,7 @@ def alice(
 
     References:
       Gong et al., `Towards Efficient Optimizer Design <https://arxiv.org/abs/2502.07752>`_,
-      Algorithms 2, 3, 4 and 10, Theorems 5.1 and 5.2, section F.7.
+      Algorithms 2, 3, 4 and 10, Theorem 5.1, section F.7.
     """
     return assemble(
         scale_by_alice(
@@ -166,6 +169,7 @@ def alice(
             carry=carry,
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         learning_rate,
         guard=False,

@@ -30,6 +30,7 @@ def scale_by_apollo(
     refresh: Refresh = 200,
     side: str = "smaller",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `apollo` on batches of matrices `(..., m, n)`.
 
@@ -45,6 +46,7 @@ def scale_by_apollo(
             compensation=channel_scaling(whole=whole),
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         optax.identity() if gamma is None else limit_norm_growth(gamma),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
@@ -65,6 +67,7 @@ def apollo(
     refresh: Refresh = 200,
     side: str = "smaller",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -110,6 +113,8 @@ def apollo(
       side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
         that of the official code, see `in_subspace`.
       seed: of the random draws.
+      dtype: of the stored basis and moments: "bfloat16", as the papers count, "float32", or `None`:
+        float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
       matrices: see `muon`. The output layer goes to AdamW; `MatrixRule(output_layer=None)` makes
         it a matrix.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
@@ -146,6 +151,7 @@ def apollo(
             refresh=refresh,
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         learning_rate,
         guard=False,

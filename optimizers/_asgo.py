@@ -9,6 +9,7 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._momentum import momentum
+from ..transforms.kronecker._basis import BasisMethod
 from ..transforms.kronecker._precondition import precondition
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
@@ -22,6 +23,7 @@ def scale_by_asgo(
     b2: jax.typing.ArrayLike | None = None,
     eps: jax.typing.ArrayLike = 1e-6,
     refresh: Refresh = 1,
+    solver: str | BasisMethod = "eigh",
     variant: str = "practical",
     storage: Storage | None = None,
     side: str | None = None,
@@ -46,11 +48,11 @@ def scale_by_asgo(
         None if theoretical else momentum(0.9 if b1 is None else b1, dtype=dtype),
         refresh=as_policy(refresh, offset=1, first=True),
         side=side,
-        square="right" if side == "smaller" else None,
         root=2,
         b2=None if theoretical else (0.95 if b2 is None else b2),
         eps=eps,
         damping_mode="outside" if theoretical else "absolute",
+        solver=solver,
         statistics="momentum" if variant == "from_momentum" else "gradient",
         storage=storage,
         limit=limit,
@@ -64,6 +66,7 @@ def asgo(
     b2: jax.typing.ArrayLike | None = None,
     eps: jax.typing.ArrayLike = 1e-6,
     refresh: Refresh = 1,
+    solver: str | BasisMethod = "eigh",
     variant: str = "practical",
     storage: Storage | None = None,
     side: str | None = None,
@@ -93,8 +96,9 @@ def asgo(
       M_t = b_1 M_{t-1} + (1-b_1) G_t, \qquad V_t = b_2 V_{t-1} + (1-b_2)\, G_t G_t^\top, \qquad
       D_t = (V_t + \epsilon I)^{-1/2} M_t
 
-    This is for `m < n`. Otherwise, also for `m = n` as in the paper, the root is on the right and
-    `V` averages :math:`G^\top G`. There is no bias correction. Every parameter is a matrix: a
+    This is for `m ≤ n`. Otherwise the root is on the right and `V` averages :math:`G^\top G`. For
+    `m = n` the left side, the inputs, is the paper's "right": rows of its `W` are neurons. There is
+    no bias correction. Every parameter is a matrix: a
     vector, bias or scale has one row and gets one adaptive number, as in AdaGrad-norm.
 
     With `refresh=1` the Frobenius norm of a direction is at most `C √min(m, n)`, where
@@ -115,10 +119,14 @@ def asgo(
       b2: decay rate of the statistics (0.95).
       eps: damping, inside the root; with 0 the root is that of `V` on its range.
       refresh: period or policy of the root; period k is due at steps 1, k + 1, 2k + 1, …
+      solver: "eigh"; or, by products, "tracked", `eigenbases.tracked(rotations)`, from eigenbases
+        that follow the statistics, "products", "coupled_newton" or "newton_schulz", see
+        `inverse_root`. "theoretical" takes "eigh" or "tracked".
       variant: "practical" (Algorithm 2); "from_momentum" (Eq. 4: statistics of `M` instead of `G`);
         "theoretical" (Algorithm 1: sums, no momentum, left side, damping outside the root).
       storage: how factors and roots are stored; `dense()` by default.
-      side: "left", "right" or "smaller"; `None` is "left" for "theoretical", otherwise "smaller".
+      side: "left", "right" or "smaller" (left if square); `None` is "left" for "theoretical",
+        otherwise "smaller".
       dtype: dtype of the momentum; the parameters' if `None`.
       limit: whether to shorten directions to the norm `√(min(m, n) / (1 - b2))`.
       matrices: see `muon`; "all", as in the paper, also for a `MatrixRule` without this field.
@@ -152,6 +160,7 @@ def asgo(
             b2=b2,
             eps=eps,
             refresh=refresh,
+            solver=solver,
             variant=variant,
             storage=storage,
             side=side,

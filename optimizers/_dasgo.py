@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.directions._diagonal import precondition_columns
+from ..transforms.directions._diagonal import precondition_diagonal
 from ..transforms.directions._momentum import momentum
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ._assemble import MeshAxis, assemble
@@ -18,13 +18,14 @@ def scale_by_dasgo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.99,
     eps: jax.typing.ArrayLike = 1e-6,
+    side: str = "left",
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `dasgo` on batches of matrices `(..., m, n)`.
 
     `dasgo` documents the arguments.
     """
-    return precondition_columns(momentum(b1, dtype=dtype), b2=b2, eps=eps)
+    return precondition_diagonal(momentum(b1, dtype=dtype), side=side, b2=b2, eps=eps)
 
 
 def dasgo(
@@ -33,6 +34,7 @@ def dasgo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.99,
     eps: jax.typing.ArrayLike = 1e-6,
+    side: str = "left",
     dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = "all",
     weight_dimension_numbers: Any = None,
@@ -43,31 +45,35 @@ def dasgo(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DASGO: momentum with scaled columns, one adaptive number per output.
+    r"""DASGO: momentum with scaled rows, one adaptive number per input.
 
     Use it when ASGO's factors are too large: it needs hardly more memory than SGD with momentum,
-    and no decomposition. Unlike ASGO it ignores correlations between columns.
+    and no decomposition. Unlike ASGO it ignores correlations between rows.
 
     Start with 4 times a tuned AdamW's learning rate, and with `b1=0.8`.
 
     .. math::
       M_t = b_1 M_{t-1} + (1-b_1) G_t, \quad
-      v_t = b_2 v_{t-1} + (1-b_2) \mathrm{diag}(G_t^\top G_t), \quad
-      D_t = M_t\, \mathrm{diag}(v_t + \epsilon)^{-1/2}
+      v_t = b_2 v_{t-1} + (1-b_2) \mathrm{diag}(G_t G_t^\top), \quad
+      D_t = \mathrm{diag}(v_t + \epsilon)^{-1/2} M_t
 
-    always on the right side, without bias correction. Every parameter is a matrix: a vector, bias
-    or scale has one row, for which DASGO is Adam without bias correction.
+    without bias correction. The side is the paper's, "right": rows of its `W` are neurons, so that
+    its columns are the inputs, which are the rows here (`MatrixAxes`). Every parameter is a
+    matrix: a vector, bias or scale has one row and gets one adaptive number. The authors' code
+    leaves these and embeddings to AdamW (`matrices=None`), and gives each direction the root mean
+    square 0.2 (`normalize_matrices(0.2)` behind `scale_by_dasgo`).
 
-    State per `m × n` matrix: `mn + n` numbers. Work per step: two passes over the gradient.
+    State per `m × n` matrix: `mn + m` numbers. Work per step: two passes over the gradient.
 
-    Relation, with a test of the same name: on a matrix with one row it is Adam without bias
+    Relation, with a test of the same name: on a matrix with one column it is Adam without bias
     correction and with epsilon inside the root.
 
     Args:
       learning_rate: a number or a schedule.
       b1: decay rate of the momentum.
-      b2: decay rate of the columns' sums of squares.
+      b2: decay rate of the rows' sums of squares.
       eps: damping, inside the root.
+      side: "left" (the inputs) or "right": a number per output.
       dtype: dtype of the momentum; the parameters' if `None`.
       matrices: see `muon`; "all", as in the paper, also for a `MatrixRule` without this field.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
@@ -92,7 +98,7 @@ def dasgo(
       <https://arxiv.org/abs/2503.20762>`_, Algorithm 3.
     """
     return assemble(
-        scale_by_dasgo(b1=b1, b2=b2, eps=eps, dtype=dtype),
+        scale_by_dasgo(b1=b1, b2=b2, eps=eps, side=side, dtype=dtype),
         learning_rate,
         matrices=as_rule(matrices, weight_dimension_numbers, matrices="all"),
         mesh=mesh,

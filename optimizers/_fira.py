@@ -30,6 +30,7 @@ def scale_by_fira(
     carry: Carry | None = None,
     side: str = "smaller",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `fira` on batches of matrices `(..., m, n)`.
 
@@ -46,6 +47,7 @@ def scale_by_fira(
             compensation=compensation,
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
     )
@@ -65,6 +67,7 @@ def fira(
     carry: Carry | None = None,
     side: str = "smaller",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -109,6 +112,8 @@ def fira(
       side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
         that of the official code, see `in_subspace`.
       seed: of the random draws.
+      dtype: of the stored basis and moments: "bfloat16", as the papers count, "float32", or `None`:
+        float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
@@ -143,6 +148,7 @@ def fira(
             carry=carry,
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         learning_rate,
         guard=False,

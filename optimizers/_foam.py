@@ -22,20 +22,26 @@ def scale_by_foam(
     check_every: int = 20,
     threshold: float = 0.75,
     max_damping: float = 3e-7,
+    b1: jax.typing.ArrayLike | None = None,
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
     graft: str | Graft | None = "adam",
     stagger: bool = False,
+    bias_correction: bool = False,
+    warmup_steps: int = 0,
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `foam` on batches of matrices `(..., m, n)`.
 
-    `foam` documents the arguments.
+    `foam` documents the arguments; for `bias_correction` and `warmup_steps` see `scale_by_shampoo`.
     """
     check_decay("b2", b2)
     return scale_by_shampoo(
+        b1=b1,
         b2=b2,
+        bias_correction=bias_correction,
+        warmup_steps=warmup_steps,
         eps=eps,
         root=root,
         refresh=foam_policy(check_every, threshold, max_damping, stagger=stagger),
@@ -53,6 +59,7 @@ def foam(
     check_every: int = 20,
     threshold: float = 0.75,
     max_damping: float = 3e-7,
+    b1: jax.typing.ArrayLike | None = None,
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
@@ -83,13 +90,15 @@ def foam(
       h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,
       \qquad \tilde\epsilon = \max(\epsilon_0, \epsilon h / \tau)
 
-    The paper's ε is absolute, and meant for factors far below 1. In float32, what is rooted is at
-    least `32 √d · eps` times the largest eigenvalue (1e-4 at order `d` = 1024): below this,
-    rounding would decide the direction. Grafting bounds a direction's norm by Adam's.
+    The paper's ε is absolute, and meant for factors far below 1: in float32 what is rooted is at
+    least `eps` (1e-7) times the largest eigenvalue. Where both factors have eigenvalues that are
+    rounding noise, this noise is kept out of the direction (`transforms/kronecker/_noise.py`), and
+    a step has four more products. Grafting bounds a direction's norm by Adam's.
 
     State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
     checks: as Shampoo. The state holds counters and the last `h` and ε of each factor (`state_of`).
-    For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with its options.
+    For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with its options. The
+    authors' code has more than the paper prints: `published.RUNS["foam-code/vit-imagenet"]`.
 
     Relations, each with a test of the same name: with an infinite threshold it is Shampoo refreshed
     once; with a threshold next to 0 it is Shampoo refreshed at every check.
@@ -99,6 +108,8 @@ def foam(
       check_every: f, the period of checks, at steps 1, f + 1, …
       threshold: τ, the estimated error at which damping keeps a stale root.
       max_damping: ε_max, the damping above which a factor is refreshed instead.
+      b1: decay rate of an average of the gradients, which is preconditioned in place of the
+        gradient, as in the authors' code (0.95); `None` does not average, as printed.
       b2: decay rate of the statistics and of the grafted Adam's second moment.
       eps: ε0, the damping after a refresh.
       root: p; the paper does not give it, its code uses 2.
@@ -130,6 +141,7 @@ def foam(
             check_every=check_every,
             threshold=threshold,
             max_damping=max_damping,
+            b1=b1,
             b2=b2,
             eps=eps,
             root=root,

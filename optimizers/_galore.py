@@ -28,6 +28,7 @@ def scale_by_galore(
     carry: Carry | None = None,
     side: str = "smaller",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `galore` on batches of matrices `(..., m, n)`.
 
@@ -43,6 +44,7 @@ def scale_by_galore(
             carry=carry,
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
     )
@@ -61,6 +63,7 @@ def galore(
     carry: Carry | None = None,
     side: str = "smaller",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -102,6 +105,8 @@ def galore(
       side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
         that of the official code, see `in_subspace`.
       seed: of the random draws.
+      dtype: of the stored basis and moments: "bfloat16", as the papers count, "float32", or `None`:
+        float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
@@ -135,6 +140,7 @@ def galore(
             carry=carry,
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         learning_rate,
         guard=False,

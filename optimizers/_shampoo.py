@@ -12,6 +12,7 @@ import optax
 from ..transforms._validate import as_value, check_choice
 from ..transforms.directions._graft import GRAFTS, Graft
 from ..transforms.directions._momentum import momentum
+from ..transforms.kronecker._basis import BasisMethod
 from ..transforms.kronecker._precondition import precondition
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
@@ -31,28 +32,32 @@ def scale_by_shampoo(
     statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
-    solver: str = "eigh",
+    solver: str | BasisMethod = "eigh",
     side: str = "both",
+    bias_correction: bool = False,
     warmup_steps: int = 0,
     storage: Storage | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `shampoo` on batches of matrices `(..., m, n)`.
 
-    `shampoo` documents the arguments, except `warmup_steps`: first steps that only update
-    statistics; their direction is 0.
+    `shampoo` documents the arguments, except two. `warmup_steps` is the number of first steps that
+    only update statistics: their direction is Adam's with `graft="adam"`, otherwise 0, and the
+    refreshes count from their end. For `bias_correction` see `precondition`.
     """
     grafted: Graft | None = as_value("graft", graft, Graft, "curvax.grafts.adam(b1=0.9)", GRAFTS)
     check_choice("side", side, ("both", "left", "right", "smaller"))
     average = None if b1 is None else momentum(b1)
     policy = as_policy(refresh, offset=0, first=False)
     if statistics_every is None:
-        statistics_every = min(100, policy.schedule.period)
+        period: int = policy.schedule.period
+        statistics_every = period // 5 if period >= 500 else period
     preconditioned = precondition(
         average,
         refresh=policy,
         side=side,
         root=root,
         b2=b2,
+        bias_correction=bias_correction,
         eps=eps,
         damping_mode=damping_mode,
         solver=solver,
@@ -63,7 +68,9 @@ def scale_by_shampoo(
         storage=storage,
         limit=grafted is not None and grafted.limits,
     )
-    return preconditioned if grafted is None else grafted.around(preconditioned, average, b2)
+    if grafted is None:
+        return preconditioned
+    return grafted.around(preconditioned, average, b2, warmup_steps)
 
 
 _SGD = functools.partial(optax.sgd, momentum=0.9)
@@ -83,7 +90,7 @@ def shampoo(
     statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
-    solver: str = "eigh",
+    solver: str | BasisMethod = "eigh",
     storage: Storage | None = None,
     side: str = "both",
     matrices: Matrices = None,
@@ -99,8 +106,9 @@ def shampoo(
 
     Use it when curvature matters and there is memory for two factors; `asgo` needs half the state.
     Until the first refresh, at step 500 by default, it equals its base optimizer. The defaults are
-    those of the 4-bit paper. The original Shampoo is `b2=None, damping_mode="floor", refresh=1,
-    statistics_every=1, graft=None, base=None`.
+    those of the 4-bit paper for small images, but for the `solver`: there it is "coupled_newton".
+    The original Shampoo is `b2=None, damping_mode="floor", refresh=1, statistics_every=1,
+    graft=None, base=None`.
 
     Start with a tuned AdamW's learning rate, `base=optax.adamw` and `refresh=10`.
 
@@ -129,8 +137,8 @@ def shampoo(
       eps: damping, and the default of `initial`.
       root: p, 4 (Shampoo) or 2 (Shampoo²).
       refresh: period or policy of the roots.
-      statistics_every: T1, steps between updates of the statistics; `None` is the period of the
-        roots, but at most 100.
+      statistics_every: T1, steps between updates of the statistics; `None` is the period T2 of the
+        roots, or a fifth of it from 500 on, as in the paper: 100 of 500, 200 of 1000, 200 of 200.
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own),
         "limit" (its own, up to the norm `√(min(m, n) / (1 - b2))`; p must be 4, or see
         `precondition` for "kl"), or `grafts.adam(b1=0.9)`.
@@ -143,7 +151,8 @@ def shampoo(
         graft=None, base=None, refresh=curvax.every(10)`; `kl_shampoo` works in eigenbases.
       damping_mode: "relative", "absolute", "floor" or "outside", see `precondition`.
       initial: the statistics start at this number times the identity; `None` is `eps`.
-      solver: "eigh", "coupled_newton" or "newton_schulz".
+      solver: "eigh", "products", "coupled_newton" or "newton_schulz", see `inverse_root`; or
+        "tracked", `eigenbases.tracked(rotations)`: from eigenbases that follow the statistics.
       storage: how factors and roots are stored; `dense()` by default.
       side: "both", "left", "right" or "smaller".
       matrices: see `muon`. Matrices are cut into blocks of at most 1200 rows and columns, each

@@ -32,6 +32,7 @@ def scale_by_sumo(
     carry: Carry | None = None,
     side: str = "larger",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `sumo` on batches of matrices `(..., m, n)`.
 
@@ -52,6 +53,7 @@ def scale_by_sumo(
             carry=rotate() if carry is None else carry,
             side=side,
             seed=seed,
+            dtype=dtype,
         ),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
     )
@@ -70,6 +72,7 @@ def sumo(
     carry: Carry | None = None,
     side: str = "larger",
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
     consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -101,6 +104,9 @@ def sumo(
     growing by more than the factor γ in a step. With an exact method ‖O‖ is the square root of the
     rank of `M`, so the limiter acts only when this rank grows. Zero singular values stay zero.
 
+    The paper's Definition C.1 projects both sides, :math:`Q^\top G R`, which contradicts its
+    Algorithm 1, and is not here. The paper prints neither `b1` nor a period; the defaults are ours.
+
     State per `m × n` matrix, `m ≥ n`: `mr + nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
     and an SVD of order `r`.
 
@@ -120,7 +126,10 @@ def sumo(
       carry: how the moment follows a new basis; `None` is `subspaces.rotate()`, as published.
       side: "larger" (left if square), "smaller", "left", "right" or "std", see `galore`.
       seed: of the random draws.
-      consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
+      dtype: of the stored basis and moments: "bfloat16", as the papers count, "float32", or `None`:
+        float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
+      consistent_rms: a number `c` scales directions by `c · √max(m, n)`, with 1 as the text on the
+        paper's Block 4 says and its Algorithm 1 does not; `None` does not scale.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
@@ -152,6 +161,7 @@ def sumo(
         carry=carry,
         side=side,
         seed=seed,
+        dtype=dtype,
     )
     if consistent_rms is not None:
         direction = optax.chain(direction, scale_by_shape(consistent_rms))

@@ -31,9 +31,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.set_threshold(20_000, 20, 100)  # tracing makes many small objects that live: 6 % of the time
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves tests that are marked `weekly` to runs with CURVAX_ALL_CELLS."""
+    """Leaves tests that are marked `weekly` to runs with CURVAX_ALL_CELLS.
+
+    The tests of a file run in one worker unless their groups say otherwise: what one has compiled
+    the next need not.
+    """
     if not os.environ.get("CURVAX_ALL_CELLS"):
         weekly = [item for item in items if item.get_closest_marker("weekly")]
         config.hook.pytest_deselected(items=weekly)
         items[:] = [item for item in items if item not in weekly]
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))

@@ -7,7 +7,7 @@ behaves bitwise as with a zero gradient, and does not move; `skipped` counts the
 else changes.
 
 Faults are data: masks over trajectories, so that one compiled program serves all of them.
-`test_faults.py` and `benchmarks/faults.py` share this file.
+`test_faults.py` and `test_damaged_states.py` share this file.
 """
 
 from __future__ import annotations

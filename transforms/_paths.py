@@ -40,6 +40,11 @@ def is_hole(leaf: Any) -> bool:
     return leaf is None or isinstance(leaf, optax.MaskedNode)
 
 
+def is_box(node: Any) -> bool:
+    """Whether `node` is one of Flax's boxes that say how an array is sharded."""
+    return hasattr(node, "get_partition_spec") and hasattr(node, "replace_boxed")
+
+
 def named_leaves(tree: Any) -> NamedLeaves:
     """Flattens `tree` into leaves with paths.
 

@@ -78,6 +78,13 @@ def record(event: Any) -> None:
 
 
 @contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Keeps what is traced inside from whoever listens: it is traced for its shapes alone."""
+    with recording():
+        yield
+
+
+@contextlib.contextmanager
 def recording() -> Iterator[list[Any]]:
     """Collects the events that transformations record inside."""
     events: list[Any] = []

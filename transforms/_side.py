@@ -7,7 +7,7 @@ matrices have order `m` on the left side and order `n` on the right side.
 |---|---|
 | "both" | left and right |
 | "left", "right" | that side |
-| "smaller", "larger" | the side of smaller or larger order; for a square matrix, `square` |
+| "smaller", "larger" | the side of smaller or larger order; for a square matrix the left side |
 | "std" | the side of smaller order; for a square matrix the right side, as in GaLore's code |
 """
 
@@ -52,15 +52,13 @@ class Side(enum.Enum):
 LEFT, RIGHT = Side
 
 
-def sides_of(
-    choice: str, x: Any, square: Side = LEFT, max_order: int | None = None
-) -> tuple[Side, ...]:
+def sides_of(choice: str, x: Any, max_order: int | None = None) -> tuple[Side, ...]:
     """The sides that `choice` selects for matrices `x (..., m, n)`; see the table above.
 
     Sides of an order above `max_order` are left out.
     """
     if max_order is not None:
-        sides = sides_of(choice, x, square)
+        sides = sides_of(choice, x)
         return tuple(side for side in sides if side.order(x) <= max_order)
     m, n = x.shape[-2:]
     if choice == "both":
@@ -68,7 +66,7 @@ def sides_of(
     if choice in ("left", "right"):
         return (Side(choice),)
     if m == n:
-        return (RIGHT if choice == "std" else square,)
+        return (RIGHT if choice == "std" else LEFT,)
     smaller = LEFT if m < n else RIGHT
     return (smaller.other if choice == "larger" else smaller,)
 

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ._counts import counters
@@ -158,6 +159,6 @@ def skip_spikes(
 def _frobenius_norm(x: Any, axis: tuple[int, ...] | None = (-2, -1)) -> jax.Array:
     """Frobenius norms: infinite if only the squares overflow, NaN if an entry is not finite."""
     x = jnp.asarray(x)
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = x.astype(np.promote_types(x.dtype, np.float32))
     norm = jnp.sqrt(jnp.sum(wide * wide, axis=axis))
     return jnp.where(jnp.isfinite(wide).all(axis=axis), norm, jnp.nan)

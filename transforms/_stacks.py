@@ -110,7 +110,7 @@ def each_array(
 def init_each(init: Callable[[Any], Any], tree: Any) -> Any:
     """A tree of `init(x)` for each array of `tree`, inside its place in the plan.
 
-    The plan in force is that of the tree if it has its arrays; otherwise they are a plan.
+    The plan in force stays if it names the arrays of the tree; otherwise they make one.
     """
     if jax.tree_util.all_leaves([tree]):
         return init(tree)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ._paths import named_leaves
@@ -50,7 +51,7 @@ def map_with_weights(part: str, f: Callable[..., Any], updates: Any, params: Any
 
 def widened(tree: Any) -> Any:
     """The arrays of `tree`, in at least float32."""
-    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+    return jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), tree)
 
 
 def as_wide_as(params: Any, updates: Any) -> Any:

@@ -75,7 +75,10 @@ def concrete(value: Any) -> float | None:
     if isinstance(value, numbers.Real) or (
         isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
     ):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:  # of an integer
+            return float("nan")
     return float("nan")
 
 

@@ -2,10 +2,8 @@
 
     python -m benchmarks evidence run                # goes on where it was stopped
     python -m benchmarks evidence run --suites recipe-250 --most 20
-    python -m benchmarks evidence run --preset gpu   # models of 26 and 86 million parameters
     python -m benchmarks evidence status             # what is there and what is left
     python -m benchmarks evidence tables             # pages and pictures, from the lines
-    python -m benchmarks evidence texts              # their sizes, and what counting pairs gives
     python -m benchmarks evidence try --suites recipe-250 --method asgo --values '{"eps": 1e-10}'
 
 `run` needs hours to days and may be killed at any moment. It uses one thread if these are set:
@@ -18,12 +16,11 @@ the best point of a method and other values for some of its numbers or arguments
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
+
+import curvax
 
 from .. import _record
-from . import _texts as texts
 from ._lines import Lines, read
 from ._methods import METHODS
 from ._plan import Request, Runs, best_in, status
@@ -38,43 +35,36 @@ def parse() -> argparse.Namespace:
     description, _, _ = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
-    add("action", choices=("run", "status", "tables", "texts", "try"), help="what to do")
-    help = f"some of {', '.join(SUITES)}, separated by commas (the preset's)"
+    add("action", choices=("run", "status", "tables", "try"), help="what to do")
+    help = f"some of {', '.join(SUITES)}, separated by commas (all)"
     add("--suites", type=_record.names(tuple(SUITES)), help=help)
-    add("--preset", choices=("cpu", "gpu"), default="cpu", help="whose suites (%(default)s)")
     add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
     add("--most", type=int, help="runs after which to stop")
     add("--workers", type=int, default=1, help="processes that train (%(default)s)")
     add("--method", choices=tuple(METHODS), default="adamw", help="of `try` (%(default)s)")
-    add("--values", type=json.loads, default={}, help="of `try`: numbers by name, as JSON")
+    add("--values", default="{}", help="of `try`: numbers, and values of `curvax`, by name")
     add("--seed", type=int, default=TUNING_SEED, help="of `try` (%(default)s)")
     return parser.parse_args()
 
 
-def tried(suite: str, method: str, values: dict[str, Any], seed: int, runs: Runs) -> str:
+def tried(suite: str, method: str, values: str, seed: int, runs: Runs) -> str:
     """What a run at the best point of a method gives, with some values changed."""
     best = best_in(suite, method, runs)
     if best is None:
         raise SystemExit(f"the tuning of {method} in {suite} has not ended")
-    point = {**best, **values}
+    point = {**best, **eval(values, {"curvax": curvax})}
     line = Runner().line(Request(suite, method, point, seed), lambda done, steps: None)
-    return f"{line['loss']:.4f} with {json.dumps(point)}, seed {seed}"
+    return f"{line['loss']:.4f} with {point}, seed {seed}"
 
 
 def main() -> None:
     """Does what the arguments ask for."""
     args = parse()
-    preset = (name for name, suite in SUITES.items() if suite.preset == args.preset)
-    suites = [SUITES[name] for name in args.suites or preset]
+    suites = [SUITES[name] for name in args.suites or SUITES]
     if args.action == "run":
         sweep(suites, Lines(args.out), args.most, args.workers)
     elif args.action == "status":
         print(status(suites, read(args.out)))
-    elif args.action == "texts":
-        for name in ("prose", "code"):
-            text = texts.read(name)
-            sizes = f"{text.train.size} bytes to learn from, {text.validation.size} held out"
-            print(f"{name}: {sizes}; counts of pairs: {texts.from_counts(text):.3f} nats per byte")
     elif args.action == "try":
         for suite in suites:
             print(tried(suite.name, args.method, args.values, args.seed, read(args.out)))

@@ -16,10 +16,10 @@ from .._tasks import Task
 
 
 def kernels_of(params: Any) -> dict[str, jax.Array]:
-    """Matrices by path."""
+    """Matrices and stacks of them by path."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
-    return {name: x for name, x in named.items() if "kernel" in name and x.ndim == 2}
+    return {name: x for name, x in named.items() if "kernel" in name and x.ndim > 1}
 
 
 def added(params: Any, changes: dict[str, jax.Array]) -> Any:
@@ -39,9 +39,9 @@ def with_adapters(task: Task, rank: int) -> Task:
     def params(key: jax.Array) -> Any:
         found = {}
         for i, (name, x) in enumerate(kernels_of(base).items()):
-            m, n = x.shape
-            a = jax.random.normal(jax.random.fold_in(key, i), (m, rank)) / m**0.5
-            found[name.replace("/", ".")] = {"lora_a": a, "lora_b": jnp.zeros((rank, n))}
+            *stack, m, n = x.shape
+            a = jax.random.normal(jax.random.fold_in(key, i), (*stack, m, rank)) / m**0.5
+            found[name.replace("/", ".")] = {"lora_a": a, "lora_b": jnp.zeros((*stack, rank, n))}
         return found
 
     def merged(adapters: Any, base: Any) -> Any:

@@ -139,7 +139,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
     "foam": (
         Claim("FOAM is ahead of AdamW", "Tables 3, 6, 7", BOTH, "foam"),
         Claim(
-            "FOAM is ahead of stale Shampoo and DR-Shampoo",
+            "FOAM is ahead of Shampoo and DR-Shampoo",
             "Tables 3, 6, 7",
             BOTH,
             "foam",

@@ -199,7 +199,7 @@ def optimizer(
             weight_decay=values["decay"] / peak,
             mask=decayed,
         )
-        own |= {"base": base, "statistics_every": 1, "storage": STORAGES.get(name)}
+        own = {"base": base, "statistics_every": 1, "storage": STORAGES.get(name), **own}
     else:
         own |= {"weight_decay": values["decay"] / peak, "weight_decay_mask": decayed}
     if name in RMS:
@@ -212,7 +212,7 @@ def optimizer(
         own["graft"] = curvax.grafts.adam(own.pop("b1"))
     if name == "alice":
         leading = max(1, static["rank"] * 40 // 128)  # the paper's share, at 60M
-        own["switching"] = curvax.subspaces.complement(leading)
+        own.setdefault("switching", curvax.subspaces.complement(leading))
         own["compensation"] = curvax.subspaces.optimal(weight=own.pop("compensation_scale"))
     make = getattr(curvax, METHODS[name].of or name)
     return optax.chain(clip, make(rate, others=others, **own))

@@ -19,6 +19,7 @@ from ._descent import bounded
 from ._plan import Runs, status
 from ._suites import Suite
 
+OVER = ("step", "processor seconds of one thread")
 COLUMNS = {
     "method": ("method", ""),
     "loss": ("validation loss, mean (range)", ""),
@@ -156,7 +157,9 @@ def tuning_table(suite: Suite, found: Mapping[str, Result]) -> _record.Table:
     return _record.Table(f"{suite.name}: tuning", TUNING, rows, note)
 
 
-def draw(suite: Suite, found: Mapping[str, Result], unit: str) -> Figure | None:
+def draw(
+    suite: Suite, found: Mapping[str, Result], unit: str, over: tuple[str, str] = OVER
+) -> Figure | None:
     """Loss against steps, seconds and state; `None` before two methods have run their seeds."""
     ended = {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
     ended = {name: x for name, x in ended.items() if np.isfinite(x.losses).all()}
@@ -170,15 +173,15 @@ def draw(suite: Suite, found: Mapping[str, Result], unit: str) -> Figure | None:
         losses = np.array([line["losses"] for line in x.finals], float)
         times = np.cumsum(np.median([line["cpu_seconds"] for line in x.finals], axis=0))
         width = 2.5 if name == "adamw" else 1.2
-        for axis, over in ((steps, x.finals[0]["steps"]), (seconds, times)):
-            axis.plot(over, losses.mean(0), style, color=color, lw=width, label=name)
+        for axis, place_of in ((steps, x.finals[0]["steps"]), (seconds, times)):
+            axis.plot(place_of, losses.mean(0), style, color=color, lw=width, label=name)
         state.plot(*place(x), "o", color=color)
     front(state, ended)
     last = np.concatenate([[line["losses"][-1] for line in x.finals] for x in ended.values()])
     room = 0.6 * (last.max() - last.min()) + 0.02
-    steps.set(xlabel="step", ylabel=f"validation loss ({unit})")
+    steps.set(xlabel=over[0], ylabel=f"validation loss ({unit})")
     steps.set_ylim(last.min() - 0.1 * room, last.max() + room)
-    seconds.set(xlabel="processor seconds of one thread")
+    seconds.set(xlabel=over[1])
     state.set(xlabel="state of the optimizer, MB", xscale="log")
     state.margins(x=0.12)
     least, most = state.get_xlim()

@@ -48,7 +48,6 @@ class Suite:
     seeds: tuple[int, ...] = SEEDS
     ladder: str | None = None  # suites of one ladder differ in their steps alone
     unit: str = "nats per byte"
-    preset: str = "cpu"  # `gpu`: too large for two cores
 
     @property
     def runs(self) -> int:
@@ -75,8 +74,6 @@ def recipe(name: str, steps: int, **others: Any) -> Suite:
 RATE = ("rate",)
 SMALL = {"width": 96, "heads": 3}
 LARGE = {"width": 256, "heads": 8, "depth": 6}
-MIDDLE = {"width": 512, "heads": 8, "depth": 8, "context": 256, "batch": 16}
-GPT_2 = {"width": 768, "heads": 12, "depth": 12, "context": 256, "batch": 16}
 LONGER = ("adamw", "muon", "soap", "asgo", "racs", "alice")  # one of each family
 SIZES = ("adamw", "muon", "soap", "racs")
 LARGEST = ("adamw", "muon", "racs")
@@ -164,10 +161,5 @@ DECLARED = (
     *(resized("code", steps, SIZES, text="code") for steps in (125, 250, 500)),
     resized("code", 1000, ("adamw",), text="code"),
     relative("equation", equation, rank=16, budget=8, last=2),
-    *(
-        retuned(name, steps, MAIN, sizes=sizes, text="code", preset="gpu", budget=6)
-        for name, sizes in {"middle": MIDDLE, "gpt2": GPT_2}.items()
-        for steps in (500, 1000, 2000)
-    ),
 )
 SUITES = {suite.name: suite for suite in DECLARED}

@@ -94,11 +94,3 @@ def split(text: bytes) -> Text:
     held = max(1, number // HELD_OUT)
     digest = hashlib.sha256(pieces.tobytes()).hexdigest()[:16]
     return Text(pieces[held:].ravel(), pieces[:held].ravel(), digest)
-
-
-def from_counts(text: Text) -> float:
-    """Nats per held-out byte, predicted from counts of what follows the byte before it."""
-    counts = np.ones((SYMBOLS, SYMBOLS))  # one for pairs that were never seen
-    np.add.at(counts, (text.train[:-1], text.train[1:]), 1)
-    shares = counts / counts.sum(1, keepdims=True)
-    return float(-np.log(shares[text.validation[:-1], text.validation[1:]]).mean())

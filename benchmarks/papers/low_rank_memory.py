@@ -14,7 +14,8 @@ Here the models are Flax modules with bfloat16 parameters and the states those o
 of them abstract: `jax.eval_shape` computes and allocates nothing. The floating-point numbers of the
 states are counted (counters and random keys are not) and taken at the paper's 2 bytes, but for the
 tracked second moment Q̃ of Alice at 4: with that the printed figures come out, and with 2 they do
-not. What the states take in this library's own dtypes is shown too.
+not. The bytes that the states take, counters and keys included, are shown too: with
+`dtype="bfloat16"`, which stores all but Q̃ and a few vectors in two bytes, and by default.
 
 The models have the widths of Table 10. At 1.3B it prints a width of 4096, 24 heads and 32 layers,
 which would be 7 billion parameters; section F.4's 1273 million under Alice and 65 million under
@@ -125,9 +126,11 @@ class Row(NamedTuple):
         last = "" if not self.adam_last or self.make in _ADAM_LAST else ", last layer Adam"
         return f"{self.name}{last}"
 
-    def optimizer(self, size: Size) -> Any:
-        """The optimizer of a model of this size."""
+    def optimizer(self, size: Size, dtype: str | None = "bfloat16") -> Any:
+        """The optimizer of a model of this size, with the dtype of what is of low rank."""
         options = self.options(size)
+        if "rank" in options:
+            options["dtype"] = dtype
         if self.adam_last and self.make not in _ADAM_LAST:
             options["weight_dimension_numbers"] = {LAST_LAYER: None}
         return self.make(1.0, **options)
@@ -180,7 +183,7 @@ class Count(NamedTuple):
     method: int  # of the state: all other floating-point numbers, without Q̃
     tracked: int  # Q̃
     adam_weights: int  # of the weights: those of parameters that are not matrices
-    own_bytes: int
+    state_bytes: int
 
     @property
     def gib(self) -> float:
@@ -189,9 +192,9 @@ class Count(NamedTuple):
         return (BYTES * numbers + TRACKED_BYTES * self.tracked) / GIB
 
     @property
-    def own_gib(self) -> float:
-        """Weights in bfloat16 and the state as this library keeps it."""
-        return (BYTES * self.weights + self.own_bytes) / GIB
+    def taken_gib(self) -> float:
+        """Weights in bfloat16 and the state's bytes."""
+        return (BYTES * self.weights + self.state_bytes) / GIB
 
 
 def numbers_of(state: Any) -> dict[str, int]:
@@ -212,16 +215,16 @@ def count(optimizer: Any, params: Any) -> Count:
     return Count(
         weights=sum(x.size for x in jax.tree.leaves(params)),
         adam_weights=numbers["adam"] // 2,
-        own_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)),
+        state_bytes=sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state)),
         **numbers,
     )
 
 
-def table_3() -> dict[str, dict[str, Count]]:
+def table_3(dtype: str | None = "bfloat16") -> dict[str, dict[str, Count]]:
     """By row and size."""
     models = {name: model(size) for name, size in SIZES.items()}
     return {
-        str(row): {name: count(row.optimizer(SIZES[name]), models[name]) for name in SIZES}
+        str(row): {name: count(row.optimizer(SIZES[name], dtype), models[name]) for name in SIZES}
         for row in ROWS
     }
 
@@ -253,13 +256,14 @@ def two_bytes_table(counts: dict[str, dict[str, Count]]) -> str:
     return _record.table(["Q̃ at 2 bytes", *SIZES], rows)
 
 
-def own_table(counts: dict[str, dict[str, Count]]) -> str:
-    """State and total in the library's own dtypes."""
+def taken_table(counts: dict[str, dict[str, Count]]) -> str:
+    """Bytes of weights and states, in bfloat16 and by default."""
+    default = table_3(None)
     rows = [
-        [name, *(f"{x.own_bytes / GIB:.3f} / {x.own_gib:.3f}" for x in found.values())]
-        for name, found in counts.items()
+        [name, *(f"{x.taken_gib:.3f} / {default[name][at].taken_gib:.3f}" for at, x in row.items())]
+        for name, row in counts.items()
     ]
-    return _record.table(["GiB: state / with weights", *SIZES], rows)
+    return _record.table(["GiB: in bfloat16 / by default", *SIZES], rows)
 
 
 # Table 1 of SUMO.
@@ -416,10 +420,10 @@ def main() -> None:
             f"together {alice.gib:.2f} (published: 4.42, which is not the sum of the two); the "
             f"former is {alice.gib - adam_gib - TRACKED_BYTES * alice.tracked / GIB:.2f} "
             "without Q̃.",
-            "What this library's states really take: low-rank states, scales and all that belongs "
-            "to matrices are in float32, Adam's moments in the parameters' bfloat16, and counters "
-            "and random keys are included. Weights in bfloat16.",
-            own_table(counts),
+            "What weights and states really take, counters and random keys included: with "
+            '`dtype="bfloat16"`, where Q̃ and vectors are in float32, and by default, where all '
+            "that belongs to matrices is in float32. Weights and Adam's moments are in bfloat16.",
+            taken_table(counts),
             f"Table 1 of SUMO: numbers per m × n matrix, m ≥ n, counted at m = {SHAPE[0]}, n = "
             f"{SHAPE[1]}, r = {RANK}. As printed GaLore too projects the larger side.",
             formula_table(formulas),

@@ -1,7 +1,8 @@
-"""A page per method: how to start, its algorithm, its record, its docstring.
+"""A page per method: how to start, its algorithm, how its paper is read, its record, its docstring.
 
-Figures come from `benchmarks/results/train.json`, the rate to start with from the table of
-`docs/start.md`, the rest from that of `docs/methods.md`.
+Readings come from the transcriptions in `tests/reference`, figures from
+`benchmarks/results/train.json`, the rate to start with from the table of `docs/start.md`, the rest
+from that of `docs/methods.md`.
 """
 
 from __future__ import annotations
@@ -33,6 +34,13 @@ NAMES = {
     "alice": "Alice",
     "apollo": "APOLLO",
     "sumo": "SUMO",
+}
+TRANSCRIBED = {  # where it is not the file of the same name
+    "dasgo": ("asgo",),
+    "shampoo": ("shampoo", "shampoo_4bit"),
+    "eigen_adam": ("soap",),
+    "fira": ("galore",),
+    "apollo": ("galore",),
 }
 MODELS = {"language model": "A small language model", "digits": "Handwritten digits"}
 ADAMW = "optax.adamw"
@@ -79,6 +87,12 @@ Weight decay is multiplied by the learning rate, hence the quotient
     | per refresh | {refresh} |
     | paper | {paper} |
     | mind | {mind} |
+
+## Readings
+
+Where the paper is silent or unclear, the tests follow these readings, and so do the defaults.
+
+{readings}
 
 ## Record
 
@@ -181,7 +195,19 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
         refresh=refresh or "none",
         paper=paper,
         mind=mind,
+        readings="\n\n".join(map(_readings, TRANSCRIBED.get(name, (name,)))),
     )
+
+
+def _readings(name: str) -> str:
+    """The list of readings in the docstring of a transcription."""
+    path = f"tests/reference/{name}.py"
+    text = ast.get_docstring(ast.parse((ROOT / path).read_text())) or ""
+    _, _, listed = re.split(r"^(Readings chosen.*):$", text, maxsplit=1, flags=re.M)
+    found = re.match(r"(?:\n*(?:- |  ).*)+", listed)
+    assert found, f"{path} lists no readings"
+    items = re.sub(r"([*|])", r"\\\1", found[0].strip().replace("<", "&lt;"))
+    return f"From [the transcription](../{path}):\n\n{items}"
 
 
 def _formulas_of_all() -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ GROUPS = {
         "[Parts](../docs/parts.md) explains how they compose.",
         "momentum orthogonalize scale_by_shape precondition in_eigenbasis in_subspace moment_ratio "
         "graft limit_norm_growth normalize_rows normalize_columns standardize_rows "
-        "precondition_columns scale_by_rows_and_columns row_column_scales normalize_matrices "
+        "precondition_diagonal scale_by_rows_and_columns row_column_scales normalize_matrices "
         "normalize_neurons scale_by_dion scale_by_weight_norm keep_weight_norm add_cautious_decay "
         "clip_logits",
     ),
@@ -53,6 +53,11 @@ GROUPS = {
     "polar": ("Polar factors", "For `method=`.", "polar polar.*"),
     "eigenbases": ("Eigenbases", "For `method=`.", "eigenbases eigenbases.*"),
     "grafts": ("Grafts", "For `graft=`.", "grafts grafts.*"),
+    "published": (
+        "Published settings",
+        "[All runs](../docs/published.md).",
+        "published published.*",
+    ),
     "linalg": (
         "Linear algebra",
         "Functions of arrays `(..., m, n)`.",
@@ -61,7 +66,7 @@ GROUPS = {
     ),
 }
 
-MODULES = ("eigenbases", "grafts", "polar", "policies", "rules", "subspaces")
+MODULES = ("eigenbases", "grafts", "polar", "policies", "published", "rules", "subspaces")
 """Modules whose members have entries of their own."""
 
 

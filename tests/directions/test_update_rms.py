@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import run_scanned
+from tests.helpers import run_scanned, share
 
 
 def _normal(t: int, *shape: int) -> np.ndarray:
@@ -29,7 +29,7 @@ def rms(x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.mean(np.float64(x) ** 2, axis=(-2, -1)))
 
 
-@pytest.mark.parametrize("name", DIRECTIONS)
+@pytest.mark.parametrize("name", share(DIRECTIONS, of=3))
 def test_updates_behind_any_direction_have_the_root_mean_square_that_is_asked_for(name):
     direction = optax.chain(DIRECTIONS[name], curvax.normalize_matrices(0.2))
     found, _ = run_scanned(direction, GRADIENTS)
@@ -46,7 +46,7 @@ def test_consistent_rms_is_the_same_for_orthogonal_directions():
         assert np.stack(found) == pytest.approx(np.stack(expected), rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["muon", "osgdm", "swan", "sumo"])
+@pytest.mark.parametrize("name", share(["muon", "osgdm", "swan", "sumo"], of=2))
 def test_optimizers_of_orthogonal_directions_move_by_the_root_mean_square_times_the_rate(name):
     """In the first step, where no momentum has summed up."""
     options = {"swan": {}, "sumo": {"b1": 0.0, "rank": 64}}.get(name, {"b1": 0.0})

@@ -235,7 +235,7 @@ if ALL_CELLS:
     )
 
 
-@pytest.mark.parametrize("name", share(VARIANTS, of=4))
+@pytest.mark.parametrize("name", share(VARIANTS, of=5))
 def test_an_optimizer_on_a_mesh_is_the_optimizer_on_one_device(name: str) -> None:
     variant = VARIANTS[name]
     kind = ("auto", "explicit")[list(VARIANTS).index(name) % 2]

@@ -86,7 +86,7 @@ if ALL_CELLS:
     TRAFFIC = list(itertools.product(("muon", "shampoo"), AXIS_TYPES, LAYOUTS, (True, False)))
 
 
-@pytest.mark.parametrize(("name", "kind", "layout", "scanned"), TRAFFIC)
+@pytest.mark.parametrize(("name", "kind", "layout", "scanned"), share(TRAFFIC, of=3))
 def test_a_step_exchanges_at_most_twice_the_matrices(
     name: str, kind: str, layout: str, scanned: bool
 ) -> None:

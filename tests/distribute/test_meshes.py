@@ -56,7 +56,7 @@ def other_meshes() -> dict[str, tuple[Mesh, Any]]:
     }
 
 
-@pytest.mark.parametrize("name", other_meshes())
+@pytest.mark.parametrize("name", share(other_meshes(), of=2))
 def test_any_axes_of_any_mesh(name: str) -> None:
     mesh, axes = other_meshes()[name]
     params, gradients = given(TWO_SHAPES)

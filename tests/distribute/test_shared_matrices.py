@@ -15,6 +15,7 @@ import curvax
 from curvax.transforms.distribute import _distribute, _shares
 from curvax.transforms.distribute._layout import DistributedState, spec_of
 from tests.algebra import leaves_in
+from tests.helpers import share
 from tests.shared.meshes import begin, given, mesh_of, on, steps
 
 SHAPES = {"wide/kernel": (32, 96), "tall/kernel": (96, 32), "small/kernel": (8, 8)}
@@ -42,11 +43,10 @@ def shared(state: Any) -> list[jax.Array]:
 
 @pytest.mark.parametrize(
     ("name", "kind", "shape"),
-    [
-        ("muon", "auto", (4,)),
-        ("muon, aol", "explicit", (2, 2)),
-        ("muon, qdwh", "auto", (2, 2)),
-    ],
+    share(
+        [("muon", "auto", (4,)), ("muon, qdwh", "auto", (2, 2)), ("muon, aol", "explicit", (2, 2))],
+        of=2,
+    ),
 )
 def test_shared_matrices_have_the_updates_of_one_device(
     name: str, kind: str, shape: tuple[int, ...]

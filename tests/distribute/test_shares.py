@@ -78,26 +78,26 @@ def test_matrices_are_shared_as_far_as_it_makes_a_step_shorter(
     def duration(shares: Any) -> float:
         """Of the busiest device, and of what all exchange."""
         load = np.full(devices, float(sum(shares.each[key] * price[key] for key in shapes)))
-        load += sum(left[key] * price[key] for key in shares.split) / devices
+        load += sum(left[key] * price[key] for key in shares.shared) / devices
         dealt = collections.Counter[str]()
         for r in shares.rounds:
             for device, kind in enumerate(r.kind):
                 if kind < len(r.kinds):
                     dealt[r.kinds[kind]] += 1
                     load[device] += price[r.kinds[kind]]
-        assert dealt == {key: n for key, n in left.items() if n and key not in shares.split}
-        return max(load) + sum(left[key] * 20 * min(shapes[key][1:]) ** 2 for key in shares.split)
+        assert dealt == {key: n for key, n in left.items() if n and key not in shares.shared}
+        return max(load) + sum(left[key] * 20 * min(shapes[key][1:]) ** 2 for key in shares.shared)
 
     def best(cost: float) -> Any:
         with mock.patch.object(_shares, "EXCHANGE", cost):
             return _shares.share(shapes, devices, divisible)
 
     shares, alone, whole = best(20.0), best(1e99), best(0.0)
-    assert set(shares.split) <= divisible
-    open_to_it = {key for key in divisible - set(shares.split) if left[key]}
-    for key in shares.split:  # the most expensive first
+    assert set(shares.shared) <= divisible
+    open_to_it = {key for key in divisible - set(shares.shared) if left[key]}
+    for key in shares.shared:  # the most expensive first
         assert price[key] >= max((price[other] for other in open_to_it), default=0)
-    assert not alone.split
+    assert not alone.shared
     assert duration(shares) <= min(duration(alone), duration(whole)) * (1 + 1e-9)
 
 

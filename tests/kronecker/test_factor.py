@@ -40,6 +40,7 @@ CASES: dict[str, tuple[Any, dict[str, str], list[float]]] = {
     "every": (curvax.every(2, offset=1), {}, []),
     "every, coupled Newton": (curvax.every(2, offset=1), {"solver": "coupled_newton"}, []),
     "every, Newton-Schulz": (curvax.every(2, offset=1), {"solver": "newton_schulz"}, []),
+    "every, products": (curvax.every(2, offset=1), {"solver": "products"}, []),
     "FOAM": (POLICIES["FOAM"], {}, [POLICIES["FOAM"].rounding_floor, AS_PRINTED]),
     "FOAM, not adaptive": (POLICIES["FOAM, not adaptive"], {}, []),
     "FOAM, no refreshes": (POLICIES["FOAM, no refreshes"], {}, []),
@@ -47,7 +48,7 @@ CASES: dict[str, tuple[Any, dict[str, str], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize("case", share(CASES, of=3))
+@pytest.mark.parametrize("case", share(CASES, of=2))
 def test_a_factor_that_is_not_finite_keeps_its_last_good_root(case):
     """And starts anew, for the checks after it; the other matrix is not affected."""
     policy, settings, floors = CASES[case]
@@ -122,7 +123,7 @@ def test_a_bad_gradient_does_not_poison_the_state(graft):
         ).all()
 
 
-@pytest.mark.parametrize("name", ["every", "FOAM", "DR"])
+@pytest.mark.parametrize("name", share(["every", "FOAM", "DR"], of=2))
 def test_a_failed_decomposition_is_rejected_and_counted(monkeypatch, name):
     """It fails for factors whose first row dominates, and is back when that has passed."""
     plain, limit = _inverse_root.eigh, 0.95
@@ -156,7 +157,7 @@ def test_statistics_every_and_warm_up():
     gradients = quiet_gradients({"w": (5, 4)})
     settings = {"statistics_every": 3, "initial": 0.5, "b2": 0.75}
     updates, states = scanned(shampoo(curvax.every(2), **settings))(gradients)
-    warm, warm_states = scanned(shampoo(curvax.every(2), **settings, warmup_steps=5))(gradients)
+    warm, warm_states = scanned(shampoo(curvax.every(2), **settings, warmup_steps=4))(gradients)
     factor = factors_of(states)[0]
     statistic = 0.5 * np.eye(5)
     for t in range(1, STEPS + 1):
@@ -164,8 +165,9 @@ def test_statistics_every_and_warm_up():
             g = np.asarray(gradients["w"][t - 1], np.float64)
             statistic = 0.75 * statistic + 0.25 * (g @ g.T)
         assert_close(factor.statistic[t - 1], statistic)
-    assert not np.any(warm["w"][:5])
-    assert np.array_equal(warm["w"][5:], updates["w"][5:])
+    assert not np.any(warm["w"][:4])
+    assert np.array_equal(warm["w"][4:], updates["w"][4:])
     for one, other in zip(factors_of(states), factors_of(warm_states), strict=True):
         assert np.array_equal(one.statistic, other.statistic)
-        assert np.array_equal(one.inverse_root, other.inverse_root)
+        assert np.array_equal(one.inverse_root[4:], other.inverse_root[4:])
+        assert other.checks[3] == 0 < one.checks[3]

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
+from tests.helpers import share
 from tests.shared.meshes import both_axis_types, mesh_of
 
 ORDER, NUMBER, CLOSE = 32, 12, 0.01
@@ -56,7 +57,7 @@ def test_with_injected_numbers() -> None:
 
 
 @both_axis_types
-@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
+@pytest.mark.parametrize("spec", share([P("x"), P(None, "x")], of=2), ids=str)
 def test_with_gradients_on_a_mesh(spec: P, kind: str) -> None:
     mesh = mesh_of(kind)
     gradient = {"w": jax.device_put(gradients(), NamedSharding(mesh, spec))}

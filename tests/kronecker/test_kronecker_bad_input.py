@@ -60,6 +60,7 @@ CASES = [
     *of(SHAMPOO, FOAM, DR, name="root", values=[0, -2, 2.5, True, "2"], allowed=AT_LEAST_1),
     *of(SHAMPOO, name="root", values=[3, 6, 12], allowed="power of 2", solver="coupled_newton"),
     *of(SHAMPOO, name="root", values=[1, 4], allowed="must be 2", solver="newton_schulz"),
+    *of(SHAMPOO, name="root", values=[1, 6], allowed="must be 2, 4, 8", solver="products"),
     *of(
         SHAMPOO,
         name="solver",
@@ -198,7 +199,6 @@ def test_bad_arguments_are_rejected(case):
     ("name", "value", "allowed"),
     [
         ("side", "top", "'both', 'left', 'right', 'smaller'"),
-        ("square", "both", "'left', 'right'"),
         ("statistics", "momenta", "'gradient', 'momentum'"),
         ("refresh", 5, "policy such as curvax.every(10)"),
         ("refresh", curvax.every, "call it: curvax.every(k)"),

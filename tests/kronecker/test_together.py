@@ -12,7 +12,7 @@ import pytest
 import curvax
 from curvax.transforms.linalg import _loops
 from curvax.transforms.storage import _quantized
-from tests.helpers import ALL_CELLS, assert_close
+from tests.helpers import assert_close, share
 from tests.tpu_forms import loops_of
 
 NUMBER, SHAPE = 6, (8, 12)
@@ -36,7 +36,7 @@ ALL = [
     for storage in STORAGES
     if (make, storage) != ("precondition", "packed")
 ]
-CELLS = ALL if ALL_CELLS else ALL[1:2]
+CELLS = share(ALL, of=len(ALL))
 
 
 @pytest.fixture(autouse=True)

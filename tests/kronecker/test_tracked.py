@@ -12,7 +12,7 @@ import pytest
 
 import curvax
 from curvax.transforms.linalg import _tracking
-from tests.helpers import assert_close, at, trained
+from tests.helpers import assert_close, at, scanned, trained
 from tests.reference.tracked import tracked
 from tests.shared.meshes import given, mesh_of, on, steps
 from tests.shared.soap import soap_gradients, soap_trajectory
@@ -45,15 +45,20 @@ def _soap(refresh: Any = 1, **options: Any) -> Any:
     return curvax.scale_by_soap(method="tracked", refresh=refresh, limit=INF, **options)
 
 
+# Compiled once for all tests.
+LEFT = functools.partial(_soap, side="left")
+BOTH = functools.partial(_soap, side="both")
+IN_4_BITS = functools.partial(LEFT, storage=curvax.quantized(min_elements=1))
+
+
 @pytest.mark.parametrize("period", [1, 3])
 @pytest.mark.parametrize(("side", "shape"), [("left", (5, 8)), ("both", (5, 5))])
 def test_soap_follows_the_transcription(side: str, shape: tuple[int, int], period: int) -> None:
     gradients = soap_gradients(shape)
     desired, expected = tracked(gradients, period=period, side=side)
     with jax.enable_x64(True):
-        found, states = soap_trajectory(
-            functools.partial(_soap, side=side), gradients, "float64", period
-        )
+        make = {"left": LEFT, "both": BOTH}[side]
+        found, states = soap_trajectory(make, gradients, "float64", period)
         kappa = float(np.linalg.cond(gradients[0])) ** 4
         # Noise off the diagonal at step 1 is left out of account.
         assert_close(found[1:], np.stack(desired)[1:], 64, condition=kappa)
@@ -86,7 +91,7 @@ def test_kl_shampoo_follows_the_transcription() -> None:
 def test_bases_stay_orthonormal_and_directions_near_those_of_exact_bases(condition: float) -> None:
     """In float32, refreshed at every step. By orthogonal iteration it is 0.6 at step 2."""
     gradients = _turning(condition)
-    _, states = soap_trajectory(functools.partial(_soap, side="left"), gradients, "float32")
+    _, states = soap_trajectory(LEFT, gradients, "float32")
     exact = np.zeros((ORDER, ORDER))
     for t, g in enumerate(gradients.astype(np.float64)):
         exact = 0.95 * exact + 0.05 * g @ g.T
@@ -114,28 +119,26 @@ def test_rotations_from_the_identity_find_eigenvectors() -> None:
 
 @pytest.mark.parametrize("exponent", [-40, 40])
 def test_the_gradients_scale_changes_nothing(exponent: int) -> None:
-    gradients = _turning(1e2)[:4]
-    plain, _ = soap_trajectory(functools.partial(_soap, side="left"), gradients, "float32")
-    scaled = gradients * np.float32(2.0**exponent)
-    found, _ = soap_trajectory(functools.partial(_soap, side="left"), scaled, "float32")
+    gradients = _turning(1e2)
+    plain, _ = soap_trajectory(LEFT, gradients, "float32")
+    found, _ = soap_trajectory(LEFT, gradients * np.float32(2.0**exponent), "float32")
     # LAPACK scales by other factors.
-    np.testing.assert_allclose(found, plain, atol=1e-3)
+    np.testing.assert_allclose(found[:4], plain[:4], atol=1e-3)
 
 
-STORAGES = {
-    "bfloat16": (curvax.dense(jnp.bfloat16), 0.97),
-    "packed": (curvax.packed(min_elements=1), 0.93),
-    "4 bits": (curvax.quantized(min_elements=1), 0.5),
+STORED = {
+    "bfloat16": (functools.partial(LEFT, storage=curvax.dense(jnp.bfloat16)), 0.97),
+    "packed": (functools.partial(LEFT, storage=curvax.packed(min_elements=1)), 0.93),
+    "4 bits": (IN_4_BITS, 0.5),
 }
 
 
-@pytest.mark.parametrize("name", STORAGES)
+@pytest.mark.parametrize("name", STORED)
 def test_storages_round_what_is_graded(name: str) -> None:
     """A storage's basis moves by whole codes: H stays what the stored basis says."""
-    storage, least = STORAGES[name]
+    make, least = STORED[name]
     gradients = _turning(1e4)
-    plain, _ = soap_trajectory(functools.partial(_soap, side="left"), gradients, "float32")
-    make = functools.partial(_soap, side="left", storage=storage)
+    plain, _ = soap_trajectory(LEFT, gradients, "float32")
     found, states = soap_trajectory(make, gradients, "float32")
     assert _cosine(found[-1], plain[-1]) > least
     scale = states.left.statistic.roots[-1]
@@ -145,39 +148,36 @@ def test_storages_round_what_is_graded(name: str) -> None:
 def test_in_four_bits_directions_are_nearer_than_those_of_exact_bases() -> None:
     gradients = _turning(1e4)
 
-    def last(method: str, storage: Any) -> Any:
-        make = functools.partial(
-            curvax.scale_by_soap, method=method, side="left", limit=INF, storage=storage
-        )
-        return soap_trajectory(lambda k: make(refresh=k), gradients, "float32")[0][-1]
-
-    exact = last("eigh", None)
-    storage = curvax.quantized(min_elements=1)
-    tracked, decomposed = (_cosine(last(m, storage), exact) for m in ("tracked", "eigh"))
-    assert tracked > decomposed + 0.2
+    by_eigh = functools.partial(curvax.scale_by_soap, side="left", refresh=1, limit=INF)
+    exact, in_bits, tracked = (
+        soap_trajectory(make, gradients, "float32")[0][-1]
+        for make in (by_eigh(), by_eigh(storage=curvax.quantized(min_elements=1)), IN_4_BITS)
+    )
+    assert _cosine(tracked, exact) > _cosine(in_bits, exact) + 0.2
 
 
-@pytest.mark.parametrize(("field", "value"), [("statistic", np.nan), ("basis", 1e3)])
-def test_damage_starts_anew(field: str, value: float) -> None:
+def test_damage_starts_anew() -> None:
     """Of a damage that the direction shows, the guard takes care."""
     gradients = _turning(1e2)
-    direction = _soap(side="left")
-    _, state = soap_trajectory(direction, gradients[:5], "float32")
-    state = jax.tree.map(jnp.asarray, at(state, -1))
-    array = getattr(state.left, field)
-    left = state.left._replace(**{field: array.at[0, 0].set(value)})
-    state = state._replace(left=left)
-    for g in gradients[5:8]:
-        d, state = jax.jit(direction.update)(jnp.asarray(g), state)
-    assert state.left.restarted == 1 and np.isfinite(d).all()
-    assert np.abs(state.left.basis.T @ state.left.basis - np.eye(ORDER)).max() < 3e-3
+    update = jax.jit(LEFT().update)
+    _, states = soap_trajectory(LEFT, gradients, "float32")
+    for field, value in (("statistic", np.nan), ("basis", 1e3)):
+        state = at(states, 4)
+        array = getattr(state.left, field).copy()
+        array[0, 0] = value
+        state = state._replace(left=state.left._replace(**{field: array}))
+        for g in gradients[5:8]:
+            d, state = update(g, state)
+        assert state.left.restarted == 1 and np.isfinite(d).all(), field
+        basis = np.asarray(state.left.basis)
+        assert np.abs(basis.T @ basis - np.eye(ORDER)).max() < 3e-3, field
 
 
 def test_a_policy_decides_by_the_share_off_the_diagonal() -> None:
     gradients = _turning(1e2)
+    run = scanned(lambda x: LEFT(curvax.policies.diagonal_residual(1, x)))
     for threshold, expected in ((1e-9, STEPS), (10.0, 1)):
-        policy = curvax.policies.diagonal_residual(1, threshold)
-        _, states = soap_trajectory(_soap(policy, side="left"), gradients, "float32")
+        _, states = run(gradients, threshold)
         assert states.left.checks[-1] == STEPS and states.left.refreshes[-1] == expected
     off = [h - np.diag(np.diag(h)) for h in states.left.statistic]
     shares = [
@@ -187,22 +187,93 @@ def test_a_policy_decides_by_the_share_off_the_diagonal() -> None:
     np.testing.assert_allclose(states.left.proxy[1:], shares[1:], rtol=1e-4)
 
 
+# Inverse roots from tracked bases: `solver="tracked"`
+
+
+def _root(solver: str = "tracked", **options: Any) -> Any:
+    settings = {"refresh": curvax.every(1), "side": "left", "root": 2, "eps": 1e-6}
+    return curvax.precondition(solver=solver, **{**settings, **options})
+
+
+def test_directions_of_roots_are_near_those_of_exact_roots() -> None:
+    """In float32, refreshed at every step; the iteration by products is as exact as `eigh`."""
+    gradients = _turning(1e4)
+    (exact, _), (tracked, states), (products, _) = (
+        soap_trajectory(_root(solver), gradients, "float32")
+        for solver in ("eigh", "tracked", "products")
+    )
+    for t in range(STEPS):
+        assert _cosine(tracked[t], exact[t]) > 0.998
+        assert _cosine(products[t], exact[t]) > 0.9999
+    h = states.left.statistic
+    off = [np.linalg.norm(x - np.diag(np.diag(x))) / np.linalg.norm(x) for x in h]
+    np.testing.assert_allclose(states.left.error, off, rtol=1e-3, atol=1e-6)
+
+
+def test_roots_in_four_bits_follow_the_exact_ones() -> None:
+    gradients = _turning(1e2)
+    plain, _ = soap_trajectory(_root(), gradients, "float32")
+    storage = curvax.quantized(min_elements=1)
+    found, _ = soap_trajectory(_root(storage=storage), gradients, "float32")
+    assert _cosine(found[-1], plain[-1]) > 0.5
+
+
+def test_a_policy_decides_about_roots_and_keeps_their_eigenvalues_current() -> None:
+    gradients = _turning(1e2)
+    policy = curvax.policies.diagonal_residual(1, 10.0)
+    _, states = soap_trajectory(_root(refresh=policy), gradients, "float32")
+    left = states.left
+    assert left.checks[-1] == STEPS and left.refreshes[-1] == 1
+    u, h = left.eigenvectors[-1], left.statistic[-1]
+    root = (u * (np.diag(h) + 1e-6) ** -0.5) @ u.T
+    np.testing.assert_allclose(left.inverse_root[-1], root, rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match="solver .* must be .*'eigh'"):
+        _root(refresh=curvax.policies.foam(max_damping=1e-4))
+
+
+def test_damaged_roots_start_anew_and_roots_wait_for_a_gradient() -> None:
+    gradients = _turning(1e2)
+    direction = _root()
+    _, states = soap_trajectory(direction, [0 * gradients[0], *gradients[:4]], "float32")
+    assert list(states.left.rejected) == [1] * 5 and states.left.refreshes[-1] == 4
+    state = jax.tree.map(jnp.asarray, at(states, -1))
+    left = state.left._replace(eigenvectors=state.left.eigenvectors.at[0, 0].set(1e3))
+    state = state._replace(left=left)
+    for g in gradients[5:8]:
+        d, state = jax.jit(direction.update)(jnp.asarray(g), state)
+    assert state.left.restarted == 1 and np.isfinite(d).all()
+    u = state.left.eigenvectors
+    assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
+
+
+# Stacks, meshes and checkpoints
+
+
 def test_a_stack_is_refreshed_as_its_matrices_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the groups that GPUs visit."""
-    direction = _soap(2)
     stacks = np.random.default_rng(0).standard_normal((6, 3, 6, 8)).astype(np.float32)
-    alone = [soap_trajectory(direction, stacks[:, i], "float32")[0] for i in range(3)]
+    alone = [soap_trajectory(BOTH, stacks[:, i], "float32", 2)[0] for i in range(3)]
     loops_of("gpu", monkeypatch)
-    found, _ = soap_trajectory(_soap(2), stacks, "float32")
+    found, _ = soap_trajectory(BOTH(2), stacks, "float32")
     np.testing.assert_allclose(found, np.stack(alone, 1), rtol=1e-3, atol=1e-3)
 
 
-def test_a_mesh_and_a_checkpoint_change_nothing() -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(curvax.soap, method="tracked", refresh=2),
+        functools.partial(
+            curvax.shampoo, solver="tracked", refresh=2, eps=1e-3, graft=None, base=None
+        ),
+    ],
+    ids=["soap", "shampoo"],
+)
+def test_a_mesh_and_a_checkpoint_change_nothing(make: Any) -> None:
     mesh = mesh_of("auto", 2)
-    params, gradients = given({"a": (6, 8), "b": (8, 6), "c": (6, 8)}, 4)
-    optimizer = curvax.soap(0.1, method="tracked", refresh=2)
+    params, gradients = given({"a": (6, 8), "b": (6, 8)}, 3)
+    optimizer = make(0.1)
     _, state = trained(optimizer, params, gradients)
-    divided = curvax.soap(0.1, method="tracked", refresh=2, mesh=mesh)
+    divided = make(0.1, mesh=mesh)
     _, on_mesh = steps(divided, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
     portable = curvax.portable_state(divided, params, on_mesh)
     placed = curvax.place_state(optimizer, params, portable)

@@ -18,7 +18,7 @@ LAYERS, WIDTH, VOCABULARY = 3, 8, 11
 KERNELS: dict[str, Any] = {
     "weight_dimension_numbers": {"*kernel": curvax.MatrixAxes(rows=1, columns=2)}
 }
-INNER = curvax.soap(0.01, refresh=2, **KERNELS)
+INNER = curvax.muon(0.01, **KERNELS)
 ENDS = optax.adamw(0.01)
 
 

@@ -39,7 +39,7 @@ def head(layer: Any, inside: Any, targets: Any) -> Any:
 BLOCKS = {"embed": embedding, "wide": wide, "narrow": narrow, "other": wide, "head": head}
 OPTIMIZERS = {
     "embed": optax.adamw(0.01),
-    "wide": curvax.soap(0.01, refresh=2),
+    "wide": curvax.asgo(0.01, refresh=2),
     "narrow": curvax.racs(0.01),
     "other": optax.chain(optax.clip_by_global_norm(0.01), curvax.muon(0.01)),  # its own norm
     "head": optax.chain(curvax.clip_by_last_norm(0.1), optax.adamw(0.01)),

@@ -24,6 +24,8 @@ SOLVERS = [
     *(("eigh", root) for root in (1, 2, 3, 4, 8)),
     *(("coupled_newton", root) for root in (1, 2, 4, 8)),
     ("newton_schulz", 2),
+    ("products", 2),
+    ("products", 4),
 ]
 ITERATIONS = [row for row in SOLVERS if row[0] != "eigh"]
 SOME = share(SOLVERS, of=3)  # in float64, and with relative damping

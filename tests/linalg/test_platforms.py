@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
+from jax.experimental.xla_metadata import set_xla_metadata
 
 import curvax
 from curvax import subspaces
@@ -277,10 +278,15 @@ def test_cholesky_factors_of_any_number_of_panels(order):
     assert_close(found, np.linalg.cholesky(a.astype(np.float64)), condition=40, eps=EPS)
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(7, 70, 33), (33, 5, 64)])
-def test_products_in_tiles_are_products(m, k, n, monkeypatch):
+@pytest.fixture
+def small_tiles(monkeypatch):
     monkeypatch.setattr(_products, "TILE", 32)
-    jax.clear_caches()
+    with set_xla_metadata(tile=32):  # keeps what is traced here apart
+        yield
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(7, 70, 33), (33, 5, 64)])
+def test_products_in_tiles_are_products(m, k, n, small_tiles):
     generator = np.random.default_rng(0)
     a = np.float32(generator.standard_normal((3, m, k)))
     b = np.float32(generator.standard_normal((3, k, n)))
@@ -293,9 +299,7 @@ def test_products_in_tiles_are_products(m, k, n, monkeypatch):
 
 
 @pytest.mark.parametrize("order", [64, 70, 130])
-def test_squares_of_triangles_leave_out_tiles_of_zeros(order, monkeypatch):
-    monkeypatch.setattr(_products, "TILE", 32)
-    jax.clear_caches()
+def test_squares_of_triangles_leave_out_tiles_of_zeros(order, small_tiles):
     c = np.float32(np.tril(np.random.default_rng(0).standard_normal((3, order, order))))
     exact = np.matmul(c.astype(np.float64), c.astype(np.float64).swapaxes(-1, -2))
     found = np.asarray(jax.jit(_products.square_of_lower)(c))

@@ -7,7 +7,7 @@ import pytest
 
 from curvax.transforms.linalg._qr import reflectors_of
 from curvax.transforms.linalg._reflectors import LEAST_PANELS, PANEL, formed, panels_of, reflected
-from tests.helpers import assert_close, orthogonal
+from tests.helpers import assert_close, orthogonal, share
 
 # One reflector, less than a panel, panels in part, and two loops.
 ORDERS = (1, 2, PANEL - 1, PANEL + 1, PANEL * 2 * LEAST_PANELS + 3)
@@ -37,7 +37,7 @@ def test_reflectors_and_signs_make_the_matrix(order):
     )
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", share(ORDERS, of=2))
 def test_panels_are_the_reflectors_one_by_one(order):
     """Also of vectors that no decomposition gave, of any length."""
     generator = np.random.default_rng(order)

@@ -60,7 +60,7 @@ def spread_spectrum(*shape: int) -> np.ndarray:
     return x + 3 * np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", share(FUNCTIONS, of=3))
 @pytest.mark.parametrize("shape", share([(40, 16), (16, 64), (2, 12, 24), (9, 21)], of=3), ids=str)
 def test_the_result_is_that_of_one_device_and_on_all(name: str, shape: tuple[int, ...]) -> None:
     """Also where the devices divide one side only, 12 × 24, or neither, 9 × 21."""
@@ -92,7 +92,7 @@ def test_the_devices_of_several_axes_share_a_matrix() -> None:
     assert 4 * flops(shared(f, "y", mesh=mesh), 16, 64) == flops(f, 16, 64)
 
 
-@pytest.mark.parametrize("method", ["newton_schulz", "svd", "qdwh"])
+@pytest.mark.parametrize("method", share(["newton_schulz", "svd", "qdwh"], of=2))
 def test_orthogonalize_takes_the_axis_with_each_update(method: str) -> None:
     """Decompositions on a CPU are done in full by each device."""
     x, direction = spread_spectrum(16, 64), curvax.orthogonalize(method)

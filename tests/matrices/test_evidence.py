@@ -72,6 +72,14 @@ def offered(shapes: Shapes, rule: MatrixRule | None = None) -> dict[str, list[Ma
         ),
         ({"0/kernel": (3, 3, 128, 128), "0/bias": (128,)}, "0/kernel", MatrixAxes((0, 1, 2), 3)),
         ({"0/kernel": (1, 7, 4, 8), "0/bias": (8,)}, "0/kernel", MatrixAxes((0, 1, 2), 3)),
+        *(
+            (
+                {f"{name}/kernel": (1, 1, 4, 8), f"{name}/bias": (8,)},
+                f"{name}/kernel",
+                MatrixAxes((0, 1, 2), 3),
+            )
+            for name in ("out_proj", "q_proj", "value")
+        ),
         ({"0/weight": (8, 4, 3, 3), "0/bias": (8,)}, "0/weight", MatrixAxes((1, 2, 3), 0)),
         ({"0/kernel": (3, 3, 3, 4, 8), "0/bias": (8,)}, "0/kernel", MatrixAxes((0, 1, 2, 3), 4)),
     ],
@@ -163,6 +171,7 @@ def test_depthwise_layers_of_keras_applications() -> None:
 GUESSES: dict[str, Shapes] = {
     "two axes": {"mixing": (H, K)},
     "a depthwise convolution has the same shape": {"conv1d/kernel": (4, 1, C)},
+    "the same shape": {"layers/0/kernel": (3, 3, 1, C), "layers/0/bias": (C,)},
     "a shared table has the same name": {"shared/pytree/0/weight": (100, K)},
 }
 
@@ -175,11 +184,11 @@ def test_guesses_say_so_and_are_errors_on_demand(why: str, family: str | None) -
     text = curvax.summarize(curvax.muon(0.1, matrices=rule), abstract(shapes))
     assert "a guess" in text and why in text
     strict = MatrixRule(family=rule.family, guess=False)
-    (name,) = shapes
+    name = next(iter(shapes))
     (readings,) = offered(shapes, strict).values()
     assert readings[0] == treated(shapes)[name]
     said = MatrixRule(guess=False, weight_dimension_numbers={name: readings[0]})
-    assert treated(shapes, said) == {name: readings[0]}
+    assert treated(shapes, said)[name] == readings[0]
     assert treated({"up/kernel": (H, K)}, strict) == {"up/kernel": IN_OUT}
 
 
@@ -230,6 +239,11 @@ def test_vectors_of_stacked_layers_are_no_matrices() -> None:
         norm = (L, D) if shapes is own else (D, L)
         found = treated({**shapes, "block/norm/scale": norm}, curvax.rules.linen)
         assert {found[name] for name in own} == {"a vector per layer"}
+    for scanned in ((L, H), (H, L)):  # Mamba 2 and 1, of which A_log has a state per channel
+        for a_log in (scanned, (*scanned, K)):
+            mixer: Shapes = {"mixer/D": scanned, "mixer/A_log": a_log}
+            for rule in (MatrixRule(), curvax.rules.linen, curvax.rules.maxtext):
+                assert treated(mixer, rule)["mixer/D"] == "a vector per layer"
     found = treated({**own, "block/norm/scale": (D,)})
     assert all(found[name].is_guess for name in own)
     named = treated({"sinks": (L, H), "layer_scalar": (L, 2), "resid_lambdas": (L, 2)})

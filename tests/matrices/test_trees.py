@@ -142,7 +142,7 @@ def step_of_dict(method: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "tree"), share(itertools.product(METHODS, list(TREES)[1:]), of=3)
+    ("method", "tree"), share(itertools.product(METHODS, list(TREES)[1:]), of=5)
 )
 def test_every_kind_of_tree(method: str, tree: str) -> None:
     """The same is computed, in whatever order."""

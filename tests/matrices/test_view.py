@@ -35,6 +35,7 @@ directions = [  # whose tests share compiled programs, so they run in one worker
     pytest.param(name, marks=pytest.mark.xdist_group(f"view {name}")) for name in DIRECTIONS
 ]
 every_direction = pytest.mark.parametrize("direction", directions)
+some_directions = pytest.mark.parametrize("direction", share(directions, of=2))
 
 
 def conditioned_gradients(
@@ -65,7 +66,7 @@ def compiled(direction: str) -> Callable[[list[Any]], list[Any]]:
     return updates_by_step(DIRECTIONS[direction]())
 
 
-@every_direction
+@some_directions
 def test_padding_never_changes_a_block(direction: str) -> None:
     # 7 × 10 in blocks of at most 4 is 2 × 3 blocks of 4 × 4, of which the last are 3 and 2 wide.
     gradients = conditioned_gradients((7, 10), steps=3)
@@ -164,12 +165,12 @@ def together(direction: str, stack: bool, names: tuple[str, ...]) -> dict[str, l
     return {name: [as_batch(name, u[name]) for u in updates] for name in names}
 
 
-@every_direction
+@some_directions
 def test_heads_and_scanned_layers_run_alone(direction: str) -> None:
     assert_close(together(direction, True, tuple(BATCHES)), alone(direction))
 
 
-@pytest.mark.parametrize("direction", share(directions, of=2))
+@some_directions
 def test_unstacked_and_bare_agree(direction: str) -> None:
     viewed = together(direction, False, PLAIN)
     assert_close(viewed, {name: alone(direction)[name] for name in PLAIN})

@@ -14,7 +14,7 @@ import pytest
 import curvax
 from curvax import MatrixRule, inject_hyperparams
 from tests.cases import every_optimizer, in_turns
-from tests.helpers import gradients_like, run
+from tests.helpers import gradients_like, run, share
 from tests.registry import Row
 
 SHARED = {
@@ -29,7 +29,14 @@ SHARED = {
 }
 
 
-OF_DIRECTIONS = ("skip_first", "warmup_steps", "update_eigenvalues", "initial", "accumulate")
+OF_DIRECTIONS = (
+    "accumulate",
+    "bias_correction",
+    "initial",
+    "skip_first",
+    "update_eigenvalues",
+    "warmup_steps",
+)
 """What only an ablation or a quirk of a script needs: arguments of `scale_by_<method>` alone."""
 
 
@@ -135,7 +142,7 @@ def without_matrices(optimizer: Any, steps: int = 3) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:no parameter is a matrix")
-@pytest.mark.parametrize("given", ["defaults", "rate", "decay", "schedule", "others"])
+@pytest.mark.parametrize("given", share(["defaults", "rate", "decay", "schedule", "others"], of=2))
 @in_turns(1)
 def test_others_are_adamw_or_what_is_given(row: Row, given: str) -> None:
     """Bit for bit; with the matrices' learning rate and weight decay, if nothing else is said."""

@@ -87,16 +87,16 @@ def test_transposing_a_non_square_gradient_transposes_the_direction_of_asgo(vari
     assert_close(steps_of(transposed), steps_of(all_transposed(plain)), condition=100.0)
 
 
-def test_a_square_gradient_is_preconditioned_on_the_right_so_that_transposing_it_does_not():
+def test_a_square_gradient_is_preconditioned_on_the_left_so_that_transposing_it_does_not():
     gradients = gradients_of(6, 6)
     plain, _ = _asgo(gradients)
     transposed, _ = _asgo(gradients.mT)
     with pytest.raises(AssertionError, match="exceeds the bound"):
         assert_close(list(transposed), list(plain.mT), condition=100.0)
-    right, _ = _asgo(gradients, side="right")
-    left, _ = _asgo(gradients.mT, side="left")
-    assert_close(plain, right, 0.0)
-    assert_close(list(plain), list(left.mT), condition=100.0)
+    left, _ = _asgo(gradients, side="left")
+    right, _ = _asgo(gradients.mT, side="right")
+    assert_close(plain, left, 0.0)
+    assert_close(list(plain), list(right.mT), condition=100.0)
 
 
 @pytest.mark.parametrize("variant", ["practical", "from_momentum", "theoretical"])
@@ -115,12 +115,13 @@ def test_asgo_commutes_with_rotations(variant):
 # Vectors
 
 
-def test_asgo_gives_a_vector_bias_or_scale_one_adaptive_number_as_adagrad_norm():
+@pytest.mark.parametrize("method", [curvax.asgo, curvax.dasgo])
+def test_a_vector_bias_or_scale_has_one_adaptive_number_as_in_adagrad_norm(method):
     b1, b2, eps = 0.8, 0.7, 1e-3
     shapes = {"vector": (5,), "dense/bias": (3,), "norm/scale": (2, 4), "temperature": ()}
     tree = {name: np.zeros(shape) for name, shape in shapes.items()}
     gradients = jax.tree.map(np.asarray, gradients_like(tree, STEPS, dtype="float32"))
-    updates = steps_of(updates_of(curvax.asgo(1.0, b1=b1, b2=b2, eps=eps), stacked(gradients)))
+    updates = steps_of(updates_of(method(1.0, b1=b1, b2=b2, eps=eps), stacked(gradients)))
     for name in shapes:
         m, v = np.zeros(shapes[name]), 0.0
         for t, gradient in enumerate(gradients):
@@ -143,13 +144,17 @@ def test_theoretical_asgo_of_a_vector_is_adagrad_norm():
 # DASGO
 
 
-def test_dasgo_on_a_matrix_with_one_row_is_adam_without_bias_correction_its_epsilon_inside():
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_dasgo_on_a_matrix_with_one_column_is_adam_without_bias_correction_its_epsilon_inside(side):
+    """On the right side with one row, as every vector has."""
     b1, b2, eps = 0.8, 0.7, 1e-3
-    shapes = {"row": (1, 6), "rows": (3, 1, 5), "vector": (5,), "scalar": ()}
+    shapes = {"line": (6, 1), "lines": (3, 5, 1)}
+    if side == "right":
+        shapes = {"line": (1, 6), "lines": (3, 1, 5), "vector": (5,), "scalar": ()}
     gradients = gradients_like({k: np.zeros(x) for k, x in shapes.items()}, STEPS, dtype="float32")
     gradients = [jax.tree.map(np.asarray, g) for g in gradients]
-    axes = {"rows": curvax.MatrixAxes(-2, -1)}
-    dasgo = curvax.dasgo(1.0, b1=b1, b2=b2, eps=eps, weight_dimension_numbers=axes)
+    axes = {"lines": curvax.MatrixAxes(-2, -1), "line": curvax.MatrixAxes(-2, -1)}
+    dasgo = curvax.dasgo(1.0, b1=b1, b2=b2, eps=eps, side=side, weight_dimension_numbers=axes)
     updates = steps_of(updates_of(dasgo, stacked(gradients)))
     m, v = (jax.tree.map(np.zeros_like, gradients[0]) for _ in "mv")
     for update, gradient in zip(updates, gradients, strict=True):

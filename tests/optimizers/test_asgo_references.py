@@ -1,4 +1,8 @@
-"""ASGO and DASGO against NumPy float64 transcriptions: directions, statistics, roots."""
+"""ASGO and DASGO against NumPy float64 transcriptions: directions, statistics, roots.
+
+Rows of the paper's `W` are neurons; the library's matrices have them as columns. So the paper's
+right side is the library's left one, and the transcription gets transposed gradients.
+"""
 
 import functools
 from typing import Any
@@ -8,7 +12,7 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import ALL_CELLS, assert_close
+from tests.helpers import ALL_CELLS, assert_close, share
 from tests.reference import asgo as reference_asgo
 from tests.shared.transcriptions import (
     GRADIENTS,
@@ -27,25 +31,39 @@ from tests.shared.transcriptions import (
     trajectory_of,
 )
 
+
+def transposed(reference):
+    """A transcription of the paper, for the library's layout."""
+
+    def run(gradients, **arguments):
+        directions, states = reference([g.T for g in gradients], **arguments)
+        states = [{name: x.T if name == "M" else x for name, x in s.items()} for s in states]
+        return [d.T for d in directions], states
+
+    return run
+
+
+TRANSPOSED_ASGO = transposed(reference_asgo.asgo)
+FROM_MOMENTUM = transposed(reference_asgo.asgo_from_momentum)
 PRINTED_ASGO = {"b1": 0.9, "b2": 0.95, "eps": 1e-6, "period": 1}
 
 
 # The arguments of the library alone, the transcription, and the numbers that both take.
 ASGO: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
-    "defaults": ({}, reference_asgo.asgo, {}),
-    "period 3": ({}, reference_asgo.asgo, {"period": 3, "b2": 0.8}),
-    "period 7 undamped": ({}, reference_asgo.asgo, {"period": 7, "eps": 0.0, "b1": 0.0}),
+    "defaults": ({}, TRANSPOSED_ASGO, {}),
+    "period 3": ({}, TRANSPOSED_ASGO, {"period": 3, "b2": 0.8}),
+    "period 7 undamped": ({}, TRANSPOSED_ASGO, {"period": 7, "eps": 0.0, "b1": 0.0}),
     "left": (
         {"side": "left"},
-        functools.partial(reference_asgo.asgo, side="left"),
+        functools.partial(TRANSPOSED_ASGO, side="right"),
         {"period": 3},
     ),
-    "right": ({"side": "right"}, functools.partial(reference_asgo.asgo, side="right"), {}),
-    "undamped": ({}, reference_asgo.asgo, {"eps": 0.0, "b2": 0.5}),
-    "from momentum": ({"variant": "from_momentum"}, reference_asgo.asgo_from_momentum, {}),
+    "right": ({"side": "right"}, functools.partial(TRANSPOSED_ASGO, side="left"), {}),
+    "undamped": ({}, TRANSPOSED_ASGO, {"eps": 0.0, "b2": 0.5}),
+    "from momentum": ({"variant": "from_momentum"}, FROM_MOMENTUM, {}),
     "from momentum, period 3, undamped": (
         {"variant": "from_momentum"},
-        reference_asgo.asgo_from_momentum,
+        FROM_MOMENTUM,
         {"period": 3, "eps": 0.0},
     ),
     "theoretical": ({"variant": "theoretical"}, reference_asgo.asgo_theoretical, {}),
@@ -172,7 +190,7 @@ def test_asgo_refreshed_one_step_later_does_not_follow_the_transcription():
                 _assert_asgo_matches(directions, states, "period 3", [name])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", share(["float64", "float32"], of=2))
 def test_head_wise_asgo_follows_the_transcription(dtype):
     heads, arguments = 3, {"b1": 0.8, "b2": 0.7}
     gradient = np.random.default_rng(1).standard_normal((STEPS, 4, 18)).astype(np.float32)
@@ -199,15 +217,18 @@ def test_head_wise_asgo_follows_the_transcription(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("arguments", [{}, {"b1": 0.0, "b2": 0.5, "eps": 0.0}])
-def test_dasgo_follows_the_transcription(arguments, dtype):
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_dasgo_follows_the_transcription(side, dtype):
     """No condition number: positive numbers are added and multiplied."""
+    arguments = {} if side == "left" else {"b1": 0.0, "b2": 0.5, "eps": 0.0}
+    ours = {**arguments, "side": side} if arguments else {}
+    reference = reference_asgo.dasgo if side == "right" else transposed(reference_asgo.dasgo)
     with jax.enable_x64(dtype == "float64"):
-        directions, states = trajectory_of(curvax.scale_by_dasgo, LEAVES, dtype, **arguments)
+        directions, states = trajectory_of(curvax.scale_by_dasgo, LEAVES, dtype, **ours)
         for name, gradient in GRADIENTS.items():
-            desired, expected = expected_of(reference_asgo.dasgo, gradient, **arguments)
-            direction, columns = of(directions, name), of(states.columns, name)
+            desired, expected = expected_of(reference, gradient, **arguments)
+            direction, diagonal = of(directions, name), of(states.diagonal, name)
             assert direction.dtype == dtype
             for t in range(STEPS):
                 assert_close(direction[t], desired[t], STEPS)
-                assert_close(columns[t], expected[t]["v"], STEPS)
+                assert_close(diagonal[t], expected[t]["v"], STEPS)

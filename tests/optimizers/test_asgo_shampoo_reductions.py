@@ -92,16 +92,16 @@ def test_on_matrices_with_more_rows_dasgo_is_not_adam():
     assert_different(updates, jax.tree.map(np.negative, rms))
 
 
-DASGO = curvax.scale_by_dasgo(b1=0.8, b2=0.9, eps=EPS)
-
-
-def test_on_gradients_whose_columns_do_not_overlap_dasgo_is_right_sided_asgo():
-    """Then `GᵀG` is diagonal; DASGO does not see more of it."""
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_on_gradients_whose_lines_do_not_overlap_dasgo_is_one_sided_asgo(side):
+    """Then `GGᵀ` or `GᵀG` is diagonal; DASGO does not see more of it."""
+    dasgo = curvax.scale_by_dasgo(b1=0.8, b2=0.9, eps=EPS, side=side)
 
     def apart(x: np.ndarray) -> np.ndarray:
         rows, columns = (np.arange(n) for n in x.shape[-2:])
-        return x * (rows[:, None] % len(columns) == columns)
+        lines = rows[:, None] % len(columns) == columns
+        return x * (lines if side == "right" else rows[:, None] == columns % len(rows))
 
     gradients = jax.tree.map(apart, GRADIENTS)
-    assert_same(updates_of(DASGO, gradients), _one_sided_asgo(gradients, period=1))
-    assert_different(updates_of(DASGO), _one_sided_asgo(period=1))
+    assert_same(updates_of(dasgo, gradients), _one_sided_asgo(gradients, side, period=1))
+    assert_different(updates_of(dasgo), _one_sided_asgo(side=side, period=1))

@@ -54,6 +54,7 @@ ARGUMENTS = [
     *shared("learning_rate", -0.1, "[0, inf)"),
     *shared("learning_rate", "0.1", "[0, inf)"),
     *shared("weight_decay", -0.1, "[0, inf)"),
+    Argument("muon", "learning_rate", 10**400, "[0, inf)"),
     *shared("adam_learning_rate", -1, "[0, inf)"),
     *shared("others", 0.001, "optax.adamw"),
     *shared("others", optax.adamw, "optax.adamw"),

@@ -92,7 +92,7 @@ CHAINS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("chain", share(CHAINS, of=2))
 def test_soap_before_muon_follows_the_transcription(chain: str) -> None:
     make, settings = CHAINS[chain]
     growing = {name: growing_gradients(shape) for name, shape in SHAPES.items()}

@@ -13,6 +13,8 @@ import pytest
 from test_faults import each
 
 import curvax
+from curvax.transforms.directions._moment_ratio import ratio
+from curvax.transforms.linalg._numerics import magnitude
 from tests.fault_model import Cell, chosen_of
 from tests.helpers import gradients_like, share
 from tests.registry import REGISTRY
@@ -75,6 +77,14 @@ def test_a_damaged_state_heals(cell: Cell, value: float) -> None:
         for name in PARAMS.keys() - {struck}:
             for ours, theirs in zip(updates, clean, strict=True):
                 assert np.array_equal(ours[name]["kernel"], theirs[name]["kernel"]), place
+
+
+def test_a_nan_among_many_entries_shows() -> None:
+    """XLA for CPUs takes maxima of 4096 floats or more from a library that leaves out NaN."""
+    one = jnp.ones((64, 64))
+    x = one.at[3, 5].set(jnp.nan)
+    assert np.isnan(magnitude(x)) and magnitude(one.at[3, 5].set(-7.0)) == 7
+    assert np.isnan(ratio(one, x)).all()
 
 
 def test_what_has_not_healed_is_reported() -> None:

@@ -3,7 +3,7 @@
 A method's step is compiled once for a tree of odd shapes and once for 10,000 × 8; inputs are data.
 The trees of odd shapes are taken by the methods in turns; with CURVAX_ALL_CELLS each takes all.
 A row of the registry states how long a direction can be when a gradient comes again at every step;
-with stale roots and bases few methods have a bound for gradients that change (`fuzzing.py`).
+with stale roots and bases few methods have a bound for gradients that change (`test_fuzz.py`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ data. All comparisons are bit for bit, of the updates and of every array of the 
 By default one cell of every other method runs, with a share of the faults. All cells, all faults:
 
     CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_faults.py
-
-How training goes on after a fault is `python -m benchmarks.faults`.
 """
 
 from __future__ import annotations

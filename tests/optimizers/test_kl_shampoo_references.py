@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import assert_close, run_scanned
+from tests.helpers import assert_close, run_scanned, share
 from tests.reference.kl_shampoo import kl_shampoo, kl_shampoo_eigenbasis, kl_soap
 from tests.shared.soap import soap_gradients
 
-SHAPES = {"wide": (6, 15), "tall": (9, 6), "square": (5, 5), "odd": (7, 11)}
+SHAPES = {"wide": (6, 15), "square": (5, 5), "tall": (9, 6), "odd": (7, 11)}
+SHAPES = dict(share(SHAPES.items(), of=2))
 
 
 def gradients(shape: tuple[int, int]) -> list[np.ndarray]:
@@ -42,7 +43,7 @@ ROOTS = {
 }
 
 
-@pytest.mark.parametrize("case", ROOTS)
+@pytest.mark.parametrize("case", share(ROOTS, of=2))
 def test_whitened_statistics_of_precondition_follow_the_transcription(case):
     period, theirs = ROOTS[case]
     ours = {name: value for name, value in theirs.items() if name in ("initial", "eps")}
@@ -88,7 +89,7 @@ BASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", BASES)
+@pytest.mark.parametrize("case", share(BASES, of=2))
 def test_whitened_statistics_in_eigenbases_follow_the_transcription(case):
     ours, transcription, settings = BASES[case]
     with jax.enable_x64(True):

@@ -213,7 +213,7 @@ def _renewed_by_warm_qr(
     return found, transcribed
 
 
-@pytest.mark.parametrize("method", ["eigh", "qr"])
+@pytest.mark.parametrize("method", share(["qr", "eigh"], of=2))
 def test_warm_qr_follows_the_transcription_in_all_shapes(method):
     gradients = {name: growing_gradients(shape) for name, shape in SHAPES.items()}
     found, transcribed = _renewed_by_warm_qr(method, gradients, ("left", "right"))

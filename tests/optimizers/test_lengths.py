@@ -111,7 +111,7 @@ def test_soap_keeps_adam_s_bound_and_the_ratio_alone_does_not() -> None:
 
 
 def test_soap_in_4_bits_keeps_adam_s_bound() -> None:
-    for storage in (STORAGES["4 bits"], STORAGES["Cholesky"]):
+    for storage in share((STORAGES["4 bits"], STORAGES["Cholesky"]), of=2):
         found = root_mean_squares(curvax.scale_by_soap(storage=storage), 32, 64)
         assert max(found.values()) <= 1.001
     alone = root_mean_squares(
@@ -120,8 +120,9 @@ def test_soap_in_4_bits_keeps_adam_s_bound() -> None:
     assert alone["constant"] > 30
 
 
-@pytest.mark.parametrize("storage", share(STORAGES, of=2))
-@pytest.mark.parametrize("method", ["asgo", "shampoo"])
+@pytest.mark.parametrize(
+    ("method", "storage"), share(itertools.product(["asgo", "shampoo"], STORAGES), of=4)
+)
 def test_stale_roots_with_a_limit_are_as_long_as_fresh_ones(method: str, storage: str) -> None:
     """Shampoo's direction is the gradient until the first refresh after a gradient."""
     m, n = 32, 64

@@ -8,11 +8,11 @@ import optax
 import curvax
 from curvax import subspaces
 from curvax.transforms.directions._moment_ratio import moment_ratio
-from tests.helpers import ALL_CELLS, assert_close, scanned, share
+from tests.helpers import assert_close, scanned, share
 
 STEPS = 12
 NEVER = curvax.every(10**6)  # but for the first step
-SHAPES = share([(6, 9), (7, 7), (9, 6)], of=2)
+SHAPES = share([(6, 9), (7, 7), (9, 6)], of=3)
 
 
 def _gradients(shape):
@@ -92,6 +92,6 @@ def test_apollo_mini_is_apollo_of_one_column():
 def test_sumo_at_full_rank_without_momentum_is_exact_muon():
     """On the larger side a basis holds the range of its own gradient alone."""
     muon = curvax.scale_by_muon(b1=0.0, nesterov=False, method="svd")
-    for place, (side, refresh) in enumerate((("smaller", 4), ("larger", 1))):
+    for side, refresh in (("smaller", 4), ("larger", 1)):
         sumo = curvax.scale_by_sumo(rank=9, b1=0.0, refresh=refresh, side=side)
-        _assert_same(sumo, muon, SHAPES if ALL_CELLS else SHAPES[place : place + 1])
+        _assert_same(sumo, muon)

@@ -87,12 +87,15 @@ shares_fira = pytest.mark.xdist_group("Fira with its complement")
 
 @pytest.mark.parametrize(
     ("variant", "gamma"),
-    [
-        pytest.param("complement", 1.01, marks=shares_fira),
-        pytest.param("unlimited", float("inf"), marks=shares_fira),
-        ("official", None),  # with the limiter as it is without saying so
-        ("plus", None),
-    ],
+    share(
+        [
+            pytest.param("complement", 1.01, marks=shares_fira),
+            pytest.param("unlimited", float("inf"), marks=shares_fira),
+            ("official", None),  # with the limiter as it is without saying so
+            ("plus", None),
+        ],
+        of=2,
+    ),
 )
 def test_fira_follows_the_transcription(variant, gamma):
     ours, theirs = FIRA[variant]
@@ -169,9 +172,8 @@ def _shares_alice(variant):
     [
         pytest.param(variant, period, marks=_shares_alice(variant))
         for variant, period in [
-            ("alice", 1),
             ("alice", 7),
-            *((variant, 4) for variant in share(ALICE, of=3)),
+            *((variant, 4) for variant in share(ALICE, of=4)),
         ]
     ],
 )
@@ -263,18 +265,21 @@ def _sumo(variant):
 
 @pytest.mark.parametrize(
     ("variant", "period"),
-    [
-        pytest.param(
-            variant,
-            period,
-            marks=pytest.mark.xdist_group(f"SUMO: {variant.replace('shape', 'plain')}"),
-        )
-        for variant, period in [
-            ("plain", 1),
-            ("plain", 7),
-            *((variant, 4) for variant in share(SUMO, of=2)),
-        ]
-    ],
+    share(
+        [
+            pytest.param(
+                variant,
+                period,
+                marks=pytest.mark.xdist_group(f"SUMO: {variant.replace('shape', 'plain')}"),
+            )
+            for variant, period in [
+                ("plain", 1),
+                ("plain", 7),
+                *((variant, 4) for variant in share(SUMO, of=2)),
+            ]
+        ],
+        of=2,
+    ),
 )
 def test_sumo_follows_the_transcription(variant, period):
     ours, theirs = SUMO[variant]

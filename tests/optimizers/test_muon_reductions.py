@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import ALL_CELLS, assert_close, gradients_like, stacked, steps_of
+from tests.helpers import ALL_CELLS, assert_close, gradients_like, share, stacked, steps_of
 from tests.shared.identities import (
     EPS,
     NEWTON_SCHULZ,
@@ -55,7 +55,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("case", share(SETTINGS, of=2))
 def test_muon_equals_optax_contrib_muon_step_for_step_on_trees_of_2d_leaves(case):
     ours, theirs = SETTINGS[case]
     tree = MATRICES if case == "defaults" or ALL_CELLS else TALL

@@ -73,7 +73,6 @@ SHARED = {
     "adam_learning_rate": Other(0.5),
     "others": Other(optax.sgd(0.1)),
 }
-NEVER = curvax.every(1000)
 OTHERS = {
     "learning_rate": Other(0.2),
     **dict.fromkeys(("b1", "b2", "b3", "eps", "scale", "consistent_rms", "initial"), Other(0.5)),
@@ -109,7 +108,7 @@ OTHERS = {
     "base": Other(functools.partial(optax.sgd, momentum=0.8)),
     "statistics": Other("kl", {"root": 2}),
     "damping_mode": Other("absolute"),
-    "solver": Other("coupled_newton"),
+    "solver": Other("tracked"),
     "variant": Other("from_momentum"),
 }
 OF_METHODS = {
@@ -224,13 +223,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: curvax.asgo(0.1, variant="theoretical", dtype="bfloat16"),
         ("variant", "dtype"),
     ),
+    "the bias of a sum": (
+        lambda: curvax.scale_by_shampoo(b2=None, bias_correction=True),
+        ("b2", "bias_correction"),
+    ),
     "statistics of no momentum": (
         lambda: curvax.shampoo(0.1, statistics="momentum"),
         ("statistics", "b1"),
-    ),
-    "the side of square matrices": (
-        lambda: curvax.precondition(refresh=NEVER, square="right"),
-        ("square", "side"),
     ),
     "a solver that a policy does not use": (
         lambda: curvax.shampoo(

@@ -138,7 +138,7 @@ def _assert_same_trajectory(our_mode: str, our_block: int, **other):
 OTHERS = {"vq": {"statistics_every": 3}, "cq": {"b": 0.95}, "cq_ef": {"be": 0.5}}
 
 
-@pytest.mark.parametrize(("block", "mode"), share(itertools.product(SHAPES, MODES), of=2))
+@pytest.mark.parametrize(("block", "mode"), share(itertools.product(SHAPES, MODES), of=4))
 def test_trajectories_follow_the_transcription(mode, block):
     """Orders on both sides of 64: those below stay dense in the default setting."""
     _assert_same_trajectory(mode, block)

@@ -44,7 +44,7 @@ def module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.{name}")
 
 
-@pytest.mark.parametrize("suite", SMALLEST if ALL_CELLS else ("step", "memory"))
+@pytest.mark.parametrize("suite", SMALLEST if ALL_CELLS else ("step",))
 def test_a_suite_leaves_a_page_and_its_numbers(
     suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_suite_leaves_a_page_and_its_numbers(
         module(MODULES[suite]).main()
     page = tmp_path.joinpath(f"{suite}.md").read_text()
     record = json.loads(tmp_path.joinpath(f"{suite}.json").read_text())
-    assert tmp_path.joinpath(f"{suite}.png").read_bytes().startswith(b"\x89PNG")
+    assert tmp_path.joinpath(f"{suite}.png").exists() == (suite == "layerwise")
     assert record["command"] in page and record["seed"] == 3
     for table in record["tables"]:
         assert table["rows"], table["title"]

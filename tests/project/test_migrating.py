@@ -72,11 +72,14 @@ def test_muon_with_nesterov_adam_for_others_is_that_of_optax():
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [
-        ({"adaptive": True}, {"adaptive": True}),
-        ({"preconditioning": "aol"}, {"method": curvax.polar.newton_schulz(norm="aol")}),
-        ({"preconditioning": "schatten"}, {"method": curvax.polar.newton_schulz(norm="gram")}),
-    ],
+    share(
+        [
+            ({"adaptive": True}, {"adaptive": True}),
+            ({"preconditioning": "aol"}, {"method": curvax.polar.newton_schulz(norm="aol")}),
+            ({"preconditioning": "schatten"}, {"method": curvax.polar.newton_schulz(norm="gram")}),
+        ],
+        of=2,
+    ),
     ids=lambda x: next(iter(x)),
 )
 def test_muon_has_the_options_of_optax(theirs, ours):
@@ -213,6 +216,41 @@ def test_shampoo_grafted_onto_adam_is_that_of_meta():
             assert_close(np.asarray(direction), expected, condition=1e6)
 
 
+def test_foam_is_that_of_its_authors_code():
+    """Where every check refreshes: averaged gradients, weighted means, Adam's first steps."""
+    gs, b1, b2, eps, f, start = gradients(12), 0.9, 0.8, 1e-2, 2, 4
+    mean, variance = np.zeros((2, M, N))
+    left, right, roots = np.zeros((M, M)), np.zeros((N, N)), (np.eye(M), np.eye(N))
+    new = curvax.scale_by_foam(
+        check_every=f,
+        threshold=1e-9,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        max_damping=1.0,
+        graft=curvax.grafts.adam(b1, eps=1e-9),
+        bias_correction=True,
+        warmup_steps=start - 1,
+    )
+    params = jnp.zeros((M, N))
+    state, update = new.init(params), jax.jit(new.update)
+    for t, g in enumerate(gs, 1):
+        direction, state = update(jnp.asarray(g), state, params)
+        left = b2 * left + (1 - b2) * g @ g.T
+        right = b2 * right + (1 - b2) * g.T @ g
+        variance = b2 * variance + (1 - b2) * g**2
+        mean = b1 * mean + (1 - b1) * g
+        bias = 1 - b2**t
+        if t % f == 0 and t >= start:
+            roots = (power(left / bias, -1 / 2, eps), power(right / bias, -1 / 2, eps))
+        filtered = mean / (1 - b1**t)
+        expected = adam = filtered / (np.sqrt(variance / bias) + 1e-9)
+        if t >= start:
+            expected = roots[0] @ filtered @ roots[1]
+            expected *= np.linalg.norm(adam) / np.linalg.norm(expected)
+        assert_close(np.asarray(direction), expected, condition=1e3)
+
+
 # GaLore and Fira in torch
 
 
@@ -261,7 +299,7 @@ def torch_scaled(gs: np.ndarray, rank: int, scale: float, *, fira: bool) -> np.n
     return np.stack(found)
 
 
-@pytest.mark.parametrize("fira", [True, False], ids=["fira", "apollo"])
+@pytest.mark.parametrize("fira", share([True, False], of=2))
 def test_fira_and_apollo_are_those_of_torch_but_for_the_limiter(fira):
     gs = gradients(6)
     shared = {"rank": 2, "eps": 1e-6, "refresh": curvax.every(6, offset=1)}

@@ -8,6 +8,9 @@ Readings chosen:
 - side="smaller" is the printed "if m < n": left, else right, so a square matrix is preconditioned
   on the right (the text, point (i), leaves m = n open). Line 13 prints I_n on both sides; the
   identity has the order of V. Algorithm 1 is always on the left, Algorithm 3 always on the right.
+- Rows of W are neurons (section 5: "all input weights into a neuron, i.e., as a row of W"), so
+  that the right side is the inputs; the library's matrices are transposed. Appendix B's query and
+  key R^(n x hd) have heads as columns: there, and there alone, columns are the outputs.
 - t runs from 0, so mod(t, period) = 0 refreshes the root at the first step.
 - No bias correction (none is printed); M and V start at zero.
 - Roots by eigendecomposition, eigenvalues floored at 0. With eps = 0 (App. C.3, Prop. 1) the

@@ -1,9 +1,12 @@
 """FOAM's figures in the state, and its floor for rounding."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import curvax
+from curvax.transforms.kronecker._noise import eigenvalue_floor
+from curvax.transforms.linalg._inverse_root import root_eigenvalues
 from tests.helpers import assert_close, trajectory
 from tests.shared.policies import (
     COUNTERS,
@@ -91,3 +94,27 @@ def test_the_rounding_floor_leaves_changes_alone():
 
     gradients = quiet_gradients()
     assert_close(directions(gradients, 8.0), directions(gradients, 0.0), 64)
+
+
+def test_h_is_about_the_root_in_use():
+    """Beside an eigenvalue of 1 the others drift from 0, within rounding or beyond it: then a new
+    root differs by about h. By ε = 1e-9 alone h would be over 100."""
+    n, root, eps = 16, 2, 1e-9
+
+    def largest_first(small):
+        return jnp.full(n, small, jnp.float32).at[0].set(1)
+
+    @jax.jit
+    def figures(small):
+        old, new = largest_first(0.0), largest_first(small)
+        floor = eigenvalue_floor(jnp.float32)
+        x, y = (root_eigenvalues(d, root, eps, floor=floor) for d in (old, new))
+        truth = jnp.linalg.norm(y - x) / jnp.linalg.norm(x)
+        args = (jnp.diag(new), jnp.eye(n), old, eps, root)
+        proxy = curvax.policies.damping_proxy
+        return truth, proxy(*args), proxy(*args, rounding_floor=0.0)
+
+    truth, h, printed = map(float, figures(2e-6))
+    assert truth / 2 < h < 2 * truth and printed > 100
+    _, h, printed = map(float, figures(6e-7))
+    assert h == 0 and printed > 100

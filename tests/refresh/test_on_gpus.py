@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -53,7 +54,7 @@ def decomposed(text: str) -> set[int]:
     return {int(call.split("x")[0]) if call.count("x") == 2 else 1 for call in calls}
 
 
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize("name", share(TRANSFORMATIONS, of=3))
 def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(SHAPE) ** 2
     for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
@@ -83,8 +84,7 @@ def test_others_are_decomposed_one_by_one(name: str) -> None:
     assert decomposed(program(CHOOSING[name], "cuda")) == {1}
 
 
-@pytest.mark.parametrize("most", share([6, 2], of=2))
-@pytest.mark.parametrize("name", TRANSFORMATIONS)
+@pytest.mark.parametrize(("name", "most"), share(itertools.product(TRANSFORMATIONS, [6, 2]), of=5))
 def test_matrices_refreshed_at_once_are_those_one_by_one(
     name: str, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +126,7 @@ def test_matrices_refreshed_at_once_are_those_one_by_one(
         np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", [*TRANSFORMATIONS, *CHOOSING])
+@pytest.mark.parametrize("name", share([*TRANSFORMATIONS, *CHOOSING], of=3))
 def test_loops_of_gpus_keep_states_by_rows(name: str) -> None:
     """XLA would transpose all that a loop may decompose, at every step."""
     transformation = (TRANSFORMATIONS | CHOOSING)[name]

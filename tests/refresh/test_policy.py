@@ -66,7 +66,7 @@ DUE = {
 FIXED = ("every", "every, not at first", "every, offset", "a user's schedule")
 
 
-@pytest.mark.parametrize("name", share(POLICIES, of=2))
+@pytest.mark.parametrize("name", share(POLICIES, of=3))
 def test_what_is_executed_is_what_the_state_counts(executed, name):
     """Step by step, under jit; and off the schedule nothing is executed."""
     before, total = dict.fromkeys(COUNTERS, 0), 0
@@ -89,7 +89,7 @@ def test_what_is_executed_is_what_the_state_counts(executed, name):
         assert FACTORS < total < before["checks"]  # some decisions each way
 
 
-@pytest.mark.parametrize(("name", "side"), [("every", "both"), ("FOAM", "left")])
+@pytest.mark.parametrize(("name", "side"), share([("FOAM", "left"), ("every", "both")], of=2))
 def test_stacked_and_unstacked_matrices_are_refreshed_alike(executed, name, side):
     """In a scan: as many executions as counted, and the same numbers as for a batch."""
     gradients = quiet_gradients({"w": (2, 4, 6)})

@@ -31,7 +31,7 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import ALL_CELLS, program, scanned
+from tests.helpers import ALL_CELLS, program, scanned, share
 
 STEPS = 24
 
@@ -41,12 +41,12 @@ def in_both_dtypes(
 ) -> Any:
     """Parametrizes by case and dtype: all in float64, in float32 those that differ in numerics.
 
-    Cases of one program run in one worker.
+    By default every other one. Cases of one program run in one worker.
     """
     pairs = [*((case, "float64") for case in cases), *((case, "float32") for case in in_float32)]
     grouped = [
         pytest.param(*pair, marks=pytest.mark.xdist_group(f"{program_of(pair[0])}, {pair[1]}"))
-        for pair in pairs
+        for pair in share(pairs, of=2)
     ]
     return pytest.mark.parametrize(("case", "dtype"), grouped)
 

@@ -22,7 +22,7 @@ PARAMS = {
 GRADIENTS = gradients_like(PARAMS, 3)
 
 
-@pytest.mark.parametrize("inner", [curvax.soap(0.1), optax.contrib.muon(0.1)], ids=["soap", "muon"])
+@pytest.mark.parametrize("inner", [curvax.asgo(0.1), optax.contrib.muon(0.1)], ids=["asgo", "muon"])
 def test_every_entry_is_an_array_and_steps_are_the_same(
     inner: optax.GradientTransformation,
 ) -> None:
@@ -38,7 +38,7 @@ def test_every_entry_is_an_array_and_steps_are_the_same(
 
 @pytest.mark.filterwarnings("default")  # warnings of Orbax
 def test_tools_find_the_arrays_by_their_paths(tmp_path: Path) -> None:
-    inner = curvax.soap(0.1)
+    inner = curvax.asgo(0.1)
     flat = curvax.flat_state(inner)
     _, (*_, state) = run(flat, GRADIENTS, PARAMS)
     portable = curvax.portable_state(inner, PARAMS, state)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import curvax
-from tests.helpers import normal_like
+from tests.helpers import normal_like, share
 from tests.shared.meshes import mesh_of, on
 
 PARAMS = {
@@ -29,7 +29,7 @@ def kinds_of(state: Any) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", share([4, 1], of=2))
 def test_steps_with_a_state_on_the_host_are_the_same(devices: int) -> None:
     mesh = mesh_of("auto", devices)
     plain = curvax.muon(0.1, mesh=mesh)

@@ -14,6 +14,7 @@ import pytest
 
 import curvax
 from tests.cases import in_turns
+from tests.helpers import share
 from tests.registry import Row
 
 PARAMS = {
@@ -117,7 +118,7 @@ def test_a_checkpoint_restored_without_a_target_is_named() -> None:
     assert "restored without a target" in message and "curvax.place_state" in message
 
 
-@pytest.mark.parametrize("matrices", [2, 11])
+@pytest.mark.parametrize("matrices", share([2, 11], of=2))
 @pytest.mark.parametrize("now", [4, None])
 @pytest.mark.parametrize("method", [curvax.muon, curvax.soap])
 def test_a_state_for_more_devices_is_named(method: Any, now: int | None, matrices: int) -> None:

@@ -96,7 +96,9 @@ def test_a_state_put_back_goes_on_bit_for_bit(place: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.xdist_group("checkpoints")
-@pytest.mark.parametrize("there", [("auto", 4), ("auto", 2, 2), ("explicit", 4), ("auto", 1)])
+@pytest.mark.parametrize(
+    "there", share([("auto", 4), ("auto", 2, 2), ("explicit", 4), ("auto", 1)], of=2)
+)
 def test_matrices_move_to_another_mesh_without_a_checkpoint(there: tuple[Any, ...]) -> None:
     portable = portable_of("muon", "auto", 8)
     target, target_params, _, _ = begun("muon", *there)
@@ -132,14 +134,17 @@ def checkpoint(directory: Path, *place: Any) -> Path:
 @pytest.mark.xdist_group("checkpoints")
 @pytest.mark.parametrize(
     ("name", "source", "there"),
-    [
-        ("muon", ("auto", 8), ("auto", 8)),
-        ("eigen_adam", ("auto",), ("auto", 4)),
-        ("muon", ("auto", 8), ("auto",)),
-        ("muon", ("auto",), ("auto", 4)),
-        ("muon", ("explicit", 8), ("auto", 4)),
-        ("muon", ("auto", 8), ("explicit", 8)),
-    ],
+    share(
+        [
+            ("muon", ("auto", 8), ("auto", 8)),
+            ("muon", ("auto", 8), ("auto",)),
+            ("eigen_adam", ("auto",), ("auto", 4)),
+            ("muon", ("auto",), ("auto", 4)),
+            ("muon", ("explicit", 8), ("auto", 4)),
+            ("muon", ("auto", 8), ("explicit", 8)),
+        ],
+        of=2,
+    ),
 )
 def test_a_checkpoint_can_be_restored_anywhere(
     directory: Path, name: str, source: tuple[Any, ...], there: tuple[Any, ...]
@@ -214,7 +219,7 @@ def stepped(optimizer: Any, params: Any) -> Any:
     return jax.jit(optimizer.update)(params, optimizer.init(params), params)[1]
 
 
-@pytest.mark.parametrize("name", share(["muon", "asgo", "alice", "soap"], of=2))
+@pytest.mark.parametrize("name", share(["muon", "asgo", "alice", "soap"], of=3))
 def test_the_portable_form_is_the_same_for_every_stack_and_mesh(name: str) -> None:
     """On matrices that are stacked on a mesh only, and on those that are stacked anyway."""
     mesh = mesh_of("auto", 2)

@@ -7,12 +7,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import curvax
+from tests.helpers import assert_close
 from tests.registry import NAMED
 from tests.shared.meshes import ADAMW, begin, given, mesh_of, on
 
@@ -86,10 +88,15 @@ def bytes_on_a_device(tree: Any) -> int:
     return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
 
+def of_matrices(state: TrainState) -> Any:
+    """The state of the matrices, or its shardings."""
+    return state.opt_state.inner_states["matrices"]
+
+
 @pytest.mark.parametrize("kind", ["auto", "explicit"])
 def test_boxes_of_flax_say_the_sharding(kind: str) -> None:
-    """`nn.get_sharding` reads boxes, which stacks of matrices have not."""
-    mesh, inputs = mesh_of(kind, 2), jnp.ones((2, 8))
+    """`nn.get_sharding` asks the state of matrices, which is in a box too."""
+    mesh, inputs = mesh_of(kind, 8), jnp.ones((2, 8))
     optimizer, network = curvax.soap(0.1, mesh=mesh), Network()
 
     def create() -> TrainState:
@@ -97,17 +104,40 @@ def test_boxes_of_flax_say_the_sharding(kind: str) -> None:
         return TrainState.create(apply_fn=network.apply, params=params, tx=optimizer)
 
     abstract = jax.eval_shape(create)
-    replicated = nn.get_sharding(abstract, mesh)
-    state = curvax.state_sharding(optimizer, abstract.params, mesh)
-    boxed = jax.tree.map(lambda x: x, replicated.replace(opt_state=state))
-    whole, own = (jax.jit(create, out_shardings=s)() for s in (replicated, boxed))
-    assert bytes_on_a_device(own.params) == bytes_on_a_device(whole.params)
-    assert bytes_on_a_device(own.opt_state) < 0.6 * bytes_on_a_device(whole.opt_state)
-    moments = curvax.state_sharding(optax.adam(0.1), abstract.params, mesh)[0].mu
+    shardings = nn.get_sharding(abstract, mesh)
+    ours = curvax.state_sharding(optimizer, abstract.params, mesh)
+    logical = nn.logical_to_mesh_sharding(nn.get_partition_spec(abstract), mesh, [("x", "x")])  # pyright: ignore
+    found, own, same = map(of_matrices, (shardings, abstract.replace(opt_state=ours), logical))
+    for x, *three in zip(
+        *map(jax.tree.leaves, (of_matrices(abstract), found, own, same)), strict=True
+    ):
+        assert all(s.is_equivalent_to(three[0], x.ndim) for s in three)
+    state = jax.jit(create, out_shardings=shardings)()
+    matrices = of_matrices(state)
+    assert bytes_on_a_device(matrices) < sum(x.nbytes for x in jax.tree.leaves(matrices)) / 4
+    step = jax.jit(
+        lambda s: s.apply_gradients(grads=s.params),
+        in_shardings=(shardings,),
+        out_shardings=shardings,
+    )
+    state = step(step(state))
+    assert state.step == 2 and step._cache_size() == 1
+    assert "| Dense_0/kernel | 0 |" in curvax.report(optimizer, state.params, state.opt_state)
+    portable = curvax.portable_state(optimizer, state.params, state.opt_state)
+    placed = curvax.place_state(optimizer, state.params, portable)
+    assert_close(of_matrices(step(state.replace(opt_state=placed))), of_matrices(step(state)), 0)
+    opened = nn.unbox(state)
+    updates, new = opened.tx.update(opened.params, opened.opt_state, opened.params)
+    assert jax.tree.structure(new) == jax.tree.structure(opened.opt_state)
+    assert all(np.any(x) for x in jax.tree.leaves(updates["Dense_0"]["kernel"]))
+
+
+def test_copies_of_boxed_parameters_are_sharded_like_their_boxes() -> None:
+    mesh = mesh_of("auto", 2)
+    params = jax.eval_shape(lambda: Network().init(jax.random.key(0), jnp.ones((2, 8)))["params"])
+    moments = curvax.state_sharding(optax.adam(0.1), params, mesh)[0].mu
     sharded = [not s.is_fully_replicated for s in jax.tree.leaves(moments["Dense_0"])]
     assert sharded == [False, True]  # the bias has no box
-    step = jax.jit(lambda s: s.apply_gradients(grads=s.params), out_shardings=boxed)
-    assert step(step(own)).step == 2 and step._cache_size() == 1
 
 
 def test_boxes_with_other_axes_than_the_mesh_are_named() -> None:

@@ -228,7 +228,7 @@ def _kronecker(state):
 
 @pytest.mark.parametrize(
     ("method", "mode"),
-    share([*((method, "cq_ef") for method in METHODS), ("asgo", "cq"), ("residual", "vq")], of=4),
+    share([*((method, "cq_ef") for method in METHODS), ("asgo", "cq"), ("residual", "vq")], of=7),
 )
 def test_every_method_keeps_its_factors_in_codes(method, mode):
     """And the direction is made of what they decode to."""
@@ -350,7 +350,7 @@ def test_arguments_at_their_limits_are_accepted():
 # Memory
 
 
-@pytest.mark.parametrize("layout", ["one stack", "leaf by leaf"])
+@pytest.mark.parametrize("layout", share(["one stack", "leaf by leaf"], of=2))
 def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
     """Temporaries of a step of 8 factors of order 512, or 5: at most two matrices beyond those
     of float32, whose products are of all matrices at once, and the same as for 2 factors.
@@ -381,7 +381,7 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
 
     most = 8 if layout == "one stack" else 5
     dense = temporaries(curvax.dense(), most)
-    for mode in share(("cq_ef", "cq", "vq") if layout == "one stack" else ("cq_ef",), of=2):
+    for mode in share(("cq_ef", "cq", "vq") if layout == "one stack" else ("cq_ef",), of=3):
         few, many = (temporaries(storage_of(mode), count) for count in (2, most))
         assert many <= dense + 2, f"{mode}: {many:.2f} matrices, {dense:.2f} in float32"
         assert many <= few + 0.1, f"{mode}: {many:.2f} matrices, {few:.2f} of a quarter of them"

@@ -12,7 +12,7 @@ import pytest
 import curvax
 from curvax import subspaces
 from curvax.transforms.subspace._bases import SubspaceCheck
-from tests.helpers import assert_close
+from tests.helpers import assert_close, share
 from tests.shared.low_rank import RANK, STEPS, due_steps, of_shapes, trajectories
 
 FINDERS = {
@@ -49,7 +49,7 @@ def _shared_by_finder(finders):
     return [pytest.param(finder, marks=mark) for finder, mark in marks.items()]
 
 
-@pytest.mark.parametrize("finder", _shared_by_finder(FINDERS))
+@pytest.mark.parametrize("finder", _shared_by_finder(share(FINDERS, of=2)))
 def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(finder):
     given = of_shapes(finder, FINDERS)
     directions, states = trajectories(_with_everything(finder), given, "float32")
@@ -78,7 +78,7 @@ def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(fin
 
 
 @pytest.mark.parametrize(
-    "finder", _shared_by_finder(["svd", "randomized", "complement", "gaussian_mix"])
+    "finder", _shared_by_finder(share(["svd", "randomized", "complement", "gaussian_mix"], of=2))
 )
 def test_bases_do_not_depend_on_the_gradients_scale(finder):
     """At the first step: second moments of all of them may leave the range of float32."""

@@ -13,7 +13,7 @@ import pytest
 import curvax
 from curvax import policies, subspaces
 from curvax.transforms.subspace._subspace import SubspaceState
-from tests.helpers import assert_close
+from tests.helpers import assert_close, share
 from tests.shared.low_rank import GRADIENTS, RANK, trajectories
 
 DIRECTIONS = {
@@ -44,7 +44,7 @@ def _in_one_worker(methods):
     return [pytest.param(method, marks=mark) for method, mark in marks.items()]
 
 
-@pytest.mark.parametrize("method", _in_one_worker(["alice", "sumo", "apollo"]))
+@pytest.mark.parametrize("method", share(_in_one_worker(["alice", "sumo", "apollo"]), of=2))
 def test_zero_gradients_leave_a_subspace_alone_until_there_is_one(method):
     gradients = {"x": [np.zeros((6, 9))] * 2 + GRADIENTS["wide"][2:]}
     directions, states = trajectories(_by_period(method), gradients, "float32", 7)
@@ -68,7 +68,7 @@ def test_a_basis_that_is_not_finite_is_not_used():
         assert subspace.rejected[-1] == 1 and np.isfinite(subspace.basis).all()
 
 
-@pytest.mark.parametrize("method", _in_one_worker(DIRECTIONS))
+@pytest.mark.parametrize("method", share(_in_one_worker(DIRECTIONS), of=2))
 def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     bad = {"x": [g.copy() for g in GRADIENTS["wide"]]}
     bad["x"][0][2, 3] = np.nan
@@ -101,7 +101,7 @@ class CountingFinder(subspaces.BasisFinder):
         return subspaces.svd().find(check, rank)
 
 
-@pytest.mark.parametrize("method", ["galore", "fira", "apollo"])
+@pytest.mark.parametrize("method", share(["galore", "fira", "apollo"], of=2))
 def test_bad_matrices_do_not_touch_the_others_of_their_stack(method):
     transformation = DIRECTIONS[method](rank=RANK, refresh=curvax.every(10**6))
     update = jax.jit(transformation.update)
@@ -287,7 +287,7 @@ def _one_row(g: Any) -> Any:
         lambda inner: curvax.graft(optax.identity(), inner),
         lambda inner: curvax.graft(inner),
         lambda inner: curvax.precondition(refresh=curvax.every(2), momentum=inner),
-        lambda inner: curvax.precondition_columns(momentum=inner),
+        lambda inner: curvax.precondition_diagonal(momentum=inner),
     ],
 )
 def test_a_direction_of_another_shape_inside_is_refused(around: Any, change: Any) -> None:

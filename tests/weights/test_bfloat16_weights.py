@@ -28,6 +28,7 @@ WRAPPERS = {
     "masters": curvax.master_weights,
 }
 every_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+some_wrappers = pytest.mark.parametrize("wrap", share(WRAPPERS.values(), of=2))
 
 
 def as_float32(tree: Any) -> Any:
@@ -140,7 +141,7 @@ def test_a_compensation_is_what_rounding_took():
     assert np.abs(np.asarray(found["bias"], np.float64) - exact).max() > 2.0**-11
 
 
-@every_wrapper
+@some_wrappers
 def test_parameters_in_float32_are_as_without(wrap):
     """Bit for bit, beside others in bfloat16."""
     params = small_tree()
@@ -187,7 +188,7 @@ def assert_neighbors(found: np.ndarray, total: np.ndarray) -> None:
 # Every way to run them.
 
 
-@every_wrapper
+@some_wrappers
 def test_a_run_that_is_resumed_repeats_itself(wrap):
     params = rounded(small_tree())
     gradients = gradients_like(params, 6)
@@ -222,7 +223,7 @@ def test_seeds_steps_paths_and_rows_have_bits_of_their_own():
 
 @explicit_by_default
 @pytest.mark.parametrize("spec", share([P("x"), P(None, "x")], of=2), ids=str)
-@every_wrapper
+@some_wrappers
 def test_a_mesh_changes_no_bit(wrap, spec, kind):
     params = {"kernel": jnp.ones((8, 8), jnp.bfloat16), "layers": jnp.ones((4, 8, 4), jnp.bfloat16)}
     gradients = gradients_like(params, 2, dtype=jnp.float32)
@@ -246,7 +247,22 @@ def test_nothing_travels_between_devices():
     assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
 
 
-@every_wrapper
+def test_layers_of_one_number_each_are_rounded_apart() -> None:
+    """Each is half way between two numbers, and is updated with its own part of the state."""
+    params = {"gates": jnp.ones(16, jnp.bfloat16)}
+    optimizer = curvax.stochastic_rounding(optax.sgd(1.0))
+    state = optimizer.init(params)
+    one = jax.eval_shape(optimizer.init, {"gates": params["gates"][:1]})
+    half = {"gates": jnp.full(1, -(2.0**-8))}
+    found = set()
+    for i in range(16):
+        own = jax.tree.map(lambda x, y, i=i: x if x.shape == y.shape else x[i : i + 1], state, one)
+        update, _ = optimizer.update(half, own, {"gates": params["gates"][i : i + 1]})
+        found.add(float(update["gates"][0]))
+    assert found == {0.0, 2.0**-7}
+
+
+@some_wrappers
 def test_a_layer_that_is_cut_out_is_rounded_as_in_the_stack(wrap):
     """A step of one layer, with its part of the state, is its part of the step of all."""
     number = 3
@@ -270,7 +286,7 @@ def test_a_layer_that_is_cut_out_is_rounded_as_in_the_stack(wrap):
         assert_same(found, cut(whole, layer))
 
 
-@every_wrapper
+@some_wrappers
 def test_states_are_described_checked_and_placed(wrap):
     params = jax.tree.map(jnp.asarray, rounded(small_tree()))
     mesh = mesh_of("auto")
@@ -299,7 +315,7 @@ def test_bytes_of_the_states():
     assert size == {"stochastic": 4 + 8 + 4 * 64, "kahan": 2 * 64 * 32, "masters": 4 * 64 * 32}
 
 
-@every_wrapper
+@some_wrappers
 def test_nnx_optimizer_and_accumulation(wrap):
     model = Model()
     nnx.update(model, jax.tree.map(lambda p: p.astype(jnp.bfloat16), nnx.state(model, nnx.Param)))
@@ -322,7 +338,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("inside", share(INSIDE, of=2))
 @pytest.mark.parametrize("wrap", [*WRAPPERS.values(), curvax.int8_weights])
 def test_what_skips_or_accumulates_goes_inside(wrap, inside):
     """The second gradient is skipped, or waits: the weights stay as they are, and then move."""

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from curvax.transforms.weights._rounding import nearest, random_bits, stochastic, update_to
-from tests.helpers import OPTIMIZED
+from tests.helpers import OPTIMIZED, share
 
 EVERY_BITS = np.arange(2**16, dtype=np.uint32)
 LARGEST = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
@@ -135,7 +135,9 @@ def bits_of(seed: int, shape: tuple[int, ...], start: int = 0) -> np.ndarray:
     return np.asarray(random_bits(key, rows, shape))
 
 
-@pytest.mark.parametrize("shape", [(2**18,), (512, 512), (2**17, 2), (2, 2**17), (8, 64, 512)])
+@pytest.mark.parametrize(
+    "shape", share([(2**18,), (512, 512), (2**17, 2), (2, 2**17), (8, 64, 512)], of=2)
+)
 def test_random_bits_are_uniform_and_independent(shape):
     """Means, single bits and correlations within five standard errors, blocks within six."""
     found = bits_of(3, shape)

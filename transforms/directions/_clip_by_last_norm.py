@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._counts import next_step
@@ -84,5 +85,5 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
 
 
 def _sum_of_squares(g: jax.Array) -> jax.Array:
-    squares = jnp.square(g.astype(jnp.promote_types(g.dtype, jnp.float32)))
+    squares = jnp.square(g.astype(np.promote_types(g.dtype, np.float32)))
     return jnp.sum(jnp.where(jnp.isfinite(squares), squares, 0)).astype(jnp.float32)

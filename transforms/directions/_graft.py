@@ -22,7 +22,7 @@ import optax
 
 from .._stacks import check_directions
 from .._trees import widened
-from .._validate import Value, check_decay, check_matrices, check_transformation
+from .._validate import Value, check_decay, check_interval, check_matrices, check_transformation
 from ..linalg._norms import norms
 
 
@@ -67,9 +67,12 @@ def graft(
 
 
 def _graft(
-    direction: optax.GradientTransformation, length: optax.GradientTransformation
+    direction: optax.GradientTransformation, length: Any, warmup_steps: int = 0
 ) -> optax.GradientTransformation:
-    """`graft` of transformations whose directions are known to have the shapes of gradients."""
+    """`graft` of transformations whose directions are known to have the shapes of gradients.
+
+    The first `warmup_steps` updates are those of `length`, which must count its steps.
+    """
 
     def init(params: Any) -> GraftState:
         return GraftState(direction.init(params), length.init(widened(params)))
@@ -79,10 +82,13 @@ def _graft(
         # In bfloat16, Adam's second moment would stop changing.
         wide = None if params is None else widened(params)
         lengths, length_state = length.update(widened(updates), state.length, wide)
-        return (
-            jax.tree.map(rescaled, directions, lengths),
-            GraftState(direction_state, length_state),
-        )
+        grafted = jax.tree.map(rescaled, directions, lengths)
+        if warmup_steps:
+            early = length_state.count <= warmup_steps
+            grafted = jax.tree.map(
+                lambda own, x: jnp.where(early, own.astype(x.dtype), x), lengths, grafted
+            )
+        return grafted, GraftState(direction_state, length_state)
 
     return optax.GradientTransformation(init, update)
 
@@ -94,7 +100,11 @@ class Graft(Value):
 
     @abc.abstractmethod
     def around(
-        self, direction: optax.GradientTransformation, average: Any, b2: Any
+        self,
+        direction: optax.GradientTransformation,
+        average: Any,
+        b2: Any,
+        warmup_steps: int,
     ) -> optax.GradientTransformation:
         """The direction with this length.
 
@@ -102,6 +112,7 @@ class Graft(Value):
           direction: of the preconditioned gradient, or of its average.
           average: the transformation that averages gradients, or None.
           b2: decay rate of the statistics; None sums them.
+          warmup_steps: number of first steps in which `direction` is 0.
         """
 
 
@@ -110,10 +121,14 @@ class NormGraft(Graft):
     """See `norm`."""
 
     def around(
-        self, direction: optax.GradientTransformation, average: Any, b2: Any
+        self,
+        direction: optax.GradientTransformation,
+        average: Any,
+        b2: Any,
+        warmup_steps: int,
     ) -> optax.GradientTransformation:
         """Takes the length of what is preconditioned."""
-        del b2
+        del b2, warmup_steps
         return _graft(direction, optax.identity() if average is None else average)
 
 
@@ -122,17 +137,24 @@ class AdamGraft(Graft):
     """See `adam`."""
 
     b1: Any = 0.95
+    eps: Any = 1e-8
 
     def __post_init__(self) -> None:
-        """Checks the argument of `adam`."""
+        """Checks the arguments of `adam`."""
         check_decay("b1", self.b1)
+        check_interval("eps", self.eps, 0.0)
 
     def around(
-        self, direction: optax.GradientTransformation, average: Any, b2: Any
+        self,
+        direction: optax.GradientTransformation,
+        average: Any,
+        b2: Any,
+        warmup_steps: int,
     ) -> optax.GradientTransformation:
-        """Takes the length of Adam's direction."""
+        """Takes the length of Adam's direction, and in the warm-up this direction."""
         del average
-        return _graft(direction, optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2))
+        adam = optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2, self.eps)
+        return _graft(direction, adam, warmup_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,10 +164,14 @@ class LimitGraft(Graft):
     limits = True
 
     def around(
-        self, direction: optax.GradientTransformation, average: Any, b2: Any
+        self,
+        direction: optax.GradientTransformation,
+        average: Any,
+        b2: Any,
+        warmup_steps: int,
     ) -> optax.GradientTransformation:
         """Leaves the direction, which `precondition` limits."""
-        del average, b2
+        del average, b2, warmup_steps
         return direction
 
 
@@ -154,16 +180,17 @@ def norm() -> NormGraft:
     return NormGraft()
 
 
-def adam(b1: jax.typing.ArrayLike = 0.95) -> AdamGraft:
+def adam(b1: jax.typing.ArrayLike = 0.95, eps: jax.typing.ArrayLike = 1e-8) -> AdamGraft:
     """Takes the length of Adam's direction, whose second decay rate is that of the statistics.
 
     Args:
       b1: Adam's first decay rate.
+      eps: Adam's epsilon.
 
     Raises:
-      ValueError: if `b1` is not in [0, 1).
+      ValueError: if `b1` is not in [0, 1) or `eps` is negative.
     """
-    return AdamGraft(b1)
+    return AdamGraft(b1, eps)
 
 
 def limit() -> LimitGraft:
@@ -179,11 +206,12 @@ def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
     """Rescales each matrix of `x (..., m, n)` to the norm of its match in `like`; 0 stays 0."""
     norm, target = norms(x), norms(like)
     factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
-    return (x * factor).astype(x.dtype)
+    return (x.astype(norm.dtype) * factor).astype(x.dtype)
 
 
 def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
     """Rescales the matrices of `x (..., m, n)` that are longer than `longest (...)` to it."""
     norm = norms(x)
     longest = jnp.broadcast_to(longest, x.shape[:-2])[..., None, None].astype(norm.dtype)
-    return jnp.where(norm > longest, x * (longest / norm), x).astype(x.dtype)
+    wide = x.astype(norm.dtype)
+    return jnp.where(norm > longest, wide * (longest / norm), wide).astype(x.dtype)

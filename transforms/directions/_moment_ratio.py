@@ -33,6 +33,7 @@ from jax.core import Tracer
 from .._counts import next_step
 from .._trees import map_unzip
 from .._validate import check_bool, check_decay, check_dtype, check_interval
+from ..linalg._numerics import magnitude
 
 
 class MomentRatioState(NamedTuple):
@@ -86,7 +87,7 @@ def moment_ratio(
 
     def init(params: Any) -> MomentRatioState:
         zeros = jax.tree.map(
-            lambda p: jnp.zeros(p.shape, jnp.promote_types(p.dtype, jnp.float32)), params
+            lambda p: jnp.zeros(p.shape, np.promote_types(p.dtype, np.float32)), params
         )
         mu = jax.tree.map(lambda z: jnp.zeros(z.shape, dtype or z.dtype), zeros)
         return MomentRatioState(jnp.zeros([], jnp.int32), mu, zeros)
@@ -101,7 +102,8 @@ def moment_ratio(
             v = b2 * v + (1 - b2) * work**2
             first, second = m, v
             if bias_correction:
-                first, second = m / (1 - b1**count), v / (1 - b2**count)
+                steps = count.astype(v.dtype)
+                first, second = m / (1 - b1**steps), v / (1 - b2**steps)
             return ratio(first, second, eps).astype(g.dtype), m.astype(old.dtype), v
 
         directions, mu, nu = map_unzip(3, one, updates, state.mu, state.nu)
@@ -125,7 +127,7 @@ def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Ar
     """
     root = jnp.sqrt(v)
     # The root of the maximum: with the maximum of the roots, XLA would write out all roots.
-    largest = jnp.sqrt(jnp.max(v, axis=(-2, -1), keepdims=True))
+    largest = jnp.sqrt(magnitude(v, (-2, -1), keepdims=True))
     noise = 64 * max(v.shape[-2:]) ** 0.5 * float(jnp.finfo(v.dtype).eps)
     significant = root > noise * largest
     nothing = jnp.where(jnp.isfinite(largest), 0, jnp.nan).astype(m.dtype)

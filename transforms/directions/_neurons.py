@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._side import side_of
@@ -69,7 +70,7 @@ def normalize_neurons(
 
         def zeros(p: Any) -> jax.Array:
             shape = (*p.shape[:-2], side_of(side, p).order(p))
-            return jnp.zeros(shape, jnp.promote_types(p.dtype, jnp.float32))
+            return jnp.zeros(shape, np.promote_types(p.dtype, np.float32))
 
         return NeuronState(jax.tree.map(zeros, params))
 

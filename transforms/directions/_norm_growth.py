@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._trees import map_unzip
@@ -56,7 +57,7 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
     def init(params: Any) -> NormGrowthState:
         check_matrices(params, "limit_norm_growth")
         zeros = jax.tree.map(
-            lambda p: jnp.zeros(p.shape[:-2], jnp.promote_types(p.dtype, jnp.float32)), params
+            lambda p: jnp.zeros(p.shape[:-2], np.promote_types(p.dtype, np.float32)), params
         )
         return NormGrowthState(zeros)
 

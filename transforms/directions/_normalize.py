@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._validate import check_interval, check_matrices
@@ -110,7 +111,7 @@ def _stateless(name: str, f: Callable[[jax.Array], jax.Array]) -> optax.Gradient
         return optax.EmptyState()
 
     def one(x: jax.Array) -> jax.Array:
-        return f(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+        return f(x.astype(np.promote_types(x.dtype, np.float32))).astype(x.dtype)
 
     def update(updates: Any, state: Any, params: Any = None):
         del params

@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._counts import next_step
 from .._trees import map_unzip
 from .._validate import check_bool, check_decay, check_matrices, check_positive_int
-from ..linalg._numerics import power_of_two
+from ..linalg._numerics import magnitude, power_of_two
 
 
 class RowColumnState(NamedTuple):
@@ -84,7 +85,7 @@ def scale_by_rows_and_columns(
         check_matrices(params, "scale_by_rows_and_columns")
 
         def zeros(shape: tuple[int, ...], p: Any) -> jax.Array:
-            return jnp.zeros(shape, jnp.promote_types(p.dtype, jnp.float32))
+            return jnp.zeros(shape, np.promote_types(p.dtype, np.float32))
 
         return RowColumnState(
             count=jnp.zeros([], jnp.int32),
@@ -95,7 +96,7 @@ def scale_by_rows_and_columns(
     def update(updates: Any, state: Any, params: Any = None):
         del params
         count = next_step(state.count)
-        weight = 1 - b2**count if bias_correction else 1.0
+        weight = 1 - b2 ** count.astype(jnp.float32) if bias_correction else 1.0
 
         def scaled(g: jax.Array, rows: jax.Array, columns: jax.Array):
             work = g.astype(rows.dtype)
@@ -119,7 +120,7 @@ def scale_by_rows_and_columns(
 
 def _inverse_square_root(x: Any) -> jax.Array:
     """`x^(-1/2)`, 0 where `x` is 0; NaN if an entry is not finite, so that the guard sees it."""
-    largest = jnp.max(x, axis=-1, keepdims=True)
+    largest = magnitude(x, -1, keepdims=True)
     noise = jnp.finfo(x.dtype).eps ** 2 * largest
     root = jnp.where(x > 0, jax.lax.rsqrt(jnp.where(x > 0, jnp.maximum(x, noise), 1)), 0)
     return jnp.where(jnp.isfinite(largest), root, jnp.nan)

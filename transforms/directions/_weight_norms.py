@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._trees import map_with_weights
@@ -102,7 +103,7 @@ def _of_weights(
         return optax.EmptyState()
 
     def one(x: jax.Array, w: jax.Array) -> jax.Array:
-        dtype = jnp.promote_types(jnp.promote_types(x.dtype, w.dtype), jnp.float32)
+        dtype = np.promote_types(jnp.promote_types(x.dtype, w.dtype), np.float32)
         return f(x.astype(dtype), w.astype(dtype)).astype(x.dtype)
 
     def update(updates: Any, state: Any, params: Any = None):

@@ -48,7 +48,7 @@ class Division(NamedTuple):
         """Each stack, and the number of devices that share its matrices."""
         number = self.layout.shares.devices
         for key, stack in self.layout.stacks.items():
-            if key in self.layout.shares.split:
+            if key in self.layout.shares.shared:
                 left = stack.shape[0] - self.layout.shares.whole(key)
                 matrices = "1 matrix" if left == 1 else f"{left} matrices"
                 yield key, f"on {number} of {number} devices, which share {matrices}"
@@ -129,7 +129,7 @@ def _over_mesh(
         way = {key: Route.of(key, x, mesh, axes) for key, x in updates.items()}
 
         def sent(stacks: Stacks) -> Given:
-            even, left, split = layout.shares.parts(stacks)
+            even, left, shared = layout.shares.parts(stacks)
             own = {key: Route.of(key, x, mesh, axes) for key, x in stacks.items()}
             return Given(
                 {key: own[key].to_owners(x) for key, x in even.items()},
@@ -137,7 +137,7 @@ def _over_mesh(
                     {key: own[key].dealt_out(left[key], r) for key in r.kinds}
                     for r in layout.shares.rounds
                 ],
-                {key: put(x, mesh, P()) for key, x in split.items()},
+                {key: put(x, mesh, P()) for key, x in shared.items()},
             )
 
         given = [sent(stacks) for stacks in (updates, params) if stacks is not None]
@@ -165,7 +165,7 @@ def _over_mesh(
             {key: way[key].back(step.matrices(row, key), r) for key in r.kinds}
             for r, row in zip(layout.shares.rounds, found.dealt, strict=True)
         ]
-        return layout.shares.joined(updates, even, rounds, found.split, sharded_like), state
+        return layout.shares.joined(updates, even, rounds, found.shared, sharded_like), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -244,11 +244,11 @@ def _layouts(
 
     While somebody listens, the keys of the stacks are not those of others.
     """
-    known = functools.cache(lambda *like: layout_of(dict(like)))
+    cached = functools.cache(lambda *like: layout_of(dict(like)))
 
     def of(stacks: Mapping[str, Any]) -> StateLayout:
         like = _abstract(stacks)
-        return layout_of(like) if is_recording() else known(*like.items())
+        return layout_of(like) if is_recording() else cached(*like.items())
 
     return of
 

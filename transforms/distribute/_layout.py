@@ -9,15 +9,18 @@ matrices that devices share are split along their longest axis.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .._recording import recording
+from .._paths import is_box, is_hole
+from .._recording import unrecorded
 from .._stacks import StateSplit, init_each
 from ._shares import Round, share
 
@@ -35,9 +38,51 @@ class DistributedState(NamedTuple):
     split: dict[str, Any]  # the arrays of matrices that all devices share
 
 
+class BoxedState(NamedTuple):
+    """A `DistributedState` of parameters in Flax's boxes: a box too, for `nn.get_sharding`.
+
+    Of the state of a whole network, `nn.get_sharding` asks each `AxisMetadata`, which this class
+    becomes (`boxed_like`), for its sharding, and replicates every array outside of one.
+    """
+
+    common: dict[str, Any]
+    even: dict[str, Any]
+    dealt: tuple[Buffers, ...]
+    split: dict[str, Any]
+
+    def get_partition_spec(self) -> BoxedState:
+        """The specs of all arrays."""
+        key: Any = next(iter(self.common))
+        division = key.division
+        return BoxedState(*division.layout.specs(division.axes))
+
+    def get_sharding(self, mesh: Mesh) -> BoxedState:
+        """The shardings of all arrays."""
+        specs = self.get_partition_spec()
+        return jax.tree.map(functools.partial(NamedSharding, mesh), specs)
+
+    def unbox(self) -> DistributedState:
+        """The state."""
+        return DistributedState(*self)
+
+    def replace_boxed(self, state: DistributedState) -> BoxedState:
+        """Another state in this box."""
+        return BoxedState(*state)
+
+
+def boxed_like(params: Any) -> bool:
+    """Whether parameters are in boxes, and so `BoxedState` is to be one."""
+    nodes = jax.tree.leaves(params, is_leaf=lambda node: is_box(node) or is_hole(node))
+    kinds = {kind for node in nodes if is_box(node) for kind in type(node).__mro__}
+    boxes = [kind for kind in kinds if kind.__name__ == "AxisMetadata"]
+    for kind in boxes:
+        kind.register(BoxedState)
+    return bool(boxes)
+
+
 def is_divided(node: Any) -> bool:
     """Whether a node of a state is distributed over devices."""
-    return isinstance(node, DistributedState)
+    return isinstance(node, DistributedState | BoxedState)
 
 
 class StackLayout:
@@ -112,7 +157,7 @@ class StateLayout:
         Raises:
           ValueError: if the state of some of a stack's matrices is not a part of the state of all.
         """
-        with recording():  # only for the shapes
+        with unrecorded():
             self.joined_shapes = jax.eval_shape(lambda like: init_each(init, like), dict(stacks))
         self.stacks = stacks
         self.shares = share({key: x.shape for key, x in stacks.items()}, devices, divisible)
@@ -122,7 +167,7 @@ class StateLayout:
         self.shapes = jax.eval_shape(self.divided, self.joined_shapes)
 
     def _check_alike(self, init: Callable[[Any], Any], key: str, x: jax.ShapeDtypeStruct) -> None:
-        with recording():
+        with unrecorded():
             single = jax.eval_shape(init, jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype))
         arrays = [y for y in jax.tree.leaves(single) if y.ndim]
         kinds = [[(y.shape, y.dtype) for y in own] for own in (arrays, self.of[key].matrix)]
@@ -194,7 +239,7 @@ class StateLayout:
             {key: own.common(states[key]) for key, own in self.of.items()},
             {key: part(key, slice(whole[key])) for key in self.of if whole[key]},
             tuple(dealt),
-            {key: part(key, slice(whole[key], None)) for key in self.shares.split},
+            {key: part(key, slice(whole[key], None)) for key in self.shares.shared},
         )
 
     def joined(self, state: DistributedState) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Shares:
     sizes: Mapping[str, int]  # per stack, the number of matrices
     each: Mapping[str, int]  # and how many of them every device gets
     rounds: tuple[Round, ...]
-    split: tuple[str, ...] = ()  # stacks whose remainders all devices share
+    shared: tuple[str, ...] = ()  # stacks whose remainders all devices share
 
     def whole(self, key: str) -> int:
         """How many matrices of a stack are divided evenly; they come first."""
@@ -69,14 +69,15 @@ class Shares:
         """The evenly divided part of some stacks, and remainders to deal out and to share."""
         even = {k: x[: self.whole(k)] for k, x in stacks.items() if self.each[k]}
         left = {k: x[self.whole(k) :] for k, x in stacks.items() if len(x) > self.whole(k)}
-        return even, left, {key: left.pop(key) for key in self.split}
+        shared = {key: left.pop(key) for key in self.shared}
+        return even, left, shared
 
     def joined(
         self,
         like: Stacks,
         even: Stacks,
         rounds: Sequence[Stacks],
-        split: Stacks,
+        shared: Stacks,
         place: Callable[..., Any],
     ) -> Stacks:
         """Joins stacks from their parts.
@@ -85,14 +86,14 @@ class Shares:
           like: stacks with the resulting shapes and dtypes.
           even: the evenly divided parts.
           rounds: the matrices of each round, as parts of their stacks.
-          split: the remainders that all devices share.
+          shared: the remainders that all devices share.
           place: moves some matrices to the sharding of their stack in `like`.
         """
         stacks = {}
         for key, x in like.items():
             parts = [even[key]] if key in even else []
             parts += [place(found[key], x) for found in rounds if key in found]
-            parts += [place(split[key], x)] if key in split else []
+            parts += [place(shared[key], x)] if key in shared else []
             parts = [part.astype(x.dtype) for part in parts]
             stacks[key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
         return stacks

@@ -20,8 +20,10 @@ class Given(NamedTuple):
     """Gradients, parameters or updates of some stacks."""
 
     even: Any  # stacks: the matrices of the device
-    dealt: Any  # per round its matrix, one for each kind, right for one; updates in rows
-    split: Any  # stacks: the matrices that all devices share
+    # Per round, one matrix of each of its stacks, of which that of the device's kind is its own;
+    # of updates, only that one, as a flat row.
+    dealt: Any
+    shared: Any  # stacks: the matrices that all devices share
 
 
 class Step(NamedTuple):
@@ -42,9 +44,9 @@ class Step(NamedTuple):
             p = params and params.even[key]
             own = state.common[key], state.even[key]
             found.even[key], common[key], even[key] = self._updated(key, x, own, p)
-        for key, x in gradients.split.items():
-            p = params and params.split[key]
-            found.split[key], common[key], split[key] = self._shared(key, x, state, p)
+        for key, x in gradients.shared.items():
+            p = params and params.shared[key]
+            found.shared[key], common[key], split[key] = self._shared(key, x, state, p)
         own = params.dealt if params else [None] * len(gradients.dealt)
         for r, buffers, *given in zip(
             self.layout.shares.rounds, state.dealt, gradients.dealt, own, strict=True

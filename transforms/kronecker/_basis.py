@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._counts import counter, counters
 from .._recording import Meaning, record
@@ -199,7 +200,7 @@ class BasisRule(StatisticRule):
         count: jax.Array,
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Basis | None, Basis | None]:
         """What the statistics average of `g`, where they start, and bases with new eigenvalues."""
-        dtype = jnp.promote_types(g.dtype, jnp.float32)
+        dtype = np.promote_types(g.dtype, np.float32)
         bases = (left, right)
         sides = sum(basis is not None for basis in bases)
         start = starting_multiple(g, max(1, sides), self.initial, dtype)
@@ -253,11 +254,11 @@ class BasisRule(StatisticRule):
         statistic = self.decoded(basis.statistic)
         old = self.storage.decode_basis(basis.basis)
         sound = jnp.isfinite(magnitude(statistic))
-        never = basis.refreshes == 0
+        never_refreshed = basis.refreshes == 0
         refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
         if eigenvalues is not None:
-            first = never | ~jnp.isfinite(eigenvalues).all()
-            check = Check(statistic, old, eigenvalues, first)
+            anew = never_refreshed | ~jnp.isfinite(eigenvalues).all()
+            check = Check(statistic, old, eigenvalues, anew)
             refresh, proxy, *_ = verdict_of(self.policy, check, proxy)
 
         in_order = jnp.arange(len(old))
@@ -267,7 +268,7 @@ class BasisRule(StatisticRule):
                 new, order = eigenbasis(statistic), in_order
             else:
                 new, order = jax.lax.cond(
-                    never,
+                    never_refreshed,
                     lambda: (eigenbasis(statistic), in_order),
                     lambda: self._refined(statistic, old),
                 )
@@ -281,28 +282,24 @@ class BasisRule(StatisticRule):
         good = finite & sound
         changed = refresh & good
         used = self.storage.decode_basis(stored)
-
-        def turned(moments: Moments) -> Moments:
-            turn = exact_product(used.mT, old).astype(old.dtype)
-            first, second = moments
-            if side is LEFT:
-                moved = [_exact(turn, m).astype(m.dtype) for m in first]
-                return Moments(moved, [v[order] for v in second])
-            moved = [_exact(m, turn.mT).astype(m.dtype) for m in first]
-            return Moments(moved, [v[:, order] for v in second])
-
-        moments = jax.lax.cond(changed, turned, lambda same: same, moments)
+        moments = jax.lax.cond(
+            changed,
+            lambda: _turned(moments, exact_product(used.mT, old).astype(old.dtype), order, side),
+            lambda: moments,
+        )
         if eigenvalues is not None:
             eigenvalues = jnp.where(changed, rayleigh(statistic, used), eigenvalues)
         spectrum = basis.spectrum
         if spectrum is not None:
             reordered = spectrum[order]
             # The averages so far are those of the identity as a basis.
-            carried = jax.lax.cond(never, lambda: rayleigh(statistic, used), lambda: reordered)
+            carried = jax.lax.cond(
+                never_refreshed, lambda: rayleigh(statistic, used), lambda: reordered
+            )
             spectrum = jnp.where(changed, carried, spectrum)
-        first = jnp.zeros_like(statistic) + self.initial * identity(len(old), statistic.dtype)
+        initial = jnp.zeros_like(statistic) + self.initial * identity(len(old), statistic.dtype)
         basis = basis._replace(
-            statistic=self.kept_statistic(sound, basis.statistic, first),
+            statistic=self.kept_statistic(sound, basis.statistic, initial),
             spectrum=spectrum,
             basis=jax.tree.map(lambda a, b: jnp.where(changed, a, b), stored, basis.basis),
             eigenvalues=eigenvalues,
@@ -339,6 +336,16 @@ class BasisRule(StatisticRule):
             numbers=None if alone else max(g.shape[-2:]) ** 2,
         )
         return found._replace(phase=basis.phase), moments
+
+
+def _turned(moments: Moments, turn: jax.Array, order: jax.Array, side: Side) -> Moments:
+    """Moments in a new basis: the first are turned to it, the second are put in its order."""
+    first, second = moments
+    if side is LEFT:
+        moved = [_exact(turn, m).astype(m.dtype) for m in first]
+        return Moments(moved, [v[order] for v in second])
+    moved = [_exact(m, turn.mT).astype(m.dtype) for m in first]
+    return Moments(moved, [v[:, order] for v in second])
 
 
 def _exact(a: jax.Array, b: jax.Array) -> jax.Array:

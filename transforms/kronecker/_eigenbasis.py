@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._counts import next_step
@@ -158,19 +159,19 @@ def in_eigenbasis(
     def cost(own: Side, x: Any) -> float | None:
         return float(own.order(x)) ** 3 if own in sides(x) else None
 
-    def start(own: Side, x: Any) -> Basis | None:
+    def started(own: Side, x: Any) -> Basis | None:
         if own not in sides(x):
             return None
         # The matrices of each side are dealt out by themselves.
         (phase,) = phases_of(x, refresh.schedule, [functools.partial(cost, own)])
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        dtype = np.promote_types(x.dtype, np.float32)
         return rule.start(x.shape[:-2], own.order(x), dtype, phase)
 
     def init(x: Any) -> EigenbasisState:
         inner_state = inner.init(widened(x))
         check_directions("in_eigenbasis", inner, widened(x), inner_state)
         check_moments(inner_state, x)
-        left, right = (start(own, x) for own in Side)
+        left, right = (started(own, x) for own in Side)
         return EigenbasisState(jnp.zeros([], jnp.int32), left, right, inner_state)
 
     def update(g: Any, state: Any, params: Any = None):
@@ -192,16 +193,16 @@ def in_eigenbasis(
         right, moments = rule.refreshed(RIGHT, g, right, moments, count)
         wide = widened(g)
         if tracked:
-            *first, wide = moments.first
-            moments = moments._replace(first=first)
+            *own_moments, wide = moments.first
+            moments = moments._replace(first=own_moments)
         carried = put_moments(state.inner, moments)
         wide, inner_state = _directed(rule, inner, divide, wide, (left, right), carried, count)
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
         if skip_first:
-            first = count == 1
-            direction = jnp.where(first, 0, direction)
+            is_first = count == 1
+            direction = jnp.where(is_first, 0, direction)
             inner_state = jax.tree.map(
-                lambda old, new: jnp.where(first, old, new), carried, inner_state
+                lambda old, new: jnp.where(is_first, old, new), carried, inner_state
             )
         return direction, EigenbasisState(count, left, right, inner_state)
 

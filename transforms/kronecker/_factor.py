@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._counts import counter, counters
 from .._recording import Meaning, record
-from .._side import LEFT, Side
+from .._side import LEFT, RIGHT, Side
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
 from ..linalg._numerics import HIGHEST, magnitude
 from ..linalg._products import product
+from ..refresh._due import refresh_due, untried
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
-from ..storage._storage import StorageRecord
+from ..storage._storage import StorageRecord, dense
+from ._noise import eigenvalue_floor
 from ._statistic import StatisticRule, each_of, identity
 from ._whitened import starting_multiple, whitened_by_roots
 
@@ -38,7 +42,7 @@ class Factor(NamedTuple):
 
     statistic: Any  # L or R, (..., d, d) in stored form
     inverse_root: Any  # in use, (..., d, d) in stored form
-    eigenvectors: jax.Array | None  # Q of the last refresh, (..., d, d), if the policy examines it
+    eigenvectors: Any  # Q of the last refresh, (..., d, d), if the policy examines it or it follows
     eigenvalues: jax.Array | None  # their undamped eigenvalues, (..., d)
     damping: jax.Array | None  # ε in use, (...), if the policy examines anything
     proxy: jax.Array | None  # its last figure, such as FOAM's h, float32 (...)
@@ -53,6 +57,19 @@ class Factor(NamedTuple):
     restarted = counter("restarted")  # checks whose statistic was not finite and started anew
 
 
+Factors = tuple[Factor | None, Factor | None]
+"""The factors of the left and of the right side."""
+
+
+def of_sides(one: Callable[[Side, Factor], Factor], factors: Factors) -> Factors:
+    """`one` of the factor of each side that has one."""
+    left, right = factors
+    return (
+        None if left is None else one(LEFT, left),
+        None if right is None else one(RIGHT, right),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class FactorRule(StatisticRule):
     """The settings shared by all factors of a preconditioner."""
@@ -61,9 +78,15 @@ class FactorRule(StatisticRule):
     root: int
     eps: Any
     damping_mode: str
-    solver: str
+    solver: Any  # a name, or `eigenbases.tracked()`
     initial: Any  # the statistic starts as initial · I
     sides: int = 1  # how many roots a matrix is multiplied by
+
+    @property
+    def has_exact_eigenpairs(self) -> bool:
+        """Whether directions may be computed from them, as from the roots."""
+        kept = self.policy.examines is not None and self.solver == "eigh"
+        return kept and self.sides == 2 and self.storage == dense()
 
     def start(
         self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None = None
@@ -99,10 +122,10 @@ class FactorRule(StatisticRule):
         return product(*((root, x) if side is LEFT else (x, root)), precision)
 
     def whitened(
-        self, g: jax.Array, factors: tuple[Factor | None, Factor | None], count: jax.Array
+        self, g: jax.Array, factors: Factors, count: jax.Array
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         """What the statistics of both sides average of `g (..., m, n)`, and where they start."""
-        dtype = jnp.promote_types(g.dtype, jnp.float32)
+        dtype = np.promote_types(g.dtype, np.float32)
         exact = functools.partial(self.apply_root, precision=HIGHEST)
 
         def multiply(x: jax.Array, side: Side) -> jax.Array:
@@ -116,11 +139,58 @@ class FactorRule(StatisticRule):
         start = starting_multiple(g, self.sides, self.initial, dtype)
         return whitened_by_roots(g, multiply, (left, right), start), start
 
+    def entered(self, s: jax.Array, factor: Factor, side: Side, count: jax.Array) -> jax.Array:
+        """What a factor's statistic averages of `s (..., m, n)`."""
+        del factor, side, count
+        return s
+
+    def refreshed(self, g: jax.Array, factors: Factors, count: jax.Array) -> Factors:
+        """The factors of both sides after the refreshes due at this step."""
+        return self.visited_due(self.refresh_one, self.selected, g, factors, count)
+
+    def selected(self, factor: Factor, due: jax.Array) -> jax.Array:
+        """The factors to refresh among those of a batch: those due, and those never refreshed."""
+        return due | untried(factor).reshape(-1)
+
+    def visited_due(
+        self,
+        visit: Callable[[Factor, None], Factor],
+        select: Callable[[Factor, jax.Array], jax.Array],
+        g: jax.Array,
+        factors: Factors,
+        count: jax.Array,
+    ) -> Factors:
+        """Factors of both sides, of which `visit` made those anew that `select` selects.
+
+        Nothing is due before step 1: steps are counted from the warm-up.
+        """
+        visit = jax.jit(visit)  # traced once for both sides of square matrices
+
+        def one(side: Side, factor: Factor) -> Factor:
+            order = side.order(g)
+            # A policy that examines factors computes few: at once they would all be computed.
+            alone = self.policy.examines is not None or self.decodes_singly(order)
+            found = refresh_due(
+                visit,
+                factor._replace(phase=None),
+                g.shape[:-2],
+                self.policy.schedule,
+                count,
+                phase=factor.phase,
+                select=lambda factor, _, due: select(factor, due & (count > 0)),
+                numbers=None if alone else order**2,
+            )
+            return found._replace(phase=factor.phase)
+
+        return of_sides(one, factors)
+
     def refresh_one(self, factor: Factor, given: None) -> Factor:
         """Checks a single factor, follows the policy's verdict and counts it."""
         del given
         statistic = self.storage.decode_factor(factor.statistic)
-        floor = rounding_floor(statistic, self.root, self.sides)
+        floor: Any = rounding_floor(statistic, self.root, self.sides)
+        if self.has_exact_eigenpairs:
+            floor = eigenvalue_floor(statistic.dtype)
         size = magnitude(statistic)
         sound = jnp.isfinite(size)
         eye = identity(len(statistic), statistic.dtype)
@@ -159,7 +229,7 @@ class FactorRule(StatisticRule):
         )
 
     def _examined(
-        self, factor: Factor, statistic: jax.Array, floor: jax.Array
+        self, factor: Factor, statistic: jax.Array, floor: jax.typing.ArrayLike
     ) -> tuple[jax.Array, Factor, jax.Array, jax.Array]:
         assert factor.eigenvectors is not None and factor.eigenvalues is not None
         assert factor.damping is not None

@@ -11,14 +11,15 @@ computed and with how much damping; between refreshes the last roots stay in use
 refresh a root is the identity.
 
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
-`Precision.HIGHEST` where a product feeds a root. What is rooted is not below the rounding floor of
-`linalg/_inverse_root.py`, however small ε is. A root that is not finite is rejected: the last
-good one stays in use, and the factor counts it. A statistic that is not finite, as in a damaged
-state, starts anew at a refresh. Also rejected is the root of an all-zero statistic, as after a
-first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the next
-gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside `k`:
-`2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes, `12d²`
-with a policy that keeps eigenpairs. Due factors are refreshed as `linalg/_loops.py` says.
+`Precision.HIGHEST` where a product feeds a root. Damped eigenvalues that are rounding noise count
+as the floor of `linalg/_inverse_root.py`; where the policy keeps eigenpairs of both sides,
+`_noise.py` keeps noise out of directions without it. A root that is not finite is rejected: the
+last good one stays in use, and the factor counts it. A statistic that is not finite, as in a
+damaged state, starts anew at a refresh. Also rejected is the root of an all-zero statistic, as
+after a first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the
+next gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside
+`k`: `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes,
+`12d²` with a policy that keeps eigenpairs. Due factors are refreshed as `linalg/_loops.py` says.
 
 *Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives
 $\|L^{-1/2} G\|_2$ and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that
@@ -33,16 +34,18 @@ less. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step is 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 
 from .._counts import next_step
-from .._side import Side, sides_of
+from .._side import RIGHT, Side, sides_of
 from .._stacks import check_directions, each_array
 from .._validate import (
     check_bool,
@@ -54,13 +57,16 @@ from .._validate import (
     concrete,
 )
 from ..directions._graft import shortened
-from ..linalg._inverse_root import check_root_arguments
+from ..linalg._inverse_root import SOLVERS, check_root_arguments
 from ..linalg._loops import at_most_once
-from ..refresh._due import phases_of, refresh_due, untried
+from ..refresh._due import phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._factor import Factor, FactorRule
+from ._basis import BasisMethod, Tracked
+from ._factor import Factor, FactorRule, Factors, of_sides
+from ._noise import in_eigenbases, is_noise
 from ._statistic import SIDES
+from ._tracked_factor import TrackedFactorRule
 
 
 class PreconditionState(NamedTuple):
@@ -77,12 +83,12 @@ def precondition(
     *,
     refresh: RefreshPolicy,
     side: str = "both",
-    square: str | None = None,
     root: int = 4,
     b2: jax.typing.ArrayLike | None = 0.95,
+    bias_correction: bool = False,
     eps: jax.typing.ArrayLike = 1e-6,
     damping_mode: str = "absolute",
-    solver: str = "eigh",
+    solver: str | BasisMethod = "eigh",
     initial: jax.typing.ArrayLike = 0.0,
     statistics: str = "gradient",
     statistics_every: int = 1,
@@ -96,20 +102,25 @@ def precondition(
       momentum: transformation that computes `M` from the gradient; with `None`, `M = G`.
       refresh: policy for the roots: `every(10)`, `policies.foam()`,
         `policies.diagonal_residual()`, or your own.
-      side: "both", "left", "right", or "smaller": only the factor of smaller order.
-      square: the side that "smaller" selects for square matrices, "left" (`None`) or "right".
+      side: "both", "left", "right", or "smaller": only the factor of smaller order, the left one of
+        square matrices.
       root: p; roots are inverse p-th roots.
-      b2: decay rate of the statistics, which are not bias-corrected; `None` sums them.
+      b2: decay rate of the statistics; `None` sums them.
+      bias_correction: whether statistics are weighted means, as if divided by `1 - b2^t`, in which
+        `initial` has no part.
       eps: damping. With 0, "eigh" takes the root on the factor's range only.
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue; "floor": raises
         eigenvalues to at least `eps`; or "outside": added to `L^(1/p)` instead of `L`.
-      solver: "eigh", "coupled_newton" (p a power of 2) or "newton_schulz" (p = 2).
+      solver: "eigh", "products" (p = 2, 4, 8, …), "coupled_newton" (p a power of 2) or
+        "newton_schulz" (p = 2), see `inverse_root`; or "tracked", `eigenbases.tracked(rotations)`:
+        from eigenbases that follow the statistics by products.
       initial: the statistics start at this multiple of the identity; for 0 with "kl" see
         `_whitened.py`.
       statistics: S, "gradient", "momentum", or "kl": the gradient whitened by the other side's
         root (KL-Shampoo), which needs p = 2 and `b2`.
       statistics_every: T1; the statistics are updated when `t mod T1 = 0`.
-      warmup_steps: number of first steps that only accumulate statistics; their direction is 0.
+      warmup_steps: number of first steps that only accumulate statistics. Their direction is 0, and
+        the refreshes count from their end.
       storage: how factors and roots are stored; `dense()` by default.
       limit: whether to shorten directions to the bound of the module docstring, or with "kl" of
         `_whitened.py`; without "kl" it needs p = 4 with both factors, p = 2 with one.
@@ -122,21 +133,24 @@ def precondition(
         names it.
     """
     check_choice("side", side, SIDES)
-    check_choice("square", square, (None, "left", "right"))
-    if square is not None and side != "smaller":
-        raise ValueError(f"square must be None with side={side!r}, got {square!r}.")
     if statistics == "momentum" and momentum is None:
         raise ValueError(
             "statistics must be 'gradient' without a momentum (b1= of shampoo), got 'momentum'."
         )
     check_choice("statistics", statistics, ("gradient", "momentum", "kl"))
-    check_root_arguments(root, solver, damping_mode)
+    method: Any = Tracked() if isinstance(solver, str) and solver == "tracked" else solver
+    if not isinstance(method, Tracked):
+        check_choice("solver", method, (*SOLVERS, "tracked"))
+        check_root_arguments(root, method, damping_mode)
     check_interval("eps", eps, 0.0)
     check_interval("initial", initial, 0.0)
     check_positive_int("statistics_every", statistics_every, traced=True)
     check_integer("warmup_steps", warmup_steps, 0)
     if b2 is not None:
         check_decay("b2", b2)
+    check_bool("bias_correction", bias_correction)
+    if bias_correction and b2 is None:
+        raise ValueError("b2 must be a decay rate with bias_correction=True, got None.")
     check_bool("limit", limit)
     number = 2 if side == "both" else 1
     whiten = statistics == "kl"
@@ -147,15 +161,16 @@ def precondition(
             raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
     elif limit and not isinstance(root, Tracer) and root != 2 * number:
         raise ValueError(f"root must be {2 * number} for side={side!r} with limit, got {root!r}.")
-    check_policy(refresh, eps, damping_mode, solver)
-    rule = FactorRule(
+    check_policy(refresh, eps, damping_mode, method)
+    rules = TrackedFactorRule if isinstance(method, Tracked) else FactorRule
+    rule = rules(
         as_storage(storage),
         b2,
         refresh,
         root,
         eps,
         damping_mode,
-        solver,
+        method,
         initial,
         number,
     )
@@ -164,13 +179,13 @@ def precondition(
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
 
     def sides(x: Any) -> tuple[Side, ...]:
-        return sides_of(side, x, Side(square or "left"))
+        return sides_of(side, x)
 
     def cost(own: Side, x: Any) -> float | None:
         return float(own.order(x)) ** 3 if own in sides(x) else None
 
     def init(x: Any) -> PreconditionState:
-        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        dtype = np.promote_types(x.dtype, np.float32)
         costs = [functools.partial(cost, own) for own in Side]
         left, right = (
             rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
@@ -186,10 +201,12 @@ def precondition(
         m, momentum_state = found
         source = m if statistics == "momentum" else g
         factors = (state.left, state.right)
-        factors = _accumulated(rule, source, factors, statistics_every, count, whiten)
-        factors = _refreshed(rule, g, factors, count)
-        roots = [None if factor is None else factor.inverse_root for factor in factors]
-        direction = rule.two_sided(rule.apply_root, m, roots, count)
+        averaging = rule
+        if bias_correction:
+            averaging = dataclasses.replace(rule, b2=_corrected(b2, count // statistics_every))
+        factors = _accumulated(averaging, source, factors, statistics_every, count, whiten)
+        factors = rule.refreshed(g, factors, count - warmup_steps)
+        direction = _direction(rule, m, factors, count)
         if limit:
             direction = _limited(direction, factors, b2, whiten)
         if warmup_steps:
@@ -197,6 +214,26 @@ def precondition(
         return direction, PreconditionState(count, *factors, momentum_state)
 
     return each_array("precondition", init, update)
+
+
+def _direction(
+    rule: FactorRule,
+    m: jax.Array,
+    factors: Factors,
+    count: jax.Array,
+) -> jax.Array:
+    """The product of the roots of both sides with `m (..., m, n)`."""
+    roots = [None if factor is None else factor.inverse_root for factor in factors]
+
+    def by_roots(_: Any, m: jax.Array) -> jax.Array:
+        return rule.two_sided(rule.apply_root, m, roots, count)
+
+    if not rule.has_exact_eigenpairs:
+        return by_roots(None, m)
+    # Not a `cond`, which under `vmap` would do both.
+    noisy = jnp.stack([is_noise(factor).any(axis=-1) for factor in factors]).all(axis=0).any()
+    m = at_most_once(lambda _, m: in_eigenbases(m, *factors, rule.root), noisy, None, m)
+    return at_most_once(by_roots, ~noisy, None, m)
 
 
 def _limited(
@@ -216,7 +253,9 @@ def _limited(
     return shortened(direction, jnp.where(jnp.asarray(refreshes) > 0, longest, jnp.inf))
 
 
-def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, solver: str) -> None:
+def check_policy(
+    refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, solver: str | BasisMethod
+) -> None:
     """Requires a refresh policy that fits the other arguments.
 
     Raises:
@@ -225,7 +264,8 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, sol
     check_refresh(refresh, ("eigenpairs", "damping"))
     if refresh.examines is None:
         return
-    check_choice("solver (with this refresh policy)", solver, ("eigh",))
+    if not isinstance(solver, Tracked) or refresh.examines == "damping":
+        check_choice("solver (with this refresh policy)", solver, ("eigh",))
     most = refresh.max_damping if refresh.examines == "damping" else float("inf")
     most = float("inf") if isinstance(most, Tracer) else float(most)
     if damping_mode != "absolute":
@@ -240,55 +280,30 @@ def check_policy(refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, sol
 def _accumulated(
     rule: FactorRule,
     source: jax.Array,
-    factors: tuple[Factor | None, Factor | None],
+    factors: Factors,
     period: int,
     count: jax.Array,
     whiten: bool,
-) -> tuple[Factor | None, Factor | None]:
+) -> Factors:
     """The factors of both sides, with this step accumulated if it updates statistics."""
 
     def accumulate(s: jax.Array, factors: Any) -> Any:
         sources, start = (s, s), None
         if whiten:
             sources, start = rule.whitened(s, factors, count)
-        return tuple(
-            None if factor is None else rule.accumulated(factor, source, own, count, start)
-            for factor, source, own in zip(factors, sources, Side, strict=True)
-        )
+
+        def one(own: Side, factor: Factor) -> Factor:
+            source = rule.entered(sources[own is RIGHT], factor, own, count)
+            return rule.accumulated(factor, source, own, count, start)
+
+        return of_sides(one, factors)
 
     if period == 1:
         return accumulate(source, factors)
     return at_most_once(accumulate, count % period == 0, source, factors)
 
 
-def _refreshed(
-    rule: FactorRule, g: jax.Array, factors: tuple[Factor | None, Factor | None], count: jax.Array
-) -> tuple[Factor | None, Factor | None]:
-    """The factors of both sides after the refreshes due at this step."""
-
-    def select(factor: Factor, given: None, due: jax.Array) -> jax.Array:
-        del given
-        return due | untried(factor).reshape(-1)
-
-    # A policy that examines factors computes few of them: at once they would all be computed.
-    alone = rule.policy.examines is not None
-    visit = jax.jit(rule.refresh_one)  # traced once for both sides of square matrices
-
-    def refreshed(own: Side, factor: Factor | None) -> Factor | None:
-        if factor is None:
-            return None
-        order = own.order(g)
-        found = refresh_due(
-            visit,
-            factor._replace(phase=None),
-            g.shape[:-2],
-            rule.policy.schedule,
-            count,
-            phase=factor.phase,
-            select=select,
-            numbers=None if alone or rule.decodes_singly(order) else order**2,
-        )
-        return found._replace(phase=factor.phase)
-
-    left, right = map(refreshed, Side, factors)
-    return left, right
+def _corrected(b2: Any, number: jax.Array) -> jax.Array:
+    """The decay rate with which the average of so many terms becomes a weighted mean of them."""
+    number = jnp.maximum(number, 1)
+    return b2 * (1 - b2 ** (number - 1)) / (1 - b2**number)

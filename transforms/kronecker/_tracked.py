@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._side import LEFT, Side
 from .._trees import widened
@@ -36,7 +37,7 @@ from ..refresh._due import refresh_due
 from ..refresh._policy import Check, verdict_of
 from ._basis import Basis, BasisRule
 from ._basis import Tracked as Method
-from ._statistic import identity
+from ._statistic import StatisticRule, identity
 
 
 class GradedFactor(NamedTuple):
@@ -46,9 +47,27 @@ class GradedFactor(NamedTuple):
     roots: jax.Array  # of the diagonal, (..., d)
 
 
+class InBasis(NamedTuple):
+    """A statistic in its basis, and this basis, of a single matrix."""
+
+    statistic: Any  # H, (d, d) in stored form
+    basis: Any  # U, (d, d) in stored form
+
+
+class Followed(NamedTuple):
+    """What a refresh made of an `InBasis`."""
+
+    stored: InBasis
+    basis: jax.Array  # U, (d, d), as it is stored
+    rotated: jax.Array  # H, (d, d)
+    turn: jax.Array  # what U was multiplied by, (d, d)
+    changed: jax.Array  # bool: whether it was multiplied by anything
+    sound: jax.Array  # bool: whether it was finite and orthonormal; otherwise it started anew
+
+
 @dataclasses.dataclass(frozen=True)
-class TrackedRule(BasisRule):
-    """The settings shared by all tracked bases."""
+class InBasisRule(StatisticRule):
+    """How statistics are kept in their bases, and these bases follow them."""
 
     def encoded(self, x: jax.Array, previous: Any) -> Any:
         """The stored form of `H (..., d, d)`."""
@@ -69,6 +88,63 @@ class TrackedRule(BasisRule):
             return super().decoded(stored)
         roots = stored.roots
         return super().decoded(stored.correlation) * roots[..., :, None] * roots[..., None, :]
+
+    def started(self, old: InBasis) -> tuple[InBasis, jax.Array]:
+        """The eigenvectors of a first statistic as its basis, and the turn to it."""
+        h = self.decoded(old.statistic)
+        q, d = _tracking.decomposed(h)
+        good = jnp.isfinite(magnitude(q)) & jnp.isfinite(magnitude(d))
+        coded = self.storage.encode_basis(q, old.basis)
+        used = _tracking.orthonormalized(self.storage.decode_basis(coded))
+        h = jnp.diag(d) if self.storage.exact(len(h)) else _turned(h, used)
+        new = InBasis(self.encoded(h, old.statistic), coded)
+        turn = jnp.where(good, used, identity(len(h), h.dtype))
+        return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old), turn
+
+    def followed(
+        self,
+        old: InBasis,
+        most: int,
+        initial: Any,
+        asked: Callable[[jax.Array], jax.Array] | None,
+    ) -> Followed:
+        """Rotates a basis towards the eigenvectors of its statistic.
+
+        Args:
+          old: the basis and its statistic.
+          most: the most rotations.
+          initial: what damaged ones start anew with, `initial · I`.
+          asked: maps `H` to whether a refresh is asked for; `None` if it is in any case.
+        """
+        h, basis = self.decoded(old.statistic), self.storage.decode_basis(old.basis)
+        eye = identity(len(h), h.dtype)
+        sound = jnp.isfinite(magnitude(h)) & _tracking.orthonormal(basis)
+
+        def follow() -> _tracking.Tracked:
+            return _tracking.followed(basis, h, most)
+
+        def keep() -> _tracking.Tracked:
+            return _tracking.Tracked(basis, h, eye)
+
+        wanted = sound if asked is None else sound & asked(h)
+        new, rotated, turn = follow() if asked is None else jax.lax.cond(wanted, follow, keep)
+        coded = self.storage.encode_basis(new, old.basis)
+        used = self.storage.decode_basis(coded)
+        if not self.storage.exact(len(h)):
+            turn = _tracking.orthonormalized(exact_product(basis, used, transpose_a=True))
+            rotated = _turned(h, turn)
+        changed = wanted & jnp.isfinite(magnitude(rotated)) & jnp.isfinite(magnitude(used))
+        turn = jnp.where(changed, turn, eye)
+        found = InBasis(self.encoded(rotated, old.statistic), coded)
+        found = jax.tree.map(lambda a, b: jnp.where(changed, a, b), found, old)
+        anew = InBasis(self.encoded(initial * eye, None), self.storage.encode_basis(eye, None))
+        found = jax.tree.map(lambda a, b: jnp.where(sound, a, b), found, anew)
+        return Followed(found, used, rotated, turn, changed, sound)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedRule(InBasisRule, BasisRule):
+    """The settings shared by all tracked bases."""
 
     def seen(
         self, g: jax.Array, bases: tuple[Basis | None, Basis | None], count: jax.Array
@@ -127,17 +203,7 @@ class TrackedRule(BasisRule):
         """The eigenvectors of the first statistic as a single matrix's basis."""
         del given
         basis, moments = entry
-        h = self.decoded(basis.statistic)
-        q, d = _tracking.decomposed(h)
-        good = jnp.isfinite(magnitude(q)) & jnp.isfinite(magnitude(d))
-        coded = self.storage.encode_basis(q, basis.basis)
-        used = _tracking.orthonormalized(self.storage.decode_basis(coded))
-        h = jnp.diag(d) if self.storage.exact(len(h)) else _turned(h, used)
-        new = self.encoded(h, basis.statistic), coded
-        statistic, stored = jax.tree.map(
-            lambda a, b: jnp.where(good, a, b), new, (basis.statistic, basis.basis)
-        )
-        turn = jnp.where(good, used, identity(len(h), h.dtype))
+        (statistic, stored), turn = self.started(InBasis(basis.statistic, basis.basis))
         return basis._replace(statistic=statistic, basis=stored), turned(moments, turn, side)
 
     def refresh_one(
@@ -146,66 +212,47 @@ class TrackedRule(BasisRule):
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
         del given
         basis, moments = entry
-        h = self.decoded(basis.statistic)
-        old = self.storage.decode_basis(basis.basis)
-        sound = jnp.isfinite(magnitude(h)) & _tracking.orthonormal(old)
-        refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
-        if eigenvalues is not None:
-            first = (basis.refreshes == 0) | ~jnp.isfinite(eigenvalues).all()
-            check = Check(h, None, eigenvalues, first)
-            refresh, proxy, *_ = verdict_of(self.policy, check, proxy)
+        verdict: Any = None
+        last: Any = basis.eigenvalues
+
+        def asked(h: jax.Array) -> jax.Array:
+            nonlocal verdict
+            first = (basis.refreshes == 0) | ~jnp.isfinite(last).all()
+            verdict = verdict_of(self.policy, Check(h, None, last, first), basis.proxy)
+            return verdict.refresh
+
         assert isinstance(self.method, Method)
-        most = self.method.rotations
-
-        def follow() -> _tracking.Tracked:
-            return _tracking.followed(old, h, most)
-
-        def keep() -> _tracking.Tracked:
-            return _tracking.Tracked(old, h, eye)
-
-        eye = identity(len(h), h.dtype)
-        wanted = refresh & sound
-        new, rotated, turn = jax.lax.cond(wanted, follow, keep) if self.examines else follow()
-        coded = self.storage.encode_basis(new, basis.basis)
-        used = self.storage.decode_basis(coded)
-        if not self.storage.exact(len(h)):
-            turn = _tracking.orthonormalized(exact_product(old, used, transpose_a=True))
-            rotated = _turned(h, turn)
-        changed = wanted & jnp.isfinite(magnitude(rotated)) & jnp.isfinite(magnitude(used))
-        turn = jnp.where(changed, turn, eye)
-        d = jnp.diagonal(rotated)
-        if eigenvalues is not None:
-            eigenvalues = jnp.where(changed, d, eigenvalues)
+        old, most = InBasis(basis.statistic, basis.basis), self.method.rotations
+        found = self.followed(old, most, self.initial, asked if self.examines else None)
+        d, changed = jnp.diagonal(found.rotated), found.changed
+        refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, last
+        if verdict is not None:
+            refresh, proxy, *_ = verdict
+            eigenvalues = jnp.where(changed, d, last)
         spectrum = basis.spectrum
         if spectrum is not None:
             spectrum = jnp.where(changed, jnp.maximum(d, 0), spectrum)
-        kept = self.encoded(rotated, basis.statistic), coded
-        kept = jax.tree.map(
-            lambda a, b: jnp.where(changed, a, b), kept, (basis.statistic, basis.basis)
-        )
-        anew = (
-            self.encoded(self.initial * eye, None),
-            self.storage.encode_basis(eye, None),
-        )
-        statistic, stored = jax.tree.map(lambda a, b: jnp.where(sound, a, b), kept, anew)
         basis = basis._replace(
-            statistic=statistic,
-            basis=stored,
+            statistic=found.stored.statistic,
+            basis=found.stored.basis,
             spectrum=spectrum,
             eigenvalues=eigenvalues,
             proxy=proxy,
             counts=basis.counts.plus(
-                checks=1, refreshes=changed, rejected=refresh & ~changed, restarted=~sound
+                checks=1,
+                refreshes=changed,
+                rejected=refresh & ~changed,
+                restarted=~found.sound,
             ),
         )
-        return basis, turned(moments, turn, side)
+        return basis, turned(moments, found.turn, side)
 
 
 def turned(moments: Moments, turn: jax.Array, side: Side) -> Moments:
     """Moments in a basis that was multiplied by `turn (d, d)`: first moments turn with it."""
 
     def moved(m: jax.Array) -> jax.Array:
-        wide = m.astype(jnp.promote_types(m.dtype, turn.dtype))
+        wide = m.astype(np.promote_types(m.dtype, turn.dtype))
         by = turn.astype(wide.dtype)
         found = (
             exact_product(by, wide, transpose_a=True) if side is LEFT else exact_product(wide, by)

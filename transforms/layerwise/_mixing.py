@@ -4,11 +4,11 @@ A layer-wise step hands an optimizer one layer at a time. That is right for ever
 matrix by matrix or element by element, and wrong for a norm over the whole tree, as in
 `optax.clip_by_global_norm`, or for noise that is drawn for all layers from one key.
 
-The update is traced for a number of layers that divides no other axis. So the size of an array
-tells whether it has the layer axis. A floating array without it that depends on gradients,
-parameters or the state of the layers mixes layers, and updates must not depend on it. (A guard may:
-it asks only whether a sum is finite.) Nor may an array that the state keeps for all layers depend
-on them, unless its class says how those of the layers combine.
+The update is traced for a number of layers that divides no other axis (`_recognizable`). So the
+size of an array tells whether it has the layer axis. A floating array without it that depends on
+gradients, parameters or the state of the layers mixes layers, and updates must not depend on it. (A
+guard may: it asks only whether a sum is finite.) Nor may an array that the state keeps for all
+layers depend on them, unless its class says how those of the layers combine.
 
 *Loops.* A slice of an array of all layers, which a loop or `jax.lax.map` takes in its turn, belongs
 to a layer, so it may be reduced. A sum over the rounds of a loop mixes layers like any other.
@@ -93,14 +93,22 @@ def check_layers_are_apart(
 
 
 def _recognizable(states: LayerStates) -> int:
-    """The first prime from the number of layers on that divides no axis of one layer."""
+    """A prime near the number of layers that divides no axis of one layer.
+
+    If there is one, it is between the same sizes as the number of layers, because optimizers like
+    Adafactor choose axes by their sizes. Otherwise it is above.
+    """
     sizes = {n for x in jax.tree.leaves((states.one, states.single)) for n in x.shape if n > 1}
+    largest = min((n for n in sizes if n >= states.number), default=math.inf)
+    smallest = max((n for n in sizes if n < states.number), default=4) + 1
 
     def fits(number: int) -> bool:
         smaller = range(2, math.isqrt(number) + 1)
         return all(number % i for i in smaller) and all(n % number for n in sizes)
 
-    return next(filter(fits, itertools.count(states.number)))
+    upwards = itertools.takewhile(lambda n: n <= largest, itertools.count(states.number))
+    downwards = range(states.number - 1, smallest - 1, -1)
+    return next(filter(fits, itertools.chain(upwards, downwards, itertools.count(states.number))))
 
 
 @dataclasses.dataclass(frozen=True)

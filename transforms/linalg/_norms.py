@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._platforms import by_platform
 
@@ -21,7 +22,7 @@ def norms(x: jax.Array) -> jax.Array:
     from 1e-30 to 1e30. On CPUs from one sum, if its squares are in range: XLA for CPUs computes
     `x` anew for each sum.
     """
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    work = x.astype(np.promote_types(x.dtype, np.float32))
 
     def usual(x: jax.Array) -> jax.Array:
         norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))

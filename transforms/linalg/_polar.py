@@ -43,6 +43,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._side import shorter_side
 from .._validate import check_integer
@@ -196,10 +197,10 @@ def _first_iterations(
     the Gram matrix and the product of the `B`s instead of `x`. With "aol" there is a norm per row
     of the Gram matrix. Takes all of `x`, returns the device's part.
     """
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+    wide = np.promote_types(x.dtype, np.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
     side = shorter_side(x)
-    near_one = split.own(x) * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)
+    near_one = split.own(x).astype(wide) * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)
     near_one = near_one.astype(dtype)
     squared = split.summed(gram(near_one, side, dtype=wide))
     if kind == "aol":
@@ -211,7 +212,7 @@ def _first_iterations(
     norm = jnp.sqrt(square) + jnp.ldexp(jnp.asarray(eps, wide), -exponent)
     inverse = jnp.where(square == 0, 0, 1 / jnp.where(square == 0, 1, norm))
     factor = _polynomial((squared * inverse * inverse.mT).astype(dtype), rows, split)
-    return side.times((factor * side.as_rows(inverse.mT)).astype(dtype), near_one)
+    return side.times((factor.astype(wide) * side.as_rows(inverse.mT)).astype(dtype), near_one)
 
 
 def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Array:
@@ -266,14 +267,14 @@ def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _of_range(x: jax.Array, size: int, axis_name: AxisName) -> jax.Array:
     """`polar_svd` on TPUs and GPUs."""
-    near_one, finite = _near_one(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    near_one, finite = _near_one(x.astype(np.promote_types(x.dtype, np.float32)))
     found = polar_of_range(near_one, size, axis_name)
     return jnp.where(finite, found, jnp.nan).astype(x.dtype)
 
 
 def _by_svd(x: jax.Array, size: int) -> jax.Array:
     """`polar_svd` elsewhere."""
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    work = x.astype(np.promote_types(x.dtype, np.float32))
     # LAPACK's SVD may hang on an infinite entry, and its rounding depends on the input's scale.
     near_one, finite = _near_one(work)
     u, s, vt = each_matrix(lambda a: tuple(jnp.linalg.svd(a, full_matrices=False)), near_one)
@@ -284,7 +285,7 @@ def _by_svd(x: jax.Array, size: int) -> jax.Array:
 
 def _by_qr_svd(x: jax.Array) -> jax.Array:
     """`polar_qr_svd` elsewhere."""
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    work = x.astype(np.promote_types(x.dtype, np.float32))
     wide = x.shape[-2] < x.shape[-1]
     q, r = each_matrix(lambda a: tuple(jnp.linalg.qr(a)), work.mT if wide else work)
     # The cutoff of the singular values follows the size of `x`, not of its small factor.
@@ -300,7 +301,7 @@ def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     up to 1, and which devices divide as in `newton_schulz`.
     """
     x = inexact(x)
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    work = x.astype(np.promote_types(x.dtype, np.float32))
     wide = x.shape[-2] < x.shape[-1]
 
     def one(a: jax.Array) -> jax.Array:

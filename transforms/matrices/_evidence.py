@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ._names import Shapes, bias_of, is_of_norm, modules_near
+from ._names import OF_STATE_SPACE, Shapes, bias_of, is_of_norm, layer_place, modules_near
 
 
 def is_in_stack(name: str, shapes: Shapes, axis: int = 0) -> bool:
@@ -34,11 +34,14 @@ def is_scanned(name: str, shapes: Shapes) -> bool:
 
 
 def is_vector_per_layer(name: str, shapes: Shapes) -> bool:
-    """Whether the norms of the module around a parameter with two axes say that one is of layers.
+    """Whether something beside a parameter with two axes says that one of them is of layers.
 
     In scanned layers a norm is `(layers, features)` or `(features, layers)`, and no matrix has two
-    axes.
+    axes. In a state space model, `D` has the axes of `A_log`: layers and heads, or channels.
     """
+    scope = layer_place(name).scope
+    if any(shapes.get(f"{scope}{own}", ())[:2] == shapes[name] for own in OF_STATE_SPACE):
+        return True
     for scope in _scopes(name):
         norms = [
             x

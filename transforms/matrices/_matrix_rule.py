@@ -283,7 +283,9 @@ def _guess(name: str, shapes: Shapes, axes: MatrixAxes) -> str | None:
         return "a guess: its inputs may come first"
     if may_be_shared_table(name):
         return "a guess: a shared table has the same name"
-    if len(shape) > 2 and is_convolution(name, len(shape)) and has_one_input(name, shape):
+    merged = len(shape) > 3 and not isinstance(axes.rows, int)
+    is_conv = len(shape) > 2 and (merged or is_convolution(name, len(shape)))
+    if is_conv and has_one_input(name, shape):
         return "a guess: a depthwise convolution has the same shape"
     return None
 

@@ -54,6 +54,7 @@ _TABLE_WORDS = re.compile(
 _TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
 _DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
 _SHARED_TABLE = re.compile(r"(.*/)?pytree/\d+/weight")
+OF_STATE_SPACE = ("A_log", "dt_bias")
 _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
 _PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*")
 
@@ -187,8 +188,7 @@ def is_depthwise(name: str, shapes: Shapes) -> bool:
         return has_one_input(name, shape) or (shape[-1] == 1 and not is_output_first(name))
     if not (is_convolution(name, len(shape)) and has_one_input(name, shape)):
         return False
-    near = modules_near(name)
-    return any(f"{module}{own}" in shapes for module in near for own in ("A_log", "dt_bias"))
+    return any(f"{near}{own}" in shapes for near in modules_near(name) for own in OF_STATE_SPACE)
 
 
 def has_one_input(name: str, shape: tuple[int, ...]) -> bool:

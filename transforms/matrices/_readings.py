@@ -108,6 +108,8 @@ def _attention(name: str, shapes: Shapes) -> Readings:
     role, shape = _role(layer_place(name)), shapes[name]
     if role is None or len(shape) not in (3, 4) or _is_of_mlp(name, shapes):
         return ()
+    if len(shape) == 4 and bias_of(name, shapes) == shape[-1:]:
+        return ()  # layers would be an axis of the bias too
     out = role == "out"
     if len(shape) == 4:
         first, second = ((1, 2), (0, 2)) if out else (1, 0)

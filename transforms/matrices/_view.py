@@ -32,10 +32,11 @@ from jax.sharding import Mesh
 from .._guard import guard_matrices
 from .._own_state import checks_arguments
 from .._paths import is_placeholder, named_leaves
-from .._recording import is_recording, known, record
+from .._recording import is_recording, known, record, recording
 from .._stacks import Plan, as_planned, init_each, planned
 from .._validate import check_bool, check_transformation
 from ..distribute._distribute import distribute
+from ..distribute._layout import BoxedState, boxed_like, is_divided
 from ..distribute._meshes import (
     check_on_mesh,
     is_explicit,
@@ -232,6 +233,11 @@ def matrix_view(
             return MatrixViewState(params)
         if mesh is not None:
             check_on_mesh(params, mesh)
+            if boxed_like(params):
+                return _boxed(init_plain, params)
+        return init_plain(params)
+
+    def init_plain(params: Any) -> MatrixViewState:
         groups = _with_groups(layout(params)) if is_recording() else layout(params)
         record(ViewRecord(groups))
         matrices = gather(groups, params)
@@ -251,11 +257,24 @@ def matrix_view(
         matrices = None if params is None else gather(groups, params, shard)
         gradients = gather(groups, updates, shard)
         inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
-        directions, inner_state = inner.update(gradients, inner_state, matrices, **extra_args)
+        box = inner_state if isinstance(inner_state, BoxedState) else None
+        opened = inner_state if box is None else box.unbox()
+        new: Any
+        directions, new = inner.update(gradients, opened, matrices, **extra_args)
         _check_directions(groups, directions)
-        return scatter(groups, directions, updates, back), MatrixViewState(inner_state)
+        new = new if box is None else box.replace_boxed(new)
+        return scatter(groups, directions, updates, back), MatrixViewState(new)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _boxed(init: Callable[[Any], MatrixViewState], params: Any) -> MatrixViewState:
+    """The state in a box of Flax, whose keys say how it is distributed."""
+    with recording() as events:
+        inner = init(params).inner
+    for event in events:
+        record(event)
+    return MatrixViewState(BoxedState(*inner) if is_divided(inner) else inner)
 
 
 def _with_groups(groups: tuple[Group, ...]) -> tuple[Group, ...]:

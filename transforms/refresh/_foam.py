@@ -12,12 +12,12 @@ eigenpairs stay and $\epsilon \leftarrow \tilde\epsilon$; otherwise the factor i
 and $\epsilon \leftarrow \epsilon_0$ (Nam and Ahn, arXiv:2606.02365, Algorithm 3 and section 6). The
 first check always refreshes.
 
-*Numerics.* Powers take $\max(d, 0)$. Entries of $E$ up to `rounding_floor · eps(dtype) · d_max` are
-rounding noise and count as zero: whitened by $1/\epsilon$ they would force a refresh of every
-rank-deficient float32 factor at every check, and the refresh would have the same rounding errors.
-Rows that have always been zero, such as the padding of blocks, do not enter $\alpha$. If $E$ is
-indefinite, $h$ bounds nothing: it can be far below the true error. Cost of a check: three matrix
-products of the factor's order.
+*Numerics.* Powers take $\max(d, 0)$. `rounding_floor · eps(dtype) · d_max` is rounding noise:
+entries of $E$ up to it count as zero, and $d + \epsilon$ counts as no less, because roots are
+floored too (`kronecker/_noise.py`). Whitened by a smaller $\epsilon$, noise would force a refresh
+of every rank-deficient float32 factor at every check. Rows that have always been zero,
+such as the padding of blocks, do not enter $\alpha$. If $E$ is indefinite, $h$ bounds nothing: it
+can be far below the true error. Cost of a check: three matrix products of the factor's order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import check_bool, check_interval, check_positive_int
+from ..linalg._numerics import EIGENVALUE_NOISE
 from ..linalg._products import exact_product
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
-ROUNDING_FLOOR = 8.0
-"""An entry of E up to this multiple of `eps · d_max` is noise. Among small eigenvalues, where
-whitening amplifies it most, the noise of float32 factors of orders 16 to 512 is at most 4.2 right
-after a decomposition and 6.8 after 75 more steps (measured in November 2026).
+ROUNDING_FLOOR = EIGENVALUE_NOISE
+"""A change or an eigenvalue up to this multiple of `eps · d_max` is noise. Among small eigenvalues,
+where whitening amplifies it most, the noise of E of float32 factors of orders 16 to 512 is at most
+4.2 right after a decomposition and 6.8 after 75 more steps (measured in November 2026).
 The drawback: a real change of an eigenvalue below this floor goes unnoticed."""
 
 
@@ -51,7 +52,7 @@ def damping_proxy(
     error = rotated - jnp.diag(eigenvalues)
     noise = rounding_floor * jnp.finfo(error.dtype).eps * jnp.max(jnp.abs(eigenvalues))
     error = jnp.where(jnp.abs(error) <= noise, 0, error)
-    damped = jnp.maximum(eigenvalues, 0) + damping
+    damped = jnp.maximum(jnp.maximum(eigenvalues, 0) + damping, noise)
     whitening = damped**-0.5
     change = jnp.linalg.norm(whitening[:, None] * error * whitening[None, :])  # RC
     # Ours: rows that have always been 0, such as the padding of blocks, do not enter α.
@@ -116,8 +117,8 @@ def foam(
         (ablation).
       refreshes: `False` never refreshes after the first check, and clips the damping at
         `max_damping` (ablation).
-      rounding_floor: multiple of `eps · d_max` up to which a change counts as rounding noise; 0 is
-        the algorithm as printed.
+      rounding_floor: multiple of `eps · d_max` up to which a change or an eigenvalue is rounding
+        noise; 0 is the algorithm as printed.
       stagger: spreads the checks of the factors over the period.
 
     Raises:

@@ -11,6 +11,7 @@ from jax.tree_util import GetAttrKey
 
 from .._counts import Counts
 from .._paths import is_hole, named_leaves
+from ..distribute._meshes import unsharded
 from ..matrices._view import Group
 from ..storage._codec import Coded
 from ._traced import Traced, is_view, place_of, traced
@@ -35,8 +36,10 @@ class Entry(NamedTuple):
 
     def parts(self, array: Any) -> dict[str, Any]:
         """The values of `array` at each of `places`."""
-        counters = [array[..., i] for i in range(len(self.names))]
-        return dict(zip(self.places, counters or [array], strict=True))
+        if not self.names:
+            return {self.place: array}
+        array = unsharded(array)
+        return {place: array[..., i] for i, place in enumerate(self.places)}
 
 
 def entries_of(optimizer: Any, params: Any) -> list[Entry]:

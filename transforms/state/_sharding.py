@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .._paths import is_hole, named_leaves
+from .._paths import is_box, is_hole, named_leaves
 from ..distribute._layout import is_divided
 from ..distribute._meshes import is_explicit, shown_mesh
 from ._entries import Entry, entries_in
@@ -110,9 +110,6 @@ def _without_boxes(params: Any, mesh: Mesh) -> Any:
     Raises:
       ValueError: if a box names an axis that the mesh lacks.
     """
-
-    def is_box(node: Any) -> bool:
-        return hasattr(node, "get_partition_spec") and hasattr(node, "replace_boxed")
 
     def opened(node: Any) -> Any:
         x = node.value if is_box(node) else node

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from .._own_state import holds_state
 from .._recording import PerParameter, recording
 from ..distribute._distribute import Division
-from ..distribute._layout import is_divided
+from ..distribute._layout import BoxedState, is_divided
 from ..matrices._form import MatrixForm
 from ..matrices._view import MatrixViewState, ViewRecord
 
@@ -43,7 +43,11 @@ class Traced(NamedTuple):
         """
 
         def mapped(own: Any, node: Any) -> Any:
-            return f(node, _division(own)) if is_divided(own) else undivided(node)
+            if not is_divided(own):
+                return undivided(node)
+            node = node.unbox() if isinstance(node, BoxedState) else node
+            found = f(node, _division(own))
+            return type(own)(*found) if is_divided(found) else found
 
         return jax.tree.map(mapped, self.state, state, is_leaf=is_divided)
 

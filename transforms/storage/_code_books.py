@@ -25,7 +25,12 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class CodeBook(abc.ABC):
-    """The values of codes of so many bits."""
+    """The values of codes of so many bits.
+
+    The integers of the first and the last code are -T and T, or 1 and T where all are positive. T
+    is at most 2²³, so that float32 holds the sum of two neighbors. `quantize` also asks for the
+    integers of codes -1 and 2^b, one beyond each end, as NumPy and as JAX arrays.
+    """
 
     bits: int
 
@@ -69,7 +74,7 @@ class Linear(CodeBook):
         return self.top
 
     def integers(self, codes: Any) -> Any:
-        """K."""
+        """The odd numbers k."""
         return 2 * codes - self.top
 
     def nearby(self, integers: jax.Array) -> jax.Array:

@@ -43,6 +43,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._validate import check_choice, check_positive_int
 from ..linalg._tile_values import Spread, over_entries, over_tiles, tile_maxima
@@ -121,7 +122,7 @@ def _rounded(
     codec: Codec,
 ) -> jax.Array:
     """The codes of the elements of `x`, whose scales are `spread(scales)`."""
-    dtype, book = jnp.promote_types(x.dtype, jnp.float32), codec.book
+    dtype, book = np.promote_types(x.dtype, np.float32), codec.book
     scales = scales.astype(dtype)
     # Exact. Elements that do not round to 0, and reciprocals of scales, stay in float32's range.
     in_range = jnp.where(scales > 1, 2.0**-20, 2.0**40).astype(dtype)
@@ -147,7 +148,7 @@ def _rounded(
 @functools.partial(jax.jit, static_argnums=2)
 def dequantize(codes: jax.Array, scales: jax.Array, codec: Codec) -> jax.Array:
     """The values of the codes `(..., m, n)`, in the dtype of the scales."""
-    dtype, unit = jnp.promote_types(scales.dtype, jnp.float32), codec.book.unit
+    dtype, unit = np.promote_types(scales.dtype, np.float32), codec.book.unit
     integers = codec.book.integers(codes.astype(dtype))
     share = jnp.where(jnp.abs(integers) == unit, jnp.sign(integers), integers * (1 / unit))
     wide = over_entries(scales.astype(dtype), codec.block, codes.shape)
@@ -190,7 +191,7 @@ def _parts(codes: jax.Array, number: int) -> list[jax.Array]:
 
 
 def dither_of(count: jax.Array, rows: int, columns: int) -> jax.Array:
-    """U at the steps `count (...)`, int32, for matrices `(..., rows, columns)`; float32."""
+    """The dither at steps `count (...)`, int32, of matrices `(..., rows, columns)`; float32."""
     row, column, step = (jnp.uint32(alpha) for alpha in ALPHAS)
     i, j = (jnp.arange(size, dtype=jnp.uint32) for size in (rows, columns))
     place = i[:, None] * row + j[None, :] * column

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ._codec import Codec, Coded, decode, dither_of, encode
 
@@ -74,7 +75,7 @@ def encoded(
       count: t of the dither, or `None` to round to the nearest code.
       before: the codes before this update.
     """
-    matrices = jnp.atleast_2d(x).astype(jnp.promote_types(x.dtype, jnp.float32))
+    matrices = jnp.atleast_2d(x).astype(np.promote_types(x.dtype, np.float32))
     thresholds = None
     if count is not None:
         thresholds = jnp.broadcast_to(dither_of(count, *matrices.shape[-2:]), matrices.shape)

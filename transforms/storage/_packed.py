@@ -232,4 +232,5 @@ def packed(
     check_interval("eps", eps, 0.0, open_low=True)
     if bases is not None:
         as_storage(bases, "bases")
-    return Packed(codec_of_factors(bits, block, map), True, min_elements, eps, bases)
+    codec = codec_of_factors(bits, block, map)
+    return Packed(codec, min_elements=min_elements, eps=eps, bases=bases)

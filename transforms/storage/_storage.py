@@ -26,7 +26,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from .._side import LEFT, Side
 from .._validate import Value, check_dtype, check_value
@@ -124,7 +124,7 @@ class Dense(Storage):
 
     def decode_factor(self, stored: jax.Array) -> jax.Array:
         """Widens to float32 at least."""
-        return stored.astype(jnp.promote_types(stored.dtype, jnp.float32))
+        return stored.astype(np.promote_types(stored.dtype, np.float32))
 
     encode_root = encode_basis = encode_factor
     decode_root = decode_basis = decode_factor

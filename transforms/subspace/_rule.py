@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._counts import counter, counters
 from .._guard import all_finite, finite_or_zero, is_finite
@@ -78,6 +79,7 @@ class SubspaceRule:
     compensation: Compensation | None
     b3: Any  # None without tracking
     side: str
+    dtype: Any = None  # in which bases are stored; None is float32 at least
 
     def side_of(self, x: Any) -> Side:
         """The projected side of these matrices."""
@@ -95,12 +97,12 @@ class SubspaceRule:
 
     def like_projected(self, x: Any) -> jax.Array:
         """Zeros in the shape and dtype of σ."""
-        return jnp.zeros(self.projected_shape(x), jnp.promote_types(x.dtype, jnp.float32))
+        return jnp.zeros(self.projected_shape(x), np.promote_types(x.dtype, np.float32))
 
     def start(self, x: Any, key: jax.Array, phase: jax.Array | None = None) -> Subspace:
         """The initial subspaces of a batch of matrices."""
         rows, columns, rank = self.orders(x)
-        batch, dtype = x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)
+        batch, dtype = x.shape[:-2], np.promote_types(x.dtype, np.float32)
         self._record_rank(x, rank)
         eye = jnp.eye(rows, rank, dtype=dtype)
         return Subspace(
@@ -126,7 +128,7 @@ class SubspaceRule:
     ) -> tuple[jax.Array, jax.Array, Energies]:
         """Computes σ (zero if not finite), whether each matrix is finite, and the column energies.
 
-        A row of σ that is rounding noise, at most `max(m, n) · eps · ‖σ‖` long, is zero.
+        A row of σ that is rounding noise, at most `noise · ‖σ‖` long, is zero.
 
         An entry of g that is not finite makes σ not finite, and σ is the smaller array to check;
         where a compensation reads the energies of g, they are checked as well. A matrix whose first
@@ -139,8 +141,8 @@ class SubspaceRule:
         lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other_axis, keepdims=True))
         total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
-        noise = (max(g.shape[-2:]) * float(jnp.finfo(sigma.dtype).eps)) ** 2
-        sigma = jnp.where(lengths < noise * total, 0, sigma)  # NaN stays
+        noise = self._noise(g, max(g.shape[-2:]))
+        sigma = jnp.where(lengths < noise**2 * total, 0, sigma)  # NaN stays
         inside = whole = None
         if self.compensation is not None:
             inside, whole = _squares(sigma, side), _read_once(_squares(g, side))
@@ -150,6 +152,17 @@ class SubspaceRule:
         columns = finite[..., 0]
         inside, whole = jax.tree.map(lambda x: jnp.where(columns, x, 0), (inside, whole))
         return jnp.where(finite, sigma, 0), finite, Energies(inside, whole)
+
+    def _noise(self, g: jax.Array, terms: int) -> float:
+        """What rounding leaves of a sum of so many terms, relative to the lengths of its factors.
+
+        The errors of a rounded basis are independent: of a row of σ they make at most half a unit
+        times `‖G‖ / √(3 · order)`, unless few rows hold the gradient. The factor 4√3 is a margin.
+        """
+        noise = terms * float(jnp.finfo(g.dtype).eps)
+        if self.dtype is None or not self.basis.kept:
+            return noise
+        return max(noise, float(jnp.finfo(self.dtype).eps) / self.side_of(g).order(g) ** 0.5)
 
     def check(
         self, g: jax.Array, size: jax.Array, subspace: Subspace, number: jax.Array
@@ -352,8 +365,8 @@ class SubspaceRule:
         squares = functools.partial(_squares, side=side)
         inner = squares(moved)
         outside = gradient - projected
-        noise = jnp.abs(outside) <= rows * jnp.finfo(g.dtype).eps * gradient
-        outside = jnp.where(noise, 0, outside)
+        noise = self._noise(g, rows)
+        outside = jnp.where(jnp.abs(outside) <= noise * gradient, 0, outside)
         rho = self.compensation.residual
         if rho is None:
             residual = low_rank = jnp.zeros_like(gradient)

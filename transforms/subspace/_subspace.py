@@ -51,6 +51,7 @@ from ..refresh._due import phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ._bases import BasisFinder, Switched, check_finder
 from ._compensation import Compensation, as_compensation
+from ._narrow import check_narrow, narrow, widen
 from ._rule import Subspace, SubspaceRule
 
 PROJECTED_SIDES = ("smaller", "larger", "left", "right", "std")
@@ -76,6 +77,7 @@ def in_subspace(
     side: str = "smaller",
     clamp_rank: bool = True,
     seed: int = 0,
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """Runs a transformation on gradients projected to a subspace of rank `rank`.
 
@@ -98,6 +100,8 @@ def in_subspace(
       clamp_rank: `True` clamps the rank to `min(m, n)`, and `leading` to the nearest value that a
         switched basis allows; `summarize` shows it. `False` makes both an error.
       seed: seed of all random draws.
+      dtype: of the stored bases and of the moments that `inner`'s state declares (`_narrow.py`):
+        "bfloat16", "float32", or `None`: float32 at least.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -132,12 +136,13 @@ def in_subspace(
             )
     check_choice("side", side, PROJECTED_SIDES)
     check_bool("clamp_rank", clamp_rank)
+    stored = check_narrow(dtype)
     if not basis.kept and carry.needs_names:
         raise ValueError(
             "basis is drawn anew at each step, so carry must be curvax.subspaces.keep(); got "
             f"basis={basis!r}, carry={carry!r}."
         )
-    rule = SubspaceRule(rank, basis, carry, used, b3, side)
+    rule = SubspaceRule(rank, basis, carry, used, b3, side, stored)
 
     def init(x: Any) -> SubspaceState:
         if not clamp_rank:
@@ -150,11 +155,11 @@ def in_subspace(
             check_moments(inner_state, like)
         (phase,) = phases_of(x, refresh.schedule, [lambda y: float(math.prod(rule.orders(y)))])
         subspace = rule.start(x, matrix_keys(x, seed), phase)
-        return SubspaceState(jnp.zeros([], jnp.int32), subspace, inner_state)
+        return narrow(stored, SubspaceState(jnp.zeros([], jnp.int32), subspace, inner_state))
 
     def update(g: Any, state: Any, params: Any = None):
         like = g if params is None else params
-        state = restarted(init, state.subspace.counts, state, like)
+        state = widen(stored, restarted(init, state.subspace.counts, state, like))
         count = next_step(state.count)
         subspace, inner_state = rule.refreshed(g, state, refresh, count)
         wide = widened(g) if used is None else _widened_once(g)
@@ -163,7 +168,9 @@ def in_subspace(
         found: Any = inner.update(sigma, inner_state)
         moved, inner_state = found
         direction, subspace = rule.combined(wide, subspace, u, sigma, finite, energies, moved)
-        return direction.astype(g.dtype), SubspaceState(count, subspace, inner_state)
+        return direction.astype(g.dtype), narrow(
+            stored, SubspaceState(count, subspace, inner_state)
+        )
 
     return each_array("in_subspace", init, update)
 

@@ -37,6 +37,7 @@ from jax.core import Tracer
 from .._counts import next_step
 from .._paths import named_leaves
 from .._validate import as_transformation, check_predicate
+from ..linalg._numerics import magnitude
 from ..linalg._platforms import one_layer_in_rows
 from ..matrices._names import why_no_matrix
 from ..storage._codec import Coded, dither_of
@@ -96,7 +97,7 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
                 f"{jnp.result_type(x)}; only floating parameters of two axes or more go into int8."
             )
         wide = jnp.asarray(x).astype(jnp.float32)
-        largest = _row_maxima(wide)
+        largest = magnitude(wide, -1, keepdims=True)
         finite = jnp.isfinite(largest)
         if not isinstance(finite, Tracer) and not finite.all():
             raise ValueError(
@@ -194,7 +195,7 @@ def _change(old: Coded, weights: jax.Array, update: jax.Array, count: jax.Array)
     update = update.astype(jnp.float32)
     update = jnp.where(jnp.isfinite(update).all(axis=(-2, -1), keepdims=True), update, 0)
     before = old.scales.astype(jnp.float32)
-    after = _scales(_row_maxima(weights + update), before, old.scales.dtype)
+    after = _scales(magnitude(weights + update, -1, keepdims=True), before, old.scales.dtype)
     signed = 2 * old.codes.astype(jnp.float32) - TOP
     ratio = jnp.where(after == before, 1, _over(before, after))
     place = (signed * ratio + TOP) / 2  # the code itself where the scale stays
@@ -205,11 +206,6 @@ def _change(old: Coded, weights: jax.Array, update: jax.Array, count: jax.Array)
     steps = jnp.floor(place - whole + _over(update, after, TOP / 2) + thresholds)
     codes = jnp.clip(whole + steps, 0, TOP).astype(jnp.uint8)
     return Coded(one_layer_in_rows(codes - old.codes), after - before)
-
-
-def _row_maxima(x: jax.Array) -> jax.Array:
-    """The largest magnitude of each row."""
-    return jnp.max(jnp.abs(x), axis=-1, keepdims=True)
 
 
 def _scales(largest: jax.Array, before: jax.Array | float, dtype: Any) -> jax.Array:

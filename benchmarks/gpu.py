@@ -1,0 +1,385 @@
+"""A quarter of an hour on a GPU: one queue, which goes on where it was stopped.
+
+    python -m benchmarks gpu --list          # what there is, what is done, minutes
+    python -m benchmarks gpu --minutes 12    # in this order, what fits into so long
+    python -m benchmarks gpu --preset cpu --lines benchmarks/results/gpu_rehearsal.jsonl  # 1/30
+
+The order: products and refreshes by them, with steps of all methods; LLaMA-60M on 33 million tokens
+with each method at some learning rates, then other seeds of the best; 130M; costs of steps,
+training steps with guards and without, storages, compiling; layer-wise steps of large models;
+fine-tuning from prose to code. `_pretraining.py` says how models are trained, `_products.py` what
+products are. Tokens come from `runs/corpus.npz` (`python -m benchmarks corpus`).
+
+A measurement is a line of the file `--lines` as soon as it ends. It has a limit of time and runs in
+another process, so that one that fails or hangs leaves the reason and costs no other. Minutes are
+estimates for an H100, corrected by what was measured; what does not fit is named at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import queue
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from . import _lines, _record
+from ._pretraining import FINETUNED, KEPT, RATES, SIZES
+from ._tuning import grown
+from .corpus import PLACE
+
+FLAGS = {
+    "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false",  # compiles five times as fast
+    "JAX_COMPILATION_CACHE_DIR": "runs/gpu/compiled",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "1",
+}
+Lines = Mapping[str, Mapping[str, Any]]  # by job
+ALL = ("adamw", "muon", "soap", "racs", "alice", "shampoo")
+STACKS = (
+    *(("products", 120, 768), ("products", 24, 3072)),
+    *(("tracked refresh", 120, 768), ("tracked refresh", 24, 3072)),
+    *(("roots", 72, 768), ("roots", 24, 3072), ("eigh", 72, 768)),
+)
+STEP = "step --only gpt2 --plain --rounds 23 --seconds 3 --methods"
+STEPS = {  # seconds, and a command
+    "step muon, racs": (35, f"{STEP} muon,racs,asgo,dasgo"),
+    "step soap": (45, f"{STEP} soap,eigen_adam,kl_shampoo"),
+    "step tracked": (40, f"{STEP} 'soap, tracked,eigen_adam, tracked,kl_shampoo, tracked'"),
+    "step shampoo": (45, f"{STEP} shampoo,foam,dr_shampoo"),
+    "step galore": (40, f"{STEP} galore,fira,alice,apollo"),
+    "step sumo": (30, f"{STEP} sumo"),
+    "step swan": (45, f"{STEP} swan,osgdm"),
+}
+COSTS = {
+    "step llama": (150, "step --only llama --plain --rounds 23 --seconds 3"),
+    "storages": (150, "step --only gpt2 --rounds 12 --seconds 3 --methods shampoo,asgo,soap"),
+    "overhead": (150, "overhead --rounds 12 --seconds 5"),
+    "compile": (150, "compile --only leaves --methods racs,muon,soap"),
+}
+LAYERWISE = ("1.3B racs", "1.3B galore 8 bits", "7B racs", "7B galore 8 bits")
+SECONDS = {"60M": 55.0, "130M": 45.0, "2M": 40.0, "tiny": 5.0}  # of a training run
+MOST_RATES = 5
+WARMING = 60.0  # of compiling a size's programs
+
+
+class Preset(NamedTuple):
+    """Sizes, for a GPU, for two cores, and for a test."""
+
+    stacks: Sequence[tuple[str, int, int]]  # kind of products, number, order
+    trained: Mapping[str, tuple[str, ...]]  # methods by size; rates are those of the first size
+    seeds: tuple[int, ...]  # besides 0
+    lengths: tuple[int, ...] = ()  # of AdamW's other runs, for its curve
+    tuned: int = 0  # steps of fine-tuning
+    suites: bool = False
+
+
+PRESETS = {
+    "gpu": Preset(
+        STACKS,
+        {"60M": ALL, "130M": ("adamw", "muon", "soap", "racs")},
+        (1, 2),
+        (500, 2000),
+        400,
+        True,
+    ),
+    "cpu": Preset([(kind, 2, 64) for kind, *_ in STACKS[::2]], {"2M": ALL}, (1, 2)),
+    "tiny": Preset([("nothing", 1, 1), ("products", 2, 8)], {"tiny": ("adamw", "muon")}, (1,)),
+}
+
+
+class Job(NamedTuple):
+    """A measurement."""
+
+    name: str
+    seconds: float  # about, on an H100
+    alike: str  # jobs that take about as long
+    do: dict[str, Any]  # for the process that measures
+
+    @property
+    def programs(self) -> Any:
+        """What jobs have in common whose programs are compiled together."""
+        return [self.do.get(key) for key in ("kind", "size", "steps", "base")]
+
+
+def tuned(lines: Lines, size: str, method: str) -> tuple[list[float], float]:
+    """The learning rates of a method, and the best so far, at first the first of them.
+
+    A best one at an end of the grid proves nothing, so the grid grows there, up to `MOST_RATES`.
+    """
+    rates = list(RATES[method])
+    while True:
+        found = {rate: lines.get(f"{size} {method} {rate:g} seed 0") for rate in rates}
+        losses = {x: y["loss"] for x, y in found.items() if y and y.get("loss") is not None}
+        best = min(losses, key=losses.__getitem__, default=rates[0])
+        more = sorted({*grown(sorted(rates), [best])} - {*rates})
+        if None in found.values() or not more or len(rates) == MOST_RATES:
+            return rates, best
+        rates += more
+
+
+def training(preset: Preset, lines: Lines) -> Iterator[Job]:
+    """Runs from scratch: rates with one seed, other seeds of the best; then the other sizes."""
+    first, *others = preset.trained
+    grids = {method: tuned(lines, first, method) for method in preset.trained[first]}
+    best = {method: rate for method, (_, rate) in grids.items()}
+
+    def job(name: str, size: str, method: str, rate: float, seed: int = 0, steps: int = 0) -> Job:
+        steps = steps or SIZES[size].steps
+        do = {"kind": "train", "size": size, "steps": steps, "base": None, "method": method}
+        do |= {"rate": rate, "adam_rate": best["adamw"], "seed": seed}
+        seconds = SECONDS[size] * steps / SIZES[size].steps
+        return Job(f"{size} {method} {name}", seconds, f"{size} {method} {steps}", do)
+
+    for method, (rates, _) in grids.items():
+        for rate in rates:
+            yield job(f"{rate:g} seed 0", first, method, rate)
+    for seed in preset.seeds:
+        for method, rate in best.items():
+            yield job(f"best seed {seed}", first, method, rate, seed)
+    for steps in preset.lengths:
+        yield job(f"best {steps} steps", first, "adamw", best["adamw"], steps=steps)
+    for size in others:
+        for method in preset.trained[size]:
+            yield job("best seed 0", size, method, best[method])
+
+
+def finetuning(preset: Preset, lines: Lines) -> Iterator[Job]:
+    """From prose to code."""
+    size = next(iter(preset.trained))
+    do = {"kind": "train", "size": size, "steps": preset.tuned, "seed": 0}
+    do |= {"base": tuned(lines, size, "adamw")[1], "adam_rate": FINETUNED["adamw"][0]}
+    for method, rates in FINETUNED.items() if preset.tuned else ():
+        for rate in rates:
+            name, alike = f"{size} fine-tuned {method} {rate:g}", f"fine-tuned {method}"
+            yield Job(name, 15.0, alike, {**do, "method": method, "rate": rate})
+
+
+def plan(preset: Preset, lines: Lines) -> list[Job]:
+    """All jobs in their order; rates of other seeds and sizes follow from the lines."""
+
+    def suites(commands: Mapping[str, tuple[float, str]]) -> Iterator[Job]:
+        for name, (seconds, command) in commands.items() if preset.suites else ():
+            yield Job(name, seconds, name, {"kind": "suite", "command": shlex.split(command)})
+
+    def layerwise(name: str, step: str) -> Job:
+        size, _, method = name.partition(" ")
+        # A process of its own, whose most memory is the step's.
+        do = {"kind": "layerwise", "of": (size, method, step), "size": f"{name} {step}"}
+        return Job(f"{step} {name}", 60.0, f"layer-wise {size}", do)
+
+    stacks = (
+        Job(f"{of[0]} {of[1]} × {of[2]}²", 30.0, of[0], {"kind": "products", "of": of})
+        for of in preset.stacks
+    )
+    pairs = [(name, step) for name in LAYERWISE for step in ("layerwise", "ordinary")]
+    large = (layerwise(*pair) for pair in pairs if preset.suites)
+    trained, tuned = training(preset, lines), finetuning(preset, lines)
+    return [*stacks, *suites(STEPS), *trained, *suites(COSTS), *large, *tuned]
+
+
+def estimate(job: Job, jobs: Sequence[Job], lines: Lines) -> float:
+    """Seconds, corrected by jobs that are alike, or by all that were measured."""
+    done = [x for x in jobs if x.name in lines and "error" not in lines[x.name]]
+    ratios = [(x.alike == job.alike, lines[x.name]["took"] / x.seconds) for x in done]
+    known = [ratio for alike, ratio in ratios if alike] or [ratio for _, ratio in ratios]
+    return job.seconds * (statistics.median(known) if known else 1.0)
+
+
+class Crew:
+    """The process that measures, started anew for another kind of job and after a failure."""
+
+    def __init__(self) -> None:
+        """Starts nothing yet."""
+        self.process: Any = None
+        self.kind: Any = None
+        self.warm: list[Any] = []  # what has been compiled in this process
+        self.answers: queue.Queue[str] = queue.Queue()
+
+    def ask(self, job: Job, waiting: Sequence[Any], limit: float) -> dict[str, Any] | None:
+        """What is measured; `None` if the limit came first."""
+        kind = job.programs[:2]
+        process: Any = self.process
+        if process is None or kind != self.kind:
+            self.end()
+            process = self.start(kind)
+        self.warm.append(job.programs)
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps({**job.do, "waiting": waiting}) + "\n")
+            process.stdin.flush()
+        try:
+            answer = self.answers.get(timeout=limit)
+        except queue.Empty:
+            self.end()
+            return None
+        if answer:
+            return json.loads(answer, parse_constant=lambda _: None)  # not finite
+        code = process.wait()
+        self.end()
+        return {"error": f"the process ended with {code}"}
+
+    def start(self, kind: Any) -> Any:
+        """A process in a group of its own."""
+        command = [sys.executable, "-m", "benchmarks", "gpu", "--measure"]
+        how: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        how |= {"env": {**FLAGS, **os.environ}, "start_new_session": True}
+        self.process = subprocess.Popen(command, **how)
+        self.kind, self.warm, self.answers = kind, [], queue.Queue()
+        given = self.process.stdout, self.answers
+        self.reader = threading.Thread(target=_collect, args=given, daemon=True)
+        self.reader.start()
+        return self.process
+
+    def end(self) -> None:
+        """Kills the process and what it started."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.reader.join()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+            self.process.stdout.close()
+            self.process = None
+
+
+def _collect(lines: Any, answers: queue.Queue[str]) -> None:
+    for line in lines:
+        answers.put(line)
+    answers.put("")  # its end
+
+
+def measure() -> None:
+    """Answers each job on the standard input with a line; what else is printed is an error's."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    trainer: Any = None
+    for text in sys.stdin:
+        job = json.loads(text)
+        try:
+            if job["kind"] == "suite":  # it has a process of its own, with the whole device
+                found = suite(job["command"])
+            elif job["kind"] == "products":
+                from ._products import measured
+
+                found = {"rows": measured(*job["of"]), **_record.machine()}
+            elif job["kind"] == "layerwise":
+                from ._llama import timed
+
+                found = timed(*job["of"]) | _record.machine()
+            else:
+                from ._pretraining import Trainer
+
+                trainer = trainer or Trainer()
+                found = trainer.line(job) | _record.machine()
+        except Exception as error:  # the queue goes on
+            found = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(json.dumps(found), file=answers, flush=True)
+
+
+def suite(command: Sequence[str]) -> dict[str, Any]:
+    """The tables of another suite, whose page stays under runs/gpu."""
+    folder = KEPT / re.sub(r"\W+", "_", " ".join(command))[:60]
+    run = [sys.executable, "-m", "benchmarks", *command, "--preset", "gpu", "--out", str(folder)]
+    done = subprocess.run(run, capture_output=True, text=True)
+    if done.returncode:
+        return {"error": "; ".join(done.stderr.strip().splitlines()[-1:])[:300]}
+    record = json.loads((folder / f"{command[0]}.json").read_text())
+    tables = [{"title": x["title"], "rows": x["rows"]} for x in record["tables"]]
+    return {"tables": tables, "hardware": record["hardware"], "versions": record["versions"]}
+
+
+def run(path: Path, preset: Preset, minutes: float) -> None:
+    """Measures what is missing and fits, job after job."""
+    lines, left_out = recorded(path), []
+    crew, end = Crew(), time.monotonic() + 60 * minutes
+    while True:
+        jobs = plan(preset, lines)
+        waiting = [job for job in jobs if job.name not in lines and job.name not in left_out]
+        if not waiting:
+            break
+        job, left = waiting[0], end - time.monotonic()
+        cold = job.do["kind"] == "train" and job.programs not in crew.warm
+        needed = estimate(job, jobs, lines) + WARMING * cold
+        if needed > left:
+            left_out.append(job.name)
+            continue
+        together = [x.do.get("method") for x in waiting if x.programs == job.programs]
+        begin, limit = time.monotonic(), min(3 * needed + 120, left + 30)
+        found = crew.ask(job, list(dict.fromkeys(together)), limit)
+        if found is None and limit == left + 30:  # the time is over, which is not its fault
+            left_out.append(job.name)
+            continue
+        found = found or {"error": f"{_lines.OVER}{limit:.0f} s"}
+        took = time.monotonic() - begin - found.get("warming_seconds", 0.0)
+        lines[job.name] = {"job": job.name, **job.do, "took": round(took, 1), **found}
+        _lines.append(path, lines[job.name])
+        print(f"{job.name}: {told(lines[job.name])}", flush=True)
+    crew.end()
+    if left_out:
+        print(f"did not fit into {minutes:g} minutes: {'; '.join(left_out)}")
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """The lines of a file by job."""
+    return {line["job"]: line for line in _lines.read(path)}
+
+
+def told(line: Mapping[str, Any]) -> str:
+    """A line in some words."""
+    loss = f"loss {line['loss']:.4f}, " if line.get("loss") is not None else ""
+    return line.get("error") or f"{loss}{line['took']:.0f} s"
+
+
+def listed(preset: Preset, lines: Lines) -> str:
+    """The queue: minutes of what is left, and what is done."""
+    jobs = plan(preset, lines)
+    left = {x.name: estimate(x, jobs, lines) / 60 for x in jobs if x.name not in lines}
+    rows = [
+        [name, f"{left[name]:.1f}", ""] if name in left else [name, "", told(lines[name])]
+        for name in (job.name for job in jobs)
+    ]
+    rows.append(["all that is left", f"{sum(left.values()):.0f}", ""])
+    return _record.table(["measurement", "minutes", "done"], rows)
+
+
+def main() -> None:
+    """Does what the arguments ask for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--preset", choices=tuple(PRESETS), default="gpu", help="sizes (%(default)s)")
+    add("--minutes", type=float, default=math.inf, help="what does not fit is left out")
+    add("--lines", type=Path, default=_record.FOLDER / "gpu.jsonl", help="(%(default)s)")
+    add("--list", action="store_true", help="prints the queue")
+    add("--measure", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        measure()
+        return
+    from ._gpu_page import write
+
+    jax.config.update("jax_platforms", "cpu")  # the device is for the process that measures
+    if args.list:
+        print(listed(PRESETS[args.preset], recorded(args.lines)))
+    elif args.preset != "tiny" and not PLACE.exists():
+        parser.error(f"there is no {PLACE}: `python -m benchmarks corpus` makes it")
+    else:
+        run(args.lines, PRESETS[args.preset], args.minutes)
+        write(args.lines, recorded(args.lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The queue of `python -m benchmarks gpu`, in full at the size of a test: one run, stopped once."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import _lines, gpu
+from benchmarks._gpu_page import write
+
+pytestmark = pytest.mark.xdist_group("benchmarks")
+TINY = gpu.PRESETS["tiny"]
+
+
+def test_a_queue_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks._pretraining.KEPT", tmp_path)
+    path = tmp_path / "gpu.jsonl"
+    monkeypatch.setattr(gpu, "WARMING", 1e6)  # so that training does not fit
+    gpu.run(path, TINY, minutes=5)
+    assert "did not fit into 5 minutes: tiny adamw" in capsys.readouterr().out
+    with path.open("a") as file:
+        file.write('{"job": "torn')
+    before = _lines.read(path)
+    gpu.run(path, TINY, minutes=math.inf)
+    lines = gpu.recorded(path)
+    assert [*lines] == [job.name for job in gpu.plan(TINY, lines)]
+    assert len(_lines.read(path)) == len(lines) and _lines.read(path)[:2] == before
+    # A failure leaves its reason and costs no other.
+    failed = [name for name, line in lines.items() if "error" in line]
+    assert failed == ["nothing 1 × 1²"] and "KeyError" in lines[failed[0]]["error"]
+    # Other seeds run at the best rate, which is no end of the grid.
+    for method in TINY.trained["tiny"]:
+        rates, rate = gpu.tuned(lines, "tiny", method)
+        assert min(rates) < rate < max(rates) or len(rates) == gpu.MOST_RATES
+        assert min(rates, key=lambda x: lines[f"tiny {method} {x:g} seed 0"]["loss"]) == rate
+        best = lines[f"tiny {method} best seed 1"]
+        assert best["rate"] == rate
+        first = lines[f"tiny {method} {best['rate']:g} seed 0"]
+        assert first["loss"] < math.log(64) and first["losses"][-1] == first["loss"] != best["loss"]
+        assert first["tokens"] * first["steps"][-1] == 2 * 8 * 4
+    write(path, lines)
+    page = path.with_suffix(".md").read_text()
+    assert f"{lines['tiny muon best seed 1']['loss']:.4f}" in page and "KeyError" in page
+
+
+def test_estimates_follow_what_was_measured() -> None:
+    jobs = gpu.plan(gpu.PRESETS["gpu"], {})
+    adamw, muon = (f"60M {name} seed 0" for name in ("adamw 0.002", "muon 0.032"))
+    lines = {adamw: {"took": 110.0, "loss": 3.0}, muon: {"took": 165.0, "loss": 3.0}}
+    found = {job.name: gpu.estimate(job, jobs, lines) for job in jobs}
+    assert found["60M adamw 0.001 seed 0"] == 110 and found["60M muon 0.016 seed 0"] == 165
+    assert found["130M adamw best seed 0"] == pytest.approx(2.5 * 45)  # the median of both ratios

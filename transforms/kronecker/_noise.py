@@ -1,0 +1,73 @@
+r"""What is only noise in a gradient: the part outside of the ranges of both factors.
+
+Roots of both sides raise this part over the rest by up to $(d_{\max}/f)^{2/p}$, where $f$ is the
+damped rounding of an eigenvalue of 0. A gradient of low rank has only its rounding there, which for
+$p = 2$ would become the larger part of the direction, as would the rounding of the products with
+the roots. So directions of matrices with such eigenvalues, $d \le 8\,\mathrm{eps}\,d_{\max}$ at the
+last refresh, on both sides are computed in the eigenbases:
+
+$$\tilde G = Q_L^\top G Q_R, \qquad
+D = Q_L\, \mathrm{diag}(r_L)\, \tilde G\, \mathrm{diag}(r_R)\, Q_R^\top$$
+
+without the entries of $\tilde G$ that have such eigenvalues on both sides, if the norm of all of
+them is at most $\sqrt{\max(m, n)}\,\mathrm{eps}\,\|G\|$. That is five times the rounding of a
+gradient, and less than what is new in it since the refresh. First directions of gradients of rank 1
+and 4 then have at most 1/320 of their length outside of the gradient's spaces, with any damping,
+and roots need no other floor than $\mathrm{eps}\,d_{\max}$, the rounding of an eigenvalue. In
+float32 directions are within 0.02 of those in float64 from $\epsilon = \mathrm{eps}\,d_{\max}$ on
+for gradients of full rank, and from four times this on for those of rank 4 with new directions at
+every step (`tests/optimizers/test_rounding.py`).
+
+*Cost*: four products in the place of two with the roots, at steps where a matrix of the batch has
+such eigenvalues on both sides. The others of the batch have the same direction up to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..linalg._inverse_root import root_eigenvalues
+from ..linalg._numerics import EIGENVALUE_NOISE
+from ..linalg._products import exact_product
+
+
+def eigenvalue_floor(dtype: jax.typing.DTypeLike) -> float:
+    """What is rooted is at least this share of the largest eigenvalue."""
+    return float(jnp.finfo(dtype).eps)
+
+
+def in_eigenbases(m: jax.Array, left: Any, right: Any, root: Any) -> jax.Array:
+    """Directions of `m (..., m, n)`, G or its momentum, without noise.
+
+    Args:
+      m: the matrices.
+      left: the left factors, with eigenpairs.
+      right: the right factors, with eigenpairs.
+      root: p; may be traced.
+    """
+    u, v = left.eigenvectors, right.eigenvectors
+    g = exact_product(u.mT, exact_product(m.astype(u.dtype), v))
+    low = is_noise(left)[..., :, None] & is_noise(right)[..., None, :]
+    size, norm = (jnp.linalg.norm(x, axis=(-2, -1)) for x in (jnp.where(low, g, 0), g))
+    empty = size <= max(g.shape[-2:]) ** 0.5 * float(jnp.finfo(g.dtype).eps) * norm
+    rows, columns = (_root_eigenvalues(factor, root) for factor in (left, right))
+    g = jnp.where(low & empty[..., None, None], 0, g)
+    g = rows[..., :, None] * g * columns[..., None, :]
+    return exact_product(u, exact_product(g, v.mT)).astype(m.dtype)
+
+
+def is_noise(factor: Any) -> jax.Array:
+    """Which eigenvalues `(..., d)` are noise beside the largest; none before a refresh."""
+    d = factor.eigenvalues
+    largest = jnp.max(d, axis=-1, keepdims=True)
+    return (d <= EIGENVALUE_NOISE * float(jnp.finfo(d.dtype).eps) * largest) & (largest > 0)
+
+
+def _root_eigenvalues(factor: Any, root: Any) -> jax.Array:
+    """Eigenvalues of the inverse roots in use, `(..., d)`: 1 before a refresh."""
+    d, damping = factor.eigenvalues, factor.damping[..., None]
+    found = root_eigenvalues(d, root, damping, floor=eigenvalue_floor(d.dtype))
+    return jnp.where(factor.refreshes[..., None] > 0, found, 1)
