@@ -91,7 +91,7 @@ def foam(
       \qquad \tilde\epsilon = \max(\epsilon_0, \epsilon h / \tau)
 
     The paper's ε is absolute, and meant for factors far below 1: in float32 what is rooted is at
-    least `eps` (1e-7) times the largest eigenvalue. Where both factors have eigenvalues that are
+    least `12 eps` (1e-6) times the largest eigenvalue. Where both factors have eigenvalues that are
     rounding noise, this noise is kept out of the direction (`transforms/kronecker/_noise.py`), and
     a step has four more products. Grafting bounds a direction's norm by Adam's.
 

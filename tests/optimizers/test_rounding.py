@@ -40,7 +40,9 @@ METHODS: dict[str, Any] = {
     "shampoo of p = 2 by Newton-Schulz": functools.partial(
         curvax.scale_by_shampoo, solver="newton_schulz", root=2, **SMALL
     ),
+    "shampoo by products": functools.partial(curvax.scale_by_shampoo, solver="products", **SMALL),
     "asgo": curvax.scale_by_asgo,
+    "asgo, tracked": functools.partial(curvax.scale_by_asgo, solver="tracked"),
     "asgo, damped outside": functools.partial(curvax.scale_by_asgo, variant="theoretical"),
     "soap": curvax.scale_by_soap,
     "galore": functools.partial(curvax.scale_by_galore, rank=8),
@@ -111,7 +113,7 @@ def test_a_float32_root_without_the_floor_is_all_noise() -> None:
 
 def test_foam_in_float32_is_foam_where_eigenvalues_are_resolved() -> None:
     """Also a stale root that meets new directions, as in the first period of a wide matrix: from a
-    damping of four times the rounding of the largest eigenvalue on, directions are within 0.02."""
+    damping of 12 times the rounding of the largest eigenvalue on, directions are within 0.02."""
     steps, shape, random = 32, (17, 53), np.random.default_rng(0)
     full = random.standard_normal((steps, *shape))
     paused = full * np.where(abs(np.arange(steps) - 12) < 6, 1e-3, 1)[:, None, None]
@@ -131,7 +133,7 @@ def test_foam_in_float32_is_foam_where_eigenvalues_are_resolved() -> None:
         largest = max(np.linalg.norm(state["L"], 2) for state in theirs(g, 1.0)[1])
         streams.append(np.float32(g / largest**0.5))
     gradients = np.stack(streams, axis=1)
-    for damping in (4, 100, 1e4):
+    for damping in (12, 100, 1e4):
         eps = damping * float(jnp.finfo(jnp.float32).eps)
         found = np.float64(ours(gradients, eps))
         for i, g in enumerate(np.float64(streams)):
@@ -183,7 +185,7 @@ TURNED = {
     ("racs", "dasgo", "apollo"): (1e-6, 1e-6, 1e-6),
     ("muon", "swan", "osgdm"): (1e-5, 2e-4, 2e-4),
     ("asgo", "shampoo", "foam", "dr_shampoo"): (2e-3, 2e-3, 0.03),
-    ("soap",): (0.5, 2e-3, 1.5),
+    ("soap",): (0.5, 0.02, 1.5),
     ("eigen_adam", "galore", "fira", "alice", "sumo"): (0.05, 1e-3, 0.01),
 }
 BOUNDS = {name: bounds for names, bounds in TURNED.items() for name in names}

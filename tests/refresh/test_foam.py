@@ -98,7 +98,7 @@ def test_the_rounding_floor_leaves_changes_alone():
 
 def test_h_is_about_the_root_in_use():
     """Beside an eigenvalue of 1 the others drift from 0, within rounding or beyond it: then a new
-    root differs by about h. By ε = 1e-9 alone h would be over 100."""
+    root differs by at most h. By ε = 1e-9 alone h would be over 100."""
     n, root, eps = 16, 2, 1e-9
 
     def largest_first(small):
@@ -115,6 +115,6 @@ def test_h_is_about_the_root_in_use():
         return truth, proxy(*args), proxy(*args, rounding_floor=0.0)
 
     truth, h, printed = map(float, figures(2e-6))
-    assert truth / 2 < h < 2 * truth and printed > 100
+    assert truth <= h < 8 * truth and printed > 100
     _, h, printed = map(float, figures(6e-7))
     assert h == 0 and printed > 100

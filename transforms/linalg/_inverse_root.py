@@ -27,7 +27,7 @@ ASGO); 2e-13 and 2e-15 in float64. Damped eigenvalues above the noise are rooted
 stale root is also right in directions that are new. Where $p = s$ and $\epsilon$ is between the
 noise and $32 \sqrt n\,\mathrm{eps}\,d_{\max}$, the formula itself raises the noise of a gradient of
 low rank, to $\rho\,d_{\max}/\epsilon$ of the direction: `kronecker/_noise.py` does better with the
-eigenpairs that FOAM and DR-Shampoo keep, and has the floor $\mathrm{eps}\,d_{\max}$. The
+eigenpairs that FOAM and DR-Shampoo keep, and has the floor $12\,\mathrm{eps}\,d_{\max}$. The
 iterations do not tell eigenvalues apart: they add $f$ if the damping is noise. A gradient that
 comes in bfloat16 has noise of its own, which no float32 floor can tell from a gradient.
 
