@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +34,7 @@ from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals
 from ..linalg._products import exact_product
 from ..refresh._due import refresh_due
-from ..refresh._policy import Check, verdict_of
+from ..refresh._policy import Check, Verdict, verdict_of
 from ._basis import Basis, BasisRule
 from ._basis import Tracked as Method
 from ._statistic import StatisticRule, identity
@@ -61,13 +61,16 @@ class Followed(NamedTuple):
     basis: jax.Array  # U, (d, d), as it is stored
     rotated: jax.Array  # H, (d, d)
     turn: jax.Array  # what U was multiplied by, (d, d)
+    verdict: Verdict  # the policy's
     changed: jax.Array  # bool: whether it was multiplied by anything
     sound: jax.Array  # bool: whether it was finite and orthonormal; otherwise it started anew
 
 
-@dataclasses.dataclass(frozen=True)
 class InBasisRule(StatisticRule):
     """How statistics are kept in their bases, and these bases follow them."""
+
+    policy: Any  # a RefreshPolicy
+    initial: Any  # the statistic starts as initial · I
 
     def encoded(self, x: jax.Array, previous: Any) -> Any:
         """The stored form of `H (..., d, d)`."""
@@ -101,20 +104,13 @@ class InBasisRule(StatisticRule):
         turn = jnp.where(good, used, identity(len(h), h.dtype))
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old), turn
 
-    def followed(
-        self,
-        old: InBasis,
-        most: int,
-        initial: Any,
-        asked: Callable[[jax.Array], jax.Array] | None,
-    ) -> Followed:
-        """Rotates a basis towards the eigenvectors of its statistic.
+    def followed(self, old: InBasis, most: int, owner: Any) -> Followed:
+        """Rotates a basis towards the eigenvectors of its statistic, if the policy asks for it.
 
         Args:
-          old: the basis and its statistic.
+          old: the basis and its statistic; damaged ones start anew.
           most: the most rotations.
-          initial: what damaged ones start anew with, `initial · I`.
-          asked: maps `H` to whether a refresh is asked for; `None` if it is in any case.
+          owner: the `Basis` or `Factor` that keeps what the policy examines.
         """
         h, basis = self.decoded(old.statistic), self.storage.decode_basis(old.basis)
         eye = identity(len(h), h.dtype)
@@ -126,8 +122,14 @@ class InBasisRule(StatisticRule):
         def keep() -> _tracking.Tracked:
             return _tracking.Tracked(basis, h, eye)
 
-        wanted = sound if asked is None else sound & asked(h)
-        new, rotated, turn = follow() if asked is None else jax.lax.cond(wanted, follow, keep)
+        verdict = Verdict(jnp.bool_(True))
+        if self.policy.examines is not None:
+            last = owner.eigenvalues
+            first = (owner.refreshes == 0) | ~jnp.isfinite(last).all()
+            verdict = verdict_of(self.policy, Check(h, None, last, first), owner.proxy)
+        wanted = sound & verdict.refresh
+        always = self.policy.examines is None
+        new, rotated, turn = follow() if always else jax.lax.cond(wanted, follow, keep)
         coded = self.storage.encode_basis(new, old.basis)
         used = self.storage.decode_basis(coded)
         if not self.storage.exact(len(h)):
@@ -137,9 +139,9 @@ class InBasisRule(StatisticRule):
         turn = jnp.where(changed, turn, eye)
         found = InBasis(self.encoded(rotated, old.statistic), coded)
         found = jax.tree.map(lambda a, b: jnp.where(changed, a, b), found, old)
-        anew = InBasis(self.encoded(initial * eye, None), self.storage.encode_basis(eye, None))
+        anew = InBasis(self.encoded(self.initial * eye, None), self.storage.encode_basis(eye, None))
         found = jax.tree.map(lambda a, b: jnp.where(sound, a, b), found, anew)
-        return Followed(found, used, rotated, turn, changed, sound)
+        return Followed(found, used, rotated, turn, verdict, changed, sound)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,23 +214,13 @@ class TrackedRule(InBasisRule, BasisRule):
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
         del given
         basis, moments = entry
-        verdict: Any = None
-        last: Any = basis.eigenvalues
-
-        def asked(h: jax.Array) -> jax.Array:
-            nonlocal verdict
-            first = (basis.refreshes == 0) | ~jnp.isfinite(last).all()
-            verdict = verdict_of(self.policy, Check(h, None, last, first), basis.proxy)
-            return verdict.refresh
-
         assert isinstance(self.method, Method)
-        old, most = InBasis(basis.statistic, basis.basis), self.method.rotations
-        found = self.followed(old, most, self.initial, asked if self.examines else None)
+        old = InBasis(basis.statistic, basis.basis)
+        found = self.followed(old, self.method.rotations, basis)
         d, changed = jnp.diagonal(found.rotated), found.changed
-        refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, last
-        if verdict is not None:
-            refresh, proxy, *_ = verdict
-            eigenvalues = jnp.where(changed, d, last)
+        eigenvalues = basis.eigenvalues
+        if eigenvalues is not None:
+            eigenvalues = jnp.where(changed, d, eigenvalues)
         spectrum = basis.spectrum
         if spectrum is not None:
             spectrum = jnp.where(changed, jnp.maximum(d, 0), spectrum)
@@ -237,11 +229,11 @@ class TrackedRule(InBasisRule, BasisRule):
             basis=found.stored.basis,
             spectrum=spectrum,
             eigenvalues=eigenvalues,
-            proxy=proxy,
+            proxy=found.verdict.proxy,
             counts=basis.counts.plus(
                 checks=1,
                 refreshes=changed,
-                rejected=refresh & ~changed,
+                rejected=found.verdict.refresh & ~changed,
                 restarted=~found.sound,
             ),
         )

@@ -18,7 +18,6 @@ the statistic `2d²k` beside `k` columns more than for $L$ itself. *Memory*: as 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,6 @@ from .._side import Side
 from ..linalg._eigh import from_eigen
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor
 from ..linalg._numerics import magnitude
-from ..refresh._policy import Check, Verdict, verdict_of
 from ._factor import Factor, FactorRule, Factors
 from ._statistic import each_of, identity
 from ._tracked import InBasis, InBasisRule
@@ -84,20 +82,10 @@ class TrackedFactorRule(InBasisRule, FactorRule):
     def refresh_one(self, factor: Factor, given: None) -> Factor:
         """Follows a single factor's statistic, and computes its root."""
         del given
-        verdict = Verdict(jnp.bool_(True))
-        last: Any = factor.eigenvalues
-
-        def asked(h: jax.Array) -> jax.Array:
-            nonlocal verdict
-            first = (factor.refreshes == 0) | ~jnp.isfinite(last).all()
-            verdict = verdict_of(self.policy, Check(h, None, last, first), factor.proxy)
-            return verdict.refresh
-
-        examines = self.policy.examines is not None
         old = InBasis(factor.statistic, factor.eigenvectors)
-        found = self.followed(old, self.solver.rotations, self.initial, asked if examines else None)
-        d = jnp.diagonal(found.rotated)
-        if examines:
+        found = self.followed(old, self.solver.rotations, factor)
+        d, verdict, last = jnp.diagonal(found.rotated), found.verdict, factor.eigenvalues
+        if last is not None:
             kept = last if verdict.eigenvalues is None else verdict.eigenvalues
             d = jnp.where(found.changed, d, kept)
         floor = rounding_floor(found.rotated, self.root, self.sides)
@@ -111,13 +99,13 @@ class TrackedFactorRule(InBasisRule, FactorRule):
         new = factor._replace(
             inverse_root=self.storage.encode_root(x),
             error=jnp.where(norm > 0, off / jnp.where(norm > 0, norm, 1), 0).astype(jnp.float32),
-            eigenvalues=d if examines else None,
+            eigenvalues=None if last is None else d,
         )
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
         return kept._replace(
             statistic=found.stored.statistic,
             eigenvectors=found.stored.basis,
-            proxy=verdict.proxy if examines else None,
+            proxy=verdict.proxy,
             counts=factor.counts.plus(
                 checks=1,
                 refreshes=verdict.refresh & good,
