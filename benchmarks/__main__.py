@@ -4,10 +4,10 @@
     python -m benchmarks step --preset cpu --methods muon,racs  # one of them
     python -m benchmarks step --help                            # its arguments
 
-Each prints Markdown tables and writes them and their numbers as JSON to `--out`, by
-default `benchmarks/results`, with versions, hardware, seed and command; `pages` writes what is
-recorded there into `README.md` and the pages in `docs/`. Records whose command is gone measured a
-decision that is taken.
+Each prints Markdown tables and writes them and their numbers as JSON to `--out`, by default
+`benchmarks/results`, with versions, hardware, seed and command; `pages` writes these records into
+`README.md` and the pages in `docs/`. Records whose command is gone measured a decision that is
+taken.
 """
 
 import argparse
@@ -24,18 +24,18 @@ SUITES = {
     "corpus": "corpus",
     "step": "step_time",
     "overhead": "overhead",
-    "compile": "compile_time",
     "accelerators": "accelerators",
     "meshes": "accelerators_meshes",
+    "refreshes": "refreshes",
     "memory": "memory",
+    "precision": "precision",
     "layerwise": "layerwise_memory",
-    "papers": "papers.low_rank_memory",
     "pages": "pages",
 }
 
 
 def first_line(module: str) -> str:
-    """What a module says of itself."""
+    """A module's description of itself."""
     path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
     return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # nothing runs on a device
-# What the TPU's compiler otherwise asks a cloud's server for.
+# Settings that the TPU's compiler otherwise asks a cloud's server for.
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -60,10 +60,10 @@ device_description_str: "NVIDIA H200"
 
 
 class Compiled(NamedTuple):
-    """A program and what it took to make it."""
+    """A program and the time that its compilation took."""
 
     program: Any
-    # Of all threads: what else the machine does changes them less than seconds on the clock.
+    # Seconds of all threads: other work of the machine changes them less than seconds on the clock.
     trace_seconds: float  # tracing, and lowering to what XLA takes
     compile_seconds: float
     clock_seconds: float  # of both by the clock, which a machine that does more makes longer
@@ -81,7 +81,8 @@ class Compiled(NamedTuple):
 
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
 MEMORY = {"v5e": 16 * 2**30}
-"""Bytes of devices for which XLA refuses what does not fit; it keeps some of them for itself."""
+"""Bytes of devices. XLA refuses programs that do not fit, and keeps some of the bytes for
+itself."""
 
 
 @functools.cache  # another topology would have other devices

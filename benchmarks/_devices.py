@@ -21,7 +21,7 @@ def abstract_state(optimizer: Any, params: Any, mesh: Mesh) -> Any:
 
 
 def own_bytes(state: Any) -> int:
-    """Of a state on one device."""
+    """The bytes of a state on one device."""
     return sum(
         x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
         for x in jax.tree.leaves(state)

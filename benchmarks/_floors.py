@@ -1,10 +1,10 @@
-"""What a method cannot do without: its matrix products alone, between refreshes.
+"""The least work of a method: its matrix products alone, between refreshes.
 
 A floor is a step on one gradient with arrays of its own, which stand in for roots, bases and
-moments. It multiplies as often as the method has to, in the precision in which the method does
-(`HIGHEST` for what feeds a root or a basis), and does nothing else: no momentum, no division, no
-routing. Methods that decompose at every step have their decomposition beside the products.
-Barriers keep XLA from joining what the method has work in between.
+moments. It multiplies as often as the method has to, in the method's precision (`HIGHEST` for
+products that feed a root or a basis), and does nothing else: no momentum, no division, no routing.
+Methods that decompose at every step have their decomposition beside the products. Barriers keep XLA
+from joining products between which the method has work.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Floor(Protocol):
     """One gradient's part of it."""
 
     def arrays(self, m: int, n: int) -> list[jax.Array]:
-        """What the step takes beside an `m × n` gradient."""
+        """The inputs of the step beside an `m × n` gradient."""
         ...
 
     def step(self, g: jax.Array, arrays: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-        """The arrays, perhaps changed, and what the products come to."""
+        """The arrays, perhaps changed, and the results of the products."""
         ...
 
 
@@ -68,7 +68,7 @@ def averaged(factor: jax.Array, g: jax.Array) -> jax.Array:
 
 
 def newton_schulz(x: jax.Array) -> jax.Array:
-    """Five iterations on the smaller side, from what is normalized already."""
+    """Five iterations on the smaller side, from a normalized matrix."""
     side = shorter_side(x)
     for count in (3, 2) if max(x.shape) >= 2 * min(x.shape) else (1,) * 5:
         x = side.times(_polynomial(gram(x, side), [QUINTIC] * count, Split(None, -1)), x)
@@ -149,7 +149,7 @@ class OneRoot:
 
 @dataclasses.dataclass(frozen=True)
 class Projection:
-    """Low-rank methods: into the subspace, what happens there, and back."""
+    """Low-rank methods: into the subspace, the work there, and back."""
 
     rank: int
     larger: bool = False  # the side that is projected

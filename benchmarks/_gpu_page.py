@@ -58,7 +58,7 @@ def row_of(line: Line) -> dict[str, Any]:
 
 
 def results(runs: Sequence[Line]) -> dict[str, Result]:
-    """Of each method the runs at its best rate, by seed, without those of other lengths."""
+    """The runs of each method at its best rate, by seed, without those of other lengths."""
     found = {}
     for method in dict.fromkeys(line["method"] for line in runs):
         own = [x for x in runs if x["method"] == method and x["loss"] is not None]

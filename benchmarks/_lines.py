@@ -55,7 +55,7 @@ def print_one(args: Any, measured: Callable[[Any], dict[str, Any]]) -> None:
 
 
 def in_a_process(suite: str, cell: Any, limit: int) -> dict[str, Any]:
-    """What a suite measures of a cell, given up after so many seconds of all threads together."""
+    """A suite's measurement of a cell, given up after so many seconds of all threads together."""
     command = [sys.executable, "-m", "benchmarks", suite, "--cell", json.dumps(cell)]
     done = subprocess.run([*command, "--limit", str(limit)], capture_output=True, text=True)
     if done.returncode == -signal.SIGXCPU:
@@ -85,7 +85,7 @@ def extended(
       args: with those of `add_arguments`.
       suite: its name for `python -m benchmarks`.
       name: of the file.
-      cells: what should be there.
+      cells: the cells that should be there.
       kind: the class of a cell, by default that of the first.
       measured: the line of a cell, for suites that need no process of their own.
     """

@@ -92,7 +92,7 @@ def block(p: Any, x: jax.Array) -> jax.Array:
 
 
 def loss(p: Any, x: jax.Array, targets: jax.Array) -> jax.Array:
-    """Of the next tokens."""
+    """The loss of the next tokens."""
     logits = (normalized(x) @ p["kernel"]).astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 

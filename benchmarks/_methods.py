@@ -1,4 +1,4 @@
-"""Every method of the registry as benchmarks run it, its peers, and what only benchmarks ask."""
+"""Every method of the registry as benchmarks run it, its peers, and facts for benchmarks alone."""
 
 from __future__ import annotations
 
@@ -79,7 +79,12 @@ VARIANTS = {
             {"b3": None}, "projection", 1.6, lambda s: s.basis + 2 * s.low + s.other + 1
         )
     },
-    "soap": {"tracked": Variant({"method": "tracked"}, "two bases")},
+    "soap": {
+        "tracked": Variant({"method": "tracked"}, "two bases"),
+        "tracked in X6": Variant({"method": "tracked", "products": "bf16x6"}, "two bases"),
+        "tracked in X3": Variant({"method": "tracked", "products": "bf16x3"}, "two bases"),
+    },
+    "asgo": {"roots in X6": Variant({"solver": "products", "products": "bf16x6"}, "one root")},
     "eigen_adam": {"tracked": Variant({"method": "tracked"}, "one basis")},
     "kl_shampoo": {"tracked": Variant({"method": "tracked"}, "two bases")},
     "sumo": {
@@ -133,7 +138,8 @@ def making(row: Row, **settings: Any) -> Callable[[int, int], Any]:
     """
 
     def make(period: int, rank: int) -> Any:
-        given = {**row.without_base, **row.with_output_layer, **of_rank(row.name, rank)}
+        base = {"base": None} if row.base else {}
+        given = {**base, **row.with_output_layer, **of_rank(row.name, rank)}
         if row.name == "shampoo":
             given["matrices"] = curvax.MatrixRule(block_size=None)
         if row.own_policy:

@@ -58,7 +58,8 @@ class Size(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Of a step's products: 6 for each number of kernels and head, and those of attention."""
+        """The FLOPs of a step's products: 6 for each number of kernels and head, and those of
+        attention."""
         shapes = self.shapes
         numbers = shapes.parameters - shapes.vocabulary * shapes.width
         return self.tokens * (6 * numbers + 12 * shapes.layers * shapes.width * self.context)
@@ -169,7 +170,7 @@ def finetuning(size: Size, before: Any, lora: bool) -> Task:
 
 
 def optimizer(name: str, size: Size, values: Mapping[str, Any]) -> optax.GradientTransformation:
-    """A method with peak rates `rate`, and `adam_rate` for what is not its own."""
+    """A method with peak rates `rate`, and `adam_rate` for all other parameters."""
     warmup = max(1, size.steps // 10)
     share = optax.warmup_cosine_decay_schedule(
         1 / warmup, 1.0, warmup, max(size.steps, warmup + 1), end_value=0.1
@@ -241,7 +242,7 @@ class Trainer:
         return time.perf_counter() - begin
 
     def before(self, name: str, rate: float) -> Any:
-        """What AdamW has trained of a size: the best that is kept, else at this rate."""
+        """AdamW's model of a size: the best that is kept, else one at this rate."""
         if not (kept := sorted(KEPT.glob(f"{name}-*.npz"), key=lambda x: x.stem[-6:])):
             program = self.program("adamw", name, SIZES[name].steps)
             *_, run = program.train({"rate": rate, "adam_rate": rate}, 0, last=True)
@@ -258,7 +259,7 @@ class Trainer:
         return path
 
     def line(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """What a run leaves: its losses, and how fast it was."""
+        """The result of a run: its losses, and its speed."""
         name, *how = (job[key] for key in ("size", "steps", "base"))
         programs = {x: self.program(x, name, *how) for x in (*job["waiting"], job["method"])}
         warming = self.warm([x for x in programs.values() if x.compiled is None])

@@ -1,4 +1,4 @@
-"""What products of matrices cost on a device, and what refreshes by products are made of.
+"""The cost of products of matrices on a device, and of the products in refreshes.
 
 Each measurement compiles its programs one by one and says of each the median time of a call and its
 FLOP/s; a program that the device does not have leaves its error. Matrices are stacks of one order,
@@ -7,6 +7,7 @@ such as the 120 factors of order 768 and the 24 of order 3072 of GPT-2-small's k
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import curvax
 from curvax.transforms.linalg import _tracking
 from curvax.transforms.linalg._inverse_root import SOLVERS
+from curvax.transforms.linalg._precision import at
 
 CALLS, SECONDS = 5, 3.0  # calls of a program, and after how long no other begins
 SPREAD = 1e-6  # the smallest eigenvalue over the largest
@@ -30,6 +32,7 @@ PRECISIONS: dict[str, Any] = {
     "X3": jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
     "X6": jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
 }
+LEVELS = {"": None, " in X6": "bf16x6", " in X3": "bf16x3"}  # of refreshes
 
 
 def matrices(number: int, order: int) -> jax.Array:
@@ -80,10 +83,15 @@ def tracked(number: int, order: int) -> Iterator[tuple[str, Made]]:
     scale = jnp.sqrt(eigenvalues[:, None] * eigenvalues)
     h = jnp.diag(eigenvalues) + scale * (noise + noise.mT)
     basis = jnp.broadcast_to(jnp.eye(order), h.shape)
-    refresh = jax.vmap(lambda u, h: _tracking.followed(u, h, 1))
-    yield "orthonormal", (refresh, (basis, h), 8.0 * number * order**3)
     moved = basis + 4 * noise  # a defect of about 6e-3
-    yield "made orthonormal", (refresh, (moved, h), 12.0 * number * order**3)
+    for name, level in LEVELS.items():
+
+        def refresh(basis: jax.Array, h: jax.Array, level: str | None = level) -> Any:
+            with at(level):
+                return jax.vmap(lambda u, h: _tracking.followed(u, h, 1))(basis, h)
+
+        yield f"orthonormal{name}", (refresh, (basis, h), 8.0 * number * order**3)
+        yield f"made orthonormal{name}", (refresh, (moved, h), 12.0 * number * order**3)
 
 
 def roots(number: int, order: int) -> Iterator[tuple[str, Made]]:
@@ -94,11 +102,14 @@ def roots(number: int, order: int) -> Iterator[tuple[str, Made]]:
             if solver == "newton_schulz" and root != 2:
                 continue
 
-            def solved(a: jax.Array, root: int = root, solver: str = solver) -> Any:
+            def solved(a: jax.Array, level: Any, root: int = root, solver: str = solver) -> Any:
                 how: Any = {"damping_mode": "relative", "solver": solver}
-                return curvax.inverse_root(a, root, SPREAD, **how)
+                with at(level):
+                    return curvax.inverse_root(a, root, SPREAD, **how)
 
-            yield f"p = {root}, {solver}", (solved, given, float("nan"))
+            for name, level in LEVELS.items() if solver == "products" else [("", None)]:
+                made = functools.partial(solved, level=level)
+                yield f"p = {root}, {solver}{name}", (made, given, float("nan"))
 
 
 def decompositions(number: int, order: int) -> Iterator[tuple[str, Made]]:

@@ -1,18 +1,19 @@
-"""What the text of a compiled program says: kernels, matrix products, bytes read and written.
+"""Figures from the text of a compiled program: kernels, matrix products, bytes read and written.
 
-XLA launches a kernel for every operation of a scheduled computation that is not mere naming; what a
-fusion contains runs within its kernel. Operations are counted by kind, with the rounds of the loops
-they are in. Rounds that the program decides are those of the second step: its bound is computed
-from the counts in the state, where all of them are 1. So loops over all matrices count in full, and
-refreshes, which are due at step 1 and a period later, not at all. Bounds that depend on arrays
-count none: restarts of damaged states. Of the branches of a conditional the smallest counts.
-`all_kernels` counts everything once.
+XLA launches a kernel for every operation of a scheduled computation that is not mere naming; the
+operations of a fusion run within its kernel. Operations are counted by kind, with the rounds of the
+loops they are in. Rounds that the program decides are those of the second step: its bound is
+computed from the counts in the state, where all of them are 1. So loops over all matrices count in
+full, and refreshes, which are due at step 1 and a period later, not at all. Bounds that depend on
+arrays count none: restarts of damaged states. The smallest branch of a conditional counts.
+`all_kernels` counts everything once; `work` is a step's with the largest branches. FLOPs are those
+of products: two for every pair of numbers that is multiplied.
 
 Bytes are those of operands and results, as in XLA's own cost analysis, which a GPU's program does
 not have: of an operand that a fusion only slices, those of the slices; of a result that updates an
-operand in place, those of the update. What a TPU's program keeps on the chip does not count. Some
-of these bytes are `copied`: by kernels that lay an array out in another way, or in another place,
-and compute nothing.
+operand in place, those of the update. Arrays that a TPU's program keeps on the chip do not count.
+Some of these bytes are `copied`: by kernels that lay an array out in another way, or in another
+place, and compute nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MOVES = {"copy", "transpose"}
 MOVED = {*("parameter", "constant", "bitcast", "tuple", "fusion"), *MOVES, *SLICES}
 BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
 COUNT = 1
-"""Of each counter in the state, before the step that is counted."""
+"""The value of each counter in the state, before the step that is counted."""
 ARITHMETIC: dict[str, Callable[..., int]] = {
     "add": operator.add,
     "subtract": operator.sub,
@@ -58,7 +59,7 @@ ARITHMETIC: dict[str, Callable[..., int]] = {
 
 
 def whole_bytes(compiled: Any) -> int:
-    """Of arguments, of results that do not take the place of one, and of temporaries."""
+    """The bytes of arguments, of results that do not take the place of one, and of temporaries."""
     found = compiled.memory_analysis()
     whole = found.argument_size_in_bytes + found.output_size_in_bytes
     return whole + found.temp_size_in_bytes - found.alias_size_in_bytes
@@ -71,6 +72,7 @@ _ARRAY = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\](?:\{[^}]*\})?")
 _ON_CHIP = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\]\{[^}]*S\(1\)[^}]*\}")
 _NAMES = re.compile(r"%([\w.\-]+)")
 _INTEGER = re.compile(r"[su]32\[\]")
+_SUMMED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([^}\]]*)')
 _TRIPS = re.compile(r'known_trip_count"?[:=]\{"n":"(\d+)"')
 
 
@@ -105,6 +107,7 @@ class Kernels:
     kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     bytes: float = 0.0
     copied: float = 0.0
+    flops: float = 0.0
 
     @property
     def total(self) -> int:
@@ -117,6 +120,7 @@ class Kernels:
             self.kinds[kind] += round(times * number)
         self.bytes += times * other.bytes
         self.copied += times * other.copied
+        self.flops += times * other.flops
 
 
 def size_of(result: str) -> float:
@@ -198,40 +202,51 @@ class Program:
         """Everything in the text, once, with known rounds."""
         return self._count(self.entry, whole=True)
 
+    @functools.cached_property
+    def work(self) -> Kernels:
+        """The same with the largest branches: those of matrices that are not damaged."""
+        return self._count(self.entry, whole=False, branch=slice(-1, None))
+
     @property
     def loops(self) -> int:
         """In all computations."""
         lines = itertools.chain.from_iterable(x.values() for x in self.computations.values())
         return sum(operation.opcode == "while" for operation in lines)
 
-    def _count(self, name: str, whole: bool, caller: Caller | None = None) -> Kernels:
+    def _count(
+        self, name: str, whole: bool, caller: Caller | None = None, branch: slice = slice(1)
+    ) -> Kernels:
         found = Kernels()
+        count = functools.partial(self._count, whole=whole, branch=branch)
         for operation in self.computations[name].values():
             if operation.opcode == "while":
                 rounds = self._rounds(name, operation, caller)
                 body = operation.called("body")[0]
-                found.plus(self._count(body, whole), max(rounds, int(whole)))
+                found.plus(count(body), max(rounds, int(whole)))
             elif operation.opcode == "conditional":
                 for attribute in ("branch_computations", "true_computation", "false_computation"):
-                    branches = [self._count(x, whole) for x in operation.called(attribute)]
-                    for branch in branches if whole else sorted(branches, key=_total)[:1]:
-                        found.plus(branch)
+                    branches = [count(x) for x in operation.called(attribute)]
+                    for taken in branches if whole else sorted(branches, key=_total)[branch]:
+                        found.plus(taken)
             elif operation.opcode in ("call", "async-start"):
                 for x in operation.called("to_apply") + operation.called("calls"):
-                    found.plus(self._count(x, whole, Caller(name, operation, caller)))
+                    found.plus(count(x, caller=Caller(name, operation, caller)))
             elif kind := self._kind(operation):
                 found.kinds[kind] += 1
                 found.bytes += (size := self._bytes(name, operation))
                 found.copied += size * self._copies(operation)
+                found.flops += self._flops(name, operation)
             elif operation.opcode in ("copy-start", "slice-start"):
                 found.bytes += _moved(operation)
         return found
 
     def _rounds(self, name: str, loop: Operation, caller: Caller | None) -> int:
-        """Of a loop; 0 if the bound is not known."""
+        """The rounds of a loop; 0 if the bound is not known."""
         if found := _TRIPS.search(loop.rest):
             return int(found[1])
         condition = list(self._within(loop.called("condition")[0]))
+        if any(x.opcode == "and" for x in condition):  # it may end before its bound
+            return 0
         bounds = [x for x in condition if x.opcode == "constant" and _INTEGER.match(x.result)]
         if len(bounds) == 1 and bounds[0].operands[0].isdigit():
             return int(bounds[0].operands[0])
@@ -279,7 +294,7 @@ class Program:
         return int(ARITHMETIC[opcode](*values))
 
     def _within(self, name: str) -> Iterator[Operation]:
-        """A computation and what it calls, but for what renames."""
+        """A computation and those that it calls, except for mere renaming."""
         for operation in self.computations.get(name, {}).values():
             yield operation
             for attribute in () if self._renames(operation) else ("calls", "to_apply"):
@@ -316,7 +331,7 @@ class Program:
         return bool(inside & MOVES) and inside <= MOVED
 
     def _inside(self, fusion: Operation) -> set[str]:
-        """What a fusion consists of."""
+        """The operations of a fusion."""
         return {x.opcode for called in fusion.called("calls") for x in self._within(called)}
 
     def _renames(self, operation: Operation) -> bool:
@@ -325,8 +340,26 @@ class Program:
             return self._inside(operation) <= {"parameter", "copy"}
         return operation.opcode == "bitcast"
 
+    def _flops(self, name: str, operation: Operation) -> float:
+        """The FLOPs of the products of a kernel."""
+        if operation.opcode == "fusion":
+            inside = operation.called("calls")[0]
+            return sum(self._flops(inside, x) for x in self.computations[inside].values())
+        kernel = re.search(r"dim_labels=\w+_(\w+)->", operation.rest)
+        summed = _SUMMED.search(operation.rest)
+        if operation.opcode == "convolution" and kernel:
+            side, places = 1, [kernel[1].index("i")]
+        elif summed:
+            side, places = 0, [int(x) for x in re.findall(r"\d+", summed[1])]
+        else:
+            return 0.0
+        axes = _SHAPE.findall(self.computations[name][operation.operands[side]].result)[0][1]
+        sizes = [int(x) for x in axes.split(",")]
+        result = _SHAPE.findall(operation.result)[0][1]
+        return 2.0 * _numbers(result) * math.prod(sizes[place] for place in places)
+
     def _bytes(self, name: str, operation: Operation) -> float:
-        """What a kernel reads and writes."""
+        """The bytes that a kernel reads and writes."""
         lines = self.computations[name]
         operands = [lines[x].result for x in operation.operands if x in lines]
         if operation.opcode in SLICES:
@@ -341,7 +374,7 @@ class Program:
         return self._fusion_bytes(operation.called("calls")[0], operands)
 
     def _read(self, name: str, place: int, whole: float) -> float:
-        """What a fusion reads of an operand of so many bytes."""
+        """The bytes that a fusion reads of an operand of so many bytes."""
         lines = self.computations[name]
         users = collections.defaultdict(list)
         for operation in lines.values():

@@ -15,7 +15,7 @@ CODE = "the authors' code"
 
 
 def runs_of(paper: str) -> str:
-    """A table of a paper's runs, and what it leaves open."""
+    """A table of a paper's runs, and the numbers that it leaves open."""
     found = {
         name: run
         for name, run in RUNS.items()
@@ -45,7 +45,7 @@ def runs_of(paper: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A number; a base optimizer or a rule with what was said of it."""
+    """A number; a base optimizer or a rule with its arguments."""
     if isinstance(value, functools.partial):
         return (
             f"{value.func.__name__}({', '.join(f'{k} {v:g}' for k, v in value.keywords.items())})"

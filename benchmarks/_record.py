@@ -1,4 +1,4 @@
-"""What a measurement leaves behind: Markdown tables, their numbers as JSON, figures."""
+"""The record of a measurement: Markdown tables, their numbers as JSON, figures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Table(NamedTuple):
     note: str = ""
 
     def markdown(self) -> str:
-        """Title, note and the table; what a row has no number for stays empty."""
+        """Title, note and the table; cells without a number stay empty."""
         titles = [heading for heading, _ in self.columns.values()]
         cells = [
             [cell(row.get(key), form) for key, (_, form) in self.columns.items()]
@@ -95,7 +95,8 @@ def machine() -> dict[str, Any]:
 
 
 def arguments(doc: str | None, sections: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """What every suite takes: `--preset`, `--seed`, `--out`, and `--only` where it has sections."""
+    """The arguments of every suite: `--preset`, `--seed`, `--out`, and `--only` where it has
+    sections."""
     description, _, _ = (doc or "").partition("\n")
     parser = argparse.ArgumentParser(description=description)
     preset = "gpu" if jax.default_backend() == "gpu" else "cpu"
@@ -123,19 +124,6 @@ def names(allowed: Sequence[str]) -> Any:
     return parse
 
 
-def paper_arguments(doc: str | None) -> argparse.Namespace:
-    """What scripts of papers take: `--seed` and `--out`."""
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    parser.add_argument("--out", type=Path, default=FOLDER / "papers", help="where results go")
-    return parser.parse_args()
-
-
-def command_of(suite: str, module: str = "benchmarks") -> str:
-    """How the suite was called."""
-    return shlex.join(["python", "-m", *([module, suite] if suite else [module]), *sys.argv[1:]])
-
-
 def write(
     args: argparse.Namespace,
     suite: str,
@@ -149,10 +137,10 @@ def write(
     """Writes `<name>.md` and `.json`, and prints the first.
 
     Args:
-      args: what the parser of `arguments` returned.
+      args: the result of the parser of `arguments`.
       suite: its name for `python -m benchmarks`.
       title: heading of the page.
-      about: what was measured, and how.
+      about: the measurement, in words.
       tables: the results.
       settings: sizes of the measurement.
       figures: by the stems of their files.
@@ -163,42 +151,18 @@ def write(
         {"title": t.title, "columns": {k: list(v) for k, v in t.columns.items()}, "rows": t.rows}
         for t in tables
     ]
-    command = command_of(suite)
     data = {"preset": args.preset, "settings": dict(settings), "tables": numbers}
-    _write(args, name or suite, command, title, body, data, figures or {})
-
-
-def write_paper(
-    args: argparse.Namespace,
-    name: str,
-    title: str,
-    body: str,
-    figure: Figure,
-) -> None:
-    """Page and figure of a script of `papers`."""
-    command = command_of("", f"benchmarks.papers.{name}")
-    _write(args, name, command, title, body, None, {name: figure})
-
-
-def _write(
-    args: argparse.Namespace,
-    stem: str,
-    command: str,
-    title: str,
-    body: str,
-    data: Mapping[str, Any] | None,
-    figures: Mapping[str, Figure],
-) -> None:
-    about = {"command": command, "seed": args.seed, **machine()}
-    about["environment"] = {k: os.environ[k] for k in VARIABLES if k in os.environ}
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    variables = "".join(f" {name}={value}" for name, value in about["environment"].items())
-    footer = f"`{command}`, seed {args.seed}, on {about['hardware']}; {versions}"
+    command = shlex.join(["python", "-m", "benchmarks", suite, *sys.argv[1:]])
+    made = {"command": command, "seed": args.seed, **machine()}
+    made["environment"] = {k: os.environ[k] for k in VARIABLES if k in os.environ}
+    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    variables = "".join(f" {name}={value}" for name, value in made["environment"].items())
+    footer = f"`{command}`, seed {args.seed}, on {made['hardware']}; {versions}"
     page = f"# {title}\n\n{body}\n\n{footer}{f';{variables}' if variables else ''}.\n"
+    stem = name or suite
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / f"{stem}.md").write_text(page)
-    if data is not None:
-        (args.out / f"{stem}.json").write_text(json.dumps({**about, **data}, indent=1) + "\n")
-    for name, drawn in figures.items():
-        drawn.savefig(args.out / f"{name}.png", dpi=150)
+    (args.out / f"{stem}.json").write_text(json.dumps({**made, **data}, indent=1) + "\n")
+    for picture, drawn in (figures or {}).items():
+        drawn.savefig(args.out / f"{picture}.png", dpi=150)
     print(page)

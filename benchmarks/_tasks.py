@@ -1,9 +1,9 @@
-"""What optimizers are compared on: the models and data of two examples, at sizes of our own.
+"""The tasks on which we compare optimizers: models and data of two examples, at sizes of our own.
 
 `lm` is the GPT of `examples/train_lm.py` on the Python language reference, character by character;
 `digits` is the convolutional network of `examples/train_digits.py` on 1797 scanned digits. Both
-have the first example's schedule and weight decay. Of the digits to learn from, 360 are kept for
-validation, because a learning rate must not be chosen on the images that the network is tested on.
+have the first example's schedule and weight decay. Validation keeps 360 of the digits to learn
+from, because a learning rate must not be chosen on the images that test the network.
 """
 
 from __future__ import annotations

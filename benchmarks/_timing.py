@@ -1,4 +1,4 @@
-"""Compiled steps that take turns, so that what else the machine does meets all of them alike."""
+"""Compiled steps that take turns, so that other work of the machine meets all of them alike."""
 
 from __future__ import annotations
 
@@ -29,26 +29,13 @@ class Program:
         updates of square matrices take the buffers of its factors.
         """
         self.state, self.given = state, given
-        start = time.perf_counter()
         self._lowered: Any = jax.jit(step, donate_argnums=0).lower(state, *given)
-        self.trace_seconds = time.perf_counter() - start
-        self.init_seconds = 0.0  # of compiling what made the state
         self.times: list[float] = []
 
     @functools.cached_property
-    def _made(self) -> tuple[Any, float]:
-        start = time.perf_counter()
-        return self._lowered.compile(), time.perf_counter() - start
-
-    @property
     def compiled(self) -> Any:
         """What JAX compiled."""
-        return self._made[0]
-
-    @property
-    def compile_seconds(self) -> float:
-        """Of tracing and compiling."""
-        return self.trace_seconds + self._made[1]
+        return self._lowered.compile()
 
     @property
     def temporaries(self) -> int:
@@ -65,7 +52,7 @@ class Program:
 
     @property
     def median(self) -> Any:
-        """Of all steps but the first."""
+        """The median of all steps but the first."""
         return percentile(self.times[1:], 50)
 
 
@@ -75,16 +62,11 @@ def update_of(optimizer: optax.GradientTransformation, grads: Any) -> Program:
     def step(state: Any, grads: Any) -> Any:
         return optimizer.update(grads, state, grads)[::-1]
 
-    start = time.perf_counter()
-    init = jax.jit(optimizer.init).lower(grads).compile()
-    seconds = time.perf_counter() - start
-    program = Program(step, init(grads), grads)
-    program.init_seconds = seconds
-    return program
+    return Program(step, jax.jit(optimizer.init)(grads), grads)
 
 
 def compile_all(programs: Mapping[Any, Program]) -> None:
-    """Compiles one for every two cores at a time, whose seconds of compiling then mean nothing."""
+    """Compiles one for every two cores at a time."""
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
         made = pool.map(lambda program: program.compiled, programs.values())
         for _ in tqdm(made, desc="compile", total=len(programs), file=sys.stderr):
@@ -96,11 +78,11 @@ def take_turns(
 ) -> None:
     """A step of every program in each round, after one that does not count.
 
-    Each round has another order: what ran before a program, and left its arrays in the caches,
-    changed times by up to 8 %.
+    Each round has another order: the program that ran before one, and left its arrays in the
+    caches, changed times by up to 8 %.
 
     Args:
-      programs: what takes turns.
+      programs: the programs that take turns.
       rounds: how often.
       name: shown beside the progress.
       seconds: a program whose steps took so long in all is left out from then on.

@@ -19,8 +19,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import curvax
-
 from ._programs import whole_bytes
 from ._tasks import WEIGHT_DECAY, Task
 
@@ -33,7 +31,7 @@ class Method:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def optimizer(self, task: Task, values: Mapping[str, Any]) -> optax.GradientTransformation:
-        """On the task's schedule, at `rate`, and `adam_rate` for what is not a matrix."""
+        """On the task's schedule, at `rate`, and `adam_rate` for all other parameters."""
         schedule = task.schedule()
         return self.make(
             lambda count: values["rate"] * schedule(count),
@@ -44,19 +42,19 @@ class Method:
 
     @property
     def call(self) -> str:
-        """What is called, without weight decay and Adam's learning rate."""
+        """The call, without weight decay and Adam's learning rate."""
         options = "".join(f", {key}={value!r}" for key, value in self.options.items())
         return f"{self.make.__name__}(rate{options})"
 
     @property
     def said(self) -> str:
-        """What decides its numbers: the call, and the source of a function of these folders."""
+        """The causes of its numbers: the call, and the source of a function of these folders."""
         own = self.make.__module__.startswith(("benchmarks.", "tests.", "__main__"))
         return f"{self.call}\n{inspect.getsource(self.make)}" if own else self.call
 
 
 class Run(NamedTuple):
-    """What one training run leaves."""
+    """The result of one training run."""
 
     steps: list[int]  # at which there are the following
     losses: list[float]  # on validation data
@@ -92,8 +90,8 @@ class Program:
 
     Args:
       make: the optimizer, from numbers by name, which may be traced.
-      task: what is trained.
-      clock: what seconds are read from: of the day, or `time.process_time` beside other load.
+      task: the model and its data.
+      clock: the clock of the seconds: of the day, or `time.process_time` beside other load.
       scanned: whether the steps between two evaluations are one program, so that an accelerator
         does not wait for Python.
     """
@@ -129,8 +127,9 @@ class Program:
         self.step = jax.jit(steps if scanned else step, donate_argnums=0)
 
     def state_bytes(self, values: Mapping[str, float]) -> int:
-        """Of the optimizer's state."""
-        return curvax.state_bytes(self.make(values), self.like)
+        """The bytes of the optimizer's state."""
+        state = jax.eval_shape(self.init, values, self.like)
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
 
     def compile(self, *given: Any) -> None:
         """Compiles the step for arguments like these, once."""
@@ -138,7 +137,7 @@ class Program:
             self.traced(*given)()
 
     def traced(self, *given: Any) -> Callable[[], None]:
-        """Traces the step for arguments like these; what it returns compiles it."""
+        """Traces the step for arguments like these; its result compiles it."""
         start = self.clock()
         lowered = self.step.lower(*given)
         # The data are in memory with any optimizer.
@@ -152,7 +151,7 @@ class Program:
         return compile_it
 
     def train(self, values: Mapping[str, float], seed: int, last: bool) -> Iterator[Run]:
-        """One run: what there is of it after each stretch of steps.
+        """One run: its result so far after each stretch of steps.
 
         Args:
           values: the numbers of the optimizer.

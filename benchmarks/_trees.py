@@ -1,11 +1,10 @@
-"""Trees of parameters with the shapes of well-known models, and trees for special questions."""
+"""Trees of parameters with the shapes of well-known models."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 
 class Shapes(NamedTuple):
@@ -42,7 +41,7 @@ class Shapes(NamedTuple):
 
 
 GPT2_SMALL = Shapes(768, 3072, 12, 50257, gated=False)
-# Table 10 of arXiv:2502.07752, as in benchmarks/papers/low_rank_memory.py; then Touvron et al.,
+# Table 10 of arXiv:2502.07752 (`tests/project/test_papers.py`); then Touvron et al.,
 # arXiv:2302.13971 (7B, 13B) and arXiv:2307.09288 (70B, whose 8 heads of keys and values are 1024).
 LLAMA_130M = Shapes(768, 2048, 12, 32000)
 LLAMA = {
@@ -78,11 +77,4 @@ def abstract_kernels(
         return {name: kernel(model.layers, *shape) for name, shape in shapes}
     return {
         f"{i:02}": {name: kernel(*shape) for name, shape in shapes} for i in range(model.layers)
-    }
-
-
-def many(leaves: int, shapes: int = 1) -> dict[str, jax.Array]:
-    """Separate small matrices, of so many different shapes, the first of which is 32×64."""
-    return {
-        f"w{i:03}": jnp.full((32, 64 + 2 * (i % shapes)), 1.0 + i, "float32") for i in range(leaves)
     }

@@ -58,7 +58,7 @@ def grown(grid: Sequence[float], bests: Iterable[float]) -> tuple[float, ...]:
 
 
 def sources() -> list[Path]:
-    """All that decides what a run is: the library, the tasks, the training."""
+    """The sources that decide a run: the library, the tasks, the training."""
     package = Path(curvax.__file__).parent
     folders = (package / "optimizers", package / "transforms")
     own = [Path(str(module.__file__)) for module in (_tasks, _training, _optimizers)]
@@ -69,7 +69,7 @@ def sources() -> list[Path]:
 
 @functools.cache
 def digest() -> str:
-    """Of these sources, the versions of packages, and the machine."""
+    """A digest of these sources, the versions of packages, and the machine."""
     packages = {name: importlib.metadata.version(name) for name in _record.PACKAGES}
     hashed = hashlib.sha256(json.dumps([packages, _record.machine()["hardware"]]).encode())
     for path in sources():
@@ -93,11 +93,6 @@ class Found(NamedTuple):
     def losses(self) -> np.ndarray:
         """On validation data, at the end, by seed."""
         return np.array([run.loss for run in self.runs])
-
-    @property
-    def curves(self) -> np.ndarray:
-        """Steps and validation losses, `(seeds, points, 2)`."""
-        return np.array([list(zip(run.steps, run.losses, strict=True)) for run in self.runs])
 
     @property
     def seconds(self) -> np.ndarray:
@@ -127,7 +122,7 @@ class Study:
     def __init__(
         self, task: Task, methods: Iterable[Method], seed: int, grid: Sequence[float] = GRID
     ):
-        """Takes what is compared besides AdamW, the tuning's seed and the first grid."""
+        """Takes the methods besides AdamW, the tuning's seed and the first grid."""
         self.task, self.seed, self.grid = task, seed, tuple(grid)
         self.seeds = tuple(range(seed + 1, seed + 1 + SEEDS))
         self.methods = {method.said: method for method in (ADAMW, *methods)}
@@ -236,7 +231,7 @@ class Study:
         }
 
     def head(self) -> str:
-        """What a page says first."""
+        """The first sentences of a page."""
         size = sum(x.size for x in jax.tree.leaves(self.programs[ADAMW.said].like))
         low, high = self.grid[0], self.grid[-1]
         return (

@@ -11,7 +11,7 @@ the devices; nothing runs. A cell is one program, compiled in a process of its o
 kernels of a model, its layers separate leaves (`unrolled`) or stacked on a leading axis
 (`scanned`); with its refreshes (`whole`) or as if none were ever due (`step`). Every cell is a line
 of `accelerators.jsonl` beside the results, and is not compiled again while that line is there.
-`_programs.py` says what is counted.
+`_programs.py` does the counting.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -43,6 +44,7 @@ from ._trees import GPT2_SMALL, LLAMA, LLAMA_130M, Shapes, abstract_kernels
 SECTIONS = ("compile", "table")
 DEVICES = tuple(name for name in PLATFORMS if name != "cpu")
 PERIOD, DOES_NOT_FIT = 10, "does not fit"
+DECOMPOSED = re.compile(r'op_name="[^"]*/(?:eigh|svd|qr|geqrf|cholesky)["/]')
 
 
 class Fused(Shapes):
@@ -111,41 +113,63 @@ def method_of(cell: Cell) -> Method:
 
 
 def without_refreshes() -> Any:
-    """What is traced inside refreshes nothing."""
+    """A program that is traced inside refreshes nothing."""
     return mock.patch.object(_due, "visit_due", lambda visit, batch, *rest: batch)
 
 
 def bytes_of(tree: Any) -> int:
-    """Of all arrays."""
+    """The bytes of all arrays."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """What the program of a cell says."""
+    """The figures of a cell's program."""
     model, dtype = MODELS[cell.model]
     optimizer = method_of(cell).make(PERIOD, model.width // 4)
     kernels = abstract_kernels(model, dtype, scanned=cell.layers == "scanned")
+    return facts(cell.device, optimizer, kernels, cell.part)
+
+
+def refreshed(state: Any) -> Any:
+    """A state after its first step, in which all was refreshed, with counters as constants."""
+
+    def counts(x: Any) -> bool:
+        return "refreshes" in getattr(x, "names", ())
+
+    def once(x: Any) -> Any:
+        if counts(x):
+            return type(x).zeros(x.value.shape[:-1]).plus(refreshes=1)
+        return jnp.ones_like(x) if x.shape == () and x.dtype == jnp.int32 else x
+
+    return jax.tree.map(once, state, is_leaf=counts)
+
+
+def facts(device: str, optimizer: Any, kernels: Any, part: str) -> dict[str, Any]:
+    """The figures of an update's program; `part` may be "refresh", a step after the first."""
     state = jax.eval_shape(optimizer.init, kernels)
     gradients = bytes_of(kernels)
-    if gradients + bytes_of(state) > MEMORY.get(cell.device, math.inf):
+    if gradients + bytes_of(state) > MEMORY.get(device, math.inf):
         return {"error": DOES_NOT_FIT}
 
     def step(state: Any, gradients: Any, params: Any) -> Any:
+        state = refreshed(state) if part == "refresh" else state
         return optimizer.update(gradients, state, params)[::-1]
 
-    with without_refreshes() if cell.part == "step" else contextlib.nullcontext():
-        made = compiled(cell.device, step, (state, kernels, kernels), donated=(0, 1))
+    with without_refreshes() if part == "step" else contextlib.nullcontext():
+        made = compiled(device, step, (state, kernels, kernels), donated=(0, 1))
     if made is None:
         return {"error": DOES_NOT_FIT}
-    program = Program(made.program.as_text())
+    program = Program(text := made.program.as_text())
     return {
-        "versions": versions(cell.device),
+        "versions": versions(device),
         "leaves": len(jax.tree.leaves(kernels)),
         **{kind: program.step.kinds[kind] for kind in ("products", "fusions", "custom calls")},
         **{kind: program.step.kinds[kind] for kind in ("copies", "collectives", "others")},
         "kernels": program.step.total,
         "all": program.all_kernels.total,
         "loops": program.loops,
+        "flops": round(program.work.flops),
+        "decompositions": len(DECOMPOSED.findall(text)),
         "bytes": round(program.step.bytes),
         "copied": round(program.step.copied),
         "least": 2 * gradients + 2 * bytes_of(state),
@@ -160,14 +184,14 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 
 def versions(device: str) -> str:
-    """Of what the program depends on."""
+    """The versions of packages on which the program depends."""
     names = ("jax", "jaxlib", "libtpu" if device == "v5e" else "jax-cuda12-plugin", "optax")
     found = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
     return ", ".join(f"{name} {found[name]}" for name in names if name in found)
 
 
 def cells(args: Any) -> Iterator[Cell]:
-    """What the arguments ask for, small models first; a part only where it differs."""
+    """The cells that the arguments select, small models first; a part only where it differs."""
     chosen = [
         name
         for name in METHODS
@@ -178,7 +202,7 @@ def cells(args: Any) -> Iterator[Cell]:
     for model, layers, part, device, method, stack in grid:
         if method not in PEERS and (part == "step" or METHODS[method].refreshes):
             yield Cell(device, model, layers, stack, method, part)
-        # GaLore's peer decides by itself what is due, and takes no stacked kernels.
+        # GaLore's peer decides by itself when it refreshes, and takes no stacked kernels.
         elif method == "optax.contrib.galore":
             if part == "whole" and layers == "unrolled" and stack == args.stack[0]:
                 yield Cell(device, model, layers, "default", method, part)
@@ -265,7 +289,7 @@ def tables(lines: dict[Cell, dict[str, Any]]) -> list[_record.Table]:
 def seconds_of(
     lines: dict[tuple[str, str], dict[str, Any]], method: str, keys: tuple[str, ...]
 ) -> float | None:
-    """The sum of what an update with its refreshes took; None where that is not recorded."""
+    """The sum of the times of an update with its refreshes; None where that is not recorded."""
     line = lines.get((method, "whole"))
     if line is None and not METHODS[method].refreshes:
         line = lines.get((method, "step"))
@@ -273,7 +297,7 @@ def seconds_of(
 
 
 def versions_of(lines: dict[Any, dict[str, Any]]) -> str:
-    """Of all lines of a table."""
+    """The versions in all lines of a table."""
     return "; ".join(dict.fromkeys(x["versions"] for x in lines.values() if "versions" in x))
 
 
@@ -300,7 +324,7 @@ def arguments() -> Any:
 
 
 def main() -> None:
-    """Compiles what is missing, and writes the tables of all that is recorded."""
+    """Compiles the missing cells, and writes the tables of all recorded ones."""
     args = arguments().parse_args()
     if args.cell:
         _lines.print_one(args, measured)

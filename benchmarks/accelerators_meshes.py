@@ -87,7 +87,7 @@ def on_mesh(x: Any, sharding: NamedSharding) -> Any:
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """What the program of a cell says."""
+    """The figures of a cell's program."""
     model, dtype = MODELS[cell.model]
     mesh = mesh_of(cell.slice)
     if cell.method in PEERS:
@@ -137,7 +137,7 @@ def measured(cell: Cell) -> dict[str, Any]:
 
 
 def cells(args: Any) -> list[Cell]:
-    """What the arguments ask for."""
+    """The cells that the arguments select."""
     how = [(True, True), (False, True), *([(True, False)] if args.whole else [])]
     grid = itertools.product(args.model, args.slice, args.layout, args.methods, how)
     found = [Cell(*cell[:4], *cell[4]) for cell in grid]
@@ -190,7 +190,7 @@ def tables(lines: dict[Any, dict[str, Any]]) -> list[_record.Table]:
 
 
 def main() -> None:
-    """Compiles what is missing, and writes the tables of all that is recorded."""
+    """Compiles the missing cells, and writes the tables of all recorded ones."""
     parser = _record.arguments(__doc__, SECTIONS)
     add = parser.add_argument
     names = ("optax.adamw", "optax.contrib.muon", *CHOSEN)

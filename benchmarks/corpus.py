@@ -1,17 +1,17 @@
-"""Text that packages of Debian ship, as tokens: what the models of `gpu` read.
+"""Text that packages of Debian ship, as tokens, for the models of `gpu`.
 
     pip install -e ".[corpus]"
     python -m benchmarks corpus                       # runs/corpus.npz; needs apt-get and dpkg-deb
     python -m benchmarks corpus --packages folder     # of .deb files that are there already
 
 *Prose* is documentation and dictionaries, *code* is Python. Every package is in Debian's main
-section, so all of its text may be used and passed on; the file says the licences. Of HTML
-and markup only paragraphs are prose: at least 80 characters, of which most are letters, with as
-many common English words as sentences have. No paragraph comes twice, nor a block of code of more
-than 200 characters. One file in 64 is held out, chosen by its name.
+section, so all of its text may be used and passed on; the file says the licences. Only paragraphs
+of HTML and markup are prose: at least 80 characters, mostly letters, with as many common English
+words as sentences have. No paragraph comes twice, nor a block of code of more than 200 characters.
+One file in 64 is held out, chosen by its name.
 
 A byte-level BPE of 32,000 symbols is trained on a fifth of the text. The file has the tokens as
-uint16, compressed, and says what they were made of; nobody has to fetch it.
+uint16, compressed, and names their sources; nobody has to fetch it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def paragraphs(path: Path) -> Iterator[str]:
 
 
 def documents(kind: str, folder: Path, seen: set[bytes], counts: dict[str, int]) -> Iterator[Any]:
-    """The files of a package with what no other had, and in `counts` the bytes that were left."""
+    """The files of a package, without paragraphs of others, and in `counts` the bytes that were
+    left."""
     taken = 0
     for path in sorted(folder.rglob("*")):
         plain = path.with_suffix("") if path.suffix == ".gz" else path
@@ -142,13 +143,13 @@ def documents(kind: str, folder: Path, seen: set[bytes], counts: dict[str, int])
 
 
 def licences(folder: Path) -> list[str]:
-    """What the copyright file of a package says, if it says it in Debian's format."""
+    """The licences in the copyright file of a package, if it has Debian's format."""
     texts = [path.read_text(errors="ignore") for path in folder.rglob("usr/share/doc/*/copyright")]
     return sorted({x for text in texts for x in re.findall(r"(?m)^License: *(\S.*)", text)})
 
 
 def gathered(kind: str, packages: Path) -> tuple[list[Document], dict[str, Any]]:
-    """All documents of prose or of code in random order, and what they come from."""
+    """All documents of prose or of code in random order, and their sources."""
     found: list[Document] = []
     seen: set[bytes] = set()
     counts = {"bytes": 0, "repeated": 0}

@@ -7,12 +7,13 @@
 The order: products and refreshes by them, with steps of all methods; LLaMA-60M on 33 million tokens
 with each method at some learning rates, then other seeds of the best; 130M; costs of steps,
 training steps with guards and without, storages, compiling; layer-wise steps of large models;
-fine-tuning from prose to code. `_pretraining.py` says how models are trained, `_products.py` what
-products are. Tokens come from `runs/corpus.npz` (`python -m benchmarks corpus`).
+fine-tuning from prose to code. `_pretraining.py` describes the training of models, `_products.py`
+the products. Tokens come from `runs/corpus.npz` (`python -m benchmarks corpus`).
 
 A measurement is a line of the file `--lines` as soon as it ends. It has a limit of time and runs in
 another process, so that one that fails or hangs leaves the reason and costs no other. Minutes are
-estimates for an H100, corrected by what was measured; what does not fit is named at the end.
+estimates for an H100, corrected by measurements; the command names the jobs that do not fit at its
+end.
 """
 
 from __future__ import annotations
@@ -54,11 +55,15 @@ STACKS = (
     *(("tracked refresh", 120, 768), ("tracked refresh", 24, 3072)),
     *(("roots", 72, 768), ("roots", 24, 3072), ("eigh", 72, 768)),
 )
+BY_TRITON = (*(("products", 120, 768), ("products", 24, 3072)), ("tracked refresh", 120, 768))
+"""Measured with XLA's own kernels too, which split operands for X3 and X6 inside of one product."""
 STEP = "step --only gpt2 --plain --rounds 23 --seconds 3 --methods"
 STEPS = {  # seconds, and a command
     "step muon, racs": (35, f"{STEP} muon,racs,asgo,dasgo"),
     "step soap": (45, f"{STEP} soap,eigen_adam,kl_shampoo"),
     "step tracked": (40, f"{STEP} 'soap, tracked,eigen_adam, tracked,kl_shampoo, tracked'"),
+    "step in X6": (45, f"{STEP} 'soap, tracked in X6,soap, tracked in X3,asgo, roots in X6'"),
+    "precision": (40, "precision --only refreshes,roots,steps"),
     "step shampoo": (45, f"{STEP} shampoo,foam,dr_shampoo"),
     "step galore": (40, f"{STEP} galore,fira,alice,apollo"),
     "step sumo": (30, f"{STEP} sumo"),
@@ -111,7 +116,7 @@ class Job(NamedTuple):
 
     @property
     def programs(self) -> Any:
-        """What jobs have in common whose programs are compiled together."""
+        """The key of jobs whose programs are compiled together."""
         return [self.do.get(key) for key in ("kind", "size", "steps", "base")]
 
 
@@ -185,10 +190,15 @@ def plan(preset: Preset, lines: Lines) -> list[Job]:
         Job(f"{of[0]} {of[1]} × {of[2]}²", 30.0, of[0], {"kind": "products", "of": of})
         for of in preset.stacks
     )
+    by_triton = (
+        Job(f"{of[0]} {of[1]} × {of[2]}² by Triton", 40.0, f"{of[0]} by Triton", do)
+        for of in BY_TRITON * preset.suites
+        for do in [{"kind": "products", "size": "Triton", "of": of}]
+    )
     pairs = [(name, step) for name in LAYERWISE for step in ("layerwise", "ordinary")]
     large = (layerwise(*pair) for pair in pairs if preset.suites)
     trained, tuned = training(preset, lines), finetuning(preset, lines)
-    return [*stacks, *suites(STEPS), *trained, *suites(COSTS), *large, *tuned]
+    return [*stacks, *by_triton, *suites(STEPS), *trained, *suites(COSTS), *large, *tuned]
 
 
 def estimate(job: Job, jobs: Sequence[Job], lines: Lines) -> float:
@@ -210,7 +220,7 @@ class Crew:
         self.answers: queue.Queue[str] = queue.Queue()
 
     def ask(self, job: Job, waiting: Sequence[Any], limit: float) -> dict[str, Any] | None:
-        """What is measured; `None` if the limit came first."""
+        """The measurements; `None` if the limit came first."""
         kind = job.programs[:2]
         process: Any = self.process
         if process is None or kind != self.kind:
@@ -235,7 +245,8 @@ class Crew:
         """A process in a group of its own."""
         command = [sys.executable, "-m", "benchmarks", "gpu", "--measure"]
         how: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        how |= {"env": {**FLAGS, **os.environ}, "start_new_session": True}
+        own = {"XLA_FLAGS": ""} if kind[1] == "Triton" else {}
+        how |= {"env": {**FLAGS, **own, **os.environ}, "start_new_session": True}
         self.process = subprocess.Popen(command, **how)
         self.kind, self.warm, self.answers = kind, [], queue.Queue()
         given = self.process.stdout, self.answers
@@ -244,7 +255,7 @@ class Crew:
         return self.process
 
     def end(self) -> None:
-        """Kills the process and what it started."""
+        """Kills the process and its children."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -263,7 +274,7 @@ def _collect(lines: Any, answers: queue.Queue[str]) -> None:
 
 
 def measure() -> None:
-    """Answers each job on the standard input with a line; what else is printed is an error's."""
+    """Answers each job on the standard input with a line; all other output is an error's."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     trainer: Any = None
@@ -275,7 +286,9 @@ def measure() -> None:
             elif job["kind"] == "products":
                 from ._products import measured
 
-                found = {"rows": measured(*job["of"]), **_record.machine()}
+                rows, by = measured(*job["of"]), f" by {job['size']}" if "size" in job else ""
+                rows = [row | {"program": f"{row['program']}{by}"} for row in rows]
+                found = {"rows": rows, **_record.machine()}
             elif job["kind"] == "layerwise":
                 from ._llama import timed
 
@@ -303,7 +316,7 @@ def suite(command: Sequence[str]) -> dict[str, Any]:
 
 
 def run(path: Path, preset: Preset, minutes: float) -> None:
-    """Measures what is missing and fits, job after job."""
+    """Takes the missing measurements that fit, job after job."""
     lines, left_out = recorded(path), []
     crew, end = Crew(), time.monotonic() + 60 * minutes
     while True:
@@ -345,7 +358,7 @@ def told(line: Mapping[str, Any]) -> str:
 
 
 def listed(preset: Preset, lines: Lines) -> str:
-    """The queue: minutes of what is left, and what is done."""
+    """The queue: minutes of the remaining jobs, and the finished ones."""
     jobs = plan(preset, lines)
     left = {x.name: estimate(x, jobs, lines) / 60 for x in jobs if x.name not in lines}
     rows = [
@@ -357,7 +370,7 @@ def listed(preset: Preset, lines: Lines) -> str:
 
 
 def main() -> None:
-    """Does what the arguments ask for."""
+    """Runs the command of the arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
     add("--preset", choices=tuple(PRESETS), default="gpu", help="sizes (%(default)s)")

@@ -95,7 +95,7 @@ EXCHANGED = {
 
 
 def bytes_of(tree: Any) -> int:
-    """Of all arrays."""
+    """The bytes of all arrays."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
@@ -111,7 +111,7 @@ class Cell(NamedTuple):
 
 
 def measured(cell: Cell) -> dict[str, Any]:
-    """What the program of a cell says."""
+    """The figures of a cell's program."""
     params, adamw = parameters(SIZES[cell.size]), optax.adamw(RATE)
     gradients = bytes_of(params) / GIB  # in the dtype of the weights, or of what they decode to
     if "int8 weights" in cell.method:
@@ -205,7 +205,7 @@ def sharded(optimizers: Any, params: Any, mesh: Mesh) -> Any:
 
 
 def exchanges(found: Compiled, number: int) -> dict[str, Any]:
-    """Collectives of a program: what is received, and the largest in loops and outside."""
+    """Collectives of a program: the received bytes, and the largest in loops and outside."""
     all_of_them = collectives(once(found.program.as_text()))
     return {
         "received": sum(x.received(number) for x in all_of_them) / GIB,
@@ -215,7 +215,7 @@ def exchanges(found: Compiled, number: int) -> dict[str, Any]:
 
 
 def scattered(device: str, mesh: Mesh) -> dict[str, Any]:
-    """What the compiler makes of a reduce-scatter that nothing else can be made of."""
+    """The compiler's form of a bare reduce-scatter."""
     spec = P("devices")
 
     def own(x: jax.Array, dy: jax.Array) -> jax.Array:
@@ -272,7 +272,7 @@ def draw(rows: list[dict[str, Any]], device: str) -> Figure:
 
 
 def main() -> None:
-    """Compiles what is missing, and prints the table of all that is recorded for a device."""
+    """Compiles the missing cells, and prints the table of all recorded ones for a device."""
     parser = _record.arguments(__doc__, ("compile", "table"))
     add, methods, sizes = parser.add_argument, tuple(METHODS), tuple(SIZES)
     add("--device", choices=tuple(PLATFORMS), default="cpu", help="(%(default)s)")

@@ -6,14 +6,14 @@
     python -m benchmarks memory --only steps --plain --device h200 --preset gpu  # needs jax[cuda12]
 
 *Formulas*: the numbers of the state of one `m × n` matrix as docs/methods.md has them, times four
-bytes, beside `curvax.state_bytes`; what is more are counters, flags and random keys, and the m + n
+bytes, beside `curvax.state_bytes`; the rest are counters, flags and random keys, and the m + n
 eigenvalues of FOAM and DR-Shampoo. Peers and 4-bit storages have no formula here.
 
 *Steps*: the model of `examples/train_lm.py` (GPT-2-small's sizes on a GPU), compiled with
 parameters and state donated, and never run: for a GPU or a TPU by XLA's compilers, without either.
-The peak is what XLA reserves: arguments, results that do not take the place of an argument, and
-temporaries, of which activations and gradients are most. Embedding and head train by AdamW, except
-that Optax's peers take them for matrices, and ASGO and DASGO the embedding.
+The peak is the memory that XLA reserves: arguments, results that do not take the place of an
+argument, and temporaries, mostly activations and gradients. Embedding and head train by AdamW,
+except that Optax's peers take them for matrices, and ASGO and DASGO the embedding.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ def abstract_model(preset: tuple[int, ...], seed: int) -> tuple[Any, Any, Any]:
 
 
 def bytes_of(tree: Any) -> int:
-    """Of all arrays."""
+    """The bytes of all arrays."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def steps(
     families: tuple[str, ...], preset: tuple[int, ...], variants: bool, seed: int, device: str
 ) -> list[dict[str, Any]]:
-    """What the update and the whole training step of every method reserve, if that fits."""
+    """The memory of the update and of the whole training step of every method, if they fit."""
     graph, params, windows = abstract_model(preset, seed)
     rows = []
     methods = chosen(families, variants)

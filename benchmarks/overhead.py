@@ -1,14 +1,14 @@
-"""What optimizers add to a training step of the language model, at the papers' periods.
+"""The time that optimizers add to a training step of the language model, at the papers' periods.
 
     python -m benchmarks overhead                        # about ten minutes
     python -m benchmarks overhead --methods racs,galore
 
 The model, batch and schedule are those of `examples/train_lm.py`. A method runs once without its
-periodic work, and for each kind of that once with it at every step; programs take turns. What it
-costs is the first, and of every other what it adds to the first over its period. The periods are
-those of the papers: 200 for subspaces (GaLore, Alice; SUMO's is not said), 100 for the statistics
-and 500 for the roots of 4-bit Shampoo, 1 (GPT-2) and 15 (NanoGPT) for ASGO's root; 10 for SOAP is
-in common use. Ranks are a quarter of the width.
+periodic work, and for each kind of that once with it at every step; programs take turns. Its cost
+is the first, and for every other its addition to the first over its period. The periods are those
+of the papers: 200 for subspaces (GaLore, Alice; SUMO's is not said), 100 for the statistics and 500
+for the roots of 4-bit Shampoo, 1 (GPT-2) and 15 (NanoGPT) for ASGO's root; 10 for SOAP is in common
+use. Ranks are a quarter of the width.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def racs_without_guard(rate: Any, *, weight_decay: float) -> Any:
 
 
 def methods_for(width: int) -> dict[str, Method]:
-    """What is compared, for a model of this width."""
+    """The compared methods, for a model of this width."""
     rank = width // 4
     never = 10**6
     shampoo = functools.partial(adamw_shampoo, statistics_every=never, refresh=never)

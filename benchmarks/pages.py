@@ -4,8 +4,8 @@
     python -m benchmarks pages --check   # writes nothing; fails if a table differs
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; nothing in it is typed by
-hand. What methods compute, and their drawbacks, are typed in a table of `docs/methods.md`, which
-others repeat; its formulas for the state are compared with what tests count. The build of the site
+hand. Directions and drawbacks of methods are typed in a table of `docs/methods.md`, which others
+repeat; its formulas for the state are compared with the counts of tests. The build of the site
 makes these checks.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import curvax
 from tests.registry import LEADERS, METHODS
 
-from . import _published
+from . import _published, refreshes
 from ._methods import CODED, NAMES, PEER
 from ._record import FOLDER, cell, table
 from .evidence import _claims, _compare, _lines, _plan
@@ -48,7 +48,7 @@ TYPED = re.compile(r"<!-- typed: formulas -->\n(.*?)<!-- end of table -->", re.D
 
 
 class Typed(NamedTuple):
-    """What the table of `docs/methods.md` says of a method."""
+    """A method's row in the table of `docs/methods.md`."""
 
     direction: str
     state: str
@@ -75,9 +75,9 @@ class Shown(NamedTuple):
 
 
 CODED_MIND = {
-    "asgo": "codes lose what ASGO gains",
+    "asgo": "4-bit codes lose ASGO's gain",
     "shampoo": "codes cost time at every statistic",
-    "soap": "codes lose what SOAP gains, and cost time at every step",
+    "soap": "4-bit codes lose SOAP's gain, and cost time at every step",
 }
 BRIEF = ("optax.adamw", "muon", "swan", "racs", "asgo", "shampoo", "soap", "galore", "alice")
 """Those that the README has."""
@@ -106,7 +106,7 @@ NUMBERS = 768 * 3072  # of the matrix that states are counted for
 
 @functools.cache
 def recorded(suite: str, folder: Path = FOLDER) -> dict[str, Any]:
-    """What a suite left."""
+    """The lines of a suite."""
     return json.loads(folder.joinpath(f"{suite}.json").read_text())
 
 
@@ -127,7 +127,7 @@ def runs() -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def finals(suite: str) -> dict[str, dict[str, Any]]:
-    """What a suite of the evidence says of the methods whose seeds have all run."""
+    """The results of a suite of the evidence for the methods whose seeds have all run."""
     found = _compare.results(SUITES[suite], runs())
     written = finals_table(SUITES[suite], found, _compare.curve_of(SUITES[suite], runs()))
     rows = {} if written is None else {row["method"]: row for row in written.rows}
@@ -140,7 +140,7 @@ def shown(name: str) -> str:
 
 
 def bytes_per_number(name: str) -> str:
-    """Of the state of a 768×3072 matrix."""
+    """The bytes per number of the state of a 768×3072 matrix."""
     row = results("memory", STORED).get(SHOWN[name].measured)
     return "" if row is None else format(row["wide_bytes"] / NUMBERS, ".2f")
 
@@ -166,7 +166,7 @@ def source(suite: str) -> str:
 
 
 def brief() -> str:
-    """The README's: what some methods compute, what they reach, and what they cost."""
+    """The README's table: the directions of some methods, their results and their costs."""
     rows, directions = [], {name: x.direction for name, x in typed().items()}
     model = finals(RECIPE)
     for name in sorted(BRIEF, key=lambda name: float(model[name]["loss"].split()[0])):
@@ -258,7 +258,7 @@ STARTS = {"muon": 0.03, "soap": 0.01}
 
 
 def rates() -> str:
-    """Rates to start with; tuned ones over AdamW's, and those of what is not a matrix."""
+    """Rates to start with; tuned ones over AdamW's, and those of the other parameters."""
 
     def ratio(suite: str, name: str, key: str = "rate") -> str:
         if name not in SUITES[suite].methods:
@@ -271,7 +271,7 @@ def rates() -> str:
     models = [results("train", title) for title in TRAINED]
     rows = []
     for name in [*SUITES[RECIPE].methods, "kl_shampoo"]:
-        if name != "adamw":
+        if name in SHOWN:
             small = [
                 cell(model[name]["rate"] / model["optax.adamw"]["rate"], ".3g") for model in models
             ]
@@ -291,7 +291,7 @@ def takes_all(name: str, point: Mapping[str, Any]) -> bool:
 
 
 def overheads() -> str:
-    """What a training step costs with some of them, at the papers' periods."""
+    """The cost of a training step with some of them, at the papers' periods."""
     rows = [
         [shown(name) if "," not in name else name, cell(row["mean"], ".0f"), percent(row)]
         for name, row in results("overhead", ADDED).items()
@@ -311,6 +311,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "leaders": leaders,
     "rates": rates,
     "overheads": overheads,
+    "refresh_losses": lambda: refreshes.shown("Losses"),
+    "refresh_costs": lambda: refreshes.shown("Costs"),
+    "refresh_programs": lambda: refreshes.shown("Programs"),
+    "refresh_accuracy": lambda: refreshes.shown("Accuracy"),
     **{
         f"claims_{paper}": functools.partial(lambda paper: _claims.claims(paper, runs()), paper)
         for paper in _claims.CLAIMS
@@ -331,7 +335,7 @@ def pages() -> Iterator[tuple[Path, str, str]]:
 
 
 def main() -> None:
-    """Writes the pages, or tells whether they are what the results ask for."""
+    """Writes the pages, or tells whether they match the results."""
     description, _, _ = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")

@@ -104,7 +104,7 @@ def measure(
 
 
 def aim(value: float | None, bound: float | None) -> str | None:
-    """What a ratio is held to."""
+    """The aim of a ratio."""
     return None if value is None or bound is None else _record.verdict(value, bound)
 
 
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def about() -> str:
-    """What the page says of itself."""
+    """The note of the page."""
     return (
         "An optimizer's update of the kernels alone, with donated state. The programs of a table "
         "take turns, in another order every round. *Its products*: only the matrix products (and "

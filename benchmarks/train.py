@@ -57,7 +57,7 @@ COLUMNS = {
 
 
 def shares(values: Sequence[float], whole: float) -> float | str:
-    """The mean of what was reached, over the whole; in words where a seed never got there."""
+    """The mean of the reached values, over the whole; in words where a seed never got there."""
     reached = [value / whole for value in values if math.isfinite(value)]
     if len(reached) == len(values):
         return float(np.mean(reached))
@@ -87,16 +87,7 @@ def row_of(name: str, x: Found, adamw: Found) -> dict[str, Any]:
         "steps_by_seed": [finite(step) for step in steps],
         "seconds_by_seed": [finite(time) for time in times],
         "tuning": {f"{rate:g}": finite(loss) for rate, loss in x.tuning.items()},
-        "curve": curve_of(x),
     }
-
-
-def curve_of(x: Found) -> dict[str, list[Any]]:
-    """Every evaluation: seconds so far, and the loss of the seeds."""
-    losses = x.curves[:, :, 1]
-    bounds = {"mean": losses.mean(0), "min": losses.min(0), "max": losses.max(0)}
-    about = {"steps": x.runs[0].steps, "seconds": x.seconds.tolist()}
-    return about | {key: [finite(loss) for loss in values] for key, values in bounds.items()}
 
 
 def verdict(rows: Rows) -> str:
@@ -108,9 +99,7 @@ def verdict(rows: Rows) -> str:
         "Below AdamW with every seed": [n for n, x in others.items() if (x < adamw).all()],
         "above it with every seed": [n for n, x in others.items() if (x > adamw).all()],
         "at its loss, with every seed, in less time": [
-            name
-            for name, time in times.items()
-            if isinstance(time, float) and time < 1 and "beside_other_work" not in rows[name]
+            name for name, time in times.items() if isinstance(time, float) and time < 1
         ],
     }
     return "; ".join(f"{what}: {', '.join(names) or 'none'}" for what, names in said.items()) + "."
@@ -149,14 +138,11 @@ def tuning_of(row: Mapping[str, Any]) -> dict[float, float]:
     return dict(zip(rates, map(float, losses), strict=True))
 
 
-# Adding to a record.
-
-
 # The command.
 
 
 def about(studies: Sequence[Study]) -> str:
-    """What the page says of itself."""
+    """The note of the page."""
     runs = sum(len(study.runs) for study in studies)
     cached = runs - sum(study.trained for study in studies)
     parts = [
@@ -200,7 +186,7 @@ def make_task(name: str, args: argparse.Namespace) -> Task:
 
 
 def main() -> None:
-    """Trains what the arguments ask for and prints the comparison."""
+    """Trains the methods of the arguments and prints the comparison."""
     args = parse()
     tables, settings, studies = [], {}, []
     for name in args.only:

@@ -1,4 +1,5 @@
-"""What every client asserts: matrices are treated as meant, the loss falls, a restart continues."""
+"""The assertions of every client: matrices are treated as meant, the loss falls, a restart
+continues."""
 
 from __future__ import annotations
 

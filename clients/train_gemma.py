@@ -1,8 +1,8 @@
 """Flax's gemma example (NNX) on sentences made here, with its own pipeline, loop and checkpoints.
 
 Instead of downloading sentences, the pipeline reads arithmetic. Its checkpoints do not contain the
-place in the data, so a restart skips what was read. Its sampler of texts, which runs after the last
-step, fails with JAX 0.11 and 0.12 whatever the optimizer is, so no text is sampled.
+place in the data, so a restart skips the data that was read. Its sampler of texts, which runs after
+the last step, fails with JAX 0.11 and 0.12 whatever the optimizer is, so no text is sampled.
 """
 
 import functools

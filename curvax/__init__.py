@@ -99,6 +99,7 @@ from .transforms.linalg._polar import (
     polar_qdwh,
     polar_svd,
 )
+from .transforms.linalg._precision import products
 from .transforms.matrices._form import MatrixAxes
 from .transforms.matrices._matrix_rule import MatrixRule
 from .transforms.matrices._output_layer import find_output_layer
@@ -194,6 +195,7 @@ __all__ = [
     "power_iteration",
     "precondition",
     "precondition_diagonal",
+    "products",
     "published",
     "quantize_state",
     "quantized",

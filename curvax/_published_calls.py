@@ -28,7 +28,7 @@ class Run:
       steps: of the run; `None` if the paper counts epochs.
       schedule: from the peak and the steps to the schedule.
       task: batch and length of the run, in words.
-      open: what the paper does not say, and what stands here in its place.
+      open: values that the paper does not give, and our choices.
     """
 
     source: str
@@ -102,7 +102,7 @@ class Schedule:
 
 
 def adamw(rate: Any, **numbers: Any) -> optax.GradientTransformation:
-    """Without weight decay, if there is no number for it."""
+    """Without weight decay, if the paper has no number for it."""
     return optax.adamw(rate, **{"weight_decay": 0.0, **numbers})
 
 

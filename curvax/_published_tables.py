@@ -135,7 +135,7 @@ def _an() -> None:
     )
     decay = "Weight decay: 0 here; 0.1 in the authors' code."
     shape = {"refresh": 15}
-    # learning rate, share of the warm-up, numbers, what is open
+    # learning rate, share of the warm-up, numbers, open values
     nano = {
         "muon": (muon, 0.00349, 0.3, {"b1": 0.9881}, variant),
         "adamw": (make.adamw, 0.0045, 0.2, {"b1": 0.9332, "b2": 0.9528}, "Epsilon: 1e-8 here."),

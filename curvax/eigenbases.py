@@ -3,6 +3,6 @@
 The names "eigh", "qr" and "tracked" stand for these functions without arguments.
 """
 
-from .transforms.kronecker._basis import BasisMethod, eigh, qr, tracked
+from .transforms.kronecker._methods import BasisMethod, eigh, qr, tracked
 
 __all__ = ["BasisMethod", "eigh", "qr", "tracked"]

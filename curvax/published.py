@@ -1,7 +1,7 @@
 """The settings that papers publish: `RUNS`, and the optimizer of each.
 
 `RUNS["alice/llama-130M"].optimizer()` is Alice as Gong et al. trained LLaMA 130M with it. Each
-`Run` has the paper's numbers, where they stand, and what the paper leaves open
+`Run` has the paper's numbers, their places in the paper, and the values that the paper leaves open
 (docs/published.md).
 """
 

@@ -1,4 +1,4 @@
-"""What `train_lm.py` writes and shows: checkpoints, metrics, curves, the final table."""
+"""The output of `train_lm.py`: checkpoints, metrics, curves, the final table."""
 
 import argparse
 import json

@@ -4,10 +4,11 @@
 
 An ordinary step holds the gradients of all layers until the optimizer has run. With
 `curvax.layerwise` the backward pass updates each layer as soon as its gradient exists, so that the
-gradient of one layer is in memory; with RACS, which has next to no state, hardly anything but
-the weights remains. The script prints what XLA reserves for both steps, and trains with the second.
+gradient of one layer is in memory; with RACS, which has next to no state, hardly anything but the
+weights remains. The script prints the memory that XLA reserves for both steps, and trains with the
+second.
 
-The text is that of `train_lm.py`. docs/memory.md says what else saves memory.
+The text is that of `train_lm.py`. docs/memory.md has other ways to save memory.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_interval
+from ..transforms._validate import check_adam, check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
@@ -37,6 +37,7 @@ def scale_by_apollo(
     `apollo` documents the arguments.
     """
     check_interval("scale", scale, 0.0)
+    check_adam(b1, b2, eps)
     return optax.chain(
         in_subspace(
             optax.scale_by_adam(b1, b2, eps),

@@ -9,8 +9,9 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._momentum import momentum
-from ..transforms.kronecker._basis import BasisMethod
+from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.kronecker._precondition import precondition
+from ..transforms.linalg._precision import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -26,6 +27,7 @@ def scale_by_asgo(
     solver: str | BasisMethod = "eigh",
     variant: str = "practical",
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str | None = None,
     dtype: jax.typing.DTypeLike | None = None,
     limit: bool = False,
@@ -55,6 +57,7 @@ def scale_by_asgo(
         solver=solver,
         statistics="momentum" if variant == "from_momentum" else "gradient",
         storage=storage,
+        products=products,
         limit=limit,
     )
 
@@ -69,6 +72,7 @@ def asgo(
     solver: str | BasisMethod = "eigh",
     variant: str = "practical",
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str | None = None,
     dtype: jax.typing.DTypeLike | None = None,
     limit: bool = False,
@@ -97,9 +101,9 @@ def asgo(
       D_t = (V_t + \epsilon I)^{-1/2} M_t
 
     This is for `m ≤ n`. Otherwise the root is on the right and `V` averages :math:`G^\top G`. For
-    `m = n` the left side, the inputs, is the paper's "right": rows of its `W` are neurons. There is
-    no bias correction. Every parameter is a matrix: a
-    vector, bias or scale has one row and gets one adaptive number, as in AdaGrad-norm.
+    `m = n` the left side, the inputs, is the paper's "right": rows of its `W` are neurons. The
+    averages have no bias correction. Every parameter is a matrix: a vector, bias or scale has one
+    row and gets one adaptive number, as in AdaGrad-norm.
 
     With `refresh=1` the Frobenius norm of a direction is at most `C √min(m, n)`, where
     :math:`C = (1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1.2 by default. A root that is older than the
@@ -125,6 +129,7 @@ def asgo(
       variant: "practical" (Algorithm 2); "from_momentum" (Eq. 4: statistics of `M` instead of `G`);
         "theoretical" (Algorithm 1: sums, no momentum, left side, damping outside the root).
       storage: how factors and roots are stored; `dense()` by default.
+      products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "left", "right" or "smaller" (left if square); `None` is "left" for "theoretical",
         otherwise "smaller".
       dtype: dtype of the momentum; the parameters' if `None`.
@@ -163,6 +168,7 @@ def asgo(
             solver=solver,
             variant=variant,
             storage=storage,
+            products=products,
             side=side,
             dtype=dtype,
             limit=limit,

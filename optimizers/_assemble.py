@@ -1,4 +1,4 @@
-"""What all full optimizers share: routing, weight decay, learning rate, AdamW for non-matrices."""
+"""The shell of all full optimizers: routing, weight decay, learning rate, AdamW for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MeshAxis = str | Sequence[str] | None
 
 
 class _Full(optax.GradientTransformationExtraArgs):
-    """What `assemble` returns, so that it can tell a full optimizer from a direction."""
+    """The type of a full optimizer, by which `assemble` tells it from a direction."""
 
 
 def assemble(

@@ -10,7 +10,8 @@ import optax
 
 from ..transforms._validate import check_decay
 from ..transforms.directions._graft import Graft
-from ..transforms.kronecker._basis import BasisMethod
+from ..transforms.kronecker._methods import BasisMethod
+from ..transforms.linalg._precision import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._diagonal_residual import diagonal_residual
 from ..transforms.storage._storage import Storage
@@ -33,6 +34,7 @@ def scale_by_dr_shampoo(
     bias_correction: bool = False,
     warmup_steps: int = 0,
     storage: Storage | None = None,
+    products: str | Products | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `dr_shampoo` on batches of matrices `(..., m, n)`.
 
@@ -57,6 +59,7 @@ def scale_by_dr_shampoo(
         damping_mode="absolute",
         initial=0.0,
         storage=storage,
+        products=products,
     )
 
 
@@ -74,6 +77,7 @@ def dr_shampoo(
     stagger: bool = False,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -94,10 +98,11 @@ def dr_shampoo(
     .. math::
       \|Q^\top L Q - \mathrm{diag}(Q^\top L Q)\| > \tau\, \|Q^\top L Q\|
 
-    The paper's ε is absolute, and meant for factors far below 1: in float32 what is rooted is at
-    least `12 eps` (1e-6) times the largest eigenvalue. Where both factors have eigenvalues that are
-    rounding noise, this noise is kept out of the direction (`transforms/kronecker/_noise.py`), and
-    a step has four more products. Grafting bounds a direction's norm by Adam's.
+    The paper's ε is absolute, and meant for factors far below 1: in float32, roots raise
+    eigenvalues to at least `12 eps` (1e-6) times the largest one. Where both factors have
+    eigenvalues that are rounding noise, this noise is kept out of the direction
+    (`transforms/kronecker/_noise.py`), and a step has four more products. Grafting bounds a
+    direction's norm by Adam's.
 
     State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
     checks: as Shampoo. A check costs three products of the factor's order.
@@ -119,7 +124,7 @@ def dr_shampoo(
         check is a reduction.
       graft: "adam", "norm", `None`, or a value such as `grafts.adam(b1=0.9)`.
       stagger: whether to spread the checks of the factors over the period.
-      base, storage: see `shampoo`; `base=None` is plain descent.
+      base, storage, products: see `shampoo`; `base=None` is plain descent.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate; see `muon`. Must be 0 with a `base`,
@@ -153,6 +158,7 @@ def dr_shampoo(
             graft=graft,
             stagger=stagger,
             storage=storage,
+            products=products,
         ),
         learning_rate,
         base=base,

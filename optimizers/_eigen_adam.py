@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms.kronecker._basis import BasisMethod
+from ..transforms.kronecker._methods import BasisMethod
+from ..transforms.linalg._precision import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh
 from ..transforms.storage._storage import Storage
@@ -27,6 +28,7 @@ def scale_by_eigen_adam(
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str = "left",
 ) -> optax.GradientTransformation:
     """The direction of `eigen_adam` on batches of matrices `(..., m, n)`.
@@ -45,6 +47,7 @@ def scale_by_eigen_adam(
         limit=limit,
         refresh=refresh,
         storage=storage,
+        products=products,
         side=side,
     )
 
@@ -61,6 +64,7 @@ def eigen_adam(
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str = "left",
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -83,8 +87,9 @@ def eigen_adam(
       D = U \frac{U^\top M}{\sqrt v}
 
     `M` is the momentum with decay rate `b1`. The eigenvectors `U` of `Q` are computed at step 1 and
-    at `t mod refresh = 0`, and used from that step on. By default there is no bias correction and
-    nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see `moment_ratio`).
+    at `t mod refresh = 0`, and used from that step on. By default the moments have no bias
+    correction and nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see
+    `moment_ratio`).
 
     No direction has a root mean square above :math:`(1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1 by
     default (for :math:`b_1^2 < b_2`). While the basis stays, this is the bound of Adam's ratio. At
@@ -108,6 +113,7 @@ def eigen_adam(
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
       refresh: period or policy of the basis.
       storage: how factor and basis are stored; `dense()` by default.
+      products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
@@ -141,6 +147,7 @@ def eigen_adam(
         limit=limit,
         refresh=refresh,
         storage=storage,
+        products=products,
         side=side,
         matrices=matrices,
         weight_dimension_numbers=weight_dimension_numbers,

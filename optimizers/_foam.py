@@ -10,6 +10,7 @@ import optax
 
 from ..transforms._validate import check_decay
 from ..transforms.directions._graft import Graft
+from ..transforms.linalg._precision import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._foam import foam as foam_policy
 from ..transforms.storage._storage import Storage
@@ -31,6 +32,7 @@ def scale_by_foam(
     bias_correction: bool = False,
     warmup_steps: int = 0,
     storage: Storage | None = None,
+    products: str | Products | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `foam` on batches of matrices `(..., m, n)`.
 
@@ -50,6 +52,7 @@ def scale_by_foam(
         damping_mode="absolute",
         initial=0.0,
         storage=storage,
+        products=products,
     )
 
 
@@ -67,6 +70,7 @@ def foam(
     stagger: bool = False,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
@@ -90,10 +94,11 @@ def foam(
       h = \alpha\, \|(d+\epsilon)^{-1/2} (Q^\top L Q - \mathrm{diag}(d)) (d+\epsilon)^{-1/2}\| / p,
       \qquad \tilde\epsilon = \max(\epsilon_0, \epsilon h / \tau)
 
-    The paper's ε is absolute, and meant for factors far below 1: in float32 what is rooted is at
-    least `12 eps` (1e-6) times the largest eigenvalue. Where both factors have eigenvalues that are
-    rounding noise, this noise is kept out of the direction (`transforms/kronecker/_noise.py`), and
-    a step has four more products. Grafting bounds a direction's norm by Adam's.
+    The paper's ε is absolute, and meant for factors far below 1: in float32, roots raise
+    eigenvalues to at least `12 eps` (1e-6) times the largest one. Where both factors have
+    eigenvalues that are rounding noise, this noise is kept out of the direction
+    (`transforms/kronecker/_noise.py`), and a step has four more products. Grafting bounds a
+    direction's norm by Adam's.
 
     State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
     checks: as Shampoo. The state holds counters and the last `h` and ε of each factor (`state_of`).
@@ -115,7 +120,7 @@ def foam(
       root: p; the paper does not give it, its code uses 2.
       graft: "adam", "norm", `None`, or a value such as `grafts.adam(b1=0.9)`.
       stagger: whether to spread the checks of the factors over the period.
-      base, storage: see `shampoo`; `base=None` is plain descent.
+      base, storage, products: see `shampoo`; `base=None` is plain descent.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate; see `muon`. Must be 0 with a `base`,
@@ -148,6 +153,7 @@ def foam(
             graft=graft,
             stagger=stagger,
             storage=storage,
+            products=products,
         ),
         learning_rate,
         base=base,

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_choice
+from ..transforms._validate import check_choice, check_decay
 from ..transforms.directions._momentum import momentum
-from ..transforms.kronecker._basis import BasisMethod
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
+from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.kronecker._whitened import limit_of_eigenvalues
+from ..transforms.linalg._precision import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -28,6 +29,7 @@ def scale_by_kl_shampoo(
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str = "both",
 ) -> optax.GradientTransformation:
     """The direction of `kl_shampoo` on batches of matrices `(..., m, n)`.
@@ -35,6 +37,8 @@ def scale_by_kl_shampoo(
     `kl_shampoo` documents the arguments, except `skip_first`: whether the first direction is 0, as
     in the official code.
     """
+    check_decay("b1", b1)
+    check_decay("b2", b2)
     check_choice("side", side, ("both", "left", "right", "smaller"))
     policy = as_policy(refresh, offset=0, first=True)
     return in_eigenbasis(
@@ -47,6 +51,7 @@ def scale_by_kl_shampoo(
         divide=True,
         method=method,
         storage=storage,
+        products=products,
         skip_first=skip_first,
         limit=limit_of_eigenvalues(b1, b2, policy) if limit is None else limit,
     )
@@ -62,6 +67,7 @@ def kl_shampoo(
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str = "both",
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -112,6 +118,7 @@ def kl_shampoo(
         the bound above, but no limit with `refresh=1`.
       refresh: period or policy of the bases.
       storage: how factors and bases are stored; `dense()` by default.
+      products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
@@ -143,6 +150,7 @@ def kl_shampoo(
             limit=limit,
             refresh=refresh,
             storage=storage,
+            products=products,
             side=side,
         ),
         learning_rate,

@@ -64,8 +64,8 @@ def muon(
     r"""Muon: momentum, orthogonalized by Newton-Schulz iteration.
 
     Use it for the hidden matrices of transformers; it needs as much state as SGD with momentum.
-    Embeddings, norms and biases go to AdamW. Of the two convolutional networks of
-    `docs/choosing.md` it was ahead of AdamW on one and last on the other, level with Optax's.
+    Embeddings, norms and biases go to AdamW. It was ahead of AdamW on one of the two convolutional
+    networks of `docs/choosing.md`, and last on the other, level with Optax's.
 
     Start with a learning rate of 0.03, with 0.01 when fine-tuning and for convolutions, and with
     `b1=0.9`. Rates from 0.032 to 0.064 were best for language models of all sizes and lengths

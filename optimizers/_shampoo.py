@@ -12,8 +12,9 @@ import optax
 from ..transforms._validate import as_value, check_choice
 from ..transforms.directions._graft import GRAFTS, Graft
 from ..transforms.directions._momentum import momentum
-from ..transforms.kronecker._basis import BasisMethod
+from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.kronecker._precondition import precondition
+from ..transforms.linalg._precision import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -37,6 +38,7 @@ def scale_by_shampoo(
     bias_correction: bool = False,
     warmup_steps: int = 0,
     storage: Storage | None = None,
+    products: str | Products | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `shampoo` on batches of matrices `(..., m, n)`.
 
@@ -66,6 +68,7 @@ def scale_by_shampoo(
         statistics_every=statistics_every,
         warmup_steps=warmup_steps,
         storage=storage,
+        products=products,
         limit=grafted is not None and grafted.limits,
     )
     if grafted is None:
@@ -92,6 +95,7 @@ def shampoo(
     initial: jax.typing.ArrayLike | None = None,
     solver: str | BasisMethod = "eigh",
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str = "both",
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -104,7 +108,7 @@ def shampoo(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Shampoo: gradients preconditioned from both sides, grafted onto a base optimizer.
 
-    Use it when curvature matters and there is memory for two factors; `asgo` needs half the state.
+    Use it when curvature matters and you have memory for two factors; `asgo` needs half the state.
     Until the first refresh, at step 500 by default, it equals its base optimizer. The defaults are
     those of the 4-bit paper for small images, but for the `solver`: there it is "coupled_newton".
     The original Shampoo is `b2=None, damping_mode="floor", refresh=1, statistics_every=1,
@@ -154,6 +158,7 @@ def shampoo(
       solver: "eigh", "products", "coupled_newton" or "newton_schulz", see `inverse_root`; or
         "tracked", `eigenbases.tracked(rotations)`: from eigenbases that follow the statistics.
       storage: how factors and roots are stored; `dense()` by default.
+      products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
       matrices: see `muon`. Matrices are cut into blocks of at most 1200 rows and columns, each
         grafted separately; `MatrixRule(block_size=None)` does not cut.
@@ -194,6 +199,7 @@ def shampoo(
             solver=solver,
             side=side,
             storage=storage,
+            products=products,
         ),
         learning_rate,
         base=base,

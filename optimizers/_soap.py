@@ -9,9 +9,10 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._moment_ratio import moment_ratio
-from ..transforms.kronecker._basis import BasisMethod
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
+from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.kronecker._whitened import limit_of_moments
+from ..transforms.linalg._precision import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -32,6 +33,7 @@ def scale_by_soap(
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str = "both",
     max_order: int | None = None,
     dtype: jax.typing.DTypeLike | None = None,
@@ -53,6 +55,7 @@ def scale_by_soap(
         initial=initial,
         method=method,
         storage=storage,
+        products=products,
         skip_first=skip_first,
         limit=limit_of_moments(b1, b2, policy) if limit is None else limit,
     )
@@ -71,6 +74,7 @@ def soap(
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     side: str = "both",
     max_order: int | None = None,
     dtype: jax.typing.DTypeLike | None = None,
@@ -98,10 +102,10 @@ def soap(
       D = U_L \frac{U_L^\top M U_R}{\sqrt v} U_R^\top
 
     `M` is the momentum with decay rate `b1`. The eigenvectors `U` of `L` and `R` are computed at
-    step 1 and at `t mod refresh = 0`, and used from that step on. By default there is no bias
-    correction and nothing is added to the root; where `√v` is rounding noise, the ratio is 0 (see
-    `moment_ratio`). In float32 the first direction of a Gaussian 32 × 32 gradient is within 1 % of
-    the exact one; `skip_first` of `scale_by_soap` omits it.
+    step 1 and at `t mod refresh = 0`, and used from that step on. By default the moments have no
+    bias correction and nothing is added to the root; where `√v` is rounding noise, the ratio is 0
+    (see `moment_ratio`). In float32 the first direction of a Gaussian 32 × 32 gradient is within
+    1 % of the exact one; `skip_first` of `scale_by_soap` omits it.
 
     No direction has a root mean square above :math:`(1-b_1) / \sqrt{(1-b_2)(1-b_1^2/b_2)}`, 1 by
     default (for :math:`b_1^2 < b_2`). While a basis stays, this is the bound of Adam's ratio. At a
@@ -133,6 +137,7 @@ def soap(
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
       refresh: period or policy of the bases.
       storage: how factors and bases are stored; `dense()` by default.
+      products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
       max_order: sides of a larger order have no factor and are not rotated, as with
         `max_precond_dim` of the official code; `None` rotates all.
@@ -172,6 +177,7 @@ def soap(
             limit=limit,
             refresh=refresh,
             storage=storage,
+            products=products,
             side=side,
             max_order=max_order,
             dtype=dtype,

@@ -85,10 +85,10 @@ def sumo(
 ) -> optax.GradientTransformationExtraArgs:
     r"""SUMO: orthogonalized momentum in a low-rank subspace.
 
-    Use it to get Muon's directions with a fraction of its state and work. What lies outside of the
-    subspace is lost. At rank 8 of 128 it ended ahead of GaLore, LoRA and AdamW when a language
-    model learned to classify, as in its paper, and behind them when the model learned another kind
-    of text; from scratch, at half of the width, it was ahead of AdamW.
+    Use it to get Muon's directions with a fraction of its state and work. It drops the part of the
+    gradient outside of the subspace. At rank 8 of 128 it ended ahead of GaLore, LoRA and AdamW when
+    a language model learned to classify, as in its paper, and behind them when the model learned
+    another kind of text; from scratch, at half of the width, it was ahead of AdamW.
 
     Start with 8 times a tuned AdamW's learning rate, a rank of half the width and `b1=0.8`. On a
     language model it went further with `consistent_rms=0.2` at 4 times AdamW's rate

@@ -48,7 +48,7 @@ def swan(
 ) -> optax.GradientTransformationExtraArgs:
     r"""SWAN: normalized and whitened gradients, without any state.
 
-    Use it when there is no memory for state. It has no momentum and therefore suffers more from
+    Use it when you have no memory for state. It has no momentum and therefore suffers more from
     small batches than other methods.
 
     Start with 64 times a tuned AdamW's learning rate. With

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 
 from .helpers import ALL_CELLS
@@ -20,3 +23,12 @@ def in_turns(start: int, of: int = 3) -> pytest.MarkDecorator:
     With CURVAX_ALL_CELLS each optimizer runs all.
     """
     return pytest.mark.parametrize("row", ROWS if ALL_CELLS else ROWS[start::of])
+
+
+def in_turns_of(names: Iterable[str], start: int) -> list[Any]:
+    """Parameters `row` and `name`: each name with one optimizer, another for each."""
+    return [
+        pytest.param(*row.values, name, id=f"{row.id}-{name}", marks=row.marks)
+        for i, name in enumerate(names)
+        for row in (ROWS if ALL_CELLS else [ROWS[(start + 5 * i) % len(ROWS)]])
+    ]

@@ -15,9 +15,6 @@ from flax import nnx
 from tests.helpers import gradients_like, normal_like, program, run
 from tests.registry import Row
 
-MINIMA_RATES = {"shampoo": 3e-3, "apollo": 3e-3, "sumo": 3e-3, "dion": 0.02}
-"""Learning rates that find known minima; 0.1 for all others."""
-
 
 def small_tree(dtype: str = "float32") -> dict[str, dict[str, jax.Array]]:
     """Parameters for all that follows, in one shape and one stack so that little is compiled."""
@@ -58,7 +55,7 @@ def small_run(row: Row) -> tuple[list[Any], list[Any]]:
 def small_updates(row: Row, rates: Sequence[float]) -> list[Any]:
     """The updates of `small_run`, but at these learning rates instead of 0.1."""
     updates, states = small_run(row)
-    if row.blind_to != "norms":  # they are proportional to the rate
+    if not row.blind_to_norms:  # they are proportional to the rate
         scaled = zip(rates, updates, strict=False)
         return [jax.tree.map(lambda x, r=rate: x * (r / 0.1), u) for rate, u in scaled]
     params = small_tree()

@@ -24,7 +24,6 @@ import numpy as np
 
 import curvax
 from curvax import policies
-from curvax.transforms.state._entries import entries_of
 from tests.registry import ADAPTIVE, NAMED, REGISTRY, Row
 
 Masks = dict[str, np.ndarray]
@@ -211,29 +210,3 @@ def chosen_of(row: Row) -> Cell:
 
 
 CELLS = tuple(cell for row in REGISTRY for cell in cells_of(row))
-
-
-class Counter(NamedTuple):
-    """The place of the counters of a leaf's units in the state."""
-
-    name: str
-    leaf: int  # index among the leaves of the state
-    units: slice | None
-    column: int | None  # index in the leaf's last axis
-
-    def read(self, state: Any) -> np.ndarray:
-        """The counters, `(units,)`."""
-        x = np.asarray(jax.tree.leaves(state)[self.leaf])
-        x = x if self.column is None else x[..., self.column]
-        return x if self.units is None else x[self.units]
-
-
-def counters(optimizer: Any, params: Any) -> list[Counter]:
-    """All counters in fields named `skipped` of an optimizer's state."""
-    return [
-        Counter(name, i, units, column if entry.names else None)
-        for i, entry in enumerate(entries_of(optimizer, params))
-        for column, place in enumerate(entry.places)
-        if "skipped" in place.split("/")
-        for name, units in entry.owners
-    ]

@@ -30,7 +30,7 @@ def forms_of_tpus() -> Iterator[None]:
 
 
 def loops_of(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is traced from now on has the loops over matrices of a platform, "gpu" or "tpu"."""
+    """From now on, traces have the loops over matrices of a platform: "cpu", "gpu" or "tpu"."""
 
     def chosen(*args: Any, default: Callable[..., Any], **forms: Callable[..., Any]) -> Any:
         return forms.get(platform, default)(*args)

@@ -6,37 +6,37 @@
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`).
 - `kronecker`: Shampoo, ASGO, SOAP: inverse roots (`_precondition`, `_factor`), eigenbases
-  (`_eigenbasis`, `_basis`), the statistics of both (`_statistic`, `_whitened`).
+  (`_eigenbasis`, `_basis`, `_methods`), the statistics of both (`_statistic`, `_whitened`).
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, which matrices are due (`_due`).
 - `storage`: how many bits factors, roots and bases take, one form a file; the codec (`_codec`) and
-  what its codes stand for (`_code_books`).
+  the values of its codes (`_code_books`).
 - `weights`: parameters in bfloat16: random bits, or bits that the state keeps; in int8 (`_int8`).
 - `linalg`: decompositions, roots, products (`_products`), loops over matrices (`_loops`).
-- `distribute`: a stack over devices: who holds which matrix (`_shares`), how gradients get there
-  (`_meshes`), the work of one device (`_step`), its state (`_layout`).
+- `distribute`: a stack over devices: who holds which matrix (`_shares`), its way there and the work
+  of one device (`_step`), the state (`_layout`), shardings (`_meshes`).
 - `state`: summaries, checkpoints (`_portable`, `_format`), shardings, host memory (`_host`),
   quantized moments, injected hyperparameters, which parameter an array is of (`_traced`).
 - `layerwise`: updates during the backward pass, and which optimizers they suit (`_mixing`).
 
-Beside the rooms: guards against non-finite gradients and damaged states (`_guard`) and against
-spikes (`_spikes`), one array at a time, and what `init` knows of all of them (`_stacks`), sides
+Modules beside the rooms: guards against non-finite gradients and damaged states (`_guard`) and
+against spikes (`_spikes`), one array at a time and the plan of all arrays (`_stacks`), sides
 (`_side`), parameter paths (`_paths`), argument checks (`_validate`), others' states (`_own_state`),
-counters (`_counts`), tree maps (`_trees`), what `init` records (`_recording`). `test_house.py`
+counters (`_counts`), tree maps (`_trees`), the records of `init` (`_recording`). `test_house.py`
 lists the floors.
 
 The way of a gradient through `soap(storage=packed(), mesh=mesh)`:
 
-1. `_own_state`: checks the arguments, and widens the gradient to its parameter's dtype;
-2. `matrices/_routing`: biases go to AdamW (`optax.partition`), kernels on;
-3. `matrices/_view`: gathers the kernels of one shape into a stack `(N, m, n)`;
-4. `distribute/_distribute`: sends each matrix to its owner, and runs `_step` there;
-5. `matrices/_chunks`: a few matrices of a large stack at a time;
-6. `_guard`: a zero gradient for a matrix that is not finite;
-7. `kronecker/_eigenbasis`: the statistics (`_statistic`) and bases (`_basis`) that are due
+1. `matrices/_routing`: checks the arguments and widens the gradient to its parameter's dtype
+   (`_trees`); biases go to AdamW (`optax.partition`), kernels on;
+2. `matrices/_view`: gathers the kernels of one shape into a stack `(N, m, n)`;
+3. `distribute/_distribute`: sends each matrix to its owner, and runs `_step` there;
+4. `matrices/_chunks`: a few matrices of a large stack at a time;
+5. `_guard`: a zero gradient for a matrix that is not finite;
+6. `kronecker/_eigenbasis`: the statistics (`_statistic`) and bases (`_basis`) that are due
    (`refresh/_due`), stored by `storage/_packed`; the moments in these bases
    (`directions/_moment_ratio`) give the direction;
-8. `distribute/_distribute` sends the directions back, `matrices/_view` splits the stacks into
+7. `distribute/_distribute` sends the directions back, `matrices/_view` splits the stacks into
    updates, and Optax adds weight decay and learning rate.
 """

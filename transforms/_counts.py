@@ -20,7 +20,7 @@ MAX_COUNT = jnp.iinfo(jnp.int32).max
 
 
 class Counts(abc.ABC):
-    """What the classes of `counters` have; a state holds one in its field `counts`."""
+    """The methods of the classes of `counters`; a state holds one in its field `counts`."""
 
     names: ClassVar[tuple[str, ...]]  # of the counters
     value: jax.Array  # int32 (..., number of names)

@@ -1,15 +1,15 @@
 """Whether a state is an optimizer's own: its arrays compared with those that `init` would give.
 
-Also whether gradients and parameters are what `update` takes. `checks_arguments` compares only
-after `update` has failed, so it costs nothing in a step that works. (Comparing always would add 4
-to 15 % to the time of a trace.)
+It also checks gradients and parameters. `checks_arguments` compares only after `update` has failed,
+so it costs nothing in a step that works. (Comparing always would add 4 to 15 % to the time of a
+trace.)
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import optax
 from jax.core import Tracer
 
 from ._paths import named_leaves
-from ._trees import as_arrays, as_wide_as
+from ._trees import as_arrays
 from ._validate import shown
 
 _ADVICE = (
@@ -36,30 +36,35 @@ _CONTAINERS = (
 def checks_arguments(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optimizer`, for arguments as users give them; if it fails it says what is wrong with them.
+    """`optimizer`, for arguments as users give them; its errors name the wrong argument.
 
     Python floats become arrays. Gradients get the wider of their dtypes and their parameters'.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params: Any) -> Any:
-        return optimizer.init(as_arrays(params))
+        return optimizer.init(as_arrays(None, params)[1])
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         try:
-            updates, params = as_arrays(updates), as_arrays(params)
-            return optimizer.update(as_wide_as(params, updates), state, params, **extra_args)
+            params, updates = as_arrays(params, updates)
+            return optimizer.update(updates, state, params, **extra_args)
         except Exception as error:
-            message = _explanation(optimizer.init, state, updates, params, error)
-            if message is None:
-                raise
-            raise ValueError(message) from error
+            raise_explained(error, optimizer.init, state, updates, params)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def raise_explained(error: Exception, init: Any, state: Any, updates: Any, params: Any) -> NoReturn:
+    """Raises a ValueError that names the wrong argument of `update`, else `error`."""
+    message = _explanation(init, state, updates, params, error)
+    if message is None:
+        raise error
+    raise ValueError(message) from error
+
+
 def _explanation(init: Any, state: Any, updates: Any, params: Any, error: Exception) -> str | None:
-    """What is wrong with the arguments of `update`; `None` if nothing is, or it cannot be told."""
+    """The error in the arguments of `update`; `None` if there is none, or we cannot tell."""
     try:
         message = _other_arguments(updates, params, error)
         if message is not None:
@@ -107,7 +112,7 @@ def _in_order(sharding: Any) -> Any:
 
 
 def _other_arguments(updates: Any, params: Any, error: Exception) -> str | None:
-    """What is wrong with gradients and parameters, whatever the state is."""
+    """The error in gradients and parameters, for any state."""
     for argument, tree in (("gradients", updates), ("params", params)):
         if holds_state(tree):
             return (
@@ -195,7 +200,7 @@ def causes(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
 
 
 def _kind_of(x: Any, dtypes: bool = True) -> str:
-    """What an array, or a number in place of one, is; of anything else, the value."""
+    """Dtype and shape of an array, or of a number in its place; of anything else, the value."""
     is_number = isinstance(x, (bool, int, float))
     if isinstance(x, int) and abs(x) > jnp.iinfo(jnp.int32).max:
         return shown(x)

@@ -4,18 +4,30 @@ A leaf's path joins its keys by "/": `block_0/attention/query/kernel`. It leaves
 one array, under `.value` (NNX variables, Linen's `Partitioned`) or without a key (Haliax'
 `NamedArray`, Simply's `AnnotatedArray`). So a pattern written for Linen also matches NNX, and an
 `nnx.State` in either form.
+
+A kernel's treatment can depend on its bias, which goes to AdamW: inside the routing, its place is a
+hole. So the routing declares the shapes of the whole tree (`inside_of`), and the rule looks them up
+for the holes of the tree that it gets (`shapes_around`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, keystr
+
+_shapes: contextvars.ContextVar[Mapping[str, tuple[int, ...]]] = contextvars.ContextVar(
+    "whole",
+    default={},  # noqa: B039
+)
 
 
 class NamedLeaves(NamedTuple):
@@ -104,3 +116,38 @@ def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str])
 def is_placeholder(params: Any) -> bool:
     """Whether `params` is the leafless placeholder that `optax.tree.map_params` gives `init`."""
     return not jax.tree.leaves(params) and type(params).__name__ == "_ParamsPlaceholder"
+
+
+@contextlib.contextmanager
+def inside_of(tree: Any) -> Iterator[None]:
+    """Declares that the code inside works on parts of `tree`."""
+    token = _shapes.set(shapes_around(named_leaves(tree)))
+    try:
+        yield
+    finally:
+        _shapes.reset(token)
+
+
+def shapes_around(named: NamedLeaves) -> dict[str, tuple[int, ...]]:
+    """The shapes of the leaves of a tree and, where they are declared, of its holes."""
+    whole = _shapes.get()
+    known = {name: whole[name] for name in named.names if name in whole}
+    return known | {name: tuple(jnp.shape(x)) for name, x in named.present().items()}
+
+
+def remembered(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`f(tree)`, computed once for trees of the same paths, shapes and dtypes, among equal others.
+
+    `init` and every `update` ask the rule about the same parameters.
+    """
+    known: dict[Any, Any] = {}
+
+    def of(tree: Any) -> Any:
+        named = named_leaves(tree)
+        dtypes = tuple(None if is_hole(x) else jnp.result_type(x) for x in named.leaves)
+        key = named.treedef, dtypes, tuple(shapes_around(named).items())
+        if key not in known:
+            known[key] = f(tree)
+        return known[key]
+
+    return of

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-_records: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar("records", default=None)
+REPEATED = object()
+
+_records: contextvars.ContextVar[Any] = contextvars.ContextVar("records", default=None)
 
 
 class Meaning(NamedTuple):
-    """What arrays of a state mean where names, shapes and dtypes do not tell, for checkpoints."""
+    """The meaning of arrays whose names, shapes and dtypes do not tell it, for checkpoints."""
 
     text: str
 
@@ -35,7 +37,7 @@ class RankRecord(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What most of a direction's work is: "products", which devices can share, or anything else."""
+    """The kind of a direction's work: "products", which devices can share, or anything else."""
 
     kind: str
 
@@ -51,37 +53,46 @@ def instead(taken: int, asked: int) -> str:
 
 
 class Key(str):
-    """A key of a dict in a state, which says in `init` what its entry is, for `recording`.
+    """A key of a dict in a state, which describes its entry in `init`, for `recording`.
 
     The structure of a state keeps it, so the tools that trace `init` read it from there.
     """
 
-    about: Any = None  # a `Group` of the matrix view
-    division: Any = None  # a `Division` of `distribute`
+    about: Any  # a `Group` of the matrix view
+    division: Any  # a `Division` of `distribute`
 
-
-def known(keys: Iterable[str]) -> list[Key]:
-    """These keys as `Key`s."""
-    return [key if isinstance(key, Key) else Key(key) for key in keys]
+    def __new__(cls, key: str, about: Any = None, division: Any = None) -> Key:
+        """A key that says these things."""
+        new = super().__new__(cls, key)
+        new.about, new.division = about, division
+        return new
 
 
 def is_recording() -> bool:
     """Whether somebody listens."""
-    return _records.get() is not None
+    return isinstance(_records.get(), list)
 
 
 def record(event: Any) -> None:
     """Passes `event` to the enclosing `recording`, if any."""
     events = _records.get()
-    if events is not None:
+    if isinstance(events, list):
         events.append(event)
 
 
+def is_repeated() -> bool:
+    """Whether `init` runs in `repeated`."""
+    return _records.get() is REPEATED
+
+
 @contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
-    """Keeps what is traced inside from whoever listens: it is traced for its shapes alone."""
-    with recording():
+def repeated() -> Iterator[None]:
+    """Runs `init` again, for its shapes or values alone: it records and checks nothing."""
+    token = _records.set(REPEATED)
+    try:
         yield
+    finally:
+        _records.reset(token)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 import optax
 
-from ._recording import Work, record
+from ._recording import Work, is_repeated, record
 from ._trees import map_unzip
 from ._validate import check_matrices
 
@@ -100,9 +100,10 @@ def each_array(
         return init_each(init, params)
 
     def update_all(updates: Any, state: Any, params: Any = None):
-        if params is None:
-            return map_unzip(2, update, updates, state)
-        return map_unzip(2, update, updates, state, params)
+        given = (state,) if params is None else (state, params)
+        if jax.tree_util.all_leaves([updates]):
+            return update(updates, *given)
+        return map_unzip(2, update, updates, *given)
 
     return optax.GradientTransformation(init_all, update_all)
 
@@ -173,14 +174,13 @@ def check_directions(
       inner: a transformation of a tree, or of an array.
       like: gradients, or their shapes.
       state: the state of `inner`.
-      params: what `inner` gets as parameters.
+      params: the parameters for `inner`.
 
     Raises:
       ValueError: naming the first direction of another shape, and both shapes.
     """
-    plan = _plan.get()
-    if jax.tree_util.all_leaves([like]) and (plan is None or plan.key is None):
-        return  # `init` within an update, where a matrix starts anew
+    if is_repeated():
+        return
     given = (like, state, params)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):

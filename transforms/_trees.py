@@ -25,11 +25,6 @@ def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest:
     return tuple(treedef.unflatten([result[i] for result in results]) for i in range(outputs))
 
 
-def as_arrays(tree: Any) -> Any:
-    """`tree` with an array without axes in place of each Python float."""
-    return jax.tree.map(lambda x: jnp.asarray(x, float) if isinstance(x, float) else x, tree)
-
-
 def where_entries(which: jax.Array, new: Any, old: Any) -> Any:
     """`new`, but `old` for the batch entries for which `which (...)` is false."""
     wide = lambda x: which.reshape(*which.shape, *[1] * (x.ndim - which.ndim))  # noqa: E731
@@ -54,17 +49,21 @@ def widened(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), tree)
 
 
-def as_wide_as(params: Any, updates: Any) -> Any:
-    """Gradients in the wider of their own dtypes and their parameters', if there are any.
+def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
+    """Parameters and gradients, as arrays where they are Python floats.
 
-    A gradient in bfloat16 has 8 bits; an update of parameters in float32 needs 24.
+    Gradients get the wider of their dtypes and their parameters', if there are any: a gradient in
+    bfloat16 has 8 bits; an update of parameters in float32 needs 24.
 
     Raises:
       ValueError: naming the parameter, if a dtype is not real and floating, or if a gradient has
         another shape than its parameter.
     """
+    params, updates = jax.tree.map(
+        lambda x: jnp.asarray(x, float) if isinstance(x, float) else x, (params, updates)
+    )
     if params is None:
-        return updates
+        return params, updates
     named, given = named_leaves(updates), named_leaves(params).present()
     for name, p in given.items():
         check_real(name, p)
@@ -74,7 +73,7 @@ def as_wide_as(params: Any, updates: Any) -> Any:
         if name in given:
             check_same_shape(name, x, given[name])
             wide[name] = x.astype(jnp.promote_types(x.dtype, jnp.result_type(given[name])))
-    return named.rebuild(wide)
+    return params, named.rebuild(wide)
 
 
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:

@@ -1,7 +1,7 @@
 """Argument checks shared by all factories, and the base of options that have options.
 
-Each raises a `ValueError` that names the argument, its value and what is allowed. Real numbers that
-are tracers are not checked: `inject_hyperparams` calls factories with them.
+Each raises a `ValueError` that names the argument, its value and the allowed values. Real numbers
+that are tracers are not checked: `inject_hyperparams` calls factories with them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-_NAMES = ("policies", "subspaces", "polar", "grafts", "eigenbases")
-MODULES = ("curvax", *(f"curvax.{name}" for name in _NAMES))
+_OF_VALUES = ("policies", "subspaces", "polar", "grafts", "eigenbases")
+MODULES = ("curvax", *(f"curvax.{name}" for name in _OF_VALUES))
 """Where functions of curvax are found that give a value for an argument."""
 
 MAX_INTEGER = 2**31 - 1
@@ -107,6 +107,13 @@ def check_decay(name: str, value: Any) -> None:
     check_interval(name, value, 0.0, 1.0)
 
 
+def check_adam(b1: Any, b2: Any, eps: Any) -> None:
+    """Requires Adam's decay rates and its ε, which Optax does not check."""
+    check_decay("b1", b1)
+    check_decay("b2", b2)
+    check_interval("eps", eps, 0.0)
+
+
 def check_positive_int(name: str, value: Any, *, traced: bool = False) -> None:
     """Requires an integer of at least 1; a bool is not accepted."""
     check_integer(name, value, 1, traced=traced)
@@ -133,7 +140,7 @@ def check_integer(
 
 
 def check_seed(value: Any) -> None:
-    """Requires `seed` to be what JAX makes a random key from."""
+    """Requires a `seed` from which JAX makes a random key."""
     check_integer("seed", value, 0, 2**63 - 1)
 
 
@@ -170,7 +177,7 @@ def check_value(name: str, value: Any, kind: type, examples: str) -> None:
 
 
 def as_value(name: str, value: Any, kind: type, example: str, names: Mapping[Any, Any]) -> Any:
-    """`value`, or what it stands for in `names`, where `None` may be a name too."""
+    """`value`, or the value of this name in `names`, where `None` may be a name too."""
     if (value is None or isinstance(value, str)) and value in names:
         return names[value]
     choices = ", ".join(map(repr, names))

@@ -18,6 +18,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import optax
+
 import curvax
 
 from .. import _record
@@ -42,23 +44,23 @@ def parse() -> argparse.Namespace:
     add("--most", type=int, help="runs after which to stop")
     add("--workers", type=int, default=1, help="processes that train (%(default)s)")
     add("--method", choices=tuple(METHODS), default="adamw", help="of `try` (%(default)s)")
-    add("--values", default="{}", help="of `try`: numbers, and values of `curvax`, by name")
+    add("--values", default="{}", help="of `try`: numbers and values, by name")
     add("--seed", type=int, default=TUNING_SEED, help="of `try` (%(default)s)")
     return parser.parse_args()
 
 
 def tried(suite: str, method: str, values: str, seed: int, runs: Runs) -> str:
-    """What a run at the best point of a method gives, with some values changed."""
+    """The result of a run at the best point of a method, with some values changed."""
     best = best_in(suite, method, runs)
     if best is None:
         raise SystemExit(f"the tuning of {method} in {suite} has not ended")
-    point = {**best, **eval(values, {"curvax": curvax})}
+    point = {**best, **eval(values, {"curvax": curvax, "optax": optax})}
     line = Runner().line(Request(suite, method, point, seed), lambda done, steps: None)
     return f"{line['loss']:.4f} with {point}, seed {seed}"
 
 
 def main() -> None:
-    """Does what the arguments ask for."""
+    """Runs the command of the arguments."""
     args = parse()
     suites = [SUITES[name] for name in args.suites or SUITES]
     if args.action == "run":

@@ -1,4 +1,4 @@
-"""What a suite says: differences to AdamW seed by seed, and speed-ups on AdamW's own curve."""
+"""The results of a suite: differences to AdamW by seed, and speed-ups on AdamW's own curve."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 
 
 class Difference(NamedTuple):
-    """Of paired losses; negative is better."""
+    """The difference of paired losses; negative is better."""
 
     mean: float
     low: float  # ends of the confidence interval
@@ -31,7 +31,7 @@ class Difference(NamedTuple):
 
 
 def difference(losses: Sequence[float], others: Sequence[float]) -> Difference:
-    """Of two methods with the same seeds; infinite and above if one of the first diverged."""
+    """The difference of two methods with the same seeds; infinite if one of the first diverged."""
     d = np.subtract(losses, others)
     if not np.isfinite(d).all():
         return Difference(math.inf, math.inf, math.inf, math.nan)
@@ -101,9 +101,14 @@ class Result(NamedTuple):
         return [loss_of(line) for line in self.finals]
 
     @property
+    def seconds(self) -> np.ndarray:
+        """Processor time of stretches, `(seeds, stretches)`, as on the machine of the others."""
+        return np.array([np.multiply(x["cpu_seconds"], x.get("clock", 1)) for x in self.finals])
+
+    @property
     def milliseconds(self) -> float:
         """Processor time of a step, the median of the seeds."""
-        return float(np.median([1e3 * sum(x["cpu_seconds"]) / x["steps"][-1] for x in self.finals]))
+        return 1e3 * float(np.median(self.seconds.sum(1))) / self.finals[0]["steps"][-1]
 
 
 def results(suite: Suite, runs: Runs) -> dict[str, Result]:

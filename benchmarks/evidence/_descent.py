@@ -6,7 +6,7 @@ step up its ladder, and goes on in that direction as long as the loss falls; if 
 not help, it tries the other direction. After a round in which nothing moved, the ladders of rates
 get finer by a square root. The descent never ends by itself: the budget ends it, and it is the same
 for every method. A point that was tried before costs nothing. The last runs may be kept for the
-rate of what is not a matrix, which comes late in the descent and matters.
+rate of the other parameters, which comes late in the descent and matters.
 
 Nothing is remembered but losses: the next point follows from the points that have one, so that a
 sweep goes on where it was stopped, by whatever means.
@@ -90,8 +90,8 @@ def tried(
     """The points of the descent that have a loss, and the next one; `None` if the budget is spent.
 
     Args:
-      coordinates: what is varied, in this order.
-      start: a value for each coordinate, and for what else the method takes.
+      coordinates: the varied numbers, in this order.
+      start: a value for each coordinate, and for the method's other arguments.
       known: a point's loss, `None` if it has not run; infinite where it diverged.
       budget: distinct points to try.
       scan: multiples of the starting rate that are tried before the descent.

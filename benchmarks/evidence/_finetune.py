@@ -65,7 +65,7 @@ def base(sizes: Mapping[str, int], steps: int = STEPS) -> Any:
 
 
 def digest(params: Any) -> str:
-    """Of parameters; the same base on another machine may differ by rounding."""
+    """The digest of parameters; the same base on another machine may differ by rounding."""
     hashed = hashlib.sha256()
     for leaf in jax.tree.leaves(params):
         hashed.update(np.asarray(leaf).tobytes())

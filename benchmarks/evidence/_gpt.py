@@ -48,7 +48,7 @@ class Block(nnx.Module):
     """Attention and a perceptron, each on a residual branch."""
 
     def __init__(self, width: int, heads: int, depth: int, rngs: nnx.Rngs):
-        """Of a model with `depth` blocks."""
+        """One block of a model with `depth` blocks."""
         last = nnx.initializers.normal(0.02 / (2 * depth) ** 0.5)
         self.norm1 = nnx.LayerNorm(width, use_bias=False, rngs=rngs)
         self.attention = Attention(width, heads, last, rngs)
@@ -75,7 +75,7 @@ class GPT(nnx.Module):
         self.norm = nnx.LayerNorm(width, use_bias=False, rngs=rngs)
 
     def features(self, tokens: jax.Array) -> jax.Array:
-        """`(batch, context)` to `(batch · context, width)`: what the output layer sees."""
+        """`(batch, context)` to `(batch · context, width)`: the input of the output layer."""
         batch, context = tokens.shape
         x = self.tokens(tokens) + self.positions(jnp.arange(context))
         x = x.reshape(batch * context, -1)

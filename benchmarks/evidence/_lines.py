@@ -10,7 +10,7 @@ from typing import Any
 from .. import _lines
 
 IDENTITY = ("suite", "method", "values", "seed")
-"""What tells one run from another; a second line with the same is a duplicate."""
+"""The identity of a run; a second line with the same one is a duplicate."""
 
 
 def key_of(line: Mapping[str, Any]) -> str:
@@ -31,7 +31,7 @@ class Lines:
     """The files of a folder, for one process at a time."""
 
     def __init__(self, folder: Path):
-        """Reads what is there."""
+        """Reads the lines that are there."""
         self.folder, self.runs = folder, read(folder)
 
     def append(self, line: Mapping[str, Any]) -> None:

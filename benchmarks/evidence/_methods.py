@@ -1,4 +1,4 @@
-"""Every method with its numbers: where tuning starts, what it varies, and the optimizer.
+"""Every method with its numbers: the start of tuning, the varied numbers, and the optimizer.
 
 All methods have these numbers, besides their own:
 
@@ -24,6 +24,7 @@ import jax
 import optax
 
 import curvax
+from curvax._published_calls import PRINTED
 
 from ._descent import Coordinate, Point
 
@@ -54,7 +55,7 @@ class Tuned:
         return (Coordinate("rate"), *own, DECAY, *adam)
 
     def start(self, adamw: Mapping[str, Any] | None) -> Point:
-        """The first point; of AdamW's best it takes what the other parameters need."""
+        """The first point; it takes the numbers of the other parameters from AdamW's best."""
         point: Point = {"rate": self.rate, "decay": START_DECAY}
         point |= {name: value for name, (value, _) in self.own.items()}
         if adamw is not None:
@@ -112,6 +113,7 @@ ADAMW = ALL[0].own
 RMS = {f"{name}_rms": name for name in ("muon", "osgdm", "swan", "sumo")}
 """With directions of AdamW's root mean square, so that AdamW's learning rate carries over."""
 FORMS = (  # of others, in suites of their own
+    Tuned("stale_shampoo", 0.064, {**B1_95, "b2": (0.995, SECOND)}, of="shampoo"),
     Tuned("lora_8", 0.016, ADAMW, adapters=8),
     Tuned("lora_16", 0.016, ADAMW, adapters=16),
     *(Tuned(name, 0.008, SHAMPOO, of="shampoo") for name in STORAGES),
@@ -138,7 +140,7 @@ def is_static(value: Any) -> bool:
 
 
 def split(point: Point) -> tuple[Point, Point]:
-    """What the program has for good, and the arguments of its step."""
+    """The constants of the program, and the arguments of its step."""
     static = {name: value for name, value in point.items() if is_static(value)}
     return static, {name: value for name, value in point.items() if name not in static}
 
@@ -208,7 +210,9 @@ def optimizer(
         own["method"] = curvax.polar.newton_schulz(norm="gram", eps=0.0)
     if name == "asgo":  # by default every parameter is a matrix, embeddings and scales too
         own["matrices"] = "all" if own.pop("everything") else None
-    if name in ("foam", "dr_shampoo"):  # their momentum is that of the grafted Adam
+    if name == "stale_shampoo":  # FOAM's opponent: as printed, at FOAM's period, ε0 and length
+        own |= {"refresh": curvax.every(20, offset=1), "eps": 1e-9, "base": None, **PRINTED}
+    if name in ("foam", "stale_shampoo", "dr_shampoo"):  # the momentum is the grafted Adam's
         own["graft"] = curvax.grafts.adam(own.pop("b1"))
     if name == "alice":
         leading = max(1, static["rank"] * 40 // 128)  # the paper's share, at 60M

@@ -65,12 +65,12 @@ def factorization(steps: int) -> Task:
 
 
 def solution(point: jax.Array) -> jax.Array:
-    """What the network has to find."""
+    """The function that the network has to find."""
     return jnp.sin(WAVES[0] * jnp.pi * point[0]) * jnp.sin(WAVES[1] * jnp.pi * point[1])
 
 
 def network(params: Any, point: jax.Array) -> jax.Array:
-    """A perceptron times what is zero on the boundary."""
+    """A perceptron times a function that is zero on the boundary."""
     x = point
     for name in sorted(params):
         x = x @ params[name]["kernel"] + params[name]["bias"]
@@ -80,7 +80,7 @@ def network(params: Any, point: jax.Array) -> jax.Array:
 
 
 def laplacian(params: Any, point: jax.Array) -> jax.Array:
-    """Of the network."""
+    """The Laplacian of the network."""
     return jnp.trace(jax.hessian(network, argnums=1)(params, point))
 
 

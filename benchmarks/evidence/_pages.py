@@ -120,7 +120,8 @@ def ladders(suites: Sequence[Suite], runs: Runs) -> _record.Table | None:
 def side_by_side(
     title: str, note: str, told: Mapping[str, Mapping[str, str]]
 ) -> _record.Table | None:
-    """What suites tell of the methods but AdamW, a column each; `None` if they tell nothing."""
+    """The results of suites for all methods but AdamW, a column each; `None` if they tell
+    nothing."""
     rows: dict[str, dict[str, Any]] = {}
     columns = {"method": ("method", "")}
     for suite, cells in told.items():
@@ -171,7 +172,7 @@ def draw(
     for name, x in ended.items():
         color, style = look[name]
         losses = np.array([line["losses"] for line in x.finals], float)
-        times = np.cumsum(np.median([line["cpu_seconds"] for line in x.finals], axis=0))
+        times = np.cumsum(np.median(x.seconds, axis=0))
         width = 2.5 if name == "adamw" else 1.2
         for axis, place_of in ((steps, x.finals[0]["steps"]), (seconds, times)):
             axis.plot(place_of, losses.mean(0), style, color=color, lw=width, label=name)

@@ -1,7 +1,7 @@
-"""What runs next, which follows from the lines alone.
+"""The next run, which follows from the lines alone.
 
-Of every suite AdamW is tuned first, because the other methods give it what is not a matrix. Then
-all others take turns, so that they have had equally many runs at any moment. When all budgets are
+Every suite tunes AdamW first, because the other methods give it all other parameters. Then all
+others take turns, so that they have had equally many runs at any moment. When all budgets are
 spent, every method runs with the seeds, seed by seed.
 """
 
@@ -35,19 +35,19 @@ class Request(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """Of a method in a suite."""
+    """The tuning of a method in a suite."""
 
     found: list[tuple[Point, float]]  # points and losses, in the order of the descent
     next: Point | None  # None if the budget is spent
 
     @property
     def best(self) -> Point | None:
-        """What the seeds run with, once the budget is spent."""
+        """The point at which the seeds run, once the budget is spent."""
         return best_of(self.found) if self.next is None else None
 
 
 def loss_of(line: Mapping[str, Any]) -> float:
-    """Of a run at its end: infinite where it diverged."""
+    """The loss of a run at its end: infinite where it diverged."""
     return math.inf if line["loss"] is None else line["loss"]
 
 
@@ -72,14 +72,14 @@ def free_start_of(suite: Suite, method: str, runs: Runs) -> Point | None:
     )
     if adamw is None or there is None or point is None:
         return None
-    # What is not a matrix follows AdamW's rate for it from one suite to the next.
+    # The other parameters follow AdamW's rate for them from one suite to the next.
     ratio = others_rate(adamw) / others_rate(there)
     point = point | {"adam_rate": rounded(point["adam_rate"] * ratio)}
     return point | ({"rate": adamw["rate"]} if suite.carried else {})
 
 
 def others_rate(adamw: Point) -> float:
-    """AdamW's learning rate for what is not a matrix."""
+    """AdamW's learning rate for parameters that are not matrices."""
     return adamw.get("adam_rate", adamw["rate"])
 
 
@@ -90,7 +90,7 @@ def best_in(suite: str, method: str, runs: Runs) -> Point | None:
 
 
 def coordinates_of(suite: Suite, method: str) -> tuple[Coordinate, ...]:
-    """What is varied."""
+    """The varied numbers."""
     return tuple(
         x
         for x in METHODS[method].coordinates
@@ -161,7 +161,7 @@ def count(suite: Suite, runs: Runs) -> int:
 
 
 def status(suites: Iterable[Suite], runs: Runs) -> str:
-    """What is there and what is left, in runs and in hours of one thread."""
+    """The finished and the remaining work, in runs and in hours of one thread."""
     rows = []
     for suite in suites:
         there = count(suite, runs)

@@ -22,6 +22,7 @@ from ._others import equation, factorization
 from ._vision import vision
 
 MAIN = tuple(method.name for method in ALL)
+OPPONENT = (*MAIN, "stale_shampoo")  # of FOAM in its paper
 LOW_RANK = ("galore", "fira", "alice", "apollo", "sumo")
 SEEDS = (1, 2, 3, 4, 5)
 TUNING_SEED = 0
@@ -51,7 +52,7 @@ class Suite:
 
     @property
     def runs(self) -> int:
-        """Of all methods, with all seeds."""
+        """The runs of all methods, with all seeds."""
         return len(self.methods) * (self.budget + len(self.seeds))
 
     def task(self, method: str, task: Task) -> Task:
@@ -111,13 +112,16 @@ def relative(
 
 
 DECLARED = (
-    recipe("recipe", 250, budget=18, last=3, scan=SCAN, sizes={"evaluations": 10}),
+    recipe(
+        "recipe", 250, budget=18, last=3, scan=SCAN, sizes={"evaluations": 10}, methods=OPPONENT
+    ),
     relative("factorization", factorization, rank=4, budget=15),
     Suite(
         name="vision-2000",
         make=vision,
         steps=2000,
         budget=13,
+        methods=OPPONENT,
         last=2,
         scan=SCAN,
         unit="nats per signal",

@@ -1,4 +1,4 @@
-"""Running what the plan asks for, in this process or in several."""
+"""Running the plan, in this process or in several."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_PROGRAMS = 48  # about 50 MB each
 
 
 def digest_of_code() -> str:
-    """Of the sources that decide numbers, written into every line."""
+    """A digest of the sources that decide numbers, written into every line."""
     package = Path(curvax.__file__).parent
     paths = sorted(package.glob("*.py"))
     for folder in (package / "optimizers", package / "transforms", Path(__file__).parent):
@@ -45,7 +45,7 @@ def digest_of_code() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of what numbers depend on."""
+    """The versions on which numbers depend."""
     found = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}
     return {"python": platform.python_version(), **found}
 
@@ -118,7 +118,7 @@ class Runner:
 
 
 def sweep(suites: Iterable[Suite], lines: Lines, limit: int | None = None, workers: int = 1) -> int:
-    """Runs what is missing, suite after suite; returns how many runs it made.
+    """Makes the missing runs, suite after suite; returns their number.
 
     Args:
       suites: in their order.
@@ -198,7 +198,7 @@ class Crew:
         """Processes start with their first run."""
 
     def __exit__(self, *_: object) -> None:
-        """Ends the processes, and drops what did not begin."""
+        """Ends the processes, and drops the runs that did not begin."""
         for pool in self.pools:
             pool.shutdown(wait=False, cancel_futures=True)
 

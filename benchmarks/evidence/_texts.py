@@ -1,10 +1,10 @@
 """Real text that every Python interpreter ships, as bytes; nothing is fetched.
 
 `prose` is English about Python: the language reference (`pydoc_data.topics`) and the docstrings of
-the standard library. `code` is the library's sources without those docstrings. Neither has the test
-suite, installed packages, or generated tables (`encodings`, `lib2to3`, `pydoc_data` as code). Files
-come in the order of their names, cut into pieces that a fixed permutation shuffles, so that the
-held-out tenth is text of the same kind and not the modules at the end of the alphabet.
+the standard library. `code` is the library's sources without those docstrings. Both leave out the
+test suite, installed packages, and generated tables (`encodings`, `lib2to3`, `pydoc_data` as code).
+Files come in the order of their names, cut into pieces that a fixed permutation shuffles, so that
+the held-out tenth is text of the same kind and not the modules at the end of the alphabet.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HELD_OUT = 10  # one piece of so many
 
 
 class Text(NamedTuple):
-    """What is learned from and what is held out."""
+    """The text to learn from and the text that is held out."""
 
     train: np.ndarray  # uint8
     validation: np.ndarray

@@ -1,4 +1,4 @@
-"""What the site adds to MkDocs: its pages, links between them, formulas.
+"""The site's additions to MkDocs: its pages, links between them, formulas.
 
 Pages keep the paths that they have in the repository, so that links work here and there. Besides
 the Markdown files, there is a page per method (`methods`), the reference (`public_names`), the

@@ -211,7 +211,7 @@ def _readings(name: str) -> str:
 
 
 def _formulas_of_all() -> dict[str, list[str]]:
-    """What the table of `docs/methods.md` says of each method."""
+    """Each method's row in the table of `docs/methods.md`."""
     text = (ROOT / "docs/methods.md").read_text()
     text = text.split("<!-- typed: formulas -->")[1].split("<!-- end")[0]
     rows = [re.split(r" *\| *", line)[1:-1] for line in text.strip().splitlines()]

@@ -2,8 +2,8 @@
 
 `# %% [markdown]` starts a cell of text, in comments. Each script becomes a notebook, which runs in
 a process of its own, and a page with its output. It runs again when the script or the library has
-changed (`runs/notebooks` keeps what it gave). With CURVAX_NOTEBOOKS=0 none runs, which is quicker
-for writing pages.
+changed (`runs/notebooks` keeps its output). With CURVAX_NOTEBOOKS=0 none runs, which is quicker for
+writing pages.
 
     python docs/site/notebooks.py docs/notebooks/sharding.py   # runs one, and prints its page
 """

@@ -60,8 +60,8 @@ GROUPS = {
     ),
     "linalg": (
         "Linear algebra",
-        "Functions of arrays `(..., m, n)`.",
-        "inverse_root power_iteration newton_schulz polar_svd polar_qdwh "
+        "Functions of arrays `(..., m, n)`, and the precision of products, for `products=`.",
+        "products inverse_root power_iteration newton_schulz polar_svd polar_qdwh "
         "NEWTON_SCHULZ_COEFFICIENTS",
     ),
 }

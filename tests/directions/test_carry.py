@@ -1,5 +1,6 @@
 """What moments do when a basis changes: the rules, and which arrays are moments."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -28,8 +29,7 @@ def test_carry_rules_are_their_formulas():
 
 @pytest.mark.parametrize(("carry", "name"), [("rotate", "tall"), ("reset", "wide")])
 def test_moments_follow_a_change_of_basis(carry, name):
-    inner = optax.scale_by_adam(0.9, 0.99)
-    rule = getattr(subspaces, carry)()
+    inner, rule = optax.scale_by_adam(0.9, 0.99), getattr(subspaces, carry)()
     direction = curvax.in_subspace(
         inner, RANK, basis=subspaces.svd(), refresh=curvax.every(4), carry=rule
     )
@@ -50,21 +50,14 @@ def test_moments_follow_a_change_of_basis(carry, name):
 
 
 def test_a_state_of_unknown_fields_cannot_be_carried():
-    class State(dict):
-        pass
-
-    def init(params):
-        return {"memory": params}
-
-    inner = optax.GradientTransformation(init, lambda u, s, p=None: (u, s))
+    inner = optax.GradientTransformation(lambda x: {"memory": x}, lambda u, s, p=None: (u, s))
+    in_two = functools.partial(
+        curvax.in_subspace, inner, 2, basis=subspaces.svd(), refresh=curvax.every(2)
+    )
     for carry in (subspaces.rotate(), subspaces.reset()):
-        direction = curvax.in_subspace(
-            inner, 2, basis=subspaces.svd(), refresh=curvax.every(2), carry=carry
-        )
         with pytest.raises(ValueError, match="can follow a change of basis"):
-            direction.init(jnp.zeros((4, 6)))
-    kept = curvax.in_subspace(inner, 2, basis=subspaces.svd(), refresh=curvax.every(2))
-    kept.init(jnp.zeros((4, 6)))
+            in_two(carry=carry).init(jnp.zeros((4, 6)))
+    in_two().init(jnp.zeros((4, 6)))
 
 
 class Declared(NamedTuple):
@@ -122,9 +115,6 @@ def test_states_that_cannot_be_rotated_are_rejected(inner, field):
     message = f"field '{field}' holds more than one number per"
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(curvax.in_eigenbasis(inner, refresh=curvax.every(2)).init, like)
-    carry = curvax.subspaces.rotate()
+    given = {"basis": subspaces.svd(), "refresh": curvax.every(2), "carry": subspaces.rotate()}
     with pytest.raises(ValueError, match=message):
-        wrapped = curvax.in_subspace(
-            inner, 3, basis=curvax.subspaces.svd(), refresh=curvax.every(2), carry=carry
-        )
-        jax.eval_shape(wrapped.init, like)
+        jax.eval_shape(curvax.in_subspace(inner, 3, **given).init, like)

@@ -68,10 +68,10 @@ def test_works_with_injected_values_and_without_leaves() -> None:
     assert clip.update({}, clip.init({}))[0] == {}
 
 
-@pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan")])
-def test_a_bad_length_is_refused(max_norm: float) -> None:
-    with pytest.raises(ValueError, match="max_norm must be a number"):
-        curvax.clip_by_last_norm(max_norm)
+def test_a_bad_length_is_refused() -> None:
+    for max_norm in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="max_norm must be a number"):
+            curvax.clip_by_last_norm(max_norm)
 
 
 def test_a_sum_of_squares_that_overflows_clips_the_next_step_and_does_not_erase_it() -> None:

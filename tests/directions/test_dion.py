@@ -46,16 +46,6 @@ def test_what_the_direction_represents_decays_and_the_rest_stays(side):
         before = np.asarray(state.mu)
 
 
-def test_sides_are_transposes_of_each_other():
-    square = [g[:, :5] for g in GRADIENTS]
-    with jax.enable_x64(True):
-        left, _ = run_scanned(curvax.scale_by_dion(2, side="left"), square)
-        right, _ = run_scanned(
-            curvax.scale_by_dion(2, side="right"), [g.swapaxes(1, 2) for g in square]
-        )
-    assert_close([x.swapaxes(1, 2) for x in right], left, 64, condition=1e3)
-
-
 def test_zero_and_rank_one_gradients_give_finite_directions():
     zero, one = np.zeros((8, 5), np.float32), np.float32(np.outer(np.arange(8), np.ones(5)))
     found, states = run_scanned(curvax.scale_by_dion(3), [zero, one, one, zero])
@@ -89,16 +79,11 @@ def test_a_failed_qr_gives_no_direction_and_keeps_the_factor_of_its_matrix_alone
     assert_close(last[1], after[1], 64, condition=10)
 
 
-def test_the_first_factor_is_the_same_in_every_dtype():
-    with jax.enable_x64(True):
-        states = [curvax.scale_by_dion(3).init(g) for g in (GRADIENTS[0], np.float32(GRADIENTS[0]))]
-    assert states[0].factor.dtype == jnp.float64
-    assert_close(states[1].factor, states[0].factor, 4)
-
-
 def test_a_rank_above_the_orders_is_clamped_and_bad_arguments_are_named():
-    state = curvax.scale_by_dion(64).init(np.zeros((8, 5), np.float32))
-    assert state.factor.shape == (5, 5)
+    with jax.enable_x64(True):
+        wide, narrow = (curvax.scale_by_dion(64).init(np.zeros((8, 5), d)) for d in ("f8", "f4"))
+    assert wide.factor.shape == (5, 5) and wide.factor.dtype == jnp.float64
+    assert_close(narrow.factor, wide.factor, 4)
     for wrong, message in (({"rank": 0}, "rank"), ({"side": "both"}, "side"), ({"b1": 1.0}, "b1")):
         with pytest.raises(ValueError, match=message):
             curvax.scale_by_dion(**{"rank": 2, **wrong})

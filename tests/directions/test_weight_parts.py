@@ -29,10 +29,6 @@ def train(optimizer: Any, params: Any = PARAMS, gradients: Any = GRADIENTS) -> l
     return found
 
 
-def norms(params: Any) -> list[float]:
-    return [float(np.linalg.norm(np.float64(p))) for p in jax.tree.leaves(params)]
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_lars_without_momentum_is_optax_lars(decay):
     direction = optax.chain(
@@ -43,14 +39,6 @@ def test_lars_without_momentum_is_optax_lars(decay):
     assert_close(ours, theirs, 8)
 
 
-def test_lars_of_equation_34_scales_the_momentum():
-    lars = optax.chain(curvax.momentum(0.9), curvax.scale_by_weight_norm())
-    (first, *_), moment = train(curvax.assemble(lars, 0.5)), GRADIENTS[0]
-    for p, m, new in zip(*map(jax.tree.leaves, (PARAMS, moment, first)), strict=True):
-        expected = p - 0.5 * np.linalg.norm(p) * m / np.linalg.norm(m)
-        assert_close(new, expected, 16)
-
-
 def test_each_matrix_of_a_batch_follows_its_own_weights():
     part = curvax.scale_by_weight_norm()
     d, w = np.ones((2, 3, 4), np.float32), np.ones((2, 3, 4), np.float32)
@@ -59,18 +47,6 @@ def test_each_matrix_of_a_batch_follows_its_own_weights():
     assert_close(found, w, 8)
     zero, _ = part.update(d, part.init(w), 0 * w)
     assert np.array_equal(zero, d)
-
-
-def test_hyperball_updates_keep_norms_and_turn_by_the_learning_rate():
-    follow, keep = curvax.scale_by_weight_norm(), curvax.keep_weight_norm()
-    steps = optax.chain(curvax.scale_by_muon(), follow, optax.scale_by_learning_rate(0.1), keep)
-    optimizer = curvax.assemble(steps, 0.1, base=lambda rate: optax.identity())
-    before, *_ = trained = train(optimizer)
-    for params in trained:
-        assert_close(norms(params), norms(PARAMS), 8, eps=1e-6)
-    for p, q in zip(jax.tree.leaves(PARAMS), jax.tree.leaves(before), strict=True):
-        moved = np.linalg.norm(np.asarray(q) - p) / np.linalg.norm(p)
-        assert 0.05 < moved < 0.11
 
 
 def test_an_update_of_zero_moves_no_weight_by_rounding():
@@ -99,19 +75,6 @@ def test_cautious_decay_acts_where_the_step_shrinks_the_weight():
     decay = curvax.add_cautious_decay(0.1)
     found, _ = decay.update(d, decay.init(w), w)
     assert_close(found, np.float32([0.2, 1, -1, 1]))
-    cautious = lambda rate: optax.chain(  # noqa: E731
-        curvax.add_cautious_decay(0.1), optax.scale_by_learning_rate(rate)
-    )
-    plain = train(curvax.muon(0.1))[0]
-    decayed = train(
-        curvax.assemble(
-            optax.chain(curvax.scale_by_muon(), curvax.scale_by_shape()), 0.1, base=cautious
-        )
-    )[0]
-    for p, q, r in zip(*map(jax.tree.leaves, (PARAMS, plain, decayed)), strict=True):
-        shrinks = (p - np.asarray(q)) * p >= 0
-        assert 0 < shrinks.mean() < 1
-        assert_close(r, np.asarray(q) - np.where(shrinks, 0.01 * p, 0), 8)
 
 
 def test_cautious_decay_takes_a_mask():
@@ -154,6 +117,9 @@ def test_logits_of_heads_above_the_threshold_are_clipped_after_the_update():
     ("logits", "message"),
     [
         ({"block/key/kernel": 1.0}, "max_logits must be a mapping .* got 'block/key/kernel'"),
+        ({"*": 1.0}, "max_logits must be a mapping from the paths .*query/kernel"),
+        ({"block": {"query": 1.0}}, "max_logits must be a mapping from the paths"),
+        (3.0, "max_logits must be a mapping from the paths"),
         ({"block/query/kernel": np.ones(3)}, r"shape \(4, 3, 2\), got shape \(3,\)"),
     ],
 )

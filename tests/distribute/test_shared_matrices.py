@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import curvax
 from curvax.transforms.distribute import _distribute, _shares
-from curvax.transforms.distribute._layout import DistributedState, spec_of
+from curvax.transforms.distribute._layout import DistributedState
 from tests.algebra import leaves_in
 from tests.helpers import share
-from tests.shared.meshes import begin, given, mesh_of, on, steps
+from tests.shared.meshes import as_on_one_device, assert_same_arrays, begin, given, mesh_of, on
 
 SHAPES = {"wide/kernel": (32, 96), "tall/kernel": (96, 32), "small/kernel": (8, 8)}
 METHODS: dict[str, Callable[..., Any]] = {
@@ -51,32 +49,14 @@ def shared(state: Any) -> list[jax.Array]:
 def test_shared_matrices_have_the_updates_of_one_device(
     name: str, kind: str, shape: tuple[int, ...]
 ) -> None:
-    params, gradients = given(SHAPES, 3)
-    alone = METHODS[name](0.1)
-    state = alone.init(params)
-    expected = []
-    for gradient in gradients:
-        update, state = jax.jit(alone.update)(gradient, state, params)
-        expected.append(update)
-    mesh = mesh_of(kind, *shape)
-    optimizer, placed = METHODS[name](0.1, mesh=mesh), on(mesh, params)
-    updates, found = steps(optimizer, [on(mesh, g) for g in gradients], placed, mesh)
-    for ours, theirs in zip(updates, expected, strict=True):
-        for key in SHAPES:
-            np.testing.assert_allclose(ours[key], theirs[key], rtol=1e-3, atol=1e-4)
+    mesh, make = mesh_of(kind, *shape), functools.partial(METHODS[name], 0.1)
+    optimizer, placed, _, found = as_on_one_device(make, *given(SHAPES, 3), mesh, 4096, states=True)
     long = [x for x in shared(found) if max(x.shape) >= 32]
     assert long
     assert all(x.addressable_shards[0].data.size == x.size // 4 for x in long)
     # Portable states do not know about it, and come back as they were.
     portable = curvax.portable_state(optimizer, placed, found)
-    theirs = curvax.portable_state(alone, params, state)
-    assert jax.tree.map(np.shape, portable) == jax.tree.map(np.shape, theirs)
-    for ours, other in zip(jax.tree.leaves(portable), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(ours, other, rtol=1e-2, atol=1e-3)
-    back = curvax.place_state(optimizer, placed, portable)
-    for ours, other in zip(jax.tree.leaves(back), jax.tree.leaves(found), strict=True):
-        assert np.array_equal(ours, other)
-        assert ours.sharding.is_equivalent_to(other.sharding, ours.ndim)
+    assert_same_arrays(curvax.place_state(optimizer, placed, portable), found)
     assert "on 4 of 4 devices, which share 1 matrix" in curvax.summarize(optimizer, placed)
 
 
@@ -125,14 +105,3 @@ def test_matrices_that_keep_all_devices_busy_are_not_shared() -> None:
     state = begin(curvax.muon(0.1, mesh=mesh), on(mesh, params), mesh)
     assert not shared(state)
     assert all(len(x) == 8 for x in leaves_in(state, ["mu"])["mu"])
-
-
-def test_arrays_are_split_along_their_longest_axis_but_the_first() -> None:
-    def found(*shape: int) -> P:
-        return spec_of(shape, ("x",), 4)
-
-    assert found(8, 4, 12) == P(None, None, "x")
-    assert found(8, 16, 12) == P(None, "x")
-    assert found(8, 16, 18) == P(None, "x")
-    assert found(8, 12, 12) == P(None, None, "x")
-    assert found(8, 6, 9) == found(8) == found() == P()

@@ -72,7 +72,7 @@ def test_matrices_are_shared_as_far_as_it_makes_a_step_shorter(
     shapes = {str(i): shape for i, shape in enumerate(sizes)}
     divisible = {str(i) for i in chosen} & set(shapes)
     hypothesis.assume(divisible)
-    price = {key: _shares.products(*shape[1:]) for key, shape in shapes.items()}
+    price = {key: _shares.product_cost(*shape[1:]) for key, shape in shapes.items()}
     left = {key: shape[0] % devices for key, shape in shapes.items()}
 
     def duration(shares: Any) -> float:
@@ -99,43 +99,6 @@ def test_matrices_are_shared_as_far_as_it_makes_a_step_shorter(
         assert price[key] >= max((price[other] for other in open_to_it), default=0)
     assert not alone.shared
     assert duration(shares) <= min(duration(alone), duration(whole)) * (1 + 1e-9)
-
-
-@hypothesis.settings(max_examples=25, deadline=None, derandomize=True, database=None)
-@hypothesis.given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)), max_size=4),
-    st.integers(1, 5),
-    st.sets(st.integers(0, 3)),
-)
-def test_stacks_that_are_split_and_joined_are_unchanged(
-    shapes: list[tuple[int, int, int]], devices: int, chosen: set[int]
-) -> None:
-    stacks: Any = {
-        str(i): np.arange(math.prod(shape), dtype=np.float32).reshape(shape) + 1000 * i
-        for i, shape in enumerate(shapes)
-    }
-    divisible = {str(i) for i in chosen} & set(stacks)
-    shares = _shares.share({key: x.shape for key, x in stacks.items()}, devices, divisible)
-    even, left, split = shares.parts(stacks)
-    assert all(len(x) == shares.whole(key) for key, x in even.items())
-    owners = {key: shares.devices_of(key) for key in stacks}
-    rounds = []
-    for r in shares.rounds:
-        found = {}
-        for key in r.kinds:
-            none = np.full((1, *left[key].shape[1:]), np.nan, np.float32)
-            there = np.concatenate([left[key], none])[r.entries(key, len(left[key]))]
-            assert len(there) == devices
-            found[key] = there[r.owners(key)]
-        rounds.append(found)
-    with mock.patch.object(_shares, "jnp", np):  # which compiles nothing
-        joined = shares.joined(stacks, even, rounds, split, lambda x, like: x)
-    for r in shares.rounds:
-        for key in r.kinds:
-            for device, entry in enumerate(r.entries(key, -1)):
-                assert entry < 0 or owners[key][shares.whole(key) + entry] == device
-    assert joined.keys() == stacks.keys()
-    assert all(np.array_equal(joined[key], x) for key, x in stacks.items())
 
 
 def test_a_device_decomposes_the_factors_of_its_own_matrices(

@@ -51,11 +51,6 @@ def test_no_rounding_noise_is_raised_to_the_length_of_an_entry() -> None:
     assert_polar(permuted, polar_factors()[:, order])
 
 
-def test_with_injected_numbers() -> None:
-    optimizer = curvax.inject_hyperparams(curvax.soap)(1.0, **AXES)
-    assert_polar(-first(optimizer, {"w": jnp.asarray(gradients())})["w"])
-
-
 @both_axis_types
 @pytest.mark.parametrize("spec", share([P("x"), P(None, "x")], of=2), ids=str)
 def test_with_gradients_on_a_mesh(spec: P, kind: str) -> None:
@@ -65,6 +60,9 @@ def test_with_gradients_on_a_mesh(spec: P, kind: str) -> None:
         assert_polar(-first(curvax.soap(1.0, **AXES), gradient)["w"])
 
 
-def test_distributed() -> None:
-    optimizer = curvax.soap(1.0, mesh=mesh_of("auto"), **AXES)
+@pytest.mark.parametrize("way", ["with injected numbers", "distributed"])
+def test_in_another_way(way: str) -> None:
+    injected = curvax.inject_hyperparams(curvax.soap)(1.0, **AXES)
+    distributed = curvax.soap(1.0, mesh=mesh_of("auto"), **AXES)
+    optimizer = distributed if way == "distributed" else injected
     assert_polar(-first(optimizer, {"w": jnp.asarray(gradients())})["w"])

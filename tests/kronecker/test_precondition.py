@@ -1,12 +1,13 @@
 """Preconditioning by inverse roots is its formula, in all its settings."""
 
-import jax
-import jax.numpy as jnp
+import functools
+
 import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import assert_close, gradients_like, run_scanned, share
+from tests.helpers import share
+from tests.shared.transcriptions import Case, assert_follows
 
 STEPS = 8
 
@@ -22,10 +23,10 @@ def _root_of(a: np.ndarray, root: int, eps: float, damping: str) -> np.ndarray:
     return (q * values) @ q.T
 
 
-def _preconditioned(gradients, shape, settings):
+def _preconditioned(gradients, **settings):
     """Directions and states of `precondition` from its definition, for one matrix."""
     s = {"side": "both", "root": 4, "b2": 0.95, "eps": 1e-6} | settings
-    m, n = shape
+    m, n = shape = gradients[0].shape
     smaller = "left" if m <= n else "right"
     sides = {"both": ("left", "right"), "smaller": (smaller,)}.get(s["side"], (s["side"],))
     orders = {"left": m, "right": n}
@@ -49,7 +50,7 @@ def _preconditioned(gradients, shape, settings):
         if "right" in sides:
             direction = direction @ roots["right"]
         directions.append(direction * (t > s.get("warmup_steps", 0)))
-        states.append({x: (statistics[x], roots[x]) for x in sides})
+        states.append({**statistics, **{f"{x} root": roots[x] for x in sides}})
     return directions, states
 
 
@@ -88,46 +89,27 @@ PRECONDITIONS = {
 }
 
 
-@pytest.mark.parametrize("case", share(PRECONDITIONS, of=5))
-def test_preconditioning_is_its_formula(case):
+@pytest.mark.parametrize("name", share(PRECONDITIONS, of=5))
+def test_preconditioning_is_its_formula(name):
     """Of a tall or of a square matrix, in turns; of both for the first case."""
-    settings, place = PRECONDITIONS[case], list(PRECONDITIONS).index(case)
-    tree = {"square": np.zeros((4, 4)), "tall": np.zeros((5, 3))}
+    settings, place = PRECONDITIONS[name], list(PRECONDITIONS).index(name)
+    shapes = {"square": (4, 4), "tall": (5, 3)}
     if place:
-        tree = dict(share([*tree.items(), *tree.items()][place % 2 :][:2], of=2))
+        shapes = dict(share([*shapes.items(), *shapes.items()][place % 2 :][:2], of=2))
     arguments = {name: value for name, value in settings.items() if name != "b1"}
     momentum = curvax.momentum(settings["b1"]) if "b1" in settings else None
-    with jax.enable_x64(True):
-        gradients = gradients_like(tree, STEPS, dtype=jnp.float64)
-        transformation = curvax.precondition(momentum, **arguments)
-        directions, states = run_scanned(transformation, gradients, gradients[0])
-        for name, x in tree.items():
-            sequence = [np.asarray(g[name]) for g in gradients]
-            expected, expected_states = _preconditioned(sequence, x.shape, settings)
+    for kind, (m, n) in shapes.items():
+        smaller = "left" if m <= n else "right"
+        sides = {"both": ("left", "right"), "smaller": (smaller,)}
+        side = settings.get("side", "both")
+        states = {f"{x}.statistic": (x, 1.0) for x in sides.get(side, (side,))}
+        states |= {f"{x}.inverse_root": (f"{x} root", None) for x in sides.get(side, (side,))}
+        case = Case(
+            curvax.precondition(momentum, **arguments),
+            functools.partial(_preconditioned, **settings),
+            {kind: np.random.default_rng(0).standard_normal((STEPS, m, n))},
             # Eigenvalues lie between eps (or rounding, in a direction that is not used) and 100.
-            condition = 100 / settings.get("eps", 1e-6)
-            for t in range(STEPS):
-                assert_close(directions[t][name], expected[t], condition=condition)
-                for side in ("left", "right"):
-                    factor = getattr(states[t][name], side)
-                    assert (factor is not None) == (side in expected_states[t])
-                    if factor is not None:
-                        statistic, root = expected_states[t][side]
-                        assert_close(factor.statistic, statistic)
-                        assert_close(factor.inverse_root, root, condition=condition)
-
-
-def test_a_statistic_that_is_not_finite_leaves_the_last_root_in_place():
-    transformation = curvax.precondition(refresh=curvax.every(1))
-    params = np.zeros((2, 3, 4), np.float32)
-    step, state = jax.jit(transformation.update), jax.jit(transformation.init)(params)
-    first, second, third = gradients_like(params, 3)
-    for gradient in (first, second):
-        state = jax.tree.map(np.array, step(gradient, state)[1])
-    # The left statistic of one matrix of the batch is lost.
-    state.left.statistic[1] = np.nan
-    after = jax.tree.map(np.asarray, step(third, state)[1])
-    assert np.array_equal(after.left.inverse_root[1], state.left.inverse_root[1])
-    assert not np.array_equal(after.left.inverse_root[0], state.left.inverse_root[0])
-    assert after.left.rejected.tolist() == [0, 1] and after.left.refreshes.tolist() == [3, 2]
-    assert after.right.rejected.tolist() == [0, 0] and after.right.refreshes.tolist() == [3, 3]
+            100 / settings.get("eps", 1e-6),
+            states,
+        )
+        assert_follows(case)

@@ -1,4 +1,4 @@
-"""Tracked eigenbases against a transcription, and what their bases promise."""
+"""Tracked eigenbases: what their bases and roots promise, beside `test_references.py`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 
 import curvax
 from curvax.transforms.linalg import _tracking
-from tests.helpers import assert_close, at, scanned, trained
-from tests.reference.tracked import tracked
+from tests.helpers import assert_close, at, scanned, share, trained
 from tests.shared.meshes import given, mesh_of, on, steps
-from tests.shared.soap import soap_gradients, soap_trajectory
+from tests.shared.soap import soap_trajectory
 from tests.tpu_forms import loops_of
 
 INF = float("inf")
@@ -49,42 +48,6 @@ def _soap(refresh: Any = 1, **options: Any) -> Any:
 LEFT = functools.partial(_soap, side="left")
 BOTH = functools.partial(_soap, side="both")
 IN_4_BITS = functools.partial(LEFT, storage=curvax.quantized(min_elements=1))
-
-
-@pytest.mark.parametrize("period", [1, 3])
-@pytest.mark.parametrize(("side", "shape"), [("left", (5, 8)), ("both", (5, 5))])
-def test_soap_follows_the_transcription(side: str, shape: tuple[int, int], period: int) -> None:
-    gradients = soap_gradients(shape)
-    desired, expected = tracked(gradients, period=period, side=side)
-    with jax.enable_x64(True):
-        make = {"left": LEFT, "both": BOTH}[side]
-        found, states = soap_trajectory(make, gradients, "float64", period)
-        kappa = float(np.linalg.cond(gradients[0])) ** 4
-        # Noise off the diagonal at step 1 is left out of account.
-        assert_close(found[1:], np.stack(desired)[1:], 64, condition=kappa)
-        assert_close(states.left.basis[-1], expected[-1]["U_L"], 64, condition=kappa)
-        assert_close(states.left.statistic[-1], expected[-1]["H_L"], 64, condition=kappa)
-
-
-@functools.cache
-def _kl(refresh: Any) -> Any:
-    return curvax.in_eigenbasis(
-        curvax.momentum(0.95),
-        refresh=curvax.every(refresh),
-        statistics="kl",
-        divide=True,
-        method="tracked",
-    )
-
-
-def test_kl_shampoo_follows_the_transcription() -> None:
-    gradients = soap_gradients((5, 5))
-    desired, _ = tracked(gradients, period=2, statistics="kl", divide=True)
-    with jax.enable_x64(True):
-        found, _ = soap_trajectory(lambda _: _kl(2), gradients, "float64", 2)
-        assert_close(
-            found, np.stack(desired), 64, condition=float(np.linalg.cond(gradients[0])) ** 4
-        )
 
 
 @pytest.mark.parametrize("condition", [1e2, 1e4, 1e6])
@@ -128,12 +91,12 @@ def test_the_gradients_scale_changes_nothing(exponent: int) -> None:
 
 STORED = {
     "bfloat16": (functools.partial(LEFT, storage=curvax.dense(jnp.bfloat16)), 0.97),
-    "packed": (functools.partial(LEFT, storage=curvax.packed(min_elements=1)), 0.93),
     "4 bits": (IN_4_BITS, 0.5),
+    "packed": (functools.partial(LEFT, storage=curvax.packed(min_elements=1)), 0.93),
 }
 
 
-@pytest.mark.parametrize("name", STORED)
+@pytest.mark.parametrize("name", share(STORED, of=2))
 def test_storages_round_what_is_graded(name: str) -> None:
     """A storage's basis moves by whole codes: H stays what the stored basis says."""
     make, least = STORED[name]
@@ -258,18 +221,16 @@ def test_a_stack_is_refreshed_as_its_matrices_are(monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(found, np.stack(alone, 1), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        functools.partial(curvax.soap, method="tracked", refresh=2),
-        functools.partial(
-            curvax.shampoo, solver="tracked", refresh=2, eps=1e-3, graft=None, base=None
-        ),
-    ],
-    ids=["soap", "shampoo"],
-)
-def test_a_mesh_and_a_checkpoint_change_nothing(make: Any) -> None:
-    mesh = mesh_of("auto", 2)
+OF_ROOTS: dict[str, Any] = {"eps": 1e-3, "graft": None, "base": None}
+MADE = {
+    "shampoo": functools.partial(curvax.shampoo, solver="tracked", refresh=2, **OF_ROOTS),
+    "soap": functools.partial(curvax.soap, method="tracked", refresh=2),
+}
+
+
+@pytest.mark.parametrize("name", share(MADE, of=2))
+def test_a_mesh_and_a_checkpoint_change_nothing(name: str) -> None:
+    make, mesh = MADE[name], mesh_of("auto", 2)
     params, gradients = given({"a": (6, 8), "b": (6, 8)}, 3)
     optimizer = make(0.1)
     _, state = trained(optimizer, params, gradients)

@@ -15,7 +15,6 @@ import curvax
 from tests.cases import in_turns
 from tests.helpers import assert_close, normal_like, share
 from tests.registry import NAMED, Row
-from tests.shared.donation import not_in_place
 
 LAYERS, STEPS = 3, 30
 AXES = {"*kernel": curvax.MatrixAxes(rows=1, columns=2), "*bias": None}
@@ -142,18 +141,12 @@ def test_equals_the_ordinary_step_as_other_platforms_compile_it(name: str, monke
     assert_close(steps_of(during, optimizer)[0], expected[0], NAMED[name].growth)
 
 
-def test_bfloat16_layers_stay_bfloat16() -> None:
+@pytest.mark.parametrize("layers", ["bfloat16", "one"])
+def test_equals_the_ordinary_step_of_other_layers(layers: str) -> None:
+    given = cut(stacked_layers(), 1) if layers == "one" else stacked_layers(layers)
     optimizer = curvax.racs(0.1, **SPECIFIED)
-    layers, _, _ = steps_of(during, optimizer, stacked_layers("bfloat16"))
-    expected, _, _ = steps_of(ordinary, optimizer, stacked_layers("bfloat16"))
-    assert_close(layers, expected, 16.0)
-
-
-def test_a_single_layer() -> None:
-    layers = jax.tree.map(lambda p: p[:1], stacked_layers())
-    optimizer = curvax.soap(0.01, **SPECIFIED)
-    expected, found = (steps_of(step, optimizer, layers) for step in (ordinary, during))
-    assert_close(found[0], expected[0], NAMED["soap"].growth)
+    expected, found = (steps_of(step, optimizer, given) for step in (ordinary, during))
+    assert_close(found[0], expected[0], 16.0)
 
 
 def test_inputs_of_each_layer_and_integers_that_pass_through() -> None:
@@ -233,6 +226,11 @@ def clip() -> Any:
     return optax.clip_by_global_norm(0.01)
 
 
+def backward_of(optimizer: Any, layers: Any = None) -> Any:
+    layers = stacked_layers() if layers is None else layers
+    return curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])[1]
+
+
 MIXED = {
     "clip": lambda: optax.chain(optax.clip_by_global_norm(1.0), curvax.muon(0.1, **SPECIFIED)),
     "clip behind": lambda: optax.chain(
@@ -257,29 +255,21 @@ MIXED = {
 
 @pytest.mark.parametrize("name", MIXED)
 def test_norms_over_layers_are_refused(name: str) -> None:
-    optimizer, layers = MIXED[name](), stacked_layers()
-    _, backward = curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
     with pytest.raises(ValueError, match="optimizer: its updates depend on a number computed from"):
-        backward(inputs()[0])
+        backward_of(MIXED[name]())(inputs()[0])
 
 
 def test_noise_for_all_layers_is_refused() -> None:
-    optimizer, layers = optax.add_noise(0.1, 0.5, 0), stacked_layers()
-    _, backward = curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
     with pytest.raises(ValueError, match="every layer would get the same random numbers"):
-        backward(inputs()[0])
+        backward_of(optax.add_noise(0.1, 0.5, 0))(inputs()[0])
 
 
 def test_a_number_of_the_state_that_all_gradients_determine_is_refused() -> None:
     """Unless its class says how those of the layers combine: nothing uses it in this step."""
-
-    def update(updates: Any, state: Any, params: Any = None) -> Any:
-        return updates, optax.tree.norm(updates)
-
+    update = lambda updates, state, params=None: (updates, optax.tree.norm(updates))  # noqa: E731
     optimizer = optax.GradientTransformation(lambda params: jnp.zeros([]), update)
-    _, backward = curvax.layerwise(block, optimizer, stacked_layers(), jnp.zeros([]), inputs()[0])
     with pytest.raises(ValueError, match="a number computed from all gradients"):
-        backward(inputs()[0])
+        backward_of(optimizer)(inputs()[0])
 
 
 def test_the_last_norm_has_the_share_of_a_layer_that_kept_its_state() -> None:
@@ -319,60 +309,58 @@ def test_equals_the_ordinary_step_with_a_factored_second_moment(number: int) -> 
     assert_close(backward(jax.grad(loss)(output))[0], optax.apply_updates(layers, updates), 64.0)
 
 
+MERGED: Any = {"*kernel": curvax.MatrixAxes((0, 1), 2)}
+SWAPPED: list[tuple[Any, str]] = [  # of block, optimizer, layers, state and input
+    (lambda b, o, p, s, x: (o, b, p, s, x), "optimizer, the second argument"),
+    (lambda b, o, p, s, x: (b, o, o, s, x), "layers, the third argument, .* an optimizer"),
+    (lambda b, o, p, s, x: (b, o, s, p, x), r"layers, .* got an optimizer's state\. The order"),
+    (lambda b, o, p, s, x: (b, o, p, x, s), "state has"),
+    (lambda b, o, p, s, x: (p, o, p, s, x), "block, the first argument, must be a function"),
+    (lambda b, o, p, s, x: (b, o, {**p, "n": jnp.arange(3)}, s, x), "'n' has dtype int32"),
+    (lambda b, o, p, s, x: (b, o, {**p, "n": jnp.ones(2)}, s, x), "'n'|there are 2 layers"),
+    (lambda b, o, p, s, x: (b, o, {}, s, x), "at least one parameter"),
+    (lambda b, o, p, s, x: (b, o, cut(p, 0), s, x), "there must be at least one layer"),
+    (
+        lambda b, o, p, s, x: (b, o, [jax.tree.map(lambda p: p[0], p)] * 3, s, x),
+        r"It is a list: stack layers .* jnp\.stack",
+    ),
+    (
+        lambda b, o, p, s, x: (b, o, p, optax.sgd(0.1, 0.9).init(p), x),
+        "state has .* for these layers",
+    ),
+    (lambda b, o, p, s, x: (b, o, p, o.init(cut(p, 1)), x), "state has .* for these layers"),
+    (
+        lambda b, o, p, s, x: (lambda layer, x: block(layer, x)[:1], o, p, s, x),
+        r"block: a layer gets float32.*stacked=False",
+    ),
+    (
+        lambda b, o, p, s, x: (lambda layer, x: (x, x), o, p, s, x),
+        r"block: a layer gets .* returns \(.*stacked=False",
+    ),
+    (
+        lambda b, o, p, s, x: (lambda l, x, _: b(l, x), o, p, s, x, {"keys": jnp.zeros((1, 2))}),
+        r"xs: the first axis .* 'keys' has shape \(1, 2\)",
+    ),
+]
+
+
+def cut(layers: Any, number: int) -> Any:
+    return jax.tree.map(lambda p: p[:number], layers)
+
+
+@pytest.mark.parametrize(("swapped", "message"), SWAPPED)
+def test_wrong_arguments_are_named(swapped: Any, message: str) -> None:
+    optimizer, layers, x = optax.adam(0.1), stacked_layers(), inputs()[0]
+    with pytest.raises(ValueError, match=message):
+        curvax.layerwise(*swapped(block, optimizer, layers, optimizer.init(layers), x))[1](x)
+
+
 def test_states_that_are_not_cut_by_layer_are_refused() -> None:
-    layers = stacked_layers()
-    merged = curvax.muon(0.1, weight_dimension_numbers={"*kernel": curvax.MatrixAxes((0, 1), 2)})
+    merged = curvax.muon(0.1, weight_dimension_numbers=MERGED)
     divided = curvax.muon(0.1, mesh=jax.make_mesh((4,), ("x",)), **SPECIFIED)
     for optimizer, message in ((merged, "cannot be cut by layer"), (divided, "mesh=")):
         with pytest.raises(ValueError, match=message):
-            curvax.layerwise(block, optimizer, layers, optimizer.init(layers), inputs()[0])
-    uneven = {**layers, "scale": jnp.ones(2)}
-    with pytest.raises(ValueError, match="'scale'|there are 2 layers"):
-        curvax.layerwise(block, optax.sgd(0.1), uneven, None, inputs()[0])
-    with pytest.raises(ValueError, match="at least one parameter"):
-        curvax.layerwise(block, optax.sgd(0.1), {}, None, inputs()[0])
-
-
-def test_what_does_not_fit_is_named() -> None:
-    layers, x = stacked_layers(), inputs()[0]
-    optimizer = curvax.racs(0.1, **SPECIFIED)
-    one = jax.tree.map(lambda p: p[:1], layers)
-    for other in (optax.adamw(0.1).init(layers), optimizer.init(one)):
-        with pytest.raises(ValueError, match="state has .* for these layers"):
-            curvax.layerwise(block, optimizer, layers, other, x)[1](x)
-    state = optimizer.init(layers)
-    with pytest.raises(ValueError, match=r"block: a layer gets float32.*stacked=False"):
-        curvax.layerwise(lambda layer, x: block(layer, x)[:1], optimizer, layers, state, x)
-    with pytest.raises(ValueError, match=r"block: a layer gets .* returns \(.*stacked=False"):
-        curvax.layerwise(lambda layer, x: (x, x), optimizer, layers, state, x)
-    with pytest.raises(ValueError, match=r"xs: the first axis .* 'keys' has shape \(1, 2\)"):
-        xs = {"keys": jnp.zeros((1, 2))}
-        curvax.layerwise(lambda layer, x, _: block(layer, x), optimizer, layers, state, x, xs)
-
-
-@pytest.mark.parametrize(
-    ("swapped", "message"),
-    [
-        (lambda b, o, p, s, x: (o, b, p, s, x), "optimizer, the second argument"),
-        (lambda b, o, p, s, x: (b, o, o, s, x), "layers, the third argument, .* an optimizer"),
-        (lambda b, o, p, s, x: (b, o, s, p, x), r"layers, .* got an optimizer's state\. The order"),
-        (lambda b, o, p, s, x: (b, o, p, x, s), "state has"),
-        (lambda b, o, p, s, x: (p, o, p, s, x), "block, the first argument, must be a function"),
-        (lambda b, o, p, s, x: (b, o, {**p, "n": jnp.arange(3)}, s, x), "'n' has dtype int32"),
-        (
-            lambda b, o, p, s, x: (b, o, jax.tree.map(lambda p: p[:0], p), s, x),
-            "there must be at least one layer",
-        ),
-        (
-            lambda b, o, p, s, x: (b, o, [jax.tree.map(lambda p: p[0], p)] * 3, s, x),
-            r"It is a list: stack layers .* jnp\.stack",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(swapped: Any, message: str) -> None:
-    optimizer, layers = optax.adam(0.1), stacked_layers()
-    with pytest.raises(ValueError, match=message):
-        curvax.layerwise(*swapped(block, optimizer, layers, optimizer.init(layers), inputs()[0]))
+            backward_of(optimizer)
 
 
 def test_a_list_of_square_layers_is_told_apart_by_its_error() -> None:
@@ -380,28 +368,6 @@ def test_a_list_of_square_layers_is_told_apart_by_its_error() -> None:
     with pytest.raises(TypeError) as error:
         curvax.layerwise(lambda p, x: x @ p["kernel"], sgd, layers, sgd.init(layers), jnp.ones(4))
     assert any("It is a list: stack layers" in note for note in error.value.__notes__)
-
-
-def test_extra_arguments_that_an_optimizer_needs() -> None:
-    optimizer = optax.chain(
-        optax.sgd(0.1), optax.contrib.reduce_on_plateau(0.5, patience=1, atol=0.0)
-    )
-
-    def plateau(step: Any, layers: Any, state: Any, x: Any) -> Any:
-        given = optax.GradientTransformation(
-            optimizer.init, functools.partial(optimizer.update, value=1.0)
-        )
-        if step is ordinary:
-            return ordinary(given, layers, state, x)
-        output, backward = curvax.layerwise(block, optimizer, layers, state, x)
-        return backward(jax.grad(loss)(output), value=1.0)
-
-    found = [
-        steps_of(lambda _, *given, step=step: plateau(step, *given), optimizer)
-        for step in (ordinary, during)
-    ]
-    assert float(found[0][1][1].scale) < 0.5
-    assert_close(found[1], found[0], 512.0)
 
 
 def test_a_backward_pass_in_both_branches() -> None:
@@ -436,16 +402,9 @@ def test_updates_in_place_and_holds_the_gradient_of_one_layer() -> None:
         output, backward = curvax.layerwise(square, optimizer, layers, state, x)
         return backward(2 * output)
 
-    def compiled_for(*donated: int) -> Any:
-        return jax.jit(step, donate_argnums=donated).lower(layers, state, x).compile()
-
     x = jax.ShapeDtypeStruct((4, width), jnp.float32)
-    compiled = compiled_for(0, 1)
-    assert not_in_place(compiled, layers, state) == []
-    copied = not_in_place(compiled_for(0), layers, state)  # only the kernels are donated
-    assert len(copied) == len(jax.tree.leaves(state))
-    assert all(name.startswith("[1]") for name in copied)
-    memory = compiled.memory_analysis()
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(layers, state, x)
+    memory: Any = lowered.compile().memory_analysis()
     sizes = [x.size * x.dtype.itemsize for x in jax.tree.leaves((layers, state))]
     assert memory.alias_size_in_bytes >= sum(sizes)
     gradients = number * width * width * 4

@@ -49,8 +49,7 @@ def layers_on(mesh: Mesh) -> Any:
     return {
         name: {
             "kernel": jax.device_put(
-                np.float32(0.3 * draw.standard_normal(shape)),
-                NamedSharding(mesh, CUTS[name]),
+                np.float32(0.3 * draw.standard_normal(shape)), NamedSharding(mesh, CUTS[name])
             )
         }
         for name, shape in shapes.items()

@@ -50,9 +50,11 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_products_are_those_of_stacks(
+def test_tpus_have_loops_that_are_products_of_stacks(
     name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for platform in ("cpu", "cuda", "tpu"):
+        assert has_products_of_stacks(program(FUNCTIONS[name], platform)) == (platform != "tpu")
     (x,) = normal_like(jax.random.key(0), [STACK])
     expected = jax.jit(FUNCTIONS[name])(x)
     loops_of("tpu", monkeypatch)
@@ -62,19 +64,6 @@ def test_products_are_those_of_stacks(
     shape = (2, NUMBER // 2)
     nested = f(x.reshape(*shape, ROWS, COLUMNS))
     assert_close(nested, np.asarray(expected).reshape(*shape, *expected.shape[1:]), eps=2e-6)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_programs_for_tpus_have_no_products_of_stacks(name: str, one_device: None) -> None:
-    assert not has_products_of_stacks(program(FUNCTIONS[name], "tpu"))
-    for platform in ("cpu", "cuda"):
-        assert has_products_of_stacks(program(FUNCTIONS[name], platform))
-
-
-def test_a_stack_of_triangles_of_order_1_is_squared(one_device: None) -> None:
-    """Whose upper half has no numbers."""
-    squares = jax.jit(lambda c: _products.square_of_lower(c))(jnp.full((3, 1, 1), 2.0))
-    np.testing.assert_array_equal(squares, np.full((3, 1, 1), 4.0))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
@@ -13,10 +14,8 @@ import optax
 import pytest
 
 import curvax
-from curvax.transforms._guard import guard_matrices
 from curvax.transforms._side import LEFT, RIGHT, Side
 from curvax.transforms.linalg._products import gram, product
-from curvax.transforms.matrices._view import each_stack
 from tests.helpers import TO_READ, assert_close, normal_like, share
 
 BATCHES = ((), (1,), (2, 3))
@@ -79,7 +78,9 @@ def test_a_guard_needs_no_more_than_one_copy_of_the_gradients(make: Any) -> None
         assert memory is not None
         return memory.temp_size_in_bytes
 
-    direction = optax.with_extra_args_support(make(refresh=3))
+    axes = {"*": curvax.MatrixAxes(rows=1, columns=2)}
+    view = functools.partial(
+        curvax.on_matrices, make(refresh=3), stack=False, weight_dimension_numbers=axes
+    )
     copy = sum(4 * math.prod(shape) for shape in shapes.values())
-    guarded = each_stack(guard_matrices(direction))
-    assert temporaries(guarded) <= temporaries(each_stack(direction)) + copy
+    assert temporaries(view(guard=True)) <= temporaries(view(guard=False)) + copy

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
@@ -84,99 +83,47 @@ class Keyless:
         return cls(*children)
 
 
-SIZES = {"embed": 32, "heads": 4, "kv_heads": 2, "head_size": 8, "mlp": 16, "vocab": 100}
-SIZES |= {"layers": 3, "experts": 5, "qkv": 3, "Embed": 32, "Heads": 4, "HeadSize": 8, "Layers": 3}
+SIZES = {"embed": 32, "heads": 4, "head_size": 8, "mlp": 16, "vocab": 100, "layers": 3}
+SIZES |= {"experts": 5, "Embed": 32, "Heads": 4, "HeadSize": 8, "Layers": 3}
 
 
-def named(*names: str) -> NamedArray:
-    axes = tuple(Axis(name, SIZES[name]) for name in names)
+def named(names: str) -> NamedArray:
+    axes = tuple(Axis(name, SIZES[name]) for name in names.split())
     shape = tuple(axis.size for axis in axes)
     return NamedArray(jax.ShapeDtypeStruct(shape, jnp.float32), axes)
 
 
-def linear(inputs: str, outputs: str, weight: str, bias: str = "") -> Linear:
-    In, Out = (
-        tuple(Axis(name, SIZES[name]) for name in axes.split()) for axes in (inputs, outputs)
+def linear(inputs: str, outputs: str, weight: str) -> Linear:
+    In, Out = (tuple(Axis(name, SIZES[name]) for name in x.split()) for x in (inputs, outputs))
+    return Linear(named(weight), None, In[0] if len(In) == 1 else In, Out)
+
+
+def test_named_axes_and_letters_tell() -> None:
+    """What the layers of the code bases in `test_code_bases.py` do not have."""
+    array = jax.ShapeDtypeStruct((3, 5, 32, 16), jnp.float32)
+    found = MatrixRule()(
+        {
+            "table": {"weight": named("vocab embed")},
+            "lm_head": {"weight": named("vocab embed")},
+            "skip": named("layers embed"),
+            "attn": {"w": named("Layers Embed Heads HeadSize")},
+            "mix": {"w": named("layers experts embed mlp")},
+            "experts_up": linear("embed", "mlp", "experts embed mlp"),
+            "down": linear("mlp", "embed", "layers embed mlp"),
+            "letters": {"w": AnnotatedArray(array, {"dim_annotation": "..oi"})},
+        }
     )
-    return Linear(
-        named(*weight.split()),
-        named(*bias.split()) if bias else None,
-        In[0] if len(In) == 1 else In,
-        Out,
-    )
-
-
-HALIAX: dict[str, tuple[Any, Any]] = {
-    "embeddings/token_embeddings/weight": (named("vocab", "embed"), "embedding"),
-    "table/weight": (named("vocab", "embed"), "embedding"),
-    "ln/weight": (named("layers", "embed"), "weight of ln"),
-    "lm_head/weight": (named("vocab", "embed"), MatrixAxes(1, 0)),
-    "skip": (named("layers", "embed"), "a vector per layer"),
-    "attn/w": (named("Layers", "Embed", "Heads", "HeadSize"), MatrixAxes(1, (2, 3))),
-    "attn/out/weight": (named("embed", "heads", "head_size"), MatrixAxes((1, 2), 0)),
-    "mix/w": (named("layers", "experts", "embed", "mlp"), MatrixAxes(2, 3)),
-}
-LAYERS: dict[str, tuple[Linear, Any, Any]] = {
-    "q_proj": (
-        linear("embed", "kv_heads heads head_size", "layers kv_heads heads head_size embed"),
-        MatrixAxes(4, (1, 2, 3)),
-        None,
-    ),
-    "o_proj": (
-        linear("heads head_size", "embed", "layers embed heads head_size", "layers embed"),
-        MatrixAxes((2, 3), 1),
-        "bias of o_proj",
-    ),
-    "down_proj": (linear("mlp", "embed", "layers embed mlp"), MatrixAxes(2, 1), None),
-    "experts_up": (linear("embed", "mlp", "experts embed mlp"), MatrixAxes(1, 2), None),
-    "c_attn": (
-        linear("embed", "qkv heads head_size", "qkv heads head_size embed"),
-        MatrixAxes(3, (1, 2)),
-        None,
-    ),
-}
-
-
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    root: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *parents, last = path.split("/")
-        node = root
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return root
-
-
-def test_named_axes_tell() -> None:
-    found = MatrixRule()(nested({name: box for name, (box, _) in HALIAX.items()}))
-    assert found == {name: treatment for name, (_, treatment) in HALIAX.items()}
-
-
-def test_layers_know_inputs_and_outputs() -> None:
-    found = MatrixRule()(nested({name: layer for name, (layer, *_) in LAYERS.items()}))
-    for name, (_, weight, bias) in LAYERS.items():
-        assert found[f"{name}/weight"] == weight
-        assert found[f"{name}/weight"].said_by == "axes of the family haliax"
-        assert found.get(f"{name}/bias") == bias
-
-
-@pytest.mark.parametrize(
-    ("letters", "shape", "treatment"),
-    [
-        ("ioo", (32, 4, 8), MatrixAxes(0, (1, 2))),
-        ("oii", (32, 4, 8), MatrixAxes((1, 2), 0)),
-        (".io", (3, 32, 16), MatrixAxes(1, 2)),
-        ("..oi", (3, 5, 32, 16), MatrixAxes(3, 2)),
-        (".i", (100, 32), "no inputs or no outputs (simply)"),
-        ("h", (32,), "no inputs or no outputs (simply)"),
-    ],
-)
-def test_letters_tell(letters: str, shape: tuple[int, ...], treatment: Any) -> None:
-    box = AnnotatedArray(
-        jax.ShapeDtypeStruct(shape, jnp.float32), MappingProxyType({"dim_annotation": letters})
-    )
-    assert MatrixRule()({"layer": {"w": box}}) == {"layer/w": treatment}
+    assert found == {
+        "table/weight": "embedding",
+        "lm_head/weight": MatrixAxes(1, 0),
+        "skip": "a vector per layer",
+        "attn/w": MatrixAxes(1, (2, 3)),
+        "mix/w": MatrixAxes(2, 3),
+        "experts_up/weight": MatrixAxes(1, 2),
+        "down/weight": MatrixAxes(2, 1),
+        "letters/w": MatrixAxes(3, 2),
+    }
+    assert found["down/weight"].said_by == "axes of the family haliax"
 
 
 def test_a_box_without_a_key_is_not_a_part_of_the_path() -> None:
@@ -206,5 +153,5 @@ def test_specifications_and_updates_go_through_boxes() -> None:
 
 def test_what_is_selected_is_a_matrix_whatever_its_box_says() -> None:
     optimizer = curvax.asgo(0.1)
-    text = curvax.summarize(optimizer, {"ln": {"weight": named("layers", "embed")}})
+    text = curvax.summarize(optimizer, {"ln": {"weight": named("layers embed")}})
     assert "not a matrix" not in text

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import pytest
 
 import curvax
 from curvax import MatrixAxes, MatrixRule
-from tests.helpers import assert_close
+from tests.shared.rules import Shapes, abstract, treated
 
 L, D, H, K, F, E, R = 3, 8, 2, 4, 16, 5, 6  # layers, features, heads, head_dim, mlp, experts, rank
 
 
-def tree(shapes: dict[str, tuple[int, ...]]) -> dict:
-    """Nested dicts of shapes."""
-    root: dict = {}
-    for path, shape in shapes.items():
-        *parents, last = path.split("/")
-        node = root
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = jax.ShapeDtypeStruct(shape, "float32")
-    return root
-
-
-def sides(rule: MatrixRule, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple | str]:
+def sides(rule: MatrixRule, shapes: Shapes) -> dict[str, tuple | str]:
     """The axes of the rows and of the columns, counted from 0; or why it is not a matrix."""
     found = {}
-    for name, treatment in rule(tree(shapes)).items():
+    for name, treatment in treated(shapes, rule).items():
         if isinstance(treatment, str):
             found[name] = treatment
             continue
@@ -53,6 +40,9 @@ MAXTEXT = {
     f"{ATTENTION}/wq_b/kernel": ((R, H, K), (0,), (-2, -1)),
     f"{ATTENTION}/wkv_a/kernel": ((D, R), (0,), (-1,)),
     f"{ATTENTION}/wkv_b/kernel": ((R, H, K), (0,), (-2, -1)),
+    f"{ATTENTION}/o_a_proj/kernel": ((2, F, K), (-2,), (-1,)),
+    f"{ATTENTION}/csa_compressor/position_bias": ((4, F), (0,), (-1,)),
+    "decoder/layers/mhc_mlp/pre_alpha": ((D, H), (0,), (-1,)),
     "decoder/layers/mlp/wi_0/kernel": ((D, F), (0,), (-1,)),
     "decoder/layers/mlp/wo/kernel": ((F, D), (0,), (-1,)),
     "decoder/layers/DeepSeekMoeBlock_0/MoeBlock_0/gate/kernel": ((D, E), (0,), (-1,)),
@@ -64,6 +54,8 @@ OTHERS = {
     f"{ATTENTION}/kv_norm/scale": (R,),
     "decoder/layers/pre_self_attention_layer_norm/scale": (D,),
     "decoder/decoder_norm/scale": (D,),
+    f"{ATTENTION}/sinks": (H,),
+    "decoder/layers/layer_scalar": (2,),
     "token_embedder/embedding": (50, D),
 }
 
@@ -119,11 +111,6 @@ LINEN = {
     "layers/attention/query/kernel": ((12, 64, 64), ((1,), (2,))),
     "Conv_0/kernel": ((1, 7, 3, 8), ((0, 1, 2), (3,))),
     "experts/up/kernel": ((E, D, F), ((1,), (2,))),
-    # Gemma: heads first; keys and values, or all three, on an axis before them
-    "layers/0/attn/q_einsum/kernel": ((H, D, K), ((1,), (0, 2))),
-    "layers/0/attn/kv_einsum/kernel": ((2, 1, D, K), ((2,), (1, 3))),
-    "layers/0/attn/attn_vec_einsum/kernel": ((H, K, D), ((0, 1), (2,))),
-    "layer_1/attn/qkv_einsum/w": ((3, H, D, K), ((2,), (1, 3))),
 }
 HF_FLAX = {
     "h/0/attn/c_attn/kernel": ((3 * D, D), ((1,), (0,))),
@@ -170,30 +157,19 @@ def test_families(rule: str, expected: dict) -> None:
     shapes = {name: shape for name, (shape, _) in expected.items()}
     found = sides(getattr(curvax.rules, rule), shapes)
     assert found == {name: treatment for name, (_, treatment) in expected.items()}
-
-
-def test_queries_keys_and_values_of_gpt2_are_three_matrices() -> None:
-    shapes = {"h/0/attn/c_attn/kernel": (3 * D, D)}
-    treated = curvax.rules.hf_flax(tree(shapes))
-    assert treated["h/0/attn/c_attn/kernel"].column_heads == 3
-
-
-def test_without_a_family_the_same_parameters_are_questions() -> None:
-    """The negative control."""
-    for expected in (EQUINOX, HAIKU, LINEN, KERAS):
-        with pytest.raises(ValueError, match="cannot tell the matrix axes"):
-            MatrixRule()(tree({name: shape for name, (shape, _) in expected.items()}))
+    if rule == "hf_flax":  # query, key and value of GPT-2
+        assert treated(shapes, curvax.rules.hf_flax)["h/0/attn/c_attn/kernel"].column_heads == 3
 
 
 def test_stacked_layers_need_evidence() -> None:
     """A norm of other layers, or none, leaves the question open."""
     for norm in ({"block/norm/scale": (7, D)}, {"block/norm/scale": (D,)}, {}):
         with pytest.raises(ValueError, match="block/up/kernel"):
-            curvax.rules.linen(tree({"block/up/kernel": (L, D, F), **norm}))
+            treated({"block/up/kernel": (L, D, F), **norm}, curvax.rules.linen)
 
 
 def test_what_the_user_says_goes_before_the_family() -> None:
-    params = tree({"attention/query/kernel": (D, H, K)})
+    params = abstract({"attention/query/kernel": (D, H, K)})
     said = MatrixAxes(rows=1, columns=2)
     numbers = {"weight_dimension_numbers": {"attention/*": said}}
     assert dataclasses.replace(curvax.rules.linen, **numbers)(params) == {
@@ -203,21 +179,16 @@ def test_what_the_user_says_goes_before_the_family() -> None:
     assert "of the family" not in text
 
 
-def test_heads_may_be_matrices_of_their_own() -> None:
-    for name in ("linen", "maxtext"):
-        rule = dataclasses.replace(getattr(curvax.rules, name), head_wise=True)
-        shapes = {
-            "self_attention/query/kernel": (D, H, K),
-            "self_attention/value/kernel": (D, H, K),
-        }
-        found = sides(rule, shapes)
-        assert found["self_attention/query/kernel"] == ((0,), (2,))
-        assert found["self_attention/value/kernel"] == ((0,), (1, 2))
+@pytest.mark.parametrize("rule", [MatrixRule(), curvax.rules.linen, curvax.rules.maxtext])
+def test_heads_of_queries_and_keys_may_be_matrices_of_their_own(rule: MatrixRule) -> None:
+    shapes = {f"self_attention/{name}/kernel": (D, H, K) for name in ("query", "key", "value")}
+    query, key, value = sides(dataclasses.replace(rule, head_wise=True), shapes).values()
+    assert query == key == ((0,), (2,)) and value == ((0,), (1, 2))
 
 
 def test_summaries_say_which_family_decided() -> None:
-    params = {"wi_0/kernel": (D, L, F), "norm/scale": (D, L), "MoeBlock_0/wo": (E, F, D)}
-    params = tree({**params, "up/kernel": (D, F)})
+    shapes = {"wi_0/kernel": (D, L, F), "norm/scale": (D, L), "MoeBlock_0/wo": (E, F, D)}
+    params = abstract({**shapes, "up/kernel": (D, F)})
     lines = curvax.summarize(curvax.muon(0.1, matrices=curvax.rules.maxtext), params).splitlines()
     by_name = {line.split(" | ")[0].strip("| "): line for line in lines}
     assert "axes of the family maxtext" in by_name["wi_0/kernel"]
@@ -225,37 +196,7 @@ def test_summaries_say_which_family_decided() -> None:
     assert "family" not in by_name["up/kernel"]
 
 
-def test_the_update_of_a_family_is_that_of_its_axes() -> None:
-    params = {"query": {"kernel": jax.random.normal(jax.random.key(0), (4, 3, 2, 5))}}
-    params = {"self_attention": params}
-
-    def first(**arguments):
-        optimizer = curvax.muon(0.1, **arguments)
-        return jax.jit(lambda p: optimizer.update(p, optimizer.init(p), p)[0])(params)
-
-    axes = {"*": MatrixAxes(rows=0, columns=(2, 3))}
-    of_family = first(matrices=curvax.rules.maxtext)
-    assert_close(of_family, first(weight_dimension_numbers=axes), factor=0)
-
-
 def test_asgo_takes_everything_and_the_axes_of_the_family() -> None:
-    params = tree({"wi_0/kernel": (D, L, F), "wi_0/bias": (F, L)})
+    params = abstract({"wi_0/kernel": (D, L, F), "wi_0/bias": (F, L)})
     text = curvax.summarize(curvax.asgo(0.1, matrices=curvax.rules.maxtext), params)
     assert "not a matrix" not in text and f"{L} matrices {D}×{F}" in text
-
-
-def test_a_family_of_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="family must be None or that of a rule in curvax.rules"):
-        MatrixRule(family="maxtext")  # pyright: ignore[reportArgumentType]
-
-
-def test_a_depthwise_convolution_is_known_by_name_and_shape() -> None:
-    shapes = {
-        "depthwise/kernel": (3, 3, 1, 8),
-        "gray/Conv_0/kernel": (3, 3, 1, 8),  # of images with one channel
-        "dw/pointwise_conv/kernel": (1, 1, 8, 8),
-    }
-    found = sides(MatrixRule(), shapes)
-    assert found["depthwise/kernel"] == "depthwise convolution"
-    assert found["gray/Conv_0/kernel"] == ((0, 1, 2), (3,))
-    assert found["dw/pointwise_conv/kernel"] == ((0, 1, 2), (3,))

@@ -2,114 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
-import pytest
 
 import curvax
-from curvax import MatrixAxes, MatrixRule
+from curvax import MatrixAxes
+from tests.shared.rules import treated
 
-Shapes = dict[str, tuple[int, ...]]
-
-
-def treatments(shapes: Shapes, **rule: Any) -> dict[str, Any]:
-    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    return MatrixRule(**rule)(params)
-
-
-def listed(names: str) -> list[str]:
-    return names.split()
-
-
-TABLES = listed(
-    """
+TABLES = """
     wte wpe wte/weight tok_emb pos pos_emb pos_embs pos_embedding posemb token_embedding_table
     W_E W_pos emb/weight embed/embeddings embedder/input_embedding embed_tokens/weight embed/w
     tokens/weight
     rel_pos_h relpos_bias/rel_embedding relative_attention_bias/weight
     relative_attention_bias/embedding register_tokens mask_token cls latents codebook
     label_embedder/embedding_table/embedding
-    """
-)
-VECTORS = listed(
-    """
+"""
+VECTORS = """
     linear/b b b1 bq b_in b_Q c_attn/bias attention_bias attnBias relative_position_bias
     in_proj_bias norm/scale gamma norm/beta layer_norm/offset layer_scale ls1/gamma ln_1/weight
     RMSNorm_0/weight bn/w attn_norm norm_weight A_log log_std log_dt attn_gate gate time_decay
     time_mix_k wq_scale weight_g conv1_bias kernel_scale alpha
-    """
-)
-MATRICES = listed(
-    """
+"""
+MATRICES = """
     kernel dense/kernel up/w w W w1 wi wo wq wk wv W_Q W_U wi_0 wq_a wkv_b w_gate w_in
     wi_0/kernel gate_proj q_proj/kernel up_proj out_proj c_attn c_fc fc1 qkv lora_a lora_b
     recurrent_kernel patch_embed/kernel embedding/kernel unembed/kernel norm_mlp/w pos_proj/w
     gate/kernel lm_head linear relative_attention_bias/kernel scale/kernel token_mixer/w
     experts/kernel weights
-    """
-)
-TORCH = listed(
-    """
+"""
+TORCH = """
     weight linear/weight in_proj_weight weight_ih weight_hh weight_v patch_embed/weight
     token_mixer/weight lm_head/weight embed_out/weight gate/weight pos_proj/weight
-    """
-)
-UNKNOWN = listed("0 0/0 a mixing blocks/3 projector normal B prototypes")
+"""
+UNKNOWN = "0 0/0 a mixing blocks/3 projector normal B prototypes"
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (3, 3), (2, 3, 4), (1, 3, 4)])
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_are_not_matrices(name: str, shape: tuple[int, ...]) -> None:
-    assert treatments({name: shape}) == {name: "embedding"}
+def test_tables_biases_scales_and_gates_are_not_matrices() -> None:
+    for shape in ((3, 4), (3, 3), (2, 3, 4), (1, 3, 4)):
+        for name in TABLES.split():
+            assert treated({name: shape}) == {name: "embedding"}
+        for name in VECTORS.split():
+            *_, layer, last = ["", *name.split("/")]
+            assert treated({name: shape}) == {name: f"{last} of {layer}" if layer else last}
+    assert treated({"log_std": (1, 2)}) == {"log_std": "vector"}
 
 
-@pytest.mark.parametrize("shape", [(3, 4), (3, 3), (2, 3, 4), (1, 3, 4)])
-@pytest.mark.parametrize("name", VECTORS)
-def test_biases_scales_and_gates_are_not_matrices(name: str, shape: tuple[int, ...]) -> None:
-    *_, layer, last = ["", *name.split("/")]
-    assert treatments({name: shape}) == {name: f"{last} of {layer}" if layer else last}
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (4, 4), (1, 4)])
-@pytest.mark.parametrize("name", MATRICES)
-def test_kernels_are_matrices(name: str, shape: tuple[int, ...]) -> None:
-    assert treatments({name: shape}) == {name: MatrixAxes(rows=0, columns=1)}
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (4, 4), (1, 4)])
-@pytest.mark.parametrize("name", TORCH)
-def test_a_weight_has_its_output_axis_first(name: str, shape: tuple[int, ...]) -> None:
-    assert treatments({name: shape}) == {name: MatrixAxes(rows=1, columns=0)}
+def test_kernels_are_matrices_and_a_weight_has_its_output_axis_first() -> None:
+    for shape in ((3, 4), (4, 4), (1, 4)):
+        for name in MATRICES.split():
+            assert treated({name: shape}) == {name: MatrixAxes(rows=0, columns=1)}
+        for name in TORCH.split():
+            assert treated({name: shape}) == {name: MatrixAxes(rows=1, columns=0)}
 
 
 def test_a_weight_that_belongs_to_no_layer_is_a_guess() -> None:
     """Gemma 3's projector, `(in, out)`, is called so in PyTorch too."""
     names = {"projector/mm_input_projection_weight": True, "attn/in_proj_weight": False}
     for name, guess in (names | {"weight_ih": False, "linear/weight": False}).items():
-        found = treatments({name: (3, 4)})[name]
+        found = treated({name: (3, 4)})[name]
         assert found == MatrixAxes(rows=1, columns=0) and found.is_guess == guess
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_two_axes_of_an_unknown_name_are_a_guess(name: str) -> None:
-    found = treatments({name: (3, 4)})
-    assert found == {name: MatrixAxes(rows=0, columns=1)} and found[name].is_guess
-    assert treatments({name: (1, 4)}) == {name: "vector"}
-    assert treatments({name: (3, 4)}, matrices=name) == found
-    assert not treatments({name: (3, 4)}, matrices=name)[name].is_guess
+def test_two_axes_of_an_unknown_name_are_a_guess() -> None:
     said = MatrixAxes(rows=1, columns=0)
-    assert treatments({name: (3, 4)}, weight_dimension_numbers={name: said}) == {name: said}
-
-
-def test_one_row_has_no_direction() -> None:
-    assert treatments({"log_std": (1, 2)}) == {"log_std": "vector"}
+    for name in UNKNOWN.split():
+        found = treated({name: (3, 4)})
+        assert found == {name: MatrixAxes(rows=0, columns=1)} and found[name].is_guess
+        assert treated({name: (1, 4)}) == {name: "vector"}  # one row has no direction
+        assert treated({name: (3, 4)}, matrices=name) == found
+        assert not treated({name: (3, 4)}, matrices=name)[name].is_guess
+        assert treated({name: (3, 4)}, weight_dimension_numbers={name: said}) == {name: said}
 
 
 def test_a_b_beside_an_a_is_not_a_bias() -> None:
     shapes = {"lora/a": (8, 2), "lora/b": (2, 8), "linear/w": (4, 4), "linear/b": (3, 4)}
-    found = treatments(shapes)
+    found = treated(shapes)
     assert found["lora/b"] == MatrixAxes(0, 1) and found["linear/b"] == "b of linear"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import Any
 
 import jax
@@ -16,8 +15,8 @@ import curvax
 from curvax import MatrixAxes, MatrixRule
 from curvax.transforms.matrices._form import matrix_forms
 from tests.helpers import assert_close
+from tests.shared.rules import Shapes, offered, treated
 
-Shapes = dict[str, tuple[int, ...]]
 IN_OUT, OUT_IN = MatrixAxes(rows=0, columns=1), MatrixAxes(rows=1, columns=0)
 HEADS, OUT = MatrixAxes(rows=0, columns=(1, 2)), MatrixAxes(rows=(0, 1), columns=2)
 LAYERS = MatrixAxes(rows=1, columns=2)
@@ -26,47 +25,6 @@ DHWIO = MatrixAxes((0, 1, 2, 3), 4)
 ONE_OF_LAYERS = [MatrixAxes(1, (2, 3)), MatrixAxes((1, 2), 3)]
 ONE_OF_LAYERS += [MatrixAxes(0, (2, 3)), MatrixAxes((0, 2), 3)]
 HWIO, OIHW = MatrixAxes((0, 1, 2), 3), MatrixAxes((1, 2, 3), 0)
-
-
-def abstract(shapes: Shapes) -> Any:
-    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-
-
-def refused(shapes: Shapes, matrices: str | None = None) -> dict[str, list[MatrixAxes]]:
-    """The readings that the error offers, by path or pattern, as a user would paste them."""
-    with pytest.raises(ValueError, match="weight_dimension_numbers=") as error:
-        MatrixRule(matrices)(abstract(shapes))
-    text = str(error.value)
-    pasted = text[text.index("{\n") :]
-    eval(pasted, {"curvax": curvax})  # as it is, it is a dict
-    found: dict[str, list[MatrixAxes]] = {}
-    for name, axes in re.findall(r"(?:'(.+?)':|# or) (curvax\.MatrixAxes\(.+\)),  #", pasted):
-        found.setdefault(name or list(found)[-1], []).append(eval(axes, {"curvax": curvax}))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("shapes", "axes"),
-    [
-        # Named alone: `weight` is torch's and Equinox's, all others are Flax's.
-        ({"linear/weight": (32, 8)}, OUT_IN),
-        ({"linear/kernel": (32, 8)}, IN_OUT),
-        # A bias fits one end.
-        ({"linear/weight": (32, 8), "linear/bias": (32,)}, OUT_IN),
-        ({"c_fc/weight": (8, 32), "c_fc/bias": (32,)}, IN_OUT),
-        ({"c_fc/kernel": (32, 8), "c_fc/bias": (32,)}, OUT_IN),
-        ({"linear/w": (32, 8), "linear/b": (32,)}, OUT_IN),
-        ({"w1": (32, 8), "b1": (32,)}, OUT_IN),
-        ({"in_proj_weight": (8, 24), "in_proj_bias": (24,)}, IN_OUT),
-        # It fits both or none: the name decides.
-        ({"linear/weight": (8, 8), "linear/bias": (8,)}, OUT_IN),
-        ({"linear/kernel": (8, 8), "linear/bias": (8,)}, IN_OUT),
-        ({"linear/weight": (32, 8), "linear/bias": (5,)}, OUT_IN),
-        ({"linear/weight": (32, 8), "linear/bias": (3, 32)}, OUT_IN),
-    ],
-)
-def test_the_layout_of_two_axes(shapes: Shapes, axes: MatrixAxes) -> None:
-    assert MatrixRule()(abstract(shapes))[next(iter(shapes))] == axes
 
 
 @pytest.mark.parametrize(("inputs", "outputs", "factor"), [(8, 32, 2.0), (32, 8, 1.0)])
@@ -119,7 +77,7 @@ def attention(query: Any, out: Any, key: Any = None) -> Shapes:
     ],
 )
 def test_attention_is_recognized(shapes: Shapes, axes: list[Any]) -> None:
-    assert MatrixRule()(abstract(shapes)) == dict(zip(shapes, axes, strict=True))
+    assert treated(shapes) == dict(zip(shapes, axes, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +96,10 @@ def test_attention_is_recognized(shapes: Shapes, axes: list[Any]) -> None:
             attention((12, 64, 64), (12, 64, 64)),
             {f"{name}/kernel": [LAYERS] for name in ("query", "key", "value", "out")},
         ),
-        ({"key/kernel": (3, 8, 4), "key/bias": (3, 4)}, {"key/kernel": [LAYERS]}),
+        *(
+            ({f"{name}/kernel": (3, 8, 8), f"{name}/bias": (3, 8)}, {f"{name}/kernel": [LAYERS]})
+            for name in ("query", "key", "value", "out")
+        ),
         # They fit both.
         (
             {"query/kernel": (8, 8, 2), "out/kernel": (8, 2, 8)},
@@ -154,12 +115,25 @@ def test_attention_is_recognized(shapes: Shapes, axes: list[Any]) -> None:
 def test_what_may_be_a_stack_is_refused_with_all_readings(
     shapes: Shapes, readings: dict[str, list[MatrixAxes]]
 ) -> None:
-    assert refused(shapes) == readings
+    assert offered(shapes) == readings
 
 
 @pytest.mark.parametrize(
     ("shapes", "axes"),
     [
+        # A bias fits one end.
+        ({"linear/weight": (32, 8), "linear/bias": (32,)}, OUT_IN),
+        ({"c_fc/weight": (8, 32), "c_fc/bias": (32,)}, IN_OUT),
+        ({"c_fc/kernel": (32, 8), "c_fc/bias": (32,)}, OUT_IN),
+        ({"linear/w": (32, 8), "linear/b": (32,)}, OUT_IN),
+        ({"w1": (32, 8), "b1": (32,)}, OUT_IN),
+        ({"in_proj_weight": (8, 24), "in_proj_bias": (24,)}, IN_OUT),
+        # It fits both or none: the name decides.
+        ({"linear/weight": (8, 8), "linear/bias": (8,)}, OUT_IN),
+        ({"linear/kernel": (8, 8), "linear/bias": (8,)}, IN_OUT),
+        ({"linear/weight": (32, 8), "linear/bias": (5,)}, OUT_IN),
+        ({"linear/weight": (32, 8), "linear/bias": (3, 32)}, OUT_IN),
+        # Convolutions
         ({"conv1/weight": (64, 3, 7, 7)}, OIHW),
         ({"conv1/weight": (64, 3, 1, 7), "conv1/bias": (64, 1, 1)}, OIHW),
         ({"conv1/weight": (3, 3, 4, 8), "conv1/bias": (8,)}, HWIO),
@@ -174,38 +148,28 @@ def test_what_may_be_a_stack_is_refused_with_all_readings(
         ({"conv/kernel": (3, 3, 3, 4, 8), "conv/bias": (8,)}, DHWIO),
         ({"embedding/kernel": (16, 16, 3, 8), "embedding/bias": (8,)}, HWIO),
         ({"patch_embed/kernel": (16, 16, 3, 8)}, HWIO),
+        ({"gray/Conv_0/kernel": (3, 3, 1, 8)}, HWIO),  # of images with one channel
+        ({"dw/pointwise_conv/kernel": (1, 1, 8, 8)}, HWIO),
+        ({"depthwise/kernel": (3, 3, 1, 8)}, "depthwise convolution"),
         ({"patch_embed/proj/kernel": (16, 16, 3, 8)}, HWIO),
         ({"embeddings/patch_embeddings/projection/kernel": (16, 16, 3, 8)}, HWIO),
     ],
 )
-def test_convolutions(shapes: Shapes, axes: MatrixAxes) -> None:
-    assert MatrixRule()(abstract(shapes))[next(iter(shapes))] == axes
+def test_two_axes_and_convolutions(shapes: Shapes, axes: Any) -> None:
+    assert treated(shapes)[next(iter(shapes))] == axes
 
 
 @pytest.mark.parametrize(
     ("shapes", "readings"),
     [
-        (
-            {"conv/kernel": (12, 3, 3, 8, 8)},
-            [DHWIO, MatrixAxes((1, 2, 3), 4)],
-        ),
+        ({"conv/kernel": (12, 3, 3, 8, 8)}, [DHWIO, MatrixAxes((1, 2, 3), 4)]),
         ({"conv/kernel": (3, 3, 3, 4, 8)}, [DHWIO, MatrixAxes((1, 2, 3), 4)]),
         ({"conv/weight": (8, 4, 3, 3, 3)}, [MatrixAxes((1, 2, 3, 4), 0), MatrixAxes((2, 3, 4), 1)]),
         ({"conv/kernel": (12, 3, 4, 8)}, [HWIO, MatrixAxes((1, 2), 3)]),
         ({"conv/kernel": (64, 3, 7, 7)}, [HWIO, OIHW, MatrixAxes((1, 2), 3)]),
         ({"conv/weight": (3, 3, 4, 8)}, [OIHW, HWIO, MatrixAxes((2, 3), 1)]),
         ({"conv/kernel": (12, 3, 3, 4, 8), "conv/bias": (12, 8)}, [MatrixAxes((1, 2, 3), 4)]),
-    ],
-)
-def test_convolutions_of_two_readings_are_refused(
-    shapes: Shapes, readings: list[MatrixAxes]
-) -> None:
-    assert refused(shapes) == {next(iter(shapes)): readings}
-
-
-@pytest.mark.parametrize(
-    ("shapes", "readings"),
-    [
+        # Stacks of layers
         ({"mlp/kernel": (12, 4, 8)}, [LAYERS, MatrixAxes(0, 2), *MERGED]),
         ({"mlp/kernel": (12, 4, 8), "mlp/bias": (12, 8)}, [LAYERS]),
         ({"mlp/kernel": (12, 4, 8), "mlp/bias": (4, 8)}, [HEADS]),
@@ -216,10 +180,7 @@ def test_convolutions_of_two_readings_are_refused(
             [MatrixAxes(2, 1), MatrixAxes(2, 0), *(MatrixAxes(x.columns, x.rows) for x in MERGED)],
         ),
         ({"mlp/kernel": (2, 12, 4, 8)}, [MatrixAxes(2, 3), HWIO, *ONE_OF_LAYERS]),
-        (
-            {"layers/0/weight": (8, 3, 7, 7)},
-            [OIHW, MatrixAxes(3, 2)],  # as high as wide
-        ),
+        ({"layers/0/weight": (8, 3, 7, 7)}, [OIHW, MatrixAxes(3, 2)]),  # as high as wide
         ({"mlp/kernel": (2, 2, 12, 4, 8)}, [MatrixAxes(3, 4)]),
         ({"mlp/kernel": (3, 8, 1), "mlp/bias": (3, 1)}, [LAYERS]),
         (
@@ -230,8 +191,10 @@ def test_convolutions_of_two_readings_are_refused(
         ({"foo": (12, 4, 8)}, [LAYERS, MatrixAxes(0, 2), *MERGED]),
     ],
 )
-def test_stacks_of_layers_are_refused(shapes: Shapes, readings: list[MatrixAxes]) -> None:
-    assert refused(shapes) == {next(iter(shapes)): readings}
+def test_convolutions_and_stacks_of_two_readings_are_refused(
+    shapes: Shapes, readings: list[MatrixAxes]
+) -> None:
+    assert offered(shapes) == {next(iter(shapes)): readings}
 
 
 def test_one_error_lists_all_parameters_and_can_be_pasted() -> None:
@@ -239,12 +202,12 @@ def test_one_error_lists_all_parameters_and_can_be_pasted() -> None:
     shapes = {**layers, "head_0/kernel": (2, 4, 8), "head_1/kernel": (2, 4, 8), "x/w": (3, 5, 7)}
     del shapes["block_7/mlp/kernel"]
     shapes["block_7/mlp/kernel"] = (64, 64)  # so that a pattern would match too much
-    found = refused(shapes)
+    found = offered(shapes)
     expected = {f"block_{i}/mlp/kernel" for i in range(11) if i != 7}
     assert set(found) == {"block_*/wq", "head_*/kernel", "x/w"} | expected
     spec = {name: readings[0] for name, readings in found.items()}
-    treated = MatrixRule(weight_dimension_numbers=spec)(abstract(shapes))
-    assert treated["block_10/wq"] == HEADS and treated["block_7/mlp/kernel"] == IN_OUT
+    pasted = treated(shapes, weight_dimension_numbers=spec)
+    assert pasted["block_10/wq"] == HEADS and pasted["block_7/mlp/kernel"] == IN_OUT
 
 
 SHAPES_OF_ALL_RANKS = [(), (3,), (3, 4), (4, 4), (2, 3, 4), (3, 3, 3), (1, 1, 5), (2, 3, 1, 4)]
@@ -262,12 +225,12 @@ def test_every_shape_is_treated_or_refused(kernel: str, matrices: str | None) ->
         for bias in (None, *ends):
             shapes = {name: shape} | ({} if bias is None else {f"{layer}/bias": bias})
             try:
-                taken = [MatrixRule(matrices)(abstract(shapes))[name]]
+                taken = [treated(shapes, matrices=matrices)[name]]
             except ValueError:
-                taken = refused(shapes, matrices)[name]
+                taken = offered(shapes, MatrixRule(matrices))[name]
                 for axes in taken:
-                    rule = MatrixRule(matrices, weight_dimension_numbers={name: axes})
-                    assert rule(abstract(shapes))[name] == axes
+                    said = {"matrices": matrices, "weight_dimension_numbers": {name: axes}}
+                    assert treated(shapes, **said)[name] == axes
             for axes in taken:
                 if isinstance(axes, MatrixAxes):
                     assert matrix_forms(name, shape, axes)[0].shape == shape
@@ -279,10 +242,8 @@ def test_every_shape_is_treated_or_refused(kernel: str, matrices: str | None) ->
 def test_a_pattern_leaves_alone_what_lacks_its_axes() -> None:
     shapes = {"linear/weight": (4, 8), "norm/weight": (8,), "blocks/norm/weight": (3, 8)}
     shapes |= {"blocks/linear/weight": (3, 4, 8), "blocks/linear/bias": (3, 4)}
-    treated = MatrixRule(
-        weight_dimension_numbers={"blocks/*": MatrixAxes(2, 1), "*/weight": MatrixAxes(0, 1)}
-    )(abstract(shapes))
-    assert treated == {
+    spec = {"blocks/*": MatrixAxes(2, 1), "*/weight": MatrixAxes(0, 1)}
+    assert treated(shapes, weight_dimension_numbers=spec) == {
         "linear/weight": IN_OUT,
         "norm/weight": "vector",
         "blocks/norm/weight": "weight of norm",
@@ -291,25 +252,8 @@ def test_a_pattern_leaves_alone_what_lacks_its_axes() -> None:
     }
 
 
-def test_a_pattern_that_fits_nothing_says_what_it_covers() -> None:
-    params = {"norm/weight": jnp.ones(8), "ln/weight": jnp.ones(4), "up/kernel": jnp.ones((4, 8))}
-    optimizer = curvax.muon(0.1, weight_dimension_numbers={"*/weight": OUT_IN})
-    with pytest.raises(ValueError, match="weight_dimension_numbers") as error:
-        optimizer.init(params)
-    for fragment in ("'*/weight'", "rows=1", "columns=0", "'norm/weight' (8,)", "'ln/weight' (4,)"):
-        assert fragment in str(error.value)
-
-
-def test_patterns_work_inside_of_the_routing() -> None:
-    params = {"linear": {"weight": jnp.eye(4, 8)}, "norm": {"weight": jnp.ones(8)}}
-    spec = {"*/weight": IN_OUT, "norm/*": None}
-    optimizer = curvax.muon(0.1, weight_dimension_numbers=spec)
-    updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
-    assert all(np.any(x) for x in jax.tree.leaves(updates))
-
-
 def test_dimension_numbers_of_galore_name_the_same_axes() -> None:
     spec = {"layers": optax.contrib.GaLoreDimensionNumbers(reduction_axis=1, output_axis=(2, 3))}
     shapes = {"layers/query/kernel": (3, 12, 4, 8)}
-    treated = MatrixRule(weight_dimension_numbers=spec)(abstract(shapes))
-    assert treated == {"layers/query/kernel": MatrixAxes(rows=1, columns=(2, 3))}
+    expected = {"layers/query/kernel": MatrixAxes(rows=1, columns=(2, 3))}
+    assert treated(shapes, weight_dimension_numbers=spec) == expected

@@ -1,4 +1,4 @@
-"""Trees of every kind: Flax's, dataclasses, callable modules, tied and low-rank parameters."""
+"""Trees of every kind: Flax's, dataclasses, callable modules, and tied parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from flax.core import FrozenDict
@@ -20,7 +19,7 @@ from flax.core import FrozenDict
 import curvax
 from curvax import MatrixAxes, MatrixRule
 from curvax.transforms._guard import GuardCounts
-from tests.helpers import assert_close, computations, gradients_like, normal_like, run, share
+from tests.helpers import assert_close, computations, gradients_like, run, share
 
 
 @jax.tree_util.register_dataclass
@@ -149,21 +148,6 @@ def test_every_kind_of_tree(method: str, tree: str) -> None:
     assert computations(first_step(method, tree), *tree_gradient()) == step_of_dict(method)
 
 
-def test_different_computations_have_different_digests() -> None:
-    """The negative control."""
-    x = jnp.ones((2, 2))
-    plain, swapped, other = (
-        computations(f, x, x)
-        for f in (
-            lambda a, b: {"sum": a + 2 * b, "product": a @ b},
-            lambda a, b: {"product": a @ b, "sum": a + 2 * b},
-            lambda a, b: {"sum": b + 2 * a, "product": a @ b},
-        )
-    )
-    assert plain == swapped
-    assert plain["product"] == other["product"] and plain["sum"] != other["sum"]
-
-
 @pytest.mark.parametrize("tree", LIKE_FLAX)
 def test_parameters_have_the_same_names_in_every_tree_of_flax(tree: str) -> None:
     params = TREES[tree](*tree_gradient())
@@ -224,44 +208,19 @@ def test_a_mask_fits_by_path_whatever_boxes_hold_it(method: Any) -> None:
 
 
 def test_tied_parameters_are_one_parameter() -> None:
-    class Tied(nnx.Module):
-        def __init__(self) -> None:
-            self.first = nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0))
-            self.second = nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0))
-            self.second.kernel = self.first.kernel
+    first, second = (nnx.Linear(4, 4, use_bias=False, rngs=nnx.Rngs(0)) for _ in range(2))
+    second.kernel = first.kernel
+    model, before = nnx.Dict(first=first, second=second), first.kernel[...]
 
-    def loss(model: Tied) -> jax.Array:
+    def loss(model: Any) -> jax.Array:
         return jnp.sum(jnp.sin(model.second(model.first(jnp.eye(4)))))
 
-    model = Tied()
-    before = model.first.kernel[...]
     optimizer = nnx.Optimizer(model, curvax.muon(0.1, method="svd"), wrt=nnx.Param)
     nnx.jit(lambda optimizer, model: optimizer.update(model, nnx.grad(loss)(model)))(
         optimizer, model
     )
-    gradient = jax.jit(jax.grad(lambda w: jnp.sum(jnp.sin(w @ w))))(before)
-    plain = {"first": {"kernel": before}}
-    (updates,), _ = run(curvax.muon(0.1, method="svd"), [{"first": {"kernel": gradient}}], plain)
+    gradient = jax.grad(lambda w: jnp.sum(jnp.sin(w @ w)))(before)
     assert model.first.kernel is model.second.kernel
     # The two gradients agree up to rounding, of which small singular values make more.
     step = model.first.kernel[...] - before
-    assert_close(step, updates["first"]["kernel"], condition=64)
-
-
-def test_low_rank_factors_are_matrices_and_the_rest_stays() -> None:
-    model = nnx.LoRALinear(4, 6, lora_rank=2, rngs=nnx.Rngs(0))
-    kernel = model.kernel[...]
-    factors = nnx.state(model, nnx.LoRAParam)
-    gradients = normal_like(jax.random.key(3), factors)
-    transformation = curvax.muon(0.1, method="svd")
-    optimizer = nnx.Optimizer(model, transformation, wrt=nnx.LoRAParam)
-    summary = curvax.summarize(transformation, factors)
-    assert "lora/lora_a | 4×2 float32 | 1 matrix 4×2" in summary
-    assert "lora/lora_b | 2×6 float32 | 1 matrix 2×6" in summary
-    before = jax.tree.map(jnp.copy, nnx.to_pure_dict(factors))
-    nnx.jit(lambda optimizer, model: optimizer.update(model, gradients))(optimizer, model)
-    plain = nnx.to_pure_dict(gradients)
-    (updates,), _ = run(curvax.muon(0.1, method="svd"), [plain], before)
-    after = nnx.to_pure_dict(nnx.state(model, nnx.LoRAParam))
-    assert_close(after, optax.apply_updates(before, updates), 4)
-    assert_close(model.kernel[...], kernel, factor=0)
+    assert_close(step, -0.1 * curvax.polar_svd(gradient), condition=64)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,11 +32,9 @@ DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "svd": functools.partial(curvax.orthogonalize, "svd"),
 }
 
-
 directions = [  # whose tests share compiled programs, so they run in one worker
     pytest.param(name, marks=pytest.mark.xdist_group(f"view {name}")) for name in DIRECTIONS
 ]
-every_direction = pytest.mark.parametrize("direction", directions)
 some_directions = pytest.mark.parametrize("direction", share(directions, of=2))
 
 
@@ -55,15 +55,10 @@ def conditioned_gradients(
     return gradients
 
 
-def updates_by_step(transformation: Any) -> Callable[[list[Any]], list[Any]]:
-    """The updates of a list of gradients; compiles once for each shape and number of steps."""
-    return lambda gradients: run_scanned(transformation, gradients)[0]
-
-
 @functools.cache
-def compiled(direction: str) -> Callable[[list[Any]], list[Any]]:
-    """The directions of a batch of matrices without any view."""
-    return updates_by_step(DIRECTIONS[direction]())
+def compiled(direction: str) -> optax.GradientTransformation:
+    """The direction without any view, which compiles once for a shape."""
+    return DIRECTIONS[direction]()
 
 
 @some_directions
@@ -71,18 +66,18 @@ def test_padding_never_changes_a_block(direction: str) -> None:
     # 7 × 10 in blocks of at most 4 is 2 × 3 blocks of 4 × 4, of which the last are 3 and 2 wide.
     gradients = conditioned_gradients((7, 10), steps=3)
     view = curvax.on_matrices(DIRECTIONS[direction](), matrices="w", block_size=4)
-    updates = updates_by_step(view)([{"w": gradient} for gradient in gradients])
+    updates, _ = run_scanned(view, [{"w": gradient} for gradient in gradients])
     rows, columns = (slice(0, 4), slice(4, 7)), (slice(0, 4), slice(4, 8), slice(8, 10))
     # Of one that is not padded, and of one that is on both sides, or of all.
     blocks = itertools.product(rows, columns) if ALL_CELLS else zip(rows, columns[::2], strict=True)
     for block in blocks:
-        alone = compiled(direction)([g[block] for g in gradients])
+        alone, _ = run_scanned(compiled(direction), [g[block] for g in gradients])
         in_view = [update["w"][block] for update in updates]
         # A block of a well-conditioned matrix is less well conditioned.
         assert_close(in_view, alone, condition=16)
 
 
-@every_direction
+@some_directions
 def test_one_block_is_the_whole_matrix(direction: str) -> None:
     matrix = {"a": jax.ShapeDtypeStruct((4, 6), jnp.float32)}
 
@@ -121,37 +116,30 @@ def as_parameter(name: str, batch: Any) -> Any:
     return batch if name == "layers" else batch[0]
 
 
-def as_batch(name: str, parameter: Any) -> Any:
-    """The inverse of `as_parameter`."""
-    if name == "heads":
-        return np.moveaxis(parameter, 1, 0)
-    if name in AXES and name != "layers":
-        axis = 1 if name == "merged heads" else 0
-        return np.stack(np.split(parameter, BATCHES[name][0], axis=axis))
-    return parameter if name == "layers" else parameter[None]
-
-
 @functools.cache
 def batches() -> dict[str, list[np.ndarray]]:
-    return {
-        name: [np.asarray(g) for g in conditioned_gradients(shape, seed=i)]
-        for i, (name, shape) in enumerate(BATCHES.items())
-    }
+    shapes = enumerate(BATCHES.items())
+    return {name: conditioned_gradients(shape, seed=i) for i, (name, shape) in shapes}
 
 
 @functools.cache
 def alone(direction: str) -> dict[str, list[np.ndarray]]:
-    """The directions of every batch, each matrix by itself."""
+    """The directions of every parameter, each of its matrices by itself."""
     found = {}
     for name, gradients in batches().items():
-        number = BATCHES[name][0]
-        runs = [compiled(direction)([g[i] for g in gradients]) for i in range(number)]
-        found[name] = [np.stack(step) for step in zip(*runs, strict=True)]
+        runs = [
+            run_scanned(compiled(direction), matrix)[0] for matrix in zip(*gradients, strict=True)
+        ]
+        found[name] = [as_parameter(name, np.stack(step)) for step in zip(*runs, strict=True)]
     return found
 
 
-def together(direction: str, stack: bool, names: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
-    """The directions of every batch, from one view of all of these parameters."""
+@pytest.mark.parametrize(("stack", "names"), [(True, tuple(BATCHES)), (False, PLAIN)])
+@some_directions
+def test_stacked_unstacked_and_bare_agree(
+    direction: str, stack: bool, names: tuple[str, ...]
+) -> None:
+    """In a stack with heads and scanned layers, too."""
     gradients = [
         {name: as_parameter(name, batches()[name][step]) for name in names} for step in range(2)
     ]
@@ -161,19 +149,9 @@ def together(direction: str, stack: bool, names: tuple[str, ...]) -> dict[str, l
     assert summary.count("in stack 4x6") == (4 if stack else 0)
     assert summary.count("in stack 6x4") == (3 if stack else 0)
     assert summary.count("in an entry of its own") == (0 if stack else len(names))
-    updates = updates_by_step(view)(gradients)
-    return {name: [as_batch(name, u[name]) for u in updates] for name in names}
-
-
-@some_directions
-def test_heads_and_scanned_layers_run_alone(direction: str) -> None:
-    assert_close(together(direction, True, tuple(BATCHES)), alone(direction))
-
-
-@some_directions
-def test_unstacked_and_bare_agree(direction: str) -> None:
-    viewed = together(direction, False, PLAIN)
-    assert_close(viewed, {name: alone(direction)[name] for name in PLAIN})
+    updates, _ = run_scanned(view, gradients)
+    for name in names:
+        assert_close([update[name] for update in updates], alone(direction)[name])
 
 
 def test_large_batches_keep_an_entry_of_their_own() -> None:
@@ -189,12 +167,8 @@ def test_large_batches_keep_an_entry_of_their_own() -> None:
     ):
         view = curvax.on_matrices(curvax.momentum(), stack=stack, weight_dimension_numbers=axes)
         assert set(view.init(params).inner) == keys
-
-
-def test_large_batches_in_tiles_share_a_stack() -> None:
-    """Cutting them into blocks copies them anyway."""
+    # Cutting them into blocks copies them anyway.
     params = {name: jnp.zeros((2, 300, 150)) for name in "ab"}
-    axes = {"*": MatrixAxes(rows=1, columns=2)}
     view = curvax.on_matrices(curvax.momentum(), block_size=150, weight_dimension_numbers=axes)
     assert [own.inner.mu.shape for own in view.init(params).inner.values()] == [(8, 150, 150)]
 
@@ -217,3 +191,19 @@ def test_a_stack_of_mixed_dtypes_has_the_widest_and_updates_their_own() -> None:
             entries = curvax.state_of(view, params, state, name)
             assert [x.dtype for place, x in entries.items() if "mu" in place] == [jnp.dtype(dtype)]
             assert updates[name].dtype == params[name].dtype
+
+
+def test_four_calls_of_the_library_are_around_a_direction() -> None:
+    """Of routing, view, chunks and guard: `tests/shared/own_calls.py` counts what they call."""
+    files: list[str] = []
+    room = Path(__file__).resolve().parents[2] / "transforms"
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        paths = [Path(frame.filename).resolve() for frame in inspect.stack(0)]
+        files.extend(path.stem for path in paths if path.is_relative_to(room))
+        return updates, state
+
+    optimizer = curvax.assemble(optax.GradientTransformation(optax.init_empty_state, update), 0.1)
+    params = {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}
+    optimizer.update(params, optimizer.init(params), params)
+    assert files == ["_guard", "_chunks", "_view", "_routing"]

@@ -21,24 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
-from flax.training.train_state import TrainState
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
 from curvax.transforms.matrices._view import MatrixViewState
 from tests.cases import every_optimizer, in_turns
-from tests.contract import (
-    Model,
-    compiled,
-    plain_program,
-    shapes_and_dtypes,
-    small_run,
-    small_training,
-    small_tree,
-    small_updates,
-)
+from tests.contract import compiled, plain_program, shapes_and_dtypes, small_run, small_tree
 from tests.helpers import (
     ALL_CELLS,
     assert_close,
@@ -47,6 +36,7 @@ from tests.helpers import (
     program,
     resolution,
     run,
+    run_scanned,
     share,
     states_by_parameter,
     tolerance,
@@ -90,13 +80,6 @@ def make(row: Row, kinds: Iterable[str] = LEAVES) -> Any:
     """The optimizer for leaves of these kinds."""
     axes = {name: axes for name, axes in SPEC.items() if name in kinds}
     return row.make(weight_dimension_numbers=axes)
-
-
-@functools.cache
-def on_one_device(row: Row) -> tuple[list[Any], list[Any]]:
-    """Two steps with all kinds of leaves."""
-    params = contract_tree("float32")
-    return run(make(row), gradients_like(params, 2), params)
 
 
 def assert_matrix_branch(row: Row, params: Any, state: Any) -> None:
@@ -156,15 +139,6 @@ def test_every_kind_of_leaf(row: Row) -> None:
     assert_matrix_branch(row, params, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
 
 
-@in_turns(15, of=17)
-def test_every_kind_of_leaf_is_updated(row: Row) -> None:
-    params = contract_tree("float32")
-    updates, states = on_one_device(row)
-    for update in updates:
-        assert_updated(update, params)
-    assert_matrix_branch(row, params, states[-1])
-
-
 @every_optimizer
 def test_no_batch_is_decomposed(row: Row) -> None:
     """On CPUs several may wait for each other forever; see docs/xla.md, "LAPACK"."""
@@ -202,9 +176,9 @@ def test_a_mesh_gives_the_same_updates(row: Row) -> None:
     def on_mesh(tree: Any) -> Any:
         return {name: jax.device_put(tree[name], shardings[name]) for name in ON_MESH}
 
-    expected = on_one_device(row)[0]
     shardings = shardings_for(mesh)
     whole = contract_tree("float32")
+    expected, _ = run(make(row), gradients_like(whole, 2), whole)
     gradients = [on_mesh(g) for g in gradients_like(whole, 2)]
     params = on_mesh(whole)
     optimizer = make(row)
@@ -285,23 +259,14 @@ def test_donated_state_gives_the_same_updates(row: Row) -> None:
 
 @in_turns(16, of=17)
 def test_steps_can_be_scanned(row: Row) -> None:
+    """And the state from a scan goes on."""
     params = small_tree()
-    optimizer = row.make()
-    gradients = jax.tree.map(lambda *x: np.stack(x), *gradients_like(params, 3))
-
-    def step(state: Any, gradient: Any) -> Any:
-        updates, state = optimizer.update(gradient, state, params)
-        return state, updates
-
-    state, updates = jax.jit(lambda *args: jax.lax.scan(step, *args))(
-        optimizer.init(params), gradients
-    )
-    expected, states = small_run(row)
-    assert_close(updates, jax.tree.map(lambda *x: np.stack(x), *expected), row.growth)
-    last = gradients_like(params, 1)[0]
-    step_again = compiled(row).update
-    after_scan, after_loop = (step_again(last, s, params)[0] for s in (state, states[-1]))
-    assert_close(after_scan, after_loop, row.growth)
+    gradients = gradients_like(params, 3)
+    updates, states = run_scanned(row.make(), gradients, params)
+    expected, alone = small_run(row)
+    assert_close(updates, expected, row.growth)
+    after = [compiled(row).update(gradients[0], x[-1], params)[0] for x in (states, alone)]
+    assert_close(*after, row.growth)
 
 
 @in_turns(2, of=17)
@@ -339,15 +304,17 @@ def test_init_does_not_grow_with_the_leaves_of_a_shape(row: Row) -> None:
     assert lines[1] <= lines[0] + (len(many) - len(few) if row.after_the_matrices else 0)
 
 
-@pytest.mark.parametrize(
-    ("params_dtype", "gradients_dtype"), [("bfloat16", "float32"), ("float32", "bfloat16")]
+DTYPES = pytest.mark.parametrize(
+    ("params_dtype", "gradients_dtype"),
+    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")],
 )
+
+
+@DTYPES
 @in_turns(0)
 def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) -> None:
-    """The state keeps its dtypes; updates have the wider dtype of gradients and parameters.
-
-    With one dtype for both: `test_optax_contracts.py::test_a_step_can_be_a_branch`.
-    """
+    """Updates have the wider dtype of gradients and parameters; the state, whose statistics are
+    float32, keeps its own. So a step can be a branch where updates have the gradients' dtype."""
     params = small_tree(params_dtype)
     optimizer = row.make()
     state = jax.eval_shape(optimizer.init, params)
@@ -357,28 +324,32 @@ def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) ->
     statistics = [x.dtype for place, x in entries.items() if momenta.isdisjoint(place.split("/"))]
     assert jnp.dtype(jnp.bfloat16) not in statistics
     gradient = gradients_like(params, 1, dtype=gradients_dtype)[0]
-    updates, after = jax.eval_shape(optimizer.update, gradient, state, params)
+    wider = jnp.promote_types(params_dtype, gradients_dtype)
+
+    def step(apply: Any, gradient: Any, state: Any, params: Any) -> Any:
+        update = lambda: optimizer.update(gradient, state, params)  # noqa: E731
+        return jax.lax.cond(apply, update, lambda: (optax.tree.cast(gradient, wider), state))
+
+    updates, after = jax.eval_shape(step, jnp.bool_(True), gradient, state, params)
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
-    assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(updates)} == {wider}
     if not row.reads_weights:
         updates, _ = jax.eval_shape(optimizer.update, gradient, state)
         assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(gradients_dtype)}
 
 
-@pytest.mark.parametrize(
-    ("params_dtype", "gradients_dtype"),
-    [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")],
-)
+@DTYPES
 @in_turns(1)
 def test_directions_have_the_dtype_of_their_gradients(
     row: Row, params_dtype: str, gradients_dtype: str
 ) -> None:
-    """With float32 for both: `test_optax_contracts.py`."""
+    """And ignore extra arguments."""
     matrix = jax.ShapeDtypeStruct((2, 4, 6), params_dtype)
-    direction = row.make_direction()
+    direction = optax.with_extra_args_support(row.make_direction())
     state = jax.eval_shape(direction.init, matrix)
     gradient = jax.ShapeDtypeStruct(matrix.shape, gradients_dtype)
-    updates, after = jax.eval_shape(direction.update, gradient, state, row.needed(matrix))
+    with_more = functools.partial(direction.update, value=1.0, other="x")
+    updates, after = jax.eval_shape(with_more, gradient, state, row.needed(matrix))
     assert (updates.shape, updates.dtype) == (gradient.shape, gradient.dtype)
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
 
@@ -426,120 +397,6 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     wide, *wide_gradients = jax.tree.map(lambda x: x.astype("float32"), [params, *gradients])
     expected, _ = run(compiled(row), wide_gradients, wide, jit=False)  # which is compiled
     assert_close(updates, expected, row.growth)
-
-
-@in_turns(4, of=17)
-def test_injected_hyperparameters_can_be_scheduled_and_set(row: Row) -> None:
-    params = small_tree()
-    inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
-    injected = inject(lambda step: 0.1 / (1 + step), **row.for_contract())
-    step = jax.jit(injected.update)
-    state = injected.init(params)
-    gradients = gradients_like(params, 3)
-    for i, expected in enumerate(small_updates(row, (0.1, 0.1 / 2))):
-        updates, state = step(gradients[i], state, params)
-        assert_close(float(state.hyperparams["learning_rate"]), 0.1 / (1 + i), eps=1e-6)
-        # Adam divides by 1 - b2, which in float32 has 1,000 times the relative error of b2.
-        assert_close(updates, expected, row.growth, condition=1 / (1 - 0.999))
-    before, _ = step(gradients[2], state, params)
-    state.hyperparams["weight_decay"] = jnp.full_like(state.hyperparams["weight_decay"], 0.5)
-    after, _ = step(gradients[2], state, params)
-    difference = after["dense"]["kernel"] - before["dense"]["kernel"]
-    bound = tolerance(before["dense"]["kernel"], before["dense"]["kernel"], 4)
-    direction = -before["dense"]["kernel"]
-    expected = -0.1 / 3 * 0.5 * row.decayed(direction, params["dense"]["kernel"])
-    assert float(jnp.abs(difference - expected).max()) <= bound + tolerance(expected, expected, 4)
-    assert step._cache_size() == 1
-
-
-@in_turns(10, of=17)
-def test_learning_rate_schedules_count_steps_from_zero(row: Row) -> None:
-    params = small_tree()
-    schedule = optax.piecewise_constant_schedule(0.1, {1: 0.5, 2: 0.1})
-    updates, _ = run(row.make(schedule), gradients_like(params, 3), params)
-    for update, expected in zip(updates, small_updates(row, (0.1, 0.05, 0.005)), strict=True):
-        assert_close(update, expected, row.growth)
-
-
-@in_turns(16, of=17)
-def test_multi_steps_average_gradients(row: Row) -> None:
-    params = small_tree()
-    optimizer = optax.MultiSteps(row.make(), every_k_schedule=2)
-    gradients = gradients_like(params, 2)
-    halves = [jax.tree.map(lambda g, c=c: c * g, g) for g in gradients for c in (0.5, 1.5)]
-    updates, _ = run(optimizer, halves, params)
-    for i, expected in enumerate(small_run(row)[0][:2]):
-        assert not any(np.any(x) for x in jax.tree.leaves(updates[2 * i]))
-        assert_close(updates[2 * i + 1], expected, row.growth)
-
-
-@in_turns(0, of=17)
-def test_apply_if_finite_skips_a_bad_step(row: Row) -> None:
-    params = small_tree()
-    optimizer = optax.apply_if_finite(row.make(), max_consecutive_errors=3)
-    first, second, _ = gradients_like(params, 3)
-    bad = jax.tree.map(lambda g: g * jnp.nan, first)
-    updates, states = run(optimizer, [first, bad, second], params)
-    assert not any(np.any(x) for x in jax.tree.leaves(updates[1]))
-    assert_close(states[1].inner_state, states[0].inner_state, factor=0)
-    assert_close([updates[0], updates[2]], small_run(row)[0][:2], row.growth)
-
-
-@in_turns(7, of=17)
-def test_masked_leaves_pass_through(row: Row) -> None:
-    params = small_tree()
-    mask = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": False}}
-    optimizer = optax.masked(row.make(), mask)
-    gradients = gradients_like(params, 3)
-    updates, _ = run(optimizer, gradients, params)
-    for update, gradient, plain in zip(updates, gradients, small_run(row)[0], strict=True):
-        assert_close(update["head"], gradient["head"], factor=0)
-        assert_close(update["dense"], plain["dense"], row.growth)
-
-
-@in_turns(3, of=17)
-def test_partition_and_chain(row: Row) -> None:
-    params = small_tree()
-    optimizer = optax.chain(
-        optax.scale(3.0),
-        optax.scale(1 / 3),
-        optax.partition(
-            {"ours": row.make(), "frozen": optax.set_to_zero()},
-            {"dense": "ours", "head": "frozen"},
-        ),
-        optax.scale(0.5),
-    )
-    updates, _ = run(optimizer, gradients_like(params, 3), params)
-    for update, plain in zip(updates, small_run(row)[0], strict=True):
-        assert not np.any(update["head"]["kernel"])
-        halved = jax.tree.map(lambda x: 0.5 * x, plain["dense"])
-        assert_close(update["dense"], halved, row.growth)
-
-
-@in_turns(9, of=17)
-def test_flax_train_state(row: Row) -> None:
-    params = small_tree()
-    state = TrainState.create(apply_fn=lambda _: None, params=params, tx=compiled(row))
-    for gradient in gradients_like(params, 3):
-        state = state.apply_gradients(grads=gradient)
-    assert state.step == 3
-    assert_close(state.params, small_training(row), row.growth)
-
-
-@in_turns(8, of=17)
-def test_nnx_optimizer(row: Row) -> None:
-    model = Model()
-    optimizer = nnx.Optimizer(model, row.make(), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(model: Model, optimizer: nnx.Optimizer, gradient: Any) -> None:
-        structure = jax.tree.structure(nnx.state(model, nnx.Param))
-        optimizer.update(model, structure.unflatten(jax.tree.leaves(gradient)))
-
-    for gradient in gradients_like(small_tree(), 3):
-        step(model, optimizer, gradient)
-    trained = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    assert_close(trained, small_training(row), row.growth)
 
 
 @in_turns(0, of=9)

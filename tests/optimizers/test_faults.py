@@ -2,7 +2,7 @@
 
 A cell of the product compiles once: its faults, and the steps at which decompositions fail, are
 data. All comparisons are bit for bit, of the updates and of every array of the state at every step.
-By default one cell of every other method runs, with a share of the faults. All cells, all faults:
+By default one cell of every third method runs, with a share of the faults. All cells, all faults:
 
     CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_faults.py
 """
@@ -29,11 +29,7 @@ import curvax
 from curvax.transforms.state._entries import entries_of
 from tests.fault_model import (
     CELLS,
-    DURATIONS,
-    EXTENTS,
     FAULTS,
-    MOMENTS,
-    PLACES,
     REFRESH,
     STORAGE,
     VALUES,
@@ -47,18 +43,19 @@ from tests.fault_model import (
 )
 from tests.helpers import ALL_CELLS, normal_like
 from tests.registry import REGISTRY
+from tests.tpu_forms import loops_of
 
 PERIOD, STEPS = 4, 20
 SHAPES = {"dense/kernel": (4, 6), "dense/bias": (6,), "head/kernel": (6, 4), "layers": (2, 4, 6)}
 WIDE = {name: SHAPES[name] for name in ("dense/kernel", "dense/bias", "layers")}
 TALL = WIDE | {"dense/kernel": (6, 4), "layers": (2, 6, 4)}
 SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
-SHARE = 1 if ALL_CELLS else 7  # prime to the number of faults: each share has all values and parts
+SHARE = 1 if ALL_CELLS else 5  # prime to the number of faults: each share has all values and parts
 UNSEEN = [  # a first basis has columns of the identity: to them another row's 1e30 is 0
     fault for fault in FAULTS if (fault.value, fault.moment, fault.steps) == ("1e30", "step 1", 1)
 ]
 CHOSEN = tuple(map(chosen_of, REGISTRY))
-SAMPLE = CELLS if ALL_CELLS else CHOSEN[1::2]
+SAMPLE = CELLS if ALL_CELLS else CHOSEN[1::3]
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
 TRACES = itertools.count()
 DECOMPOSITIONS = ("eigh", "svd", "qr", "cholesky")
@@ -107,6 +104,7 @@ def breaking(broken: dict[str, jax.Array]) -> Iterator[None]:
         )
 
     with pytest.MonkeyPatch.context() as patch, set_xla_metadata(trace=next(TRACES)):
+        loops_of("cpu", patch)  # in stacks, as on GPUs, decompositions cannot see traced values
         for name in DECOMPOSITIONS:
             module = jax.lax.linalg if name == "cholesky" else jnp.linalg
             patch.setattr(module, name, breaks(getattr(module, name), broken[name]))
@@ -369,38 +367,6 @@ def test_a_failed_decomposition_of_every_step_poisons_nothing(cell: Cell) -> Non
 # The fault model itself.
 
 
-def test_a_mask_strikes_what_its_fault_says() -> None:
-    starts = {"step 1": 1, "between refreshes": 6, "at a refresh": 8}
-    sizes = {"element": 1, "row": SHAPES["layers"][2], "leaf": 48, "all leaves": 48}
-    for fault in FAULTS:
-        masks = struck(fault, SHAPES, starts, STEPS)
-        when = np.arange(STEPS) + 1 - starts[fault.moment]
-        during = (when >= 0) & (when < fault.steps)
-        struck_leaves = [name for name in SHAPES if masks[name].any()]
-        assert len(struck_leaves) == (4 if fault.extent == "all leaves" else 1)
-        for name in struck_leaves:
-            mask, units = masks[name], 2 if name == "layers" else 1
-            size = mask.reshape(STEPS, -1).sum(axis=1)
-            assert (during == (size > 0)).all()
-            if name == "layers":
-                assert size.max() == sizes[fault.extent]
-            expected = units if "leaf" in fault.extent or "leaves" in fault.extent else 1
-            assert (hits(mask).sum(axis=1) == expected * during).all()
-            whole = widened(masks)[name]
-            assert (hits(whole) == hits(mask)).all() and (whole >= mask).all()
-            assert whole.reshape(STEPS, -1).sum(axis=1).max() == expected * whole[0].size // units
-
-
-@pytest.mark.parametrize("shapes", [SHAPES, WIDE], ids=["all", "wide"])
-def test_the_places_strike_every_leaf_in_every_way(shapes: dict[str, tuple[int, ...]]) -> None:
-    starts = {"step 1": 1, "between refreshes": 6, "at a refresh": 8}
-    for argument, values in enumerate((EXTENTS[:-1], MOMENTS, DURATIONS)):
-        for value in values:
-            own = [p for p in PLACES if p[argument] == value and p[0] != "all leaves"]
-            masks = [struck(Fault("NaN", *place), shapes, starts, STEPS) for place in own]
-            assert {n for m in masks for n in shapes if m[n].any()} == set(shapes), value
-
-
 def test_the_product_is_the_algebras() -> None:
     plain = {c[:3] for c in ALL if c.moments == "plain" and c.storage != "quantized8"}
     assert set(CELLS) == plain
@@ -411,5 +377,5 @@ def test_the_product_is_the_algebras() -> None:
 
 
 def test_every_fault_is_tried_by_default() -> None:
-    tried = {f for i in range(len(SAMPLE)) for f in FAULTS[i % 7 :: 7]}
+    tried = {f for i in range(len(SAMPLE)) for f in FAULTS[i % 5 :: 5]}
     assert tried == set(FAULTS)

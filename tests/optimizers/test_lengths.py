@@ -171,10 +171,3 @@ def test_moments_without_memory_of_squares_have_no_bound() -> None:
     assert np.isclose(largest_ratio(0.0, 0.9), 0.1**-0.5)
     traced = jax.jit(largest_ratio)(0.9, 0.999)
     assert np.isclose(traced, largest_ratio(0.9, 0.999), rtol=1e-5)
-
-
-def test_a_limit_needs_a_scale_free_preconditioner() -> None:
-    with pytest.raises(ValueError, match="root must be 4 for side='both' with limit, got 2"):
-        curvax.scale_by_shampoo(root=2, graft="limit")
-    with pytest.raises(ValueError, match="limit must be"):
-        curvax.scale_by_soap(limit=0.0)

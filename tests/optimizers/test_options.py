@@ -1,4 +1,4 @@
-"""Every argument of every factory has an effect in some setting, and is refused where it has none.
+"""Every argument of every factory has an effect in some setting.
 
 What an argument changes is read off the program of three steps, without what no update needs.
 """
@@ -21,7 +21,9 @@ import curvax
 from curvax import eigenbases, grafts, polar, policies, subspaces
 from curvax.transforms.directions._graft import GRAFTS
 from curvax.transforms.directions._orthogonalize import POLAR_METHODS
-from curvax.transforms.kronecker._basis import METHODS as BASIS_METHODS
+from curvax.transforms.kronecker._methods import METHODS as BASIS_METHODS
+from curvax.transforms.linalg._precision import LEVELS
+from curvax.transforms.linalg._precision import NAMES as PRODUCTS
 from curvax.transforms.subspace._bases import SWITCHING
 from curvax.transforms.subspace._compensation import COMPENSATIONS
 from tests.cases import in_turns
@@ -102,6 +104,7 @@ OTHERS = {
     "seed": Other(7, {"basis": RANDOM}),
     "refresh": Other(3),
     "storage": Other(curvax.dense("bfloat16")),
+    "products": Other("bf16x3"),
     "dtype": Other("bfloat16"),
     "limit": Other(True),
     "graft": Other(None),
@@ -115,11 +118,7 @@ OF_METHODS = {
     "muon": {"accumulate": Other("sum")},
     "foam": {"eps": Other(1e-8)},
     "shampoo": {"root": Other(2)},
-    "soap": {
-        "limit": Other(0.25),
-        "method": Other("qr"),
-        "statistics": Other("kl"),
-    },
+    "soap": {"limit": Other(0.25), "method": Other("qr"), "statistics": Other("kl")},
     "eigen_adam": {"limit": Other(0.25), "method": Other("qr"), "side": Other("right")},
     "kl_shampoo": {"limit": Other(0.25), "method": Other("eigh")},
     "alice": {"seed": Other(7), "switching": Other(subspaces.gaussian_mix(1))},
@@ -179,6 +178,184 @@ def test_every_shared_argument_changes_something(row: Row, name: str) -> None:
         assert changes(of_method(row), name, SHARED[name])
 
 
+class Part(NamedTuple):
+    """A factory of a value or a direction, the direction with it, and values unlike `OTHERS`."""
+
+    make: Callable[..., Any]
+    within: Callable[[Any], Any]
+    others: Mapping[str, Any] = {}
+    given: Mapping[str, Any] = {}
+
+
+def _itself(direction: Any) -> Any:
+    return direction
+
+
+def _shampoo(**settings: Any) -> Any:
+    return curvax.scale_by_shampoo(refresh=2, **settings)
+
+
+def _examined(refresh: Any) -> Any:
+    return curvax.scale_by_shampoo(refresh=refresh, damping_mode="absolute", eps=1e-9)
+
+
+def _of_alice(switching: Any) -> Any:
+    return curvax.scale_by_alice(rank=2, switching=switching)
+
+
+def _of_fira(compensation: Any) -> Any:
+    return curvax.scale_by_fira(rank=2, compensation=compensation)
+
+
+def _of_galore(basis: Any) -> Any:
+    return curvax.scale_by_galore(rank=2, basis=basis)
+
+
+def _stored(storage: Any) -> Any:
+    return _shampoo(storage=storage)
+
+
+SWITCHED = {"leading": 1, "finder": subspaces.svd()}
+CODES = {"block": 2, "map": "linear", "min_elements": 4096}
+ALL_CODED = {"min_elements": 1}
+SHORT, LONGER = {"refresh": curvax.every(2)}, {"refresh": curvax.every(3)}
+ON_RANDOM = {"rank": 2, "basis": RANDOM, **SHORT}
+PARTS = {
+    "polar.newton_schulz": Part(
+        polar.newton_schulz,
+        curvax.orthogonalize,
+        {"steps": 3, "coefficients": "classical", "norm": "gram"},
+    ),
+    "eigenbases.qr": Part(
+        eigenbases.qr,
+        lambda x: curvax.scale_by_soap(method=x, refresh=policies.diagonal_residual(2)),
+        {"steps": 3},
+    ),
+    "eigenbases.tracked": Part(
+        eigenbases.tracked, lambda x: curvax.scale_by_soap(method=x), {"rotations": 3}
+    ),
+    "grafts.adam": Part(grafts.adam, lambda x: _shampoo(graft=x)),
+    "policies.every": Part(
+        policies.every,
+        lambda x: curvax.scale_by_soap(refresh=x),
+        {"k": 3, "offset": 1, "first": False},
+        {"k": 2},
+    ),
+    "policies.foam": Part(
+        policies.foam,
+        _examined,
+        {"check_every": 3, "adaptive_damping": False, "refreshes": False, "rounding_floor": 0.0},
+    ),
+    "policies.diagonal_residual": Part(policies.diagonal_residual, _examined, {"check_every": 3}),
+    "policies.below_norm": Part(
+        policies.below_norm,
+        lambda x: curvax.scale_by_sumo(rank=2, refresh=x),
+        {"check_every": 3},
+        {"threshold": 1.0},
+    ),
+    "subspaces.randomized": Part(
+        subspaces.randomized, _of_galore, {"oversampling": 1, "iterations": 3}
+    ),
+    "subspaces.iterated": Part(subspaces.iterated, _of_galore, {"rotate": False, "start": RANDOM}),
+    "subspaces.gaussian": Part(
+        subspaces.gaussian,
+        lambda x: curvax.scale_by_apollo(rank=2, basis=x),
+        {"normalized": True, "kept": False},
+    ),
+    "subspaces.complement": Part(subspaces.complement, _of_alice, SWITCHED),
+    "subspaces.full_basis": Part(subspaces.full_basis, _of_alice, SWITCHED),
+    "subspaces.gaussian_mix": Part(subspaces.gaussian_mix, _of_alice, SWITCHED),
+    "subspaces.optimal": Part(
+        subspaces.optimal,
+        lambda x: curvax.scale_by_alice(rank=2, compensation=x),
+        {"decay": 0.5, "weight": 0.5},
+    ),
+    "subspaces.fira": Part(subspaces.fira, _of_fira, {"weight": 0.5, "residual": 0.5}),
+    "subspaces.fira_plus": Part(subspaces.fira_plus, _of_fira, {"weight": 0.5}),
+    "subspaces.channel_scaling": Part(subspaces.channel_scaling, _of_fira),
+    "products": Part(
+        curvax.products,
+        lambda x: curvax.scale_by_soap(products=x),
+        {"step": "float32", "statistics": "bf16x6", "refresh": "bf16x3"},
+    ),
+    "dense": Part(curvax.dense, _stored),
+    "quantized": Part(
+        curvax.quantized, _stored, {**CODES, "bits": 8, "keep_diagonal": False}, ALL_CODED
+    ),
+    "cholesky": Part(
+        curvax.cholesky, _stored, {**CODES, "bits": 8, "error_feedback": 0.5}, ALL_CODED
+    ),
+    "packed": Part(
+        curvax.packed,
+        lambda x: curvax.scale_by_soap(storage=x),
+        {**CODES, "bits": 6, "bases": curvax.dense()},
+        ALL_CODED,
+    ),
+    "momentum": Part(curvax.momentum, _itself, {"accumulate": "sum", "nesterov": True}),
+    "moment_ratio": Part(curvax.moment_ratio, _itself),
+    "precondition_diagonal": Part(
+        curvax.precondition_diagonal, _itself, {"momentum": curvax.momentum(), "side": "right"}
+    ),
+    "normalize_neurons": Part(curvax.normalize_neurons, _itself),
+    "scale_by_dion": Part(curvax.scale_by_dion, _itself, {"side": "right", "seed": 7}, {"rank": 2}),
+    "in_eigenbasis": Part(
+        functools.partial(curvax.in_eigenbasis, curvax.moment_ratio()),
+        _itself,
+        {
+            **LONGER,
+            "statistics": "kl",
+            "divide": Other(True, {"statistics": "kl"}),
+            "method": "tracked",
+            "limit": 0.5,
+        },
+        SHORT,
+    ),
+    "precondition": Part(
+        curvax.precondition,
+        _itself,
+        {**LONGER, "momentum": curvax.momentum(), "root": 2, "damping_mode": "relative"},
+        SHORT,
+    ),
+    "in_subspace": Part(
+        functools.partial(curvax.in_subspace, curvax.moment_ratio()),
+        _itself,
+        {**LONGER, "basis": subspaces.svd(), "compensation": "fira", "side": "larger", "seed": 7},
+        ON_RANDOM,
+    ),
+}
+"""Whatever is made of options: the values, and the directions that more than one method has."""
+
+REFUSES = {"in_subspace": {"clamp_rank"}}
+"""Arguments that only refuse: without it, ranks that are too large."""
+
+
+@pytest.mark.parametrize("name", share(PARTS, of=4))
+def test_every_argument_of_a_part_changes_something(name: str) -> None:
+    part = PARTS[name]
+
+    def make(**settings: Any) -> Any:
+        return curvax.assemble(part.within(part.make(**{**part.given, **settings})), 0.1)
+
+    def as_other(value: Any) -> Other:
+        return value if isinstance(value, Other) else Other(value)
+
+    own = [x for x in arguments(part.make) if x not in REFUSES.get(name, ())]
+    others = {**OTHERS, **part.others}
+    assert not [x for x in own if not changes(make, x, as_other(others[x]))]
+
+
+def test_every_value_with_arguments_is_a_part() -> None:
+    modules = {"eigenbases": eigenbases, "grafts": grafts, "polar": polar, "subspaces": subspaces}
+    found = {
+        f"{module}.{name}"
+        for module, functions in {**modules, "policies": policies}.items()
+        for name, factory in vars(functions).items()
+        if inspect.isfunction(factory) and arguments(factory)
+    }
+    measures = {"policies.damping_proxy", "policies.residual_and_diagonal"}  # functions of arrays
+    assert found - measures <= set(PARTS)
+
+
 def test_an_argument_that_changes_nothing_is_found() -> None:
     """The negative control."""
 
@@ -190,136 +367,40 @@ def test_an_argument_that_changes_nothing_is_found() -> None:
     assert not changes(ignores, "eps", Other(0.5))
 
 
-REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "a rate for AdamW beside others": (
-        lambda: curvax.muon(0.1, others=optax.sgd(0.1), adam_learning_rate=0.1),
-        ("adam_learning_rate", "others"),
-    ),
-    "a mask without decay": (
-        lambda: curvax.muon(0.1, weight_decay_mask=lambda params: params),
-        ("weight_decay_mask", "weight_decay"),
-    ),
-    "a mask without decay, of OSGDM": (
-        lambda: curvax.osgdm(0.1, weight_decay_mask=lambda params: params),
-        ("weight_decay_mask", "weight_decay"),
-    ),
-    "decay beside a base": (
-        lambda: curvax.shampoo(0.1, weight_decay=0.1),
-        ("weight_decay", "base"),
-    ),
-    "more rows than steps": (
-        lambda: polar.newton_schulz(1, coefficients=((2.0, -1.5, 0.5),) * 2),
-        ("coefficients", "steps"),
-    ),
-    "an average in Algorithm 1": (
-        lambda: curvax.asgo(0.1, variant="theoretical", b1=0.9),
-        ("variant", "b1"),
-    ),
-    "sums in Algorithm 1": (
-        lambda: curvax.asgo(0.1, variant="theoretical", b2=0.9),
-        ("variant", "b2"),
-    ),
-    "the dtype of no momentum": (
-        lambda: curvax.asgo(0.1, variant="theoretical", dtype="bfloat16"),
-        ("variant", "dtype"),
-    ),
-    "the bias of a sum": (
-        lambda: curvax.scale_by_shampoo(b2=None, bias_correction=True),
-        ("b2", "bias_correction"),
-    ),
-    "statistics of no momentum": (
-        lambda: curvax.shampoo(0.1, statistics="momentum"),
-        ("statistics", "b1"),
-    ),
-    "a solver that a policy does not use": (
-        lambda: curvax.shampoo(
-            0.1, refresh=policies.foam(), damping_mode="absolute", eps=1e-9, solver="coupled_newton"
-        ),
-        ("solver", "policy"),
-    ),
-    "a damping that a policy does not use": (
-        lambda: curvax.shampoo(0.1, refresh=policies.foam(), eps=1e-9),
-        ("damping_mode", "policy"),
-    ),
-    "steps that nobody asks for": (
-        lambda: curvax.soap(0.1, method=curvax.eigenbases.qr(10)),
-        ("method", "refresh"),
-    ),
-    "tracking for a drawn basis": (
-        lambda: curvax.alice(0.1, switching="gaussian", b3=0.9),
-        ("b3", "switching"),
-    ),
-    "a turn of a drawn basis": (
-        lambda: curvax.galore(0.1, basis=subspaces.gaussian(kept=False), carry=subspaces.rotate()),
-        ("basis", "carry"),
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_would_have_no_effect_is_refused(case: str) -> None:
-    """The message names both arguments."""
-    make, names = REFUSED[case]
-    with pytest.raises(ValueError) as error:
-        make()
-    assert all(name in str(error.value) for name in names)
-
-
 def test_a_mask_stays_while_a_decay_that_is_scheduled_is_zero() -> None:
     inject = curvax.inject_hyperparams(curvax.muon)
     optimizer = inject(0.1, weight_decay=lambda step: 0.1 * step, weight_decay_mask={"x": True})
     assert optimizer.init({"x": jnp.ones((2, 2))})
 
 
-NAMED: tuple[tuple[Mapping[Any, Any], dict[Any, Any]], ...] = (
-    (
-        POLAR_METHODS,
-        {
-            "newton_schulz": polar.newton_schulz(),
-            "svd": polar.svd(),
-            "qr_svd": polar.qr_svd(),
-            "qdwh": polar.qdwh(),
-        },
+OF_SWITCHING = {"complement", "full_basis", "gaussian_mix"}
+NAMED: dict[str, tuple[Any, dict[Any, Any]]] = {
+    "method": (POLAR_METHODS, {x: getattr(polar, x)() for x in polar.__all__[1:]}),
+    "basis method": (BASIS_METHODS, {x: getattr(eigenbases, x)() for x in eigenbases.__all__[1:]}),
+    "products": (
+        PRODUCTS,
+        {x: curvax.products(step=x, statistics=x, refresh=x) for x in LEVELS}
+        | {None: curvax.products()},
     ),
-    (BASIS_METHODS, {name: getattr(eigenbases, name)() for name in ("eigh", "qr", "tracked")}),
-    (GRAFTS, {"norm": grafts.norm(), "adam": grafts.adam(), "limit": grafts.limit(), None: None}),
-    (
+    "graft": (GRAFTS, {x: getattr(grafts, x)() for x in grafts.__all__[1:]} | {None: None}),
+    "compensation": (
         COMPENSATIONS,
-        {
-            None: None,
-            "optimal": subspaces.optimal(),
-            "fira": subspaces.fira(),
-            "fira+": subspaces.fira_plus(),
-        },
+        {"optimal": subspaces.optimal(), "fira": subspaces.fira(), "fira+": subspaces.fira_plus()}
+        | {None: None},
     ),
-    (
+    "switching": (
         SWITCHING,
-        {
-            "complement": subspaces.complement(),
-            "full_basis": subspaces.full_basis(),
-            "gaussian_mix": subspaces.gaussian_mix(),
-            "gaussian": subspaces.gaussian(normalized=True),
-            "none": subspaces.iterated(),
-            "evd": subspaces.svd(),
-        },
+        {x: getattr(subspaces, x)() for x in OF_SWITCHING}
+        | {"none": subspaces.iterated(), "evd": subspaces.svd()}
+        | {"gaussian": subspaces.gaussian(normalized=True)},
     ),
-)
+}
 
 
-@pytest.mark.parametrize(("names", "values"), NAMED, ids=lambda x: next(iter(x.keys())) or "")
-def test_a_name_stands_for_the_value_without_arguments(
-    names: Mapping[Any, Any], values: dict[Any, Any]
-) -> None:
+@pytest.mark.parametrize("kind", NAMED)
+def test_a_name_stands_for_the_value_without_arguments(kind: str) -> None:
+    names, values = NAMED[kind]
     assert names == values
-
-
-def test_alices_compensation_is_the_same_by_name_and_by_value() -> None:
-    params = {"kernel": jnp.ones((5, 4))}
-    by_name, by_value = (
-        program(curvax.scale_by_alice(rank=2, b1=0.7, compensation=x), params)
-        for x in ("optimal", subspaces.optimal())
-    )
-    assert by_name == by_value
 
 
 def test_the_numbers_of_a_value_are_hyperparameters() -> None:

@@ -77,7 +77,7 @@ def test_each_form_is_that_of_the_formulas(bits, order):
     root = (u * np.geomspace(1, 100, order)) @ u.T
     with jax.enable_x64(True):
         stored, decoded = _there_and_back(bits)(np.stack(grams), root, u)
-    expected = [reference.first_factor(order, 0.0, packing)]
+    expected = [reference.first_factor(np.zeros((order, order)), packing)]
     expected += [reference.store_factor(x, t, packing) for t, x in enumerate(grams, start=1)]
     expected += [reference.store_root(root, packing)]
     expected += [reference.store_basis(x, packing) for x in (np.eye(order), u)]

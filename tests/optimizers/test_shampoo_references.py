@@ -2,8 +2,7 @@
 
 Every step of 32 is compared: direction, statistics, roots, and where a policy decides its figure,
 its damping and its counts. Damping is small beside the factors in float64, and larger in float32,
-where whitening by `1/ε` multiplies rounding by `d_max/ε`. Decisions are compared in both; that none
-is close is tested separately.
+where whitening by `1/ε` multiplies rounding by `d_max/ε`. Decisions are compared in both.
 
 One compilation serves all periods and roots of a method: both are traced.
 
@@ -19,6 +18,7 @@ Bounds are `c · eps` times a condition number, the sum of
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -90,59 +90,64 @@ def _shampoo(refresh, root, eps, **settings):
     return curvax.scale_by_shampoo(refresh=refresh, root=root, eps=eps, **{**defaults, **settings})
 
 
+def _graft(name: str | None) -> Any:
+    return ADAM if name == "adam" else name
+
+
 def _stale(graft=None, b1=None, more=()):
     def ours(period, root, eps, most):
-        refresh = curvax.every(period, offset=1)
-        return _shampoo(refresh, root, eps, graft=ADAM if graft == "adam" else graft, b1=b1)
+        return _shampoo(curvax.every(period, offset=1), root, eps, graft=_graft(graft), b1=b1)
+
+    precondition = "gradient" if b1 is None else "momentum"
+    given = {"b1": B1, "b2": B2, "graft": graft, "precondition": precondition}
 
     def theirs(gradients, period, root, eps, most):
-        preconditioned = "gradient" if b1 is None else "momentum"
-        settings = {"b1": B1, "b2": B2, "graft": graft, "precondition": preconditioned}
-        return shampoo_stale(gradients, period=period, root=root, eps0=eps, **settings)
+        return shampoo_stale(gradients, period=period, root=root, eps0=eps, **given)
 
     return Case(ours, theirs, graft is not None, more=more)
 
 
 def _foam(mode="foam", more=(), **ablation):
-    threshold = FOAM_THRESHOLD
+    shared = {"b1": B1, "b2": B2, "graft": "adam", "threshold": FOAM_THRESHOLD, "mode": mode}
 
     def ours(period, root, eps, most):
-        policy = curvax.policies.foam(period, threshold, most, rounding_floor=0.0, **ablation)
+        floor = {"rounding_floor": 0.0, **ablation}
+        policy = curvax.policies.foam(period, FOAM_THRESHOLD, most, **floor)
         return _shampoo(policy, root, eps, graft=ADAM)
 
     def theirs(gradients, period, root, eps, most):
-        settings = {"b1": B1, "b2": B2, "graft": "adam", "threshold": threshold, "mode": mode}
         damping = {"base_damping": eps, "max_damping": most}
-        return foam(gradients, check_every=period, root=root, **damping, **settings)
+        return foam(gradients, check_every=period, root=root, **damping, **shared)
 
     return Case(ours, theirs, more=more, policy="h")
 
 
 def _dr(update_eigenvalues, graft, more=()):
-    shared = {"b1": B1, "b2": B2, "graft": graft, "threshold": DR_THRESHOLD}
-    shared |= {"update_eigenvalues": update_eigenvalues}
+    shared = {"b2": B2, "threshold": DR_THRESHOLD, "update_eigenvalues": update_eigenvalues}
 
     def ours(period, root, eps, most):
-        given = {name: x for name, x in shared.items() if name != "b1"}
-        given["graft"] = ADAM if graft == "adam" else graft
-        return curvax.scale_by_dr_shampoo(check_every=period, root=root, eps=eps, **given)
+        given = {"check_every": period, "root": root, "eps": eps, "graft": _graft(graft)}
+        return curvax.scale_by_dr_shampoo(**given, **shared)
 
     def theirs(gradients, period, root, eps, most):
-        return dr_shampoo(gradients, check_every=period, root=root, base_damping=eps, **shared)
+        given = {"check_every": period, "root": root, "base_damping": eps, "graft": graft}
+        return dr_shampoo(gradients, b1=B1, **given, **shared)
 
     return Case(ours, theirs, graft is not None, more=more, policy="residual")
 
 
-def _practical(graft, statistics_every=2):
+def _practical(graft, more=()):
+    shared = {"statistics_every": 2, "graft": graft}
+
     def ours(period, root, eps, most):
-        every = {"refresh": curvax.every(period, first=False), "statistics_every": statistics_every}
-        return curvax.scale_by_shampoo(b2=B2, eps=eps, root=root, graft=graft, **every)
+        refresh = curvax.every(period, first=False)
+        return curvax.scale_by_shampoo(b2=B2, eps=eps, root=root, refresh=refresh, **shared)
 
     def theirs(gradients, period, root, eps, most):
-        every = {"refresh_every": period, "statistics_every": statistics_every}
-        return shampoo_practical(gradients, b=B2, eps=eps, root=root, graft=graft, **every)
+        given = {"b": B2, "eps": eps, "root": root, "refresh_every": period}
+        return shampoo_practical(gradients, **given, **shared)
 
-    return ours, theirs
+    return Case(ours, theirs, graft is not None, more=more)
 
 
 def _original():
@@ -165,8 +170,8 @@ CASES = {
     "stale": _stale(more=_more("square", "row")),
     "stale, Adam grafting": _stale("adam"),
     "stale, of the momentum": _stale("norm", b1=B1),
-    "practical": Case(*_practical("norm"), more=_more()),
-    "practical, not grafted": Case(*_practical(None), False),
+    "practical": _practical("norm", _more()),
+    "practical, not grafted": _practical(None),
     "original": _original(),
     "FOAM": _foam(more=_more("row")),
     "FOAM without adaptive damping": _foam("no_adaptive_damping", adaptive_damping=False),
@@ -204,28 +209,25 @@ def _ours(case: str, dtype: str, period: int, root: int):
 # Their side
 
 
-def _batched(runs):
+def _transcribed(case: str, dtype: str, period: int, root: int, g: np.ndarray):
     """Directions and states of several matrices, `(STEPS, batch, ...)`."""
-    directions = np.stack([np.stack(run[0]) for run in runs], axis=1)
-    names = runs[0][1][-1]
-    states = {n: np.stack([np.stack([s[n] for s in run[1]]) for run in runs], 1) for n in names}
-    return directions, states
-
-
-def _transcribed(case: str, dtype: str, name: str, period: int, root: int, g: np.ndarray):
     g = g if g.ndim == 4 else g[:, None]
     arguments = (period, root, SMALLEST[dtype], LARGEST[dtype])
     runs = [CASES[case].theirs(list(g[:, i]), *arguments) for i in range(g.shape[1])]
-    return _batched(runs)
+    directions = np.stack([np.stack(run[0]) for run in runs], axis=1)
+    names = runs[0][1][-1]
+    return directions, {
+        n: np.stack([np.stack([s[n] for s in run[1]]) for run in runs], 1) for n in names
+    }
 
 
 @functools.cache
 def _theirs(case: str, dtype: str, name: str, period: int, root: int):
     """Directions and states of the transcription, and condition numbers step by step."""
     g, change = GRADIENTS[name], 1e-9
-    directions, states = _transcribed(case, dtype, name, period, root, g)
+    directions, states = _transcribed(case, dtype, period, root, g)
     noise = np.random.default_rng(1).choice([-change, change], g.shape)
-    moved, moved_states = _transcribed(case, dtype, name, period, root, g * (1 + noise))
+    moved, moved_states = _transcribed(case, dtype, period, root, g * (1 + noise))
     of_roots = {side: _condition(states[f"{side}_hat"], root) for side in "LR"}
     sensitivity = _largest(moved - directions) / (change * _largest(directions))
     conditions = {f"{side}_hat": kappa for side, kappa in of_roots.items()}
@@ -362,8 +364,7 @@ def _in_one_worker(case, *others):
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype", "period", "root"),
-    share([_in_one_worker(*cell) for cell in CELLS], of=3),
+    ("case", "dtype", "period", "root"), share([_in_one_worker(*cell) for cell in CELLS], of=3)
 )
 def test_trajectories_follow_the_transcription(case, dtype, period, root):
     if root not in CASES[case].roots:
@@ -374,26 +375,16 @@ def test_trajectories_follow_the_transcription(case, dtype, period, root):
 
 @pytest.mark.parametrize("dtype", share(DTYPES, of=2))
 @pytest.mark.parametrize("case", [_in_one_worker(case) for case in CASES if CASES[case].policy])
-def test_the_trajectories_contain_every_decision_and_no_close_one(case, dtype):
+def test_the_trajectories_contain_every_decision(case, dtype):
     refreshed, kept, raised = 0, 0, 0
     for period, root in PERIODS_AND_ROOTS:
         for name in CASES[case].gradients(dtype):
             _, states, _ = _theirs(case, dtype, name, period, root)
             for side in "LR":
-                figure = states[f"{CASES[case].policy}_{side}"]
-                if CASES[case].policy == "residual":
-                    decisive = figure / DR_THRESHOLD
-                elif case == "FOAM without adaptive damping":
-                    decisive = figure / FOAM_THRESHOLD
-                else:
-                    start = np.full((1, figure.shape[1]), SMALLEST[dtype])
-                    before = np.concatenate([start, states[f"eps_{side}"][:-1]])
-                    decisive = before * figure / FOAM_THRESHOLD / LARGEST[dtype]
-                    raised += (states[f"eps_{side}"] > SMALLEST[dtype]).sum()
-                checks = np.isfinite(decisive).sum()
-                assert np.nanmin(np.abs(decisive - 1)) > 2**-11
-                refreshed += (states[f"evds_{side}"][-1] - 1).sum()
-                kept += checks - (states[f"evds_{side}"][-1] - 1).sum()
+                again = (states[f"evds_{side}"][-1] - 1).sum()
+                refreshed += again
+                kept += np.isfinite(states[f"{CASES[case].policy}_{side}"]).sum() - again
+                raised += np.sum(states.get(f"eps_{side}", 0.0) > SMALLEST[dtype])
     assert kept > 100
     assert refreshed == 0 if case == "FOAM without refreshes" else refreshed > 100
     assert raised > 100 if case in ("FOAM", "FOAM without refreshes") else raised == 0
@@ -423,77 +414,31 @@ BLOCK = 4
 CUTS = (((0, 4), (4, 7)), ((0, 4), (4, 8), (8, 10)))  # balanced: 7 = 4 + 3 rows, 10 = 4 + 4 + 2
 
 
-def _in_blocks(direction, gradients: np.ndarray, dtype: str):
-    """Directions and states of all steps, through the view that cuts matrices into blocks."""
-    view = curvax.on_matrices(direction, matrices="all", block_size=BLOCK)
+CUT = {
+    "practical Shampoo": curvax.scale_by_shampoo(b2=B2, eps=2.0**-5, refresh=5, statistics_every=2),
+    "FOAM": _shampoo(
+        curvax.policies.foam(3, FOAM_THRESHOLD, 2.0**-2, rounding_floor=0.0), 2, 2.0**-5, graft=ADAM
+    ),
+}
 
-    updates, states = scanned(view)({"w": jnp.asarray(gradients, dtype)})
-    return updates["w"], states
 
-
-def _ragged_gradients() -> np.ndarray:
+@pytest.mark.parametrize("name", CUT)
+def test_a_matrix_in_ragged_blocks_has_the_directions_of_its_blocks(name):
+    """Padding has no part in them, nor in statistics, lengths, dampings and decisions."""
     generator = np.random.default_rng(2)
     g = generator.standard_normal((STEPS, 7, 10)) + 2 * generator.standard_normal((7, 10))
-    return g.astype(np.float32).astype(np.float64)
-
-
-@pytest.mark.parametrize("dtype", share(DTYPES, of=2))
-def test_practical_shampoo_in_ragged_blocks(dtype):
-    """Blocks have factors and lengths of their own; padding has no part in them."""
-    g, eps = _ragged_gradients(), SMALLEST[dtype]
-    settings = {"root": 4, "statistics_every": 2}
-    with jax.enable_x64(dtype == "float64"):
-        direction = curvax.scale_by_shampoo(b2=B2, eps=eps, refresh=5, **settings)
-        ours, states = _in_blocks(direction, g, dtype)
-        desired, expected = shampoo_practical(
-            list(g), b=B2, eps=eps, refresh_every=5, block_size=BLOCK, **settings
-        )
-        sides = {
-            "L": states.inner["4x4"].inner.direction.left,
-            "R": states.inner["4x4"].inner.direction.right,
-        }
-        for t in range(STEPS):
-            blocks = expected[t].items()
-            condition = max(
-                float(_condition(state[f"{side}_hat"][None], 4)[0])
-                for _, state in blocks
-                for side in "LR"
-            )
-            assert_close(ours[t], desired[t], condition=condition)
-            for place, (_, state) in enumerate(blocks):
-                for side, factor in sides.items():
-                    order = len(state[side])
-                    mine = factor.statistic[t, place, :order, :order]
-                    assert_close(mine, state[side], STEPS)
-        assert (sides["L"].refreshes == (np.arange(1, STEPS + 1) // 5)[:, None]).all()
-
-
-@pytest.mark.parametrize("dtype", share(DTYPES, of=2))
-def test_foam_decides_block_by_block(dtype):
-    """Each as the matrix that it is: the zeros that pad it have no part in a decision."""
-    g, eps, most = _ragged_gradients(), SMALLEST[dtype], LARGEST[dtype]
-    with jax.enable_x64(dtype == "float64"):
-        policy = curvax.policies.foam(3, FOAM_THRESHOLD, most, rounding_floor=0.0)
-        direction = _shampoo(policy, 2, eps, graft=ADAM)
-        ours, states = _in_blocks(direction, g, dtype)
-    numbers = []
-    for place, (i, j) in enumerate(np.ndindex(2, 3)):
-        rows, columns = slice(*CUTS[0][i]), slice(*CUTS[1][j])
-        arguments = {"check_every": 3, "threshold": FOAM_THRESHOLD, "max_damping": most}
-        arguments |= {"base_damping": eps, "root": 2, "b1": B1, "b2": B2, "graft": "adam"}
-        desired, expected = foam(list(g[:, rows, columns]), **arguments)
-        states_of = {
-            "L": states.inner["4x4"].inner.direction.left,
-            "R": states.inner["4x4"].inner.direction.right,
-        }
-        for side, factors in states_of.items():
-            factor = jax.tree.map(lambda x, place=place: x[:, place], factors)
-            evds = np.array([state[f"evds_{side}"] for state in expected])
-            assert np.array_equal(factor.refreshes, evds)
-            numbers.append(evds[-1])
-        with jax.enable_x64(dtype == "float64"):
-            for t in range(STEPS):
-                hats = [expected[t][f"{side}_hat"][None] for side in "LR"]
-                condition = sum(float(_condition(hat, 2)[0]) for hat in hats)
-                assert_close(ours[t, rows, columns], desired[t], 64, condition=condition)
-    assert len(set(numbers)) > 1
+    blocks = [(slice(*i), slice(*j)) for i, j in itertools.product(*CUTS)]
+    view = curvax.on_matrices(CUT[name], matrices="all", block_size=BLOCK)
+    with jax.enable_x64(True):
+        together, states = scanned(view)({"w": g})
+        alone, own_states = scanned(CUT[name])({str(b): g[:, *b] for b in blocks})
+    in_blocks, counts = states.inner["4x4"].inner.direction, []
+    for place, block in enumerate(blocks):
+        m, n = alone[str(block)].shape[1:]
+        assert_close(together["w"][:, *block], alone[str(block)], 64, condition=1e4)
+        own = own_states.direction[str(block)]
+        for ours, theirs, order in ((in_blocks.left, own.left, m), (in_blocks.right, own.right, n)):
+            assert_close(ours.statistic[:, place, :order, :order], theirs.statistic, 64)
+            assert np.array_equal(ours.refreshes[:, place], theirs.refreshes)
+            counts.append(int(theirs.refreshes[-1]))
+    assert (len(set(counts)) > 1) == (name == "FOAM")

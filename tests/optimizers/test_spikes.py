@@ -144,13 +144,3 @@ def test_its_state_is_divided_and_portable() -> None:
     same = curvax.portable_state(one, params, one.init(params))
     assert jax.tree.map(jnp.shape, portable) == jax.tree.map(jnp.shape, same)
     curvax.check_state(one, params, curvax.describe_state(many, params), portable=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("ratio", 1.0), ("decay", 1.0), ("warmup_steps", 0), ("unit", "layer"), ("inner", 3)],
-)
-def test_bad_arguments_are_named(name: str, value: Any) -> None:
-    given = {"inner": optax.sgd(0.1), name: value}
-    with pytest.raises(ValueError, match=name):
-        curvax.skip_spikes(**given)

@@ -1,4 +1,4 @@
-"""The queue of `python -m benchmarks gpu`, in full at the size of a test: one run, stopped once."""
+"""The queue of `python -m benchmarks gpu`, in full at the size of a test, stopped once."""
 
 from __future__ import annotations
 
@@ -45,12 +45,3 @@ def test_a_queue_goes_on_where_it_was_stopped(
     write(path, lines)
     page = path.with_suffix(".md").read_text()
     assert f"{lines['tiny muon best seed 1']['loss']:.4f}" in page and "KeyError" in page
-
-
-def test_estimates_follow_what_was_measured() -> None:
-    jobs = gpu.plan(gpu.PRESETS["gpu"], {})
-    adamw, muon = (f"60M {name} seed 0" for name in ("adamw 0.002", "muon 0.032"))
-    lines = {adamw: {"took": 110.0, "loss": 3.0}, muon: {"took": 165.0, "loss": 3.0}}
-    found = {job.name: gpu.estimate(job, jobs, lines) for job in jobs}
-    assert found["60M adamw 0.001 seed 0"] == 110 and found["60M muon 0.016 seed 0"] == 165
-    assert found["130M adamw best seed 0"] == pytest.approx(2.5 * 45)  # the median of both ratios

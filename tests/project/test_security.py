@@ -29,7 +29,7 @@ def hook(event, arguments):
 sys.addaudithook(hook)
 import curvax
 params = {"a": {"kernel": jnp.ones((4, 6)), "bias": jnp.zeros(6)}}
-for make in (curvax.muon, curvax.asgo, curvax.galore):
+for make in (curvax.muon, curvax.galore):
     optimizer = make(0.1)
     first = lambda params: optimizer.update(params, optimizer.init(params), params)
     updates, state = jax.jit(first)(params)

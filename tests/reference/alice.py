@@ -6,8 +6,8 @@ Section 7.3 and F.7 (the alternatives). Defaults: Table 11; gamma = 1.01 (F.2).
 
 Everything is written for the left side (m <= n in the paper): if the right side is projected, all
 gradients are transposed before and the directions after, and all states are those of the transposed
-matrices: U (m, r), Q_tilde (r, r), m and v (r, n), p (n,), phi. side="smaller" takes the smaller
-dimension, the left one if m = n.
+matrices: U (m, r), Q_tilde (r, r), m and v (r, n), p (n,), phi. The smaller dimension is projected,
+the left one if m = n.
 
 Readings chosen:
 - Line 6 of Algorithm 4 prints U_t before it exists: it is the U of the step before. m, v and
@@ -15,7 +15,7 @@ Readings chosen:
 - At t = 1 (U_0 = 0: nothing to iterate from) the top r eigenvectors of Q_1, hence of G G', take the
   place of the subspace iteration, and the switch runs as at every refresh.
 - Algorithm 10 must return U_T EVD(V) (printed: EVD(V), which is r x r); eigenvalues descending.
-  Signs: entry of largest magnitude positive, in the columns of U' and of the default complement.
+  Signs: entry of largest magnitude positive, in the columns of U'.
   The indices drawn from the complement give the columns of U in the order in which they come.
 - The complement of U' is taken before U' loses its columns l + 1 ... r: these are in neither part
   of U. If the complement has fewer than r - l columns (r - l > m - r), all of it is drawn from and
@@ -37,19 +37,13 @@ Readings chosen:
 Random choices and arbitrary bases come from outside:
 - draw(t, available, count) returns `count` different indices below `available`;
 - gaussian(t, shape) returns N(0, 1) entries;
-- complement(t, U_prime) returns the m - r orthonormal columns (default: the trailing columns of the
-  full QR decomposition of U', which only fixes their span; signs fixed), used as they are;
-- subspace(t, Q, U_previous) returns U' (default: as above; U_previous is None at t = 1), used as it
-  is: for gradients of rank below r, where some columns of U' are arbitrary.
+- complement(t, U_prime) returns the m - r orthonormal columns, used as they are.
 """
 
 import numpy as np
 
-from .galore import column_scales, is_transposed, limit_norm_growth, rescale_to
-from .soap import EPS64, divide, eigenvectors, fix_signs
-
-SWITCHING = ("complement", "gaussian", "gaussian_mix", "full_basis", "none", "evd")
-COMPENSATION = ("optimal", "fira", "fira+", "none")
+from .galore import column_scales, limit_norm_growth, oriented, rescale_to
+from .soap import divide, eigenvectors, fix_signs
 
 
 def subspace_iteration(A, M):
@@ -59,46 +53,18 @@ def subspace_iteration(A, M):
     return fix_signs(U @ eigenvectors(V))
 
 
-def complement_basis(U):
-    """An orthonormal basis of the complement of span(U): full QR, trailing columns."""
-    return fix_signs(np.linalg.qr(U, mode="complete")[0][:, U.shape[1] :])
-
-
-def normalize_columns(X):
+def gaussian_columns(gaussian, t, shape):
+    """F.7: standard Gaussian columns, normalized."""
+    X = gaussian(t, shape)
     return X / np.sqrt(np.sum(X**2, axis=0))
 
 
-def _gaussian_columns(gaussian, t, shape):
-    """F.7: standard Gaussian columns, normalized."""
-    if gaussian is None:
-        raise ValueError("this switching needs gaussian(t, shape)")
-    return normalize_columns(np.asarray(gaussian(t, shape), dtype=np.float64))
-
-
-def _drawn(draw, t, available, count):
-    """`count` different indices below `available`; nothing is asked for if there is no choice."""
-    if count == 0:
-        return np.zeros(0, dtype=int)
-    if draw is None:
-        raise ValueError("this switching needs draw(t, available, count)")
-    chosen = np.asarray(draw(t, available, count), dtype=int)
-    if chosen.shape != (count,) or len(set(chosen.tolist())) != count:
-        raise ValueError(f"expected {count} different indices, got {chosen}")
-    if chosen.min() < 0 or chosen.max() >= available:
-        raise ValueError(f"an index outside 0 ... {available - 1}: {chosen}")
-    return chosen
-
-
-def switch(
-    t, Q, r, l, U_previous, *, switching, draw=None, gaussian=None, complement=None, subspace=None
-):
+def switch(t, Q, r, l, U_previous, *, switching, draw, gaussian, complement):
     """Algorithm 2 and its alternatives: the new U, of shape (m, r)."""
     m = Q.shape[0]
     if switching == "gaussian":
-        return _gaussian_columns(gaussian, t, (m, r))
-    if subspace is not None:
-        U_prime = np.asarray(subspace(t, Q, None if t == 1 else U_previous), dtype=np.float64)
-    elif t == 1 or switching == "evd":
+        return gaussian_columns(gaussian, t, (m, r))
+    if t == 1 or switching == "evd":
         U_prime = eigenvectors(Q)[:, :r]
     else:
         U_prime = subspace_iteration(Q, U_previous)  # line 2
@@ -107,19 +73,15 @@ def switch(
     if switching == "gaussian_mix":
         if l == r:
             return U_prime
-        return np.concatenate([U_prime[:, :l], _gaussian_columns(gaussian, t, (m, r - l))], axis=1)
-    if complement is None:
-        U_c = complement_basis(U_prime)
-    else:
-        U_c = np.asarray(complement(t, U_prime), dtype=np.float64)
-    if U_c.shape != (m, m - r):
-        raise ValueError(f"a complement of shape {U_c.shape} for m = {m}, r = {r}")
+        return np.concatenate([U_prime[:, :l], gaussian_columns(gaussian, t, (m, r - l))], axis=1)
+    U_c = complement(t, U_prime)
     if switching == "full_basis":
         rest = np.concatenate([U_prime[:, l:], U_c], axis=1)
     else:
         rest = U_c
         l = max(l, 2 * r - m)
-    chosen = _drawn(draw, t, rest.shape[1], r - l)  # line 4
+    chosen = draw(t, rest.shape[1], r - l) if r > l else []  # line 4
+    assert len(set(chosen)) == r - l
     return np.concatenate([U_prime[:, :l], rest[:, chosen]], axis=1)  # lines 3, 5
 
 
@@ -152,33 +114,20 @@ def alice(
     compensation="optimal",
     eps=0.0,
     bias_correction=False,
-    dtype_eps=EPS64,
-    side="smaller",
-    draw=None,
-    gaussian=None,
-    complement=None,
-    subspace=None,
+    draw,
+    gaussian,
+    complement,
 ):
     """Run Algorithm 4 over the gradients, each (m, n).
 
     States: U, Q_tilde (None if b3 = 0 or not tracking), m, v, p (None unless the compensation is
     optimal), phi (None without compensation).
     """
-    if switching not in SWITCHING:
-        raise ValueError(f"unknown switching {switching!r}")
-    if compensation not in COMPENSATION:
-        raise ValueError(f"unknown compensation {compensation!r}")
-    transposed = is_transposed(np.shape(gradients[0]), side)
-    gradients = [np.asarray(G, dtype=np.float64) for G in gradients]
-    gradients = [G.T for G in gradients] if transposed else gradients
+    gradients, transposed = oriented(gradients)
     rows, columns = gradients[0].shape
     r = rank
-    if not 1 <= r <= min(rows, columns):
-        raise ValueError(f"rank {r} for a matrix of shape {(rows, columns)}")
-    if not 0 <= leading <= r:
-        raise ValueError(f"{leading} leading columns for rank {r}")
     b3 = b3 if tracking else 0.0
-    choices = dict(draw=draw, gaussian=gaussian, complement=complement, subspace=subspace)
+    choices = dict(draw=draw, gaussian=gaussian, complement=complement)
     U, Q_tilde = np.zeros((rows, r)), np.zeros((r, r))  # line 2
     m = v = np.zeros((r, columns))
     p, phi = np.zeros(columns), 0.0
@@ -194,7 +143,7 @@ def alice(
         m_hat, v_hat = m, v
         if bias_correction:
             m_hat, v_hat = m / (1 - b1**t), v / (1 - b2**t)
-        omega = divide(m_hat, v_hat, max(rows, columns), dtype_eps, eps)  # line 15
+        omega = divide(m_hat, v_hat, max(rows, columns), eps)  # line 15
         D = U @ omega
         if compensation == "optimal":
             C, p, phi = compensate(G, U, p, phi, gamma, b1)  # line 16
@@ -218,8 +167,3 @@ def alice(
             }
         )
     return directions, states
-
-
-def alice_0(gradients, *, rank, **options):
-    """Alice-0: b3 = 0."""
-    return alice(gradients, rank=rank, b3=0.0, **options)

@@ -9,61 +9,43 @@ Both stand behind any direction u: `updates` holds the u of every step (W <- W -
 without them), so the u do not react to the parameters, which are iterated here from `parameter`.
 
 Readings chosen:
-- Cautious decay: u x = 0 decays, as printed; at_zero=False takes the strict inequality. The product
-  itself is compared, so that it must not underflow; -0.0 counts as 0. The returned direction is
+- Cautious decay: u x = 0 decays, as printed; -0.0 counts as 0. The returned direction is
   u + lambda 1(...) x, without eta, which therefore multiplies the decay too (as printed).
 - Hyperball: norms over the whole matrix, no eps. A zero u gives no step, a zero W_0 stays 0 (R is
   0), and W = eta R Normalize(u), the one case that cannot be projected, keeps W.
 - Hyperball's D is W - W_new: the learning rate is in it (W <- W - D), because the projection is
   not linear in it. The rate is relative: the step has length eta ||W|| before the projection.
-- radius=None is ||W_0||_F, of the parameter before the first step and never measured again; a
-  number replaces it (then the first step also brings W to that norm). project=False leaves the
-  outer normalization out: updates of relative length, W <- W - eta ||W_0|| Normalize(u).
+- R is the norm of the parameter before the first step and is never measured again.
 """
 
 import numpy as np
 
 
-def _rates(learning_rates, steps):
-    return np.broadcast_to(np.asarray(learning_rates, dtype=np.float64), (steps,))
-
-
-def cautious_weight_decay(
-    updates, parameter, *, learning_rates, weight_decay, at_zero=True, cautious=True
-):
-    """Run Algorithm 1 over the updates; learning_rates: one number, or one per step.
-
-    cautious=False is plain decoupled decay. States: mask (of this step), W after the step.
-    """
-    W = np.asarray(parameter, dtype=np.float64)
+def cautious_weight_decay(updates, parameter, *, learning_rate, weight_decay):
+    """Run Algorithm 1 over the updates. States: mask (of this step), W after the step."""
+    W = parameter
     directions, states = [], []
-    for eta, u in zip(_rates(learning_rates, len(updates)), updates, strict=True):
-        u = np.asarray(u, dtype=np.float64)
-        mask = u * W >= 0 if at_zero else u * W > 0
-        if not cautious:
-            mask = np.ones(W.shape, dtype=bool)
+    for u in updates:
+        mask = u * W >= 0
         D = u + weight_decay * mask * W
-        W = W - eta * D
+        W = W - learning_rate * D
         directions.append(D)
         states.append({"mask": mask, "W": W})
     return directions, states
 
 
-def hyperball(updates, parameter, *, learning_rates, radius=None, project=True):
-    """Run the hyperball step over the updates; learning_rates: one number, or one per step.
+def hyperball(updates, parameter, *, learning_rate):
+    """Run the hyperball step over the updates.
 
     Returns the directions W - W_new, learning rate included. States: W after the step.
     """
-    W = np.asarray(parameter, dtype=np.float64)
-    R = np.sqrt(np.sum(W**2)) if radius is None else radius
+    W, R = parameter, np.sqrt(np.sum(parameter**2))
     directions, states = [], []
-    for eta, u in zip(_rates(learning_rates, len(updates)), updates, strict=True):
-        u = np.asarray(u, dtype=np.float64)
+    for u in updates:
         norm_u = np.sqrt(np.sum(u**2))
-        moved = W - eta * R * u / norm_u if norm_u > 0 else W
+        moved = W - learning_rate * R * u / norm_u if norm_u > 0 else W
         norm = np.sqrt(np.sum(moved**2))
-        if project:
-            moved = R * moved / norm if norm > 0 else W
+        moved = R * moved / norm if norm > 0 else W
         directions.append(W - moved)
         W = moved
         states.append({"W": W})

@@ -9,15 +9,12 @@ Readings chosen:
 - Q_0 (n, r) comes from outside (the official code draws N(0, 1) entries and does not orthogonalize
   them; only its column space matters for the first P).
 - orth is the Q of the reduced QR decomposition. The signs of its columns cancel in P R' and P Q'.
-- If B Q has rank below r, the last columns of P are arbitrary; `orth(t, BQ)` supplies P then.
 - eps is added to the column norms in ColumnNormalize (official code: 1e-8; the paper has none). A
   column of R that is 0 gives a column 0 of Q, and so no update from it at this step.
 - B = 0 gives D = 0 and keeps M and Q (official code); by the formulas Q would be 0 forever after.
 - The power iteration is on B itself. transposed=True runs on B' (P is then (n, r), Q is (m, r)), as
   the official code does for some shardings; rank below min(m, n) makes this another method.
-- scale: sqrt(m / n) of outputs m by inputs n, as printed, whatever `transposed`; "columns" is
-  sqrt(n / m), for kernels stored inputs by outputs; None is 1.
-- The direction leaves out eta and the weight decay.
+- The direction leaves out eta, sqrt(m / n) and the weight decay.
 """
 
 import numpy as np
@@ -29,31 +26,26 @@ def normalize_columns(R, eps=0.0):
     return np.divide(R, norms, out=np.zeros_like(R), where=norms > 0)
 
 
-def dion(gradients, Q_0, *, mu=0.95, eps=0.0, scale="rows", transposed=False, orth=None):
+def dion(gradients, Q_0, *, mu=0.95, eps=0.0, transposed=False):
     """Run Algorithm 1 over the gradients, each (m, n). States: M (m, n), Q, P, R.
 
     Q_0 is (n, r), or (m, r) if transposed.
     """
-    if scale not in ("rows", "columns", None):
-        raise ValueError(f"unknown scale {scale!r}")
     m, n = np.shape(gradients[0])
-    factor = {"rows": np.sqrt(m / n), "columns": np.sqrt(n / m), None: 1.0}[scale]
-    Q = np.asarray(Q_0, dtype=np.float64)
-    if Q.shape[0] != (m if transposed else n) or not 1 <= Q.shape[1] <= min(m, n):
-        raise ValueError(f"a Q_0 of shape {Q.shape} for gradients of shape {(m, n)}")
+    Q = Q_0
     P, R = np.zeros((n if transposed else m, Q.shape[1])), np.zeros(Q.shape)
     M = np.zeros((m, n))
     directions, states = [], []
-    for t, G in enumerate(gradients, start=1):
-        M = M + np.asarray(G, dtype=np.float64)  # B
+    for G in gradients:
+        M = M + G  # B
         D = np.zeros((m, n))
         if np.any(M != 0):
             B = M.T if transposed else M
-            P = np.linalg.qr(B @ Q)[0] if orth is None else np.asarray(orth(t, B @ Q), np.float64)
+            P = np.linalg.qr(B @ Q)[0]
             R = B.T @ P
             M = B - (1 - mu) * P @ R.T
             Q = normalize_columns(R, eps)
-            D = factor * P @ Q.T
+            D = P @ Q.T
             if transposed:
                 M, D = M.T, D.T
         directions.append(D)

@@ -21,9 +21,11 @@ States hold, for each factor X in L, R: `X`, `Q_X`, `d_X`, `residual_X` (nan at 
 check, t = 1 included), `evds_X` (eigendecompositions so far), `X_hat`; further `G_hat`, `m`, `v`.
 """
 
+import functools
+
 import numpy as np
 
-from .shampoo import adam_step, graft_onto
+from .shampoo import shampoo_by
 
 
 def diagonal_residual(Q, L):
@@ -64,30 +66,7 @@ def dr_shampoo(
     update_eigenvalues=True,
 ):
     """004 Algorithm 1 with the criterion of App. I: f, tau, eps0, p are the first four options."""
-    options = dict(
-        f=check_every,
-        tau=threshold,
-        eps0=base_damping,
-        p=root,
-        update_eigenvalues=update_eigenvalues,
-    )
-    m, n = gradients[0].shape
-    L, R = np.zeros((m, m)), np.zeros((n, n))  # Alg. 1 line 1
-    F_L = F_R = {"Q": None, "d": None, "evds": 0}
-    mu, nu = np.zeros((m, n)), np.zeros((m, n))
-    directions, states = [], []
-    for t, G in enumerate(gradients, start=1):  # Alg. 1 line 2
-        L = b2 * L + (1 - b2) * G @ G.T  # Alg. 1 line 5
-        R = b2 * R + (1 - b2) * G.T @ G  # Alg. 1 line 6
-        F_L = _dr_factor(F_L, L, t, **options)  # Alg. 1 line 8
-        F_R = _dr_factor(F_R, R, t, **options)
-        G_hat = F_L["hat"] @ G @ F_R["hat"]  # Alg. 1 line 10
-        mu, nu, step = adam_step(mu, nu, G, t, b1, b2)
-        directions.append(graft_onto(graft, G_hat, G, step))
-        state = {"L": L, "R": R, "G_hat": G_hat, "m": mu, "v": nu}
-        for side, F in (("L", F_L), ("R", F_R)):
-            state[f"{side}_hat"] = F["hat"]
-            for name in ("Q", "d", "residual", "evds"):
-                state[f"{name}_{side}"] = F[name]
-        states.append(state)
-    return directions, states
+    options = dict(f=check_every, tau=threshold, eps0=base_damping, p=root)
+    factor = functools.partial(_dr_factor, **options, update_eigenvalues=update_eigenvalues)
+    first = {"Q": None, "d": None, "evds": 0}
+    return shampoo_by(factor, first, gradients, b1=b1, b2=b2, graft=graft)

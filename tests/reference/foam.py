@@ -23,9 +23,11 @@ steps without a check, t = 1 included), `alpha_X`, `RC_X` (likewise), `evds_X` (
 so far) and `X_hat` (the inverse root in use); further `G_hat`, Adam's `m` and `v`.
 """
 
+import functools
+
 import numpy as np
 
-from .shampoo import adam_step, graft_onto
+from .shampoo import shampoo_by
 
 
 def foam_proxy(Q, d, L, eps, root):
@@ -53,10 +55,8 @@ def _foam_factor(S, L, t, *, f, tau, eps_max, eps0, p, mode):
             refresh = not eps_tilde <= eps_max  # line 11
         elif mode == "no_adaptive_damping":
             refresh, eps_tilde = h > tau, eps0
-        elif mode == "no_refresh":
+        else:  # "no_refresh"
             refresh, eps_tilde = False, min(eps_tilde, eps_max)
-        else:
-            raise ValueError(mode)
         if not refresh:
             eps = eps_tilde  # line 13; (Q, d) stay: line 15
         else:
@@ -64,16 +64,8 @@ def _foam_factor(S, L, t, *, f, tau, eps_max, eps0, p, mode):
             evds += 1
             eps = eps0  # line 19
     L_hat = (Q * (np.maximum(d, 0.0) + eps) ** (-1.0 / p)) @ Q.T  # lines 4, 14, 20, 24
-    return {
-        "Q": Q,
-        "d": d,
-        "eps": eps,
-        "h": h,
-        "RC": RC,
-        "alpha": alpha,
-        "evds": evds,
-        "hat": L_hat,
-    }
+    state = {"Q": Q, "d": d, "eps": eps, "evds": evds, "hat": L_hat}
+    return state | {"h": h, "RC": RC, "alpha": alpha}
 
 
 def foam(
@@ -90,28 +82,7 @@ def foam(
     mode="foam",
 ):
     """004 Algorithms 1 + 3: f, tau, eps_max, eps0, p are the first five options."""
-    if graft not in (None, "norm", "adam"):
-        raise ValueError(graft)
-    options = dict(
-        f=check_every, tau=threshold, eps_max=max_damping, eps0=base_damping, p=root, mode=mode
-    )
-    m, n = gradients[0].shape
-    L, R = np.zeros((m, m)), np.zeros((n, n))  # Alg. 1 line 1
-    S_L = S_R = {"Q": None, "d": None, "eps": base_damping, "evds": 0}
-    mu, nu = np.zeros((m, n)), np.zeros((m, n))
-    directions, states = [], []
-    for t, G in enumerate(gradients, start=1):  # Alg. 1 line 2
-        L = b2 * L + (1 - b2) * G @ G.T  # Alg. 1 line 5
-        R = b2 * R + (1 - b2) * G.T @ G  # Alg. 1 line 6
-        S_L = _foam_factor(S_L, L, t, **options)  # Alg. 1 line 8 = Alg. 3
-        S_R = _foam_factor(S_R, R, t, **options)
-        G_hat = S_L["hat"] @ G @ S_R["hat"]  # Alg. 1 line 10
-        mu, nu, step = adam_step(mu, nu, G, t, b1, b2)
-        directions.append(graft_onto(graft, G_hat, G, step))
-        state = {"L": L, "R": R, "G_hat": G_hat, "m": mu, "v": nu}
-        for side, S in (("L", S_L), ("R", S_R)):
-            state[f"{side}_hat"] = S["hat"]
-            for name in ("Q", "d", "eps", "h", "RC", "alpha", "evds"):
-                state[f"{name}_{side}"] = S[name]
-        states.append(state)
-    return directions, states
+    options = dict(f=check_every, tau=threshold, eps_max=max_damping, eps0=base_damping, p=root)
+    factor = functools.partial(_foam_factor, **options, mode=mode)
+    first = {"Q": None, "d": None, "eps": base_damping, "evds": 0}
+    return shampoo_by(factor, first, gradients, b1=b1, b2=b2, graft=graft)

@@ -8,8 +8,7 @@ Table 8 (b1 = 0.9, b2 = 0.999, bias correction), F.2 (gamma = 1.01), Table 11 (a
 
 Everything is written for the left side (m <= n in the paper): if the right side is projected, all
 gradients are transposed before and the directions after, and the states U (m, r), m and v (r, n)
-are those of the transposed matrices. side="smaller" takes the smaller dimension, the left one if
-m = n.
+are those of the transposed matrices. The smaller dimension is projected, the left one if m = n.
 
 Readings chosen:
 - U is set at t = 1 and when t mod K = 0 (official code: t = 1, K + 1, 2K + 1).
@@ -44,11 +43,10 @@ def adam(m, v, sigma, t, b1, b2, eps):
     return m, v, (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
 
 
-def is_transposed(shape, side):
-    """Whether the right side is projected."""
-    if side not in ("smaller", "left", "right"):
-        raise ValueError(f"unknown side {side!r}")
-    return side == "right" or (side == "smaller" and shape[0] > shape[1])
+def oriented(gradients):
+    """The gradients for the left side, and whether they were transposed for it."""
+    transposed = gradients[0].shape[0] > gradients[0].shape[1]
+    return [G.T if transposed else G for G in gradients], transposed
 
 
 def singular_basis(G, r):
@@ -77,47 +75,22 @@ def rescale_to(C, low_rank):
     return C * (np.sqrt(np.sum(low_rank**2)) / norm) if norm > 0 else C
 
 
-def _orient(gradients, side):
-    transposed = is_transposed(np.shape(gradients[0]), side)
-    gradients = [np.asarray(G, dtype=np.float64) for G in gradients]
-    return [G.T for G in gradients] if transposed else gradients, transposed
-
-
-def _check_rank(rank, shape):
-    if not 1 <= rank <= min(shape):
-        raise ValueError(f"rank {rank} for a matrix of shape {shape}")
-
-
 def _projected_adam(gradients, rank, K, b1, b2, eps, new_basis):
     """The part that all methods here share: t, G, U, sigma, Delta and Adam's moments."""
     U = np.zeros((gradients[0].shape[0], rank))
     m = v = np.zeros((rank, gradients[0].shape[1]))
     for t, G in enumerate(gradients, start=1):
         if t == 1 or t % K == 0:
-            U = np.asarray(new_basis(t, G), dtype=np.float64)
-            if U.shape != (G.shape[0], rank):
-                raise ValueError(f"basis of shape {U.shape} for {G.shape} and rank {rank}")
+            U = new_basis(t, G)
         sigma = U.T @ G
         m, v, Delta = adam(m, v, sigma, t, b1, b2, eps)
         yield G, U, sigma, Delta, m, v
 
 
-def galore(
-    gradients,
-    *,
-    rank,
-    K=200,
-    alpha=0.3,
-    b1=0.9,
-    b2=0.999,
-    eps=1e-8,
-    side="smaller",
-    basis=None,
-):
+def galore(gradients, *, rank, K=200, alpha=0.3, b1=0.9, b2=0.999, eps=1e-8):
     """Run Algorithm 8 over the gradients, each (m, n). States: U, m, v."""
-    gradients, transposed = _orient(gradients, side)
-    _check_rank(rank, gradients[0].shape)
-    new_basis = basis or (lambda t, G: singular_basis(G, rank))
+    gradients, transposed = oriented(gradients)
+    new_basis = lambda t, G: singular_basis(G, rank)  # noqa: E731
     directions, states = [], []
     for _, U, _, Delta, m, v in _projected_adam(gradients, rank, K, b1, b2, eps, new_basis):
         D = alpha * U @ Delta
@@ -141,14 +114,10 @@ def fira(
     b1=0.9,
     b2=0.999,
     eps=1e-8,
-    side="smaller",
     basis=None,
 ):
     """Run Fira (plus=True: Fira+, with alpha_c) over the gradients. States: U, m, v, phi."""
-    if residual not in ("complement", "scaled"):
-        raise ValueError(f"unknown residual {residual!r}")
-    gradients, transposed = _orient(gradients, side)
-    _check_rank(rank, gradients[0].shape)
+    gradients, transposed = oriented(gradients)
     new_basis = basis or (lambda t, G: singular_basis(G, rank))
     phi = 0.0
     directions, states = [], []
@@ -180,21 +149,12 @@ def apollo(
     b1=0.9,
     b2=0.999,
     eps=1e-8,
-    side="smaller",
 ):
     """Run Algorithm 9 over the gradients, each (m, n). States: U, m, v, phi (0 without limiter).
 
-    variant="random" takes U from projection(t), variant="svd" from the SVD of G (or from
-    projection(t), if given); mini=True wants rank=1.
+    U is projection(t), or without one from the SVD of G. mini=True has rank 1.
     """
-    if variant not in ("random", "svd"):
-        raise ValueError(f"unknown variant {variant!r}")
-    if variant == "random" and projection is None:
-        raise ValueError("the random variant needs its projection")
-    if mini and rank != 1:
-        raise ValueError("Apollo-mini has rank 1")
-    gradients, transposed = _orient(gradients, side)
-    _check_rank(rank, gradients[0].shape)
+    gradients, transposed = oriented(gradients)
     scale = np.sqrt(alpha) if sqrt_scale else alpha
     phi = 0.0
 

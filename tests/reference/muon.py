@@ -17,8 +17,7 @@ Readings chosen:
 - The Frobenius norm is used in X0 = M / (||M||_F + eps), eps added outside (the ASGO paper uses
   (2, -1.5, 0.5) for 50 steps and for the root of V; here the triple is for the quintic on M).
 - A list of triples gives one iteration per triple, and `steps` is ignored.
-- exact: singular values at most cutoff * (the largest) count as zero and stay zero; the default
-  cutoff is max(m, n) * 2^-52.
+- exact: singular values at most max(m, n) * 2^-52 * (the largest) count as zero and stay zero.
 - The direction has no scale that depends on the shape, such as sqrt(max(1, n / m)).
 """
 
@@ -29,33 +28,40 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Jordan et al.
 
 def newton_schulz(X, coefficients=COEFFICIENTS, steps=5, eps=1e-8):
     """Quintic Newton-Schulz iteration on X / (||X||_F + eps)."""
-    X = np.asarray(X, dtype=np.float64)
+    return newton_schulz_from(X / (np.sqrt(np.sum(X**2)) + eps), coefficients, steps)
+
+
+def triples_of(coefficients, steps):
+    """A triple for each iteration."""
+    return [coefficients] * steps if np.ndim(coefficients) == 1 else coefficients
+
+
+def newton_schulz_from(X, coefficients=COEFFICIENTS, steps=5):
+    """The quintic iteration from X as it is."""
     transposed = X.shape[0] > X.shape[1]
     X = X.T if transposed else X
-    triples = [coefficients] * steps if np.ndim(coefficients) == 1 else coefficients
-    X = X / (np.sqrt(np.sum(X**2)) + eps)
-    for a, b, c in triples:
+    for a, b, c in triples_of(coefficients, steps):
         A = X @ X.T
         B = b * A + c * A @ A
         X = a * X + B @ X
     return X.T if transposed else X
 
 
-def orthogonal_factor(X, cutoff=None):
-    """U V^T of the compact SVD of X: zero singular values stay zero."""
-    U, sigma, Vt = np.linalg.svd(np.asarray(X, dtype=np.float64), full_matrices=False)
-    cutoff = max(np.shape(X)) * np.finfo(np.float64).eps if cutoff is None else cutoff
+def orthogonal_factor(X, size=0):
+    """U V^T of the compact SVD of X: zero singular values stay zero.
+
+    `size` is max(m, n) of the gradient, where X is smaller.
+    """
+    U, sigma, Vt = np.linalg.svd(X, full_matrices=False)
+    cutoff = max(*X.shape, size) * np.finfo(np.float64).eps
     rank = np.sum(sigma > cutoff * sigma.max())
     return U[:, :rank] @ Vt[:rank]
 
 
-def momenta(gradients, *, b1, nesterov, momentum, bias_correction):
+def momenta(gradients, b1=0.95, nesterov=True, momentum="ema", bias_correction=True):
     """Yields the state M and the matrix that is orthogonalized, step by step."""
-    if momentum not in ("ema", "trace"):
-        raise ValueError(f"unknown momentum {momentum!r}")
     M = np.zeros(np.shape(gradients[0]))
     for t, G in enumerate(gradients, start=1):
-        G = np.asarray(G, dtype=np.float64)
         if momentum == "trace":
             M = b1 * M + G  # ASGO Eq. 11
             M_hat = G + b1 * M if nesterov else M
@@ -80,9 +86,8 @@ def muon(
     eps=1e-8,
 ):
     """Run Muon over the gradients, each (m, n). States: M (m, n)."""
-    options = dict(b1=b1, nesterov=nesterov, momentum=momentum, bias_correction=bias_correction)
     directions, states = [], []
-    for M, M_hat in momenta(gradients, **options):
+    for M, M_hat in momenta(gradients, b1, nesterov, momentum, bias_correction):
         if exact:
             D = orthogonal_factor(M_hat)
         else:

@@ -8,32 +8,30 @@ O_hat = O / (sqrt(v) + eps), W <- W - eta lambda W - 0.2 eta sqrt(m n) / ||O_hat
 Readings chosen:
 - neurons="rows" is the paper's (outputs by inputs); neurons="columns" is for kernels stored inputs
   by outputs, of which each column has its v, of shape (1, n).
-- scale="rms" is the printed one: the direction's RMS is `rms` = 0.2. scale="norm" gives it the norm
-  of O (official code, without the factor sqrt(max(1, m / n)) that it multiplies with then).
-  scale=None leaves O_hat.
+- scale="rms" is the printed one: the direction's RMS is 0.2. scale="norm" gives it the norm of O
+  (official code, without the factor sqrt(max(1, m / n)) that it multiplies with then).
 - eps is outside the root (official code: 1e-10; the paper prints no number). Where sqrt(v) + eps is
   0, the row of O is 0 and stays 0. O_hat = 0 gives 0.
 - v starts at 0 without bias correction, as printed; with eps = 0 a correction would cancel in the
   scale. Momentum: no Nesterov and no bias correction, as printed; the official code has Nesterov,
   G (1 - b1) + b1 M. Both are options of `reference.muon`, whose Newton-Schulz is used.
-- With b2 = 0 and eps = 0 every row of O that is not 0 is normalized to the same length.
 - The direction has the scale in it and leaves out eta and the decay.
 """
 
 import numpy as np
 
-from .muon import COEFFICIENTS, momenta, newton_schulz, orthogonal_factor
+from .muon import momenta, newton_schulz
 
 
-def normalize_neurons(O, v, b2, eps, scale, rms, axis):
+def normalize_neurons(O, v, b2, eps, scale, axis):
     """Lines of Algorithm 1 after NS5: the scaled direction and v."""
     v = b2 * v + (1 - b2) * np.mean(O**2, axis=axis, keepdims=True)
     denominator = np.broadcast_to(np.sqrt(v) + eps, O.shape)
     O_hat = np.divide(O, denominator, out=np.zeros_like(O), where=denominator > 0)
     norm = np.sqrt(np.sum(O_hat**2))
-    if scale is None or norm == 0:
+    if norm == 0:
         return O_hat, v
-    wanted = rms * np.sqrt(O.size) if scale == "rms" else np.sqrt(np.sum(O**2))
+    wanted = {"rms": 0.2 * np.sqrt(O.size), "norm": np.sqrt(np.sum(O**2))}[scale]
     return wanted / norm * O_hat, v
 
 
@@ -44,30 +42,18 @@ def normuon(
     b2=0.95,
     eps=1e-10,
     scale="rms",
-    rms=0.2,
     neurons="rows",
     nesterov=False,
-    momentum="ema",
     bias_correction=False,
-    coefficients=COEFFICIENTS,
-    steps=5,
-    exact=False,
-    ns_eps=1e-8,
 ):
     """Run NorMuon over the gradients, each (m, n). States: M (m, n), v (m, 1) or (1, n), O."""
-    if scale not in ("rms", "norm", None):
-        raise ValueError(f"unknown scale {scale!r}")
     axis = {"rows": 1, "columns": 0}[neurons]
     m, n = np.shape(gradients[0])
     v = np.zeros((m, 1) if neurons == "rows" else (1, n))
-    options = dict(b1=b1, nesterov=nesterov, momentum=momentum, bias_correction=bias_correction)
     directions, states = [], []
-    for M, M_hat in momenta(gradients, **options):
-        if exact:
-            O = orthogonal_factor(M_hat)
-        else:
-            O = newton_schulz(M_hat, coefficients, steps, ns_eps)
-        D, v = normalize_neurons(O, v, b2, eps, scale, rms, axis)
+    for M, M_hat in momenta(gradients, b1, nesterov, bias_correction=bias_correction):
+        O = newton_schulz(M_hat)
+        D, v = normalize_neurons(O, v, b2, eps, scale, axis)
         directions.append(D)
         states.append({"M": M, "v": v, "O": O})
     return directions, states

@@ -9,7 +9,7 @@ Readings chosen:
 - L^+ is the pseudo-inverse: eigenvalues of at most order * 2^-52 * (the largest) count as 0, and so
   do their inverses.
 - The root is that of step t = 1 and of t mod K = 0, whose G is in it. No bias correction, no eps:
-  constant factors cancel in the last line. rms=None leaves D.
+  constant factors cancel in the last line.
 """
 
 import numpy as np
@@ -30,15 +30,12 @@ def one_sided_shampoo(gradients, *, b1=0.95, b2=0.95, K=10, rms=0.2):
     M, L, root = np.zeros((m, n)), np.zeros((min(m, n),) * 2), np.eye(min(m, n))
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):
-        G = np.asarray(G, dtype=np.float64)
         M = b1 * M + (1 - b1) * G
         L = b2 * L + (1 - b2) * (G @ G.T if m <= n else G.T @ G)
         if t == 1 or t % K == 0:
             root = root_of_pseudo_inverse(L)
         D = root @ M if m <= n else M @ root
         norm = np.sqrt(np.sum(D**2))
-        if rms is not None and norm > 0:
-            D = D * (rms * np.sqrt(m * n) / norm)
-        directions.append(D)
+        directions.append(D * (rms * np.sqrt(m * n) / norm) if norm > 0 else D)
         states.append({"M": M, "L": L})
     return directions, states

@@ -9,8 +9,7 @@ Readings chosen:
   included, and W <- W - D: this reference alone cannot leave the learning rate out.
 - M starts at 0.
 - orth is U V^T of the compact SVD: (G G^T)^(-1/2) is a pseudo-inverse root, so zero singular
-  values stay zero. A singular value counts as zero at cutoff * (the largest) or below; the
-  default cutoff is max(m, n) * 2^-52.
+  values stay zero: those of at most max(m, n) * 2^-52 * (the largest).
 - The default gamma = 0.9 is ours (the paper prints none).
 """
 
@@ -19,17 +18,15 @@ import numpy as np
 from .muon import orthogonal_factor
 
 
-def osgdm(gradients, learning_rates, *, gamma=0.9, cutoff=None):
-    """Run OSGDM over the gradients, each (m, n).
+def osgdm(gradients, learning_rates, *, gamma=0.9):
+    """Run OSGDM over the gradients, each (m, n), with a learning rate per step.
 
-    learning_rates: one number, or one per step. Returns the directions M (W <- W - M) and the
-    states {O, M}, each (m, n).
+    Returns the directions M (W <- W - M) and the states {O, M}, each (m, n).
     """
-    etas = np.broadcast_to(np.asarray(learning_rates, dtype=np.float64), (len(gradients),))
     M = np.zeros(np.shape(gradients[0]))
     directions, states = [], []
-    for eta, G in zip(etas, gradients, strict=True):
-        O = orthogonal_factor(G, cutoff)
+    for eta, G in zip(learning_rates, gradients, strict=True):
+        O = orthogonal_factor(G)
         M = gamma * M + eta * O
         directions.append(M)
         states.append({"O": O, "M": M})

@@ -34,9 +34,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.reference.asgo import inverse_sqrt
-from tests.reference.shampoo import inverse_root, rescale
-from tests.reference.soap import EPS64, _matching, divide, eigenvectors, qr_refresh
+from .asgo import asgo
+from .shampoo import shampoo_practical
+from .soap import EPS64, soap
 
 
 class Packing(NamedTuple):
@@ -138,10 +138,10 @@ def store_factor(X, t, packing):
     return Stored(codes, scales, np.diag(C).astype(packing.dtype))
 
 
-def first_factor(d, initial, packing):
-    """C = sqrt(initial) I."""
-    codes, scales = encode(np.zeros((d, d)), 0.5, packing)
-    return Stored(codes, scales, np.full(d, np.sqrt(initial)).astype(packing.dtype))
+def first_factor(X, packing):
+    """The diagonal X that a factor starts with."""
+    codes, scales = encode(np.zeros(X.shape), 0.5, packing)
+    return Stored(codes, scales, np.sqrt(np.diag(X)).astype(packing.dtype))
 
 
 def load_factor(stored, packing):
@@ -204,138 +204,54 @@ def load_basis(stored, packing):
 # Methods
 
 
-def shampoo_packed(
-    gradients,
-    packing,
-    *,
-    b=0.95,
-    eps=1e-6,
-    initial=None,
-    root=4,
-    statistics_every,
-    refresh_every,
-    graft="norm",
-):
-    """`shampoo_practical` (000 Algorithm 2) with factors and roots packed; L0 = `initial` I (eps).
+class Packed:
+    """Gives back what is decoded of each matrix, and remembers what is stored."""
+
+    def __init__(self, packing):
+        self.packing, self.forms = packing, {}
+
+    def __call__(self, X, kind, t):
+        packing = self.packing
+        if kind in ("start", "factor"):
+            start = kind == "start"
+            stored = first_factor(X, packing) if start else store_factor(X, t, packing)
+            decoded = load_factor(stored, packing)
+        elif kind == "root":
+            stored = store_root(X, packing)
+            decoded = load_root(stored, packing)
+        else:
+            stored = store_basis(X, packing)
+            decoded = load_basis(stored, packing)
+        self.forms[id(decoded)] = decoded, stored
+        return decoded
+
+
+def _packed(method, names, gradients, packing, options):
+    kept = Packed(packing)
+    directions, states = method(gradients, kept=kept, **options)
+    stored = lambda X: kept.forms[id(X)][1]  # noqa: E731
+    return directions, [s | {f"{name}_bar": stored(s[name]) for name in names} for s in states]
+
+
+def shampoo_packed(gradients, packing, **options):
+    """`shampoo_practical` (000 Algorithm 2) with factors and roots packed; options as there.
 
     States: the decoded L, R, L_hat, R_hat; what is stored under the same names with `_bar`.
     """
-    m, n = gradients[0].shape
-    initial = eps if initial is None else initial
-    L_bar, R_bar = first_factor(m, initial, packing), first_factor(n, initial, packing)
-    L_hat_bar, R_hat_bar = store_root(np.eye(m), packing), store_root(np.eye(n), packing)
-    directions, states, updates = [], [], 0
-    for k, G in enumerate(gradients, start=1):  # line 1
-        if k % statistics_every == 0:  # line 3
-            updates += 1
-            L = b * load_factor(L_bar, packing) + (1 - b) * G @ G.T  # line 4
-            R = b * load_factor(R_bar, packing) + (1 - b) * G.T @ G  # line 5
-            L_bar = store_factor(L, updates, packing)
-            R_bar = store_factor(R, updates, packing)
-        L, R = load_factor(L_bar, packing), load_factor(R_bar, packing)
-        if k % refresh_every == 0:  # line 9
-            lambda_L = np.linalg.eigvalsh(L)[-1]  # line 10
-            lambda_R = np.linalg.eigvalsh(R)[-1]
-            L_hat_bar = store_root(inverse_root(L, root, lambda_L * eps), packing)  # line 11
-            R_hat_bar = store_root(inverse_root(R, root, lambda_R * eps), packing)
-        L_hat, R_hat = load_root(L_hat_bar, packing), load_root(R_hat_bar, packing)
-        G_hat = L_hat @ G @ R_hat  # line 15
-        directions.append(rescale(G_hat, np.linalg.norm(G)) if graft == "norm" else G_hat)
-        bars = {"L_bar": L_bar, "R_bar": R_bar, "L_hat_bar": L_hat_bar, "R_hat_bar": R_hat_bar}
-        states.append(bars | {"L": L, "R": R, "L_hat": L_hat, "R_hat": R_hat, "G_hat": G_hat})
-    return directions, states
+    return _packed(shampoo_practical, ("L", "R", "L_hat", "R_hat"), gradients, packing, options)
 
 
-def soap_packed(
-    gradients,
-    packing,
-    *,
-    b1=0.95,
-    b2=0.95,
-    b3=0.95,
-    K=10,
-    side="both",
-    eps=0.0,
-    bias_correction=False,
-    dtype_eps=EPS64,
-    refresh="eigh",
-    sort=True,
-    carry_v="keep",
-    basis=None,
-):
+def soap_packed(gradients, packing, **options):
     """`soap` (001 Algorithm 6) with statistics and bases packed; options as there.
 
     States: M, v, the decoded L, R, U_L, U_R; what is stored under the same names with `_bar`.
     """
-    m, n = np.shape(gradients[0])
-    if side == "smaller":
-        side = "left" if m <= n else "right"
-    sides = [X for X in "RL" if side == "both" or {"left": "L", "right": "R"}[side] == X]
-    M, v = np.zeros((m, n)), np.zeros((m, n))
-    orders, names = {"L": m, "R": n}, {"L": "left", "R": "right"}
-    bars = {X: first_factor(orders[X], 0.0, packing) for X in sides}
-    U_bars = {X: store_basis(np.eye(orders[X]), packing) for X in sides}
-    U = {"L": np.eye(m), "R": np.eye(n)}
-
-    def renew(t, X, statistic):
-        """The new basis, not yet stored, and the order in which v follows it."""
-        if basis is not None:
-            new = np.asarray(basis(t, names[X], statistic, None if t == 1 else U[X]))
-        elif t == 1 or refresh == "eigh":
-            new = eigenvectors(statistic)
-        else:
-            return qr_refresh(statistic, U[X], sort)
-        return new, _matching(new, U[X])
-
-    directions, states = [], []
-    for t, G in enumerate(gradients, start=1):
-        M = b1 * M + (1 - b1) * G
-        factors = {}
-        for X in sides:
-            gram = G @ G.T if X == "L" else G.T @ G
-            factor = b3 * load_factor(bars[X], packing) + (1 - b3) * gram
-            bars[X] = store_factor(factor, t, packing)
-            factors[X] = load_factor(bars[X], packing)
-            if t == 1 or t % K == 0:
-                new, order = renew(t, X, factors[X])
-                U_bars[X] = store_basis(new, packing)
-                new = load_basis(U_bars[X], packing)
-                if carry_v == "permute":
-                    v = v[order] if X == "L" else v[:, order]
-                U[X] = new
-        v = b2 * v + (1 - b2) * (U["L"].T @ G @ U["R"]) ** 2
-        M_tilde, v_hat = U["L"].T @ M @ U["R"], v
-        if bias_correction:
-            M_tilde, v_hat = M_tilde / (1 - b1**t), v / (1 - b2**t)
-        D = U["L"] @ divide(M_tilde, v_hat, max(m, n), dtype_eps, eps) @ U["R"].T
-        directions.append(D)
-        state = {"M": M, "v": v}
-        for X in sides:
-            state |= {X: factors[X], f"{X}_bar": bars[X]}
-            state |= {f"U_{X}": U[X], f"U_{X}_bar": U_bars[X]}
-        states.append(state)
-    return directions, states
+    return _packed(soap, ("L", "R", "U_L", "U_R"), gradients, packing, options)
 
 
-def asgo_packed(gradients, packing, *, b1=0.9, b2=0.95, eps=1e-6, period=1, side="smaller"):
+def asgo_packed(gradients, packing, **options):
     """`asgo` (002 Algorithm 2) with V and its inverse root packed; options as there.
 
     States: M, the decoded V and Lambda_inv; what is stored under V_bar and Lambda_inv_bar.
     """
-    m, n = np.shape(gradients[0])
-    left = m < n if side == "smaller" else side == "left"  # lines 7 and 17
-    M, V_bar = np.zeros((m, n)), first_factor(m if left else n, 0.0, packing)  # line 2
-    directions, states = [], []
-    for t, G in enumerate(gradients):  # lines 3-5
-        M = b1 * M + (1 - b1) * G  # line 6
-        gram = G @ G.T if left else G.T @ G
-        V = b2 * load_factor(V_bar, packing) + (1 - b2) * gram  # lines 8, 10
-        V_bar = store_factor(V, t + 1, packing)
-        V = load_factor(V_bar, packing)
-        if t % period == 0:  # line 12
-            Lambda_bar = store_root(inverse_sqrt(V, eps), packing)  # line 13
-        Lambda_inv = load_root(Lambda_bar, packing)
-        directions.append(Lambda_inv @ M if left else M @ Lambda_inv)  # lines 18, 20
-        bars = {"V_bar": V_bar, "Lambda_inv_bar": Lambda_bar}
-        states.append(bars | {"M": M, "V": V, "Lambda_inv": Lambda_inv})
-    return directions, states
+    return _packed(asgo, ("V", "Lambda_inv"), gradients, packing, options)

@@ -6,24 +6,20 @@ Newton-Schulz: A Fast, Hardware-Aware Newton-Schulz Algorithm for Muon" (2026), 
 README.
 
 Starts X_0, all with ||X_0||_2 <= 1:
-- "frobenius", "schatten", "spectral": X / ||X||_p with the Schatten norm (sum sigma_i^p)^(1/p),
-  p = 2, p (4 by default: ||X' X||_F^(1/2)), infinity. Larger p start closer to 1.
-- "aol": X D with D = diag(sum_j |X' X|_ij)^(-1/2) ("columns"), or D X with X X' ("rows").
-  side="smaller" takes the rows of a wide or square matrix and the columns of a tall one, as
-  Turbo-Muon does.
+- "frobenius", "schatten": X / ||X||_p with the Schatten norm (sum sigma_i^p)^(1/p), p = 2 or 4
+  (||X' X||_F^(1/2)). Larger p start closer to 1.
+- "aol": X D with D = diag(sum_j |X' X|_ij)^(-1/2) of a tall matrix, and D X with X X' of a wide or
+  square one, as Turbo-Muon does.
 
 Readings chosen:
 - AOL's D is not undone: the iteration goes to the polar factor of X D, which is not that of X
-  unless D is a multiple of I or the columns are orthogonal. Turbo-Muon accepts that; `aol_target`
-  is what comes out.
-- eps is added to the norms ("frobenius" alone has it in the sources); AOL clamps its sums from
-  below at eps (official code: 1e-7). With eps = 0, what is 0 stays 0.
+  unless D is a multiple of I or the columns are orthogonal. Turbo-Muon accepts that.
+- No eps: what is 0 stays 0.
 - An older version of the official code, which Emerging-Optimizers has as "aol", begins with
   (4.0098, -7.0585, 2.4635); it turns singular values above 0.88 negative, and is not taken.
-- safety divides the start once more: Polar Express has 1.01 for half precision. It is 1 here.
-- The listing counts t = 1 ... 5 and restarts at t = 3: restarts=(2,), the iterations after which X
-  becomes Q X. Its last line says Q_4 X; it must be Q_5 X. Its lines for R and Q keep the order of
-  the factors; all of them are polynomials of R and commute.
+- The listing counts t = 1 ... 5 and restarts at t = 3: X becomes Q X there. Its last line says
+  Q_4 X; it must be Q_5 X. Its lines for R and Q keep the order of the factors; all of them are
+  polynomials of R and commute.
 - With no restart the result is p(X X') X by one product alone. The iterated R may leave the
   positive semidefinite matrices by rounding, which the coefficients amplify; restarts are there
   for that. In exact arithmetic restarts change nothing, nor does the Gram form.
@@ -33,7 +29,7 @@ Readings chosen:
 
 import numpy as np
 
-from .muon import COEFFICIENTS, momenta, orthogonal_factor
+from .muon import COEFFICIENTS, momenta, newton_schulz_from, triples_of
 
 TURBO_MUON = (  # official code, for AOL's start: the last four of Jiacheng You's five
     (3.9505, -6.3029, 2.6377),
@@ -43,58 +39,30 @@ TURBO_MUON = (  # official code, for AOL's start: the last four of Jiacheng You'
 )
 
 
-def schatten_norm(X, p):
-    sigma = np.linalg.svd(X, compute_uv=False)
-    if np.isinf(p) or sigma[0] == 0:
-        return sigma[0]
-    return sigma[0] * np.sum((sigma / sigma[0]) ** p) ** (1 / p)
+def aol(X):
+    """D X, or X D of a tall matrix."""
+    if X.shape[0] > X.shape[1]:
+        return aol(X.T).T
+    sums = np.sum(np.abs(X @ X.T), axis=1, keepdims=True)
+    return X * np.divide(1.0, np.sqrt(sums), out=np.zeros_like(sums), where=sums > 0)
 
 
-def aol_scales(X, side="smaller", eps=0.0):
-    """D as a matrix that broadcasts against X: (1, n) for the columns, (m, 1) for the rows."""
-    if side == "smaller":
-        side = "columns" if X.shape[0] > X.shape[1] else "rows"
-    if side == "rows":
-        return aol_scales(X.T, "columns", eps).T
-    sums = np.maximum(np.sum(np.abs(X.T @ X), axis=0, keepdims=True), eps)
-    return np.divide(1.0, np.sqrt(sums), out=np.zeros_like(sums), where=sums > 0)
-
-
-def start_of(X, start="frobenius", *, p=4, side="smaller", eps=0.0, safety=1.0):
+def start_of(X, start):
     """X_0 of the iteration."""
-    X = np.asarray(X, dtype=np.float64)
     if start == "aol":
-        return X * aol_scales(X, side, eps) / safety
-    norm = schatten_norm(X, {"frobenius": 2, "schatten": p, "spectral": np.inf}[start]) + eps
-    return X / (norm * safety) if norm > 0 else X
+        return aol(X)
+    p = {"frobenius": 2, "schatten": 4}[start]
+    norm = np.sum(np.linalg.svd(X, compute_uv=False) ** p) ** (1 / p)
+    return X / norm if norm > 0 else X
 
 
-def aol_target(X, side="smaller", cutoff=None):
-    """What Newton-Schulz from AOL's start converges to: the polar factor of X D or D X."""
-    return orthogonal_factor(start_of(X, "aol", side=side), cutoff)
-
-
-def _triples(coefficients, steps):
-    return [coefficients] * steps if np.ndim(coefficients) == 1 else list(coefficients)
-
-
-def newton_schulz_from(X, coefficients=COEFFICIENTS, steps=5):
-    """The quintic iteration from X as it is; a list of triples gives one iteration per triple."""
-    transposed = X.shape[0] > X.shape[1]
-    X = X.T if transposed else X
-    for a, b, c in _triples(coefficients, steps):
-        A = X @ X.T
-        X = a * X + (b * A + c * A @ A) @ X
-    return X.T if transposed else X
-
-
-def gram_newton_schulz(X, coefficients=COEFFICIENTS, steps=5, restarts=(2,)):
-    """The same iteration on R = X X' from X as it is, restarted after the iterations `restarts`."""
+def gram_newton_schulz(X, coefficients=COEFFICIENTS, steps=5):
+    """The iteration of `newton_schulz_from` on R = X X', restarted after the second step."""
     transposed = X.shape[0] > X.shape[1]
     X = X.T if transposed else X
     R, Q = X @ X.T, np.eye(X.shape[0])
-    for t, (a, b, c) in enumerate(_triples(coefficients, steps), start=1):
-        if t - 1 in restarts:
+    for t, (a, b, c) in enumerate(triples_of(coefficients, steps), start=1):
+        if t == 3:
             X = Q @ X
             R, Q = X @ X.T, np.eye(X.shape[0])
         Z = b * R + c * R @ R
@@ -105,32 +73,12 @@ def gram_newton_schulz(X, coefficients=COEFFICIENTS, steps=5, restarts=(2,)):
     return X.T if transposed else X
 
 
-def muon_from(
-    gradients,
-    *,
-    start="frobenius",
-    p=4,
-    side="smaller",
-    eps=0.0,
-    safety=1.0,
-    coefficients=COEFFICIENTS,
-    steps=5,
-    gram=False,
-    restarts=(2,),
-    b1=0.95,
-    nesterov=True,
-    momentum="ema",
-    bias_correction=True,
-):
+def muon_from(gradients, *, start="frobenius", coefficients=COEFFICIENTS, steps=5, gram=False):
     """Muon (`reference.muon`) with another start, on the Gram matrix or not. States: M, X_0."""
-    options = dict(b1=b1, nesterov=nesterov, momentum=momentum, bias_correction=bias_correction)
+    iterated = gram_newton_schulz if gram else newton_schulz_from
     directions, states = [], []
-    for M, M_hat in momenta(gradients, **options):
-        X_0 = start_of(M_hat, start, p=p, side=side, eps=eps, safety=safety)
-        if gram:
-            D = gram_newton_schulz(X_0, coefficients, steps, restarts)
-        else:
-            D = newton_schulz_from(X_0, coefficients, steps)
-        directions.append(D)
+    for M, M_hat in momenta(gradients):
+        X_0 = start_of(M_hat, start)
+        directions.append(iterated(X_0, coefficients, steps))
         states.append({"M": M, "X_0": X_0})
     return directions, states

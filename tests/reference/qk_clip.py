@@ -7,8 +7,8 @@ forward pass has computed: if S_h > tau, then with gamma = tau / S_h
 W_qc^h <- W_qc^h gamma^(1/2), W_kc^h <- W_kc^h gamma^(1/2), W_qr^h <- W_qr^h gamma.
 
 Readings chosen:
-- Section 2.1 has gamma_h = min(1, tau / S_h) and the exponents alpha and 1 - alpha of W_q and W_k
-  (alpha = 1/2); with alpha = 1 queries alone shrink. `exponents` has one per kind of weight.
+- Section 2.1 has gamma_h = min(1, tau / S_h) and the exponents alpha and 1 - alpha of W_q and W_k,
+  with alpha = 1/2.
 - The weights are those after the step; S_h belongs to the weights before it, as the forward pass
   saw them. So clipped weights have logits of tau only as far as the step did not change them.
 - "c" are the components of each head ("content"), "r" the rotary ones. W_kr, which all heads share,
@@ -21,7 +21,7 @@ Readings chosen:
 
 import numpy as np
 
-from .muon import COEFFICIENTS, newton_schulz
+from .muon import newton_schulz
 
 EXPONENTS = {"qc": 0.5, "kc": 0.5, "qr": 1.0}
 
@@ -39,32 +39,20 @@ def largest_logits(weights, X):
     return np.max(logits, axis=(0, 2, 3)) / np.sqrt(d)
 
 
-def clip(weights, S, tau, exponents=EXPONENTS):
+def clip(weights, S, tau):
     """Lines 12 to 18: the weights of the heads with S_h > tau, scaled."""
     clipped = {name: np.array(W, dtype=np.float64) for name, W in weights.items()}
     for h, S_h in enumerate(S):
         if S_h > tau:
             gamma = tau / S_h
-            for name, exponent in exponents.items():
+            for name, exponent in EXPONENTS.items():
                 if name in clipped:
                     clipped[name][:, h] *= gamma**exponent
     return clipped
 
 
 def muon_clip(
-    gradients,
-    batches,
-    parameters,
-    *,
-    learning_rate,
-    tau,
-    mu=0.95,
-    weight_decay=0.1,
-    rms=0.2,
-    exponents=EXPONENTS,
-    coefficients=COEFFICIENTS,
-    steps=5,
-    ns_eps=1e-8,
+    gradients, batches, parameters, *, learning_rate, tau, mu=0.95, weight_decay=0.1, rms=0.2
 ):
     """Run Algorithm 1: `gradients` and `batches` have an entry per step.
 
@@ -79,10 +67,10 @@ def muon_clip(
         for name, W in weights.items():
             M[name] = mu * M[name] + G[name]
             matrix = M[name].reshape(W.shape[0], -1)
-            O = newton_schulz(matrix, coefficients, steps, ns_eps)
+            O = newton_schulz(matrix)
             O = O.reshape(W.shape) * np.sqrt(max(matrix.shape)) * rms
             stepped[name] = W - learning_rate * (O + weight_decay * W)
-        weights = clip(stepped, S, tau, exponents)
+        weights = clip(stepped, S, tau)
         trajectory.append(weights)
         logits.append(S)
     return trajectory, logits

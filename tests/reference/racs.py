@@ -35,9 +35,7 @@ def _inverse_sqrt(x):
 
 def fixed_point(gradient, iterations=5):
     """`iterations` steps of Eq. 16 from q = 1; returns s of shape (n,) and q of shape (m,)."""
-    if iterations < 1:
-        raise ValueError("iterations must be at least 1")
-    P = np.asarray(gradient, dtype=np.float64) ** 2
+    P = np.asarray(gradient, np.float64) ** 2
     q = np.ones(P.shape[0])
     for _ in range(iterations):
         s = _over(P.T @ q, np.sum(q**2))  # Eq. 16, left
@@ -55,8 +53,7 @@ def racs(gradients, *, b=0.9, iterations=5, alpha=0.05, gamma=1.01):
     s, q, phi = np.zeros(n), np.zeros(m), 0.0  # line 2
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):  # line 3
-        G = np.asarray(G, dtype=np.float64)  # line 4
-        S, Q = fixed_point(G, iterations)  # line 5
+        S, Q = fixed_point(G, iterations)  # lines 4, 5
         s = b * s + (1 - b) * S  # line 6
         q = b * q + (1 - b) * Q  # line 7
         G_tilde = _inverse_sqrt(q)[:, None] * G * _inverse_sqrt(s)[None, :]  # line 8

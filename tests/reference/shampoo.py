@@ -15,9 +15,6 @@ Readings chosen where a paper is silent or unclear:
 - `lambda_max` (maximum singular value, power iteration) and the root (Schur-Newton) are computed
   exactly, by one eigendecomposition. Damping is `eps * lambda_max`, inside the root. The paper's
   root is 4; `root` is ours. Eigenvalues are clamped at 0 before damping is added.
-- Blocks: the paper caps the order of a factor (1200) and says no more. Equal blocks of
-  `ceil(m / k)` rows, `k = ceil(m / block_size)`, the last one shorter; each has its own factors and
-  its own grafting. States are then dicts `{(i, j): state of the block}`.
 - 004 Algs 1 + 2 as printed use at step t the root made at t - 1. Algorithm 3 and the proofs do not:
   no lag here. Statistics every step from 0, no bias correction; `eps0` is absolute.
   `root` (p) is not stated for the paper's runs. Section 4.1 puts refreshes at `t = 0 mod f`, Alg. 2
@@ -68,6 +65,11 @@ def shampoo_original(gradients, *, eps):
     return directions, states
 
 
+def as_it_is(X, kind, t):
+    """What a method gets back of a matrix X that it keeps: all of it, unless it is packed."""
+    return X
+
+
 def shampoo_practical(
     gradients,
     *,
@@ -77,32 +79,22 @@ def shampoo_practical(
     statistics_every,
     refresh_every,
     graft="norm",
-    block_size=None,
+    kept=as_it_is,
 ):
     """000 Algorithm 2; `statistics_every` is T1, `refresh_every` is T2."""
-    options = dict(
-        b=b,
-        eps=eps,
-        root=root,
-        statistics_every=statistics_every,
-        refresh_every=refresh_every,
-        graft=graft,
-    )
-    if block_size is not None:
-        return _in_blocks(gradients, block_size, options)
     m, n = gradients[0].shape
-    L, R = eps * np.eye(m), eps * np.eye(n)  # input line
-    L_hat, R_hat = np.eye(m), np.eye(n)
+    L, R = (kept(eps * np.eye(order), "start", 0) for order in (m, n))  # input line
+    L_hat, R_hat = (kept(np.eye(order), "root", 0) for order in (m, n))
     directions, states = [], []
     for k, G in enumerate(gradients, start=1):  # line 1
         if k % statistics_every == 0:  # line 3
-            L = b * L + (1 - b) * G @ G.T  # line 4
-            R = b * R + (1 - b) * G.T @ G  # line 5
+            L = kept(b * L + (1 - b) * G @ G.T, "factor", k // statistics_every)  # line 4
+            R = kept(b * R + (1 - b) * G.T @ G, "factor", k // statistics_every)  # line 5
         if k % refresh_every == 0:  # line 9
             lambda_L = np.linalg.eigvalsh(L)[-1]  # line 10
             lambda_R = np.linalg.eigvalsh(R)[-1]
-            L_hat = inverse_root(L, root, lambda_L * eps)  # line 11
-            R_hat = inverse_root(R, root, lambda_R * eps)
+            L_hat = kept(inverse_root(L, root, lambda_L * eps), "root", k)  # line 11
+            R_hat = kept(inverse_root(R, root, lambda_R * eps), "root", k)
         G_hat = L_hat @ G @ R_hat  # line 15
         D = rescale(G_hat, np.linalg.norm(G)) if graft == "norm" else G_hat
         directions.append(D)
@@ -110,58 +102,17 @@ def shampoo_practical(
     return directions, states
 
 
-def _edges(order, block_size):
-    count = -(-order // block_size)
-    size = -(-order // count)
-    return [(start, min(start + size, order)) for start in range(0, order, size)]
-
-
-def _in_blocks(gradients, block_size, options):
-    """000 C.3: "blocks derived from large matrices", each an Algorithm 2 of its own."""
-    directions = [np.zeros_like(G) for G in gradients]
-    states = [{} for _ in gradients]
-    for i, (top, bottom) in enumerate(_edges(gradients[0].shape[0], block_size)):
-        for j, (left, right) in enumerate(_edges(gradients[0].shape[1], block_size)):
-            parts = [G[top:bottom, left:right] for G in gradients]
-            for t, (D, state) in enumerate(zip(*shampoo_practical(parts, **options), strict=True)):
-                directions[t][top:bottom, left:right] = D
-                states[t][i, j] = state
-    return directions, states
-
-
 def shampoo_stale(
     gradients, *, b2, eps0, root, period, graft=None, b1=0.95, precondition="gradient"
 ):
     """004 Algorithms 1 + 2, without the lag; `period` is f."""
-    m, n = gradients[0].shape
-    L, R = np.zeros((m, m)), np.zeros((n, n))  # Alg. 1 line 1
-    M, mu, nu = np.zeros((m, n)), np.zeros((m, n)), np.zeros((m, n))
-    directions, states = [], []
-    for t, G in enumerate(gradients, start=1):  # Alg. 1 line 2
-        L = b2 * L + (1 - b2) * G @ G.T  # Alg. 1 line 5
-        R = b2 * R + (1 - b2) * G.T @ G  # Alg. 1 line 6
-        if (t - 1) % period == 0:  # Alg. 2 line 1
-            L_hat = inverse_root(L, root, eps0)  # Alg. 2 lines 3, 5
-            R_hat = inverse_root(R, root, eps0)  # Alg. 2 lines 4, 6
-        M = b1 * M + (1 - b1) * G
-        P = M if precondition == "momentum" else G
-        G_hat = L_hat @ P @ R_hat  # Alg. 1 line 10
-        mu, nu, step = adam_step(mu, nu, G, t, b1, b2)
-        D = graft_onto(graft, G_hat, P, step)
-        directions.append(D)
-        states.append(
-            {
-                "L": L,
-                "R": R,
-                "L_hat": L_hat,
-                "R_hat": R_hat,
-                "G_hat": G_hat,
-                "M": M,
-                "m": mu,
-                "v": nu,
-            }
-        )
-    return directions, states
+
+    def factor_step(F, L, t):
+        due = (t - 1) % period == 0  # Alg. 2 line 1
+        return {"hat": inverse_root(L, root, eps0) if due else F["hat"]}  # Alg. 2 lines 3 to 6
+
+    options = dict(b1=b1, b2=b2, graft=graft, precondition=precondition)
+    return shampoo_by(factor_step, {"hat": None}, gradients, **options)
 
 
 def graft_onto(graft, G_hat, P, adam):
@@ -169,3 +120,30 @@ def graft_onto(graft, G_hat, P, adam):
     if graft is None:
         return G_hat
     return rescale(G_hat, np.linalg.norm({"norm": P, "adam": adam}[graft]))
+
+
+def shampoo_by(factor_step, first, gradients, *, b1, b2, graft, precondition="gradient"):
+    """004 Algorithm 1 with roots from factor_step(state of a factor, its statistic, t).
+
+    A factor's state begins as `first`; under "hat" it has the root in use.
+    """
+    m, n = gradients[0].shape
+    X = {"L": np.zeros((m, m)), "R": np.zeros((n, n))}  # line 1
+    factors = {"L": first, "R": first}
+    M, mu, nu = np.zeros((m, n)), np.zeros((m, n)), np.zeros((m, n))
+    directions, states = [], []
+    for t, G in enumerate(gradients, start=1):  # line 2
+        for side, gram in (("L", (1 - b2) * G @ G.T), ("R", (1 - b2) * G.T @ G)):
+            X[side] = b2 * X[side] + gram  # lines 5, 6
+            factors[side] = factor_step(factors[side], X[side], t)  # line 8
+        M = b1 * M + (1 - b1) * G
+        P = M if precondition == "momentum" else G
+        G_hat = factors["L"]["hat"] @ P @ factors["R"]["hat"]  # line 10
+        mu, nu, step = adam_step(mu, nu, G, t, b1, b2)
+        directions.append(graft_onto(graft, G_hat, P, step))
+        state = {**X, "G_hat": G_hat, "M": M, "m": mu, "v": nu}
+        for side, own in factors.items():
+            state |= {f"{name}_{side}": x for name, x in own.items() if name != "hat"}
+            state[f"{side}_hat"] = own["hat"]
+        states.append(state)
+    return directions, states

@@ -22,7 +22,7 @@ Readings chosen where the paper is silent or unclear:
   Such a factor and its root stay in full precision. `small="factor"` (ours): it is then the plain
   factor of Alg. 2 in every mode; `small="cholesky"`: Alg. 1 with Q and D the identity, in which
   Eq. 7 adds `eps I` at each statistic (`E` stays 0).
-- Alg. 1 has no grafting; Alg. 2 and the text have it: on by default. G_hat = 0 gives 0.
+- Alg. 1 has no grafting; Alg. 2 and the text have it, and so it is here. G_hat = 0 gives 0.
 - The root's power is 4 in the paper; `root` is ours.
 
 States hold, for each factor X in L, R: `X_hat` (the decoded root), `X` (the factor that the stored
@@ -32,6 +32,8 @@ state stands for), `indefinite_X`, and the stored triples `(codes, scales, diago
 """
 
 import numpy as np
+
+from .shampoo import rescale
 
 
 def linear2_codebook(bits):
@@ -159,8 +161,6 @@ def shampoo_4bit(
     small="factor",
 ):
     """000 Algorithm 1; mode "vq", "cq" or "cq_ef"; `statistics_every` T1, `refresh_every` T2."""
-    if mode not in ("vq", "cq", "cq_ef") or graft not in (None, "norm"):
-        raise ValueError((mode, graft))
     m, n = gradients[0].shape
     sides = []
     for X, order, Gs in (("L", m, gradients), ("R", n, [G.T for G in gradients])):
@@ -173,11 +173,6 @@ def shampoo_4bit(
     directions, states = [], []
     for G, S_L, S_R in zip(gradients, *sides, strict=True):
         G_hat = S_L["L_hat"] @ G @ S_R["R_hat"]  # line 15
-        norm = np.linalg.norm(G_hat)
-        if graft == "norm":  # Alg. 2 line 15
-            D = G_hat * (np.linalg.norm(G) / norm) if norm > 0 else np.zeros_like(G)
-        else:
-            D = G_hat
-        directions.append(D)
+        directions.append(rescale(G_hat, np.linalg.norm(G)))  # Alg. 2 line 15
         states.append(S_L | S_R | {"G_hat": G_hat})
     return directions, states

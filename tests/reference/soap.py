@@ -10,23 +10,22 @@ Readings chosen:
   that new basis. All states start at 0; no bias correction, no eps. The paper prints no momenta and
   no period: 0.95, 0.95, 0.95 and 10 are the project's defaults.
 - M is kept in the original space. v is kept as it is at a refresh, as printed.
-- Division (ours): where sqrt(v) <= max(m, n) * dtype_eps * max sqrt(v), the quotient is 0; the
+- Division (ours): where sqrt(v) <= max(m, n) * 2^-52 * max sqrt(v), the quotient is 0; the
   maximum is over the matrix v of this step, so that bias correction does not change the rule. The
-  option eps is added outside the root, after that test. dtype_eps = 0 keeps only 0/0 = 0.
+  option eps is added outside the root, after that test.
   The rule does not catch all the noise of two-sided SOAP at t = 1 (off the diagonal of U_L' G U_R
   it reaches ten times the cutoff or more, since L and R square the condition number of G): compare
-  D at t = 1 with a larger dtype_eps, 1e-12 say, on both sides or not at all.
+  D at t = 1 on one side only.
 - Bias correction (option): M / (1 - b1^t), v / (1 - b2^t).
 - EVD: eigenvalues in descending order; the paper names none, and D does not depend on it (one
   order at all refreshes). Signs: entry of largest magnitude positive; D does not depend on them.
 - Equal eigenvalues: the basis of their space is arbitrary (a statistic of rank below its order has
   such a space: R at t = 1 if m < n, and every statistic if b3 = 0), and D at later steps depends on
-  it. `basis(t, "left" | "right", statistic, previous)` then supplies the basis, used as it is.
+  it.
 - refresh="qr" (ours, from the official code; the first refresh is an EVD): the columns of the old U
-  are sorted by diag(U' L U), largest first (stable; `sort=False` leaves them), and U <- the Q of
-  the QR decomposition of L U.
-- carry_v="permute" (ours): v follows its columns. With "qr" by that sort; with "eigh" or `basis` by
-  the assignment of new to old columns which maximizes the sum of (U_new' U_old)^2.
+  are sorted by diag(U' L U), largest first (stable), and U <- the Q of the QR decomposition of L U.
+- carry_v="permute" (ours): v follows its columns. With "qr" by that sort; with "eigh" by the
+  assignment of new to old columns which maximizes the sum of (U_new' U_old)^2.
 - skip_first (official code): t = 1 only sets the statistics and the basis; D = 0, M and v stay 0,
   and the bias correction counts t - 1. Refreshes keep their steps. The official code's other
   differences (a basis one step late, statistics with corrected bias) are not transcribed.
@@ -34,6 +33,8 @@ Readings chosen:
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+
+from .shampoo import as_it_is
 
 EPS64 = float(np.finfo(np.float64).eps)
 
@@ -49,10 +50,10 @@ def eigenvectors(A):
     return fix_signs(np.linalg.eigh((A + A.T) / 2)[1][:, ::-1])
 
 
-def divide(numerator, v, size, dtype_eps=EPS64, eps=0.0):
-    """numerator / (sqrt(v) + eps), 0 where sqrt(v) <= size * dtype_eps * max sqrt(v)."""
+def divide(numerator, v, size, eps=0.0):
+    """numerator / (sqrt(v) + eps), 0 where sqrt(v) <= size * 2^-52 * max sqrt(v)."""
     root = np.sqrt(v)
-    kept = root > size * dtype_eps * np.max(root)
+    kept = root > size * EPS64 * np.max(root)
     quotient = np.zeros_like(numerator)
     quotient[kept] = numerator[kept] / (root[kept] + eps)
     return quotient
@@ -67,7 +68,7 @@ def qr_refresh(statistic, U, sort=True):
     return fix_signs(np.linalg.qr(product[:, order])[0]), order
 
 
-def _matching(U_new, U_old):
+def matching(U_new, U_old):
     """For every new column the old column it continues."""
     return linear_sum_assignment((U_new.T @ U_old) ** 2, maximize=True)[1]
 
@@ -82,58 +83,46 @@ def soap(
     side="both",
     eps=0.0,
     bias_correction=False,
-    dtype_eps=EPS64,
     refresh="eigh",
-    sort=True,
     carry_v="keep",
     skip_first=False,
-    basis=None,
+    kept=as_it_is,
 ):
     """Run Algorithm 6 over the gradients, each (m, n).
 
     States: M (m, n), v (m, n) in the basis, and for each factor in use L (m, m), U_L (m, m), R
     (n, n), U_R (n, n); None for a side that is not rotated.
     """
-    if side not in ("both", "left", "right", "smaller"):
-        raise ValueError(f"unknown side {side!r}")
-    if refresh not in ("eigh", "qr"):
-        raise ValueError(f"unknown refresh {refresh!r}")
-    if carry_v not in ("keep", "permute"):
-        raise ValueError(f"unknown carry_v {carry_v!r}")
     m, n = np.shape(gradients[0])
-    if side == "smaller":
-        side = "left" if m <= n else "right"
     left, right = side in ("both", "left"), side in ("both", "right")
     M, v = np.zeros((m, n)), np.zeros((m, n))
-    L, R = np.zeros((m, m)), np.zeros((n, n))
+    L, R = (kept(np.zeros((order, order)), "start", 0) for order in (m, n))
     U_L, U_R = np.eye(m), np.eye(n)
 
-    def renew(t, name, statistic, U):
+    def renew(t, statistic, U):
         """The new basis and the order in which v follows it (at t = 1, v is 0)."""
-        if basis is not None:
-            U_new = np.asarray(basis(t, name, statistic, None if t == 1 else U), dtype=np.float64)
-        elif t == 1 or refresh == "eigh":
-            U_new = eigenvectors(statistic)
-        else:
-            return qr_refresh(statistic, U, sort)
-        return U_new, _matching(U_new, U)
+        if t > 1 and refresh == "qr":
+            return qr_refresh(statistic, U)
+        U_new = eigenvectors(statistic)
+        return U_new, matching(U_new, U)
 
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):
-        G = np.asarray(G, dtype=np.float64)
         skipped = skip_first and t == 1
         if not skipped:
             M = b1 * M + (1 - b1) * G
         if left:
-            L = b3 * L + (1 - b3) * G @ G.T
+            L = kept(b3 * L + (1 - b3) * (G @ G.T), "factor", t)
         if right:
-            R = b3 * R + (1 - b3) * G.T @ G
+            R = kept(b3 * R + (1 - b3) * (G.T @ G), "factor", t)
         if t == 1 or t % K == 0:
             if right:
-                U_R, order = renew(t, "right", R, U_R)
+                U_R, order = renew(t, R, U_R)
+                U_R = kept(U_R, "basis", t)
                 v = v[:, order] if carry_v == "permute" else v
             if left:
-                U_L, order = renew(t, "left", L, U_L)
+                U_L, order = renew(t, L, U_L)
+                U_L = kept(U_L, "basis", t)
                 v = v[order] if carry_v == "permute" else v
         D = np.zeros((m, n))
         if not skipped:
@@ -143,7 +132,7 @@ def soap(
             if bias_correction:
                 steps = t - 1 if skip_first else t
                 M_tilde, v_hat = M_tilde / (1 - b1**steps), v / (1 - b2**steps)
-            D = U_L @ divide(M_tilde, v_hat, max(m, n), dtype_eps, eps) @ U_R.T
+            D = U_L @ divide(M_tilde, v_hat, max(m, n), eps) @ U_R.T
         directions.append(D)
         state = {"M": M, "v": v, "L": None, "R": None, "U_L": None, "U_R": None}
         if left:
@@ -154,11 +143,11 @@ def soap(
     return directions, states
 
 
-def eigen_adam(gradients, *, side="left", **options):
-    """Algorithm 7: the left side only (side="smaller" is the option); options as in soap."""
-    return soap(gradients, side=side, **options)
+def eigen_adam(gradients, **options):
+    """Algorithm 7: the left side only; options as in soap."""
+    return soap(gradients, side="left", **options)
 
 
-def adadiag(gradients, *, side="left", **options):
+def adadiag(gradients, **options):
     """B.6: Eigen-Adam without the EMA of the statistic, b3 = 0."""
-    return soap(gradients, side=side, b3=0.0, **options)
+    return eigen_adam(gradients, b3=0.0, **options)

@@ -12,15 +12,12 @@ Readings chosen:
 - The restored norm ||U||_F cancels in Newton-Schulz, which divides by a norm, but for its eps.
 - second_moment="update" is the printed V, of the rotated U; "gradient" is SOAP's own (Algorithm 6
   of arXiv:2502.07752), of the rotated G. Both agree for mu = 0.
-- late=True is the record's order: statistics and basis are renewed after the step, so that the
-  first step has no basis and orthogonalizes U alone, and V starts in the second. late=False is the
-  order of Algorithm 6: basis first, then V and the step in that new basis.
-- nesterov=False has M in place of U. bias_correction divides M by 1 - mu^t and V by 1 - b2^t, where
-  t counts the steps that V has seen; the record has none. It changes the direction only through
-  eps and Nesterov's sum.
-- The basis of step t is renewed if t = 1 or t mod K = 0 (late: if the number of steps before,
-  t - 1, divides by K). refresh="eigh" decomposes each time and keeps V as it is; "qr" is the
-  record's: sort the columns by diag(Q' L Q), V with them, and Q <- QR(L Q).
+- The order is that of Algorithm 6: basis first, then V and the step in that new basis. The record
+  renews statistics and basis after the step.
+- nesterov=False has M in place of U. No bias correction.
+- The basis of step t is renewed if t = 1 or t mod K = 0. refresh="eigh" decomposes each time and
+  keeps V as it is; "qr" is the record's: sort the columns by diag(Q' L Q), V with them, and
+  Q <- QR(L Q).
 - side="smaller" (ours) rotates the side of smaller order only, the left of square matrices: where a
   statistic has no full rank yet, the basis of its null space is arbitrary.
 - Division as in `reference.soap`: 0 where sqrt(V) is 0 up to rounding. In the first step on both
@@ -31,8 +28,8 @@ Readings chosen:
 
 import numpy as np
 
-from .muon import COEFFICIENTS, newton_schulz, orthogonal_factor
-from .soap import EPS64, divide, eigenvectors, qr_refresh
+from .muon import newton_schulz
+from .soap import divide, eigenvectors, qr_refresh
 
 
 def soap_muon(
@@ -44,70 +41,38 @@ def soap_muon(
     K=10,
     eps=0.0,
     nesterov=True,
-    bias_correction=False,
     second_moment="update",
-    late=True,
     refresh="qr",
     side="both",
-    coefficients=COEFFICIENTS,
-    steps=5,
-    exact=False,
     ns_eps=1e-8,
-    dtype_eps=EPS64,
 ):
     """Run the chain over the gradients, each (m, n). States: M, V, L, R, Q_r, Q_c."""
-    if second_moment not in ("update", "gradient"):
-        raise ValueError(f"unknown second_moment {second_moment!r}")
-    if refresh not in ("eigh", "qr"):
-        raise ValueError(f"unknown refresh {refresh!r}")
     m, n = np.shape(gradients[0])
     M, V = np.zeros((m, n)), np.zeros((m, n))
     L, R = np.zeros((m, m)), np.zeros((n, n))
-    Q_r = Q_c = None
-    seen = 0
+    Q_r, Q_c = np.eye(m), np.eye(n)
     rotated = (side == "both" or m <= n, side == "both" or m > n)
 
-    def renewed(statistic, Q, used):
-        if not used:
-            return np.eye(len(statistic)), np.arange(len(statistic))
-        if Q is None or refresh == "eigh":
-            return eigenvectors(statistic), np.arange(len(statistic))
+    def renewed(t, statistic, Q, used):
+        if not used or t == 1 or refresh == "eigh":
+            return eigenvectors(statistic) if used else Q, np.arange(len(statistic))
         return qr_refresh(statistic, Q)
-
-    def renew(t):
-        nonlocal Q_r, Q_c, V
-        if Q_r is None or t % K == 0:
-            Q_r, rows = renewed(L, Q_r, rotated[0])
-            Q_c, columns = renewed(R, Q_c, rotated[1])
-            V = V[rows][:, columns]
 
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):
-        G = np.asarray(G, dtype=np.float64)
         M = mu * M + (1 - mu) * G
-        now = 1 - mu**t if bias_correction else 1.0
-        following = 1 - mu ** (t + 1) if bias_correction else 1.0
-        U = mu * M / following + (1 - mu) * G / now if nesterov else M / now
-        if not late:
-            L, R = b3 * L + (1 - b3) * G @ G.T, b3 * R + (1 - b3) * G.T @ G
-            renew(t)
-        U_tilde = U
-        if Q_r is not None:
-            seen += 1
-            U_hat = Q_r.T @ U @ Q_c
-            moment = U_hat if second_moment == "update" else Q_r.T @ G @ Q_c
-            V = b2 * V + (1 - b2) * moment**2
-            corrected = V / (1 - b2**seen) if bias_correction else V
-            U_tilde = Q_r @ divide(U_hat, corrected, max(m, n), dtype_eps, eps) @ Q_c.T
-            norm = np.linalg.norm(U_tilde)
-            U_tilde = U_tilde * (np.linalg.norm(U) / norm) if norm > 0 else U_tilde
-        if late:
-            L, R = b3 * L + (1 - b3) * G @ G.T, b3 * R + (1 - b3) * G.T @ G
-            renew(t - 1)
-        if exact:
-            D = orthogonal_factor(U_tilde)
-        else:
-            D = newton_schulz(U_tilde, coefficients, steps, ns_eps)
-        directions.append(D)
+        U = mu * M + (1 - mu) * G if nesterov else M
+        L, R = b3 * L + (1 - b3) * G @ G.T, b3 * R + (1 - b3) * G.T @ G
+        if t == 1 or t % K == 0:
+            Q_r, rows = renewed(t, L, Q_r, rotated[0])
+            Q_c, columns = renewed(t, R, Q_c, rotated[1])
+            V = V[rows][:, columns]
+        U_hat = Q_r.T @ U @ Q_c
+        moment = U_hat if second_moment == "update" else Q_r.T @ G @ Q_c
+        V = b2 * V + (1 - b2) * moment**2
+        U_tilde = Q_r @ divide(U_hat, V, max(m, n), eps) @ Q_c.T
+        norm = np.linalg.norm(U_tilde)
+        U_tilde = U_tilde * (np.linalg.norm(U) / norm) if norm > 0 else U_tilde
+        directions.append(newton_schulz(U_tilde, eps=ns_eps))
         states.append({"M": M, "V": V, "L": L, "R": R, "Q_r": Q_r, "Q_c": Q_c})
     return directions, states

@@ -13,7 +13,7 @@ Readings chosen where the paper is silent or unclear:
   other Q yet). At t = 1 the basis is always computed. Equality refreshes. No hysteresis: while
   the projected gradient stays small, every step refreshes.
 - Block 2 prints M^(t) <- mu M^(t-1) + G_hat after Block 1.1 wrote M^(t) <- R M^(t-1): the moment
-  that mu multiplies is the carried one. R is given in the state at t = 1 as the printed 0.
+  that mu multiplies is the carried one; at t = 1 there is none.
 - EMA (Definition C.1): M <- mu M + (1 - mu) G_hat, no bias correction. The rest of C.1 (a
   second projection R^(t) from the right, "W + eta ...") contradicts Algorithm 1 and is left out.
 - The norm is Frobenius. Algorithm 1 prints the ratio ||O^(t)|| / ||O^(t)||; the text on Block 3
@@ -22,20 +22,18 @@ Readings chosen where the paper is silent or unclear:
 - orth(M) = U V^T of the compact SVD, so zero singular values stay zero and ||O|| = sqrt(rank M),
   the reading of (M M^T)^(-1/2) M (Block 2) with a pseudo-inverse. The other definition in Block 2,
   the nearest O with O O^T = I or O^T O = I, fills them with ones, in directions that M does not
-  determine. A singular value counts as zero at cutoff * (the largest) or below; the default
-  cutoff is max(m, n) * 2^-52 for the gradient's m and n, not the moment's. Where rank-deficient
-  gradients nearly cancel in M, noise left by earlier, larger moments passes this cutoff and is
-  raised to 1: test rank deficiency on gradients that do not cancel, or with a larger `cutoff`.
+  determine. A singular value counts as zero at max(m, n) * 2^-52 * (the largest) or below, for the
+  gradient's m and n, not the moment's. Where rank-deficient gradients nearly cancel in M, noise
+  left by earlier, larger moments passes this cutoff and is raised to 1: test rank deficiency on
+  gradients that do not cancel.
 - "Newton-Schulz5" has no formula in the paper: the quintic of Jordan et al., as in `muon.py`.
-- sqrt(max(m, n)) of Block 4 is not in Algorithm 1: off unless `shape_factor` is given; then
-  D = alpha * shape_factor * sqrt(max(m, n)) * Q O. m and n are the gradient's.
+- sqrt(max(m, n)) of Block 4 is not in Algorithm 1 and left out.
 - Weight decay (Block 4) is not part of the direction; alpha is, the learning rate is not.
 - The rank is at most min(m, n), whichever side is projected.
 - Signs: in each column of Q (and of U in the adapter) the entry of largest magnitude is positive,
   the first such entry on ties. D does not depend on it, nor on the basis chosen in range(Q).
 - Where rank(G) < r (or sigma_r = sigma_(r+1)) at a refresh, the last columns of Q are not
-  determined by G but by LAPACK; so is every later direction that sees them. Compare such runs
-  with a given `basis`, or with gradients that all stay in the range of the first.
+  determined by G but by LAPACK; so is every later direction that sees them.
 
 Adapter (App. B prints A (n, r), B (r, m) for a difference of shape (n, m)): the minimum of
 ||Delta - A B||_F^2 is the truncated SVD. Ours: the balanced split A = U sqrt(S), B = sqrt(S) V^T
@@ -44,22 +42,9 @@ Adapter (App. B prints A (n, r), B (r, m) for a difference of shape (n, m)): the
 
 import numpy as np
 
-from .muon import COEFFICIENTS, newton_schulz, orthogonal_factor
-
-EPS = np.finfo(np.float64).eps
-
-
-def column_signs(U):
-    """For each column, the sign of its (first) entry of largest magnitude."""
-    largest = U[np.argmax(np.abs(U), axis=0), np.arange(U.shape[1])]
-    return np.where(largest < 0, -1.0, 1.0)
-
-
-def top_left_singular_vectors(X, rank, t=None):
-    """Truncated_SVD of Block 1: (rows of X, min(rank, min(X.shape)))."""
-    U, _, _ = np.linalg.svd(np.asarray(X, dtype=np.float64), full_matrices=False)
-    U = U[:, :rank]
-    return U * column_signs(U)
+from .galore import singular_basis
+from .muon import newton_schulz, orthogonal_factor
+from .soap import EPS64, fix_signs
 
 
 def sumo(
@@ -68,93 +53,58 @@ def sumo(
     rank,
     period=200,
     threshold=None,
-    basis=None,
     mu=0.95,
     momentum="trace",
     exact=True,
-    coefficients=COEFFICIENTS,
-    steps=5,
-    eps=1e-8,
-    cutoff=None,
     limiter=False,
     gamma=1.1,
     alpha=1.0,
-    shape_factor=None,
     side=None,
 ):
     """Run Algorithm 1 over the gradients, each (m, n).
 
     threshold: sigma of the criterion ||G_hat|| <= sigma, which then replaces `period`.
-    basis: a callback (X, rank, t) -> Q of orthonormal columns, with X = G (left) or G^T (right);
-        its number of columns is used as it is, and may change from call to call.
     momentum: "trace" (M <- mu M + G_hat) or "ema". exact=False: Newton-Schulz.
     side: "left" or "right"; None projects the larger dimension, "left" when m = n.
 
-    Returns the directions (m, n) and the states {Q, M, G_hat, O (after the limiter), O_norm
-    (its norm), R (None without a refresh), refreshed, limited}. Shapes on the left: Q (m, r),
-    M, G_hat, O (r, n); on the right: Q (n, r), M, G_hat, O (m, r). R is (r_new, r_old).
+    Returns the directions (m, n) and the states {Q, M, O (after the limiter), refreshed}. Shapes
+    on the left: Q (m, r), M and O (r, n); on the right: Q (n, r), M and O (m, r).
     """
     m, n = np.shape(gradients[0])
     if side is None:
         side = "left" if m >= n else "right"
-    if side not in ("left", "right"):
-        raise ValueError(f"unknown side {side!r}")
-    if momentum not in ("trace", "ema"):
-        raise ValueError(f"unknown momentum {momentum!r}")
     left = side == "left"
-    basis = top_left_singular_vectors if basis is None else basis
-    cutoff = max(m, n) * EPS if cutoff is None else cutoff
     r = min(rank, m, n)
-    scale = alpha if shape_factor is None else alpha * shape_factor * np.sqrt(max(m, n))
 
     Q = M = np.zeros((0, 0))  # set at t = 1
     O_norm = 0.0
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):
-        G = np.asarray(G, dtype=np.float64)
         # Block 1
-        if t == 1:
-            refresh = True
-        elif threshold is not None:
+        refresh = (t - 1) % period == 0
+        if threshold is not None and t > 1:
             refresh = np.linalg.norm(Q.T @ G if left else G @ Q) <= threshold
-        else:
-            refresh = (t - 1) % period == 0
-        R = None
         if refresh:
-            Q_old, Q = Q, np.asarray(basis(G if left else G.T, r, t), dtype=np.float64)
+            Q_old, Q = Q, singular_basis(G if left else G.T, r)
             # Block 1.1
-            width = Q.shape[1]
             if t == 1:
-                R = np.zeros((width, width))
-                M = np.zeros((width, n) if left else (m, width))
+                M = np.zeros((r, n) if left else (m, r))
             else:
                 R = Q.T @ Q_old
                 M = R @ M if left else M @ R.T
         G_hat = Q.T @ G if left else G @ Q
         # Block 2
         M = mu * M + (G_hat if momentum == "trace" else (1 - mu) * G_hat)
-        O = orthogonal_factor(M, cutoff) if exact else newton_schulz(M, coefficients, steps, eps)
+        O = orthogonal_factor(M, max(m, n)) if exact else newton_schulz(M)
         # Block 3
         norm = np.linalg.norm(O)
-        limited = bool(limiter and t > 1 and O_norm > 0 and norm / O_norm > gamma)
-        if limited:
+        if limiter and t > 1 and O_norm > 0 and norm / O_norm > gamma:
             O = O / norm * gamma * O_norm
             norm = gamma * O_norm
         O_norm = norm
         # Block 4
-        directions.append(scale * (Q @ O if left else O @ Q.T))
-        states.append(
-            {
-                "Q": Q,
-                "M": M,
-                "G_hat": G_hat,
-                "O": O,
-                "O_norm": O_norm,
-                "R": R,
-                "refreshed": bool(refresh),
-                "limited": limited,
-            }
-        )
+        directions.append(alpha * (Q @ O if left else O @ Q.T))
+        states.append({"Q": Q, "M": M, "O": O, "refreshed": bool(refresh)})
     return directions, states
 
 
@@ -164,16 +114,12 @@ def extract_adapter(before, after, *, rank=None, tolerance=None):
     Give `rank`, or `tolerance` (relative to the largest singular value), or neither: then the
     tolerance is max(m, n) * 2^-52. A rank above min(m, n) counts as min(m, n).
     """
-    if rank is not None and tolerance is not None:
-        raise ValueError("give the rank or the tolerance")
-    delta = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    delta = np.float64(after) - np.float64(before)
     U, sigma, Vt = np.linalg.svd(delta, full_matrices=False)
     if rank is None:
-        tolerance = max(delta.shape) * EPS if tolerance is None else tolerance
+        tolerance = max(delta.shape) * EPS64 if tolerance is None else tolerance
         rank = int(np.sum(sigma > tolerance * sigma[0]))
-    rank = min(rank, len(sigma))
     U, sigma, Vt = U[:, :rank], sigma[:rank], Vt[:rank]
-    signs = column_signs(U)
-    A = U * signs * np.sqrt(sigma)
-    B = np.sqrt(sigma)[:, None] * (signs[:, None] * Vt)
+    signs = np.sign(np.sum(fix_signs(U) * U, axis=0))
+    A, B = U * signs * np.sqrt(sigma), np.sqrt(sigma)[:, None] * (signs[:, None] * Vt)
     return A, B, np.linalg.norm(delta - A @ B)

@@ -12,28 +12,22 @@ Readings chosen:
 - Order of a step: X, statistics of both sides, refresh of the left side then the right (t = 1 and
   t mod period = 0), M and v with the turned X, D in the new bases.
 - An R is long where the estimated length of K, before f, is 0.3 or more. One step brings a long R
-  near orthonormal columns, not onto them. The rotations end with a short one or after `most`; they
+  near orthonormal columns, not onto them. The rotations end with a short one or after 16; they
   also follow the decomposition of the first refresh, in the same way.
 - M and X turn by the rotations T as they were made, not by what the pull back adds to U.
-- side: the other side has no H and the identity as its basis (None in the states).
-- statistics="kl": b is b3, and both sides use the eigenvalues from before the step. s is the
-  root of G's mean square for two sides; the mean square itself for one (ours), where the missing
-  side's eigenvalues are 1 and its order divides as for two. H starts as s I at t = 1 only; should
-  a diagonal be all 0 later (all gradients 0 so far), s is that of the gradient of the step.
-- divide=True is KL-Shampoo's form, M / sqrt(lambda_i mu_j), of either statistics; the missing side
-  counts as 1. v is then kept up too, unused.
-- Rounding noise: 1 / x is 0 where x <= max(m, n) * dtype_eps * max x, for each side by itself, in
-  the statistics and in D; M / sqrt(v) has the rule of `reference.soap`.
+- side="left": the right side has no H and the identity as its basis (None in the states).
+- kl=True whitens each side's statistics by the other one: b is b3, and both sides use the
+  eigenvalues from before the step. H starts as s I at t = 1, s being the root of G's mean square.
+  D is then KL-Shampoo's form, M / sqrt(lambda_i mu_j), and v is kept up, unused.
+- Rounding noise: 1 / x is 0 where x <= max(m, n) * 2^-52 * max x, for each side by itself, in the
+  statistics and in D; M / sqrt(v) has the rule of `reference.soap`.
 - Where the estimated length of K is 0, f is 1.
-- Equal eigenvalues at the first refresh (H_R has a null space if m < n): the basis is arbitrary.
-  `basis(1, "left" | "right", H, None)` then supplies Q, used as it is, with d = diag(Q' H Q).
 - The storage of the states (precision, packing) is not transcribed: all is kept in float64.
 """
 
 import numpy as np
 
-from .soap import EPS64, eigenvectors
-from .soap import divide as quotient
+from .soap import EPS64, divide, eigenvectors
 
 TAU, NU = 0.3, 1e-7
 LONG = 0.3  # the length of K from which a rotation is long
@@ -64,10 +58,10 @@ def newton_schulz(U):
     return U - U @ (U.T @ U - np.eye(len(U))) / 2
 
 
-def rotations(H, most=16):
-    """At most `most` rotations of H, to a short one. Returns the turned H and their product T."""
+def rotations(H):
+    """At most 16 rotations of H, to a short one. Returns the turned H and their product T."""
     T = np.eye(len(H))
-    for _ in range(most):
+    for _ in range(16):
         K = generator(H)
         size = length(K)
         f = min(1.0, 0.6 / size) if size > 0 else 1.0
@@ -93,88 +87,57 @@ def orthonormalize(U):
     return U
 
 
-def _reciprocal(x, cutoff):
-    """1 / x, and 0 where x <= cutoff * max x."""
-    return np.divide(1.0, x, out=np.zeros_like(x), where=x > cutoff * np.max(x))
-
-
-def tracked(
-    gradients,
-    *,
-    b1=0.95,
-    b2=0.95,
-    b3=0.95,
-    period=10,
-    side="both",
-    most=16,
-    statistics="gradient",
-    divide=False,
-    dtype_eps=EPS64,
-    basis=None,
-):
+def tracked(gradients, *, b1=0.95, b2=0.95, b3=0.95, period=10, side="both", kl=False):
     """Run over the gradients, each (m, n).
 
-    States: M (m, n) and v (m, n) in the bases, and for each side in use H_L (m, m), U_L (m, m), H_R
-    (n, n), U_R (n, n); None for a side that is not rotated.
+    States: M (m, n) and v (m, n) in the bases, H_L (m, m), U_L (m, m), and for both sides H_R
+    (n, n), U_R (n, n).
     """
-    if side not in ("both", "left", "right"):
-        raise ValueError(f"unknown side {side!r}")
-    if statistics not in ("gradient", "kl"):
-        raise ValueError(f"unknown statistics {statistics!r}")
     m, n = np.shape(gradients[0])
-    left, right = side in ("both", "left"), side in ("both", "right")
-    cutoff = max(m, n) * dtype_eps
     M, v = np.zeros((m, n)), np.zeros((m, n))
     H_L, H_R = np.zeros((m, m)), np.zeros((n, n))
     U_L, U_R = np.eye(m), np.eye(n)
 
-    def inverse_eigenvalues(H, used, start=0.0):
-        """1 / diag(H) of a side in use (1 / start if that is all 0), 1 for the other side."""
-        d = np.diag(H) if used else np.ones(len(H))
-        return _reciprocal(d if np.any(d) else np.full(len(H), start), cutoff)
+    def inverse_eigenvalues(H):
+        """1 / diag(H), and 0 where that is noise."""
+        d = np.diag(H)
+        noise = max(m, n) * EPS64 * np.max(d)
+        return np.divide(1.0, d, out=np.zeros_like(d), where=d > noise)
 
-    def refresh(t, name, H, U):
+    def refresh(t, H, U):
         """The new H and U, and the T by which M and X turn."""
         Q = np.eye(len(H))
         if t == 1:
-            Q = eigenvectors(H) if basis is None else np.asarray(basis(t, name, H, None), float)
+            Q = eigenvectors(H)
             H = np.diag(np.maximum(np.diag(Q.T @ H @ Q), 0.0))
-        H, T = rotations(H, most)
+        H, T = rotations(H)
         return H, orthonormalize(U @ Q @ T), Q @ T
 
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):
-        G = np.asarray(G, dtype=np.float64)
         X = U_L.T @ G @ U_R
-        if statistics == "kl":
-            s = np.mean(G**2) ** (0.5 if side == "both" else 1.0)
-            w_L, w_R = inverse_eigenvalues(H_L, left, s), inverse_eigenvalues(H_R, right, s)
+        new_L, new_R = X @ X.T, X.T @ X
+        if kl:
             if t == 1:
+                s = np.sqrt(np.mean(G**2))
                 H_L, H_R = s * np.eye(m), s * np.eye(n)
-            new_L, new_R = (X * w_R) @ X.T / n, (X.T * w_L) @ X / m
-        else:
-            new_L, new_R = X @ X.T, X.T @ X
+            new_L = (X * inverse_eigenvalues(H_R)) @ X.T / n
+            new_R = (X.T * inverse_eigenvalues(H_L)) @ X / m
         H_L = b3 * H_L + (1 - b3) * new_L
         H_R = b3 * H_R + (1 - b3) * new_R
         if t == 1 or t % period == 0:
-            if left:
-                H_L, U_L, T = refresh(t, "left", H_L, U_L)
-                M, X = T.T @ M, T.T @ X
-            if right:
-                H_R, U_R, T = refresh(t, "right", H_R, U_R)
+            H_L, U_L, T = refresh(t, H_L, U_L)
+            M, X = T.T @ M, T.T @ X
+            if side == "both":
+                H_R, U_R, T = refresh(t, H_R, U_R)
                 M, X = M @ T, X @ T
         M = b1 * M + (1 - b1) * X
         v = b2 * v + (1 - b2) * X**2
-        if divide:
-            w_L, w_R = inverse_eigenvalues(H_L, left), inverse_eigenvalues(H_R, right)
-            ratio = M * np.sqrt(np.outer(w_L, w_R))
+        if kl:
+            ratio = M * np.sqrt(np.outer(inverse_eigenvalues(H_L), inverse_eigenvalues(H_R)))
         else:
-            ratio = quotient(M, v, max(m, n), dtype_eps)
+            ratio = divide(M, v, max(m, n))
         directions.append(U_L @ ratio @ U_R.T)
-        state = {"M": M, "v": v, "H_L": None, "H_R": None, "U_L": None, "U_R": None}
-        if left:
-            state.update(H_L=H_L, U_L=U_L)
-        if right:
-            state.update(H_R=H_R, U_R=U_R)
-        states.append(state)
+        right = {"H_R": H_R, "U_R": U_R} if side == "both" else {}
+        states.append({"M": M, "v": v, "H_L": H_L, "U_L": U_L} | right)
     return directions, states

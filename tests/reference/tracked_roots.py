@@ -14,7 +14,6 @@ Readings chosen:
   as in `reference.soap`); rotations follow, at the first one as at all later ones.
 - The pull back to orthonormal columns changes U alone, not H.
 - The cutoff for rounding noise (2e-13 max h in float64) is left out of account: keep e above it.
-- sides="left": the right side has no H, and its basis and root are None in the states.
 """
 
 import numpy as np
@@ -34,17 +33,12 @@ def tracked_roots(
     damping="absolute",
     initial=0.0,
     b1=None,
-    most=16,
     offset=1,
 ):
     """Run over the gradients, each (m, n). b1=None: M is the gradient; b2=None: H is a sum.
 
     States: M (m, n), and for each side H_L, U_L, X_L (m, m), H_R, U_R, X_R (n, n).
     """
-    if sides not in ("both", "left"):
-        raise ValueError(f"unknown sides {sides!r}")
-    if damping not in ("absolute", "relative"):
-        raise ValueError(f"unknown damping {damping!r}")
     m, n = np.shape(gradients[0])
     kept, new = (1.0, 1.0) if b2 is None else (b2, 1 - b2)
     M = np.zeros((m, n))
@@ -58,7 +52,7 @@ def tracked_roots(
             Q = eigenvectors(H)
             H = np.diag(np.maximum(np.diag(Q.T @ H @ Q), 0.0))
             U = U @ Q
-        H, T = rotations(H, most)
+        H, T = rotations(H)
         U = orthonormalize(U @ T)
         h = np.diag(H)
         e = eps if damping == "absolute" else eps * np.max(h)
@@ -66,7 +60,6 @@ def tracked_roots(
 
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):
-        G = np.asarray(G, dtype=np.float64)
         M = G if b1 is None else b1 * M + (1 - b1) * G
         H_L = kept * H_L + new * (U_L.T @ G @ G.T @ U_L)
         H_R = kept * H_R + new * (U_R.T @ G.T @ G @ U_R)

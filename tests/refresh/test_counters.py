@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any, NamedTuple
 
 import jax
@@ -85,8 +84,3 @@ def test_all_nodes_of_a_state_are_plain_named_tuples(name: str) -> None:
     named = [type(x) for x in found if isinstance(x, tuple) and hasattr(x, "_fields")]
     assert named and all(kind.__bases__ == (tuple,) for kind in named)
     assert any(issubclass(kind, Counts) for kind in named)
-
-
-def test_counters_are_pickled_and_keep_their_class() -> None:
-    counts = pickle.loads(pickle.dumps(Pair(np.zeros(2, np.int32))))
-    assert type(counts) is Pair and counts._replace(value=1) == Pair(1)

@@ -63,13 +63,65 @@ def test_each_entry_has_one_step_of_the_period_and_the_load_is_even(period):
     sizes, orders = [7, 3, 12, 1, 5], [64, 256, 32, 512, 128]
     costs = [float(order) ** 3 for order in orders]
     load = np.zeros(period)
-    works = [(cost, np.zeros(size, int)) for size, cost in zip(sizes, costs, strict=True)]
-    for phases, size, cost in zip(_due._deal(works, period), sizes, costs, strict=True):
+    refreshings = [_due.Refreshing(cost, None) for cost in costs]
+    works = [(own, np.zeros(size, int)) for own, size in zip(refreshings, sizes, strict=True)]
+    dealt = _due._deal(works, curvax.every(period, stagger=True))
+    for phases, size, cost in zip(dealt, sizes, costs, strict=True):
         assert phases.shape == (size,) and (phases >= 0).all()
         load += np.bincount(phases, minlength=period) * cost
     assert load.shape == (period,)
     assert load.max() <= load.mean() + max(costs)
     assert load.max() <= max(4 / 3 * load.mean(), max(costs))
+
+
+@pytest.mark.parametrize(
+    ("matrices", "order", "stagger", "together"),
+    [
+        (48, 768, True, 24),
+        (12, 768, True, 12),  # fewer than 24
+        (4, 768, True, 1),  # fewer than 8
+        (12, 3072, True, 1),  # a GPU has no room for 8 at once
+        (36, 1024, True, 12),  # nor for 18
+        (64, 512, True, 32),
+        (64, 512, 8, 8),
+        (64, 512, 1, 1),
+        (64, 512, 4, 4),
+        (13, 768, True, 13),
+        (29, 768, True, 1),  # a prime number, above the room for 28
+    ],
+)
+def test_matrices_of_a_stack_take_turns_in_groups(matrices, order, stagger, together):
+    """Groups are next to each other, and each has a step of its own while there are free ones."""
+    schedule = curvax.every(100, stagger=stagger)
+    work = _due.Refreshing(float(order) ** 3, order**2)
+    (phases,) = _due._deal([(work, np.zeros(matrices, int))], schedule)
+    groups = phases.reshape(-1, together)
+    assert (groups == groups[:, :1]).all()
+    assert len(set(groups[:, 0])) == len(groups)
+
+
+def test_each_device_has_its_own_groups():
+    """Of an equal share in order; a single matrix that is left over goes by itself."""
+    works = [
+        (_due.Refreshing(1.0, 64**2), np.append(np.repeat([0, 1], 24), 1)),
+        (_due.Refreshing(1.0, None), np.repeat([0, 1], 4)),
+    ]
+    for period in (1, 2, 5, 40):
+        phases, alone = _due._deal(works, curvax.every(period, stagger=8))
+        groups = phases[:48].reshape(-1, 8)
+        assert (groups == groups[:, :1]).all()
+        for device in range(2):
+            both = zip((phases, alone), works, strict=True)
+            own = np.concatenate([found[owners == device] for found, (_, owners) in both])
+            load = np.bincount(own, minlength=period)
+            assert load.sum() == 28 + device
+            assert load.max() - load.min() <= 8
+
+
+@pytest.mark.parametrize("stagger", [0, -1, 2.0, "8", None])
+def test_stagger_is_a_flag_or_a_number_of_matrices(stagger):
+    with pytest.raises(ValueError, match="stagger .* must be an integer of at least 1"):
+        curvax.every(10, stagger=stagger)
 
 
 # Compiled steps

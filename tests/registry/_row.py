@@ -27,7 +27,6 @@ Trait = Literal[
     "base",  # a base optimizer takes its direction as a gradient
     "after the matrices",  # momentum of the tree's updates, after `on_matrices`
     "random",  # draws random numbers, which differ between dtypes
-    "blind to means",  # the means of rows stay
     "blind to norms",  # the norm of a matrix stays
     "scale free",  # bitwise equal for a gradient times a power of two
     "reads weights",  # updates depend on the parameters, which `update` needs
@@ -93,6 +92,10 @@ class Size(NamedTuple):
         return self.other * self.r
 
 
+def _has(trait: Trait) -> Any:
+    return property(lambda row: trait in row.traits)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Row:
     """Everything that the suites know about one method."""
@@ -101,9 +104,8 @@ class Row:
     optimizer: Callable[..., Any] = None  # pyright: ignore  # `curvax.<name>` by default
 
     keeps: Kept | None = None  # what it refreshes
-    decomposes: str | None = (
-        None  # of a refresh, "" for none; by default "eigh" for roots and bases
-    )
+    # Of a refresh, "" for none; by default "eigh" for roots and bases.
+    decomposes: str | None = None
     traits: frozenset[Trait] = frozenset()
     fields: frozenset[str] = frozenset()  # state fields besides `FIELDS[keeps]`
     numbers: Callable[[Size], int]  # in the state of a matrix, as the papers count them
@@ -149,55 +151,16 @@ class Row:
         own = getattr(self.optimizer, "direction", None)
         return own or getattr(curvax, f"scale_by_{self.name}")
 
-    @property
-    def own_policy(self) -> bool:
-        """Whether it takes `check_every` and `threshold` instead of `refresh`."""
-        return "own policy" in self.traits
-
-    @property
-    def svd(self) -> bool:
-        """Whether every step computes an SVD."""
-        return "svd" in self.traits
-
-    @property
-    def everything(self) -> bool:
-        """Whether vectors, biases and scalars are matrices too."""
-        return "everything" in self.traits
-
-    @property
-    def spares_output_layer(self) -> bool:
-        """Whether it sends the output layer to AdamW by default."""
-        return "spares output layer" in self.traits
-
-    @property
-    def base(self) -> bool:
-        """Whether a base optimizer takes its direction as a gradient."""
-        return "base" in self.traits
-
-    @property
-    def after_the_matrices(self) -> bool:
-        """Whether the momentum is that of the tree's updates."""
-        return "after the matrices" in self.traits
-
-    @property
-    def random(self) -> bool:
-        """Whether it draws random numbers."""
-        return "random" in self.traits
-
-    @property
-    def scale_free(self) -> bool:
-        """Whether a power of two as a factor changes no bit."""
-        return "scale free" in self.traits
-
-    @property
-    def reads_weights(self) -> bool:
-        """Whether `update` needs the parameters."""
-        return "reads weights" in self.traits
-
-    @property
-    def blind_to(self) -> str | None:
-        """What a step cannot change: "means" of rows, or "norms"."""
-        return next((x.removeprefix("blind to ") for x in self.traits if "blind" in x), None)
+    own_policy = _has("own policy")
+    svd = _has("svd")
+    everything = _has("everything")
+    spares_output_layer = _has("spares output layer")
+    base = _has("base")
+    after_the_matrices = _has("after the matrices")
+    random = _has("random")
+    scale_free = _has("scale free")
+    reads_weights = _has("reads weights")
+    blind_to_norms = _has("blind to norms")
 
     @property
     def factors(self) -> bool:
@@ -241,11 +204,6 @@ class Row:
     # Optimizers and their settings.
 
     @property
-    def without_base(self) -> dict[str, Any]:
-        """Settings that remove the base optimizer."""
-        return {"base": None} if self.base else {}
-
-    @property
     def with_output_layer(self) -> dict[str, Any]:
         """Settings that make the output layer a matrix."""
         rule = {"matrices": curvax.MatrixRule(output_layer=None)}
@@ -263,7 +221,7 @@ class Row:
         """Small settings for the contract suite."""
         # Accumulated steps of a momentum behind the rates keep the rates of their own steps.
         plain = {"b1": 0.0} if self.after_the_matrices else {}
-        return {**self.settings, **self.without_base, **plain}
+        return {**self.settings, **({"base": None} if self.base else {}), **plain}
 
     def for_algebra(self) -> dict[str, Any]:
         """Settings that make quantization errors visible and the decisions of policies clear."""
@@ -271,7 +229,8 @@ class Row:
 
     def for_faults(self) -> dict[str, Any]:
         """Settings under which the effects of a fault last."""
-        return {**self.settings, **self.without_base, **self.with_output_layer, **self.faults}
+        base = {"base": None} if self.base else {}
+        return {**self.settings, **base, **self.with_output_layer, **self.faults}
 
     def for_fuzzing(self) -> dict[str, Any]:
         """Settings with the papers' ε, too small to hide a division by zero."""

@@ -16,12 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import (
-    gradients_like,
-    normal_like,
-    run_scanned,
-    share,
-)
+from tests.helpers import assert_close, gradients_like, normal_like, run_scanned, share
 from tests.registry import NAMED
 
 STEPS = 3
@@ -148,6 +143,35 @@ def assert_same_arrays(one: Any, other: Any) -> None:
     for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert x.dtype == y.dtype and np.array_equal(x, y)
         assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+
+
+def as_on_one_device(
+    make: Any,
+    params: Any,
+    gradients: list[Any],
+    mesh: Mesh,
+    factor: float,
+    specs: Any = None,
+    states: bool = False,
+) -> tuple[Any, Any, list[Any], Any]:
+    """Compares updates of what `make` makes with `mesh=` and without, and if asked the last states.
+
+    Returns the optimizer on the mesh, its parameters, updates and last state.
+    """
+    optimizer, placed, alone = make(mesh=mesh), on(mesh, params, specs), make()
+    updates, state = steps(optimizer, [on(mesh, g, specs) for g in gradients], placed, mesh)
+    expected, (*_, last) = run_scanned(alone, gradients, params)
+    assert_close(updates, expected, factor)
+    portable = curvax.portable_state(optimizer, placed, state)
+    on_one = curvax.portable_state(alone, params, last)
+    if states:
+        assert_close(portable, on_one, factor)
+    assert shapes_and_dtypes(portable) == shapes_and_dtypes(on_one)
+    keys = entries(portable, "key"), entries(on_one, "key")
+    assert all(map(np.array_equal, *keys))  # the same draws
+    again = curvax.place_state(optimizer, placed, portable)
+    assert_close(curvax.portable_state(optimizer, placed, again), portable, 0)
+    return optimizer, placed, updates, state
 
 
 def abstract(shapes: Mapping[str, tuple[int, ...]], sharding: Any) -> dict[str, Any]:

@@ -56,9 +56,3 @@ def soap_trajectory(transformation, gradients, dtype="float64", period=1):
     """
     make = by_period(transformation) if callable(transformation) else transformation
     return scanned(make)(np.asarray(np.stack(gradients), dtype), period)
-
-
-@functools.cache
-def one_eigen_adam():
-    """One optimizer for several tests on matrices of 6×9, so that it is compiled once."""
-    return curvax.scale_by_eigen_adam(b3=0.95, refresh=4)

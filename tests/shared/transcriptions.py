@@ -1,161 +1,103 @@
-"""Gradients and bounds for trajectories against NumPy float64 transcriptions of the papers.
+"""Trajectories of the library against NumPy float64 transcriptions of the papers.
 
-Every case runs on a whole family of gradients at once (a batch of wide ones, tall, square, rank
-deficient, one row, with a row and a column of zeros and steps without gradient), in float32 and in
-float64. The gradients are exact in float32, so that what is compared is the work of the optimizer
-alone. Bounds are `factor · condition · eps`, with the condition number of the method:
-
-- Newton-Schulz: an iteration multiplies perturbations by at most `max |p'| = a`, so `condition`
-  is the product of the first coefficients (485 for Muon's five steps);
-- an exact polar factor: the ratio of the extreme singular values of the range;
-- `(V + eps)^(-1/2) M`: with `E = O(machine eps · λ_max)` the error of `V`'s decomposition and `M`
-  in the range of `V`, the error is at most `κ₊ · (λ_max / λ_min)^(1/2)`, where `κ₊` is the
-  condition of `V + eps` on the range of `V` and `λ_min` belongs to the whole space;
-- RACS adds and multiplies positive numbers: condition 1.
-
-Where a condition number leaves less than a digit of float32, float64 alone is compared.
-
-Gradients of one shape are one batch, and cases that differ in numbers alone run one program: decay
-rates, damping, scales and periods are its data. A method's defaults run on all gradients; its other
-programs on half of them each, in turns, or with CURVAX_ALL_CELLS on all. The
-library's defaults are compared with the papers' numbers program by program.
+A case is a transformation of the library and its transcription. All of its matrices run in one
+program, and every step is compared, with as many arrays of the state as the case names. Bounds are
+`factor · condition · eps`, with the condition number of the method. Where that leaves less than a
+digit, a matrix is left out.
 """
 
-import dataclasses
+from __future__ import annotations
+
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import pytest
 
 import curvax
-from tests.helpers import ALL_CELLS, program, scanned, share
+from tests.helpers import assert_close, program, scanned
 
-STEPS = 24
-
-
-def in_both_dtypes(
-    cases: Iterable[str], in_float32: Iterable[str], program_of: Callable[[str], Any] = str
-) -> Any:
-    """Parametrizes by case and dtype: all in float64, in float32 those that differ in numerics.
-
-    By default every other one. Cases of one program run in one worker.
-    """
-    pairs = [*((case, "float64") for case in cases), *((case, "float32") for case in in_float32)]
-    grouped = [
-        pytest.param(*pair, marks=pytest.mark.xdist_group(f"{program_of(pair[0])}, {pair[1]}"))
-        for pair in share(pairs, of=2)
-    ]
-    return pytest.mark.parametrize(("case", "dtype"), grouped)
+Gradients = Mapping[str, Any]
 
 
-def _gradients() -> dict[str, np.ndarray]:
-    """Gradients `(STEPS, ..., m, n)`, exact in float32; their scales jump by powers of two."""
-    generator = np.random.default_rng(1)
-    jumps = 2.0 ** (np.arange(STEPS) * 7 % 5 - 2)
+class Case(NamedTuple):
+    """Our transformation, or one from a period, and its transcription."""
 
-    def normal(*shape: int) -> np.ndarray:
-        entries = generator.standard_normal((STEPS, *shape)).astype(np.float32)
-        return entries.astype(np.float64) * jumps.reshape(-1, *[1] * len(shape))
+    ours: Any
+    theirs: Callable[..., Any]  # from the gradients of a matrix, and the period
+    gradients: Gradients  # by name: one matrix `(m, n)`, or a batch, for each step
+    condition: Any = 1.0  # a number, or from gradients and states of a matrix
+    states: Mapping[str, tuple[str, Any]] = MappingProxyType({})
+    """Our arrays; their names, and conditions like that of the case, or None for the same."""
 
-    def integers(*shape: int) -> np.ndarray:
-        return generator.integers(-4, 5, shape).astype(np.float64)
-
-    holes = normal(5, 9)
-    holes[:, 2, :], holes[:, :, 5] = 0, 0
-    holes[3], holes[10] = 0, 0
-    return {
-        "wide": normal(2, 5, 9),
-        "tall": normal(11, 6),
-        "square": normal(6, 6),
-        "row": normal(1, 7),
-        "rank 3": integers(STEPS, 11, 3) @ integers(3, 6) / 64,  # one row space throughout
-        "holes": holes,
-    }
+    periods: tuple[int | None, ...] = (None,)
+    start: int = 0  # steps left out
+    factor: float = 16.0
+    eps: float | None = None
+    dtype: str = "float64"
+    state_of: Callable[[Any, str], Any] = lambda states, name: states[name]
+    with_state: bool = False  # which the transcription takes, for what was drawn
+    offset: int = 0  # of refreshes, in the period
 
 
-GRADIENTS = _gradients()
+def assert_follows(case: Case, least: int | None = None) -> None:
+    """Compares all matrices, or at least as many as this."""
+    with jax.enable_x64(case.dtype == "float64"):
+        compared = sum(_compared(case, period) for period in case.periods)
+    number = sum(int(np.prod(np.shape(g)[1:-2])) for g in case.gradients.values())
+    assert compared >= (number * len(case.periods) if least is None else least)
 
 
-# The library's leaves, and where in them the gradients are.
-LEAVES = {
-    "wide": np.concatenate([GRADIENTS["wide"], GRADIENTS["holes"][:, None]], axis=1),
-    "tall": np.stack([GRADIENTS["tall"], GRADIENTS["rank 3"]], axis=1),
-    "square": GRADIENTS["square"],
-    "row": GRADIENTS["row"],
-}
+def _compared(case: Case, period: int | None) -> int:
+    compared, value = 0, () if period is None else (period,)
+    given = {name: np.asarray(np.stack(g), case.dtype) for name, g in case.gradients.items()}
+    found, states = scanned(case.ours)(given, *value)
+    for name, g in given.items():
+        assert found[name].dtype == case.dtype
+        state = case.state_of(states, name) if case.states or case.with_state else None
+        given_too = (*value, state) if case.with_state else value
+        for i in np.ndindex(g.shape[1:-2]):
+            own = list(np.float64(g[:, *i]))
+            expected, kept = case.theirs(own, *given_too)
+            arrays = {"": (found[name][:, *i], expected, None)}
+            for place, (theirs, condition) in case.states.items():
+                x: Any = functools.reduce(getattr, place.split("."), state)
+                arrays[place] = x[:, *i], [s[theirs] for s in kept], condition
+            compared += _assert_same(case, own, kept, arrays)
+        if period is not None and state is not None:
+            _assert_refreshed(state, period, case.offset, len(g))
+    return compared
 
 
-PLACES: dict[str, tuple[str, Any]] = {
-    "wide": ("wide", slice(0, 2)),
-    "tall": ("tall", 0),
-    "square": ("square", ...),
-    "row": ("row", ...),
-    "rank 3": ("tall", 1),
-    "holes": ("wide", 2),
-}
-FULL_RANK = {**LEAVES, "wide": LEAVES["wide"][:, :2], "tall": LEAVES["tall"][:, :1]}
-HALVES = (("wide", "row"), ("tall", "square"))
+def _assert_same(case: Case, own: Any, kept: Any, arrays: Any) -> bool:
+    said = False
+    for place, (x, y, condition) in arrays.items():
+        condition = case.condition if condition is None else condition
+        condition = condition(own, kept) if callable(condition) else condition
+        eps = machine_epsilon(case.dtype) if case.eps is None else case.eps
+        if case.factor * condition * eps < 0.1:
+            said |= not place
+            for t in range(case.start, len(own)):
+                pair = [np.sort(z[t]) if place.endswith("spectrum") else z[t] for z in (x, y)]
+                assert_close(*pair, case.factor, condition=condition, eps=eps)
+    return said
 
 
-def leaves_of(place: int, dtype: str) -> tuple[str, ...]:
-    """What a method's program of this place runs on: the other half in the other dtype."""
-    return tuple(LEAVES) if ALL_CELLS or place == 0 else HALVES[(place + (dtype == "float32")) % 2]
+def _assert_refreshed(state: Any, period: int, offset: int, steps: int) -> None:
+    due = sum(t == 1 or (t - offset) % period == 0 for t in range(1, steps + 1))
+    for place in ("left", "right", "subspace"):
+        own = getattr(state, place, None)
+        assert own is None or ((own.refreshes[-1] == due).all() and not own.rejected.any())
 
 
-def names_in(leaves: Iterable[str]) -> list[str]:
-    """The gradients that are in these leaves."""
-    return [name for name, (leaf, _) in PLACES.items() if leaf in leaves]
+def by_period(factory: Callable[..., Any], **settings: Any) -> Any:
+    return lambda period: factory(refresh=curvax.every(period), **settings)
 
 
-def of(tree: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """What belongs to a gradient, in a tree of all steps like the leaves."""
-    leaf, place = PLACES[name]
-    return tree[leaf][:, place]
-
-
-@functools.cache
-def compiled(factory: Callable[..., Any], settings: tuple[tuple[str, Any], ...]):
-    """What `scanned` returns, for the arguments that are data."""
-
-    def make(data: dict[str, Any]) -> Any:
-        arguments = {**dict(settings), **data}
-        if "period" in data:
-            period, offset = arguments.pop("period"), arguments.pop("offset")
-            refresh = dataclasses.replace(curvax.every(period), offset=offset)
-            arguments["refresh"] = refresh
-        return factory(**arguments)
-
-    return scanned(make)
-
-
-def trajectory_of(
-    factory, gradients: dict[str, np.ndarray], dtype: str, data=None, **settings: Any
-):
-    """Directions and states of all steps, which come first, from the library."""
-    given = {name: np.asarray(g, dtype) for name, g in gradients.items()}
-    return compiled(factory, tuple(settings.items()))(given, data or {})
-
-
-def program_of_step(transformation: Any) -> str:
-    """What a step of a transformation computes."""
-    g = np.zeros((2, 3), np.float32)
-    return program(transformation.update, g, jax.eval_shape(transformation.init, g))
-
-
-def expected_of(reference, gradient: np.ndarray, **arguments):
-    """Directions and states of every step, from a transcription; batches matrix by matrix."""
-    if gradient.ndim == 3:
-        return reference(list(gradient), **arguments)
-    runs = [reference(list(gradient[:, b]), **arguments) for b in range(gradient.shape[1])]
-    directions = [np.stack(together) for together in zip(*(r[0] for r in runs), strict=True)]
-    states = [
-        {name: np.stack([state[name] for state in together]) for name in together[0]}
-        for together in zip(*(r[1] for r in runs), strict=True)
-    ]
-    return directions, states
+def machine_epsilon(dtype: str) -> float:
+    return float(np.finfo(dtype).eps)
 
 
 def spread(values: np.ndarray) -> float:
@@ -165,9 +107,39 @@ def spread(values: np.ndarray) -> float:
     return float(np.max(np.where(largest > 0, largest / smallest, 1.0)))
 
 
-def machine_epsilon(dtype: str) -> float:
-    return float(np.finfo(dtype).eps)
+def program_of_step(transformation: Any) -> str:
+    """What a step of a transformation computes."""
+    g = np.zeros((2, 3), np.float32)
+    return program(transformation.update, g, jax.eval_shape(transformation.init, g))
 
 
-def says_something(condition: float, dtype: str) -> bool:
-    return 16 * condition * machine_epsilon(dtype) < 0.1
+def _hard_gradients() -> dict[str, np.ndarray]:
+    """Gradients of 24 steps, exact in float32; those of one shape are a batch.
+
+    Wide ones and one with a row and a column of zeros and steps without gradient; tall ones, of
+    full rank and of rank 3; a square matrix and a row. Their scales jump by powers of two.
+    """
+    generator, steps = np.random.default_rng(1), 24
+    jumps = 2.0 ** (np.arange(steps) * 7 % 5 - 2)
+
+    def normal(*shape: int) -> np.ndarray:
+        entries = generator.standard_normal((steps, *shape)).astype(np.float32)
+        return entries.astype(np.float64) * jumps.reshape(-1, *[1] * len(shape))
+
+    def integers(*shape: int) -> np.ndarray:
+        return generator.integers(-4, 5, shape).astype(np.float64)
+
+    holes = normal(5, 9)
+    holes[:, 2, :], holes[:, :, 5] = 0, 0
+    holes[3], holes[10] = 0, 0
+    rank_3 = integers(steps, 11, 3) @ integers(3, 6) / 64  # one row space throughout
+    return {
+        "wide": np.stack([normal(5, 9), holes], axis=1),
+        "tall": np.stack([normal(11, 6), rank_3], axis=1),
+        "square": normal(6, 6),
+        "row": normal(1, 7),
+    }
+
+
+HARD = _hard_gradients()
+FULL_RANK = {**HARD, "wide": HARD["wide"][:, 0], "tall": HARD["tall"][:, 0]}

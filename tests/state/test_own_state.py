@@ -21,8 +21,6 @@ PARAMS = {
     "a": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
     "b": {"kernel": np.ones((4, 6), np.float32)},
 }
-FOAM = {"refresh": curvax.policies.foam(), "damping_mode": "absolute", "eps": 1e-9}
-CODES = {"storage": curvax.quantized(min_elements=1)}
 ADVICE = ("curvax.check_state", "curvax.portable_state", "curvax.place_state")
 
 
@@ -66,19 +64,14 @@ CHANGED: dict[str, tuple[Any, Any, tuple[str, str, str]]] = {
         ("float32[2, 4, 2]", "4x6/0/subspace/basis", "float32[2, 4, 3]"),
     ),
     "storage": (
-        curvax.soap(0.1, **CODES),
+        curvax.soap(0.1, storage=curvax.quantized(min_elements=1)),
         curvax.soap(0.1),
         ("nothing", "4x6/inner/left/statistic", "float32[2, 4, 4]"),
     ),
     "policy": (
         curvax.shampoo(0.1),
-        curvax.shampoo(0.1, **FOAM),
+        curvax.shampoo(0.1, refresh=curvax.policies.foam(), damping_mode="absolute", eps=1e-9),
         ("nothing", "4x6/inner/direction/left/eigenvectors", "float32[2, 4, 4]"),
-    ),
-    "policy, back": (
-        curvax.shampoo(0.1, **FOAM),
-        curvax.shampoo(0.1),
-        ("nothing", "4x6/inner/direction/left/error", "float32[2]"),
     ),
     "method": (
         curvax.foam(0.1),
@@ -97,7 +90,7 @@ CHANGED: dict[str, tuple[Any, Any, tuple[str, str, str]]] = {
 def test_what_has_changed_since_the_checkpoint_is_named(case: str) -> None:
     before, after, (has, place, wants) = CHANGED[case]
     state = before.init(PARAMS)
-    if case in ("rank", "storage", "policy", "policy, back"):
+    if case in ("rank", "storage", "policy"):
         # Flax puts arrays of the file into the optimizer's containers, and often does not compare.
         saved = flax.serialization.to_state_dict(state)
         state = flax.serialization.from_state_dict(after.init(PARAMS), saved)
@@ -187,30 +180,21 @@ def test_other_errors_stay_as_they_are() -> None:
         raise FloatingPointError("not the state's fault")
 
     broken = optax.GradientTransformation(curvax.momentum().init, failing)
-    for given in ({"matrices": broken}, {"others": broken}):
-        direction = given.pop("matrices", curvax.momentum())
-        optimizer = curvax.assemble(direction, 0.1, **given)
+    for optimizer in (
+        curvax.assemble(broken, 0.1),
+        curvax.assemble(curvax.momentum(), 0.1, others=broken),
+    ):
+        state = optimizer.init(PARAMS)
         with pytest.raises(FloatingPointError, match="not the state's fault"):
-            step(optimizer, optimizer.init(PARAMS))
+            step(optimizer, state)
+        # Without params the dtypes of a state cannot be told.
+        narrow = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), PARAMS)
+        with pytest.raises(FloatingPointError):
+            step(optimizer, state, narrow, None)
+        assert "float32" in refused(optimizer, state, narrow, narrow)
     optimizer = curvax.muon(0.1)
     with pytest.raises(ValueError, match=r"the gradient of 'a/kernel' must have the shape"):
         step(optimizer, optimizer.init(PARAMS), jax.tree.map(lambda x: x.T, PARAMS))
-
-
-def test_gradients_of_another_dtype_do_not_blame_the_state() -> None:
-    """Without params the dtypes of a state cannot be told."""
-
-    def failing(updates: Any, state: Any, params: Any = None) -> Any:
-        raise FloatingPointError("not the state's fault")
-
-    optimizer = curvax.assemble(
-        optax.GradientTransformation(curvax.momentum().init, failing), learning_rate=0.1
-    )
-    state = optimizer.init(PARAMS)
-    narrow = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), PARAMS)
-    with pytest.raises(FloatingPointError):
-        step(optimizer, state, narrow, None)
-    assert "float32" in refused(optimizer, state, narrow, narrow)
 
 
 def test_a_step_that_works_never_compares(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import curvax
 from tests.helpers import assert_close
 from tests.registry import NAMED
-from tests.shared.meshes import ADAMW, begin, given, mesh_of, on
+from tests.shared.meshes import ADAMW, begin, explicit_by_default, given, mesh_of, on
 
 
 def test_copies_of_parameters_are_sharded_like_the_parameters() -> None:
@@ -93,7 +93,7 @@ def of_matrices(state: TrainState) -> Any:
     return state.opt_state.inner_states["matrices"]
 
 
-@pytest.mark.parametrize("kind", ["auto", "explicit"])
+@explicit_by_default
 def test_boxes_of_flax_say_the_sharding(kind: str) -> None:
     """`nn.get_sharding` asks the state of matrices, which is in a box too."""
     mesh, inputs = mesh_of(kind, 8), jnp.ones((2, 8))

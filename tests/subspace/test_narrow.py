@@ -58,8 +58,3 @@ def test_the_rounding_of_a_basis_is_not_taken_for_a_gradient(method: str) -> Non
         scanned(make(rank=3, dtype=dtype, **options))(gradients)[0] for dtype in (None, "bfloat16")
     )
     assert np.linalg.norm(narrow - wide) < 2 * UNIT * np.linalg.norm(wide)
-
-
-def test_other_dtypes_are_refused() -> None:
-    with pytest.raises(ValueError, match="dtype must be 'bfloat16', 'float32' or None, got 'flo"):
-        curvax.scale_by_sumo(dtype="float16")

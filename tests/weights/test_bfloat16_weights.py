@@ -11,13 +11,12 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.cases import in_turns
-from tests.contract import Model, compiled, small_tree
+from tests.contract import compiled, small_tree
 from tests.helpers import gradients_like, run, share, trained
 from tests.registry import Row
 from tests.shared.meshes import explicit_by_default, mesh_of
@@ -101,21 +100,6 @@ def test_small_updates_add_up(name, error):
     assert abs(moved.mean() - total) < error * total + (2.0**-8 if name != "stochastic" else 0)
 
 
-def test_masters_are_the_run_in_float32():
-    """And parameters are the masters, rounded."""
-    params = rounded(small_tree())
-    gradients = gradients_like(params, 5)
-    optimizer = curvax.racs(0.02, weight_decay=0.1)
-    wide, _ = trained(optimizer, as_float32(params), as_float32_each(gradients))
-    narrow, state = trained(curvax.master_weights(optimizer), params, gradients)
-    assert_same(state.masters, wide)
-    assert_same(narrow, rounded(wide))
-
-
-def as_float32_each(trees: list[Any]) -> list[Any]:
-    return [as_float32(tree) for tree in trees]
-
-
 def test_a_parameter_that_was_changed_replaces_its_master():
     params = {"kernel": jnp.ones((4, 4), jnp.bfloat16)}
     optimizer = curvax.master_weights(optax.sgd(0.0))
@@ -148,7 +132,7 @@ def test_parameters_in_float32_are_as_without(wrap):
     params["head"] = rounded(params["head"])
     gradients = gradients_like(params, 3)
     optimizer = curvax.muon(0.02, weight_decay=0.1, matrices=curvax.MatrixRule(stack=False))
-    plain, _ = trained(optimizer, as_float32(params), as_float32_each(gradients))
+    plain, _ = trained(optimizer, as_float32(params), as_float32(gradients))
     found, _ = trained(wrap(optimizer), params, gradients)
     assert_same(found["dense"], plain["dense"])
     assert found["head"]["kernel"].dtype == jnp.bfloat16
@@ -176,6 +160,8 @@ def test_every_method_rounds_its_own_step_in_float32(row: Row):
             if name == "kahan":
                 break  # later sums have a compensation
         assert_same(state.inner, plain)
+        if name == "masters":
+            assert_same(state.masters, wide)  # those of the run in float32
 
 
 def assert_neighbors(found: np.ndarray, total: np.ndarray) -> None:
@@ -207,12 +193,13 @@ def test_a_run_that_is_resumed_repeats_itself(wrap):
 
 def test_seeds_steps_paths_and_rows_have_bits_of_their_own():
     params = {name: jnp.ones((16, 16), jnp.bfloat16) for name in "ab"}
+    params["c"] = jnp.ones(256, jnp.bfloat16)
     gradient = jax.tree.map(lambda p: jnp.full(p.shape, -(2.0**-8)), params)
 
     def two_steps(seed: int) -> list[np.ndarray]:
         optimizer = curvax.stochastic_rounding(optax.sgd(1.0), seed=seed)
         updates, _ = run(optimizer, [gradient] * 2, params, jit=False)
-        return [np.asarray(u[name]) > 0 for u in updates for name in "ab"]
+        return [np.reshape(u[name], (16, 16)) > 0 for u in updates for name in "abc"]
 
     drawn = two_steps(0) + two_steps(1)
     drawn += [drawn[0].T, np.roll(drawn[0], 1, 0), np.roll(drawn[0], 1, 1)]
@@ -247,21 +234,6 @@ def test_nothing_travels_between_devices():
     assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
 
 
-def test_layers_of_one_number_each_are_rounded_apart() -> None:
-    """Each is half way between two numbers, and is updated with its own part of the state."""
-    params = {"gates": jnp.ones(16, jnp.bfloat16)}
-    optimizer = curvax.stochastic_rounding(optax.sgd(1.0))
-    state = optimizer.init(params)
-    one = jax.eval_shape(optimizer.init, {"gates": params["gates"][:1]})
-    half = {"gates": jnp.full(1, -(2.0**-8))}
-    found = set()
-    for i in range(16):
-        own = jax.tree.map(lambda x, y, i=i: x if x.shape == y.shape else x[i : i + 1], state, one)
-        update, _ = optimizer.update(half, own, {"gates": params["gates"][i : i + 1]})
-        found.add(float(update["gates"][0]))
-    assert found == {0.0, 2.0**-7}
-
-
 @some_wrappers
 def test_a_layer_that_is_cut_out_is_rounded_as_in_the_stack(wrap):
     """A step of one layer, with its part of the state, is its part of the step of all."""
@@ -278,9 +250,7 @@ def test_a_layer_that_is_cut_out_is_rounded_as_in_the_stack(wrap):
         return jax.tree.map(lambda x: x[layer : layer + 1], tree)
 
     for layer in range(number):
-        own = jax.tree.map(
-            lambda x, y, i=layer: x if x.shape == y.shape else x[i : i + 1], state, one
-        )
+        own = jax.tree.map(lambda x, y, i=layer: x if x.shape == y.shape else cut(x, i), state, one)
         assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, one)
         found, _ = optimizer.update(cut(gradient, layer), own, cut(params, layer))
         assert_same(found, cut(whole, layer))
@@ -313,22 +283,6 @@ def test_bytes_of_the_states():
     inner = optax.sgd(0.1)
     size = {name: curvax.state_bytes(wrap(inner), params) for name, wrap in WRAPPERS.items()}
     assert size == {"stochastic": 4 + 8 + 4 * 64, "kahan": 2 * 64 * 32, "masters": 4 * 64 * 32}
-
-
-@some_wrappers
-def test_nnx_optimizer_and_accumulation(wrap):
-    model = Model()
-    nnx.update(model, jax.tree.map(lambda p: p.astype(jnp.bfloat16), nnx.state(model, nnx.Param)))
-    before = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    optimizer = nnx.Optimizer(model, wrap(optax.sgd(1e-3)), wrt=nnx.Param)
-    gradient = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
-    optimizer.update(model, gradient)
-    after = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    plain, _ = trained(wrap(optax.sgd(1e-3)), before, [jax.tree.map(jnp.ones_like, before)])
-    assert_same(after, plain)
-    twice = optax.MultiSteps(wrap(optax.sgd(1e-3)), 2)
-    accumulated, _ = trained(twice, before, [jax.tree.map(jnp.ones_like, before)] * 2)
-    assert_same(accumulated, plain)
 
 
 INSIDE = {
@@ -373,17 +327,9 @@ def test_trees_with_holes_without_leaves_and_of_scalars(wrap):
 
 @every_wrapper
 def test_bad_arguments(wrap):
-    with pytest.raises(ValueError, match="inner must be an Optax transformation, got 3"):
-        wrap(3)
     optimizer = wrap(optax.sgd(1.0))
     with pytest.raises(ValueError, match="'dense/kernel' has dtype float16.*bfloat16"):
         optimizer.init({"dense": {"kernel": jnp.ones((2, 2), jnp.float16)}})
     params = {"bias": jnp.ones(3, jnp.bfloat16)}
     with pytest.raises(ValueError, match="update needs params"):
         optimizer.update(params, optimizer.init(params))
-
-
-def test_bad_seeds():
-    for seed in (-1, 0.5, True):
-        with pytest.raises(ValueError, match="seed must be an integer of at least 0"):
-            curvax.stochastic_rounding(optax.sgd(1.0), seed=seed)  # pyright: ignore

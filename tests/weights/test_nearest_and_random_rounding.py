@@ -44,16 +44,15 @@ def neighbors(x: float) -> tuple[float, float]:
 @hypothesis.example(-(2.0 - 2.0**-23))  # the carry runs into the exponent
 @hypothesis.example(2.0**-126 * 1.015625 + 2.0**-149)
 @hypothesis.example(2.0**-140)  # subnormal
+@hypothesis.example(-0.0)
+@hypothesis.example(LARGEST)
+@hypothesis.example(TINY)
+@hypothesis.example(2.0**-133)
 def test_the_mean_over_all_bits_is_the_number_exactly(x):
     found = np.asarray(every_rounding(np.float32(x)), np.float64)
     assert {*found} <= {*neighbors(x)}
     assert found.mean() == x
-
-
-@pytest.mark.parametrize("x", [0.0, -0.0, 1.0, -1.5, LARGEST, -LARGEST, TINY, 2.0**-133])
-def test_numbers_of_bfloat16_stay_with_their_sign(x):
-    found = np.asarray(every_rounding(np.float32(x)))
-    assert (found == np.float32(x)).all() and (np.signbit(found) == np.signbit(x)).all()
+    assert (np.signbit(found) == np.signbit(x)).all()
 
 
 def test_what_is_finite_stays_finite_and_what_is_not_stays_so():
@@ -64,13 +63,6 @@ def test_what_is_finite_stays_finite_and_what_is_not_stays_so():
     assert (np.asarray(every_rounding(np.float32(-np.inf))) == -np.inf).all()
     payload = np.array(0x7F800001, np.uint32).view(np.float32)  # cut off, it would be infinity
     assert np.isnan(np.asarray(every_rounding(payload))).all()
-
-
-@properties
-@hypothesis.given(floats.filter(lambda x: abs(x) >= TINY))
-def test_nearest_is_the_cast(x):
-    expected = np.float32(x).astype(ml_dtypes.bfloat16).astype(np.float32)
-    assert np.asarray(jax.jit(nearest)(np.float32(x))) == expected
 
 
 def test_the_compiler_does_not_leave_out_the_rounding():
@@ -129,9 +121,9 @@ def test_a_sum_beyond_float32_is_left_to_the_addition():
     assert found[5] == q[5] and np.isfinite(q[5])
 
 
-def bits_of(seed: int, shape: tuple[int, ...], start: int = 0) -> np.ndarray:
+def bits_of(seed: int, shape: tuple[int, ...]) -> np.ndarray:
     key = jax.random.key_data(jax.random.key(seed))
-    rows = None if len(shape) < 2 else jnp.arange(start, start + shape[0], dtype=jnp.uint32)
+    rows = None if len(shape) < 2 else jnp.arange(shape[0], dtype=jnp.uint32)
     return np.asarray(random_bits(key, rows, shape))
 
 
@@ -156,8 +148,3 @@ def test_random_bits_are_uniform_and_independent(shape):
     counts = np.bincount(found.ravel() >> 8, minlength=256)
     deviations = (counts - x.size / 256) / (x.size / 256) ** 0.5
     assert np.abs(deviations).max() < 6 and 0.5 < (deviations**2).mean() < 1.5
-
-
-def test_rows_keep_their_bits_when_they_are_cut_out():
-    whole = bits_of(0, (6, 5, 7))
-    np.testing.assert_array_equal(bits_of(0, (2, 5, 7), start=3), whole[3:5])

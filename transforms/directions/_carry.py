@@ -22,6 +22,8 @@ import jax.numpy as jnp
 import optax
 from jax.tree_util import GetAttrKey
 
+from .._recording import is_repeated
+from .._validate import Value
 from ..linalg._products import exact_product
 
 OPTAX: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -45,29 +47,25 @@ class Moments(NamedTuple):
     second: list[Any]
 
 
-def declared(node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The fields of a state's node that are first and second moments."""
-    none: tuple[str, ...] = ()
-    own = getattr(node, "first_moments", none), getattr(node, "second_moments", none)
-    return OPTAX.get(type(node), own)
+def declared(node: Any) -> dict[str, str]:
+    """The fields of a state's node that are moments: "first" or "second"."""
+    own = getattr(node, "first_moments", ()), getattr(node, "second_moments", ())
+    first, second = OPTAX.get(type(node), own)
+    return dict.fromkeys(first, "first") | dict.fromkeys(second, "second")
 
 
 def roles(state: Any) -> Any:
     """A tree like `state`: "first" or "second" for arrays of moments, "" for others."""
-
-    def of(node: Any) -> Any:
-        first, second = declared(node)
-        if not (first or second):
-            return ""
-        own = {**dict.fromkeys(first, "first"), **dict.fromkeys(second, "second")}
-        return type(node)(
-            **{
-                name: jax.tree.map(lambda _, role=own[name]: role, x) if name in own else roles(x)
-                for name, x in node._asdict().items()
-            }
-        )
-
-    return jax.tree.map(of, state, is_leaf=lambda node: any(declared(node)))
+    own = declared(state)
+    if not own:
+        is_known = lambda node: bool(declared(node))  # noqa: E731
+        return jax.tree.map(lambda x: roles(x) if is_known(x) else "", state, is_leaf=is_known)
+    return type(state)(
+        **{
+            name: jax.tree.map(lambda _, role=own[name]: role, x) if name in own else roles(x)
+            for name, x in state._asdict().items()
+        }
+    )
 
 
 def check_moments(state: Any, like: Any) -> None:
@@ -77,6 +75,8 @@ def check_moments(state: Any, like: Any) -> None:
       ValueError: if a field that is not a moment holds more than one number per matrix, or a moment
         has another shape.
     """
+    if is_repeated():
+        return
     pairs = jax.tree_util.tree_leaves_with_path(state)
     for (path, x), role in zip(pairs, jax.tree.leaves(roles(state)), strict=True):
         moment = x.shape == like.shape and jnp.issubdtype(x.dtype, jnp.floating)
@@ -103,7 +103,7 @@ def put_moments(state: Any, moments: Moments) -> Any:
     return jax.tree.map(lambda x, role: next(new[role]) if role else x, state, roles(state))
 
 
-class Carry(abc.ABC):
+class Carry(Value):
     """The type of `carry=`: maps moments `(r, n)` to a new basis of their rows."""
 
     needs_names: bool  # whether the rule needs to know which moments are first, which second

@@ -97,39 +97,35 @@ class Graft(Value):
     """The type of `graft=` of `shampoo`: the length of its direction."""
 
     limits: bool = False  # whether the direction is to keep its own length, up to its bound
+    leads: bool = False  # whether a warm-up, in which the direction is 0, takes steps of `length`
 
     @abc.abstractmethod
-    def around(
-        self,
-        direction: optax.GradientTransformation,
-        average: Any,
-        b2: Any,
-        warmup_steps: int,
-    ) -> optax.GradientTransformation:
-        """The direction with this length.
+    def length(self, average: Any, b2: Any) -> optax.GradientTransformation | None:
+        """The transformation that gives the length; None leaves the direction its own.
 
         Args:
-          direction: of the preconditioned gradient, or of its average.
           average: the transformation that averages gradients, or None.
           b2: decay rate of the statistics; None sums them.
-          warmup_steps: number of first steps in which `direction` is 0.
         """
+
+    def around(
+        self, direction: optax.GradientTransformation, average: Any, b2: Any, warmup_steps: int
+    ) -> optax.GradientTransformation:
+        """The direction with this length; it is 0 in the first `warmup_steps`."""
+        length = self.length(average, b2)
+        if length is None:
+            return direction
+        return _graft(direction, length, warmup_steps if self.leads else 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class NormGraft(Graft):
     """See `norm`."""
 
-    def around(
-        self,
-        direction: optax.GradientTransformation,
-        average: Any,
-        b2: Any,
-        warmup_steps: int,
-    ) -> optax.GradientTransformation:
-        """Takes the length of what is preconditioned."""
-        del b2, warmup_steps
-        return _graft(direction, optax.identity() if average is None else average)
+    def length(self, average: Any, b2: Any) -> optax.GradientTransformation:
+        """The average of gradients, or the gradient: the matrix that is preconditioned."""
+        del b2
+        return optax.identity() if average is None else average
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,22 +135,17 @@ class AdamGraft(Graft):
     b1: Any = 0.95
     eps: Any = 1e-8
 
+    leads = True
+
     def __post_init__(self) -> None:
         """Checks the arguments of `adam`."""
         check_decay("b1", self.b1)
         check_interval("eps", self.eps, 0.0)
 
-    def around(
-        self,
-        direction: optax.GradientTransformation,
-        average: Any,
-        b2: Any,
-        warmup_steps: int,
-    ) -> optax.GradientTransformation:
-        """Takes the length of Adam's direction, and in the warm-up this direction."""
+    def length(self, average: Any, b2: Any) -> optax.GradientTransformation:
+        """Adam's direction."""
         del average
-        adam = optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2, self.eps)
-        return _graft(direction, adam, warmup_steps)
+        return optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2, self.eps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,16 +154,9 @@ class LimitGraft(Graft):
 
     limits = True
 
-    def around(
-        self,
-        direction: optax.GradientTransformation,
-        average: Any,
-        b2: Any,
-        warmup_steps: int,
-    ) -> optax.GradientTransformation:
-        """Leaves the direction, which `precondition` limits."""
-        del average, b2, warmup_steps
-        return direction
+    def length(self, average: Any, b2: Any) -> None:
+        """None: `precondition` limits the direction."""
+        del average, b2
 
 
 def norm() -> NormGraft:

@@ -32,7 +32,7 @@ from jax.core import Tracer
 
 from .._counts import next_step
 from .._trees import map_unzip
-from .._validate import check_bool, check_decay, check_dtype, check_interval
+from .._validate import check_adam, check_bool, check_dtype
 from ..linalg._numerics import magnitude
 
 
@@ -77,9 +77,7 @@ def moment_ratio(
       >>> ratio.update(g, ratio.init(g))[0].tolist()
       [[1.0, -1.0], [0.0, 0.0]]
     """
-    check_decay("b1", b1)
-    check_decay("b2", b2)
-    check_interval("eps", eps, 0.0)
+    check_adam(b1, b2, eps)
     check_bool("bias_correction", bias_correction)
 
     if dtype is not None:

@@ -124,5 +124,9 @@ def descend_with_momentum(
     return optax.chain(
         optax.scale_by_learning_rate(learning_rate),
         optax.trace(b1),
-        optional_decay(weight_decay, optax.add_decayed_weights(decay, mask_of(weight_decay_mask))),
+        optional_decay(
+            weight_decay,
+            optax.add_decayed_weights(decay, mask_of(weight_decay_mask)),
+            counts=callable(learning_rate),
+        ),
     )

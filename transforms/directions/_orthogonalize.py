@@ -133,7 +133,7 @@ def newton_schulz(
       steps: number of iterations.
       coefficients: "quintic" (Muon's), "classical", "polar_express", "turbo_muon" (for `norm="aol"`
         and 4 steps), three numbers, or a row of three per iteration (the last one repeats).
-      norm: what divides the matrix: "frobenius", "gram" or "aol" (Turbo-Muon), see
+      norm: the norm that divides the matrix: "frobenius", "gram" or "aol" (Turbo-Muon), see
         `curvax.newton_schulz`.
       eps: added to this norm.
       dtype: dtype of the iterations, such as bfloat16; `None` is that of the matrix.

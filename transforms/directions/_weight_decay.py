@@ -79,21 +79,19 @@ def mask_of(mask: Any) -> Any:
 
 
 def optional_decay(
-    weight_decay: Any, decay: optax.GradientTransformation
+    weight_decay: Any, decay: optax.GradientTransformation, *, counts: bool = False
 ) -> optax.GradientTransformation:
     """Gives `decay`, which adds weight decay, or a form without effect if `weight_decay` is 0.
 
     The state is the same either way, so a checkpoint survives switching decay on or off. Without
-    decay, `update` needs no parameters and reads none.
+    decay, `update` needs no parameters and reads none. `counts` says that the state has a counter.
     """
     # An injected number is an array, which may change later.
     if not (isinstance(weight_decay, (int, float)) and weight_decay == 0):
         return decay
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def counted(updates: Any, state: Any, params: Any = None):
         del params
-        if jax.tree.leaves(state):  # a counter, which goes on
-            _, state = decay.update(updates, state, updates)
-        return updates, state
+        return updates, decay.update(updates, state, updates)[1]
 
-    return optax.GradientTransformation(decay.init, update)
+    return optax.GradientTransformation(decay.init, counted if counts else optax.identity().update)

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .._paths import is_box, is_hole
-from .._recording import unrecorded
+from .._recording import repeated
 from .._stacks import StateSplit, init_each
 from ._shares import Round, share
 
@@ -30,7 +30,7 @@ Arrays = list[jax.Array]
 
 
 class DistributedState(NamedTuple):
-    """State of `distribute`: of each stack what all devices have, and the arrays of matrices."""
+    """State of `distribute`: per stack the arrays of all devices, and the arrays of matrices."""
 
     common: dict[str, Any]  # the state with holes for arrays of matrices
     even: dict[str, Any]  # the arrays of evenly divided stacks, sharded along their first axes
@@ -41,8 +41,8 @@ class DistributedState(NamedTuple):
 class BoxedState(NamedTuple):
     """A `DistributedState` of parameters in Flax's boxes: a box too, for `nn.get_sharding`.
 
-    Of the state of a whole network, `nn.get_sharding` asks each `AxisMetadata`, which this class
-    becomes (`boxed_like`), for its sharding, and replicates every array outside of one.
+    In the state of a whole network, `nn.get_sharding` asks each `AxisMetadata` for its sharding,
+    and replicates every array outside of one. This class becomes one (`boxed_like`).
     """
 
     common: dict[str, Any]
@@ -94,15 +94,10 @@ class StackLayout:
         own, _ = self.parts.parts(state)
         self.matrix = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in own]  # of one
 
-    def common(self, state: Any) -> Any:
-        """The state with holes for the arrays of matrices."""
+    def parted(self, state: Any) -> tuple[Any, Any]:
+        """The state with holes for the arrays of matrices, and with holes for everything else."""
         own, rest = self.parts.parts(state)
-        return self.parts.joined([None] * len(own), rest)
-
-    def arrays(self, state: Any) -> Any:
-        """The state with holes for everything else."""
-        own, rest = self.parts.parts(state)
-        return self.parts.joined(own, [None] * len(rest))
+        return self.parts.joined([None] * len(own), rest), self.tree(own)
 
     def tree(self, arrays: Arrays) -> Any:
         """Arrays of matrices as a state with holes."""
@@ -157,7 +152,7 @@ class StateLayout:
         Raises:
           ValueError: if the state of some of a stack's matrices is not a part of the state of all.
         """
-        with unrecorded():
+        with repeated():
             self.joined_shapes = jax.eval_shape(lambda like: init_each(init, like), dict(stacks))
         self.stacks = stacks
         self.shares = share({key: x.shape for key, x in stacks.items()}, devices, divisible)
@@ -167,8 +162,9 @@ class StateLayout:
         self.shapes = jax.eval_shape(self.divided, self.joined_shapes)
 
     def _check_alike(self, init: Callable[[Any], Any], key: str, x: jax.ShapeDtypeStruct) -> None:
-        with unrecorded():
-            single = jax.eval_shape(init, jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype))
+        one = jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype)
+        with repeated():
+            single = jax.eval_shape(init, one)
         arrays = [y for y in jax.tree.leaves(single) if y.ndim]
         kinds = [[(y.shape, y.dtype) for y in own] for own in (arrays, self.of[key].matrix)]
         if kinds[0] != kinds[1]:
@@ -183,18 +179,14 @@ class StateLayout:
 
         A step would take some states for other numbers of devices, and lose matrices.
         """
-
-        def part(x: Any, divided: bool) -> Any:
-            shape = (x.shape[0] // holders, *x.shape[1:]) if divided else x.shape
-            return (shape, x.dtype)
-
-        if jax.tree.structure(state) != jax.tree.structure(self.shapes):
-            return False
-        own = self.shapes._asdict()
-        return all(
-            part(x, False) == part(y, name in ("even", "dealt"))
-            for name, given in state._asdict().items()
-            for x, y in zip(jax.tree.leaves(given), jax.tree.leaves(own[name]), strict=True)
+        even, dealt = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((x.shape[0] // holders, *x.shape[1:]), x.dtype),
+            (self.shapes.even, self.shapes.dealt),
+        )
+        own, treedef = jax.tree.flatten(self.shapes._replace(even=even, dealt=dealt))
+        return jax.tree.structure(state) == treedef and all(
+            x.shape == y.shape and x.dtype == y.dtype
+            for x, y in zip(jax.tree.leaves(state), own, strict=True)
         )
 
     def specs(self, axes: tuple[str, ...]) -> Any:
@@ -215,12 +207,17 @@ class StateLayout:
             longest = {d: max(own.get(d, 0), longest.get(d, 0)) for d in {**longest, **own}}
         return longest
 
+    def matrices(self, rows: jax.Array, key: str) -> jax.Array:
+        """Flat rows as matrices of a stack."""
+        shape = self.stacks[key].shape[1:]
+        return rows[:, : math.prod(shape)].reshape(-1, *shape)
+
     def divided(self, states: Mapping[str, Any]) -> DistributedState:
         """The distributed form of the states of one device."""
-        arrays = {key: own.arrays(states[key]) for key, own in self.of.items()}
+        parted = {key: own.parted(states[key]) for key, own in self.of.items()}
 
         def part(key: str, place: slice) -> Any:
-            return jax.tree.map(lambda x: x[place], arrays[key])
+            return jax.tree.map(lambda x: x[place], parted[key][1])
 
         def row(r: Round, kind: int, entry: int, lengths: dict[str, int]) -> Buffers:
             if kind == len(r.kinds):
@@ -236,7 +233,7 @@ class StateLayout:
             dealt.append(jax.tree.map(lambda *x: jnp.stack(x), *rows))
         whole = {key: self.shares.whole(key) for key in self.of}
         return DistributedState(
-            {key: own.common(states[key]) for key, own in self.of.items()},
+            {key: common for key, (common, _) in parted.items()},
             {key: part(key, slice(whole[key])) for key in self.of if whole[key]},
             tuple(dealt),
             {key: part(key, slice(whole[key], None)) for key in self.shares.shared},

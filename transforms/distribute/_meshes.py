@@ -6,7 +6,6 @@ sharding is part of an array's type and every transfer is written out.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,6 @@ from jax.sharding import PartitionSpec as P
 
 from .._paths import named_leaves
 from .._validate import check_choice, shown
-from ._shares import Round
 
 
 def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -70,9 +68,9 @@ def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
 def even_spec(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
     """Matrices sharded over some mesh axes along their columns, else along their rows.
 
-    Those that these axes divide in neither way are replicated. This is the sharding in which
+    Matrices that these axes divide in neither way are replicated. This is the sharding in which
     matrices travel: from replicated arrays it costs nothing, and from a sharding along any other
-    axis devices exchange no more than what they own.
+    axis devices exchange no more than their own parts.
     """
     devices = math.prod(mesh.shape[a] for a in axes)
     *others, rows, columns = shape
@@ -87,7 +85,7 @@ def shard_evenly(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
 
 
 def taken(x: jax.Array, places: Sequence[int], mesh: Mesh, spec: P) -> jax.Array:
-    """The entries of `x` at places on its first axis, zeros where there is none, so sharded."""
+    """The entries of `x` at places on its first axis, so sharded; zeros at other places."""
     sharding = NamedSharding(mesh, spec) if is_explicit(mesh) else None
     found = x.at[np.array(places)].get(mode="fill", fill_value=0, out_sharding=sharding)
     return put(found, mesh, spec)
@@ -159,46 +157,3 @@ def sharded_like(x: jax.Array, like: Any) -> jax.Array:
     """`x` with the sharding of `like`, if its mesh has Explicit axes."""
     sharding = explicit_sharding(like)
     return x if sharding is None else jax.sharding.reshard(x, sharding)
-
-
-@dataclasses.dataclass(frozen=True)
-class Route:
-    """The way of the matrices of a stack `(N, m, n)` to their owners, and of updates back.
-
-    They travel in one sharding: evenly over all devices (`even_spec`), or on a mesh with Explicit
-    axes as they come. From there a device takes its own part of a stack, and its own matrices of a
-    round.
-    """
-
-    key: str  # of the stack
-    mesh: Mesh
-    axes: tuple[str, ...]
-    spec: P  # in which they travel
-
-    @classmethod
-    def of(cls, key: str, stack: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> Route:
-        """That of the matrices of `stack`: its own sharding, where that is known."""
-        if not is_explicit(mesh):
-            return cls(key, mesh, axes, even_spec(stack.shape, mesh, axes))
-        sharding = explicit_sharding(stack)
-        return cls(key, mesh, axes, P() if sharding is None else P(None, *sharding.spec[1:]))
-
-    def to_owners(self, x: jax.Array) -> jax.Array:
-        """An equal number of matrices for each device."""
-        return put(put(x, self.mesh, self.spec), self.mesh, P(self.axes))
-
-    def from_owners(self, x: jax.Array) -> jax.Array:
-        """The inverse."""
-        return put(x, self.mesh, self.spec)
-
-    def dealt_out(self, x: jax.Array, r: Round) -> jax.Array:
-        """The matrices of a round, `(devices, m, n)`; zeros for devices that get another kind."""
-        x = put(x, self.mesh, self.spec)
-        found = taken(x, r.entries(self.key, len(x)), self.mesh, self.spec)
-        return put(found, self.mesh, P(self.axes))
-
-    def back(self, x: jax.Array, r: Round) -> jax.Array:
-        """The inverse: the matrices of a kind, in their order."""
-        if any(self.spec):
-            x = put(x, self.mesh, self.spec)
-        return taken(x, r.owners(self.key), self.mesh, self.spec)

@@ -1,9 +1,9 @@
 """Which device gets which matrices: an equal share of every stack, and the remainders one by one.
 
-Of a stack of N matrices each of D devices gets `⌊N / D⌋`, in order. The remainders of all stacks
-are dealt out in rounds of at most one matrix per device, the most expensive first, each to the
-device with the least work so far. No device gets more than one matrix above the mean, and nothing
-is padded: the matrices of a round may differ in shape.
+Each of D devices gets `⌊N / D⌋` of the N matrices of a stack, in order. The remainders of all
+stacks are dealt out in rounds of at most one matrix per device, the most expensive first, each to
+the device with the least work so far. No device gets more than one matrix above the mean, and
+nothing is padded: the matrices of a round may differ in shape.
 
 Matrices of a direction that consists of products are not dealt out, but shared by all devices, if
 that makes a step shorter: remainders of whole stacks, the most expensive first, as many as give the
@@ -24,7 +24,7 @@ import numpy as np
 Stacks = dict[str, jax.Array]
 
 EXCHANGE = 16000.0
-"""What sharing a matrix `m × n`, `m ≤ n`, costs, over `m²` and in the unit of `products`.
+"""The cost of sharing a matrix `m × n`, `m ≤ n`, over `m²` and in the unit of `product_cost`.
 
 Devices receive four to nine float32 numbers for each of `m²` in a step of Muon (in programs for
 TPUs), and in the time of a byte one does some 500 FLOPs.
@@ -114,8 +114,8 @@ def cost(rows: int, columns: int) -> float:
     return float(rows + columns) ** 3
 
 
-def products(rows: int, columns: int) -> float:
-    """The FLOPs of five iterations of Newton-Schulz, for what consists of products."""
+def product_cost(rows: int, columns: int) -> float:
+    """The FLOPs of five iterations of Newton-Schulz, for work that consists of products."""
     m, n = sorted((rows, columns))
     return 10.0 * m**2 * (2 * n + m)
 
@@ -126,7 +126,7 @@ def share(
     """Divides stacks of shapes `(N, m, n)` among devices; matrices of some stacks are divisible."""
     sizes = {key: shape[0] for key, shape in shapes.items()}
     each = {key: size // devices for key, size in sizes.items()}
-    price = products if divisible else cost
+    price = product_cost if divisible else cost
     prices = {key: price(*shape[1:]) for key, shape in shapes.items()}
     mean = sum(shape[0] * prices[key] for key, shape in shapes.items()) / devices
     to_split = [key for key in divisible if shapes[key][0] % devices]
@@ -136,7 +136,7 @@ def share(
         left = {key: shape[0] % devices for key, shape in shapes.items()}
         exchanged = EXCHANGE * sum(left.pop(key) * min(shapes[key][1:]) ** 2 for key in split)
         rounds, load = _dealt(left, prices, devices)
-        # What all devices have alike: the mean of everything that is not dealt out.
+        # The work that all devices have alike: the mean of everything that is not dealt out.
         alike = mean - sum(load) / devices
         return alike + max(load) + exchanged, Shares(
             devices, sizes, each, rounds, tuple(sorted(split))

@@ -1,19 +1,25 @@
-"""The work of one device: its matrices of each stack, its matrix of each round, parts of others.
+"""The work of one device, and the way of matrices to their owners and back.
 
-It runs inside a mapped axis, of the `shard_map` of `_distribute.py` or of a caller.
+A device works on its matrices of each stack, on its matrix of each round, and on parts of others
+(`Step`). It does so inside a mapped axis: of a `shard_map` (`OnMesh`), or of a caller's (`Within`).
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from ._layout import DistributedState, StateLayout, split_axis
-from ._shares import Round
+from ._meshes import even_spec, explicit_sharding, is_explicit, put, sharded_like, taken
+from ._shares import Round, Stacks
 
 
 class Given(NamedTuple):
@@ -40,16 +46,16 @@ class Step(NamedTuple):
         """The device's updates, those of a round's matrix as a flat row, and its state."""
         common, even, dealt, split = {}, {}, [], {}
         found = Given({}, [], {})
+        params = params or Given({}, [{}] * len(gradients.dealt), {})
         for key, x in gradients.even.items():
-            p = params and params.even[key]
-            own = state.common[key], state.even[key]
+            own, p = (state.common[key], state.even[key]), params.even.get(key)
             found.even[key], common[key], even[key] = self._updated(key, x, own, p)
         for key, x in gradients.shared.items():
-            p = params and params.shared[key]
+            p = params.shared.get(key)
             found.shared[key], common[key], split[key] = self._shared(key, x, state, p)
-        own = params.dealt if params else [None] * len(gradients.dealt)
+        rounds = self.layout.shares.rounds
         for r, buffers, *given in zip(
-            self.layout.shares.rounds, state.dealt, gradients.dealt, own, strict=True
+            rounds, state.dealt, gradients.dealt, params.dealt, strict=True
         ):
             row, buffers = self._dealt(r, state.common, buffers, *given)
             found.dealt.append(row)
@@ -58,11 +64,6 @@ class Step(NamedTuple):
             common[key] = self._counted(key, state.common[key], gradients, params)
         return found, DistributedState(common, even, tuple(dealt), split)
 
-    def matrices(self, rows: jax.Array, key: str) -> jax.Array:
-        """Flat rows as matrices of a stack."""
-        shape = self.layout.stacks[key].shape[1:]
-        return rows[:, : math.prod(shape)].reshape(-1, *shape)
-
     def _updated(
         self, key: str, gradient: Any, own: tuple[Any, Any], params: Any, **more: Any
     ) -> tuple[jax.Array, Any, Any]:
@@ -70,7 +71,7 @@ class Step(NamedTuple):
         layout = self.layout.of[key]
         state = layout.state(*own)
         update, new = self.inner.update(gradient, state, params, **self.extra_args, **more)
-        return update, layout.common(new), layout.arrays(new)
+        return update, *layout.parted(new)
 
     def _dealt(self, r: Round, common: Any, buffers: Any, gradients: Any, params: Any) -> Any:
         """The update of the device's matrix of a round, and its state."""
@@ -79,22 +80,16 @@ class Step(NamedTuple):
         size = max(math.prod(gradients[key].shape[1:]) for key in r.kinds)
         row_dtype = jnp.result_type(*(gradients[key] for key in r.kinds))
 
-        def work(key: str) -> Callable[[Any], Any]:
-            def branch(own: Any) -> Any:
-                state = common[key], self.layout.of[key].unpacked(own)
-                p = params and params[key]
-                update, _, arrays = self._updated(key, gradients[key], state, p)
-                row = update.astype(row_dtype).reshape(-1)
-                row = jnp.pad(row, (0, size - row.size))
-                return row, self.layout.of[key].packed(arrays, lengths)
+        def work(key: str, own: Any) -> Any:
+            state = common[key], self.layout.of[key].unpacked(own)
+            update, _, arrays = self._updated(key, gradients[key], state, params.get(key))
+            row = update.astype(row_dtype).reshape(-1)
+            return jnp.pad(row, (0, size - row.size)), self.layout.of[key].packed(arrays, lengths)
 
-            return branch
-
-        def nothing(own: Any) -> Any:
-            return jnp.zeros(size, row_dtype), own
-
+        branches: list[Any] = [functools.partial(work, key) for key in r.kinds]
+        branches.append(lambda own: (jnp.zeros(size, row_dtype), own))
         kind = jnp.asarray(r.kind)[jax.lax.axis_index(self.axes)]
-        row, own = jax.lax.switch(kind, [*map(work, r.kinds), nothing], own)
+        row, own = jax.lax.switch(kind, branches, own)
         return row[None], {dtype: x[None] for dtype, x in own.items()}
 
     def _shared(
@@ -122,13 +117,152 @@ class Step(NamedTuple):
         update, common, arrays = self._updated(key, gradient, own, params, shared_axis=self.axes)
         return update, common, each(part, arrays)
 
-    def _counted(self, key: str, common: Any, gradients: Given, params: Given | None) -> Any:
-        """What all devices have of the state of a stack whose matrices are dealt out.
+    def _counted(self, key: str, common: Any, gradients: Given, params: Given) -> Any:
+        """The arrays that all devices have, of the state of a stack whose matrices are dealt out.
 
         It does not depend on the matrices, so the compiler leaves out all work on this one.
         """
         i = next(i for i, r in enumerate(self.layout.shares.rounds) if key in r.kinds)
         layout = self.layout.of[key]
         zeros = layout.tree([jnp.zeros(x.shape, x.dtype) for x in layout.matrix])
-        p = params and params.dealt[i][key]
-        return self._updated(key, gradients.dealt[i][key], (common, zeros), p)[1]
+        given = gradients.dealt[i][key], (common, zeros), params.dealt[i].get(key)
+        return self._updated(key, *given)[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class OnMesh:
+    """Over the devices of a mesh.
+
+    Matrices travel in one sharding (`spec`). From there a device takes its own part of a stack, and
+    its own matrices of a round.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+    holders = 1  # into how many parts a state is divided that `update` gets
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return math.prod(self.mesh.shape[a] for a in self.axes)
+
+    def spec(self, stack: jax.Array) -> P:
+        """Evenly over all devices (`even_spec`), or on a mesh with Explicit axes as they come."""
+        if not is_explicit(self.mesh):
+            return even_spec(stack.shape, self.mesh, self.axes)
+        sharding = explicit_sharding(stack)
+        return P() if sharding is None else P(None, *sharding.spec[1:])
+
+    def placed(self, state: DistributedState, layout: StateLayout) -> DistributedState:
+        """The state, with each array where it belongs."""
+        return jax.tree.map(lambda x, spec: put(x, self.mesh, spec), state, layout.specs(self.axes))
+
+    started = placed  # from a whole state
+
+    def sent(self, layout: StateLayout, stacks: Stacks) -> Given:
+        """The matrices, with their owners."""
+        mesh, own = self.mesh, P(self.axes)
+        specs = {key: self.spec(x) for key, x in stacks.items()}
+        even, left, shared = layout.shares.parts(stacks)
+        even, left = ({k: put(x, mesh, specs[k]) for k, x in part.items()} for part in (even, left))
+        rounds = []
+        for r in layout.shares.rounds:  # zeros for devices that get another kind
+            found = {k: taken(left[k], r.entries(k, len(left[k])), mesh, specs[k]) for k in r.kinds}
+            rounds.append({k: put(x, mesh, own) for k, x in found.items()})
+        return Given(
+            {k: put(x, mesh, own) for k, x in even.items()},
+            rounds,
+            {k: put(x, mesh, P()) for k, x in shared.items()},
+        )
+
+    def mapped(self, step: Callable[..., Any], layout: StateLayout, number: int) -> Any:
+        """`step(state, *given)` on each device, for so many `given`."""
+        specs, given = layout.specs(self.axes), Given(P(self.axes), P(self.axes), P())
+        return jax.shard_map(
+            step,
+            mesh=self.mesh,
+            in_specs=(specs, *[given] * number),
+            out_specs=(given, specs),
+            check_vma=False,
+        )
+
+    def returned(self, layout: StateLayout, like: Stacks, found: Given) -> Stacks:
+        """Updates from their owners, as stacks like `like`."""
+        specs = {key: self.spec(x) for key, x in like.items()}
+        even = {key: put(x, self.mesh, specs[key]) for key, x in found.even.items()}
+        rounds = []
+        for r, row in zip(layout.shares.rounds, found.dealt, strict=True):
+            rounds.append({})
+            for key in r.kinds:
+                x = layout.matrices(row, key)
+                x = put(x, self.mesh, specs[key]) if any(specs[key]) else x
+                rounds[-1][key] = taken(x, r.owners(key), self.mesh, specs[key])
+        return layout.shares.joined(like, even, rounds, found.shared, sharded_like)
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """Inside a mapped function, on one device's arrays, which all devices have alike."""
+
+    axes: tuple[str, ...]
+
+    @property
+    def devices(self) -> int:
+        """The number of devices.
+
+        Raises:
+          ValueError: outside of such a function.
+        """
+        try:
+            return jax.lax.axis_size(self.axes)
+        except NameError as error:
+            raise ValueError(
+                f"axis_name: {', '.join(map(repr, self.axes))} is not an axis of an enclosing pmap "
+                "or shard_map; call init and update inside one, or give mesh=."
+            ) from error
+
+    @property
+    def holders(self) -> int:
+        """Each device has a part of the state."""
+        return self.devices
+
+    def _own(self, x: jax.Array) -> jax.Array:
+        size = x.shape[0] // self.devices
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axes) * size, size)
+
+    def placed(self, state: DistributedState, layout: StateLayout) -> DistributedState:
+        """The state, which is the device's part."""
+        del layout
+        return state
+
+    def started(self, state: DistributedState, layout: StateLayout) -> DistributedState:
+        """The device's part of a whole state."""
+        del layout
+        even, dealt = jax.tree.map(self._own, (state.even, state.dealt))
+        return state._replace(even=even, dealt=dealt)
+
+    def sent(self, layout: StateLayout, stacks: Stacks) -> Given:
+        """The device's matrices."""
+        even, left, _ = layout.shares.parts(stacks)
+        index = jax.lax.axis_index(self.axes)
+        rounds = []
+        for r in layout.shares.rounds:
+            own = {key: jnp.array(r.entries(key, 0))[index] for key in r.kinds}
+            rounds.append({k: jax.lax.dynamic_index_in_dim(left[k], i) for k, i in own.items()})
+        return Given(jax.tree.map(self._own, even), rounds, {})
+
+    def mapped(self, step: Callable[..., Any], layout: StateLayout, number: int) -> Any:
+        """`step`, which runs on each device already."""
+        del layout, number
+        return step
+
+    def returned(self, layout: StateLayout, like: Stacks, found: Given) -> Stacks:
+        """The updates of all devices, as stacks like `like`."""
+        even, rows = jax.tree.map(
+            lambda x: jax.lax.all_gather(x, self.axes, tiled=True), (found.even, found.dealt)
+        )
+        rounds = [
+            {key: layout.matrices(row, key)[jnp.array(r.owners(key))] for key in r.kinds}
+            for r, row in zip(layout.shares.rounds, rows, strict=True)
+        ]
+        return layout.shares.joined(like, even, rounds, {}, lambda x, _: x)

@@ -1,7 +1,7 @@
-"""The eigenbases of one side of a batch of matrices: when they are renewed, and what turns along.
+"""The eigenbases of one side of a batch of matrices, and the moments that turn with them.
 
-`_eigenbasis.py` says what they are for. At a refresh, the moments of the transformation in the
-basis are carried along, and eigenvalues that are averaged at every step are put in the new order.
+`_eigenbasis.py` says how they are used. A refresh carries the moments of the transformation in the
+basis along, and puts eigenvalues that are averaged at every step in the new order.
 
 *Numerics.* A statistic or a new basis that is not finite changes nothing but itself. Averaged
 eigenvalues that are not finite (of a damaged state) start anew at the next step, because those of
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,21 +21,20 @@ import numpy as np
 
 from .._counts import counter, counters
 from .._recording import Meaning, record
-from .._side import LEFT, Side
-from .._validate import check_positive_int
+from .._side import LEFT, RIGHT, Side
+from .._trees import widened
 from ..directions._carry import Moments
 from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
 from ..linalg._loops import in_turn
 from ..linalg._numerics import magnitude
+from ..linalg._precision import at
 from ..linalg._products import exact_product
-from ..refresh._due import refresh_due
+from ..refresh._due import Refreshing, refresh_due
 from ..refresh._policy import Check, RefreshPolicy, verdict_of
 from ..storage._storage import StorageRecord
+from ._methods import METHODS, BasisMethod, Qr
 from ._statistic import StatisticRule, each_of, identity
-from ._whitened import (
-    starting_multiple,
-    whitened_by_eigenvalues,
-)
+from ._whitened import starting_multiple, whitened_by_eigenvalues
 
 
 @counters
@@ -63,74 +62,8 @@ class Basis(NamedTuple):
     restarted = counter("restarted")  # statistics or eigenvalues not finite, which started anew
 
 
-class BasisMethod:
-    """The type of `method=` of `in_eigenbasis`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Eigh(BasisMethod):
-    """See `eigh`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Qr(BasisMethod):
-    """See `qr`."""
-
-    steps: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Tracked(BasisMethod):
-    """See `tracked`."""
-
-    rotations: int = 16
-
-
-def eigh() -> Eigh:
-    """Decomposes the statistic at each refresh."""
-    return Eigh()
-
-
-def qr(steps: int = 1) -> Qr:
-    """Decomposes the statistic at the first refresh, then iterates from the last basis.
-
-    Args:
-      steps: the most steps of orthogonal iteration in a refresh. After each step the policy is
-        asked again, and the refresh ends when it asks for none, as in the QR algorithm from a warm
-        start (Eschenhagen et al., arXiv:2506.03595). More than one step needs a policy that
-        examines the bases, such as `policies.diagonal_residual`; `every` takes one.
-
-    Raises:
-      ValueError: if `steps` is not a positive integer.
-    """
-    check_positive_int("steps", steps)
-    return Qr(steps)
-
-
-def tracked(rotations: int = 16) -> Tracked:
-    r"""Follows the statistic by products: rotates the basis a little at each refresh.
-
-    The state has the statistic in the basis, $H = U^\top L U$, in place of $L$: it averages the
-    Gram matrix of the rotated gradient. The first refresh decomposes it; each later one rotates
-    $U$, $H$ and the moments by as many rotations as the change asks for, of four to six products
-    of the factor's order each (`linalg/_tracking.py` has the formulas): one or two where the basis
-    is refreshed at every step, two to four at every tenth. There is no QR decomposition, columns
-    keep their eigenvalues, and nothing is sorted. So it takes a refresh at every step on hardware
-    that is made for products: GPUs and TPUs. On CPUs a decomposition costs as much as 14 products.
-
-    Args:
-      rotations: the most rotations in a refresh. The first refreshes, of an average that is half
-        new, take 5 to 16.
-
-    Raises:
-      ValueError: if `rotations` is not a positive integer.
-    """
-    check_positive_int("rotations", rotations)
-    return Tracked(rotations)
-
-
-METHODS = {"eigh": Eigh(), "qr": Qr(), "tracked": Tracked()}
-"""The plain methods, by name."""
+Bases = tuple[Basis | None, Basis | None]
+"""The bases of the left and of the right side."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,15 +98,35 @@ class BasisRule(StatisticRule):
             phase=phase,
         )
 
-    def seen(
-        self, g: jax.Array, bases: tuple[Basis | None, Basis | None], count: jax.Array
-    ) -> jax.Array:
+    def seen(self, g: jax.Array, bases: Bases, count: jax.Array) -> jax.Array:
         """The gradient as the statistics see it."""
         del bases, count
         return g
 
+    def both_accumulated(
+        self, g: jax.Array, seen: jax.Array, bases: Bases, count: jax.Array
+    ) -> Bases:
+        """The bases of both sides, with this step's gradient in their statistics."""
+        sources, start = (seen, seen), None
+        if self.whiten:
+            sources, start, bases = self.whitened(g, seen, bases, count)
+        left, right = (
+            None if basis is None else self.accumulated(basis, source, own, count, start)
+            for basis, source, own in zip(bases, sources, Side, strict=True)
+        )
+        return left, right
+
+    def both_refreshed(
+        self, g: jax.Array, seen: jax.Array, bases: Bases, moments: Moments, count: jax.Array
+    ) -> tuple[Bases, Moments, jax.Array]:
+        """Both sides after their refreshes, the moments with them, and the input of `entered`."""
+        del seen
+        left, moments = self.refreshed(LEFT, g, bases[0], moments, count)
+        right, moments = self.refreshed(RIGHT, g, bases[1], moments, count)
+        return (left, right), moments, widened(g)
+
     def entered(self, x: jax.Array, opened: Sequence[Any]) -> jax.Array:
-        """What `_directed` is given, in the bases."""
+        """The input of `_directed`, in the bases."""
         return self.rotated(x, opened)
 
     def turned_sides(
@@ -192,16 +145,10 @@ class BasisRule(StatisticRule):
         return self.visited(turned, (seen,) * 3, seen, bases, count)
 
     def whitened(
-        self,
-        g: jax.Array,
-        seen: jax.Array,
-        left: Basis | None,
-        right: Basis | None,
-        count: jax.Array,
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Basis | None, Basis | None]:
-        """What the statistics average of `g`, where they start, and bases with new eigenvalues."""
+        self, g: jax.Array, seen: jax.Array, bases: Bases, count: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Bases]:
+        """The matrices that the statistics average, their start, and bases with new eigenvalues."""
         dtype = np.promote_types(g.dtype, np.float32)
-        bases = (left, right)
         sides = sum(basis is not None for basis in bases)
         start = starting_multiple(g, max(1, sides), self.initial, dtype)
 
@@ -220,27 +167,29 @@ class BasisRule(StatisticRule):
             counts = basis.counts.plus(restarted=damaged(basis.spectrum))
             return basis._replace(spectrum=d.astype(dtype), counts=counts)
 
+        left, right = bases
         old = (current(left), current(right))
         stored = [None if basis is None else basis.basis for basis in bases]
         rows, columns, both = self.turned_sides(seen.astype(dtype), stored, count)
         sources, new = whitened_by_eigenvalues(rows, columns, both, old, self.b2)
-        left, right = map(renewed, bases, new)
-        return sources, start, left, right
+        return sources, start, (renewed(left, new[0]), renewed(right, new[1]))
 
     def opened(self, x: jax.Array, bases: Sequence[Any]) -> list[Any]:
         """Stored bases of the sides of `x (..., m, n)`, read for `rotated`."""
-        return [
-            None if own is None else self.storage.open_basis(own, side.other.order(x))
-            for side, own in zip(Side, bases, strict=True)
-        ]
+        with at(self.products.step):
+            return [
+                None if own is None else self.storage.open_basis(own, side.other.order(x))
+                for side, own in zip(Side, bases, strict=True)
+            ]
 
     def rotated(self, x: jax.Array, opened: Sequence[Any], back: bool = False) -> jax.Array:
         """`U_Lᵀ x U_R` or, `back`, `U_L x U_Rᵀ`, in the dtype of `x`."""
 
         def turned(x: jax.Array, opened: Sequence[Any]) -> jax.Array:
             work = x
-            for side, own in zip(Side, opened, strict=True):
-                work = work if own is None else self.storage.rotate(own, work, side, back)
+            with at(self.products.step):
+                for side, own in zip(Side, opened, strict=True):
+                    work = work if own is None else self.storage.rotate(own, work, side, back)
             return work.astype(x.dtype)
 
         return in_turn(turned, x, opened)
@@ -261,30 +210,13 @@ class BasisRule(StatisticRule):
             check = Check(statistic, old, eigenvalues, anew)
             refresh, proxy, *_ = verdict_of(self.policy, check, proxy)
 
-        in_order = jnp.arange(len(old))
-
-        def renewed() -> tuple[Any, jax.Array, jax.Array]:
-            if not isinstance(self.method, Qr):
-                new, order = eigenbasis(statistic), in_order
-            else:
-                new, order = jax.lax.cond(
-                    never_refreshed,
-                    lambda: (eigenbasis(statistic), in_order),
-                    lambda: self._refined(statistic, old),
-                )
-            coded = self.storage.encode_basis(new, basis.basis)
-            return coded, order, jnp.isfinite(magnitude(new))
-
-        def kept() -> tuple[Any, jax.Array, jax.Array]:
-            return basis.basis, in_order, jnp.bool_(True)
-
-        stored, order, finite = jax.lax.cond(refresh, renewed, kept)
+        stored, order, finite = self._renewed(basis, statistic, old, refresh)
         good = finite & sound
         changed = refresh & good
         used = self.storage.decode_basis(stored)
         moments = jax.lax.cond(
             changed,
-            lambda: _turned(moments, exact_product(used.mT, old).astype(old.dtype), order, side),
+            lambda: turned(moments, exact_product(old, used, transpose_a=True), side, order),
             lambda: moments,
         )
         if eigenvalues is not None:
@@ -293,9 +225,8 @@ class BasisRule(StatisticRule):
         if spectrum is not None:
             reordered = spectrum[order]
             # The averages so far are those of the identity as a basis.
-            carried = jax.lax.cond(
-                never_refreshed, lambda: rayleigh(statistic, used), lambda: reordered
-            )
+            at_first = jnp.bool_(False) if isinstance(self.method, Qr) else never_refreshed
+            carried = jax.lax.cond(at_first, lambda: rayleigh(statistic, used), lambda: reordered)
             spectrum = jnp.where(changed, carried, spectrum)
         initial = jnp.zeros_like(statistic) + self.initial * identity(len(old), statistic.dtype)
         basis = basis._replace(
@@ -308,6 +239,25 @@ class BasisRule(StatisticRule):
         )
         return basis, moments
 
+    def _renewed(
+        self, basis: Basis, statistic: jax.Array, old: jax.Array, refresh: jax.Array
+    ) -> tuple[Any, jax.Array, jax.Array]:
+        """The basis after a `refresh`, stored; its columns' new order; and whether it is finite."""
+        in_order = jnp.arange(len(old))
+
+        def renewed() -> tuple[Any, jax.Array, jax.Array]:
+            if isinstance(self.method, Qr):
+                new, order = self._refined(statistic, old)
+            else:
+                new, order = eigenbasis(statistic), in_order
+            coded = self.storage.encode_basis(new, basis.basis)
+            return coded, order, jnp.isfinite(magnitude(new))
+
+        def kept() -> tuple[Any, jax.Array, jax.Array]:
+            return basis.basis, in_order, jnp.bool_(True)
+
+        return jax.lax.cond(refresh, renewed, kept)
+
     def _refined(self, statistic: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Steps of orthogonal iteration until the policy asks for no more, and the new order."""
 
@@ -318,36 +268,69 @@ class BasisRule(StatisticRule):
         assert isinstance(self.method, Qr)
         return refined_basis(statistic, old, self.method.steps, again)
 
+    def refreshing(self, side: Side, x: Any) -> Refreshing:
+        """What it takes to refresh one basis of `x (..., m, n)`."""
+        order = side.order(x)
+        alone = self.examines or self.decodes_singly(order)
+        return Refreshing(float(order) ** 3, None if alone else max(x.shape[-2:]) ** 2)
+
     def refreshed(
         self, side: Side, g: jax.Array, basis: Basis | None, moments: Moments, count: jax.Array
     ) -> tuple[Basis | None, Moments]:
         """One side's bases after the refreshes due at this step, and the moments carried along."""
         if basis is None:
             return None, moments
-        alone = self.examines or isinstance(self.method, Qr)
-        alone = alone or self.decodes_singly(side.order(g))
+        entry = basis, moments
+        if not isinstance(self.method, Qr):
+            return self.visited_due(self.refresh_one, side, g, entry, count, self.examines)
+        never = basis.refreshes.reshape(-1) == 0
+        first = dataclasses.replace(self, method=METHODS["eigh"]).refresh_one
+        chosen = lambda entry, given, due: due & never  # noqa: E731
+        entry = self.visited_due(first, side, g, entry, count, select=chosen)
+        others = lambda entry, given, due: due & ~never  # noqa: E731
+        return self.visited_due(self.refresh_one, side, g, entry, count, self.examines, others)
+
+    def visited_due(
+        self,
+        visit: Callable[..., tuple[Basis, Moments]],
+        side: Side,
+        g: jax.Array,
+        entry: tuple[Basis, Moments],
+        count: jax.Array,
+        alone: bool = True,
+        select: Callable[..., jax.Array] | None = None,
+    ) -> tuple[Basis, Moments]:
+        """One side's bases and the moments after `visit` of those due; `alone`: one by one."""
+        basis, moments = entry
         found, moments = refresh_due(
-            jax.jit(functools.partial(self.refresh_one, side=side)),
+            jax.jit(self.at_refresh(functools.partial(visit, side=side))),
             (basis._replace(phase=None), moments),
             g.shape[:-2],
             self.policy.schedule,
             count,
             phase=basis.phase,
-            numbers=None if alone else max(g.shape[-2:]) ** 2,
+            select=select,
+            numbers=None if alone else self.refreshing(side, g).numbers,
         )
         return found._replace(phase=basis.phase), moments
 
 
-def _turned(moments: Moments, turn: jax.Array, order: jax.Array, side: Side) -> Moments:
-    """Moments in a new basis: the first are turned to it, the second are put in its order."""
+def turned(
+    moments: Moments, turn: jax.Array, side: Side, order: jax.Array | None = None
+) -> Moments:
+    """Moments in a basis that was multiplied by `turn (d, d)`: first moments turn with it.
+
+    Second moments take the new `order` of its columns, if it has one.
+    """
+
+    def moved(m: jax.Array) -> jax.Array:
+        wide = m.astype(np.promote_types(m.dtype, turn.dtype))
+        by = turn.astype(wide.dtype)
+        left = side is LEFT
+        found = exact_product(by, wide, transpose_a=True) if left else exact_product(wide, by)
+        return found.astype(m.dtype)
+
     first, second = moments
-    if side is LEFT:
-        moved = [_exact(turn, m).astype(m.dtype) for m in first]
-        return Moments(moved, [v[order] for v in second])
-    moved = [_exact(m, turn.mT).astype(m.dtype) for m in first]
-    return Moments(moved, [v[:, order] for v in second])
-
-
-def _exact(a: jax.Array, b: jax.Array) -> jax.Array:
-    dtype = jnp.result_type(a, b)
-    return exact_product(a.astype(dtype), b.astype(dtype))
+    if order is not None:
+        second = [v[order] if side is LEFT else v[:, order] for v in second]
+    return Moments([moved(m) for m in first], second)

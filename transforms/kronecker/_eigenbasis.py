@@ -41,7 +41,7 @@ import numpy as np
 import optax
 
 from .._counts import next_step
-from .._side import LEFT, RIGHT, Side, sides_of
+from .._side import Side, sides_of
 from .._stacks import StateSplit, check_directions, each_array
 from .._trees import widened
 from .._validate import (
@@ -56,16 +56,15 @@ from .._validate import (
 from ..directions._carry import check_moments, put_moments, take_moments
 from ..directions._graft import shortened
 from ..linalg._loops import visit_all
-from ..refresh._due import phases_of
+from ..linalg._precision import Products, as_products
+from ..refresh._due import Refreshing, phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._basis import METHODS, Basis, BasisMethod, BasisRule, Qr, Tracked
+from ._basis import Bases, Basis, BasisRule
+from ._methods import METHODS, BasisMethod, Qr, Tracked
 from ._statistic import SIDES, numbers_of, orders_of
 from ._tracked import TrackedRule
-from ._whitened import (
-    STATISTICS,
-    inverse_roots,
-)
+from ._whitened import STATISTICS, inverse_roots
 
 
 class EigenbasisState(NamedTuple):
@@ -89,6 +88,7 @@ def in_eigenbasis(
     divide: bool = False,
     method: str | BasisMethod = "eigh",
     storage: Storage | None = None,
+    products: str | Products | None = None,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike = float("inf"),
 ) -> optax.GradientTransformation:
@@ -105,13 +105,16 @@ def in_eigenbasis(
       statistics: of the "gradient", or "kl": of the gradient whitened by the other side.
       initial: the statistics start at this multiple of the identity; for 0 with "kl" see
         `_whitened.py`.
-      divide: whether to divide what `inner` returns by the roots of the eigenvalues of both sides;
+      divide: whether to divide the output of `inner` by the roots of the eigenvalues of both sides;
         needs "kl". With `inner=momentum(b1)` this is KL-Shampoo.
       method: "eigh"; "qr": the first basis by `eigh`, each later one by orthogonal iteration from
         the last one; "tracked": by products alone; or a value of `curvax.eigenbases`, such as
         `eigenbases.qr(steps=10)`.
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
+      products: the precision of products: "float32", "bf16x6", "bf16x3" or "bf16" for all of them,
+        or `curvax.products`, which has the table; `None`: as JAX's default, and float32 for
+        statistics and refreshes.
       skip_first: the first step only updates statistics and bases; its direction is 0.
       limit: the largest root mean square of a matrix's direction; longer ones are shortened.
         `_whitened.py` has those of `moment_ratio` and of `divide`.
@@ -131,14 +134,7 @@ def in_eigenbasis(
     check_refresh(refresh, ("eigenpairs",))
     check_choice("side", side, SIDES)
     check_decay("b3", b3)
-    by: BasisMethod = as_value(
-        "method", method, BasisMethod, "curvax.eigenbases.qr(steps=10)", METHODS
-    )
-    if isinstance(by, Qr) and by.steps > 1 and refresh.examines is None:
-        raise ValueError(
-            "method takes more than one step only with a policy that examines the bases, such as "
-            f"refresh=curvax.policies.diagonal_residual(); got method={by!r}, refresh={refresh!r}."
-        )
+    by = _checked_method(method, refresh)
     check_bool("skip_first", skip_first)
     check_interval("limit", limit, 0.0, open_low=True, open_high=False)
     check_choice("statistics", statistics, STATISTICS)
@@ -149,54 +145,40 @@ def in_eigenbasis(
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
     if max_order is not None:
         check_positive_int("max_order", max_order)
-    tracked = isinstance(by, Tracked)
-    rules = TrackedRule if tracked else BasisRule
-    rule = rules(as_storage(storage), b3, refresh, by, initial, whiten)
+    rules = TrackedRule if isinstance(by, Tracked) else BasisRule
+    rule = rules(
+        *(as_storage(storage), b3, refresh, by, initial, whiten), products=as_products(products)
+    )
 
     def sides(x: Any) -> tuple[Side, ...]:
         return sides_of(side, x, max_order=max_order)
 
-    def cost(own: Side, x: Any) -> float | None:
-        return float(own.order(x)) ** 3 if own in sides(x) else None
-
-    def started(own: Side, x: Any) -> Basis | None:
-        if own not in sides(x):
-            return None
-        # The matrices of each side are dealt out by themselves.
-        (phase,) = phases_of(x, refresh.schedule, [functools.partial(cost, own)])
-        dtype = np.promote_types(x.dtype, np.float32)
-        return rule.start(x.shape[:-2], own.order(x), dtype, phase)
+    def refreshing(own: Side, x: Any) -> Refreshing | None:
+        return rule.refreshing(own, x) if own in sides(x) else None
 
     def init(x: Any) -> EigenbasisState:
+        rule.check_dtype(np.promote_types(x.dtype, np.float32))
         inner_state = inner.init(widened(x))
         check_directions("in_eigenbasis", inner, widened(x), inner_state)
         check_moments(inner_state, x)
-        left, right = (started(own, x) for own in Side)
+        dtype = np.promote_types(x.dtype, np.float32)
+        works = [functools.partial(refreshing, own) for own in Side]
+        left, right = (
+            rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
+            for own, phase in zip(Side, phases_of(x, refresh.schedule, works), strict=True)
+        )
         return EigenbasisState(jnp.zeros([], jnp.int32), left, right, inner_state)
 
     def update(g: Any, state: Any, params: Any = None):
         del params
         count = next_step(state.count)
-        left, right = state.left, state.right
+        bases = state.left, state.right
+        seen = rule.seen(g, bases, count)
+        bases = rule.both_accumulated(g, seen, bases, count)
         moments = take_moments(state.inner)
-        seen = rule.seen(g, (left, right), count)
-        sources, start = (seen, seen), None
-        if whiten:
-            sources, start, left, right = rule.whitened(g, seen, left, right, count)
-        left, right = (
-            None if basis is None else rule.accumulated(basis, source, own, count, start)
-            for basis, source, own in zip((left, right), sources, Side, strict=True)
-        )
-        if tracked:  # the gradient turns with the bases, as moments do
-            moments = moments._replace(first=[*moments.first, seen])
-        left, moments = rule.refreshed(LEFT, g, left, moments, count)
-        right, moments = rule.refreshed(RIGHT, g, right, moments, count)
-        wide = widened(g)
-        if tracked:
-            *own_moments, wide = moments.first
-            moments = moments._replace(first=own_moments)
+        bases, moments, wide = rule.both_refreshed(g, seen, bases, moments, count)
         carried = put_moments(state.inner, moments)
-        wide, inner_state = _directed(rule, inner, divide, wide, (left, right), carried, count)
+        wide, inner_state = _directed(rule, inner, divide, wide, bases, carried, count)
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
         if skip_first:
             is_first = count == 1
@@ -204,9 +186,22 @@ def in_eigenbasis(
             inner_state = jax.tree.map(
                 lambda old, new: jnp.where(is_first, old, new), carried, inner_state
             )
-        return direction, EigenbasisState(count, left, right, inner_state)
+        return direction, EigenbasisState(count, *bases, inner_state)
 
     return each_array("in_eigenbasis", init, update)
+
+
+def _checked_method(method: Any, refresh: RefreshPolicy) -> BasisMethod:
+    """The value of `method=`, which must fit the policy."""
+    by: BasisMethod = as_value(
+        "method", method, BasisMethod, "curvax.eigenbases.qr(steps=10)", METHODS
+    )
+    if isinstance(by, Qr) and by.steps > 1 and refresh.examines is None:
+        raise ValueError(
+            "method takes more than one step only with a policy that examines the bases, such as "
+            f"refresh=curvax.policies.diagonal_residual(); got method={by!r}, refresh={refresh!r}."
+        )
+    return by
 
 
 def _directed(
@@ -214,15 +209,14 @@ def _directed(
     inner: optax.GradientTransformation,
     divide: bool,
     g: jax.Array,
-    bases: tuple[Basis | None, Basis | None],
+    bases: Bases,
     state: Any,
     count: jax.Array,
 ) -> tuple[jax.Array, Any]:
-    """What `inner` makes of gradients in their bases, out of the bases again, and its state.
+    """The output of `inner` for gradients in their bases, out of the bases again, and its state.
 
-    Of tracked bases, `g` is in the bases already.
-    The same bases lead in and out: where they are decoded one matrix at a time, `inner` runs inside
-    the loop over the matrices.
+    With tracked bases, `g` is in the bases already. The same bases lead in and out: where they are
+    decoded one matrix at a time, `inner` runs inside the loop over the matrices.
     """
 
     def directed(x: jax.Array, bases: Any, state: Any) -> tuple[jax.Array, Any]:

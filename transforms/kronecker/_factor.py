@@ -21,7 +21,7 @@ from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
 from ..linalg._numerics import HIGHEST, magnitude
 from ..linalg._products import product
-from ..refresh._due import refresh_due, untried
+from ..refresh._due import Refreshing, refresh_due, untried
 from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
 from ..storage._storage import StorageRecord, dense
 from ._noise import eigenvalue_floor
@@ -119,12 +119,13 @@ class FactorRule(StatisticRule):
         """The product of a stored root with `x (..., m, n)`, on this side."""
         root = self.storage.decode_root(stored)
         x = x.astype(root.dtype)
+        precision = self.products.step or precision
         return product(*((root, x) if side is LEFT else (x, root)), precision)
 
     def whitened(
         self, g: jax.Array, factors: Factors, count: jax.Array
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """What the statistics of both sides average of `g (..., m, n)`, and where they start."""
+        """The matrices that the statistics of both sides average, and the start of statistics."""
         dtype = np.promote_types(g.dtype, np.float32)
         exact = functools.partial(self.apply_root, precision=HIGHEST)
 
@@ -140,7 +141,7 @@ class FactorRule(StatisticRule):
         return whitened_by_roots(g, multiply, (left, right), start), start
 
     def entered(self, s: jax.Array, factor: Factor, side: Side, count: jax.Array) -> jax.Array:
-        """What a factor's statistic averages of `s (..., m, n)`."""
+        """The matrices that a factor's statistic averages, for `s (..., m, n)`."""
         del factor, side, count
         return s
 
@@ -152,6 +153,12 @@ class FactorRule(StatisticRule):
         """The factors to refresh among those of a batch: those due, and those never refreshed."""
         return due | untried(factor).reshape(-1)
 
+    def refreshing(self, order: int) -> Refreshing:
+        """What it takes to refresh one factor."""
+        # A policy that examines factors computes few: at once they would all be computed.
+        alone = self.policy.examines is not None or self.decodes_singly(order)
+        return Refreshing(float(order) ** 3, None if alone else order**2)
+
     def visited_due(
         self,
         visit: Callable[[Factor, None], Factor],
@@ -160,16 +167,13 @@ class FactorRule(StatisticRule):
         factors: Factors,
         count: jax.Array,
     ) -> Factors:
-        """Factors of both sides, of which `visit` made those anew that `select` selects.
+        """Factors of both sides; `visit` makes those that `select` selects anew.
 
         Nothing is due before step 1: steps are counted from the warm-up.
         """
-        visit = jax.jit(visit)  # traced once for both sides of square matrices
+        visit = jax.jit(self.at_refresh(visit))  # traced once for both sides of square matrices
 
         def one(side: Side, factor: Factor) -> Factor:
-            order = side.order(g)
-            # A policy that examines factors computes few: at once they would all be computed.
-            alone = self.policy.examines is not None or self.decodes_singly(order)
             found = refresh_due(
                 visit,
                 factor._replace(phase=None),
@@ -178,7 +182,7 @@ class FactorRule(StatisticRule):
                 count,
                 phase=factor.phase,
                 select=lambda factor, _, due: select(factor, due & (count > 0)),
-                numbers=None if alone else order**2,
+                numbers=self.refreshing(side.order(g)).numbers,
             )
             return found._replace(phase=factor.phase)
 

@@ -1,20 +1,20 @@
-r"""What is only noise in a gradient: the part outside of the ranges of both factors.
+r"""Noise of a gradient: the part outside of the ranges of both factors.
 
 Roots of both sides raise this part over the rest by up to $(d_{\max}/f)^{2/p}$, where $f$ is the
-damped rounding of an eigenvalue of 0. A gradient of low rank has only its rounding there, which for
-$p = 2$ would become the larger part of the direction, as would the rounding of the products with
-the roots. So directions of matrices with such eigenvalues, $d \le 8\,\mathrm{eps}\,d_{\max}$ at the
-last refresh, on both sides are computed in the eigenbases:
+damped rounding of an eigenvalue of 0. A gradient of low rank has only its rounding there. For $p =
+2$ this rounding, and that of the products with the roots, would become the larger part of the
+direction. So a matrix with such eigenvalues, $d \le 8\,\mathrm{eps}\,d_{\max}$ at the last refresh,
+on both sides gets its direction in the eigenbases:
 
 $$\tilde G = Q_L^\top G Q_R, \qquad
 D = Q_L\, \mathrm{diag}(r_L)\, \tilde G\, \mathrm{diag}(r_R)\, Q_R^\top$$
 
 without the entries of $\tilde G$ that have such eigenvalues on both sides, if the norm of all of
 them is at most $\sqrt{\max(m, n)}\,\mathrm{eps}\,\|G\|$. That is five times the rounding of a
-gradient, and less than what is new in it since the refresh. First directions of gradients of rank 1
-and 4 then have at most 1/320 of their length outside of the gradient's spaces, with any damping,
-and what is rooted needs no other floor than $12\,\mathrm{eps}\,d_{\max}$, which keeps near-singular
-gradients from turning directions by their rounding. From $\epsilon = 12\,\mathrm{eps}\,d_{\max}$ on
+gradient, and less than the part of it that is new since the refresh. First directions of gradients
+of rank 1 and 4 then have at most 1/320 of their length outside of the gradient's spaces, with any
+damping. Roots need no other floor than $12\,\mathrm{eps}\,d_{\max}$, which keeps the rounding of
+near-singular gradients from turning directions. From $\epsilon = 12\,\mathrm{eps}\,d_{\max}$ on,
 directions in float32 are within 0.02 of those in float64 (`tests/optimizers/test_rounding.py`).
 
 *Cost*: four products in the place of two with the roots, at steps where a matrix of the batch has
@@ -33,12 +33,12 @@ from ..linalg._numerics import EIGENVALUE_NOISE
 from ..linalg._products import exact_product
 
 FLOOR = 12.0
-"""What is rooted is at least this multiple of `eps · d_max`. Below 10 a gradient that is rounded
-otherwise turns directions by more than `docs/distribution.md` says."""
+"""Roots raise damped eigenvalues to at least this multiple of `eps · d_max`. Below 10, another
+rounding of the gradient turns directions by more than `docs/distribution.md` says."""
 
 
 def eigenvalue_floor(dtype: jax.typing.DTypeLike) -> float:
-    """What is rooted is at least this share of the largest eigenvalue."""
+    """The least share of the largest eigenvalue that a root takes for an eigenvalue."""
     return FLOOR * float(jnp.finfo(dtype).eps)
 
 
@@ -56,7 +56,7 @@ def in_eigenbases(m: jax.Array, left: Any, right: Any, root: Any) -> jax.Array:
     low = is_noise(left)[..., :, None] & is_noise(right)[..., None, :]
     size, norm = (jnp.linalg.norm(x, axis=(-2, -1)) for x in (jnp.where(low, g, 0), g))
     empty = size <= max(g.shape[-2:]) ** 0.5 * float(jnp.finfo(g.dtype).eps) * norm
-    rows, columns = (_root_eigenvalues(factor, root) for factor in (left, right))
+    rows, columns = (_in_use(factor, root) for factor in (left, right))
     g = jnp.where(low & empty[..., None, None], 0, g)
     g = rows[..., :, None] * g * columns[..., None, :]
     return exact_product(u, exact_product(g, v.mT)).astype(m.dtype)
@@ -69,7 +69,7 @@ def is_noise(factor: Any) -> jax.Array:
     return (d <= EIGENVALUE_NOISE * float(jnp.finfo(d.dtype).eps) * largest) & (largest > 0)
 
 
-def _root_eigenvalues(factor: Any, root: Any) -> jax.Array:
+def _in_use(factor: Any, root: Any) -> jax.Array:
     """Eigenvalues of the inverse roots in use, `(..., d)`: 1 before a refresh."""
     d, damping = factor.eigenvalues, factor.damping[..., None]
     found = root_eigenvalues(d, root, damping, floor=eigenvalue_floor(d.dtype))

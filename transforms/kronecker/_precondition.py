@@ -15,17 +15,17 @@ refresh a root is the identity.
 as the floor of `linalg/_inverse_root.py`; where the policy keeps eigenpairs of both sides,
 `_noise.py` keeps noise out of directions without it. A root that is not finite is rejected: the
 last good one stays in use, and the factor counts it. A statistic that is not finite, as in a
-damaged state, starts anew at a refresh. Also rejected is the root of an all-zero statistic, as
-after a first gradient that was zero or not finite: it would be `ε^(-1/p) I`, far too large for the
-next gradients. Such a factor is tried again at every step. *Cost* of a factor of order `d` beside
+damaged state, starts anew at a refresh. The root of an all-zero statistic, as after a first
+gradient that was zero or not finite, is rejected too: it would be `ε^(-1/p) I`, far too large for
+the next gradients. Every step tries such a factor again. *Cost* of a factor of order `d` beside
 `k`: `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes,
 `12d²` with a policy that keeps eigenpairs. Due factors are refreshed as `linalg/_loops.py` says.
 
-*Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives
-$\|L^{-1/2} G\|_2$ and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that
-$\|D\|_F \le \sqrt{\min(m, n) / (1-b_2)}$. With a momentum on one side the Cauchy-Schwarz inequality
-of `_moment_ratio.py` holds for matrices: $\|D\|_F \le C \sqrt{\min(m, n)}$. Older roots have no
-such bound (only $\epsilon^{-s/p} \|M\|$), unless `limit` shortens what exceeds the first.
+*Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives $\|L^{-1/2} G\|_2$
+and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that $\|D\|_F \le
+\sqrt{\min(m, n) / (1-b_2)}$. With a momentum on one side the Cauchy-Schwarz inequality of
+`_moment_ratio.py` holds for matrices: $\|D\|_F \le C \sqrt{\min(m, n)}$. Older roots have no such
+bound (only $\epsilon^{-s/p} \|M\|$), unless `limit` shortens directions to the first.
 
 Under `vmap` each replica has its own step count. Refreshes keep their period, but where one replica
 is due, the work is done for all of them; so adaptive policies, which decide for each replica, save
@@ -48,6 +48,7 @@ from .._counts import next_step
 from .._side import RIGHT, Side, sides_of
 from .._stacks import check_directions, each_array
 from .._validate import (
+    as_value,
     check_bool,
     check_choice,
     check_decay,
@@ -59,11 +60,12 @@ from .._validate import (
 from ..directions._graft import shortened
 from ..linalg._inverse_root import SOLVERS, check_root_arguments
 from ..linalg._loops import at_most_once
-from ..refresh._due import phases_of
+from ..linalg._precision import Products, as_products
+from ..refresh._due import Refreshing, phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._basis import BasisMethod, Tracked
 from ._factor import Factor, FactorRule, Factors, of_sides
+from ._methods import BasisMethod, Tracked
 from ._noise import in_eigenbases, is_noise
 from ._statistic import SIDES
 from ._tracked_factor import TrackedFactorRule
@@ -94,6 +96,7 @@ def precondition(
     statistics_every: int = 1,
     warmup_steps: int = 0,
     storage: Storage | None = None,
+    products: str | Products | None = None,
     limit: bool = False,
 ) -> optax.GradientTransformation:
     """Preconditions matrices by inverse roots of their Kronecker factors.
@@ -122,6 +125,9 @@ def precondition(
       warmup_steps: number of first steps that only accumulate statistics. Their direction is 0, and
         the refreshes count from their end.
       storage: how factors and roots are stored; `dense()` by default.
+      products: the precision of products: "float32", "bf16x6", "bf16x3" or "bf16" for all of them,
+        or `curvax.products`, which has the table; `None`: as JAX's default, and float32 for
+        statistics and refreshes.
       limit: whether to shorten directions to the bound of the module docstring, or with "kl" of
         `_whitened.py`; without "kl" it needs p = 4 with both factors, p = 2 with one.
 
@@ -138,10 +144,7 @@ def precondition(
             "statistics must be 'gradient' without a momentum (b1= of shampoo), got 'momentum'."
         )
     check_choice("statistics", statistics, ("gradient", "momentum", "kl"))
-    method: Any = Tracked() if isinstance(solver, str) and solver == "tracked" else solver
-    if not isinstance(method, Tracked):
-        check_choice("solver", method, (*SOLVERS, "tracked"))
-        check_root_arguments(root, method, damping_mode)
+    method = _checked_solver(solver, root, damping_mode)
     check_interval("eps", eps, 0.0)
     check_interval("initial", initial, 0.0)
     check_positive_int("statistics_every", statistics_every, traced=True)
@@ -152,28 +155,13 @@ def precondition(
     if bias_correction and b2 is None:
         raise ValueError("b2 must be a decay rate with bias_correction=True, got None.")
     check_bool("limit", limit)
-    number = 2 if side == "both" else 1
+    sided = 2 if side == "both" else 1
     whiten = statistics == "kl"
-    if whiten:
-        if not isinstance(root, Tracer):
-            check_choice("root (with statistics='kl')", root, (2,))
-        if b2 is None:
-            raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
-    elif limit and not isinstance(root, Tracer) and root != 2 * number:
-        raise ValueError(f"root must be {2 * number} for side={side!r} with limit, got {root!r}.")
+    _check_root(root, b2, whiten, 2 * sided if limit else None, side)
     check_policy(refresh, eps, damping_mode, method)
     rules = TrackedFactorRule if isinstance(method, Tracked) else FactorRule
-    rule = rules(
-        as_storage(storage),
-        b2,
-        refresh,
-        root,
-        eps,
-        damping_mode,
-        method,
-        initial,
-        number,
-    )
+    given = as_storage(storage), b2, refresh, root, eps, damping_mode, method, initial, sided
+    rule = rules(*given, products=as_products(products))
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
@@ -181,15 +169,16 @@ def precondition(
     def sides(x: Any) -> tuple[Side, ...]:
         return sides_of(side, x)
 
-    def cost(own: Side, x: Any) -> float | None:
-        return float(own.order(x)) ** 3 if own in sides(x) else None
+    def refreshing(own: Side, x: Any) -> Refreshing | None:
+        return rule.refreshing(own.order(x)) if own in sides(x) else None
 
     def init(x: Any) -> PreconditionState:
         dtype = np.promote_types(x.dtype, np.float32)
-        costs = [functools.partial(cost, own) for own in Side]
+        rule.check_dtype(dtype)
+        works = [functools.partial(refreshing, own) for own in Side]
         left, right = (
             rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
-            for own, phase in zip(Side, phases_of(x, refresh.schedule, costs), strict=True)
+            for own, phase in zip(Side, phases_of(x, refresh.schedule, works), strict=True)
         )
         own = average.init(x)
         check_directions("precondition, for its momentum", average, x, own, x)
@@ -203,7 +192,8 @@ def precondition(
         factors = (state.left, state.right)
         averaging = rule
         if bias_correction:
-            averaging = dataclasses.replace(rule, b2=_corrected(b2, count // statistics_every))
+            decay = _decay_of_mean(b2, count // statistics_every)
+            averaging = dataclasses.replace(rule, b2=decay)
         factors = _accumulated(averaging, source, factors, statistics_every, count, whiten)
         factors = rule.refreshed(g, factors, count - warmup_steps)
         direction = _direction(rule, m, factors, count)
@@ -216,12 +206,28 @@ def precondition(
     return each_array("precondition", init, update)
 
 
-def _direction(
-    rule: FactorRule,
-    m: jax.Array,
-    factors: Factors,
-    count: jax.Array,
-) -> jax.Array:
+def _checked_solver(solver: Any, root: int, damping_mode: str) -> Any:
+    """The name of a solver that fits the root and the damping, or `eigenbases.tracked()`."""
+    names = {**{name: name for name in SOLVERS}, "tracked": Tracked()}
+    by = as_value("solver", solver, Tracked, "curvax.eigenbases.tracked(rotations=8)", names)
+    if not isinstance(by, Tracked):
+        check_root_arguments(root, by, damping_mode)
+    return by
+
+
+def _check_root(root: Any, b2: Any, whiten: bool, of_limit: int | None, side: str) -> None:
+    """Requires p = 2 and a decay rate with "kl"; otherwise, with a limit, the root of its bound."""
+    traced = isinstance(root, Tracer)
+    if whiten:
+        if not traced:
+            check_choice("root (with statistics='kl')", root, (2,))
+        if b2 is None:
+            raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
+    elif of_limit is not None and not traced and root != of_limit:
+        raise ValueError(f"root must be {of_limit} for side={side!r} with limit, got {root!r}.")
+
+
+def _direction(rule: FactorRule, m: jax.Array, factors: Factors, count: jax.Array) -> jax.Array:
     """The product of the roots of both sides with `m (..., m, n)`."""
     roots = [None if factor is None else factor.inverse_root for factor in factors]
 
@@ -259,7 +265,7 @@ def check_policy(
     """Requires a refresh policy that fits the other arguments.
 
     Raises:
-      ValueError: naming the argument and what is allowed.
+      ValueError: naming the argument and the allowed values.
     """
     check_refresh(refresh, ("eigenpairs", "damping"))
     if refresh.examines is None:
@@ -303,7 +309,7 @@ def _accumulated(
     return at_most_once(accumulate, count % period == 0, source, factors)
 
 
-def _corrected(b2: Any, number: jax.Array) -> jax.Array:
+def _decay_of_mean(b2: Any, number: jax.Array) -> jax.Array:
     """The decay rate with which the average of so many terms becomes a weighted mean of them."""
     number = jnp.maximum(number, 1)
     return b2 * (1 - b2 ** (number - 1)) / (1 - b2**number)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from .._side import Side
 from .._trees import where_entries
 from ..linalg._loops import visit_all, visit_in_turn
-from ..linalg._numerics import HIGHEST
 from ..linalg._platforms import diagonals
+from ..linalg._precision import Products, at
 from ..linalg._products import gram
 from ..storage._storage import Storage
 
@@ -27,6 +27,7 @@ class StatisticRule:
 
     storage: Storage
     b2: Any  # decay rate; None sums
+    products: Products = dataclasses.field(default=Products(), kw_only=True)
 
     def encoded(self, x: jax.Array, previous: Any) -> Any:
         """The stored form of a statistic `x (..., d, d)`; `previous` is the last one, or None."""
@@ -35,6 +36,18 @@ class StatisticRule:
     def decoded(self, stored: Any) -> jax.Array:
         """The statistic of a stored form."""
         return self.storage.decode_factor(stored)
+
+    def check_dtype(self, dtype: Any) -> None:
+        """Requires float32 if products have levels.
+
+        Raises:
+          ValueError: naming the dtype.
+        """
+        if dtype != jnp.float32 and self.products != Products():
+            raise ValueError(
+                f"products must be None for parameters of {dtype}, whose products are in full "
+                f"precision; got {self.products!r}."
+            )
 
     def decodes_singly(self, *orders: int) -> bool:
         """Whether to decode matrices of one of these orders one at a time."""
@@ -60,7 +73,7 @@ class StatisticRule:
                 empty = ~jnp.any(_diagonal(old) != 0, axis=(-2, -1))[..., None, None]
                 eye = jnp.broadcast_to(jnp.eye(side.order(s), dtype=old.dtype), old.shape)
                 old = jnp.where(empty, start[..., None, None] * eye, old)
-            square = gram(s.astype(old.dtype), side, HIGHEST)
+            square = gram(s.astype(old.dtype), side, self.products.statistics)
 
             def averaged(old: jax.Array, square: jax.Array) -> jax.Array:
                 return old + square if self.b2 is None else self.b2 * old + (1 - self.b2) * square
@@ -76,6 +89,15 @@ class StatisticRule:
         new = self._each(accumulate, factor.statistic, given, s.shape, orders, count)
         return factor._replace(statistic=new)
 
+    def at_refresh(self, visit: Callable[..., Any]) -> Callable[..., Any]:
+        """`visit`, with products at the level of refreshes."""
+
+        def leveled(*given: Any) -> Any:
+            with at(self.products.refresh):
+                return visit(*given)
+
+        return leveled
+
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
         """A stored statistic, or the initial one `first (d, d)` if it is not `sound`."""
         anew = self.encoded(first, None)
@@ -88,7 +110,7 @@ class StatisticRule:
         stored: Sequence[Any],
         count: jax.Array,
     ) -> jax.Array:
-        """Products of matrices with what is stored for each side, in the dtype of `m`.
+        """Products of matrices with the stored forms of each side, in the dtype of `m`.
 
         Args:
           product: maps the stored form for a side, `m` and the side to their product.
@@ -112,7 +134,7 @@ class StatisticRule:
         stored: Sequence[Any],
         count: jax.Array,
     ) -> Any:
-        """`visit(entry, stored)`, one by one if what is stored for a side of `m` asks for it."""
+        """`visit(entry, stored)`, one by one if the stored form of a side of `m` asks for it."""
         return self._each(visit, entry, stored, m.shape, orders_of(m, stored), count)
 
     def _each(
@@ -131,12 +153,12 @@ class StatisticRule:
         return visit_in_turn(visit, entry, batch, count, given)
 
     def reads_singly(self, m: jax.Array, stored: Sequence[Any]) -> bool:
-        """Whether to decode what is stored for the sides of `m` one matrix at a time."""
+        """Whether to decode the stored forms of the sides of `m` one matrix at a time."""
         return self.decodes_singly(*orders_of(m, stored))
 
 
 def orders_of(m: jax.Array, stored: Sequence[Any]) -> list[int]:
-    """The orders of what is stored for the sides of `m (..., rows, columns)`."""
+    """The orders of the stored forms of the sides of `m (..., rows, columns)`."""
     return [d for d, x in zip(m.shape[-2:], stored, strict=True) if x is not None]
 
 

@@ -2,11 +2,11 @@ r"""Eigenbases that follow their statistic by rotations: `method="tracked"`.
 
 The statistic of a side is kept in its basis, $H = U^\top L U$ (`linalg/_tracking.py`). It averages
 the Gram matrix of $X = U_L^\top G U_R$, which is $U_L^\top G G^\top U_L$, because the other basis
-cancels. With statistics of whitened gradients, eigenvalues $\mu$ of the other side divide the
-columns of $X$ before.
+cancels. With statistics of whitened gradients, the eigenvalues $\mu$ of the other side first divide
+the columns of $X$.
 
-A refresh turns the moments and $X$ by what it turns the basis by. Where a storage rounds the basis,
-this is what the stored bases say, made orthonormal; a rotation that is smaller than a gap between
+A refresh turns the moments and $X$ with the basis. Where a storage rounds the basis, this turn is
+the product of the stored bases, made orthonormal; a rotation that is smaller than a gap between
 their codes stays in $H$ until it has grown. The first refresh decomposes $H$.
 
 *Storage.* $H$ is nearly diagonal, and its diagonal spans many orders of magnitude. A storage that
@@ -18,25 +18,22 @@ statistic; `restarted` counts it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from .._side import LEFT, Side
+from .._side import Side
 from .._trees import widened
 from ..directions._carry import Moments
 from ..linalg import _tracking
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals
 from ..linalg._products import exact_product
-from ..refresh._due import refresh_due
 from ..refresh._policy import Check, Verdict, verdict_of
-from ._basis import Basis, BasisRule
-from ._basis import Tracked as Method
+from ._basis import Bases, Basis, BasisRule, turned
+from ._methods import Tracked
 from ._statistic import StatisticRule, identity
 
 
@@ -54,13 +51,13 @@ class InBasis(NamedTuple):
     basis: Any  # U, (d, d) in stored form
 
 
-class Followed(NamedTuple):
-    """What a refresh made of an `InBasis`."""
+class Refreshed(NamedTuple):
+    """An `InBasis` after a refresh."""
 
     stored: InBasis
     basis: jax.Array  # U, (d, d), as it is stored
     rotated: jax.Array  # H, (d, d)
-    turn: jax.Array  # what U was multiplied by, (d, d)
+    turn: jax.Array  # the factor of U, (d, d)
     verdict: Verdict  # the policy's
     changed: jax.Array  # bool: whether it was multiplied by anything
     sound: jax.Array  # bool: whether it was finite and orthonormal; otherwise it started anew
@@ -99,28 +96,28 @@ class InBasisRule(StatisticRule):
         good = jnp.isfinite(magnitude(q)) & jnp.isfinite(magnitude(d))
         coded = self.storage.encode_basis(q, old.basis)
         used = _tracking.orthonormalized(self.storage.decode_basis(coded))
-        h = jnp.diag(d) if self.storage.exact(len(h)) else _turned(h, used)
+        h = jnp.diag(d) if self.storage.exact(len(h)) else _in_turned_basis(h, used)
         new = InBasis(self.encoded(h, old.statistic), coded)
         turn = jnp.where(good, used, identity(len(h), h.dtype))
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old), turn
 
-    def followed(self, old: InBasis, most: int, owner: Any) -> Followed:
+    def followed(self, old: InBasis, most: int, owner: Any) -> Refreshed:
         """Rotates a basis towards the eigenvectors of its statistic, if the policy asks for it.
 
         Args:
           old: the basis and its statistic; damaged ones start anew.
           most: the most rotations.
-          owner: the `Basis` or `Factor` that keeps what the policy examines.
+          owner: the `Basis` or `Factor` with the numbers that the policy examines.
         """
         h, basis = self.decoded(old.statistic), self.storage.decode_basis(old.basis)
         eye = identity(len(h), h.dtype)
         sound = jnp.isfinite(magnitude(h)) & _tracking.orthonormal(basis)
 
-        def follow() -> _tracking.Tracked:
+        def follow() -> _tracking.Rotated:
             return _tracking.followed(basis, h, most)
 
-        def keep() -> _tracking.Tracked:
-            return _tracking.Tracked(basis, h, eye)
+        def keep() -> _tracking.Rotated:
+            return _tracking.Rotated(basis, h, eye)
 
         verdict = Verdict(jnp.bool_(True))
         if self.policy.examines is not None:
@@ -134,23 +131,21 @@ class InBasisRule(StatisticRule):
         used = self.storage.decode_basis(coded)
         if not self.storage.exact(len(h)):
             turn = _tracking.orthonormalized(exact_product(basis, used, transpose_a=True))
-            rotated = _turned(h, turn)
+            rotated = _in_turned_basis(h, turn)
         changed = wanted & jnp.isfinite(magnitude(rotated)) & jnp.isfinite(magnitude(used))
         turn = jnp.where(changed, turn, eye)
         found = InBasis(self.encoded(rotated, old.statistic), coded)
         found = jax.tree.map(lambda a, b: jnp.where(changed, a, b), found, old)
         anew = InBasis(self.encoded(self.initial * eye, None), self.storage.encode_basis(eye, None))
         found = jax.tree.map(lambda a, b: jnp.where(sound, a, b), found, anew)
-        return Followed(found, used, rotated, turn, verdict, changed, sound)
+        return Refreshed(found, used, rotated, turn, verdict, changed, sound)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRule(InBasisRule, BasisRule):
     """The settings shared by all tracked bases."""
 
-    def seen(
-        self, g: jax.Array, bases: tuple[Basis | None, Basis | None], count: jax.Array
-    ) -> jax.Array:
+    def seen(self, g: jax.Array, bases: Bases, count: jax.Array) -> jax.Array:
         """The gradient in the bases in use."""
 
         def entered(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
@@ -172,32 +167,29 @@ class TrackedRule(InBasisRule, BasisRule):
         del bases, count
         return seen, seen, seen
 
+    def both_refreshed(
+        self, g: jax.Array, seen: jax.Array, bases: Bases, moments: Moments, count: jax.Array
+    ) -> tuple[Bases, Moments, jax.Array]:
+        """As without tracking; the gradient turns with the bases, as moments do."""
+        moments = moments._replace(first=[*moments.first, seen])
+        bases, moments, _ = super().both_refreshed(g, seen, bases, moments, count)
+        *first, wide = moments.first
+        return bases, moments._replace(first=first), wide
+
     def refreshed(
         self, side: Side, g: jax.Array, basis: Basis | None, moments: Moments, count: jax.Array
     ) -> tuple[Basis | None, Moments]:
         """One side's bases after the refreshes due at this step, and the moments carried along."""
         if basis is None:
             return None, moments
-        singly = self.decodes_singly(side.order(g))
-        numbers = None if singly else max(g.shape[-2:]) ** 2
-        due = functools.partial(
-            refresh_due,
-            batch=g.shape[:-2],
-            schedule=self.policy.schedule,
-            count=count,
-            phase=basis.phase,
-        )
 
         def never(entry: Any, given: Any, due: jax.Array) -> jax.Array:
             del given
             return due & (entry[0].refreshes.reshape(-1) == 0)
 
-        entry = basis._replace(phase=None), moments
-        start = jax.jit(functools.partial(self.start_one, side=side))
-        entry = due(start, entry, select=never)
-        follow = jax.jit(functools.partial(self.refresh_one, side=side))
-        found, moments = due(follow, entry, numbers=None if self.examines else numbers)
-        return found._replace(phase=basis.phase), moments
+        entry = basis, moments
+        entry = self.visited_due(self.start_one, side, g, entry, count, select=never)
+        return super().refreshed(side, g, *entry, count)
 
     def start_one(
         self, entry: tuple[Basis, Moments], given: Any, side: Side
@@ -214,7 +206,7 @@ class TrackedRule(InBasisRule, BasisRule):
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
         del given
         basis, moments = entry
-        assert isinstance(self.method, Method)
+        assert isinstance(self.method, Tracked)
         old = InBasis(basis.statistic, basis.basis)
         found = self.followed(old, self.method.rotations, basis)
         d, changed = jnp.diagonal(found.rotated), found.changed
@@ -240,21 +232,7 @@ class TrackedRule(InBasisRule, BasisRule):
         return basis, turned(moments, found.turn, side)
 
 
-def turned(moments: Moments, turn: jax.Array, side: Side) -> Moments:
-    """Moments in a basis that was multiplied by `turn (d, d)`: first moments turn with it."""
-
-    def moved(m: jax.Array) -> jax.Array:
-        wide = m.astype(np.promote_types(m.dtype, turn.dtype))
-        by = turn.astype(wide.dtype)
-        found = (
-            exact_product(by, wide, transpose_a=True) if side is LEFT else exact_product(wide, by)
-        )
-        return found.astype(m.dtype)
-
-    return moments._replace(first=[moved(m) for m in moments.first])
-
-
-def _turned(h: jax.Array, turn: jax.Array) -> jax.Array:
+def _in_turned_basis(h: jax.Array, turn: jax.Array) -> jax.Array:
     """`turnᵀ h turn`, symmetric."""
     h = exact_product(turn, exact_product(h, turn), transpose_a=True)
     return (h + h.mT) / 2

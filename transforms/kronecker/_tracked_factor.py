@@ -7,9 +7,9 @@ it averages the Gram matrix of $U_L^\top S$ or $S U_R$. A refresh rotates $U$ an
 $$L^{-1/p} \approx U\, \mathrm{diag}(r(h))\, U^\top, \qquad h = \mathrm{diag}(H)$$
 
 with the damping modes, the range and the rounding floor of `linalg/_inverse_root.py`. Rotations end
-when one was short, so that what is left off the diagonal of $H$ is of second order, and the root's
-eigenvalues of second order in that. The state says it: `error` is
-$\|H - \mathrm{diag}(h)\|_F / \|H\|_F$, as for an eigendecomposition.
+when one was short, so that the rest off the diagonal of $H$ is of second order, and the error of
+the root's eigenvalues is of second order in that. The state shows this rest: `error` is $\|H -
+\mathrm{diag}(h)\|_F / \|H\|_F$, as for an eigendecomposition.
 
 *Cost* for order `d`: 5 products, `10 d³` FLOPs, for a refresh by one short rotation; per update of
 the statistic `2d²k` beside `k` columns more than for $L$ itself. *Memory*: as much as a root more.
@@ -27,6 +27,7 @@ from .._side import Side
 from ..linalg._eigh import from_eigen
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor
 from ..linalg._numerics import magnitude
+from ..linalg._precision import at
 from ._factor import Factor, FactorRule, Factors
 from ._statistic import each_of, identity
 from ._tracked import InBasis, InBasisRule
@@ -58,7 +59,7 @@ class TrackedFactorRule(InBasisRule, FactorRule):
 
         def turned(basis: jax.Array, x: jax.Array, side: Side) -> jax.Array:
             opened = self.storage.open_basis(basis, side.other.order(x))
-            with jax.default_matmul_precision("highest"):
+            with jax.default_matmul_precision("highest"), at(self.products.step):
                 return self.storage.rotate(opened, x, side, back=False)
 
         wide = s.astype(np.promote_types(s.dtype, np.float32))

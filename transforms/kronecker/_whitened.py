@@ -107,13 +107,14 @@ def whitened_by_roots(
     rooted: tuple[jax.Array | None, jax.Array | None],
     multiple: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """What the left and the right statistic average: `G R^(-1/2) / √n` and `L^(-1/2) G / √m`.
+    """The matrices that both statistics average: `G R^(-1/2) / √n` and `L^(-1/2) G / √m`.
 
     Args:
       g: gradients `(..., m, n)`.
       multiply: the product of inverse roots of order 2 with `g`, on a side.
       rooted: per side whether it has an inverse root `(...)`; None for a side without a factor.
-      multiple: what a side without an inverse root counts as, `(...)`.
+      multiple: the multiple of the identity that stands for a side without an inverse root,
+        `(...)`.
     """
 
     def by(side: Side, has_root: jax.Array | None) -> jax.Array:
@@ -133,7 +134,7 @@ def whitened_by_eigenvalues(
     eigenvalues: tuple[jax.Array | None, jax.Array | None],
     decay: jax.typing.ArrayLike,
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """What the statistics average, and the new eigenvalues.
+    """The matrices that the statistics average, and the new eigenvalues.
 
     Args:
       rows: `U_Lᵀ G (..., m, n)`; `G` if that side has no basis.

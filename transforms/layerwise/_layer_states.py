@@ -1,14 +1,14 @@
-"""The state of an optimizer for stacked layers, cut into one state per layer.
+"""The state of an optimizer for stacked layers, as one state per layer.
 
 `optimizer.init(layers)`, for layers stacked along the first axis of each leaf, gives an ordinary
 state. Its portable form has an entry per parameter, whose first axis is a multiple of the number of
 layers. So a state per layer is a slice, and a checkpoint moves between a layer-wise step and an
 ordinary one.
 
-Arrays without a layer axis, such as the number of steps, are shared: each layer gets the same one,
-and of those that the layers return, the step keeps the largest. The class of a state may say
+Arrays without a layer axis, such as the number of steps, are common: each layer gets the same one,
+and the step keeps the largest of those that the layers return. The class of a state may say
 otherwise, as `ClipByLastNormState` does for a sum: its method `over_layers` takes the states that
-the layers return, with arrays `(layers, …)`, and gives the one that they share next.
+the layers return, with arrays `(layers, …)`, and returns the next common state.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from .._own_state import arrays_in, difference
 from .._paths import named_leaves
+from .._stacks import StateSplit
 from ..state._portable import by_parameter, by_stack
 from ..state._traced import place_of, traced
 
@@ -33,7 +34,7 @@ class LayerStates:
     one: Any  # the shapes of one layer, with its axis
     whole: Any  # the traced state for all layers
     single: Any  # that for one
-    is_cut: tuple[bool, ...]  # per array of the portable form, whether it has a layer axis
+    split: StateSplit  # of the portable form of both: the arrays with a layer axis, and the common
 
     def check(self, state: Any) -> None:
         """Requires a state to be the optimizer's.
@@ -46,43 +47,36 @@ class LayerStates:
         if message:
             raise ValueError(message)
 
-    def split(self, state: Any) -> tuple[list[Any], list[Any]]:
-        """The arrays with a layer axis, layers one after the other, and the shared arrays."""
-        return self._parts(self.whole, state)
+    def parts(self, like: Any, state: Any) -> tuple[list[Any], list[Any]]:
+        """The arrays with a layer axis and the common ones, of a state like `whole` or `single`."""
+        state = jax.tree.structure(like).unflatten(jax.tree.leaves(state))
+        return self.split.parts(by_parameter(state))
 
-    def joined(self, like: Any, cut: list[Any], shared: list[Any]) -> Any:
-        """A state like `like`; `shared` has the arrays that the layers returned, `(number, …)`."""
-        before = self._parts(self.whole, like)[1]
+    def restored(self, like: Any, per_layer: list[Any], common: list[Any]) -> Any:
+        """The inverse of `parts`."""
+        return by_stack(like, self.split.joined(per_layer, common))
+
+    def joined(self, like: Any, per_layer: list[Any], common: list[Any]) -> Any:
+        """A state like `like`; `common` has the arrays that the layers returned, `(number, …)`."""
+        before = self.parts(self.whole, like)[1]
         combined = jax.tree.map(
             lambda old, new: old.over_layers(new) if _combines(old) else _largest(new),
-            self._shared_tree(before),
-            self._shared_tree(shared),
+            self._common_tree(before),
+            self._common_tree(common),
             is_leaf=_combines,
         )
-        state = self._restored(self.whole, cut, jax.tree.leaves(combined))
+        state = self.restored(self.whole, per_layer, jax.tree.leaves(combined))
         return jax.tree.structure(like).unflatten(jax.tree.leaves(state))
 
-    def of_all(self, cut: list[Any], shared: list[Any]) -> Any:
-        """The inverse of `split`."""
-        return self._restored(self.whole, cut, shared)
-
-    def of_layer(self, cut: list[Any], shared: list[Any]) -> Any:
-        """The state of one layer, from its slices and the shared arrays."""
-        return self._restored(self.single, cut, shared)
-
-    def parts_of(self, state: Any) -> tuple[list[Any], list[Any]]:
-        """The inverse of `of_layer`."""
-        return self._parts(self.single, state)
-
     def undeclared(self, state: Any) -> list[Any]:
-        """The shared floating arrays of a state whose class does not combine those of layers."""
-        shared = self._shared_tree(self._parts(self.whole, state)[1])
-        nodes = [x for x in jax.tree.leaves(shared, is_leaf=_combines) if not _combines(x)]
+        """The common floating arrays of a state whose class does not combine those of layers."""
+        common = self._common_tree(self.parts(self.whole, state)[1])
+        nodes = [x for x in jax.tree.leaves(common, is_leaf=_combines) if not _combines(x)]
         return [x for x in nodes if jnp.issubdtype(x.dtype, jnp.floating)]
 
     def slices(self, stacked: Any, layer: Any) -> Any:
-        """One layer of `stacked`: the layers, and the arrays of their states that are cut."""
-        one = self.one, self.parts_of(self.single)[0]
+        """One layer of `stacked`: the layers, and the per-layer arrays of their states."""
+        one = self.one, self.parts(self.single, self.single)[0]
         return jax.tree.map(
             lambda x, y: jax.lax.dynamic_slice_in_dim(x, layer * len(y), len(y)), stacked, one
         )
@@ -93,21 +87,9 @@ class LayerStates:
             lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, layer * len(y), 0), stacked, new
         )
 
-    def _parts(self, like: Any, state: Any) -> tuple[list[Any], list[Any]]:
-        state = jax.tree.structure(like).unflatten(jax.tree.leaves(state))
-        pairs = list(zip(jax.tree.leaves(by_parameter(state)), self.is_cut, strict=True))
-        return [x for x, cut in pairs if cut], [x for x, cut in pairs if not cut]
-
-    def _restored(self, like: Any, cut: list[Any], shared: list[Any]) -> Any:
-        own, rest = iter(cut), iter(shared)
-        leaves = [next(own if is_cut else rest) for is_cut in self.is_cut]
-        return by_stack(like, jax.tree.structure(by_parameter(like)).unflatten(leaves))
-
-    def _shared_tree(self, shared: list[Any]) -> Any:
+    def _common_tree(self, common: list[Any]) -> Any:
         """The portable form with holes in place of the arrays that have a layer axis."""
-        rest = iter(shared)
-        leaves = [None if is_cut else next(rest) for is_cut in self.is_cut]
-        return jax.tree.structure(by_parameter(self.whole)).unflatten(leaves)
+        return self.split.joined([None] * sum(self.split.batched), common)
 
 
 def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
@@ -143,8 +125,9 @@ def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
                 "axes of the parameter without its first, as in weight_dimension_numbers="
                 "{'kernel': curvax.MatrixAxes(rows=1, columns=2)}."
             )
-    is_cut = tuple(x.shape != y.shape for (_, x), (_, y) in zip(arrays, of_one, strict=True))
-    return LayerStates(number, one, whole.state, single.state, is_cut)
+    has_layers = tuple(x.shape != y.shape for (_, x), (_, y) in zip(arrays, of_one, strict=True))
+    split = StateSplit(jax.tree.structure(states[0]), has_layers)
+    return LayerStates(number, one, whole.state, single.state, split)
 
 
 def _combines(node: Any) -> bool:

@@ -32,7 +32,7 @@ from ..linalg._loops import alone
 from ..state._traced import check_optimizer
 from ..weights._int8 import from_int8
 from ._layer_states import LayerStates, layer_states
-from ._mixing import check_layers_are_apart
+from ._mixing import check_layers_are_independent
 
 
 def layerwise(
@@ -67,7 +67,7 @@ def layerwise(
       layers: parameters, all layers stacked along the first axis of each leaf, as `jax.lax.scan`
         and `flax.linen.scan` take them; with `stacked=False` those of one layer. `block` gets
         weights in 8 bits (`curvax.to_int8`) decoded.
-      state: `optimizer.init(layers)`, or what an earlier step returned.
+      state: `optimizer.init(layers)`, or the state that an earlier step returned.
       x: the input of the first layer, a tree of arrays. Integers in it have no gradient.
       xs: other inputs of each layer, stacked along the first axis, such as random keys. They get no
         gradient. With `stacked=False` those of the layer, such as the targets of a loss.
@@ -134,20 +134,20 @@ def layerwise(
     output, kept = jax.lax.scan(forward, x, (layers, inputs))
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
-        check_layers_are_apart(optimizer, layers, states, extra_args)
-        cut, shared = states.split(state)
+        check_layers_are_independent(optimizer, layers, states, extra_args)
+        per_layer, common = states.parts(states.whole, state)
         step = functools.partial(_layer_step, block, optimizer, states, extra_args)
 
         def visit(carry: Any, given: Any) -> tuple[Any, Any]:
             (dx, stacked), (i, *inputs) = carry, given
-            own = i, dx, states.slices(stacked, i), shared
-            i, dx, layer, returned = alone(step, (stacked, shared, *inputs), own)
+            own = i, dx, states.slices(stacked, i), common
+            i, dx, layer, returned = alone(step, (stacked, common, *inputs), own)
             return (dx, states.replaced(stacked, i, layer)), returned
 
-        carry = _floating(jax.tree.map(jnp.asarray, dx)), (layers, cut)
+        carry = _floating(jax.tree.map(jnp.asarray, dx)), (layers, per_layer)
         given = jnp.arange(number), kept, inputs
-        (dx, (updated, cut)), returned = jax.lax.scan(visit, carry, given, reverse=True)
-        return updated, states.joined(state, cut, returned), _with_floating(x, dx)
+        (dx, (updated, per_layer)), returned = jax.lax.scan(visit, carry, given, reverse=True)
+        return updated, states.joined(state, per_layer, returned), _with_floating(x, dx)
 
     return output, backward
 
@@ -160,29 +160,29 @@ def _layer_step(
     Args:
       block: the function of a layer.
       optimizer: the transformation.
-      states: how states are cut.
+      states: how states are cut into layers.
       extra_args: for the optimizer.
-      given: all layers and the arrays of their states, the shared arrays, the input of this layer,
+      given: all layers and the arrays of their states, the common arrays, the input of this layer,
         its other inputs.
-      own: the index of the layer, the gradient of its output, and what else is returned.
+      own: the index of the layer, the gradient of its output, and the rest that is returned.
 
     Returns:
       The index, for writes; the gradient of the input; the layer and the arrays of its state; the
-      shared arrays.
+      common arrays.
     """
-    (stacked, shared, x, others), (i, dx, *_) = given, own
+    (stacked, common, x, others), (i, dx, *_) = given, own
     layer, _ = states.slices(stacked, i)
     first = lambda layer, *given: block(jax.tree.map(lambda p: p[0], layer), *given)  # noqa: E731
     gradient, dx = _vjp(first, layer, x, others, dx)
     # The layer is sliced again, and written, at an index that exists once `dx` has read its
     # weights. If XLA could write them earlier, it would copy those of all layers.
-    _, cut = states.slices(stacked, i)
+    _, per_layer = states.slices(stacked, i)
     i, dx = jax.lax.optimization_barrier((i, dx))
     layer, _ = states.slices(stacked, i)
-    state = states.of_layer(cut, shared)
+    state = states.restored(states.single, per_layer, common)
     layer, state = _updated(optimizer, gradient, state, layer, extra_args)
-    cut, shared = states.parts_of(state)
-    return i, dx, (layer, cut), shared
+    per_layer, common = states.parts(states.single, state)
+    return i, dx, (layer, per_layer), common
 
 
 def _one_part(
@@ -267,7 +267,7 @@ def _check_layer_axis(argument: str, tree: Any, number: int) -> None:
 
 
 def _about_lists(tree: Any) -> str:
-    """What to do with a list of layers, if it is one."""
+    """How to give a list of layers, if it is one."""
     if not isinstance(tree, list | tuple):
         return ""
     return (
@@ -277,10 +277,10 @@ def _about_lists(tree: Any) -> str:
 
 
 def _check_output(given: Any, output: Any) -> None:
-    """Requires a layer to return what the next one can take.
+    """Requires a layer to return an input of the next one.
 
     Raises:
-      ValueError: naming what a layer gets, and what it returns.
+      ValueError: naming a layer's input and output.
     """
     kind = functools.partial(jax.tree.map, lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}")
     if (before := kind(given)) != (after := kind(output)):

@@ -7,14 +7,14 @@ matrix by matrix or element by element, and wrong for a norm over the whole tree
 The update is traced for a number of layers that divides no other axis (`_recognizable`). So the
 size of an array tells whether it has the layer axis. A floating array without it that depends on
 gradients, parameters or the state of the layers mixes layers, and updates must not depend on it. (A
-guard may: it asks only whether a sum is finite.) Nor may an array that the state keeps for all
-layers depend on them, unless its class says how those of the layers combine.
+guard may: it asks only whether a sum is finite.) An array that the state keeps for all layers must
+not depend on them either, unless its class says how those of the layers combine.
 
 *Loops.* A slice of an array of all layers, which a loop or `jax.lax.map` takes in its turn, belongs
 to a layer, so it may be reduced. A sum over the rounds of a loop mixes layers like any other.
 
-*Limits.* How often a loop runs does not count as an influence. Kernels and mapped functions of
-meshes are not looked into.
+*Limits.* The number of a loop's rounds does not count as an influence. The analysis does not look
+into kernels and mapped functions of meshes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from jax.extend.core import jaxprs_in_params
 
 from ._layer_states import LayerStates, layer_states
 
-NOTHING, LAYER, LAYERS, MIXED, NOISE = range(5)
-"""What a value depends on.
+NOTHING, LAYER, LAYERS, MIXED, RANDOM = range(5)
+"""The kinds of dependence of a value.
 
-`LAYER` is a slice, or what a loop makes of it; `LAYERS` an array of all layers; `MIXED` a floating
-array without the layer axis that depends on all layers; `NOISE` random numbers for all layers from
-a key without the layer axis.
+`LAYER` is a slice, or the output of a loop for it; `LAYERS` an array of all layers; `MIXED` a
+floating array without the layer axis that depends on all layers; `RANDOM` random numbers for all
+layers from a key without the layer axis.
 """
 
 
-def check_layers_are_apart(
+def check_layers_are_independent(
     optimizer: Any, layers: Any, states: LayerStates, extra_args: dict[str, Any]
 ) -> None:
     """Requires an optimizer to treat each layer by itself.
@@ -54,15 +54,15 @@ def check_layers_are_apart(
     number = _recognizable(states)
     more = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape[1:]), x.dtype), layers)
     traced = layer_states(optimizer, more, number)
-    cut, shared = traced.split(traced.whole)
+    per_layer, common = traced.parts(traced.whole, traced.whole)
 
-    def update(gradients: Any, params: Any, cut: Any, shared: Any) -> Any:
-        state = traced.of_all(cut, shared)
+    def update(gradients: Any, params: Any, per_layer: Any, common: Any) -> Any:
+        state = traced.restored(traced.whole, per_layer, common)
         update = optax.with_extra_args_support(optimizer).update
         updates, new = update(gradients, state, params, **extra_args)
         return updates, traced.undeclared(new)
 
-    given = more, more, cut, shared
+    given = more, more, per_layer, common
     try:
         jaxpr, shapes = jax.make_jaxpr(update, return_shape=True)(*given)
     except Exception as error:
@@ -72,11 +72,11 @@ def check_layers_are_apart(
         )
         raise
     of_layers = [LAYERS] * len(jax.tree.leaves(given[:3]))
-    known = of_layers + [NOTHING] * len(shared)
-    found = _Followed(number).results(jaxpr.jaxpr, known)
+    known = of_layers + [NOTHING] * len(common)
+    found = _Dependences(number).results(jaxpr.jaxpr, known)
     of_updates = len(jax.tree.leaves(shapes[0]))
     updates, kept = max(found[:of_updates]), max(found[of_updates:], default=NOTHING)
-    if NOISE in found:
+    if RANDOM in found:
         raise ValueError(
             "optimizer: its updates are random, and every layer would get the same random numbers, "
             "because the key in the state has no layer axis, as in optax.add_noise. Use an "
@@ -112,7 +112,7 @@ def _recognizable(states: LayerStates) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Followed:
+class _Dependences:
     """Follows dependences through a jaxpr."""
 
     number: int  # of layers
@@ -145,7 +145,7 @@ class _Followed:
         if name == "is_finite":
             return [min(LAYERS, most)]
         if name == "random_bits" and most == NOTHING and self._has_layers(results[0].aval):
-            return [NOISE]
+            return [RANDOM]
         if name == "dynamic_slice" and most == LAYERS:
             sizes = zip(equation.invars[0].aval.shape, results[0].aval.shape, strict=True)
             one = any(a % self.number == 0 != b % self.number for a, b in sizes)

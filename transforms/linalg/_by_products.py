@@ -8,22 +8,21 @@ polynomials, one after the other, make a step from 0 to 1 at a cutoff:
 |---|---|---|
 | `k` | `GROWTH` | multiplies small values by up to 3.65; from 0.144 on they stay in [1/2, 1] |
 | 1 | `CENTER` | brings [1/2, 1] to 1 ± 0.03 |
-| 4 | `DECIDE` | takes what is below `√(2/3)` to 0, cubically, and what is above it to 1 |
+| 4 | `DECIDE` | takes values below `√(2/3)` to 0, cubically, and values above it to 1 |
 
 Values start divided by the largest one, times a number for which `CENTER` takes the cutoff to
 `√(2/3)`. The largest value is taken to be the Schatten 32-norm, which is too large by `m^(1/32)` at
 most. Without a cutoff `CONVERGE` is last: three rounds that take all values to 1.
 
 *Numerics.* A factor of 2 from the cutoff, values are 0 and 1 up to 3e-13 without rounding; nearer
-ones may end between. Of the polynomials of degree 5 that are at most 1 on [0, 1.01], and at least
-1/2 from the first place where they reach it, `GROWTH` has the largest slope at 0. At 1 its slope is
-6, so it needs the hundredth for rounding errors. A steeper one sends large values below 1/2 of the
+ones may end between. `GROWTH` has the largest slope at 0 of all polynomials of degree 5 that are at
+most 1 on [0, 1.01], and at least 1/2 from the first place where they reach it. At 1 its slope is 6,
+so it needs the hundredth for rounding errors. A steeper one sends large values below 1/2 of the
 largest, where rounding weighs more. Rounding in the first rounds acts as if in `X`, and later it
-weighs less: in null spaces it is below an eighth of the cutoff `max(m, n) · eps · σ_max`, from
-2 × 3 to 160 × 160. The Gram matrix alone would take fewer products with `X` if `n ≫ m`, but
-nothing below `√eps · σ_max` is left in it. Largest error of an entry, in float32 on a CPU, 160 ×
-160, as a mean over three matrices; for 1e6 on the singular vectors of values above twice the
-cutoff:
+weighs less: in null spaces it is below an eighth of the cutoff `max(m, n) · eps · σ_max`, from 2 ×
+3 to 160 × 160. The Gram matrix alone would take fewer products with `X` if `n ≫ m`, but nothing
+below `√eps · σ_max` is left in it. Largest error of an entry, in float32 on a CPU, 160 × 160, as a
+mean over three matrices; for 1e6 on the singular vectors of values above twice the cutoff:
 
 | condition number | by products | by LAPACK's SVD |
 |---|---|---|
@@ -57,7 +56,7 @@ CENTER: Row = (2.6708, -3.2853, 1.6386)  # the best approximation of 1 on [1/2, 
 DECIDE: Row = (0.0, 5 / 2, -3 / 2)  # slope 0 at 0 and at 1; keeps √(2/3)
 CONVERGE: Row = (15 / 8, -5 / 4, 3 / 8)  # zero slope and curvature at 1
 SQUARINGS = 3
-"""Of the Gram matrix: the Schatten norm has the order `4 · 2^SQUARINGS`."""
+"""Squarings of the Gram matrix: the Schatten norm has the order `4 · 2^SQUARINGS`."""
 
 UNROLLED = 4
 """Unrolled rounds of the loop: consecutive ones need no copy of the iterate."""

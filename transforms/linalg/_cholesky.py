@@ -23,7 +23,7 @@ def lower_factor(a: jax.Array) -> jax.Array:
 
 
 def lower_factors(a: jax.Array) -> jax.Array:
-    """Those of a stack `(..., n, n)`, for CPUs and GPUs."""
+    """The factors of a stack `(..., n, n)`, for CPUs and GPUs."""
     # LAPACK takes matrices by columns: those of the transpose are rows of `a`.
     return in_rows([jax.lax.linalg.cholesky(a.mT, symmetrize_input=False)])[0]
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from ._numerics import magnitude, power_of_two
 from ._platforms import by_platform
+from ._precision import in_full
 from ._products import exact_product
 from ._qr import qr
 
@@ -32,6 +33,7 @@ def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return by_platform(a, tpu=_polished, default=by_columns)
 
 
+@in_full
 @jax.jit
 def _polished(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`eigh` by Jacobi's method, which squares the entries."""

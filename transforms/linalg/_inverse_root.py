@@ -54,7 +54,7 @@ from ._products import exact_product
 DAMPING_MODES = ("absolute", "relative", "floor", "outside")
 SOLVERS = ("eigh", "coupled_newton", "newton_schulz", "products")
 
-NOISE = 0.1
+GRADIENT_NOISE = 0.1
 """Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`; measured on gradients of
 rank 1 and 4, of 24 × 16 to 256 × 128."""
 DIRECTION_NOISE = 1 / 320
@@ -62,7 +62,7 @@ DIRECTION_NOISE = 1 / 320
 
 
 def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int) -> jax.Array:
-    """What noise of a factor `(n, n)` counts as, over its largest eigenvalue: f, see above.
+    """The value f for noise of a factor `(n, n)`, over its largest eigenvalue; see above.
 
     Args:
       statistic: the factor, in the dtype of the work.
@@ -70,7 +70,7 @@ def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int)
       sides: s, the number of sides on which the gradient is multiplied by a root.
     """
     eps = float(jnp.finfo(statistic.dtype).eps)
-    noise = NOISE * statistic.shape[-1] ** 0.5 * eps / DIRECTION_NOISE
+    noise = GRADIENT_NOISE * statistic.shape[-1] ** 0.5 * eps / DIRECTION_NOISE
     return jnp.maximum(EIGENVALUE_NOISE * eps, noise ** (root / sides)).astype(statistic.dtype)
 
 
@@ -78,7 +78,7 @@ def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
     """Requires a solver that supports this root and this damping mode.
 
     Raises:
-      ValueError: if it does not; the message names the argument and what is allowed.
+      ValueError: if it does not; the message names the argument and the allowed values.
     """
     check_choice("solver", solver, SOLVERS)
     check_choice("damping_mode", damping_mode, DAMPING_MODES)
@@ -111,7 +111,7 @@ def solve_root(
 ) -> Solved:
     """The inverse root of one matrix `a (n, n)`, without argument checks.
 
-    What is rounding noise counts as `floor` times the largest eigenvalue (see `rounding_floor`).
+    Rounding noise counts as `floor` times the largest eigenvalue (see `rounding_floor`).
 
     The solvers get the matrix scaled to entries near 1 by a power of `2^root`: squares stay in
     range, and the scaling is exact. Non-finite input gives NaN.
@@ -197,7 +197,7 @@ def root_eigenvalues(
 ) -> jax.Array:
     """Eigenvalues of the inverse root for eigenvalues `d (..., n)`; see the table above.
 
-    What is rounding noise counts as `floor` times the largest eigenvalue.
+    Rounding noise counts as `floor` times the largest eigenvalue.
     """
     largest = jnp.max(d, axis=-1, keepdims=True)
     damping = jnp.asarray(damping, d.dtype)

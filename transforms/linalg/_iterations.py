@@ -21,8 +21,8 @@ An eigenvalue $t^2$ of $M$ becomes $(t\,(a + b t^2 + c t^4))^2$, and each row $(
 largest distance of this from 1 least, over all $t$ that the rows before leave (Amsel et al., The
 Polar Express, arXiv:2505.16932, for the sign function, which is this iteration: Higham, 1997). Rows
 are for condition numbers of `A_ε` up to `1 / (8 eps)`, 1e6 in float32: 7 rounds of 4 products, and
-5 more for `p = 4`. Their number is fixed, so that a stack takes what one of its matrices takes.
-$\lambda$ is 1.1 times the power iteration's estimate, or a norm.
+5 more for `p = 4`. Their number is fixed, so that a stack takes as many rounds as one of its
+matrices. $\lambda$ is 1.1 times the power iteration's estimate, or a norm.
 
 | relative error of a direction, float32, order 256 | condition 1e2 | 1e4 | 1e6 |
 |---|---|---|---|

@@ -4,7 +4,7 @@
 |---|---|---|---|
 | `each_matrix`: a decomposition | one by one | all at once | one by one |
 | `in_turn`, `visit_in_turn`: products | all at once | all at once | one by one |
-| `visit_all`: what is in few bits | one by one | in groups, `VISITED` | one by one |
+| `visit_all`: arrays in few bits | one by one | in groups, `VISITED` | one by one |
 | `visit_due`: refreshes | one by one | in groups, `REFRESHED` | one by one |
 | `at_most_once`: rare work | a loop of 0 or 1 round | the same | the same |
 | `alone`: a layer's update | a loop of 1 round | as it is | as it is |
@@ -12,7 +12,7 @@
 `lax.cond` under `vmap` computes both branches, and one `cond` per matrix copies the state that it
 does not change. A visit takes one entry out of a batch, works on it, and writes it back in place,
 so temporaries are those of one matrix. Refreshes that are not due cost nothing: their loop has no
-rounds. `docs/xla.md` says why each platform has its loops, and what that has been measured to save.
+rounds. `docs/xla.md` gives the reasons for each platform's loops, and the measured savings.
 """
 
 from __future__ import annotations
@@ -35,12 +35,20 @@ class Groups(NamedTuple):
     large: float = math.inf  # matrices with so many go alone if there would be fewer than `least`
     least: int = 1
 
-    def size(self, batch: int, numbers: int | None) -> int:
-        """The size of the groups of a batch, for matrices with so many numbers; `None`: 1."""
+    def size(self, batch: int, numbers: int | None, about: int | None = None) -> int:
+        """The size of the groups of a batch, for matrices with so many numbers; `None`: 1.
+
+        The largest; or `about` so many: the smallest from there on, if there is one, and 1 for less
+        than `least`.
+        """
         if numbers is None:
             return 1
-        size = largest_divisor(batch, self.numbers // numbers)
-        return 1 if numbers >= self.large and size < self.least else size
+        most = self.numbers // numbers
+        size = largest_divisor(batch, most)
+        if about is None:
+            return 1 if numbers >= self.large and size < self.least else size
+        size = next((i for i in range(about, size) if batch % i == 0), size)
+        return 1 if size < min(about, self.least) else size
 
 
 VISITED = Groups(2**25)
@@ -70,7 +78,7 @@ def each_matrix(
       at_once: the same for a stack, if that is traced faster than `jax.vmap(f)`.
 
     Returns:
-      What `f` returns, with the leading axes of `x` in front.
+      The output of `f`, with the leading axes of `x` in front.
     """
     batch = x.shape[:-2]
     stack = x.reshape(-1, *x.shape[-2:])
@@ -138,8 +146,8 @@ def visit_all(
 ) -> Any:
     """Applies `visit` to every entry of a batch, one after the other, in place.
 
-    Several batches are visited one after the other as well, and share their temporaries. For this
-    the number of rounds must appear to depend on the step: XLA unrolls a loop of one known round.
+    Several batches are visited one after the other as well, and share their temporaries. XLA
+    unrolls a loop of one known round, so the number of rounds must appear to depend on the step.
 
     Args:
       visit: maps an entry, and that of `given`, to a new entry of the same structure, shapes and
@@ -171,17 +179,17 @@ def visit_due(
     batch: Any,
     batch_shape: tuple[int, ...],
     due: jax.Array,
-    numbers: int | None,
+    group: int = 1,
     given: Any = (),
 ) -> Any:
     """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,).
 
-    GPUs visit groups of entries that are all due, and the rest one by one.
+    GPUs visit groups of so many entries that are all due, and the rest one by one.
     """
     size = math.prod(batch_shape)
 
     def visited(batch: Any, given: Any, due: jax.Array = due, group: int = 1) -> Any:
-        """Those of the groups of so many entries that are due."""
+        """Visits the groups of so many entries that are due."""
         each = visit if group == 1 else jax.vmap(visit)
         groups = size // group
         if due.ndim == 0:
@@ -199,7 +207,6 @@ def visit_due(
         batch = visited(batch, given, whole, group)
         return visited(batch, given, due & ~jnp.repeat(whole, group))
 
-    group = REFRESHED.size(size, numbers)
     if group == 1:
         return visited(batch, given)
     return by_platform(batch, given, gpu=in_groups, default=visited)

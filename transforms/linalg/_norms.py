@@ -12,15 +12,15 @@ import numpy as np
 from ._platforms import by_platform
 
 TWO_SCALES = (2.0**51, 2.0**-40)
-"""Of the entries in two sums: the first is finite for norms below 2^13."""
+"""Multiples of the entries in two sums: the first is finite for norms below 2^13."""
 
 
 def norms(x: jax.Array) -> jax.Array:
     """The norms `(..., 1, 1)` of `x (..., m, n)`, in float32 at least.
 
-    From sums of squares at two scales, of which one neither underflows nor overflows for entries
-    from 1e-30 to 1e30. On CPUs from one sum, if its squares are in range: XLA for CPUs computes
-    `x` anew for each sum.
+    They come from sums of squares at two scales; one of these neither underflows nor overflows for
+    entries from 1e-30 to 1e30. On CPUs they come from one sum, if its squares are in range: XLA for
+    CPUs computes `x` anew for each sum.
     """
     work = x.astype(np.promote_types(x.dtype, np.float32))
 
@@ -42,7 +42,7 @@ def _sums_one_each(stacks: list[jax.Array]) -> list[jax.Array]:
 
 
 def _sums_at_once(stacks: list[jax.Array]) -> list[jax.Array]:
-    """The same in one kernel, which reads once what the stacks are computed from."""
+    """The same in one kernel, which reads the inputs of the stacks once."""
 
     def plus(a: list[jax.Array], b: list[jax.Array]) -> list[jax.Array]:
         return [x + y for x, y in zip(a, b, strict=True)]

@@ -1,4 +1,4 @@
-"""The basis of all linear algebra here: full precision, exact scaling, what is rounding."""
+"""The basis of all linear algebra here: full precision, exact scaling, rounding noise."""
 
 from __future__ import annotations
 

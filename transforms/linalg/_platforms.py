@@ -4,12 +4,12 @@
 |---|---|---|---|
 | `eigh` | LAPACK | cuSOLVER | Jacobi's method, polished |
 | `qr`, `orthogonal_complement` | LAPACK | cuSOLVER | by panels |
-| `bases_of`, `reflectors_of` | LAPACK, in a loop | by panels, from 8 matrices on | by panels |
+| stacks of them, `bases_of`, `reflectors_of` | LAPACK, in a loop | panels, from 8 on | by panels |
 | `lower_factor` | LAPACK | cuSOLVER | by panels |
 | `leading_vectors` of at most half | LAPACK | from the Gram matrix | from the Gram matrix |
 | `thin_svd`, `polar_svd`, `polar_qdwh` | LAPACK | by products | by products |
 | `product`, `gram` of stacks | at once | at once | one after the other |
-| `exact_product` above 512 | at once | at once | in tiles |
+| `exact_product` above 1024 | at once | at once | in tiles |
 | `norms` | one sum, or two | two sums at once | two sums |
 | `diagonals` | a slice | a slice | masked sums |
 | `over_tiles` | at once | at once | in bands |
@@ -20,7 +20,7 @@
 
 and `_loops.py` has the loops over matrices. The reasons and measurements are in `docs/xla.md`.
 
-*Numerics.* A TPU multiplies float32 matrices in bfloat16 by default: what decomposes multiplies in
+*Numerics.* A TPU multiplies float32 matrices in bfloat16 by default, so decompositions multiply in
 `Precision.HIGHEST`. Loops have a fixed number of rounds, so that all forms have derivatives.
 """
 
@@ -69,8 +69,8 @@ def materialized(x: jax.Array) -> jax.Array:
 def in_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The arrays, laid out by rows in a program for a GPU.
 
-    XLA for GPUs chooses layouts by what decompositions take, which is columns, and does so through
-    loops (`docs/xla.md`, "Layouts").
+    XLA for GPUs chooses the layouts that decompositions take, by columns, and does so through loops
+    (`docs/xla.md`, "Layouts").
     """
 
     def of_all(arrays: list[jax.Array]) -> list[jax.Array]:
@@ -104,9 +104,10 @@ def diagonals(x: jax.Array) -> jax.Array:
 
 
 def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Zeros of another shape, on the mesh of `x`, as loops need them if its axes are Explicit.
+    """Zeros of another shape on the mesh of `x`; loops need them if its axes are Explicit.
 
-    From JAX 0.11 on `zeros_like` drops the mesh. `x` may have leading axes, as has `shape` then.
+    From JAX 0.11 on, `zeros_like` drops the mesh. `x` may have leading axes; `shape` then has them
+    too.
     """
     return jnp.broadcast_to(jnp.where(False, x[..., :1, :1], 0), shape)
 

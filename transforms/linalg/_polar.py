@@ -30,9 +30,9 @@ above 1. Relative errors against float64, of five iterations and 128 × 512
 All but the first few iterations run in a loop: compile time and temporaries do not grow with their
 number.
 
-*Several devices.* Inside `shard_map` the devices of `axis_name` divide what consists of products
-(`_split.py`): Newton-Schulz, and on TPUs and GPUs the others. On CPUs each device does the others
-in full.
+*Several devices.* Inside `shard_map` the devices of `axis_name` divide the work that consists of
+products (`_split.py`): Newton-Schulz, and on TPUs and GPUs the others. On CPUs each device does the
+others in full.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = 
 """Published coefficients (a, b, c), one row per iteration; the last row repeats."""
 
 NORMS = ("frobenius", "gram", "aol")
-"""What Newton-Schulz may divide by."""
+"""The norms by which Newton-Schulz may divide."""
 
 Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
@@ -143,11 +143,11 @@ def newton_schulz(
         of three per iteration (the last one repeats).
       steps: number of iterations.
       eps: added to the norm that divides `x`.
-      norm: what divides `x`: "frobenius"; "gram": the square root of the Frobenius norm of `x xᵀ`
-        (the Schatten 4-norm), which is closer to the largest singular value; or "aol": a number
-        per row (column, if `m > n`), the root of the sum of the magnitudes in this row of the Gram
-        matrix. It starts closest to orthogonal and saves about one iteration; the result is the
-        polar factor of the scaled rows, which are near `x` where rows are alike.
+      norm: the norm that divides `x`: "frobenius"; "gram": the square root of the Frobenius norm of
+        `x xᵀ` (the Schatten 4-norm), which is closer to the largest singular value; or "aol": a
+        number per row (column, if `m > n`), the root of the sum of the magnitudes in this row of
+        the Gram matrix. It starts closest to orthogonal and saves about one iteration; the result
+        is the polar factor of the scaled rows, which are near `x` where rows are alike.
       work_dtype: dtype of the iterations, such as bfloat16 or float16; `None` is that of `x`.
       axis_name: the axis or axes of the enclosing `shard_map` (with `check_vma=False`) whose
         devices have the same `x` and divide the work. All get the whole result. If their number
@@ -194,8 +194,8 @@ def _first_iterations(
     """Iterations from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
 
     `x` itself is only scaled by a power of two. The norm comes from its Gram matrix, and divides
-    the Gram matrix and the product of the `B`s instead of `x`. With "aol" there is a norm per row
-    of the Gram matrix. Takes all of `x`, returns the device's part.
+    the Gram matrix and the product of the `B`s instead of `x`. "aol" has a norm per row of the Gram
+    matrix. Takes all of `x`, returns the device's part.
     """
     wide = np.promote_types(x.dtype, np.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
@@ -257,7 +257,7 @@ def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     return by_platform(inexact(x), gpu=by_products, tpu=by_products, default=_by_qr_svd)
 
 
-def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _scaled_or_zero(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`x` scaled by a power of two, zero where not all of a matrix is finite; and where it is."""
     finite = jnp.isfinite(x).all(axis=(-2, -1), keepdims=True)
     sound = jnp.where(finite, x, 0)
@@ -267,7 +267,7 @@ def _near_one(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _of_range(x: jax.Array, size: int, axis_name: AxisName) -> jax.Array:
     """`polar_svd` on TPUs and GPUs."""
-    near_one, finite = _near_one(x.astype(np.promote_types(x.dtype, np.float32)))
+    near_one, finite = _scaled_or_zero(x.astype(np.promote_types(x.dtype, np.float32)))
     found = polar_of_range(near_one, size, axis_name)
     return jnp.where(finite, found, jnp.nan).astype(x.dtype)
 
@@ -276,7 +276,7 @@ def _by_svd(x: jax.Array, size: int) -> jax.Array:
     """`polar_svd` elsewhere."""
     work = x.astype(np.promote_types(x.dtype, np.float32))
     # LAPACK's SVD may hang on an infinite entry, and its rounding depends on the input's scale.
-    near_one, finite = _near_one(work)
+    near_one, finite = _scaled_or_zero(work)
     u, s, vt = each_matrix(lambda a: tuple(jnp.linalg.svd(a, full_matrices=False)), near_one)
     cutoff = size * jnp.finfo(work.dtype).eps * s[..., :1]
     u = jnp.where(finite, u * (s > cutoff).astype(u.dtype)[..., None, :], jnp.nan)
@@ -296,9 +296,9 @@ def _by_qr_svd(x: jax.Array) -> jax.Array:
 def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     """The polar factor of `x (..., m, n)` by QDWH (`jax.scipy.linalg.polar`).
 
-    For `x` of full rank: the null space of `x` is filled with orthonormal directions, not zeros. On
-    TPUs and GPUs by products alone (`_by_products.py`), which fill it with directions of any length
-    up to 1, and which devices divide as in `newton_schulz`.
+    For `x` of full rank: the null space of `x` is filled with directions of any length up to 1, not
+    with zeros. On TPUs and GPUs by products alone (`_by_products.py`), which devices divide as in
+    `newton_schulz`.
     """
     x = inexact(x)
     work = x.astype(np.promote_types(x.dtype, np.float32))

@@ -5,16 +5,20 @@
 | `product`, `gram` | as given | one matrix after the other | as it is |
 | `exact_product` | full | one matrix after the other | in tiles |
 
+A level of `_precision.py`, as the context has it, takes the place of JAX's default precision in
+`product` and `gram`, and of full precision in `exact_product`.
+
 XLA folds `.mT` into a product of two matrices, but not into a product of two batches of one matrix:
 on a CPU it first writes out the transpose, which takes a quarter of the time of `x @ x.mT`. So
 products with transposes are contractions here. In `Precision.HIGHEST` XLA takes ten times as long
-to compile a large product for a TPU as one in tiles (`docs/xla.md`). Of triangles, tiles of zeros
-are left out.
+to compile a large product for a TPU as one in tiles (`docs/xla.md`). Products of triangles leave
+out tiles of zeros.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +28,12 @@ from .._side import Side
 from ._loops import in_turn
 from ._numerics import HIGHEST
 from ._platforms import by_platform, zeros_beside
+from ._precision import LEVELS, in_full, level_here
 
 TILE = 512
 """The most rows, columns and summands of a tile."""
+WHOLE = 1024
+"""The most of a product that a TPU takes as it is: one kernel, which compiles faster than tiles."""
 LANES = 128
 """A TPU's arrays are laid out in multiples of so many columns."""
 
@@ -44,7 +51,7 @@ def product(
     `transpose_a`: `aᵀ b` for `a (..., k, m)`; `transpose_b`: `a bᵀ` for `b (..., n, k)`.
     """
     if not transpose_a and not transpose_b:
-        return in_turn(functools.partial(jnp.matmul, precision=precision), a, b)
+        return in_turn(functools.partial(multiplied, jnp.matmul, precision=precision), a, b)
     return _contracted(a, b, -2 if transpose_a else -1, -1 if transpose_b else -2, precision)
 
 
@@ -69,25 +76,76 @@ def _contracted(
 ) -> jax.Array:
     """The product that sums over an axis of each."""
 
-    def contracted(a: jax.Array, b: jax.Array) -> jax.Array:
+    def contracted(a: jax.Array, b: jax.Array, *, precision: jax.lax.PrecisionLike) -> jax.Array:
         batch = tuple(range(a.ndim - 2))
         dimensions = (((a.ndim + axis_a,), (b.ndim + axis_b,)), (batch, batch))
         return jax.lax.dot_general(a, b, dimensions, precision, preferred_element_type=dtype)
 
-    return in_turn(contracted, a, b)
+    return in_turn(functools.partial(multiplied, contracted, precision=precision), a, b)
+
+
+def multiplied(
+    form: Callable[..., jax.Array],
+    a: jax.Array,
+    b: jax.Array,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """`form(a, b, precision=precision)`, a product.
+
+    Args:
+      form: one of JAX's.
+      a: of float32, if there is a level; products of others are in full precision then.
+      b: the same.
+      precision: JAX's, or the name of a level; `None` is the level of the context.
+    """
+    precision = level_here() if precision is None else precision
+    if not isinstance(precision, str) or precision not in LEVELS:
+        return form(a, b, precision=precision)
+    if not a.dtype == b.dtype == jnp.float32:
+        return form(a, b, precision=HIGHEST)
+    leveled = functools.partial(form, precision=LEVELS[precision])
+    on_cpus = {"bf16": _of_rounded, "bf16x3": _of_halves}.get(precision)
+    if on_cpus is None:
+        return leveled(a, b)
+    return by_platform(a, b, cpu=functools.partial(on_cpus, form), default=leveled)
+
+
+def _of_rounded(form: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
+    """The product of numbers of bfloat16."""
+    return form(_rounded(a), _rounded(b), precision=HIGHEST)
+
+
+def _of_halves(form: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
+    """The product of sums of two numbers of bfloat16, but for that of the smaller ones."""
+
+    def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0xFFFF0000)
+        high = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        low = _rounded(x - high)
+        return high + low, low
+
+    (a, c), (b, d) = halves(a), halves(b)
+    return form(a, b, precision=HIGHEST) - form(c, d, precision=HIGHEST)
+
+
+def _rounded(x: jax.Array) -> jax.Array:
+    """To bfloat16."""
+    return jax.lax.reduce_precision(x, 8, 7)
 
 
 def exact_product(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
     """`a b` for `a (..., m, k)` and `b (..., k, n)` of one dtype; `transpose_a`: `a (..., k, m)`.
 
-    For what feeds a root or a basis. Transposing `a` takes no memory on a TPU, as `a.mT` would.
+    For products that feed a root or a basis, in full precision or at the level of the context.
+    `transpose_a` takes no memory on a TPU; `a.mT` would.
     """
-    form = functools.partial(_in_full, transpose_a=transpose_a)
-    if max(*a.shape[-2:], b.shape[-1]) <= TILE:
+    form = functools.partial(_whole, transpose_a=transpose_a)
+    if max(*a.shape[-2:], b.shape[-1]) <= WHOLE:
         return in_turn(form, a, b) if a.shape[:-2] == b.shape[:-2] else form(a, b)
     return by_platform(a, b, tpu=functools.partial(in_tiles, transpose_a=transpose_a), default=form)
 
 
+@in_full
 def square_of_lower(c: jax.Array) -> jax.Array:
     """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal: `d³` FLOPs, on TPUs `d³ / 3`."""
     if c.shape[-1] <= TILE:
@@ -103,8 +161,8 @@ def _by_halves(c: jax.Array) -> jax.Array:
     return jnp.concatenate([top, below], axis=-2)
 
 
-def _in_full(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
-    return jnp.matmul(a.mT if transpose_a else a, b, precision=HIGHEST)
+def _whole(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
+    return multiplied(jnp.matmul, a.mT if transpose_a else a, b, level_here() or HIGHEST)
 
 
 @functools.partial(jax.jit, static_argnames="transpose_a")
@@ -134,7 +192,7 @@ def in_tiles(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Ar
                 new = jnp.minimum(j * deep, k - deep) + jnp.arange(deep) >= j * deep
                 left = jnp.where(new[None, :], left, 0)
                 right = jnp.where(new[:, None], right, 0)
-            return total + _in_full(left, right)
+            return total + _whole(left, right)
 
         total = jax.lax.fori_loop(0, rounds, add, zeros_beside(a, (high, wide)))
         return jax.lax.dynamic_update_slice(found, total, (row, column))
@@ -162,7 +220,7 @@ def _mirrored(c: jax.Array) -> jax.Array:
             if order % size:  # summands count once
                 new = jnp.minimum(j * size, order - size) + jnp.arange(size) >= j * size
                 left = jnp.where(new[None, :], left, 0)
-            return total + _in_full(left, right.mT)
+            return total + _whole(left, right.mT)
 
         start = zeros_beside(c, (size, size))
         total = jax.lax.fori_loop(0, column // size + 1, add, start)

@@ -1,12 +1,13 @@
 r"""QR decompositions: orthonormal bases of columns, their complements, and their reflectors.
 
-*On TPUs* by Householder reflectors in panels of `PANEL` columns. A loop over the
-panels factors one column by column and applies its block reflector to all columns, of which the
-finished ones stay as they are. The basis is the product of the reflectors: as orthonormal as by
-LAPACK, for columns of any condition, also for dependent ones and zeros. A column that is not finite
-gives a basis that is not finite. Columns are scaled one by one, so that no square overflows.
-*On GPUs* so are stacks of `MANY` matrices and more, all at once: each column launches its kernels
-once for a stack. cuSOLVER takes smaller stacks, one matrix after the other (`docs/xla.md`, "GPUs").
+*On TPUs* by Householder reflectors in panels of `PANEL` columns. A loop over the panels factors one
+column by column and applies its block reflector to all columns, of which the finished ones stay as
+they are. The basis is the product of the reflectors: as orthonormal as by LAPACK, for columns of
+any condition, also for dependent ones and zeros. A column that is not finite gives a basis that is
+not finite. Columns are scaled one by one, so that no square overflows. *On GPUs* the same, for
+stacks of `MANY` matrices and more, also those that `vmap` makes, all at once: each column launches
+its kernels once for a stack. cuSOLVER takes smaller stacks, one matrix after the other
+(`docs/xla.md`, "GPUs"). Derivatives are those forward.
 
 *Cost* for `m × n`, `m ≥ n`: about `4 m n²` FLOPs for the reflectors, `3 m n²` for the basis.
 """
@@ -18,10 +19,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 
 from ._loops import each_matrix
 from ._numerics import HIGHEST
 from ._platforms import by_platform, zeros_beside
+from ._precision import in_full
 from ._products import exact_product
 from ._reflectors import PANEL, triangle_of
 
@@ -29,16 +32,30 @@ MANY = 8
 """Stacks of so many matrices are decomposed at once on GPUs."""
 
 
+@custom_vmap
 def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`Q (m, k)` with orthonormal columns and triangular `R (k, n)` of `a (m, n)`, `k = min`."""
     return by_platform(a, tpu=_qr_by_panels, default=lambda a: tuple(jnp.linalg.qr(a)))
 
 
+@qr.def_vmap
+def _qr_of_stacks(size: int, batched: Any, a: jax.Array) -> Any:
+    del size, batched
+    return _each_by_panels(qr, _qr_by_panels, a), (True, True)
+
+
+@custom_vmap
 def orthogonal_complement(u: jax.Array) -> jax.Array:
     """An orthonormal basis `(m, m - r)` of the orthogonal complement of `u (m, r)`."""
     rank = u.shape[1]
     by_lapack = lambda u: jnp.linalg.qr(u, mode="complete")[0][:, rank:]  # noqa: E731
     return by_platform(u, tpu=_complement_by_panels, default=by_lapack)
+
+
+@orthogonal_complement.def_vmap
+def _complement_of_stacks(size: int, batched: Any, u: jax.Array) -> Any:
+    del size, batched
+    return _each_by_panels(orthogonal_complement, _complement_by_panels, u), True
 
 
 def bases_of(a: jax.Array) -> jax.Array:
@@ -146,6 +163,7 @@ def _apply_reflectors(v: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, panels, reflect, x)
 
 
+@in_full
 def _by_panel(v: jax.Array, x: jax.Array, *, inverse: bool = False) -> jax.Array:
     """`H_1 ⋯ H_b x`, or `H_b ⋯ H_1 x`, for one panel `v (m, b)`."""
     # Reflections have taken the squared lengths for 2, which they are up to rounding.

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 from ._cholesky import inverse_of_lower
 from ._numerics import HIGHEST
 from ._platforms import zeros_beside
+from ._products import multiplied
 
 PANEL = 64
 """Reflectors that are applied together."""
@@ -120,7 +121,8 @@ def _apply_panels(
             jax.lax.dynamic_index_in_dim(y, panel, -3, keepdims=False)[..., start * PANEL :]
             for y in (first, second)
         )
-        return x - jnp.matmul(b.mT, jnp.matmul(a, x, precision=precision), precision=precision)
+        inner = multiplied(jnp.matmul, a, x, precision)
+        return x - multiplied(jnp.matmul, b.mT, inner, precision)
 
     return jax.lax.fori_loop(0, number, body, x)
 

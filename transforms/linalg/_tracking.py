@@ -1,8 +1,8 @@
 r"""Eigenbases that follow a changing matrix by products alone.
 
-Of a symmetric positive semi-definite matrix $L$ that changes a little at a time, the state keeps an
-orthonormal basis $U$ and $H = U^\top L U$, which is nearly diagonal. A rotation of the basis makes
-it more so: with $h = \mathrm{diag}(H)$,
+The state keeps an orthonormal basis $U$ and $H = U^\top L U$, which is nearly diagonal, of a
+symmetric positive semi-definite matrix $L$ that changes a little at a time. A rotation of the basis
+makes it more so: with $h = \mathrm{diag}(H)$,
 
 $$K_{ij} = \frac{H_{ij} \Delta}{\Delta^2 + \tau^2 h_i h_j + (\nu h_{max})^2}, \quad
 \Delta = h_j - h_i, \qquad W = f K + f^2 K^2 / 2, \qquad
@@ -24,12 +24,12 @@ $K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$; then
 $f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$ from four steps of power iteration with $K^2$,
 from the vector of the rows' lengths.
 
-*How many.* Rotations repeat until one was short, $\ell < 0.3$: what is left is then of order
-$\ell^2$. A longer one is made orthonormal, $R \leftarrow R - R (R^\top R - I) / 2$ for
-$R = I + W$, so that $H$ stays what $U$ says. A stream whose average has a memory of 20 steps takes
-1 or 2 rotations when it is refreshed at every step, 2 to 4 when refreshed at every tenth, and 5 to
-16 in the first refreshes, when an average is half new. Columns keep their eigenvalues: nothing is
-sorted, and what belongs to a column stays there.
+*How many.* Rotations repeat until one was short, $\ell < 0.3$: the rest is then of order $\ell^2$.
+A longer one is made orthonormal, $R \leftarrow R - R (R^\top R - I) / 2$ for $R = I + W$, so that
+$H$ stays $U^\top L U$. A stream whose average has a memory of 20 steps takes 1 or 2 rotations when
+it is refreshed at every step, 2 to 4 when refreshed at every tenth, and 5 to 16 in the first
+refreshes, when an average is half new. Nothing is sorted: columns keep their eigenvalues and
+moments.
 
 *Orthonormality.* The defect $\|E x\| / \|x\|$, $E = U^\top U - I$, is measured for one vector of
 signs, with two products of a matrix and a vector; it is about the root mean square of a column of
@@ -74,15 +74,15 @@ FROM_IDENTITY = 80
 """Rotations from the identity to the eigenvectors of any matrix, at most."""
 
 
-class Tracked(NamedTuple):
+class Rotated(NamedTuple):
     """A basis after a refresh."""
 
     basis: jax.Array  # U, (d, d)
     rotated: jax.Array  # H = Uᵀ L U, (d, d)
-    turn: jax.Array  # what the old basis was multiplied by, (d, d)
+    turn: jax.Array  # the factor of the old basis, (d, d)
 
 
-def followed(u: jax.Array, h: jax.Array, most: int) -> Tracked:
+def followed(u: jax.Array, h: jax.Array, most: int) -> Rotated:
     """Rotates a basis `u (d, d)` towards the eigenvectors of `L`, `h = uᵀ L u`.
 
     Args:
@@ -92,7 +92,7 @@ def followed(u: jax.Array, h: jax.Array, most: int) -> Tracked:
     """
     near_one, scale = _near_one(h)
     turn, near_one = _rotations(near_one, most, exactly=False)
-    return Tracked(orthonormalized(exact_product(u, turn)), near_one / scale, turn)
+    return Rotated(orthonormalized(exact_product(u, turn)), near_one / scale, turn)
 
 
 def decomposed(h: jax.Array) -> tuple[jax.Array, jax.Array]:

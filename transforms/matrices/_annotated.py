@@ -1,8 +1,8 @@
-"""Arrays that know their axes: what their boxes say is rows, columns and batch.
+"""Arrays that know their axes: rows, columns and batch axes from their boxes.
 
 - Haliax' `NamedArray` names its axes. The layer around it (`Linear`, `MoELinear`, `Conv`) knows
-  which of them are inputs, `In`, and outputs, `Out`; all others are layers or experts. Of an array
-  without such a layer, names like `layers`, `heads` and `head_size` tell.
+  which of them are inputs, `In`, and outputs, `Out`; all others are layers or experts. Without such
+  a layer, names like `layers`, `heads` and `head_size` tell.
 - Simply's `AnnotatedArray` has a letter for each axis: "i" is an input, "o" an output, "." neither.
 
 The boxes are recognized by their attributes, so that no package is imported.

@@ -3,11 +3,11 @@
 A transformation of a stack `(N, m, n)` makes temporaries as large as the stack, in float32 even if
 the gradients are in bfloat16. `in_chunks` runs it on a few matrices at a time, in a loop that
 updates the state and writes the directions over the gradients in place. The matrices of a stack do
-not influence each other, so the numbers are the same. Moments in codes are decoded there too.
+not influence each other, so the numbers are the same.
 
 *Memory*: the temporaries of at most `CHUNK` elements, or of one matrix. *Cost*: a loop copies the
-gradients and the state of each chunk out and back, which without a loop would be used where they
-lie. So two kinds of stacks stay whole:
+gradients and the state of each chunk out and back; without a loop they are used where they lie. So
+two kinds of stacks stay whole:
 
 * If the state has more than `HEAVY` float32 numbers per element, temporaries are small next to it,
   and copying it would double the traffic.
@@ -18,6 +18,7 @@ lie. So two kinds of stacks stay whole:
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -25,7 +26,7 @@ import jax
 import optax
 
 from .._stacks import StateSplit
-from ..storage._lazy_moments import decoded_tree, encoded_tree, is_lazy
+from ..storage._lazy_moments import LazyMoments, decoding
 
 CHUNK = 2**25
 """Stacks of more elements are processed in chunks of at most this many: 128 MiB in float32."""
@@ -37,43 +38,53 @@ HEAVY = 1.5
 def in_chunks(
     inner: optax.GradientTransformationExtraArgs, *, projects: bool = False
 ) -> optax.GradientTransformationExtraArgs:
-    """Runs a transformation of a stack `(N, m, n)` on chunks of it, if it is large."""
+    """Runs a transformation of a stack `(N, m, n)`, on chunks of it if it is large.
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        g = updates
+    It is traced once for all stacks of the same shapes. Lazy moments are decoded, in chunks too.
+    """
+    by_chunks = functools.partial(_by_chunks, inner.update, projects)
+    decoded = functools.partial(_by_chunks, decoding(inner), False)
+    traced = {f: jax.jit(f) for f in (inner.update, by_chunks, decoded)}
 
-        def run(g: Any, state: Any, params: Any) -> tuple[Any, Any]:
-            direction, new = inner.update(g, decoded_tree(state), params, **extra_args)
-            return direction, encoded_tree(new, state)
-
-        size = matrices_in_chunk(g.shape)
-        if size == len(g):
-            return run(g, state, params)
-        split = StateSplit.of(state, g.shape[:1])
-        own, shared = split.parts(state)
-        in_codes = any(map(is_lazy, jax.tree.leaves(state, is_leaf=is_lazy)))
-        heavy = sum(x.nbytes for x in own) > HEAVY * 4 * g.size
-        if heavy or (projects and not in_codes) or any(x.ndim for x in shared):
-            return run(g, state, params)
-
-        def visit(start: Any, size: int, carry: Any) -> Any:
-            stack, own, _ = carry
-            x, old, p = _slices((stack, own, params), start, size)
-            direction, new = run(x, split.joined(old, shared), p)
-            new_own, new_shared = split.parts(new)
-            direction = direction.astype(g.dtype)
-            return _replaced(stack, direction, start), _replaced(own, new_own, start), new_shared
-
-        rounds, rest = divmod(len(g), size)
-        carry = jax.lax.fori_loop(
-            0, rounds, lambda i, carry: visit(i * size, size, carry), (g, own, shared)
-        )
-        if rest:
-            carry = visit(rounds * size, rest, carry)
-        direction, own, shared = carry
-        return direction, split.joined(own, shared)
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+        leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, LazyMoments))
+        if any(isinstance(x, LazyMoments) for x in leaves):
+            step = decoded
+        else:
+            step = inner.update if updates.size <= CHUNK else by_chunks
+        own: Any = functools.partial(step, **extra_args)
+        return (jax.jit(own) if extra_args else traced[step])(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _by_chunks(
+    update: Any, projects: bool, g: Any, state: Any, params: Any, **extra_args: Any
+) -> tuple[Any, Any]:
+    """The update of a stack, on chunks of it unless it stays whole."""
+    size = matrices_in_chunk(g.shape)
+    split = StateSplit.of(state, g.shape[:1])
+    own, shared = split.parts(state)
+    heavy = sum(x.nbytes for x in own) > HEAVY * 4 * g.size
+    if size == len(g) or heavy or projects or any(x.ndim for x in shared):
+        return update(g, state, params, **extra_args)
+
+    def visit(start: Any, size: int, carry: Any) -> Any:
+        stack, own, _ = carry
+        x, old, p = _slices((stack, own, params), start, size)
+        direction, new = update(x, split.joined(old, shared), p, **extra_args)
+        new_own, new_shared = split.parts(new)
+        direction = direction.astype(g.dtype)
+        return _replaced(stack, direction, start), _replaced(own, new_own, start), new_shared
+
+    rounds, rest = divmod(len(g), size)
+    carry = jax.lax.fori_loop(
+        0, rounds, lambda i, carry: visit(i * size, size, carry), (g, own, shared)
+    )
+    if rest:
+        carry = visit(rounds * size, rest, carry)
+    direction, own, shared = carry
+    return direction, split.joined(own, shared)
 
 
 def matrices_in_chunk(shape: tuple[int, ...]) -> int:

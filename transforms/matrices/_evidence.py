@@ -1,4 +1,4 @@
-"""What the parameters beside a parameter tell about it: whether layers or experts are stacked."""
+"""Evidence of the parameters beside a parameter: whether layers or experts are stacked."""
 
 from __future__ import annotations
 

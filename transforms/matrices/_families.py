@@ -1,12 +1,12 @@
-"""What the parameters of a family of models are, where names and shapes alone leave a choice.
+"""Conventions of families of models, where names and shapes alone leave a choice.
 
-A `Family` is a list of entries, of which the first that fits a parameter decides; the rule decides
-on all others. Axes are counted from the end where layers may be stacked in front of them: MaxText's
+A `Family` is a list of entries. The first entry that fits a parameter decides; the rule decides on
+all others. Axes are counted from the end where layers may be stacked in front of them: MaxText's
 `query/kernel` is `(features, layers, heads, head_dim)` with scanned layers and `(features, heads,
 head_dim)` without.
 
-What is a choice in one family is a convention in another: `(16, 8, 3)` is a convolution in Equinox,
-and 16 scanned layers of `8 × 3` in Linen, if a norm beside it has 16 layers too (`_evidence`).
+Families differ: `(16, 8, 3)` is a convolution in Equinox, and 16 scanned layers of `8 × 3` in
+Linen, if a norm beside it has 16 layers too (`_evidence`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ._names import Shapes, bias_of, is_convolution, is_depthwise, is_named_matr
 
 
 class FamilyEntry(NamedTuple):
-    """What a parameter is, if its path and the number of its axes fit."""
+    """The treatment of a parameter, if its path and the number of its axes fit."""
 
     pattern: str  # a regular expression for the whole path
     axes: MatrixAxes | str | Callable[[int], MatrixAxes]  # a string says why it is not a matrix
@@ -67,7 +67,7 @@ def _stacked_matrix(name: str, shapes: Shapes) -> bool:
 
 
 def _equinox_conv(name: str, shapes: Shapes) -> bool:
-    """Of three axes: its name is one of a convolution, or its bias `(out, 1)`."""
+    """Whether a kernel of three axes is a convolution: by its name, or by its bias `(out, 1)`."""
     shape, bias = shapes[name], bias_of(name, shapes)
     return _is_matrix(name, shapes) and (_is_conv(name, shapes) or bias == (shape[0], 1))
 
@@ -92,7 +92,7 @@ def _output_first(ndim: int) -> MatrixAxes:
 
 
 def _output_before_input(ndim: int) -> MatrixAxes:
-    """Of a transposed convolution, `(height, width, out, in)`."""
+    """The axes of a transposed convolution, `(height, width, out, in)`."""
     return MatrixAxes((*range(ndim - 2), ndim - 1), ndim - 2)
 
 

@@ -43,8 +43,8 @@ class MatrixAxes:
         matrix (attention heads in a merged axis).
       column_heads: the same for the columns.
       column_parts: sizes of contiguous parts of the columns, which need not be equal; each part is
-        what a parameter of its own would be. States name the parts of `kernel` `kernel/0`,
-        `kernel/1`, ...
+        treated as a parameter of its own. States name the parts of `kernel` `kernel/0`, `kernel/1`,
+        ...
       said_by: who decided, if it was not the user; `summarize` shows it.
 
     Example:
@@ -202,24 +202,20 @@ class MatrixForm:
         x = x.reshape(self.batch, self.row_tiles, self.tile[0], self.column_tiles, self.tile[1])
         return x.transpose(0, 1, 3, 2, 4).reshape(self.count, *self.tile)
 
-    def joined(self, x: jax.Array) -> jax.Array:
-        """The matrices `(batch, rows, columns)`, from their tiles `(count, *tile)`."""
-        if self.is_tiled:
-            x = x.reshape(self.batch, self.row_tiles, self.column_tiles, *self.tile)
-            x = x.transpose(0, 1, 3, 2, 4).reshape(self.batch, *self.padded)
-            x = x[:, : self.rows, : self.columns]
-        return x
-
 
 def from_matrices(parts: Sequence[tuple[MatrixForm, jax.Array]]) -> jax.Array:
     """Reassembles a parameter from all its parts, each `(count, *tile)`, in any order.
 
     The inverse of `to_matrices`.
     """
-    in_order = sorted(parts, key=lambda part: part[0].start)
-    joined = [form.joined(x) for form, x in in_order]
-    x = joined[0] if len(joined) == 1 else jnp.concatenate(joined, axis=2)
-    form = in_order[0][0]
+    whole = []
+    for form, x in sorted(parts, key=lambda part: part[0].start):
+        if form.is_tiled:
+            x = x.reshape(form.batch, form.row_tiles, form.column_tiles, *form.tile)
+            x = x.transpose(0, 1, 3, 2, 4).reshape(form.batch, *form.padded)
+            x = x[:, : form.rows, : form.columns]
+        whole.append(x)
+    x = whole[0] if len(whole) == 1 else jnp.concatenate(whole, axis=2)
     inverse = tuple(sorted(range(len(form.shape)), key=form.permutation.__getitem__))
     return x.reshape([form.shape[a] for a in form.permutation]).transpose(inverse)
 

@@ -1,11 +1,10 @@
 """The rule that decides which parameters are matrices, and along which axes.
 
-It asks, in this order: what the user says (`_specification`), whether the parameter is the output
-layer (`_output_layer`), what the box around the array says of its axes (`_annotated`), what its
-family of models has agreed on (`_families`), what its name allows (`_names`), and which axes its
-shape, its bias and the layers beside it tell (`_readings`, `_evidence`; `_siblings` knows those
-that go to other optimizers). What no evidence tells is an error that lists all such parameters
-(`_unspecified` below). `MatrixRule` documents the rule for users.
+It asks, in this order: the user's axes (`_specification`), the output layer (`_output_layer`), the
+box around the array (`_annotated`), the family of models (`_families`), the name (`_names`), and
+the shape, the bias and the layers beside it (`_readings`, `_evidence`), also those that go to other
+optimizers (`shapes_around`). Without evidence, one error lists all such parameters (`_unspecified`
+below). `MatrixRule` documents the rule for users.
 
 A `MatrixRule` also sets the block size and whether matrices share arrays. Every optimizer takes one
 as `matrices=`; `as_rule` fills in the defaults of the method.
@@ -19,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from .._paths import check_patterns, matches, named_leaves
+from .._paths import check_patterns, matches, named_leaves, shapes_around
 from .._validate import (
     check_bool,
     check_choice,
@@ -45,7 +44,6 @@ from ._names import (
 )
 from ._output_layer import find_output_layer
 from ._readings import Reading, Readings, axes_of
-from ._siblings import shapes_around
 from ._specification import specified
 
 Treatment = MatrixAxes | str
@@ -89,7 +87,7 @@ class MatrixRule:
     | convolutions, `weight` `(out, in, ...)` | all axes but the first × first |
     | depthwise convolutions, by name, or beside `A_log`: a filter per channel | not a matrix |
     | two axes, any other name | rows × columns as stored; `summarize` calls it a guess |
-    | what may be a stack of layers, and anything else | an error with the readings to paste |
+    | a possible stack of layers, and anything else | an error with the readings to paste |
 
     Every optimizer takes a rule as its argument `matrices`. A field that is left out takes the
     default of the method, if it has one, such as `block_size=1200` of `shampoo`. A field set to
@@ -297,7 +295,7 @@ def _as_questions(axes: MatrixAxes, why: str) -> Readings:
 
 def _check_selection(argument: str, selection: Any) -> None:
     patterns = isinstance(selection, (list, tuple)) and all(isinstance(p, str) for p in selection)
-    predicate = callable(selection) and not isinstance(selection, MatrixRule)
+    predicate = callable(selection) and not isinstance(selection, (MatrixRule, type))
     left_out = selection is None or selection is METHODS_OWN
     if not (left_out or isinstance(selection, str) or patterns or predicate):
         raise ValueError(

@@ -1,11 +1,11 @@
-"""What families of models call their parameters.
+"""The names of parameters in families of models.
 
 A path ends in the name of an array, below the name of its layer: `block_0/mlp/up/kernel`. The names
 of arrays are of four kinds:
 
 - names that only matrices have: `kernel`, `wq`, `up_proj`, `c_attn`, `lora_a`, ... (`_MATRIX`);
 - names that arrays of every layer have: `weight`, `w`, of which the layer's name tells the rest;
-- names of what is not a matrix: biases, scales, gates, tables of tokens and positions;
+- names of other parameters: biases, scales, gates, tables of tokens and positions;
 - any other name: if it has two axes, taking it for a matrix is a guess.
 
 Names are compared by their words: `attention_bias`, `attnBias` and `bias_0` all have "bias".
@@ -77,7 +77,7 @@ class Place(NamedTuple):
 @functools.cache
 def layer_place(name: str) -> Place:
     """The place of the parameter `name`."""
-    above, parent, last = _split(name)
+    above, parent, last = _path_of(name)
     if last in _SHARED and parent:
         return Place(above, parent, f"/{last}")
     return Place(f"{above}{parent}/" if parent else "", last, "")
@@ -89,7 +89,7 @@ def why_no_matrix(name: str) -> str | None:
 
     The reason is "embedding" for tables, else the name of the parameter and its layer.
     """
-    _, parent, last = _split(name)
+    _, parent, last = _path_of(name)
     if is_table(name):
         return "embedding"
     if _is_strong(last):
@@ -104,7 +104,7 @@ def why_no_matrix(name: str) -> str | None:
 @functools.cache
 def is_table(name: str) -> bool:
     """Whether the path is that of a table of tokens, positions or learned vectors."""
-    _, parent, last = _split(name)
+    _, parent, last = _path_of(name)
     if _TABLE_NAMES.fullmatch(last):
         return True
     if _is_strong(last) or _VECTOR_NAMES.fullmatch(last) or _has(_VECTOR_WORDS, last):
@@ -116,38 +116,38 @@ def is_table(name: str) -> bool:
 
 def is_token_table(name: str) -> bool:
     """Whether the path is that of a table of tokens, as far as its name tells."""
-    _, parent, last = _split(name)
+    _, parent, last = _path_of(name)
     return is_table(name) and not any(_has(_POSITION_WORDS, part) for part in (parent, last))
 
 
 def modules_of_table(name: str) -> tuple[str, str]:
     """The module that a table may belong to: with and without a layer of its own."""
-    above, parent, _ = _split(name)
+    above, parent, _ = _path_of(name)
     return above, f"{above}{parent}/" if parent else ""
 
 
 @functools.cache
 def is_named_matrix(name: str) -> bool:
     """Whether the path is one that matrices have, so that two axes are not a guess."""
-    _, _, last = _split(name)
+    _, _, last = _path_of(name)
     named = _is_strong(last) or _SHARED_FORMS.fullmatch(last) is not None
     return named and why_no_matrix(name) is None
 
 
 def is_second_of_pair(name: str, shapes: Shapes) -> bool:
     """Whether the parameter is a `b` beside an `a`, as of two factors, and so no bias."""
-    *_, last = _split(name)
+    *_, last = _path_of(name)
     return last == "b" and f"{name.removesuffix(last)}a" in shapes
 
 
 def is_output_first(name: str) -> bool:
     """Whether the layout is torch's `(out, in, ...)`, as for all that is called `weight`."""
-    return "weight" in _words(_split(name)[2])
+    return "weight" in _words(_path_of(name)[2])
 
 
 def is_weight_of_its_own(name: str) -> bool:
     """Whether it is called like `mm_input_weight`: no `weight` of a layer, and none of torch's."""
-    last = _split(name)[2].lower()
+    last = _path_of(name)[2].lower()
     return last.endswith("_weight") and not last.endswith("proj_weight")
 
 
@@ -210,7 +210,7 @@ def may_be_shared_table(name: str) -> bool:
 
 def is_of_norm(name: str) -> bool:
     """Whether the parameter is one of a normalization layer."""
-    _, parent, last = _split(name)
+    _, parent, last = _path_of(name)
     return not _is_strong(last) and _layer_has(_NORM_WORDS, parent)
 
 
@@ -220,7 +220,7 @@ def bias_of(name: str, shapes: Shapes) -> tuple[int, ...] | None:
 
 
 def _bias_names(name: str) -> Iterator[str]:
-    *_, last = _split(name)
+    *_, last = _path_of(name)
     scope = name.removesuffix(last)
     for word in ("kernel", "weight"):
         if word in last:
@@ -233,7 +233,7 @@ def _bias_names(name: str) -> Iterator[str]:
         yield from (f"{name}_bias", f"{name}_b")
 
 
-def _split(name: str) -> tuple[str, str, str]:
+def _path_of(name: str) -> tuple[str, str, str]:
     """The path above the layer (with a final "/"), the layer, and the parameter's own name."""
     *above, last = name.split("/")
     parent = above.pop() if above else ""

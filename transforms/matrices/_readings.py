@@ -9,11 +9,11 @@ for 12 features, or it is 12 layers of `64 × 64`. The evidence, in this order:
 - the other factor of LoRA: `lora_a (..., r)` and `lora_b (r, ...)`;
 - the bias: `(H, K)` beside a query `(D, H, K)`, or `(L, n)` beside a stack of layers;
 - the siblings: `query (D, H, K)` and `out (H, K, D)` have the same heads, `up (E, D, F)` and
-  `down (E, F, D)` the same experts, of which there are as many as a router has outputs;
+  `down (E, F, D)` the same experts, as many as a router has outputs;
 - the sizes: `D = H·K`, and kernels of convolutions as high as wide.
 
-What is left decides, if it is one reading, and not a stack: whoever stacks layers says so. Else
-`axes_of` returns the readings, for the error that asks which of them is right.
+If one reading is left, and it is not a stack, it decides: users say which layers they stack.
+Otherwise `axes_of` returns the readings, for the error that asks which of them is right.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from ._names import (
 
 
 class Reading(NamedTuple):
-    """Axes that fit a parameter, and what it is then."""
+    """Axes that fit a parameter, and their meaning."""
 
     axes: MatrixAxes
     meaning: str
-    must_be_said: bool = False
+    ambiguous: bool = False
 
 
 Readings = tuple[Reading, ...]
@@ -60,7 +60,7 @@ def axes_of(name: str, shapes: Shapes, *, head_wise: bool = False) -> MatrixAxes
     readings = _lora_factors(name, shapes) or _attention(name, shapes) or _convolution(name, shapes)
     readings = readings or _others(name, shapes)
     reading, *others = readings
-    if others or reading.must_be_said:
+    if others or reading.ambiguous:
         return readings
     if head_wise and _role(layer_place(name)) in ("query", "key"):
         return MatrixAxes(rows=0, columns=2)
@@ -115,8 +115,8 @@ def _attention(name: str, shapes: Shapes) -> Readings:
         first, second = ((1, 2), (0, 2)) if out else (1, 0)
         columns = 3 if out else (2, 3)
         return (
-            Reading(MatrixAxes(first, columns), f"axis 0 is {shape[0]} layers", must_be_said=True),
-            Reading(MatrixAxes(second, columns), f"axis 1 is {shape[1]} layers", must_be_said=True),
+            Reading(MatrixAxes(first, columns), f"axis 0 is {shape[0]} layers", ambiguous=True),
+            Reading(MatrixAxes(second, columns), f"axis 1 is {shape[1]} layers", ambiguous=True),
         )
     heads, dim = shape[:2] if out else shape[1:]
     both = (
@@ -256,7 +256,7 @@ def _lora_factors(name: str, shapes: Shapes) -> Readings:
         ends = range(layers, ndim - 1) if first else range(fused, ndim)
         merged = ends[0] if len(ends) == 1 else tuple(ends)
         axes = MatrixAxes(merged, ndim - 1) if first else MatrixAxes(layers, merged)
-        return Reading(axes, "a factor of LoRA", must_be_said=layers > 0)
+        return Reading(axes, "a factor of LoRA", ambiguous=layers > 0)
 
     most = min(len(a), len(b)) - 1
     return tuple(reading(k) for k in range(most) if a[:k] == b[:k] and a[-1] == b[k])
@@ -272,7 +272,7 @@ def _parts_of(place: Place, outputs: tuple[int, ...]) -> bool:
 
 
 def _others(name: str, shapes: Shapes) -> Readings:
-    """What any other parameter may be; a bias tells, but is not taken for certain.
+    """The readings of any other parameter; a bias is evidence, but not certain.
 
     With four axes or more, and a bias that is a vector of outputs, all other axes are inputs.
     """
@@ -319,7 +319,7 @@ def _of_three(shape: tuple[int, ...], swap: bool = False) -> Readings:
 def _one_matrix(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
     sides = ((x,) if isinstance(x, int) else x for x in (axes.rows, axes.columns))
     rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
-    return Reading(axes, f"one matrix {rows}×{columns}", must_be_said=True)
+    return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
 
 
 def _of_four(shape: tuple[int, ...], swap: bool) -> Readings:
@@ -370,4 +370,4 @@ def _as_stack(shape: tuple[int, ...], axes: MatrixAxes, axis: int = 0) -> Readin
     batch = [size for a, size in enumerate(shape) if a not in axes.named]
     kept = [size for a, size in enumerate(shape) if a in axes.named]
     what = f"{'×'.join(map(str, batch))} layers or experts of {'×'.join(map(str, kept))}"
-    return Reading(axes, f"{what}, along axis {axis}" if axis else what, must_be_said=True)
+    return Reading(axes, f"{what}, along axis {axis}" if axis else what, ambiguous=True)

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from .._own_state import checks_arguments
-from .._paths import is_placeholder, named_leaves
+from .._own_state import raise_explained
+from .._paths import inside_of, is_placeholder, named_leaves, remembered
 from .._recording import record
+from .._trees import as_arrays
 from .._validate import check_transformation, shown
 from ._matrix_rule import MatrixRule, Treatment
-from ._siblings import inside_of, remembered
 
 MATRICES, OTHERS = "matrices", "others"
 """The two labels; they are also the keys in the state of `optax.partition`."""
@@ -72,6 +72,7 @@ def route(
     partition = optax.partition({MATRICES: matrices, OTHERS: others}, labels)
 
     def init(params: Any) -> Any:
+        params = as_arrays(None, params)[1]
         if not is_placeholder(params):
             treatments = treated(params)
             record(RoutingRecord(treatments))
@@ -80,20 +81,21 @@ def route(
             return partition.init(params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        with inside_of(updates):
-            new_updates, new_state = partition.update(updates, state, params, **extra_args)
-        return _with_dtypes_of(updates, new_updates), _with_dtypes_of(state, new_state)
+        try:
+            params, updates = as_arrays(params, updates)
+            with inside_of(updates):
+                found = partition.update(updates, state, params, **extra_args)
+            return jax.tree.map(_with_dtype_of, found, (updates, state))
+        except Exception as error:
+            raise_explained(error, init, state, updates, params)
 
-    return checks_arguments(optax.GradientTransformationExtraArgs(init, update))
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _with_dtypes_of(like: Any, tree: Any) -> Any:
+def _with_dtype_of(x: jax.Array, like: Any) -> jax.Array:
     # Optax's Adam promotes moments and updates when gradients are wider than the parameters.
-    def cast(x: jax.Array, y: Any) -> jax.Array:
-        dtype = getattr(y, "dtype", x.dtype)  # a hyperparameter may be a plain number
-        return x if x.dtype == dtype else x.astype(dtype)
-
-    return jax.tree.map(cast, tree, like)
+    dtype = getattr(like, "dtype", x.dtype)  # a hyperparameter may be a plain number
+    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _warn_without_matrices(treatments: dict[str, Treatment]) -> None:
@@ -104,5 +106,5 @@ def _warn_without_matrices(treatments: dict[str, Treatment]) -> None:
             f"by default AdamW ({reasons}{'; ...' if len(treatments) > 5 else ''}). Select "
             "matrices with matrices= or weight_dimension_numbers=.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )

@@ -1,7 +1,7 @@
 """The axes that a user specifies: `weight_dimension_numbers` in all its forms, by path.
 
-An entry for many parameters, a pattern or a node, leaves alone those that lack its axes: what
-`*/weight` says about kernels is not about the vectors of norms.
+An entry for many parameters, a pattern or a node, leaves alone those that lack its axes: `*/weight`
+is about kernels, not about the vectors of norms.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ._form import AxesEntry, MatrixAxes, as_matrix_axes
 from ._names import Shapes
 
 
-class Said(NamedTuple):
-    """What is specified for one parameter, and the pattern or place that says so."""
+class Explicit(NamedTuple):
+    """The axes specified for one parameter, and the pattern or place that specifies them."""
 
     axes: MatrixAxes | None
     by: str
@@ -29,7 +29,7 @@ def specified(
     """The entries of `weight_dimension_numbers` by path; None means "not a matrix".
 
     Raises:
-      ValueError: naming what does not fit the parameters.
+      ValueError: naming the entry that does not fit the parameters.
     """
     if spec is None:
         return {}
@@ -37,11 +37,11 @@ def specified(
     if callable(spec) and not all(map(_is_entry, jax.tree.leaves(spec, is_leaf=_is_entry))):
         spec = spec(params)
     if isinstance(spec, Mapping) and spec and all(map(_is_entry, spec.values())):
-        said = _by_pattern(spec, names)
+        explicit = _by_pattern(spec, names)
     else:
-        said = _by_tree(spec, names)
-    fitting = {name: entry.axes for name, entry in said.items() if _fits(name, entry, shapes)}
-    _check_used(said, fitting, shapes)
+        explicit = _by_tree(spec, names)
+    fitting = {name: entry.axes for name, entry in explicit.items() if _fits(name, entry, shapes)}
+    _check_used(explicit, fitting, shapes)
     return fitting
 
 
@@ -55,13 +55,13 @@ def _is_integer(x: Any) -> bool:
     return _is_entry(x) or (bool(axes) and all(isinstance(axis, int) for axis in axes))
 
 
-def _by_pattern(spec: Mapping[Any, AxesEntry | None], names: Sequence[str]) -> dict[str, Said]:
+def _by_pattern(spec: Mapping[Any, AxesEntry | None], names: Sequence[str]) -> dict[str, Explicit]:
     check_patterns("weight_dimension_numbers", map(str, spec), names)
     found = ((n, next((p for p in spec if matches(n, str(p))), ...)) for n in names)
-    return {name: Said(_axes(spec[p]), str(p)) for name, p in found if p is not ...}
+    return {name: Explicit(_axes(spec[p]), str(p)) for name, p in found if p is not ...}
 
 
-def _by_tree(spec: Any, names: Sequence[str]) -> dict[str, Said]:
+def _by_tree(spec: Any, names: Sequence[str]) -> dict[str, Explicit]:
     entries: dict[str, AxesEntry | None] = {}
     with_path = jax.tree_util.tree_leaves_with_path(spec, is_leaf=_is_integer)
     places = path_names([path for path, _ in with_path])
@@ -89,26 +89,30 @@ def _by_tree(spec: Any, names: Sequence[str]) -> dict[str, Said]:
             f"weight_dimension_numbers must have the structure of the parameters, but it {where}. "
             f"The parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
         )
-    return {n: Said(_axes(entries[p]), p) for n, p in above.items() if p is not None}
+    return {n: Explicit(_axes(entries[p]), p) for n, p in above.items() if p is not None}
 
 
 def _axes(entry: AxesEntry | None) -> MatrixAxes | None:
     return None if is_hole(entry) else as_matrix_axes(entry)  # pyright: ignore
 
 
-def _fits(name: str, entry: Said, shapes: Shapes) -> bool:
-    """Whether the parameter has the axes; what is said of it alone has to, see `matrix_forms`."""
+def _fits(name: str, entry: Explicit, shapes: Shapes) -> bool:
+    """Whether the parameter has the axes; an entry for it alone must fit, see `matrix_forms`."""
     if entry.axes is None or name not in shapes or entry.by in (name, f"{name}/value"):
         return True
     return entry.axes.exist_in(len(shapes[name]))
 
 
-def _check_used(said: Mapping[str, Said], fitting: Mapping[str, Any], shapes: Shapes) -> None:
+def _check_used(
+    explicit: Mapping[str, Explicit], fitting: Mapping[str, Any], shapes: Shapes
+) -> None:
     """Requires every entry to fit at least one of the parameters that it covers."""
-    used = {said[name].by for name in fitting}
-    for entry in said.values():
+    used = {explicit[name].by for name in fitting}
+    for entry in explicit.values():
         if entry.axes is not None and entry.by not in used:
-            covered = [f"{n!r} {shapes[n]}" for n, other in said.items() if other.by == entry.by]
+            covered = [
+                f"{n!r} {shapes[n]}" for n, other in explicit.items() if other.by == entry.by
+            ]
             shown = ", ".join(covered[:8]) + (", ..." if len(covered) > 8 else "")
             raise ValueError(
                 f"weight_dimension_numbers: none of the parameters of {entry.by!r} has the axes "

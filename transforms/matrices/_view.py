@@ -31,14 +31,15 @@ from jax.sharding import Mesh
 
 from .._guard import guard_matrices
 from .._own_state import checks_arguments
-from .._paths import is_placeholder, named_leaves
-from .._recording import is_recording, known, record, recording
+from .._paths import is_placeholder, named_leaves, remembered
+from .._recording import Key, is_recording, record, recording
 from .._stacks import Plan, as_planned, init_each, planned
 from .._validate import check_bool, check_transformation
 from ..distribute._distribute import distribute
 from ..distribute._layout import BoxedState, boxed_like, is_divided
 from ..distribute._meshes import (
     check_on_mesh,
+    explicit_sharding,
     is_explicit,
     is_sharded,
     mesh_axes,
@@ -51,7 +52,6 @@ from ..linalg._platforms import split_stack
 from ._chunks import in_chunks
 from ._form import MatrixAxes, MatrixForm, from_matrices, matrix_forms
 from ._matrix_rule import MatrixRule, as_rule
-from ._siblings import remembered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,67 +205,86 @@ def matrix_view(
     mesh_axis: str | Sequence[str] | None,
 ) -> optax.GradientTransformationExtraArgs:
     """`on_matrices` for arguments that are checked already."""
-    stack = rule.stack
     check_bool("guard", guard)
     check_bool("projects", projects)
     inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
-    inner = _traced_once(in_chunks(inner, projects=projects))
+    inner, stack, shard = in_chunks(inner, projects=projects), rule.stack, None
     divided = mesh is not None or mesh_axis is not None
-    if divided:
-        inner = (
-            distribute(inner, axis_name=mesh_axis)
-            if mesh is None
-            else distribute(inner, mesh, mesh_axis)
-        )
-        stack = True if stack is None else stack
-    else:
-        inner = each_stack(inner)
-
-    shard = back = None
     if mesh is not None:
+        inner = distribute(inner, mesh, mesh_axis)
         shard = functools.partial(shard_evenly, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
-        back = None if is_explicit(mesh) else shard
-
+    elif mesh_axis is not None:
+        inner = distribute(inner, axis_name=mesh_axis)
+    if divided and stack is None:
+        stack = True
     layout = remembered(functools.partial(groups_of, rule=rule, stack=stack))
+    view = _View(inner, layout, mesh, shard, divided)
+    return optax.GradientTransformationExtraArgs(view.init, view.update)
 
-    def init(params: Any) -> MatrixViewState:
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """The transformation of a tree from that of stacks."""
+
+    inner: optax.GradientTransformationExtraArgs  # of a dict of stacks if divided, else of one
+    layout: Callable[[Any], tuple[Group, ...]]  # the groups of a tree
+    mesh: Mesh | None
+    shard: Placement | None  # how matrices travel on the mesh
+    divided: bool  # whether devices share the matrices
+
+    def init(self, params: Any) -> MatrixViewState:
         if is_placeholder(params):
             return MatrixViewState(params)
-        if mesh is not None:
-            check_on_mesh(params, mesh)
+        if self.mesh is not None:
+            check_on_mesh(params, self.mesh)
             if boxed_like(params):
-                return _boxed(init_plain, params)
-        return init_plain(params)
+                return _boxed(self._init, params)
+        return self._init(params)
 
-    def init_plain(params: Any) -> MatrixViewState:
-        groups = _with_groups(layout(params)) if is_recording() else layout(params)
+    def _init(self, params: Any) -> MatrixViewState:
+        groups = self.layout(params)
         record(ViewRecord(groups))
-        matrices = gather(groups, params)
+        if is_recording():
+            groups = tuple(dataclasses.replace(g, key=Key(g.key, g)) for g in groups)
+        matrices = gather(groups, params, explicit=True)
         plan = {
             g.key: as_planned(g.key, matrices[g.key], tuple((f.name, f.count) for f in g.members))
             for g in sorted(groups, key=lambda g: g.key)
         }
         with planned(Plan(plan)):
-            inner_state = inner.init(matrices)
-        # As a step returns it, so that a step compiled ahead of time takes its own state.
-        return MatrixViewState(inner_state if divided else on_mesh_of(matrices, inner_state))
+            if self.divided:
+                return MatrixViewState(self.inner.init(matrices))
+            # As a step returns it, so that a step compiled ahead of time takes its own state.
+            return MatrixViewState(on_mesh_of(matrices, init_each(self.inner.init, matrices)))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        if mesh is not None:
-            check_on_mesh(updates, mesh)
-        groups = layout(updates)
-        matrices = None if params is None else gather(groups, params, shard)
-        gradients = gather(groups, updates, shard)
-        inner_state = state.inner if divided else on_mesh_of(gradients, state.inner)
-        box = inner_state if isinstance(inner_state, BoxedState) else None
-        opened = inner_state if box is None else box.unbox()
-        new: Any
-        directions, new = inner.update(gradients, opened, matrices, **extra_args)
-        _check_directions(groups, directions)
-        new = new if box is None else box.replace_boxed(new)
-        return scatter(groups, directions, updates, back), MatrixViewState(new)
-
-    return optax.GradientTransformationExtraArgs(init, update)
+    def update(self, updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        explicit = any(map(explicit_sharding, jax.tree.leaves((updates, params))))
+        back = self.shard
+        if self.mesh is not None:
+            check_on_mesh(updates, self.mesh)
+            if is_explicit(self.mesh):
+                explicit, back = True, None
+        groups = self.layout(updates)
+        gradients = gather(groups, updates, self.shard, explicit=explicit)
+        matrices = None
+        if params is not None:
+            matrices = gather(groups, params, self.shard, explicit=explicit)
+        step: Any = self.inner.update
+        inner = state.inner
+        if isinstance(inner, BoxedState):
+            directions, new = step(gradients, inner.unbox(), matrices, **extra_args)
+            new = inner.replace_boxed(new)
+        elif self.divided:
+            directions, new = step(gradients, inner, matrices, **extra_args)
+        else:
+            inner = on_mesh_of(gradients, inner) if explicit else inner
+            own, directions, new = matrices or {}, {}, {}
+            for key, g in gradients.items():
+                directions[key], new[key] = step(g, inner[key], own.get(key), **extra_args)
+        for group in groups:
+            if jnp.shape(directions[group.key]) != gradients[group.key].shape:
+                raise _wrong_direction(group, directions[group.key])
+        return scatter(groups, directions, updates, back, explicit=explicit), MatrixViewState(new)
 
 
 def _boxed(init: Callable[[Any], MatrixViewState], params: Any) -> MatrixViewState:
@@ -277,72 +296,27 @@ def _boxed(init: Callable[[Any], MatrixViewState], params: Any) -> MatrixViewSta
     return MatrixViewState(BoxedState(*inner) if is_divided(inner) else inner)
 
 
-def _with_groups(groups: tuple[Group, ...]) -> tuple[Group, ...]:
-    """The groups, with keys that say what they are."""
-    keys = known(group.key for group in groups)
-    for key, group in zip(keys, groups, strict=True):
-        key.about = group
-    return tuple(dataclasses.replace(g, key=key) for key, g in zip(keys, groups, strict=True))
-
-
-def each_stack(
-    inner: optax.GradientTransformationExtraArgs,
-) -> optax.GradientTransformationExtraArgs:
-    """A transformation of a dict of stacks from one of a stack."""
-
-    def init(params: Any) -> Any:
-        return init_each(inner.init, params)
-
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        own: Any = params or {}
-        found: Any = {
-            key: inner.update(x, state[key], own.get(key), **extra_args)
-            for key, x in updates.items()
-        }
-        directions = {key: direction for key, (direction, _) in found.items()}
-        return directions, {key: new for key, (_, new) in found.items()}
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _traced_once(
-    inner: optax.GradientTransformationExtraArgs,
-) -> optax.GradientTransformationExtraArgs:
-    """`inner`, whose update is traced once for all stacks of the same shapes."""
-    plain = jax.jit(inner.update)
-
-    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        step = jax.jit(functools.partial(inner.update, **extra_args)) if extra_args else plain
-        return step(updates, state, params)
-
-    return optax.GradientTransformationExtraArgs(inner.init, update)
-
-
-def _check_directions(groups: tuple[Group, ...], directions: Any) -> None:
-    """Requires every direction to have the shape of its matrices."""
-    for group in groups:
-        shape = jnp.shape(directions[group.key])
-        if shape != group.shape:
-            parameters = ", ".join(repr(form.parameter) for form in group.members[:3])
-            raise ValueError(
-                f"the direction of the matrices of {parameters} must have the shape of their "
-                f"gradient, {group.shape}; got {shape}."
-            )
+def _wrong_direction(group: Group, direction: Any) -> ValueError:
+    parameters = ", ".join(repr(form.parameter) for form in group.members[:3])
+    return ValueError(
+        f"the direction of the matrices of {parameters} must have the shape of their gradient, "
+        f"{group.shape}; got {jnp.shape(direction)}."
+    )
 
 
 def gather(
-    groups: tuple[Group, ...], tree: Any, shard: Placement | None = None
+    groups: tuple[Group, ...], tree: Any, shard: Placement | None = None, *, explicit: bool = False
 ) -> dict[str, jax.Array]:
     """Gathers the matrices of `tree` into stacks, by the keys of the groups.
 
-    On an Explicit mesh the stacks are replicated; if a leaf of a stack is sharded and `shard` is
-    given, `shard` shards the stack.
+    If arrays are on an Explicit mesh (`explicit`), the stacks are replicated; if a leaf of a stack
+    is sharded and `shard` is given, `shard` shards the stack.
     """
     leaves = named_leaves(tree).present()
     stacks = {}
     for group in groups:
         own = {form: jnp.asarray(leaves[form.parameter]) for form in group.members}
-        if shard is not None and any(is_sharded(leaf) for leaf in own.values()):
+        if explicit and shard is not None and any(map(is_sharded, own.values())):
             parts = [
                 form.to_matrices(shard(leaf))
                 if form.keeps_columns
@@ -350,13 +324,21 @@ def gather(
                 for form, leaf in own.items()
             ]
         else:
-            parts = [form.to_matrices(unsharded(leaf)) for form, leaf in own.items()]
+            parts = [
+                form.to_matrices(unsharded(leaf) if explicit else leaf)
+                for form, leaf in own.items()
+            ]
         stacks[group.key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return stacks
 
 
 def scatter(
-    groups: tuple[Group, ...], stacks: Any, like: Any, shard: Placement | None = None
+    groups: tuple[Group, ...],
+    stacks: Any,
+    like: Any,
+    shard: Placement | None = None,
+    *,
+    explicit: bool = False,
 ) -> Any:
     """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`.
 
@@ -371,8 +353,11 @@ def scatter(
         for form, x in zip(group.members, slices, strict=True):
             if shard is not None and not form.is_tiled:
                 x = shard(x)
-            own = x if form.keeps_columns else unsharded(x)
-            parts.setdefault(form.parameter, []).append((form, own))
+            if explicit and not form.keeps_columns:
+                x = unsharded(x)
+            parts.setdefault(form.parameter, []).append((form, x))
 
     updates = {name: from_matrices(own).astype(leaves[name].dtype) for name, own in parts.items()}
-    return named.rebuild({name: sharded_like(x, leaves[name]) for name, x in updates.items()})
+    if explicit:
+        updates = {name: sharded_like(x, leaves[name]) for name, x in updates.items()}
+    return named.rebuild(updates)

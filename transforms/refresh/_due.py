@@ -1,23 +1,35 @@
 """Refreshing only the matrices that are due, in loops over them (`linalg/_loops.py`).
 
 With `stagger` the matrices of all arrays of the plan (`_stacks.py`) are distributed over the steps
-of the period, the most expensive first, each to the step with the least work so far of its device.
-The state keeps the step of each matrix.
+of the period, in groups of one array and device, the most expensive first, each to the step with
+the least work so far of its device. The state keeps the step of each matrix. The groups are those
+that GPUs refresh at once; where a batch has others (a part of a stack, or a state of another mesh),
+what is due of a group goes one by one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._stacks import plan_for
+from ..linalg import _loops
 from ..linalg._loops import visit_due
 from ._policy import Every
+
+
+class Refreshing(NamedTuple):
+    """What it takes to refresh one matrix."""
+
+    cost: float  # in any unit
+    # How many numbers the largest array has that is made, for GPUs to refresh several matrices at
+    # once; `None` if they go one by one there too.
+    numbers: int | None
 
 
 def refresh_due(
@@ -35,73 +47,88 @@ def refresh_due(
     """Refreshes the matrices of a batch that are due.
 
     Args:
-      visit: maps the entry of one matrix (a pytree without batch axes) and what is given for it to
+      visit: maps the entry of one matrix (a pytree without batch axes) and its part of `given` to
         its new entry, of the same structure, shapes and dtypes.
       entry: a pytree of arrays with the batch axes first.
       batch: these axes.
       schedule: the steps at which matrices are due.
       count: the step, from 1.
       given: a pytree of arrays with the batch axes first that `visit` only reads.
-      phase: what `phases_of` gave in `init`.
-      select: from the entry, what is given for it, and the mask of the matrices that the schedule
-        makes due, bool (size,), the mask of the matrices to refresh. Without it, these are the
-        same.
-      numbers: how many numbers the largest array has that `visit` makes, for GPUs to refresh
-        several matrices at once; `None` if they go one by one there too.
+      phase: the result of `phases_of` in `init`.
+      select: maps the entry, `given`, and the mask of the matrices that the schedule makes due,
+        bool (size,), to the mask of the matrices to refresh. By default these are the same.
+      numbers: those of a `Refreshing`.
     """
+    size = math.prod(batch)
     due = schedule.due(count)
     if phase is not None:
         own = schedule.phase(count) == phase.reshape(-1)
         due = own | (count == 1) if schedule.first else own
     if select is not None:
-        due = select(entry, given, jnp.broadcast_to(due, math.prod(batch)))
-    return visit_due(visit, entry, batch, due, numbers, given)
+        due = select(entry, given, jnp.broadcast_to(due, size))
+    return visit_due(visit, entry, batch, due, _group(schedule, size, numbers), given)
 
 
 def phases_of(
-    x: Any, schedule: Every, costs: Sequence[Callable[[Any], float | None]]
+    x: Any, schedule: Every, refreshings: Sequence[Callable[[Any], Refreshing | None]]
 ) -> list[jax.Array | None]:
     """When the matrices of `x (..., m, n)` are due: steps of the period, int32 `(...)`.
 
     Args:
       x: the array at work, in the plan of all arrays.
       schedule: the steps at which matrices are due.
-      costs: each maps an array of the plan to the cost of refreshing one of its matrices, in any
-        unit; `None` if they are never refreshed.
+      refreshings: each maps an array of the plan to what it takes to refresh one of its matrices;
+        `None` if they are never refreshed.
 
     Returns:
-      For each of `costs` the phases; `None` where nothing is staggered or refreshed.
+      For each of `refreshings` the phases; `None` where nothing is staggered or refreshed.
     """
     if not schedule.stagger:
-        return [None] * len(costs)
+        return [None] * len(refreshings)
     plan = plan_for(x)
     works = [
-        (number, key, price, own.devices)
-        for number, cost in enumerate(costs)
+        (number, key, work, own.devices)
+        for number, refreshing in enumerate(refreshings)
         for key, own in plan.arrays.items()
-        if (price := cost(own.like)) is not None
+        if (work := refreshing(own.like)) is not None
     ]
-    dealt = _deal([(price, devices) for *_, price, devices in works], schedule.period)
+    dealt = _deal([(work, devices) for *_, work, devices in works], schedule)
     found = {
         number: jnp.asarray(phases.reshape(x.shape[:-2]))
         for (number, key, *_), phases in zip(works, dealt, strict=True)
         if key == plan.key
     }
-    return [found.get(number) for number in range(len(costs))]
+    return [found.get(number) for number in range(len(refreshings))]
 
 
 def untried(state: Any) -> jax.Array:
-    """Matrices whose refreshes were all rejected so far: they are tried again at every step."""
+    """Matrices whose refreshes were all rejected so far: every step tries them again."""
     return (state.refreshes == 0) & (state.rejected > 0)
 
 
-def _deal(works: Sequence[tuple[float, np.ndarray]], period: int) -> list[np.ndarray]:
-    """The phase of the period at which each matrix is due, from its cost and its device."""
-    load = np.zeros((1 + max((max(own, default=0) for _, own in works), default=0), period))
-    phases = [np.zeros(len(devices), np.int32) for _, devices in works]
-    for i in sorted(range(len(works)), key=lambda i: -works[i][0]):
-        price, devices = works[i]
-        for entry, device in enumerate(devices):
-            phases[i][entry] = phase = np.argmin(load[device])
-            load[device, phase] += price
+def _group(schedule: Every, size: int, numbers: int | None) -> int:
+    """How many matrices of a batch GPUs refresh at once."""
+    return _loops.REFRESHED.size(size, numbers, schedule.together)
+
+
+def _deal(works: Sequence[tuple[Refreshing, np.ndarray]], schedule: Every) -> list[np.ndarray]:
+    """The phase of the period at which each matrix is due, from its cost and its device.
+
+    Of each array a device has an equal share in order, and single matrices of the remainder.
+    """
+    number = 1 + max((max(owners, default=0) for _, owners in works), default=0)
+    load = np.zeros((number, schedule.period))
+    phases = [np.zeros(len(owners), np.int32) for _, owners in works]
+    groups = []
+    for i, (work, owners) in enumerate(works):
+        share = len(owners) // number
+        size = _group(schedule, share, work.numbers)
+        even = share * number
+        starts = [*range(0, even, size), *range(even, len(owners))]
+        groups += [(i, j, min(size, max(1, even - j))) for j in starts]
+    for i, start, size in sorted(groups, key=lambda own: -works[own[0]][0].cost * own[2]):
+        work, owners = works[i]
+        device = owners[start]
+        phases[i][start : start + size] = phase = np.argmin(load[device])
+        load[device, phase] += work.cost * size
     return phases

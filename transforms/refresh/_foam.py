@@ -33,10 +33,10 @@ from ..linalg._products import exact_product
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
 ROUNDING_FLOOR = EIGENVALUE_NOISE
-"""A change or an eigenvalue up to this multiple of `eps · d_max` is noise. Among small eigenvalues,
-where whitening amplifies it most, the noise of E of float32 factors of orders 16 to 512 is at most
-4.2 right after a decomposition and 6.8 after 75 more steps (measured in November 2026).
-The drawback: a real change of an eigenvalue below this floor goes unnoticed."""
+"""A change or an eigenvalue up to this multiple of `eps · d_max` is noise. Whitening amplifies
+noise of E most among small eigenvalues. There, for float32 factors of orders 16 to 512, it is at
+most 4.2 right after a decomposition and 6.8 after 75 more steps (measured in November 2026). The
+drawback: a real change of an eigenvalue below this floor goes unnoticed."""
 
 
 def damping_proxy(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.tree_util import GetAttrKey
 
 from .._counts import Counts
-from .._paths import is_hole, named_leaves
+from .._paths import NamedLeaves, is_hole, named_leaves
 from ..distribute._meshes import unsharded
 from ..matrices._view import Group
 from ..storage._codec import Coded
@@ -68,75 +68,66 @@ def owned_entries(whole: Traced, params: Any) -> list[Entry]:
 def entries_in(whole: Traced, params: Any) -> list[Entry]:
     """`entries_of`, from the traced state."""
     named = named_leaves(params)
-    shapes = [None if is_hole(x) else jnp.shape(x) for x in named.leaves]
 
-    def is_whole(node: Any) -> bool:
-        """Whether `node` is one parameter's entry in a tree like the parameters."""
-        return is_hole(node) or isinstance(node, Coded)
-
-    def filled(node: Any) -> Any:
-        """`node` with a hole for each parameter where it has one for several."""
-
-        def fill(x: Any, own: Any) -> Any:
-            return jax.tree.map(lambda _: x, own, is_leaf=is_hole) if is_hole(x) else x
-
-        try:
-            return jax.tree.map(fill, node, params, is_leaf=is_whole)
-        except ValueError:  # no tree like the parameters
-            return node
-
-    def moments(node: Any) -> list[Any] | None:
-        """The entries of a tree like the parameters, perhaps with holes; of another one none."""
-        leaves, treedef = jax.tree.flatten(node, is_leaf=is_whole)
-        if treedef != named.treedef and any(map(is_hole, leaves)):
-            leaves, treedef = jax.tree.flatten(filled(node), is_leaf=is_whole)
-        fits = treedef == named.treedef and all(
-            is_whole(x) or jnp.shape(x) == shape for x, shape in zip(leaves, shapes, strict=True)
-        )
-        return leaves if fits else None
-
-    def of_moment(path: Any, node: Any) -> Iterator[Entry]:
-        for name, entry in zip(named.names, moments(node) or (), strict=True):
-            for inner_path, leaf in jax.tree_util.tree_leaves_with_path(entry):
-                full = "/".join(filter(None, (place_of(path), name, place_of(inner_path))))
-                if not is_hole(leaf):
-                    yield Entry(full, _field(path, inner_path), leaf, ((name, None),))
-
-    def of_stored(path: Any, node: Any) -> Iterator[Entry]:
-        owners = _owners(path)
-        for inner_path, leaf in jax.tree_util.tree_leaves_with_path(node):
-            full = (*path, *inner_path)
-            own = owners if leaf.ndim else ()
-            members = whole.packed.get(place_of(full))
-            if members is not None:
-                own = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
-            yield Entry(place_of(full), _field(path, inner_path), leaf, own)
-
-    def of_counts(path: Any, node: Any) -> Iterator[Entry]:
-        members = whole.packed.get(place_of((*path, VALUE)))
-        owners = _owners(path)
-        if members is not None:
-            owners = tuple((name, slice(i, i + 1)) for i, name in enumerate(members))
-        place = path[:-1] if path[-1:] == (COUNTS,) else path  # by the counters
-        yield Entry(place_of(place), _field(path), node.value, owners, node.names)
-
-    def is_moment(node: Any) -> bool:
-        return not is_view(node) and moments(node) is not None
+    def moments(node: Any) -> Any:
+        return None if is_view(node) else _arrays_by_name(node, named, params)
 
     def is_unit(node: Any) -> bool:
-        return _is_counts(node) or _is_stored(node) or is_moment(node)
+        return isinstance(node, Counts) or _is_stored(node) or moments(node) is not None
 
-    def entries(path: Any, node: Any) -> Iterator[Entry]:
-        if _is_counts(node):
-            return of_counts(path, node)
-        return of_moment(path, node) if is_moment(node) else of_stored(path, node)
+    found: list[Entry] = []
+    for path, node in jax.tree_util.tree_leaves_with_path(whole.joined, is_leaf=is_unit):
+        if isinstance(node, Counts):
+            owners = _owners(whole, (*path, VALUE), node.value)
+            place = path[:-1] if path[-1:] == (COUNTS,) else path  # by the counters
+            value: Any = node.value
+            found.append(Entry(place_of(place), _field(path), value, owners, node.names))
+        elif (own := moments(node)) is not None:
+            found += _of_moments(path, own)
+        else:
+            for inner, leaf in jax.tree_util.tree_leaves_with_path(node):
+                full = (*path, *inner)
+                owners = _owners(whole, full, leaf)
+                found.append(Entry(place_of(full), _field(path, inner), leaf, owners))
+    return found
 
-    units = jax.tree_util.tree_leaves_with_path(whole.joined, is_leaf=is_unit)
-    return [entry for path, node in units for entry in entries(path, node)]
+
+def _arrays_by_name(node: Any, named: NamedLeaves, params: Any) -> dict[str, Any] | None:
+    """The entries of a tree like the parameters, perhaps with holes; of another one none."""
+    leaves, treedef = jax.tree.flatten(node, is_leaf=_is_one_entry)
+    if treedef != named.treedef and any(map(is_hole, leaves)):
+        leaves, treedef = jax.tree.flatten(_filled(node, params), is_leaf=_is_one_entry)
+    fits = treedef == named.treedef and all(
+        _is_one_entry(x) or (not is_hole(own) and jnp.shape(x) == jnp.shape(own))
+        for x, own in zip(leaves, named.leaves, strict=True)
+    )
+    return dict(zip(named.names, leaves, strict=True)) if fits else None
 
 
-def _is_counts(node: Any) -> bool:
-    return isinstance(node, Counts)
+def _is_one_entry(node: Any) -> bool:
+    """Whether `node` is one parameter's entry in a tree like the parameters."""
+    return is_hole(node) or isinstance(node, Coded)
+
+
+def _filled(node: Any, params: Any) -> Any:
+    """`node` with a hole for each parameter where it has one for several."""
+
+    def fill(x: Any, own: Any) -> Any:
+        return jax.tree.map(lambda _: x, own, is_leaf=is_hole) if is_hole(x) else x
+
+    try:
+        return jax.tree.map(fill, node, params, is_leaf=_is_one_entry)
+    except ValueError:  # no tree like the parameters
+        return node
+
+
+def _of_moments(path: tuple[Any, ...], moments: dict[str, Any]) -> Iterator[Entry]:
+    """The arrays of moments by parameter."""
+    for name, entry in moments.items():
+        for inner, leaf in jax.tree_util.tree_leaves_with_path(entry):
+            full = "/".join(filter(None, (place_of(path), name, place_of(inner))))
+            if not is_hole(leaf):
+                yield Entry(full, _field(path, inner), leaf, ((name, None),))
 
 
 def _is_stored(node: Any) -> bool:
@@ -144,9 +135,14 @@ def _is_stored(node: Any) -> bool:
     return type(node).__module__.rpartition(".")[0] == Coded.__module__.rpartition(".")[0]
 
 
-def _owners(path: tuple[Any, ...]) -> tuple[tuple[str, slice | None], ...]:
-    """The parameters of the stack that a path leads through, with their slices."""
-    for key in path:
+def _owners(
+    whole: Traced, path: tuple[Any, ...], leaf: Any
+) -> tuple[tuple[str, slice | None], ...]:
+    """The parameters along an array's first axis, or of the stack of its path, with slices."""
+    packed = whole.packed.get(place_of(path))
+    if packed is not None:
+        return tuple((name, slice(i, i + 1)) for i, name in enumerate(packed))
+    for key in path if leaf.ndim else ():
         group = getattr(getattr(key, "key", None), "about", None)
         if isinstance(group, Group):
             return tuple((form.parameter, place) for form, place in group.slices())

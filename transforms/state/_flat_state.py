@@ -1,8 +1,9 @@
 """A state as a dict of arrays.
 
 Some training loops go through the state of an optimizer as if it were AdamW's, whose moments are
-trees like the parameters. Those of `optax.partition`, and so of all full optimizers here and of
-`optax.contrib.muon`, have holes (`optax.MaskedNode()`) where a parameter belongs to the other part.
+trees like the parameters. The moments in `optax.partition`, and so in all full optimizers here and
+in `optax.contrib.muon`, have holes (`optax.MaskedNode()`) where a parameter belongs to the other
+part.
 """
 
 from __future__ import annotations

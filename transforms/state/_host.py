@@ -6,7 +6,7 @@ memory that it came from, which is a part of its type (`jax.typeof(x).memory_spa
 loop over layers only the part of one layer is on a device.
 
 *Cost.* A transfer of the state in each direction per step, over the bus between host and device. It
-needs no device memory between updates; during one, a device has what the update looks at.
+needs no device memory between updates; during one, a device has the arrays that the update reads.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def state_on_host(
     each update fetches the arrays that are in host memory and sends the new ones back. Small arrays
     stay on the devices.
 
-    An ordinary step fetches the whole state, so that it is beside the gradients for a while; what
-    it saves is the memory of the state during the forward and backward pass. With
-    `curvax.layerwise` only the state of one layer is on the devices at a time. In both cases the
-    state crosses the bus twice in a step: use it where the state does not fit.
+    An ordinary step fetches the whole state, which is beside the gradients for a while; it saves
+    the memory of the state during the forward and backward pass. With `curvax.layerwise` only the
+    state of one layer is on the devices at a time. In both cases the state crosses the bus twice in
+    a step: use it where the state does not fit.
 
     Args:
       optimizer: any Optax transformation, with or without `mesh=`.

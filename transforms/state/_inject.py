@@ -83,7 +83,7 @@ def inject_hyperparams(
         for name, value in bound.arguments.items():
             if name in named:
                 continue
-            if _is_whole(value) and _is_real(signature.parameters[name]):
+            if _is_plain_int(value) and _is_real(signature.parameters[name]):
                 bound.arguments[name] = float(value)
             elif not (_is_number(value) or _is_schedule(value)):
                 static.add(name)
@@ -103,7 +103,7 @@ def _with_numbers(
         if isinstance(value, Value) and dataclasses.is_dataclass(value) and name not in named
         for field in dataclasses.fields(value)  # pyright: ignore[reportArgumentType]
         if _is_number(number := getattr(value, field.name))
-        or (_is_whole(number) and isinstance(field.default, float))
+        or (_is_plain_int(number) and isinstance(field.default, float))
     }
     if not places:
         return factory, own
@@ -126,7 +126,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def _is_whole(value: Any) -> bool:
+def _is_plain_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -32,7 +32,7 @@ from .._validate import as_transformation, check_bool, check_positive_int, check
 from ..directions._carry import roles
 from ..distribute._layout import is_divided
 from ..matrices._view import MatrixViewState
-from ..storage._codec import Codec, Coded, decode
+from ..storage._codec import Codec, decode
 from ..storage._lazy_moments import LazyMoments, encoded, is_lazy
 from ..storage._quantized import MIN_ELEMENTS
 
@@ -62,10 +62,10 @@ def quantize_state(
       bits: 4, 6 or 8.
       block: width of the square tiles that share a scale; even.
       dither: whether to round up and down in turn, instead of to the nearest code.
-      unsigned: names of fields that are second moments, coded without a zero, although the class
-        of their state does not declare them in an attribute `second_moments`. Optax's states and
-        those of this library need no names. All other fields have a code for zero, so that what
-        never gets a gradient stays where it is.
+      unsigned: names of fields that are second moments, coded without a zero, although the class of
+        their state does not declare them in an attribute `second_moments`. Optax's states and those
+        of this library need no names. All other fields have a code for zero, so that entries
+        without gradients stay where they are.
       where: a predicate of a leaf's path in the state, such as "0/mu/dense/kernel", and the leaf:
         whether it is coded. By default every floating leaf of at least `min_elements` elements is.
       min_elements: see `where`.
@@ -74,7 +74,7 @@ def quantize_state(
       The transformation; extra arguments are passed through.
 
     Raises:
-      ValueError: naming the argument, its value and what is allowed.
+      ValueError: naming the argument, its value and the allowed values.
 
     Example:
       >>> import curvax, jax.numpy as jnp, optax
@@ -90,68 +90,68 @@ def quantize_state(
         check_predicate("where", where)
     check_positive_int("min_elements", min_elements)
     check_bool("dither", dither)
-    signed, positive = Codec(bits, block), Codec(bits, block, "unsigned")
-
-    def codec_of(path: tuple[Any, ...], leaf: Any, role: str) -> Codec | None:
-        """How a leaf of the state is coded, if it is."""
-        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.ndim == 0:
-            return None
-        place = jax.tree_util.keystr(path, simple=True, separator="/")
-        if not (leaf.size >= min_elements if where is None else where(place, leaf)):
-            return None
-        fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
-        return positive if role == "second" or not fields.isdisjoint(unsigned) else signed
-
-    def coded(
-        count: jax.Array | None,
-        path: tuple[Any, ...],
-        leaf: Any,
-        role: str,
-        before: Coded | None = None,
-    ) -> Any:
-        if is_lazy(leaf):
-            return leaf.coded
-        codec = codec_of(path, leaf, role)
-        return leaf if codec is None else encoded(leaf, codec, count, before)
-
-    def decoded(
-        count: jax.Array | None,
-        path: tuple[Any, ...],
-        like: Any,
-        role: str,
-        in_view: bool,
-        stored: Any,
-    ) -> Any:
-        codec = codec_of(path, like, role)
-        if codec is None:
-            return stored
-        if in_view and like.ndim > 2:
-            updates = None if count is None else jnp.broadcast_to(count, like.shape[:1])
-            return LazyMoments(stored, updates, codec, like.shape[-1], like.dtype)
-        return decode(stored, codec, like.shape[-1]).reshape(like.shape).astype(like.dtype)
+    chosen = where or (lambda place, leaf: leaf.size >= min_elements)
+    codecs = _Codecs(
+        Codec(bits, block), Codec(bits, block, "unsigned"), frozenset(unsigned), chosen
+    )
 
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
         _check_undivided(plain)
-        stored = jax.tree_util.tree_map_with_path(
-            functools.partial(coded, None), plain, roles(plain)
-        )
+        coded = functools.partial(codecs.coded, None)
+        stored = jax.tree_util.tree_map_with_path(coded, plain, roles(plain))
         return QuantizedState(stored, jnp.zeros([], jnp.int32) if dither else None)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         like = jax.eval_shape(inner.init, updates if params is None else params)
         own = roles(like)
         count = None if state.updates is None else next_step(state.updates)
-        plain = jax.tree_util.tree_map_with_path(
-            functools.partial(decoded, count), like, own, _in_views(like), state.inner
-        )
+        decoded, coded = (functools.partial(f, count) for f in (codecs.decoded, codecs.coded))
+        plain = jax.tree_util.tree_map_with_path(decoded, like, own, _in_views(like), state.inner)
         updates, new = inner.update(updates, plain, params, **extra_args)
-        stored = jax.tree_util.tree_map_with_path(
-            functools.partial(coded, count), new, own, state.inner, is_leaf=is_lazy
-        )
+        stored = jax.tree_util.tree_map_with_path(coded, new, own, state.inner, is_leaf=is_lazy)
         return updates, QuantizedState(stored, count)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+class _Codecs(NamedTuple):
+    """How the leaves of a state are coded."""
+
+    signed: Codec
+    positive: Codec  # of second moments
+    unsigned: frozenset[str]  # fields that are second moments by the user's word
+    chosen: Callable[[str, Any], bool]
+
+    def of(self, path: tuple[Any, ...], leaf: Any, role: str) -> Codec | None:
+        """How a leaf is coded, if it is."""
+        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.ndim == 0:
+            return None
+        if not self.chosen(jax.tree_util.keystr(path, simple=True, separator="/"), leaf):
+            return None
+        fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
+        return self.positive if role == "second" or fields & self.unsigned else self.signed
+
+    def coded(
+        self, count: jax.Array | None, path: Any, leaf: Any, role: str, before: Any = None
+    ) -> Any:
+        """A leaf, in codes if it is to be; `before` are its last ones."""
+        if is_lazy(leaf):
+            return leaf.coded
+        codec = self.of(path, leaf, role)
+        return leaf if codec is None else encoded(leaf, codec, count, before)
+
+    def decoded(
+        self, count: jax.Array | None, path: Any, like: Any, role: str, in_view: bool, stored: Any
+    ) -> Any:
+        """The inverse; in a matrix view as `LazyMoments`."""
+        codec = self.of(path, like, role)
+        if codec is None:
+            return stored
+        if in_view and like.ndim > 2:
+            updates = None if count is None else jnp.broadcast_to(count, like.shape[:1])
+            return LazyMoments(stored, updates, codec, like.shape[-1], like.dtype)
+        return decode(stored, codec, like.shape[-1]).reshape(like.shape).astype(like.dtype)
 
 
 def _check_undivided(state: Any) -> None:

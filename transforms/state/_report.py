@@ -30,11 +30,11 @@ COLUMNS = (
 
 
 def report(optimizer: Any, params: Any, state: Any) -> str:
-    """A table of what has happened to each parameter so far, from the counters in the state.
+    """A table of the events of each parameter so far, from the counters in the state.
 
     * `nonfinite`: numbers in the state that are NaN or infinite now;
     * `skipped`: steps whose gradient was not finite (NaN, infinite, or squares that overflow) and
-      was replaced by zero; for low-rank methods also steps before there was a basis;
+      was replaced by zero; for low-rank methods also steps before the first basis;
     * `spikes`: steps that `skip_spikes` left out;
     * `restarted`: how often a part of the state that was not finite started anew; where that part
       had made the update non-finite, the update of this step was zero;

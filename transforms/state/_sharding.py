@@ -25,7 +25,7 @@ def state_sharding(
 
     Parts that the optimizer distributes (`mesh=`) are sharded along their first axes; copies of the
     parameters, such as AdamW's moments, are sharded like them; everything else is replicated. (On a
-    mesh with Explicit axes so is what the optimizer keeps for matrices without `mesh=`.)
+    mesh with Explicit axes the state of matrices without `mesh=` is replicated too.)
 
     Args:
       optimizer: any Optax transformation.

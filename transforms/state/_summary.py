@@ -92,9 +92,9 @@ def summarize(optimizer: Any, params: Any) -> str:
 
     Returns:
       A Markdown table with one line per parameter (its matrices and the stack that holds them, or
-      why it is not a matrix; its share of the state), and one with a line per part of the state.
-      "A guess" marks a matrix whose name says nothing: check it, and say what it is with
-      `matrices=` or `weight_dimension_numbers=`. (`MatrixRule(guess=False)` makes guesses errors.)
+      why it is not a matrix; its share of the state), and one with a line per part of the state. "A
+      guess" marks a matrix whose name says nothing: check it, and specify it with `matrices=` or
+      `weight_dimension_numbers=`. (`MatrixRule(guess=False)` makes guesses errors.)
 
     Example:
       >>> import curvax, jax.numpy as jnp

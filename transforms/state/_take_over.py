@@ -7,8 +7,8 @@
 | `count` | the counts of both, and of schedules |
 
 A `momentum` counts as one of gradients, which it is in all methods. Everything else starts anew:
-factors, bases and subspaces with what is averaged inside them, and base optimizers, whose gradients
-are directions.
+factors, bases and subspaces with the averages inside them, and base optimizers, whose gradients are
+directions.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from .._paths import named_leaves
+from ..directions._carry import declared
 from ..directions._momentum import Accumulation, MomentumState
 from ..kronecker._eigenbasis import EigenbasisState
 from ..matrices._form import MatrixForm
@@ -155,11 +156,13 @@ def _with_moments(
     if not isinstance(node, OURS):
         return node
     known: Any = node
-    if "mu" in node._fields and left_out & {*named_leaves(known.mu).present()}:
+    moments = {own: {"first": "mu", "second": "nu"}[role] for own, role in declared(node).items()}
+    known_to = (named_leaves(getattr(node, own)) for own, x in moments.items() if x == "mu")
+    if any(left_out & {*named.present()} for named in known_to):
         return node  # of a base optimizer
     fields = {"count": jnp.asarray(theirs.count, known.count.dtype)}
-    for field in {"mu", "nu"} & set(node._fields):
-        leaves = named_leaves(getattr(node, field))
+    for own, field in moments.items():
+        leaves = named_leaves(getattr(node, own))
         values = {}
         for name, x in leaves.present().items():
             owner = name if form is None else form.parameter
@@ -174,7 +177,7 @@ def _with_moments(
                     "Treat it alike, by matrices= or weight_dimension_numbers=, or start anew."
                 )
             values[name] = _cut(theirs.moments[field, owner], x, owner, form)
-        fields[field] = leaves.rebuild(values)
+        fields[own] = leaves.rebuild(values)
     return node._replace(**fields)
 
 

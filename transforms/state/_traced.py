@@ -1,4 +1,4 @@
-"""The abstract state of an optimizer, with what its parts recorded while `init` was traced.
+"""The abstract state of an optimizer, with the records of its parts from the trace of `init`.
 
 Nothing is computed or allocated, so that all tools work for models of any size.
 """
@@ -23,7 +23,7 @@ from ..matrices._view import MatrixViewState, ViewRecord
 class Traced(NamedTuple):
     """An optimizer's abstract state and the records of its parts.
 
-    The keys of stacks in the state say what they hold (`Key`).
+    The keys of stacks in the state describe them (`Key`).
     """
 
     state: Any
@@ -47,7 +47,9 @@ class Traced(NamedTuple):
                 return undivided(node)
             node = node.unbox() if isinstance(node, BoxedState) else node
             found = f(node, _division(own))
-            return type(own)(*found) if is_divided(found) else found
+            if is_divided(found):
+                return type(own)(*found)
+            return {key: found[key] for key in own.common}  # by the keys that describe them
 
         return jax.tree.map(mapped, self.state, state, is_leaf=is_divided)
 
@@ -100,7 +102,7 @@ class Stack(NamedTuple):
 
 
 def stack_of(key: Any) -> Stack:
-    """What the key of a traced state says of its stack."""
+    """The group of a stack, from its key in a traced state."""
     return Stack(str(key), tuple((form.name, form.count) for form in key.about.members))
 
 
@@ -136,12 +138,12 @@ def check_optimizer(
     """Requires an optimizer and a tree of parameters.
 
     Args:
-      optimizer: what was given as optimizer.
-      params: what was given as parameters, the next argument.
+      optimizer: the argument in this place.
+      params: the next argument.
       order: the names of the arguments.
 
     Raises:
-      ValueError: naming the argument, and what it is instead.
+      ValueError: naming the argument and its type.
     """
     place = order.index("optimizer")
     first, second = (f"the {ORDINALS[i]} argument," for i in (place, place + 1))

@@ -33,16 +33,16 @@ from .._validate import check_choice, check_decay, check_interval
 from ..linalg._cholesky import lower_factor, lower_factors
 from ..linalg._loops import each_matrix
 from ..linalg._platforms import diagonals, in_rows
-from ._codec import dequantize, pack, quantize, tile_scales, unpack
+from ._codec import Coded, dequantize, pack, quantize, tile_scales, unpack
 from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 from ._triangle import (
+    decode_lower,
+    encode_lower,
     encode_zeros,
-    fold,
     join,
     squared,
     strictly_lower,
     strictly_upper,
-    unfold,
     with_diagonal,
     with_room,
     without_room,
@@ -87,38 +87,34 @@ class Cholesky(Quantized):
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""
-        order = x.shape[-1]
-        if self.is_dense(order):
+        if self.is_dense(x.shape[-1]):
             return x
         if previous is None:
             return self._first(x)
-        lower = strictly_lower(order)
-        c, failed = decomposed(x, self.eps, self.damping_mode)
-        diagonal = diagonals(c)
-        count = failed.astype(jnp.int32)
+        c, failed = factored(x, self.eps, self.damping_mode)
+        diagonal, count = diagonals(c), failed.astype(jnp.int32)
         if self.error_feedback is None:
-            c = jnp.where(lower, c, 0)
-            scales = tile_scales(c, self.codec.block)
-            folded = fold(with_room(scales))
-            codes = fold(quantize(c, scales, self.codec))
-            new = Triangle(pack(codes, self.codec), folded, diagonal, count)
-        else:  # C transposed above the diagonal, where the error is
-            error = self._error(previous)
-            upper = strictly_upper(order)
-            target = jnp.where(upper, c.mT, 0) + error
-            scales = tile_scales(target, self.codec.block)
-            codes = quantize(target, scales, self.codec)
-            found = jnp.where(upper, dequantize(codes, scales, self.codec), 0)
-            decay = self.error_feedback
-            error = decay * error + (1 - decay) * (target - found)
-            error_scales = tile_scales(error, self.codec.block)
-            error_codes = quantize(error, error_scales, self.codec)
-            (codes,) = in_rows([codes])  # XLA for GPUs would transpose all that leads to them
-            packed = pack(jnp.where(lower, codes.mT, error_codes), self.codec)
-            joint = join(with_room(scales.mT), with_room(error_scales.mT))
-            new = TriangleAndError(packed, joint, diagonal, count)
+            new = Triangle(*encode_lower(c, self.codec), diagonal, count)
+        else:
+            new = TriangleAndError(*self._with_error(c, previous), diagonal, count)
         kept = where_entries(~failed, new, previous)
         return kept._replace(failures=previous.failures + count)
+
+    def _with_error(self, c: jax.Array, previous: TriangleAndError) -> Coded:
+        """The codes and scales of C and its error; C is computed transposed, beside Eᵀ."""
+        lower, upper = (f(c.shape[-1]) for f in (strictly_lower, strictly_upper))
+        error = self._error(previous)
+        target = jnp.where(upper, c.mT, 0) + error
+        scales = tile_scales(target, self.codec.block)
+        codes = quantize(target, scales, self.codec)
+        found = jnp.where(upper, dequantize(codes, scales, self.codec), 0)
+        decay = self.error_feedback
+        error = decay * error + (1 - decay) * (target - found)
+        error_scales = tile_scales(error, self.codec.block)
+        error_codes = quantize(error, error_scales, self.codec)
+        (codes,) = in_rows([codes])  # XLA for GPUs would transpose all that leads to them
+        packed = pack(jnp.where(lower, codes.mT, error_codes), self.codec)
+        return Coded(packed, join(with_room(scales.mT), with_room(error_scales.mT)))
 
     def _first(self, x: jax.Array) -> Triangle | TriangleAndError:
         """The stored form of a multiple `x (..., d, d)` of the identity, without error."""
@@ -131,30 +127,26 @@ class Cholesky(Quantized):
 
     def decode_factor(self, stored: Any) -> jax.Array:
         """The statistic `C Cᵀ`."""
-        if not isinstance(stored, (Triangle, TriangleAndError)):
+        if isinstance(stored, Triangle):
+            lower = decode_lower(stored, self.codec)
+        elif isinstance(stored, TriangleAndError):
+            values = dequantize(self._codes(stored), without_room(stored.scales), self.codec)
+            lower = jnp.where(strictly_lower(values.shape[-1]), values, 0)
+        else:
             return stored
-        order = stored.diagonal.shape[-1]
-        codes, scales = self._squares(stored)
-        values = dequantize(codes, without_room(scales), self.codec)
-        c = with_diagonal(jnp.where(strictly_lower(order), values, 0), stored.diagonal)
-        return squared(c)
+        return squared(with_diagonal(lower, stored.diagonal))
 
-    def _squares(self, stored: Triangle | TriangleAndError) -> tuple[jax.Array, jax.Array]:
-        """The codes and the scales as squares, with those of C below the diagonal."""
-        codes = unpack(stored.codes, self.codec, stored.diagonal.shape[-1])
-        if isinstance(stored, TriangleAndError):
-            return codes, stored.scales
-        return unfold(codes), unfold(stored.scales)
+    def _codes(self, stored: TriangleAndError) -> jax.Array:
+        return unpack(stored.codes, self.codec, stored.diagonal.shape[-1])
 
     def _error(self, stored: TriangleAndError) -> jax.Array:
         """Eᵀ, above the diagonal."""
-        codes, scales = self._squares(stored)
-        above = dequantize(codes, without_room(scales.mT).mT, self.codec)
-        return jnp.where(strictly_upper(stored.diagonal.shape[-1]), above, 0)
+        above = dequantize(self._codes(stored), without_room(stored.scales.mT).mT, self.codec)
+        return jnp.where(strictly_upper(above.shape[-1]), above, 0)
 
 
 @functools.partial(jax.jit, static_argnames=["damping_mode"])
-def decomposed(
+def factored(
     x: jax.Array, eps: jax.typing.ArrayLike, damping_mode: str
 ) -> tuple[jax.Array, jax.Array]:
     """The lower Cholesky factors of `x + ε I`, `(..., d, d)`, and which of them failed, `(...)`.
@@ -232,7 +224,7 @@ def cholesky(
       min_elements: matrices with fewer elements stay dense.
 
     Raises:
-      ValueError: if an argument is not allowed; the message says what is allowed.
+      ValueError: if an argument is not allowed; the message lists the allowed values.
 
     Example:
       >>> import curvax, jax.numpy as jnp

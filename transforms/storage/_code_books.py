@@ -1,4 +1,4 @@
-r"""Code books: what the codes of `_codec.py` stand for.
+r"""Code books: the values of the codes of `_codec.py`.
 
 With $b$ bits a code $j \in \{0 \dots 2^b - 1\}$ stands for $v_j = n_j / T$ times the scale of its
 tile, with integers $n_j$ that grow with $j$:
@@ -127,4 +127,4 @@ CODE_BOOKS: dict[str, type[CodeBook]] = {
 """By the names that `map=` takes."""
 
 SIGNED = tuple(name for name, book in CODE_BOOKS.items() if book.signed)
-"""Those for factors."""
+"""The maps for factors."""

@@ -74,7 +74,7 @@ class Codec:
 
     @functools.cached_property
     def book(self) -> CodeBook:
-        """What the codes stand for."""
+        """The values of the codes."""
         return CODE_BOOKS[self.map](self.bits)
 
     def describe(self) -> str:
@@ -110,11 +110,11 @@ def quantize(
     x: jax.Array, scales: jax.Array, codec: Codec, dither: jax.Array | None = None
 ) -> jax.Array:
     """The codes of the elements of `x (..., m, n)`, uint8; `dither` is u for each of them."""
-    rounded = functools.partial(_rounded, codec=codec)
+    rounded = functools.partial(_codes_of, codec=codec)
     return over_tiles(rounded, x, scales, codec.block, dither)
 
 
-def _rounded(
+def _codes_of(
     x: jax.Array,
     scales: jax.Array,
     spread: Spread,

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from ._codec import Codec, Coded, decode, dither_of, encode
 
@@ -52,16 +54,18 @@ def is_lazy(node: Any) -> bool:
     return isinstance(node, LazyMoments)
 
 
-def decoded_tree(tree: Any) -> Any:
-    """Decodes the lazy moments of a tree."""
-    return jax.tree.map(lambda x: x.decoded() if is_lazy(x) else x, tree, is_leaf=is_lazy)
+def decoding(inner: optax.GradientTransformationExtraArgs) -> Callable[..., Any]:
+    """The update of a transformation on decoded moments, which encodes them again."""
 
+    def update(updates: Any, state: Any, params: Any, **extra_args: Any):
+        plain = jax.tree.map(lambda x: x.decoded() if is_lazy(x) else x, state, is_leaf=is_lazy)
+        found: Any = inner.update(updates, plain, params, **extra_args)
+        updates, new = found
+        return updates, jax.tree.map(
+            lambda old, x: old.encoded(x) if is_lazy(old) else x, state, new, is_leaf=is_lazy
+        )
 
-def encoded_tree(tree: Any, like: Any) -> Any:
-    """Encodes them again: the inverse of `decoded_tree`, in the codes of `like`."""
-    return jax.tree.map(
-        lambda old, x: old.encoded(x) if is_lazy(old) else x, like, tree, is_leaf=is_lazy
-    )
+    return update
 
 
 def encoded(

@@ -49,7 +49,7 @@ from ..linalg._numerics import HIGHEST
 from ..linalg._platforms import diagonals, materialized
 from ..linalg._qr import reflectors_of
 from ..linalg._reflectors import Panels, formed, panels_of, reflected
-from ._cholesky import decomposed
+from ._cholesky import factored
 from ._codec import dither_of
 from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 from ._storage import Storage, as_storage
@@ -107,7 +107,7 @@ class Packed(Quantized):
             diagonal = jnp.sqrt(diagonals(x))
             none = jnp.zeros(x.shape[:-2], jnp.int32)
             return PackedFactor(*encode_zeros(x, self.codec), diagonal, none, jnp.copy(none))
-        c, failed = decomposed(x, self.eps, "relative")
+        c, failed = factored(x, self.eps, "relative")
         updates = previous.updates + 1
         coded = encode_lower(c, self.codec, dither_of(updates, order, order))
         diagonal = diagonals(c)
@@ -219,7 +219,7 @@ def packed(
         elements.
 
     Raises:
-      ValueError: if an argument is not allowed; the message says what is allowed.
+      ValueError: if an argument is not allowed; the message lists the allowed values.
 
     Example:
       >>> import curvax, jax.numpy as jnp

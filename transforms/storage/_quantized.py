@@ -120,7 +120,7 @@ def quantized(
       min_elements: matrices with fewer elements stay dense.
 
     Raises:
-      ValueError: if an argument is not allowed; the message says what is allowed.
+      ValueError: if an argument is not allowed; the message lists the allowed values.
 
     Example:
       >>> import curvax, jax.numpy as jnp

@@ -103,12 +103,12 @@ class Dense(Storage):
     dtype: Any = None
 
     def decodes_singly(self, order: int) -> bool:
-        """Never: there is nothing to decode."""
+        """Never: a dense matrix needs no decoding."""
         del order
         return False
 
     def exact(self, order: int) -> bool:
-        """Whether there is no dtype to round to."""
+        """Whether it has no dtype to round to."""
         del order
         return self.dtype is None
 

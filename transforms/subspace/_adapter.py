@@ -92,7 +92,7 @@ def extract_adapter(
     treatments = (MatrixRule() if rule is None else rule)(before)
     axes = {n: t for n, t in treatments.items() if isinstance(t, MatrixAxes)}
     groups = lay_out({n: tuple(leaves[n].shape) for n in axes}, axes, stack=False)
-    old, new = gather(groups, before), gather(groups, after)
+    old, new = (gather(groups, x, explicit=True) for x in (before, after))
     old, new = widened(old), widened(new)
     changes = {name: new[name] - old[name] for name in old}
     for name, change in changes.items():

@@ -6,11 +6,13 @@ A basis finder is a value with
 * `orthonormal`: whether the columns of `U` are orthonormal up to rounding;
 * `random`: whether `U` does not depend on the gradient;
 * `kept`: whether `U` is stored in the state. If it is not, each step draws `U` again from the key
-  of the last refresh; `find` may then use only the `key` and the shapes of the `check`.
+  of the last refresh; `find` may then use only the `key` and the shapes of the `check`;
+* `starts`: whether it finds the first `U` in another way. Then matrices at their first refresh and
+  others are not refreshed in one group: `check.first` is the same for all of it.
 
-With tracking, $Q = b_3\, U \tilde Q U^\top + (1-b_3)\, G G^\top$ replaces $GG^\top$. Neither matrix
-is ever formed: finders multiply by it (`check.times`) or decompose a factor `X` with
-$X X^\top = Q$ (`check.factor`). An iteration starts from a basis of $GG^\top$ alone.
+With tracking, $Q = b_3\, U \tilde Q U^\top + (1-b_3)\, G G^\top$ replaces $GG^\top$. No finder
+forms either matrix: it multiplies by it (`check.times`) or decomposes a factor `X` with $X X^\top =
+Q$ (`check.factor`). An iteration starts from a basis of $GG^\top$ alone.
 
 Some finders replace some columns of another finder's basis (*switching*, Gong et al.,
 arXiv:2502.07752, Algorithm 2 and section F.7). Without switching, the optimizer never learns from
@@ -26,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_integer, check_positive_int, check_value
+from .._validate import Value, check_bool, check_integer, check_positive_int, check_value
 from ..linalg._eigh import eigh, with_fixed_signs
 from ..linalg._products import exact_product
 from ..linalg._qr import orthogonal_complement, qr
@@ -49,7 +51,7 @@ class SubspaceCheck(NamedTuple):
     def times(self, x: jax.Array) -> jax.Array:
         """Computes `Q x` for `x (m, k)`.
 
-        It takes and leaves `x` by columns, as LAPACK does, which are the rows of `xᵀ`: XLA for CPUs
+        It takes and returns `x` by columns, as LAPACK does. They are the rows of `xᵀ`: XLA for CPUs
         would write out both by rows. The barriers keep it from moving the transposes.
         """
         rows = jax.lax.optimization_barrier(x.mT)
@@ -69,12 +71,13 @@ class SubspaceCheck(NamedTuple):
         return jnp.concatenate([past, jnp.sqrt(1 - self.b3) * self.gradient], axis=1)
 
 
-class BasisFinder(abc.ABC):
+class BasisFinder(Value):
     """The type of `basis=`; the module's docstring describes it."""
 
     orthonormal: Any = True
     kept: Any = True
     random: Any = False
+    starts: Any = False
 
     @abc.abstractmethod
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
@@ -90,7 +93,7 @@ def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
 
 
 class _Directions(BasisFinder):
-    """Finders that fix the signs of what they found: once, after all choices between programs."""
+    """Finders that fix signs: once, after all choices between programs."""
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the basis `(m, rank)`."""
@@ -150,6 +153,8 @@ class Iterated(_Directions):
     rotate: bool
     start: BasisFinder
 
+    starts = True
+
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Takes one step from the current basis."""
 
@@ -194,6 +199,11 @@ class Switched(BasisFinder):
     def orthonormal(self) -> bool:
         """Gaussian columns are not orthogonal to the others."""
         return self.source != "gaussian"
+
+    @property
+    def starts(self) -> bool:
+        """As the other finder."""
+        return self.finder.starts
 
     def stay(self, rank: int, rows: int) -> int:
         """The number of leading columns that stay; more of them if the complement is too small."""

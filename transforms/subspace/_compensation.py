@@ -219,7 +219,7 @@ def fira(
 def fira_plus(*, weight: jax.typing.ArrayLike = 0.4) -> Fira:
     """Fira's compensation with the norm of the low-rank part: `C ← w C ‖UΔ‖ / ‖C‖`.
 
-    There is no limit on the growth of ‖C‖, which the rescaling sets (Gong et al., arXiv:2502.07752,
+    Nothing limits the growth of ‖C‖, which the rescaling sets (Gong et al., arXiv:2502.07752,
     section F.7).
 
     Args:
@@ -248,7 +248,7 @@ COMPENSATIONS = {None: None, "optimal": Optimal(), "fira": Fira(), "fira+": fira
 
 
 def as_compensation(value: Any, decay: jax.typing.ArrayLike = 0.9) -> Any:
-    """A compensation or what its name stands for; `decay` is that of `optimal()` without one.
+    """The compensation of this name, or itself; `decay` is that of `optimal()` without one.
 
     Raises:
       ValueError: if it is neither a compensation nor a name.

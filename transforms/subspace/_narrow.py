@@ -1,6 +1,6 @@
 r"""Bases and moments in bfloat16 between the steps of `in_subspace`.
 
-A step widens them to float32 and rounds what it leaves: bases to the nearest, moments up or down at
+A step widens them to float32 and rounds the new ones: bases to the nearest, moments up or down at
 random (`weights/_rounding.py`). Rounded to the nearest, an average with a decay rate above 0.996
 would stop: its increments are below half a unit. The random bits depend on the key of the matrix,
 the step and the place, so that a restart repeats them.
@@ -46,7 +46,7 @@ def narrow(dtype: Any, state: Any) -> Any:
     if dtype is None:
         return state
     found = take_moments(state.inner)
-    arrays = iter(_rounded([*found.first, *found.second], state, dtype))
+    arrays = iter(_in_dtype([*found.first, *found.second], state, dtype))
     moments = Moments(*([next(arrays) for _ in own] for own in found))
     basis = state.subspace.basis
     return state._replace(
@@ -55,7 +55,7 @@ def narrow(dtype: Any, state: Any) -> Any:
     )
 
 
-def _rounded(arrays: list[jax.Array], state: Any, dtype: Any) -> list[jax.Array]:
+def _in_dtype(arrays: list[jax.Array], state: Any, dtype: Any) -> list[jax.Array]:
     """Moments `(..., r, n)` in this dtype, rounded at random if it is bfloat16."""
     if dtype != jnp.bfloat16:
         return [x.astype(dtype) for x in arrays]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +32,7 @@ from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._loops import at_most_once
 from ..linalg._numerics import magnitude, power_of_two
 from ..linalg._products import exact_product, gram
-from ..refresh._due import refresh_due, untried
+from ..refresh._due import Refreshing, refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
 from ._bases import BasisFinder, SubspaceCheck, Switched
 from ._compensation import Compensation, Parts
@@ -62,11 +63,15 @@ class Subspace(NamedTuple):
     damaged = counter("damaged")  # 1 if it will at this step
 
 
-class Energies(NamedTuple):
-    """Squared column norms, zero where not finite; `None` without a compensation."""
+class Projected(NamedTuple):
+    """Gradients and their projections; energies are squared column norms, `None` if unused."""
 
-    projected: jax.Array | None  # of σ (..., n)
-    gradient: jax.Array | None  # of G (..., n)
+    gradient: jax.Array  # G (..., m, n)
+    basis: jax.Array  # U (..., d, r)
+    sigma: jax.Array  # (..., r, n), zero where not finite
+    finite: jax.Array  # bool (..., 1, 1)
+    inside: jax.Array | None  # energies of σ (..., n)
+    whole: jax.Array | None  # energies of G (..., n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +128,7 @@ class SubspaceRule:
             where += f", leading {instead(stay, self.basis.leading)}"
         record_rank(x, self.rank, rank, where)
 
-    def project(
-        self, g: jax.Array, u: jax.Array, subspace: Subspace
-    ) -> tuple[jax.Array, jax.Array, Energies]:
+    def project(self, g: jax.Array, u: jax.Array, subspace: Subspace) -> Projected:
         """Computes σ (zero if not finite), whether each matrix is finite, and the column energies.
 
         A row of σ that is rounding noise, at most `noise · ‖σ‖` long, is zero.
@@ -151,10 +154,10 @@ class SubspaceRule:
         finite = jnp.isfinite(total) & ~(untried(subspace)[..., None, None] & (total > 0))
         columns = finite[..., 0]
         inside, whole = jax.tree.map(lambda x: jnp.where(columns, x, 0), (inside, whole))
-        return jnp.where(finite, sigma, 0), finite, Energies(inside, whole)
+        return Projected(g, u, jnp.where(finite, sigma, 0), finite, inside, whole)
 
     def _noise(self, g: jax.Array, terms: int) -> float:
-        """What rounding leaves of a sum of so many terms, relative to the lengths of its factors.
+        """The rounding error of a sum of so many terms, relative to the lengths of its factors.
 
         The errors of a rounded basis are independent: of a row of σ they make at most half a unit
         times `‖G‖ / √(3 · order)`, unless few rows hold the gradient. The factor 4√3 is a margin.
@@ -165,7 +168,12 @@ class SubspaceRule:
         return max(noise, float(jnp.finfo(self.dtype).eps) / self.side_of(g).order(g) ** 0.5)
 
     def check(
-        self, g: jax.Array, size: jax.Array, subspace: Subspace, number: jax.Array
+        self,
+        g: jax.Array,
+        size: jax.Array,
+        subspace: Subspace,
+        number: jax.Array,
+        first: bool | None = None,
     ) -> SubspaceCheck:
         """The finder's input for a single finite matrix, scaled by the power of two of `size`."""
         rows, _, rank = self.orders(g)
@@ -177,12 +185,14 @@ class SubspaceRule:
             basis=basis,
             tracked=None if subspace.tracked is None else subspace.tracked * factor * factor,
             b3=self.b3,
-            first=subspace.refreshes == 0,
+            first=subspace.refreshes == 0 if first is None else jnp.bool_(first),
             key=key_for(subspace.key, number),
         )
 
-    def refresh_one(self, entry: tuple[Subspace, Any], given: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Refreshes the subspace of a single matrix and carries its moments over."""
+    def refresh_one(
+        self, entry: tuple[Subspace, Any], given: tuple[Any, ...], first: bool | None = None
+    ) -> tuple[Any, ...]:
+        """Refreshes a single matrix's subspace, for the `first` time if known; carries moments."""
         (subspace, moments), (gradient, key) = entry, given
         gradient, subspace = widened(gradient), subspace._replace(key=key)
         finite, size = is_finite(gradient, axis=None), magnitude(gradient)
@@ -194,7 +204,7 @@ class SubspaceRule:
             subspace = subspace._replace(tracked=jnp.where(sound, subspace.tracked, 0))
             good |= sound & (tracked > 0)
         if subspace.basis is not None:
-            new = self._found(gradient, finite, size, good, subspace)
+            new = self._found(gradient, finite, size, good, subspace, first)
             good &= jnp.isfinite(magnitude(new))
             used, side = jnp.where(good, new, subspace.basis), self.side_of(gradient)
             subspace, moments = self._moved(used, good, side, subspace, moments)
@@ -202,16 +212,23 @@ class SubspaceRule:
         return subspace._replace(key=None, counts=counts), moments
 
     def _found(
-        self, g: jax.Array, finite: jax.Array, size: jax.Array, good: jax.Array, subspace: Subspace
+        self,
+        g: jax.Array,
+        finite: jax.Array,
+        size: jax.Array,
+        good: jax.Array,
+        subspace: Subspace,
+        first: bool | None,
     ) -> jax.Array:
-        """The new basis of a single matrix, or the old one if there is nothing to find it from."""
+        """The new basis of a single matrix, or the old one if its gradient gives none."""
         old, rank = subspace.basis, self.orders(g)[2]
         assert old is not None
 
         def found() -> jax.Array:
             # Here, not before the condition: XLA would write it out, and then its multiple.
             sound = jnp.where(finite, g, 0)  # LAPACK's SVD may not end on infinite entries
-            check = self.check(sound, jnp.where(finite, size, 0), subspace, subspace.refreshes)
+            size_or_0, number = jnp.where(finite, size, 0), subspace.refreshes
+            check = self.check(sound, size_or_0, subspace, number, first)
             return self.basis.find(check, rank).astype(old.dtype)
 
         # A parameter whose gradients stay zero tries again at every step; that must be free.
@@ -238,40 +255,42 @@ class SubspaceRule:
             tracked = jnp.where(good, self.carry.first(half.mT, turn), tracked)
         return subspace._replace(basis=basis, tracked=tracked), moments
 
+    def refreshing(self, x: Any) -> Refreshing:
+        """What it takes to refresh one subspace of `x (..., m, n)`."""
+        return Refreshing(float(math.prod(self.orders(x))), max(x.shape[-2:]) ** 2)
+
     def refreshed(
         self, g: jax.Array, state: Any, policy: RefreshPolicy, count: jax.Array
     ) -> tuple[Subspace, Any]:
         """Runs the refreshes due at this step; returns the subspaces and the new inner state."""
         moments = take_moments(state.inner) if self.carry.needs_names else None
-
-        def select(entry: tuple[Any, ...], given: tuple[Any, ...], due: jax.Array) -> jax.Array:
-            (subspace, _), (g, key) = entry, given
-            if policy.examines is not None:
-                due &= self.examined(policy, g, subspace._replace(key=key))
-            return due | untried(subspace).reshape(-1)
-
-        # Of the state a refresh leaves the key, the phase and the compensation as they are.
         old = state.subspace
-        changed = old._replace(key=None, phase=None, compensation=None)
-        subspace, moments = refresh_due(
-            jax.jit(self.refresh_one),
-            (changed, moments),
-            g.shape[:-2],
-            policy.schedule,
-            count,
-            given=(g, old.key),
-            phase=old.phase,
-            select=select,
-            numbers=max(g.shape[-2:]) ** 2,
-        )
+        asked: Any = True if policy.examines is None else self.examined(policy, g, old)
+        again, never = (x.reshape(-1) for x in (untried(old), old.refreshes == 0))
+        parts: Any = {True: never, False: ~never} if self.basis.starts else {None: True}
+        # Of the state a refresh leaves the key, the phase and the compensation as they are.
+        entry = old._replace(key=None, phase=None, compensation=None), moments
+        for first, own in parts.items():
+            entry = refresh_due(
+                jax.jit(functools.partial(self.refresh_one, first=first)),
+                entry,
+                g.shape[:-2],
+                policy.schedule,
+                count,
+                given=(g, old.key),
+                phase=old.phase,
+                select=lambda entry, given, due, own=own: (due & asked | again) & own,
+                numbers=None if first else self.refreshing(g).numbers,
+            )
+        subspace, moments = entry
         subspace = subspace._replace(key=old.key, phase=old.phase, compensation=old.compensation)
         return subspace, state.inner if moments is None else put_moments(state.inner, moments)
 
     def examined(self, policy: RefreshPolicy, g: jax.Array, subspace: Subspace) -> jax.Array:
         """Which matrices of a batch the policy refreshes, bool (size,)."""
         g = widened(g)
-        sigma, *_ = self.project(g, self.basis_in_use(g, subspace), subspace)
-        norm = jnp.linalg.norm(sigma, axis=(-2, -1))
+        projected = self.project(g, self.basis_in_use(g, subspace), subspace)
+        norm = jnp.linalg.norm(projected.sigma, axis=(-2, -1))
 
         def asked(norm: jax.Array, first: jax.Array) -> jax.Array:
             return jnp.asarray(verdict_of(policy, ProjectionCheck(norm, first)).refresh)
@@ -282,28 +301,21 @@ class SubspaceRule:
         """U for a batch of matrices: from the state, or drawn from their keys."""
         if subspace.basis is not None:
             return subspace.basis
-        rank = self.orders(g)[2]
 
         def drawn(g: jax.Array, subspace: Subspace) -> jax.Array:
             g = finite_or_zero(g)
-            check = self.check(g, magnitude(g), subspace, subspace.refreshes - 1)
-            return self.basis.find(check, rank)
+            number = subspace.refreshes - 1
+            return self.basis.find(self.check(g, magnitude(g), subspace, number), self.orders(g)[2])
 
         for _ in g.shape[:-2]:
             drawn = jax.vmap(drawn)
         return drawn(g, subspace)
 
     def combined(
-        self,
-        g: jax.Array,
-        subspace: Subspace,
-        u: jax.Array,
-        sigma: jax.Array,
-        finite: jax.Array,
-        energies: Energies,
-        moved: jax.Array,
+        self, projected: Projected, subspace: Subspace, moved: jax.Array
     ) -> tuple[jax.Array, Subspace]:
         """Computes the directions of a batch of matrices, zero where not finite, and the state."""
+        g, u, sigma, finite, *_ = projected
         side = self.side_of(g)
         moved = jnp.where(finite, moved, 0)
         sound = self._sound_bases(subspace, finite[..., 0, 0])
@@ -314,7 +326,7 @@ class SubspaceRule:
             subspace = subspace._replace(tracked=tracked)
         inside, s = moved, None
         if self.compensation is not None:
-            parts = self.parts(g, u, sigma, finite, energies, moved)
+            parts = self.parts(projected, moved)
             s, state = self.compensation.scales(parts, subspace.compensation)
             subspace = subspace._replace(compensation=state)
             good &= jnp.isfinite(s).all(axis=-1)
@@ -338,45 +350,36 @@ class SubspaceRule:
 
     def _sound_bases(self, subspace: Subspace, finite: jax.Array) -> jax.Array:
         """Which bases of a batch are finite; all of them if all projections are."""
+        every = jnp.ones_like(finite)
         if subspace.basis is None:
-            return jnp.ones_like(finite)
-        return jax.lax.cond(
-            finite.all(), lambda u: jnp.ones_like(finite), all_finite, subspace.basis
-        )
+            return every
+        return jax.lax.cond(finite.all(), lambda u: every, all_finite, subspace.basis)
 
     def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
         """Projects `x` from the subspace back to the full space."""
         return u @ x if side is LEFT else jnp.einsum("...mr,...nr->...mn", x, u)
 
-    def parts(
-        self,
-        g: jax.Array,
-        u: jax.Array,
-        sigma: jax.Array,
-        finite: jax.Array,
-        energies: Energies,
-        moved: jax.Array,
-    ) -> Parts:
+    def parts(self, projected: Projected, moved: jax.Array) -> Parts:
         """Computes the norms that a compensation takes."""
+        g, u, sigma, finite, inside, whole = projected
         rows, _, rank = self.orders(g)
         side = self.side_of(g)
-        projected, gradient = energies
-        assert self.compensation is not None and projected is not None and gradient is not None
+        assert self.compensation is not None and inside is not None and whole is not None
         squares = functools.partial(_squares, side=side)
         inner = squares(moved)
-        outside = gradient - projected
+        outside = whole - inside
         noise = self._noise(g, rows)
-        outside = jnp.where(jnp.abs(outside) <= noise * gradient, 0, outside)
+        outside = jnp.where(jnp.abs(outside) <= noise * whole, 0, outside)
         rho = self.compensation.residual
         if rho is None:
-            residual = low_rank = jnp.zeros_like(gradient)
+            residual = low_rank = jnp.zeros_like(whole)
         elif self.basis.orthonormal:
-            residual = jnp.maximum(outside, 0) + (1 - rho) ** 2 * projected
+            residual = jnp.maximum(outside, 0) + (1 - rho) ** 2 * inside
             low_rank = jnp.sum(inner, axis=-1)
         else:
             residual = squares(jnp.where(finite, g, 0) - rho * self.back(u, sigma, side))
             low_rank = jnp.sum(squares(self.back(u, moved, side)), axis=-1)
-        return Parts(gradient, projected, outside, residual, inner, low_rank, rows - rank)
+        return Parts(whole, inside, outside, residual, inner, low_rank, rows - rank)
 
 
 def _read_once(sums: jax.Array) -> jax.Array:

@@ -26,7 +26,6 @@ FLOPs between refreshes, `2r²n` more with tracking, one more pass over `G` with
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -153,7 +152,7 @@ def in_subspace(
             check_directions("in_subspace", inner, like, inner_state)
         if carry.needs_names:
             check_moments(inner_state, like)
-        (phase,) = phases_of(x, refresh.schedule, [lambda y: float(math.prod(rule.orders(y)))])
+        (phase,) = phases_of(x, refresh.schedule, [rule.refreshing])
         subspace = rule.start(x, matrix_keys(x, seed), phase)
         return narrow(stored, SubspaceState(jnp.zeros([], jnp.int32), subspace, inner_state))
 
@@ -164,10 +163,10 @@ def in_subspace(
         subspace, inner_state = rule.refreshed(g, state, refresh, count)
         wide = widened(g) if used is None else _widened_once(g)
         u = rule.basis_in_use(wide, subspace)
-        sigma, finite, energies = rule.project(wide, u, subspace)
-        found: Any = inner.update(sigma, inner_state)
+        projected = rule.project(wide, u, subspace)
+        found: Any = inner.update(projected.sigma, inner_state)
         moved, inner_state = found
-        direction, subspace = rule.combined(wide, subspace, u, sigma, finite, energies, moved)
+        direction, subspace = rule.combined(projected, subspace, moved)
         return direction.astype(g.dtype), narrow(
             stored, SubspaceState(count, subspace, inner_state)
         )

@@ -43,7 +43,7 @@ class MasterState(NamedTuple):
 def kahan_summation(
     inner: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Stores what rounding takes from parameters in bfloat16, and adds it at the next step.
+    """Stores the rounding errors of parameters in bfloat16, and adds them at the next step.
 
     Parameter and compensation together have about 16 significant bits. Nothing is random.
 

@@ -15,8 +15,9 @@ import numpy as np
 
 import curvax
 
-from . import asgo, muon, recipes, soap
+from . import recipes
 from ._bounds import Step, of_moments, polar
+from ._methods import ASGO, MUON, SOAP
 from ._row import Row
 
 RMS = 0.2  # of AdamW's updates, usually
@@ -50,7 +51,7 @@ BOTH_MOMENTS = {"b1": 0.9, "b2": 0.95, "b3": 0.9, "side": "smaller"}
 
 NORMUON = recipe_row(
     "normuon",
-    muon.ROW,
+    MUON,
     fields=frozenset({"mu", "neurons"}),
     numbers=lambda s: s.m * s.n + s.n,
     without={"scale free"},  # its ε
@@ -59,7 +60,7 @@ NORMUON = recipe_row(
 )
 TURBO_MUON = recipe_row(
     "turbo_muon",
-    muon.ROW,
+    MUON,
     # Not in bfloat16: rounding of 16 bits hides mistakes.
     settings={"method": curvax.polar.newton_schulz(3, coefficients="turbo_muon", norm="aol")},
     without={"scale free"},  # sums of magnitudes, by whose roots rows are divided
@@ -68,7 +69,7 @@ TURBO_MUON = recipe_row(
 )
 DION = recipe_row(
     "dion",
-    muon.ROW,
+    MUON,
     settings={"rank": 3, "side": "smaller"},
     decomposes="qr",
     fields=frozenset({"mu", "factor", "failures"}),
@@ -82,56 +83,56 @@ DION = recipe_row(
 ON_WEIGHTS = {"longest": of_weights, "longest_repeated": None}
 HYPERBALL_MUON = recipe_row(
     "hyperball_muon",
-    muon.ROW,
+    MUON,
     more={"reads weights", "blind to norms"},
     decayed=lambda d, w: 0 * w,
     **ON_WEIGHTS,
 )
 CAUTIOUS_MUON = recipe_row(
-    "cautious_muon", muon.ROW, decayed=lambda d, w: np.where(d * w >= 0, w, 0), **POLAR
+    "cautious_muon", MUON, decayed=lambda d, w: np.where(d * w >= 0, w, 0), **POLAR
 )
 LARS = recipe_row(
-    "lars", muon.ROW, more={"reads weights"}, settings={}, fuzz={}, growth=64.0, **ON_WEIGHTS
+    "lars", MUON, more={"reads weights"}, settings={}, fuzz={}, growth=64.0, **ON_WEIGHTS
 )
 KL_SOAP = recipe_row(
     "kl_soap",
-    soap.ROW,
+    SOAP,
     settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2},
     fields=frozenset({"mu", "nu", "spectrum"}),
-    algebra={**soap.ROW.algebra, "initial": 1.0},
-    faults={**soap.ROW.faults, "b3": 0.5, "method": "eigh"},  # slower, and no basis is due
+    algebra={**SOAP.algebra, "initial": 1.0},
+    faults={**SOAP.faults, "b3": 0.5, "method": "eigh"},  # slower, and no basis is due
     numbers=lambda s: 2 * s.m * s.n + 2 * s.squares + sum(s.orders),
 )
 TRACKED_SOAP = recipe_row(
     "tracked_soap",
-    soap.ROW,
+    SOAP,
     settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2},
     # Its codes are of other arrays than those in float64.
-    algebra={**soap.ROW.algebra, "method": "eigh"},
-    faults={**soap.ROW.faults, "b3": 0.5},
+    algebra={**SOAP.algebra, "method": "eigh"},
+    faults={**SOAP.faults, "b3": 0.5},
     decomposes="",  # at the first refresh alone
 )
 EIGENVALUE_CORRECTED = recipe_row(
     "eigenvalue_corrected_shampoo",
-    soap.ROW,
+    SOAP,
     settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": curvax.policies.diagonal_residual(2, 0.01)},
-    faults={**soap.ROW.faults, "refresh": curvax.every(2), "method": "eigh"},
+    faults={**SOAP.faults, "refresh": curvax.every(2), "method": "eigh"},
     # The eigenvalues of a basis, and the policy's last figure.
-    numbers=lambda s: soap.ROW.numbers(s) + sum(s.orders) + len(s.orders),
+    numbers=lambda s: SOAP.numbers(s) + sum(s.orders) + len(s.orders),
     longest_repeated=lambda at: (
         of_moments(0.9, 0.95, at.t, corrected=True) * math.sqrt(at.m * at.n)
     ),
 )
 SOAP_BEFORE_MUON = recipe_row(
     "soap_before_muon",
-    soap.ROW,
-    settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2, **muon.ROW.settings},
+    SOAP,
+    settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2, **MUON.settings},
     growth=512.0 * 3.4445**3,  # both of its parts'
     **POLAR,
 )
 ONE_SIDED_SHAMPOO = recipe_row(
     "one_sided_shampoo",
-    asgo.ROW,
+    ASGO,
     settings={"b1": 0.9, "b2": 0.95, "eps": 0.01, "refresh": 2},
     longest=lambda at: RMS * math.sqrt(at.m * at.n),
     longest_repeated=lambda at: RMS * math.sqrt(at.m * at.n),

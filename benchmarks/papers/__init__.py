@@ -1,4 +1,0 @@
-"""Figures and tables of the papers, reproduced with curvax; one script each.
-
-Results go to `benchmarks/results/papers`.
-"""

@@ -1,0 +1,543 @@
+"""Methods and chains against NumPy float64 transcriptions of the papers.
+
+Cases are those of `tests/shared/transcriptions.py`. Gradients of `tests/shared/soap.py` make bases
+unique; noise off the diagonal at step 1, by which SOAP divides in its first basis, is left out of
+account (`start`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import curvax
+from tests.helpers import assert_close, run_scanned, share, stacked
+from tests.reference.cautious import cautious_weight_decay, hyperball
+from tests.reference.dion import dion
+from tests.reference.eigenvalue_corrected import eigenvalue_corrected
+from tests.reference.kl_shampoo import kl_shampoo, kl_shampoo_eigenbasis, kl_soap
+from tests.reference.lars import lars
+from tests.reference.normuon import normuon
+from tests.reference.one_sided_shampoo import one_sided_shampoo
+from tests.reference.osgdm import osgdm
+from tests.reference.polar_starts import TURBO_MUON, muon_from
+from tests.reference.qk_clip import largest_logits, muon_clip
+from tests.reference.soap import adadiag, eigen_adam, soap
+from tests.reference.soap_muon import soap_muon
+from tests.reference.swan import swan
+from tests.reference.tracked import tracked
+from tests.reference.tracked_roots import tracked_roots
+from tests.shared.soap import STEPS, growing_gradients, soap_gradients
+from tests.shared.transcriptions import Case, Gradients, assert_follows, by_period
+
+INF = float("inf")
+NEWTON_SCHULZ = 3.4445**5  # five iterations multiply small singular values by 3.4445
+SHAPES = {"wide": (6, 15), "square": (5, 5), "odd": (7, 11), "tall": (9, 6)}
+SHAPES = dict(share(SHAPES.items(), of=3))
+GRADIENTS = {name: soap_gradients(shape) for name, shape in SHAPES.items()}
+GROWING = {name: growing_gradients(shape) for name, shape in SHAPES.items()}
+SQUARE, WIDE = {"square": soap_gradients((5, 5))}, {"wide": soap_gradients((5, 8))}
+
+
+def after_diagonal(gradients: list[np.ndarray]) -> list[np.ndarray]:
+    """With a first diagonal gradient, whose eigenbasis and that of the initial factors agree.
+
+    Papers and official code of KL-Shampoo do not say what eigenvalues are in a first eigenbasis.
+    """
+    first = np.zeros_like(gradients[0])
+    np.fill_diagonal(first, np.linspace(3, 2, min(first.shape)))
+    return [first, *gradients[1:]]
+
+
+AFTER_DIAGONAL = {name: after_diagonal(g) for name, g in GRADIENTS.items()}
+
+
+def of_first(power: int) -> Callable[..., float]:
+    """A power of the condition of the first gradient, as its statistics and bases have it."""
+    return lambda gradients, states: float(np.linalg.cond(gradients[0])) ** power
+
+
+def of_all(gradients: list[np.ndarray], states: Any) -> float:
+    return max(float(np.linalg.cond(g)) for g in gradients) ** 2
+
+
+def of_blocks(gradients: list[np.ndarray], states: Any) -> float:
+    """The largest condition number of a root's argument."""
+    blocks = [s[name] for s in states for name in ("H_L", "H_R") if s[name] is not None]
+    return max(float(np.linalg.cond(block)) for block in blocks)
+
+
+@pytest.fixture(autouse=True)
+def _in_float64() -> Any:
+    with jax.enable_x64(True):
+        yield
+
+
+case = functools.partial(Case, factor=64.0)
+
+# Muon and what is made of it
+
+
+def muon(**settings: Any) -> Any:
+    return curvax.scale_by_muon(method=curvax.polar.newton_schulz(**settings))
+
+
+EXPRESS = curvax.NEWTON_SCHULZ_COEFFICIENTS["polar_express"][:5]
+PRINTED_NORMUON = optax.chain(
+    curvax.momentum(0.95),
+    curvax.orthogonalize(),
+    curvax.normalize_neurons(0.95, 1e-10, side="left"),
+    curvax.normalize_matrices(0.2),
+)
+AS_OURS = {"b2": 0.9, "eps": 1e-8, "scale": "norm", "neurons": "columns"}
+AS_OURS |= {"nesterov": True, "bias_correction": True}
+MUON: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "NorMuon as printed": (PRINTED_NORMUON, normuon, {}),
+    "muon with b2": (curvax.scale_by_muon(b2=0.9), normuon, AS_OURS),
+    "from AOL": (muon(steps=4, norm="aol"), muon_from, {"start": "aol", "steps": 4}),
+    "Turbo-Muon": (
+        muon(steps=4, norm="aol", coefficients="turbo_muon"),
+        muon_from,
+        {"start": "aol", "coefficients": TURBO_MUON},
+    ),
+    "from Schatten 4": (muon(norm="gram"), muon_from, {"start": "schatten"}),
+    "on the Gram matrix": (
+        muon(coefficients="polar_express"),
+        muon_from,
+        {"gram": True, "coefficients": EXPRESS},
+    ),
+}
+PRINTED_SWAN = curvax.polar.newton_schulz(coefficients=(1.5, -0.5, 0.0), norm="gram", eps=0.0)
+NORMAL = {
+    f"{m}x{n}": list(np.random.default_rng((m, n)).standard_normal((4, m, n)))
+    for m, n in ((5, 8), (8, 5), (6, 6))
+}
+CASES: dict[str, Case] = {
+    **{
+        name: Case(
+            ours,
+            functools.partial(theirs, **settings),
+            GRADIENTS,
+            NEWTON_SCHULZ,
+            # Our Newton-Schulz adds an ε of 1e-8 to the norm; the printed starts have none.
+            eps=1e-8 if theirs is muon_from else None,
+        )
+        for name, (ours, theirs, settings) in MUON.items()
+    },
+    "SWAN": Case(curvax.scale_by_swan(method="svd"), swan, NORMAL, factor=256.0),
+    "SWAN by Newton-Schulz": Case(
+        curvax.scale_by_swan(method=PRINTED_SWAN),
+        functools.partial(swan, method="newton_schulz"),
+        NORMAL,
+        factor=256.0,
+    ),
+}
+
+# SOAP and what is made of it
+
+
+def of_smaller(gradients: list[np.ndarray]) -> str:
+    m, n = gradients[0].shape
+    return "left" if m <= n else "right"
+
+
+CORRECTED: dict[str, Any] = {"eps": 1e-8, "bias_correction": True}
+RATES: dict[str, Any] = {"b1": 0.9, "b2": 0.99, "b3": 0.8}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "": ({}, {}),
+    ", corrected": (CORRECTED, CORRECTED),
+    ", first step skipped": ({"skip_first": True}, {"skip_first": True}),
+    ", by QR": ({"method": "qr"}, {"refresh": "qr", "carry_v": "permute"}),
+    ", other decay rates": (RATES, RATES),
+}
+PERIODS = (1, 4, 7)
+BOTH: Any = {"left.statistic": ("L", 1.0), "right.statistic": ("R", 1.0)}
+CASES |= {
+    f"SOAP on one side{name}": case(
+        by_period(curvax.scale_by_soap, side="smaller", **ours),
+        lambda g, k, theirs=theirs: soap(g, K=k, side=of_smaller(g), **theirs),
+        GRADIENTS,
+        of_first(2),
+        {"inner.nu": ("v", None)},
+        PERIODS,
+    )
+    for name, (ours, theirs) in VARIANTS.items()
+}
+CASES |= {
+    f"SOAP{name}": case(
+        by_period(curvax.scale_by_soap, **ours),
+        lambda g, k, theirs=theirs: soap(g, K=k, side="both", **theirs),
+        SQUARE,
+        of_first(4),
+        {**BOTH, "inner.nu": ("v", None)},
+        PERIODS,
+        start=1,
+    )
+    for name, (ours, theirs) in list(VARIANTS.items())[:3]
+}
+IN_FLOAT32 = {"wide": [np.float64(np.float32(g)) for g in soap_gradients((6, 9))]}
+ADAM_BEFORE_MUON: dict[str, Any] = {"b1": 0.9, "b2": 0.95, "b3": 0.9, "limit": INF}
+CASES |= {
+    "Eigen-Adam": case(
+        by_period(curvax.scale_by_eigen_adam, b3=0.95),
+        lambda g, k: eigen_adam(g, K=k),
+        {"wide": soap_gradients((6, 9))},
+        of_all,
+        periods=(4,),
+        factor=256.0,
+    ),
+    "AdaDiag": case(
+        by_period(curvax.scale_by_eigen_adam, b3=0.0),
+        lambda g, k: adadiag(g, K=k),
+        {"wide": soap_gradients((6, 9))},
+        of_all,
+        periods=(4,),
+        factor=256.0,
+    ),
+    "SOAP in float32": case(
+        by_period(curvax.scale_by_soap, side="left"),
+        lambda g, k: soap(g, K=k, side="left"),
+        IN_FLOAT32,
+        of_first(2),
+        periods=(4,),
+        dtype="float32",
+    ),
+}
+
+
+def before_muon(soap: Any) -> Any:
+    """Without ε: in front of it the transcription restores a norm."""
+    return optax.chain(soap, curvax.orthogonalize(curvax.polar.newton_schulz(eps=0.0)))
+
+
+AS_RECORDED = optax.chain(curvax.momentum(0.95, nesterov=True), curvax.moment_ratio(0.0, 0.9))
+DOCUMENTED = {"mu": 0.9, "b2": 0.95, "nesterov": False, "second_moment": "gradient"}
+for side, own in {"smaller": GRADIENTS, "both": GROWING}.items():
+    CASES[f"SOAP before Muon, {side}"] = case(
+        before_muon(curvax.scale_by_soap(refresh=4, side=side, **ADAM_BEFORE_MUON)),
+        functools.partial(soap_muon, K=4, side=side, ns_eps=0.0, refresh="eigh", **DOCUMENTED),
+        own,
+        1e3 * NEWTON_SCHULZ,
+    )
+    CASES[f"SOAP before Muon as in the record, {side}"] = case(
+        before_muon(
+            curvax.in_eigenbasis(
+                AS_RECORDED, b3=0.9, refresh=curvax.every(4), method="qr", side=side
+            )
+        ),
+        functools.partial(soap_muon, K=4, side=side, ns_eps=0.0, mu=0.95, b2=0.9),
+        own,
+        1e3 * NEWTON_SCHULZ,
+    )
+
+# Tracked bases and roots
+
+CASES |= {
+    f"tracked SOAP, {side}": case(
+        by_period(curvax.scale_by_soap, method="tracked", limit=INF, side=side),
+        lambda g, k, side=side: tracked(g, period=k, side=side),
+        own,
+        of_first(4),
+        {"left.basis": ("U_L", None), "left.statistic": ("H_L", None)},
+        (1, 3),
+        start=1,
+    )
+    for side, own in {"left": WIDE, "both": SQUARE}.items()
+}
+RELATIVE: dict[str, Any] = {"eps": 1e-6, "initial": 1e-6}
+CASES |= {
+    "tracked KL-Shampoo": case(
+        by_period(
+            functools.partial(curvax.in_eigenbasis, curvax.momentum(0.95)),
+            statistics="kl",
+            divide=True,
+            method="tracked",
+        ),
+        lambda g, k: tracked(g, period=k, kl=True),
+        SQUARE,
+        of_first(4),
+        periods=(2,),
+    ),
+    "tracked square roots": case(
+        curvax.precondition(
+            curvax.momentum(0.9), refresh=curvax.every(1), side="left", root=2, solver="tracked"
+        ),
+        functools.partial(tracked_roots, b1=0.9, sides="left", root=2),
+        WIDE,
+        of_blocks,
+    ),
+    "tracked fourth roots": case(
+        curvax.precondition(
+            refresh=curvax.every(3, offset=1), solver="tracked", damping_mode="relative", **RELATIVE
+        ),
+        functools.partial(tracked_roots, root=4, period=3, damping="relative", **RELATIVE),
+        SQUARE,
+        of_blocks,
+    ),
+}
+
+# Whitened statistics, and one factor
+
+
+def from_length(reference: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """Factors start at the root of the first gradient's mean square, if the settings do not say."""
+
+    def theirs(gradients: list[np.ndarray]) -> Any:
+        start = settings.get("initial") or float(np.sqrt(np.mean(gradients[0] ** 2)))
+        own = {} if reference is kl_shampoo else {"initial_factor": start}
+        return reference(gradients, **{**settings, "initial": start, **own})
+
+    return theirs
+
+
+def whitened(momentum: Any = None, **settings: Any) -> Any:
+    given = {"root": 2, "b2": 0.95, "statistics": "kl", "eps": 0.0, **settings}
+    return curvax.precondition(momentum, **given)
+
+
+STATISTICS: Any = {"left.statistic": ("L", 1e3), "right.statistic": ("R", 1e3)}
+OF_KL = {**STATISTICS, "left.spectrum": ("d_L", 1e4)}
+KL: dict[str, Any] = {"b": 0.95, "K": 4}
+QR: dict[str, Any] = {**KL, "refresh": "qr", "sort": True, "at_refresh": "permute"}
+EIGH: dict[str, Any] = {**KL, "refresh": "eigh", "at_refresh": "keep", "initial": 0.1}
+SINGULAR = {**GRADIENTS, "singular": [g * (np.arange(6) > 0)[:, None] for g in GRADIENTS["wide"]]}
+CASES |= {
+    "KL-Shampoo by roots": case(
+        whitened(refresh=curvax.every(1)),
+        from_length(kl_shampoo, K=1),
+        AFTER_DIAGONAL,
+        1e3,
+        STATISTICS,
+    ),
+    "KL-Shampoo by stale roots": case(
+        whitened(curvax.momentum(0.9), refresh=curvax.every(4)),
+        from_length(kl_shampoo, K=4, b1=0.9),
+        AFTER_DIAGONAL,
+        1e3,
+        STATISTICS,
+    ),
+    "KL-Shampoo by roots from another start": case(
+        # The first inverse, of the initial factors, has no ε here; the paper prints none.
+        whitened(refresh=curvax.every(4), initial=0.1, eps=1e-3),
+        from_length(kl_shampoo, K=4, initial=0.1, initial_root=0.1**-0.5, eps=1e-3),
+        AFTER_DIAGONAL,
+        1e3,
+        STATISTICS,
+    ),
+    "KL-Shampoo": case(
+        curvax.scale_by_kl_shampoo(b1=0.9, b2=0.95, refresh=4, limit=INF),
+        from_length(kl_shampoo_eigenbasis, **QR, b1=0.9),
+        AFTER_DIAGONAL,
+        1e4,
+        OF_KL,
+    ),
+    "KL-Shampoo by eigh": case(
+        curvax.scale_by_kl_shampoo(
+            b1=0.0, b2=0.95, refresh=4, initial=0.1, method="eigh", limit=INF
+        ),
+        from_length(kl_shampoo_eigenbasis, **EIGH),
+        AFTER_DIAGONAL,
+        1e4,
+        OF_KL,
+    ),
+    "KL-SOAP": case(
+        curvax.scale_by_soap(refresh=4, statistics="kl", method="qr", limit=INF),
+        from_length(kl_soap, **QR),
+        AFTER_DIAGONAL,
+        1e4,
+        OF_KL,
+    ),
+    "one-sided Shampoo": case(
+        optax.chain(
+            curvax.precondition(
+                curvax.momentum(0.95), refresh=curvax.every(10), side="smaller", root=2, eps=0.0
+            ),
+            curvax.normalize_matrices(0.2),
+        ),
+        one_sided_shampoo,
+        SINGULAR,  # also where the factor has no full rank
+        1e3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", share(CASES, of=3))
+def test_directions_follow_the_transcription(name: str) -> None:
+    assert_follows(CASES[name])
+
+
+# With a first state, weights or a learning rate
+
+
+def as_steps(gradients: Gradients) -> list[dict[str, np.ndarray]]:
+    return [dict(zip(gradients, g, strict=True)) for g in zip(*gradients.values(), strict=True)]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_dion_follows_the_transcription(side: str) -> None:
+    direction = curvax.scale_by_dion(3, b1=0.9, side=side)
+    states = direction.init(as_steps(GRADIENTS)[0])
+    first = {shape: states[name].factor for name, shape in SHAPES.items()}
+
+    def theirs(gradients: list[np.ndarray]) -> Any:
+        return dion(gradients, first[gradients[0].shape], mu=0.9, transposed=side == "right")
+
+    assert_follows(case(direction, theirs, GRADIENTS, 1e3, {"mu": ("M", None)}))
+
+
+def test_lars_follows_the_transcription() -> None:
+    direction = optax.chain(curvax.momentum(0.9), curvax.scale_by_weight_norm(0.3))
+    weights = {name: gradients[0] + 1 for name, gradients in GRADIENTS.items()}
+    found, _ = run_scanned(direction, as_steps(GRADIENTS), weights)
+    for name in SHAPES:
+        expected, _ = lars(GRADIENTS[name], weights[name], phi=lambda z: 0.3 * z)
+        assert_close([d[name] for d in found], expected, 64)
+
+
+def trained(optimizer: Any, weights: Any, steps: list[Any]) -> Any:
+    """The weights after each step, which comes first, in one program."""
+
+    def step(carry: Any, g: Any) -> Any:
+        weights, state = carry
+        updates, state = optimizer.update(g, state, weights)
+        weights = optax.apply_updates(weights, updates)
+        return (weights, state), weights
+
+    run = jax.jit(lambda carry, g: jax.lax.scan(step, carry, g)[1])
+    return jax.device_get(run((weights, optimizer.init(weights)), stacked(steps)))
+
+
+ON_WEIGHTS = {
+    "cautious decay": (
+        optax.chain(curvax.add_cautious_decay(0.5), optax.scale_by_learning_rate(0.1)),
+        functools.partial(cautious_weight_decay, learning_rate=0.1, weight_decay=0.5),
+    ),
+    "hyperball": (
+        optax.chain(
+            curvax.scale_by_weight_norm(),
+            optax.scale_by_learning_rate(0.1),
+            curvax.keep_weight_norm(),
+        ),
+        functools.partial(hyperball, learning_rate=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ON_WEIGHTS)
+def test_weights_follow_the_transcription(name: str) -> None:
+    optimizer, theirs = ON_WEIGHTS[name]
+    weights = {name: gradients[-1] for name, gradients in GRADIENTS.items()}
+    found = trained(optimizer, weights, as_steps(GRADIENTS))
+    for name, own in GRADIENTS.items():
+        _, states = theirs(own, weights[name])
+        assert_close(list(found[name]), [state["W"] for state in states], 64)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_osgdm_follows_the_transcription_under_a_schedule(decay: float) -> None:
+    """Every direction keeps its own learning rate; weight decay stays out of the momentum."""
+    rates, start = [0.1 / (1 + t) for t in range(STEPS)], np.ones((5, 8))
+    moves, _ = osgdm(WIDE["wide"], rates, gamma=0.9)
+    optimizer = curvax.osgdm(lambda t: 0.1 / (1 + t), b1=0.9, weight_decay=decay)
+    found = trained(optimizer, {"kernel": start}, [{"kernel": g} for g in WIDE["wide"]])["kernel"]
+    for before, after, rate, move in zip([start, *found], found, rates, moves, strict=False):
+        assert_close(after - before, -move - rate * decay * before, 256)
+
+
+# MuonClip
+
+WIDTH, HEADS, TIME, TAU = 6, 3, 4, 1.5
+PLAIN = {"qc": (WIDTH, HEADS, 4), "kc": (WIDTH, HEADS, 4)}
+LATENT = {**PLAIN, "qr": (WIDTH, HEADS, 2), "kr": (WIDTH, 2)}
+POWERS = {"qr": 1.0, "*": 0.5}
+
+
+@pytest.mark.parametrize(("shapes", "power"), [(PLAIN, 0.5), (LATENT, POWERS)], ids=["MHA", "MLA"])
+def test_muon_with_clipped_logits_is_muon_clip(shapes: Any, power: Any) -> None:
+    generator = np.random.default_rng(0)
+
+    def drawn(number: int) -> list[dict[str, np.ndarray]]:
+        return [{k: generator.standard_normal(s) for k, s in shapes.items()} for _ in range(number)]
+
+    (first,), gradients = drawn(1), drawn(STEPS)
+    batches = [generator.standard_normal((2, TIME, WIDTH)) / 2 for _ in range(STEPS)]
+    axes = {name: curvax.MatrixAxes(0, tuple(range(1, len(s)))) for name, s in shapes.items()}
+    settings: dict[str, Any] = {"nesterov": False, "accumulate": "sum", "consistent_rms": 0.2}
+    settings |= {"weight_decay": 0.1, "matrices": "all", "weight_dimension_numbers": axes}
+    optimizer = optax.chain(curvax.muon(0.1, **settings), curvax.clip_logits(TAU, power=power))
+
+    @jax.jit
+    def step(weights: Any, state: Any, g: Any, largest: Any) -> Any:
+        told = {name: largest[:, None] for name in shapes if name != "kr"}
+        updates, state = optimizer.update(g, state, weights, max_logits=told)
+        return optax.apply_updates(weights, updates), state
+
+    weights, state, found = first, optimizer.init(first), []
+    for g, x in zip(gradients, batches, strict=True):
+        weights, state = step(weights, state, g, largest_logits(jax.device_get(weights), x))
+        found.append(jax.device_get(weights))
+    expected, logits = muon_clip(gradients, batches, first, learning_rate=0.1, tau=TAU)
+    clipped = np.array(logits) > TAU
+    assert 0.1 < clipped.mean() < 0.9
+    # A difference in weights moves the logits, and these the next weights.
+    assert_close(found, expected, 64, condition=NEWTON_SCHULZ)
+
+
+# Eigenvalue-corrected Shampoo
+
+
+def graded() -> list[np.ndarray]:
+    """Square gradients whose statistics keep the order of their eigenvalues.
+
+    Ours sorts columns before each QR, as SOAP does, and the paper's code after the last one.
+    """
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(5, 5)))[0]
+    scale, noise = 2.0 ** -np.arange(5), np.random.default_rng(1).standard_normal((STEPS, 5, 5))
+    return [turn @ (scale[:, None] * (np.eye(5) + 0.05 * x)) @ turn for x in noise]
+
+
+def over_gap(factor: np.ndarray) -> float:
+    """`λ_max / gap`, by which rounding turns a basis; null spaces have unit vectors here."""
+    values = np.linalg.eigvalsh(factor) / np.linalg.norm(factor, 2)
+    gap = np.diff(values[values > 1e-12]).min(initial=1)
+    assert gap > 1e-5
+    return 1 / gap
+
+
+GRADED, TOLERANCE = {"graded": graded()}, 0.005
+RENEWED = [("eigh", GRADED), ("qr", GRADED), *share([("qr", GROWING), ("eigh", GROWING)], of=2)]
+
+
+@pytest.mark.parametrize(("method", "gradients"), RENEWED)
+def test_soap_with_warm_qr_is_eigenvalue_corrected_shampoo(method: str, gradients: Any) -> None:
+    """Bases are renewed where the criterion fails, by as many steps as it takes: in some steps and
+    not in others. From dense gradients a renewal takes several steps of QR."""
+    settings: dict[str, Any] = {"b1": 0.9, "b2": 0.95, "b3": 0.9, "eps": 1e-8}
+    ours = curvax.scale_by_soap(
+        **settings,
+        bias_correction=True,
+        method=curvax.eigenbases.qr(100) if method == "qr" else method,
+        refresh=curvax.policies.diagonal_residual(1, TOLERANCE),
+        limit=INF,
+    )
+    found, states = run_scanned(ours, as_steps(gradients))
+    for name, own in gradients.items():
+        expected, kept = eigenvalue_corrected(own, tolerance=TOLERANCE, method=method, **settings)
+        for side in ("left",) if name == "graded" else ("left", "right"):
+            renewed = [state[f"new_{side[0].upper()}"] for state in kept]
+            assert 3 < sum(renewed) < len(renewed), (name, side)
+            counts = [getattr(state[name], side).refreshes for state in states]
+            assert np.diff([0, *counts]).tolist() == [int(x) for x in renewed], (name, side)
+        if name == "graded":
+            assert method == "eigh" or max(state["iterations_L"] for state in kept) > 1
+        # In the first basis, which diagonalizes the first gradient, noise is divided by noise.
+        for t in range(name == "graded", len(own)):
+            turned = 1e3 + max(over_gap(kept[t][side]) for side in "LR")
+            condition = 1e5 if name == "graded" else turned
+            assert_close(found[t][name], expected[t], 64, condition=condition)
