@@ -44,7 +44,7 @@ def test_sides_are_transposes(side, order):
 
 
 def test_muon_with_b2_is_normuon():
-    """Whose trajectory is compared with the paper's in `test_leaders_references.py`."""
+    """Whose trajectory is compared with the paper's in `test_references.py`."""
     normuon = optax.chain(curvax.scale_by_muon(), curvax.normalize_neurons(0.9))
     programs = [program_of_step(x) for x in (normuon, curvax.scale_by_muon(b2=0.9))]
     assert programs[0] == programs[1] != program_of_step(curvax.scale_by_muon())

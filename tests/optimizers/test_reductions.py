@@ -9,6 +9,7 @@ tall and square matrices too.
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from typing import Any, NamedTuple
 
@@ -195,7 +196,10 @@ OF_OPTAX: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"ns_coeffs": ROWS, "ns_steps": 2, "eps": 1e-3},
     ),
 }
+TAKEN = inspect.signature(optax.contrib.muon).parameters
 for name, (ours, theirs) in OF_OPTAX.items():
+    if not theirs.keys() <= TAKEN.keys():
+        continue  # Optax 0.2.6 has no `consistent_rms`
     decay = {"weight_decay": 0.1} if "decay" in name else {}
     IDENTITIES[f"Muon is Optax's: {name}"] = Identity(
         curvax.muon(COSINE, matrices="all", **decay, **ours),
