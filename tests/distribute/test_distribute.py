@@ -284,7 +284,7 @@ def test_a_staggered_state_keeps_its_schedule_on_other_devices() -> None:
 def test_the_same_work_gives_the_same_bits(name: str, each: int, stack: bool) -> None:
     """RACS always; what multiplies matrices, if a device has one of a shape, as without stacks.
 
-    XLA's products of a batch depend on its size, and there are no others in RACS.
+    XLA's products of a batch depend on its size, and RACS has no others.
     """
     params, gradients = given({f"{i}/kernel": (32, 48) for i in range(2 * each)}, 2)
     found = []

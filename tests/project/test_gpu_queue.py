@@ -32,7 +32,7 @@ def test_a_queue_goes_on_where_it_was_stopped(
     # A failure leaves its reason and costs no other.
     failed = [name for name, line in lines.items() if "error" in line]
     assert failed == ["nothing 1 × 1²"] and "KeyError" in lines[failed[0]]["error"]
-    # Other seeds run at the best rate, which is no end of the grid.
+    # Other seeds run at the best rate, which is not at an end of the grid.
     for method in TINY.trained["tiny"]:
         rates, rate = gpu.tuned(lines, "tiny", method)
         assert min(rates) < rate < max(rates) or len(rates) == gpu.MOST_RATES

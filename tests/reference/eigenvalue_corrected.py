@@ -12,7 +12,7 @@ Each factor has its own test, so that bases are renewed at different steps.
 Readings chosen:
 - Order of a step: M, L and R, the tests and bases, then v and D in the new bases. All states start
   at 0. v stays as it is when a basis changes.
-- Step 1 is an eigendecomposition (descending, signs fixed): there is no basis to start from. From
+- Step 1 is an eigendecomposition (descending, signs fixed): it has no basis to start from. From
   then on the test runs at each step.
 - method="qr" iterates until the criterion holds (official code: once); method="eigh" decomposes A
   anew where the test fails.

@@ -3,7 +3,7 @@
 Paper: "Understanding and Improving Shampoo and SOAP via Kullback-Leibler Minimization"
 (arXiv:2509.03378). Each factor's statistic is whitened by the other one, for G of shape (m, n):
 L <- b L + (1 - b) / n G R^(-1) G', R <- b R + (1 - b) / m G' L^(-1) G, D = L^(-1/2) M R^(-1/2).
-There is no grafting and no root but 2.
+It has no grafting, and 2 is the only root.
 
 Three functions:
 - `kl_shampoo` is the idealized one, from roots of the factors, fresh or stale.

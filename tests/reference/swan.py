@@ -2,7 +2,7 @@
 
 Paper: "Towards Efficient Optimizer Design for LLM via Structured Fisher Approximation with a
 Low-Rank Extension": Section B.7, Eqs. 30-32 (SWAN), Section 3.3 (the operator Norm, without the
-sqrt(m) of Section C.2), Section B.8 (Newton-Schulz). There is no state.
+sqrt(m) of Section C.2), Section B.8 (Newton-Schulz). It has no state.
 
 Readings chosen:
 - GradNorm takes mean and standard deviation (population, 1/n) of each row, over its n entries, for

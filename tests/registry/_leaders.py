@@ -1,4 +1,4 @@
-"""Rows of what leads the field: recipes of the library's parts that are no methods of their own.
+"""Rows of what leads the field: recipes of the library's parts that are not methods of their own.
 
 `LEADERS` are all of them; the training benchmark trains each. With CURVAX_ALL_CELLS they are in the
 registry too, so that every suite runs them; without it, the suites run the methods that they

@@ -75,7 +75,7 @@ def distribute(
       A transformation of a dict of stacks, with its state distributed over the devices.
 
     Raises:
-      ValueError: if `inner` is no transformation, or the mesh has no such axis.
+      ValueError: if `inner` is not a transformation, or the mesh has no such axis.
 
     Example:
       >>> import curvax, jax, jax.numpy as jnp

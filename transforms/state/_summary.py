@@ -56,7 +56,7 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
       heads, blocks). Step counters and other entries that all parameters share are left out.
 
     Raises:
-      ValueError: if there is no such parameter; the message lists the paths.
+      ValueError: if no parameter has this path; the message lists the paths.
 
     Example:
       >>> import curvax, jax.numpy as jnp
