@@ -20,7 +20,6 @@ import curvax
 from curvax.transforms._side import shorter_side
 from curvax.transforms.linalg._polar import _polynomial, polar_qr_svd
 from curvax.transforms.linalg._products import gram
-from curvax.transforms.linalg._split import Split
 
 from ._timing import Program
 
@@ -71,7 +70,7 @@ def newton_schulz(x: jax.Array) -> jax.Array:
     """Five iterations on the smaller side, from a normalized matrix."""
     side = shorter_side(x)
     for count in (3, 2) if max(x.shape) >= 2 * min(x.shape) else (1,) * 5:
-        x = side.times(_polynomial(gram(x, side), [QUINTIC] * count, Split(None, -1)), x)
+        x = side.times(_polynomial(gram(x, side), [QUINTIC] * count), x)
     return x
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import curvax
 from curvax.transforms.linalg import _tracking
 from curvax.transforms.linalg._inverse_root import SOLVERS
-from curvax.transforms.linalg._precision import at
+from curvax.transforms.linalg._products import at
 
 CALLS, SECONDS = 5, 3.0  # calls of a program, and after how long no other begins
 SPREAD = 1e-6  # the smallest eigenvalue over the largest

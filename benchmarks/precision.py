@@ -19,8 +19,7 @@ import numpy as np
 
 import curvax
 from curvax.transforms.linalg._inverse_root import solve_root
-from curvax.transforms.linalg._precision import LEVELS, at
-from curvax.transforms.linalg._products import product
+from curvax.transforms.linalg._products import LEVELS, at, multiplied
 
 from . import _record
 
@@ -144,7 +143,7 @@ def steps(order: int, condition: float, seed: int) -> dict[str, float]:
     single = [jnp.asarray(x, jnp.float32) for x in given]
     found = {}
     for level in LEVELS:
-        times = functools.partial(product, precision=level)
+        times = functools.partial(multiplied, precision=level)
         found[level] = error(jax.jit(functools.partial(direction, times))(*single), exact)
     times = jax.jit(functools.partial(direction, rounded_to_tf32))
     return found | {"TF32": error(times(*single), exact)}

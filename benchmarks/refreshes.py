@@ -34,16 +34,19 @@ from curvax.transforms.linalg import _tracking
 
 from . import _lines, _record
 from ._curves import spread
-from ._methods import RATE
+from ._methods import RATE, STORAGES
 from ._trees import GPT2_SMALL, abstract_kernels
 
 SECTIONS = ("losses", "programs", "accuracy", "table")
 PARTS = ("refresh", "step", "whole")
 FORMS = ("eigh", "tracked", "products")
+DOUBLING = "doubling"
+"""`"eigh"` too, with `every(k, first="doubling")`."""
 SHORT, LONG = "recipe-250", "recipe-500"
 SEEDS = (1, 2, 3, 4, 5)
+PERIODS = (10, 1, 100, 30, 3)
 DEVICES = ("h200", "v5e")
-ORDERS, CONDITIONS = (192, 640, 1024, 2048), ("1e2", "1e4", "1e6")
+ORDERS, CONDITIONS = (192, 640, 1024, 2048, 4096), ("1e2", "1e4", "1e6")
 AIMS = {
     ("soap", 0, "tracked"): 5.0,
     ("soap", 1024, "tracked"): 3.0,
@@ -72,7 +75,7 @@ class Cell(NamedTuple):
 
 def forms(method: str) -> tuple[str, ...]:
     """How a method can be refreshed."""
-    return FORMS[:2] if method == "soap" else FORMS
+    return FORMS[:2] if method.startswith("soap") else FORMS
 
 
 def losses() -> Iterator[Cell]:
@@ -82,18 +85,16 @@ def losses() -> Iterator[Cell]:
         for seed, period, form in itertools.product(seeds, periods, forms(method)):
             yield Cell("losses", suite, method, form, period, seed)
 
-    yield from runs(SHORT, "soap", (10, 1), SEEDS[:3])
-    yield from runs(SHORT, "soap", (100, 30, 3), SEEDS[:1])
-    yield from runs(SHORT, "shampoo", (10,), SEEDS[:1])
-    yield from runs(SHORT, "asgo", (1,), SEEDS[:1])
-    yield from runs(SHORT, "soap", (10,), SEEDS[3:])
-    yield from runs(LONG, "soap", (10, 100), SEEDS[:1])
-    yield from runs(SHORT, "soap", (1,), SEEDS[3:])
-    for seed in SEEDS[1:]:
+    yield from runs(SHORT, "soap", (10, 1), SEEDS)
+    for seed in SEEDS:
         yield from runs(SHORT, "shampoo", (10,), (seed,))
         yield from runs(SHORT, "asgo", (1,), (seed,))
-        yield from runs(SHORT, "soap", (100, 30, 3), (seed,))
-    yield from runs(LONG, "soap", (30, 3, 1), SEEDS[:1])
+    yield from runs(LONG, "soap", PERIODS, SEEDS[:1])
+    yield from runs(SHORT, "soap", PERIODS, SEEDS[:3])
+    yield from runs(LONG, "soap", (10, 100), SEEDS[:3])
+    for suite, periods in ((SHORT, (100, 30, 10)), (LONG, (100,))):
+        for seed, period in itertools.product(SEEDS[:3], periods):
+            yield Cell("losses", suite, "soap", DOUBLING, period, seed)
 
 
 def programs() -> Iterator[Cell]:
@@ -102,6 +103,8 @@ def programs() -> Iterator[Cell]:
     for place, (method, block), form, part in itertools.product(DEVICES, cases, FORMS, PARTS):
         if form in forms(method) and (form != "eigh" or (part != "refresh" and not block)):
             yield Cell(part, place, method, form, block, 0)
+    for place, form in itertools.product(DEVICES, FORMS[:2]):
+        yield Cell("whole", place, "soap, packed", form, 0, 0)
 
 
 def accuracies() -> Iterator[Cell]:
@@ -124,7 +127,11 @@ class Losses:
         from .evidence import _methods, _plan
 
         best: Any = _plan.best_in(cell.place, cell.method, self.runs)
-        point = {**best, "refresh": cell.number, option(cell.method): cell.form}
+        point = {**best, "refresh": cell.number}
+        if cell.form == DOUBLING:
+            point["refresh"] = curvax.every(cell.number, first=DOUBLING)
+        else:
+            point[option(cell.method)] = cell.form
         request = _plan.Request(cell.place, cell.method, point, cell.seed)
         begin, run = time.time(), None
         for run in self.runner.program(request).train(_methods.split(point)[1], cell.seed, True):
@@ -137,13 +144,15 @@ class Losses:
 
 def option(method: str) -> str:
     """The argument that takes a form."""
-    return "method" if method == "soap" else "solver"
+    return "method" if method.startswith("soap") else "solver"
 
 
 def optimizer(method: str, form: str, part: str, block: int = 0) -> Any:
     """Of a program; statistics are updated at every step."""
+    method, _, storage = method.partition(", ")
     refresh = curvax.every(1 if part == "refresh" else 10, offset=0, first=True)
     settings: dict[str, Any] = {"refresh": refresh, option(method): form}
+    settings |= {"storage": STORAGES[storage]} if storage else {}
     settings |= {"statistics_every": 1} if method == "shampoo" else {}
     rule = curvax.MatrixRule(block_size=block or None)
     if part == "refresh":  # without the guard, in whose branches counters are not constant
@@ -212,6 +221,7 @@ LOSSES = {
     "eigh": ('`"eigh"`, mean (range)', ""),
     "tracked": ('`"tracked"` beyond it', ""),
     "products": ('`"products"` beyond it', ""),
+    DOUBLING: ('`"eigh"`, first refreshes at 1, 2, 4, …, beyond it', ""),
 }
 
 
@@ -241,6 +251,8 @@ def losses_table(lines: Recorded) -> _record.Table:
         row |= {"seeds": len(paired), "eigh": several([runs["eigh", x] for x in paired], ".3f")}
         for form in forms(method)[1:]:
             row[form] = several([runs[form, x] - runs["eigh", x] for x in paired], "+.3f")
+        early = [runs[DOUBLING, x] - runs["eigh", x] for x in SEEDS if (DOUBLING, x) in runs]
+        row |= {DOUBLING: several(early, "+.3f")} if early else {}
         rows.append(row)
     return _record.Table("Losses", LOSSES, rows)
 

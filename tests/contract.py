@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
-from tests.helpers import gradients_like, normal_like, program, run
+from tests.helpers import gradients_like, normal, program, run
 from tests.registry import Row
 
 
 def small_tree(dtype: str = "float32") -> dict[str, dict[str, jax.Array]]:
     """Parameters for all that follows, in one shape and one stack so that little is compiled."""
     shapes = {"dense": {"kernel": (4, 6), "bias": (6,)}, "head": {"kernel": (4, 6)}}
-    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
-    zeros = jax.tree.map(lambda shape: np.zeros(shape, jnp.dtype(dtype)), shapes, is_leaf=is_shape)
-    return normal_like(jax.random.key(2), zeros)
+    return normal(jax.random.key(2), shapes, dtype)
 
 
 def two_stacks() -> dict[str, dict[str, jax.Array]]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxlib.version import __version_info__
 
@@ -92,6 +93,18 @@ def assert_close(
         assert error <= bound, f"{place}: error {error:.3g} exceeds the bound {bound:.3g}"
 
 
+def rejection(call: Callable[[], Any]) -> str:
+    """The message of the `ValueError` that `call` raises."""
+    with pytest.raises(ValueError) as error:
+        call()
+    return str(error.value)
+
+
+def assert_names(message: str, fragments: str) -> None:
+    """Requires all fragments, between which stands ` | `, in a message."""
+    assert [x for x in fragments.split(" | ") if x not in message] == [], message
+
+
 def generator(key: jax.Array, *place: int) -> np.random.Generator:
     """NumPy's generator for a JAX key: it compiles nothing and is equal on all platforms."""
     return np.random.default_rng([*map(int, jax.random.key_data(key)), *place])
@@ -129,6 +142,13 @@ def normal_like(key: jax.Array, tree: Any, dtype: jax.typing.DTypeLike | None = 
         return jnp.asarray(entries, jnp.result_type(x) if dtype is None else dtype)
 
     return jax.tree_util.tree_map_with_path(drawn, tree)
+
+
+def normal(key: jax.Array, shapes: Any, dtype: jax.typing.DTypeLike = "float32") -> Any:
+    """`normal_like` for a tree of shapes."""
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    zeros = jax.tree.map(lambda x: np.zeros(x, jnp.dtype(dtype)), shapes, is_leaf=is_shape)
+    return normal_like(key, zeros)
 
 
 def gradients_like(

@@ -64,10 +64,8 @@ def collectives(program: str) -> list[Collective]:
 def _bytes(shapes: str) -> int:
     """Of a result such as `f32[4,8]{1,0}` or `(f32[4], s32[])`."""
     return sum(
-        math.prod(map(int, filter(None, sizes.split(",")))) * BITS.get(dtype, _integer(dtype)) // 8
+        math.prod(map(int, filter(None, sizes.split(","))))
+        * (BITS.get(dtype) or int(re.sub(r"\D", "", dtype) or 32))
+        // 8
         for dtype, sizes in re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", shapes)
     )
-
-
-def _integer(dtype: str) -> int:
-    return int(re.sub(r"\D", "", dtype) or 32)

@@ -32,8 +32,8 @@ def forms_of_tpus() -> Iterator[None]:
 def loops_of(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, traces have the loops over matrices of a platform: "cpu", "gpu" or "tpu"."""
 
-    def chosen(*args: Any, default: Callable[..., Any], **forms: Callable[..., Any]) -> Any:
-        return forms.get(platform, default)(*args)
+    def chosen(*, default: Callable[..., Any], **forms: Callable[..., Any]) -> Callable[..., Any]:
+        return forms.get(platform, default)
 
     monkeypatch.setattr(_loops, "by_platform", chosen)
 

@@ -26,17 +26,19 @@ against spikes (`_spikes`), one array at a time and the plan of all arrays (`_st
 counters (`_counts`), tree maps (`_trees`), the records of `init` (`_recording`). `test_house.py`
 lists the floors.
 
-The way of a gradient through `soap(storage=packed(), mesh=mesh)`:
+The way of a gradient through `soap(storage=packed(), mesh=mesh)`, which `optimizers/_assemble.py`
+puts together:
 
 1. `matrices/_routing`: checks the arguments and widens the gradient to its parameter's dtype
    (`_trees`); biases go to AdamW (`optax.partition`), kernels on;
 2. `matrices/_view`: gathers the kernels of one shape into a stack `(N, m, n)`;
-3. `distribute/_distribute`: sends each matrix to its owner, and runs `_step` there;
+3. `distribute/_distribute`: `_step.OnMesh` sends each matrix to its owner, where `_step.Step` runs
+   what follows; `_shares` says which device owns which matrices of a stack;
 4. `matrices/_chunks`: a few matrices of a large stack at a time;
 5. `_guard`: a zero gradient for a matrix that is not finite;
 6. `kronecker/_eigenbasis`: the statistics (`_statistic`) and bases (`_basis`) that are due
-   (`refresh/_due`), stored by `storage/_packed`; the moments in these bases
-   (`directions/_moment_ratio`) give the direction;
-7. `distribute/_distribute` sends the directions back, `matrices/_view` splits the stacks into
-   updates, and Optax adds weight decay and learning rate.
+   (`refresh/_due`, in the loops of `linalg/_loops`), stored by `storage/_packed`; the moments in
+   these bases (`directions/_moment_ratio`) give the direction, which `directions/_graft` limits;
+7. `_step.OnMesh` sends the directions back, `matrices/_view` splits the stacks into updates, and
+   Optax adds weight decay and learning rate.
 """

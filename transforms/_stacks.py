@@ -95,8 +95,9 @@ def each_array(
     """
 
     def init_all(params: Any) -> Any:
-        check_matrices(params, name)
-        record(Work("decompositions"))
+        if not is_repeated():
+            check_matrices(params, name)
+            record(Work("decompositions"))
         return init_each(init, params)
 
     def update_all(updates: Any, state: Any, params: Any = None):

@@ -184,7 +184,7 @@ def draw(
     steps.set_ylim(last.min() - 0.1 * room, last.max() + room)
     seconds.set(xlabel=over[1])
     state.set(xlabel="state of the optimizer, MB", xscale="log")
-    state.margins(x=0.12)
+    state.margins(x=0.25)
     least, most = state.get_xlim()
     state.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if most < 1e3 * least else (1,)))
     state.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
@@ -205,19 +205,18 @@ def place(x: Result) -> tuple[float, float]:
 
 
 def label(axis: Axes, points: Mapping[str, tuple[float, float]]) -> None:
-    """Names beside points, on the first of four sides where none covers another."""
+    """Names beside points, at the first of eight places that covers the fewest others."""
     taken: list[Any] = []
-    sides = ((4, 3, "left"), (4, -9, "left"), (-4, -9, "right"), (-4, 3, "right"))
+    places = [(x, y, side) for y in (3, -9, 12, -18) for x, side in ((4, "left"), (-4, "right"))]
     for name, point in sorted(points.items(), key=lambda pair: pair[1]):
         found = [
             axis.annotate(
                 name, point, xytext=(x, y), textcoords="offset points", ha=side, fontsize=8
             )
-            for x, y, side in sides
+            for x, y, side in places
         ]
         boxes = [text.get_window_extent() for text in found]
-        free = [i for i, box in enumerate(boxes) if not box.count_overlaps(taken)]
-        kept = free[0] if free else 0
+        kept = int(np.argmin([box.count_overlaps(taken) for box in boxes]))
         taken.append(boxes[kept])
         for text in found[:kept] + found[kept + 1 :]:
             text.remove()

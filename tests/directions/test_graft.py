@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import curvax
-from curvax.transforms.directions._graft import rescaled
+from curvax.transforms.linalg._numerics import rescaled
 
 
 @pytest.mark.parametrize("size", [1e-30, 3e-23, 1e-10, 1.0, 1e10, 3e25, 1e30])

@@ -96,7 +96,7 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("name", share(STORED, of=2))
+@pytest.mark.parametrize("name", share(STORED, of=3))
 def test_storages_round_what_is_graded(name: str) -> None:
     """A storage's basis moves by whole codes: H stays what the stored basis says."""
     make, least = STORED[name]
@@ -153,6 +153,7 @@ def test_a_policy_decides_by_the_share_off_the_diagonal() -> None:
 # Inverse roots from tracked bases: `solver="tracked"`
 
 
+@functools.cache
 def _root(solver: str = "tracked", **options: Any) -> Any:
     settings = {"refresh": curvax.every(1), "side": "left", "root": 2, "eps": 1e-6}
     return curvax.precondition(solver=solver, **{**settings, **options})

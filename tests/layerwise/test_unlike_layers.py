@@ -7,12 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close, normal_like
+from tests.helpers import assert_close, normal
 
 VOCABULARY, WIDTH, SGD = 11, 6, optax.sgd(0.1)
 
@@ -48,17 +47,16 @@ OPTIMIZERS = {
 
 def parameters() -> dict[str, Any]:
     up = {"up": {"kernel": (WIDTH, 9)}, "down": {"kernel": (9, WIDTH)}}
-    shapes = {
-        "embed": {"embedding": (VOCABULARY, WIDTH)},
-        "wide": up,
-        "narrow": {"mix": {"kernel": (WIDTH, WIDTH), "bias": (WIDTH,)}},
-        "other": up,
-        "head": {"kernel": (WIDTH, VOCABULARY)},
-    }
-    zeros = jax.tree.map(
-        lambda shape: np.zeros(shape, np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple)
+    return normal(
+        jax.random.key(0),
+        {
+            "embed": {"embedding": (VOCABULARY, WIDTH)},
+            "wide": up,
+            "narrow": {"mix": {"kernel": (WIDTH, WIDTH), "bias": (WIDTH,)}},
+            "other": up,
+            "head": {"kernel": (WIDTH, VOCABULARY)},
+        },
     )
-    return normal_like(jax.random.key(0), zeros)
 
 
 def ordinary(params: Any, states: Any, tokens: Any) -> Any:

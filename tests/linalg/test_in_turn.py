@@ -14,19 +14,21 @@ from jax.sharding import PartitionSpec
 
 import curvax
 from curvax.transforms._side import Side
-from curvax.transforms.linalg import _by_products, _polar, _products
+from curvax.transforms.linalg import _by_products, _loops, _polar, _products
 from curvax.transforms.refresh import _due
 from tests.helpers import assert_close, normal_like, share
 from tests.tpu_forms import loops_of
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
 STACK = jax.ShapeDtypeStruct((NUMBER, ROWS, COLUMNS), jnp.float32)
-HIGHEST = jax.lax.Precision.HIGHEST
-FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "x xᵀ": lambda x: _products.gram(x, Side.LEFT, HIGHEST),
-    "xᵀ x": lambda x: _products.gram(x, Side.RIGHT),
-    "times": lambda x: _products.product(x, x.mT),
-    "x xᵀ as a product": lambda x: _products.product(x, x, transpose_b=True),
+SEVENTH = curvax.every(7, first=False)
+SOAP = curvax.scale_by_soap(refresh=SEVENTH)
+SHAMPOO = curvax.scale_by_shampoo(refresh=SEVENTH, statistics_every=1, graft=None)
+FUNCTIONS: dict[str, Callable[[jax.Array], Any]] = {
+    "x xᵀ": lambda x: _loops.in_turn(functools.partial(_products.gram, side=Side.LEFT), x),
+    "xᵀ x": lambda x: _loops.in_turn(functools.partial(_products.gram, side=Side.RIGHT), x),
+    "statistics and bases": lambda x: SOAP.update(x, SOAP.init(x))[0],
+    "statistics and roots": lambda x: SHAMPOO.update(x, SHAMPOO.init(x))[0],
     "in full precision": lambda x: _products.exact_product(x, x, transpose_a=True),
     "newton_schulz": lambda x: _polar.newton_schulz(x, "polar_express", 6),
     "polar_of_range": lambda x: _by_products.polar_of_range(x, COLUMNS),

@@ -195,16 +195,6 @@ def test_a_zero_matrix_gives_zero(method, dtype, shape):
         assert not np.any(_iterated(np.zeros(shape, dtype), eps=0.0))
 
 
-@every_method
-@pytest.mark.parametrize("shape", [(8, 13), (9, 9)], ids=str)
-def test_transposing_the_matrix_transposes_its_polar_factor(method, shape):
-    x = _matrices(shape)
-    factor, transposed = np.asarray(ALL[method](x)), ALL[method](x.mT)
-    for i, condition in enumerate(CONDITIONS):
-        condition = _amplification("quintic", 5) if method == "newton_schulz" else condition
-        assert_close(transposed[i], factor[i].T, condition=condition)
-
-
 @pytest.mark.parametrize(
     ("method", "shape"),
     [*itertools.product(("svd", "newton_schulz"), [(8, 13), (9, 9)]), ("qdwh", (8, 13))],

@@ -15,7 +15,7 @@ import pytest
 
 import curvax
 from curvax.transforms._side import LEFT, RIGHT, Side
-from curvax.transforms.linalg._products import gram, product
+from curvax.transforms.linalg._products import gram, multiplied
 from tests.helpers import TO_READ, assert_close, normal_like, share
 
 BATCHES = ((), (1,), (2, 3))
@@ -30,8 +30,8 @@ def test_products_are_numpys(batch: tuple[int, ...]) -> None:
     @jax.jit
     def products(a: jax.Array, b: jax.Array, c: jax.Array) -> list[jax.Array]:
         found = [
-            product(a, b, precision, transpose_b=True),
-            product(a, c, precision, transpose_a=True),
+            multiplied(a, b, precision, (-1, -1)),
+            multiplied(a, c, precision, (-2, -2)),
         ]
         return found + [gram(a, side, precision) for side in Side]
 
@@ -52,8 +52,8 @@ def test_a_matrix_alone_is_not_transposed_to_be_multiplied() -> None:
     state = muon.init(x)
     assert not copies(lambda x: gram(x, LEFT), x)
     assert not copies(lambda x: gram(x, RIGHT), x)
-    assert not copies(lambda x: product(x, 2 * x, transpose_b=True), x)
-    assert not copies(lambda x: product(x, 2 * x, transpose_a=True), x)
+    assert not copies(lambda x: multiplied(x, 2 * x, sums=(-1, -1)), x)
+    assert not copies(lambda x: multiplied(x, 2 * x, sums=(-2, -2)), x)
     assert not copies(lambda x: muon.update(x, state)[0], x)
     assert copies(lambda x: x @ x.mT, x), "XLA has learned it: these functions are no longer needed"
 

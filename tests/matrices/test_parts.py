@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import assert_close, gradients_like, normal_like, run_scanned, share
+from tests.helpers import assert_close, gradients_like, normal, run_scanned, share
 from tests.shared.meshes import as_on_one_device, divided_arrays, mesh_of
 
 # Four query heads and a head each of key and value, of width 2, for 8 features: (8, 4 + 1 + 1, 2).
@@ -44,7 +44,7 @@ def fused(layout: str, number: int = 3) -> tuple[Any, list[Any], dict[str, Any]]
     """
     shape, axes, _ = LAYOUTS[layout]
     shapes = {"a/kernel": (8, 2), "qkv/kernel": shape, "z/kernel": (8, 8)}
-    params = normal_like(jax.random.key(0), {k: np.zeros(s, np.float32) for k, s in shapes.items()})
+    params = normal(jax.random.key(0), shapes)
     return params, gradients_like(params, number), {"qkv/kernel": axes}
 
 
@@ -75,7 +75,7 @@ def test_a_part_is_what_a_parameter_of_its_own_would_be(method: str, layout: str
 def test_parts_of_scanned_layers_are_cut_in_blocks() -> None:
     shape = {"qkv/kernel": (3, 8, 12)}
     axes = {"qkv/kernel": curvax.MatrixAxes(1, 2, column_parts=PARTS)}
-    x = normal_like(jax.random.key(0), {k: np.zeros(s, np.float32) for k, s in shape.items()})
+    x = normal(jax.random.key(0), shape)
     rule = curvax.MatrixRule(block_size=5)
     optimizer = curvax.soap(0.1, refresh=2, matrices=rule, weight_dimension_numbers=axes)
     assert "12 matrices 4×4 (2×2 tiles) in stack 4x4 + 6 matrices 4×2" in curvax.summarize(

@@ -279,6 +279,7 @@ def test_the_registry_has_every_method() -> None:
     """The public functions whose direction is public as well."""
     names = {name for name in curvax.__all__ if f"scale_by_{name}" in curvax.__all__}
     assert {row.name for row in REGISTRY} >= names
+    assert all(NAMED[name].optimizer is getattr(curvax, name) for name in names)
 
 
 def test_every_value_is_in_the_sample() -> None:

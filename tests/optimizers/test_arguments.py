@@ -261,18 +261,6 @@ def test_a_python_float_is_an_array_without_axes(row: Row) -> None:
     ]
 
 
-def test_a_python_float_is_updated_like_an_array() -> None:
-    params = {"kernel": np.ones((4, 6), np.float32), "temperature": 0.5}
-    arrays = {**params, "temperature": np.float32(0.5)}
-    optimizer = curvax.muon(0.1)
-    (updates, _), (expected, _) = (
-        jax.jit(optimizer.update)(x, optimizer.init(x), x) for x in (params, arrays)
-    )
-    jax.tree.map(np.testing.assert_array_equal, updates, expected)
-    moved, as_moved = (optax.apply_updates(x, updates) for x in (params, arrays))
-    jax.tree.map(np.testing.assert_array_equal, moved, as_moved)
-
-
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"])
 def test_types_that_jax_does_not_promote_are_refused(dtype: str) -> None:
     narrow = {"kernel": jnp.ones((4, 6), dtype), "bias": jnp.ones(6)}

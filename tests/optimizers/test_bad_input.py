@@ -8,7 +8,6 @@ turns. `test_bad_arguments.py` has the arguments of factories.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,30 +18,19 @@ import pytest
 import curvax
 from curvax import MatrixAxes
 from tests.cases import every_optimizer, in_turns
+from tests.helpers import assert_names, rejection
 from tests.registry import Row
-
-
-def rejection(call: Callable[[], Any]) -> str:
-    """The message of the `ValueError` that `call` raises."""
-    with pytest.raises(ValueError) as error:
-        call()
-    return str(error.value)
-
-
-def assert_names(message: str, fragments: tuple[str, ...]) -> None:
-    for fragment in fragments:
-        assert fragment in message, f"{fragment!r} is not in {message!r}"
 
 
 @every_optimizer
 def test_what_contradicts_itself_is_rejected(row: Row) -> None:
     """A rate for AdamW where there is none, and axes in two places."""
     rate = functools.partial(row.make, others=optax.sgd(0.1), adam_learning_rate=0.25)
-    assert_names(rejection(rate), ("adam_learning_rate", "0.25", "others=optax.adamw("))
+    assert_names(rejection(rate), "adam_learning_rate | 0.25 | others=optax.adamw(")
     axes = {"dense/kernel": MatrixAxes(0, 1)}
     rule = curvax.MatrixRule(weight_dimension_numbers={"head/kernel": None})
     twice = functools.partial(row.make, matrices=rule, weight_dimension_numbers=axes)
-    assert_names(rejection(twice), ("weight_dimension_numbers", "dense/kernel", "once"))
+    assert_names(rejection(twice), "weight_dimension_numbers | dense/kernel | once")
 
 
 DENSE = {"dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}
@@ -52,30 +40,24 @@ def of_kernel(leaf: Any) -> Any:
     return {"dense": {"kernel": leaf, "bias": jnp.ones(6)}}
 
 
-PARAMETERS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "integers": (
-        of_kernel(jnp.ones((4, 6), jnp.int32)),
-        ("'dense/kernel'", "int32", "real floating"),
-    ),
-    "booleans": (of_kernel(jnp.ones((4, 6), bool)), ("'dense/kernel'", "bool", "real floating")),
-    "complex": (
-        of_kernel(jnp.ones((4, 6), jnp.complex64)),
-        ("'dense/kernel'", "complex64", "real"),
-    ),
-    "random key": (of_kernel(jax.random.key(0)), ("'dense/kernel'", "key", "real floating")),
-    "no rows": (of_kernel(jnp.ones((0, 6))), ("'dense/kernel'", "(0, 6)", "at least 1")),
-    "no columns": (of_kernel(jnp.ones((4, 0))), ("'dense/kernel'", "(4, 0)", "at least 1")),
-    "empty vector": ({"bias": jnp.ones(0), **DENSE}, ("'bias'", "(0,)", "at least 1")),
-    "counter": ({"step": jnp.int32(0), **DENSE}, ("'step'", "int32", "real floating")),
+PARAMETERS: dict[str, tuple[Any, str]] = {
+    "integers": (of_kernel(jnp.ones((4, 6), jnp.int32)), "'dense/kernel' | int32 | real floating"),
+    "booleans": (of_kernel(jnp.ones((4, 6), bool)), "'dense/kernel' | bool | real floating"),
+    "complex": (of_kernel(jnp.ones((4, 6), jnp.complex64)), "'dense/kernel' | complex64 | real"),
+    "random key": (of_kernel(jax.random.key(0)), "'dense/kernel' | key | real floating"),
+    "no rows": (of_kernel(jnp.ones((0, 6))), "'dense/kernel' | (0, 6) | at least 1"),
+    "no columns": (of_kernel(jnp.ones((4, 0))), "'dense/kernel' | (4, 0) | at least 1"),
+    "empty vector": ({"bias": jnp.ones(0), **DENSE}, "'bias' | (0,) | at least 1"),
+    "counter": ({"step": jnp.int32(0), **DENSE}, "'step' | int32 | real floating"),
     "3-D": (
         of_kernel(jnp.ones((2, 4, 6))),
-        ("'dense/kernel'", "(2, 4, 6)", "weight_dimension_numbers", "MatrixAxes", "batch"),
+        "'dense/kernel' | (2, 4, 6) | weight_dimension_numbers | MatrixAxes | batch",
     ),
     "4-D": (
         {"dense": {"kernel": jnp.ones((2, 2, 4, 6))}},  # a bias would make it a convolution
-        ("'dense/kernel'", "(2, 2, 4, 6)", "MatrixAxes"),
+        "'dense/kernel' | (2, 2, 4, 6) | MatrixAxes",
     ),
-    "3-D in a list": ([{"kernel": jnp.ones((2, 4, 6))}], ("'0/kernel'", "(2, 4, 6)", "MatrixAxes")),
+    "3-D in a list": ([{"kernel": jnp.ones((2, 4, 6))}], "'0/kernel' | (2, 4, 6) | MatrixAxes"),
 }
 
 
@@ -87,10 +69,10 @@ def test_init_rejects_bad_parameters(row: Row, name: str) -> None:
     assert_names(rejection(lambda: jax.eval_shape(optimizer.init, params)), fragments)
 
 
-NO_MATRICES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "vector": (jnp.ones(3), ("'w'", "(3,)", "rows, columns")),
-    "integers": (jnp.ones((3, 3), jnp.int32), ("'w'", "int32", "real floating")),
-    "no rows": (jnp.ones((0, 3)), ("'w'", "(0, 3)", "at least 1")),
+NO_MATRICES: dict[str, tuple[Any, str]] = {
+    "vector": (jnp.ones(3), "'w' | (3,) | rows, columns"),
+    "integers": (jnp.ones((3, 3), jnp.int32), "'w' | int32 | real floating"),
+    "no rows": (jnp.ones((0, 3)), "'w' | (0, 3) | at least 1"),
 }
 
 
@@ -101,22 +83,19 @@ def test_directions_reject_what_is_no_matrix(row: Row, name: str) -> None:
     assert_names(rejection(lambda: row.make_direction().init({"w": leaf})), fragments)
 
 
-WRONG_AXES: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "same axis": (MatrixAxes(0, 0), ("(2, 4, 6)", "rows=0", "columns=0", "twice")),
-    "one of several twice": (
-        MatrixAxes((0, 1), (1, 2)),
-        ("rows=(0, 1)", "columns=(1, 2)", "twice"),
-    ),
-    "twice by sign": (MatrixAxes(1, -2), ("rows=1", "columns=-2", "twice")),
-    "twice in rows": (MatrixAxes((0, 0), 1), ("rows=(0, 0)", "twice")),
-    "absent column": (MatrixAxes(0, 3), ("no axis 3", "columns", "-3 to 2")),
-    "absent row": (MatrixAxes(-4, 1), ("no axis -4", "rows", "-3 to 2")),
-    "heads in rows": (MatrixAxes(1, 2, row_heads=3), ("3 row_heads", "4 rows")),
-    "heads in columns": (MatrixAxes(1, 2, column_heads=4), ("4 column_heads", "6 columns")),
-    "parts": (MatrixAxes(1, 2, column_parts=(3, 2)), ("6 columns", "(3, 2)", "are 5")),
+WRONG_AXES: dict[str, tuple[Any, str]] = {
+    "same axis": (MatrixAxes(0, 0), "(2, 4, 6) | rows=0 | columns=0 | twice"),
+    "one of several twice": (MatrixAxes((0, 1), (1, 2)), "rows=(0, 1) | columns=(1, 2) | twice"),
+    "twice by sign": (MatrixAxes(1, -2), "rows=1 | columns=-2 | twice"),
+    "twice in rows": (MatrixAxes((0, 0), 1), "rows=(0, 0) | twice"),
+    "absent column": (MatrixAxes(0, 3), "no axis 3 | columns | -3 to 2"),
+    "absent row": (MatrixAxes(-4, 1), "no axis -4 | rows | -3 to 2"),
+    "heads in rows": (MatrixAxes(1, 2, row_heads=3), "3 row_heads | 4 rows"),
+    "heads in columns": (MatrixAxes(1, 2, column_heads=4), "4 column_heads | 6 columns"),
+    "parts": (MatrixAxes(1, 2, column_parts=(3, 2)), "6 columns | (3, 2) | are 5"),
     "absent in Optax's entry": (
         optax.contrib.MuonDimensionNumbers(reduction_axis=5, output_axis=0),
-        ("no axis 5", "-3 to 2"),
+        "no axis 5 | -3 to 2",
     ),
 }
 
@@ -128,36 +107,36 @@ def test_init_rejects_bad_axes(row: Row, name: str) -> None:
     params = of_kernel(jnp.ones((2, 4, 6)))
     optimizer = row.make(weight_dimension_numbers={"dense/kernel": axes})
     message = rejection(lambda: optimizer.init(params))
-    assert_names(message, ("'dense/kernel'", *fragments))
+    assert_names(message, f"'dense/kernel' | {fragments}")
 
 
-SPECIFICATIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "pattern fits nothing": ({"dens/*": MatrixAxes(0, 1)}, ("'dens/*'", "dense/kernel")),
+SPECIFICATIONS: dict[str, tuple[Any, str]] = {
+    "pattern fits nothing": ({"dens/*": MatrixAxes(0, 1)}, "'dens/*' | dense/kernel"),
     "second pattern fits nothing": (
         {"dense/*": MatrixAxes(0, 1), "head/*": None},
-        ("'head/*'", "dense/kernel"),
+        "'head/*' | dense/kernel",
     ),
-    "leaf lacks": ({"dense": {"kernel": MatrixAxes(0, 1)}}, ("structure", "'dense/bias'")),
+    "leaf lacks": ({"dense": {"kernel": MatrixAxes(0, 1)}}, "structure | 'dense/bias'"),
     "leaf too many": (
         {"dense": {"kernel": MatrixAxes(0, 1), "bias": None, "scale": None}},
-        ("structure", "'dense/scale'"),
+        "structure | 'dense/scale'",
     ),
-    "another structure": ([MatrixAxes(0, 1), None], ("structure", "dense/kernel")),
+    "another structure": ([MatrixAxes(0, 1), None], "structure | dense/kernel"),
     "bare tuple": (
         {"dense": {"kernel": (0, 1), "bias": None}},
-        ("(0, 1) at 'dense/kernel'", "MatrixAxes(0, 1)"),
+        "(0, 1) at 'dense/kernel' | MatrixAxes(0, 1)",
     ),
     "bare tuples": (
         {"dense/kernel": ((0,), 1), "dense/bias": None},
-        ("at 'dense/kernel'", "MatrixAxes((0,), 1)"),
+        "at 'dense/kernel' | MatrixAxes((0,), 1)",
     ),
-    "bare list": ({"dense/kernel": [0, 1, 2]}, ("[0, 1, 2] at 'dense/kernel'", "or None.")),
-    "text": ({"dense/kernel": "rows"}, ("'rows'", "MatrixAxes")),
-    "number": (3, ("3", "MatrixAxes")),
-    "callable number": (lambda params: 3, ("3", "MatrixAxes")),
+    "bare list": ({"dense/kernel": [0, 1, 2]}, "[0, 1, 2] at 'dense/kernel' | or None."),
+    "text": ({"dense/kernel": "rows"}, "'rows' | MatrixAxes"),
+    "number": (3, "3 | MatrixAxes"),
+    "callable number": (lambda params: 3, "3 | MatrixAxes"),
     "callable lacks": (
         lambda params: {"dense": {"kernel": MatrixAxes(0, 1)}},
-        ("structure", "'dense/bias'"),
+        "structure | 'dense/bias'",
     ),
 }
 
@@ -167,7 +146,7 @@ SPECIFICATIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
 def test_init_rejects_specifications_that_do_not_fit(row: Row, name: str) -> None:
     spec, fragments = SPECIFICATIONS[name]
     made = lambda: row.make(weight_dimension_numbers=spec).init(DENSE)  # noqa: E731
-    assert_names(rejection(made), ("weight_dimension_numbers", *fragments))
+    assert_names(rejection(made), f"weight_dimension_numbers | {fragments}")
 
 
 @pytest.mark.parametrize("argument", ["matrices", "output_layer"])
@@ -175,13 +154,13 @@ def test_init_rejects_patterns_that_fit_nothing(argument: str) -> None:
     rule: dict[str, Any] = {argument: ["dense/*", "decoder/*"]}
     optimizer = curvax.racs(0.1, matrices=curvax.MatrixRule(**rule))
     message = rejection(lambda: optimizer.init(DENSE))
-    assert_names(message, (argument, "'decoder/*'", "dense/kernel"))
+    assert_names(message, f"{argument} | 'decoder/*' | dense/kernel")
 
 
 def test_on_matrices_rejects_what_is_no_matrix() -> None:
     view = curvax.on_matrices(curvax.orthogonalize())
     message = rejection(lambda: view.init(DENSE))
-    assert_names(message, ("'dense/bias'", "vector", "matrices=", "weight_dimension_numbers"))
+    assert_names(message, "'dense/bias' | vector | matrices= | weight_dimension_numbers")
 
 
 def test_heads_are_not_cut_unevenly() -> None:
@@ -189,12 +168,12 @@ def test_heads_are_not_cut_unevenly() -> None:
     rule = curvax.MatrixRule(block_size=2, weight_dimension_numbers={"dense/kernel": axes})
     optimizer = curvax.asgo(0.1, matrices=rule)
     message = rejection(lambda: optimizer.init(DENSE))
-    assert_names(message, ("'dense/kernel'", "block_size=2", "3 columns", "divides"))
+    assert_names(message, "'dense/kernel' | block_size=2 | 3 columns | divides")
 
 
 def test_two_parameters_with_one_path_are_rejected() -> None:
     params = {"a": {"b": jnp.ones((2, 2))}, "a/b": jnp.ones((2, 2))}
-    assert_names(rejection(lambda: curvax.muon(0.1).init(params)), ("'a/b'", "same path"))
+    assert_names(rejection(lambda: curvax.muon(0.1).init(params)), "'a/b' | same path")
 
 
 @in_turns(0)
@@ -203,7 +182,7 @@ def test_update_rejects_gradients_of_another_shape(row: Row) -> None:
     state = jax.eval_shape(optimizer.init, DENSE)
     gradient = of_kernel(jnp.ones((4, 8)))
     message = rejection(lambda: jax.eval_shape(optimizer.update, gradient, state, DENSE))
-    assert_names(message, ("dense/kernel", "(4, 8)"))
+    assert_names(message, "dense/kernel | (4, 8)")
 
 
 @in_turns(0)
@@ -231,14 +210,14 @@ def test_tracers_are_not_validated(row: Row) -> None:
     traced = jax.eval_shape(step, hyperparameters)
     assert jax.tree.map(jnp.shape, traced) == jax.tree.map(jnp.shape, DENSE)
     bad = functools.partial(row.make, 0.1, **{**hyperparameters, "weight_decay": -1.5})
-    assert_names(rejection(bad), ("weight_decay", "-1.5"))
+    assert_names(rejection(bad), "weight_decay | -1.5")
 
 
 @in_turns(2)
 def test_injected_hyperparameters_are_validated_where_they_are_numbers(row: Row) -> None:
     inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
     optimizer = inject(0.1, weight_decay=-1.0, **row.settings)
-    assert_names(rejection(lambda: optimizer.init(DENSE)), ("weight_decay", "-1"))
+    assert_names(rejection(lambda: optimizer.init(DENSE)), "weight_decay | -1")
     valid = inject(0.1, weight_decay=0.1, **row.settings)
     updates, _ = jax.eval_shape(valid.update, DENSE, jax.eval_shape(valid.init, DENSE), DENSE)
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, DENSE)

@@ -24,45 +24,37 @@ NOT_SQUARE = {k: g for k, g in GRADIENTS.items() if k != "(6, 6)"}
 WIDE, SQUARE = ({k: GRADIENTS[k]} for k in ("(5, 8)", "(6, 6)"))
 
 
-def all_rotated(tree: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    def turned(x: np.ndarray) -> np.ndarray:
-        left, right = (
-            orthogonal(jax.random.key(i), size, size).astype(x.dtype)
-            for i, size in enumerate(x.shape[-2:])
-        )
-        return left @ x @ right
-
-    return jax.tree.map(turned, tree)
+def rotated(x: np.ndarray) -> np.ndarray:
+    left, right = (orthogonal(jax.random.key(i), n, n) for i, n in enumerate(x.shape[-2:]))
+    return left @ x @ right
 
 
-def all_transposed(tree: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def transposed(tree: Tree) -> Tree:
     """Every matrix transposed, under the name of its new shape."""
     return {str(x.mT.shape[1:]): x.mT for x in tree.values()}
 
 
-def all_turned(tree: Tree) -> Tree:
+def turned(x: np.ndarray) -> np.ndarray:
     """On the smaller side, the left one of a square matrix."""
-
-    def turned(x: np.ndarray) -> np.ndarray:
-        m, n = x.shape[-2:]
-        q = orthogonal(jax.random.key(2), min(m, n), min(m, n))
-        return q @ x if m <= n else x @ q
-
-    return jax.tree.map(turned, tree)
+    m, n = x.shape[-2:]
+    q = orthogonal(jax.random.key(2), min(m, n), min(m, n))
+    return q @ x if m <= n else x @ q
 
 
-def all_permuted(tree: Tree) -> Tree:
+def permuted(x: np.ndarray) -> np.ndarray:
     """Rows and columns, with other signs."""
-
-    def permuted(x: np.ndarray) -> np.ndarray:
-        generator, (m, n) = np.random.default_rng(0), x.shape[-2:]
-        signs = generator.choice([-1, 1], n)
-        return x[:, generator.permutation(m)][:, :, generator.permutation(n)] * signs
-
-    return jax.tree.map(permuted, tree)
+    generator, (m, n) = np.random.default_rng(0), x.shape[-2:]
+    signs = generator.choice([-1, 1], n)
+    return x[:, generator.permutation(m)][:, :, generator.permutation(n)] * signs
 
 
-MOVES = {"T": all_transposed, "QR": all_rotated, "Q": all_turned, "P": all_permuted}
+MOVES: dict[str, Callable[[Tree], Tree]] = {
+    "T": transposed,
+    **{
+        name: functools.partial(jax.tree.map, move)
+        for name, move in {"QR": rotated, "Q": turned, "P": permuted}.items()
+    },
+}
 
 
 class Case(NamedTuple):

@@ -19,8 +19,8 @@ import curvax
 from curvax.transforms.directions._moment_ratio import largest_ratio
 from tests.cases import in_turns
 from tests.helpers import share, trajectory
-from tests.registry import REGISTRY, Row, Step
-from tests.registry._bounds import of_moments
+from tests.registry import REGISTRY, Row
+from tests.registry._bounds import assert_bounded, of_moments
 
 STEPS = 60
 
@@ -90,16 +90,8 @@ def test_lengths_with_4_bits_are_within_the_row_s_bound(row: Row, storage: str) 
 
 
 def assert_within_the_bound(row: Row, **given: Any) -> None:
-    m, n = 8, 12
-    found = directions(row.direction(**row.settings, **given), m, n)
-    lengths = np.linalg.norm(found, axis=(-2, -1))
-    bound = row.longest or row.longest_repeated
-    g = gradients(m, n)
-    longest = np.maximum.accumulate(np.linalg.norm(g.astype(np.float64), axis=(-2, -1)))
-    for t, place in np.ndindex(lengths.shape):
-        most = bound(Step(m, n, t + 1, float(longest[t, place]), g[t, place]))
-        name = list(cases(m, n))[place]
-        assert lengths[t, place] <= 1.001 * most, f"{name}, step {t + 1}: {lengths[t, place]:.3g}"
+    found = directions(row.direction(**row.settings, **given), 8, 12)
+    assert_bounded(row.longest or row.longest_repeated, [*gradients(8, 12)], found)
 
 
 def test_soap_keeps_adam_s_bound_and_the_ratio_alone_does_not() -> None:

@@ -36,7 +36,7 @@ from tests.shared.low_rank import (
     of_shapes,
     oriented,
 )
-from tests.shared.transcriptions import Case, assert_follows
+from tests.shared.transcriptions import Case, assert_follows, of_smaller
 
 
 def state_of(states: Any, name: str) -> Any:
@@ -212,8 +212,7 @@ def sumo_of(variant: str) -> Case:
         return curvax.scale_by_sumo(refresh=curvax.every(period, offset=1), **settings)
 
     def reference(gradients: Any, period: int) -> Any:
-        m, n = gradients[0].shape
-        side = {"side": "left" if m <= n else "right"} if "side" in ours else {}
+        side = {"side": of_smaller(gradients)} if "side" in ours else {}
         return sumo_reference(gradients, rank=RANK, period=period, **side, **theirs)
 
     return case(

@@ -22,8 +22,8 @@ from curvax import eigenbases, grafts, polar, policies, subspaces
 from curvax.transforms.directions._graft import GRAFTS
 from curvax.transforms.directions._orthogonalize import POLAR_METHODS
 from curvax.transforms.kronecker._methods import METHODS as BASIS_METHODS
-from curvax.transforms.linalg._precision import LEVELS
 from curvax.transforms.linalg._precision import NAMES as PRODUCTS
+from curvax.transforms.linalg._products import LEVELS
 from curvax.transforms.subspace._bases import SWITCHING
 from curvax.transforms.subspace._compensation import COMPENSATIONS
 from tests.cases import in_turns
@@ -411,22 +411,22 @@ def test_the_numbers_of_a_value_are_hyperparameters() -> None:
         "compensation_weight": lambda step: 0.5 / (1 + step),
     }
     optimizer = curvax.inject_hyperparams(curvax.alice)(0.1, rank=2, **values)
-    state: Any = optimizer.init(PARAMS)
+    state: Any = jax.jit(optimizer.init)(ONE)
     assert {"compensation_gamma", "compensation_weight", "b3"} <= set(state.hyperparams)
     assert not {"compensation", "compensation_decay", "switching"} & set(state.hyperparams)
-    after = jax.eval_shape(optimizer.update, PARAMS, state, PARAMS)[1]
+    after = jax.eval_shape(optimizer.update, ONE, state, ONE)[1]
     assert jax.tree.structure(after) == jax.tree.structure(state)
     assert float(state.hyperparams["compensation_weight"]) == 0.5
     muon = curvax.inject_hyperparams(curvax.muon)(0.1, method=polar.newton_schulz(eps=0.25))
-    given = muon.init(PARAMS).hyperparams  # pyright: ignore[reportAttributeAccessIssue]
+    given = muon.init(ONE).hyperparams  # pyright: ignore[reportAttributeAccessIssue]
     assert float(given["method_eps"]) == 0.25
     later = {"refresh_threshold": lambda step: 0.5 / (1 + step)}
     values = {"refresh": policies.diagonal_residual(2), "storage": curvax.packed(min_elements=1)}
     soap = curvax.inject_hyperparams(curvax.soap)(0.1, **values, **later)
-    state = soap.init(PARAMS)
+    state = jax.jit(soap.init)(ONE)
     assert {"refresh_threshold", "storage_eps"} <= set(state.hyperparams)
     assert float(state.hyperparams["refresh_threshold"]) == 0.5
-    after = jax.eval_shape(soap.update, PARAMS, state, PARAMS)[1]
+    after = jax.eval_shape(soap.update, ONE, state, ONE)[1]
     assert jax.tree.structure(after) == jax.tree.structure(state)
     with pytest.raises(TypeError, match="method_eps"):
         curvax.inject_hyperparams(curvax.muon)(0.1, method="svd", method_eps=0.25)

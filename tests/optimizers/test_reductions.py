@@ -296,7 +296,7 @@ IDENTITIES["APOLLO-Mini of one column is APOLLO"] = Identity(
 )
 
 
-@pytest.mark.parametrize("name", share(IDENTITIES, of=3))
+@pytest.mark.parametrize("name", share(IDENTITIES, of=4))
 def test_directions_are_the_same(name: str) -> None:
     case = IDENTITIES[name]
     run = functools.partial(directions, gradients=case.gradients, dtype=case.dtype)
@@ -425,6 +425,7 @@ def scaled(trees: Any, exponent: int) -> Any:
     return jax.tree.map(lambda x: np.ldexp(x, exponent), trees)
 
 
+MUON, SWAN = curvax.scale_by_muon(), curvax.scale_by_swan()
 EXACT = curvax.polar.newton_schulz(eps=0.0)
 relative = functools.partial(shampoo, root=4, damping_mode="relative")
 SCALED: dict[str, tuple[Any, int]] = {  # and the power of the scale that directions have
@@ -434,7 +435,7 @@ SCALED: dict[str, tuple[Any, int]] = {  # and the power of the scale that direct
     "Muon": (curvax.scale_by_muon(method=EXACT), 0),
     "Muon without Nesterov": (curvax.scale_by_muon(method=EXACT, nesterov=False), 0),
     "RACS without averages": (curvax.scale_by_racs(b2=0.0), 0),
-    "SWAN": (curvax.scale_by_swan(), 0),
+    "SWAN": (SWAN, 0),
 }
 
 
@@ -460,22 +461,20 @@ def test_shampoo_does_not_ignore_scales_without_these_settings(setting: Any) -> 
 @pytest.mark.parametrize("scale", [1e-3, 0.7, 1e4])
 def test_muon_hardly_depends_on_the_scale_of_the_gradients(scale: float) -> None:
     given = of_shapes((5, 8), (8, 5), (6, 6))
-    pair = [
-        directions(curvax.scale_by_muon(), {k: s * g for k, g in given.items()}) for s in (1, scale)
-    ]
+    pair = [directions(MUON, {k: s * g for k, g in given.items()}) for s in (1, scale)]
     # Besides rounding there is eps = 1e-8 beside a norm of scale · ‖G‖ > scale.
     eps = float(np.finfo(np.float32).eps) + 1e-8 / scale
     assert_close(*map(steps_of, pair), condition=NEWTON_SCHULZ, eps=eps)
 
 
 def test_swan_does_not_see_offsets_of_rows() -> None:
-    found = [directions(curvax.scale_by_swan(), {"w": normal(5, 8) + c})["w"] for c in (0, 2)]
+    found = [directions(SWAN, {"w": normal(5, 8) + c})["w"] for c in (0, 2)]
     assert_close(*found, 256)
 
 
 def test_swan_in_bfloat16_keeps_the_rank() -> None:
     """Rows sum to 0, so the rank of (8, 6) is 5: rounding must not fill the sixth direction."""
-    direction = directions(curvax.scale_by_swan(), {"w": normal(8, 6)[:1]}, "bfloat16")["w"][0]
+    direction = directions(SWAN, {"w": normal(8, 6)[:1]}, "bfloat16")["w"][0]
     singular = np.linalg.svd(np.asarray(direction, np.float64))[1]
     assert singular[4] > 0.9 and singular[5] < 0.05
 
@@ -573,7 +572,7 @@ BY_THRESHOLD: dict[str, tuple[Any, Any]] = {
 NEW_EIGENVALUES = ("dr_shampoo", "asgo by DR")  # at each check, whatever the threshold
 
 
-@pytest.mark.parametrize("name", share(BY_THRESHOLD, of=2))
+@pytest.mark.parametrize("name", share(BY_THRESHOLD, of=3))
 def test_limits_of_the_threshold(name: str) -> None:
     """Next to 0 all checks are refreshes; with an infinite threshold only the first one is."""
     by_threshold, by_period = BY_THRESHOLD[name]

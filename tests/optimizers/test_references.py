@@ -34,7 +34,7 @@ from tests.reference.swan import swan
 from tests.reference.tracked import tracked
 from tests.reference.tracked_roots import tracked_roots
 from tests.shared.soap import STEPS, growing_gradients, soap_gradients
-from tests.shared.transcriptions import Case, Gradients, assert_follows, by_period
+from tests.shared.transcriptions import Case, Gradients, assert_follows, by_period, of_smaller
 
 INF = float("inf")
 NEWTON_SCHULZ = 3.4445**5  # five iterations multiply small singular values by 3.4445
@@ -140,11 +140,6 @@ CASES: dict[str, Case] = {
 }
 
 # SOAP and what is made of it
-
-
-def of_smaller(gradients: list[np.ndarray]) -> str:
-    m, n = gradients[0].shape
-    return "left" if m <= n else "right"
 
 
 CORRECTED: dict[str, Any] = {"eps": 1e-8, "bias_correction": True}

@@ -188,6 +188,5 @@ def test_updates_turn_no_further_than_stated(name: str) -> None:
     length, difference = (np.linalg.norm(x, axis=(-2, -1)) for x in (a, a - b))
     turn = difference / np.where(length > 0, length, 1)
     first, later, low = turn[0, :seeds].max(), turn[1:, :seeds].max(), turn[:, seeds:].max()
-    print(f"{name}: {first:.1e} {later:.1e} {low:.1e}")
     for found, most in zip((first, later, low), BOUNDS[name], strict=True):
         assert found <= most

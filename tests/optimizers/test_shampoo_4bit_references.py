@@ -84,14 +84,10 @@ def _assert_stored(ours, theirs, condition: float, what: str):
 def _assert_same_factor(factor, state, side, mode, kappa, what) -> float:
     """Compares one factor at one step; the condition of its root."""
     order = len(state[side])
-    stored, root, mode = [factor.statistic], factor.inverse_root, mode
-    if hasattr(factor.inverse_root, "codes"):
-        stored, root = (
-            as_triples(factor.statistic, order),
-            as_triples(factor.inverse_root, order)[0],
-        )
+    if hasattr(root := factor.inverse_root, "codes"):
+        stored, root = as_triples(factor.statistic, order), as_triples(root, order)[0]
     else:
-        mode = "vq"
+        stored, mode = [factor.statistic], "vq"
     for one, name in zip(stored, _stated(mode, side), strict=True):
         _assert_stored(one, state[name], kappa, what)
     condition = kappa + _damped_condition(state[side])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import json
 import math
 import sys
@@ -18,6 +17,7 @@ from scipy import stats
 
 import curvax
 from tests.cases import every_method
+from tests.helpers import share
 from tests.registry import Row
 
 SMALLEST = {
@@ -26,7 +26,6 @@ SMALLEST = {
     "overhead": "--methods racs --width 32 --depth 1 --context 8 --batch 2 --rounds 1",
     "memory": "--methods racs --width 32 --layers 1",
     "layerwise_memory": "--methods racs --sizes 60M",
-    "refreshes": "--only losses,accuracy,table",
 }
 
 pytestmark = pytest.mark.xdist_group("benchmarks")
@@ -47,32 +46,12 @@ def test_a_suite_leaves_a_page_and_its_numbers(
     monkeypatch.setattr(module("_tuning"), "RUNS", tmp_path / "runs")
     monkeypatch.setitem(module("_tasks").DIGITS, "batch", 8)
     monkeypatch.setattr(module("_tasks"), "IMAGES", 32)
-    smallest_refreshes(monkeypatch)
     with jax.numpy_rank_promotion("allow"):  # the example's model promotes
         module(suite).main()
     (record,) = tmp_path.glob("*.json")
     found = json.loads(record.read_text())
     assert found["command"] in record.with_suffix(".md").read_text() and found["seed"] == 3
     assert found["tables"] and all(table["rows"] for table in found["tables"])
-
-
-def smallest_refreshes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run of four steps for each form, and one order."""
-    subject, sweep = module("refreshes"), module("evidence._sweep")
-
-    def task(steps: int) -> Any:
-        return module("_tasks").lm(steps=steps, batch=2, context=8, width=32, depth=1)
-
-    suite = module("evidence._suites").Suite(
-        name=subject.SHORT, make=task, steps=4, budget=1, methods=("soap",)
-    )
-    monkeypatch.setattr(sweep, "SUITES", {subject.SHORT: suite})
-    runs = [
-        subject.Cell("losses", subject.SHORT, "soap", form, 1, seed)
-        for form, seed in itertools.product(("eigh", "tracked"), (1, 2))
-    ]
-    monkeypatch.setattr(subject, "losses", lambda: runs)
-    monkeypatch.setattr(subject, "ORDERS", (16,))
 
 
 @every_method
@@ -112,10 +91,13 @@ LENGTHS = 6  # products with a vector, for the lengths of rotations and the defe
 
 @pytest.mark.parametrize(
     ("method", "form", "orders", "step", "products", "turns"),
-    [
-        ("soap", "tracked", (M, N), 6 * M * N * (M + N), 4, 4 * M * N * (M + N)),
-        ("asgo", "tracked", (M,), 6 * M * M * N, 5, 0),
-    ],
+    share(
+        [
+            ("asgo", "tracked", (M,), 6 * M * M * N, 5, 0),
+            ("soap", "tracked", (M, N), 6 * M * N * (M + N), 4, 4 * M * N * (M + N)),
+        ],
+        of=2,
+    ),
 )
 def test_a_steady_program_decomposes_nothing_and_has_the_flops_of_its_formula(
     method: str, form: str, orders: tuple[int, ...], step: int, products: int, turns: int

@@ -164,20 +164,10 @@ def test_a_run_is_neither_overwritten_nor_continued_as_another(script, text, tra
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda it: it | {"curvax_state_format": 0}, "state format 0, from an older version"),
-        (lambda it: it | {"arrays": {}}, "nothing in the checkpoint"),
-    ],
-    ids=("older", "other arrays"),
-)
-def test_a_checkpoint_of_another_format_is_refused(
-    script, text, trained, tmp_path, monkeypatch, change, message
-):
-    check = script.curvax.check_state
-    monkeypatch.setattr(script.curvax, "check_state", lambda *x: check(*x[:2], change(x[2])))
-    with pytest.raises(SystemExit, match=message):
+def test_a_checkpoint_of_another_format_is_refused(script, text, trained, tmp_path, monkeypatch):
+    check, older = script.curvax.check_state, {"curvax_state_format": 0}
+    monkeypatch.setattr(script.curvax, "check_state", lambda *x: check(*x[:2], x[2] | older))
+    with pytest.raises(SystemExit, match="state format 0, from an older version"):
         resume(script, text, trained[0], tmp_path)
 
 

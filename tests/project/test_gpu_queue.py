@@ -10,7 +10,7 @@ import pytest
 from benchmarks import _lines, gpu
 from benchmarks._gpu_page import write
 
-pytestmark = pytest.mark.xdist_group("benchmarks")
+pytestmark = [pytest.mark.weekly, pytest.mark.xdist_group("benchmarks")]
 TINY = gpu.PRESETS["tiny"]
 
 

@@ -33,14 +33,8 @@ Readings chosen:
 
 import numpy as np
 
+from .shampoo import adam_step
 from .soap import fix_signs
-
-
-def adam(m, v, sigma, t, b1, b2, eps):
-    """Adam's moments after step t (from 1) and its step."""
-    m = b1 * m + (1 - b1) * sigma
-    v = b2 * v + (1 - b2) * sigma**2
-    return m, v, (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + eps)
 
 
 def oriented(gradients):
@@ -83,7 +77,7 @@ def _projected_adam(gradients, rank, K, b1, b2, eps, new_basis):
         if t == 1 or t % K == 0:
             U = new_basis(t, G)
         sigma = U.T @ G
-        m, v, Delta = adam(m, v, sigma, t, b1, b2, eps)
+        m, v, Delta = adam_step(m, v, sigma, t, b1, b2, eps)
         yield G, U, sigma, Delta, m, v
 
 

@@ -14,7 +14,6 @@ Readings chosen:
 - Whitening, "newton_schulz": Z_k / sqrt(||A||_F) G with A = G G', Z_k after `steps` steps of B.8,
   5 by default (B.8). No eps: A = 0 gives 0. The same as G f(G' G), since f is a polynomial.
 - SWAN's default is "exact": B.7 defines the exact root and names Newton-Schulz as the practice.
-- Norm: columns of norm 0 give 0.
 """
 
 import numpy as np
@@ -52,14 +51,6 @@ def whiten(G, method):
     if method == "newton_schulz":
         return newton_schulz_inverse_sqrt(G @ G.T) @ G
     return orthogonal_factor(G)
-
-
-def normalize_columns(G):
-    """Norm of Section 3.3: G diag(squared column norms)^(-1/2)."""
-    norms = np.sqrt(np.sum(G**2, axis=0))
-    normalized = np.zeros_like(G)
-    normalized[:, norms > 0] = G[:, norms > 0] / norms[norms > 0]
-    return normalized
 
 
 def swan(gradients, *, method="exact"):

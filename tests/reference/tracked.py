@@ -87,6 +87,16 @@ def orthonormalize(U):
     return U
 
 
+def refresh(t, H, U):
+    """The new H and U, and the T by which M and X turn."""
+    Q = np.eye(len(H))
+    if t == 1:
+        Q = eigenvectors(H)
+        H = np.diag(np.maximum(np.diag(Q.T @ H @ Q), 0.0))
+    H, T = rotations(H)
+    return H, orthonormalize(U @ Q @ T), Q @ T
+
+
 def tracked(gradients, *, b1=0.95, b2=0.95, b3=0.95, period=10, side="both", kl=False):
     """Run over the gradients, each (m, n).
 
@@ -103,15 +113,6 @@ def tracked(gradients, *, b1=0.95, b2=0.95, b3=0.95, period=10, side="both", kl=
         d = np.diag(H)
         noise = max(m, n) * EPS64 * np.max(d)
         return np.divide(1.0, d, out=np.zeros_like(d), where=d > noise)
-
-    def refresh(t, H, U):
-        """The new H and U, and the T by which M and X turn."""
-        Q = np.eye(len(H))
-        if t == 1:
-            Q = eigenvectors(H)
-            H = np.diag(np.maximum(np.diag(Q.T @ H @ Q), 0.0))
-        H, T = rotations(H)
-        return H, orthonormalize(U @ Q @ T), Q @ T
 
     directions, states = [], []
     for t, G in enumerate(gradients, start=1):

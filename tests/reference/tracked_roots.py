@@ -18,8 +18,7 @@ Readings chosen:
 
 import numpy as np
 
-from .soap import eigenvectors
-from .tracked import orthonormalize, rotations
+from .tracked import refresh
 
 
 def tracked_roots(
@@ -46,14 +45,9 @@ def tracked_roots(
     U_L, U_R = np.eye(m), np.eye(n)
     X_L, X_R = np.eye(m), np.eye(n)
 
-    def refresh(t, H, U):
+    def rooted(t, H, U):
         """The new H, U and X of a side."""
-        if t == 1:
-            Q = eigenvectors(H)
-            H = np.diag(np.maximum(np.diag(Q.T @ H @ Q), 0.0))
-            U = U @ Q
-        H, T = rotations(H)
-        U = orthonormalize(U @ T)
+        H, U, _ = refresh(t, H, U)
         h = np.diag(H)
         e = eps if damping == "absolute" else eps * np.max(h)
         return H, U, (U * (np.maximum(h, 0.0) + e) ** (-1.0 / root)) @ U.T
@@ -64,9 +58,9 @@ def tracked_roots(
         H_L = kept * H_L + new * (U_L.T @ G @ G.T @ U_L)
         H_R = kept * H_R + new * (U_R.T @ G.T @ G @ U_R)
         if t == 1 or t % period == offset % period:
-            H_L, U_L, X_L = refresh(t, H_L, U_L)
+            H_L, U_L, X_L = rooted(t, H_L, U_L)
             if sides == "both":
-                H_R, U_R, X_R = refresh(t, H_R, U_R)
+                H_R, U_R, X_R = rooted(t, H_R, U_R)
         directions.append(X_L @ M @ X_R)
         state = {"M": M, "H_L": H_L, "U_L": U_L, "X_L": X_L, "H_R": None, "U_R": None, "X_R": None}
         if sides == "both":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -13,7 +12,7 @@ import pytest
 
 import curvax
 from curvax import policies, subspaces
-from tests.helpers import assert_close
+from tests.helpers import assert_close, run
 
 EPS, ROOT = 0.25, 2
 TAKEN: dict[str, tuple[str | None, ...]] = {
@@ -104,14 +103,8 @@ class TraceGrowth(policies.RefreshPolicy):
         return policies.Verdict(check.first | grown)
 
 
-def run(transformation: optax.GradientTransformation, gradients: Any) -> list[Any]:
-    """The states after every step."""
-    update, states = jax.jit(transformation.update), []
-    state = transformation.init(gradients[0])
-    for g in gradients:
-        _, state = update(g, state)
-        states.append(state)
-    return states
+def states_of(transformation: optax.GradientTransformation, gradients: Any) -> list[Any]:
+    return run(transformation, gradients, gradients[0])[1]
 
 
 @pytest.mark.parametrize("transformation", ["precondition", "in_eigenbasis"])
@@ -122,7 +115,7 @@ def test_one_policy_serves_roots_and_bases(transformation: str) -> None:
     # Of two matrices, the trace of the second one's statistic grows fourfold, and only at step 3.
     scales = np.array([[1, 1], [1, 1], [1, np.sqrt(7)], [1, 2]], np.float32)
     policy = TraceGrowth(curvax.every(1), 2.0)
-    states = run(made(transformation, policy), [s[:, None, None] * g for s in scales])
+    states = states_of(made(transformation, policy), [s[:, None, None] * g for s in scales])
     sides = [state.left for state in states]
     # b = 0.5 makes the traces 1/2, 3/4, 7/8 of the first gram, and 1/2, 3/4, 31/8.
     assert [x.refreshes.tolist() for x in sides] == [[1, 1], [1, 1], [1, 2], [1, 2]]
@@ -162,7 +155,7 @@ def test_a_policy_of_ones_own_refreshes_subspaces() -> None:
     g /= norms[:, None, None]  # the projections to the leading subspaces have norm 1
     scales = np.array([[1, 1], [3, 3], [1, 3], [3, 1], [3, 1]], np.float32)
     policy = AboveNorm(curvax.every(2, offset=1), 2.0)
-    states = run(made("in_subspace", policy), [s[:, None, None] * g for s in scales])
+    states = states_of(made("in_subspace", policy), [s[:, None, None] * g for s in scales])
     counts = [state.subspace.refreshes.tolist() for state in states]
     assert counts == [[1, 1], [1, 1], [1, 2], [1, 2], [2, 2]]
 
@@ -171,6 +164,6 @@ def test_examples_by_another_schedule_wait_for_it() -> None:
     """The first refresh of a subspace comes when the schedule says, whatever the policy."""
     g = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     policy = AboveNorm(curvax.every(3, first=False), 0.0)
-    states = run(made("in_subspace", policy), [g] * 4)
+    states = states_of(made("in_subspace", policy), [g] * 4)
     assert [int(state.subspace.refreshes) for state in states] == [0, 0, 1, 1]
     assert_close(states[1].subspace.basis, np.eye(3, 2), factor=0)

@@ -138,7 +138,7 @@ VISITED = {
 """Of which all matrices are decoded at every step."""
 
 AT_ONCE = share([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=5)
-AT_ONCE += [("REFRESHED", name, 6) for name in IN_GROUPS]
+AT_ONCE += share([("REFRESHED", name, 6) for name in IN_GROUPS], of=2)
 AT_ONCE += share([("VISITED", *x) for x in itertools.product(VISITED, [3])], of=5)
 
 

@@ -26,13 +26,14 @@ from tests.shared.policies import (
 )
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", [False, True, "doubling"])
 @pytest.mark.parametrize("k", range(1, 8))
 def test_every_is_due_at_the_steps_of_its_definition(k, first):
     for offset in range(-3, 11):
         policy = curvax.every(k, offset=offset, first=first)
         steps = range(1, 30)
-        expected = [t % k == offset % k or (first and t == 1) for t in steps]
+        early = {False: [], True: [1], "doubling": [2**i for i in range(5) if 2**i < k]}[first]
+        expected = [t % k == offset % k or t in early for t in steps]
         assert [bool(policy.due(t)) for t in steps] == expected
         counts = jnp.arange(1, 30, dtype=jnp.int32)
         assert jax.vmap(policy.due)(counts).tolist() == expected
@@ -49,6 +50,7 @@ DUE = {
     "every": [1, 3, 6, 9, 12, 15],
     "every, not at first": [4, 8, 12, 16],
     "every, offset": [1, 3, 7, 11, 15],
+    "every, doubling at first": [1, 2, 4, 7, 14],
     "FOAM": range(1, STEPS + 1, 2),
     "FOAM, not adaptive": range(1, STEPS + 1, 2),
     "FOAM, no refreshes": range(1, STEPS + 1, 2),
@@ -56,7 +58,7 @@ DUE = {
     "a user's": range(1, STEPS + 1, 2),
     "a user's schedule": [1, 2],
 }
-FIXED = ("every", "every, not at first", "every, offset", "a user's schedule")
+FIXED = (*(name for name in DUE if name.startswith("every")), "a user's schedule")
 
 
 @pytest.mark.parametrize("name", share(POLICIES, of=3))

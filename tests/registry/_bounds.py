@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +55,25 @@ def of_eigenvalues(at: Step) -> float:
     return (1 - b1) * math.sqrt(b2 / ((1 - b2) * (b2**2 - b1**2)) * at.m * at.n)
 
 
-KAPPA = 10.0
+KAPPA = 20.0
 """`‖column‖ ≤ KAPPA ‖its projection‖` for every column of the degenerate gradients.
 
 Fira and Apollo scale columns by the norms of their projections. In general that has no bound.
 """
+
+
+def assert_bounded(longest: Any, gradients: Sequence[np.ndarray], updates: np.ndarray) -> None:
+    """Checks every update against its bound. Gradients whose squares overflow count as zero.
+
+    RACS, Fira and Apollo have no bound: they divide by scales that may be arbitrarily small. RACS
+    and Fira limit the growth of the norm.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.sum(np.square(np.stack(gradients)), axis=(-2, -1))  # float32 (t, BATCH)
+        lengths = np.linalg.norm(np.stack(gradients).astype(np.float64), axis=(-2, -1))
+    lengths = np.where(np.isfinite(squares), lengths, 0)
+    found = np.linalg.norm(updates.astype(np.float64), axis=(-2, -1))
+    for t, largest in enumerate(np.maximum.accumulate(lengths), start=1):
+        for length, g, x in zip(found[t - 1], largest, gradients[t - 1], strict=True):
+            bound = longest(Step(x.shape[-2], x.shape[-1], t, float(g), x))
+            assert length <= 1.001 * bound, f"step {t}: length {length:.3g}, bound {bound:.3g}"

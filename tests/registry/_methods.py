@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from curvax import dr_shampoo, eigen_adam
 from curvax.grafts import adam as adam_graft
 from curvax.polar import newton_schulz
 from curvax.subspaces import complement, svd
@@ -29,7 +30,8 @@ MUON = Row(
 def of_scales(at: Step) -> float:
     """A bound: if ρ is the largest ratio of squares in G, each scale q_i s_j ≥ G_ij² / ρ²."""
     squares = np.square(at.gradient.astype(np.float64))
-    ratio = float(squares.max() / squares.min()) if squares.any() else 1.0
+    with np.errstate(divide="ignore"):  # no bound where an entry is zero
+        ratio = float(squares.max() / squares.min()) if squares.any() else 1.0
     return 0.05 / 0.1 * (at.m * at.n) ** 0.5 * ratio
 
 
@@ -104,17 +106,13 @@ FOAM = Row(
     longest=lambda at: adam(at, 0.9, 0.95),  # grafting
     numbers=lambda s: 2 * s.m * s.n + 3 * s.squares,
 )
-DR_SHAMPOO = Row(
+DR_SHAMPOO = dataclasses.replace(
+    FOAM,
     name="dr_shampoo",
+    optimizer=dr_shampoo,
     settings={"check_every": 2, "graft": adam_graft(0.9), "b2": 0.95, "eps": 0.01},
     algebra={"threshold": 0.35, "graft": adam_graft(0.5), "b2": 0.3, "eps": 0.3},
     faults={"threshold": 0.3, "graft": adam_graft(0.95), "b2": 0.9},
-    keeps="roots",
-    fields=frozenset({"mu", "nu"}),  # the moments of the grafted Adam
-    traits=frozenset({"own policy"}),
-    growth=512.0,  # the condition number of its damped statistics
-    longest=lambda at: adam(at, 0.9, 0.95),  # grafting
-    numbers=lambda s: 2 * s.m * s.n + 3 * s.squares,
 )
 SOAP = Row(
     name="soap",
@@ -134,6 +132,7 @@ SOAP = Row(
 EIGEN_ADAM = dataclasses.replace(
     SOAP,
     name="eigen_adam",
+    optimizer=eigen_adam,
     algebra={"b1": 0.5, "b2": 0.5, "b3": 0.3, "eps": 1.0},
     faults={"b2": 0.9},
     fuzz={},

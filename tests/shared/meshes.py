@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import assert_close, gradients_like, normal_like, run_scanned, share
+from tests.helpers import assert_close, gradients_like, normal, run_scanned, share
 from tests.registry import NAMED
 
 STEPS = 3
@@ -63,7 +63,11 @@ def begin(optimizer: Any, params: Any, mesh: Mesh) -> Any:
 
 def steps(optimizer: Any, gradients: Any, params: Any, mesh: Mesh) -> tuple[list[Any], Any]:
     """Updates of every step on a mesh, and the last state."""
-    state, step, updates = begin(optimizer, params, mesh), jax.jit(optimizer.update), []
+    # On Auto axes the compiler chooses the shardings that the caller does not give.
+    is_auto = AxisType.Explicit not in mesh.axis_types
+    kept = (None, curvax.state_sharding(optimizer, params, mesh)) if is_auto else None
+    step = jax.jit(optimizer.update, out_shardings=kept)
+    state, updates = begin(optimizer, params, mesh), []
     for gradient in gradients:
         update, state = step(gradient, state, params)
         updates.append(update)
@@ -79,8 +83,7 @@ def jitted(optimizer: Any) -> Any:
 
 def given(shapes: Mapping[str, tuple[int, ...]], number: int = STEPS) -> tuple[Any, list[Any]]:
     """Parameters of these shapes, and gradients."""
-    params = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-    params = normal_like(jax.random.key(1), params)
+    params = normal(jax.random.key(1), shapes)
     return params, gradients_like(params, number)
 
 

@@ -100,6 +100,7 @@ POLICIES = {
     "every": curvax.every(3),
     "every, not at first": curvax.every(4, first=False),
     "every, offset": curvax.every(4, offset=3),
+    "every, doubling at first": curvax.every(7, first="doubling"),
     "every, staggered": curvax.every(3, stagger=True),
     "FOAM": curvax.policies.foam(2, 0.4, LARGEST),
     "FOAM, staggered": curvax.policies.foam(3, 0.4, LARGEST, stagger=True),

@@ -96,6 +96,12 @@ def by_period(factory: Callable[..., Any], **settings: Any) -> Any:
     return lambda period: factory(refresh=curvax.every(period), **settings)
 
 
+def of_smaller(gradients: list[np.ndarray]) -> str:
+    """Of a square matrix the left side, where some papers have the right one."""
+    m, n = gradients[0].shape
+    return "left" if m <= n else "right"
+
+
 def machine_epsilon(dtype: str) -> float:
     return float(np.finfo(dtype).eps)
 

@@ -97,7 +97,7 @@ def of_matrices(state: TrainState) -> Any:
 def test_boxes_of_flax_say_the_sharding(kind: str) -> None:
     """`nn.get_sharding` asks the state of matrices, which is in a box too."""
     mesh, inputs = mesh_of(kind, 8), jnp.ones((2, 8))
-    optimizer, network = curvax.soap(0.1, mesh=mesh), Network()
+    optimizer, network = curvax.muon(0.1, mesh=mesh), Network()
 
     def create() -> TrainState:
         params = network.init(jax.random.key(0), inputs)["params"]
@@ -127,7 +127,7 @@ def test_boxes_of_flax_say_the_sharding(kind: str) -> None:
     placed = curvax.place_state(optimizer, state.params, portable)
     assert_close(of_matrices(step(state.replace(opt_state=placed))), of_matrices(step(state)), 0)
     opened = nn.unbox(state)
-    updates, new = opened.tx.update(opened.params, opened.opt_state, opened.params)
+    updates, new = jax.jit(opened.tx.update)(opened.params, opened.opt_state, opened.params)
     assert jax.tree.structure(new) == jax.tree.structure(opened.opt_state)
     assert all(np.any(x) for x in jax.tree.leaves(updates["Dense_0"]["kernel"]))
 

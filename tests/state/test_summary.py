@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 import curvax
 from tests.cases import ROWS, every_optimizer
@@ -23,17 +22,11 @@ from tests.registry import REGISTRY, Row
 SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
 
 
-class NnxNetwork(nnx.Module):
-    def __init__(self, rngs: nnx.Rngs) -> None:
-        self.layers = nnx.Dict(kernel=nnx.Param(jnp.ones((3, 4, 6))))
-        self.up = nnx.Linear(4, 6, rngs=rngs)
-        self.down = nnx.Linear(6, 4, use_bias=False, rngs=rngs)
-
-
-PARAMS = jax.tree.map(
-    lambda x: np.ones(x.shape, x.dtype),
-    nnx.state(nnx.eval_shape(lambda: NnxNetwork(nnx.Rngs(0))), nnx.Param),
-)
+PARAMS = {
+    "layers": {"kernel": np.ones((3, 4, 6), np.float32)},
+    "up": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
+    "down": {"kernel": np.ones((6, 4), np.float32)},
+}
 NAMES = ("down/kernel", "layers/kernel", "up/bias", "up/kernel")
 
 WRAPPERS: dict[str, Callable[[Row], Any]] = {
@@ -163,18 +156,17 @@ def test_entries_are_slices_of_the_stack() -> None:
 
 def test_a_label_may_stand_for_several_parameters() -> None:
     """As in `optax.partition`: the state then has one hole in place of all of them."""
-    params = nnx.to_pure_dict(PARAMS)
     few = {"down": "own", "layers": "own", "up": "adam"}
-    each = {top: jax.tree.map(lambda _, top=top: few[top], params[top]) for top in params}
+    each = {top: jax.tree.map(lambda _, top=top: few[top], PARAMS[top]) for top in PARAMS}
     found = []
     for labels in (few, each):
         parts = {"own": curvax.soap(0.1, weight_dimension_numbers=SPEC), "adam": optax.adamw(0.1)}
         optimizer = optax.partition(parts, labels)
-        state = optimizer.init(params)
-        entries = curvax.state_of(optimizer, params, state, "up/kernel")
+        state = optimizer.init(PARAMS)
+        entries = curvax.state_of(optimizer, PARAMS, state, "up/kernel")
         assert [place.rpartition("up")[0][-3:] for place in entries] == ["mu/", "nu/"]
         found.append(
-            (curvax.summarize(optimizer, params), curvax.describe_state(optimizer, params))
+            (curvax.summarize(optimizer, PARAMS), curvax.describe_state(optimizer, PARAMS))
         )
     assert found[0] == found[1]
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from curvax.transforms.linalg._tile_values import tile_scales
 from curvax.transforms.storage._code_books import CODE_BOOKS
 from curvax.transforms.storage._codec import (
     Codec,
@@ -20,7 +22,6 @@ from curvax.transforms.storage._codec import (
     encode,
     pack,
     quantize,
-    tile_scales,
     unpack,
 )
 from tests.helpers import ALL_CELLS, OPTIMIZED, share
@@ -58,17 +59,14 @@ def code(xs: Sequence[Any], codec: Codec) -> tuple[list[Coded], list[jax.Array]]
 
 @functools.cache
 def _values(bits: int, map: str) -> list[Fraction]:
-    """What the codes stand for, written out as in Eqs 3 and 4 of the paper."""
+    """What the codes stand for, written out as in Eqs 3 and 4 of the paper, one row a map."""
     x = [-1 + Fraction(2 * j, 2**bits - 1) for j in range(2**bits)]
-    if map == "linear":
-        return x
-    if map == "unsigned":
-        return [Fraction(j + 1, 2**bits) ** 2 for j in range(2**bits)]
     zero = 2 ** (bits - 1) - 1
-    return [
-        -(x[j] ** 2) if j < zero else Fraction(0) if j == zero else x[j] ** 2
-        for j in range(2**bits)
-    ]
+    return {
+        "linear": x,
+        "linear2": [0 * v if j == zero else abs(v) * v for j, v in enumerate(x)],
+        "unsigned": [Fraction(j + 1, 2**bits) ** 2 for j in range(2**bits)],
+    }[map]
 
 
 def _largest_gap(bits: int, map: str) -> Fraction:
@@ -146,7 +144,7 @@ def test_every_element_gets_the_nearest_code_and_the_error_is_half_a_gap_at_most
 def _midpoints(bits: int, map: str, dtype) -> tuple[np.ndarray, float]:
     """All midpoints times the largest number beside them, both of which are exact integers."""
     values = _values(bits, map)
-    scale = {"linear": 2 * (2**bits - 1), "linear2": 2 * (2**bits - 1) ** 2}.get(map, 2 * 4**bits)
+    scale = 2 * math.lcm(*(x.denominator for x in values))
     exact = [(a + b) / 2 * scale for a, b in itertools.pairwise(values)]
     assert all(x.denominator == 1 for x in exact)
     midpoints = np.array([float(x) for x in exact], dtype)

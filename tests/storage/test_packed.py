@@ -9,7 +9,6 @@ import pytest
 
 import curvax
 from curvax.transforms._side import LEFT, RIGHT
-from curvax.transforms.storage._codec import dither_of
 from tests.helpers import assert_close, generator, orthogonal, share, with_spectrum
 
 BITS = (4, 6, 8)
@@ -199,18 +198,6 @@ def test_zeros_and_extremes(size):
 
 
 # Dither
-
-
-def test_dither_fills_the_unit_interval_evenly():
-    """Over steps at every place, and over places at every step; 1 is not reached."""
-    steps = 256
-    found = np.asarray(
-        jax.jit(dither_of, static_argnums=(1, 2))(jnp.arange(steps, dtype=jnp.int32), 32, 32)
-    )
-    assert found.shape == (steps, 32, 32) and found.min() >= 0 and found.max() < 1
-    for u in (found.reshape(steps, -1), found.reshape(steps, -1).T):
-        ranks = (np.arange(len(u)) + 0.5)[:, None] / len(u)
-        assert np.abs(np.sort(u, axis=0) - ranks).max() <= 16 / len(u)
 
 
 @pytest.mark.parametrize("b2", share([0.999, 0.95], of=2))

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close, gradients_like, share, trained
+from tests.helpers import assert_close, gradients_like, normal, share, trained
 from tests.shared.meshes import both_axis_types, mesh_of
 
 SHAPES = {
@@ -22,8 +22,7 @@ SHAPES = {
 
 
 def drawn(dtype: Any = jnp.float32) -> Any:
-    shapes = jax.tree.map(np.zeros, SHAPES, is_leaf=lambda x: isinstance(x, tuple))
-    return jax.tree.map(lambda x: jnp.asarray(x, dtype), gradients_like(shapes, 1)[0])
+    return normal(jax.random.key(0), SHAPES, dtype)
 
 
 def gap_of(weights: Any) -> np.ndarray:

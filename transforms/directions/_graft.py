@@ -7,7 +7,7 @@ grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or A
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
 *Numerics.* Frobenius norms per matrix in float32 at least, for entries from 1e-30 to 1e30
-(`linalg/_norms.py`); if $\hat G$ is zero, $D$ is zero.
+(`linalg/_numerics.py`); if $\hat G$ is zero, $D$ is zero.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import optax
 from .._stacks import check_directions
 from .._trees import widened
 from .._validate import Value, check_decay, check_interval, check_matrices, check_transformation
-from ..linalg._norms import norms
+from ..linalg._numerics import rescaled
 
 
 class GraftState(NamedTuple):
@@ -184,18 +184,3 @@ def limit() -> LimitGraft:
 
 GRAFTS = {"norm": NormGraft(), "adam": AdamGraft(), "limit": LimitGraft(), None: None}
 """The plain grafts, by name."""
-
-
-def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Rescales each matrix of `x (..., m, n)` to the norm of its match in `like`; 0 stays 0."""
-    norm, target = norms(x), norms(like)
-    factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
-    return (x.astype(norm.dtype) * factor).astype(x.dtype)
-
-
-def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
-    """Rescales the matrices of `x (..., m, n)` that are longer than `longest (...)` to it."""
-    norm = norms(x)
-    longest = jnp.broadcast_to(longest, x.shape[:-2])[..., None, None].astype(norm.dtype)
-    wide = x.astype(norm.dtype)
-    return jnp.where(norm > longest, wide * (longest / norm), wide).astype(x.dtype)

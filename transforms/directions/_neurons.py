@@ -25,8 +25,7 @@ import optax
 from .._side import side_of
 from .._trees import map_unzip
 from .._validate import check_choice, check_decay, check_interval, check_matrices
-from ..linalg._numerics import significant
-from ._graft import rescaled
+from ..linalg._numerics import rescaled, significant
 
 
 class NeuronState(NamedTuple):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -69,21 +70,22 @@ class NewtonSchulz(PolarMethod):
         check_interval("eps", self.eps, 0.0)
         if self.dtype is not None:
             check_dtype("dtype", self.dtype)
-        coefficient_rows(self.coefficients, self.steps)
-        several = not isinstance(self.coefficients, str) and isinstance(
-            self.coefficients[0], Sequence
-        )
+        nested = self.rows and not isinstance(self.coefficients, str)
+        several = nested and isinstance(self.coefficients[0], Sequence)
         if several and len(self.coefficients) > self.steps:
             raise ValueError(
                 f"coefficients must have at most steps={self.steps} rows, got "
                 f"{self.coefficients!r}."
             )
 
+    @functools.cached_property
+    def rows(self) -> tuple[tuple[float, float, float], ...]:
+        """The coefficients of each iteration."""
+        return coefficient_rows(self.coefficients, self.steps)
+
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
         """Iterates."""
-        return _polar.newton_schulz(
-            x, self.coefficients, self.steps, self.eps, self.norm, self.dtype, axis_name
-        )
+        return _polar.iterated(x, self.rows, self.eps, self.norm, self.dtype, axis_name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,7 +57,7 @@ def axis_names(argument: str, axes: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
+def resharded(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
     """`x` with the sharding `spec` on `mesh`."""
     sharding = NamedSharding(mesh, spec)
     if is_explicit(mesh):
@@ -65,7 +65,7 @@ def put(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def even_spec(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
+def travel_spec(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
     """Matrices sharded over some mesh axes along their columns, else along their rows.
 
     Matrices that these axes divide in neither way are replicated. This is the sharding in which
@@ -79,16 +79,16 @@ def even_spec(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
     return P(*[None] * len(others), axes, None) if rows % devices == 0 else P()
 
 
-def shard_evenly(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
-    """`x` with the sharding of `even_spec`."""
-    return put(x, mesh, even_spec(x.shape, mesh, axes))
+def in_travel_sharding(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
+    """`x` with the sharding of `travel_spec`."""
+    return resharded(x, mesh, travel_spec(x.shape, mesh, axes))
 
 
 def taken(x: jax.Array, places: Sequence[int], mesh: Mesh, spec: P) -> jax.Array:
-    """The entries of `x` at places on its first axis, so sharded; zeros at other places."""
+    """`x[places]` with the sharding `spec`; zeros for places beyond the end."""
     sharding = NamedSharding(mesh, spec) if is_explicit(mesh) else None
     found = x.at[np.array(places)].get(mode="fill", fill_value=0, out_sharding=sharding)
-    return put(found, mesh, spec)
+    return resharded(found, mesh, spec)
 
 
 def is_explicit(mesh: Mesh) -> bool:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ._layout import DistributedState, StateLayout, split_axis
-from ._meshes import even_spec, explicit_sharding, is_explicit, put, sharded_like, taken
+from ._meshes import explicit_sharding, is_explicit, resharded, sharded_like, taken, travel_spec
 from ._shares import Round, Stacks
 
 
@@ -26,8 +26,8 @@ class Given(NamedTuple):
     """Gradients, parameters or updates of some stacks."""
 
     even: Any  # stacks: the matrices of the device
-    # Per round, one matrix of each of its stacks, of which that of the device's kind is its own;
-    # of updates, only that one, as a flat row.
+    # Per round, a matrix of each of its stacks. The device works on that of its own kind alone; the
+    # others fill up. Updates have only this one, as a flat row.
     dealt: Any
     shared: Any  # stacks: the matrices that all devices share
 
@@ -118,9 +118,9 @@ class Step(NamedTuple):
         return update, common, each(part, arrays)
 
     def _counted(self, key: str, common: Any, gradients: Given, params: Given) -> Any:
-        """The arrays that all devices have, of the state of a stack whose matrices are dealt out.
+        """Counts a step of a stack that has only dealt-out matrices: arrays that all devices have.
 
-        It does not depend on the matrices, so the compiler leaves out all work on this one.
+        They do not depend on the matrices, so XLA leaves out the rest of this update.
         """
         i = next(i for i, r in enumerate(self.layout.shares.rounds) if key in r.kinds)
         layout = self.layout.of[key]
@@ -141,21 +141,23 @@ class OnMesh:
     axes: tuple[str, ...]
     holders = 1  # into how many parts a state is divided that `update` gets
 
-    @property
+    @functools.cached_property
     def devices(self) -> int:
         """The number of devices."""
         return math.prod(self.mesh.shape[a] for a in self.axes)
 
     def spec(self, stack: jax.Array) -> P:
-        """Evenly over all devices (`even_spec`), or on a mesh with Explicit axes as they come."""
+        """Evenly over all devices (`travel_spec`), or on a mesh with Explicit axes as they come."""
         if not is_explicit(self.mesh):
-            return even_spec(stack.shape, self.mesh, self.axes)
+            return travel_spec(stack.shape, self.mesh, self.axes)
         sharding = explicit_sharding(stack)
         return P() if sharding is None else P(None, *sharding.spec[1:])
 
     def placed(self, state: DistributedState, layout: StateLayout) -> DistributedState:
         """The state, with each array where it belongs."""
-        return jax.tree.map(lambda x, spec: put(x, self.mesh, spec), state, layout.specs(self.axes))
+        return jax.tree.map(
+            lambda x, spec: resharded(x, self.mesh, spec), state, layout.specs(self.axes)
+        )
 
     started = placed  # from a whole state
 
@@ -164,15 +166,17 @@ class OnMesh:
         mesh, own = self.mesh, P(self.axes)
         specs = {key: self.spec(x) for key, x in stacks.items()}
         even, left, shared = layout.shares.parts(stacks)
-        even, left = ({k: put(x, mesh, specs[k]) for k, x in part.items()} for part in (even, left))
+        even, left = (
+            {k: resharded(x, mesh, specs[k]) for k, x in part.items()} for part in (even, left)
+        )
         rounds = []
         for r in layout.shares.rounds:  # zeros for devices that get another kind
             found = {k: taken(left[k], r.entries(k, len(left[k])), mesh, specs[k]) for k in r.kinds}
-            rounds.append({k: put(x, mesh, own) for k, x in found.items()})
+            rounds.append({k: resharded(x, mesh, own) for k, x in found.items()})
         return Given(
-            {k: put(x, mesh, own) for k, x in even.items()},
+            {k: resharded(x, mesh, own) for k, x in even.items()},
             rounds,
-            {k: put(x, mesh, P()) for k, x in shared.items()},
+            {k: resharded(x, mesh, P()) for k, x in shared.items()},
         )
 
     def mapped(self, step: Callable[..., Any], layout: StateLayout, number: int) -> Any:
@@ -189,13 +193,13 @@ class OnMesh:
     def returned(self, layout: StateLayout, like: Stacks, found: Given) -> Stacks:
         """Updates from their owners, as stacks like `like`."""
         specs = {key: self.spec(x) for key, x in like.items()}
-        even = {key: put(x, self.mesh, specs[key]) for key, x in found.even.items()}
+        even = {key: resharded(x, self.mesh, specs[key]) for key, x in found.even.items()}
         rounds = []
         for r, row in zip(layout.shares.rounds, found.dealt, strict=True):
             rounds.append({})
             for key in r.kinds:
                 x = layout.matrices(row, key)
-                x = put(x, self.mesh, specs[key]) if any(specs[key]) else x
+                x = resharded(x, self.mesh, specs[key]) if any(specs[key]) else x
                 rounds[-1][key] = taken(x, r.owners(key), self.mesh, specs[key])
         return layout.shares.joined(like, even, rounds, found.shared, sharded_like)
 

@@ -20,18 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._counts import counter, counters
-from .._recording import Meaning, record
-from .._side import LEFT, RIGHT, Side
+from .._side import LEFT, Side
 from .._trees import widened
 from ..directions._carry import Moments
 from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
 from ..linalg._loops import in_turn
 from ..linalg._numerics import magnitude
-from ..linalg._precision import at
-from ..linalg._products import exact_product
+from ..linalg._products import at, exact_product
 from ..refresh._due import Refreshing, refresh_due
-from ..refresh._policy import Check, RefreshPolicy, verdict_of
-from ..storage._storage import StorageRecord
+from ..refresh._policy import Check, verdict_of
 from ._methods import METHODS, BasisMethod, Qr
 from ._statistic import StatisticRule, each_of, identity
 from ._whitened import starting_multiple, whitened_by_eigenvalues
@@ -70,64 +67,51 @@ Bases = tuple[Basis | None, Basis | None]
 class BasisRule(StatisticRule):
     """The settings shared by all bases."""
 
-    policy: RefreshPolicy
     method: BasisMethod
     initial: Any  # the statistic starts as initial · I
     whiten: bool
-
-    @property
-    def examines(self) -> bool:
-        """Whether the policy examines each basis that is due."""
-        return self.policy.examines is not None
+    follows = False  # whether statistics, and gradients at a refresh, are in the bases
 
     def start(
         self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None = None
     ) -> Basis:
         """The initial bases of a batch: identities."""
-        eye = identity(order, dtype)
-        record(StorageRecord(order, self.storage.describe(order)))
-        record(Meaning(f"order {order}: {self.storage.describe(order)}"))
-        record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
+        eye, examined = identity(order, dtype), self.policy.examines is not None
         return Basis(
             statistic=each_of(batch, self.encoded(self.initial * eye, None)),
             basis=each_of(batch, self.storage.encode_basis(eye, None)),
-            eigenvalues=jnp.zeros((*batch, order), dtype) if self.examines else None,
+            eigenvalues=jnp.zeros((*batch, order), dtype) if examined else None,
             spectrum=jnp.full((*batch, order), self.initial, dtype) if self.whiten else None,
-            proxy=jnp.zeros(batch, jnp.float32) if self.examines else None,
+            proxy=jnp.zeros(batch, jnp.float32) if examined else None,
             counts=BasisCounts.zeros(batch),
             phase=phase,
         )
 
-    def seen(self, g: jax.Array, bases: Bases, count: jax.Array) -> jax.Array:
-        """The gradient as the statistics see it."""
-        del bases, count
-        return g
+    def in_bases(self, g: jax.Array, bases: Bases, count: jax.Array) -> jax.Array:
+        """The gradient in the bases in use."""
+
+        def entered(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
+            return self.rotated(x, self.opened(x, stored))
+
+        wide = widened(g)
+        stored = [None if basis is None else basis.basis for basis in bases]
+        return self.visited(entered, wide, wide, stored, count)
 
     def both_accumulated(
         self, g: jax.Array, seen: jax.Array, bases: Bases, count: jax.Array
     ) -> Bases:
-        """The bases of both sides, with this step's gradient in their statistics."""
+        """The bases of both sides, with `seen` in their statistics: the gradient, or that in them.
+
+        With whitened gradients also with new eigenvalues.
+        """
         sources, start = (seen, seen), None
         if self.whiten:
             sources, start, bases = self.whitened(g, seen, bases, count)
-        left, right = (
+        left, right = [
             None if basis is None else self.accumulated(basis, source, own, count, start)
             for basis, source, own in zip(bases, sources, Side, strict=True)
-        )
+        ]
         return left, right
-
-    def both_refreshed(
-        self, g: jax.Array, seen: jax.Array, bases: Bases, moments: Moments, count: jax.Array
-    ) -> tuple[Bases, Moments, jax.Array]:
-        """Both sides after their refreshes, the moments with them, and the input of `entered`."""
-        del seen
-        left, moments = self.refreshed(LEFT, g, bases[0], moments, count)
-        right, moments = self.refreshed(RIGHT, g, bases[1], moments, count)
-        return (left, right), moments, widened(g)
-
-    def entered(self, x: jax.Array, opened: Sequence[Any]) -> jax.Array:
-        """The input of `_directed`, in the bases."""
-        return self.rotated(x, opened)
 
     def turned_sides(
         self, seen: jax.Array, bases: Sequence[Any], count: jax.Array
@@ -178,7 +162,7 @@ class BasisRule(StatisticRule):
         """Stored bases of the sides of `x (..., m, n)`, read for `rotated`."""
         with at(self.products.step):
             return [
-                None if own is None else self.storage.open_basis(own, side.other.order(x))
+                None if own is None else self.storage.open_basis(own, x.shape[side.other_axis])
                 for side, own in zip(Side, bases, strict=True)
             ]
 
@@ -202,7 +186,7 @@ class BasisRule(StatisticRule):
         basis, moments = entry
         statistic = self.decoded(basis.statistic)
         old = self.storage.decode_basis(basis.basis)
-        sound = jnp.isfinite(magnitude(statistic))
+        sound, in_order = jnp.isfinite(magnitude(statistic)), jnp.arange(len(old))
         never_refreshed = basis.refreshes == 0
         refresh, proxy, eigenvalues = jnp.bool_(True), basis.proxy, basis.eigenvalues
         if eigenvalues is not None:
@@ -210,7 +194,18 @@ class BasisRule(StatisticRule):
             check = Check(statistic, old, eigenvalues, anew)
             refresh, proxy, *_ = verdict_of(self.policy, check, proxy)
 
-        stored, order, finite = self._renewed(basis, statistic, old, refresh)
+        def renewed() -> tuple[Any, jax.Array, jax.Array]:
+            """The basis, stored; its columns' new order; and whether it is finite."""
+            if isinstance(self.method, Qr):
+                new, order = self._refined(statistic, old)
+            else:
+                new, order = eigenbasis(statistic), in_order
+            coded = self.storage.encode_basis(new, basis.basis)
+            return coded, order, jnp.isfinite(magnitude(new))
+
+        stored, order, finite = jax.lax.cond(
+            refresh, renewed, lambda: (basis.basis, in_order, jnp.bool_(True))
+        )
         good = finite & sound
         changed = refresh & good
         used = self.storage.decode_basis(stored)
@@ -239,25 +234,6 @@ class BasisRule(StatisticRule):
         )
         return basis, moments
 
-    def _renewed(
-        self, basis: Basis, statistic: jax.Array, old: jax.Array, refresh: jax.Array
-    ) -> tuple[Any, jax.Array, jax.Array]:
-        """The basis after a `refresh`, stored; its columns' new order; and whether it is finite."""
-        in_order = jnp.arange(len(old))
-
-        def renewed() -> tuple[Any, jax.Array, jax.Array]:
-            if isinstance(self.method, Qr):
-                new, order = self._refined(statistic, old)
-            else:
-                new, order = eigenbasis(statistic), in_order
-            coded = self.storage.encode_basis(new, basis.basis)
-            return coded, order, jnp.isfinite(magnitude(new))
-
-        def kept() -> tuple[Any, jax.Array, jax.Array]:
-            return basis.basis, in_order, jnp.bool_(True)
-
-        return jax.lax.cond(refresh, renewed, kept)
-
     def _refined(self, statistic: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Steps of orthogonal iteration until the policy asks for no more, and the new order."""
 
@@ -271,48 +247,49 @@ class BasisRule(StatisticRule):
     def refreshing(self, side: Side, x: Any) -> Refreshing:
         """What it takes to refresh one basis of `x (..., m, n)`."""
         order = side.order(x)
-        alone = self.examines or self.decodes_singly(order)
+        alone = self.policy.examines is not None or self.storage.decodes_singly(order)
         return Refreshing(float(order) ** 3, None if alone else max(x.shape[-2:]) ** 2)
 
-    def refreshed(
-        self, side: Side, g: jax.Array, basis: Basis | None, moments: Moments, count: jax.Array
-    ) -> tuple[Basis | None, Moments]:
-        """One side's bases after the refreshes due at this step, and the moments carried along."""
-        if basis is None:
-            return None, moments
-        entry = basis, moments
-        if not isinstance(self.method, Qr):
-            return self.visited_due(self.refresh_one, side, g, entry, count, self.examines)
-        never = basis.refreshes.reshape(-1) == 0
-        first = dataclasses.replace(self, method=METHODS["eigh"]).refresh_one
-        chosen = lambda entry, given, due: due & never  # noqa: E731
-        entry = self.visited_due(first, side, g, entry, count, select=chosen)
-        others = lambda entry, given, due: due & ~never  # noqa: E731
-        return self.visited_due(self.refresh_one, side, g, entry, count, self.examines, others)
+    def visits(self, never: jax.Array) -> list[tuple[Callable[..., Any], jax.Array | None]]:
+        """What refreshes single matrices, and which of those due, bool (size,); `None`: all.
 
-    def visited_due(
-        self,
-        visit: Callable[..., tuple[Basis, Moments]],
-        side: Side,
-        g: jax.Array,
-        entry: tuple[Basis, Moments],
-        count: jax.Array,
-        alone: bool = True,
-        select: Callable[..., jax.Array] | None = None,
-    ) -> tuple[Basis, Moments]:
-        """One side's bases and the moments after `visit` of those due; `alone`: one by one."""
-        basis, moments = entry
-        found, moments = refresh_due(
-            jax.jit(self.at_refresh(functools.partial(visit, side=side))),
-            (basis._replace(phase=None), moments),
-            g.shape[:-2],
-            self.policy.schedule,
-            count,
-            phase=basis.phase,
-            select=select,
-            numbers=None if alone else self.refreshing(side, g).numbers,
-        )
-        return found._replace(phase=basis.phase), moments
+        Args:
+          never: which have never been refreshed.
+        """
+        if not isinstance(self.method, Qr):
+            return [(self.refresh_one, None)]
+        first = dataclasses.replace(self, method=METHODS["eigh"])
+        return [(first.refresh_one, never), (self.refresh_one, ~never)]
+
+    def refreshed(
+        self, g: jax.Array, seen: jax.Array, bases: Bases, moments: Moments, count: jax.Array
+    ) -> tuple[Bases, Moments, jax.Array]:
+        """Both sides after the refreshes due at this step, the moments with them, and the gradient.
+
+        Where it `follows`, the gradient comes in the bases, as `seen` is.
+        """
+        del seen
+        found: list[Any] = [*bases]
+        for i, (side, basis) in enumerate(zip(Side, bases, strict=True)):
+            if basis is None:
+                continue
+            never = basis.refreshes.reshape(-1) == 0
+            entry = basis._replace(phase=None), moments
+            for visit, own in self.visits(never):
+                with at(self.products.refresh):
+                    entry = refresh_due(
+                        jax.jit(functools.partial(visit, side=side)),
+                        entry,
+                        g.shape[:-2],
+                        self.policy.schedule,
+                        count,
+                        phase=basis.phase,
+                        select=own if own is None else lambda due, own=own: due & own,
+                        numbers=None if own is never else self.refreshing(side, g).numbers,
+                    )
+            refreshed, moments = entry
+            found[i] = refreshed._replace(phase=basis.phase)
+        return (found[0], found[1]), moments, widened(g)
 
 
 def turned(
@@ -322,15 +299,12 @@ def turned(
 
     Second moments take the new `order` of its columns, if it has one.
     """
-
-    def moved(m: jax.Array) -> jax.Array:
-        wide = m.astype(np.promote_types(m.dtype, turn.dtype))
-        by = turn.astype(wide.dtype)
-        left = side is LEFT
-        found = exact_product(by, wide, transpose_a=True) if left else exact_product(wide, by)
-        return found.astype(m.dtype)
-
-    first, second = moments
+    first, second = [], moments.second
     if order is not None:
         second = [v[order] if side is LEFT else v[:, order] for v in second]
-    return Moments([moved(m) for m in first], second)
+    for m in moments.first:
+        wide = m.astype(np.promote_types(m.dtype, turn.dtype))
+        by, left = turn.astype(wide.dtype), side is LEFT
+        found = exact_product(by, wide, transpose_a=True) if left else exact_product(wide, by)
+        first.append(found.astype(m.dtype))
+    return Moments(first, second)

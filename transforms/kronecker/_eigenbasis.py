@@ -41,6 +41,7 @@ import numpy as np
 import optax
 
 from .._counts import next_step
+from .._recording import is_repeated
 from .._side import Side, sides_of
 from .._stacks import StateSplit, check_directions, each_array
 from .._trees import widened
@@ -54,15 +55,15 @@ from .._validate import (
     check_transformation,
 )
 from ..directions._carry import check_moments, put_moments, take_moments
-from ..directions._graft import shortened
 from ..linalg._loops import visit_all
+from ..linalg._numerics import shortened
 from ..linalg._precision import Products, as_products
 from ..refresh._due import Refreshing, phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._basis import Bases, Basis, BasisRule
 from ._methods import METHODS, BasisMethod, Qr, Tracked
-from ._statistic import SIDES, numbers_of, orders_of
+from ._statistic import SIDES
 from ._tracked import TrackedRule
 from ._whitened import STATISTICS, inverse_roots
 
@@ -150,18 +151,20 @@ def in_eigenbasis(
         *(as_storage(storage), b3, refresh, by, initial, whiten), products=as_products(products)
     )
 
-    def sides(x: Any) -> tuple[Side, ...]:
-        return sides_of(side, x, max_order=max_order)
+    sides = functools.partial(sides_of, side, max_order=max_order)
 
     def refreshing(own: Side, x: Any) -> Refreshing | None:
         return rule.refreshing(own, x) if own in sides(x) else None
 
     def init(x: Any) -> EigenbasisState:
-        rule.check_dtype(np.promote_types(x.dtype, np.float32))
-        inner_state = inner.init(widened(x))
-        check_directions("in_eigenbasis", inner, widened(x), inner_state)
-        check_moments(inner_state, x)
         dtype = np.promote_types(x.dtype, np.float32)
+        inner_state = inner.init(widened(x))
+        if not is_repeated():
+            rule.check_dtype(dtype)
+            check_directions("in_eigenbasis", inner, widened(x), inner_state)
+            check_moments(inner_state, x)
+            for own in sides(x):
+                rule.record_forms(own.order(x))
         works = [functools.partial(refreshing, own) for own in Side]
         left, right = (
             rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
@@ -173,10 +176,10 @@ def in_eigenbasis(
         del params
         count = next_step(state.count)
         bases = state.left, state.right
-        seen = rule.seen(g, bases, count)
+        seen = rule.in_bases(g, bases, count) if rule.follows else g
         bases = rule.both_accumulated(g, seen, bases, count)
         moments = take_moments(state.inner)
-        bases, moments, wide = rule.both_refreshed(g, seen, bases, moments, count)
+        bases, moments, wide = rule.refreshed(g, seen, bases, moments, count)
         carried = put_moments(state.inner, moments)
         wide, inner_state = _directed(rule, inner, divide, wide, bases, carried, count)
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
@@ -215,22 +218,24 @@ def _directed(
 ) -> tuple[jax.Array, Any]:
     """The output of `inner` for gradients in their bases, out of the bases again, and its state.
 
-    With tracked bases, `g` is in the bases already. The same bases lead in and out: where they are
-    decoded one matrix at a time, `inner` runs inside the loop over the matrices.
+    If the rule follows, `g` is in the bases already. The same bases lead in and out: where they
+    are decoded one matrix at a time, `inner` runs inside the loop over the matrices.
     """
 
     def directed(x: jax.Array, bases: Any, state: Any) -> tuple[jax.Array, Any]:
         opened = rule.opened(x, [None if basis is None else basis.basis for basis in bases])
-        found: Any = inner.update(rule.entered(x, opened), state)
+        found: Any = inner.update(x if rule.follows else rule.rotated(x, opened), state)
         moved, state = found
         if divide:
             moved = divided(moved, *bases)
         return rule.rotated(moved, opened, back=True), state
 
-    if not rule.reads_singly(g, bases):
+    numbers = rule.numbers(g, bases)
+    if numbers is None:
         return directed(g, bases, state)
     split = StateSplit.of(state, g.shape[:-2])
     batched, shared = split.parts(state)
+    # Advances what all matrices share, such as counts; visits leave their own copies of it alone.
     nothing: Any = None
     _, others = inner.update(nothing, split.joined([None] * len(batched), shared))
 
@@ -239,7 +244,6 @@ def _directed(
         moved, state = directed(x, bases, split.joined(own, shared))
         return moved, split.parts(state)[0]
 
-    numbers = numbers_of(g.shape, orders_of(g, bases))
     moved, own = visit_all(visit, (g, batched), g.shape[:-2], count, numbers, bases)
     return moved, split.joined(own, jax.tree.leaves(others))
 

@@ -15,15 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._counts import counter, counters
-from .._recording import Meaning, record
 from .._side import LEFT, RIGHT, Side
 from ..linalg._eigh import eigh, from_eigen, is_indefinite
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
 from ..linalg._numerics import HIGHEST, magnitude
-from ..linalg._products import product
+from ..linalg._products import at, multiplied
 from ..refresh._due import Refreshing, refresh_due, untried
-from ..refresh._policy import Check, RefreshPolicy, RootDamping, verdict_of
-from ..storage._storage import StorageRecord, dense
+from ..refresh._policy import Check, RootDamping, verdict_of
+from ..storage._storage import dense
 from ._noise import eigenvalue_floor
 from ._statistic import StatisticRule, each_of, identity
 from ._whitened import starting_multiple, whitened_by_roots
@@ -74,7 +73,6 @@ def of_sides(one: Callable[[Side, Factor], Factor], factors: Factors) -> Factors
 class FactorRule(StatisticRule):
     """The settings shared by all factors of a preconditioner."""
 
-    policy: RefreshPolicy
     root: int
     eps: Any
     damping_mode: str
@@ -94,9 +92,6 @@ class FactorRule(StatisticRule):
         """The initial factors of a batch; their roots are identities."""
         eye = identity(order, dtype)
         keeps = self.policy.examines is not None
-        record(StorageRecord(order, self.storage.describe(order)))
-        record(Meaning(f"order {order}: {self.storage.describe(order)}"))
-        record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
         return Factor(
             statistic=each_of(batch, self.storage.encode_factor(self.initial * eye, None)),
             inverse_root=each_of(batch, self.storage.encode_root(eye)),
@@ -120,7 +115,7 @@ class FactorRule(StatisticRule):
         root = self.storage.decode_root(stored)
         x = x.astype(root.dtype)
         precision = self.products.step or precision
-        return product(*((root, x) if side is LEFT else (x, root)), precision)
+        return multiplied(*((root, x) if side is LEFT else (x, root)), precision)
 
     def whitened(
         self, g: jax.Array, factors: Factors, count: jax.Array
@@ -145,48 +140,48 @@ class FactorRule(StatisticRule):
         del factor, side, count
         return s
 
-    def refreshed(self, g: jax.Array, factors: Factors, count: jax.Array) -> Factors:
-        """The factors of both sides after the refreshes due at this step."""
-        return self.visited_due(self.refresh_one, self.selected, g, factors, count)
-
-    def selected(self, factor: Factor, due: jax.Array) -> jax.Array:
-        """The factors to refresh among those of a batch: those due, and those never refreshed."""
-        return due | untried(factor).reshape(-1)
-
     def refreshing(self, order: int) -> Refreshing:
         """What it takes to refresh one factor."""
         # A policy that examines factors computes few: at once they would all be computed.
-        alone = self.policy.examines is not None or self.decodes_singly(order)
+        alone = self.policy.examines is not None or self.storage.decodes_singly(order)
         return Refreshing(float(order) ** 3, None if alone else order**2)
 
-    def visited_due(
-        self,
-        visit: Callable[[Factor, None], Factor],
-        select: Callable[[Factor, jax.Array], jax.Array],
-        g: jax.Array,
-        factors: Factors,
-        count: jax.Array,
-    ) -> Factors:
-        """Factors of both sides; `visit` makes those that `select` selects anew.
+    def visits(self) -> list[tuple[Callable[[Factor, None], Factor], bool]]:
+        """What refreshes single factors, and whether only those never refreshed."""
+        return [(self.refresh_one, False)]
+
+    def refreshed(self, g: jax.Array, factors: Factors, count: jax.Array) -> Factors:
+        """The factors of both sides after the refreshes due at this step, and of those untried.
 
         Nothing is due before step 1: steps are counted from the warm-up.
         """
-        visit = jax.jit(self.at_refresh(visit))  # traced once for both sides of square matrices
+        # Traced once for both sides of square matrices. A rule that holds tracers has no hash, and
+        # so its methods have none; a partial function has.
+        visits = [(jax.jit(functools.partial(visit)), first) for visit, first in self.visits()]
 
         def one(side: Side, factor: Factor) -> Factor:
-            found = refresh_due(
-                visit,
-                factor._replace(phase=None),
-                g.shape[:-2],
-                self.policy.schedule,
-                count,
-                phase=factor.phase,
-                select=lambda factor, _, due: select(factor, due & (count > 0)),
-                numbers=self.refreshing(side.order(g)).numbers,
-            )
+            again, never = untried(factor).reshape(-1), factor.refreshes.reshape(-1) == 0
+            found = factor._replace(phase=None)
+
+            def chosen(first: bool, due: jax.Array) -> jax.Array:
+                due = due & (count > 0) | again
+                return due & never if first else due
+
+            for visit, first in visits:
+                found = refresh_due(
+                    visit,
+                    found,
+                    g.shape[:-2],
+                    self.policy.schedule,
+                    count,
+                    phase=factor.phase,
+                    select=functools.partial(chosen, first),
+                    numbers=self.refreshing(side.order(g)).numbers,
+                )
             return found._replace(phase=factor.phase)
 
-        return of_sides(one, factors)
+        with at(self.products.refresh):
+            return of_sides(one, factors)
 
     def refresh_one(self, factor: Factor, given: None) -> Factor:
         """Checks a single factor, follows the policy's verdict and counts it."""

@@ -45,6 +45,7 @@ import optax
 from jax.core import Tracer
 
 from .._counts import next_step
+from .._recording import is_repeated
 from .._side import RIGHT, Side, sides_of
 from .._stacks import check_directions, each_array
 from .._validate import (
@@ -57,9 +58,9 @@ from .._validate import (
     check_positive_int,
     concrete,
 )
-from ..directions._graft import shortened
 from ..linalg._inverse_root import SOLVERS, check_root_arguments
 from ..linalg._loops import at_most_once
+from ..linalg._numerics import shortened
 from ..linalg._precision import Products, as_products
 from ..refresh._due import Refreshing, phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
@@ -166,23 +167,25 @@ def precondition(
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
 
-    def sides(x: Any) -> tuple[Side, ...]:
-        return sides_of(side, x)
+    sides = functools.partial(sides_of, side)
 
     def refreshing(own: Side, x: Any) -> Refreshing | None:
         return rule.refreshing(own.order(x)) if own in sides(x) else None
 
     def init(x: Any) -> PreconditionState:
         dtype = np.promote_types(x.dtype, np.float32)
-        rule.check_dtype(dtype)
+        momentum_state = average.init(x)
+        if not is_repeated():
+            rule.check_dtype(dtype)
+            check_directions("precondition, for its momentum", average, x, momentum_state, x)
+            for own in sides(x):
+                rule.record_forms(own.order(x))
         works = [functools.partial(refreshing, own) for own in Side]
         left, right = (
             rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
             for own, phase in zip(Side, phases_of(x, refresh.schedule, works), strict=True)
         )
-        own = average.init(x)
-        check_directions("precondition, for its momentum", average, x, own, x)
-        return PreconditionState(jnp.zeros([], jnp.int32), left, right, own)
+        return PreconditionState(jnp.zeros([], jnp.int32), left, right, momentum_state)
 
     def update(g: Any, state: Any, params: Any = None):
         count = next_step(state.count)

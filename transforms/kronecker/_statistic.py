@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._recording import Meaning, record
 from .._side import Side
 from .._trees import where_entries
-from ..linalg._loops import visit_all, visit_in_turn
+from ..linalg._loops import visit_all
 from ..linalg._platforms import diagonals
-from ..linalg._precision import Products, at
+from ..linalg._precision import Products
 from ..linalg._products import gram
-from ..storage._storage import Storage
+from ..refresh._policy import RefreshPolicy
+from ..storage._storage import Storage, StorageRecord
 
 SIDES = ("both", "left", "right", "smaller")
 
@@ -27,6 +29,7 @@ class StatisticRule:
 
     storage: Storage
     b2: Any  # decay rate; None sums
+    policy: RefreshPolicy
     products: Products = dataclasses.field(default=Products(), kw_only=True)
 
     def encoded(self, x: jax.Array, previous: Any) -> Any:
@@ -49,9 +52,25 @@ class StatisticRule:
                 f"precision; got {self.products!r}."
             )
 
-    def decodes_singly(self, *orders: int) -> bool:
-        """Whether to decode matrices of one of these orders one at a time."""
-        return any(map(self.storage.decodes_singly, orders))
+    def record_forms(self, order: int) -> None:
+        """Records how factors of this order are stored and refreshed."""
+        form = self.storage.describe(order)
+        record(StorageRecord(order, form))
+        record(Meaning(f"order {order}: {form}"))
+        record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
+
+    def numbers(self, x: jax.Array, stored: Sequence[Any]) -> int | None:
+        """The `numbers` of `visit_all`: of a matrix's largest array, if it is decoded alone.
+
+        Args:
+          x: matrices `(..., m, n)`.
+          stored: the stored forms of their left and right side; `None` for a side without one.
+        """
+        pairs = zip(x.shape[-2:], stored, strict=True)
+        orders = [order for order, own in pairs if own is not None]
+        if not any(map(self.storage.decodes_singly, orders)):
+            return None
+        return max(math.prod(x.shape[-2:]), *(order * order for order in orders))
 
     def accumulated(
         self,
@@ -70,33 +89,25 @@ class StatisticRule:
             s, start = given
             old = self.decoded(stored)
             if start is not None:
-                empty = ~jnp.any(_diagonal(old) != 0, axis=(-2, -1))[..., None, None]
+                empty = ~jnp.any(diagonals(old)[..., None, :] != 0, axis=(-2, -1))[..., None, None]
                 eye = jnp.broadcast_to(jnp.eye(side.order(s), dtype=old.dtype), old.shape)
                 old = jnp.where(empty, start[..., None, None] * eye, old)
             square = gram(s.astype(old.dtype), side, self.products.statistics)
-
-            def averaged(old: jax.Array, square: jax.Array) -> jax.Array:
-                return old + square if self.b2 is None else self.b2 * old + (1 - self.b2) * square
-
+            pairs = [[diagonals(x)[..., None, :] for x in (old, square)], (old, square)]
+            if self.b2 is None:
+                diagonal, new = (a + b for a, b in pairs)
+            else:
+                diagonal, new = (self.b2 * a + (1 - self.b2) * b for a, b in pairs)
             # A running average would keep a NaN forever, so the old statistic stays if the new one
             # is not finite. The diagonal decides: it holds the largest entry of a Gram matrix.
-            finite = jnp.isfinite(averaged(_diagonal(old), _diagonal(square))).all(axis=(-2, -1))
-            new = averaged(old, square)
+            finite = jnp.isfinite(diagonal).all(axis=(-2, -1))
             coded = self.encoded(jnp.where(finite[..., None, None], new, old), stored)
             return where_entries(finite, coded, stored)
 
-        given, orders = (s, start), [side.order(s)]
-        new = self._each(accumulate, factor.statistic, given, s.shape, orders, count)
+        numbers = self.numbers(s, [factor if own is side else None for own in Side])
+        batch, given = s.shape[:-2], (s, start)
+        new = visit_all(accumulate, factor.statistic, batch, count, numbers, given)
         return factor._replace(statistic=new)
-
-    def at_refresh(self, visit: Callable[..., Any]) -> Callable[..., Any]:
-        """`visit`, with products at the level of refreshes."""
-
-        def leveled(*given: Any) -> Any:
-            with at(self.products.refresh):
-                return visit(*given)
-
-        return leveled
 
     def kept_statistic(self, sound: jax.Array, stored: Any, first: jax.Array) -> Any:
         """A stored statistic, or the initial one `first (d, d)` if it is not `sound`."""
@@ -135,36 +146,7 @@ class StatisticRule:
         count: jax.Array,
     ) -> Any:
         """`visit(entry, stored)`, one by one if the stored form of a side of `m` asks for it."""
-        return self._each(visit, entry, stored, m.shape, orders_of(m, stored), count)
-
-    def _each(
-        self,
-        visit: Callable[[Any, Any], Any],
-        entry: Any,
-        given: Any,
-        shape: tuple[int, ...],
-        orders: Sequence[int],
-        count: jax.Array,
-    ) -> Any:
-        """`visit(entry, given)`, one matrix at a time if these orders ask for it, or on a TPU."""
-        batch = shape[:-2]
-        if self.decodes_singly(*orders):
-            return visit_all(visit, entry, batch, count, numbers_of(shape, orders), given)
-        return visit_in_turn(visit, entry, batch, count, given)
-
-    def reads_singly(self, m: jax.Array, stored: Sequence[Any]) -> bool:
-        """Whether to decode the stored forms of the sides of `m` one matrix at a time."""
-        return self.decodes_singly(*orders_of(m, stored))
-
-
-def orders_of(m: jax.Array, stored: Sequence[Any]) -> list[int]:
-    """The orders of the stored forms of the sides of `m (..., rows, columns)`."""
-    return [d for d, x in zip(m.shape[-2:], stored, strict=True) if x is not None]
-
-
-def numbers_of(shape: tuple[int, ...], orders: Sequence[int]) -> int:
-    """Numbers of the largest matrix among those of a shape and squares of these orders."""
-    return max(math.prod(shape[-2:]), *(d * d for d in orders))
+        return visit_all(visit, entry, m.shape[:-2], count, self.numbers(m, stored), stored)
 
 
 def identity(order: int, dtype: Any) -> jax.Array:
@@ -178,8 +160,3 @@ def each_of(batch: tuple[int, ...], stored: Any) -> Any:
     Encoding them all would take the memory of decoded matrices, and longer programs.
     """
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, *x.shape)), stored)
-
-
-def _diagonal(x: jax.Array) -> jax.Array:
-    """The diagonals `(..., 1, d)` of `x (..., d, d)`."""
-    return diagonals(x)[..., None, :]

@@ -18,14 +18,13 @@ statistic; `restarted` counts it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .._side import Side
-from .._trees import widened
 from ..directions._carry import Moments
 from ..linalg import _tracking
 from ..linalg._numerics import magnitude
@@ -66,7 +65,6 @@ class Refreshed(NamedTuple):
 class InBasisRule(StatisticRule):
     """How statistics are kept in their bases, and these bases follow them."""
 
-    policy: Any  # a RefreshPolicy
     initial: Any  # the statistic starts as initial · I
 
     def encoded(self, x: jax.Array, previous: Any) -> Any:
@@ -145,20 +143,7 @@ class InBasisRule(StatisticRule):
 class TrackedRule(InBasisRule, BasisRule):
     """The settings shared by all tracked bases."""
 
-    def seen(self, g: jax.Array, bases: Bases, count: jax.Array) -> jax.Array:
-        """The gradient in the bases in use."""
-
-        def entered(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
-            return self.rotated(x, self.opened(x, stored))
-
-        wide = widened(g)
-        stored = [None if basis is None else basis.basis for basis in bases]
-        return self.visited(entered, wide, wide, stored, count)
-
-    def entered(self, x: jax.Array, opened: Sequence[Any]) -> jax.Array:
-        """`x`, which is in the bases already."""
-        del opened
-        return x
+    follows = True
 
     def turned_sides(
         self, seen: jax.Array, bases: Sequence[Any], count: jax.Array
@@ -167,29 +152,18 @@ class TrackedRule(InBasisRule, BasisRule):
         del bases, count
         return seen, seen, seen
 
-    def both_refreshed(
+    def visits(self, never: jax.Array) -> list[tuple[Callable[..., Any], jax.Array | None]]:
+        """The first refresh decomposes."""
+        return [(self.start_one, never), *super().visits(never)]
+
+    def refreshed(
         self, g: jax.Array, seen: jax.Array, bases: Bases, moments: Moments, count: jax.Array
     ) -> tuple[Bases, Moments, jax.Array]:
         """As without tracking; the gradient turns with the bases, as moments do."""
         moments = moments._replace(first=[*moments.first, seen])
-        bases, moments, _ = super().both_refreshed(g, seen, bases, moments, count)
+        bases, moments, _ = super().refreshed(g, seen, bases, moments, count)
         *first, wide = moments.first
         return bases, moments._replace(first=first), wide
-
-    def refreshed(
-        self, side: Side, g: jax.Array, basis: Basis | None, moments: Moments, count: jax.Array
-    ) -> tuple[Basis | None, Moments]:
-        """One side's bases after the refreshes due at this step, and the moments carried along."""
-        if basis is None:
-            return None, moments
-
-        def never(entry: Any, given: Any, due: jax.Array) -> jax.Array:
-            del given
-            return due & (entry[0].refreshes.reshape(-1) == 0)
-
-        entry = basis, moments
-        entry = self.visited_due(self.start_one, side, g, entry, count, select=never)
-        return super().refreshed(side, g, *entry, count)
 
     def start_one(
         self, entry: tuple[Basis, Moments], given: Any, side: Side

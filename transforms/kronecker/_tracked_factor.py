@@ -18,6 +18,7 @@ the statistic `2d²k` beside `k` columns more than for $L$ itself. *Memory*: as 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,8 @@ from .._side import Side
 from ..linalg._eigh import from_eigen
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor
 from ..linalg._numerics import magnitude
-from ..linalg._precision import at
-from ._factor import Factor, FactorRule, Factors
+from ..linalg._products import at
+from ._factor import Factor, FactorRule
 from ._statistic import each_of, identity
 from ._tracked import InBasis, InBasisRule
 
@@ -65,14 +66,9 @@ class TrackedFactorRule(InBasisRule, FactorRule):
         wide = s.astype(np.promote_types(s.dtype, np.float32))
         return self.two_sided(turned, wide, stored, count)
 
-    def refreshed(self, g: jax.Array, factors: Factors, count: jax.Array) -> Factors:
-        """The factors of both sides after the refreshes due at this step; the first decomposes."""
-
-        def never(factor: Factor, due: jax.Array) -> jax.Array:
-            return self.selected(factor, due) & (factor.refreshes.reshape(-1) == 0)
-
-        factors = self.visited_due(self.start_one, never, g, factors, count)
-        return super().refreshed(g, factors, count)
+    def visits(self) -> list[tuple[Callable[[Factor, None], Factor], bool]]:
+        """The first refresh decomposes."""
+        return [(self.start_one, True), *super().visits()]
 
     def start_one(self, factor: Factor, given: None) -> Factor:
         """The eigenvectors of the first statistic as a single factor's basis."""

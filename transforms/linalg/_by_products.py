@@ -37,8 +37,9 @@ them (`_split.py`).
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -104,21 +105,28 @@ def _mapped(x: jax.Array, rows: list[Row], largest: float, axis_name: AxisName) 
     if x.shape[-2] < x.shape[-1]:
         # Products of a wide matrix with its transpose would write out the transpose each time.
         return _mapped(x.mT, rows, largest, axis_name).mT
-    split = Split.of(x, -2, axis_name)
+    split = None if axis_name is None else Split.of(x, -2, axis_name)
+    reduce = split.reduce if split else functools.reduce
+
+    def gram_of(x: jax.Array) -> jax.Array:
+        own = exact_product(x, x, transpose_a=True)
+        return split.summed(own) if split else own
 
     def step(i: jax.Array, x: jax.Array) -> jax.Array:
         a, b, c = (_chosen(i, column, x.dtype) for column in zip(*rows, strict=True))
-        gram = split.summed(exact_product(x, x, transpose_a=True))
+        gram = gram_of(x)
         eye = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), gram.shape)
-        square = split.by_rows(lambda own: exact_product(own, gram), gram)
+        square = reduce(exact_product, (gram, gram))
         return exact_product(x, a * eye + b * gram + c * square)
 
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
-    x = split.own(x) * jnp.ldexp(jnp.ones(exponent.shape, x.dtype), -exponent)
-    bound = _largest_eigenvalue(split.summed(exact_product(x, x, transpose_a=True)), split)
+    own = split.own(x) if split else x
+    x = own * jnp.ldexp(jnp.ones(exponent.shape, x.dtype), -exponent)
+    bound = _largest_eigenvalue(gram_of(x), reduce)
     sound = jnp.where(bound == 0, 1, bound)
     x = x * jnp.where(bound == 0, 0, largest * jax.lax.rsqrt(sound))
-    return split.joined(jax.lax.fori_loop(0, len(rows), step, x, unroll=UNROLLED))
+    x = jax.lax.fori_loop(0, len(rows), step, x, unroll=UNROLLED)
+    return split.joined(x) if split else x
 
 
 def _chosen(i: jax.Array, values: Sequence[float], dtype: jnp.dtype) -> jax.Array:
@@ -130,8 +138,11 @@ def _chosen(i: jax.Array, values: Sequence[float], dtype: jnp.dtype) -> jax.Arra
     return found
 
 
-def _largest_eigenvalue(gram: jax.Array, split: Split) -> jax.Array:
-    """A bound `(..., 1, 1)` of that of `gram (..., m, m)`: at most `m^(1/16)` times as large."""
+def _largest_eigenvalue(gram: jax.Array, reduce: Callable[..., jax.Array]) -> jax.Array:
+    """A bound `(..., 1, 1)` of that of `gram (..., m, m)`: at most `m^(1/16)` times as large.
+
+    `reduce` is `functools.reduce`, or that of a `Split`.
+    """
 
     def normalized(power: jax.Array) -> tuple[jax.Array, jax.Array]:
         norm = jnp.linalg.norm(power, axis=(-2, -1), keepdims=True)
@@ -139,8 +150,7 @@ def _largest_eigenvalue(gram: jax.Array, split: Split) -> jax.Array:
 
     def square(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         bound, power = found
-        squared = split.by_rows(lambda own: exact_product(own, power), power)
-        norm, power = normalized(squared)
+        norm, power = normalized(reduce(exact_product, (power, power)))
         return bound * norm ** jnp.exp2(-(i + 1.0)).astype(norm.dtype), power
 
     return jax.lax.fori_loop(0, SQUARINGS, square, normalized(gram))[0]

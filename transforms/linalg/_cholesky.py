@@ -19,7 +19,7 @@ WIDTH = 128
 
 def lower_factor(a: jax.Array) -> jax.Array:
     """The lower Cholesky factor of symmetric `a (n, n)`; not finite if there is none."""
-    return by_platform(a, tpu=_lower_by_panels, default=lower_factors)
+    return by_platform(tpu=_lower_by_panels, default=lower_factors)(a)
 
 
 def lower_factors(a: jax.Array) -> jax.Array:

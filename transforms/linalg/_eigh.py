@@ -18,8 +18,7 @@ import jax.numpy as jnp
 
 from ._numerics import magnitude, power_of_two
 from ._platforms import by_platform
-from ._precision import in_full
-from ._products import exact_product
+from ._products import at, exact_product
 from ._qr import qr
 
 
@@ -30,19 +29,19 @@ def eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
         # LAPACK takes matrices by columns: those of the transpose are rows of the sum.
         return tuple(jnp.linalg.eigh(((a + a.mT) / 2).mT, symmetrize_input=False))[::-1]
 
-    return by_platform(a, tpu=_polished, default=by_columns)
+    return by_platform(tpu=_polished, default=by_columns)(a)
 
 
-@in_full
 @jax.jit
 def _polished(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`eigh` by Jacobi's method, which squares the entries."""
     exponent = power_of_two(magnitude(a))
     a = (a + a.mT) / 2 * jnp.ldexp(jnp.ones((), a.dtype), -exponent)
     q = jnp.where(jnp.isfinite(a).all(), jacobi(a), jnp.nan)  # which stops at once at a NaN
-    gram = exact_product(q.mT, q)
-    q = q - exact_product(q, gram - jnp.eye(len(a), dtype=a.dtype)) / 2
-    d = jnp.sum(q * exact_product(a, q), axis=0)
+    with at("float32"):
+        gram = exact_product(q.mT, q)
+        q = q - exact_product(q, gram - jnp.eye(len(a), dtype=a.dtype)) / 2
+        d = jnp.sum(q * exact_product(a, q), axis=0)
     return q, d * jnp.ldexp(jnp.ones((), a.dtype), exponent)
 
 

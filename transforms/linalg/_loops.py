@@ -3,7 +3,7 @@
 | function | on CPUs | on GPUs | on TPUs |
 |---|---|---|---|
 | `each_matrix`: a decomposition | one by one | all at once | one by one |
-| `in_turn`, `visit_in_turn`: products | all at once | all at once | one by one |
+| `in_turn`, `visit_all`: products | all at once | all at once | one by one |
 | `visit_all`: arrays in few bits | one by one | in groups, `VISITED` | one by one |
 | `visit_due`: refreshes | one by one | in groups, `REFRESHED` | one by one |
 | `at_most_once`: rare work | a loop of 0 or 1 round | the same | the same |
@@ -43,8 +43,8 @@ class Groups(NamedTuple):
         """
         if numbers is None:
             return 1
-        most = self.numbers // numbers
-        size = largest_divisor(batch, most)
+        most = max(1, min(batch, self.numbers // numbers))
+        size = max(i for i in range(1, most + 1) if batch % i == 0)
         if about is None:
             return 1 if numbers >= self.large and size < self.least else size
         size = next((i for i in range(about, size) if batch % i == 0), size)
@@ -56,11 +56,6 @@ VISITED = Groups(2**25)
 
 REFRESHED = Groups(2**24, large=2**17, least=8)
 """256 matrices of order 256, 28 of order 768, 16 of order 1024; from order 363 on at least 8."""
-
-
-def largest_divisor(size: int, most: int) -> int:
-    """The largest divisor of `size` up to `most`, at least 1."""
-    return max(i for i in range(1, max(1, min(size, most)) + 1) if size % i == 0)
 
 
 def each_matrix(
@@ -82,10 +77,8 @@ def each_matrix(
     """
     batch = x.shape[:-2]
     stack = x.reshape(-1, *x.shape[-2:])
-    found = by_platform(
-        stack, gpu=at_once or jax.vmap(f), default=functools.partial(jax.lax.map, f)
-    )
-    return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), found)
+    form = by_platform(gpu=at_once or jax.vmap(f), default=functools.partial(jax.lax.map, f))
+    return jax.tree.map(lambda y: y.reshape(*batch, *y.shape[1:]), form(stack))
 
 
 def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.Array:
@@ -105,24 +98,7 @@ def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.
         found = jax.lax.map(lambda entry: f(*entry), flat)
         return found.reshape(*batch, *found.shape[1:])
 
-    return by_platform(stack, *others, tpu=turns, default=f)
-
-
-def visit_in_turn(
-    visit: Callable[[Any, Any], Any],
-    batch: Any,
-    batch_shape: tuple[int, ...],
-    count: jax.Array,
-    given: Any,
-) -> Any:
-    """`visit(batch, given)`; in a program for a TPU by `visit_all`."""
-    if not _may_take_turns(batch_shape):
-        return visit(batch, given)
-
-    def turns(batch: Any, given: Any) -> Any:
-        return visit_all(visit, batch, batch_shape, count, given=given)
-
-    return by_platform(batch, given, tpu=turns, default=visit)
+    return by_platform(tpu=turns, default=f)(stack, *others)
 
 
 def _may_take_turns(batch: tuple[int, ...]) -> bool:
@@ -141,7 +117,7 @@ def visit_all(
     batch: Any,
     batch_shape: tuple[int, ...],
     count: jax.Array,
-    numbers: int | None = None,
+    numbers: int | None,
     given: Any = (),
 ) -> Any:
     """Applies `visit` to every entry of a batch, one after the other, in place.
@@ -151,27 +127,23 @@ def visit_all(
 
     Args:
       visit: maps an entry, and that of `given`, to a new entry of the same structure, shapes and
-        dtypes.
+        dtypes; it takes batches of entries too.
       batch: a pytree of arrays with the batch axes first.
       batch_shape: these axes.
       count: the step, from 1.
-      numbers: how many numbers the largest matrix has that `visit` makes of an entry, if `visit`
-        takes batches of entries too. GPUs, which launch all kernels again in each round, then visit
-        several entries in one.
+      numbers: how many numbers the largest matrix has that `visit` makes of an entry. GPUs, which
+        launch all kernels again in each round, visit several entries in one. With `None` only
+        programs for TPUs visit one by one.
       given: a pytree of arrays with the batch axes first, which `visit` only reads.
     """
-    size = math.prod(batch_shape)
-
-    def in_rounds(batch: Any, given: Any, group: int = 1) -> Any:
-        rounds = jnp.where(count > 0, size // group, 0)
-        first = lambda j, _: j * group  # noqa: E731
-        return _visit_groups(visit, batch, given, len(batch_shape), first, rounds, group)
-
-    group = VISITED.size(size, numbers)
-    in_groups = functools.partial(in_rounds, group=group)
-    if group == 1:
-        return in_rounds(batch, given)
-    return by_platform(batch, given, gpu=in_groups, default=in_rounds)
+    if numbers is None and not _may_take_turns(batch_shape):
+        return visit(batch, given)
+    each = functools.partial(_visit_groups, visit, ndim=len(batch_shape), due=count > 0)
+    if numbers is None:
+        return by_platform(tpu=each, default=visit)(batch, given)
+    group = VISITED.size(math.prod(batch_shape), numbers)
+    in_groups = functools.partial(each, group=group)
+    return (by_platform(gpu=in_groups, default=each) if group > 1 else each)(batch, given)
 
 
 def visit_due(
@@ -186,30 +158,20 @@ def visit_due(
 
     GPUs visit groups of so many entries that are all due, and the rest one by one.
     """
-    size = math.prod(batch_shape)
+    each = functools.partial(_visit_groups, visit, ndim=len(batch_shape))
 
-    def visited(batch: Any, given: Any, due: jax.Array = due, group: int = 1) -> Any:
-        """Visits the groups of so many entries that are due."""
-        each = visit if group == 1 else jax.vmap(visit)
-        groups = size // group
+    def in_groups(batch: Any, given: Any, due: jax.Array) -> Any:
+        at_once = functools.partial(
+            _visit_groups, jax.vmap(visit), ndim=len(batch_shape), group=group
+        )
         if due.ndim == 0:
-            first, rounds = lambda j, _: j * group, jnp.where(due, groups, 0)
-        else:
-            starts = jnp.arange(0, size, group)
-            first = lambda _, last: jnp.argmax(due & (starts > last)) * group  # noqa: E731
-            rounds = jnp.sum(due)
-        return _visit_groups(each, batch, given, len(batch_shape), first, rounds, group)
-
-    def in_groups(batch: Any, given: Any) -> Any:
-        if due.ndim == 0:
-            return visited(batch, given, group=group)
+            return at_once(batch, given, due)
         whole = due.reshape(-1, group).all(axis=1)
-        batch = visited(batch, given, whole, group)
-        return visited(batch, given, due & ~jnp.repeat(whole, group))
+        batch = at_once(batch, given, whole)
+        return each(batch, given, due & ~jnp.repeat(whole, group))
 
-    if group == 1:
-        return visited(batch, given)
-    return by_platform(batch, given, gpu=in_groups, default=visited)
+    form = by_platform(gpu=in_groups, default=each) if group > 1 else each
+    return form(batch, given, due)
 
 
 def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) -> Any:
@@ -232,7 +194,7 @@ def alone(f: Callable[[Any, Any], Any], given: Any, state: Any) -> Any:
         due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
         return at_most_once(f, due, given, state)
 
-    return by_platform(given, state, cpu=in_loop, default=f)
+    return by_platform(cpu=in_loop, default=f)(given, state)
 
 
 def _anew(x: Any, j: jax.Array) -> Any:
@@ -247,14 +209,21 @@ def _visit_groups(
     visit: Callable[[Any, Any], Any],
     batch: Any,
     given: Any,
+    due: jax.Array,
+    *,
     ndim: int,
-    next_of: Callable[[jax.Array, jax.Array], jax.Array],
-    rounds: jax.Array,
-    group: int,
+    group: int = 1,
 ) -> Any:
-    """Visits groups of entries, of which `next_of` gives the first from the round and the last."""
+    """Visits all groups of so many entries or none, or those that are due, bool (groups,)."""
     (leaves, treedef), (read, read_treedef) = map(jax.tree.flatten, (batch, given))
     flat, read = ([x.reshape(-1, *x.shape[ndim:]) for x in xs] for xs in (leaves, read))
+    size = len(flat[0])
+    if due.ndim == 0:
+        next_of, rounds = lambda j, _: j * group, jnp.where(due, size // group, 0)
+    else:
+        starts = jnp.arange(0, size, group)
+        next_of = lambda _, last: jnp.argmax(due & (starts > last)) * group  # noqa: E731
+        rounds = jnp.sum(due)
     if group == 1:
         take = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
         put = jax.lax.dynamic_update_index_in_dim

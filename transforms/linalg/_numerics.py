@@ -1,10 +1,15 @@
-"""The basis of all linear algebra here: full precision, exact scaling, rounding noise."""
+"""The basis of all linear algebra: full precision, exact scaling, rounding noise, and norms."""
 
 from __future__ import annotations
+
+import functools
+import operator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from ._platforms import by_platform
 
 HIGHEST = jax.lax.Precision.HIGHEST
 """The precision of all products that feed a root or a basis."""
@@ -12,6 +17,9 @@ HIGHEST = jax.lax.Precision.HIGHEST
 EIGENVALUE_NOISE = 8.0
 """An eigenvalue of a symmetric matrix up to this multiple of `eps · d_max` is rounding noise: ten
 times that of the zero eigenvalues of float32 averages of rank 1 to n/4, of orders 16 to 512."""
+
+TWO_SCALES = (2.0**51, 2.0**-40)
+"""Multiples of the entries in two sums: the first is finite for norms below 2^13."""
 
 
 def inexact(x: jax.Array) -> jax.Array:
@@ -48,3 +56,55 @@ def significant(squares: jax.Array) -> jax.Array:
     """
     noise = (squares.shape[-1] * jnp.finfo(squares.dtype).eps) ** 2
     return squares > noise * jnp.max(squares, axis=-1, keepdims=True)
+
+
+def norms(x: jax.Array) -> jax.Array:
+    """The norms `(..., 1, 1)` of `x (..., m, n)`, in float32 at least.
+
+    They come from sums of squares at two scales; one of these neither underflows nor overflows for
+    entries from 1e-30 to 1e30. On CPUs they come from one sum, if its squares are in range: XLA for
+    CPUs computes `x` anew for each sum.
+    """
+    work = x.astype(np.promote_types(x.dtype, np.float32))
+
+    def usual(x: jax.Array) -> jax.Array:
+        norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
+        in_range = jnp.all((norm > 2.0**-30) & (norm < 2.0**60))
+        return jax.lax.cond(in_range, lambda x: norm, _at_two_scales, x)
+
+    at_once = functools.partial(_at_two_scales, at_once=True)
+    return by_platform(gpu=at_once, tpu=_at_two_scales, default=usual)(work)
+
+
+def _at_two_scales(x: jax.Array, *, at_once: bool = False) -> jax.Array:
+    """From both sums, `at_once` in one kernel, which reads `x` once.
+
+    XLA for TPUs fuses sums anyway, and two are faster on CPUs.
+    """
+    squares = [jnp.square(x * scale) for scale in TWO_SCALES]
+    if at_once:
+        plus = functools.partial(jax.tree.map, operator.add)
+        zeros = [jnp.zeros((), x.dtype) for _ in squares]
+        sums = jax.lax.reduce(squares, zeros, plus, (x.ndim - 2, x.ndim - 1))
+    else:
+        sums = [jnp.sum(y, axis=(-2, -1)) for y in squares]
+    scaled = [jnp.sqrt(found) for found in sums]
+    of_small, of_large = (
+        (root / scale)[..., None, None] for root, scale in zip(scaled, TWO_SCALES, strict=True)
+    )
+    return jnp.where(of_small < 2.0**11, of_small, of_large)
+
+
+def rescaled(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Rescales each matrix of `x (..., m, n)` to the norm of its match in `like`; 0 stays 0."""
+    norm, target = norms(x), norms(like)
+    factor = jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
+    return (x.astype(norm.dtype) * factor).astype(x.dtype)
+
+
+def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
+    """Rescales the matrices of `x (..., m, n)` that are longer than `longest (...)` to it."""
+    norm = norms(x)
+    longest = jnp.broadcast_to(longest, x.shape[:-2])[..., None, None].astype(norm.dtype)
+    wide = x.astype(norm.dtype)
+    return jnp.where(norm > longest, wide * (longest / norm), wide).astype(x.dtype)

@@ -8,7 +8,7 @@
 | `lower_factor` | LAPACK | cuSOLVER | by panels |
 | `leading_vectors` of at most half | LAPACK | from the Gram matrix | from the Gram matrix |
 | `thin_svd`, `polar_svd`, `polar_qdwh` | LAPACK | by products | by products |
-| `product`, `gram` of stacks | at once | at once | one after the other |
+| `in_turn` of stacks | at once | at once | one after the other |
 | `exact_product` above 1024 | at once | at once | in tiles |
 | `norms` | one sum, or two | two sums at once | two sums |
 | `diagonals` | a slice | a slice | masked sums |
@@ -41,20 +41,16 @@ Form = Callable[..., Any]
 
 
 def by_platform(
-    *args: Any,
-    default: Form,
-    cpu: Form | None = None,
-    gpu: Form | None = None,
-    tpu: Form | None = None,
-) -> Any:
-    """`cpu(*args)`, `gpu(*args)` or `tpu(*args)` in a program for it; without one `default(*args)`.
+    *, default: Form, cpu: Form | None = None, gpu: Form | None = None, tpu: Form | None = None
+) -> Form:
+    """The function that is `cpu`, `gpu` or `tpu` in a program for it, and elsewhere `default`.
 
     The platform of the program decides, not that of the process. All forms are traced, one is
     compiled.
     """
     forms = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
     given = {name: form for name, form in forms.items() if form is not None}
-    return jax.lax.platform_dependent(*args, **given, default=default)
+    return functools.partial(jax.lax.platform_dependent, **given, default=default)
 
 
 def materialized(x: jax.Array) -> jax.Array:
@@ -63,7 +59,7 @@ def materialized(x: jax.Array) -> jax.Array:
     XLA for TPUs would also decode an operand of a product within the product's kernel, in every
     such kernel and for every tile. Those kernels are long and take it long to compile.
     """
-    return by_platform(x, tpu=jax.lax.optimization_barrier, default=lambda x: x)
+    return by_platform(tpu=jax.lax.optimization_barrier, default=lambda x: x)(x)
 
 
 def in_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
@@ -72,22 +68,20 @@ def in_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     XLA for GPUs chooses the layouts that decompositions take, by columns, and does so through loops
     (`docs/xla.md`, "Layouts").
     """
-
-    def of_all(arrays: list[jax.Array]) -> list[jax.Array]:
-        return [x if x.ndim < 2 else _row_major(x) for x in arrays]
-
-    return by_platform(list(arrays), gpu=of_all, default=list)
+    return by_platform(gpu=_row_major, default=list)(list(arrays))
 
 
 def one_layer_in_rows(x: jax.Array) -> jax.Array:
     """`x (..., m, n)`, if it is one matrix by rows: XLA:TPU would transpose those of all layers."""
     if math.prod(x.shape[:-2]) > 1:
         return x
-    return by_platform(x, tpu=_row_major, default=lambda x: x)
+    return by_platform(tpu=_row_major, default=list)([x])[0]
 
 
-def _row_major(x: jax.Array) -> jax.Array:
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+def _row_major(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return [
+        x if x.ndim < 2 else with_layout_constraint(x, Layout(tuple(range(x.ndim)))) for x in arrays
+    ]
 
 
 def diagonals(x: jax.Array) -> jax.Array:
@@ -95,12 +89,11 @@ def diagonals(x: jax.Array) -> jax.Array:
 
     On TPUs as masked sums: their compiler has no room for the strided slice from order 4096 on.
     """
-
-    def strided(x: jax.Array) -> jax.Array:
-        order = x.shape[-1]
-        return x.reshape(*x.shape[:-2], order * order)[..., :: order + 1]
-
-    return by_platform(x, tpu=lambda x: jnp.einsum("...ii->...i", x), default=strided)
+    order = x.shape[-1]
+    return by_platform(
+        tpu=lambda x: jnp.einsum("...ii->...i", x),
+        default=lambda x: x.reshape(*x.shape[:-2], order * order)[..., :: order + 1],
+    )(x)
 
 
 def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -122,10 +115,9 @@ def split_stack(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
     if len(sizes) == 1:
         return (stack,)
     return by_platform(
-        stack,
         cpu=functools.partial(_calls, sizes=sizes),
         default=functools.partial(jax.lax.split, sizes=sizes),
-    )
+    )(stack)
 
 
 def _calls(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:

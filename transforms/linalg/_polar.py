@@ -37,6 +37,7 @@ others in full.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -159,26 +160,41 @@ def newton_schulz(
     References:
       "aol": Boissin et al., `Turbo-Muon <https://arxiv.org/abs/2512.04632>`_, 2025.
     """
-    rows, x = coefficient_rows(coefficients, steps), inexact(x)
+    rows = coefficient_rows(coefficients, steps)
+    return iterated(inexact(x), rows, eps, norm, work_dtype, axis_name)
+
+
+def iterated(
+    x: jax.Array,
+    rows: Sequence[tuple[float, float, float]],
+    eps: jax.typing.ArrayLike,
+    norm: str,
+    work_dtype: jax.typing.DTypeLike | None,
+    axis_name: AxisName,
+) -> jax.Array:
+    """`newton_schulz`, with the coefficients of each iteration."""
     work, given = jnp.dtype(x.dtype if work_dtype is None else work_dtype), x.dtype
     # Three at a time if that is less work; the rounding errors of more grow too fast in the product
     # of the `B`s.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) else 1
     table, side = jnp.asarray(rows, work), shorter_side(x)
-    split = Split.of(x, side.other_axis, axis_name)
+    split = None if axis_name is None else Split.of(x, side.other_axis, axis_name)
 
-    def iterated(x: jax.Array, done: Any, count: int) -> jax.Array:
+    def more(x: jax.Array, done: Any, count: int) -> jax.Array:
         """After more iterations, with two products with `x` in total."""
         own = [rows[0] if len(set(rows)) == 1 else table[done + j] for j in range(count)]
-        return side.times(_polynomial(split.summed(gram(x, side)), own, split), x)
+        squared = gram(x, side)
+        squared = split.summed(squared) if split else squared
+        return side.times(_polynomial(squared, own, split), x)
 
     def approximated(x: jax.Array) -> jax.Array:
         x = _first_iterations(x, rows[:at_once], eps, norm, work, split)
-        whole, rest = divmod(max(0, steps - at_once), at_once)
+        whole, rest = divmod(max(0, len(rows) - at_once), at_once)
         x = jax.lax.fori_loop(
-            0, whole, lambda i, x: iterated(x, at_once * (i + 1), at_once), x, unroll=UNROLLED
+            0, whole, lambda i, x: more(x, at_once * (i + 1), at_once), x, unroll=UNROLLED
         )
-        return split.joined(iterated(x, steps - rest, rest) if rest else x).astype(given)
+        x = more(x, len(rows) - rest, rest) if rest else x
+        return (split.joined(x) if split else x).astype(given)
 
     return in_turn(approximated, x)
 
@@ -189,7 +205,7 @@ def _first_iterations(
     eps: jax.typing.ArrayLike,
     kind: str,
     dtype: Any,
-    split: Split,
+    split: Split | None,
 ) -> jax.Array:
     """Iterations from `x / (‖x‖ + eps)` in `dtype`, for entries of any size; zero stays zero.
 
@@ -200,9 +216,10 @@ def _first_iterations(
     wide = np.promote_types(x.dtype, np.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
     side = shorter_side(x)
-    near_one = split.own(x).astype(wide) * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)
-    near_one = near_one.astype(dtype)
-    squared = split.summed(gram(near_one, side, dtype=wide))
+    own = (split.own(x) if split else x).astype(wide)
+    near_one = (own * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(dtype)
+    squared = gram(near_one, side, dtype=wide)
+    squared = split.summed(squared) if split else squared
     if kind == "aol":
         square = jnp.sum(jnp.abs(squared), axis=-1, keepdims=True)
     elif kind == "gram":
@@ -215,7 +232,7 @@ def _first_iterations(
     return side.times((factor.astype(wide) * side.as_rows(inverse.mT)).astype(dtype), near_one)
 
 
-def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Array:
+def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split | None = None) -> jax.Array:
     """The product of the `B`s of some iterations, from the Gram matrix `A (..., m, m)` before them.
 
     An iteration is `X ← BX` with `B = aI + bA + cA²` and `A = XXᵀ`, so `A` becomes `BAB`; on the
@@ -223,14 +240,12 @@ def _polynomial(square: jax.Array, rows: Sequence[Any], split: Split) -> jax.Arr
     """
     eye = jnp.broadcast_to(jnp.eye(square.shape[-1], dtype=square.dtype), square.shape)
     product = factor = None
+    reduce = split.reduce if split else functools.reduce
     for a, b, c in rows:
         if factor is not None:
-            square = split.by_rows(lambda own, a=square, b=factor: (own @ a) @ b, factor)
-        factor = a * eye + b * square + c * split.by_rows(lambda own, a=square: own @ a, square)
-        if product is None:
-            product = factor
-        else:
-            product = split.by_rows(lambda own, a=product: own @ a, factor)
+            square = reduce(jnp.matmul, (factor, square, factor))
+        factor = a * eye + b * square + c * reduce(jnp.matmul, (square, square))
+        product = factor if product is None else reduce(jnp.matmul, (factor, product))
     assert product is not None
     return product
 
@@ -244,7 +259,8 @@ def polar_svd(x: jax.Array, size: int | None = None, axis_name: AxisName = None)
     """
     size, x = size or max(x.shape[-2:]), inexact(x)
     by_products = partial(_of_range, size=size, axis_name=axis_name)
-    return by_platform(x, gpu=by_products, tpu=by_products, default=partial(_by_svd, size=size))
+    by_svd = partial(_by_svd, size=size)
+    return by_platform(gpu=by_products, tpu=by_products, default=by_svd)(x)
 
 
 def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
@@ -254,7 +270,7 @@ def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     anyway; a QR goes column by column.
     """
     by_products = partial(_of_range, size=max(x.shape[-2:]), axis_name=axis_name)
-    return by_platform(inexact(x), gpu=by_products, tpu=by_products, default=_by_qr_svd)
+    return by_platform(gpu=by_products, tpu=by_products, default=_by_qr_svd)(inexact(x))
 
 
 def _scaled_or_zero(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -309,5 +325,6 @@ def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
         return unitary.T if wide else unitary
 
     by_products = partial(polar_by_products, axis_name=axis_name)
-    found = by_platform(work, gpu=by_products, tpu=by_products, default=partial(each_matrix, one))
+    by_qdwh = partial(each_matrix, one)
+    found = by_platform(gpu=by_products, tpu=by_products, default=by_qdwh)(work)
     return found.astype(x.dtype)

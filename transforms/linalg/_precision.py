@@ -1,7 +1,6 @@
 """The precision of products, by operation.
 
-An operation gives its products a level by the context `at`, in which the functions of
-`_products.py` multiply. JAX traces a function anew in another context.
+An operation gives its products a level by the context `at` of `_products.py`.
 
 | level | programs for GPUs | for TPUs |
 |---|---|---|
@@ -19,45 +18,10 @@ there; "bf16x3" takes two products for that. `docs/xla.md` has XLA's programs fo
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any
-
-import jax
 
 from .._validate import Value, as_value, check_choice
-from ._numerics import HIGHEST
-
-LEVELS: dict[str, Any] = {
-    "float32": HIGHEST,
-    "bf16x6": jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
-    "bf16x3": jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
-    "bf16": jax.lax.DotAlgorithmPreset.BF16_BF16_F32,
-}
-_here = jax.make_user_context(None)
-
-
-def at(level: str | None) -> contextlib.AbstractContextManager[Any]:
-    """The context in which products have this level; `None` changes nothing."""
-    return contextlib.nullcontext() if level is None else _here(level)
-
-
-def level_here() -> str | None:
-    """The level of the context."""
-    return _here.value
-
-
-def in_full(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition, which multiplies in full precision in all contexts."""
-
-    @functools.wraps(function)
-    def full(*args: Any, **how: Any) -> Any:
-        with at("float32"):
-            return function(*args, **how)
-
-    return full
+from ._products import LEVELS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 | | precision | a stack on a TPU | a large one on a TPU |
 |---|---|---|---|
-| `product`, `gram` | as given | one matrix after the other | as it is |
+| `multiplied`, `gram` | as given | at once, so callers take turns | as it is |
 | `exact_product` | full | one matrix after the other | in tiles |
 
 A level of `_precision.py`, as the context has it, takes the place of JAX's default precision in
-`product` and `gram`, and of full precision in `exact_product`.
+`multiplied` and `gram`, and of full precision in `exact_product`.
 
 XLA folds `.mT` into a product of two matrices, but not into a product of two batches of one matrix:
 on a CPU it first writes out the transpose, which takes a quarter of the time of `x @ x.mT`. So
@@ -17,8 +17,10 @@ out tiles of zeros.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,6 @@ from .._side import Side
 from ._loops import in_turn
 from ._numerics import HIGHEST
 from ._platforms import by_platform, zeros_beside
-from ._precision import LEVELS, in_full, level_here
 
 TILE = 512
 """The most rows, columns and summands of a tile."""
@@ -38,21 +39,22 @@ LANES = 128
 """A TPU's arrays are laid out in multiples of so many columns."""
 
 
-def product(
-    a: jax.Array,
-    b: jax.Array,
-    precision: jax.lax.PrecisionLike = None,
-    *,
-    transpose_a: bool = False,
-    transpose_b: bool = False,
-) -> jax.Array:
-    """`a b` for `a (..., m, k)` and `b (..., k, n)`; of one dtype if one is transposed.
+LEVELS: dict[str, Any] = {
+    "float32": HIGHEST,
+    "bf16x6": jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6,
+    "bf16x3": jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
+    "bf16": jax.lax.DotAlgorithmPreset.BF16_BF16_F32,
+}
+LEVEL: Any = jax.make_user_context(None)
+"""Its `value` is the level of the context."""
 
-    `transpose_a`: `aᵀ b` for `a (..., k, m)`; `transpose_b`: `a bᵀ` for `b (..., n, k)`.
+
+def at(level: str | None) -> contextlib.AbstractContextManager[Any]:
+    """The context in which products have this level; `None` changes nothing.
+
+    JAX traces a function anew in another context.
     """
-    if not transpose_a and not transpose_b:
-        return in_turn(functools.partial(multiplied, jnp.matmul, precision=precision), a, b)
-    return _contracted(a, b, -2 if transpose_a else -1, -1 if transpose_b else -2, precision)
+    return contextlib.nullcontext() if level is None else LEVEL(level)
 
 
 def gram(
@@ -62,43 +64,34 @@ def gram(
     dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
     """`x xᵀ`, or `xᵀ x` on the right side, in the dtype of `x` or the given one."""
-    axis = side.other_axis
-    return _contracted(x, x, axis, axis, precision, dtype)
-
-
-def _contracted(
-    a: jax.Array,
-    b: jax.Array,
-    axis_a: int,
-    axis_b: int,
-    precision: jax.lax.PrecisionLike,
-    dtype: jax.typing.DTypeLike | None = None,
-) -> jax.Array:
-    """The product that sums over an axis of each."""
-
-    def contracted(a: jax.Array, b: jax.Array, *, precision: jax.lax.PrecisionLike) -> jax.Array:
-        batch = tuple(range(a.ndim - 2))
-        dimensions = (((a.ndim + axis_a,), (b.ndim + axis_b,)), (batch, batch))
-        return jax.lax.dot_general(a, b, dimensions, precision, preferred_element_type=dtype)
-
-    return in_turn(functools.partial(multiplied, contracted, precision=precision), a, b)
+    return multiplied(x, x, precision, (side.other_axis, side.other_axis), dtype)
 
 
 def multiplied(
-    form: Callable[..., jax.Array],
     a: jax.Array,
     b: jax.Array,
     precision: jax.lax.PrecisionLike = None,
+    sums: tuple[int, int] = (-1, -2),
+    dtype: jax.typing.DTypeLike | None = None,
 ) -> jax.Array:
-    """`form(a, b, precision=precision)`, a product.
+    """`a b` for `a (..., m, k)` and `b (..., k, n)`; or other sums, for products with transposes.
 
     Args:
-      form: one of JAX's.
       a: of float32, if there is a level; products of others are in full precision then.
       b: the same.
       precision: JAX's, or the name of a level; `None` is the level of the context.
+      sums: the axes of `a` and `b` to sum over. If they are others than those of `a b`, the two
+        have one dtype.
+      dtype: of the result, with other sums; `None` is that of `a`.
     """
-    precision = level_here() if precision is None else precision
+    form = jnp.matmul
+    if sums != (-1, -2):
+        batch = tuple(range(a.ndim - 2))
+        dimensions = (((a.ndim + sums[0],), (b.ndim + sums[1],)), (batch, batch))
+        form = functools.partial(
+            jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=dtype
+        )
+    precision = LEVEL.value if precision is None else precision
     if not isinstance(precision, str) or precision not in LEVELS:
         return form(a, b, precision=precision)
     if not a.dtype == b.dtype == jnp.float32:
@@ -107,7 +100,7 @@ def multiplied(
     on_cpus = {"bf16": _of_rounded, "bf16x3": _of_halves}.get(precision)
     if on_cpus is None:
         return leveled(a, b)
-    return by_platform(a, b, cpu=functools.partial(on_cpus, form), default=leveled)
+    return by_platform(cpu=functools.partial(on_cpus, form), default=leveled)(a, b)
 
 
 def _of_rounded(form: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
@@ -139,18 +132,21 @@ def exact_product(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> j
     For products that feed a root or a basis, in full precision or at the level of the context.
     `transpose_a` takes no memory on a TPU; `a.mT` would.
     """
-    form = functools.partial(_whole, transpose_a=transpose_a)
+    exactly = functools.partial(multiplied, precision=LEVEL.value or HIGHEST)
+    form = (lambda a, b: exactly(a.mT, b)) if transpose_a else exactly
     if max(*a.shape[-2:], b.shape[-1]) <= WHOLE:
-        return in_turn(form, a, b) if a.shape[:-2] == b.shape[:-2] else form(a, b)
-    return by_platform(a, b, tpu=functools.partial(in_tiles, transpose_a=transpose_a), default=form)
+        stacks = a.ndim > 2 and a.shape[:-2] == b.shape[:-2]
+        return in_turn(form, a, b) if stacks else form(a, b)
+    tiles = functools.partial(in_tiles, transpose_a=transpose_a)
+    return by_platform(tpu=tiles, default=form)(a, b)
 
 
-@in_full
 def square_of_lower(c: jax.Array) -> jax.Array:
     """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal: `d³` FLOPs, on TPUs `d³ / 3`."""
-    if c.shape[-1] <= TILE:
-        return _by_halves(c)
-    return by_platform(c, tpu=_mirrored, default=_by_halves)
+    with at("float32"):
+        if c.shape[-1] <= TILE:
+            return _by_halves(c)
+        return by_platform(tpu=_mirrored, default=_by_halves)(c)
 
 
 def _by_halves(c: jax.Array) -> jax.Array:
@@ -159,10 +155,6 @@ def _by_halves(c: jax.Array) -> jax.Array:
     bottom = exact_product(c[..., half:, :], c[..., half:, :].mT)
     below = jnp.concatenate([top[..., half:].mT, bottom], axis=-1)
     return jnp.concatenate([top, below], axis=-2)
-
-
-def _whole(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Array:
-    return multiplied(jnp.matmul, a.mT if transpose_a else a, b, level_here() or HIGHEST)
 
 
 @functools.partial(jax.jit, static_argnames="transpose_a")
@@ -192,7 +184,7 @@ def in_tiles(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Ar
                 new = jnp.minimum(j * deep, k - deep) + jnp.arange(deep) >= j * deep
                 left = jnp.where(new[None, :], left, 0)
                 right = jnp.where(new[:, None], right, 0)
-            return total + _whole(left, right)
+            return total + multiplied(left, right, LEVEL.value or HIGHEST)
 
         total = jax.lax.fori_loop(0, rounds, add, zeros_beside(a, (high, wide)))
         return jax.lax.dynamic_update_slice(found, total, (row, column))
@@ -220,7 +212,7 @@ def _mirrored(c: jax.Array) -> jax.Array:
             if order % size:  # summands count once
                 new = jnp.minimum(j * size, order - size) + jnp.arange(size) >= j * size
                 left = jnp.where(new[None, :], left, 0)
-            return total + _whole(left, right.mT)
+            return total + multiplied(left, right.mT, LEVEL.value or HIGHEST)
 
         start = zeros_beside(c, (size, size))
         total = jax.lax.fori_loop(0, column // size + 1, add, start)

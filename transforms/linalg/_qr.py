@@ -24,8 +24,7 @@ from jax.custom_batching import custom_vmap
 from ._loops import each_matrix
 from ._numerics import HIGHEST
 from ._platforms import by_platform, zeros_beside
-from ._precision import in_full
-from ._products import exact_product
+from ._products import at, exact_product
 from ._reflectors import PANEL, triangle_of
 
 MANY = 8
@@ -35,7 +34,7 @@ MANY = 8
 @custom_vmap
 def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`Q (m, k)` with orthonormal columns and triangular `R (k, n)` of `a (m, n)`, `k = min`."""
-    return by_platform(a, tpu=_qr_by_panels, default=lambda a: tuple(jnp.linalg.qr(a)))
+    return by_platform(tpu=_qr_by_panels, default=lambda a: tuple(jnp.linalg.qr(a)))(a)
 
 
 @qr.def_vmap
@@ -49,7 +48,7 @@ def orthogonal_complement(u: jax.Array) -> jax.Array:
     """An orthonormal basis `(m, m - r)` of the orthogonal complement of `u (m, r)`."""
     rank = u.shape[1]
     by_lapack = lambda u: jnp.linalg.qr(u, mode="complete")[0][:, rank:]  # noqa: E731
-    return by_platform(u, tpu=_complement_by_panels, default=by_lapack)
+    return by_platform(tpu=_complement_by_panels, default=by_lapack)(u)
 
 
 @orthogonal_complement.def_vmap
@@ -82,7 +81,7 @@ def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
     if u.ndim > 2:
         return _each_by_panels(reflectors_of, _signed_by_panels, u)
-    return by_platform(u, tpu=_signed_by_panels, default=_signed)
+    return by_platform(tpu=_signed_by_panels, default=_signed)(u)
 
 
 def _signed(u: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -163,14 +162,14 @@ def _apply_reflectors(v: jax.Array, x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(0, panels, reflect, x)
 
 
-@in_full
 def _by_panel(v: jax.Array, x: jax.Array, *, inverse: bool = False) -> jax.Array:
     """`H_1 ⋯ H_b x`, or `H_b ⋯ H_1 x`, for one panel `v (m, b)`."""
-    # Reflections have taken the squared lengths for 2, which they are up to rounding.
-    gram = jnp.where(jnp.eye(v.shape[1], dtype=bool), 2, exact_product(v.mT, v))
-    triangle = triangle_of(gram)
-    turned = jnp.matmul(v, triangle.mT if inverse else triangle, precision=HIGHEST)
-    return x - exact_product(turned, exact_product(v.mT, x))
+    with at("float32"):
+        # Reflections have taken the squared lengths for 2, which they are up to rounding.
+        gram = jnp.where(jnp.eye(v.shape[1], dtype=bool), 2, exact_product(v.mT, v))
+        triangle = triangle_of(gram)
+        turned = jnp.matmul(v, triangle.mT if inverse else triangle, precision=HIGHEST)
+        return x - exact_product(turned, exact_product(v.mT, x))
 
 
 def _reflector(column: jax.Array, below: jax.Array) -> jax.Array:

@@ -121,8 +121,8 @@ def _apply_panels(
             jax.lax.dynamic_index_in_dim(y, panel, -3, keepdims=False)[..., start * PANEL :]
             for y in (first, second)
         )
-        inner = multiplied(jnp.matmul, a, x, precision)
-        return x - multiplied(jnp.matmul, b.mT, inner, precision)
+        inner = multiplied(a, x, precision)
+        return x - multiplied(b.mT, inner, precision)
 
     return jax.lax.fori_loop(0, number, body, x)
 

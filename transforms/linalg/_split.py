@@ -11,7 +11,8 @@ If `m` is not, each does the products of squares in full.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,33 +24,37 @@ AxisName = str | tuple[str, ...] | None
 class Split(NamedTuple):
     """How devices divide matrices."""
 
-    axis_name: AxisName
+    axis_name: str | tuple[str, ...]
     axis: int  # of the matrices, that of the longer side
-    devices: int = 1
+    devices: int
 
     @classmethod
-    def of(cls, x: jax.Array, axis: int, axis_name: AxisName) -> Split:
-        """For matrices `x (..., m, n)` whose longer side is `axis`, -2 or -1."""
-        devices = 1 if axis_name is None else jax.lax.axis_size(axis_name)
-        return cls(None, axis) if x.shape[axis] % devices else cls(axis_name, axis, devices)
+    def of(cls, x: jax.Array, axis: int, axis_name: str | tuple[str, ...]) -> Split | None:
+        """For matrices `x (..., m, n)` whose longer side is `axis`; `None` if it is not split."""
+        devices = jax.lax.axis_size(axis_name)
+        return None if x.shape[axis] % devices else cls(axis_name, axis, devices)
 
     def own(self, x: jax.Array) -> jax.Array:
         """This device's part of `x`."""
-        return x if self.axis_name is None else self._part(x, self.axis)
+        return self._part(x, self.axis)
 
     def joined(self, x: jax.Array) -> jax.Array:
         """The inverse of `own`, on every device."""
-        return x if self.axis_name is None else self._gathered(x, self.axis)
+        return self._gathered(x, self.axis)
 
     def summed(self, gram: jax.Array) -> jax.Array:
         """The Gram matrix on the shorter side, from those of the parts."""
-        return gram if self.axis_name is None else jax.lax.psum(gram, self.axis_name)
+        return jax.lax.psum(gram, self.axis_name)
 
-    def by_rows(self, f: Callable[[jax.Array], jax.Array], square: jax.Array) -> jax.Array:
-        """`f(square)` for a map `f` of rows, such as a product from the right."""
-        if self.axis_name is None or square.shape[-2] % self.devices:
-            return f(square)
-        return self._gathered(f(self._part(square, -2)), -2)
+    def reduce(
+        self, product: Callable[[jax.Array, jax.Array], jax.Array], squares: Sequence[jax.Array]
+    ) -> jax.Array:
+        """`functools.reduce` of square matrices, by rows of the first one."""
+        first, *others = squares
+        if first.shape[-2] % self.devices:
+            return functools.reduce(product, squares)
+        rows = functools.reduce(product, others, self._part(first, -2))
+        return self._gathered(rows, -2)
 
     def _part(self, x: jax.Array, axis: int) -> jax.Array:
         size = x.shape[axis] // self.devices

@@ -28,7 +28,7 @@ from ._qr import qr
 def thin_svd(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`U (m, k)`, descending `s (k,)` and `Vᵀ (k, n)` of `x (m, n)`, `k = min(m, n)`."""
     by_lapack = lambda x: tuple(jnp.linalg.svd(x, full_matrices=False))  # noqa: E731
-    return by_platform(x, gpu=_svd_by_products, tpu=_svd_by_products, default=by_lapack)
+    return by_platform(gpu=_svd_by_products, tpu=_svd_by_products, default=by_lapack)(x)
 
 
 def leading_vectors(x: jax.Array, rank: int) -> jax.Array:
@@ -43,7 +43,7 @@ def leading_vectors(x: jax.Array, rank: int) -> jax.Array:
 
     if x.shape[0] > x.shape[1] or 2 * rank > x.shape[0]:
         return by_svd(x)
-    return by_platform(x, gpu=by_gram, tpu=by_gram, default=by_svd)
+    return by_platform(gpu=by_gram, tpu=by_gram, default=by_svd)(x)
 
 
 @jax.jit

@@ -13,11 +13,11 @@ from ._platforms import by_platform, materialized
 Spread = Callable[[jax.Array], jax.Array]
 
 
-def tile_maxima(x: jax.Array, block: int) -> jax.Array:
-    """The largest entry `(..., ⌈m/b⌉, ⌈n/b⌉)` of each tile of nonnegative `x (..., m, n)`."""
+def tile_scales(x: jax.Array, block: int) -> jax.Array:
+    """The largest magnitude `(..., ⌈m/b⌉, ⌈n/b⌉)` in each tile of `x (..., m, n)`."""
     *batch, _, n = x.shape
     wide = max(min(block, n), 1)
-    columns = jnp.max(_bands(x, block), axis=-2)
+    columns = jnp.max(_bands(jnp.abs(x), block), axis=-2)
     columns = jnp.pad(columns, [(0, 0)] * (columns.ndim - 1) + [(0, -n % wide)])
     return jnp.max(columns.reshape(*batch, -1, columns.shape[-1] // wide, wide), axis=-1)
 
@@ -52,7 +52,7 @@ def over_tiles(
     def at_once(x: jax.Array, numbers: jax.Array, others: jax.Array | None) -> jax.Array:
         return f(x, numbers, functools.partial(over_entries, block=block, shape=x.shape), others)
 
-    return by_platform(x, numbers, others, tpu=in_bands, default=at_once)
+    return by_platform(tpu=in_bands, default=at_once)(x, numbers, others)
 
 
 def over_entries(numbers: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Array:

@@ -110,7 +110,7 @@ def decomposed(h: jax.Array) -> tuple[jax.Array, jax.Array]:
         turn, near_one = _rotations(near_one, FROM_IDENTITY, exactly=True)
         return turn, jnp.maximum(jnp.diagonal(near_one), 0) / scale
 
-    return by_platform(h, tpu=by_rotations, default=by_eigh)
+    return by_platform(tpu=by_rotations, default=by_eigh)(h)
 
 
 def _near_one(h: jax.Array) -> tuple[jax.Array, jax.Array]:

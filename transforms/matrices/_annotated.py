@@ -27,7 +27,7 @@ _HEAD_AXIS = re.compile(r"(\w+_)?(heads?|groups?)\w*")
 
 def annotated(params: Any, named: NamedLeaves) -> dict[str, MatrixAxes | str]:
     """The axes, or the reason why it is not a matrix, of each parameter whose box tells."""
-    names = iter(named.names)
+    names = iter(named.names)  # of leaves, in the order of the boxes around them
     found: dict[str, MatrixAxes | str] = {}
     for node in jax.tree.leaves(params, is_leaf=lambda x: _tells(x) or is_hole(x)):
         boxes = jax.tree.leaves(node, is_leaf=lambda x: _has_axis_names(x) or is_hole(x))
@@ -75,7 +75,7 @@ def _listed(spec: Any) -> Iterator[str]:
 def _axes_of_box(name: str, box: Any, node: Any) -> MatrixAxes | str | None:
     letters, axes = _letters(box), _annotated_axes(box)
     if letters is not None:
-        return _of_ends([{"i": 0, "o": 1}.get(letter) for letter in letters], "simply")
+        return _axes_of_ends([{"i": 0, "o": 1}.get(letter) for letter in letters], "simply")
     reason = why_no_matrix(name)
     if axes is None or reason is not None:
         return reason
@@ -92,11 +92,11 @@ def _of_layer(axes: Sequence[str], layer: Any) -> MatrixAxes | str:
     if getattr(layer, "groups", 1) > 1 and layer.weight.axes[axes.index(layer.In.name)].size == 1:
         return "depthwise convolution (haliax)"
     ends = [0 if axis in inputs else 1 if axis in outputs else None for axis in axes]
-    return _of_ends(ends, "haliax")
+    return _axes_of_ends(ends, "haliax")
 
 
 def _by_names(name: str, axes: Sequence[str]) -> MatrixAxes | str | None:
-    """Heads are one side, and the rest is the other; None if that leaves a question."""
+    """Heads are one side, and the rest is the other; None if nothing separates two sides."""
     lower = [axis.lower() for axis in axes]
     own = [i for i, axis in enumerate(lower) if not _BATCH.fullmatch(axis)]
     heads = [i for i in own if _HEAD_AXIS.fullmatch(lower[i])]
@@ -108,11 +108,13 @@ def _by_names(name: str, axes: Sequence[str]) -> MatrixAxes | str | None:
         return vector if len(own) <= 1 or heads else None
     first, second = sorted((heads, others))
     rows, columns = (second, first) if is_output_first(name) else (first, second)
-    return _of_ends([0 if i in rows else 1 if i in columns else None for i in range(len(axes))])
+    return _axes_of_ends(
+        [0 if i in rows else 1 if i in columns else None for i in range(len(axes))]
+    )
 
 
-def _of_ends(ends: Sequence[int | None], family: str = "haliax") -> MatrixAxes | str:
-    """From 0 for an input and 1 for an output."""
+def _axes_of_ends(ends: Sequence[int | None], family: str = "haliax") -> MatrixAxes | str:
+    """The axes, from an end of each: 0 an input, 1 an output, None neither."""
     rows, columns = ([i for i, end in enumerate(ends) if end == side] for side in (0, 1))
     if not (rows and columns):
         return f"no inputs or no outputs ({family})"

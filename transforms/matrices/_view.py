@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from .._guard import guard_matrices
 from .._own_state import checks_arguments
@@ -39,12 +39,11 @@ from ..distribute._distribute import distribute
 from ..distribute._layout import BoxedState, boxed_like, is_divided
 from ..distribute._meshes import (
     check_on_mesh,
-    explicit_sharding,
+    in_travel_sharding,
     is_explicit,
     is_sharded,
     mesh_axes,
     on_mesh_of,
-    shard_evenly,
     sharded_like,
     unsharded,
 )
@@ -212,7 +211,7 @@ def matrix_view(
     divided = mesh is not None or mesh_axis is not None
     if mesh is not None:
         inner = distribute(inner, mesh, mesh_axis)
-        shard = functools.partial(shard_evenly, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
+        shard = functools.partial(in_travel_sharding, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
     elif mesh_axis is not None:
         inner = distribute(inner, axis_name=mesh_axis)
     if divided and stack is None:
@@ -258,7 +257,8 @@ class _View:
             return MatrixViewState(on_mesh_of(matrices, init_each(self.inner.init, matrices)))
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        explicit = any(map(explicit_sharding, jax.tree.leaves((updates, params))))
+        leaves = jax.tree.leaves((updates, params))
+        explicit = any(AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types for x in leaves)
         back = self.shard
         if self.mesh is not None:
             check_on_mesh(updates, self.mesh)
@@ -270,17 +270,17 @@ class _View:
         if params is not None:
             matrices = gather(groups, params, self.shard, explicit=explicit)
         step: Any = self.inner.update
-        inner = state.inner
-        if isinstance(inner, BoxedState):
-            directions, new = step(gradients, inner.unbox(), matrices, **extra_args)
-            new = inner.replace_boxed(new)
+        old = state.inner
+        if isinstance(old, BoxedState):
+            directions, new = step(gradients, old.unbox(), matrices, **extra_args)
+            new = old.replace_boxed(new)
         elif self.divided:
-            directions, new = step(gradients, inner, matrices, **extra_args)
+            directions, new = step(gradients, old, matrices, **extra_args)
         else:
-            inner = on_mesh_of(gradients, inner) if explicit else inner
+            old = on_mesh_of(gradients, old) if explicit else old
             own, directions, new = matrices or {}, {}, {}
             for key, g in gradients.items():
-                directions[key], new[key] = step(g, inner[key], own.get(key), **extra_args)
+                directions[key], new[key] = step(g, old[key], own.get(key), **extra_args)
         for group in groups:
             if jnp.shape(directions[group.key]) != gradients[group.key].shape:
                 raise _wrong_direction(group, directions[group.key])

@@ -41,7 +41,7 @@ def refresh_due(
     *,
     given: Any = (),
     phase: jax.Array | None = None,
-    select: Callable[[Any, Any, jax.Array], jax.Array] | None = None,
+    select: Callable[[jax.Array], jax.Array] | None = None,
     numbers: int | None = None,
 ) -> Any:
     """Refreshes the matrices of a batch that are due.
@@ -55,18 +55,16 @@ def refresh_due(
       count: the step, from 1.
       given: a pytree of arrays with the batch axes first that `visit` only reads.
       phase: the result of `phases_of` in `init`.
-      select: maps the entry, `given`, and the mask of the matrices that the schedule makes due,
-        bool (size,), to the mask of the matrices to refresh. By default these are the same.
+      select: maps the mask of the matrices that the schedule makes due, bool (size,), to that of
+        the matrices to refresh. By default these are the same.
       numbers: those of a `Refreshing`.
     """
     size = math.prod(batch)
-    due = schedule.due(count)
-    if phase is not None:
-        own = schedule.phase(count) == phase.reshape(-1)
-        due = own | (count == 1) if schedule.first else own
+    due = schedule.due(count) if phase is None else schedule.due(count, phase.reshape(-1))
     if select is not None:
-        due = select(entry, given, jnp.broadcast_to(due, size))
-    return visit_due(visit, entry, batch, due, _group(schedule, size, numbers), given)
+        due = select(jnp.broadcast_to(due, size))
+    group = _loops.REFRESHED.size(size, numbers, schedule.together)
+    return visit_due(visit, entry, batch, due, group, given)
 
 
 def phases_of(
@@ -106,11 +104,6 @@ def untried(state: Any) -> jax.Array:
     return (state.refreshes == 0) & (state.rejected > 0)
 
 
-def _group(schedule: Every, size: int, numbers: int | None) -> int:
-    """How many matrices of a batch GPUs refresh at once."""
-    return _loops.REFRESHED.size(size, numbers, schedule.together)
-
-
 def _deal(works: Sequence[tuple[Refreshing, np.ndarray]], schedule: Every) -> list[np.ndarray]:
     """The phase of the period at which each matrix is due, from its cost and its device.
 
@@ -122,7 +115,7 @@ def _deal(works: Sequence[tuple[Refreshing, np.ndarray]], schedule: Every) -> li
     groups = []
     for i, (work, owners) in enumerate(works):
         share = len(owners) // number
-        size = _group(schedule, share, work.numbers)
+        size = _loops.REFRESHED.size(share, work.numbers, schedule.together)
         even = share * number
         starts = [*range(0, even, size), *range(even, len(owners))]
         groups += [(i, j, min(size, max(1, even - j))) for j in starts]

@@ -117,13 +117,14 @@ class Every(RefreshPolicy):
 
     period: int
     offset: int = 0
-    first: bool = True
+    first: bool | str = True
     stagger: bool | int = False
 
     examines = None
 
     def __post_init__(self):
-        check_bool("first", self.first)
+        if self.first != "doubling":
+            check_bool("first (if not 'doubling')", self.first)
         if not isinstance(self.stagger, (bool, np.bool_)):
             check_positive_int("stagger (if not True or False)", self.stagger)
 
@@ -143,33 +144,40 @@ class Every(RefreshPolicy):
         """The number of steps since the last due step, `0 … period - 1`."""
         return (count - self.offset) % self.period
 
-    def due(self, count: jax.Array) -> jax.Array:
-        """Whether step `count` (from 1) is due without staggering."""
-        due = self.phase(count) == 0
+    def due(self, count: jax.Array, phase: Any = 0) -> jax.Array:
+        """Whether step `count` (from 1) is due for matrices with this phase."""
+        due = self.phase(count) == phase
+        if self.first == "doubling":
+            return due | (count > 0) & (count < self.period) & (count & (count - 1) == 0)
         return due | (count == 1) if self.first else due
 
 
 Refresh = int | RefreshPolicy
 
 
-def every(k: int, *, offset: int = 0, first: bool = True, stagger: bool | int = False) -> Every:
+def every(
+    k: int, *, offset: int = 0, first: bool | str = True, stagger: bool | int = False
+) -> Every:
     """Refreshes at every step `t` with `t mod k = offset mod k`.
 
     Args:
       k: period in steps.
       offset: shift within the period; with 1 the steps are 1, k + 1, 2k + 1, …
-      first: whether step 1 always refreshes.
+      first: whether step 1 always refreshes; or "doubling": steps 1, 2, 4, 8, … below k do. In the
+        first steps a basis or root knows few gradients, and ages fast, so this saves most of what a
+        long period loses in a short run ("How often is often enough" in `docs/performance.md`).
       stagger: spreads the refreshes of the factors over the period, balanced by cost, so that no
-        step takes much longer than the others. Each factor still has period k. With `first`, step 1
-        also refreshes all factors. Factors of a stack take turns in equal groups, which a GPU
+        step takes much longer than the others. Each factor still has period k. The steps of `first`
+        refresh all factors. Factors of a stack take turns in equal groups, which a GPU
         decomposes at once: of about 24 factors, or about as many as an integer says. A group is the
         smallest with so many, or else the largest that fits (2²⁴ numbers). Single factors take
         turns with 1, where a group would have less than 8 factors (or than the integer), and where
         GPUs decompose one by one too: with policies that examine factors, and in few bits.
 
     Raises:
-      ValueError: if `k` is not a positive integer, `offset` not an integer, `first` not a bool, or
-        `stagger` neither a bool nor a positive integer; integers must be of int32.
+      ValueError: if `k` is not a positive integer, `offset` not an integer, `first` neither a bool
+        nor "doubling", or `stagger` neither a bool nor a positive integer; integers must be of
+        int32.
 
     Example:
       >>> import curvax

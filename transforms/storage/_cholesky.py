@@ -33,7 +33,8 @@ from .._validate import check_choice, check_decay, check_interval
 from ..linalg._cholesky import lower_factor, lower_factors
 from ..linalg._loops import each_matrix
 from ..linalg._platforms import diagonals, in_rows
-from ._codec import Coded, dequantize, pack, quantize, tile_scales, unpack
+from ..linalg._tile_values import tile_scales
+from ._codec import Coded, dequantize, pack, quantize, unpack
 from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 from ._triangle import (
     decode_lower,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -28,8 +29,8 @@ class CodeBook(abc.ABC):
     """The values of codes of so many bits.
 
     The integers of the first and the last code are -T and T, or 1 and T where all are positive. T
-    is at most 2²³, so that float32 holds the sum of two neighbors. `quantize` also asks for the
-    integers of codes -1 and 2^b, one beyond each end, as NumPy and as JAX arrays.
+    is at most 2²³, so that float32 holds the sum of two neighbors. `integers` is also defined for
+    the codes -1 and 2^b, as any numbers beyond those of the ends.
     """
 
     bits: int
@@ -37,12 +38,12 @@ class CodeBook(abc.ABC):
     widths: ClassVar[tuple[int, ...]] = (4, 6, 8)  # the numbers of bits that it allows
     signed: ClassVar[bool] = True  # whether it has negative values, which factors need
 
-    @property
+    @functools.cached_property
     def top(self) -> int:
         """The largest code."""
         return 2**self.bits - 1
 
-    @property
+    @functools.cached_property
     def zero(self) -> int:
         """The code for 0, or that of the smallest value."""
         return self.top // 2 if self.signed else 0
@@ -54,7 +55,7 @@ class CodeBook(abc.ABC):
 
     @abc.abstractmethod
     def integers(self, codes: Any) -> Any:
-        """The integers n_j of codes given as floats; they are exact in any float dtype."""
+        """The integers n_j of codes, which are floats of NumPy or JAX, in the same dtype."""
 
     @abc.abstractmethod
     def nearby(self, integers: jax.Array) -> jax.Array:
@@ -68,7 +69,7 @@ class CodeBook(abc.ABC):
 class Linear(CodeBook):
     """Uniform steps."""
 
-    @property
+    @functools.cached_property
     def unit(self) -> int:
         """`2^b - 1`."""
         return self.top
@@ -85,7 +86,7 @@ class Linear(CodeBook):
 class Linear2(CodeBook):
     """Uniform steps after a signed square root."""
 
-    @property
+    @functools.cached_property
     def unit(self) -> int:
         """`(2^b - 1)²`."""
         return self.top**2
@@ -105,7 +106,7 @@ class Unsigned(CodeBook):
 
     signed = False
 
-    @property
+    @functools.cached_property
     def unit(self) -> int:
         """`4^b`."""
         return (self.top + 1) ** 2

@@ -46,7 +46,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._validate import check_choice, check_positive_int
-from ..linalg._tile_values import Spread, over_entries, over_tiles, tile_maxima
+from ..linalg._tile_values import Spread, over_entries, over_tiles, tile_scales
 from ._code_books import CODE_BOOKS, CodeBook
 
 ALPHAS = tuple(int(2**32 / 1.2207440846**power) | 1 for power in (1, 2, 3))
@@ -98,11 +98,6 @@ def encode(x: jax.Array, codec: Codec, dither: jax.Array | None = None) -> Coded
 def decode(coded: Coded, codec: Codec, columns: int) -> jax.Array:
     """The matrices `(..., m, columns)` that `coded` stands for."""
     return dequantize(unpack(coded.codes, codec, columns), coded.scales, codec)
-
-
-def tile_scales(x: jax.Array, block: int) -> jax.Array:
-    """The largest magnitude in each tile of `x (..., m, n)`."""
-    return tile_maxima(jnp.abs(x), block)
 
 
 @functools.partial(jax.jit, static_argnums=2)

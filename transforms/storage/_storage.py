@@ -30,7 +30,7 @@ import numpy as np
 
 from .._side import LEFT, Side
 from .._validate import Value, check_dtype, check_value
-from ..linalg._products import product
+from ..linalg._products import multiplied
 
 
 class Storage(Value):
@@ -85,8 +85,8 @@ class Storage(Value):
         """
         x = x.astype(opened.dtype)
         if side is LEFT:
-            return product(opened, x, transpose_a=not back)
-        return product(x, opened, transpose_b=back)
+            return multiplied(opened, x, sums=(-1 if back else -2, -2))
+        return multiplied(x, opened, sums=(-1, -1 if back else -2))
 
 
 class StorageRecord(NamedTuple):

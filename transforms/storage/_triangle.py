@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from ..linalg._platforms import materialized
 from ..linalg._products import square_of_lower
-from ._codec import Codec, Coded, dequantize, pack, quantize, tile_scales, unpack
+from ..linalg._tile_values import tile_scales
+from ._codec import Codec, Coded, dequantize, pack, quantize, unpack
 
 
 def strictly_lower(order: int) -> jax.Array:

@@ -29,7 +29,7 @@ from .._side import LEFT, Side, side_of
 from .._stacks import key_for
 from .._trees import widened
 from ..directions._carry import Carry, Moments, put_moments, take_moments
-from ..linalg._loops import at_most_once
+from ..linalg._loops import at_most_once, in_turn
 from ..linalg._numerics import magnitude, power_of_two
 from ..linalg._products import exact_product, gram
 from ..refresh._due import Refreshing, refresh_due, untried
@@ -279,7 +279,7 @@ class SubspaceRule:
                 count,
                 given=(g, old.key),
                 phase=old.phase,
-                select=lambda entry, given, due, own=own: (due & asked | again) & own,
+                select=lambda due, own=own: (due & asked | again) & own,
                 numbers=None if first else self.refreshing(g).numbers,
             )
         subspace, moments = entry
@@ -321,7 +321,7 @@ class SubspaceRule:
         sound = self._sound_bases(subspace, finite[..., 0, 0])
         good = sound & all_finite(moved)
         if subspace.tracked is not None:
-            square = gram(sigma, side)
+            square = in_turn(functools.partial(gram, side=side), sigma)
             tracked = self.b3 * subspace.tracked + (1 - self.b3) * square
             subspace = subspace._replace(tracked=tracked)
         inside, s = moved, None

@@ -4,9 +4,9 @@ A matrix consists of codes $c \in \{0 \dots 255\}$ and a scale $s$ for each row:
 
 $$w = s\,(2c - 255) / 255, \qquad c \leftarrow \lfloor c + 255\, u / (2s) + \delta \rfloor$$
 
-for an update $u$, with $\delta \in [0, 1)$ from `storage/_codec.py`: an update of a tenth of the
-gap between two codes moves the code in one of ten steps. So nothing is lost on average, no weights
-with more bits exist, and a resumed run repeats itself. A zero update changes nothing.
+for an update $u$, with the dither $\delta \in [0, 1)$ of `storage/_codec.py`: an update of a tenth
+of the gap between two codes moves the code in one of ten steps. So nothing is lost on average, no
+weights with more bits exist, and a resumed run repeats itself. A zero update changes nothing.
 
 *Scales.* A row keeps its scale while its largest weight is at most the scale and more than a
 quarter of it. Otherwise the scale becomes 9/8 of that weight, and the old codes are rounded to new
@@ -69,7 +69,7 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
       shape `(..., m, n)`, uint8, and `scales (..., m, 1)` in its dtype. Rounding moves a weight by
       at most 0.45 % of the largest weight of its row.
 
-    A row with an entry that is not finite becomes NaN, if `jit` leaves no other way to say so.
+    A row with an entry that is not finite becomes NaN under `jit`, where nothing can be raised.
 
     Raises:
       ValueError: naming a parameter for which `where` is true and which is not a floating matrix,
