@@ -1,8 +1,8 @@
 """Memory of low-rank methods, from shapes alone: Table 3 of RACS and Alice.
 
 Gong et al., arXiv:2502.07752, section F.4, count 2 bytes for each number of the weights, of Adam's
-moments of what is no matrix (embedding, norms), and of the method's state of the kernels and of the
-last layer, which has Adam in the columns "Mem.*", and always for Adam, Apollo and RACS.
+moments of all that is not a matrix (embedding, norms), and of the method's state of the kernels and
+of the last layer, which has Adam in the columns "Mem.*", and always for Adam, Apollo and RACS.
 
 Numbers of our states count 2 bytes too, but Alice's tracked moment Q̃ 4: with that the printed
 figures come out, with 2 they do not. At 1.3B Table 10 prints a width that would make 7 billion
