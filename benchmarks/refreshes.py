@@ -34,7 +34,7 @@ from curvax.transforms.linalg import _tracking
 
 from . import _lines, _record
 from ._curves import spread
-from ._methods import RATE, STORAGES
+from ._methods import RATE
 from ._trees import GPT2_SMALL, abstract_kernels
 
 SECTIONS = ("losses", "programs", "accuracy", "table")
@@ -55,6 +55,10 @@ AIMS = {
     ("shampoo", 1024, "products"): 20.0,
 }
 """FLOPs of a refresh over those of a step."""
+FEW_BITS = {
+    "packed": curvax.packed(),
+    "packed with 8-bit bases": curvax.packed(bases=curvax.quantized(8)),
+}
 MEMORY = 0.95  # of the statistics, as in the runs
 UNITS = {"float32": 60e12, "X6": 133e12, "X3": 267e12}
 """FLOP/s of an H100's products: in float32, and in six and three of bfloat16 in place of one."""
@@ -103,8 +107,8 @@ def programs() -> Iterator[Cell]:
     for place, (method, block), form, part in itertools.product(DEVICES, cases, FORMS, PARTS):
         if form in forms(method) and (form != "eigh" or (part != "refresh" and not block)):
             yield Cell(part, place, method, form, block, 0)
-    for place, form in itertools.product(DEVICES, FORMS[:2]):
-        yield Cell("whole", place, "soap, packed", form, 0, 0)
+    for place, form, stored in itertools.product(DEVICES, FORMS[:2], FEW_BITS):
+        yield Cell("whole", place, f"soap, {stored}", form, 0, 0)
 
 
 def accuracies() -> Iterator[Cell]:
@@ -152,7 +156,7 @@ def optimizer(method: str, form: str, part: str, block: int = 0) -> Any:
     method, _, storage = method.partition(", ")
     refresh = curvax.every(1 if part == "refresh" else 10, offset=0, first=True)
     settings: dict[str, Any] = {"refresh": refresh, option(method): form}
-    settings |= {"storage": STORAGES[storage]} if storage else {}
+    settings |= {"storage": FEW_BITS[storage]} if storage else {}
     settings |= {"statistics_every": 1} if method == "shampoo" else {}
     rule = curvax.MatrixRule(block_size=block or None)
     if part == "refresh":  # without the guard, in whose branches counters are not constant

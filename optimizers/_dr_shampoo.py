@@ -101,11 +101,12 @@ def dr_shampoo(
     The paper's ε is absolute, and meant for factors far below 1: in float32, roots raise
     eigenvalues to at least `12 eps` (1e-6) times the largest one. Where both factors have
     eigenvalues that are rounding noise, this noise is kept out of the direction
-    (`transforms/kronecker/_noise.py`), and a step has four more products. Grafting bounds a
+    (`transforms/kronecker/_noise.py`), and a step has four more products. This is for "eigh": with
+    tracked bases noise is rooted as `transforms/linalg/_inverse_root.py` says. Grafting bounds a
     direction's norm by Adam's.
 
     State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
-    checks: as Shampoo. A check costs three products of the factor's order.
+    checks: as Shampoo. A check costs three products of the factor's order (one with tracked bases).
 
     Relation, with a test of the same name: with a threshold next to 0 it is Shampoo refreshed at
     every check.
@@ -121,7 +122,7 @@ def dr_shampoo(
       eps: damping.
       root: p.
       solver: "eigh", or "tracked", `eigenbases.tracked(rotations)`: bases follow by products, and a
-        check is a reduction.
+        check is a reduction and the product of the new root.
       graft: "adam", "norm", `None`, or a value such as `grafts.adam(b1=0.9)`.
       stagger: whether to spread the checks of the factors over the period.
       base, storage, products: see `shampoo`; `base=None` is plain descent.

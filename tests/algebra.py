@@ -11,8 +11,6 @@ The size of the quantization error is measured on the state of the exact run, wi
 quantizer in NumPy, so that a mistake in the library's quantizer cannot loosen its own bound.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

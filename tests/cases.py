@@ -1,7 +1,5 @@
 """Parameters of tests that run methods of the registry."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small parameters, and every optimizer's steps on them, compiled once for all contract tests."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any

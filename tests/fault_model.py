@@ -10,8 +10,6 @@ Faults are data: masks over trajectories, so that one compiled program serves al
 `test_faults.py` and `test_damaged_states.py` share this file.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

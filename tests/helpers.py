@@ -1,7 +1,5 @@
 """Helpers for all tests: one tolerance, generators of matrices and gradients, drivers."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os
@@ -176,16 +174,22 @@ def run(
 
 def trained(optimizer: Any, params: Any, gradients: Iterable[Any]) -> tuple[Any, Any]:
     """Parameters and state after some steps, in one program per step."""
-    state = jax.jit(optimizer.init)(params)
-
-    @jax.jit
-    def step(params, state, gradient):
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
-
+    init, step = _compiled(optimizer)
+    state = init(params)
     for gradient in gradients:
         params, state = step(params, state, gradient)
     return params, state
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(optimizer: Any) -> tuple[Any, Any]:
+    """`init`, and a step from parameters to parameters: once for all runs of an optimizer."""
+
+    def step(params: Any, state: Any, gradient: Any) -> tuple[Any, Any]:
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return jax.jit(optimizer.init), jax.jit(step)
 
 
 def stacked(trees: Iterable[Any]) -> Any:

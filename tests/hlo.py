@@ -1,7 +1,5 @@
 """What compiled programs say, in XLA's text, of the data that devices exchange."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -19,7 +19,9 @@ copy the moments that they read. If the state is not donated, XLA copies it for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -32,9 +34,13 @@ from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record, repeated
 from ._trees import where_entries
 from .linalg._loops import at_most_once
+from .storage._lazy_moments import LazyMoments
 
 KEPT = (jnp.dtype(jnp.int32), jnp.dtype(jnp.uint32))
 """Dtypes of the numbers that continue when a state starts anew: steps, phases and random keys."""
+
+OWN = (Counts, LazyMoments)
+"""Nodes of a state that start anew by themselves."""
 
 
 @counters
@@ -65,7 +71,7 @@ def guard_matrices(
 ) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on an array `(..., m, n)`, with zeros for each matrix that is not finite.
 
-    A matrix whose direction is not finite starts anew.
+    The caller restarts matrices whose direction was not finite (`restarted`).
     """
     inner = optax.with_extra_args_support(inner)
 
@@ -74,10 +80,8 @@ def guard_matrices(
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
         finite = is_finite(updates)
-        like = updates if params is None else params
-        before = restarted(inner.init, state.counts, state.inner, like)
         gradient = where_finite(finite, updates)
-        found: Any = inner.update(gradient, before, params, **extra_args)
+        found: Any = inner.update(gradient, state.inner, params, **extra_args)
         direction, new = found
         damaged = ~all_finite(direction)
         sound = finite & ~damaged[..., None, None]
@@ -87,37 +91,51 @@ def guard_matrices(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def restarted(init: Callable[[Any], Any], counts: Any, state: Any, like: jax.Array) -> Any:
-    """`state`, as `init` gives it for the matrices that the last step has found damaged.
+def restarted(
+    init: Callable[[Any], Any],
+    states: Mapping[str, Any],
+    likes: Mapping[str, jax.Array],
+    counts: str = "counts",
+) -> dict[str, Any]:
+    """States of stacks, as `init` gives them for the matrices that the last step found damaged.
 
     Two kinds of entries go on: integers of 32 bits, and `Counts`, see `Counts.restarted`. An array
-    of the state belongs to the matrices if it starts with their axes.
+    of a state belongs to the matrices if it starts with their axes. All stacks share a loop:
+    programs for TPUs would move the states of small loops into the chip's memory and back.
 
     Args:
-      init: `init` of the transformation.
-      counts: with a counter "damaged" `(...)`.
-      state: the transformation's state.
-      like: matrices `(..., m, n)`, of whose shape and dtype `state` is.
+      init: `init` of the transformation of a stack.
+      states: the transformation's states.
+      likes: matrices `(..., m, n)`, of whose shapes and dtypes the states are.
+      counts: the attribute of a state that has a counter "damaged" `(...)`.
     """
 
-    def anew(damaged: jax.Array, state: Any) -> Any:
-        def chosen(old: Any, new: Any) -> Any:
-            if isinstance(old, Counts):
-                return where_entries(damaged, old.restarted(), old)
-            if old.ndim == 0 and old.dtype == jnp.int32:
-                return jnp.maximum(old, 0)  # a step count of Optax's in a damaged checkpoint
-            if old.dtype in KEPT or old.shape[: damaged.ndim] != damaged.shape:
-                return old
-            return where_entries(damaged, new.astype(old.dtype), old)
+    def chosen(damaged: jax.Array, old: Any, new: Any) -> Any:
+        if isinstance(old, Counts):
+            return where_entries(damaged, old.restarted(), old)
+        if isinstance(old, LazyMoments):
+            return old.restarted(damaged, new)
+        if old.ndim == 0 and old.dtype == jnp.int32:
+            return jnp.maximum(old, 0)  # a step count of Optax's in a damaged checkpoint
+        if old.dtype in KEPT or old.shape[: damaged.ndim] != damaged.shape:
+            return old
+        return where_entries(damaged, new.astype(old.dtype), old)
 
-        # Each matrix starts as it would alone, whichever others lie beside it.
-        one = jnp.zeros((*[1] * damaged.ndim, *like.shape[damaged.ndim :]), like.dtype)
-        with repeated():
-            new = init(one)
-        return jax.tree.map(chosen, state, new, is_leaf=lambda node: isinstance(node, Counts))
+    def anew(damaged: Mapping[str, jax.Array], states: Mapping[str, Any]) -> dict[str, Any]:
+        found = {}
+        for key, old in states.items():
+            # Each matrix starts as it would alone, whichever others lie beside it.
+            ndim, like = damaged[key].ndim, likes[key]
+            with repeated():
+                new = init(jnp.zeros((*[1] * ndim, *like.shape[ndim:]), like.dtype))
+            own = functools.partial(chosen, damaged[key])
+            found[key] = jax.tree.map(own, old, new, is_leaf=lambda x: isinstance(x, OWN))
+        return found
 
-    damaged = counts.of("damaged") > 0
-    return at_most_once(anew, jnp.any(damaged), damaged, state)
+    counts_of = operator.attrgetter(counts)
+    damaged = {key: counts_of(state).of("damaged") > 0 for key, state in states.items()}
+    due = functools.reduce(operator.or_, map(jnp.any, damaged.values()))
+    return at_most_once(anew, due, damaged, dict(states))
 
 
 def guard_leaves(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:

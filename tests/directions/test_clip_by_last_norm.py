@@ -1,7 +1,5 @@
 """Clipping by the norm of the step before."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

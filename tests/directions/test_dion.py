@@ -60,7 +60,8 @@ def test_a_failed_qr_gives_no_direction_and_keeps_the_factor_of_its_matrix_alone
     dion = curvax.scale_by_dion(3, b1=0.9)
     given = np.float32(GRADIENTS[:3])
     (_, expected, after), (_, *clean) = run_scanned(dion, given)
-    _, before = dion.update(given[0], dion.init(given[0]))
+    update = jax.jit(dion.update)
+    _, before = update(given[0], jax.jit(dion.init)(given[0]))
 
     def fails_for_large(a):
         large = jnp.abs(a).max(axis=(-2, -1), keepdims=True) > 1e3
@@ -69,12 +70,12 @@ def test_a_failed_qr_gives_no_direction_and_keeps_the_factor_of_its_matrix_alone
     with monkeypatch.context() as patch:
         patch.setattr(_dion, "bases_of", fails_for_large)
         struck = given[1] * np.float32([1e5, 1])[:, None, None]
-        found, state = dion.update(struck, before)
+        found, state = jax.jit(lambda g, s: dion.update(g, s))(struck, before)
     assert not found[0].any() and state.failures.tolist() == [1, 0]
     assert_close(state.mu[0], 0.9 * (before.mu[0] + struck[0]), 4)
     assert np.array_equal(state.factor[0], before.factor[0])
     assert_close([found[1], state.mu[1]], [expected[1], clean[0].mu[1]], 64)
-    last, state = dion.update(given[2], state)
+    last, state = update(given[2], state)
     assert np.linalg.norm(last[0]) == pytest.approx(3**0.5, rel=1e-4)
     assert_close(last[1], after[1], 64, condition=10)
 

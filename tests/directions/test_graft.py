@@ -1,7 +1,5 @@
 """The length of grafted directions, of any size."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """What a state takes on each device, and what devices exchange at a step."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

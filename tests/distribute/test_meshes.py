@@ -1,7 +1,5 @@
 """Meshes of every kind, maps, Optax's wrappers around, and what is refused."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable
@@ -297,7 +295,7 @@ def test_bad_input_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [P(), P(None, "x")], ids=["replicated", "sharded"])
-@in_turns(0, of=9)
+@in_turns(0, of=17)
 def test_a_step_compiled_ahead_of_time_takes_its_own_state(row: Row, spec: P) -> None:
     """On Explicit axes without `mesh=`, the first state is sharded like those of later steps."""
     assert_takes_its_own_state(row.make(), spec)

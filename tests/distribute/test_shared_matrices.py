@@ -1,7 +1,5 @@
 """Matrices that several devices share: the numbers of one device, and a part of its work each."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Who has which matrices: each is on one device, which does its work."""
 
-from __future__ import annotations
-
 import collections
 import math
 from typing import Any

@@ -64,6 +64,7 @@ def test_warm_qr_ends_when_its_policy_asks_for_no_more():
         direction = curvax.scale_by_soap(
             method=curvax.eigenbases.qr(iterations),
             refresh=curvax.policies.diagonal_residual(3, 0.01),
+            side="left",
         )
         _, states = soap_trajectory(direction, gradients)
         found = []

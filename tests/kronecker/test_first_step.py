@@ -1,7 +1,5 @@
 """SOAP's first direction is the polar factor, times √(1 - b2), however it is computed."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -14,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.helpers import share
-from tests.shared.meshes import both_axis_types, mesh_of
+from tests.shared.meshes import explicit_by_default, mesh_of
 
 ORDER, NUMBER, CLOSE = 32, 12, 0.01
 AXES: dict[str, Any] = {"weight_dimension_numbers": {"w": curvax.MatrixAxes(rows=1, columns=2)}}
@@ -51,7 +49,7 @@ def test_no_rounding_noise_is_raised_to_the_length_of_an_entry() -> None:
     assert_polar(permuted, polar_factors()[:, order])
 
 
-@both_axis_types
+@explicit_by_default
 @pytest.mark.parametrize("spec", share([P("x"), P(None, "x")], of=2), ids=str)
 def test_with_gradients_on_a_mesh(spec: P, kind: str) -> None:
     mesh = mesh_of(kind)

@@ -1,7 +1,5 @@
 """First factors in few bits: a step makes them, to start a damaged matrix anew."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Tracked eigenbases: what their bases and roots promise, beside `test_references.py`."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import curvax
 from curvax.transforms.linalg import _tracking
 from tests.helpers import assert_close, at, scanned, share, trained
+from tests.shared.damage import damaged
 from tests.shared.meshes import given, mesh_of, on, steps
 from tests.shared.soap import soap_trajectory
 from tests.tpu_forms import loops_of
@@ -46,7 +45,6 @@ def _soap(refresh: Any = 1, **options: Any) -> Any:
 
 # Compiled once for all tests.
 LEFT = functools.partial(_soap, side="left")
-BOTH = functools.partial(_soap, side="both")
 IN_4_BITS = functools.partial(LEFT, storage=curvax.quantized(min_elements=1))
 
 
@@ -191,23 +189,41 @@ def test_a_policy_decides_about_roots_and_keeps_their_eigenvalues_current() -> N
     u, h = left.eigenvectors[-1], left.statistic[-1]
     root = (u * (np.diag(h) + 1e-6) ** -0.5) @ u.T
     np.testing.assert_allclose(left.inverse_root[-1], root, rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match="solver .* must be .*'eigh'"):
-        _root(refresh=curvax.policies.foam(max_damping=1e-4))
 
 
-def test_damaged_roots_start_anew_and_roots_wait_for_a_gradient() -> None:
+REFRESHED_ONCE = curvax.policies.foam(1, max_damping=1e-4, refreshes=False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "before", "after"), [(curvax.every(1), 4, 6), (REFRESHED_ONCE, 1, 2)]
+)
+def test_damaged_roots_start_anew_and_roots_wait_for_a_gradient(
+    policy: Any, before: int, after: int
+) -> None:
     gradients = _turning(1e2)
-    direction = _root()
+    direction = _root(refresh=policy)
     _, states = soap_trajectory(direction, [0 * gradients[0], *gradients[:4]], "float32")
-    assert list(states.left.rejected) == [1] * 5 and states.left.refreshes[-1] == 4
+    assert list(states.left.rejected) == [1] * 5 and states.left.refreshes[-1] == before
     state = jax.tree.map(jnp.asarray, at(states, -1))
     left = state.left._replace(eigenvectors=state.left.eigenvectors.at[0, 0].set(1e3))
     state = state._replace(left=left)
     for g in gradients[5:8]:
         d, state = jax.jit(direction.update)(jnp.asarray(g), state)
     assert state.left.restarted == 1 and np.isfinite(d).all()
+    assert state.left.refreshes == after
     u = state.left.eigenvectors
     assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
+
+
+def test_a_root_heals_from_any_entry_that_is_not_finite() -> None:
+    gradients = _turning(1e2)[:8, None]
+    update = jax.jit(_root(refresh=REFRESHED_ONCE).update)
+    _, states = soap_trajectory(_root(refresh=REFRESHED_ONCE), gradients[:5], "float32")
+    for value in (np.nan, np.inf):
+        for place, state in damaged(at(states, -1), value):
+            for g in gradients[5:]:
+                d, state = update(g, state)
+            assert all(np.isfinite(x).all() for x in jax.tree.leaves((d, state))), (place, value)
 
 
 # Stacks, meshes and checkpoints
@@ -216,16 +232,17 @@ def test_damaged_roots_start_anew_and_roots_wait_for_a_gradient() -> None:
 def test_a_stack_is_refreshed_as_its_matrices_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the groups that GPUs visit."""
     stacks = np.random.default_rng(0).standard_normal((6, 3, 6, 8)).astype(np.float32)
-    alone = [soap_trajectory(BOTH, stacks[:, i], "float32", 2)[0] for i in range(3)]
+    alone = [soap_trajectory(LEFT, stacks[:, i], "float32", 2)[0] for i in range(3)]
     loops_of("gpu", monkeypatch)
-    found, _ = soap_trajectory(BOTH(2), stacks, "float32")
+    found, _ = soap_trajectory(LEFT(2), stacks, "float32")
     np.testing.assert_allclose(found, np.stack(alone, 1), rtol=1e-3, atol=1e-3)
 
 
-OF_ROOTS: dict[str, Any] = {"eps": 1e-3, "graft": None, "base": None}
+OF_ROOTS: dict[str, Any] = {"eps": 1e-3, "graft": None, "base": None, "side": "left"}
 MADE = {
+    "foam": functools.partial(curvax.foam, solver="tracked", check_every=1, max_damping=1e-2),
     "shampoo": functools.partial(curvax.shampoo, solver="tracked", refresh=2, **OF_ROOTS),
-    "soap": functools.partial(curvax.soap, method="tracked", refresh=2),
+    "soap": functools.partial(curvax.soap, method="tracked", refresh=2, side="left"),
 }
 
 
@@ -240,3 +257,19 @@ def test_a_mesh_and_a_checkpoint_change_nothing(name: str) -> None:
     portable = curvax.portable_state(divided, params, on_mesh)
     placed = curvax.place_state(optimizer, params, portable)
     assert_close(placed, state, 1e3)
+
+
+FORMS = {
+    **dict.fromkeys(("soap", "eigen_adam", "kl_shampoo"), "method"),
+    **dict.fromkeys(("asgo", "shampoo", "foam", "dr_shampoo"), "solver"),
+}
+
+
+@pytest.mark.parametrize("name", share(FORMS, of=3))
+def test_no_program_for_a_tpu_decomposes(name: str) -> None:
+    """At the first refresh neither."""
+    x = jax.ShapeDtypeStruct((2, 24, 40), jnp.float32)
+    for form, decomposes in (("eigh", True), ("tracked", False)):
+        made = getattr(curvax, f"scale_by_{name}")(**{FORMS[name]: form})
+        update = jax.jit(made.update).trace(x, jax.eval_shape(made.init, x), x)
+        assert ("@Eigh" in update.lower(lowering_platforms=("tpu",)).as_text()) == decomposes

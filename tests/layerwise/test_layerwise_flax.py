@@ -1,7 +1,5 @@
 """Layers that Flax has scanned or stacked: `nn.scan`, and `nnx.vmap`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn

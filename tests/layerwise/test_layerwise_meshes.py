@@ -1,7 +1,5 @@
 """Stacked layers cut over devices as FSDP cuts them, with Auto and Explicit axes."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 
@@ -85,7 +83,7 @@ def trained(optimizer: Any, mesh: Mesh, step: Any) -> tuple[Any, Any]:
 
 
 @explicit_by_default
-@pytest.mark.parametrize("name", share(OPTIMIZERS, of=5))
+@pytest.mark.parametrize("name", share(OPTIMIZERS, of=10))
 def test_layers_cut_over_devices_equal_those_of_an_ordinary_step(name: str, kind: str) -> None:
     mesh, optimizer = mesh_of(kind, DEVICES), OPTIMIZERS[name]()
     layers, state = trained(optimizer, mesh, during)

@@ -1,7 +1,5 @@
 """Layers that are not stacked, one call each: embedding, unlike blocks, head."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products of stacks in programs for TPUs: loops over matrices, where these lie on one device."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -110,7 +108,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", share(OPTIMIZERS, of=5))
+@pytest.mark.parametrize("name", share(OPTIMIZERS, of=8))
 def test_optimizers_in_turns_are_those_at_once(
     name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,16 @@ def _bound(condition: float, dtype: str) -> float:
     return N * (1 + condition) * float(np.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("root", [2, 4])
+def test_roots_by_products_do_not_trust_the_power_iteration(root):
+    """It is 10 % below the largest eigenvalue of this matrix."""
+    a, eps = _singular(8)[4:5], 2.0**-10
+    largest = np.linalg.eigvalsh(a[0])[-1]
+    assert curvax.power_iteration(jnp.asarray(a[0], jnp.float32)) < 0.9 * largest
+    x, _ = _solved(a, "float32", "products", root, eps * largest)
+    assert_close(x[0], _target(a[0], root, eps * largest), factor=N, condition=1 + 1 / eps)
+
+
 # Well-posed roots
 
 

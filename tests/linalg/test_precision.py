@@ -1,7 +1,5 @@
 """Levels of products: what they round, which operations have them, and what they cost."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any
@@ -21,13 +19,13 @@ from tests.helpers import generator, orthogonal, share
 ORDER, COLUMNS, STEPS = 24, 40, 20
 G = np.float32(generator(jax.random.key(0)).standard_normal((STEPS, ORDER, COLUMNS)))
 MAKERS = {
+    "asgo": functools.partial(curvax.scale_by_asgo, solver="tracked", refresh=2),
     # On the left: the larger side's first statistic has a null space, in which bases are arbitrary.
     "soap": functools.partial(curvax.scale_by_soap, method="tracked", refresh=2, side="left"),
     "kl_shampoo": functools.partial(curvax.scale_by_kl_shampoo, refresh=2),
     "shampoo": functools.partial(
         curvax.scale_by_shampoo, solver="products", refresh=2, statistics_every=1, graft=None
     ),
-    "asgo": functools.partial(curvax.scale_by_asgo, solver="tracked", refresh=2),
 }
 OPERATIONS = ("step", "statistics", "refresh")
 

@@ -1,7 +1,5 @@
 """Products with a transpose: as NumPy's, and without copies."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

@@ -1,7 +1,5 @@
 """One matrix on eight devices: the polar factor of one device, and an eighth of the FLOPs each."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

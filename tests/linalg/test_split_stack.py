@@ -1,7 +1,5 @@
 """Parts of a stack: the same as slices, from one kernel on CPUs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

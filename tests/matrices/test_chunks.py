@@ -1,7 +1,5 @@
 """Large stacks in chunks: the same numbers and states, in the memory of one chunk."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

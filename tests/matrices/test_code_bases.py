@@ -7,8 +7,6 @@ names, `mlp 64×embed 32`, and for a `weight` the inputs and outputs of its laye
 `mlp 64×embed 32; embed; mlp`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What decides without a question: siblings, factors of LoRA, biases, routers, state spaces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Rules for families: the parameters of real models, by their paths and shapes."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """One parameter as matrices: tiles, heads, blocks, padding, and the way back."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

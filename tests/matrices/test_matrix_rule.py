@@ -1,7 +1,5 @@
 """Which parameters are matrices, along which axes: by default, by specification, selected."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

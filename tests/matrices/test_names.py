@@ -1,7 +1,5 @@
 """Leaves that families of models name: what is a matrix, what is not, and what is a guess."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 
 import curvax

@@ -1,7 +1,5 @@
 """The output layer is found by its name and place, never by its shape alone."""
 
-from __future__ import annotations
-
 import pytest
 
 import curvax

@@ -1,7 +1,5 @@
 """Unequal parts of one parameter (query, key and value of grouped queries) as matrices."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Along which axes a parameter is a matrix: layouts, attention, convolutions, stacks."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trees of every kind: Flax's, dataclasses, callable modules, and tied parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -187,7 +185,7 @@ def test_a_callable_tree_of_booleans_is_a_mask() -> None:
     assert_close(decayed.head.w, undecayed.head.w - 0.01 * params.head.w, 4)
 
 
-@pytest.mark.parametrize("method", [curvax.muon, curvax.osgdm])
+@pytest.mark.parametrize("method", share([curvax.muon, curvax.osgdm], of=2))
 def test_a_mask_fits_by_path_whatever_boxes_hold_it(method: Any) -> None:
     """An `nnx.Optimizer` passes on parameters without the boxes that `nnx.state` has."""
     model = nnx.Linear(4, 6, use_bias=False, rngs=nnx.Rngs(0))

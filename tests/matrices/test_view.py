@@ -1,7 +1,5 @@
 """The view of parameters as stacks of matrices: stacked or not, in blocks, by heads."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -35,7 +33,7 @@ DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
 directions = [  # whose tests share compiled programs, so they run in one worker
     pytest.param(name, marks=pytest.mark.xdist_group(f"view {name}")) for name in DIRECTIONS
 ]
-some_directions = pytest.mark.parametrize("direction", share(directions, of=2))
+some_directions = pytest.mark.parametrize("direction", share(directions, of=4))
 
 
 def conditioned_gradients(

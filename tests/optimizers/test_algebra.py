@@ -13,7 +13,7 @@ tell it (test_shampoo_4bit_references.py compares its codes). What float64 share
 files `test_*_references.py` compare with other implementations.
 
 By default the bytes of one cell of each method are checked, every value of every factor among
-them; of these, half of the fewest that have each policy, storage and code are run. All cells:
+them; of these, a third of the fewest that have each policy, storage and code are run. All cells:
 
     CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_algebra.py
 """
@@ -153,7 +153,7 @@ def new(cells: Sequence[Cell]) -> list[Cell]:
 
 SAMPLE = ALL if ALL_CELLS else spread(ALL)
 FEWEST = ALL if ALL_CELLS else new(SAMPLE)
-COMPARED = share(FEWEST, of=2)
+COMPARED = share(FEWEST, of=3)
 
 
 # What they run on.

@@ -1,7 +1,5 @@
 """The arguments that all optimizers share: which are matrices, and what the others get."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -143,7 +141,7 @@ def without_matrices(optimizer: Any, steps: int = 3) -> Any:
 
 @pytest.mark.filterwarnings("ignore:no parameter is a matrix")
 @pytest.mark.parametrize("given", share(["defaults", "rate", "decay", "schedule", "others"], of=2))
-@in_turns(1)
+@in_turns(1, of=6)
 def test_others_are_adamw_or_what_is_given(row: Row, given: str) -> None:
     """Bit for bit; with the matrices' learning rate and weight decay, if nothing else is said."""
     mask = lambda params: jax.tree.map(lambda p: p.ndim == 1, params)  # noqa: E731

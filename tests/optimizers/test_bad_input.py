@@ -5,8 +5,6 @@ of) what is allowed. What no method treats in its own way, a third of them each 
 turns. `test_bad_arguments.py` has the arguments of factories.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A state with an entry that is not finite heals, and says so, whatever the entry belongs to."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

@@ -6,8 +6,6 @@ direction can be, for any gradients, where such a bound exists, and when a gradi
 every step; with stale roots and bases few methods have a bound for gradients that change.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -195,7 +193,7 @@ def assert_bounded_if_repeated(row: Row, shape: tuple[int, int], gradient: np.nd
     assert not updates[:, nothing].any()
 
 
-@in_turns(0)
+@in_turns(0, of=6)
 def test_the_same_degenerate_gradient_at_every_step(row: Row) -> None:
     for shape, place in itertools.product(odd_shapes(row), range(len(DEGENERATE))):
         assert_bounded_if_repeated(row, shape, degenerate(shape, place))
@@ -207,7 +205,7 @@ def test_ten_thousand_rows(row: Row) -> None:
         assert_bounded_if_repeated(row, (10_000, 8), degenerate((10_000, 8), place))
 
 
-@in_turns(0)
+@in_turns(0, of=6)
 def test_degenerate_gradients_between_ordinary_ones(row: Row) -> None:
     """Roots and bases are those of another gradient: finite all the same."""
     random = np.random.default_rng(0)

@@ -4,8 +4,6 @@ In float64, over six steps, with refreshes between them where bases have no sign
 matrices of a case run in one program, which serves all of its moves.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -116,7 +114,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", share(CASES, of=3))
+@pytest.mark.parametrize("name", share(CASES, of=4))
 def test_directions_commute_with(name: str) -> None:
     """And not with other moves, where much more than rounding tells them apart."""
     case = CASES[name]

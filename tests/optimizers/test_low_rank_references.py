@@ -5,8 +5,6 @@ below that of the subspace, the last columns of a basis are arbitrary; the trans
 given the bases that were found.
 """
 
-from __future__ import annotations
-
 import functools
 from types import SimpleNamespace
 from typing import Any
@@ -228,7 +226,7 @@ def sumo_of(variant: str) -> Case:
 CASES |= {f"SUMO, {variant}": sumo_of(variant) for variant in SUMO}
 
 
-@pytest.mark.parametrize("name", share(CASES, of=3))
+@pytest.mark.parametrize("name", share(CASES, of=4))
 def test_directions_follow_the_transcription(name: str) -> None:
     assert_follows(CASES[name])
 

@@ -3,8 +3,6 @@
 Other transformations around it, Flax, debugging modes, 64 bits, hyper-parameters in the state.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -158,7 +156,7 @@ def by_nnx_with_its_model(row: Row, gradients: list[Any]) -> Any:
 TRAINERS = {f.__name__: f for f in (by_train_state, by_nnx, by_nnx_with_its_model)}
 
 
-@pytest.mark.parametrize(("row", "name"), in_turns_of(TRAINERS, 5))
+@pytest.mark.parametrize(("row", "name"), in_turns_of(TRAINERS, 10))
 def test_flax_trains_the_same_parameters(row: Row, name: str) -> None:
     found = TRAINERS[name](row, gradients_like(small_tree(), 3))
     assert_close(found, small_training(row), row.growth)
@@ -221,7 +219,7 @@ def test_wide_types_are_used_only_by_wide_parameters(row: Row) -> None:
         assert not {"int64", "uint64"} & {x.dtype.name for x in leaves}
 
 
-@in_turns(14, of=17)
+@in_turns(10, of=17)
 def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     narrow = small_tree()
     gradient = gradients_like(narrow, 1)[0]
@@ -296,7 +294,7 @@ INJECTORS = {
 }
 
 
-@pytest.mark.parametrize(("row", "name"), in_turns_of(INJECTORS, 4))
+@pytest.mark.parametrize(("row", "name"), in_turns_of(INJECTORS, 10))
 def test_injected_numbers_can_be_scheduled_and_set(row: Row, name: str) -> None:
     params = small_tree()
     rate = lambda step: 0.1 / (1 + step)  # noqa: E731

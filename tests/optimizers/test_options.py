@@ -3,8 +3,6 @@
 What an argument changes is read off the program of three steps, without what no update needs.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -161,7 +159,7 @@ def of_direction(row: Row) -> Callable[..., Any]:
     return lambda **settings: curvax.assemble(row.direction(**settings), 0.1)
 
 
-@pytest.mark.parametrize("row", share(METHODS, of=6), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", share(METHODS, of=12), ids=lambda row: row.name)
 def test_every_argument_of_a_method_changes_something(row: Row) -> None:
     own = [name for name in arguments(row.optimizer) if name not in SHARED]
     without = [name for name in own if not changes(of_method(row), name, other(row, name))]
@@ -172,7 +170,7 @@ def test_every_argument_of_a_method_changes_something(row: Row) -> None:
 
 
 @pytest.mark.parametrize("name", SHARED)
-@in_turns(1, of=6)
+@in_turns(1, of=12)
 def test_every_shared_argument_changes_something(row: Row, name: str) -> None:
     if row in METHODS:
         assert changes(of_method(row), name, SHARED[name])
@@ -329,7 +327,7 @@ REFUSES = {"in_subspace": {"clamp_rank"}}
 """Arguments that only refuse: without it, ranks that are too large."""
 
 
-@pytest.mark.parametrize("name", share(PARTS, of=4))
+@pytest.mark.parametrize("name", share(PARTS, of=5))
 def test_every_argument_of_a_part_changes_something(name: str) -> None:
     part = PARTS[name]
 

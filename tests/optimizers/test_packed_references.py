@@ -254,7 +254,7 @@ def _amplified(method: str, g: np.ndarray, state, direction: np.ndarray) -> floa
 
 
 @pytest.mark.parametrize(
-    ("method", "bits", "shape"), share(itertools.product(METHODS, BITS, SHAPES), of=23)
+    ("method", "bits", "shape"), share(itertools.product(METHODS, BITS, SHAPES), of=29)
 )
 def test_trajectories_follow_the_formulas(method, bits, shape):
     _assert_same_trajectory(method, bits, shape)

@@ -1,7 +1,5 @@
 """Every published run gives an optimizer, with the paper's learning rate at every step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -32,7 +30,7 @@ def test_every_run_gives_an_optimizer() -> None:
         assert jax.eval_shape(_made(name).init, PARAMS), name
 
 
-@pytest.mark.parametrize("method", share(OF_METHODS, of=8))
+@pytest.mark.parametrize("method", share(OF_METHODS, of=13))
 def test_every_method_takes_a_step(method: str) -> None:
     """Of the two that start in a warm-up, the second step moves."""
     optimizer = _made(OF_METHODS[method])

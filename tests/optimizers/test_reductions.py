@@ -6,8 +6,6 @@ Both sides of an identity are the same work in floating point, but not in the sa
 tall and square matrices too.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools
@@ -296,7 +294,7 @@ IDENTITIES["APOLLO-Mini of one column is APOLLO"] = Identity(
 )
 
 
-@pytest.mark.parametrize("name", share(IDENTITIES, of=4))
+@pytest.mark.parametrize("name", share(IDENTITIES, of=5))
 def test_directions_are_the_same(name: str) -> None:
     case = IDENTITIES[name]
     run = functools.partial(directions, gradients=case.gradients, dtype=case.dtype)
@@ -370,7 +368,7 @@ def test_without_others_muon_decays_all_parameters_alike() -> None:
     for muon, moved in ((curvax.muon, -0.05), (optax.contrib.muon, 0.0)):
         optimizer = muon(0.5, weight_decay=0.1)
         zero = jax.tree.map(np.zeros_like, params)
-        updates, _ = optimizer.update(zero, optimizer.init(params), params)
+        updates, _ = jax.jit(optimizer.update)(zero, jax.jit(optimizer.init)(params), params)
         assert_close(updates["kernel"], -0.05 * params["kernel"])
         assert_close(updates["scale"], moved * params["scale"])
 
@@ -528,8 +526,8 @@ AS_THEY_ARE: dict[str, Any] = {"root": 2, "statistics_every": 1, "graft": "adam"
 AS_THEY_ARE |= {"damping_mode": "absolute", "initial": 0.0, **SHARED}
 
 
-def full_shampoo(period: Any) -> Any:
-    return curvax.shampoo(1.0, refresh=curvax.every(period, offset=1), **AS_THEY_ARE)
+def full_shampoo(period: Any, **settings: Any) -> Any:
+    return curvax.shampoo(1.0, refresh=curvax.every(period, offset=1), **AS_THEY_ARE, **settings)
 
 
 def shampoo_of(period: Any) -> Any:
@@ -545,6 +543,12 @@ BY_THRESHOLD: dict[str, tuple[Any, Any]] = {
     "foam": (
         lambda t: curvax.foam(1.0, check_every=2, threshold=t, max_damping=1.0, **SHARED),
         full_shampoo,
+    ),
+    "tracked foam": (
+        lambda t: curvax.foam(
+            1.0, check_every=2, threshold=t, max_damping=1.0, solver="tracked", **SHARED
+        ),
+        functools.partial(full_shampoo, solver="tracked"),
     ),
     "dr_shampoo": (
         lambda t: curvax.dr_shampoo(1.0, check_every=2, threshold=t, **SHARED),
@@ -598,7 +602,7 @@ def test_dr_shampoo_decomposes_once_where_the_singular_vectors_stay() -> None:
     u, v = (orthogonal(jax.random.key(i), n, 4) for i, n in enumerate((4, 7)))
     values = np.random.default_rng(0).uniform(0.5, 2.0, (STEPS, 2, 1, 4))
     gradients, threshold = {"(2, 4, 7)": (u * values) @ v.T}, 1e-3
-    expected = directions(shampoo(), gradients)
+    expected = directions(shampoo_of, gradients, value=2)
     found, states = trajectory(dr, gradients, value=threshold)
     assert_same(found, expected)
     assert set(refreshes_of(states)[-1]) == {1}

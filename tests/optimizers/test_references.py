@@ -5,8 +5,6 @@ unique; noise off the diagonal at step 1, by which SOAP divides in its first bas
 account (`start`).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +19,7 @@ from tests.helpers import assert_close, run_scanned, share, stacked
 from tests.reference.cautious import cautious_weight_decay, hyperball
 from tests.reference.dion import dion
 from tests.reference.eigenvalue_corrected import eigenvalue_corrected
+from tests.reference.foam_tracked import foam_tracked
 from tests.reference.kl_shampoo import kl_shampoo, kl_shampoo_eigenbasis, kl_soap
 from tests.reference.lars import lars
 from tests.reference.normuon import normuon
@@ -274,6 +273,25 @@ CASES |= {
         functools.partial(tracked_roots, root=4, period=3, damping="relative", **RELATIVE),
         SQUARE,
         of_blocks,
+    ),
+}
+# Both sides refresh two or three times after the first, and damp at 10 to 15 steps.
+OF_FOAM: dict[str, Any] = {"max_damping": 0.1, "b2": 0.9}
+PLAIN: dict[str, Any] = {"check_every": 1, "threshold": 0.4, "root": 2, **OF_FOAM}
+GRAFTED: dict[str, Any] = {"check_every": 2, "threshold": 0.2, "root": 4, **OF_FOAM}
+CASES |= {
+    "tracked FOAM": case(
+        curvax.scale_by_foam(solver="tracked", eps=1e-3, graft=None, **PLAIN),
+        functools.partial(foam_tracked, base_damping=1e-3, **PLAIN),
+        SQUARE,
+        1e5,
+        {"left.damping": ("eps_L", None), "right.statistic": ("H_R", None)},
+    ),
+    "tracked FOAM, grafted": case(
+        curvax.scale_by_foam(solver="tracked", eps=1e-2, graft=curvax.grafts.adam(0.8), **GRAFTED),
+        functools.partial(foam_tracked, base_damping=1e-2, graft="adam", b1=0.8, **GRAFTED),
+        SQUARE,
+        1e5,
     ),
 }
 

@@ -5,8 +5,6 @@ and hardly turns if the gradient is multiplied by 1 + 1e-7. And how far every me
 with gradients that are rounded differently, which docs/distribution.md states.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any
@@ -31,6 +29,7 @@ RANKS = (1, 4)
 SMALL = {"eps": 1e-9, "refresh": 1, "statistics_every": 1}
 METHODS: dict[str, Any] = {
     "foam": curvax.scale_by_foam,
+    "foam, tracked": functools.partial(curvax.scale_by_foam, solver="tracked"),
     "dr_shampoo": curvax.scale_by_dr_shampoo,
     "shampoo": functools.partial(curvax.scale_by_shampoo, **SMALL),
     "shampoo by Newton": functools.partial(
@@ -99,11 +98,13 @@ def test_a_float32_root_without_the_floor_is_all_noise() -> None:
     g = of_rank(1, 24, 16).astype(np.float32)
     g /= np.linalg.norm(g)
 
+    @jax.jit
+    def root(a: jax.Array, floored: bool) -> jax.Array:
+        floor = jnp.where(floored, rounding_floor(a, 2, 2), 0.0)
+        return inverse_root_by_eigh(a, 2, 1e-9, floor=floor)[0]
+
     def outside(floored: bool) -> float:
-        roots = []
-        for a in (g @ g.T, g.T @ g):
-            floor = rounding_floor(jnp.asarray(a), 2, 2) if floored else 0.0
-            roots.append(np.float64(inverse_root_by_eigh(jnp.asarray(a), 2, 1e-9, floor=floor)[0]))
+        roots = [np.float64(root(a, floored)) for a in (g @ g.T, g.T @ g)]
         d, (u, _, v) = roots[0] @ g @ roots[1], np.linalg.svd(np.float64(g))
         return 1 - abs(u[:, 0] @ d @ v[0]) / float(np.linalg.norm(d))
 

@@ -29,7 +29,6 @@ from tests.shared.stored import (
     as_triples,
     decode_stored,
     drifting_gradients,
-    every_mode,
     shampoo,
     storage_of,
     trajectories,
@@ -134,7 +133,7 @@ def _assert_same_trajectory(our_mode: str, our_block: int, **other):
 OTHERS = {"vq": {"statistics_every": 3}, "cq": {"b": 0.95}, "cq_ef": {"be": 0.5}}
 
 
-@pytest.mark.parametrize(("block", "mode"), share(itertools.product(SHAPES, MODES), of=4))
+@pytest.mark.parametrize(("block", "mode"), share(itertools.product(SHAPES, MODES), of=5))
 def test_trajectories_follow_the_transcription(mode, block):
     """Orders on both sides of 64: those below stay dense in the default setting."""
     _assert_same_trajectory(mode, block)
@@ -189,7 +188,7 @@ def _assert_next_to(found, desired, of, slack: float, block: int) -> tuple[int, 
     return decided.sum(), (codes != desired[0]).sum()
 
 
-@every_mode
+@pytest.mark.parametrize("mode", share(MODES, of=2))
 def test_every_float32_step_is_that_of_the_transcription(mode):
     """From the same stored state: a code differs by one step, and only next to a midpoint."""
     block, order, decided, flipped, compared = 8, 21, 0, 0, 0

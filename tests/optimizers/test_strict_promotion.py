@@ -1,7 +1,5 @@
 """With `jax_numpy_dtype_promotion="strict"`, which refuses to add float32 and bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

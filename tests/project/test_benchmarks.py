@@ -1,12 +1,7 @@
-"""Figures on pages come from the benchmarks: their arithmetic, and weekly their smallest runs."""
-
-from __future__ import annotations
+"""Figures on pages come from the benchmarks: their arithmetic."""
 
 import importlib
-import json
 import math
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,38 +15,11 @@ from tests.cases import every_method
 from tests.helpers import share
 from tests.registry import Row
 
-SMALLEST = {
-    "train": "--only digits --methods dasgo --steps 4",
-    "step_time": "--only gpt2 --methods muon,asgo --plain --width 8 --layers 1 --rounds 12",
-    "overhead": "--methods racs --width 32 --depth 1 --context 8 --batch 2 --rounds 1",
-    "memory": "--methods racs --width 32 --layers 1",
-    "layerwise_memory": "--methods racs --sizes 60M",
-}
-
 pytestmark = pytest.mark.xdist_group("benchmarks")
 
 
 def module(name: str) -> Any:
     return importlib.import_module(f"benchmarks.{name}")
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize("suite", SMALLEST)
-def test_a_suite_leaves_a_page_and_its_numbers(
-    suite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jax, "clear_caches", lambda: None)  # other tests' programs stay
-    argv = [*SMALLEST[suite].split(), "--preset", "cpu", "--seed", "3", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [suite, *argv])
-    monkeypatch.setattr(module("_tuning"), "RUNS", tmp_path / "runs")
-    monkeypatch.setitem(module("_tasks").DIGITS, "batch", 8)
-    monkeypatch.setattr(module("_tasks"), "IMAGES", 32)
-    with jax.numpy_rank_promotion("allow"):  # the example's model promotes
-        module(suite).main()
-    (record,) = tmp_path.glob("*.json")
-    found = json.loads(record.read_text())
-    assert found["command"] in record.with_suffix(".md").read_text() and found["seed"] == 3
-    assert found["tables"] and all(table["rows"] for table in found["tables"])
 
 
 @every_method

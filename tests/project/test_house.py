@@ -1,7 +1,5 @@
 """Rules for the source: floors of rooms, imports, where numerics are, lengths of files."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Libraries that Optax contains run as they are. Of others, the update of one matr
 NumPy, in the notation of their source.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -11,8 +11,6 @@ parameters; section F.4's numbers are those of a width of 2048 and 24 layers.
 `benchmarks/results/papers/low_rank_memory.md` has all figures, and those of SUMO's Table 1.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The code of the README and of docs/ runs as it stands: of docs/ two pages, weekly all of it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -45,7 +43,7 @@ def test_every_combination_takes_steps() -> None:
     for line in re.split(r"(?m)^(?=optimizer = )", "".join(blocks_of(page))):
         exec(compile(line, str(page), "exec"), names)
         optimizers.append(names.pop("optimizer", None))
-    for optimizer in filter(None, optimizers):
+    for optimizer in share(filter(None, optimizers), of=2):
         state = jax.eval_shape(optimizer.init, params)
         updates, after = jax.eval_shape(optimizer.update, params, state, params)
         assert updates["a"]["kernel"].shape == (96, 128)

@@ -1,7 +1,5 @@
 """Counters at their limits: they saturate, and refreshes go on."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

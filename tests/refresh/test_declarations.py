@@ -1,7 +1,5 @@
 """What a policy declares that it examines decides which transformations take it."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -29,7 +29,7 @@ from tests.shared.policies import (
 # Staggering
 
 
-@pytest.mark.parametrize(("first", "early"), [(True, 1), (False, 0), ("doubling", 2)])
+@pytest.mark.parametrize(("first", "early"), share([(True, 1), (False, 0), ("doubling", 2)], of=2))
 def test_staggered_refreshes_are_as_many_and_balanced(executed, first, early):
     """Every factor once per period; no step costs more than the mean and one decomposition."""
     shapes, period = {"a": (5, 4, 12), "b": (3, 8, 6)}, 4

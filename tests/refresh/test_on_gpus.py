@@ -1,7 +1,5 @@
 """Refreshes in programs for GPUs: several matrices at once, and states laid out by rows."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -125,20 +123,21 @@ STORAGES = {
     "CQ+EF": curvax.cholesky(error_feedback=0.95, **FORMS),
     "packed": curvax.packed(**FORMS),
 }
+LEFT: dict[str, Any] = {"side": "left", **EVERY}
 VISITED = {
     **{
-        f"precondition, {x}": curvax.precondition(storage=STORAGES[x], **EVERY)
+        f"precondition, {x}": curvax.precondition(storage=STORAGES[x], **LEFT)
         for x in ("VQ", "CQ+EF")
     },
     **{
-        f"in_eigenbasis, {x}": curvax.in_eigenbasis(ADAM, storage=STORAGES[x], **EVERY)
+        f"in_eigenbasis, {x}": curvax.in_eigenbasis(ADAM, storage=STORAGES[x], **LEFT)
         for x in STORAGES
     },
 }
 """Of which all matrices are decoded at every step."""
 
-AT_ONCE = share([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=5)
-AT_ONCE += share([("REFRESHED", name, 6) for name in IN_GROUPS], of=2)
+AT_ONCE = share([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=8)
+AT_ONCE += share([("REFRESHED", name, 6) for name in IN_GROUPS], of=4)
 AT_ONCE += share([("VISITED", *x) for x in itertools.product(VISITED, [3])], of=5)
 
 
@@ -171,7 +170,8 @@ def test_matrices_visited_at_once_are_those_one_by_one(
         vmapped.append(f)
         return vmap(f, *args, **how)
 
-    monkeypatch.setattr(_loops, loop, _loops.Groups(most * max(SHAPE) ** 2))
+    order = SHAPE[0] if loop == "VISITED" else max(SHAPE)
+    monkeypatch.setattr(_loops, loop, _loops.Groups(most * order**2))
     monkeypatch.setattr(_qr, "MANY", 2)
     loops_of("gpu", monkeypatch)
     monkeypatch.setattr(_loops.jax, "vmap", noted)

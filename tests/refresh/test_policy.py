@@ -103,7 +103,7 @@ def test_stacked_and_unstacked_matrices_are_refreshed_alike(executed, name, side
 
 
 @shares_trajectories
-@pytest.mark.parametrize("name", ["FOAM", "DR"])
+@pytest.mark.parametrize("name", share(["FOAM", "DR"], of=2))
 def test_two_optimizers_under_vmap_are_two_optimizers(name):
     """With dampings of their own."""
     replicas = [quiet_gradients(seed=seed) for seed in (0, 1)]

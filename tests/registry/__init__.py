@@ -4,8 +4,6 @@
 with CURVAX_ALL_CELLS. `tests/cases.py` has the parameters of tests.
 """
 
-from __future__ import annotations
-
 from ..helpers import ALL_CELLS
 from ._bounds import Step, adam
 from ._leaders import LEADERS

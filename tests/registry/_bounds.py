@@ -1,7 +1,5 @@
 """Upper bounds on the norm of a direction: the input of a row's bound, and shared inequalities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

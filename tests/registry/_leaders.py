@@ -5,8 +5,6 @@ registry too, so that every suite runs them; without it, the suites run the meth
 consist of.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """The rows of the methods, in the order of the README's table."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -5,8 +5,6 @@ suites derive most of their input from a few traits: what a method keeps between
 which side.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A recipe is a function from keywords to a direction. The decorator has their def
 full optimizer with the arguments of `curvax.assemble` behind the recipe's own, as methods have.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """States with one entry that is not finite."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

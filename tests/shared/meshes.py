@@ -1,7 +1,5 @@
 """Meshes, parameters on them, and the steps of methods there and on one device."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

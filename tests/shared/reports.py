@@ -1,7 +1,5 @@
 """Reading what `report` prints."""
 
-from __future__ import annotations
-
 
 def table(text: str) -> dict[str, dict[str, str]]:
     """The cells by parameter and column."""

@@ -1,7 +1,5 @@
 """Parameters by their paths and shapes, and what a rule makes of them."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -6,8 +6,6 @@ program, and every step is compared, with as many arrays of the state as the cas
 digit, a matrix is left out.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

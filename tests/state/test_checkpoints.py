@@ -4,8 +4,6 @@
 the present format.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

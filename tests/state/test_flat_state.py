@@ -1,7 +1,5 @@
 """A state as a dict of arrays: for code that asks every entry of a state for its dtype."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

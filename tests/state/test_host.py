@@ -1,7 +1,5 @@
 """States in host memory: the same numbers, and where the arrays are."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

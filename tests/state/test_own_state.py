@@ -1,7 +1,5 @@
 """`update` names what is wrong with a state that is not its own, and leaves other errors alone."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """States move to other meshes, to one device, to other stacks, and to files."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path
@@ -23,6 +21,7 @@ from tests.registry import NAMED
 from tests.shared.meshes import (
     TWO_SHAPES,
     assert_same_arrays,
+    begin,
     begun,
     copied,
     given,
@@ -106,7 +105,7 @@ def checkpoint(directory: Path, *place: Any) -> Path:
             ("muon", ("explicit", 8), ("auto", 2, 2)),
             ("muon", ("auto", 8), ("explicit", 8)),
         ],
-        of=2,
+        of=3,
     ),
 )
 def test_a_checkpoint_can_be_restored_anywhere(
@@ -156,10 +155,11 @@ def test_map_params_maps_what_it_maps_on_one_device(name: str, kind: str) -> Non
 
 
 @pytest.mark.xdist_group("checkpoints")
-def test_a_bad_gradient_touches_no_other_matrix() -> None:
+@pytest.mark.parametrize("name", share(["muon", "eigen_adam"], of=2))
+def test_a_bad_gradient_touches_no_other_matrix(name: str) -> None:
     """Of a matrix that is one of several on its device, and of two of the left-over ones."""
     clean = jax.tree.map(np.asarray, given(TWO_SHAPES)[1][2])
-    optimizer, step, params, state = trained("eigen_adam", "auto", 4)
+    optimizer, step, params, state = trained(name, "auto", 4)
     victims = {"0/kernel": 2, "4/kernel": 3, "tall/kernel": 4}
     for victim, bad in ((v, (np.nan, np.inf)[i % 2]) for v, n in victims.items() for i in range(n)):
         hit, zero = ({**clean, victim: clean[victim].copy()} for _ in range(2))
@@ -170,9 +170,9 @@ def test_a_bad_gradient_touches_no_other_matrix() -> None:
         assert_close(updates, wanted | {victim: np.zeros((*clean[victim].shape,))}, factor=0)
         numbers = [[x for x in jax.tree.leaves(s) if x.dtype == np.float32] for s in (state, there)]
         assert_close(*numbers, factor=0)
-    for name, own in states_by_parameter(optimizer, params, state).items():
+    for path, own in states_by_parameter(optimizer, params, state).items():
         counts = [int(x.sum()) for place, x in own.items() if "skipped" in place.split("/")]
-        assert counts == [victims.get(name, 0)]
+        assert counts == [victims.get(path, 0)]
 
 
 # One form, whatever shares an array, and by path alone.
@@ -260,11 +260,17 @@ def msgpack(state: Any) -> Any:
     return flax.serialization.msgpack_restore(flax.serialization.to_bytes(state))
 
 
+@functools.cache
+def foam_of_values() -> tuple[Any, Any]:
+    """FOAM and its state after a step."""
+    optimizer = NAMED["foam"].make()
+    return optimizer, stepped(optimizer, LIKE_VALUES)
+
+
 @pytest.mark.parametrize("restored", [plain, msgpack])
 def test_a_state_restored_without_a_target_is_understood(restored: Any) -> None:
     """In its portable form; and as it is, for an optimizer with other stacks."""
-    optimizer = NAMED["foam"].make()
-    state = stepped(optimizer, LIKE_VALUES)
+    optimizer, state = foam_of_values()
     portable = curvax.portable_state(optimizer, LIKE_VALUES, state)
     placed = curvax.place_state(optimizer, LIKE_VALUES, restored(portable))
     assert_close(curvax.portable_state(optimizer, LIKE_VALUES, placed), portable, factor=0)
@@ -294,7 +300,7 @@ def test_a_state_moves_to_the_same_devices_in_another_order() -> None:
     params, gradients = given(TWO_SHAPES)
     before, after = (NAMED["muon"].make(mesh=m) for m in (mesh, other))
     here, there = on(mesh, params), on(other, params)
-    state = before.init(here)
+    state = begin(before, here, mesh)
     with pytest.raises(ValueError, match=r"state is on the devices \[0, 1, 2, 3\], the grad.*\[3,"):
         after.update(there, state, there)
     with pytest.raises(ValueError, match=r"of the devices \[0, 1, 2, 3\].*of the devices \[3, 2"):

@@ -1,7 +1,5 @@
 """`report` says of every parameter what its entries in the state say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

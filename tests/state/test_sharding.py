@@ -1,7 +1,5 @@
 """How a state is sharded: copies of the parameters like the parameters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.linen as nn

@@ -1,7 +1,5 @@
 """Looking into optimizers: what becomes of each parameter, and the bytes of the state."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -67,7 +65,7 @@ def number(cell: str) -> int:
     return int(cell.replace(",", ""))
 
 
-@pytest.mark.parametrize(("row", "wrapper"), share(CELLS, of=4))
+@pytest.mark.parametrize(("row", "wrapper"), share(CELLS, of=6))
 def test_bytes_add_up_and_entries_are_their_share(row: Row, wrapper: str) -> None:
     optimizer = WRAPPERS[wrapper](row)
     state, total = optimizer.init(PARAMS), curvax.state_bytes(optimizer, PARAMS)

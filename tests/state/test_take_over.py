@@ -1,7 +1,5 @@
 """Moments of Optax's optimizers taken over into the states of ours."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import flax.serialization
@@ -50,11 +48,12 @@ def test_a_run_of_optaxs_muon_goes_on(muon: Any) -> None:
     others = optax.adamw(1e-3, weight_decay=0.0, nesterov=True)
     ours = curvax.muon(0.02, b1=0.9, weight_dimension_numbers=AXES, others=others)
     old = after_steps(theirs)
-    expected, _ = theirs.update(GRADIENTS[-1], old, PARAMS)
+    expected, _ = jax.jit(theirs.update)(GRADIENTS[-1], old, PARAMS)
     state = curvax.take_over(ours, PARAMS, old)
-    found, _ = jax.jit(ours.update)(GRADIENTS[-1], state, PARAMS)
+    update = jax.jit(ours.update)
+    found, _ = update(GRADIENTS[-1], state, PARAMS)
     assert_close(found, expected, condition=1e3)
-    fresh, _ = jax.jit(ours.update)(GRADIENTS[-1], ours.init(PARAMS), PARAMS)
+    fresh, _ = update(GRADIENTS[-1], jax.jit(ours.init)(PARAMS), PARAMS)
     with pytest.raises(AssertionError, match="exceeds the bound"):
         assert_close(fresh, expected, condition=1e3)
 

@@ -46,7 +46,7 @@ def _grouped(*codec: Any) -> Any:
 
 
 every_codec = pytest.mark.parametrize(
-    ("bits", "map"), share([_grouped(*codec) for codec in CODECS], of=2)
+    ("bits", "map"), share([_grouped(*codec) for codec in CODECS], of=4)
 )
 
 

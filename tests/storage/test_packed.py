@@ -92,6 +92,22 @@ def test_factors_are_positive_and_within_a_gap(bits, order):
 
 
 @every_size
+def test_correlations_are_within_a_gap(bits, order):
+    """What is kept of a statistic in its basis: a unit diagonal, and no decomposition."""
+    storage, x = storage_of(bits), np.float32(_given(order)[0])
+    x = x / np.sqrt(np.outer(np.diag(x), np.diag(x)))
+    start = storage.encode_correlation(np.eye(order, dtype=np.float32), None)
+    assert np.array_equal(storage.decode_correlation(start, order), np.eye(order))
+    text = str(jax.make_jaxpr(storage.encode_correlation)(x, start))
+    found = jax.jit(
+        lambda x: storage.decode_correlation(storage.encode_correlation(x, start), order)
+    )(x)
+    assert "cholesky" not in text and np.array_equal(found, found.T)
+    assert np.array_equal(np.diag(found), np.ones(order))
+    assert np.abs(found - x).max() <= GAPS[bits] * np.abs(np.tril(x, -1)).max() + 1e-6
+
+
+@every_size
 def test_bases_are_orthogonal_whatever_their_codes(bits, order):
     """Those of a basis, and any others; the basis moves by the errors of its reflectors."""
     factor, root, u = _given(order)
@@ -111,9 +127,13 @@ def test_bases_are_orthogonal_whatever_their_codes(bits, order):
 def test_the_identity_is_exact():
     """It is what a basis starts with, and needs no decomposition then."""
     storage, eye = storage_of(8), jnp.eye(70)
-    start = storage.encode_basis(eye, None)
-    assert_close(storage.decode_basis(start), eye, 4)
-    assert_close(storage.decode_basis(storage.encode_basis(eye, start)), eye, 4)
+
+    @jax.jit
+    def twice(x):
+        start = storage.encode_basis(x, None)
+        return [storage.decode_basis(s) for s in (start, storage.encode_basis(x, start))]
+
+    assert_close(twice(eye), [eye, eye], 4)
     text = str(jax.make_jaxpr(lambda x: storage.encode_basis(x, None))(eye))
     assert "householder" not in text and "geqrf" not in text
 
@@ -170,16 +190,19 @@ def test_bases_in_another_storage(bases, share):
     def coded(u):
         stored = storage.encode_basis(u, storage.encode_basis(jnp.eye(order), None))
         turned = storage.rotate(storage.open_basis(stored, order), u, LEFT, False)
-        return stored, storage.decode_basis(stored), turned
+        read = [
+            s.decode_basis(x) for s, x in ((storage, stored), (bases, bases.encode_basis(u, None)))
+        ]
+        return stored, *read, turned
 
-    stored, found, turned = coded(u)
+    stored, found, desired, turned = coded(u)
     assert order**2 * share <= _bytes(stored) < order**2 * (share + 0.05)
-    assert_close(found, bases.decode_basis(bases.encode_basis(u, None)))
+    assert_close(found, desired)
     assert_close(turned, found.T @ u, 64)
-    first = own.encode_factor(jnp.eye(order), None)
+    first = jax.jit(own.encode_factor)(jnp.eye(order), None)
     for one in ("factor", "root"):
         given = (factor, first) if one == "factor" else (root,)
-        pair = [getattr(s, f"encode_{one}")(*given) for s in (own, storage)]
+        pair = [jax.jit(getattr(s, f"encode_{one}"))(*given) for s in (own, storage)]
         assert all(map(np.array_equal, *pair))
     assert isinstance(storage.encode_basis(jnp.eye(8), None), jax.Array)
     assert bases.describe(order) in storage.describe(order)
@@ -212,21 +235,24 @@ def test_averages_follow_increments_below_a_gap(b2):
     )
     old, new = old @ old.T, new @ new.T
 
-    def average(storage):
+    def error(old, new, encode, decode):
+        """Of the average, whose exact value is known."""
+
         def step(stored, gram):
-            x = b2 * storage.decode_factor(stored) + (1 - b2) * gram
-            return storage.encode_factor(x, stored), None
+            return encode(b2 * decode(stored) + (1 - b2) * gram, stored), None
 
         def run(old, new):
-            first = storage.encode_factor(old, storage.encode_factor(0 * old, None))
+            first = encode(old, encode(jnp.zeros_like(old), None))
             last, _ = jax.lax.scan(step, first, jnp.broadcast_to(new, (steps, order, order)))
-            return storage.decode_factor(last)
+            return decode(last)
 
-        return np.float64(jax.jit(run)(old, new))
+        exact = b2**steps * old + (1 - b2**steps) * new
+        return np.linalg.norm(jax.jit(run)(old, new) - exact) / np.linalg.norm(exact)
 
-    exact = b2**steps * old + (1 - b2**steps) * new
-    error = np.linalg.norm(average(storage_of(8)) - exact) / np.linalg.norm(exact)
-    assert error <= 4 * GAPS[8]
-    nearest = curvax.cholesky(8, min_elements=1)
-    stale = np.linalg.norm(average(nearest) - exact) / np.linalg.norm(exact)
+    storage, nearest = storage_of(8), curvax.cholesky(8, min_elements=1)
+    assert error(old, new, storage.encode_factor, storage.decode_factor) <= 4 * GAPS[8]
+    stale = error(old, new, nearest.encode_factor, nearest.decode_factor)
     assert b2 < 0.99 or stale > 16 * GAPS[8]
+    old, new = (x / np.sqrt(np.outer(np.diag(x), np.diag(x))) for x in (old, new))
+    decode = functools.partial(storage.decode_correlation, order=order)
+    assert error(old, new, storage.encode_correlation, decode) <= 4 * GAPS[8]

@@ -49,7 +49,7 @@ def _shared_by_finder(finders):
     return [pytest.param(finder, marks=mark) for finder, mark in marks.items()]
 
 
-@pytest.mark.parametrize("finder", _shared_by_finder(share(FINDERS, of=2)))
+@pytest.mark.parametrize("finder", _shared_by_finder(share(FINDERS, of=4)))
 def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(finder):
     given = of_shapes(finder, FINDERS)
     directions, states = trajectories(_with_everything(finder), given, "float32")

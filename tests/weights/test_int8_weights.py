@@ -1,7 +1,5 @@
 """Weights in 8 bits: what they decode to, what they learn, and the steps that they run in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Rounding to bfloat16: neighbors, probabilities, special values, and the way back to an update."""
 
-from __future__ import annotations
-
 import hypothesis
 import hypothesis.strategies as st
 import jax

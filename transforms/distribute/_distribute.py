@@ -90,12 +90,22 @@ def distribute(
     if mesh is None:
         if axis is not None:
             raise ValueError(f"axis={axis!r} needs mesh=.")
-        exchange = Within(axis_names("axis_name (mesh_axis)", axis_name))
-    elif axis_name is not None:
+        return divided_over(Within(axis_names("axis_name (mesh_axis)", axis_name)), inner)
+    if axis_name is not None:
         raise ValueError(f"axis_name={axis_name!r} is for mapped functions; give it without mesh=.")
-    else:
-        exchange = OnMesh(mesh, mesh_axes(mesh, axis))
+    return divided_over(OnMesh(mesh, mesh_axes(mesh, axis)), inner)
 
+
+def divided_over(
+    exchange: OnMesh | Within,
+    inner: optax.GradientTransformationExtraArgs,
+    restart: Callable[..., dict[str, Any]] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`distribute` over the devices of `exchange`.
+
+    `restart(states, likes)` are the states of stacks, whose damaged matrices start anew.
+    """
+    mesh = exchange.mesh if isinstance(exchange, OnMesh) else None
     layout_of = _layouts(inner.init, exchange)
 
     def init(params: Any) -> Any:
@@ -122,7 +132,7 @@ def distribute(
                 + " Or update needs params: their dtypes are not the gradients'." * (params is None)
             )
         given = [exchange.sent(layout, x) for x in (updates, params) if x is not None]
-        step = Step(inner, layout, exchange.axes, extra_args)
+        step = Step(inner, restart, layout, exchange.axes, extra_args)
         work = exchange.mapped(step.update, layout, len(given))
         try:
             found, state = work(exchange.placed(state, layout), *given)

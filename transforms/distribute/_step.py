@@ -36,6 +36,7 @@ class Step(NamedTuple):
     """The work of one device, inside a mapped axis."""
 
     inner: Any
+    restart: Callable[..., dict[str, Any]] | None  # of the damaged matrices of stacks
     layout: StateLayout
     axes: tuple[str, ...]
     extra_args: Mapping[str, Any]
@@ -47,9 +48,11 @@ class Step(NamedTuple):
         common, even, dealt, split = {}, {}, [], {}
         found = Given({}, [], {})
         params = params or Given({}, [{}] * len(gradients.dealt), {})
+        own = {key: (state.common[key], state.even[key]) for key in gradients.even}
+        old = self._restarted(own, gradients.even, params.even)
         for key, x in gradients.even.items():
-            own, p = (state.common[key], state.even[key]), params.even.get(key)
-            found.even[key], common[key], even[key] = self._updated(key, x, own, p)
+            p = params.even.get(key)
+            found.even[key], common[key], even[key] = self._updated(key, x, old[key], p)
         for key, x in gradients.shared.items():
             p = params.shared.get(key)
             found.shared[key], common[key], split[key] = self._shared(key, x, state, p)
@@ -64,14 +67,19 @@ class Step(NamedTuple):
             common[key] = self._counted(key, state.common[key], gradients, params)
         return found, DistributedState(common, even, tuple(dealt), split)
 
+    def _restarted(self, parts: Mapping[str, Any], gradients: Any, params: Any) -> dict[str, Any]:
+        """The states of stacks, from both of their parts, with restarts of damaged matrices."""
+        states = {key: self.layout.of[key].state(*own) for key, own in parts.items()}
+        if self.restart is None or not states:
+            return states
+        return self.restart(states, {key: params.get(key, gradients[key]) for key in states})
+
     def _updated(
-        self, key: str, gradient: Any, own: tuple[Any, Any], params: Any, **more: Any
+        self, key: str, gradient: Any, state: Any, params: Any, **more: Any
     ) -> tuple[jax.Array, Any, Any]:
         """The updates of some matrices of a stack, and both parts of their state."""
-        layout = self.layout.of[key]
-        state = layout.state(*own)
         update, new = self.inner.update(gradient, state, params, **self.extra_args, **more)
-        return update, *layout.parted(new)
+        return update, *self.layout.of[key].parted(new)
 
     def _dealt(self, r: Round, common: Any, buffers: Any, gradients: Any, params: Any) -> Any:
         """The update of the device's matrix of a round, and its state."""
@@ -81,7 +89,8 @@ class Step(NamedTuple):
         row_dtype = jnp.result_type(*(gradients[key] for key in r.kinds))
 
         def work(key: str, own: Any) -> Any:
-            state = common[key], self.layout.of[key].unpacked(own)
+            parts = {key: (common[key], self.layout.of[key].unpacked(own))}
+            state = self._restarted(parts, gradients, params)[key]
             update, _, arrays = self._updated(key, gradients[key], state, params.get(key))
             row = update.astype(row_dtype).reshape(-1)
             return jnp.pad(row, (0, size - row.size)), self.layout.of[key].packed(arrays, lengths)
@@ -113,7 +122,9 @@ class Step(NamedTuple):
             pairs = zip(jax.tree.leaves(arrays), axes, strict=True)
             return layout.tree([f(x, axis) for x, axis in pairs])
 
-        own = state.common[key], each(gathered, state.split[key])
+        parts = {key: (state.common[key], each(gathered, state.split[key]))}
+        given = {} if params is None else {key: params}
+        own = self._restarted(parts, {key: gradient}, given)[key]
         update, common, arrays = self._updated(key, gradient, own, params, shared_axis=self.axes)
         return update, common, each(part, arrays)
 
@@ -125,8 +136,8 @@ class Step(NamedTuple):
         i = next(i for i, r in enumerate(self.layout.shares.rounds) if key in r.kinds)
         layout = self.layout.of[key]
         zeros = layout.tree([jnp.zeros(x.shape, x.dtype) for x in layout.matrix])
-        given = gradients.dealt[i][key], (common, zeros), params.dealt[i].get(key)
-        return self._updated(key, *given)[1]
+        state, p = layout.state(common, zeros), params.dealt[i].get(key)
+        return self._updated(key, gradients.dealt[i][key], state, p)[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,12 +37,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from .._counts import next_step
 from .._recording import is_repeated
-from .._side import Side, sides_of
+from .._side import sides_of
 from .._stacks import StateSplit, check_directions, each_array
 from .._trees import widened
 from .._validate import (
@@ -58,7 +57,6 @@ from ..directions._carry import check_moments, put_moments, take_moments
 from ..linalg._loops import visit_all
 from ..linalg._numerics import shortened
 from ..linalg._precision import Products, as_products
-from ..refresh._due import Refreshing, phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._basis import Bases, Basis, BasisRule
@@ -153,24 +151,14 @@ def in_eigenbasis(
 
     sides = functools.partial(sides_of, side, max_order=max_order)
 
-    def refreshing(own: Side, x: Any) -> Refreshing | None:
-        return rule.refreshing(own, x) if own in sides(x) else None
-
     def init(x: Any) -> EigenbasisState:
-        dtype = np.promote_types(x.dtype, np.float32)
-        inner_state = inner.init(widened(x))
+        wide = widened(x)
+        inner_state = inner.init(wide)
         if not is_repeated():
-            rule.check_dtype(dtype)
-            check_directions("in_eigenbasis", inner, widened(x), inner_state)
+            check_directions("in_eigenbasis", inner, wide, inner_state)
             check_moments(inner_state, x)
-            for own in sides(x):
-                rule.record_forms(own.order(x))
-        works = [functools.partial(refreshing, own) for own in Side]
-        left, right = (
-            rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
-            for own, phase in zip(Side, phases_of(x, refresh.schedule, works), strict=True)
-        )
-        return EigenbasisState(jnp.zeros([], jnp.int32), left, right, inner_state)
+        bases = rule.both_started(x, sides)
+        return EigenbasisState(jnp.zeros([], jnp.int32), *bases, inner_state)
 
     def update(g: Any, state: Any, params: Any = None):
         del params

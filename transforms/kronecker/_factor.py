@@ -140,8 +140,9 @@ class FactorRule(StatisticRule):
         del factor, side, count
         return s
 
-    def refreshing(self, order: int) -> Refreshing:
+    def refreshing(self, side: Side, x: Any) -> Refreshing:
         """What it takes to refresh one factor."""
+        order = side.order(x)
         # A policy that examines factors computes few: at once they would all be computed.
         alone = self.policy.examines is not None or self.storage.decodes_singly(order)
         return Refreshing(float(order) ** 3, None if alone else order**2)
@@ -176,7 +177,7 @@ class FactorRule(StatisticRule):
                     count,
                     phase=factor.phase,
                     select=functools.partial(chosen, first),
-                    numbers=self.refreshing(side.order(g)).numbers,
+                    numbers=self.refreshing(side, g).numbers,
                 )
             return found._replace(phase=factor.phase)
 
@@ -242,11 +243,10 @@ class FactorRule(StatisticRule):
             first=(factor.refreshes == 0) | damaged,
             root_damping=RootDamping(damping, self.eps, self.root),
         )
-        refresh, proxy, adapted, eigenvalues = verdict_of(self.policy, check, factor.proxy)
-        kept = check.eigenvalues if eigenvalues is None else eigenvalues
+        refresh, proxy, damping, kept = verdict_of(self.policy, check, factor.proxy)
         q, d = jax.lax.cond(refresh, eigh, lambda _: (check.eigenvectors, kept), statistic)
-        damping = jnp.where(refresh, self.eps, damping if adapted is None else adapted)
-        x = from_eigen(q, root_eigenvalues(d, self.root, damping.astype(d.dtype), floor=floor))
+        assert damping is not None
+        x = from_eigen(q, root_eigenvalues(d, self.root, damping, floor=floor))
         new = factor._replace(
             eigenvectors=q,
             eigenvalues=d,

@@ -12,7 +12,7 @@ refresh a root is the identity.
 
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
 `Precision.HIGHEST` where a product feeds a root. Damped eigenvalues that are rounding noise count
-as the floor of `linalg/_inverse_root.py`; where the policy keeps eigenpairs of both sides,
+as the floor of `linalg/_inverse_root.py`; where the policy keeps "eigh"'s eigenpairs of both sides,
 `_noise.py` keeps noise out of directions without it. A root that is not finite is rejected: the
 last good one stays in use, and the factor counts it. A statistic that is not finite, as in a
 damaged state, starts anew at a refresh. The root of an all-zero statistic, as after a first
@@ -40,12 +40,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.core import Tracer
 
 from .._counts import next_step
-from .._recording import is_repeated
 from .._side import RIGHT, Side, sides_of
 from .._stacks import check_directions, each_array
 from .._validate import (
@@ -62,7 +60,6 @@ from ..linalg._inverse_root import SOLVERS, check_root_arguments
 from ..linalg._loops import at_most_once
 from ..linalg._numerics import shortened
 from ..linalg._precision import Products, as_products
-from ..refresh._due import Refreshing, phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._factor import Factor, FactorRule, Factors, of_sides
@@ -169,23 +166,11 @@ def precondition(
 
     sides = functools.partial(sides_of, side)
 
-    def refreshing(own: Side, x: Any) -> Refreshing | None:
-        return rule.refreshing(own.order(x)) if own in sides(x) else None
-
     def init(x: Any) -> PreconditionState:
-        dtype = np.promote_types(x.dtype, np.float32)
         momentum_state = average.init(x)
-        if not is_repeated():
-            rule.check_dtype(dtype)
-            check_directions("precondition, for its momentum", average, x, momentum_state, x)
-            for own in sides(x):
-                rule.record_forms(own.order(x))
-        works = [functools.partial(refreshing, own) for own in Side]
-        left, right = (
-            rule.start(x.shape[:-2], own.order(x), dtype, phase) if own in sides(x) else None
-            for own, phase in zip(Side, phases_of(x, refresh.schedule, works), strict=True)
-        )
-        return PreconditionState(jnp.zeros([], jnp.int32), left, right, momentum_state)
+        check_directions("precondition, for its momentum", average, x, momentum_state, x)
+        factors = rule.both_started(x, sides)
+        return PreconditionState(jnp.zeros([], jnp.int32), *factors, momentum_state)
 
     def update(g: Any, state: Any, params: Any = None):
         count = next_step(state.count)
@@ -273,8 +258,8 @@ def check_policy(
     check_refresh(refresh, ("eigenpairs", "damping"))
     if refresh.examines is None:
         return
-    if not isinstance(solver, Tracked) or refresh.examines == "damping":
-        check_choice("solver (with this refresh policy)", solver, ("eigh",))
+    if not isinstance(solver, Tracked):
+        check_choice("solver (with this refresh policy)", solver, ("eigh", "tracked"))
     most = refresh.max_damping if refresh.examines == "damping" else float("inf")
     most = float("inf") if isinstance(most, Tracer) else float(most)
     if damping_mode != "absolute":

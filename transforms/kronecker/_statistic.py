@@ -2,21 +2,25 @@ r"""Running second moments of a gradient's sides, and products with their roots 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from .._recording import Meaning, record
+from .._recording import Meaning, is_repeated, record
 from .._side import Side
 from .._trees import where_entries
 from ..linalg._loops import visit_all
 from ..linalg._platforms import diagonals
 from ..linalg._precision import Products
 from ..linalg._products import gram
+from ..refresh._due import Refreshing, phases_of
 from ..refresh._policy import RefreshPolicy
 from ..storage._storage import Storage, StorageRecord
 
@@ -24,13 +28,41 @@ SIDES = ("both", "left", "right", "smaller")
 
 
 @dataclasses.dataclass(frozen=True)
-class StatisticRule:
+class StatisticRule(abc.ABC):
     """How statistics are averaged and stored."""
 
     storage: Storage
     b2: Any  # decay rate; None sums
     policy: RefreshPolicy
     products: Products = dataclasses.field(default=Products(), kw_only=True)
+
+    @abc.abstractmethod
+    def start(
+        self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None = None
+    ) -> Any:
+        """The initial states of one side of a batch of matrices."""
+
+    @abc.abstractmethod
+    def refreshing(self, side: Side, x: Any) -> Refreshing:
+        """What it takes to refresh one side of a matrix of `x (..., m, n)`."""
+
+    def both_started(self, x: Any, sides: Callable[[Any], Sequence[Side]]) -> tuple[Any, Any]:
+        """The initial states of both sides of `x (..., m, n)`, `None` for one not in `sides(x)`."""
+        dtype = np.promote_types(x.dtype, np.float32)
+        if not is_repeated():
+            self.check_dtype(dtype)
+            for side in sides(x):
+                self.record_forms(side.order(x))
+
+        def refreshing(side: Side, x: Any) -> Refreshing | None:
+            return self.refreshing(side, x) if side in sides(x) else None
+
+        works = [functools.partial(refreshing, side) for side in Side]
+        left, right = (
+            self.start(x.shape[:-2], side.order(x), dtype, phase) if side in sides(x) else None
+            for side, phase in zip(Side, phases_of(x, self.policy.schedule, works), strict=True)
+        )
+        return left, right
 
     def encoded(self, x: jax.Array, previous: Any) -> Any:
         """The stored form of a statistic `x (..., d, d)`; `previous` is the last one, or None."""

@@ -10,7 +10,9 @@ the product of the stored bases, made orthonormal; a rotation that is smaller th
 their codes stays in $H$ until it has grown. The first refresh decomposes $H$.
 
 *Storage.* $H$ is nearly diagonal, and its diagonal spans many orders of magnitude. A storage that
-rounds gets $H_{ij} / \sqrt{H_{ii} H_{jj}}$, and the diagonal stays beside it.
+rounds gets $H_{ij} / \sqrt{H_{ii} H_{jj}}$, and the diagonal stays beside it. So near the identity
+`packed` needs no Cholesky factor.
+
 *Damage.* A basis that is not finite, or far from orthonormal, starts anew at the identity with its
 statistic; `restarted` counts it.
 """
@@ -30,7 +32,7 @@ from ..linalg import _tracking
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals
 from ..linalg._products import exact_product
-from ..refresh._policy import Check, Verdict, verdict_of
+from ..refresh._policy import Check, RootDamping, Verdict, verdict_of
 from ._basis import Bases, Basis, BasisRule, turned
 from ._methods import Tracked
 from ._statistic import StatisticRule, identity
@@ -78,14 +80,15 @@ class InBasisRule(StatisticRule):
         eye = jnp.broadcast_to(identity(order, x.dtype), x.shape)
         correlation = jnp.where(live, x / jnp.where(live, across, 1), eye)
         last = None if previous is None else previous.correlation
-        return GradedFactor(super().encoded(correlation, last), roots)
+        return GradedFactor(self.storage.encode_correlation(correlation, last), roots)
 
     def decoded(self, stored: Any) -> jax.Array:
         """`H` of a stored form."""
         if not isinstance(stored, GradedFactor):
             return super().decoded(stored)
         roots = stored.roots
-        return super().decoded(stored.correlation) * roots[..., :, None] * roots[..., None, :]
+        correlation = self.storage.decode_correlation(stored.correlation, roots.shape[-1])
+        return correlation * roots[..., :, None] * roots[..., None, :]
 
     def started(self, old: InBasis) -> tuple[InBasis, jax.Array]:
         """The eigenvectors of a first statistic as its basis, and the turn to it."""
@@ -99,40 +102,45 @@ class InBasisRule(StatisticRule):
         turn = jnp.where(good, used, identity(len(h), h.dtype))
         return jax.tree.map(lambda a, b: jnp.where(good, a, b), new, old), turn
 
-    def followed(self, old: InBasis, most: int, owner: Any) -> Refreshed:
+    def followed(
+        self, old: InBasis, most: int, owner: Any, damping: RootDamping | None = None
+    ) -> Refreshed:
         """Rotates a basis towards the eigenvectors of its statistic, if the policy asks for it.
 
         Args:
           old: the basis and its statistic; damaged ones start anew.
           most: the most rotations.
           owner: the `Basis` or `Factor` with the numbers that the policy examines.
+          damping: of a root.
         """
         h, basis = self.decoded(old.statistic), self.storage.decode_basis(old.basis)
         eye = identity(len(h), h.dtype)
         sound = jnp.isfinite(magnitude(h)) & _tracking.orthonormal(basis)
 
-        def follow() -> _tracking.Rotated:
-            return _tracking.followed(basis, h, most)
+        def follow() -> tuple[InBasis, jax.Array, jax.Array, jax.Array]:
+            new, rotated, turn = _tracking.followed(basis, h, most)
+            coded = self.storage.encode_basis(new, old.basis)
+            used = self.storage.decode_basis(coded)
+            if not self.storage.exact(len(h)):
+                turn = _tracking.orthonormalized(exact_product(basis, used, transpose_a=True))
+                rotated = _in_turned_basis(h, turn)
+            return InBasis(self.encoded(rotated, old.statistic), coded), used, rotated, turn
 
-        def keep() -> _tracking.Rotated:
-            return _tracking.Rotated(basis, h, eye)
+        def keep() -> tuple[InBasis, jax.Array, jax.Array, jax.Array]:
+            return old, basis, h, eye
 
         verdict = Verdict(jnp.bool_(True))
         if self.policy.examines is not None:
-            last = owner.eigenvalues
-            first = (owner.refreshes == 0) | ~jnp.isfinite(last).all()
-            verdict = verdict_of(self.policy, Check(h, None, last, first), owner.proxy)
+            # Eigenvalues of 0 are those of a basis that no refresh has turned.
+            sizes = [magnitude(owner.eigenvalues)] + ([] if damping is None else [damping.damping])
+            first = ~(jnp.isfinite(jnp.stack(sizes)).all() & (sizes[0] > 0))
+            check = Check(jnp.where(sound, h, 0), None, owner.eigenvalues, first, damping)
+            verdict = verdict_of(self.policy, check, owner.proxy)
         wanted = sound & verdict.refresh
         always = self.policy.examines is None
-        new, rotated, turn = follow() if always else jax.lax.cond(wanted, follow, keep)
-        coded = self.storage.encode_basis(new, old.basis)
-        used = self.storage.decode_basis(coded)
-        if not self.storage.exact(len(h)):
-            turn = _tracking.orthonormalized(exact_product(basis, used, transpose_a=True))
-            rotated = _in_turned_basis(h, turn)
+        found, used, rotated, turn = follow() if always else jax.lax.cond(wanted, follow, keep)
         changed = wanted & jnp.isfinite(magnitude(rotated)) & jnp.isfinite(magnitude(used))
         turn = jnp.where(changed, turn, eye)
-        found = InBasis(self.encoded(rotated, old.statistic), coded)
         found = jax.tree.map(lambda a, b: jnp.where(changed, a, b), found, old)
         anew = InBasis(self.encoded(self.initial * eye, None), self.storage.encode_basis(eye, None))
         found = jax.tree.map(lambda a, b: jnp.where(sound, a, b), found, anew)
@@ -186,7 +194,7 @@ class TrackedRule(InBasisRule, BasisRule):
         d, changed = jnp.diagonal(found.rotated), found.changed
         eigenvalues = basis.eigenvalues
         if eigenvalues is not None:
-            eigenvalues = jnp.where(changed, d, eigenvalues)
+            eigenvalues = jnp.where(changed, d, jnp.where(found.sound, eigenvalues, 0))
         spectrum = basis.spectrum
         if spectrum is not None:
             spectrum = jnp.where(changed, jnp.maximum(d, 0), spectrum)

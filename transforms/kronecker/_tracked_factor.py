@@ -9,7 +9,9 @@ $$L^{-1/p} \approx U\, \mathrm{diag}(r(h))\, U^\top, \qquad h = \mathrm{diag}(H)
 with the damping modes, the range and the rounding floor of `linalg/_inverse_root.py`. Rotations end
 when one was short, so that the rest off the diagonal of $H$ is of second order, and the error of
 the root's eigenvalues is of second order in that. The state shows this rest: `error` is $\|H -
-\mathrm{diag}(h)\|_F / \|H\|_F$, as for an eigendecomposition.
+\mathrm{diag}(h)\|_F / \|H\|_F$, as for an eigendecomposition. A policy that examines factors gets
+$H$; where it asks for no refresh, $U$ and $H$ stay, and its verdict has the root's eigenvalues and
+damping.
 
 *Cost* for order `d`: 5 products, `10 d³` FLOPs, for a refresh by one short rotation; per update of
 the statistic `2d²k` beside `k` columns more than for $L$ itself. *Memory*: as much as a root more.
@@ -29,6 +31,7 @@ from ..linalg._eigh import from_eigen
 from ..linalg._inverse_root import root_eigenvalues, rounding_floor
 from ..linalg._numerics import magnitude
 from ..linalg._products import at
+from ..refresh._policy import RootDamping
 from ._factor import Factor, FactorRule
 from ._statistic import each_of, identity
 from ._tracked import InBasis, InBasisRule
@@ -50,7 +53,6 @@ class TrackedFactorRule(InBasisRule, FactorRule):
                 statistic=each_of(batch, self.encoded(self.initial * eye, None)),
                 eigenvectors=each_of(batch, self.storage.encode_basis(eye, None)),
                 error=jnp.zeros(batch, jnp.float32),
-                damping=None,
             )
         )
 
@@ -80,13 +82,16 @@ class TrackedFactorRule(InBasisRule, FactorRule):
         """Follows a single factor's statistic, and computes its root."""
         del given
         old = InBasis(factor.statistic, factor.eigenvectors)
-        found = self.followed(old, self.solver.rotations, factor)
-        d, verdict, last = jnp.diagonal(found.rotated), found.verdict, factor.eigenvalues
+        last = factor.damping
+        examined = None if last is None else RootDamping(last, self.eps, self.root)
+        found = self.followed(old, self.solver.rotations, factor, examined)
+        d, verdict, damping = jnp.diagonal(found.rotated), found.verdict, self.eps
         if last is not None:
-            kept = last if verdict.eigenvalues is None else verdict.eigenvalues
-            d = jnp.where(found.changed, d, kept)
+            assert verdict.eigenvalues is not None and verdict.damping is not None
+            d = jnp.where(found.changed, d, verdict.eigenvalues)
+            damping = verdict.damping.astype(last.dtype)
         floor = rounding_floor(found.rotated, self.root, self.sides)
-        roots = root_eigenvalues(d, self.root, self.eps, self.damping_mode, floor)
+        roots = root_eigenvalues(d, self.root, damping, self.damping_mode, floor)
         x = from_eigen(found.basis, roots)
         norm = jnp.linalg.norm(found.rotated)
         off = jnp.linalg.norm(found.rotated - jnp.diag(jnp.diagonal(found.rotated)))
@@ -97,11 +102,13 @@ class TrackedFactorRule(InBasisRule, FactorRule):
             inverse_root=self.storage.encode_root(x),
             error=jnp.where(norm > 0, off / jnp.where(norm > 0, norm, 1), 0).astype(jnp.float32),
             eigenvalues=None if last is None else d,
+            damping=None if last is None else damping,
         )
         kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
         return kept._replace(
             statistic=found.stored.statistic,
             eigenvectors=found.stored.basis,
+            eigenvalues=jax.tree.map(lambda d: jnp.where(found.sound, d, 0), kept.eigenvalues),
             proxy=verdict.proxy,
             counts=factor.counts.plus(
                 checks=1,

@@ -160,7 +160,7 @@ def inverse_root(
       eps: damping.
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue; or, with "eigh"
         only, "floor" (eigenvalues at least `eps`) or "outside" (`(A^(1/p) + eps · I)^(-1)`).
-      solver: "eigh"; or an iteration of products, which GPUs and TPUs prefer: "products" takes 29
+      solver: "eigh"; or an iteration of products, which GPUs and TPUs prefer: "products" takes 30
         of them for p = 2 and 49 for p = 4, "coupled_newton" as many as the matrix needs (63 to 76
         at a condition number of 1e6), "newton_schulz" 120. With `eps = 0` a rank-deficient matrix
         has a root on its range only, which "eigh" returns; the iterations do not converge.

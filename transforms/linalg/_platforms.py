@@ -129,6 +129,4 @@ def _calls(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
         ]
 
 
-@functools.partial(jax.jit, static_argnums=2)
-def _slice(stack: jax.Array, start: jax.Array, size: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(stack, start, size)
+_slice = jax.jit(jax.lax.dynamic_slice_in_dim, static_argnums=2)

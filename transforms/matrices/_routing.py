@@ -85,17 +85,14 @@ def route(
             params, updates = as_arrays(params, updates)
             with inside_of(updates):
                 found = partition.update(updates, state, params, **extra_args)
-            return jax.tree.map(_with_dtype_of, found, (updates, state))
+            # Optax's Adam promotes moments and updates when gradients are wider than parameters. A
+            # hyperparameter may be a plain number.
+            like_before = lambda x, old: x.astype(getattr(old, "dtype", x.dtype))  # noqa: E731
+            return jax.tree.map(like_before, found, (updates, state))
         except Exception as error:
             raise_explained(error, init, state, updates, params)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _with_dtype_of(x: jax.Array, like: Any) -> jax.Array:
-    # Optax's Adam promotes moments and updates when gradients are wider than the parameters.
-    dtype = getattr(like, "dtype", x.dtype)  # a hyperparameter may be a plain number
-    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _warn_without_matrices(treatments: dict[str, Treatment]) -> None:

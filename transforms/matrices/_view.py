@@ -29,15 +29,16 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, Mesh
 
-from .._guard import guard_matrices
+from .._guard import guard_matrices, restarted
 from .._own_state import checks_arguments
 from .._paths import is_placeholder, named_leaves, remembered
 from .._recording import Key, is_recording, record, recording
 from .._stacks import Plan, as_planned, init_each, planned
 from .._validate import check_bool, check_transformation
-from ..distribute._distribute import distribute
+from ..distribute._distribute import divided_over
 from ..distribute._layout import BoxedState, boxed_like, is_divided
 from ..distribute._meshes import (
+    axis_names,
     check_on_mesh,
     in_travel_sharding,
     is_explicit,
@@ -47,6 +48,7 @@ from ..distribute._meshes import (
     sharded_like,
     unsharded,
 )
+from ..distribute._step import OnMesh, Within
 from ..linalg._platforms import split_stack
 from ._chunks import in_chunks
 from ._form import MatrixAxes, MatrixForm, from_matrices, matrix_forms
@@ -206,18 +208,21 @@ def matrix_view(
     """`on_matrices` for arguments that are checked already."""
     check_bool("guard", guard)
     check_bool("projects", projects)
-    inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
-    inner, stack, shard = in_chunks(inner, projects=projects), rule.stack, None
     divided = mesh is not None or mesh_axis is not None
+    inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
+    restart = functools.partial(restarted, inner.init) if guard else None
+    inner, stack, shard = in_chunks(inner, projects=projects), rule.stack, None
     if mesh is not None:
-        inner = distribute(inner, mesh, mesh_axis)
-        shard = functools.partial(in_travel_sharding, mesh=mesh, axes=mesh_axes(mesh, mesh_axis))
+        axes = mesh_axes(mesh, mesh_axis)
+        inner = divided_over(OnMesh(mesh, axes), inner, restart)
+        shard = functools.partial(in_travel_sharding, mesh=mesh, axes=axes)
     elif mesh_axis is not None:
-        inner = distribute(inner, axis_name=mesh_axis)
+        axes = axis_names("axis_name (mesh_axis)", mesh_axis)
+        inner = divided_over(Within(axes), inner, restart)
     if divided and stack is None:
         stack = True
     layout = remembered(functools.partial(groups_of, rule=rule, stack=stack))
-    view = _View(inner, layout, mesh, shard, divided)
+    view = _View(inner, layout, restart, mesh, shard, divided)
     return optax.GradientTransformationExtraArgs(view.init, view.update)
 
 
@@ -227,6 +232,7 @@ class _View:
 
     inner: optax.GradientTransformationExtraArgs  # of a dict of stacks if divided, else of one
     layout: Callable[[Any], tuple[Group, ...]]  # the groups of a tree
+    restart: Callable[..., dict[str, Any]] | None  # of the damaged matrices of all stacks
     mesh: Mesh | None
     shard: Placement | None  # how matrices travel on the mesh
     divided: bool  # whether devices share the matrices
@@ -278,6 +284,8 @@ class _View:
             directions, new = step(gradients, old, matrices, **extra_args)
         else:
             old = on_mesh_of(gradients, old) if explicit else old
+            if self.restart is not None and old:
+                old = self.restart(old, gradients if matrices is None else matrices)
             own, directions, new = matrices or {}, {}, {}
             for key, g in gradients.items():
                 directions[key], new[key] = step(g, old[key], own.get(key), **extra_args)

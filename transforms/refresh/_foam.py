@@ -17,7 +17,15 @@ entries of $E$ up to it count as zero, and $d + \epsilon$ counts as no less, bec
 floored too (`kronecker/_noise.py`). Whitened by a smaller $\epsilon$, noise would force a refresh
 of every rank-deficient float32 factor at every check. Rows that have always been zero,
 such as the padding of blocks, do not enter $\alpha$. If $E$ is indefinite, $h$ bounds nothing: it
-can be far below the true error. Cost of a check: three matrix products of the factor's order.
+can be far below the true error. Cost of a check: three matrix products of the factor's order, one
+of them for the new root.
+
+*Tracked bases* have $H = U^\top L U$ at hand in the place of $Q^\top L Q$, so that a check is a
+reduction and one product. What a refresh leaves off the diagonal of $H$ is a part of $E$, because
+the root does not have it. Eigenvectors of zero rows alone never meet a gradient, and $H_{ii}$ is
+exactly 0 for them: these $i$ do not enter $\alpha$. (Rounding makes $H_{ii}$ positive for other
+eigenvectors of a null space, unless all gradients cancel in them exactly, and in few bits for
+eigenvectors of zero rows.)
 """
 
 from __future__ import annotations
@@ -41,14 +49,22 @@ drawback: a real change of an eigenvalue below this floor goes unnoticed."""
 
 def damping_proxy(
     statistic: jax.Array,
-    eigenvectors: jax.Array,
+    eigenvectors: jax.Array | None,
     eigenvalues: jax.Array,
     damping: jax.typing.ArrayLike,
     root: int,
     rounding_floor: float = ROUNDING_FLOOR,
 ) -> jax.Array:
-    """FOAM's `h`: the estimated relative error of a stale inverse root of `statistic (n, n)`."""
-    rotated = exact_product(eigenvectors.mT, exact_product(statistic, eigenvectors))
+    """FOAM's `h`: the estimated relative error of a stale inverse root of `statistic (n, n)`.
+
+    Without eigenvectors `Q`, `statistic` is `Qᵀ L Q`.
+    """
+    if eigenvectors is None:
+        rotated, live = statistic, jnp.diagonal(statistic) > 0
+    else:
+        rotated = exact_product(eigenvectors.mT, exact_product(statistic, eigenvectors))
+        rows = jnp.any(statistic != 0, axis=-1)
+        live = jnp.sum(jnp.where(rows[:, None], jnp.square(eigenvectors), 0), axis=0) > 0.5
     error = rotated - jnp.diag(eigenvalues)
     noise = rounding_floor * jnp.finfo(error.dtype).eps * jnp.max(jnp.abs(eigenvalues))
     error = jnp.where(jnp.abs(error) <= noise, 0, error)
@@ -56,9 +72,7 @@ def damping_proxy(
     whitening = damped**-0.5
     change = jnp.linalg.norm(whitening[:, None] * error * whitening[None, :])  # RC
     # Ours: rows that have always been 0, such as the padding of blocks, do not enter α.
-    live = jnp.any(statistic != 0, axis=-1)
-    share = jnp.sum(jnp.where(live[:, None], jnp.square(eigenvectors), 0), axis=0)
-    roots = jnp.where(share > 0.5, damped ** (-1 / root), 0)
+    roots = jnp.where(live, damped ** (-1 / root), 0)
     norm = jnp.linalg.norm(roots)
     return jnp.max(roots) / jnp.where(norm > 0, norm, 1) * change / root
 
@@ -78,7 +92,7 @@ class Foam(RefreshPolicy):
 
     def examine(self, check: Check) -> Verdict:
         """Runs Algorithm 3, or one of the two ablations of Fig. 4."""
-        assert check.root_damping is not None and check.eigenvectors is not None
+        assert check.root_damping is not None
         old, base, root = check.root_damping
         h = damping_proxy(
             check.statistic, check.eigenvectors, check.eigenvalues, old, root, self.rounding_floor

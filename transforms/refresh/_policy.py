@@ -140,13 +140,9 @@ class Every(RefreshPolicy):
         """This policy itself: each matrix that is due is refreshed."""
         return self
 
-    def phase(self, count: jax.Array) -> jax.Array:
-        """The number of steps since the last due step, `0 … period - 1`."""
-        return (count - self.offset) % self.period
-
     def due(self, count: jax.Array, phase: Any = 0) -> jax.Array:
-        """Whether step `count` (from 1) is due for matrices with this phase."""
-        due = self.phase(count) == phase
+        """Whether step `count` (from 1) is due for matrices of this phase, `0 … period - 1`."""
+        due = (count - self.offset) % self.period == phase
         if self.first == "doubling":
             return due | (count > 0) & (count < self.period) & (count & (count - 1) == 0)
         return due | (count == 1) if self.first else due
@@ -230,8 +226,17 @@ def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
 
 
 def verdict_of(policy: Any, check: Check | ProjectionCheck, proxy: Any = None) -> Verdict:
-    """The verdict on one matrix, as arrays; the last `proxy` stays if the policy gives none."""
+    """The verdict on one matrix, as arrays; what it leaves out is as it was.
+
+    `proxy` is the last one. With a refresh the damping is the base damping.
+    """
     verdict = policy.examine(check)
+    refresh, damping, eigenvalues = jnp.asarray(verdict.refresh), None, None
     if verdict.proxy is not None:
         proxy = verdict.proxy.astype(jnp.float32)
-    return verdict._replace(refresh=jnp.asarray(verdict.refresh), proxy=proxy)
+    if isinstance(check, Check):
+        eigenvalues = check.eigenvalues if verdict.eigenvalues is None else verdict.eigenvalues
+        if check.root_damping is not None:
+            old, base, _ = check.root_damping
+            damping = jnp.where(refresh, base, old if verdict.damping is None else verdict.damping)
+    return Verdict(refresh, proxy, damping, eigenvalues)

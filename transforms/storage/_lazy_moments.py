@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .._trees import where_entries
 from ._codec import Codec, Coded, decode, dither_of, encode
 
 
@@ -47,6 +48,11 @@ class LazyMoments:
         """Encodes new values `x`; a matrix that is not finite keeps its codes."""
         count = None if self.updates is None else self.updates[0]
         return dataclasses.replace(self, coded=encoded(x, self.codec, count, self.coded))
+
+    def restarted(self, damaged: jax.Array, new: jax.Array) -> LazyMoments:
+        """Moments with those of damaged matrices, bool `(N,)`, replaced by `new (1, …, m, n)`."""
+        coded = encoded(new.astype(self.dtype), self.codec, None)
+        return dataclasses.replace(self, coded=where_entries(damaged, coded, self.coded))
 
 
 def is_lazy(node: Any) -> bool:

@@ -9,6 +9,9 @@ bits it has as many bytes as a square of 4-bit codes:
   rounded with dither (`_codec.py`), so increments below a gap are not lost. A correlation matrix
   in 8 bits would need no decomposition, but it loses the small eigenvalues that roots depend on:
   with it Shampoo loses all of its gain on a small language model;
+- *statistics in their eigenbasis* (`"tracked"`): scaled to a unit diagonal they are near the
+  identity, where the triangle of the matrix itself is as good, with dither too, and nothing is
+  decomposed;
 - *inverse roots*: the matrix itself, mirrored on reading, with its diagonal;
 - *bases*: Householder vectors (`linalg/_reflectors.py`). Each column is scaled so that its largest
   entry below the diagonal is 1; the vector has the matching diagonal entries, with the sign of the
@@ -29,9 +32,9 @@ sum.
 counts it.
 
 *Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 8 bits: `d ⌈d/2⌉ + 4 T ⌈T/2⌉ + 4 d` for a root
-or basis, and 8 more for a factor; rows of `d` codes take `3 ⌈d/4⌉` bytes in 6 bits, `⌈d/2⌉` in 4.
-*Cost*: `4 d³ / 3` FLOPs per statistic; roots are decoded element by element; bases as in
-`linalg/_reflectors.py`.
+or basis, and 8 more for a factor (4 for one in its eigenbasis); rows of `d` codes take `3 ⌈d/4⌉`
+bytes in 6 bits, `⌈d/2⌉` in 4. *Cost*: `4 d³ / 3` FLOPs per statistic that is not in its eigenbasis;
+roots are decoded element by element; bases as in `linalg/_reflectors.py`.
 """
 
 from __future__ import annotations
@@ -75,6 +78,14 @@ class PackedTriangle(NamedTuple):
     codes: jax.Array  # uint8 (..., ⌈d/2⌉, d) in 8 bits
     scales: jax.Array  # of the tiles of X or V, folded: (..., ⌈T/2⌉, T)
     diagonal: jax.Array  # of X, or of V times the signs S, (..., d)
+
+
+class PackedCorrelation(NamedTuple):
+    """A batch of quantized symmetric matrices with a unit diagonal."""
+
+    codes: jax.Array  # uint8 (..., ⌈d/2⌉, d) in 8 bits
+    scales: jax.Array  # of its tiles, folded: (..., ⌈T/2⌉, T)
+    updates: jax.Array  # t of the dither, int32 (...)
 
 
 class Reflectors(NamedTuple):
@@ -121,6 +132,26 @@ class Packed(Quantized):
             return stored
         c = with_diagonal(decode_lower(stored, self.codec), stored.diagonal)
         return squared(c)
+
+    def encode_correlation(self, x: jax.Array, previous: Any) -> Any:
+        """Quantizes the strictly lower triangle, which is nearly that of its Cholesky factor."""
+        order = x.shape[-1]
+        if self.is_dense(order):
+            return x
+        if previous is None:  # the identity
+            return PackedCorrelation(
+                *encode_zeros(x, self.codec), jnp.zeros(x.shape[:-2], jnp.int32)
+            )
+        updates = previous.updates + 1
+        dither = dither_of(updates, order, order)
+        return PackedCorrelation(*encode_lower(x, self.codec, dither), updates)
+
+    def decode_correlation(self, stored: Any, order: int) -> jax.Array:
+        """The matrix up to the error of its codes: it may be indefinite."""
+        if not isinstance(stored, PackedCorrelation):
+            return stored
+        lower = decode_lower(stored, self.codec, order)
+        return materialized(with_diagonal(lower + lower.mT, jnp.ones(order, lower.dtype)))
 
     def encode_root(self, x: jax.Array) -> Any:
         """Quantizes the strictly lower triangle of an inverse root."""

@@ -57,6 +57,15 @@ class Storage(Value):
     def decode_factor(self, stored: Any) -> jax.Array:
         """The statistic, in float32 at least."""
 
+    def encode_correlation(self, x: jax.Array, previous: Any) -> Any:
+        """The stored form of a statistic with a unit diagonal, near the identity."""
+        return self.encode_factor(x, previous)
+
+    def decode_correlation(self, stored: Any, order: int) -> jax.Array:
+        """This statistic `(..., order, order)`, in float32 at least."""
+        del order
+        return self.decode_factor(stored)
+
     @abc.abstractmethod
     def encode_root(self, x: jax.Array) -> Any:
         """The stored form of an inverse root."""

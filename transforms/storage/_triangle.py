@@ -91,9 +91,12 @@ def encode_zeros(x: jax.Array, codec: Codec) -> Coded:
     return Coded(zero_codes(fold(x), codec), scales)
 
 
-def decode_lower(coded: Any, codec: Codec) -> jax.Array:
-    """The strictly lower triangle `(..., d, d)` of anything with folded codes and scales."""
-    order = coded.diagonal.shape[-1]
+def decode_lower(coded: Any, codec: Codec, order: int = 0) -> jax.Array:
+    """The strictly lower triangle `(..., d, d)` of anything with folded codes and scales.
+
+    Without an `order` it is that of the diagonal.
+    """
+    order = order or coded.diagonal.shape[-1]
     codes = unfold(unpack(coded.codes, codec, order))
     values = dequantize(codes, without_room(unfold(coded.scales)), codec)
     return jnp.where(strictly_lower(order), values, 0)

@@ -158,7 +158,8 @@ def in_subspace(
 
     def update(g: Any, state: Any, params: Any = None):
         like = g if params is None else params
-        state = widen(stored, restarted(init, state.subspace.counts, state, like))
+        before = restarted(init, {"": state}, {"": like}, "subspace.counts")[""]
+        state = widen(stored, before)
         count = next_step(state.count)
         subspace, inner_state = rule.refreshed(g, state, refresh, count)
         wide = widened(g) if used is None else _widened_once(g)

@@ -96,17 +96,13 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
                 f"where is true of the parameter {name!r}, of shape {jnp.shape(x)} and dtype "
                 f"{jnp.result_type(x)}; only floating parameters of two axes or more go into int8."
             )
-        wide = jnp.asarray(x).astype(jnp.float32)
-        largest = magnitude(wide, -1, keepdims=True)
-        finite = jnp.isfinite(largest)
+        coded, finite = _encoded(jnp.asarray(x))
         if not isinstance(finite, Tracer) and not finite.all():
             raise ValueError(
                 f"the parameter {name!r} must be finite to go into int8, which has no code for "
                 f"infinity or NaN; {int(jnp.sum(~finite))} of its rows are not."
             )
-        scales = jnp.where(finite, _scales(largest, 0.0, x.dtype), jnp.nan).astype(x.dtype)
-        place = (_over(wide, scales.astype(jnp.float32)) + 1) * (TOP / 2)
-        return Coded(jnp.round(place).astype(jnp.uint8), scales)
+        return coded
 
     return named.rebuild({name: encoded(name, x) for name, x in named.present().items()})
 
@@ -188,6 +184,17 @@ def int8_weights(inner: optax.GradientTransformation) -> optax.GradientTransform
         return changes, Int8WeightsState(count, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+@jax.jit
+def _encoded(x: jax.Array) -> tuple[Coded, jax.Array]:
+    """A coded matrix, and which of its rows are finite."""
+    wide = x.astype(jnp.float32)
+    largest = magnitude(wide, -1, keepdims=True)
+    finite = jnp.isfinite(largest)
+    scales = jnp.where(finite, _scales(largest, 0.0, x.dtype), jnp.nan).astype(x.dtype)
+    place = (_over(wide, scales.astype(jnp.float32)) + 1) * (TOP / 2)
+    return Coded(jnp.round(place).astype(jnp.uint8), scales), finite
 
 
 def _change(old: Coded, weights: jax.Array, update: jax.Array, count: jax.Array) -> Coded:
