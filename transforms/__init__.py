@@ -35,7 +35,8 @@ puts together:
 3. `distribute/_distribute`: `_step.OnMesh` sends each matrix to its owner, where `_step.Step` runs
    what follows; `_shares` says which device owns which matrices of a stack;
 4. `matrices/_chunks`: a few matrices of a large stack at a time;
-5. `_guard`: a zero gradient for a matrix that is not finite;
+5. `_guard`: a zero gradient for a matrix that is not finite (`_step.Step` has restarted those
+   whose state the last step damaged);
 6. `kronecker/_eigenbasis`: the statistics (`_statistic`) and bases (`_basis`) that are due
    (`refresh/_due`, in the loops of `linalg/_loops`), stored by `storage/_packed`; the moments in
    these bases (`directions/_moment_ratio`) give the direction, which `directions/_graft` limits;

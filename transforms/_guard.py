@@ -8,9 +8,9 @@ affected. `guard_leaves` treats leaves of any shape in the same way.
 *Damaged states.* A value in a state that is not finite, as from a damaged checkpoint, never leaves
 a moment, basis or root by itself. It shows in the direction, which is then not finite although the
 gradient is; so directions are checked, not states. The update of such a matrix is zero, and at the
-beginning of the next step `init` makes its part of the state anew. `guard_matrices` and
-`in_subspace` do this. A statistic does not show in the direction: a refresh that finds it damaged
-starts it anew.
+beginning of the next step `init` makes its part of the state anew (`restarted`): the matrix view
+and a device's `Step` see to it, and `in_subspace` for its own state. A statistic does not show in
+the direction: a refresh that finds it damaged starts it anew.
 
 *Cost.* A pass over the gradient and one over the direction. A step without damage runs a loop of no
 rounds, on the state that it was given. (A loop behind the step would keep all directions alive, or
