@@ -103,7 +103,7 @@ def divided_over(
 ) -> optax.GradientTransformationExtraArgs:
     """`distribute` over the devices of `exchange`.
 
-    `restart(states, likes)` are the states of stacks, whose damaged matrices start anew.
+    `restart(states, likes)` returns the states of stacks with damaged matrices started anew.
     """
     mesh = exchange.mesh if isinstance(exchange, OnMesh) else None
     layout_of = _layouts(inner.init, exchange)

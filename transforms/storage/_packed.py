@@ -231,8 +231,9 @@ def packed(
 
     In 8 bits it takes as many bytes as `quantized` and `cholesky(error_feedback=...)` in 4 bits,
     because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
-    Factors stay positive semi-definite, and bases stay orthogonal up to float32's rounding. A
-    statistic costs half a product and a Cholesky decomposition more. SOAP's products with bases
+    Factors stay positive semi-definite, but for those of tracked bases, and bases stay orthogonal
+    up to float32's rounding. A statistic costs half a product and a Cholesky decomposition more,
+    but not with tracked bases. SOAP's products with bases
     take twice the time of plain ones at orders 512 and 1024, and 2.5 times at 256; with
     `bases=quantized(8)` or `bases=dense()` they take as long as plain ones.
 
