@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 import curvax
-from curvax.transforms._side import shorter_side
+from curvax.transforms._side import side_of
 from curvax.transforms.linalg._polar import _polynomial, polar_qr_svd
 from curvax.transforms.linalg._products import gram
 
@@ -68,7 +68,7 @@ def averaged(factor: jax.Array, g: jax.Array) -> jax.Array:
 
 def newton_schulz(x: jax.Array) -> jax.Array:
     """Five iterations on the smaller side, from a normalized matrix."""
-    side = shorter_side(x)
+    side = side_of("smaller", x)
     for count in (3, 2) if max(x.shape) >= 2 * min(x.shape) else (1,) * 5:
         x = side.times(_polynomial(gram(x, side), [QUINTIC] * count), x)
     return x

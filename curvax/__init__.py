@@ -99,7 +99,7 @@ from .transforms.linalg._polar import (
     polar_qdwh,
     polar_svd,
 )
-from .transforms.linalg._precision import products
+from .transforms.linalg._products import products
 from .transforms.matrices._form import MatrixAxes
 from .transforms.matrices._matrix_rule import MatrixRule
 from .transforms.matrices._output_layer import find_output_layer

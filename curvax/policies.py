@@ -6,7 +6,6 @@ examines a `Check` (for an inverse root, with its `RootDamping`) or, for a subsp
 `ProjectionCheck`, and returns a `Verdict`.
 """
 
-from .transforms.refresh._below_norm import below_norm
 from .transforms.refresh._diagonal_residual import diagonal_residual, residual_and_diagonal
 from .transforms.refresh._foam import damping_proxy, foam
 from .transforms.refresh._policy import (
@@ -16,6 +15,7 @@ from .transforms.refresh._policy import (
     RefreshPolicy,
     RootDamping,
     Verdict,
+    below_norm,
     every,
 )
 

@@ -11,7 +11,7 @@ from ..transforms._validate import check_choice
 from ..transforms.directions._momentum import momentum
 from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.kronecker._precondition import precondition
-from ..transforms.linalg._precision import Products
+from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage

@@ -8,7 +8,7 @@ import jax
 import optax
 
 from ..transforms.kronecker._methods import BasisMethod
-from ..transforms.linalg._precision import Products
+from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh
 from ..transforms.storage._storage import Storage

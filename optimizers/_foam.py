@@ -11,7 +11,7 @@ import optax
 from ..transforms._validate import check_decay
 from ..transforms.directions._graft import Graft
 from ..transforms.kronecker._methods import BasisMethod
-from ..transforms.linalg._precision import Products
+from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._foam import foam as foam_policy
 from ..transforms.storage._storage import Storage

@@ -11,8 +11,8 @@ from ..transforms._validate import check_choice, check_decay
 from ..transforms.directions._momentum import momentum
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
 from ..transforms.kronecker._methods import BasisMethod
-from ..transforms.kronecker._whitened import limit_of_eigenvalues
-from ..transforms.linalg._precision import Products
+from ..transforms.kronecker._whitened import limit_of
+from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -53,7 +53,7 @@ def scale_by_kl_shampoo(
         storage=storage,
         products=products,
         skip_first=skip_first,
-        limit=limit_of_eigenvalues(b1, b2, policy) if limit is None else limit,
+        limit=limit_of(b1, b2, policy, whitened=True) if limit is None else limit,
     )
 
 

@@ -11,8 +11,8 @@ from ..transforms._validate import check_choice
 from ..transforms.directions._moment_ratio import moment_ratio
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
 from ..transforms.kronecker._methods import BasisMethod
-from ..transforms.kronecker._whitened import limit_of_moments
-from ..transforms.linalg._precision import Products
+from ..transforms.kronecker._whitened import limit_of
+from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
@@ -57,7 +57,7 @@ def scale_by_soap(
         storage=storage,
         products=products,
         skip_first=skip_first,
-        limit=limit_of_moments(b1, b2, policy) if limit is None else limit,
+        limit=limit_of(b1, b2, policy) if limit is None else limit,
     )
 
 

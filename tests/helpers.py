@@ -262,28 +262,54 @@ def program(f: Any, *args: Any) -> str:
     return str(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])
 
 
-def computations(f: Callable[..., Any], *args: Any) -> Any:
-    """A digest per output of `f` of the computation behind it: equal for equal computations.
+# Primitives that only call another program.
+CALLS = {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "remat2"}
 
-    It does not depend on the order of the outputs' computations, or on the names of arguments.
-    """
-    jaxpr, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
-    known: dict[Any, str] = {}
+
+def computations(f: Callable[..., Any], *args: Any) -> Any:
+    """A digest per output of `f` of what it computes, whatever the order and the names."""
+    traced, shapes = jax.make_jaxpr(f, return_shape=True)(*args)
+    return jax.tree.unflatten(jax.tree.structure(shapes), _outputs(traced))
+
+
+def _outputs(traced: Any, arguments: Sequence[str] | None = None) -> list[str]:
+    """Digests of the outputs of a traced program, from those of its arguments."""
+    program, constants = getattr(traced, "jaxpr", traced), getattr(traced, "consts", ())
+    arguments = arguments or [f"argument {i} {x.aval}" for i, x in enumerate(program.invars)]
+    known = dict(zip(program.invars, arguments, strict=True))
+    known |= zip(program.constvars, map(_text, constants), strict=False)
 
     def of(x: Any) -> str:
-        return repr(x) if hasattr(x, "val") else known[x]
+        return f"{x.val} {x.aval}" if hasattr(x, "val") else known[x]
 
-    def digest(text: str) -> str:
-        return hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", text).encode()).hexdigest()
+    for equation in program.eqns:
+        inputs, params = [of(x) for x in equation.invars], equation.params
+        called = params.get("jaxpr", params.get("call_jaxpr"))
+        if equation.primitive.name in CALLS and called is not None:
+            found = _outputs(called, inputs)
+        else:
+            own = digest(f"{equation.primitive} {_text(params)} {inputs}")
+            found = [digest(f"{own} {i} {x.aval}") for i, x in enumerate(equation.outvars)]
+        known |= zip(equation.outvars, found, strict=True)
+    return [of(x) for x in program.outvars]
 
-    for variable, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True):
-        known[variable] = digest(f"{variable.aval} {np.asarray(value).tobytes()}")
-    known |= {x: digest(f"argument {i} {x.aval}") for i, x in enumerate(jaxpr.jaxpr.invars)}
-    for equation in jaxpr.eqns:
-        inputs = [of(x) for x in equation.invars]
-        for i, x in enumerate(equation.outvars):
-            known[x] = digest(f"{equation.primitive} {equation.params} {inputs} {i} {x.aval}")
-    return jax.tree.unflatten(jax.tree.structure(shapes), map(of, jaxpr.jaxpr.outvars))
+
+def _text(x: Any) -> str:
+    """A parameter of an operation as text, with digests of programs and arrays in it."""
+    if hasattr(x, "eqns"):
+        return digest(str(_outputs(x)))
+    if isinstance(x, dict):
+        return str({name: _text(x[name]) for name in sorted(x, key=str) if name != "name"})
+    if isinstance(x, (list, tuple)):
+        return str([_text(y) for y in x])
+    if isinstance(x, (np.ndarray, jax.Array)):
+        return digest(f"{x.dtype} {x.shape} {np.asarray(x).tobytes()}")
+    return re.sub("(<function .*)? at 0x[0-9a-f]+", "", str(x))
+
+
+def digest(text: str) -> str:
+    """A short name of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, dict[str, Any]]:

@@ -6,12 +6,13 @@
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`).
 - `kronecker`: Shampoo, ASGO, SOAP: inverse roots (`_precondition`, `_factor`), eigenbases
-  (`_eigenbasis`, `_basis`, `_methods`), the statistics of both (`_statistic`, `_whitened`).
+  (`_eigenbasis`, `_basis`, `_methods`), tracked bases of both (`_tracked`), the statistics and
+  refreshes of both sides (`_statistic`, `_whitened`).
 - `subspace`: GaLore to SUMO: projections (`_subspace`, `_rule`), bases (`_bases`),
   the gradient outside the subspace (`_compensation`), adapters (`_adapter`).
 - `refresh`: when to refresh: policies, which matrices are due (`_due`).
-- `storage`: how many bits factors, roots and bases take, one form a file; the codec (`_codec`) and
-  the values of its codes (`_code_books`).
+- `storage`: how many bits factors, roots and bases take, one form a file; the codec and
+  the values of its codes (`_codec`).
 - `weights`: parameters in bfloat16: random bits, or bits that the state keeps; in int8 (`_int8`).
 - `linalg`: decompositions, roots, products (`_products`), loops over matrices (`_loops`).
 - `distribute`: a stack over devices: who holds which matrix (`_shares`), its way there and the work
@@ -39,7 +40,7 @@ puts together:
    whose state the last step damaged);
 6. `kronecker/_eigenbasis`: the statistics (`_statistic`) and bases (`_basis`) that are due
    (`refresh/_due`, in the loops of `linalg/_loops`), stored by `storage/_packed`; the moments in
-   these bases (`directions/_moment_ratio`) give the direction, which `directions/_graft` limits;
+   these bases (`directions/_moment_ratio`) give the direction, which `linalg/_numerics` shortens;
 7. `_step.OnMesh` sends the directions back, `matrices/_view` splits the stacks into updates, and
    Optax adds weight decay and learning rate.
 """

@@ -71,12 +71,6 @@ def sides_of(choice: str, x: Any, max_order: int | None = None) -> tuple[Side, .
     return (smaller.other if choice == "larger" else smaller,)
 
 
-def shorter_side(x: Any) -> Side:
-    """The side of smaller order of `x (..., m, n)`; the left one if both are equal."""
-    m, n = x.shape[-2:]
-    return LEFT if m <= n else RIGHT
-
-
 def side_of(choice: str, x: Any) -> Side:
     """The side that `choice` selects for matrices `x (..., m, n)`; "both" is not allowed."""
     (side,) = sides_of(choice, x)

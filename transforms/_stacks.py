@@ -146,15 +146,15 @@ class StateSplit(NamedTuple):
         leaves, treedef = jax.tree.flatten(state)
         return cls(treedef, tuple(x.shape[: len(batch)] == batch and x.ndim > 0 for x in leaves))
 
-    def parts(self, state: Any) -> tuple[list[Any], list[Any]]:
-        """The arrays with batch axes, and the others."""
-        leaves = self.treedef.flatten_up_to(state)
-        pairs = list(zip(leaves, self.batched, strict=True))
-        return [x for x, own in pairs if own], [x for x, own in pairs if not own]
+    def parts(self, state: Any) -> tuple[Any, Any]:
+        """The state with the arrays that have batch axes, and with the others: holes elsewhere."""
+        pairs = list(zip(self.treedef.flatten_up_to(state), self.batched, strict=True))
+        own, others = ([x if b is part else None for x, b in pairs] for part in (True, False))
+        return self.treedef.unflatten(own), self.treedef.unflatten(others)
 
-    def joined(self, batched: list[Any], others: list[Any]) -> Any:
-        """The inverse of `parts`."""
-        own, rest = iter(batched), iter(others)
+    def joined(self, batched: Any, others: Any) -> Any:
+        """The inverse of `parts`; it takes lists of the arrays too."""
+        own, rest = iter(jax.tree.leaves(batched)), iter(jax.tree.leaves(others))
         return self.treedef.unflatten([next(own if b else rest) for b in self.batched])
 
 

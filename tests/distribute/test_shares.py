@@ -36,16 +36,16 @@ def test_every_matrix_is_on_one_device_and_no_device_has_much_more_than_others(
     number, load = np.zeros(devices, int), np.zeros(devices)
     found: dict[str, list[int]] = {}
     for key, shape in shapes.items():
-        assert shares.whole(key) == shares.each[key] * devices <= shape[0]
-        found[key] = list(range(shares.whole(key)))
-        number += shares.each[key]
-        load += shares.each[key] * _shares.cost(*shape[1:])
+        assert shares.even[key] % devices == 0 and shares.even[key] <= shape[0]
+        found[key] = list(range(shares.even[key]))
+        number += shares.even[key] // devices
+        load += shares.even[key] // devices * _shares.cost(*shape[1:])
     for r in shares.rounds:
         assert len(r.kind) == len(r.entry) == devices
         assert len(set(r.kinds)) == len(r.kinds) == len(set(r.kind) - {len(r.kinds)})
         for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
             if kind < len(r.kinds):
-                found[r.kinds[kind]].append(shares.whole(r.kinds[kind]) + entry)
+                found[r.kinds[kind]].append(shares.even[r.kinds[kind]] + entry)
                 number[device] += 1
                 load[device] += _shares.cost(*shapes[r.kinds[kind]][1:])
     for key, shape in shapes.items():
@@ -75,7 +75,9 @@ def test_matrices_are_shared_as_far_as_it_makes_a_step_shorter(
 
     def duration(shares: Any) -> float:
         """Of the busiest device, and of what all exchange."""
-        load = np.full(devices, float(sum(shares.each[key] * price[key] for key in shapes)))
+        load = np.full(
+            devices, float(sum(shares.even[key] // devices * price[key] for key in shapes))
+        )
         load += sum(left[key] * price[key] for key in shares.shared) / devices
         dealt = collections.Counter[str]()
         for r in shares.rounds:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import curvax
-from curvax.transforms._side import LEFT
-from curvax.transforms.kronecker._whitened import inverse_roots, whitened_by_roots
+from curvax.transforms._side import Side
+from curvax.transforms.kronecker._factor import FactorRule
+from curvax.transforms.kronecker._whitened import inverse_roots
+from curvax.transforms.linalg._products import Products
 from tests.helpers import assert_close, share
 from tests.shared.soap import soap_gradients, soap_trajectory
 
@@ -37,13 +39,20 @@ def test_the_covariance_of_the_entries_is_a_fixed_point():
         return (q / np.sqrt(d)) @ q.T
 
     left, right = a @ a.T, b.T @ b
+    forms = curvax.dense(), curvax.dense(), Products()
+    rule = FactorRule(*forms, curvax.every(1), "eigh", 0.9, 1.0, True, 2, 0.0, "absolute", 2)
     with jax.enable_x64(True):
-        found = whitened_by_roots(
-            jnp.asarray(a @ units @ b),
-            lambda g, side: inverse_root(left) @ g if side is LEFT else g @ inverse_root(right),
-            (jnp.full(12, True), jnp.full(12, True)),
-            jnp.ones(12),
-        )
+        gradients = jnp.asarray(a @ units @ b)
+        factors = [
+            factor._replace(
+                inverse_root=jnp.broadcast_to(inverse_root(x), factor.inverse_root.shape),
+                counts=factor.counts.plus(refreshes=1),
+            )
+            for factor, x in zip(
+                rule.started(gradients, lambda _: Side), (left, right), strict=True
+            )
+        ]
+        found, _ = rule.whitened(gradients, (factors[0], factors[1]), jnp.int32(1))
     rows, columns = (np.asarray(x) for x in found)
     condition = np.linalg.cond(left) * np.linalg.cond(right)
     assert_close(np.einsum("kij,klj->il", rows, rows), left, condition=condition)

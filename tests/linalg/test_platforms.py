@@ -20,14 +20,12 @@ from curvax.transforms.linalg import (
     _polar,
     _products,
     _qr,
-    _reflectors,
-    _svd,
 )
 from tests.helpers import ALL_CELLS, assert_close, orthogonal, with_spectrum
 from tests.tpu_forms import forms_of_tpus
 
 EPS = float(np.finfo(np.float32).eps)
-ORDER = _reflectors.PANEL + 9  # a panel, and a part of one
+ORDER = _qr.PANEL + 9  # a panel, and a part of one
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,8 +91,8 @@ def test_reflectors_and_signs_make_the_basis(order):
     u = np.float32(orthogonal(jax.random.key(order), order, order))
     v, signs = jax.jit(_qr.reflectors_of)(u)
     assert np.abs(np.tril(v)).max() <= 1 + 4 * EPS and not np.triu(v, 1).any()
-    made = jax.jit(lambda v: _reflectors.formed(_reflectors.panels_of(v), precision="highest"))(v)
-    assert_close(np.asarray(made) * np.asarray(signs), u, 8 * order**0.5)
+    made = jax.jit(lambda *u: _qr.formed(_qr.panels_of(*u), precision="highest"))(v, signs)
+    assert_close(made, u, 8 * order**0.5)
 
 
 def test_eigendecompositions_have_errors_of_rounding():
@@ -111,7 +109,7 @@ def test_eigendecompositions_have_errors_of_rounding():
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_singular_vectors_and_values_are_those_of_float64(shape):
     x = matrices(shape)
-    u, s, vt = (np.asarray(y, np.float64) for y in jax.jit(jax.vmap(_svd.thin_svd))(x))
+    u, s, vt = (np.asarray(y, np.float64) for y in jax.jit(jax.vmap(_eigh.thin_svd))(x))
     assert_orthonormal(u)
     assert_orthonormal(vt.mT)
     assert_makes((u * s[:, None]) @ vt, x, SPECTRA)
@@ -128,11 +126,11 @@ def test_singular_vectors_and_values_are_those_of_float64(shape):
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_leading_vectors_of_the_gram_matrix_hold_the_energy(platform, monkeypatch):
     monkeypatch.setattr(
-        _svd, "by_platform", lambda *, default, **forms: forms.get(platform, default)
+        _eigh, "by_platform", lambda *, default, **forms: forms.get(platform, default)
     )
     scales = 10.0 ** -np.arange(12.0)[:, None]
     x = (scales * np.random.default_rng(0).standard_normal((12, 40)) * 1e15).astype(np.float32)
-    u = np.asarray(_svd.leading_vectors(jnp.asarray(x), 3), np.float64)
+    u = np.asarray(_eigh.leading_vectors(jnp.asarray(x), 3), np.float64)
     np.testing.assert_allclose(u.T @ u, np.eye(3), atol=1e-5)
     values = np.linalg.svd(x.astype(np.float64), compute_uv=False)
     energy = np.sum((u.T @ x) ** 2)
@@ -278,7 +276,7 @@ WIDEST = {"cholesky": 128, "triangular_solve": 600}  # the second: rows of a pan
 
 
 SEVERAL = {
-    "svd": jax.vmap(_svd.thin_svd),  # which has all other decompositions but the next
+    "svd": jax.vmap(_eigh.thin_svd),  # which has all other decompositions but the next
     "cholesky": jax.vmap(lambda x: _cholesky.lower_factor(x @ x.mT)),
     "polar": curvax.polar_svd,
     "polar by QR": _polar.polar_qr_svd,
@@ -329,7 +327,7 @@ def test_programs_for_a_tpu_have_no_decomposition_that_grows_with_the_order(on_a
     functions = {
         "reflectors": _qr.reflectors_of,
         "complement": lambda x: _qr.orthogonal_complement(x[:, :300]),
-        "svd": _svd.thin_svd,
+        "svd": _eigh.thin_svd,
         "polar": _polar.polar_qdwh,
         "polar on the range": _polar.polar_svd,
         "cholesky": _cholesky.lower_factor,
@@ -356,7 +354,7 @@ def test_programs_for_a_gpu_have_no_svd(on_a_tpu):
     on_a_tpu.close()
     for f in (curvax.polar_svd, _polar.polar_qr_svd, curvax.polar_qdwh):
         assert not calls_on_a_gpu(lambda x, f=f: f(x), 9, 20, 30)
-    names = {name for name, _ in calls_on_a_gpu(lambda x: _svd.thin_svd(x), 20, 30)}
+    names = {name for name, _ in calls_on_a_gpu(lambda x: _eigh.thin_svd(x), 20, 30)}
     assert any("syevd" in name for name in names) and not any("svd_" in name for name in names)
 
 

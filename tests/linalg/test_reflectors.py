@@ -5,17 +5,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from curvax.transforms.linalg._qr import reflectors_of
-from curvax.transforms.linalg._reflectors import LEAST_PANELS, PANEL, formed, panels_of, reflected
+from curvax.transforms.linalg._qr import (
+    LEAST_PANELS,
+    PANEL,
+    Reflectors,
+    formed,
+    panels_of,
+    reflected,
+    reflectors_of,
+)
 from tests.helpers import assert_close, orthogonal, share
 
 # One reflector, less than a panel, panels in part, and two loops.
 ORDERS = (1, 2, PANEL - 1, PANEL + 1, PANEL * 2 * LEAST_PANELS + 3)
 
 factored = jax.jit(reflectors_of)
-there = jax.jit(lambda v, x: reflected(panels_of(v), x, precision="highest"))
-back = jax.jit(lambda v, x: reflected(panels_of(v), x, inverse=True, precision="highest"))
-whole = jax.jit(lambda v: formed(panels_of(v), precision="highest"))
+there = jax.jit(lambda v, x: reflected(unsigned(v), x))
+back = jax.jit(lambda v, x: reflected(unsigned(v), x, inverse=True))
+whole = jax.jit(lambda v: formed(unsigned(v), precision="highest"))
+
+
+def unsigned(v: jax.Array) -> Reflectors:
+    return panels_of(v, jnp.ones(v.shape[:-1], v.dtype))
 
 
 def _product(v: np.ndarray) -> np.ndarray:

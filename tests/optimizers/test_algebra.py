@@ -292,8 +292,8 @@ def test_every_value_is_in_the_sample() -> None:
 
 def test_the_bound_notices_a_storage_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: without anything off the diagonal, in the loosest codes."""
-    decode, diagonal = _quantized.decode_square, jnp.eye(6, dtype=bool)
-    forget = lambda x, codec: jnp.where(diagonal, decode(x, codec), 0)  # noqa: E731
-    monkeypatch.setattr(_quantized, "decode_square", forget)
+    decode, diagonal = _quantized.decode, jnp.eye(6, dtype=bool)
+    forget = lambda *coded: jnp.where(diagonal, decode(*coded), 0)  # noqa: E731
+    monkeypatch.setattr(_quantized, "decode", forget)
     errors, bounds = compared(Cell("eigen_adam", "every", "quantized", "plain"))
     assert (errors > bounds).any()

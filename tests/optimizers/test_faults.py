@@ -24,7 +24,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from test_algebra import ALL
 
 import curvax
-from curvax.transforms.state._entries import entries_of
+from curvax.transforms.state._entries import entries_in
+from curvax.transforms.state._traced import traced
 from tests.fault_model import (
     CELLS,
     FAULTS,
@@ -154,7 +155,7 @@ class Program:
         self.units = {name: hits(g[:1] != 0).shape[1] for name, g in gradients.items()}
         self.places = {name: {} for name in params}
         end = 0
-        for entry in entries_of(optimizer, params):
+        for entry in entries_in(traced(optimizer, params), params):
             start, end = end, end + math.prod(entry.leaf.shape)
             numbers = np.arange(start, end).reshape(entry.leaf.shape)
             for owner, own in entry.owners:

@@ -20,8 +20,8 @@ from curvax import eigenbases, grafts, polar, policies, subspaces
 from curvax.transforms.directions._graft import GRAFTS
 from curvax.transforms.directions._orthogonalize import POLAR_METHODS
 from curvax.transforms.kronecker._methods import METHODS as BASIS_METHODS
-from curvax.transforms.linalg._precision import NAMES as PRODUCTS
 from curvax.transforms.linalg._products import LEVELS
+from curvax.transforms.linalg._products import NAMES as PRODUCTS
 from curvax.transforms.subspace._bases import SWITCHING
 from curvax.transforms.subspace._compensation import COMPENSATIONS
 from tests.cases import in_turns

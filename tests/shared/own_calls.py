@@ -50,7 +50,7 @@ if __name__ == "__main__":
     params = {name: {"kernel": jnp.ones(shape)} for name, shape in shapes.items()}
     params["a"]["bias"] = jnp.ones(64)
     mesh = jax.make_mesh((jax.device_count(),), ("devices",))
-    four_bits = curvax.soap(3e-3, storage=curvax.packed(), mesh=mesh)
+    packed = curvax.soap(3e-3, storage=curvax.packed(), mesh=mesh)
     print("muon:", measure(curvax.muon(0.02), params))
     print("soap:", measure(curvax.soap(3e-3), params))
-    print("soap in 4 bits on a mesh:", measure(four_bits, params))
+    print("soap with packed storage on a mesh:", measure(packed, params))

@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import curvax
-from curvax.transforms.state._description import STATE_FORMAT
+from curvax.transforms.state._format import STATE_FORMAT
 from tests.cases import in_turns
 from tests.contract import compiled, small_tree, two_stacks
 from tests.helpers import assert_close, gradients_like, run
@@ -225,7 +225,7 @@ def formats() -> dict[str, str]:
 def test_a_changed_state_has_another_format() -> None:
     record = json.loads(RECORD.read_text())
     assert record == {"format": STATE_FORMAT, "states": formats()}, (
-        "States have changed: raise STATE_FORMAT in transforms/state/_description.py if it is that "
+        "States have changed: raise STATE_FORMAT in transforms/state/_format.py if it is that "
         f"of {RECORD.name}, say in CHANGELOG.md what has changed, and run this file as its first "
         "lines say."
     )

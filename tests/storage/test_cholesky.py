@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import curvax
-from curvax.transforms.storage import _cholesky
-from curvax.transforms.storage._triangle import squared
+from curvax.transforms.linalg import _cholesky
+from curvax.transforms.linalg._products import square_of_lower
 from tests.helpers import assert_close, at, with_spectrum
 from tests.shared.stored import EPS32, decode_stored, same, storage_of
 
@@ -93,13 +93,13 @@ def test_squares_of_triangles_are_products(batch):
     """Symmetric to the last bit, and with no more products than half of a square needs."""
     draw = np.random.default_rng(0)
     cs = [np.float32(np.tril(draw.standard_normal((*batch, d, d)))) for d in (1, 2, 5, 8)]
-    found = jax.jit(lambda cs: [squared(c) for c in cs])(cs)
+    found = jax.jit(lambda cs: [square_of_lower(c) for c in cs])(cs)
     for c, x in zip(cs, map(np.asarray, found), strict=True):
         exact = np.asarray(c, np.float64)
         assert_close(x, exact @ exact.mT)
         assert np.array_equal(x, x.mT)
     wide = jax.ShapeDtypeStruct((64, 64), np.float32)
-    cost: Any = jax.jit(squared).lower(wide).cost_analysis()
+    cost: Any = jax.jit(square_of_lower).lower(wide).cost_analysis()
     assert cost["flops"] < 1.1 * 64**3
 
 

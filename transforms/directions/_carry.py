@@ -112,9 +112,9 @@ class Carry(Value):
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         """Maps a first moment to the new basis; `turn (r, r)` is `U_newᵀ U_old`."""
 
-    @abc.abstractmethod
     def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Maps a second moment to the new basis."""
+        """Maps a second moment to the new basis, by default as a first one."""
+        return self.first(moment, turn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,11 +124,6 @@ class Keep(Carry):
     needs_names = False
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Returns the moment unchanged."""
-        del turn
-        return moment
-
-    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         """Returns the moment unchanged."""
         del turn
         return moment
@@ -160,10 +155,6 @@ class Reset(Carry):
         """Returns zeros."""
         del turn
         return jnp.zeros_like(moment)
-
-    def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Returns zeros."""
-        return self.first(moment, turn)
 
 
 def keep() -> Keep:

@@ -76,14 +76,13 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
         # A norm of 0 gives the quotient ∞.
         factor = jnp.minimum(1.0, max_norm / jnp.sqrt(state.squares))
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
-        each = [_sum_of_squares(g) for g in jax.tree.leaves(updates)]
+        each = []
+        for g in jax.tree.leaves(updates):
+            squares = jnp.square(g.astype(np.promote_types(g.dtype, np.float32)))
+            finite = jnp.where(jnp.isfinite(squares), squares, 0)
+            each.append(jnp.sum(finite).astype(jnp.float32))
         largest = jnp.finfo(jnp.float32).max
         total = jnp.minimum(jnp.sum(jnp.stack(each)), largest) if each else state.squares
         return clipped, ClipByLastNormState(total, next_step(state.count))
 
     return optax.GradientTransformation(init, update)
-
-
-def _sum_of_squares(g: jax.Array) -> jax.Array:
-    squares = jnp.square(g.astype(np.promote_types(g.dtype, np.float32)))
-    return jnp.sum(jnp.where(jnp.isfinite(squares), squares, 0)).astype(jnp.float32)

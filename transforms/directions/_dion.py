@@ -104,32 +104,25 @@ def scale_by_dion(
 
     def update(g: Any, state: Any, params: Any = None):
         del params
-        direction, *new = _step(g, *state, b1=b1, side=side)
-        return direction, DionState(*new)
+        mu, q, failures = state
+        own = side_of(side, g)
+        b = own.as_rows(mu + g.astype(mu.dtype))
+        seen = exact_product(b, q)
+        p = bases_of(seen)
+        # A momentum or factor that is not finite must show: the decomposition did not fail.
+        given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
+        failed = (given & ~found)[..., None, None]
+        p = jnp.where(failed, 0, p)
+        r = exact_product(b.mT, p)
+        inside = jnp.where(failed, b, exact_product(p, r.mT))
+        squares = jnp.sum(r * r, axis=-2)
+        kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
+        unit = r / jnp.where(kept, jnp.sqrt(squares)[..., None, :], 1)
+        direction = own.as_rows(exact_product(p, jnp.where(kept, unit, 0).mT)).astype(g.dtype)
+        return direction, DionState(
+            mu=own.as_rows(b - (1 - b1) * inside),
+            factor=jnp.where(kept, unit, q),
+            failures=failures + failed[..., 0, 0].astype(jnp.int32),
+        )
 
     return each_array("scale_by_dion", init, update)
-
-
-def _step(
-    g: jax.Array, mu: jax.Array, q: jax.Array, failures: jax.Array, *, b1: Any, side: str
-) -> tuple[jax.Array, ...]:
-    own = side_of(side, g)
-    b = own.as_rows(mu + g.astype(mu.dtype))
-    seen = exact_product(b, q)
-    p = bases_of(seen)
-    # A momentum or factor that is not finite must show: the decomposition did not fail.
-    given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
-    failed = (given & ~found)[..., None, None]
-    p = jnp.where(failed, 0, p)
-    r = exact_product(b.mT, p)
-    inside = jnp.where(failed, b, exact_product(p, r.mT))
-    squares = jnp.sum(r * r, axis=-2)
-    kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
-    unit = r / jnp.where(kept, jnp.sqrt(squares)[..., None, :], 1)
-    direction = exact_product(p, jnp.where(kept, unit, 0).mT)
-    return (
-        own.as_rows(direction).astype(g.dtype),
-        own.as_rows(b - (1 - b1) * inside),
-        jnp.where(kept, unit, q),
-        failures + failed[..., 0, 0].astype(jnp.int32),
-    )

@@ -110,10 +110,15 @@ def moment_ratio(
     return optax.GradientTransformation(init, update)
 
 
-def largest_ratio(b1: jax.typing.ArrayLike, b2: jax.typing.ArrayLike) -> Any:
-    """The bound on `|M| / √v`; see the module docstring. Infinite if `b1² >= b2`."""
+def largest_ratio(
+    b1: jax.typing.ArrayLike, b2: jax.typing.ArrayLike, *, whitened: bool = False
+) -> Any:
+    """The bound on `|M| / √v`; see the module docstring. Infinite if `b1² >= b2`.
+
+    Or that of directions from eigenvalues of whitened gradients, in `kronecker/_whitened.py`.
+    """
     xp = jnp if isinstance(b1, Tracer) or isinstance(b2, Tracer) else np
-    rest: Any = b2 - b1**2
+    rest: Any = (b2**2 if whitened else b2) - b1**2
     square: Any = (1 - b1) ** 2 * b2 / ((1 - b2) * xp.where(rest > 0, rest, 1))
     return xp.where(rest > 0, square**0.5, xp.inf)
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .._trees import map_with_weights
 from .._validate import check_interval, check_matrices
 from ..linalg._numerics import power_of_two
 
@@ -45,7 +46,7 @@ def standardize_rows() -> optax.GradientTransformation:
         constant = deviation <= n * jnp.finfo(x.dtype).eps * largest  # not if it is NaN
         return jnp.where(constant, 0, centered / jnp.where(constant, 1, deviation))
 
-    return _stateless("standardize_rows", normalized)
+    return per_matrix("standardize_rows", normalized)
 
 
 def normalize_rows() -> optax.GradientTransformation:
@@ -57,7 +58,7 @@ def normalize_rows() -> optax.GradientTransformation:
       >>> rows.update(jnp.array([[3.0, 4.0], [0.0, 0.0]]), rows.init(jnp.eye(2)))[0].tolist()
       [[0.6, 0.8], [0.0, 0.0]]
     """
-    return _stateless("normalize_rows", lambda x: _of_norm_1(x, -1))
+    return per_matrix("normalize_rows", lambda x: _of_norm_1(x, -1))
 
 
 def normalize_columns() -> optax.GradientTransformation:
@@ -69,7 +70,7 @@ def normalize_columns() -> optax.GradientTransformation:
       >>> columns.update(jnp.array([[3.0, 0.0], [4.0, 0.0]]), columns.init(jnp.eye(2)))[0].tolist()
       [[0.6, 0.0], [0.8, 0.0]]
     """
-    return _stateless("normalize_columns", lambda x: _of_norm_1(x, -2))
+    return per_matrix("normalize_columns", lambda x: _of_norm_1(x, -2))
 
 
 def _of_norm_1(x: jax.Array, axis: int) -> jax.Array:
@@ -102,19 +103,26 @@ def normalize_matrices(rms: jax.typing.ArrayLike = 0.2) -> optax.GradientTransfo
         zero = mean == 0  # not if it is NaN
         return jnp.where(zero, 0, near_one * (rms / jnp.sqrt(jnp.where(zero, 1, mean))))
 
-    return _stateless("normalize_matrices", normalized)
+    return per_matrix("normalize_matrices", normalized)
 
 
-def _stateless(name: str, f: Callable[[jax.Array], jax.Array]) -> optax.GradientTransformation:
+def per_matrix(name: str, f: Callable[..., jax.Array], *, weights: bool = False) -> Any:
+    """A stateless transformation: `f` of each array of matrices, in float32 at least.
+
+    With `weights`, `f` takes its weights too.
+    """
+
     def init(params: Any) -> optax.EmptyState:
         check_matrices(params, name)
         return optax.EmptyState()
 
-    def one(x: jax.Array) -> jax.Array:
-        return f(x.astype(np.promote_types(x.dtype, np.float32))).astype(x.dtype)
+    def one(x: jax.Array, *w: jax.Array) -> jax.Array:
+        dtype = np.promote_types(jnp.result_type(*(y.dtype for y in (x, *w))), np.float32)
+        return f(*(y.astype(dtype) for y in (x, *w))).astype(x.dtype)
 
     def update(updates: Any, state: Any, params: Any = None):
-        del params
+        if weights:
+            return map_with_weights(name, one, updates, params), state
         return jax.tree.map(one, updates), state
 
     return optax.GradientTransformation(init, update)

@@ -37,8 +37,8 @@ from .._validate import (
     check_matrices,
 )
 from ..linalg import _polar
+from ..linalg._by_products import AxisName
 from ..linalg._polar import NORMS, Coefficients, coefficient_rows
-from ..linalg._split import AxisName
 
 
 class PolarMethod(Value):

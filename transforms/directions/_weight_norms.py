@@ -16,17 +16,13 @@ A direction may have any scale. Kept norms drift by rounding only. *Cost*: two p
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from .._trees import map_with_weights
-from .._validate import check_interval, check_matrices
+from .._validate import check_interval
 from ..linalg._numerics import power_of_two
+from ._normalize import per_matrix
 
 
 def scale_by_weight_norm(
@@ -60,7 +56,7 @@ def scale_by_weight_norm(
         ratio = coefficient * weights / jnp.where(follows, length + eps * shrink, 1)
         return jnp.where(follows, near_one * ratio, x)
 
-    return _of_weights("scale_by_weight_norm", scaled)
+    return per_matrix("scale_by_weight_norm", scaled, weights=True)
 
 
 def keep_weight_norm() -> optax.GradientTransformation:
@@ -87,26 +83,9 @@ def keep_weight_norm() -> optax.GradientTransformation:
         keeps = (norm > 0) & (length > 0) & (x != 0).any((-2, -1), keepdims=True)
         return jnp.where(keeps, moved * (norm / jnp.where(keeps, length, 1)) - w, x)
 
-    return _of_weights("keep_weight_norm", kept)
+    return per_matrix("keep_weight_norm", kept, weights=True)
 
 
 def _lengths(x: jax.Array) -> jax.Array:
     """The Frobenius norms `(..., 1, 1)`."""
     return jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
-
-
-def _of_weights(
-    name: str, f: Callable[[jax.Array, jax.Array], jax.Array]
-) -> optax.GradientTransformation:
-    def init(params: Any) -> optax.EmptyState:
-        check_matrices(params, name)
-        return optax.EmptyState()
-
-    def one(x: jax.Array, w: jax.Array) -> jax.Array:
-        dtype = np.promote_types(jnp.promote_types(x.dtype, w.dtype), np.float32)
-        return f(x.astype(dtype), w.astype(dtype)).astype(x.dtype)
-
-    def update(updates: Any, state: Any, params: Any = None):
-        return map_with_weights(name, one, updates, params), state
-
-    return optax.GradientTransformation(init, update)

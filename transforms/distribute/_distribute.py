@@ -26,7 +26,7 @@ from .._paths import is_placeholder
 from .._recording import Key, Work, is_recording, record, recording
 from .._stacks import Plan, init_each, plan_of, planned
 from .._validate import as_transformation
-from ._layout import StateLayout, is_divided
+from ._layout import StateLayout
 from ._meshes import axis_names, is_explicit, mesh_axes
 from ._shares import Stacks
 from ._step import OnMesh, Step, Within
@@ -47,7 +47,7 @@ class Division(NamedTuple):
         number = self.layout.shares.devices
         for key, stack in self.layout.stacks.items():
             if key in self.layout.shares.shared:
-                left = stack.shape[0] - self.layout.shares.whole(key)
+                left = stack.shape[0] - self.layout.shares.even[key]
                 matrices = "1 matrix" if left == 1 else f"{left} matrices"
                 yield key, f"on {number} of {number} devices, which share {matrices}"
             else:
@@ -126,7 +126,7 @@ def divided_over(
         if not updates:
             return updates, state
         layout = layout_of(updates if params is None else params)
-        if not (is_divided(state) and layout.fits(state, exchange.holders)):
+        if not layout.fits(state, exchange.holders):
             raise ValueError(
                 "state: it belongs to other parameters, or to another number of devices."
                 + " Or update needs params: their dtypes are not the gradients'." * (params is None)

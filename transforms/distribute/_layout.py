@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ from ._shares import Round, share
 
 StackShapes = Mapping[str, jax.ShapeDtypeStruct]
 Buffers = dict[str, jax.Array]
-Arrays = list[jax.Array]
 
 
 class DistributedState(NamedTuple):
@@ -90,26 +90,14 @@ class StackLayout:
 
     def __init__(self, state: Any, stack: jax.ShapeDtypeStruct):
         """From the shapes of the state of one device."""
-        self.parts = StateSplit.of(state, stack.shape[:1])
-        own, _ = self.parts.parts(state)
-        self.matrix = [jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for x in own]  # of one
-
-    def parted(self, state: Any) -> tuple[Any, Any]:
-        """The state with holes for the arrays of matrices, and with holes for everything else."""
-        own, rest = self.parts.parts(state)
-        return self.parts.joined([None] * len(own), rest), self.tree(own)
-
-    def tree(self, arrays: Arrays) -> Any:
-        """Arrays of matrices as a state with holes."""
-        return self.parts.joined(arrays, [None] * self.parts.batched.count(False))
-
-    def state(self, common: Any, arrays: Any) -> Any:
-        """The state, from both of its parts."""
-        return self.parts.joined(jax.tree.leaves(arrays), jax.tree.leaves(common))
+        self.split = StateSplit.of(state, stack.shape[:1])
+        self.matrix = jax.tree.map(  # the arrays of one matrix
+            lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), self.split.parts(state)[0]
+        )
 
     def packed(self, arrays: Any, lengths: Mapping[str, int]) -> Buffers:
         """The arrays of one matrix, each `(1, …)`, as buffers."""
-        parts: dict[str, Arrays] = {dtype: [] for dtype in lengths}
+        parts: dict[str, list[jax.Array]] = {dtype: [] for dtype in lengths}
         for x in jax.tree.leaves(arrays):
             parts[x.dtype.name].append(x.reshape(-1))
         buffers = {}
@@ -121,20 +109,12 @@ class StackLayout:
     def unpacked(self, buffers: Mapping[str, jax.Array]) -> Any:
         """The inverse of `packed`."""
         arrays, start = [], dict.fromkeys(buffers, 0)
-        for like in self.matrix:
+        for like in jax.tree.leaves(self.matrix):
             dtype, size = like.dtype.name, math.prod(like.shape)
             begin = start[dtype]
             arrays.append(buffers[dtype][begin : begin + size].reshape(like.shape))
             start[dtype] = begin + size
-        return self.tree(arrays)
-
-    @property
-    def lengths(self) -> dict[str, int]:
-        """The length of a matrix's buffers, by dtype."""
-        lengths: dict[str, int] = {}
-        for x in self.matrix:
-            lengths[x.dtype.name] = lengths.get(x.dtype.name, 0) + math.prod(x.shape)
-        return lengths
+        return jax.tree.unflatten(jax.tree.structure(self.matrix), arrays)
 
 
 class StateLayout:
@@ -166,15 +146,15 @@ class StateLayout:
         with repeated():
             single = jax.eval_shape(init, one)
         arrays = [y for y in jax.tree.leaves(single) if y.ndim]
-        kinds = [[(y.shape, y.dtype) for y in own] for own in (arrays, self.of[key].matrix)]
-        if kinds[0] != kinds[1]:
+        own = jax.tree.leaves(self.of[key].matrix)
+        if [(y.shape, y.dtype) for y in arrays] != [(y.shape, y.dtype) for y in own]:
             raise ValueError(
                 "the transformation's state depends on the number of matrices in a stack and "
                 "cannot be distributed. (quantize_state decides by size: give it "
                 "where=lambda place, leaf: leaf.ndim > 2.)"
             )
 
-    def fits(self, state: DistributedState, holders: int = 1) -> bool:
+    def fits(self, state: Any, holders: int = 1) -> bool:
         """Whether `state` has the arrays of this layout, or one of `holders` equal parts of them.
 
         A step would take some states for other numbers of devices, and lose matrices.
@@ -202,10 +182,13 @@ class StateLayout:
 
     def lengths(self, kinds: tuple[str, ...]) -> dict[str, int]:
         """The length of a round's buffers, by dtype."""
-        longest: dict[str, int] = {}
-        for own in (self.of[key].lengths for key in kinds):
-            longest = {d: max(own.get(d, 0), longest.get(d, 0)) for d in {**longest, **own}}
-        return longest
+        longest: Counter[str] = Counter()
+        for key in kinds:
+            own: Counter[str] = Counter()
+            for x in jax.tree.leaves(self.of[key].matrix):
+                own[x.dtype.name] += math.prod(x.shape)
+            longest |= own  # the larger of both
+        return dict(longest)
 
     def matrices(self, rows: jax.Array, key: str) -> jax.Array:
         """Flat rows as matrices of a stack."""
@@ -214,16 +197,17 @@ class StateLayout:
 
     def divided(self, states: Mapping[str, Any]) -> DistributedState:
         """The distributed form of the states of one device."""
-        parted = {key: own.parted(states[key]) for key, own in self.of.items()}
+        parts = {key: own.split.parts(states[key]) for key, own in self.of.items()}
+        even = self.shares.even
 
         def part(key: str, place: slice) -> Any:
-            return jax.tree.map(lambda x: x[place], parted[key][1])
+            return jax.tree.map(lambda x: x[place], parts[key][0])
 
         def row(r: Round, kind: int, entry: int, lengths: dict[str, int]) -> Buffers:
             if kind == len(r.kinds):
                 return {dtype: jnp.zeros(size, dtype) for dtype, size in lengths.items()}
-            place = self.shares.whole(r.kinds[kind]) + entry
             key = r.kinds[kind]
+            place = even[key] + entry
             return self.of[key].packed(part(key, slice(place, place + 1)), lengths)
 
         dealt = []
@@ -231,12 +215,11 @@ class StateLayout:
             lengths = self.lengths(r.kinds)
             rows = [row(r, *place, lengths) for place in zip(r.kind, r.entry, strict=True)]
             dealt.append(jax.tree.map(lambda *x: jnp.stack(x), *rows))
-        whole = {key: self.shares.whole(key) for key in self.of}
         return DistributedState(
-            {key: common for key, (common, _) in parted.items()},
-            {key: part(key, slice(whole[key])) for key in self.of if whole[key]},
+            {key: common for key, (_, common) in parts.items()},
+            {key: part(key, slice(even[key])) for key in self.of if even[key]},
             tuple(dealt),
-            {key: part(key, slice(whole[key], None)) for key in self.shares.shared},
+            {key: part(key, slice(even[key], None)) for key in self.shares.shared},
         )
 
     def joined(self, state: DistributedState) -> dict[str, Any]:
@@ -254,7 +237,8 @@ class StateLayout:
             parts += [state.split[key]] if key in state.split else []
             return jax.tree.map(lambda *x: x[0] if len(x) == 1 else jnp.concatenate(x), *parts)
 
-        return {key: own.state(state.common[key], joined(key)) for key, own in self.of.items()}
+        of = self.of.items()
+        return {key: own.split.joined(joined(key), state.common[key]) for key, own in of}
 
 
 def spec_of(shape: tuple[int, ...], axes: tuple[str, ...], devices: int) -> P:

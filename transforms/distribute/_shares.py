@@ -57,18 +57,14 @@ class Shares:
 
     devices: int
     sizes: Mapping[str, int]  # per stack, the number of matrices
-    each: Mapping[str, int]  # and how many of them every device gets
+    even: Mapping[str, int]  # and how many of them, the first, are divided evenly
     rounds: tuple[Round, ...]
     shared: tuple[str, ...] = ()  # stacks whose remainders all devices share
 
-    def whole(self, key: str) -> int:
-        """How many matrices of a stack are divided evenly; they come first."""
-        return self.devices * self.each[key]
-
     def parts(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks, Stacks]:
         """The evenly divided part of some stacks, and remainders to deal out and to share."""
-        even = {k: x[: self.whole(k)] for k, x in stacks.items() if self.each[k]}
-        left = {k: x[self.whole(k) :] for k, x in stacks.items() if len(x) > self.whole(k)}
+        even = {k: x[: self.even[k]] for k, x in stacks.items() if self.even[k]}
+        left = {k: x[self.even[k] :] for k, x in stacks.items() if len(x) > self.even[k]}
         shared = {key: left.pop(key) for key in self.shared}
         return even, left, shared
 
@@ -100,12 +96,12 @@ class Shares:
 
     def devices_of(self, key: str) -> np.ndarray:
         """The device that owns each matrix of a stack, in order; 0 where all share one."""
-        owners = np.zeros(self.sizes[key], int)
-        owners[: self.whole(key)] = np.repeat(np.arange(self.devices), self.each[key])
+        owners, even = np.zeros(self.sizes[key], int), self.even[key]
+        owners[:even] = np.repeat(np.arange(self.devices), even // self.devices)
         for r in self.rounds:
             for device, entry in enumerate(r.entries(key, -1)):
                 if entry >= 0:
-                    owners[self.whole(key) + entry] = device
+                    owners[even + entry] = device
         return owners
 
 
@@ -125,7 +121,7 @@ def share(
 ) -> Shares:
     """Divides stacks of shapes `(N, m, n)` among devices; matrices of some stacks are divisible."""
     sizes = {key: shape[0] for key, shape in shapes.items()}
-    each = {key: size // devices for key, size in sizes.items()}
+    even = {key: size - size % devices for key, size in sizes.items()}
     price = product_cost if divisible else cost
     prices = {key: price(*shape[1:]) for key, shape in shapes.items()}
     mean = sum(shape[0] * prices[key] for key, shape in shapes.items()) / devices
@@ -139,7 +135,7 @@ def share(
         # The work that all devices have alike: the mean of everything that is not dealt out.
         alike = mean - sum(load) / devices
         return alike + max(load) + exchanged, Shares(
-            devices, sizes, each, rounds, tuple(sorted(split))
+            devices, sizes, even, rounds, tuple(sorted(split))
         )
 
     found = (shared(to_split[:number]) for number in range(len(to_split) + 1))

@@ -23,7 +23,7 @@ from ._shares import Round, Stacks
 
 
 class Given(NamedTuple):
-    """Gradients, parameters or updates of some stacks."""
+    """Gradients, parameters or updates of some stacks, by who has them."""
 
     even: Any  # stacks: the matrices of the device
     # Per round, a matrix of each of its stacks. The device works on that of its own kind alone; the
@@ -48,14 +48,15 @@ class Step(NamedTuple):
         common, even, dealt, split = {}, {}, [], {}
         found = Given({}, [], {})
         params = params or Given({}, [{}] * len(gradients.dealt), {})
-        own = {key: (state.common[key], state.even[key]) for key in gradients.even}
+        own = {key: (state.even[key], state.common[key]) for key in gradients.even}
         old = self._restarted(own, gradients.even, params.even)
         for key, x in gradients.even.items():
-            p = params.even.get(key)
-            found.even[key], common[key], even[key] = self._updated(key, x, old[key], p)
+            given = x, old[key], params.even.get(key)
+            found.even[key], new = self.inner.update(*given, **self.extra_args)
+            even[key], common[key] = self.layout.of[key].split.parts(new)
         for key, x in gradients.shared.items():
             p = params.shared.get(key)
-            found.shared[key], common[key], split[key] = self._shared(key, x, state, p)
+            found.shared[key], split[key], common[key] = self._shared(key, x, state, p)
         rounds = self.layout.shares.rounds
         for r, buffers, *given in zip(
             rounds, state.dealt, gradients.dealt, params.dealt, strict=True
@@ -69,17 +70,10 @@ class Step(NamedTuple):
 
     def _restarted(self, parts: Mapping[str, Any], gradients: Any, params: Any) -> dict[str, Any]:
         """The states of stacks, from both of their parts, with restarts of damaged matrices."""
-        states = {key: self.layout.of[key].state(*own) for key, own in parts.items()}
+        states = {key: self.layout.of[key].split.joined(*own) for key, own in parts.items()}
         if self.restart is None or not states:
             return states
         return self.restart(states, {key: params.get(key, gradients[key]) for key in states})
-
-    def _updated(
-        self, key: str, gradient: Any, state: Any, params: Any, **more: Any
-    ) -> tuple[jax.Array, Any, Any]:
-        """The updates of some matrices of a stack, and both parts of their state."""
-        update, new = self.inner.update(gradient, state, params, **self.extra_args, **more)
-        return update, *self.layout.of[key].parted(new)
 
     def _dealt(self, r: Round, common: Any, buffers: Any, gradients: Any, params: Any) -> Any:
         """The update of the device's matrix of a round, and its state."""
@@ -89,9 +83,11 @@ class Step(NamedTuple):
         row_dtype = jnp.result_type(*(gradients[key] for key in r.kinds))
 
         def work(key: str, own: Any) -> Any:
-            parts = {key: (common[key], self.layout.of[key].unpacked(own))}
+            parts = {key: (self.layout.of[key].unpacked(own), common[key])}
             state = self._restarted(parts, gradients, params)[key]
-            update, _, arrays = self._updated(key, gradients[key], state, params.get(key))
+            given = gradients[key], state, params.get(key)
+            update, new = self.inner.update(*given, **self.extra_args)
+            arrays, _ = self.layout.of[key].split.parts(new)
             row = update.astype(row_dtype).reshape(-1)
             return jnp.pad(row, (0, size - row.size)), self.layout.of[key].packed(arrays, lengths)
 
@@ -106,27 +102,26 @@ class Step(NamedTuple):
     ) -> tuple[jax.Array, Any, Any]:
         """The updates of matrices that all devices share, and the device's part of their state."""
         devices, layout = self.layout.shares.devices, self.layout.of[key]
-        axes = [split_axis(x.shape, devices) for x in layout.matrix]
 
-        def gathered(x: jax.Array, axis: int | None) -> jax.Array:
+        def gathered(x: jax.Array, like: Any) -> jax.Array:
+            axis = split_axis(like.shape, devices)
             return x if axis is None else jax.lax.all_gather(x, self.axes, axis=axis, tiled=True)
 
-        def part(x: jax.Array, axis: int | None) -> jax.Array:
+        def part(x: jax.Array, like: Any) -> jax.Array:
+            axis = split_axis(like.shape, devices)
             if axis is None:
                 return x
             size = x.shape[axis] // devices
             start = jax.lax.axis_index(self.axes) * size
             return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
-        def each(f: Any, arrays: Any) -> Any:
-            pairs = zip(jax.tree.leaves(arrays), axes, strict=True)
-            return layout.tree([f(x, axis) for x, axis in pairs])
-
-        parts = {key: (state.common[key], each(gathered, state.split[key]))}
+        parts = {key: (jax.tree.map(gathered, state.split[key], layout.matrix), state.common[key])}
         given = {} if params is None else {key: params}
         own = self._restarted(parts, {key: gradient}, given)[key]
-        update, common, arrays = self._updated(key, gradient, own, params, shared_axis=self.axes)
-        return update, common, each(part, arrays)
+        more = {**self.extra_args, "shared_axis": self.axes}
+        update, new = self.inner.update(gradient, own, params, **more)
+        arrays, common = layout.split.parts(new)
+        return update, jax.tree.map(part, arrays, layout.matrix), common
 
     def _counted(self, key: str, common: Any, gradients: Given, params: Given) -> Any:
         """Counts a step of a stack that has only dealt-out matrices: arrays that all devices have.
@@ -135,9 +130,10 @@ class Step(NamedTuple):
         """
         i = next(i for i, r in enumerate(self.layout.shares.rounds) if key in r.kinds)
         layout = self.layout.of[key]
-        zeros = layout.tree([jnp.zeros(x.shape, x.dtype) for x in layout.matrix])
-        state, p = layout.state(common, zeros), params.dealt[i].get(key)
-        return self._updated(key, gradients.dealt[i][key], state, p)[1]
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), layout.matrix)
+        state, p = layout.split.joined(zeros, common), params.dealt[i].get(key)
+        _, new = self.inner.update(gradients.dealt[i][key], state, p, **self.extra_args)
+        return layout.split.parts(new)[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,17 +1,12 @@
 """The eigenbases of one side of a batch of matrices, and the moments that turn with them.
 
-`_eigenbasis.py` says how they are used. A refresh carries the moments of the transformation in the
-basis along, and puts eigenvalues that are averaged at every step in the new order.
-
-*Numerics.* A statistic or a new basis that is not finite changes nothing but itself. Averaged
-eigenvalues that are not finite (of a damaged state) start anew at the next step, because those of
-one side make the other's; `restarted` counts it.
+Averaged eigenvalues that are not finite (of a damaged state) start anew at the next step, because
+those of one side make the other's.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,14 +19,13 @@ from .._side import LEFT, Side
 from .._trees import widened
 from ..directions._carry import Moments
 from ..linalg._eigh import eigenbasis, rayleigh, refined_basis
-from ..linalg._loops import in_turn
+from ..linalg._loops import in_turn, visit_all
 from ..linalg._numerics import magnitude
 from ..linalg._products import at, exact_product
-from ..refresh._due import Refreshing, refresh_due
 from ..refresh._policy import Check, verdict_of
-from ._methods import METHODS, BasisMethod, Qr
-from ._statistic import StatisticRule, each_of, identity
-from ._whitened import starting_multiple, whitened_by_eigenvalues
+from ._methods import METHODS, Qr
+from ._statistic import Pair, SideRule, identity
+from ._whitened import inverse_roots, starting_multiple
 
 
 @counters
@@ -59,27 +53,23 @@ class Basis(NamedTuple):
     restarted = counter("restarted")  # statistics or eigenvalues not finite, which started anew
 
 
-Bases = tuple[Basis | None, Basis | None]
-"""The bases of the left and of the right side."""
-
-
 @dataclasses.dataclass(frozen=True)
-class BasisRule(StatisticRule):
-    """The settings shared by all bases."""
+class BasisRule(SideRule):
+    """The settings of the bases of both sides."""
 
-    method: BasisMethod
-    initial: Any  # the statistic starts as initial · I
-    whiten: bool
-    follows = False  # whether statistics, and gradients at a refresh, are in the bases
+    carries = True
 
     def start(
-        self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None = None
+        self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None
     ) -> Basis:
         """The initial bases of a batch: identities."""
         eye, examined = identity(order, dtype), self.policy.examines is not None
+        statistic = self.statistics.encode_factor(self.initial * eye, None)
+        one = statistic, self.storage.encode_basis(eye, None)
+        # Encoding them all would take the memory of decoded matrices, and longer programs.
+        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, *x.shape)), one)
         return Basis(
-            statistic=each_of(batch, self.encoded(self.initial * eye, None)),
-            basis=each_of(batch, self.storage.encode_basis(eye, None)),
+            *each,
             eigenvalues=jnp.zeros((*batch, order), dtype) if examined else None,
             spectrum=jnp.full((*batch, order), self.initial, dtype) if self.whiten else None,
             proxy=jnp.zeros(batch, jnp.float32) if examined else None,
@@ -87,104 +77,102 @@ class BasisRule(StatisticRule):
             phase=phase,
         )
 
-    def in_bases(self, g: jax.Array, bases: Bases, count: jax.Array) -> jax.Array:
+    def entered(self, g: jax.Array, bases: Pair, count: jax.Array) -> jax.Array:
         """The gradient in the bases in use."""
 
-        def entered(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
+        def rotated(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
             return self.rotated(x, self.opened(x, stored))
 
         wide = widened(g)
-        stored = [None if basis is None else basis.basis for basis in bases]
-        return self.visited(entered, wide, wide, stored, count)
+        stored = [basis and basis.basis for basis in bases]
+        numbers = self.numbers(g, stored)
+        return visit_all(rotated, wide, g.shape[:-2], count, numbers, stored)
 
-    def both_accumulated(
-        self, g: jax.Array, seen: jax.Array, bases: Bases, count: jax.Array
-    ) -> Bases:
-        """The bases of both sides, with `seen` in their statistics: the gradient, or that in them.
+    def whitened(
+        self, g: jax.Array, seen: jax.Array, bases: Pair, count: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Pair]:
+        """`G U_R μ^(-1/2) / √n` and `λ^(-1/2) U_Lᵀ G / √m` for the statistics of both sides.
 
-        With whitened gradients also with new eigenvalues.
+        Also their start, and bases with new eigenvalues. If statistics are kept in the bases,
+        `seen` is `U_Lᵀ G U_R`: of the left Gram matrix `U_R` cancels, of the right one `U_L`.
         """
-        sources, start = (seen, seen), None
-        if self.whiten:
-            sources, start, bases = self.whitened(g, seen, bases, count)
-        left, right = [
-            None if basis is None else self.accumulated(basis, source, own, count, start)
-            for basis, source, own in zip(bases, sources, Side, strict=True)
-        ]
-        return left, right
+        dtype = np.promote_types(g.dtype, np.float32)
+        sides = sum(basis is not None for basis in bases)
+        start = starting_multiple(g, max(1, sides), self.initial, dtype)
 
-    def turned_sides(
-        self, seen: jax.Array, bases: Sequence[Any], count: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """`U_Lᵀ G`, `G U_R` and `U_Lᵀ G U_R`, for `seen`."""
-
-        def turned(given: Any, bases: Sequence[Any]) -> Any:
+        def by_side(given: Any, stored: Sequence[Any]) -> Any:
             x, *_ = given
-            left, right = self.opened(x, bases)
+            left, right = self.opened(x, stored)
             with jax.default_matmul_precision("highest"):
                 rows, columns = (self.rotated(x, own) for own in ((left, None), (None, right)))
                 both = self.rotated(rows, (None, right))
             return rows, columns, both
 
-        return self.visited(turned, (seen,) * 3, seen, bases, count)
+        entry = (seen.astype(dtype),) * 3
+        if not self.in_bases:
+            stored = [basis and basis.basis for basis in bases]
+            numbers = self.numbers(g, stored)
+            entry = visit_all(by_side, entry, g.shape[:-2], count, numbers, stored)
+        rows, columns, both = entry
 
-    def whitened(
-        self, g: jax.Array, seen: jax.Array, bases: Bases, count: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Bases]:
-        """The matrices that the statistics average, their start, and bases with new eigenvalues."""
-        dtype = np.promote_types(g.dtype, np.float32)
-        sides = sum(basis is not None for basis in bases)
-        start = starting_multiple(g, max(1, sides), self.initial, dtype)
+        found, old, scales = [*bases], [], []
+        for i, (side, basis) in enumerate(zip(Side, bases, strict=True)):
+            d = jnp.ones((*both.shape[:-2], side.order(both)), dtype)
+            if basis is not None:
+                damaged = ~jnp.isfinite(basis.spectrum).all(axis=-1)
+                empty = ~jnp.any(basis.spectrum != 0, axis=-1) | damaged
+                d = jnp.where(empty[..., None], start[..., None], basis.spectrum)
+                found[i] = basis._replace(counts=basis.counts.plus(restarted=damaged))
+            old.append(d)
+            scales.append(jnp.expand_dims(inverse_roots(d), side.other_axis))
+        by_left, by_right = scales
+        m, n = g.shape[-2:]
+        sources = columns * by_right / n**0.5, rows * by_left / m**0.5
+        squares = both**2
+        for i, (side, other) in enumerate(zip(Side, (by_right, by_left), strict=True)):
+            if found[i] is not None:
+                mean = jnp.mean(squares * other**2, axis=side.other_axis)
+                new = self.b2 * old[i] + (1 - self.b2) * mean
+                # As with statistics: a gradient that is not finite leaves the average as it is.
+                finite = jnp.isfinite(new).all(axis=-1, keepdims=True)
+                spectrum = jnp.where(finite, new, old[i]).astype(dtype)
+                found[i] = found[i]._replace(spectrum=spectrum)
+        return sources, start, (found[0], found[1])
 
-        def damaged(spectrum: Any) -> jax.Array:
-            return ~jnp.isfinite(spectrum).all(axis=-1)
-
-        def current(basis: Basis | None) -> jax.Array | None:
-            if basis is None or basis.spectrum is None:
-                return None
-            empty = ~jnp.any(basis.spectrum != 0, axis=-1) | damaged(basis.spectrum)
-            return jnp.where(empty[..., None], start[..., None], basis.spectrum)
-
-        def renewed(basis: Basis | None, d: jax.Array) -> Basis | None:
-            if basis is None:
-                return None
-            counts = basis.counts.plus(restarted=damaged(basis.spectrum))
-            return basis._replace(spectrum=d.astype(dtype), counts=counts)
-
-        left, right = bases
-        old = (current(left), current(right))
-        stored = [None if basis is None else basis.basis for basis in bases]
-        rows, columns, both = self.turned_sides(seen.astype(dtype), stored, count)
-        sources, new = whitened_by_eigenvalues(rows, columns, both, old, self.b2)
-        return sources, start, (renewed(left, new[0]), renewed(right, new[1]))
-
-    def opened(self, x: jax.Array, bases: Sequence[Any]) -> list[Any]:
+    def opened(self, x: jax.Array, stored: Sequence[Any]) -> list[Any]:
         """Stored bases of the sides of `x (..., m, n)`, read for `rotated`."""
         with at(self.products.step):
             return [
                 None if own is None else self.storage.open_basis(own, x.shape[side.other_axis])
-                for side, own in zip(Side, bases, strict=True)
+                for side, own in zip(Side, stored, strict=True)
             ]
 
     def rotated(self, x: jax.Array, opened: Sequence[Any], back: bool = False) -> jax.Array:
         """`U_Lᵀ x U_R` or, `back`, `U_L x U_Rᵀ`, in the dtype of `x`."""
 
-        def turned(x: jax.Array, opened: Sequence[Any]) -> jax.Array:
+        def by_side(x: jax.Array, opened: Sequence[Any]) -> jax.Array:
             work = x
             with at(self.products.step):
                 for side, own in zip(Side, opened, strict=True):
                     work = work if own is None else self.storage.rotate(own, work, side, back)
             return work.astype(x.dtype)
 
-        return in_turn(turned, x, opened)
+        return in_turn(by_side, x, opened)
+
+    def visits(self) -> list[tuple[Callable[..., Any], bool | None]]:
+        """An iteration starts from eigenvectors."""
+        if isinstance(self.method, Qr):
+            first = dataclasses.replace(self, method=METHODS["eigh"])
+            return [(first.refresh_one, True), (self.refresh_one, False)]
+        return [(self.refresh_one, None)]
 
     def refresh_one(
-        self, entry: tuple[Basis, Moments], given: None, side: Side
+        self, entry: tuple[Basis, Moments], given: None, side: Side | None
     ) -> tuple[Basis, Moments]:
         """Checks one side's basis of a single matrix; returns it and the matrix's moments."""
         del given
         basis, moments = entry
-        statistic = self.decoded(basis.statistic)
+        statistic = self.statistics.decode_factor(basis.statistic)
         old = self.storage.decode_basis(basis.basis)
         sound, in_order = jnp.isfinite(magnitude(statistic)), jnp.arange(len(old))
         never_refreshed = basis.refreshes == 0
@@ -194,10 +182,14 @@ class BasisRule(StatisticRule):
             check = Check(statistic, old, eigenvalues, anew)
             refresh, proxy, *_ = verdict_of(self.policy, check, proxy)
 
+        def again(u: jax.Array) -> jax.Array:
+            check = Check(statistic, u, rayleigh(statistic, u), jnp.bool_(False))
+            return verdict_of(self.policy, check).refresh
+
         def renewed() -> tuple[Any, jax.Array, jax.Array]:
             """The basis, stored; its columns' new order; and whether it is finite."""
             if isinstance(self.method, Qr):
-                new, order = self._refined(statistic, old)
+                new, order = refined_basis(statistic, old, self.method.steps, again)
             else:
                 new, order = eigenbasis(statistic), in_order
             coded = self.storage.encode_basis(new, basis.basis)
@@ -211,7 +203,9 @@ class BasisRule(StatisticRule):
         used = self.storage.decode_basis(stored)
         moments = jax.lax.cond(
             changed,
-            lambda: turned(moments, exact_product(old, used, transpose_a=True), side, order),
+            lambda: turned_moments(
+                moments, exact_product(old, used, transpose_a=True), side, order
+            ),
             lambda: moments,
         )
         if eigenvalues is not None:
@@ -223,77 +217,18 @@ class BasisRule(StatisticRule):
             at_first = jnp.bool_(False) if isinstance(self.method, Qr) else never_refreshed
             carried = jax.lax.cond(at_first, lambda: rayleigh(statistic, used), lambda: reordered)
             spectrum = jnp.where(changed, carried, spectrum)
-        initial = jnp.zeros_like(statistic) + self.initial * identity(len(old), statistic.dtype)
-        basis = basis._replace(
-            statistic=self.kept_statistic(sound, basis.statistic, initial),
+        return basis._replace(
+            statistic=self.kept_statistic(sound, basis.statistic, statistic),
             spectrum=spectrum,
             basis=jax.tree.map(lambda a, b: jnp.where(changed, a, b), stored, basis.basis),
             eigenvalues=eigenvalues,
             proxy=proxy,
             counts=basis.counts.plus(checks=1, refreshes=changed, rejected=~good, restarted=~sound),
-        )
-        return basis, moments
-
-    def _refined(self, statistic: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Steps of orthogonal iteration until the policy asks for no more, and the new order."""
-
-        def again(basis: jax.Array) -> jax.Array:
-            check = Check(statistic, basis, rayleigh(statistic, basis), jnp.bool_(False))
-            return verdict_of(self.policy, check).refresh
-
-        assert isinstance(self.method, Qr)
-        return refined_basis(statistic, old, self.method.steps, again)
-
-    def refreshing(self, side: Side, x: Any) -> Refreshing:
-        """What it takes to refresh one basis of `x (..., m, n)`."""
-        order = side.order(x)
-        alone = self.policy.examines is not None or self.storage.decodes_singly(order)
-        return Refreshing(float(order) ** 3, None if alone else max(x.shape[-2:]) ** 2)
-
-    def visits(self, never: jax.Array) -> list[tuple[Callable[..., Any], jax.Array | None]]:
-        """What refreshes single matrices, and which of those due, bool (size,); `None`: all.
-
-        Args:
-          never: which have never been refreshed.
-        """
-        if not isinstance(self.method, Qr):
-            return [(self.refresh_one, None)]
-        first = dataclasses.replace(self, method=METHODS["eigh"])
-        return [(first.refresh_one, never), (self.refresh_one, ~never)]
-
-    def refreshed(
-        self, g: jax.Array, seen: jax.Array, bases: Bases, moments: Moments, count: jax.Array
-    ) -> tuple[Bases, Moments, jax.Array]:
-        """Both sides after the refreshes due at this step, the moments with them, and the gradient.
-
-        Where it `follows`, the gradient comes in the bases, as `seen` is.
-        """
-        del seen
-        found: list[Any] = [*bases]
-        for i, (side, basis) in enumerate(zip(Side, bases, strict=True)):
-            if basis is None:
-                continue
-            never = basis.refreshes.reshape(-1) == 0
-            entry = basis._replace(phase=None), moments
-            for visit, own in self.visits(never):
-                with at(self.products.refresh):
-                    entry = refresh_due(
-                        jax.jit(functools.partial(visit, side=side)),
-                        entry,
-                        g.shape[:-2],
-                        self.policy.schedule,
-                        count,
-                        phase=basis.phase,
-                        select=own if own is None else lambda due, own=own: due & own,
-                        numbers=None if own is never else self.refreshing(side, g).numbers,
-                    )
-            refreshed, moments = entry
-            found[i] = refreshed._replace(phase=basis.phase)
-        return (found[0], found[1]), moments, widened(g)
+        ), moments
 
 
-def turned(
-    moments: Moments, turn: jax.Array, side: Side, order: jax.Array | None = None
+def turned_moments(
+    moments: Moments, turn: jax.Array, side: Side | None, order: jax.Array | None = None
 ) -> Moments:
     """Moments in a basis that was multiplied by `turn (d, d)`: first moments turn with it.
 

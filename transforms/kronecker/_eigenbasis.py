@@ -41,7 +41,7 @@ import optax
 
 from .._counts import next_step
 from .._recording import is_repeated
-from .._side import sides_of
+from .._side import Side, sides_of
 from .._stacks import StateSplit, check_directions, each_array
 from .._trees import widened
 from .._validate import (
@@ -56,13 +56,13 @@ from .._validate import (
 from ..directions._carry import check_moments, put_moments, take_moments
 from ..linalg._loops import visit_all
 from ..linalg._numerics import shortened
-from ..linalg._precision import Products, as_products
+from ..linalg._products import Products, as_products
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._basis import Bases, Basis, BasisRule
+from ._basis import Basis, BasisRule
 from ._methods import METHODS, BasisMethod, Qr, Tracked
-from ._statistic import SIDES
-from ._tracked import TrackedRule
+from ._statistic import SIDES, Pair
+from ._tracked import Graded, TrackedRule
 from ._whitened import STATISTICS, inverse_roots
 
 
@@ -133,7 +133,12 @@ def in_eigenbasis(
     check_refresh(refresh, ("eigenpairs",))
     check_choice("side", side, SIDES)
     check_decay("b3", b3)
-    by = _checked_method(method, refresh)
+    by = as_value("method", method, BasisMethod, "curvax.eigenbases.qr(steps=10)", METHODS)
+    if isinstance(by, Qr) and by.steps > 1 and refresh.examines is None:
+        raise ValueError(
+            "method takes more than one step only with a policy that examines the bases, such as "
+            f"refresh=curvax.policies.diagonal_residual(); got method={by!r}, refresh={refresh!r}."
+        )
     check_bool("skip_first", skip_first)
     check_interval("limit", limit, 0.0, open_low=True, open_high=False)
     check_choice("statistics", statistics, STATISTICS)
@@ -144,10 +149,9 @@ def in_eigenbasis(
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
     if max_order is not None:
         check_positive_int("max_order", max_order)
-    rules = TrackedRule if isinstance(by, Tracked) else BasisRule
-    rule = rules(
-        *(as_storage(storage), b3, refresh, by, initial, whiten), products=as_products(products)
-    )
+    kept, tracked = as_storage(storage), isinstance(by, Tracked)
+    rules, forms = (TrackedRule, Graded(kept)) if tracked else (BasisRule, kept)
+    rule = rules(kept, forms, as_products(products), refresh, by, b3, initial, whiten)
 
     sides = functools.partial(sides_of, side, max_order=max_order)
 
@@ -157,17 +161,23 @@ def in_eigenbasis(
         if not is_repeated():
             check_directions("in_eigenbasis", inner, wide, inner_state)
             check_moments(inner_state, x)
-        bases = rule.both_started(x, sides)
+        bases = rule.started(x, sides)
         return EigenbasisState(jnp.zeros([], jnp.int32), *bases, inner_state)
 
     def update(g: Any, state: Any, params: Any = None):
         del params
         count = next_step(state.count)
         bases = state.left, state.right
-        seen = rule.in_bases(g, bases, count) if rule.follows else g
-        bases = rule.both_accumulated(g, seen, bases, count)
+        seen = rule.entered(g, bases, count) if rule.in_bases else g
+        sources, start = (seen, seen), None
+        if whiten:
+            sources, start, bases = rule.whitened(g, seen, bases, count)
+        bases = rule.accumulated(bases, sources, count, start)
         moments = take_moments(state.inner)
-        bases, moments, wide = rule.refreshed(g, seen, bases, moments, count)
+        if rule.in_bases:  # the gradient turns with the bases, as first moments do
+            moments.first.append(seen)
+        bases, moments = rule.refreshed(g, bases, moments, count)
+        wide = moments.first.pop() if rule.in_bases else widened(g)
         carried = put_moments(state.inner, moments)
         wide, inner_state = _directed(rule, inner, divide, wide, bases, carried, count)
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
@@ -182,40 +192,29 @@ def in_eigenbasis(
     return each_array("in_eigenbasis", init, update)
 
 
-def _checked_method(method: Any, refresh: RefreshPolicy) -> BasisMethod:
-    """The value of `method=`, which must fit the policy."""
-    by: BasisMethod = as_value(
-        "method", method, BasisMethod, "curvax.eigenbases.qr(steps=10)", METHODS
-    )
-    if isinstance(by, Qr) and by.steps > 1 and refresh.examines is None:
-        raise ValueError(
-            "method takes more than one step only with a policy that examines the bases, such as "
-            f"refresh=curvax.policies.diagonal_residual(); got method={by!r}, refresh={refresh!r}."
-        )
-    return by
-
-
 def _directed(
     rule: BasisRule,
     inner: optax.GradientTransformation,
     divide: bool,
     g: jax.Array,
-    bases: Bases,
+    bases: Pair,
     state: Any,
     count: jax.Array,
 ) -> tuple[jax.Array, Any]:
     """The output of `inner` for gradients in their bases, out of the bases again, and its state.
 
-    If the rule follows, `g` is in the bases already. The same bases lead in and out: where they
-    are decoded one matrix at a time, `inner` runs inside the loop over the matrices.
+    If statistics are kept in the bases, `g` is in them already. The same bases lead in and out:
+    where they are decoded one matrix at a time, `inner` runs inside the loop over the matrices.
     """
 
     def directed(x: jax.Array, bases: Any, state: Any) -> tuple[jax.Array, Any]:
-        opened = rule.opened(x, [None if basis is None else basis.basis for basis in bases])
-        found: Any = inner.update(x if rule.follows else rule.rotated(x, opened), state)
+        opened = rule.opened(x, [basis and basis.basis for basis in bases])
+        found: Any = inner.update(x if rule.in_bases else rule.rotated(x, opened), state)
         moved, state = found
-        if divide:
-            moved = divided(moved, *bases)
+        for side, basis in zip(Side, bases, strict=True):
+            if divide and basis is not None:
+                roots = inverse_roots(basis.spectrum)
+                moved = moved * jnp.expand_dims(roots, side.other_axis)
         return rule.rotated(moved, opened, back=True), state
 
     numbers = rule.numbers(g, bases)
@@ -225,7 +224,7 @@ def _directed(
     batched, shared = split.parts(state)
     # Advances what all matrices share, such as counts; visits leave their own copies of it alone.
     nothing: Any = None
-    _, others = inner.update(nothing, split.joined([None] * len(batched), shared))
+    _, others = inner.update(nothing, shared)
 
     def visit(entry: Any, bases: Any) -> Any:
         x, own = entry
@@ -233,12 +232,4 @@ def _directed(
         return moved, split.parts(state)[0]
 
     moved, own = visit_all(visit, (g, batched), g.shape[:-2], count, numbers, bases)
-    return moved, split.joined(own, jax.tree.leaves(others))
-
-
-def divided(x: jax.Array, left: Basis | None, right: Basis | None) -> jax.Array:
-    """`x (..., m, n)` in the eigenbases, divided by the roots of their eigenvalues."""
-    for basis, across in ((left, lambda d: d[..., :, None]), (right, lambda d: d[..., None, :])):
-        if basis is not None and basis.spectrum is not None:
-            x = x * across(inverse_roots(basis.spectrum))
-    return x
+    return moved, split.joined(own, others)

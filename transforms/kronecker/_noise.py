@@ -43,14 +43,7 @@ def eigenvalue_floor(dtype: jax.typing.DTypeLike) -> float:
 
 
 def in_eigenbases(m: jax.Array, left: Any, right: Any, root: Any) -> jax.Array:
-    """Directions of `m (..., m, n)`, G or its momentum, without noise.
-
-    Args:
-      m: the matrices.
-      left: the left factors, with eigenpairs.
-      right: the right factors, with eigenpairs.
-      root: p; may be traced.
-    """
+    """Directions of `m (..., m, n)`, G or its momentum, from factors with eigenpairs."""
     u, v = left.eigenvectors, right.eigenvectors
     g = exact_product(u.mT, exact_product(m.astype(u.dtype), v))
     low = is_noise(left)[..., :, None] & is_noise(right)[..., None, :]

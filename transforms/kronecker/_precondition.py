@@ -6,30 +6,23 @@ $$L \leftarrow b_2 L + (1-b_2)\, S S^\top, \quad R \leftarrow b_2 R + (1-b_2)\, 
 D = (L + \epsilon I)^{-1/p}\, M\, (R + \epsilon I)^{-1/p}$$
 
 where $S$ is $G$ or $M$, or $G$ whitened by the other side's root (`_whitened.py`), and either
-factor may be absent. The refresh policy decides when roots are
-computed and with how much damping; between refreshes the last roots stay in use. Before the first
-refresh a root is the identity.
+factor may be absent. The refresh policy decides when roots are computed and with how much damping.
+Before the first refresh a root is the identity.
 
 *Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
 `Precision.HIGHEST` where a product feeds a root. Damped eigenvalues that are rounding noise count
 as the floor of `linalg/_inverse_root.py`; where the policy keeps "eigh"'s eigenpairs of both sides,
-`_noise.py` keeps noise out of directions without it. A root that is not finite is rejected: the
-last good one stays in use, and the factor counts it. A statistic that is not finite, as in a
-damaged state, starts anew at a refresh. The root of an all-zero statistic, as after a first
-gradient that was zero or not finite, is rejected too: it would be `ε^(-1/p) I`, far too large for
-the next gradients. Every step tries such a factor again. *Cost* of a factor of order `d` beside
-`k`: `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh; `8d²` bytes,
-`12d²` with a policy that keeps eigenpairs. Due factors are refreshed as `linalg/_loops.py` says.
+`_noise.py` keeps noise out of directions without it. A root that is not finite is rejected, and so
+is that of an all-zero statistic, `ε^(-1/p) I`, far too large for the next gradients: the last good
+one stays in use. A statistic that is not finite starts anew at a refresh. *Cost* of a factor of
+order `d` beside `k`: `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh;
+`8d²` bytes, `12d²` with a policy that keeps eigenpairs.
 
 *Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives $\|L^{-1/2} G\|_2$
 and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that $\|D\|_F \le
 \sqrt{\min(m, n) / (1-b_2)}$. With a momentum on one side the Cauchy-Schwarz inequality of
 `_moment_ratio.py` holds for matrices: $\|D\|_F \le C \sqrt{\min(m, n)}$. Older roots have no such
 bound (only $\epsilon^{-s/p} \|M\|$), unless `limit` shortens directions to the first.
-
-Under `vmap` each replica has its own step count. Refreshes keep their period, but where one replica
-is due, the work is done for all of them; so adaptive policies, which decide for each replica, save
-less. With `optax.MultiSteps`, which updates once per `k` mini-steps, a step is an update.
 """
 
 from __future__ import annotations
@@ -44,7 +37,7 @@ import optax
 from jax.core import Tracer
 
 from .._counts import next_step
-from .._side import RIGHT, Side, sides_of
+from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
 from .._validate import (
     as_value,
@@ -56,17 +49,18 @@ from .._validate import (
     check_positive_int,
     concrete,
 )
+from ..directions._carry import Moments
 from ..linalg._inverse_root import SOLVERS, check_root_arguments
 from ..linalg._loops import at_most_once
 from ..linalg._numerics import shortened
-from ..linalg._precision import Products, as_products
+from ..linalg._products import Products, as_products
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._factor import Factor, FactorRule, Factors, of_sides
+from ._factor import Factor, FactorRule
 from ._methods import BasisMethod, Tracked
 from ._noise import in_eigenbases, is_noise
-from ._statistic import SIDES
-from ._tracked_factor import TrackedFactorRule
+from ._statistic import SIDES, Pair
+from ._tracked import Graded, TrackedFactorRule
 
 
 class PreconditionState(NamedTuple):
@@ -156,10 +150,11 @@ def precondition(
     sided = 2 if side == "both" else 1
     whiten = statistics == "kl"
     _check_root(root, b2, whiten, 2 * sided if limit else None, side)
-    check_policy(refresh, eps, damping_mode, method)
-    rules = TrackedFactorRule if isinstance(method, Tracked) else FactorRule
-    given = as_storage(storage), b2, refresh, root, eps, damping_mode, method, initial, sided
-    rule = rules(*given, products=as_products(products))
+    _check_policy(refresh, eps, damping_mode, method)
+    kept, tracked = as_storage(storage), isinstance(method, Tracked)
+    rules, forms = (TrackedFactorRule, Graded(kept)) if tracked else (FactorRule, kept)
+    common = kept, forms, as_products(products), refresh, method, b2, initial, whiten
+    rule = rules(*common, root, eps, damping_mode, sided)
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
@@ -169,7 +164,7 @@ def precondition(
     def init(x: Any) -> PreconditionState:
         momentum_state = average.init(x)
         check_directions("precondition, for its momentum", average, x, momentum_state, x)
-        factors = rule.both_started(x, sides)
+        factors = rule.started(x, sides)
         return PreconditionState(jnp.zeros([], jnp.int32), *factors, momentum_state)
 
     def update(g: Any, state: Any, params: Any = None):
@@ -180,10 +175,21 @@ def precondition(
         factors = (state.left, state.right)
         averaging = rule
         if bias_correction:
-            decay = _decay_of_mean(b2, count // statistics_every)
+            # With this decay rate the average of so many terms is a weighted mean of them.
+            number: Any = jnp.maximum(count // statistics_every, 1)
+            decay: Any = b2 * (1 - b2 ** (number - 1)) / (1 - b2**number)
             averaging = dataclasses.replace(rule, b2=decay)
-        factors = _accumulated(averaging, source, factors, statistics_every, count, whiten)
-        factors = rule.refreshed(g, factors, count - warmup_steps)
+
+        def accumulate(s: jax.Array, factors: Any) -> Any:
+            sources, start = rule.whitened(s, factors, count) if whiten else ((s, s), None)
+            return averaging.accumulated(factors, sources, count, start)
+
+        if statistics_every == 1:
+            factors = accumulate(source, factors)
+        else:
+            due = count % statistics_every == 0
+            factors = at_most_once(accumulate, due, source, factors)
+        factors, _ = rule.refreshed(g, factors, Moments([], []), count - warmup_steps)
         direction = _direction(rule, m, factors, count)
         if limit:
             direction = _limited(direction, factors, b2, whiten)
@@ -215,7 +221,7 @@ def _check_root(root: Any, b2: Any, whiten: bool, of_limit: int | None, side: st
         raise ValueError(f"root must be {of_limit} for side={side!r} with limit, got {root!r}.")
 
 
-def _direction(rule: FactorRule, m: jax.Array, factors: Factors, count: jax.Array) -> jax.Array:
+def _direction(rule: FactorRule, m: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
     """The product of the roots of both sides with `m (..., m, n)`."""
     roots = [None if factor is None else factor.inverse_root for factor in factors]
 
@@ -247,14 +253,10 @@ def _limited(
     return shortened(direction, jnp.where(jnp.asarray(refreshes) > 0, longest, jnp.inf))
 
 
-def check_policy(
+def _check_policy(
     refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, solver: str | BasisMethod
 ) -> None:
-    """Requires a refresh policy that fits the other arguments.
-
-    Raises:
-      ValueError: naming the argument and the allowed values.
-    """
+    """Requires a refresh policy that fits the other arguments."""
     check_refresh(refresh, ("eigenpairs", "damping"))
     if refresh.examines is None:
         return
@@ -269,35 +271,3 @@ def check_policy(
             f"damping_mode={damping_mode!r} and eps={eps!r}."
         )
     check_interval("eps (with this refresh policy)", eps, 0.0, most, open_low=True)
-
-
-def _accumulated(
-    rule: FactorRule,
-    source: jax.Array,
-    factors: Factors,
-    period: int,
-    count: jax.Array,
-    whiten: bool,
-) -> Factors:
-    """The factors of both sides, with this step accumulated if it updates statistics."""
-
-    def accumulate(s: jax.Array, factors: Any) -> Any:
-        sources, start = (s, s), None
-        if whiten:
-            sources, start = rule.whitened(s, factors, count)
-
-        def one(own: Side, factor: Factor) -> Factor:
-            source = rule.entered(sources[own is RIGHT], factor, own, count)
-            return rule.accumulated(factor, source, own, count, start)
-
-        return of_sides(one, factors)
-
-    if period == 1:
-        return accumulate(source, factors)
-    return at_most_once(accumulate, count % period == 0, source, factors)
-
-
-def _decay_of_mean(b2: Any, number: jax.Array) -> jax.Array:
-    """The decay rate with which the average of so many terms becomes a weighted mean of them."""
-    number = jnp.maximum(number, 1)
-    return b2 * (1 - b2 ** (number - 1)) / (1 - b2**number)

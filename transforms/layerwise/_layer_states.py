@@ -1,14 +1,11 @@
 """The state of an optimizer for stacked layers, as one state per layer.
 
-`optimizer.init(layers)`, for layers stacked along the first axis of each leaf, gives an ordinary
-state. Its portable form has an entry per parameter, whose first axis is a multiple of the number of
-layers. So a state per layer is a slice, and a checkpoint moves between a layer-wise step and an
-ordinary one.
-
-Arrays without a layer axis, such as the number of steps, are common: each layer gets the same one,
-and the step keeps the largest of those that the layers return. The class of a state may say
-otherwise, as `ClipByLastNormState` does for a sum: its method `over_layers` takes the states that
-the layers return, with arrays `(layers, …)`, and returns the next common state.
+It is an ordinary state. In its portable form, the first axis of an entry is a multiple of the
+number of layers, so the state of a layer is a slice. Arrays without a layer axis, such as the
+number of steps, are common: each layer gets the same one, and the step keeps the largest of those
+that the layers return. The class of a state may say otherwise, as `ClipByLastNormState` does for a
+sum: its method `over_layers` takes the states that the layers return, with arrays `(layers, …)`,
+and returns the next common state.
 """
 
 from __future__ import annotations
@@ -19,58 +16,47 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._own_state import arrays_in, difference
-from .._paths import named_leaves
 from .._stacks import StateSplit
-from ..state._portable import by_parameter, by_stack
-from ..state._traced import place_of, traced
+from ..state._traced import by_parameter, by_stack, place_of, traced
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerStates:
     """How the state for all layers is cut into states for one layer each."""
 
-    number: int
+    number: int  # of layers
     one: Any  # the shapes of one layer, with its axis
     whole: Any  # the traced state for all layers
     single: Any  # that for one
     split: StateSplit  # of the portable form of both: the arrays with a layer axis, and the common
 
-    def check(self, state: Any) -> None:
-        """Requires a state to be the optimizer's.
+    def parts(self, like: Any, state: Any) -> tuple[Any, Any]:
+        """The arrays with a layer axis and the common ones, of a state like `whole` or `single`.
 
-        Raises:
-          ValueError: naming the first array that is not the optimizer's for these layers.
+        Each is the portable form of the state, with holes in place of the other arrays.
         """
-        own = named_leaves(self.whole).present()
-        message = difference("state", own, arrays_in(state, own), "these layers", dtypes=False)
-        if message:
-            raise ValueError(message)
-
-    def parts(self, like: Any, state: Any) -> tuple[list[Any], list[Any]]:
-        """The arrays with a layer axis and the common ones, of a state like `whole` or `single`."""
         state = jax.tree.structure(like).unflatten(jax.tree.leaves(state))
         return self.split.parts(by_parameter(state))
 
-    def restored(self, like: Any, per_layer: list[Any], common: list[Any]) -> Any:
+    def restored(self, like: Any, per_layer: Any, common: Any) -> Any:
         """The inverse of `parts`."""
         return by_stack(like, self.split.joined(per_layer, common))
 
-    def joined(self, like: Any, per_layer: list[Any], common: list[Any]) -> Any:
+    def joined(self, like: Any, per_layer: Any, common: Any) -> Any:
         """A state like `like`; `common` has the arrays that the layers returned, `(number, …)`."""
         before = self.parts(self.whole, like)[1]
         combined = jax.tree.map(
             lambda old, new: old.over_layers(new) if _combines(old) else _largest(new),
-            self._common_tree(before),
-            self._common_tree(common),
+            before,
+            common,
             is_leaf=_combines,
         )
-        state = self.restored(self.whole, per_layer, jax.tree.leaves(combined))
+        state = self.restored(self.whole, per_layer, combined)
         return jax.tree.structure(like).unflatten(jax.tree.leaves(state))
 
     def undeclared(self, state: Any) -> list[Any]:
         """The common floating arrays of a state whose class does not combine those of layers."""
-        common = self._common_tree(self.parts(self.whole, state)[1])
+        common = self.parts(self.whole, state)[1]
         nodes = [x for x in jax.tree.leaves(common, is_leaf=_combines) if not _combines(x)]
         return [x for x in nodes if jnp.issubdtype(x.dtype, jnp.floating)]
 
@@ -87,17 +73,9 @@ class LayerStates:
             lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, layer * len(y), 0), stacked, new
         )
 
-    def _common_tree(self, common: list[Any]) -> Any:
-        """The portable form with holes in place of the arrays that have a layer axis."""
-        return self.split.joined([None] * sum(self.split.batched), common)
-
 
 def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
-    """Finds which arrays of the state have a layer axis.
-
-    Raises:
-      ValueError: naming the array, if a state for one layer is not a slice of the state for all.
-    """
+    """Finds which arrays of the state have a layer axis."""
     one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), layers)
     whole, single = traced(optimizer, layers), traced(optimizer, one)
     if whole.divisions:
@@ -113,12 +91,8 @@ def layer_states(optimizer: Any, layers: Any, number: int) -> LayerStates:
             "layerwise needs an optimizer that treats each layer alike."
         )
     for (path, x), (_, y) in zip(arrays, of_one, strict=True):
-        if x.shape == y.shape:
-            continue
-        if (
-            x.shape[:1] != tuple(number * size for size in y.shape[:1])
-            or x.shape[1:] != y.shape[1:]
-        ):
+        of_layers = (*(number * size for size in y.shape[:1]), *y.shape[1:])
+        if x.shape not in (y.shape, of_layers):
             raise ValueError(
                 f"optimizer: the array {place_of(path)!r} of the state has shape {x.shape} for "
                 f"{number} layers and {y.shape} for one, so it cannot be cut by layer. Give the "

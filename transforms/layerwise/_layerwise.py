@@ -1,15 +1,8 @@
 r"""Layers that are updated during the backward pass.
 
-An ordinary step computes the gradients of all layers and then updates all of them, so the gradients
-of all layers are in memory at once. Here the backward pass goes from the last layer to the first,
-and updates each layer as soon as its gradient exists:
-
-1. forward: `x ← block(layer, x)` for each layer; the input of each layer is kept;
-2. backward, from the last layer: recompute the block from its input, `gradient, dx ← vjp(dx)`,
+1. Forward: `x ← block(layer, x)` for each layer; the input of each layer is kept.
+2. Backward, from the last layer: recompute the block from its input, `gradient, dx ← vjp(dx)`,
    `update, state ← optimizer.update(gradient, state, layer)`, `layer ← layer + update`.
-
-The gradient of the input of a layer is taken before its update, so the numbers are those of an
-ordinary step with an optimizer that works matrix by matrix or element by element.
 
 *Memory*: parameters and states, both updated in place if they are donated, the inputs of the
 layers, and the gradient and temporaries of one layer. *Cost*: each block is computed twice, as with
@@ -29,6 +22,7 @@ import optax
 from .._paths import named_leaves
 from .._validate import check_bool
 from ..linalg._loops import alone
+from ..state._portable import in_structure
 from ..state._traced import check_optimizer
 from ..weights._int8 import from_int8
 from ._layer_states import LayerStates, layer_states
@@ -108,8 +102,13 @@ def layerwise(
     """
     check_bool("stacked", stacked)
     check_optimizer(optimizer, layers, ("block", "optimizer", "layers", "state", "x"))
-    _check_block(block)
+    if not callable(block):
+        raise ValueError(
+            f"block, the first argument, must be a function of a layer and its input; got "
+            f"{type(block)}."
+        )
     _check_floating(layers)
+    optimizer = optax.with_extra_args_support(optimizer)
     inputs = () if xs is None else (xs,)
     if not stacked:
         return _one_part(block, optimizer, layers, state, x, inputs)
@@ -117,7 +116,7 @@ def layerwise(
     _check_layer_axis("layers", layers, number)
     _check_layer_axis("xs", xs, number)
     states = layer_states(optimizer, layers, number)
-    states.check(state)
+    in_structure("state", states.whole, state, made_for="these layers", dtypes=False)
     x = jax.tree.map(jnp.asarray, x)
 
     def forward(x: Any, of_layer: Any) -> tuple[Any, Any]:
@@ -157,18 +156,9 @@ def _layer_step(
 ) -> Any:
     """The gradient of a layer, and then its update.
 
-    Args:
-      block: the function of a layer.
-      optimizer: the transformation.
-      states: how states are cut into layers.
-      extra_args: for the optimizer.
-      given: all layers and the arrays of their states, the common arrays, the input of this layer,
-        its other inputs.
-      own: the index of the layer, the gradient of its output, and the rest that is returned.
-
-    Returns:
-      The index, for writes; the gradient of the input; the layer and the arrays of its state; the
-      common arrays.
+    `given` are all layers with the arrays of their states, the common arrays, and the inputs of
+    this layer; `own` its index, the gradient of its output, and the rest that is returned: the
+    index, for writes, the gradient of the input, the layer with its arrays, and the common arrays.
     """
     (stacked, common, x, others), (i, dx, *_) = given, own
     layer, _ = states.slices(stacked, i)
@@ -180,9 +170,9 @@ def _layer_step(
     i, dx = jax.lax.optimization_barrier((i, dx))
     layer, _ = states.slices(stacked, i)
     state = states.restored(states.single, per_layer, common)
-    layer, state = _updated(optimizer, gradient, state, layer, extra_args)
+    updates, state = optimizer.update(gradient, state, layer, **extra_args)
     per_layer, common = states.parts(states.single, state)
-    return i, dx, (layer, per_layer), common
+    return i, dx, (optax.apply_updates(layer, updates), per_layer), common
 
 
 def _one_part(
@@ -198,8 +188,9 @@ def _one_part(
             # that it reads would be copied before they are updated in place.
             (x, others, dx, _), (layer, state, _) = jax.lax.optimization_barrier((given, own))
             gradient, dx = _vjp(block, layer, x, others, dx)
-            new = _updated(optimizer, gradient, state, layer, extra_args)
-            return jax.lax.optimization_barrier((*new, dx))
+            updates, state = optimizer.update(gradient, state, layer, **extra_args)
+            new = optax.apply_updates(layer, updates)
+            return jax.lax.optimization_barrier((new, state, dx))
 
         given = x, others, _floating(jax.tree.map(jnp.asarray, dx)), output
         new, new_state, dx = alone(step, given, (layer, state, _floating(x)))
@@ -208,29 +199,8 @@ def _one_part(
     return output, backward
 
 
-def _updated(
-    optimizer: Any, gradient: Any, state: Any, layer: Any, extra_args: Any
-) -> tuple[Any, Any]:
-    """New parameters and state."""
-    update = optax.with_extra_args_support(optimizer).update
-    updates, state = update(gradient, state, layer, **extra_args)
-    return optax.apply_updates(layer, updates), state
-
-
-def _check_block(block: Any) -> None:
-    if not callable(block):
-        raise ValueError(
-            f"block, the first argument, must be a function of a layer and its input; got "
-            f"{type(block)}."
-        )
-
-
 def _check_floating(layers: Any) -> None:
-    """Requires parameters that have gradients.
-
-    Raises:
-      ValueError: naming the first one that has none.
-    """
+    """Requires parameters that have gradients."""
     for name, x in named_leaves(jax.eval_shape(from_int8, layers)).present().items():
         if not _is_floating(x):
             raise ValueError(
@@ -253,11 +223,7 @@ def _number_of_layers(layers: Any) -> int:
 
 
 def _check_layer_axis(argument: str, tree: Any, number: int) -> None:
-    """Requires all arrays of a tree to have the layer axis.
-
-    Raises:
-      ValueError: naming the first array that has not.
-    """
+    """Requires all arrays of a tree to have the layer axis."""
     for name, x in named_leaves(tree).present().items():
         if jnp.shape(x)[:1] != (number,):
             raise ValueError(
@@ -277,11 +243,7 @@ def _about_lists(tree: Any) -> str:
 
 
 def _check_output(given: Any, output: Any) -> None:
-    """Requires a layer to return an input of the next one.
-
-    Raises:
-      ValueError: naming a layer's input and output.
-    """
+    """Requires a layer to return an input of the next one."""
     kind = functools.partial(jax.tree.map, lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}")
     if (before := kind(given)) != (after := kind(output)):
         raise ValueError(

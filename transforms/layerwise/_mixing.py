@@ -1,20 +1,14 @@
 """Refuses optimizers whose update of one layer depends on other layers.
 
-A layer-wise step hands an optimizer one layer at a time. That is right for everything that works
-matrix by matrix or element by element, and wrong for a norm over the whole tree, as in
-`optax.clip_by_global_norm`, or for noise that is drawn for all layers from one key.
-
 The update is traced for a number of layers that divides no other axis (`_recognizable`). So the
 size of an array tells whether it has the layer axis. A floating array without it that depends on
 gradients, parameters or the state of the layers mixes layers, and updates must not depend on it. (A
 guard may: it asks only whether a sum is finite.) An array that the state keeps for all layers must
 not depend on them either, unless its class says how those of the layers combine.
 
-*Loops.* A slice of an array of all layers, which a loop or `jax.lax.map` takes in its turn, belongs
-to a layer, so it may be reduced. A sum over the rounds of a loop mixes layers like any other.
-
-*Limits.* The number of a loop's rounds does not count as an influence. The analysis does not look
-into kernels and mapped functions of meshes.
+A slice of an array of all layers, which a loop takes in its turn, belongs to a layer. A sum over
+the rounds of a loop mixes layers like any other. The number of rounds does not count as an
+influence, and the analysis does not look into kernels and mapped functions of meshes.
 """
 
 from __future__ import annotations
@@ -27,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.extend.core import jaxprs_in_params
 
 from ._layer_states import LayerStates, layer_states
@@ -44,11 +37,7 @@ layers from a key without the layer axis.
 def check_layers_are_independent(
     optimizer: Any, layers: Any, states: LayerStates, extra_args: dict[str, Any]
 ) -> None:
-    """Requires an optimizer to treat each layer by itself.
-
-    Raises:
-      ValueError: if it does not.
-    """
+    """Requires an optimizer to treat each layer by itself."""
     if states.number == 1:
         return
     number = _recognizable(states)
@@ -58,8 +47,7 @@ def check_layers_are_independent(
 
     def update(gradients: Any, params: Any, per_layer: Any, common: Any) -> Any:
         state = traced.restored(traced.whole, per_layer, common)
-        update = optax.with_extra_args_support(optimizer).update
-        updates, new = update(gradients, state, params, **extra_args)
+        updates, new = optimizer.update(gradients, state, params, **extra_args)
         return updates, traced.undeclared(new)
 
     given = more, more, per_layer, common
@@ -72,7 +60,7 @@ def check_layers_are_independent(
         )
         raise
     of_layers = [LAYERS] * len(jax.tree.leaves(given[:3]))
-    known = of_layers + [NOTHING] * len(common)
+    known = of_layers + [NOTHING] * len(jax.tree.leaves(common))
     found = _Dependences(number).results(jaxpr.jaxpr, known)
     of_updates = len(jax.tree.leaves(shapes[0]))
     updates, kept = max(found[:of_updates]), max(found[of_updates:], default=NOTHING)
@@ -127,12 +115,10 @@ class _Dependences:
         for equation in jaxpr.eqns:
             found = self._of_equation(equation, [of(x) for x in equation.invars])
             for x, result in zip(equation.outvars, found, strict=True):
-                known[x] = self._without_layers(x.aval, result)
+                kind = x.aval
+                reduced = jnp.issubdtype(kind.dtype, jnp.floating) and not self._has_layers(kind)
+                known[x] = MIXED if result == LAYERS and reduced else result
         return [of(x) for x in jaxpr.outvars]
-
-    def _without_layers(self, kind: Any, result: int) -> int:
-        mixed = jnp.issubdtype(kind.dtype, jnp.floating) and not self._has_layers(kind)
-        return MIXED if result == LAYERS and mixed else result
 
     def _has_layers(self, kind: Any) -> bool:
         return kind.size % self.number == 0

@@ -17,22 +17,19 @@ most. Without a cutoff `CONVERGE` is last: three rounds that take all values to 
 *Numerics.* A factor of 2 from the cutoff, values are 0 and 1 up to 3e-13 without rounding; nearer
 ones may end between. `GROWTH` has the largest slope at 0 of all polynomials of degree 5 that are at
 most 1 on [0, 1.01], and at least 1/2 from the first place where they reach it. At 1 its slope is 6,
-so it needs the hundredth for rounding errors. A steeper one sends large values below 1/2 of the
-largest, where rounding weighs more. Rounding in the first rounds acts as if in `X`, and later it
-weighs less: in null spaces it is below an eighth of the cutoff `max(m, n) · eps · σ_max`, from 2 ×
-3 to 160 × 160. The Gram matrix alone would take fewer products with `X` if `n ≫ m`, but nothing
-below `√eps · σ_max` is left in it. Largest error of an entry, in float32 on a CPU, 160 × 160, as a
-mean over three matrices; for 1e6 on the singular vectors of values above twice the cutoff:
-
-| condition number | by products | by LAPACK's SVD |
-|---|---|---|
-| 10 | 3.8e-7 | 3.5e-7 |
-| 1e3 | 1.7e-6 | 2.9e-6 |
-| 1e6 | 1.6e-5 | 3.0e-5 |
+so it needs the hundredth for rounding errors; a steeper one sends large values below 1/2, where
+rounding weighs more. In null spaces rounding is below an eighth of the cutoff
+`max(m, n) · eps · σ_max`, from 2 × 3 to 160 × 160. The Gram matrix alone would take fewer products
+with `X` if `n ≫ m`, but nothing below `√eps · σ_max` is left in it. Where singular vectors are
+determined, errors in float32 are at most twice those of LAPACK's SVD
+(`tests/linalg/test_platforms.py`).
 
 *Cost* for `m ≤ n`: 13 rounds of `4m²n + 2m³` FLOPs for 160 × 160 in float32, 12 for 160 × 640, 16
-without a cutoff; and four products for the norm, `2m²n + 6m³`. The devices of `axis_name` divide
-them (`_split.py`).
+without a cutoff; and four products for the norm, `2m²n + 6m³`. With an `axis_name` of `shard_map`,
+whose devices all have the matrix, each of D devices does `1 / D` of the FLOPs: it works on its own
+part of the longer side, and on its own rows of products of squares of the shorter order `m`. It
+receives `m²` numbers twice for each Gram matrix (`psum`), `m²` for each product of squares
+(`all_gather`), and all of the result once. A side that D does not divide is not split.
 """
 
 from __future__ import annotations
@@ -40,6 +37,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +46,9 @@ import numpy as np
 from ._loops import in_turn
 from ._numerics import power_of_two
 from ._products import exact_product
-from ._split import AxisName, Split
+
+AxisName = str | tuple[str, ...] | None
+"""The axes of `shard_map` whose devices divide the work; `None` divides nothing."""
 
 Row = tuple[float, float, float]
 
@@ -63,13 +63,51 @@ UNROLLED = 4
 """Unrolled rounds of the loop: consecutive ones need no copy of the iterate."""
 
 
+class Split(NamedTuple):
+    """How devices divide matrices."""
+
+    axis_name: str | tuple[str, ...]
+    axis: int  # of the matrices, that of the longer side
+    devices: int
+
+    @classmethod
+    def of(cls, x: jax.Array, axis: int, axis_name: str | tuple[str, ...]) -> Split | None:
+        """For matrices `x (..., m, n)` whose longer side is `axis`; `None` if it is not split."""
+        devices = jax.lax.axis_size(axis_name)
+        return None if x.shape[axis] % devices else cls(axis_name, axis, devices)
+
+    def own(self, x: jax.Array, axis: int | None = None) -> jax.Array:
+        """This device's part of `x`, by default along the longer side."""
+        axis = self.axis if axis is None else axis
+        size = x.shape[axis] // self.devices
+        start = jax.lax.axis_index(self.axis_name) * size
+        return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+    def joined(self, x: jax.Array, axis: int | None = None) -> jax.Array:
+        """The inverse of `own`, on every device."""
+        axis = x.ndim + (self.axis if axis is None else axis)
+        return jax.lax.all_gather(x, self.axis_name, axis=axis, tiled=True)
+
+    def summed(self, gram: jax.Array) -> jax.Array:
+        """The Gram matrix on the shorter side, from those of the parts."""
+        return jax.lax.psum(gram, self.axis_name)
+
+    def reduce(
+        self, product: Callable[[jax.Array, jax.Array], jax.Array], squares: Sequence[jax.Array]
+    ) -> jax.Array:
+        """`functools.reduce` of square matrices, by rows of the first one."""
+        first, *others = squares
+        if first.shape[-2] % self.devices:
+            return functools.reduce(product, squares)
+        return self.joined(functools.reduce(product, others, self.own(first, -2)), -2)
+
+
 def polar_of_range(x: jax.Array, size: int, axis_name: AxisName = None) -> jax.Array:
     """The polar factor of `x (..., m, n)`; singular values up to `size · eps · σ_max` give 0.
 
     A zero matrix gives zero. `x` is finite.
     """
-    rows, largest = _polynomials(size * _eps(x), [DECIDE] * 4)
-    return in_turn(lambda x: _mapped(x, rows, largest, axis_name), x)
+    return _stepped(x, size, [DECIDE] * 4, axis_name)
 
 
 def polar_by_products(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
@@ -77,12 +115,13 @@ def polar_by_products(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
 
     In the null space it has rounding errors of any length up to 1. A zero matrix gives zero.
     """
-    rows, largest = _polynomials(_eps(x), [CONVERGE] * 3)
+    return _stepped(x, 1, [CONVERGE] * 3, axis_name)
+
+
+def _stepped(x: jax.Array, size: int, last: list[Row], axis_name: AxisName) -> jax.Array:
+    """After all rounds for a cutoff of `size · eps · σ_max`."""
+    rows, largest = _polynomials(size * float(jnp.finfo(x.dtype).eps), last)
     return in_turn(lambda x: _mapped(x, rows, largest, axis_name), x)
-
-
-def _eps(x: jax.Array) -> float:
-    return float(jnp.finfo(x.dtype).eps)
 
 
 def _polynomials(cutoff: float, last: list[Row]) -> tuple[list[Row], float]:

@@ -1,4 +1,4 @@
-r"""Cholesky decompositions, and inverses of small triangles.
+r"""Cholesky decompositions.
 
 *On TPUs* in a loop over panels of `WIDTH` columns: a panel of $L$ is that of $A - L L^\top$, with
 the panels so far, divided by the Cholesky factor of its diagonal block. Tiles of zeros are left out
@@ -7,44 +7,72 @@ of the product. *Cost*: $n^3/3$ FLOPs in products, and more for tiles that the d
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
+from ._loops import each_matrix
 from ._numerics import HIGHEST
-from ._platforms import by_platform, in_rows, zeros_beside
+from ._platforms import by_platform, diagonals, in_rows, with_diagonal, zeros_beside
+
+RETRIES = 3
+"""A failed decomposition is repeated with `10, 100, 1000` times the rounding error of `A` on the
+diagonal."""
 
 WIDTH = 128
 """Columns of a panel; XLA has blocks of the same width."""
 
 
-def lower_factor(a: jax.Array) -> jax.Array:
-    """The lower Cholesky factor of symmetric `a (n, n)`; not finite if there is none."""
-    return by_platform(tpu=_lower_by_panels, default=lower_factors)(a)
+@functools.partial(jax.jit, static_argnames="damping_mode")
+def factored(
+    x: jax.Array, eps: jax.typing.ArrayLike, damping_mode: str
+) -> tuple[jax.Array, jax.Array]:
+    """The lower Cholesky factors of `x + ε I`, `(..., d, d)`, and which of them failed, `(...)`.
 
-
-def lower_factors(a: jax.Array) -> jax.Array:
-    """The factors of a stack `(..., n, n)`, for CPUs and GPUs."""
-    # LAPACK takes matrices by columns: those of the transpose are rows of `a`.
-    return in_rows([jax.lax.linalg.cholesky(a.mT, symmetrize_input=False)])[0]
-
-
-def inverse_of_lower(a: jax.Array) -> jax.Array:
-    r"""The inverse of lower triangular `a (..., b, b)`, of an order of a panel, by products alone.
-
-    Blocks double in each round: $X \leftarrow X - X B X$ with the inverses $X$ of the diagonal
-    blocks and the blocks $B$ beside them. LAPACK's solve of a batch may wait for threads forever
-    (`docs/xla.md`, "LAPACK").
+    "relative" damping multiplies ε by the largest entry.
     """
-    i, j = jnp.mgrid[: a.shape[-1], : a.shape[-1]]
-    eye = i == j
+    attempts = functools.partial(_attempts, eps=eps, relative=damping_mode == "relative")
+    return attempts(x) if x.ndim == 2 else each_matrix(attempts, x, attempts)
 
-    def double(k: jax.Array, x: jax.Array) -> jax.Array:
-        beside = jnp.where((i ^ j) >> k == 1, a, 0)
-        found = jnp.matmul(beside, x, precision=HIGHEST)
-        return x - jnp.matmul(x, found, precision=HIGHEST)
 
-    start = jnp.where(eye, 1 / jnp.where(eye, a, 1), 0)
-    return jax.lax.fori_loop(0, (a.shape[-1] - 1).bit_length(), double, start)
+def _attempts(
+    x: jax.Array, eps: jax.typing.ArrayLike, relative: bool
+) -> tuple[jax.Array, jax.Array]:
+    """`factored`, of all matrices at once."""
+    order, diagonal = x.shape[-1], diagonals(x)
+    largest = jnp.max(diagonal, axis=-1)
+    rounding = order * jnp.finfo(x.dtype).eps * largest
+    epsilon = eps * (jnp.where(largest > 0, largest, 1) if relative else 1)
+    more = jnp.asarray([0, *(10**i for i in range(1, RETRIES + 1))], x.dtype)
+
+    def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
+        count, c, failed = state
+        added = jnp.asarray(epsilon + rounding * more[count], x.dtype)
+        new = lower_factor(with_diagonal(x, diagonal + added[..., None]))
+        # A decomposition that fails leaves NaNs on the diagonal, from the failing row on.
+        finite = jnp.isfinite(new[..., -1, -1] + largest)
+        c = new if x.ndim == 2 else jnp.where(failed[..., None, None], new, c)
+        return count + 1, c, failed & ~finite
+
+    # The first attempt is in the loop too: a second decomposition makes programs longer.
+    running = lambda s: (s[0] <= RETRIES) & jnp.any(s[2])  # noqa: E731
+    start = jnp.int32(0), x, jnp.ones(x.shape[:-2], bool)
+    _, c, failed = jax.lax.while_loop(running, attempt, start)
+    if relative:  # to a largest entry of 0: zeros stay zeros
+        c = jnp.where((largest == 0)[..., None, None], 0, c)
+    return c, failed
+
+
+def lower_factor(a: jax.Array) -> jax.Array:
+    """The lower Cholesky factor of symmetric `a (n, n)`, not finite if there is none.
+
+    On CPUs and GPUs also of a stack.
+    """
+    # LAPACK takes matrices by columns: those of the transpose are rows of `a`.
+    by_rows = lambda a: in_rows(jax.lax.linalg.cholesky(a.mT, symmetrize_input=False))  # noqa: E731
+    return by_rows(a) if a.ndim > 2 else by_platform(tpu=_lower_by_panels, default=by_rows)(a)
 
 
 @jax.jit

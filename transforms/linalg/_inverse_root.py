@@ -10,8 +10,8 @@ $Q\,\mathrm{diag}(r)\,Q^\top$ with
 | "floor" | $\max(d, \epsilon)^{-1/p}$ |
 | "outside" | $(\max(d, 0)^{1/p} + \epsilon)^{-1}$ |
 
-*Rank deficiency.* With $\epsilon = 0$ the root is taken on the range of $A$ only: eigenvalues up to
-`order · eps(dtype) · d_max` are rounding noise and give 0. Otherwise the damping decides.
+With $\epsilon = 0$ the root is taken on the range of $A$ only: eigenvalues up to
+`order · eps(dtype) · d_max` are rounding noise and give 0.
 
 *Rounding noise.* Rounding moves an eigenvalue by up to $0.7\,\mathrm{eps}\,d_{\max}$. It also
 leaves $\rho = 0.1 \sqrt n\,\mathrm{eps}\,\|G\|$ outside the singular vectors of a gradient of low
@@ -21,19 +21,17 @@ $8\,\mathrm{eps}\,d_{\max}$, which is noise, for
 
 $$f = d_{\max} \max\big(8\,\mathrm{eps},\ (32 \sqrt n\,\mathrm{eps})^{p/s}\big)$$
 
-so that $\rho\,(d_{\max}/f)^{s/p} \le \|G\| / 320$: at most this share of the direction is noise.
-At order 1024 $f$ is `1e-4 d_max` in float32 for `p = s` and `1e-6 d_max` for `p = 2s` (Shampoo,
-ASGO); 2e-13 and 2e-15 in float64. Damped eigenvalues above the noise are rooted as they are, so a
-stale root is also right in directions that are new. Where $p = s$ and $\epsilon$ is between the
-noise and $32 \sqrt n\,\mathrm{eps}\,d_{\max}$, the formula itself raises the noise of a gradient of
-low rank, to $\rho\,d_{\max}/\epsilon$ of the direction: `kronecker/_noise.py` does better with the
-eigenpairs that FOAM and DR-Shampoo keep, and has the floor $12\,\mathrm{eps}\,d_{\max}$. The
-iterations do not tell eigenvalues apart: they add $f$ if the damping is noise. A gradient that
-comes in bfloat16 has noise of its own, which no float32 floor can tell from a gradient.
+so that $\rho\,(d_{\max}/f)^{s/p} \le \|G\| / 320$: at most this share of the direction is noise. At
+order 1024 $f$ is `1e-4 d_max` in float32 for `p = s` and `1e-6 d_max` for `p = 2s` (Shampoo, ASGO);
+2e-13 and 2e-15 in float64. Damped eigenvalues above the noise are rooted as they are, so a stale
+root is also right in directions that are new. Where $p = s$ and $\epsilon$ is between the noise and
+$32 \sqrt n\,\mathrm{eps}\,d_{\max}$, the formula itself raises the noise of a gradient of low rank,
+to $\rho\,d_{\max}/\epsilon$ of the direction: `kronecker/_noise.py` does better with the eigenpairs
+that FOAM and DR-Shampoo keep. The iterations do not tell eigenvalues apart: they add $f$ if the
+damping is noise. No float32 floor can tell the noise of a gradient in bfloat16 from a gradient.
 
-*Numerics.* Products in `Precision.HIGHEST`; non-finite input gives a non-finite root. *Cost*: one
-symmetric eigendecomposition, 14 times a matrix product of the same order on a CPU (order 512,
-`benchmarks/results/refresh.md`). The iterative solvers are in `_iterations.py`.
+*Cost*: one symmetric eigendecomposition, 14 times a matrix product of the same order on a CPU
+(order 512, `benchmarks/results/refresh.md`). The iterative solvers are in `_iterations.py`.
 """
 
 from __future__ import annotations
@@ -46,13 +44,13 @@ import numpy as np
 
 from .._validate import check_choice, check_interval, check_positive_int
 from ._eigh import eigh, from_eigen, is_indefinite
-from ._iterations import coupled_newton, newton_schulz_root, root_by_products
+from ._iterations import ITERATIONS, root_by_iteration
 from ._loops import each_matrix
 from ._numerics import EIGENVALUE_NOISE, inexact, magnitude, power_of_two
 from ._products import exact_product
 
 DAMPING_MODES = ("absolute", "relative", "floor", "outside")
-SOLVERS = ("eigh", "coupled_newton", "newton_schulz", "products")
+SOLVERS = ("eigh", *ITERATIONS)
 
 GRADIENT_NOISE = 0.1
 """Rounding of a gradient and of its products with roots, in `√n eps ‖G‖`; measured on gradients of
@@ -64,10 +62,7 @@ DIRECTION_NOISE = 1 / 320
 def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int) -> jax.Array:
     """The value f for noise of a factor `(n, n)`, over its largest eigenvalue; see above.
 
-    Args:
-      statistic: the factor, in the dtype of the work.
-      root: p; may be traced.
-      sides: s, the number of sides on which the gradient is multiplied by a root.
+    `root` is p, which may be traced, and `sides` is s.
     """
     eps = float(jnp.finfo(statistic.dtype).eps)
     noise = GRADIENT_NOISE * statistic.shape[-1] ** 0.5 * eps / DIRECTION_NOISE
@@ -75,11 +70,7 @@ def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int)
 
 
 def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
-    """Requires a solver that supports this root and this damping mode.
-
-    Raises:
-      ValueError: if it does not; the message names the argument and the allowed values.
-    """
+    """Raises a `ValueError` if the solver does not support this root or this damping mode."""
     check_choice("solver", solver, SOLVERS)
     check_choice("damping_mode", damping_mode, DAMPING_MODES)
     check_positive_int("root", root, traced=True)
@@ -111,13 +102,11 @@ def solve_root(
 ) -> Solved:
     """The inverse root of one matrix `a (n, n)`, without argument checks.
 
-    Rounding noise counts as `floor` times the largest eigenvalue (see `rounding_floor`).
-
-    The solvers get the matrix scaled to entries near 1 by a power of `2^root`: squares stay in
-    range, and the scaling is exact. Non-finite input gives NaN.
+    Rounding noise counts as `floor` times the largest eigenvalue (see `rounding_floor`). Non-finite
+    input gives NaN.
     """
     size = magnitude(a)
-    # The scale is 2^(-root · multiple), at most 2^126.
+    # The solvers' squares stay in range. The scale is 2^(-root · multiple), at most 2^126: exact.
     multiple = jnp.maximum(power_of_two(size) // root, -(126 // root))
     one = jnp.ones((), a.dtype)
     scale = jnp.ldexp(one, -root * multiple)
@@ -129,14 +118,10 @@ def solve_root(
         # Positive damping must not underflow to 0: that would take the root on the range only.
         given = jnp.where(given > 0, jnp.maximum(given * scale, jnp.finfo(a.dtype).tiny), 0)
     indefinite = jnp.bool_(False)
-    if solver == "coupled_newton":
-        x, error = coupled_newton(near_one, root, given, relative=relative, floor=floor)
-    elif solver == "newton_schulz":
-        x, error = newton_schulz_root(near_one, given, relative=relative, floor=floor)
-    elif solver == "products":
-        x, error = root_by_products(near_one, root, given, relative=relative, floor=floor)
-    else:
+    if solver == "eigh":
         x, error, indefinite = inverse_root_by_eigh(near_one, root, given, damping_mode, floor)
+    else:
+        x, error = root_by_iteration(near_one, root, given, solver, relative=relative, floor=floor)
     finite = jnp.isfinite(size)
     x = jnp.where(finite, x * jnp.ldexp(one, -multiple), jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
@@ -231,7 +216,6 @@ def inverse_root_by_eigh(
     """`a^(-1/root)` for `a (n, n)`, an error estimate, and whether `a` is indefinite.
 
     The estimate is `‖A Q - Q diag(d)‖ / ‖A‖` (Frobenius): a backward error, a few times eps(dtype).
-    The squares of the entries must be in range; `solve_root` ensures it by scaling.
     """
     q, d = eigh(a)
     residual = jnp.linalg.norm(exact_product(a, q) - q * d[None, :])

@@ -5,9 +5,7 @@ r"""Inverse roots by iterations that use only matrix products, and the largest e
 $$M_0 = z A_\epsilon, \quad X_0 = z^{1/p} I, \quad T = \tfrac{(p+1) I - M}{p}, \quad
 X \leftarrow X T, \quad M \leftarrow T^p M$$
 with $z = (1 + p) / (2 \lambda)$, $\lambda \ge \lambda_{\max}$: $M \to I$ and $X \to
-A_\epsilon^{-1/p}$. It stops when $\max |M - I|$ is below the tolerance, is not finite, or grows by
-more than a fifth. From the second step on $M \preceq I$, whose largest difference from $I$ can only
-fall, so growth is rounding error; the previous iterate is returned.
+A_\epsilon^{-1/p}$.
 
 *Newton-Schulz*, for $p = 2$ (Gong et al., arXiv:2502.07752, B.8): $Y_0 = A_\epsilon /
 \|A_\epsilon\|$, $Z_0 = I$, $T = (3I - ZY)/2$, $Y \leftarrow YT$, $Z \leftarrow TZ$; $Z /
@@ -21,23 +19,18 @@ An eigenvalue $t^2$ of $M$ becomes $(t\,(a + b t^2 + c t^4))^2$, and each row $(
 largest distance of this from 1 least, over all $t$ that the rows before leave (Amsel et al., The
 Polar Express, arXiv:2505.16932, for the sign function, which is this iteration: Higham, 1997). Rows
 are for condition numbers of `A_ε` up to `1 / (8 eps)`, 1e6 in float32: 7 rounds of 4 products (the
-first of 2), and 5 more for `p = 4`. Their number is fixed, so that a stack takes as many rounds as
-one of its matrices. $\lambda = \|A_\epsilon^4\|_F^{1/4}$ is at most $n^{1/8}$ times the largest
-eigenvalue. A power iteration may be 10 % below it, where the polynomials diverge.
+first of 2), and 5 more for `p = 4`, in a stack as for one of its matrices.
 
 | relative error of a direction, float32, order 256 | condition 1e2 | 1e4 | 1e6 |
 |---|---|---|---|
 | `p = 2`, by products / `eigh` | 4e-6 / 7e-7 | 3e-5 / 5e-6 | 1e-3 / 2e-4 |
 | `p = 4`, by products / `eigh` | 2e-6 / 5e-7 | 7e-6 / 1e-6 | 7e-5 / 1e-5 |
 
-*Rank deficiency.* All need damping: a zero eigenvalue has no inverse root, and one below
-`eps(dtype) · λ_max` is not resolved. Without damping they diverge along the null space, where
-rounding makes `M` look converged. The error estimate therefore uses the root itself, `max |X^p A_ε
-- I|`. *Cost* per iteration, order `n`: `2n³ (1 + ⌈log₂ p⌉ + 1)` FLOPs (Newton), `6n³`
-(Newton-Schulz), `8n³` (by products). `eigh` is cheaper on a CPU; on a GPU it is expensive at large
-orders.
-
-*Range.* The squares of the input must be in range; `solve_root` ensures it by scaling.
+*Rank deficiency.* All need damping, and eigenvalues below `eps(dtype) · λ_max` are not resolved.
+Without damping they diverge along the null space, where rounding makes `M` look converged. The
+error estimate therefore uses the root itself, `max |X^p A_ε - I|`. *Cost* per iteration, order `n`:
+`2n³ (1 + ⌈log₂ p⌉ + 1)` FLOPs (Newton), `6n³` (Newton-Schulz), `8n³` (by products). `eigh` is
+cheaper on a CPU; on a GPU it is expensive at large orders.
 """
 
 from __future__ import annotations
@@ -54,7 +47,8 @@ from .._validate import check_positive_int
 from ._numerics import EIGENVALUE_NOISE, HIGHEST, magnitude
 from ._products import exact_product
 
-MAX_ITERATIONS = 100
+MAX_ITERATIONS = 100  # of coupled Newton
+NEWTON_SCHULZ_STEPS = 40
 
 
 def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
@@ -92,24 +86,14 @@ class _Newton(NamedTuple):
     count: jax.Array
 
 
-def coupled_newton(
-    a: jax.Array,
-    root: int,
-    damping: jax.typing.ArrayLike,
-    *,
-    relative: bool = False,
-    floor: jax.typing.ArrayLike = 0.0,
-) -> tuple[jax.Array, jax.Array]:
-    """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
+def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
+    """`a^(-1/root)` for positive definite `a (n, n)`.
 
-    With `relative` the damping is multiplied by the largest eigenvalue. Damping that is positive,
-    but rounding noise, counts as `floor` times the largest eigenvalue.
+    From the second step on `M ⪯ I`, whose largest difference from `I` can only fall, so growth by
+    more than a fifth is rounding error; the previous iterate is returned.
     """
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    a = _damped(a, damping, relative, floor)
-    bound = _norm_bound(a)
-    bound = jnp.where(bound > 0, bound, 1)
-    z = (1 + root) / (2 * bound)
+    z = (1 + root) / (2 * _norm_bound(a))
     tolerance = a.shape[-1] * jnp.finfo(a.dtype).eps
 
     def running(s: _Newton) -> jax.Array:
@@ -128,54 +112,32 @@ def coupled_newton(
     error = magnitude(m - eye)
     end = jax.lax.while_loop(running, step, _Newton(x, m, error, x, error, jnp.int32(0)))
     worse = (end.count > 1) & ~(end.error <= 1.2 * end.best_error)
-    x = jnp.where(worse, end.best, end.x)
-    return x, _residual(x, root, a)
+    return jnp.where(worse, end.best, end.x)
 
 
-def newton_schulz_root(
-    a: jax.Array,
-    damping: jax.typing.ArrayLike,
-    *,
-    relative: bool = False,
-    floor: jax.typing.ArrayLike = 0.0,
-    iterations: int = 40,
-) -> tuple[jax.Array, jax.Array]:
-    """`(a + damping · I)^(-1/2)` for `a (n, n)` and its error `max |X² (a + damping·I) - I|`."""
+def _newton_schulz(a: jax.Array, root: int) -> jax.Array:
+    """The same for `root` 2."""
+    del root
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    a = _damped(a, damping, relative, floor)
     norm = jnp.linalg.norm(a)
     norm = jnp.where(norm > 0, norm, 1)
-    _, z = _square_roots(a / norm, lambda m, _: (3 * eye - m) / 2, iterations)
-    x = z / jnp.sqrt(norm)
-    return x, _residual(x, 2, a)
+    _, z = _square_roots(a / norm, lambda m, _: (3 * eye - m) / 2, NEWTON_SCHULZ_STEPS)
+    return z / jnp.sqrt(norm)
 
 
-def root_by_products(
-    a: jax.Array,
-    root: int,
-    damping: jax.typing.ArrayLike,
-    *,
-    relative: bool = False,
-    floor: jax.typing.ArrayLike = 0.0,
-) -> tuple[jax.Array, jax.Array]:
-    """`X = (a + damping · I)^(-1/root)`, `root` 2, 4, 8, …, and `max |X^root (a + damping·I) - I|`.
-
-    A fixed number of products, for condition numbers up to `1 / (8 eps)`.
-    """
-    a = _damped(a, damping, relative, floor)
+def _by_products(a: jax.Array, root: int) -> jax.Array:
+    """The same for `root` 2, 4, 8, … and condition numbers up to `1 / (8 eps)`."""
     norm = _norm_bound(a)
-    norm = jnp.where(norm > 0, norm, 1)
+    # At most n^(1/8) times λ_max. A power iteration may be 10 % below it, where these diverge.
     tighter = jnp.linalg.norm(_power(a / norm, 4)) ** 0.25
     bound = norm * jnp.where(tighter > 0, tighter, 1)
     resolution = float(jnp.finfo(a.dtype).eps)
     y, z, condition, power = a / bound, a, 1 / (8 * resolution), 1
     while power < root:
         rows = jnp.asarray(square_root_rows(condition, resolution), a.dtype)
-
         y, z = _square_roots(y, functools.partial(_quadratic, rows), len(rows))
         y, condition, power = (y + y.mT) / 2, condition**0.5, 2 * power
-    x = (z + z.mT) / 2 * bound ** (-1 / root)
-    return x, _residual(x, root, a)
+    return (z + z.mT) / 2 * bound ** (-1 / root)
 
 
 def _quadratic(rows: jax.Array, m: jax.Array, i: jax.Array) -> jax.Array:
@@ -220,27 +182,10 @@ def square_root_rows(condition: float, tolerance: float) -> np.ndarray:
     return np.array(rows)
 
 
-def _damped(
-    a: jax.Array, damping: jax.typing.ArrayLike, relative: bool, floor: jax.typing.ArrayLike
-) -> jax.Array:
-    """`a` with its damping, which counts as `floor · λ_max` if it is noise."""
-    largest = power_iteration(a)
-    given = jnp.asarray(damping, a.dtype) * (largest if relative else 1)
-    noise = EIGENVALUE_NOISE * jnp.finfo(a.dtype).eps * largest
-    noisy = (given > 0) & (given <= noise)
-    added = jnp.where(noisy, jnp.maximum(given, floor * largest), given)
-    return a + added * jnp.eye(a.shape[-1], dtype=a.dtype)
-
-
 def _norm_bound(a: jax.Array) -> jax.Array:
-    """A bound of the largest eigenvalue; the Frobenius norm is often the tighter one."""
-    return jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), jnp.linalg.norm(a))
-
-
-def _residual(x: jax.Array, root: int, a: jax.Array) -> jax.Array:
-    """`max |x^root a - I|`."""
-    eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    return magnitude(exact_product(_power(x, root), a) - eye)
+    """A bound of the largest eigenvalue, 1 for zeros; the Frobenius norm is often the tighter."""
+    bound = jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), jnp.linalg.norm(a))
+    return jnp.where(bound > 0, bound, 1)
 
 
 def _power(t: jax.Array, exponent: int) -> jax.Array:
@@ -254,3 +199,32 @@ def _power(t: jax.Array, exponent: int) -> jax.Array:
             t = exact_product(t, t)
     assert result is not None
     return result
+
+
+ITERATIONS = {
+    "coupled_newton": _coupled_newton,
+    "newton_schulz": _newton_schulz,
+    "products": _by_products,
+}
+
+
+def root_by_iteration(
+    a: jax.Array,
+    root: int,
+    damping: jax.Array,
+    solver: str,
+    *,
+    relative: bool,
+    floor: jax.typing.ArrayLike,
+) -> tuple[jax.Array, jax.Array]:
+    """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
+
+    With `relative` the damping is multiplied by the largest eigenvalue. Damping that is positive,
+    but rounding noise, counts as `floor` times the largest eigenvalue.
+    """
+    eye, largest = jnp.eye(a.shape[-1], dtype=a.dtype), power_iteration(a)
+    given = damping * (largest if relative else 1)
+    noisy = (given > 0) & (given <= EIGENVALUE_NOISE * jnp.finfo(a.dtype).eps * largest)
+    a = a + jnp.where(noisy, jnp.maximum(given, floor * largest), given) * eye
+    x = ITERATIONS[solver](a, root)
+    return x, magnitude(exact_product(_power(x, root), a) - eye)

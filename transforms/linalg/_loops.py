@@ -1,4 +1,4 @@
-"""Loops over matrices, by platform.
+"""Loops over matrices, by platform; `docs/xla.md` has the reasons, and the measured savings.
 
 | function | on CPUs | on GPUs | on TPUs |
 |---|---|---|---|
@@ -9,10 +9,8 @@
 | `at_most_once`: rare work | a loop of 0 or 1 round | the same | the same |
 | `alone`: a layer's update | a loop of 1 round | as it is | as it is |
 
-`lax.cond` under `vmap` computes both branches, and one `cond` per matrix copies the state that it
-does not change. A visit takes one entry out of a batch, works on it, and writes it back in place,
-so temporaries are those of one matrix. Refreshes that are not due cost nothing: their loop has no
-rounds. `docs/xla.md` gives the reasons for each platform's loops, and the measured savings.
+A visit takes one entry out of a batch, works on it, and writes it back in place, so temporaries are
+those of one matrix. Refreshes that are not due cost nothing: their loop has no rounds.
 """
 
 from __future__ import annotations
@@ -65,15 +63,8 @@ def each_matrix(
 ) -> Any:
     """Applies `f` to each matrix of `x (..., m, n)`: on GPUs to all at once, else in one loop.
 
-    A batch on a CPU may deadlock (`docs/xla.md`, "LAPACK").
-
-    Args:
-      f: maps a matrix `(m, n)` to arrays of any shapes.
-      x: the matrices.
-      at_once: the same for a stack, if that is traced faster than `jax.vmap(f)`.
-
-    Returns:
-      The output of `f`, with the leading axes of `x` in front.
+    A batch on a CPU may deadlock (`docs/xla.md`, "LAPACK"). `at_once` is `f` for a stack, if that
+    is traced faster than `jax.vmap(f)`.
     """
     batch = x.shape[:-2]
     stack = x.reshape(-1, *x.shape[-2:])
@@ -84,10 +75,8 @@ def each_matrix(
 def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.Array:
     """`f(stack, *others)`; in a program for a TPU, of one matrix after the other.
 
-    Args:
-      f: maps matrices, and stacks of them, to an array with the same leading axes.
-      stack: `(..., m, n)`.
-      *others: pytrees of arrays with the leading axes of `stack`.
+    `f` maps matrices, and stacks `(..., m, n)` of them, to an array with the same leading axes;
+    `others` are pytrees of arrays with these axes.
     """
     batch = stack.shape[:-2]
     if not _may_take_turns(batch):
@@ -122,15 +111,13 @@ def visit_all(
 ) -> Any:
     """Applies `visit` to every entry of a batch, one after the other, in place.
 
-    Several batches are visited one after the other as well, and share their temporaries. XLA
-    unrolls a loop of one known round, so the number of rounds must appear to depend on the step.
-
     Args:
       visit: maps an entry, and that of `given`, to a new entry of the same structure, shapes and
         dtypes; it takes batches of entries too.
       batch: a pytree of arrays with the batch axes first.
       batch_shape: these axes.
-      count: the step, from 1.
+      count: the step, from 1. XLA unrolls a loop of one known round, and several loops then share
+        no temporaries, so the number of rounds must appear to depend on the step.
       numbers: how many numbers the largest matrix has that `visit` makes of an entry. GPUs, which
         launch all kernels again in each round, visit several entries in one. With `None` only
         programs for TPUs visit one by one.
@@ -160,34 +147,34 @@ def visit_due(
     """
     each = functools.partial(_visit_groups, visit, ndim=len(batch_shape))
 
+    if group == 1:
+        return each(batch, given, due)
+    at_once = functools.partial(_visit_groups, jax.vmap(visit), ndim=len(batch_shape), group=group)
+
     def in_groups(batch: Any, given: Any, due: jax.Array) -> Any:
-        at_once = functools.partial(
-            _visit_groups, jax.vmap(visit), ndim=len(batch_shape), group=group
-        )
         if due.ndim == 0:
             return at_once(batch, given, due)
         whole = due.reshape(-1, group).all(axis=1)
-        batch = at_once(batch, given, whole)
-        return each(batch, given, due & ~jnp.repeat(whole, group))
+        return each(at_once(batch, given, whole), given, due & ~jnp.repeat(whole, group))
 
-    form = by_platform(gpu=in_groups, default=each) if group > 1 else each
-    return form(batch, given, due)
+    return by_platform(gpu=in_groups, default=each)(batch, given, due)
 
 
 def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) -> Any:
     """`f(given, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes.
 
-    A `lax.cond` would copy a state that it does not change; a loop with no rounds does not.
+    A `lax.cond` would copy a state that it does not change; a loop with no rounds does not. XLA
+    would compute what does not depend on the round before the loop, at every step.
     """
-    return jax.lax.fori_loop(0, due.astype(jnp.int32), lambda j, s: f(_anew(given, j), s), state)
+    anew = lambda j: jax.lax.optimization_barrier((given, j))[0]  # noqa: E731
+    return jax.lax.fori_loop(0, due.astype(jnp.int32), lambda j, s: f(anew(j), s), state)
 
 
 def alone(f: Callable[[Any, Any], Any], given: Any, state: Any) -> Any:
     """`f(given, state)`, on CPUs in a loop of one round; it keeps the kinds of arrays of `state`.
 
-    Otherwise XLA:CPU reads old values from the arrays of all layers again where it needs them, and
-    copies these arrays before it writes the new values; and it updates unstacked layers only after
-    all gradients exist (`docs/xla.md`, "Loops"). On other platforms the loop would add temporaries.
+    Otherwise XLA:CPU copies the arrays of all layers (`docs/xla.md`, "Loops and conditions"), and
+    updates unstacked layers only after all gradients exist. Elsewhere the loop adds temporaries.
     """
 
     def in_loop(given: Any, state: Any) -> Any:
@@ -195,14 +182,6 @@ def alone(f: Callable[[Any, Any], Any], given: Any, state: Any) -> Any:
         return at_most_once(f, due, given, state)
 
     return by_platform(cpu=in_loop, default=f)(given, state)
-
-
-def _anew(x: Any, j: jax.Array) -> Any:
-    """`x`, made to depend on the round `j` of a loop.
-
-    XLA hoists loop invariants out of the loop, and would then compute them at every step.
-    """
-    return jax.lax.optimization_barrier((x, j))[0]
 
 
 def _visit_groups(
@@ -234,7 +213,8 @@ def _visit_groups(
     def body(j: jax.Array, carry: tuple[jax.Array, list[jax.Array]]) -> Any:
         last, flat = carry
         i = next_of(j, last).astype(jnp.int32)
-        one = _anew([take(x, i) for x in flat + read], j)  # in a batch of one, a loop invariant
+        # In a batch of one, a loop invariant.
+        one, _ = jax.lax.optimization_barrier(([take(x, i) for x in flat + read], j))
         one = in_rows(one)
         entry = treedef.unflatten(one[: len(flat)])
         new = jax.tree.leaves(visit(entry, read_treedef.unflatten(one[len(flat) :])))

@@ -1,15 +1,16 @@
-"""The basis of all linear algebra: full precision, exact scaling, rounding noise, and norms."""
+"""The basis of all linear algebra: precision, exact scaling, rounding noise, norms, and tiles."""
 
 from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._platforms import by_platform
+from ._platforms import by_platform, materialized
 
 HIGHEST = jax.lax.Precision.HIGHEST
 """The precision of all products that feed a root or a basis."""
@@ -108,3 +109,57 @@ def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
     longest = jnp.broadcast_to(longest, x.shape[:-2])[..., None, None].astype(norm.dtype)
     wide = x.astype(norm.dtype)
     return jnp.where(norm > longest, wide * (longest / norm), wide).astype(x.dtype)
+
+
+def tile_scales(x: jax.Array, block: int) -> jax.Array:
+    """The largest magnitude `(..., ⌈m/b⌉, ⌈n/b⌉)` in each tile of `x (..., m, n)`."""
+    *batch, _, n = x.shape
+    wide = max(min(block, n), 1)
+    columns = jnp.max(_bands(jnp.abs(x), block), axis=-2)
+    columns = jnp.pad(columns, [(0, 0)] * (columns.ndim - 1) + [(0, -n % wide)])
+    return jnp.max(columns.reshape(*batch, -1, columns.shape[-1] // wide, wide), axis=-1)
+
+
+def over_tiles(
+    f: Callable[..., jax.Array],
+    x: jax.Array,
+    numbers: jax.Array,
+    block: int,
+    others: jax.Array | None = None,
+) -> jax.Array:
+    """`f(x, numbers, spread, others)`, which is elementwise in `x (..., m, n)` and the `others`.
+
+    `spread` gives each entry the number `(..., ⌈m/b⌉, ⌈n/b⌉)` of its tile. On TPUs in bands of
+    tiles: XLA would write the numbers of all entries out.
+    """
+    *batch, m, n = x.shape
+
+    def in_bands(x: jax.Array, numbers: jax.Array, others: jax.Array | None) -> jax.Array:
+        spread = lambda numbers: jnp.repeat(numbers, block, axis=-1)[..., None, :n]  # noqa: E731
+        others = None if others is None else _bands(others, block)
+        found = f(materialized(_bands(x, block)), numbers, spread, others)
+        return found.reshape(*batch, -1, n)[..., :m, :]
+
+    spread = functools.partial(over_entries, block=block, shape=x.shape)
+    at_once = lambda x, numbers, others: f(x, numbers, spread, others)  # noqa: E731
+    return by_platform(tpu=in_bands, default=at_once)(x, numbers, others)
+
+
+def over_entries(numbers: jax.Array, block: int, shape: tuple[int, ...]) -> jax.Array:
+    """The numbers `(..., ⌈m/b⌉, ⌈n/b⌉)` of tiles for the entries of matrices of this shape."""
+    *batch, m, n = shape
+    wide = jnp.repeat(numbers, block, axis=-1)[..., None, :n]
+    rows = wide.shape[-3], max(min(block, m), 1)
+    bands = jnp.broadcast_to(wide, (*batch, *rows, n))
+    return bands.reshape(*batch, rows[0] * rows[1], n)[..., :m, :]
+
+
+def _bands(x: jax.Array, block: int) -> jax.Array:
+    """The rows of `x (..., m, n)` in bands of tiles, padded with zeros: `(..., ⌈m/b⌉, b, n)`.
+
+    Columns are not split: an array with an axis of 64 columns is padded to 128 on a TPU.
+    """
+    *batch, m, n = x.shape
+    high = max(min(block, m), 1)
+    x = jnp.pad(x, [(0, 0)] * len(batch) + [(0, -m % high), (0, 0)])
+    return x.reshape(*batch, x.shape[-2] // high, high, n)

@@ -18,9 +18,8 @@
 | `in_rows` | | a layout | |
 | `one_layer_in_rows` | | | a layout |
 
-and `_loops.py` has the loops over matrices. The reasons and measurements are in `docs/xla.md`.
-
-*Numerics.* A TPU multiplies float32 matrices in bfloat16 by default, so decompositions multiply in
+and `_loops.py` has the loops over matrices. The reasons and measurements are in `docs/xla.md`. A
+TPU multiplies float32 matrices in bfloat16 by default, so decompositions multiply in
 `Precision.HIGHEST`. Loops have a fixed number of rounds, so that all forms have derivatives.
 """
 
@@ -56,32 +55,31 @@ def by_platform(
 def materialized(x: jax.Array) -> jax.Array:
     """`x`, which a program for a TPU writes to memory.
 
-    XLA for TPUs would also decode an operand of a product within the product's kernel, in every
-    such kernel and for every tile. Those kernels are long and take it long to compile.
+    XLA for TPUs would also decode an operand of a product within the product's kernel, for every
+    tile (`docs/xla.md`, "TPUs").
     """
     return by_platform(tpu=jax.lax.optimization_barrier, default=lambda x: x)(x)
 
 
-def in_rows(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """The arrays, laid out by rows in a program for a GPU.
+def in_rows(arrays: Any) -> Any:
+    """The arrays of a tree, laid out by rows in a program for a GPU.
 
     XLA for GPUs chooses the layouts that decompositions take, by columns, and does so through loops
     (`docs/xla.md`, "Layouts").
     """
-    return by_platform(gpu=_row_major, default=list)(list(arrays))
+    return by_platform(gpu=_row_major, default=lambda x: x)(arrays)
 
 
 def one_layer_in_rows(x: jax.Array) -> jax.Array:
     """`x (..., m, n)`, if it is one matrix by rows: XLA:TPU would transpose those of all layers."""
     if math.prod(x.shape[:-2]) > 1:
         return x
-    return by_platform(tpu=_row_major, default=list)([x])[0]
+    return by_platform(tpu=_row_major, default=lambda x: x)(x)
 
 
-def _row_major(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    return [
-        x if x.ndim < 2 else with_layout_constraint(x, Layout(tuple(range(x.ndim)))) for x in arrays
-    ]
+def _row_major(arrays: Any) -> Any:
+    by_rows = lambda x: with_layout_constraint(x, Layout(tuple(range(x.ndim))))  # noqa: E731
+    return jax.tree.map(lambda x: x if x.ndim < 2 else by_rows(x), arrays)
 
 
 def diagonals(x: jax.Array) -> jax.Array:
@@ -96,6 +94,11 @@ def diagonals(x: jax.Array) -> jax.Array:
     )(x)
 
 
+def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
+    """`x (..., d, d)` with another diagonal `(..., d)`."""
+    return jnp.where(jnp.eye(x.shape[-1], dtype=bool), diagonal[..., None], x)
+
+
 def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Zeros of another shape on the mesh of `x`; loops need them if its axes are Explicit.
 
@@ -108,9 +111,8 @@ def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def split_stack(stack: jax.Array, sizes: Sequence[int]) -> Sequence[jax.Array]:
     """Splits `stack` into slices of `sizes` matrices, in order; `sizes` add up to its length.
 
-    XLA for CPUs compiles equal kernels once (`docs/xla.md`, "Compile time on CPUs"), so there each
-    slice, which is a copy, is a call of one function that XLA may not inline. Its start is behind a
-    barrier, or XLA would make it a constant of the function.
+    On CPUs each slice, which is a copy, is a call of one function, whose start is behind a barrier:
+    XLA compiles equal kernels once (`docs/xla.md`, "Compile time on CPUs").
     """
     if len(sizes) == 1:
         return (stack,)

@@ -13,13 +13,12 @@ Newton-Schulz: $X \leftarrow aX + (bA + cA^2)X$, $A = XX^\top$, from $X / (\|X\|
 the transpose if $m > n$. An iteration maps each singular value by $p(\sigma) = a\sigma + b\sigma^3
 + c\sigma^5$ and leaves the singular vectors alone.
 
-*Numerics.* Newton-Schulz works in the dtype of `X` or in `work_dtype`; the others in float32 at
-least, one matrix after the other. In the null space Newton-Schulz amplifies rounding errors. A zero
+*Numerics.* Newton-Schulz works in the dtype of `X` or in `work_dtype`, and amplifies rounding
+errors in the null space; the others work in float32 at least, one matrix after the other. A zero
 matrix gives zero, a non-finite one NaN. If `n ≥ 2m`, three iterations at a time share their
 products with `X`: they iterate on its Gram matrix, which is then computed anew (Gram Newton-Schulz,
-Zhang et al., 2026). With five iterations that is one restart; without any, the error in bfloat16 is
-above 1. Relative errors against float64, of five iterations and 128 × 512
-(`tests/linalg/test_polar.py`):
+Zhang et al., 2026). Without a restart the error of five iterations in bfloat16 is above 1. Relative
+errors against float64, of five iterations and 128 × 512 (`tests/linalg/test_polar.py`):
 
 | singular values | bfloat16, one at a time | bfloat16 | float16 | float32 |
 |---|---|---|---|---|
@@ -27,12 +26,8 @@ above 1. Relative errors against float64, of five iterations and 128 × 512
 | 1 to 1e-4, "quintic" | 0.11 | 0.10 | 0.013 | 1e-5 |
 | 1 to 1e-4, "polar_express" | 0.17 | 0.19 | 0.023 | 2e-5 |
 
-All but the first few iterations run in a loop: compile time and temporaries do not grow with their
-number.
-
-*Several devices.* Inside `shard_map` the devices of `axis_name` divide the work that consists of
-products (`_split.py`): Newton-Schulz, and on TPUs and GPUs the others. On CPUs each device does the
-others in full.
+*Several devices.* Inside `shard_map` the devices of `axis_name` divide products
+(`_by_products.py`); on CPUs each device does all methods but Newton-Schulz in full.
 """
 
 from __future__ import annotations
@@ -46,14 +41,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._side import shorter_side
+from .._side import side_of
 from .._validate import check_integer
-from ._by_products import UNROLLED, polar_by_products, polar_of_range
+from ._by_products import UNROLLED, AxisName, Split, polar_by_products, polar_of_range
 from ._loops import each_matrix, in_turn
 from ._numerics import inexact, power_of_two
 from ._platforms import by_platform
 from ._products import exact_product, gram
-from ._split import AxisName, Split
 
 _POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -177,7 +171,7 @@ def iterated(
     # Three at a time if that is less work; the rounding errors of more grow too fast in the product
     # of the `B`s.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) else 1
-    table, side = jnp.asarray(rows, work), shorter_side(x)
+    table, side = jnp.asarray(rows, work), side_of("smaller", x)
     split = None if axis_name is None else Split.of(x, side.other_axis, axis_name)
 
     def more(x: jax.Array, done: Any, count: int) -> jax.Array:
@@ -215,7 +209,7 @@ def _first_iterations(
     """
     wide = np.promote_types(x.dtype, np.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
-    side = shorter_side(x)
+    side = side_of("smaller", x)
     own = (split.own(x) if split else x).astype(wide)
     near_one = (own * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(dtype)
     squared = gram(near_one, side, dtype=wide)

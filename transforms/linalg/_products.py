@@ -5,19 +5,28 @@
 | `multiplied`, `gram` | as given | at once, so callers take turns | as it is |
 | `exact_product` | full | one matrix after the other | in tiles |
 
-A level of `_precision.py`, as the context has it, takes the place of JAX's default precision in
-`multiplied` and `gram`, and of full precision in `exact_product`.
+Products with transposes are contractions here, because XLA would write a batch's transpose out
+(`docs/xla.md`, "Layouts"). In `Precision.HIGHEST` XLA takes ten times as long to compile a large
+product for a TPU as one in tiles (`docs/xla.md`, "TPUs"). Products of triangles leave out tiles of
+zeros. An operation gives its products a level by the context `at`, which takes the place of JAX's
+default precision in `multiplied` and `gram`, and of full precision in `exact_product`:
 
-XLA folds `.mT` into a product of two matrices, but not into a product of two batches of one matrix:
-on a CPU it first writes out the transpose, which takes a quarter of the time of `x @ x.mT`. So
-products with transposes are contractions here. In `Precision.HIGHEST` XLA takes ten times as long
-to compile a large product for a TPU as one in tiles (`docs/xla.md`). Products of triangles leave
-out tiles of zeros.
+| level | programs for GPUs | for TPUs |
+|---|---|---|
+| "float32" | float32, on ordinary units | six passes |
+| "bf16x6" | six products of bfloat16 numbers | six passes |
+| "bf16x3" | three | three passes |
+| "bf16" | one | one pass |
+
+These are presets of `jax.lax.DotAlgorithmPreset` (`docs/xla.md`, "Presets of products"). XLA for
+CPUs accepts them and multiplies in float32, which is as accurate as "bf16x6". The other levels are
+emulated there, with the errors that they have on a GPU; "bf16x3" takes two products for that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -27,9 +36,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._side import Side
+from .._validate import Value, as_value, check_choice
 from ._loops import in_turn
 from ._numerics import HIGHEST
-from ._platforms import by_platform, zeros_beside
+from ._platforms import by_platform, materialized, zeros_beside
 
 TILE = 512
 """The most rows, columns and summands of a tile."""
@@ -47,6 +57,76 @@ LEVELS: dict[str, Any] = {
 }
 LEVEL: Any = jax.make_user_context(None)
 """Its `value` is the level of the context."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Products(Value):
+    """See `products`."""
+
+    step: str | None = None
+    statistics: str = "float32"
+    refresh: str = "float32"
+
+
+def products(
+    *, step: str | None = None, statistics: str = "float32", refresh: str = "float32"
+) -> Products:
+    """The precision of each operation's products, for `products=`.
+
+    A level is "float32", "bf16x6" (six products of bfloat16 numbers in the place of one, as
+    accurate as float32), "bf16x3" (three) or "bf16". The name of a level in the place of this value
+    gives it to all operations. On an H100 six products take 0.45 of the time of one in float32 and
+    three 0.23, if the product and not memory limits them. Parameters in float64 have no levels.
+
+    Errors of a direction beside float64, for matrices of order 192 with eigenvalues from 1 down to
+    1 / condition (`python -m benchmarks precision`, on CPUs in emulation):
+
+    | | level | condition 1e2 | 1e4 | 1e6 |
+    |---|---|---|---|---|
+    | rotations of a step of `soap`, both sides | float32 | 1e-6 | 2e-5 | 8e-4 |
+    | | bf16x6 | 5e-7 | 8e-6 | 3e-4 |
+    | | bf16x3 | 5e-5 | 9e-4 | 0.04 |
+    | | TF32, JAX's default on GPUs | 1e-3 | 0.03 | 0.8 |
+    | | bf16, JAX's default on TPUs | 0.01 | 0.2 | 1.3 |
+    | a tracked basis, refreshed at every step | float32 | 0.034 | 0.022 | 0.031 |
+    | | bf16x3 | 0.034 | 0.023 | 0.032 |
+    | | bf16x3, statistics in bf16 | 0.035 | 0.022 | 0.030 |
+    | | bf16x3, refresh in bf16 | 0.034 | 0.033 | 0.054 |
+    | | bf16 | 0.034 | 0.032 | 0.052 |
+    | a root by products, `p = 2` | float32, bf16x6 | 3e-6 | 3e-5 | 9e-4 |
+    | | bf16x3 | 9e-5 | 1e-3 | 0.06 |
+    | the same, `p = 4` | float32, bf16x6 | 1e-6 | 8e-6 | 4e-4 |
+    | | bf16x3 | 4e-5 | 5e-4 | 0.03 |
+
+    Roots by products in bf16 diverge. At order 640 errors of steps and roots are up to
+    1.8 times as large.
+
+    Args:
+      step: of gradients with bases or roots. `None` is JAX's default precision, which is TF32 on
+        GPUs and bfloat16 on TPUs, but "float32" where the product feeds a statistic.
+      statistics: of Gram products.
+      refresh: of rotations, roots and the moments that turn along.
+
+    Raises:
+      ValueError: if a level is none of "float32", "bf16x6", "bf16x3" and "bf16".
+    """
+    check_choice("step", step, (None, *LEVELS))
+    check_choice("statistics", statistics, (*LEVELS,))
+    check_choice("refresh", refresh, (*LEVELS,))
+    return Products(step, statistics, refresh)
+
+
+NAMES = {None: Products()} | {level: Products(level, level, level) for level in LEVELS}
+"""One level for all operations."""
+
+
+def as_products(value: str | Products | None) -> Products:
+    """The value of this name, or itself.
+
+    Raises:
+      ValueError: naming the allowed values.
+    """
+    return as_value("products", value, Products, 'curvax.products(step="bf16x3")', NAMES)
 
 
 def at(level: str | None) -> contextlib.AbstractContextManager[Any]:
@@ -141,8 +221,10 @@ def exact_product(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> j
     return by_platform(tpu=tiles, default=form)(a, b)
 
 
+@jax.jit
 def square_of_lower(c: jax.Array) -> jax.Array:
     """`c cᵀ` for lower triangles `c (..., d, d)` with diagonal: `d³` FLOPs, on TPUs `d³ / 3`."""
+    c = materialized(c)
     with at("float32"):
         if c.shape[-1] <= TILE:
             return _by_halves(c)

@@ -1,21 +1,34 @@
-r"""QR decompositions: orthonormal bases of columns, their complements, and their reflectors.
+r"""QR decompositions: orthonormal bases, their complements, and orthogonal matrices as reflectors.
 
-*On TPUs* by Householder reflectors in panels of `PANEL` columns. A loop over the panels factors one
-column by column and applies its block reflector to all columns, of which the finished ones stay as
-they are. The basis is the product of the reflectors: as orthonormal as by LAPACK, for columns of
-any condition, also for dependent ones and zeros. A column that is not finite gives a basis that is
-not finite. Columns are scaled one by one, so that no square overflows. *On GPUs* the same, for
-stacks of `MANY` matrices and more, also those that `vmap` makes, all at once: each column launches
-its kernels once for a stack. cuSOLVER takes smaller stacks, one matrix after the other
-(`docs/xla.md`, "GPUs"). Derivatives are those forward.
+$$U = H_1 H_2 \cdots H_d\, S, \qquad H_k = I - 2\,\frac{v_k v_k^\top}{v_k^\top v_k}, \qquad
+S = \mathrm{diag}(\pm 1)$$
 
-*Cost* for `m × n`, `m ≥ n`: about `4 m n²` FLOPs for the reflectors, `3 m n²` for the basis.
+with $v_k$ zero above its $k$-th entry: the strictly lower triangle of $V = (v_1 \dots v_d)$ has as
+many numbers as an orthogonal matrix has degrees of freedom. Any $V$ without a zero column gives a
+matrix that is orthogonal up to rounding, whatever the lengths of its columns, so an error of $V$
+turns the basis and does not distort it.
+
+*Panels.* A panel of $b$ consecutive reflectors is $I - V_p T_p V_p^\top$, where $T_p^{-1}$ is the
+upper triangle of $V_p^\top V_p$ with half its diagonal (Schreiber and Van Loan, 1989; Puglisi,
+1992). Loops over panels keep programs small at any order. Decompositions for TPUs, and on GPUs
+those of stacks of `MANY` matrices and more (`docs/xla.md`, "GPUs"), factor a panel column by column
+and apply it to all columns, of which the finished ones stay as they are. Bases are as orthonormal
+as by LAPACK, also of dependent columns and zeros; a column that is not finite gives one that is
+not. Columns are scaled one by one, so that no square overflows. Derivatives are those forward.
+
+*Cost.* A decomposition `m × n`, `m ≥ n`, takes about `4 m n²` FLOPs for the reflectors and `3 m n²`
+for the basis. `panels_of` takes `4 d² b`, and `2 d²` of memory. In place of the `2 d²n` FLOPs of a
+product with $U$, `reflected` takes `4 d²n` up to order 511, `3 d²n` at 512 and `2.5 d²n` from 1024
+on, in products that are too thin for a processor's full speed: it leaves out rows above panels in
+two to four loops. `formed` takes `4 d³` up to order 255, `2.5 d³` at 256 and `1.9 d³` from 512 on;
+`4 d³ / 3` are needed. So it pays to form $U$ for two products or more with at least `d` columns.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,23 +37,23 @@ from jax.custom_batching import custom_vmap
 from ._loops import each_matrix
 from ._numerics import HIGHEST
 from ._platforms import by_platform, zeros_beside
-from ._products import at, exact_product
-from ._reflectors import PANEL, triangle_of
+from ._products import at, exact_product, multiplied
 
 MANY = 8
 """Stacks of so many matrices are decomposed at once on GPUs."""
+
+PANEL = 64
+"""Reflectors that are applied together."""
+
+MOST_LOOPS, LEAST_PANELS, LEAST_FORMED = 4, 4, 2
+"""Loops over panels at most, and panels of a loop at least, for products and to form a matrix. More
+loops save FLOPs and make programs longer."""
 
 
 @custom_vmap
 def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`Q (m, k)` with orthonormal columns and triangular `R (k, n)` of `a (m, n)`, `k = min`."""
     return by_platform(tpu=_qr_by_panels, default=lambda a: tuple(jnp.linalg.qr(a)))(a)
-
-
-@qr.def_vmap
-def _qr_of_stacks(size: int, batched: Any, a: jax.Array) -> Any:
-    del size, batched
-    return _each_by_panels(qr, _qr_by_panels, a), (True, True)
 
 
 @custom_vmap
@@ -51,10 +64,10 @@ def orthogonal_complement(u: jax.Array) -> jax.Array:
     return by_platform(tpu=_complement_by_panels, default=by_lapack)(u)
 
 
-@orthogonal_complement.def_vmap
-def _complement_of_stacks(size: int, batched: Any, u: jax.Array) -> Any:
-    del size, batched
-    return _each_by_panels(orthogonal_complement, _complement_by_panels, u), True
+qr.def_vmap(lambda _, __, a: (_each_by_panels(qr, _qr_by_panels, a), (True, True)))
+orthogonal_complement.def_vmap(
+    lambda _, __, u: (_each_by_panels(orthogonal_complement, _complement_by_panels, u), True)
+)
 
 
 def bases_of(a: jax.Array) -> jax.Array:
@@ -76,8 +89,7 @@ def _each_by_panels(
 def reflectors_of(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`V` with unit diagonal and the signs `S` of orthogonal matrices `u (..., d, d)`.
 
-    Below the diagonal no entry of `V` is above 1; above the diagonal it is 0. With `_reflectors.py`
-    they make `u`.
+    Below the diagonal no entry of `V` is above 1; above the diagonal it is 0.
     """
     if u.ndim > 2:
         return _each_by_panels(reflectors_of, _signed_by_panels, u)
@@ -151,7 +163,7 @@ def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _apply_reflectors(v: jax.Array, x: jax.Array) -> jax.Array:
-    """`H_1 ⋯ H_k x` for `v (m, k)` of squared length 2, in one loop; `_reflectors.py` has four."""
+    """`H_1 ⋯ H_k x` for `v (m, k)` of squared length 2, in one loop; `reflected` has up to four."""
     v = jnp.pad(v, [(0, 0), (0, -v.shape[1] % PANEL)])
     panels = v.shape[1] // PANEL
 
@@ -167,7 +179,7 @@ def _by_panel(v: jax.Array, x: jax.Array, *, inverse: bool = False) -> jax.Array
     with at("float32"):
         # Reflections have taken the squared lengths for 2, which they are up to rounding.
         gram = jnp.where(jnp.eye(v.shape[1], dtype=bool), 2, exact_product(v.mT, v))
-        triangle = triangle_of(gram)
+        triangle = _triangle_of(gram)
         turned = jnp.matmul(v, triangle.mT if inverse else triangle, precision=HIGHEST)
         return x - exact_product(turned, exact_product(v.mT, x))
 
@@ -182,3 +194,102 @@ def _reflector(column: jax.Array, below: jax.Array) -> jax.Array:
     v = x + jnp.where(jnp.sum(first * x) < 0, -norm, norm) * first
     v = jnp.where(norm == 0, first, v)  # of zeros
     return v * jax.lax.rsqrt(jnp.sum(v * v) / 2)
+
+
+class Reflectors(NamedTuple):
+    """A batch of matrices `H_1 ⋯ H_k S` of order `d`, in panels of `b` reflectors."""
+
+    rows: jax.Array  # V_pᵀ, (..., ⌈k/b⌉, b, d)
+    products: jax.Array  # (V_p T_p)ᵀ, of the same shape
+    signs: jax.Array  # the diagonal of S, (..., d)
+
+    def loops(self, least: int) -> list[tuple[int, int]]:
+        """The first panel and the number of panels of each loop; about `least` or more in each."""
+        number = self.rows.shape[-3]
+        share = -(-number // max(1, min(MOST_LOOPS, number // least)))
+        return [(start, min(share, number - start)) for start in range(0, number, share)]
+
+
+@jax.jit  # shared by a program's parts
+def panels_of(v: jax.Array, signs: jax.Array) -> Reflectors:
+    """The panels of lower triangular `v (..., d, d)`."""
+    v = jnp.pad(v, [(0, 0)] * (v.ndim - 1) + [(0, -v.shape[-1] % PANEL)])
+    rows = v.mT.reshape(*v.shape[:-2], -1, PANEL, v.shape[-2])
+    gram = jnp.matmul(rows, rows.mT, precision=HIGHEST)
+    return Reflectors(rows, jnp.matmul(_triangle_of(gram).mT, rows, precision=HIGHEST), signs)
+
+
+@functools.partial(jax.jit, static_argnames="inverse")
+def reflected(u: Reflectors, x: jax.Array, *, inverse: bool = False) -> jax.Array:
+    """`U x`, or `Uᵀ x`, for `x (..., d, n)`."""
+    x = x if inverse else u.signs[..., None] * x
+    loops = u.loops(LEAST_PANELS)
+    for start, number in loops if inverse else reversed(loops):
+        row = start * PANEL
+        rest = _apply_panels(u, start, number, x[..., row:, :], inverse)
+        x = jnp.concatenate([x[..., :row, :], rest], axis=-2) if row else rest
+    return u.signs[..., None] * x if inverse else x
+
+
+@functools.partial(jax.jit, static_argnames="precision")
+def formed(u: Reflectors, *, precision: jax.lax.PrecisionLike = None) -> jax.Array:
+    """`U (..., d, d)`."""
+    rows, found = u.rows[..., 0, :, :], None
+    for start, number in reversed(u.loops(LEAST_FORMED)):
+        # The reflectors of this loop change nothing before their rows, in rows or columns.
+        new = u.rows.shape[-1] - start * PANEL if found is None else number * PANEL
+        zeros = zeros_beside(rows, (*rows.shape[:-2], new, new))
+        corner = zeros + jnp.broadcast_to(jnp.eye(new, dtype=rows.dtype), zeros.shape)
+        found = corner if found is None else _block_diagonal(corner, found)
+        found = _apply_panels(u, start, number, found, precision=precision)
+    assert found is not None
+    return found * u.signs[..., None, :]
+
+
+def _block_diagonal(a: jax.Array, b: jax.Array) -> jax.Array:
+    edge = [(0, 0)] * (a.ndim - 2)
+    m, n = a.shape[-1], b.shape[-1]
+    return jnp.pad(a, [*edge, (0, n), (0, n)]) + jnp.pad(b, [*edge, (m, 0), (m, 0)])
+
+
+def _apply_panels(
+    u: Reflectors,
+    start: int,
+    number: int,
+    x: jax.Array,
+    inverse: bool = False,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """Applies so many panels to the rows `x` from the first one's on."""
+    first, second = (u.products, u.rows) if inverse else (u.rows, u.products)
+
+    def body(j: jax.Array, x: jax.Array) -> jax.Array:
+        panel = start + (j if inverse else number - 1 - j)
+        a, b = (
+            jax.lax.dynamic_index_in_dim(y, panel, -3, keepdims=False)[..., start * PANEL :]
+            for y in (first, second)
+        )
+        inner = multiplied(a, x, precision)
+        return x - multiplied(b.mT, inner, precision)
+
+    return jax.lax.fori_loop(0, number, body, x)
+
+
+def _triangle_of(gram: jax.Array) -> jax.Array:
+    r"""`T_p (..., b, b)` of panels with `gram = V_pᵀ V_p`: an inverse, by products alone.
+
+    Blocks double in each round: $X \leftarrow X - X B X$ with the inverses $X$ of the diagonal
+    blocks and the blocks $B$ beside them. LAPACK's solve of a batch may wait for threads forever
+    (`docs/xla.md`, "LAPACK").
+    """
+    i, j = jnp.mgrid[:PANEL, :PANEL]
+    # A column of zeros, such as those that fill the last panel, reflects nothing.
+    lower = jnp.where(i > j, gram, jnp.where(i < j, 0, jnp.where(gram > 0, gram / 2, 1)))
+
+    def double(k: jax.Array, x: jax.Array) -> jax.Array:
+        beside = jnp.where((i ^ j) >> k == 1, lower, 0)
+        found = jnp.matmul(beside, x, precision=HIGHEST)
+        return x - jnp.matmul(x, found, precision=HIGHEST)
+
+    start = jnp.where(i == j, 1 / jnp.where(i == j, lower, 1), 0)
+    return jax.lax.fori_loop(0, (PANEL - 1).bit_length(), double, start).mT

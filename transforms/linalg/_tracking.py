@@ -8,32 +8,21 @@ $$K_{ij} = \frac{H_{ij} \Delta}{\Delta^2 + \tau^2 h_i h_j + (\nu h_{max})^2}, \q
 \Delta = h_j - h_i, \qquad W = f K + f^2 K^2 / 2, \qquad
 U \leftarrow U (I + W), \quad H \leftarrow (I + W)^\top H (I + W)$$
 
-with $\tau = 0.3$, $\nu = 10^{-7}$.
-
-*Derivation.* $K$ is antisymmetric, so $I + W$ is a rotation up to $f^4 K^4 / 4$. To first order,
-$H_{ij}$ becomes $H_{ij} + K_{ij} (h_i - h_j)$, and $K_{ij} = H_{ij} / (h_j - h_i)$ would make it 0:
-Newton's method, and the refinement of Ogita and Aishima (2018). One step of orthogonal iteration,
-the QR decomposition of $L U$, takes $H_{ij} / \max(h_i, h_j)$ instead. Both agree where eigenvalues
-are far apart. Where they are close Newton's step has no bound, while the entry says little: any
+$K$ is antisymmetric, so $I + W$ is a rotation up to $f^4 K^4 / 4$. To first order
+$K_{ij} = H_{ij} / (h_j - h_i)$ would make $H_{ij}$ 0: Newton's method, and the refinement of Ogita
+and Aishima (2018). Where eigenvalues are close it has no bound, while the entry says little: any
 basis of an eigenspace will do. $\tau$ makes the step small there, and $\nu$ keeps rounding noise of
-$H$ out.
-
-*Bounds.* A sum of many small angles may be a long rotation, for which the expansion does not hold
-(without bounds it diverges). Rows $i$ of $K$ are scaled to a length of at most 0.7, as
-$K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$; then
+$H$ out. Without bounds on the angles' sum it diverges: rows $i$ of $K$ are scaled to a length of at
+most 0.7, as $K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$, and
 $f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$ from four steps of power iteration with $K^2$,
 from the vector of the rows' lengths.
 
-*How many.* Rotations repeat until one was short, $\ell < 0.3$: the rest is then of order $\ell^2$.
-A longer one is made orthonormal, $R \leftarrow R - R (R^\top R - I) / 2$ for $R = I + W$, so that
-$H$ stays $U^\top L U$. A stream whose average has a memory of 20 steps takes 1 or 2 rotations when
-it is refreshed at every step, 2 to 4 when refreshed at every tenth, and 5 to 16 in the first
-refreshes, when an average is half new. Nothing is sorted: columns keep their eigenvalues and
-moments.
-
-*Orthonormality.* The defect $\|E x\| / \|x\|$, $E = U^\top U - I$, is measured for one vector of
-signs, with two products of a matrix and a vector; it is about the root mean square of a column of
-$E$. Above $10^{-3}$, $U \leftarrow U - U E / 2$.
+Rotations repeat until one was short, $\ell < 0.3$: the rest is then of order $\ell^2$
+(`docs/performance.md` has how many it takes). A longer one is made orthonormal,
+$R \leftarrow R - R (R^\top R - I) / 2$ for $R = I + W$, so that $H$ stays $U^\top L U$. Nothing is
+sorted: columns keep their eigenvalues and moments. The defect $\|E x\| / \|x\|$,
+$E = U^\top U - I$, for one vector of signs is about the root mean square of a column of $E$. Above
+$10^{-3}$, $U \leftarrow U - U E / 2$.
 
 *Cost* for order `d`: 4 products, `8 d³` FLOPs, for a refresh by one short rotation; 6 for each long
 one before; two more where the basis is made orthonormal.
@@ -46,7 +35,6 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,25 +62,11 @@ FROM_IDENTITY = 80
 """Rotations from the identity to the eigenvectors of any matrix, at most."""
 
 
-class Rotated(NamedTuple):
-    """A basis after a refresh."""
-
-    basis: jax.Array  # U, (d, d)
-    rotated: jax.Array  # H = Uᵀ L U, (d, d)
-    turn: jax.Array  # the factor of the old basis, (d, d)
-
-
-def followed(u: jax.Array, h: jax.Array, most: int) -> Rotated:
-    """Rotates a basis `u (d, d)` towards the eigenvectors of `L`, `h = uᵀ L u`.
-
-    Args:
-      u: the basis.
-      h: L in this basis, symmetric.
-      most: the most rotations.
-    """
+def followed(u: jax.Array, h: jax.Array, most: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A basis `u (d, d)` and `h = uᵀ L u` after at most so many rotations, and their product."""
     near_one, scale = _near_one(h)
     turn, near_one = _rotations(near_one, most, exactly=False)
-    return Rotated(orthonormalized(exact_product(u, turn)), near_one / scale, turn)
+    return orthonormalized(exact_product(u, turn)), near_one / scale, turn
 
 
 def decomposed(h: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -137,12 +111,9 @@ def _defect(u: jax.Array) -> jax.Array:
 
 
 def _rotations(h: jax.Array, most: int, *, exactly: bool) -> tuple[jax.Array, jax.Array]:
-    """The product of the rotations of one refresh, and `h` after them.
+    """The product of at most so many rotations, and `h (d, d)`, of entries near 1, after them.
 
-    Args:
-      h: the matrix, of entries near 1.
-      most: the most rotations.
-      exactly: whether short rotations are made orthonormal too, and all of them up to rounding.
+    `exactly`: short rotations are made orthonormal too, and all of them up to rounding.
     """
 
     def rotated(h: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

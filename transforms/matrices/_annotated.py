@@ -1,11 +1,9 @@
-"""Arrays that know their axes: rows, columns and batch axes from their boxes.
+"""Arrays that know their axes, recognized by the attributes of their boxes.
 
 - Haliax' `NamedArray` names its axes. The layer around it (`Linear`, `MoELinear`, `Conv`) knows
   which of them are inputs, `In`, and outputs, `Out`; all others are layers or experts. Without such
   a layer, names like `layers`, `heads` and `head_size` tell.
 - Simply's `AnnotatedArray` has a letter for each axis: "i" is an input, "o" an output, "." neither.
-
-The boxes are recognized by their attributes, so that no package is imported.
 """
 
 from __future__ import annotations
@@ -29,7 +27,8 @@ def annotated(params: Any, named: NamedLeaves) -> dict[str, MatrixAxes | str]:
     """The axes, or the reason why it is not a matrix, of each parameter whose box tells."""
     names = iter(named.names)  # of leaves, in the order of the boxes around them
     found: dict[str, MatrixAxes | str] = {}
-    for node in jax.tree.leaves(params, is_leaf=lambda x: _tells(x) or is_hole(x)):
+    tells = lambda x: _has_axis_names(x) or _is_layer(x) or is_hole(x)  # noqa: E731
+    for node in jax.tree.leaves(params, is_leaf=tells):
         boxes = jax.tree.leaves(node, is_leaf=lambda x: _has_axis_names(x) or is_hole(x))
         for box in boxes:
             own = list(itertools.islice(names, len(jax.tree.leaves(box, is_leaf=is_hole))))
@@ -37,10 +36,6 @@ def annotated(params: Any, named: NamedLeaves) -> dict[str, MatrixAxes | str]:
             if axes is not None:
                 found[own[0]] = axes
     return found
-
-
-def _tells(node: Any) -> bool:
-    return _has_axis_names(node) or _is_layer(node)
 
 
 def _has_axis_names(x: Any) -> bool:
@@ -75,7 +70,8 @@ def _listed(spec: Any) -> Iterator[str]:
 def _axes_of_box(name: str, box: Any, node: Any) -> MatrixAxes | str | None:
     letters, axes = _letters(box), _annotated_axes(box)
     if letters is not None:
-        return _axes_of_ends([{"i": 0, "o": 1}.get(letter) for letter in letters], "simply")
+        rows, columns = ([i for i, x in enumerate(letters) if x == end] for end in "io")
+        return _axes_of_sides(rows, columns, "simply")
     reason = why_no_matrix(name)
     if axes is None or reason is not None:
         return reason
@@ -91,8 +87,10 @@ def _of_layer(axes: Sequence[str], layer: Any) -> MatrixAxes | str:
     outputs = {axis for axis in _listed(layer.Out) if not _BATCH.fullmatch(axis)}  # not "qkv"
     if getattr(layer, "groups", 1) > 1 and layer.weight.axes[axes.index(layer.In.name)].size == 1:
         return "depthwise convolution (haliax)"
-    ends = [0 if axis in inputs else 1 if axis in outputs else None for axis in axes]
-    return _axes_of_ends(ends, "haliax")
+    rows, columns = (
+        [i for i, axis in enumerate(axes) if axis in side] for side in (inputs, outputs - inputs)
+    )
+    return _axes_of_sides(rows, columns, "haliax")
 
 
 def _by_names(name: str, axes: Sequence[str]) -> MatrixAxes | str | None:
@@ -108,14 +106,11 @@ def _by_names(name: str, axes: Sequence[str]) -> MatrixAxes | str | None:
         return vector if len(own) <= 1 or heads else None
     first, second = sorted((heads, others))
     rows, columns = (second, first) if is_output_first(name) else (first, second)
-    return _axes_of_ends(
-        [0 if i in rows else 1 if i in columns else None for i in range(len(axes))]
-    )
+    return _axes_of_sides(rows, columns, "haliax")
 
 
-def _axes_of_ends(ends: Sequence[int | None], family: str = "haliax") -> MatrixAxes | str:
-    """The axes, from an end of each: 0 an input, 1 an output, None neither."""
-    rows, columns = ([i for i, end in enumerate(ends) if end == side] for side in (0, 1))
+def _axes_of_sides(rows: list[int], columns: list[int], family: str) -> MatrixAxes | str:
+    """The axes, from the places of inputs and outputs."""
     if not (rows and columns):
         return f"no inputs or no outputs ({family})"
     merged = [axes[0] if len(axes) == 1 else tuple(axes) for axes in (rows, columns)]

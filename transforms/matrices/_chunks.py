@@ -1,19 +1,10 @@
 """Large stacks in chunks: the temporaries of a step are those of one chunk.
 
-A transformation of a stack `(N, m, n)` makes temporaries as large as the stack, in float32 even if
-the gradients are in bfloat16. `in_chunks` runs it on a few matrices at a time, in a loop that
-updates the state and writes the directions over the gradients in place. The matrices of a stack do
-not influence each other, so the numbers are the same.
-
-*Memory*: the temporaries of at most `CHUNK` elements, or of one matrix. *Cost*: a loop copies the
-gradients and the state of each chunk out and back; without a loop they are used where they lie. So
-two kinds of stacks stay whole:
-
-* If the state has more than `HEAVY` float32 numbers per element, temporaries are small next to it,
-  and copying it would double the traffic.
-* A direction that reads the gradients twice, to project them and back, makes next to no temporaries
-  of their size, and a loop would read them twice more. It says so (`projects=True`); moments in
-  codes are decoded in chunks all the same.
+A transformation of a stack `(N, m, n)` makes temporaries as large as the stack, in float32. In a
+loop over chunks it updates the state and writes the directions over the gradients in place, which
+copies gradients and state out and back. So a stack stays whole if copying its state would cost more
+than the temporaries (`HEAVY`), or if the direction reads the gradients only to project them
+(`projects=True`). The matrices of a stack do not influence each other, so the numbers are the same.
 """
 
 from __future__ import annotations
@@ -47,11 +38,10 @@ def in_chunks(
     traced = {f: jax.jit(f) for f in (inner.update, by_chunks, decoded)}
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
+        step = inner.update if updates.size <= CHUNK else by_chunks
         leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, LazyMoments))
         if any(isinstance(x, LazyMoments) for x in leaves):
             step = decoded
-        else:
-            step = inner.update if updates.size <= CHUNK else by_chunks
         own: Any = functools.partial(step, **extra_args)
         return (jax.jit(own) if extra_args else traced[step])(updates, state, params)
 
@@ -65,8 +55,8 @@ def _by_chunks(
     size = matrices_in_chunk(g.shape)
     split = StateSplit.of(state, g.shape[:1])
     own, shared = split.parts(state)
-    heavy = sum(x.nbytes for x in own) > HEAVY * 4 * g.size
-    if size == len(g) or heavy or projects or any(x.ndim for x in shared):
+    heavy = sum(x.nbytes for x in jax.tree.leaves(own)) > HEAVY * 4 * g.size
+    if size == len(g) or heavy or projects or any(x.ndim for x in jax.tree.leaves(shared)):
         return update(g, state, params, **extra_args)
 
     def visit(start: Any, size: int, carry: Any) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
 
-from ._names import OF_STATE_SPACE, Shapes, bias_of, is_of_norm, layer_place, modules_near
+from ._names import OF_STATE_SPACE, Shapes, bias_of, is_of_norm, layer_place, modules_near, scopes
 
 
 def is_in_stack(name: str, shapes: Shapes, axis: int = 0) -> bool:
@@ -14,14 +14,9 @@ def is_in_stack(name: str, shapes: Shapes, axis: int = 0) -> bool:
     With layers its bias is `(layers, out)` or `(out, layers)`. Without a bias, the norms of the
     module around it are `(layers, features)` or `(features, layers)`.
     """
-    layers, bias = shapes[name][axis], bias_of(name, shapes)
-    if bias is not None:
-        return _is_stack_of_vectors(bias, layers, axis)
-    for scope in _scopes(name):
-        norms = [x for other, x in shapes.items() if other.startswith(scope) and is_of_norm(other)]
-        if norms:
-            return all(_is_stack_of_vectors(x, layers, axis) for x in norms)
-    return False
+    bias = bias_of(name, shapes)
+    vectors = _norms_around(name, shapes) if bias is None else [bias]
+    return _are_stacks(vectors, shapes[name][axis], axis)
 
 
 def is_scanned(name: str, shapes: Shapes) -> bool:
@@ -39,34 +34,31 @@ def is_vector_per_layer(name: str, shapes: Shapes) -> bool:
     In scanned layers a norm is `(layers, features)` or `(features, layers)`, and no matrix has two
     axes. In a state space model, `D` has the axes of `A_log`: layers and heads, or channels.
     """
-    scope = layer_place(name).scope
-    if any(shapes.get(f"{scope}{own}", ())[:2] == shapes[name] for own in OF_STATE_SPACE):
+    shape, scope = shapes[name], layer_place(name).scope
+    if any(shapes.get(f"{scope}{own}", ())[:2] == shape for own in OF_STATE_SPACE):
         return True
-    for scope in _scopes(name):
+    norms = _norms_around(name, shapes, deepest=1)
+    return any(_are_stacks(norms, shape[axis], axis) for axis in (0, 1))
+
+
+def _norms_around(name: str, shapes: Shapes, deepest: float = math.inf) -> list[tuple[int, ...]]:
+    """The norms of the innermost module around a parameter that has some."""
+    for scope in scopes(name):
         norms = [
             x
             for other, x in shapes.items()
             if other.startswith(scope)
-            and other.count("/") - scope.count("/") <= 1
+            and other.count("/") - scope.count("/") <= deepest
             and is_of_norm(other)
         ]
         if norms:
-            return any(
-                all(_is_stack_of_vectors(x, shapes[name][axis], axis) for x in norms)
-                for axis in (0, 1)
-            )
-    return False
+            return norms
+    return []
 
 
-def _is_stack_of_vectors(shape: tuple[int, ...], layers: int, axis: int) -> bool:
-    return len(shape) == 2 and shape[axis] == layers and shape[1 - axis] > 1
-
-
-def _scopes(name: str) -> Iterator[str]:
-    """The modules around a parameter, from the inside; each ends in "/", unless it is the root."""
-    parts = name.split("/")[:-1]
-    for end in range(len(parts), -1, -1):
-        yield "".join(f"{part}/" for part in parts[:end])
+def _are_stacks(vectors: list[tuple[int, ...]], layers: int, axis: int) -> bool:
+    stacked = (len(x) == 2 and x[axis] == layers and x[1 - axis] > 1 for x in vectors)
+    return bool(vectors) and all(stacked)
 
 
 def has_experts(name: str, shapes: Shapes) -> bool:

@@ -1,23 +1,20 @@
 """Conventions of families of models, where names and shapes alone leave a choice.
 
-A `Family` is a list of entries. The first entry that fits a parameter decides; the rule decides on
-all others. Axes are counted from the end where layers may be stacked in front of them: MaxText's
-`query/kernel` is `(features, layers, heads, head_dim)` with scanned layers and `(features, heads,
-head_dim)` without.
-
-Families differ: `(16, 8, 3)` is a convolution in Equinox, and 16 scanned layers of `8 × 3` in
-Linen, if a norm beside it has 16 layers too (`_evidence`).
+Axes are counted from the end where layers may be stacked in front of them: MaxText's `query/kernel`
+is `(features, layers, heads, head_dim)` with scanned layers and `(features, heads, head_dim)`
+without.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ._evidence import is_in_stack, is_scanned
-from ._form import MatrixAxes
+from ._form import MatrixAxes, kernel_axes
 from ._names import Shapes, bias_of, is_convolution, is_depthwise, is_named_matrix
 
 
@@ -42,9 +39,8 @@ class Family:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
         ndim = len(shapes[name])
         for entry in self.entries:
-            if ndim not in entry.ndims or not re.fullmatch(entry.pattern, name):
-                continue
-            if not entry.fits(name, shapes):
+            known = ndim in entry.ndims and re.fullmatch(entry.pattern, name)
+            if not (known and entry.fits(name, shapes)):
                 continue
             axes = entry.per_head if head_wise and entry.per_head else entry.axes
             if isinstance(axes, str):
@@ -83,12 +79,9 @@ _FROM_HEADS = MatrixAxes((-3, -2), -1)  # (..., heads, head_dim, features)
 _HEADS_FIRST = MatrixAxes(-2, (-3, -1))  # (..., heads, features, head_dim)
 
 
-def _output_last(ndim: int) -> MatrixAxes:
-    return MatrixAxes(tuple(range(ndim - 1)), ndim - 1)
-
-
-def _output_first(ndim: int) -> MatrixAxes:
-    return MatrixAxes(tuple(range(1, ndim)), 0)
+_output_first, _output_last = (
+    functools.partial(kernel_axes, output_first=first) for first in (True, False)
+)
 
 
 def _output_before_input(ndim: int) -> MatrixAxes:

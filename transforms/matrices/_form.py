@@ -8,9 +8,6 @@ balanced (`k = ⌈m / block_size⌉` blocks of `⌈m / k⌉` rows), and the last
 rows. The same holds for columns. Columns in unequal parts (query, key and value in one kernel) are
 split first, and each part is then cut for itself.
 
-`MatrixAxes` holds the axes that a user specifies; `MatrixForm` holds the permutation, the tiles and
-the shape of the matrices of one parameter, or of one of its parts.
-
 *Cost*: a transpose and a reshape per array; tiling adds a pad and one more transpose.
 """
 
@@ -97,7 +94,7 @@ class MatrixAxes:
     @property
     def named(self) -> tuple[int, ...]:
         """The axes of the rows and of the columns."""
-        return (*_as_tuple(self.rows), *_as_tuple(self.columns))
+        return (*as_tuple(self.rows), *as_tuple(self.columns))
 
     def exist_in(self, ndim: int) -> bool:
         """Whether an array with `ndim` axes has all these axes."""
@@ -129,7 +126,15 @@ def as_matrix_axes(entry: AxesEntry) -> MatrixAxes:
     return MatrixAxes(rows=entry.reduction_axis, columns=entry.output_axis)
 
 
-def _as_tuple(axes: int | Sequence[int]) -> tuple[int, ...]:
+def kernel_axes(ndim: int, *, output_first: bool) -> MatrixAxes:
+    """The axes of a kernel of a convolution, which has all other axes as rows."""
+    if output_first:
+        return MatrixAxes(tuple(range(1, ndim)), 0)
+    return MatrixAxes(tuple(range(ndim - 1)), ndim - 1)
+
+
+def as_tuple(axes: int | Sequence[int]) -> tuple[int, ...]:
+    """One axis or several, as a tuple."""
     return (axes,) if isinstance(axes, int) else tuple(axes)
 
 
@@ -153,7 +158,7 @@ class MatrixForm:
 
     @functools.cached_property
     def count(self) -> int:
-        """Number of matrices."""
+        """The number of matrices."""
         return self.batch * self.row_tiles * self.column_tiles
 
     @functools.cached_property
@@ -204,10 +209,7 @@ class MatrixForm:
 
 
 def from_matrices(parts: Sequence[tuple[MatrixForm, jax.Array]]) -> jax.Array:
-    """Reassembles a parameter from all its parts, each `(count, *tile)`, in any order.
-
-    The inverse of `to_matrices`.
-    """
+    """The inverse of `to_matrices`: a parameter from all its parts, in any order."""
     whole = []
     for form, x in sorted(parts, key=lambda part: part[0].start):
         if form.is_tiled:
@@ -223,13 +225,7 @@ def from_matrices(parts: Sequence[tuple[MatrixForm, jax.Array]]) -> jax.Array:
 def matrix_forms(
     name: str, shape: tuple[int, ...], axes: MatrixAxes, block_size: int | None = None
 ) -> tuple[MatrixForm, ...]:
-    """Lays out the matrices of the parameter `name` of shape `shape` under `axes`, by its parts.
-
-    Raises:
-      ValueError: naming the parameter, if an axis does not exist or is named twice, if the number
-        of heads does not divide its axis, if blocks cut a head unevenly, or if the sizes of parts
-        do not add up.
-    """
+    """Lays out the matrices of the parameter `name` of shape `shape` under `axes`, by its parts."""
     rows = _positions(name, shape, "rows", axes.rows)
     columns_of = _positions(name, shape, "columns", axes.columns)
     if len({*rows, *columns_of}) < len(rows) + len(columns_of):
@@ -275,7 +271,7 @@ def _positions(
     name: str, shape: tuple[int, ...], what: str, given: int | Sequence[int]
 ) -> tuple[int, ...]:
     """The axes that form the rows or the columns, from 0."""
-    given, ndim = _as_tuple(given), len(shape)
+    given, ndim = as_tuple(given), len(shape)
     for axis in given:
         if not -ndim <= axis < ndim:
             raise ValueError(

@@ -3,11 +3,7 @@
 It asks, in this order: the user's axes (`_specification`), the output layer (`_output_layer`), the
 box around the array (`_annotated`), the family of models (`_families`), the name (`_names`), and
 the shape, the bias and the layers beside it (`_readings`, `_evidence`), also those that go to other
-optimizers (`shapes_around`). Without evidence, one error lists all such parameters (`_unspecified`
-below). `MatrixRule` documents the rule for users.
-
-A `MatrixRule` also sets the block size and whether matrices share arrays. Every optimizer takes one
-as `matrices=`; `as_rule` fills in the defaults of the method.
+optimizers (`shapes_around`). Without evidence, one error lists all such parameters.
 """
 
 from __future__ import annotations
@@ -167,8 +163,14 @@ class MatrixRule:
         boxed = annotated(params, named)
         said = specified(self.weight_dimension_numbers, params, named.names, shapes)
         complete = as_rule(self)
-        excluded = complete._output_layer(leaves, named.names)
-        chosen = complete._chosen(leaves, named.names)
+        if complete.output_layer == "auto":
+            excluded = find_output_layer(leaves)
+        else:
+            excluded = _selected("output_layer", complete.output_layer, leaves, named.names) or ()
+        if complete.matrices == "all":
+            chosen = frozenset(leaves)
+        else:
+            chosen = _selected("matrices", complete.matrices, leaves, named.names)
 
         def treatment(name: str) -> Treatment | Readings:
             if name in excluded:
@@ -203,20 +205,6 @@ class MatrixRule:
             raise _unspecified(unclear, shapes, named.names)
         return {name: x for name, x in found.items() if not isinstance(x, tuple)}
 
-    def _chosen(self, leaves: Mapping[str, Any], names: Sequence[str]) -> frozenset[str] | None:
-        if self.matrices is None:
-            return None
-        if self.matrices == "all":
-            return frozenset(leaves)
-        return _selected("matrices", self.matrices, leaves, names)
-
-    def _output_layer(self, leaves: Mapping[str, Any], names: Sequence[str]) -> frozenset[str]:
-        if self.output_layer is None:
-            return frozenset()
-        if self.output_layer == "auto":
-            return find_output_layer(leaves)
-        return _selected("output_layer", self.output_layer, leaves, names)
-
 
 Matrices = Selection | MatrixRule | None
 """The type of an optimizer's argument `matrices`."""
@@ -227,13 +215,7 @@ def as_rule(
 ) -> MatrixRule:
     """Builds the complete rule from two arguments of an optimizer.
 
-    Args:
-      matrices: a `MatrixRule`, or only its field `matrices`.
-      weight_dimension_numbers: the field of that name.
-      **own: defaults of the method for fields that the rule leaves out; other fields become `None`.
-
-    Raises:
-      ValueError: if `weight_dimension_numbers` is given both as a field and as an argument.
+    `own` are the method's defaults of fields that the rule leaves out; other fields become `None`.
     """
     rule = matrices if isinstance(matrices, MatrixRule) else MatrixRule(matrices)
     left_out = [f.name for f in dataclasses.fields(rule) if getattr(rule, f.name) is METHODS_OWN]
@@ -261,14 +243,15 @@ def _by_rule(name: str, shapes: Shapes, *, whatever: bool, head_wise: bool) -> T
         reason = "depthwise convolution"
     if reason is not None and not whatever:
         return reason
+    one_row = MatrixAxes(rows=(), columns=tuple(range(len(shape))))
     if reason not in (None, "embedding"):
-        return MatrixAxes(rows=(), columns=tuple(range(len(shape))))
+        return one_row
     unnamed = len(shape) == 2 and not (whatever or is_named_matrix(name))
     if unnamed and is_vector_per_layer(name, shapes):
         return "a vector per layer"
     axes = axes_of(name, shapes, head_wise=head_wise)
     if isinstance(axes, tuple) and is_vector:
-        return MatrixAxes((), tuple(range(len(shape)))) if whatever else "vector"
+        return one_row if whatever else "vector"
     return axes
 
 
@@ -308,9 +291,11 @@ def _check_selection(argument: str, selection: Any) -> None:
 
 
 def _selected(
-    argument: str, selection: Selection, leaves: Mapping[str, Any], names: Sequence[str]
-) -> frozenset[str]:
+    argument: str, selection: Selection | None, leaves: Mapping[str, Any], names: Sequence[str]
+) -> frozenset[str] | None:
     """The paths that `selection` selects; a pattern that matches none of `names` is an error."""
+    if selection is None:
+        return None
     if callable(selection):
         return frozenset(name for name, leaf in leaves.items() if selection(name, leaf))
     patterns = [selection] if isinstance(selection, str) else list(selection)

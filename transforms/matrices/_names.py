@@ -1,14 +1,9 @@
-"""The names of parameters in families of models.
+"""The names of parameters in families of models, which are compared by their words.
 
-A path ends in the name of an array, below the name of its layer: `block_0/mlp/up/kernel`. The names
-of arrays are of four kinds:
-
-- names that only matrices have: `kernel`, `wq`, `up_proj`, `c_attn`, `lora_a`, ... (`_MATRIX`);
-- names that arrays of every layer have: `weight`, `w`, of which the layer's name tells the rest;
-- names of other parameters: biases, scales, gates, tables of tokens and positions;
-- any other name: if it has two axes, taking it for a matrix is a guess.
-
-Names are compared by their words: `attention_bias`, `attnBias` and `bias_0` all have "bias".
+A path ends in the name of an array, below the name of its layer: `block_0/mlp/up/kernel`. Some
+names are of matrices only (`_MATRIX`), some of arrays of any layer, of which the layer's name tells
+the rest (`_SHARED`), and some of other parameters. With any other name, taking an array of two axes
+for a matrix is a guess.
 """
 
 from __future__ import annotations
@@ -120,12 +115,6 @@ def is_token_table(name: str) -> bool:
     return is_table(name) and not any(_has(_POSITION_WORDS, part) for part in (parent, last))
 
 
-def modules_of_table(name: str) -> tuple[str, str]:
-    """The module that a table may belong to: with and without a layer of its own."""
-    above, parent, _ = _path_of(name)
-    return above, f"{above}{parent}/" if parent else ""
-
-
 @functools.cache
 def is_named_matrix(name: str) -> bool:
     """Whether the path is one that matrices have, so that two axes are not a guess."""
@@ -196,11 +185,16 @@ def has_one_input(name: str, shape: tuple[int, ...]) -> bool:
     return shape[1 if is_output_first(name) else -2] == 1
 
 
-def modules_near(name: str) -> tuple[str, str]:
+@functools.cache
+def scopes(name: str) -> tuple[str, ...]:
+    """The modules around a parameter, from the inside; each ends in "/", unless it is the root."""
+    parts = name.split("/")[:-1]
+    return tuple("".join(f"{part}/" for part in parts[:n]) for n in range(len(parts), -1, -1))
+
+
+def modules_near(name: str) -> tuple[str, ...]:
     """The module of the parameter's layer, and the one around it."""
-    scope = layer_place(name).scope
-    around = scope.rstrip("/").rpartition("/")[0]
-    return scope, f"{around}/" if around else ""
+    return scopes(layer_place(name).scope)[:2]
 
 
 def may_be_shared_table(name: str) -> bool:

@@ -13,7 +13,7 @@ from ._names import (
     is_named_matrix,
     is_token_table,
     layer_place,
-    modules_of_table,
+    scopes,
 )
 from ._readings import ends_of
 
@@ -38,34 +38,24 @@ def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _by_name(kernels: list[str]) -> set[str]:
-    inside = Counter(module for name in kernels for module in _modules(name))
+    inside = Counter(module for name in kernels for module in scopes(name)[:-1])
 
     def is_head(name: str) -> bool:
-        alone = (module for module in _modules(name) if inside[module] == 1)
-        return is_head_name(layer_place(name).layer) or any(
-            is_head_name(module.split("/")[-1]) for module in alone
-        )
+        alone = [module.split("/")[-2] for module in scopes(name)[:-1] if inside[module] == 1]
+        return any(map(is_head_name, (layer_place(name).layer, *alone)))
 
     return {name for name in kernels if is_head(name) and not is_attention_scope(name)}
 
 
-def _modules(name: str) -> list[str]:
-    """The paths of the modules above a parameter."""
-    parts = name.split("/")
-    return ["/".join(parts[:i]) for i in range(1, len(parts))]
-
-
 def _by_place(kernels: list[str], shapes: Shapes) -> set[str]:
-    def features_and_outputs(name: str) -> tuple[int, ...]:
-        return tuple(shapes[name][axis] for axis in ends_of(name, shapes))
-
-    ends = {name: features_and_outputs(name) for name in kernels}
+    # Features and outputs.
+    ends = {n: tuple(shapes[n][axis] for axis in ends_of(n, shapes)) for n in kernels}
     common = Counter(ends.values())
     tables = {
         (module, shape[::-1])
         for name, shape in shapes.items()
         if len(shape) == 2 and is_token_table(name)
-        for module in modules_of_table(name)
+        for module in scopes(name)[:2]  # with and without a layer of its own
     }
     return {
         name

@@ -1,19 +1,9 @@
 """Along which axes a parameter is a matrix, as far as its name, shape and siblings tell.
 
-With two axes, the last one is the output: `kernel (in, out)`. Whatever is called `weight` is in
-torch's layout, `(out, in)`. A bias `(n,)` that fits one end only tells which end is the output.
-
-With more axes, several readings may fit: `query/kernel (12, 64, 64)` has 64 heads of dimension 64
-for 12 features, or it is 12 layers of `64 × 64`. The evidence, in this order:
-
-- the other factor of LoRA: `lora_a (..., r)` and `lora_b (r, ...)`;
-- the bias: `(H, K)` beside a query `(D, H, K)`, or `(L, n)` beside a stack of layers;
-- the siblings: `query (D, H, K)` and `out (H, K, D)` have the same heads, `up (E, D, F)` and
-  `down (E, F, D)` the same experts, as many as a router has outputs;
-- the sizes: `D = H·K`, and kernels of convolutions as high as wide.
-
-If one reading is left, and it is not a stack, it decides: users say which layers they stack.
-Otherwise `axes_of` returns the readings, for the error that asks which of them is right.
+With more than two axes several readings may fit, and the evidence (`docs/matrices.md`) leaves some
+of them: that of the other factor of LoRA, then the bias, the siblings and the sizes. If one is
+left, and it is not a stack, it decides: users say which layers they stack. Otherwise `axes_of`
+returns the readings, for the error that asks which of them is right.
 """
 
 from __future__ import annotations
@@ -23,7 +13,7 @@ import re
 from typing import NamedTuple
 
 from ._evidence import has_experts
-from ._form import MatrixAxes
+from ._form import MatrixAxes, as_tuple, kernel_axes
 from ._names import (
     Place,
     Shapes,
@@ -49,10 +39,7 @@ Readings = tuple[Reading, ...]
 def axes_of(name: str, shapes: Shapes, *, head_wise: bool = False) -> MatrixAxes | Readings:
     """The axes of a parameter with at least two axes, or the readings among which a user chooses.
 
-    Args:
-      name: its path.
-      shapes: of all parameters, by path.
-      head_wise: whether each head of a query or key is a matrix of its own.
+    With `head_wise`, each head of a query or key is a matrix of its own.
     """
     if len(shapes[name]) == 2:
         inputs, outputs = ends_of(name, shapes)
@@ -108,43 +95,36 @@ def _attention(name: str, shapes: Shapes) -> Readings:
     role, shape = _role(layer_place(name)), shapes[name]
     if role is None or len(shape) not in (3, 4) or _is_of_mlp(name, shapes):
         return ()
-    if len(shape) == 4 and bias_of(name, shapes) == shape[-1:]:
-        return ()  # layers would be an axis of the bias too
     out = role == "out"
     if len(shape) == 4:
-        first, second = ((1, 2), (0, 2)) if out else (1, 0)
-        columns = 3 if out else (2, 3)
-        return (
-            Reading(MatrixAxes(first, columns), f"axis 0 is {shape[0]} layers", ambiguous=True),
-            Reading(MatrixAxes(second, columns), f"axis 1 is {shape[1]} layers", ambiguous=True),
+        if bias_of(name, shapes) == shape[-1:]:
+            return ()  # layers would be an axis of the bias too
+        return tuple(
+            Reading(
+                MatrixAxes((1 - i, 2), 3) if out else MatrixAxes(1 - i, (2, 3)),
+                f"axis {i} is {shape[i]} layers",
+                ambiguous=True,
+            )
+            for i in (0, 1)
         )
     heads, dim = shape[:2] if out else shape[1:]
     both = (
         Reading(MatrixAxes((0, 1), 2) if out else MatrixAxes(0, (1, 2)), f"{heads} heads of {dim}"),
         _as_stack(shape, MatrixAxes(1, 2)),
     )
-    for evidence in (_by_bias, _by_siblings, _by_size):
-        fits = evidence(name, shapes)
+    of_bias = [_fits_bias(reading.axes, name, shapes) for reading in both]
+    of_siblings = _by_siblings(name, shapes)
+    for fits in (of_bias, of_siblings, (_is_by_size(name, shapes), False)):
         if sum(fits) == 1:
             return both[:1] if fits[0] else both[1:]
-    if all(_by_siblings(name, shapes)):
+    if all(of_siblings):
         return both
     more = (r for r in _of_three(shape) if r.axes not in [r.axes for r in both])
     return _left((*both, *more), name, shapes)
 
 
-Fits = tuple[bool, bool]
-"""Whether a kernel of three axes fits one layer of attention, and whether it fits a stack."""
-
-
-def _by_bias(name: str, shapes: Shapes) -> Fits:
-    a, b, c = shapes[name]
-    bias = bias_of(name, shapes)
-    of_heads = (c,) if _role(layer_place(name)) == "out" else (b, c)
-    return bias in (None, of_heads), bias in (None, (a, c))
-
-
-def _by_siblings(name: str, shapes: Shapes) -> Fits:
+def _by_siblings(name: str, shapes: Shapes) -> tuple[bool, bool]:
+    """Whether a kernel of three axes fits one layer of attention, and whether it fits a stack."""
     own = shapes[name]
     role = _role(layer_place(name))
     query = own if role == "query" else _sibling(name, "query", shapes)
@@ -160,14 +140,14 @@ def _by_siblings(name: str, shapes: Shapes) -> Fits:
     return heads, layers
 
 
-def _by_size(name: str, shapes: Shapes) -> Fits:
+def _is_by_size(name: str, shapes: Shapes) -> bool:
     """`D = H·K` is not a coincidence: a stack has fewer layers than a layer has elements."""
     if _role(layer_place(name)) == "out":
         heads, dim, features = shapes[name]
     else:
         query = _sibling(name, "query", shapes) or ()
         features, heads, dim = query if len(query) == 3 else shapes[name]
-    return features == heads * dim, False
+    return features == heads * dim
 
 
 def _sibling(name: str, role: str, shapes: Shapes) -> tuple[int, ...] | None:
@@ -223,9 +203,9 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
 
 
 def _kernel_of(ndim: int, output_first: bool) -> Reading:
-    if output_first:
-        return Reading(MatrixAxes(tuple(range(1, ndim)), 0), "a convolution, output axis first")
-    return Reading(MatrixAxes(tuple(range(ndim - 1)), ndim - 1), "a convolution, output axis last")
+    axis = "first" if output_first else "last"
+    axes = kernel_axes(ndim, output_first=output_first)
+    return Reading(axes, f"a convolution, output axis {axis}")
 
 
 def _is_square(shape: tuple[int, ...], reading: Reading) -> bool:
@@ -281,21 +261,16 @@ def _others(name: str, shapes: Shapes) -> Readings:
     convolution = _kernel_of(ndim, swap)
     if ndim > 3 and is_named_matrix(name) and bias == (shape[0 if swap else -1],):
         return (convolution,)
-    einsum = "einsum" in layer_place(name).layer
+    stack = _as_stack(shape, _ordered(ndim - 2, ndim - 1, swap))
     if ndim == 3:
         readings = _of_three(shape, swap)
-        if einsum:
-            first = Reading(MatrixAxes(1, (0, 2)), f"{shape[0]} heads of {shape[2]}", True)
-            readings = (first, *readings)
-    elif ndim == 4:
-        readings = (_as_stack(shape, _ordered(2, 3, swap)), convolution, *_of_four(shape, swap))
-        if _is_square(shape, convolution):
-            readings = (convolution, readings[0])
-        if einsum:
-            first = Reading(MatrixAxes(2, (1, 3)), f"{shape[1]} heads of {shape[3]}", True)
-            readings = (first, *readings)
+    elif ndim == 4 and _is_square(shape, convolution):
+        readings = (convolution, stack)
     else:
-        readings = (_as_stack(shape, _ordered(ndim - 2, ndim - 1, swap)),)
+        readings = (stack, convolution, *_of_four(shape, swap)) if ndim == 4 else (stack,)
+    if "einsum" in layer_place(name).layer and ndim < 5:
+        heads = MatrixAxes(ndim - 2, (ndim - 3, ndim - 1))
+        readings = (Reading(heads, f"{shape[-3]} heads of {shape[-1]}", True), *readings)
     return _left(readings, name, shapes)
 
 
@@ -317,25 +292,23 @@ def _of_three(shape: tuple[int, ...], swap: bool = False) -> Readings:
 
 
 def _one_matrix(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
-    sides = ((x,) if isinstance(x, int) else x for x in (axes.rows, axes.columns))
+    sides = map(as_tuple, (axes.rows, axes.columns))
     rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
     return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
 
 
 def _of_four(shape: tuple[int, ...], swap: bool) -> Readings:
-    """One axis of layers, and one matrix of which one end has two axes."""
+    """One axis of layers, 0 or 1, and one matrix of which one end has two axes."""
     ends: list[tuple[Ends, Ends]] = [(1, (2, 3)), ((1, 2), 3), (0, (2, 3)), ((0, 2), 3)]
-    axes = (_ordered(*pair, swap) for pair in ends)
-    return tuple(_as_stack(shape, x, axis=axis) for x, axis in zip(axes, (0, 0, 1, 1), strict=True))
+    return tuple(_as_stack(shape, _ordered(*x, swap), i // 2) for i, x in enumerate(ends))
 
 
 def _left(readings: Readings, name: str, shapes: Shapes) -> Readings:
     """Without those that the bias, a router or the siblings exclude, unless they exclude all."""
-    shape, bias = shapes[name], bias_of(name, shapes)
     swapped = _swapped(name, shapes)
     experts = has_experts(name, shapes)
     for fits in (
-        lambda axes: bias is None or bias == _bias_under(axes, shape),
+        lambda axes: _fits_bias(axes, name, shapes),
         lambda axes: len(swapped) != 1 or {*axes.named} in swapped,
         lambda axes: not experts or 0 not in axes.named,
     ):
@@ -343,14 +316,14 @@ def _left(readings: Readings, name: str, shapes: Shapes) -> Readings:
     return readings
 
 
-def _bias_under(axes: MatrixAxes, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that a bias has: its outputs, with axes of layers where the kernel has them."""
-    outputs = (axes.columns,) if isinstance(axes.columns, int) else axes.columns
-    bias = [shape[axis] for axis in outputs]
+def _fits_bias(axes: MatrixAxes, name: str, shapes: Shapes) -> bool:
+    """Whether a bias has the outputs, with axes of layers where the kernel has them."""
+    shape = shapes[name]
+    expected = [shape[axis] for axis in as_tuple(axes.columns)]
     for axis in range(len(shape)):
         if axis not in axes.named:
-            bias.insert(axis, shape[axis])
-    return tuple(bias)
+            expected.insert(axis, shape[axis])
+    return bias_of(name, shapes) in (None, tuple(expected))
 
 
 def _swapped(name: str, shapes: Shapes) -> list[set[int]]:

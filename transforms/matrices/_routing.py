@@ -1,16 +1,6 @@
-"""Routing: sends matrices to one transformation and all other parameters to another.
+"""Routing: `optax.partition` over two labels, which come from a `MatrixRule`.
 
-The routing is `optax.partition` over two labels, with these additions:
-
-* labels come from a `MatrixRule`;
-* the rule of the matrix view inside knows the shapes of the other parameters, such as biases;
-* `init` records the treatment of each parameter, which `summarize` shows, and warns if no parameter
-  is a matrix;
-* gradients narrower than their parameters are widened first, and updates have the wider dtype;
-* states keep their dtypes: Optax's Adam promotes its moments when the gradients are wider than the
-  parameters, which would recompile the next step.
-
-*Cost*: none at run time besides these casts. The state is that of `optax.partition`.
+The rule of the matrix view inside knows the shapes of the other parameters, such as biases.
 """
 
 from __future__ import annotations
@@ -85,8 +75,8 @@ def route(
             params, updates = as_arrays(params, updates)
             with inside_of(updates):
                 found = partition.update(updates, state, params, **extra_args)
-            # Optax's Adam promotes moments and updates when gradients are wider than parameters. A
-            # hyperparameter may be a plain number.
+            # Optax's Adam promotes moments and updates when gradients are wider than parameters,
+            # which would compile the next step anew. A hyperparameter may be a plain number.
             like_before = lambda x, old: x.astype(getattr(old, "dtype", x.dtype))  # noqa: E731
             return jax.tree.map(like_before, found, (updates, state))
         except Exception as error:

@@ -7,7 +7,7 @@ is about kernels, not about the vectors of norms.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -16,33 +16,44 @@ from ._form import AxesEntry, MatrixAxes, as_matrix_axes
 from ._names import Shapes
 
 
-class Explicit(NamedTuple):
-    """The axes specified for one parameter, and the pattern or place that specifies them."""
-
-    axes: MatrixAxes | None
-    by: str
-
-
 def specified(
     spec: Any, params: Any, names: Sequence[str], shapes: Shapes
 ) -> dict[str, MatrixAxes | None]:
-    """The entries of `weight_dimension_numbers` by path; None means "not a matrix".
-
-    Raises:
-      ValueError: naming the entry that does not fit the parameters.
-    """
+    """The entries of `weight_dimension_numbers` by path; None means "not a matrix"."""
     if spec is None:
         return {}
     # A tree may be callable as well (a module); a function is a leaf that is not an entry.
     if callable(spec) and not all(map(_is_entry, jax.tree.leaves(spec, is_leaf=_is_entry))):
         spec = spec(params)
     if isinstance(spec, Mapping) and spec and all(map(_is_entry, spec.values())):
-        explicit = _by_pattern(spec, names)
+        entries = {str(pattern): entry for pattern, entry in spec.items()}
+        check_patterns("weight_dimension_numbers", entries, names)
+        found = {name: next((p for p in entries if matches(name, p)), None) for name in names}
     else:
-        explicit = _by_tree(spec, names)
-    fitting = {name: entry.axes for name, entry in explicit.items() if _fits(name, entry, shapes)}
-    _check_used(explicit, fitting, shapes)
-    return fitting
+        entries = _entries_by_place(spec)
+        found = {name: next((p for p in entries if _covers(p, name)), None) for name in names}
+        _check_structure(entries, found)
+    axes = {p: None if is_hole(entry) else as_matrix_axes(entry) for p, entry in entries.items()}
+
+    def fits(name: str, place: str) -> bool:
+        """Whether the parameter has the axes; `matrix_forms` checks an entry for it alone."""
+        own = axes[place]
+        if own is None or name not in shapes or place in (name, f"{name}/value"):
+            return True
+        return own.exist_in(len(shapes[name]))
+
+    given = {name: place for name, place in found.items() if place is not None}
+    used = {name: place for name, place in given.items() if fits(name, place)}
+    for place in dict.fromkeys(given.values()):
+        own = axes[place]
+        if own is not None and place not in used.values():
+            covered = [f"{name!r} {shapes[name]}" for name, by in given.items() if by == place]
+            shown = ", ".join(covered[:8]) + (", ..." if len(covered) > 8 else "")
+            raise ValueError(
+                f"weight_dimension_numbers: none of the parameters of {place!r} has the axes "
+                f"rows={own.rows} and columns={own.columns}; they are {shown}."
+            )
+    return {name: axes[place] for name, place in used.items()}
 
 
 def _is_entry(x: Any) -> bool:
@@ -55,17 +66,12 @@ def _is_integer(x: Any) -> bool:
     return _is_entry(x) or (bool(axes) and all(isinstance(axis, int) for axis in axes))
 
 
-def _by_pattern(spec: Mapping[Any, AxesEntry | None], names: Sequence[str]) -> dict[str, Explicit]:
-    check_patterns("weight_dimension_numbers", map(str, spec), names)
-    found = ((n, next((p for p in spec if matches(n, str(p))), ...)) for n in names)
-    return {name: Explicit(_axes(spec[p]), str(p)) for name, p in found if p is not ...}
-
-
-def _by_tree(spec: Any, names: Sequence[str]) -> dict[str, Explicit]:
-    entries: dict[str, AxesEntry | None] = {}
+def _entries_by_place(spec: Any) -> dict[str, Any]:
+    """The entries of a tree like the parameters, or of one that ends above them."""
     with_path = jax.tree_util.tree_leaves_with_path(spec, is_leaf=_is_integer)
     places = path_names([path for path, _ in with_path])
-    for place, (_, entry) in zip(places, with_path, strict=True):
+    entries = {place: entry for place, (_, entry) in zip(places, with_path, strict=True)}
+    for place, entry in entries.items():
         if not _is_entry(entry):
             pair = _is_integer(entry) and len(entry) == 2
             hint = f" Write curvax.MatrixAxes({entry[0]}, {entry[1]})." if pair else ""
@@ -74,47 +80,20 @@ def _by_tree(spec: Any, names: Sequence[str]) -> dict[str, Explicit]:
                 "curvax.MatrixAxes, dimension numbers of optax.contrib's Muon or GaLore, or None."
                 f"{hint}"
             )
-        entries[place] = entry
+    return entries
 
-    def covering(name: str) -> str | None:
-        boxed = ("", name, f"{name}/value")
-        return next((p for p in entries if p in boxed or name.startswith(f"{p}/")), None)
 
-    above = {name: covering(name) for name in names}
-    lacking = [n for n, p in above.items() if p is None]
-    surplus = sorted(set(entries) - set(above.values()))
+def _covers(place: str, name: str) -> bool:
+    return place in ("", name, f"{name}/value") or name.startswith(f"{place}/")
+
+
+def _check_structure(entries: Mapping[str, Any], found: Mapping[str, str | None]) -> None:
+    """Requires a tree of entries to have the structure of the parameters."""
+    names, lacking = [*found], [name for name, place in found.items() if place is None]
+    surplus = sorted(set(entries) - set(found.values()))
     if lacking or surplus:
         where = f"has no entry for {lacking[0]!r}" if lacking else f"has an entry at {surplus[0]!r}"
         raise ValueError(
             f"weight_dimension_numbers must have the structure of the parameters, but it {where}. "
             f"The parameters are {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
         )
-    return {n: Explicit(_axes(entries[p]), p) for n, p in above.items() if p is not None}
-
-
-def _axes(entry: AxesEntry | None) -> MatrixAxes | None:
-    return None if is_hole(entry) else as_matrix_axes(entry)  # pyright: ignore
-
-
-def _fits(name: str, entry: Explicit, shapes: Shapes) -> bool:
-    """Whether the parameter has the axes; an entry for it alone must fit, see `matrix_forms`."""
-    if entry.axes is None or name not in shapes or entry.by in (name, f"{name}/value"):
-        return True
-    return entry.axes.exist_in(len(shapes[name]))
-
-
-def _check_used(
-    explicit: Mapping[str, Explicit], fitting: Mapping[str, Any], shapes: Shapes
-) -> None:
-    """Requires every entry to fit at least one of the parameters that it covers."""
-    used = {explicit[name].by for name in fitting}
-    for entry in explicit.values():
-        if entry.axes is not None and entry.by not in used:
-            covered = [
-                f"{n!r} {shapes[n]}" for n, other in explicit.items() if other.by == entry.by
-            ]
-            shown = ", ".join(covered[:8]) + (", ..." if len(covered) > 8 else "")
-            raise ValueError(
-                f"weight_dimension_numbers: none of the parameters of {entry.by!r} has the axes "
-                f"rows={entry.axes.rows} and columns={entry.axes.columns}; they are {shown}."
-            )

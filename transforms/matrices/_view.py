@@ -1,17 +1,8 @@
 """The matrix view: converts a tree of parameters to a few stacks of matrices, and back.
 
-`on_matrices(inner)` passes `inner` a dict of arrays `(N, m, n)` instead of the tree. Matrices of
-one shape share a stack, even if they come from different parameters, so that programs grow with the
-number of shapes. Parameters that are batches already (scanned layers, experts) keep an array of
-their own, unless their matrices are small, because they need no copy.
-
-An update takes these steps:
-
-1. `lay_out` groups the matrices by shape, from the rule and the shapes of the parameters;
-2. `gather` reshapes the gradients into the stacks;
-3. `inner` runs on the stacks, behind the guard against gradients that are not finite, and on large
-   stacks in chunks (`_chunks.py`);
-4. `scatter` splits the stacks into updates with the shapes, dtypes and shardings of the gradients.
+Matrices of one shape share a stack `(N, m, n)`, even if they come from different parameters, so
+that programs grow with the number of shapes. Parameters that are batches already (scanned layers,
+experts) keep an array of their own, unless their matrices are small, because they need no copy.
 
 *Cost.* Reshapes and transposes of each leaf; a stack adds one copy of its gradients and one of its
 updates. Compile time: one or two milliseconds per leaf of a stack, see `split_stack`.
@@ -21,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -67,13 +58,6 @@ class Group:
         """Shape of the array."""
         return (sum(form.count for form in self.members), *self.members[0].tile)
 
-    def slices(self) -> Iterator[tuple[MatrixForm, slice]]:
-        """The members and their slices of the stack axis."""
-        start = 0
-        for form in self.members:
-            yield form, slice(start, start + form.count)
-            start += form.count
-
 
 Placement = Callable[[jax.Array], jax.Array]
 
@@ -114,11 +98,7 @@ def lay_out(
 
 
 def groups_of(tree: Any, rule: MatrixRule, stack: bool | None) -> tuple[Group, ...]:
-    """The stacks of a tree of matrices.
-
-    Raises:
-      ValueError: naming a parameter that is not a matrix.
-    """
+    """The stacks of a tree of parameters, which must all be matrices."""
     treatments = rule(tree)
     for name, treatment in treatments.items():
         if isinstance(treatment, str):
@@ -277,11 +257,10 @@ class _View:
             matrices = gather(groups, params, self.shard, explicit=explicit)
         step: Any = self.inner.update
         old = state.inner
-        if isinstance(old, BoxedState):
-            directions, new = step(gradients, old.unbox(), matrices, **extra_args)
-            new = old.replace_boxed(new)
-        elif self.divided:
-            directions, new = step(gradients, old, matrices, **extra_args)
+        if self.divided:
+            plain = old.unbox() if isinstance(old, BoxedState) else old
+            directions, new = step(gradients, plain, matrices, **extra_args)
+            new = old.replace_boxed(new) if isinstance(old, BoxedState) else new
         else:
             old = on_mesh_of(gradients, old) if explicit else old
             if self.restart is not None and old:
@@ -290,8 +269,13 @@ class _View:
             for key, g in gradients.items():
                 directions[key], new[key] = step(g, old[key], own.get(key), **extra_args)
         for group in groups:
-            if jnp.shape(directions[group.key]) != gradients[group.key].shape:
-                raise _wrong_direction(group, directions[group.key])
+            shape = jnp.shape(directions[group.key])
+            if shape != gradients[group.key].shape:
+                parameters = ", ".join(repr(form.parameter) for form in group.members[:3])
+                raise ValueError(
+                    f"the direction of the matrices of {parameters} must have the shape of their "
+                    f"gradient, {group.shape}; got {shape}."
+                )
         return scatter(groups, directions, updates, back, explicit=explicit), MatrixViewState(new)
 
 
@@ -302,14 +286,6 @@ def _boxed(init: Callable[[Any], MatrixViewState], params: Any) -> MatrixViewSta
     for event in events:
         record(event)
     return MatrixViewState(BoxedState(*inner) if is_divided(inner) else inner)
-
-
-def _wrong_direction(group: Group, direction: Any) -> ValueError:
-    parameters = ", ".join(repr(form.parameter) for form in group.members[:3])
-    return ValueError(
-        f"the direction of the matrices of {parameters} must have the shape of their gradient, "
-        f"{group.shape}; got {jnp.shape(direction)}."
-    )
 
 
 def gather(
@@ -323,18 +299,17 @@ def gather(
     leaves = named_leaves(tree).present()
     stacks = {}
     for group in groups:
-        own = {form: jnp.asarray(leaves[form.parameter]) for form in group.members}
-        if explicit and shard is not None and any(map(is_sharded, own.values())):
-            parts = [
-                form.to_matrices(shard(leaf))
-                if form.keeps_columns
-                else shard(form.to_matrices(unsharded(leaf)))
-                for form, leaf in own.items()
-            ]
+        own = [(form, jnp.asarray(leaves[form.parameter])) for form in group.members]
+        if not explicit:
+            parts = [form.to_matrices(x) for form, x in own]
+        elif shard is None or not any(is_sharded(x) for _, x in own):
+            parts = [form.to_matrices(unsharded(x)) for form, x in own]
         else:
             parts = [
-                form.to_matrices(unsharded(leaf) if explicit else leaf)
-                for form, leaf in own.items()
+                form.to_matrices(shard(x))
+                if form.keeps_columns
+                else shard(form.to_matrices(unsharded(x)))
+                for form, x in own
             ]
         stacks[group.key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return stacks

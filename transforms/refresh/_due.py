@@ -47,16 +47,14 @@ def refresh_due(
     """Refreshes the matrices of a batch that are due.
 
     Args:
-      visit: maps the entry of one matrix (a pytree without batch axes) and its part of `given` to
-        its new entry, of the same structure, shapes and dtypes.
+      visit: as in `visit_all`.
       entry: a pytree of arrays with the batch axes first.
       batch: these axes.
       schedule: the steps at which matrices are due.
       count: the step, from 1.
-      given: a pytree of arrays with the batch axes first that `visit` only reads.
+      given: what `visit` only reads.
       phase: the result of `phases_of` in `init`.
-      select: maps the mask of the matrices that the schedule makes due, bool (size,), to that of
-        the matrices to refresh. By default these are the same.
+      select: maps the mask of the matrices that are due, bool (size,), to that of those to refresh.
       numbers: those of a `Refreshing`.
     """
     size = math.prod(batch)
@@ -72,14 +70,8 @@ def phases_of(
 ) -> list[jax.Array | None]:
     """When the matrices of `x (..., m, n)` are due: steps of the period, int32 `(...)`.
 
-    Args:
-      x: the array at work, in the plan of all arrays.
-      schedule: the steps at which matrices are due.
-      refreshings: each maps an array of the plan to what it takes to refresh one of its matrices;
-        `None` if they are never refreshed.
-
-    Returns:
-      For each of `refreshings` the phases; `None` where nothing is staggered or refreshed.
+    Each of `refreshings` maps an array of the plan to what it takes to refresh one of its matrices;
+    `None` if they are never refreshed. Each gets the phases of `x`; `None` if nothing is staggered.
     """
     if not schedule.stagger:
         return [None] * len(refreshings)

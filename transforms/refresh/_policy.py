@@ -50,6 +50,7 @@ from .._validate import (
     Value,
     check_bool,
     check_integer,
+    check_interval,
     check_positive_int,
     check_value,
     if_injected,
@@ -59,14 +60,6 @@ from .._validate import (
 TOGETHER = 24
 """With `stagger=True` about so many matrices take their turn together. On an H100 cuSOLVER
 decomposes 24 of order 768 in 53 ms, 8 in 60 and one in 9 (`docs/xla.md`, "GPUs")."""
-
-REQUIRED: dict[Any, tuple[str, ...]] = {
-    None: (),
-    "eigenpairs": ("examine",),
-    "damping": ("examine", "max_damping"),
-    "projection": ("examine",),
-}
-"""The inputs that a policy may examine, and the attributes it needs for this besides `schedule`."""
 
 
 class RootDamping(NamedTuple):
@@ -186,6 +179,39 @@ def every(
     return Every(k, offset, first, stagger)
 
 
+@dataclasses.dataclass(frozen=True)
+class BelowNorm(RefreshPolicy):
+    """The policy that `below_norm` returns."""
+
+    schedule: Every
+    threshold: Any
+
+    examines = "projection"
+
+    def examine(self, check: ProjectionCheck) -> Verdict:
+        """Compares the norm of the projected gradient with the threshold."""
+        return Verdict(check.first | (check.norm <= self.threshold))
+
+
+def below_norm(threshold: jax.typing.ArrayLike, *, check_every: int = 1) -> BelowNorm:
+    r"""Refreshes a subspace when the norm of the projected gradient is at most `threshold`.
+
+    A check replaces the basis $U$ of the last refresh if $\|U^\top G\|_F \le \varsigma$ (Refael et
+    al., SUMO, arXiv:2505.24749, Algorithm 1, the criterion in place of a period). Cost of a check:
+    the projection, `2mnr` FLOPs.
+
+    Args:
+      threshold: ς, a Frobenius norm.
+      check_every: f, steps between checks, at steps 1, f + 1, 2f + 1, … The first check refreshes.
+
+    Raises:
+      ValueError: if an argument is outside its range; the message names it.
+    """
+    check_interval("threshold", threshold, 0.0)
+    check_positive_int("check_every", check_every, traced=True)
+    return BelowNorm(Every(check_every, offset=1), threshold)
+
+
 def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy:
     """`refresh` as a policy; an integer is a period, with the method's own `offset` and `first`.
 
@@ -217,7 +243,9 @@ def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
             f"{' or '.join(map(repr, can_show))}; got {refresh!r}, which examines "
             f"{refresh.examines!r}."
         )
-    missing = [name for name in REQUIRED[refresh.examines] if not hasattr(refresh, name)]
+    required = [] if refresh.examines is None else ["examine"]
+    required += ["max_damping"] if refresh.examines == "damping" else []
+    missing = [name for name in required if not hasattr(refresh, name)]
     if missing:
         raise ValueError(
             f"refresh examines {refresh.examines!r}, so it must define {' and '.join(missing)}; "

@@ -1,10 +1,4 @@
-"""A state as a dict of arrays.
-
-Some training loops go through the state of an optimizer as if it were AdamW's, whose moments are
-trees like the parameters. The moments in `optax.partition`, and so in all full optimizers here and
-in `optax.contrib.muon`, have holes (`optax.MaskedNode()`) where a parameter belongs to the other
-part.
-"""
+"""A state as a dict of arrays, for training loops that expect AdamW's, which has no holes."""
 
 from __future__ import annotations
 
@@ -15,6 +9,7 @@ import optax
 
 from .._paths import named_leaves
 from .._validate import check_transformation
+from ..weights._inner import check_given
 from ._portable import in_structure
 
 
@@ -61,8 +56,7 @@ def flat_state(
         return named_leaves(optimizer.init(params)).present()
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        if params is None:
-            raise ValueError("update needs params: optimizer.update(gradients, state, params).")
+        check_given(params)
         whole = in_structure("state", jax.eval_shape(optimizer.init, params), state)
         updates, whole = optimizer.update(updates, whole, params, **extra_args)
         return updates, named_leaves(whole).present()

@@ -1,4 +1,8 @@
-"""The format of states: a version number and a list of arrays, to be kept beside a checkpoint."""
+"""The format of states: a version number and a list of arrays, to be kept beside a checkpoint.
+
+`STATE_FORMAT` grows whenever the same call gives a state with other arrays, or with arrays of
+another meaning (`docs/checkpoints.md`); a test enforces it.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,11 @@ import jax
 from .._own_state import causes
 from .._paths import is_hole, named_leaves
 from .._recording import Meaning
-from .._validate import check_bool
+from .._validate import check_bool, shown
 from ..matrices._form import MatrixForm
-from ._description import STATE_FORMAT, checked
-from ._portable import by_parameter
-from ._traced import traced
+from ._traced import Stack, by_parameter, place_of, traced
+
+STATE_FORMAT = 1
 
 
 def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
@@ -46,13 +50,12 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
     portable = by_parameter(whole.joined)
     leaves = named_leaves(portable).present()
     with_path = jax.tree_util.tree_leaves_with_path(portable, is_leaf=_is_empty)
-    empty = [path for path, node in with_path if _is_empty(node)]
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
     return {
         "curvax_state_format": STATE_FORMAT,
         "arrays": {name: f"{x.dtype}{[*x.shape]}" for name, x in leaves.items()},
         "matrices": {name: _described(form) for name, form in sorted(whole.forms.items())},
-        "empty": [jax.tree_util.keystr(path, simple=True, separator="/") for path in empty],
+        "empty": [place_of(path) for path, node in with_path if _is_empty(node)],
         "parts": list(parts),
         "stacks": [[[s.key, [[*m] for m in s.members]] for s in view] for view in whole.stacks],
     }
@@ -63,13 +66,10 @@ def _is_empty(node: Any) -> bool:
 
 
 def _described(form: MatrixForm) -> str:
-    """How a parameter is seen as matrices."""
-    tiles = f" in {form.row_tiles}x{form.column_tiles} tiles"
+    tiles = f" in {form.row_tiles}x{form.column_tiles} tiles" if form.is_tiled else ""
     part = f" from column {form.start} of {form.all_columns}" if form.is_part else ""
-    return (
-        f"axes {list(form.permutation)} as {form.batch} of {form.rows}x{form.columns}{part}"
-        f"{tiles if form.row_tiles * form.column_tiles > 1 else ''}"
-    )
+    matrices = f"{form.batch} of {form.rows}x{form.columns}"
+    return f"axes {list(form.permutation)} as {matrices}{part}{tiles}"
 
 
 def _only_in(places: Iterable[str], others: Iterable[str], where: str) -> str:
@@ -131,3 +131,54 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
             "order. Save curvax.portable_state and give check_state portable=True, or give "
             "curvax.place_state the description, which puts each entry where it belongs."
         )
+
+
+KINDS = {
+    "curvax_state_format": int,
+    "arrays": {str: str},
+    "matrices": {str: str},
+    "empty": [str],
+    "parts": [str],
+    "stacks": [[(str, [(str, int)])]],
+}
+"""The types of the entries of a description."""
+
+
+def _is_of(kind: Any, x: Any) -> bool:
+    if isinstance(kind, dict):
+        return isinstance(x, dict) and all(isinstance(y, str) for y in (*x, *x.values()))
+    if isinstance(kind, list):
+        return isinstance(x, list) and all(_is_of(kind[0], y) for y in x)
+    if isinstance(kind, tuple):
+        pair = isinstance(x, (list, tuple)) and len(x) == 2
+        return pair and all(map(_is_of, kind, x))
+    return type(x) is int and x > 0 if kind is int else isinstance(x, str)
+
+
+def checked(description: Any) -> dict[str, Any]:
+    """The description, which a file may have changed, if it is one of a state of this format."""
+    given = description if isinstance(description, dict) else {}
+    found = given.get("curvax_state_format")
+    if type(found) is int and found != STATE_FORMAT:
+        age = "an older" if found < STATE_FORMAT else "a later"
+        raise ValueError(
+            f"description: the checkpoint has state format {found}, from {age} version of curvax; "
+            f"this version reads format {STATE_FORMAT}. Install that version, or start with "
+            "optimizer.init(params)."
+        )
+    wrong = next((key for key, kind in KINDS.items() if not _is_of(kind, given.get(key))), None)
+    if wrong is not None:
+        entry = f", whose entry {wrong!r} is {shown(given[wrong])}" if wrong in given else ""
+        raise ValueError(
+            "description: expected the result of curvax.describe_state, got "
+            f"{str(description)[:80]!r}{entry}."
+        )
+    return given
+
+
+def stacks_in(description: Any) -> list[list[Stack]]:
+    """The stacks of each matrix view of a description, which it checks."""
+    return [
+        [Stack(key, tuple((name, count) for name, count in members)) for key, members in view]
+        for view in checked(description)["stacks"]
+    ]

@@ -1,12 +1,7 @@
 """A state that is in the hosts' memory between steps.
 
-`state_sharding(…, memory_kind="pinned_host")` says which arrays of a state are there, and the
-wrapper moves them: at each update to the devices, and the new ones back. Every array returns to the
-memory that it came from, which is a part of its type (`jax.typeof(x).memory_space`); so within a
-loop over layers only the part of one layer is on a device.
-
-*Cost.* A transfer of the state in each direction per step, over the bus between host and device. It
-needs no device memory between updates; during one, a device has the arrays that the update reads.
+Each array returns to the memory that it came from, which is a part of its type. So in a loop over
+layers only the part of one layer is on a device.
 """
 
 from __future__ import annotations

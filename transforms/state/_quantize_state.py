@@ -1,15 +1,10 @@
 r"""Quantized moments for any transformation.
 
 Each step decodes the state, runs the transformation, and encodes the new state again, in tiles of
-the last two axes (`storage/_codec.py`). Updates divide by second moments, so a small one must not
-round to 0: they use the codes $((j + 1) / 2^b)^2$ times the tile's largest entry, which have no
-zero (an all-zero tile stays zero). The class of a state says which of its fields they are
-(`directions/_carry.py`).
-
-*Rounding.* A running average that is rounded to the nearest code ignores increments below half a
-gap between codes. With `dither` it is rounded up or down in turn, so that it follows on average
-(`storage/_codec.py`): the thresholds are those of the step and the entry's place, which need no
-memory and are the same after a restart.
+the last two axes (`storage/_codec.py`, which explains the dither). Updates divide by second
+moments, so a small one must not round to 0: they use the codes $((j + 1) / 2^b)^2$ times the tile's
+largest entry, which have no zero (an all-zero tile stays zero). The class of a state says which of
+its fields they are (`directions/_carry.py`).
 
 *Numerics.* Decoding restores the dtype that the transformation's `init` gives. A matrix with an
 entry that is not finite keeps its previous codes. *Memory.* `bits / 8` bytes per element and 4 per
@@ -31,10 +26,10 @@ from .._counts import next_step
 from .._validate import as_transformation, check_bool, check_positive_int, check_predicate
 from ..directions._carry import roles
 from ..distribute._layout import is_divided
-from ..matrices._view import MatrixViewState
 from ..storage._codec import Codec, decode
 from ..storage._lazy_moments import LazyMoments, encoded, is_lazy
 from ..storage._quantized import MIN_ELEMENTS
+from ._traced import is_view, place_of
 
 
 class QuantizedState(NamedTuple):
@@ -90,68 +85,63 @@ def quantize_state(
         check_predicate("where", where)
     check_positive_int("min_elements", min_elements)
     check_bool("dither", dither)
-    chosen = where or (lambda place, leaf: leaf.size >= min_elements)
-    codecs = _Codecs(
-        Codec(bits, block), Codec(bits, block, "unsigned"), frozenset(unsigned), chosen
-    )
+    signed, positive = Codec(bits, block), Codec(bits, block, "unsigned")
+
+    def codec_of(path: tuple[Any, ...], leaf: Any, role: str) -> Codec | None:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.ndim == 0:
+            return None
+        if not (where(place_of(path), leaf) if where else leaf.size >= min_elements):
+            return None
+        fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
+        return positive if role == "second" or not fields.isdisjoint(unsigned) else signed
+
+    def codecs_of(state: Any) -> list[Codec | None]:
+        """How each array is coded, if it is."""
+        pairs = jax.tree_util.tree_leaves_with_path(state)
+        own = zip(pairs, jax.tree.leaves(roles(state)), strict=True)
+        return [codec_of(path, leaf, role) for (path, leaf), role in own]
 
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
         _check_undivided(plain)
-        coded = functools.partial(codecs.coded, None)
-        stored = jax.tree_util.tree_map_with_path(coded, plain, roles(plain))
-        return QuantizedState(stored, jnp.zeros([], jnp.int32) if dither else None)
+        leaves, treedef = jax.tree.flatten(plain)
+        pairs = zip(leaves, codecs_of(plain), strict=True)
+        coded = [x if codec is None else encoded(x, codec, None) for x, codec in pairs]
+        return QuantizedState(
+            treedef.unflatten(coded), jnp.zeros([], jnp.int32) if dither else None
+        )
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         like = jax.eval_shape(inner.init, updates if params is None else params)
-        own = roles(like)
+        leaves, treedef = jax.tree.flatten(like)
+        codecs, before = codecs_of(like), treedef.flatten_up_to(state.inner)
         count = None if state.updates is None else next_step(state.updates)
-        decoded, coded = (functools.partial(f, count) for f in (codecs.decoded, codecs.coded))
-        plain = jax.tree_util.tree_map_with_path(decoded, like, own, _in_views(like), state.inner)
-        updates, new = inner.update(updates, plain, params, **extra_args)
-        stored = jax.tree_util.tree_map_with_path(coded, new, own, state.inner, is_leaf=is_lazy)
-        return updates, QuantizedState(stored, count)
+        decoded = map(functools.partial(_decoded, count), before, codecs, leaves, _in_views(like))
+        updates, new = inner.update(updates, treedef.unflatten(decoded), params, **extra_args)
+        now = treedef.flatten_up_to(new)
+        coded = map(functools.partial(_coded, count), now, codecs, before)
+        return updates, QuantizedState(treedef.unflatten(coded), count)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-class _Codecs(NamedTuple):
-    """How the leaves of a state are coded."""
+def _decoded(
+    count: jax.Array | None, stored: Any, codec: Codec | None, like: Any, in_view: bool
+) -> Any:
+    """An array of a state; in a matrix view as `LazyMoments`."""
+    if codec is None:
+        return stored
+    if in_view and like.ndim > 2:
+        updates = None if count is None else jnp.broadcast_to(count, like.shape[:1])
+        return LazyMoments(stored, updates, codec, like.shape[-1], like.dtype)
+    return decode(stored, codec, like.shape[-1]).reshape(like.shape).astype(like.dtype)
 
-    signed: Codec
-    positive: Codec  # of second moments
-    unsigned: frozenset[str]  # fields that are second moments by the user's word
-    chosen: Callable[[str, Any], bool]
 
-    def of(self, path: tuple[Any, ...], leaf: Any, role: str) -> Codec | None:
-        """How a leaf is coded, if it is."""
-        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.ndim == 0:
-            return None
-        if not self.chosen(jax.tree_util.keystr(path, simple=True, separator="/"), leaf):
-            return None
-        fields = {key.name for key in path if isinstance(key, jax.tree_util.GetAttrKey)}
-        return self.positive if role == "second" or fields & self.unsigned else self.signed
-
-    def coded(
-        self, count: jax.Array | None, path: Any, leaf: Any, role: str, before: Any = None
-    ) -> Any:
-        """A leaf, in codes if it is to be; `before` are its last ones."""
-        if is_lazy(leaf):
-            return leaf.coded
-        codec = self.of(path, leaf, role)
-        return leaf if codec is None else encoded(leaf, codec, count, before)
-
-    def decoded(
-        self, count: jax.Array | None, path: Any, like: Any, role: str, in_view: bool, stored: Any
-    ) -> Any:
-        """The inverse; in a matrix view as `LazyMoments`."""
-        codec = self.of(path, like, role)
-        if codec is None:
-            return stored
-        if in_view and like.ndim > 2:
-            updates = None if count is None else jnp.broadcast_to(count, like.shape[:1])
-            return LazyMoments(stored, updates, codec, like.shape[-1], like.dtype)
-        return decode(stored, codec, like.shape[-1]).reshape(like.shape).astype(like.dtype)
+def _coded(count: jax.Array | None, x: Any, codec: Codec | None, before: Any) -> Any:
+    """The inverse; `before` are the codes before this step."""
+    if is_lazy(x):
+        return x.coded
+    return x if codec is None else encoded(x, codec, count, before)
 
 
 def _check_undivided(state: Any) -> None:
@@ -163,8 +153,7 @@ def _check_undivided(state: Any) -> None:
         )
 
 
-def _in_views(state: Any) -> Any:
-    """A tree like the state: whether each array belongs to a matrix view."""
-    is_view = lambda node: isinstance(node, MatrixViewState)  # noqa: E731
-    of_all = lambda node: jax.tree.map(lambda _: is_view(node), node)  # noqa: E731
-    return jax.tree.map(of_all, state, is_leaf=is_view)
+def _in_views(state: Any) -> list[bool]:
+    """Whether each array belongs to a matrix view."""
+    nodes = jax.tree.leaves(state, is_leaf=is_view)
+    return [is_view(node) for node in nodes for _ in jax.tree.leaves(node)]

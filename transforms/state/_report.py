@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .._paths import named_leaves
-from ._entries import owned_entries
-from ._portable import joined_state
-from ._traced import traced
+from ._summary import owned_arrays
 
 COLUMNS = (
     "nonfinite",
@@ -72,22 +70,15 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       | dense/bias | 0 | 0 | 1 | 1 | 0 | 0 | 0 |
       | dense/kernel | 1 | 0 | 1 | 0 | 1 | 0 | 0 |
     """
-    whole = traced(optimizer, params)
-    leaves = jax.tree.leaves(joined_state(whole, state))
     found: dict[str, dict[str, list[jax.Array]]] = {}
     damage: dict[str, Any] = {}
-    for entry, leaf in zip(owned_entries(whole, params), leaves, strict=True):
-        for owner, part in entry.owners:
-            if jnp.issubdtype(leaf.dtype, jnp.inexact):
-                bad = jnp.sum(~jnp.isfinite(leaf if part is None else leaf[part]))
-                damage[owner] = damage.get(owner, 0) + bad
-        for place, numbers in entry.parts(leaf).items():
-            fields = place.split("/")
-            column = next((name for name in COLUMNS if name in fields), None)
-            for owner, part in entry.owners:
-                if column is not None:
-                    own = numbers if part is None else numbers[part]
-                    found.setdefault(column, {}).setdefault(owner, []).append(own.reshape(-1))
+    for owner, place, own in owned_arrays(optimizer, params, state):
+        if jnp.issubdtype(own.dtype, jnp.inexact):
+            damage[owner] = damage.get(owner, 0) + jnp.sum(~jnp.isfinite(own))
+        fields = place.split("/")
+        column = next((name for name in COLUMNS if name in fields), None)
+        if column is not None:
+            found.setdefault(column, {}).setdefault(owner, []).append(own.reshape(-1))
     if any(damage.values()):
         found["nonfinite"] = {name: [bad[None]] for name, bad in damage.items()}
     if not found:
@@ -100,13 +91,8 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
         f"| {name} | {' | '.join(_range(found[c].get(name, [])) for c in columns)} |"
         for name in named_leaves(params).present()
     ]
-    return "\n".join(
-        [
-            f"| parameter | {' | '.join(columns)} |",
-            f"|---|{'---:|' * len(columns)}",
-            *rows,
-        ]
-    )
+    head = [f"| parameter | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
+    return "\n".join([*head, *rows])
 
 
 def _range(values: list[jax.Array]) -> str:

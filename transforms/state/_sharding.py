@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .._paths import is_box, is_hole, named_leaves
-from ..distribute._layout import is_divided
+from ..distribute._distribute import Division
 from ..distribute._meshes import is_explicit, shown_mesh
 from ._entries import Entry, entries_in
 from ._traced import traced
@@ -62,54 +62,42 @@ def state_sharding(
                 there, here = shown_mesh(sharding.mesh), shown_mesh(mesh)
                 raise ValueError(f"the parameter {name!r} is on {there}, not on {here}.")
             lying[name] = (tuple(leaf.shape), sharding)
-    whole = NamedSharding(mesh, P())
+    replicated = NamedSharding(mesh, P())
 
     def of_copy(entry: Entry) -> NamedSharding:
         in_stack = any(place is not None for _, place in entry.owners)
         if len(entry.owners) != 1 or (in_stack and is_explicit(mesh)):
-            return _spelled(whole, entry.leaf)
-        shape, sharding = lying.get(entry.owners[0][0], (None, whole))
-        return _spelled(sharding if shape == tuple(entry.leaf.shape) else whole, entry.leaf)
+            return replicated
+        shape, sharding = lying.get(entry.owners[0][0], (None, replicated))
+        return sharding if shape == tuple(entry.leaf.shape) else replicated
 
-    parts = traced(optimizer, params)
-    undivided = [of_copy(entry) for entry in entries_in(parts, params)]
-
-    def of_part(node: Any, record: Any) -> Any:
-        if record.mesh != mesh:
-            there, here = shown_mesh(record.mesh), shown_mesh(mesh)
+    def of_part(_: Any, division: Division) -> Any:
+        if division.mesh != mesh:
+            there, here = shown_mesh(division.mesh), shown_mesh(mesh)
             raise ValueError(f"the optimizer distributes its state over {there}, not over {here}.")
-        specs = record.layout.specs(record.axes)
-        return jax.tree.map(lambda x, spec: _spelled(NamedSharding(mesh, spec), x), node, specs)
+        return shardings_of(division)
 
-    as_joined = jax.tree.unflatten(jax.tree.structure(parts.joined), undivided)
-    sharded = parts.map_divided(of_part, parts.state)
-    treedef = jax.tree.structure(parts.state, is_leaf=is_divided)
-    shardings = treedef.unflatten(
-        [
-            own if is_divided(node) else other
-            for node, own, other in zip(
-                jax.tree.leaves(parts.state, is_leaf=is_divided),
-                treedef.flatten_up_to(sharded),
-                treedef.flatten_up_to(as_joined),
-                strict=True,
-            )
-        ]
-    )
-    if memory_kind is None:
-        return shardings
-    return jax.tree.map(
-        lambda x, s: s.with_memory_kind(memory_kind) if x.size > SMALL else s,
-        parts.state,
-        shardings,
-    )
+    def spelled(x: Any, sharding: NamedSharding) -> NamedSharding:
+        sharding = _spelled(sharding, x)
+        if memory_kind is None or x.size <= SMALL:
+            return sharding
+        return sharding.with_memory_kind(memory_kind)
+
+    whole = traced(optimizer, params)
+    copies = [of_copy(entry) for entry in entries_in(whole, params)]
+    shardings = jax.tree.unflatten(jax.tree.structure(whole.joined), copies)
+    return jax.tree.map(spelled, whole.state, whole.map_divided(of_part, shardings))
+
+
+def shardings_of(division: Division) -> Any:
+    """The sharding of each array of a part of the state that is distributed over a mesh."""
+    mesh: Any = division.mesh
+    specs = division.layout.specs(division.axes)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def _without_boxes(params: Any, mesh: Mesh) -> Any:
-    """The parameters; where a box of Flax says their sharding, as shapes with this sharding.
-
-    Raises:
-      ValueError: if a box names an axis that the mesh lacks.
-    """
+    """The parameters; where a box of Flax says their sharding, as shapes with this sharding."""
 
     def opened(node: Any) -> Any:
         x = node.value if is_box(node) else node
@@ -130,11 +118,6 @@ def _without_boxes(params: Any, mesh: Mesh) -> Any:
 
 
 def _check_memory(mesh: Mesh, kind: str | None) -> None:
-    """Requires the devices of a mesh to have this memory.
-
-    Raises:
-      ValueError: naming the memories that they have.
-    """
     device = mesh.devices.flat[0]
     kinds = [memory.kind for memory in device.addressable_memories()]
     if kind is not None and kind not in kinds:

@@ -1,13 +1,9 @@
-"""How an optimizer treats each parameter, and how large its state is.
-
-These functions trace `optimizer.init` abstractly: they compute and allocate nothing, and work for
-abstract parameters of a model of any size and for any composition of transformations.
-"""
+"""How an optimizer treats each parameter, and how large its state is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -69,18 +65,25 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
        'inner_states/matrices/inner_state/0/inner/2x3/damaged': (1,),
        'inner_states/matrices/inner_state/0/inner/2x3/inner/0/0/mu': (1, 2, 3)}
     """
-    whole = traced(optimizer, params)
+    check_optimizer(optimizer, params)
     names = named_leaves(params).present()
     if path not in names:
         raise ValueError(f"path: there is no parameter {path!r}; the paths are {', '.join(names)}.")
+    arrays = owned_arrays(optimizer, params, state, (path,))
+    return {place: own for _, place, own in arrays}
+
+
+def owned_arrays(
+    optimizer: Any, params: Any, state: Any, owners: Collection[str] | None = None
+) -> Iterator[tuple[str, str, jax.Array]]:
+    """The arrays of a state that parameters (all, or `owners`) own: owner, place, its part."""
+    whole = traced(optimizer, params)
     leaves = jax.tree.leaves(joined_state(whole, state))
-    return {
-        place: own if part is None else own[part]
-        for entry, leaf in zip(owned_entries(whole, params), leaves, strict=True)
-        for owner, part in entry.owners
-        if owner == path
-        for place, own in entry.parts(leaf).items()
-    }
+    for entry, leaf in zip(owned_entries(whole, params), leaves, strict=True):
+        for owner, part in entry.owners:
+            if owners is None or owner in owners:
+                for place, own in entry.parts(leaf).items():
+                    yield owner, place, own if part is None else own[part]
 
 
 def summarize(optimizer: Any, params: Any) -> str:
@@ -119,13 +122,12 @@ def summarize(optimizer: Any, params: Any) -> str:
     entries, treatment = owned_entries(whole, params), _treatments(whole.events)
     own, parts, shared = dict.fromkeys(named_leaves(params).present(), 0), {}, 0
     for entry in entries:
-        parts[entry.field] = parts.get(entry.field, 0) + _bytes(entry.leaf)
-        if not entry.owners:
-            shared += _bytes(entry.leaf)
+        size = _bytes(entry.leaf)
+        parts[entry.field] = parts.get(entry.field, 0) + size
+        shared += 0 if entry.owners else size
         for owner, part in entry.owners:
-            whole = _bytes(entry.leaf)
             share = 1 if part is None else (part.stop - part.start) / entry.leaf.shape[0]
-            own[owner] += round(whole * share)
+            own[owner] += round(size * share)
     rows = [
         f"| {name} | {_form_of(leaf)} | {treatment.get(name, 'as stored')} | {own[name]:,} |"
         for name, leaf in named_leaves(params).present().items()
@@ -148,32 +150,24 @@ def summarize(optimizer: Any, params: Any) -> str:
 
 
 def _treatments(events: Sequence[Any]) -> dict[str, str]:
-    treatment: dict[str, str] = {}
     kept = {event.order: event.form for event in events if isinstance(event, StorageRecord)}
     devices = {k: n for e in events if isinstance(e, Division) for k, n in e.devices()}
     ranks = {event.shape: event.text for event in events if isinstance(event, RankRecord)}
+    routed = [pair for e in events if isinstance(e, RoutingRecord) for pair in e.treatments.items()]
     said: dict[str, dict[int, str]] = {}  # of parameters, by the first column of a part
-    for event in events:
-        if isinstance(event, RoutingRecord):
-            reasons = {n: t for n, t in event.treatments.items() if isinstance(t, str)}
-            treatment |= {n: f"not a matrix: {reason}" for n, reason in reasons.items()}
-        elif isinstance(event, ViewRecord):
-            for group in event.groups:
-                for form in group.members:
-                    rank = ranks.get(form.tile)
-                    text = _describe(form, group.key, kept)
-                    spread = devices.get(group.key)
-                    parts = (text, form.said_by, rank, spread)
-                    said.setdefault(form.parameter, {})[form.start] = "; ".join(filter(None, parts))
-    return treatment | {
-        name: " + ".join(x for _, x in sorted(own.items())) for name, own in said.items()
+    for group in (group for e in events if isinstance(e, ViewRecord) for group in e.groups):
+        for form in group.members:
+            text = _describe(form, group.key, kept)
+            parts = (text, form.said_by, ranks.get(form.tile), devices.get(group.key))
+            said.setdefault(form.parameter, {})[form.start] = "; ".join(filter(None, parts))
+    return {n: f"not a matrix: {reason}" for n, reason in routed if isinstance(reason, str)} | {
+        name: " + ".join(own[start] for start in sorted(own)) for name, own in said.items()
     }
 
 
 def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
     matrices = "1 matrix" if form.count == 1 else f"{form.count} matrices"
-    tiles = form.row_tiles * form.column_tiles
-    tiled = f" ({form.row_tiles}×{form.column_tiles} tiles)" if tiles > 1 else ""
+    tiled = f" ({form.row_tiles}×{form.column_tiles} tiles)" if form.is_tiled else ""
     where = "an entry of its own" if key == form.name else f"stack {key}"
     forms = {order: kept[order] for order in sorted(set(form.tile)) if order in kept}
     stored = "; ".join(f"order {order}: {text}" for order, text in forms.items())

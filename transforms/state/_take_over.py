@@ -3,19 +3,18 @@
 | theirs | ours |
 |---|---|
 | `mu` and `nu` of Adam | those of Adam in `others` |
-| `mu` of Adam or Muon, of a matrix | that of `momentum`, cut into matrices |
+| `mu` of Adam or Muon, of a matrix | that of `momentum`, which counts as one of gradients |
 | `count` | the counts of both, and of schedules |
 
-A `momentum` counts as one of gradients, which it is in all methods. Everything else starts anew:
-factors, bases and subspaces with the averages inside them, and base optimizers, whose gradients are
-directions.
+Everything else starts anew: factors, bases and subspaces with the averages inside them, and base
+optimizers, whose gradients are directions.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,16 +28,10 @@ from ..matrices._form import MatrixForm
 from ..matrices._view import MatrixViewState
 from ..subspace._subspace import SubspaceState
 from ._entries import owned_entries
-from ._portable import by_parameter, joined_state, place_state
-from ._traced import is_view, traced
+from ._portable import joined_state, place_state
+from ._traced import by_parameter, is_view, traced
 
 FIELD = re.compile(r"(?:^|/)(mu|nu|count)(?=/|$)")
-
-
-class _Theirs(NamedTuple):
-    moments: dict[tuple[str, str], Any]  # by field and parameter
-    count: Any
-    names: tuple[str, ...]  # of the parameters
 
 
 def take_over(optimizer: Any, params: Any, state: Any) -> Any:
@@ -74,25 +67,56 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
             "accumulate='ema'; with 'sum' it means something else."
         )
     owned_entries(whole, params)  # of these parameters, not of a wrapper's
-    theirs, forms = _moments(state, named_leaves(params).names), whole.forms
-    own = by_parameter(joined_state(whole, optimizer.init(params)))
-    parameters = frozenset(form.parameter for form in forms.values())
-    outside = functools.partial(_with_moments, theirs=theirs, left_out=parameters)
+    names, forms = named_leaves(params).names, whole.forms
+    theirs, step = _moments(state, names)
+    matrices = {form.parameter for form in forms.values()}
+
+    def moment(field: str, owner: str, like: Any, form: MatrixForm | None) -> jax.Array:
+        if owner not in names:
+            raise ValueError(
+                "optimizer: a wrapper, such as optax.flatten, gives its inner optimizer another "
+                f"tree than params, with {owner!r}. Pass the inner optimizer."
+            )
+        if (field, owner) not in theirs:
+            raise ValueError(
+                f"state has no {field} of {owner!r}: there it was treated in another way. "
+                "Treat it alike, by matrices= or weight_dimension_numbers=, or start anew."
+            )
+        found = jnp.asarray(theirs[field, owner], like.dtype)
+        shape = like.shape if form is None else form.shape
+        if found.shape != shape:
+            raise ValueError(
+                f"state has {found.shape} for the moment of {owner!r}, which is {shape}."
+            )
+        return found if form is None else form.to_matrices(found)
+
+    def renewed(node: Any, form: MatrixForm | None = None) -> Any:
+        """A part of the state, of one parameter if it has a form, with their moments and step."""
+        if not isinstance(node, OURS):
+            return node
+        known: Any = node
+        trees = {name: named_leaves(getattr(node, name)) for name in declared(node)}
+        fields = {n: "mu" if role == "first" else "nu" for n, role in declared(node).items()}
+        means = (tree for n, tree in trees.items() if fields[n] == "mu")
+        if form is None and any(matrices & {*tree.present()} for tree in means):
+            return node  # of a base optimizer
+        new = {"count": jnp.asarray(step, known.count.dtype)}
+        for n, tree in trees.items():
+            own = tree.present().items()
+            owners = {path: form.parameter if form else path for path, _ in own}
+            new[n] = tree.rebuild({p: moment(fields[n], owners[p], x, form) for p, x in own})
+        return known._replace(**new)
 
     def part(node: Any) -> Any:
         if not is_view(node):
-            return outside(node)
-        return MatrixViewState(
-            {
-                name: jax.tree.map(
-                    functools.partial(_with_moments, theirs=theirs, form=forms[name]),
-                    own,
-                    is_leaf=_is_known,
-                )
-                for name, own in node.inner.items()
-            }
-        )
+            return renewed(node)
+        inner = {}
+        for name, own in node.inner.items():
+            of_matrix = functools.partial(renewed, form=forms[name])
+            inner[name] = jax.tree.map(of_matrix, own, is_leaf=_is_known)
+        return MatrixViewState(inner)
 
+    own = by_parameter(joined_state(whole, optimizer.init(params)))
     taken = jax.tree.map(part, own, is_leaf=lambda node: is_view(node) or _is_known(node))
     return place_state(optimizer, params, taken)
 
@@ -105,12 +129,8 @@ def _is_known(node: Any) -> bool:
     return isinstance(node, (*OURS, *IN_A_BASIS))
 
 
-def _moments(state: Any, names: tuple[str, ...]) -> _Theirs:
-    """Moments by field and parameter, and the step.
-
-    Raises:
-      ValueError: if there are none, or those of another tree.
-    """
+def _moments(state: Any, names: tuple[str, ...]) -> tuple[dict[tuple[str, str], Any], jax.Array]:
+    """The moments in a state, by field and parameter, and its step."""
     found, counts, others = {}, [], []
     for path, x in named_leaves(state).present().items():
         fields = [(field[1], path[field.end() + 1 :]) for field in FIELD.finditer(path)]
@@ -138,52 +158,8 @@ def _moments(state: Any, names: tuple[str, ...]) -> _Theirs:
             "state: expected that of an Optax optimizer with mu, nu and count, such as "
             f"optax.adamw's, for these parameters; got {str(jax.tree.structure(state))[:80]}."
         )
-    return _Theirs(found, jnp.max(jnp.stack([jnp.asarray(x) for x in counts])), names)
+    return found, jnp.max(jnp.stack([jnp.asarray(x) for x in counts]))
 
 
 def _is_step(x: Any) -> bool:
     return jnp.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.integer)
-
-
-def _with_moments(
-    node: Any,
-    *,
-    theirs: _Theirs,
-    form: MatrixForm | None = None,
-    left_out: frozenset[str] = frozenset(),
-) -> Any:
-    """A part of the state, of one parameter if it has a form, with their moments and step."""
-    if not isinstance(node, OURS):
-        return node
-    known: Any = node
-    moments = {own: {"first": "mu", "second": "nu"}[role] for own, role in declared(node).items()}
-    known_to = (named_leaves(getattr(node, own)) for own, x in moments.items() if x == "mu")
-    if any(left_out & {*named.present()} for named in known_to):
-        return node  # of a base optimizer
-    fields = {"count": jnp.asarray(theirs.count, known.count.dtype)}
-    for own, field in moments.items():
-        leaves = named_leaves(getattr(node, own))
-        values = {}
-        for name, x in leaves.present().items():
-            owner = name if form is None else form.parameter
-            if owner not in theirs.names:
-                raise ValueError(
-                    "optimizer: a wrapper, such as optax.flatten, gives its inner optimizer "
-                    f"another tree than params, with {owner!r}. Pass the inner optimizer."
-                )
-            if (field, owner) not in theirs.moments:
-                raise ValueError(
-                    f"state has no {field} of {owner!r}: there it was treated in another way. "
-                    "Treat it alike, by matrices= or weight_dimension_numbers=, or start anew."
-                )
-            values[name] = _cut(theirs.moments[field, owner], x, owner, form)
-        fields[own] = leaves.rebuild(values)
-    return node._replace(**fields)
-
-
-def _cut(moment: Any, like: Any, name: str, form: MatrixForm | None) -> jax.Array:
-    moment = jnp.asarray(moment, like.dtype)
-    shape = like.shape if form is None else form.shape
-    if moment.shape != shape:
-        raise ValueError(f"state has {moment.shape} for the moment of {name!r}, which is {shape}.")
-    return moment if form is None else form.to_matrices(moment)

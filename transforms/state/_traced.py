@@ -1,14 +1,17 @@
 """The abstract state of an optimizer, with the records of its parts from the trace of `init`.
 
-Nothing is computed or allocated, so that all tools work for models of any size.
+Nothing is computed or allocated, so that all tools work for models of any size. The keys of stacks
+in a traced state describe them (`Key`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
@@ -21,10 +24,7 @@ from ..matrices._view import MatrixViewState, ViewRecord
 
 
 class Traced(NamedTuple):
-    """An optimizer's abstract state and the records of its parts.
-
-    The keys of stacks in the state describe them (`Key`).
-    """
+    """An optimizer's abstract state and the records of its parts."""
 
     state: Any
     packed: dict[str, tuple[str, ...]]  # by path, the parameters along an array's first axis
@@ -36,11 +36,7 @@ class Traced(NamedTuple):
         state: Any,
         undivided: Callable[[Any], Any] = lambda leaf: leaf,
     ) -> Any:
-        """`state` with `f(node, division)` for distributed parts and `undivided(leaf)` for others.
-
-        Raises:
-          ValueError: if the structure of `state` is not this optimizer's.
-        """
+        """`state` with `f(node, division)` for distributed parts, `undivided(leaf)` elsewhere."""
 
         def mapped(own: Any, node: Any) -> Any:
             if not is_divided(own):
@@ -73,8 +69,7 @@ class Traced(NamedTuple):
     def stacks(self) -> list[list[Stack]]:
         """The stacks of each matrix view, in the order of the state."""
         views = [node.inner for node in _nodes(self.state, is_view)]
-        stacks = [view.common if is_divided(view) else view for view in views]
-        return [[stack_of(key) for key in view] for view in stacks]
+        return [[*map(stack_of, v.common if is_divided(v) else v)] for v in views]
 
     @property
     def joined(self) -> Any:
@@ -100,22 +95,73 @@ class Stack(NamedTuple):
             yield name, slice(start, start + count)
             start += count
 
+    def part(self, x: Any, place: slice) -> Any:
+        """A parameter's slice of an array, or of its shape. Counts go to each parameter."""
+        if jnp.ndim(x) == 0:
+            return x
+        if x.shape[0] != self.size:
+            raise ValueError(
+                f"the entry of the stack {self.key!r} has shape {x.shape}: its first axis must be "
+                f"the stack's, of {self.size} matrices. (quantize_state merges vectors: give it "
+                "where=lambda place, leaf: leaf.ndim > 2.)"
+            )
+        if place == slice(0, self.size):
+            return x
+        if isinstance(x, jax.ShapeDtypeStruct):
+            shape = (place.stop - place.start, *x.shape[1:])
+            return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+        return x[place]
+
 
 def stack_of(key: Any) -> Stack:
-    """The group of a stack, from its key in a traced state."""
+    """The stack of a key in a traced state."""
     return Stack(str(key), tuple((form.name, form.count) for form in key.about.members))
 
 
-def _division(node: Any) -> Division:
-    return next(iter(node.common)).division
+def by_parameter(state: Any) -> Any:
+    """A traced state, or one in its structure, with entries by parameter in place of stacks."""
+
+    def of_view(node: Any) -> Any:
+        if not is_view(node):
+            return node
+        return MatrixViewState(
+            {
+                name: jax.tree.map(functools.partial(stack.part, place=place), own)
+                for stack, own in ((stack_of(key), own) for key, own in node.inner.items())
+                for name, place in stack.slices()
+            }
+        )
+
+    return jax.tree.map(of_view, state, is_leaf=is_view)
+
+
+def by_stack(like: Any, state: Any) -> Any:
+    """The inverse of `by_parameter`, for a state whose stacked form is like `like`."""
+
+    def of_view(own: Any, given: Any) -> Any:
+        if not is_view(own):
+            return given
+        members = {key: [name for name, _ in stack_of(key).members] for key in own.inner}
+        return MatrixViewState(
+            {
+                key: jax.tree.map(_joined, *(given.inner[name] for name in names))
+                for key, names in members.items()
+            }
+        )
+
+    return jax.tree.map(of_view, like, state, is_leaf=is_view)
+
+
+def _joined(*parts: jax.Array) -> jax.Array:
+    """The parts of a stack's array; of counts, which the parameters have alike, the largest."""
+    if parts[0].ndim == 0:
+        whole = jnp.issubdtype(parts[0].dtype, jnp.integer)
+        return functools.reduce(jnp.maximum, parts) if whole else parts[0]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
 def traced(optimizer: Any, params: Any) -> Traced:
-    """Traces `optimizer.init` for these parameters (or their shapes).
-
-    Raises:
-      ValueError: if these arguments are not an optimizer and a tree of parameters.
-    """
+    """Traces `optimizer.init` for these parameters (or their shapes), which it checks."""
     check_optimizer(optimizer, params)
     found: list[Traced] = []
 
@@ -135,18 +181,9 @@ def traced(optimizer: Any, params: Any) -> Traced:
 def check_optimizer(
     optimizer: Any, params: Any, order: Sequence[str] = ("optimizer", "params", "state")
 ) -> None:
-    """Requires an optimizer and a tree of parameters.
-
-    Args:
-      optimizer: the argument in this place.
-      params: the next argument.
-      order: the names of the arguments.
-
-    Raises:
-      ValueError: naming the argument and its type.
-    """
+    """Requires an optimizer and a tree of parameters, in their places in `order`."""
     place = order.index("optimizer")
-    first, second = (f"the {ORDINALS[i]} argument," for i in (place, place + 1))
+    first, second = (f"the {x} argument," for x in ("first", "second", "third")[place : place + 2])
     if not (callable(getattr(optimizer, "init", None)) and hasattr(optimizer, "update")):
         raise ValueError(
             f"optimizer, {first} must be an Optax transformation, such as "
@@ -162,9 +199,6 @@ def check_optimizer(
         )
 
 
-ORDINALS = ("first", "second", "third")
-
-
 def place_of(path: tuple[Any, ...]) -> str:
     """The spelling of a path in a state."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
@@ -177,3 +211,7 @@ def is_view(node: Any) -> bool:
 
 def _nodes(state: Any, is_node: Callable[[Any], bool]) -> Iterator[Any]:
     return filter(is_node, jax.tree.leaves(state, is_leaf=is_node))
+
+
+def _division(node: Any) -> Division:
+    return next(iter(node.common)).division

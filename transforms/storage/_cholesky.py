@@ -4,25 +4,19 @@ $$C = \mathrm{chol}(L + \epsilon I), \qquad \bar C = Q(C + E), \qquad
 E \leftarrow \beta_e E + (1 - \beta_e)\,(C + E - D(\bar C)), \qquad L = D(\bar C)\,D(\bar C)^\top$$
 
 $E = 0$ without error feedback (Li et al., arXiv:2412.10663, Eqs 7, 8, 10 and 11). The strictly
-lower triangle of $C$ is quantized (`_codec.py`), and its diagonal stays as it is. $E$ has no
-diagonal and is quantized as well, with its own scales. So every stored form decodes to a positive
-semi-definite matrix. Inverse roots are stored as quantized squares, as in `_quantized.py`.
-
-*Failure.* A failed decomposition is repeated with `10, 100, 1000` times the rounding error of `L`
-added to the diagonal. If the last one fails too, the previous stored form stays, and `failures`
-counts it.
+lower triangle of $C$ is quantized, and its diagonal stays as it is. $E$ has no diagonal and is
+quantized as well, with its own scales. So every stored form decodes to a positive semi-definite
+matrix. If a decomposition fails with all of the diagonals that `factored` adds, the previous stored
+form stays, and `failures` counts it. Inverse roots are stored as in `_quantized.py`.
 
 *Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 4 bits: the triangle alone
-`⌈d/2⌉² + 4 T ⌈T/2⌉ + 4 d + 4`, with error feedback `d ⌈d/2⌉ + 4 T² + 4 d + 4`; the root as in
-`_quantized.py`. *Cost* per statistic: one product of triangles and one Cholesky decomposition,
-`4 d³ / 3` FLOPs.
+`⌈d/2⌉² + 4 T ⌈T/2⌉ + 4 d + 4`, with error feedback `d ⌈d/2⌉ + 4 T² + 4 d + 4`. *Cost* per
+statistic: one product of triangles and one Cholesky decomposition, `4 d³ / 3` FLOPs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,27 +24,24 @@ import jax.numpy as jnp
 
 from .._trees import where_entries
 from .._validate import check_choice, check_decay, check_interval
-from ..linalg._cholesky import lower_factor, lower_factors
-from ..linalg._loops import each_matrix
-from ..linalg._platforms import diagonals, in_rows
-from ..linalg._tile_values import tile_scales
-from ._codec import Coded, dequantize, pack, quantize, unpack
-from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
-from ._triangle import (
+from ..linalg._cholesky import factored
+from ..linalg._numerics import tile_scales
+from ..linalg._platforms import diagonals, in_rows, with_diagonal
+from ..linalg._products import square_of_lower
+from ._codec import (
+    Coded,
+    decode,
     decode_lower,
+    dequantize,
     encode_lower,
     encode_zeros,
-    join,
-    squared,
+    pack,
+    quantize,
     strictly_lower,
-    strictly_upper,
-    with_diagonal,
+    unpack,
     with_room,
-    without_room,
-    zero_codes,
 )
-
-RETRIES = 3
+from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 
 
 class Triangle(NamedTuple):
@@ -81,14 +72,14 @@ class Cholesky(Quantized):
 
     def describe(self, order: int) -> str:
         """Describes how factors of this order are stored."""
-        if self.is_dense(order):
+        if self.exact(order):
             return super().describe(order)
         feedback = "" if self.error_feedback is None else " and error feedback"
         return f"Cholesky factor{feedback} in {self.codec.describe()}"
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""
-        if self.is_dense(x.shape[-1]):
+        if self.exact(x.shape[-1]):
             return x
         if previous is None:
             return self._first(x)
@@ -103,8 +94,11 @@ class Cholesky(Quantized):
 
     def _with_error(self, c: jax.Array, previous: TriangleAndError) -> Coded:
         """The codes and scales of C and its error; C is computed transposed, beside Eᵀ."""
-        lower, upper = (f(c.shape[-1]) for f in (strictly_lower, strictly_upper))
-        error = self._error(previous)
+        lower, place = strictly_lower(c.shape[-1]), jnp.arange(c.shape[-1])
+        upper = place[:, None] < place[None]
+        codes = unpack(previous.codes, self.codec, c.shape[-1])
+        error = dequantize(codes, previous.scales.mT[..., 1:, :-1].mT, self.codec)
+        error = jnp.where(upper, error, 0)
         target = jnp.where(upper, c.mT, 0) + error
         scales = tile_scales(target, self.codec.block)
         codes = quantize(target, scales, self.codec)
@@ -113,9 +107,10 @@ class Cholesky(Quantized):
         error = decay * error + (1 - decay) * (target - found)
         error_scales = tile_scales(error, self.codec.block)
         error_codes = quantize(error, error_scales, self.codec)
-        (codes,) = in_rows([codes])  # XLA for GPUs would transpose all that leads to them
+        codes = in_rows(codes)  # XLA for GPUs would transpose all that leads to them
         packed = pack(jnp.where(lower, codes.mT, error_codes), self.codec)
-        return Coded(packed, join(with_room(scales.mT), with_room(error_scales.mT)))
+        lower = strictly_lower(scales.shape[-1] + 1)
+        return Coded(packed, jnp.where(lower, with_room(scales.mT), with_room(error_scales.mT).mT))
 
     def _first(self, x: jax.Array) -> Triangle | TriangleAndError:
         """The stored form of a multiple `x (..., d, d)` of the identity, without error."""
@@ -123,72 +118,21 @@ class Cholesky(Quantized):
         none = jnp.zeros(x.shape[:-2], jnp.int32)
         if self.error_feedback is None:
             return Triangle(*encode_zeros(x, self.codec), diagonal, none)
+        codes = pack(jnp.full_like(x, self.codec.book.zero, jnp.uint8), self.codec)
         scales = with_room(jnp.zeros_like(tile_scales(x, self.codec.block)))
-        return TriangleAndError(zero_codes(x, self.codec), scales, diagonal, none)
+        return TriangleAndError(codes, scales, diagonal, none)
 
     def decode_factor(self, stored: Any) -> jax.Array:
         """The statistic `C Cᵀ`."""
-        if isinstance(stored, Triangle):
-            lower = decode_lower(stored, self.codec)
-        elif isinstance(stored, TriangleAndError):
-            values = dequantize(self._codes(stored), without_room(stored.scales), self.codec)
-            lower = jnp.where(strictly_lower(values.shape[-1]), values, 0)
-        else:
+        if not isinstance(stored, Triangle | TriangleAndError):
             return stored
-        return squared(with_diagonal(lower, stored.diagonal))
-
-    def _codes(self, stored: TriangleAndError) -> jax.Array:
-        return unpack(stored.codes, self.codec, stored.diagonal.shape[-1])
-
-    def _error(self, stored: TriangleAndError) -> jax.Array:
-        """Eᵀ, above the diagonal."""
-        above = dequantize(self._codes(stored), without_room(stored.scales.mT).mT, self.codec)
-        return jnp.where(strictly_upper(above.shape[-1]), above, 0)
-
-
-@functools.partial(jax.jit, static_argnames=["damping_mode"])
-def factored(
-    x: jax.Array, eps: jax.typing.ArrayLike, damping_mode: str
-) -> tuple[jax.Array, jax.Array]:
-    """The lower Cholesky factors of `x + ε I`, `(..., d, d)`, and which of them failed, `(...)`.
-
-    A failed decomposition is repeated with a larger diagonal, up to `RETRIES` times.
-    """
-    attempts = functools.partial(_attempts, eps=eps, damping_mode=damping_mode)
-    one = functools.partial(attempts, lower_factor)
-    at_once = functools.partial(attempts, lower_factors)
-    return one(x) if x.ndim == 2 else each_matrix(one, x, at_once)
-
-
-def _attempts(
-    factor: Callable[[jax.Array], jax.Array],
-    x: jax.Array,
-    eps: jax.typing.ArrayLike,
-    damping_mode: str,
-) -> tuple[jax.Array, jax.Array]:
-    order, diagonal = x.shape[-1], diagonals(x)
-    largest = jnp.max(diagonal, axis=-1)
-    rounding = order * jnp.finfo(x.dtype).eps * largest
-    epsilon = eps * (jnp.where(largest > 0, largest, 1) if damping_mode == "relative" else 1)
-
-    more = jnp.asarray([0, *(10**i for i in range(1, RETRIES + 1))], x.dtype)
-
-    def attempt(state: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, ...]:
-        count, c, failed = state
-        added = jnp.asarray(epsilon + rounding * more[count], x.dtype)
-        new = factor(with_diagonal(x, diagonal + added[..., None]))
-        # A decomposition that fails leaves NaNs on the diagonal, from the failing row on.
-        finite = jnp.isfinite(new[..., -1, -1] + largest)
-        c = new if x.ndim == 2 else jnp.where(failed[..., None, None], new, c)
-        return count + 1, c, failed & ~finite
-
-    # The first attempt is in the loop too: a second decomposition makes programs longer.
-    running = lambda s: (s[0] <= RETRIES) & jnp.any(s[2])  # noqa: E731
-    start = jnp.int32(0), x, jnp.ones(x.shape[:-2], bool)
-    _, c, failed = jax.lax.while_loop(running, attempt, start)
-    if damping_mode == "relative":  # relative to a largest entry of 0: zeros stay zeros
-        c = jnp.where((largest == 0)[..., None, None], 0, c)
-    return c, failed
+        order = stored.diagonal.shape[-1]
+        if isinstance(stored, Triangle):
+            lower = decode_lower(stored, self.codec, order)
+        else:
+            coded = Coded(stored.codes, stored.scales[..., 1:, :-1])
+            lower = jnp.where(strictly_lower(order), decode(coded, self.codec, order), 0)
+        return square_of_lower(with_diagonal(lower, stored.diagonal))
 
 
 def cholesky(

@@ -1,10 +1,18 @@
 r"""The codec: block-wise quantization of matrices to 4, 6 or 8 bits, specified to the last bit.
 
 A matrix is split into tiles of `block × block` (smaller at the edges), each scaled by its largest
-magnitude $s$. A code $j$ of $b$ bits stands for $s\,v_j$, with values $v_j = n_j / T$ from a code
-book (`_code_books.py`). *Encoding.* The code of an element $x$ is the number of $j$ with
-$s\,(n_j + n_{j+1}) < 2T\,x$: the nearest code, and the lower one of a tie. Both products are
-rounded once (after an exact scaling that keeps them in range). Nothing is divided, because
+magnitude $s$. A code $j \in \{0 \dots 2^b - 1\}$ of $b$ bits stands for $s\,v_j$, with values
+$v_j = n_j / T$ from a code book, integers $n_j$ that grow with $j$:
+
+| map | $v_j$ with $k = 2j - (2^b - 1)$ |
+|---|---|
+| "linear2" | $k\,|k| / (2^b - 1)^2$, and 0 for $j = 2^{b-1} - 1$ |
+| "linear" | $k / (2^b - 1)$ |
+| "unsigned" | $((j + 1) / 2^b)^2$, for non-negative values: no code stands for 0 |
+
+(Li et al., arXiv:2412.10663, Eqs 3 and 4.) *Encoding.* The code of an element $x$ is the number of
+$j$ with $s\,(n_j + n_{j+1}) < 2T\,x$: the nearest code, and the lower one of a tie. Both products
+are rounded once (after an exact scaling that keeps them in range). Nothing is divided, because
 compilers replace divisions. *Decoding* gives $(n_j \cdot \tfrac 1 T) \cdot s$, each product
 rounded, and exactly $\pm s$ at the ends. A tile of zeros has scale 0 and decodes to zeros.
 
@@ -28,6 +36,11 @@ platform, in every batch and after a restart.
 the lowest, middle and highest two bits of column $c + 3q$ in their high two bits. Rows share no
 byte.
 
+*Triangles.* A strictly lower triangle of order $d$ folds into $\lceil d/2 \rceil$ rows of length
+$d$. Each row $i \ge \lfloor d/2 \rfloor$ keeps its elements left of the diagonal; row $d - 1 - i$,
+reversed, fills the rest. A lower triangle with its diagonal is a strictly lower triangle of order
+$d + 1$.
+
 *Error.* At most half the largest gap between neighboring $v_j$, times $s$: 0.1244 for 4-bit
 "linear2" (the paper's Proposition B.1 states $2^{-4}$), 0.0312 for 6 bits, 0.0078 for 8 bits; twice
 as much with dither. *Memory*: $b / 8$ bytes per element and one scale per tile. The input must be
@@ -36,21 +49,114 @@ finite: a NaN corrupts its tile.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .._validate import check_choice, check_positive_int
-from ..linalg._tile_values import Spread, over_entries, over_tiles, tile_scales
-from ._code_books import CODE_BOOKS, CodeBook
+from ..linalg._numerics import over_entries, over_tiles, tile_scales
 
 ALPHAS = tuple(int(2**32 / 1.2207440846**power) | 1 for power in (1, 2, 3))
 """α1, α2 and α3 in units of 2^-32: powers of the inverse root of `x⁴ = x + 1` (Roberts, 2018)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CodeBook(abc.ABC):
+    """The values of codes of so many bits.
+
+    The integers of the first and the last code are -T and T, or 1 and T where all are positive. T
+    is at most 2²³, so that float32 holds the sum of two neighbors. `integers` is also defined for
+    the codes -1 and 2^b, as any numbers beyond those of the ends.
+    """
+
+    bits: int
+
+    widths: ClassVar[tuple[int, ...]] = (4, 6, 8)  # the numbers of bits that it allows
+    signed: ClassVar[bool] = True  # whether it has negative values, which factors need
+
+    @functools.cached_property
+    def top(self) -> int:
+        """The largest code."""
+        return 2**self.bits - 1
+
+    @functools.cached_property
+    def zero(self) -> int:
+        """The code for 0, or that of the smallest value."""
+        return self.top // 2 if self.signed else 0
+
+    @functools.cached_property
+    def unit(self) -> int:
+        """T, the common denominator of the values."""
+        return int(self.integers(np.float64(self.top)))
+
+    @abc.abstractmethod
+    def integers(self, codes: Any) -> Any:
+        """The integers n_j of codes, which are floats of NumPy or JAX, in the same dtype."""
+
+    @abc.abstractmethod
+    def nearby(self, scaled: jax.Array) -> jax.Array:
+        """Estimates of the codes of numbers in units of 1/T; rounded, wrong by one at most."""
+
+    def values(self) -> np.ndarray:
+        """The values v_j of all codes, ascending, in float64."""
+        return np.asarray(self.integers(np.arange(2.0**self.bits))) / self.unit
+
+
+class Linear(CodeBook):
+    """Uniform steps."""
+
+    def integers(self, codes: Any) -> Any:
+        """The odd numbers k."""
+        return 2 * codes - self.top
+
+    def nearby(self, scaled: jax.Array) -> jax.Array:
+        """The inverse."""
+        return (scaled + self.top) / 2
+
+
+class Linear2(CodeBook):
+    """Uniform steps after a signed square root."""
+
+    def integers(self, codes: Any) -> Any:
+        """`k |k|`, and 0."""
+        k = 2 * codes - self.top
+        return abs(k) * k * (codes != self.zero).astype(k.dtype)
+
+    def nearby(self, scaled: jax.Array) -> jax.Array:
+        """The inverse, but for the code of 0."""
+        return (jnp.sign(scaled) * jnp.sqrt(jnp.abs(scaled)) + self.top) / 2
+
+
+class Unsigned(CodeBook):
+    """Uniform steps of the root, without 0."""
+
+    signed = False
+
+    def integers(self, codes: Any) -> Any:
+        """`(j + 1)²`."""
+        return (codes + 1) ** 2
+
+    def nearby(self, scaled: jax.Array) -> jax.Array:
+        """The inverse."""
+        return jnp.sqrt(jnp.maximum(scaled, 0)) - 1
+
+
+CODE_BOOKS: dict[str, type[CodeBook]] = {
+    "linear2": Linear2,
+    "linear": Linear,
+    "unsigned": Unsigned,
+}
+"""By the names that `map=` takes."""
+
+SIGNED = tuple(name for name, book in CODE_BOOKS.items() if book.signed)
+"""The maps for factors."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +218,7 @@ def quantize(
 def _codes_of(
     x: jax.Array,
     scales: jax.Array,
-    spread: Spread,
+    spread: Callable[[jax.Array], jax.Array],
     dither: jax.Array | None,
     codec: Codec,
 ) -> jax.Array:
@@ -154,13 +260,15 @@ def pack(codes: jax.Array, codec: Codec) -> jax.Array:
     """Packs the codes of each row of `(..., m, n)` into bytes, as in the module docstring."""
     if codec.bits == 8:
         return codes
+    number = 2 if codec.bits == 4 else 4
+    edge = [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % number)]
+    codes = jnp.pad(codes, edge)
     if codec.bits == 4:
         # XLA computes the codes inside a reduction; for two slices it would compute them twice.
-        edge = [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)]
-        halves = jnp.pad(codes, edge).reshape(*codes.shape[:-1], 2, -1)
+        halves = codes.reshape(*codes.shape[:-1], 2, -1)
         high = (jnp.arange(2) == 1)[:, None]
         return jnp.sum(jnp.where(high, halves << 4, halves), axis=-2, dtype=jnp.uint8)
-    *low, last = _parts(codes, 4)
+    *low, last = jnp.split(codes, 4, axis=-1)
     packed = [part | ((last >> 2 * i & 3) << 6) for i, part in enumerate(low)]
     return jnp.concatenate(packed, axis=-1)
 
@@ -179,12 +287,6 @@ def unpack(packed: jax.Array, codec: Codec, columns: int) -> jax.Array:
     return jnp.concatenate([packed & 63, last], axis=-1)[..., :columns]
 
 
-def _parts(codes: jax.Array, number: int) -> list[jax.Array]:
-    """The columns of `codes (..., m, n)`, padded with 0, in `number` parts of equal width."""
-    edge = [(0, 0)] * (codes.ndim - 1) + [(0, -codes.shape[-1] % number)]
-    return jnp.split(jnp.pad(codes, edge), number, axis=-1)
-
-
 def dither_of(count: jax.Array, rows: int, columns: int) -> jax.Array:
     """The dither at steps `count (...)`, int32, of matrices `(..., rows, columns)`; float32."""
     row, column, step = (jnp.uint32(alpha) for alpha in ALPHAS)
@@ -193,3 +295,50 @@ def dither_of(count: jax.Array, rows: int, columns: int) -> jax.Array:
     turn = (count.astype(jnp.uint32) * step)[..., None, None]
     turned = jnp.broadcast_to(place, (*count.shape, rows, columns)) + turn
     return (turned >> 8).astype(jnp.float32) * 2.0**-24
+
+
+def strictly_lower(order: int) -> jax.Array:
+    """The mask of the elements left of the diagonal, `(order, order)`."""
+    return jnp.tri(order, k=-1, dtype=bool)
+
+
+def fold(x: jax.Array) -> jax.Array:
+    """Folds the strictly lower triangle of `x (..., d, d)` into `(..., ⌈d/2⌉, d)`."""
+    order = x.shape[-1]
+    turned = x[..., ::-1, ::-1]
+    return jnp.where(strictly_lower(order), x, turned)[..., order // 2 :, :]
+
+
+def unfold(folded: jax.Array) -> jax.Array:
+    """The inverse of `fold`: `(..., d, d)`, correct below the diagonal, arbitrary elsewhere."""
+    top = folded[..., ::-1, ::-1][..., : folded.shape[-1] // 2, :]
+    return jnp.concatenate([top, folded], axis=-2)
+
+
+def with_room(x: jax.Array) -> jax.Array:
+    """A lower triangle `(..., d, d)` with diagonal, as a strictly lower one of order `d + 1`.
+
+    `[..., 1:, :-1]` undoes it.
+    """
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(1, 0), (0, 1)])
+
+
+def encode_lower(x: jax.Array, codec: Codec, dither: jax.Array | None = None) -> Coded:
+    """Quantizes the strictly lower triangle of `x (..., d, d)`: folded codes and folded scales."""
+    lower = jnp.where(strictly_lower(x.shape[-1]), x, 0)
+    scales = tile_scales(lower, codec.block)
+    codes = quantize(lower, scales, codec, dither)
+    return Coded(pack(fold(codes), codec), fold(with_room(scales)))
+
+
+def encode_zeros(x: jax.Array, codec: Codec) -> Coded:
+    """`encode_lower` of zeros of the shape of `x (..., d, d)`, in a shorter program."""
+    codes = pack(jnp.full_like(fold(x), codec.book.zero, jnp.uint8), codec)
+    return Coded(codes, fold(with_room(jnp.zeros_like(tile_scales(x, codec.block)))))
+
+
+def decode_lower(coded: Any, codec: Codec, order: int) -> jax.Array:
+    """The strictly lower triangle `(..., d, d)` of anything with folded codes and scales."""
+    codes = unfold(unpack(coded.codes, codec, order))
+    values = dequantize(codes, unfold(coded.scales)[..., 1:, :-1], codec)
+    return jnp.where(strictly_lower(order), values, 0)

@@ -79,11 +79,7 @@ def encoded(
 ) -> Coded:
     """Encodes a leaf; a matrix with an entry that is not finite keeps its codes of `before`.
 
-    Args:
-      x: a vector, a matrix, or a batch of matrices.
-      codec: how it is quantized.
-      count: t of the dither, or `None` to round to the nearest code.
-      before: the codes before this update.
+    A vector counts as a matrix. `count` is t of the dither; `None` rounds to the nearest code.
     """
     matrices = jnp.atleast_2d(x).astype(np.promote_types(x.dtype, np.float32))
     thresholds = None

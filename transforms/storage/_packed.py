@@ -1,40 +1,34 @@
 r"""Packed storage: `bits` per degree of freedom of factors, roots and bases.
 
 A symmetric or orthogonal matrix of order $d$ has about $d^2/2$ degrees of freedom. Each form here
-keeps one strictly lower triangle of codes (`_codec.py`, `_triangle.py`) and one vector. So in 8
-bits it has as many bytes as a square of 4-bit codes:
+keeps one strictly lower triangle of codes (`_codec.py`) and one vector. So in 8 bits it has as many
+bytes as a square of 4-bit codes:
 
 - *factors*: the Cholesky factor $C$ of $L + \epsilon I$, with its diagonal; $L = C C^\top$ stays
   positive semi-definite, and relative errors of $C$ preserve small eigenvalues. An update is
-  rounded with dither (`_codec.py`), so increments below a gap are not lost. A correlation matrix
-  in 8 bits would need no decomposition, but it loses the small eigenvalues that roots depend on:
-  with it Shampoo loses all of its gain on a small language model;
+  rounded with dither, so increments below a gap are not lost. If a decomposition fails, the
+  previous codes stay, and `failures` counts it. A correlation matrix in 8 bits would need no
+  decomposition, but it loses the small eigenvalues that roots depend on: with it Shampoo loses all
+  of its gain on a small language model;
 - *statistics in their eigenbasis* (`"tracked"`): scaled to a unit diagonal they are near the
   identity, where the triangle of the matrix itself is as good, with dither too, and nothing is
   decomposed;
 - *inverse roots*: the matrix itself, mirrored on reading, with its diagonal;
-- *bases*: Householder vectors (`linalg/_reflectors.py`). Each column is scaled so that its largest
-  entry below the diagonal is 1; the vector has the matching diagonal entries, with the sign of the
-  basis' column. All codes decode to a matrix that is orthogonal up to float32's rounding. A step
-  reads a basis once, for its products in and out: it forms the matrix or, for fewer columns than
-  its order, applies the reflectors in panels. `bases=` keeps bases in another storage, which costs
-  less to read: in float32 they take `4 d²` bytes, in bfloat16 `2 d²`, in squares of 8-bit codes
-  `d²`.
+- *bases*: Householder vectors (`linalg/_qr.py`). Each column is scaled so that its largest entry
+  below the diagonal is 1; the vector has the matching diagonal entries, with the sign of the basis'
+  column. All codes decode to a matrix that is orthogonal up to float32's rounding. A step reads a
+  basis once, for its products in and out.
 
 *Error* for codes with largest gap $\delta$ (0.0156 in 8 bits) and tiles with scales $s$. Roots:
-$|\hat X_{ij} - X_{ij}| \le \delta s / 2$, so $\|\hat X - X\|_F$ is at most $\delta / 2$ times the
-norm of the scales spread over their tiles. Factors: $|\hat C_{ij} - C_{ij}| \le \delta s$ and
+$|\hat X_{ij} - X_{ij}| \le \delta s / 2$. Factors: $|\hat C_{ij} - C_{ij}| \le \delta s$ and
 $\|\hat L - L\| \le 2 \|C\| \|\hat C - C\| + \|\hat C - C\|^2$. Bases: a reflector moves by at most
 $2 \sqrt 2\, \|\hat v_k - v_k\| / \|v_k\|$ in the Frobenius norm, and the basis by at most their
 sum.
 
-*Failure.* If a decomposition fails, the previous codes stay, as in `_cholesky.py`, and `failures`
-counts it.
-
 *Bytes* for order `d`, block `B`, `T = ⌈d/B⌉ + 1`, in 8 bits: `d ⌈d/2⌉ + 4 T ⌈T/2⌉ + 4 d` for a root
 or basis, and 8 more for a factor (4 for one in its eigenbasis); rows of `d` codes take `3 ⌈d/4⌉`
 bytes in 6 bits, `⌈d/2⌉` in 4. *Cost*: `4 d³ / 3` FLOPs per statistic that is not in its eigenbasis;
-roots are decoded element by element; bases as in `linalg/_reflectors.py`.
+roots are decoded element by element; bases as in `linalg/_qr.py`.
 """
 
 from __future__ import annotations
@@ -48,15 +42,14 @@ import jax.numpy as jnp
 from .._side import Side
 from .._trees import where_entries
 from .._validate import check_interval
+from ..linalg._cholesky import factored
 from ..linalg._numerics import HIGHEST
-from ..linalg._platforms import diagonals, materialized
-from ..linalg._qr import reflectors_of
-from ..linalg._reflectors import Panels, formed, panels_of, reflected
-from ._cholesky import factored
-from ._codec import dither_of
+from ..linalg._platforms import diagonals, materialized, with_diagonal
+from ..linalg._products import square_of_lower
+from ..linalg._qr import Reflectors, formed, panels_of, reflected, reflectors_of
+from ._codec import Codec, decode_lower, dither_of, encode_lower, encode_zeros
 from ._quantized import MIN_ELEMENTS, Quantized, codec_of_factors
 from ._storage import Storage, as_storage
-from ._triangle import decode_lower, encode_lower, encode_zeros, squared, with_diagonal
 
 SHORTEST = 2.0**-20
 """Columns below the diagonal are scaled as if their largest entry were at least this."""
@@ -88,13 +81,6 @@ class PackedCorrelation(NamedTuple):
     updates: jax.Array  # t of the dither, int32 (...)
 
 
-class Reflectors(NamedTuple):
-    """A batch of bases `U = H_1 ⋯ H_d S`."""
-
-    panels: Panels
-    signs: jax.Array  # the diagonal of S, (..., d)
-
-
 @dataclasses.dataclass(frozen=True)
 class Packed(Quantized):
     """The storage that `packed` returns."""
@@ -104,7 +90,7 @@ class Packed(Quantized):
 
     def describe(self, order: int) -> str:
         """Describes how matrices of this order are stored."""
-        if self.is_dense(order):
+        if self.exact(order):
             return super().describe(order)
         triangles = f"packed triangles in {self.codec.describe()}"
         return triangles + (f"; bases: {self.bases.describe(order)}" if self.bases else "")
@@ -112,7 +98,7 @@ class Packed(Quantized):
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""
         order = x.shape[-1]
-        if self.is_dense(order):
+        if self.exact(order):
             return x
         if previous is None:  # a multiple of the identity
             diagonal = jnp.sqrt(diagonals(x))
@@ -130,13 +116,13 @@ class Packed(Quantized):
         """The statistic `C Cᵀ`."""
         if not isinstance(stored, PackedFactor):
             return stored
-        c = with_diagonal(decode_lower(stored, self.codec), stored.diagonal)
-        return squared(c)
+        c = decode_lower(stored, self.codec, stored.diagonal.shape[-1])
+        return square_of_lower(with_diagonal(c, stored.diagonal))
 
     def encode_correlation(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the strictly lower triangle, which is nearly that of its Cholesky factor."""
         order = x.shape[-1]
-        if self.is_dense(order):
+        if self.exact(order):
             return x
         if previous is None:  # the identity
             return PackedCorrelation(
@@ -150,12 +136,11 @@ class Packed(Quantized):
         """The matrix up to the error of its codes: it may be indefinite."""
         if not isinstance(stored, PackedCorrelation):
             return stored
-        lower = decode_lower(stored, self.codec, order)
-        return materialized(with_diagonal(lower + lower.mT, jnp.ones(order, lower.dtype)))
+        return mirrored(stored, self.codec, jnp.ones(order, stored.scales.dtype))
 
     def encode_root(self, x: jax.Array) -> Any:
         """Quantizes the strictly lower triangle of an inverse root."""
-        if self.is_dense(x.shape[-1]):
+        if self.exact(x.shape[-1]):
             return x
         return PackedTriangle(*encode_lower(x, self.codec), diagonals(x))
 
@@ -163,12 +148,11 @@ class Packed(Quantized):
         """The inverse root, symmetric."""
         if not isinstance(stored, PackedTriangle):
             return stored
-        lower = decode_lower(stored, self.codec)
-        return materialized(with_diagonal(lower + lower.mT, stored.diagonal))
+        return mirrored(stored, self.codec, stored.diagonal)
 
     def encode_basis(self, x: jax.Array, previous: Any) -> Any:
         """Quantizes the Householder vectors of orthogonal matrices."""
-        if self.is_dense(x.shape[-1]):
+        if self.exact(x.shape[-1]):
             return x
         if self.bases is not None:
             return self.bases.encode_basis(x, previous)
@@ -187,19 +171,16 @@ class Packed(Quantized):
             return self.bases.decode_basis(stored)
         if not isinstance(stored, PackedTriangle):
             return stored
-        panels, signs = self._read(stored)
-        return formed(panels, precision=HIGHEST) * signs[..., None, :]
+        return formed(self._read(stored), precision=HIGHEST)
 
     def open_basis(self, stored: Any, columns: int) -> Any:
         """The basis itself, or its reflectors if it has too few columns to be worth forming."""
         if self.bases is not None:
             return self.bases.open_basis(stored, columns)
         if not isinstance(stored, PackedTriangle):
-            return super().open_basis(stored, columns)
+            return stored
         opened = self._read(stored)
-        if columns < stored.diagonal.shape[-1]:
-            return opened
-        return formed(opened.panels) * opened.signs[..., None, :]
+        return opened if columns < stored.diagonal.shape[-1] else formed(opened)
 
     def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
         """`Uᵀ x` or, `back`, `U x`; on the right side `x U` or `x Uᵀ`."""
@@ -207,15 +188,19 @@ class Packed(Quantized):
             return self.bases.rotate(opened, x, side, back)
         if not isinstance(opened, Reflectors):
             return super().rotate(opened, x, side, back)
-        panels, signs = opened
-        rows = side.as_rows(x.astype(signs.dtype))
-        if back:
-            return side.as_rows(reflected(panels, signs[..., None] * rows))
-        return side.as_rows(signs[..., None] * reflected(panels, rows, inverse=True))
+        rows = side.as_rows(x.astype(opened.signs.dtype))
+        return side.as_rows(reflected(opened, rows, inverse=not back))
 
     def _read(self, stored: PackedTriangle) -> Reflectors:
-        v = with_diagonal(decode_lower(stored, self.codec), jnp.abs(stored.diagonal))
-        return Reflectors(panels_of(materialized(v)), jnp.sign(stored.diagonal))
+        v = decode_lower(stored, self.codec, stored.diagonal.shape[-1])
+        v = materialized(with_diagonal(v, jnp.abs(stored.diagonal)))
+        return panels_of(v, jnp.sign(stored.diagonal))
+
+
+def mirrored(stored: Any, codec: Codec, diagonal: jax.Array) -> jax.Array:
+    """The symmetric matrices with this strictly lower triangle and diagonal."""
+    lower = decode_lower(stored, codec, diagonal.shape[-1])
+    return materialized(with_diagonal(lower + lower.mT, diagonal))
 
 
 def packed(
@@ -233,9 +218,9 @@ def packed(
     because it stores triangles in place of squares, and gaps between codes are 16 times smaller.
     Factors stay positive semi-definite, but for those of tracked bases, and bases stay orthogonal
     up to float32's rounding. A statistic costs half a product and a Cholesky decomposition more,
-    but not with tracked bases. SOAP's products with bases
-    take twice the time of plain ones at orders 512 and 1024, and 2.5 times at 256; with
-    `bases=quantized(8)` or `bases=dense()` they take as long as plain ones.
+    but not with tracked bases. SOAP's products with bases take twice the time of plain ones at
+    orders 512 and 1024, and 2.5 times at 256; with `bases=quantized(8)` or `bases=dense()` they
+    take as long as plain ones.
 
     Args:
       bits: 4, 6 or 8.

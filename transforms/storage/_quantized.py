@@ -6,7 +6,7 @@ factor may decode to an indefinite matrix. Its root then raises negative eigenva
 damping, and the factor's `indefinite` counts it.
 
 *Bytes* for order `d`, block `B`: `d ⌈d/2⌉ + 4 ⌈d/B⌉² + 4 d`, for a statistic and for a root (`d²`
-instead of `d ⌈d/2⌉` in 8 bits). Matrices with fewer than `min_elements` elements stay dense.
+instead of `d ⌈d/2⌉` in 8 bits).
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import check_bool, check_choice, check_positive_int
-from ..linalg._platforms import diagonals, materialized
-from ._code_books import SIGNED
-from ._codec import Codec, Coded, decode, encode
+from ..linalg._platforms import diagonals, materialized, with_diagonal
+from ._codec import SIGNED, Codec, Coded, decode, encode
 from ._storage import Storage
-from ._triangle import with_diagonal
 
 MIN_ELEMENTS = 4096
 """Factors with fewer elements are not quantized (arXiv:2412.10663, C.3)."""
@@ -40,15 +38,6 @@ class Square(NamedTuple):
     diagonal: jax.Array | None  # (..., d), unless it is quantized too
 
 
-def decode_square(stored: Square, codec: Codec) -> jax.Array:
-    """The matrices `(..., d, d)` that `stored` stands for."""
-    order = stored.codes.shape[-2]
-    x = decode(Coded(stored.codes, stored.scales), codec, order)
-    if stored.diagonal is not None:
-        x = with_diagonal(x, stored.diagonal)
-    return materialized(x)
-
-
 @dataclasses.dataclass(frozen=True)
 class Quantized(Storage):
     """The storage that `quantized` returns."""
@@ -61,13 +50,9 @@ class Quantized(Storage):
         """Checks the number."""
         check_positive_int("min_elements", self.min_elements)
 
-    def is_dense(self, order: int) -> bool:
-        """Whether matrices of this order are too small to be quantized."""
-        return order * order < self.min_elements
-
     def describe(self, order: int) -> str:
         """Describes how factors of this order are stored."""
-        if self.is_dense(order):
+        if self.exact(order):
             return f"dense, as {order}² < {self.min_elements}"
         return self.codec.describe()
 
@@ -77,12 +62,12 @@ class Quantized(Storage):
 
     def exact(self, order: int) -> bool:
         """Whether matrices of this order are too small to be quantized."""
-        return self.is_dense(order)
+        return order * order < self.min_elements
 
     def encode_factor(self, x: jax.Array, previous: Any = None) -> Any:
         """Quantizes a square; the diagonal stays apart or is quantized as well."""
         del previous
-        if self.is_dense(x.shape[-1]):
+        if self.exact(x.shape[-1]):
             return x
         diagonal = diagonals(x) if self.keep_diagonal else None
         if self.keep_diagonal:
@@ -91,7 +76,12 @@ class Quantized(Storage):
 
     def decode_factor(self, stored: Any) -> jax.Array:
         """The matrix up to the error of its codes: a statistic may be indefinite."""
-        return decode_square(stored, self.codec) if isinstance(stored, Square) else stored
+        if not isinstance(stored, Square):
+            return stored
+        x = decode(Coded(stored.codes, stored.scales), self.codec, stored.codes.shape[-2])
+        if stored.diagonal is not None:
+            x = with_diagonal(x, stored.diagonal)
+        return materialized(x)
 
     encode_root = encode_basis = encode_factor
     decode_root = decode_basis = decode_factor

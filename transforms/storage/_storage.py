@@ -1,23 +1,4 @@
-"""Storages: how a preconditioner stores its factors, roots and bases between steps.
-
-A storage is a value with
-
-* `encode_factor(x, previous)` and `decode_factor(stored)` for statistics: `previous` is the stored
-  form before this update, for error feedback and for failed encodings (initially it is None, and
-  `x` is a multiple of the identity);
-* `encode_root(x)` and `decode_root(stored)` for inverse roots, which are symmetric;
-* `encode_basis(x, previous)` and `decode_basis(stored)` for orthogonal bases (initially `previous`
-  is None and `x` the identity);
-* `open_basis(stored, columns)` and `rotate(opened, x, side, back)` for a step's products with a
-  basis: a step opens a basis once for all of them, and may leave it undecoded;
-* `decodes_singly(order)`: whether to decode one matrix at a time. If so, the preconditioner loops
-  over the matrices of a batch, and only one decoded factor is in memory (on a GPU, several of
-  bounded size: `linalg/_loops.py`);
-* `exact(order)`: whether bases and statistics come back as they were; False unless it says so;
-* `describe(order)`: a few words for `summarize` about the form of matrices of this order.
-
-Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.
-"""
+"""Storages: how a preconditioner stores its factors, roots and bases between steps."""
 
 from __future__ import annotations
 
@@ -34,11 +15,19 @@ from ..linalg._products import multiplied
 
 
 class Storage(Value):
-    """The type of `storage=`; the module docstring explains it."""
+    """The type of `storage=`.
 
-    @abc.abstractmethod
+    Matrices are `(..., d, d)`; a stored form is a pytree of arrays with the same leading axes.
+    """
+
     def decodes_singly(self, order: int) -> bool:
-        """Whether to decode one matrix at a time."""
+        """Whether to decode one matrix at a time.
+
+        If so, the preconditioner loops over the matrices of a batch, and only one decoded factor is
+        in memory (on a GPU, several of bounded size: `linalg/_loops.py`).
+        """
+        del order
+        return False
 
     def exact(self, order: int) -> bool:
         """Whether bases and statistics of this order come back as they were."""
@@ -47,11 +36,15 @@ class Storage(Value):
 
     @abc.abstractmethod
     def describe(self, order: int) -> str:
-        """Describes how matrices of this order are stored."""
+        """A few words for `summarize` about the form of matrices of this order."""
 
     @abc.abstractmethod
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
-        """The stored form of a statistic."""
+        """The stored form of a statistic.
+
+        `previous` is that before this update, for error feedback and for failed encodings; at first
+        it is None, and `x` a multiple of the identity.
+        """
 
     @abc.abstractmethod
     def decode_factor(self, stored: Any) -> jax.Array:
@@ -68,7 +61,7 @@ class Storage(Value):
 
     @abc.abstractmethod
     def encode_root(self, x: jax.Array) -> Any:
-        """The stored form of an inverse root."""
+        """The stored form of an inverse root, which is symmetric."""
 
     @abc.abstractmethod
     def decode_root(self, stored: Any) -> jax.Array:
@@ -76,14 +69,17 @@ class Storage(Value):
 
     @abc.abstractmethod
     def encode_basis(self, x: jax.Array, previous: Any) -> Any:
-        """The stored form of an orthogonal basis."""
+        """The stored form of an orthogonal basis; at first `x` is the identity."""
 
     @abc.abstractmethod
     def decode_basis(self, stored: Any) -> jax.Array:
         """The basis, in float32 at least."""
 
     def open_basis(self, stored: Any, columns: int) -> Any:
-        """The basis as `rotate` takes it, for products with so many columns (right: rows)."""
+        """The basis as `rotate` takes it, for products with so many columns (right: rows).
+
+        A step opens a basis once for all of its products, and may leave it undecoded.
+        """
         del columns
         return self.decode_basis(stored)
 
@@ -110,11 +106,6 @@ class Dense(Storage):
     """The storage that `dense` returns."""
 
     dtype: Any = None
-
-    def decodes_singly(self, order: int) -> bool:
-        """Never: a dense matrix needs no decoding."""
-        del order
-        return False
 
     def exact(self, order: int) -> bool:
         """Whether it has no dtype to round to."""

@@ -24,9 +24,8 @@ import jax.numpy as jnp
 from .._paths import named_leaves
 from .._trees import widened
 from .._validate import check_interval, check_positive_int, check_same_shape
-from ..linalg._eigh import with_fixed_signs
+from ..linalg._eigh import thin_svd, with_fixed_signs
 from ..linalg._loops import each_matrix
-from ..linalg._svd import thin_svd
 from ..matrices._form import MatrixAxes
 from ..matrices._matrix_rule import MatrixRule
 from ..matrices._view import gather, lay_out

@@ -29,10 +29,9 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import Value, check_bool, check_integer, check_positive_int, check_value
-from ..linalg._eigh import eigh, with_fixed_signs
+from ..linalg._eigh import eigh, leading_vectors, with_fixed_signs
 from ..linalg._products import exact_product
 from ..linalg._qr import orthogonal_complement, qr
-from ..linalg._svd import leading_vectors
 
 DRAWN = 2**15
 """Numbers are drawn in multiples of so many: 0.2 ms more for a small matrix's refresh."""
@@ -83,6 +82,10 @@ class BasisFinder(Value):
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the basis `(m, rank)`."""
 
+    def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
+        """The basis with any signs, for a finder that fixes signs itself."""
+        return self.find(check, rank)
+
 
 def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
     """The leading directions of `Q` within the span of `q`, by descending energy."""
@@ -98,15 +101,6 @@ class _Directions(BasisFinder):
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the basis `(m, rank)`."""
         return with_fixed_signs(self.directions(check, rank))
-
-    @abc.abstractmethod
-    def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """The basis with any signs."""
-
-
-def _directions_of(finder: BasisFinder, check: SubspaceCheck, rank: int) -> jax.Array:
-    found = finder.directions if isinstance(finder, _Directions) else finder.find
-    return found(check, rank)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +153,7 @@ class Iterated(_Directions):
         """Takes one step from the current basis."""
 
         def started() -> jax.Array:
-            return _directions_of(self.start, check._replace(tracked=None), rank)
+            return self.start.directions(check._replace(tracked=None), rank)
 
         def step() -> jax.Array:
             moved = check.times(check.basis)
@@ -213,7 +207,7 @@ class Switched(BasisFinder):
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Keeps the leading columns and replaces the others."""
         own, draws = jax.random.split(check.key)
-        u = _directions_of(self.finder, check._replace(key=own), rank)
+        u = self.finder.directions(check._replace(key=own), rank)
         rows = u.shape[0]
         leading = self.stay(rank, rows)
         if self.source == "gaussian":

@@ -2,13 +2,7 @@
 
 `in_subspace` (`_subspace.py`) combines these steps; its module docstring has the mathematics, the
 numerics and the cost. Products with a basis take whole stacks, on TPUs too, where in loops over
-matrices (`linalg/_products.py`) a step of GaLore moves up to twice the bytes. In the order of an
-update:
-
-* `refreshed` computes the bases that are due and carries the moments over to them;
-* `basis_in_use` gives `U` per matrix, from the state or drawn from its key;
-* `project` computes `σ` and which matrices are finite;
-* `combined` projects the inner direction back, adds the compensation and updates the state.
+matrices (`linalg/_products.py`) a step of GaLore moves up to twice the bytes.
 """
 
 from __future__ import annotations
@@ -100,15 +94,15 @@ class SubspaceRule:
         _, columns, rank = self.orders(x)
         return (*x.shape[:-2], *((rank, columns) if self.side_of(x) is LEFT else (columns, rank)))
 
-    def like_projected(self, x: Any) -> jax.Array:
-        """Zeros in the shape and dtype of σ."""
-        return jnp.zeros(self.projected_shape(x), np.promote_types(x.dtype, np.float32))
-
     def start(self, x: Any, key: jax.Array, phase: jax.Array | None = None) -> Subspace:
         """The initial subspaces of a batch of matrices."""
         rows, columns, rank = self.orders(x)
         batch, dtype = x.shape[:-2], np.promote_types(x.dtype, np.float32)
-        self._record_rank(x, rank)
+        where = self.side_of(x).value
+        if isinstance(self.basis, Switched):
+            stay = self.basis.stay(rank, rows)
+            where += f", leading {instead(stay, self.basis.leading)}"
+        record_rank(x, self.rank, rank, where)
         eye = jnp.eye(rows, rank, dtype=dtype)
         return Subspace(
             basis=jnp.tile(eye, (*batch, 1, 1)) if self.basis.kept else None,
@@ -118,15 +112,6 @@ class SubspaceRule:
             phase=phase,
             compensation=self.compensation and self.compensation.init(batch, columns, dtype),
         )
-
-    def _record_rank(self, x: Any, rank: int) -> None:
-        """Records the rank of matrices like `x`, and how many columns a switched basis keeps."""
-        side = self.side_of(x)
-        where = side.value
-        if isinstance(self.basis, Switched):
-            stay = self.basis.stay(rank, side.order(x))
-            where += f", leading {instead(stay, self.basis.leading)}"
-        record_rank(x, self.rank, rank, where)
 
     def project(self, g: jax.Array, u: jax.Array, subspace: Subspace) -> Projected:
         """Computes σ (zero if not finite), whether each matrix is finite, and the column energies.
@@ -168,12 +153,7 @@ class SubspaceRule:
         return max(noise, float(jnp.finfo(self.dtype).eps) / self.side_of(g).order(g) ** 0.5)
 
     def check(
-        self,
-        g: jax.Array,
-        size: jax.Array,
-        subspace: Subspace,
-        number: jax.Array,
-        first: bool | None = None,
+        self, g: jax.Array, size: jax.Array, subspace: Subspace, number: Any, first: Any = None
     ) -> SubspaceCheck:
         """The finder's input for a single finite matrix, scaled by the power of two of `size`."""
         rows, _, rank = self.orders(g)
@@ -194,45 +174,32 @@ class SubspaceRule:
     ) -> tuple[Any, ...]:
         """Refreshes a single matrix's subspace, for the `first` time if known; carries moments."""
         (subspace, moments), (gradient, key) = entry, given
-        gradient, subspace = widened(gradient), subspace._replace(key=key)
-        finite, size = is_finite(gradient, axis=None), magnitude(gradient)
-        good = finite & (size > 0)
-        sound = jnp.bool_(True)
+        g, subspace = widened(gradient), subspace._replace(key=key)
+        finite, size = is_finite(g, axis=None), magnitude(g)
+        good, sound, old = finite & (size > 0), jnp.bool_(True), subspace.basis
         if subspace.tracked is not None:
             tracked = magnitude(subspace.tracked)
             sound = jnp.isfinite(tracked)
             subspace = subspace._replace(tracked=jnp.where(sound, subspace.tracked, 0))
             good |= sound & (tracked > 0)
-        if subspace.basis is not None:
-            new = self._found(gradient, finite, size, good, subspace, first)
-            good &= jnp.isfinite(magnitude(new))
-            used, side = jnp.where(good, new, subspace.basis), self.side_of(gradient)
-            subspace, moments = self._moved(used, good, side, subspace, moments)
-        counts = subspace.counts.plus(refreshes=good, rejected=~good, restarted=~sound)
-        return subspace._replace(key=None, counts=counts), moments
-
-    def _found(
-        self,
-        g: jax.Array,
-        finite: jax.Array,
-        size: jax.Array,
-        good: jax.Array,
-        subspace: Subspace,
-        first: bool | None,
-    ) -> jax.Array:
-        """The new basis of a single matrix, or the old one if its gradient gives none."""
-        old, rank = subspace.basis, self.orders(g)[2]
-        assert old is not None
 
         def found() -> jax.Array:
+            assert old is not None
             # Here, not before the condition: XLA would write it out, and then its multiple.
-            sound = jnp.where(finite, g, 0)  # LAPACK's SVD may not end on infinite entries
-            size_or_0, number = jnp.where(finite, size, 0), subspace.refreshes
-            check = self.check(sound, size_or_0, subspace, number, first)
-            return self.basis.find(check, rank).astype(old.dtype)
+            safe = jnp.where(finite, g, 0)  # LAPACK's SVD may not end on infinite entries
+            check = self.check(
+                safe, jnp.where(finite, size, 0), subspace, subspace.refreshes, first
+            )
+            return self.basis.find(check, self.orders(g)[2]).astype(old.dtype)
 
-        # A parameter whose gradients stay zero tries again at every step; that must be free.
-        return jax.lax.cond(good, found, lambda: old)
+        if old is not None:
+            # A parameter whose gradients stay zero tries again at every step; that must be free.
+            new = jax.lax.cond(good, found, lambda: old)
+            good &= jnp.isfinite(magnitude(new))
+            used = jnp.where(good, new, old)
+            subspace, moments = self._moved(used, good, self.side_of(g), subspace, moments)
+        counts = subspace.counts.plus(refreshes=good, rejected=~good, restarted=~sound)
+        return subspace._replace(key=None, counts=counts), moments
 
     def _moved(
         self, basis: jax.Array, good: jax.Array, side: Side, subspace: Subspace, moments: Any
@@ -318,7 +285,10 @@ class SubspaceRule:
         g, u, sigma, finite, *_ = projected
         side = self.side_of(g)
         moved = jnp.where(finite, moved, 0)
-        sound = self._sound_bases(subspace, finite[..., 0, 0])
+        each = finite[..., 0, 0]
+        sound = every = jnp.ones_like(each)
+        if subspace.basis is not None:  # all are finite if all projections are
+            sound = jax.lax.cond(each.all(), lambda u: every, all_finite, subspace.basis)
         good = sound & all_finite(moved)
         if subspace.tracked is not None:
             square = in_turn(functools.partial(gram, side=side), sigma)
@@ -333,7 +303,7 @@ class SubspaceRule:
             s = jnp.expand_dims(s, side.axis)
             rho = self.compensation.residual
             inside = None if rho is None else moved - rho * sigma * s
-        counts = subspace.counts.plus(skipped=~finite[..., 0, 0], **subspace.counts.flags(~good))
+        counts = subspace.counts.plus(skipped=~each, **subspace.counts.flags(~good))
         # A choice by matrix cannot be part of the products of GPUs and TPUs: it would be one more
         # pass over a factor or the result. The loop has no rounds if all is finite.
         good = finite & good[..., None, None]
@@ -347,13 +317,6 @@ class SubspaceRule:
             direction = outside if direction is None else direction + outside
         assert direction is not None
         return direction, subspace
-
-    def _sound_bases(self, subspace: Subspace, finite: jax.Array) -> jax.Array:
-        """Which bases of a batch are finite; all of them if all projections are."""
-        every = jnp.ones_like(finite)
-        if subspace.basis is None:
-            return every
-        return jax.lax.cond(finite.all(), lambda u: every, all_finite, subspace.basis)
 
     def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
         """Projects `x` from the subspace back to the full space."""

@@ -20,6 +20,12 @@ basis. A matrix without a first basis tries again at every step. If a basis in u
 inside the subspace or a scale outside is not finite, the state is damaged: the matrix does not
 move, and its state starts anew at the next step (`restarted`). A tracked second moment that is
 damaged starts anew at a refresh.
+
+*Bases and moments in bfloat16* are widened in each step, which rounds new bases to the nearest, and
+moments up or down at random (`weights/_rounding.py`): rounded to the nearest, an average with a
+decay rate above 0.996 would stop, because its increments are below half a unit. The random bits
+depend on the key of the matrix, the step and the place, so that a restart repeats them.
+
 *Random draws* of a refresh use the key `fold_in(key, refreshes)` of its matrix. *Cost*: `4mnr`
 FLOPs between refreshes, `2r²n` more with tracking, one more pass over `G` with a compensation.
 """
@@ -30,27 +36,29 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from .._counts import next_step
 from .._guard import restarted
-from .._stacks import check_directions, each_array, matrix_keys, matrix_names, projected
+from .._stacks import check_directions, each_array, key_for, matrix_keys, matrix_names, projected
 from .._trees import widened
 from .._validate import (
     check_bool,
     check_choice,
     check_decay,
+    check_dtype,
     check_positive_int,
     check_seed,
     check_transformation,
     check_value,
 )
-from ..directions._carry import Carry, check_moments, keep
+from ..directions._carry import Carry, Moments, check_moments, keep, put_moments, take_moments
 from ..refresh._due import phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
+from ..weights._rounding import random_bits, stochastic
 from ._bases import BasisFinder, Switched, check_finder
 from ._compensation import Compensation, as_compensation
-from ._narrow import check_narrow, narrow, widen
 from ._rule import Subspace, SubspaceRule
 
 PROJECTED_SIDES = ("smaller", "larger", "left", "right", "std")
@@ -99,7 +107,7 @@ def in_subspace(
       clamp_rank: `True` clamps the rank to `min(m, n)`, and `leading` to the nearest value that a
         switched basis allows; `summarize` shows it. `False` makes both an error.
       seed: seed of all random draws.
-      dtype: of the stored bases and of the moments that `inner`'s state declares (`_narrow.py`):
+      dtype: of the stored bases and of the moments that `inner`'s state declares:
         "bfloat16", "float32", or `None`: float32 at least.
 
     Returns:
@@ -135,7 +143,9 @@ def in_subspace(
             )
     check_choice("side", side, PROJECTED_SIDES)
     check_bool("clamp_rank", clamp_rank)
-    stored = check_narrow(dtype)
+    stored = None if dtype is None else check_dtype("dtype", dtype)
+    if stored not in (None, jnp.bfloat16, jnp.float32):
+        raise ValueError(f"dtype must be 'bfloat16', 'float32' or None, got {dtype!r}.")
     if not basis.kept and carry.needs_names:
         raise ValueError(
             "basis is drawn anew at each step, so carry must be curvax.subspaces.keep(); got "
@@ -147,38 +157,34 @@ def in_subspace(
         if not clamp_rank:
             _check_rank(x, rank, basis, rule.orders)
         with projected(rule.projected_shape, x):
-            like = rule.like_projected(x)
+            dtype = np.promote_types(x.dtype, np.float32)
+            like = jnp.zeros(rule.projected_shape(x), dtype)
             inner_state = inner.init(like)
             check_directions("in_subspace", inner, like, inner_state)
         if carry.needs_names:
             check_moments(inner_state, like)
         (phase,) = phases_of(x, refresh.schedule, [rule.refreshing])
         subspace = rule.start(x, matrix_keys(x, seed), phase)
-        return narrow(stored, SubspaceState(jnp.zeros([], jnp.int32), subspace, inner_state))
+        return _narrow(stored, SubspaceState(jnp.zeros([], jnp.int32), subspace, inner_state))
 
     def update(g: Any, state: Any, params: Any = None):
         like = g if params is None else params
         before = restarted(init, {"": state}, {"": like}, "subspace.counts")[""]
-        state = widen(stored, before)
+        state = _widen(stored, before)
         count = next_step(state.count)
         subspace, inner_state = rule.refreshed(g, state, refresh, count)
-        wide = widened(g) if used is None else _widened_once(g)
+        wide = widened(g)
+        if used is not None and wide.dtype != g.dtype:  # XLA would convert it again for each use
+            wide = jax.lax.optimization_barrier(wide)
         u = rule.basis_in_use(wide, subspace)
         projected = rule.project(wide, u, subspace)
         found: Any = inner.update(projected.sigma, inner_state)
         moved, inner_state = found
         direction, subspace = rule.combined(projected, subspace, moved)
-        return direction.astype(g.dtype), narrow(
-            stored, SubspaceState(count, subspace, inner_state)
-        )
+        new = SubspaceState(count, subspace, inner_state)
+        return direction.astype(g.dtype), _narrow(stored, new)
 
     return each_array("in_subspace", init, update)
-
-
-def _widened_once(x: jax.Array) -> jax.Array:
-    """Converts `x` to float32 at least, once: XLA would convert it again for each use."""
-    wide = widened(x)
-    return x if wide.dtype == x.dtype else jax.lax.optimization_barrier(wide)
 
 
 def _check_rank(x: Any, asked: int, basis: BasisFinder, orders: Any) -> None:
@@ -198,3 +204,43 @@ def _check_rank(x: Any, asked: int, basis: BasisFinder, orders: Any) -> None:
             f"leading must be {basis.stay(rank, rows)} {where} and switched at rank {rank}; "
             f"got {basis.leading}. {advice}"
         )
+
+
+def _widen(dtype: Any, state: Any) -> Any:
+    """The state with basis and moments in float32 at least."""
+    if dtype is None:
+        return state
+    subspace = state.subspace._replace(basis=widened(state.subspace.basis))
+    moments = widened(take_moments(state.inner))
+    return state._replace(subspace=subspace, inner=put_moments(state.inner, moments))
+
+
+def _narrow(dtype: Any, state: Any) -> Any:
+    """The state with basis and moments in this dtype."""
+    if dtype is None:
+        return state
+    found = take_moments(state.inner)
+    arrays = iter(_in_dtype([*found.first, *found.second], state, dtype))
+    moments = Moments(*([next(arrays) for _ in own] for own in found))
+    basis = state.subspace.basis
+    return state._replace(
+        subspace=state.subspace._replace(basis=basis if basis is None else basis.astype(dtype)),
+        inner=put_moments(state.inner, moments),
+    )
+
+
+def _in_dtype(arrays: list[jax.Array], state: Any, dtype: Any) -> list[jax.Array]:
+    """Moments `(..., r, n)` in this dtype, rounded at random if it is bfloat16."""
+    if dtype != jnp.bfloat16:
+        return [x.astype(dtype) for x in arrays]
+
+    def of_one(key: jax.Array, xs: list[jax.Array]) -> list[jax.Array]:
+        words = jax.random.key_data(key_for(key, state.count))
+        return [
+            stochastic(x, random_bits(words + jnp.uint32(i), None, x.shape)).astype(dtype)
+            for i, x in enumerate(xs)
+        ]
+
+    for _ in state.subspace.key.shape[:-1]:
+        of_one = jax.vmap(of_one)
+    return of_one(state.subspace.key, [x.astype(jnp.float32) for x in arrays])

@@ -12,7 +12,7 @@ from .._paths import named_leaves
 
 
 def check_given(params: Any) -> None:
-    """Requires the parameters in `update`."""
+    """Requires parameters in `update`."""
     if params is None:
         raise ValueError("update needs params: optimizer.update(gradients, state, params).")
 

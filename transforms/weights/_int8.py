@@ -5,20 +5,17 @@ A matrix consists of codes $c \in \{0 \dots 255\}$ and a scale $s$ for each row:
 $$w = s\,(2c - 255) / 255, \qquad c \leftarrow \lfloor c + 255\, u / (2s) + \delta \rfloor$$
 
 for an update $u$, with the dither $\delta \in [0, 1)$ of `storage/_codec.py`: an update of a tenth
-of the gap between two codes moves the code in one of ten steps. So nothing is lost on average, no
-weights with more bits exist, and a resumed run repeats itself. A zero update changes nothing.
+of the gap between two codes moves the code in one of ten steps. So nothing is lost on average (the
+sum of $n$ updates of one size is off by about one gap), no weights with more bits exist, and a
+resumed run repeats itself. A zero update changes nothing.
 
 *Scales.* A row keeps its scale while its largest weight is at most the scale and more than a
 quarter of it. Otherwise the scale becomes 9/8 of that weight, and the old codes are rounded to new
-ones in the same way. Scales have the dtype of the original weights.
+ones in the same way. Scales of tiles would follow the weights more closely, but XLA:TPU writes
+their product with a matrix in full size.
 
 *Contract of Optax.* Updates of codes are differences modulo 256, so that `optax.apply_updates`,
 which adds them as unsigned bytes, gives exactly the new codes.
-
-*Error.* The gap is `2s / 255`: the sum of $n$ updates of one size is off by about one gap. The gaps
-are about 1/120 of the largest weight of the row; in bfloat16 they are 1/256 to 1/128 of each
-weight. *Memory.* 1 byte per weight and 2 or 4 per row. Scales of tiles would follow the weights
-more closely, but XLA:TPU writes their product with a matrix in full size.
 
 References: int8 weights with stochastic rounding: Zhang et al., Q-GaLore, arXiv:2407.08296; Zhu et
 al., APOLLO, arXiv:2412.05270.
@@ -226,12 +223,9 @@ def _scales(largest: jax.Array, before: jax.Array | float, dtype: Any) -> jax.Ar
 def _over(x: jax.Array, scales: jax.Array, factor: float = 1.0) -> jax.Array:
     """`factor * x / scales`; reciprocals of the largest scales would be subnormal, and so zero."""
     shift = jnp.where(scales > 1, 2.0**-8, 1.0)  # exact
-    return (x * shift) * (factor * _inverse(scales * shift))
-
-
-def _inverse(scales: jax.Array) -> jax.Array:
-    """The reciprocals; 0 for rows of zeros."""
-    return jnp.where(scales > 0, 1 / jnp.where(scales > 0, scales, 1), 0)
+    scales = scales * shift
+    inverse = jnp.where(scales > 0, 1 / jnp.where(scales > 0, scales, 1), 0)  # 0 for rows of zeros
+    return (x * shift) * (factor * inverse)
 
 
 def _is_coded(node: Any) -> bool:

@@ -1,12 +1,10 @@
 r"""Stochastic rounding of parameters in bfloat16.
 
 bfloat16 has 8 significant bits, so `params + updates`, rounded to the nearest, loses every update
-below $2^{-9}$ of its parameter, at every step. Stochastic rounding replaces $p + u$ by one of its
-two neighbors $a < b$, by $b$ with probability $(p + u - a) / (b - a)$. So the expectation is
-$p + u$.
-
-*Numerics.* See `_rounding.py`. The sum is in float32: an update below $2^{-25}$ of its parameter is
-lost, as with parameters in float32. *State.* A key, a counter, and 4 bytes per row.
+below $2^{-9}$ of its parameter, at every step. Stochastic rounding (`_rounding.py`) replaces
+$p + u$ by one of its two neighbors, so that the expectation is $p + u$. The sum is in float32: an
+update below $2^{-25}$ of its parameter is lost, as with parameters in float32. *State.* A key, a
+counter, and 4 bytes per row.
 """
 
 from __future__ import annotations
