@@ -17,8 +17,8 @@ damping. Roots need no other floor than $12\,\mathrm{eps}\,d_{\max}$, which keep
 near-singular gradients from turning directions. From $\epsilon = 12\,\mathrm{eps}\,d_{\max}$ on,
 directions in float32 are within 0.02 of those in float64 (`tests/optimizers/test_rounding.py`).
 
-*Cost*: four products in the place of two with the roots, at steps where a matrix of the batch has
-such eigenvalues on both sides. The others of the batch have the same direction up to rounding.
+*Cost*: four products beside the two with the roots, at steps where a matrix of the batch has such
+eigenvalues on both sides. The others of the batch keep the direction from their roots.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from jax.core import Tracer
 from .._counts import next_step
 from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
+from .._trees import where_entries
 from .._validate import (
     as_value,
     check_bool,
@@ -230,10 +231,14 @@ def _direction(rule: FactorRule, m: jax.Array, factors: Pair, count: jax.Array) 
 
     if not rule.has_exact_eigenpairs:
         return by_roots(None, m)
+    noisy = jnp.stack([is_noise(factor).any(axis=-1) for factor in factors]).all(axis=0)
+
+    def by_either(_: Any, m: jax.Array) -> jax.Array:
+        return where_entries(noisy, in_eigenbases(m, *factors, rule.root), by_roots(None, m))
+
     # Not a `cond`, which under `vmap` would do both.
-    noisy = jnp.stack([is_noise(factor).any(axis=-1) for factor in factors]).all(axis=0).any()
-    m = at_most_once(lambda _, m: in_eigenbases(m, *factors, rule.root), noisy, None, m)
-    return at_most_once(by_roots, ~noisy, None, m)
+    m = at_most_once(by_either, noisy.any(), None, m)
+    return at_most_once(by_roots, ~noisy.any(), None, m)
 
 
 def _limited(
