@@ -40,7 +40,7 @@ from .._validate import (
     check_positive_int,
     check_seed,
 )
-from ..linalg._numerics import significant
+from ..linalg._numerics import magnitude, power_of_two, significant
 from ..linalg._products import exact_product
 from ..linalg._qr import bases_of
 
@@ -115,9 +115,12 @@ def scale_by_dion(
         p = jnp.where(failed, 0, p)
         r = exact_product(b.mT, p)
         inside = jnp.where(failed, b, exact_product(p, r.mT))
-        squares = jnp.sum(r * r, axis=-2)
+        # Squares of numbers near 1: those of small ones would underflow.
+        largest = magnitude(r, (-2, -1), keepdims=True)
+        near_one = r * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+        squares = jnp.sum(near_one * near_one, axis=-2)
         kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
-        unit = r / jnp.where(kept, jnp.sqrt(squares)[..., None, :], 1)
+        unit = near_one / jnp.where(kept, jnp.sqrt(squares)[..., None, :], 1)
         direction = own.as_rows(exact_product(p, jnp.where(kept, unit, 0).mT)).astype(g.dtype)
         return direction, DionState(
             mu=own.as_rows(b - (1 - b1) * inside),
