@@ -157,8 +157,8 @@ def in_subspace(
         if not clamp_rank:
             _check_rank(x, rank, basis, rule.orders)
         with projected(rule.projected_shape, x):
-            dtype = np.promote_types(x.dtype, np.float32)
-            like = jnp.zeros(rule.projected_shape(x), dtype)
+            wide = np.promote_types(x.dtype, np.float32)
+            like = jnp.zeros(rule.projected_shape(x), wide)
             inner_state = inner.init(like)
             check_directions("in_subspace", inner, like, inner_state)
         if carry.needs_names:
