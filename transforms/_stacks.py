@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -87,24 +88,31 @@ def projected(f: Callable[[Any], tuple[int, ...]], x: Any) -> Iterator[None]:
 
 
 def each_array(
-    name: str, init: Callable[[Any], Any], update: Callable[..., tuple[Any, Any]]
+    name: str,
+    init: Callable[[Any], Any],
+    update: Callable[..., tuple[Any, Any]],
+    *,
+    work: str | None = "decompositions",
 ) -> optax.GradientTransformation:
     """A transformation of trees from the `init` and `update` of one array `(..., m, n)`.
 
-    Its `init` raises a ValueError with `name` if a leaf is not a matrix.
+    Its `init` raises a ValueError with `name` if a leaf is not a matrix, and records the kind of
+    `work` (`Work`); `None` is a few passes over the array, which no devices need to share. Its
+    `update` passes extra arguments on. Optax gives them to a `GradientTransformationExtraArgs`.
     """
 
     def init_all(params: Any) -> Any:
         if not is_repeated():
             check_matrices(params, name)
-            record(Work("decompositions"))
+            if work is not None:
+                record(Work(work))
         return init_each(init, params)
 
-    def update_all(updates: Any, state: Any, params: Any = None):
+    def update_all(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         given = (state,) if params is None else (state, params)
         if jax.tree_util.all_leaves([updates]):
-            return update(updates, *given)
-        return map_unzip(2, update, updates, *given)
+            return update(updates, *given, **extra_args)
+        return map_unzip(2, functools.partial(update, **extra_args), updates, *given)
 
     return optax.GradientTransformation(init_all, update_all)
 

@@ -23,11 +23,8 @@ def test_the_limiter_remembers_the_norm_after_limiting():
 def test_the_limiter_has_one_norm_for_each_matrix_in_float32():
     tree = {"matrix": np.zeros((3, 4), jnp.bfloat16), "batch": np.zeros((2, 5, 3, 4), jnp.bfloat16)}
     _, (state,) = run_scanned(curvax.limit_norm_growth(), gradients_like(tree, 1), tree)
-    assert {name: norm.shape for name, norm in state.norm.items()} == {
-        "matrix": (),
-        "batch": (2, 5),
-    }
-    assert all(norm.dtype == jnp.float32 for norm in state.norm.values())
+    assert {name: own.norm.shape for name, own in state.items()} == {"matrix": (), "batch": (2, 5)}
+    assert all(own.norm.dtype == jnp.float32 for own in state.values())
 
 
 def _limited(gamma: float, gradients: np.ndarray) -> np.ndarray:

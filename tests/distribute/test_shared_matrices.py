@@ -17,6 +17,7 @@ from tests.shared.meshes import as_on_one_device, assert_same_arrays, begin, giv
 SHAPES = {"wide/kernel": (32, 96), "tall/kernel": (96, 32), "small/kernel": (8, 8)}
 METHODS: dict[str, Callable[..., Any]] = {
     "muon": curvax.muon,
+    "muon, b2": functools.partial(curvax.muon, b2=0.9),
     "muon, aol": functools.partial(
         curvax.muon, method=curvax.polar.newton_schulz(4, norm="aol"), nesterov=False
     ),
@@ -40,7 +41,12 @@ def shared(state: Any) -> list[jax.Array]:
 @pytest.mark.parametrize(
     ("name", "kind", "shape"),
     share(
-        [("muon", "auto", (4,)), ("muon, qdwh", "auto", (2, 2)), ("muon, aol", "explicit", (2, 2))],
+        [
+            ("muon, b2", "auto", (4,)),
+            ("muon", "auto", (4,)),
+            ("muon, aol", "explicit", (2, 2)),
+            ("muon, qdwh", "auto", (2, 2)),
+        ],
         of=2,
     ),
 )

@@ -173,7 +173,6 @@ for side, numbers in (("left", {}), ("right", {"b1": 0.0, "b2": 0.5, "eps": 0.0}
         HARD,
         states={"diagonal": ("v", 1.0)},
         factor=24.0,
-        state_of=lambda states, name: SimpleNamespace(diagonal=states.diagonal[name]),
     )
     IN_FLOAT32[name] = 6
 
@@ -203,7 +202,7 @@ for name, numbers in RACS.items():
         factor=48.0,
         eps=machine_epsilon("float32"),
         state_of=lambda states, name: SimpleNamespace(
-            rows=states[0].rows[name], columns=states[0].columns[name], norm=states[1].norm[name]
+            rows=states[0][name].rows, columns=states[0][name].columns, norm=states[1][name].norm
         ),
     )
     IN_FLOAT32[f"RACS, {name}"] = 4

@@ -43,7 +43,7 @@ IN_MANY_ROUNDS = {
 def test_without_averaging_and_with_many_iterations_the_scales_are_the_leading_singular_pair():
     _, states = run_racs(IN_MANY_ROUNDS, 12, b2=0.0)
     for name, gradients in IN_MANY_ROUNDS.items():
-        q, s = states[0].rows[name][0], states[0].columns[name][0]
+        q, s = states[0][name].rows[0], states[0][name].columns[0]
         expected_q, expected_s, value = _leading_pair(gradients[0].astype(np.float64) ** 2)
         assert_close(np.outer(q, s), value * np.outer(expected_q, expected_s), eps=EPS)
         assert_close(q / np.linalg.norm(q), expected_q, eps=EPS)

@@ -20,15 +20,14 @@ import numpy as np
 import optax
 
 from .._side import Side
-from .._stacks import check_directions
-from .._trees import map_unzip
-from .._validate import check_choice, check_decay, check_interval, check_matrices
+from .._stacks import check_directions, each_array
+from .._validate import check_choice, check_decay, check_interval
 
 
 class DiagonalState(NamedTuple):
     """State of `precondition_diagonal`."""
 
-    diagonal: Any  # v, float32 at least (..., m), or (..., n) on the right
+    diagonal: jax.Array  # v, float32 at least (..., m), or (..., n) on the right
     momentum: Any  # state of the transformation that gives M
 
     second_moments = ("diagonal",)
@@ -60,32 +59,22 @@ def precondition_diagonal(
     check_decay("b2", b2)
     check_interval("eps", eps, 0.0)
     own = Side(side)
-    average = optax.identity() if momentum is None else momentum
+    average: Any = optax.identity() if momentum is None else momentum
 
-    def init(params: Any) -> DiagonalState:
-        check_matrices(params, "precondition_diagonal")
+    def init(p: Any) -> DiagonalState:
+        zeros = jnp.zeros((*p.shape[:-2], own.order(p)), np.promote_types(p.dtype, np.float32))
+        state = average.init(p)
+        check_directions("precondition_diagonal, for its momentum", average, p, state, p)
+        return DiagonalState(zeros, state)
 
-        def zeros(p: jax.Array) -> jax.Array:
-            dtype = np.promote_types(p.dtype, np.float32)
-            return jnp.zeros((*p.shape[:-2], own.order(p)), dtype)
+    def update(g: Any, state: Any, params: Any = None):
+        m, momentum_state = average.update(g, state.momentum, params)  # Alg. 3, line 6
+        work = g.astype(state.diagonal.dtype)
+        v = b2 * state.diagonal + (1 - b2) * jnp.sum(work * work, axis=own.other_axis)  # line 7
+        damped = v + eps
+        scale = jnp.where(damped > 0, jax.lax.rsqrt(jnp.where(damped > 0, damped, 1)), 0)
+        scale = jnp.where(jnp.isfinite(damped), scale, jnp.nan)  # so that the guard sees it
+        direction = m.astype(scale.dtype) * jnp.expand_dims(scale, own.other_axis)  # line 8
+        return direction.astype(m.dtype), DiagonalState(v, momentum_state)
 
-        state = average.init(params)
-        check_directions("precondition_diagonal, for its momentum", average, params, state, params)
-        return DiagonalState(jax.tree.map(zeros, params), state)
-
-    def update(updates: Any, state: Any, params: Any = None):
-        matrices, momentum_state = average.update(updates, state.momentum, params)
-
-        def scaled(g: jax.Array, m: jax.Array, v: jax.Array) -> tuple[Any, Any]:
-            work = g.astype(v.dtype)
-            mean = b2 * v + (1 - b2) * jnp.sum(work * work, axis=own.other_axis)
-            damped = mean + eps
-            scale = jnp.where(damped > 0, jax.lax.rsqrt(jnp.where(damped > 0, damped, 1)), 0)
-            scale = jnp.where(jnp.isfinite(damped), scale, jnp.nan)  # so that the guard sees it
-            across = jnp.expand_dims(scale, own.other_axis)
-            return (m.astype(scale.dtype) * across).astype(m.dtype), mean
-
-        directions, diagonal = map_unzip(2, scaled, updates, matrices, state.diagonal)
-        return directions, DiagonalState(diagonal, momentum_state)
-
-    return optax.GradientTransformation(init, update)
+    return each_array("precondition_diagonal", init, update, work=None)

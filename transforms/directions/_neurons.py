@@ -23,15 +23,15 @@ import numpy as np
 import optax
 
 from .._side import side_of
-from .._trees import map_unzip
-from .._validate import check_choice, check_decay, check_interval, check_matrices
+from .._stacks import each_array
+from .._validate import check_choice, check_decay, check_interval
 from ..linalg._numerics import rescaled, significant
 
 
 class NeuronState(NamedTuple):
     """State of `normalize_neurons`."""
 
-    neurons: Any  # v, (..., n), or (..., m) on the left side, float32 at least
+    neurons: jax.Array  # v, (..., n), or (..., m) on the left side, float32 at least
 
     second_moments = ("neurons",)
 
@@ -64,30 +64,19 @@ def normalize_neurons(
     check_interval("eps", eps, 0.0)
     check_choice("side", side, ("right", "left", "smaller", "larger"))
 
-    def init(params: Any) -> NeuronState:
-        check_matrices(params, "normalize_neurons")
+    def init(p: Any) -> NeuronState:
+        shape = (*p.shape[:-2], side_of(side, p).order(p))
+        return NeuronState(jnp.zeros(shape, np.promote_types(p.dtype, np.float32)))
 
-        def zeros(p: Any) -> jax.Array:
-            shape = (*p.shape[:-2], side_of(side, p).order(p))
-            return jnp.zeros(shape, np.promote_types(p.dtype, np.float32))
-
-        return NeuronState(jax.tree.map(zeros, params))
-
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(x: Any, state: Any, params: Any = None):
         del params
+        other, work = side_of(side, x).other_axis, x.astype(state.neurons.dtype)
+        v = jnp.asarray(b2 * state.neurons + (1 - b2) * jnp.mean(work**2, axis=other))  # Alg. 1
+        kept = significant(v)
+        inverse = jnp.where(kept, 1 / (jnp.sqrt(jnp.where(kept, v, 1)) + eps), 0)
+        # A damaged state must show, so that the guard starts it anew.
+        inverse = jnp.where(jnp.isfinite(v).all(axis=-1, keepdims=True), inverse, jnp.nan)
+        scaled = rescaled(work * jnp.expand_dims(inverse, other), work)
+        return scaled.astype(x.dtype), NeuronState(v)
 
-        def normalized(x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-            other = side_of(side, x).other_axis
-            work = x.astype(v.dtype)
-            v = jnp.asarray(b2 * v + (1 - b2) * jnp.mean(work**2, axis=other))
-            kept = significant(v)
-            inverse = jnp.where(kept, 1 / (jnp.sqrt(jnp.where(kept, v, 1)) + eps), 0)
-            # A damaged state must show, so that the guard starts it anew.
-            inverse = jnp.where(jnp.isfinite(v).all(axis=-1, keepdims=True), inverse, jnp.nan)
-            scaled = rescaled(work * jnp.expand_dims(inverse, other), work)
-            return scaled.astype(x.dtype), v
-
-        directions, neurons = map_unzip(2, normalized, updates, state.neurons)
-        return directions, NeuronState(neurons)
-
-    return optax.GradientTransformation(init, update)
+    return each_array("normalize_neurons", init, update, work=None)

@@ -4,8 +4,8 @@ $$\eta_t = \gamma / \max(\|D_t\| / \phi_{t-1},\ \gamma), \qquad \phi_t = \eta_t 
 D_t \leftarrow \eta_t D_t$$
 
 with $\eta_t = 1$ while $\phi_{t-1} = 0$ (Chen et al., Fira, 2024; Gong et al., arXiv:2502.07752,
-Algorithm 1 lines 9-10 and Algorithm 3). As printed, one zero gradient would set $\phi = 0$ and keep
-all later directions at zero; here the limiter restarts.
+Algorithm 1 lines 9-10 and Algorithm 3 lines 4-6). As printed, one zero gradient would set
+$\phi = 0$ and keep all later directions at zero; here the limiter restarts.
 
 *Numerics.* Frobenius norms per matrix, in float32 at least. If the norm of a direction is not
 finite, the direction becomes zero and $\phi$ stays. *Cost*: one pass. *State*: one number per
@@ -21,14 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._trees import map_unzip
-from .._validate import check_interval, check_matrices
+from .._stacks import each_array
+from .._validate import check_interval
 
 
 class NormGrowthState(NamedTuple):
     """State of `limit_norm_growth`."""
 
-    norm: Any  # φ, the last norm after limiting, (...) for leaves (..., m, n), float32 at least
+    norm: jax.Array  # φ, the last norm after limiting, (...), float32 at least
 
 
 def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTransformation:
@@ -54,27 +54,16 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
     """
     check_interval("gamma", gamma, 1.0, open_high=False)
 
-    def init(params: Any) -> NormGrowthState:
-        check_matrices(params, "limit_norm_growth")
-        zeros = jax.tree.map(
-            lambda p: jnp.zeros(p.shape[:-2], np.promote_types(p.dtype, np.float32)), params
-        )
-        return NormGrowthState(zeros)
+    def init(p: Any) -> NormGrowthState:
+        return NormGrowthState(jnp.zeros(p.shape[:-2], np.promote_types(p.dtype, np.float32)))
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(x: Any, state: Any, params: Any = None):
         del params
+        norm = jnp.linalg.norm(x.astype(state.norm.dtype), axis=(-2, -1))
+        factor, norm = limited_norm(norm, state.norm, gamma)
+        return x * factor[..., None, None].astype(x.dtype), NormGrowthState(norm)
 
-        def factor_and_norm(x: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-            norm = jnp.linalg.norm(x.astype(last.dtype), axis=(-2, -1))
-            return limited_norm(norm, last, gamma)
-
-        factors, norms = map_unzip(2, factor_and_norm, updates, state.norm)
-        limited = jax.tree.map(
-            lambda x, f: x * f[..., None, None].astype(x.dtype), updates, factors
-        )
-        return limited, NormGrowthState(norms)
-
-    return optax.GradientTransformation(init, update)
+    return each_array("limit_norm_growth", init, update, work=None)
 
 
 def limited_norm(
@@ -82,7 +71,7 @@ def limited_norm(
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the factor η and the limited norm, from a norm and the last limited norm."""
     limited = (last > 0) & (norm > gamma * last)
-    factor = jnp.where(limited, gamma * last / jnp.where(limited, norm, 1), 1)
+    factor = jnp.where(limited, gamma * last / jnp.where(limited, norm, 1), 1)  # Alg. 1, line 9
     finite = jnp.isfinite(norm)
-    new = jnp.where(limited, gamma * last, norm)
+    new = jnp.where(limited, gamma * last, norm)  # line 10
     return jnp.where(finite, factor, 0), jnp.where(finite, new, last)

@@ -18,24 +18,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from .._recording import Work, record
-from .._trees import map_unzip
-from .._validate import (
-    Value,
-    as_value,
-    check_bool,
-    check_choice,
-    check_dtype,
-    check_interval,
-    check_matrices,
-)
+from .._stacks import each_array
+from .._validate import Value, as_value, check_bool, check_choice, check_dtype, check_interval
 from ..linalg import _polar
 from ..linalg._by_products import AxisName
 from ..linalg._polar import NORMS, Coefficients, coefficient_rows
@@ -89,36 +79,17 @@ class NewtonSchulz(PolarMethod):
 
 
 @dataclasses.dataclass(frozen=True)
-class Svd(PolarMethod):
-    """See `svd`."""
+class Decomposition(PolarMethod):
+    """See `svd`, `qr_svd` and `qdwh`."""
+
+    name: str  # of the function `polar_<name>`
+    by_products: bool = False
 
     can_fail = True
 
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
         """Decomposes."""
-        return _polar.polar_svd(x, axis_name=axis_name)
-
-
-@dataclasses.dataclass(frozen=True)
-class QrSvd(PolarMethod):
-    """See `qr_svd`."""
-
-    can_fail = True
-
-    def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-        """Decomposes."""
-        return _polar.polar_qr_svd(x, axis_name=axis_name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Qdwh(PolarMethod):
-    """See `qdwh`."""
-
-    can_fail, by_products = True, True
-
-    def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-        """Decomposes."""
-        return _polar.polar_qdwh(x, axis_name=axis_name)
+        return getattr(_polar, f"polar_{self.name}")(x, axis_name=axis_name)
 
 
 def newton_schulz(
@@ -151,34 +122,29 @@ def newton_schulz(
     return NewtonSchulz(steps, coefficients, norm, eps, dtype)
 
 
-def svd() -> Svd:
+def svd() -> Decomposition:
     """Computes the polar factor by an SVD; zero singular values stay zero."""
-    return Svd()
+    return Decomposition("svd")
 
 
-def qr_svd() -> QrSvd:
+def qr_svd() -> Decomposition:
     """Like `svd`, after a QR decomposition down to the smaller order: for long matrices."""
-    return QrSvd()
+    return Decomposition("qr_svd")
 
 
-def qdwh() -> Qdwh:
+def qdwh() -> Decomposition:
     """Computes the polar factor of a matrix of full rank by QDWH iteration."""
-    return Qdwh()
+    return Decomposition("qdwh", by_products=True)
 
 
-POLAR_METHODS = {
-    "newton_schulz": NewtonSchulz(),
-    "svd": Svd(),
-    "qr_svd": QrSvd(),
-    "qdwh": Qdwh(),
-}
+POLAR_METHODS = {"newton_schulz": NewtonSchulz(), "svd": svd(), "qr_svd": qr_svd(), "qdwh": qdwh()}
 """The plain methods, by name."""
 
 
 class OrthogonalizeState(NamedTuple):
     """State of `orthogonalize` by a decomposition."""
 
-    failures: Any  # failed decompositions, whose directions were zero, int32 (...) per leaf
+    failures: jax.Array  # failed decompositions, whose directions were zero, int32 (...)
 
 
 def orthogonalize(
@@ -214,34 +180,29 @@ def orthogonalize(
     polar: PolarMethod = as_value("method", method, PolarMethod, example, POLAR_METHODS)
     check_bool("adaptive", adaptive)
 
-    def init(params: Any) -> Any:
-        check_matrices(params, "orthogonalize")
-        record(Work("products" if polar.by_products else "decompositions"))
+    def init(p: Any) -> Any:
         if not polar.can_fail:
             return optax.EmptyState()
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape[:-2], jnp.int32), params)
-        return OrthogonalizeState(zeros)
-
-    def checked(factor: jax.Array, x: jax.Array, failures: jax.Array) -> tuple[Any, jax.Array]:
-        # A matrix that is not finite is not the decomposition's failure: it stays NaN.
-        given, found = (jnp.isfinite(a).all(axis=(-2, -1)) for a in (x, factor))
-        failed = given & ~found
-        return jnp.where(failed[..., None, None], 0, factor), failures + failed.astype(jnp.int32)
-
-    def scaled(x: jax.Array, factor: jax.Array) -> jax.Array:
-        return jnp.sum(x * factor, axis=(-2, -1), keepdims=True) * factor
+        return OrthogonalizeState(jnp.zeros(p.shape[:-2], jnp.int32))
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, shared_axis: AxisName = None, **others: Any
+        x: Any, state: Any, params: Any = None, *, shared_axis: AxisName = None, **others: Any
     ):
         del params, others
-        factors = jax.tree.map(partial(polar.factor, axis_name=shared_axis), updates)
+        factor = polar.factor(x, shared_axis)
         if polar.can_fail:
-            factors, failures = map_unzip(2, checked, factors, updates, state.failures)
-            state = OrthogonalizeState(failures)
-        return jax.tree.map(scaled, updates, factors) if adaptive else factors, state
+            # A matrix that is not finite is not the decomposition's failure: it stays NaN.
+            given, found = (jnp.isfinite(a).all(axis=(-2, -1)) for a in (x, factor))
+            failed = given & ~found
+            factor = jnp.where(failed[..., None, None], 0, factor)
+            state = OrthogonalizeState(state.failures + failed.astype(jnp.int32))
+        if adaptive:
+            factor = jnp.sum(x * factor, axis=(-2, -1), keepdims=True) * factor
+        return factor, state
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    work = "products" if polar.by_products else "decompositions"
+    each = each_array("orthogonalize", init, update, work=work)
+    return optax.GradientTransformationExtraArgs(*each)
 
 
 def scale_by_shape(

@@ -27,8 +27,8 @@ import numpy as np
 import optax
 
 from .._counts import next_step
-from .._trees import map_unzip
-from .._validate import check_bool, check_decay, check_matrices, check_positive_int
+from .._stacks import each_array
+from .._validate import check_bool, check_decay, check_positive_int
 from ..linalg._numerics import magnitude, power_of_two
 
 
@@ -36,8 +36,8 @@ class RowColumnState(NamedTuple):
     """State of `scale_by_rows_and_columns`."""
 
     count: jax.Array  # t, int32 scalar
-    rows: Any  # q̄ (..., m), float32 at least
-    columns: Any  # s̄ (..., n), float32 at least
+    rows: jax.Array  # q̄ (..., m), float32 at least
+    columns: jax.Array  # s̄ (..., n), float32 at least
 
     second_moments = ("rows", "columns")
 
@@ -52,7 +52,7 @@ def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Arra
 
     s = jnp.zeros(squares.shape[:-2] + squares.shape[-1:], squares.dtype)
     for _ in range(iterations):
-        s = over(jnp.einsum("...mn,...m->...n", squares, q), q)
+        s = over(jnp.einsum("...mn,...m->...n", squares, q), q)  # Eq. 16
         q = over(jnp.einsum("...mn,...n->...m", squares, s), s)
     return q, s
 
@@ -81,41 +81,28 @@ def scale_by_rows_and_columns(
     check_positive_int("iterations", iterations)
     check_bool("bias_correction", bias_correction)
 
-    def init(params: Any) -> RowColumnState:
-        check_matrices(params, "scale_by_rows_and_columns")
+    def init(p: Any) -> RowColumnState:
+        (*batch, m, n), dtype = p.shape, np.promote_types(p.dtype, np.float32)
+        rows, columns = jnp.zeros((*batch, m), dtype), jnp.zeros((*batch, n), dtype)
+        return RowColumnState(jnp.zeros([], jnp.int32), rows, columns)
 
-        def zeros(shape: tuple[int, ...], p: Any) -> jax.Array:
-            return jnp.zeros(shape, np.promote_types(p.dtype, np.float32))
-
-        return RowColumnState(
-            count=jnp.zeros([], jnp.int32),
-            rows=jax.tree.map(lambda p: zeros(p.shape[:-1], p), params),
-            columns=jax.tree.map(lambda p: zeros(p.shape[:-2] + p.shape[-1:], p), params),
-        )
-
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(g: Any, state: Any, params: Any = None):
         del params
         count = next_step(state.count)
         weight = 1 - b2 ** count.astype(jnp.float32) if bias_correction else 1.0
+        work = g.astype(state.rows.dtype)
+        # Exact scaling by a power of two keeps the fourth powers below in range.
+        exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1)))
+        near_one = work * jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent[..., None, None])
+        q, s = row_column_scales(near_one * near_one, iterations)  # Alg. 1, line 5
+        s = jnp.ldexp(s, 2 * exponent[..., None])
+        rows = b2 * state.rows + (1 - b2) * q  # line 7
+        columns = b2 * state.columns + (1 - b2) * s  # line 6
+        left = _inverse_square_root(rows / weight)[..., :, None]  # line 8
+        right = _inverse_square_root(columns / weight)[..., None, :]
+        return (left * work * right).astype(g.dtype), RowColumnState(count, rows, columns)
 
-        def scaled(g: jax.Array, rows: jax.Array, columns: jax.Array):
-            work = g.astype(rows.dtype)
-            # Exact scaling by a power of two keeps the fourth powers below in range.
-            exponent = power_of_two(jnp.max(jnp.abs(work), axis=(-2, -1)))
-            scale = jnp.ldexp(jnp.ones_like(work[..., :1, :1]), -exponent[..., None, None])
-            near_one = work * scale
-            q, s = row_column_scales(near_one * near_one, iterations)
-            s = jnp.ldexp(s, 2 * exponent[..., None])
-            mean_q = b2 * rows + (1 - b2) * q
-            mean_s = b2 * columns + (1 - b2) * s
-            left = _inverse_square_root(mean_q / weight)[..., :, None]
-            right = _inverse_square_root(mean_s / weight)[..., None, :]
-            return (left * work * right).astype(g.dtype), mean_q, mean_s
-
-        directions, rows, columns = map_unzip(3, scaled, updates, state.rows, state.columns)
-        return directions, RowColumnState(count, rows, columns)
-
-    return optax.GradientTransformation(init, update)
+    return each_array("scale_by_rows_and_columns", init, update, work=None)
 
 
 def _inverse_square_root(x: Any) -> jax.Array:
