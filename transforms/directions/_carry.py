@@ -93,8 +93,7 @@ def check_moments(state: Any, like: Any) -> None:
 def take_moments(state: Any) -> Moments:
     """The moments of a state."""
     pairs = list(zip(jax.tree.leaves(state), jax.tree.leaves(roles(state)), strict=True))
-    first, second = ([x for x, role in pairs if role == name] for name in Moments._fields)
-    return Moments(first, second)
+    return Moments(*([x for x, role in pairs if role == name] for name in Moments._fields))
 
 
 def put_moments(state: Any, moments: Moments) -> Any:
@@ -106,7 +105,7 @@ def put_moments(state: Any, moments: Moments) -> Any:
 class Carry(Value):
     """The type of `carry=`: maps moments `(r, n)` to a new basis of their rows."""
 
-    needs_names: bool  # whether the rule needs to know which moments are first, which second
+    needs_names = True  # whether the rule needs to know which moments are first, which second
 
     @abc.abstractmethod
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
@@ -133,10 +132,8 @@ class Keep(Carry):
 class Rotate(Carry):
     """See `rotate`."""
 
-    needs_names = True
-
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Rotates the moment."""
+        """Rotates the moment: SUMO's Algorithm 1, block 1.1."""
         dtype = jnp.result_type(turn, moment)
         return exact_product(turn.astype(dtype), moment.astype(dtype)).astype(moment.dtype)
 
@@ -148,8 +145,6 @@ class Rotate(Carry):
 @dataclasses.dataclass(frozen=True)
 class Reset(Carry):
     """See `reset`."""
-
-    needs_names = True
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
         """Returns zeros."""

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from .._counts import next_step
+from .._trees import widened
 from .._validate import check_interval
 
 
@@ -34,11 +34,10 @@ class ClipByLastNormState(NamedTuple):
 
         In each step of `optax.MultiSteps` but the last, all layers keep it.
         """
-        share = self.squares / new.squares.size
-        squares = jnp.where(new.count == self.count, share, new.squares)
+        kept = new.count == self.count
+        squares = jnp.where(kept, self.squares / new.squares.size, new.squares)
         total = jnp.minimum(jnp.sum(squares), jnp.finfo(jnp.float32).max)
-        kept = jnp.all(new.count == self.count)
-        return ClipByLastNormState(jnp.where(kept, self.squares, total), jnp.max(new.count))
+        return ClipByLastNormState(jnp.where(kept.all(), self.squares, total), jnp.max(new.count))
 
 
 def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
@@ -76,11 +75,8 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
         # A norm of 0 gives the quotient ∞.
         factor = jnp.minimum(1.0, max_norm / jnp.sqrt(state.squares))
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
-        each = []
-        for g in jax.tree.leaves(updates):
-            squares = jnp.square(g.astype(np.promote_types(g.dtype, np.float32)))
-            finite = jnp.where(jnp.isfinite(squares), squares, 0)
-            each.append(jnp.sum(finite).astype(jnp.float32))
+        squares = [jnp.square(g) for g in jax.tree.leaves(widened(updates))]
+        each = [jnp.sum(jnp.where(jnp.isfinite(x), x, 0)).astype(jnp.float32) for x in squares]
         largest = jnp.finfo(jnp.float32).max
         total = jnp.minimum(jnp.sum(jnp.stack(each)), largest) if each else state.squares
         return clipped, ClipByLastNormState(total, next_step(state.count))

@@ -57,10 +57,8 @@ def clip_logits(
       >>> import curvax, jax.numpy as jnp, optax
       >>> optimizer = optax.chain(optax.sgd(1.0), curvax.clip_logits(10.0))
       >>> params = {"query": jnp.ones((1, 2, 1)), "value": jnp.ones(2)}
-      >>> zero, logits = (
-      ...     {"query": jnp.zeros((1, 2, 1)), "value": jnp.zeros(2)},
-      ...     jnp.array([5.0, 40.0]),
-      ... )
+      >>> zero = {"query": jnp.zeros((1, 2, 1)), "value": jnp.zeros(2)}
+      >>> logits = jnp.array([5.0, 40.0])
       >>> state = optimizer.init(params)
       >>> updates, _ = optimizer.update(zero, state, params, max_logits={"query": logits[:, None]})
       >>> optax.apply_updates(params, updates)["query"].ravel().tolist()
@@ -96,14 +94,9 @@ def clip_logits(
         return jnp.where(above, factor * (wide + u) - wide, u.astype(dtype)).astype(u.dtype)
 
     def update(
-        updates: Any,
-        state: Any,
-        params: Any = None,
-        *,
-        max_logits: Mapping[str, Any] | None = None,
-        **extra_args: Any,
+        updates: Any, state: Any, params: Any = None, *, max_logits: Any = None, **others: Any
     ):
-        del extra_args
+        del others
         if max_logits is None or (isinstance(max_logits, Mapping) and not max_logits):
             return updates, state
         if params is None:

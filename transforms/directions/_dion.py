@@ -34,12 +34,7 @@ import optax
 from .._recording import record_rank
 from .._side import side_of
 from .._stacks import each_array, key_for, matrix_keys
-from .._validate import (
-    check_choice,
-    check_decay,
-    check_positive_int,
-    check_seed,
-)
+from .._validate import check_choice, check_decay, check_positive_int, check_seed
 from ..linalg._numerics import magnitude, power_of_two, significant
 from ..linalg._products import exact_product
 from ..linalg._qr import bases_of

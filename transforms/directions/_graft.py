@@ -3,7 +3,7 @@ r"""Grafting: the direction of one transformation with the length of another, pe
 $$D = \hat G\, \|T(G)\| \,/\, \|\hat G\|$$
 
 for the direction $\hat G$ and the transformation $T$ that sets the length: the identity (norm
-grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or Adam's direction
+grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 15; Anil et al., 2020) or Adam's direction
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
 *Numerics.* Frobenius norms per matrix in float32 at least, for entries from 1e-30 to 1e30
@@ -12,7 +12,6 @@ grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 12; Anil et al., 2020) or A
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -80,9 +79,8 @@ def _graft(
     def update(updates: Any, state: Any, params: Any = None):
         directions, direction_state = direction.update(updates, state.direction, params)
         # In bfloat16, Adam's second moment would stop changing.
-        wide = None if params is None else widened(params)
-        lengths, length_state = length.update(widened(updates), state.length, wide)
-        grafted = jax.tree.map(rescaled, directions, lengths)
+        lengths, length_state = length.update(widened(updates), state.length, widened(params))
+        grafted = jax.tree.map(rescaled, directions, lengths)  # Alg. 2, line 15
         if warmup_steps:
             early = length_state.count <= warmup_steps
             grafted = jax.tree.map(
@@ -99,7 +97,6 @@ class Graft(Value):
     limits: bool = False  # whether the direction is to keep its own length, up to its bound
     leads: bool = False  # whether a warm-up, in which the direction is 0, takes steps of `length`
 
-    @abc.abstractmethod
     def length(self, average: Any, b2: Any) -> optax.GradientTransformation | None:
         """The transformation that gives the length; None leaves the direction its own.
 
@@ -107,6 +104,8 @@ class Graft(Value):
           average: the transformation that averages gradients, or None.
           b2: decay rate of the statistics; None sums them.
         """
+        del average, b2
+        return None
 
     def around(
         self, direction: optax.GradientTransformation, average: Any, b2: Any, warmup_steps: int
@@ -152,11 +151,7 @@ class AdamGraft(Graft):
 class LimitGraft(Graft):
     """See `limit`."""
 
-    limits = True
-
-    def length(self, average: Any, b2: Any) -> None:
-        """None: `precondition` limits the direction."""
-        del average, b2
+    limits = True  # in `precondition`
 
 
 def norm() -> NormGraft:

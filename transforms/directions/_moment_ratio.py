@@ -79,7 +79,6 @@ def moment_ratio(
     """
     check_adam(b1, b2, eps)
     check_bool("bias_correction", bias_correction)
-
     if dtype is not None:
         check_dtype("dtype", dtype)
 

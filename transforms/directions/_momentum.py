@@ -121,12 +121,9 @@ def descend_with_momentum(
         return -learning_rate(count) * weight_decay  # pyright: ignore
 
     decay: Any = scheduled if callable(learning_rate) else -learning_rate * weight_decay
+    decayed = optax.add_decayed_weights(decay, mask_of(weight_decay_mask))
     return optax.chain(
         optax.scale_by_learning_rate(learning_rate),
         optax.trace(b1),
-        optional_decay(
-            weight_decay,
-            optax.add_decayed_weights(decay, mask_of(weight_decay_mask)),
-            counts=callable(learning_rate),
-        ),
+        optional_decay(weight_decay, decayed, counts=callable(learning_rate)),
     )

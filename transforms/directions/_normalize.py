@@ -44,7 +44,7 @@ def standardize_rows() -> optax.GradientTransformation:
         centered = x - jnp.mean(x, axis=-1, keepdims=True)
         deviation = jnp.sqrt(jnp.mean(centered**2, axis=-1, keepdims=True))
         constant = deviation <= n * jnp.finfo(x.dtype).eps * largest  # not if it is NaN
-        return jnp.where(constant, 0, centered / jnp.where(constant, 1, deviation))
+        return jnp.where(constant, 0, centered / jnp.where(constant, 1, deviation))  # Eq. 30
 
     return per_matrix("standardize_rows", normalized)
 
@@ -89,9 +89,8 @@ def normalize_matrices(rms: jax.typing.ArrayLike = 0.2) -> optax.GradientTransfo
     Example:
       >>> import curvax, jax.numpy as jnp
       >>> matrices = curvax.normalize_matrices(0.5)
-      >>> matrices.update(jnp.array([[3.0, 0.0], [4.0, 0.0]]), matrices.init(jnp.eye(2)))[
-      ...     0
-      ... ].tolist()
+      >>> x = jnp.array([[3.0, 0.0], [4.0, 0.0]])
+      >>> matrices.update(x, matrices.init(x))[0].tolist()
       [[0.6, 0.0], [0.8, 0.0]]
     """
     check_interval("rms", rms, 0.0, open_low=True)

@@ -53,7 +53,7 @@ def scale_by_weight_norm(
         near_one = x * shrink
         weights, length = _lengths(w), _lengths(near_one)
         follows = (weights > 0) & (length > 0)
-        ratio = coefficient * weights / jnp.where(follows, length + eps * shrink, 1)
+        ratio = coefficient * weights / jnp.where(follows, length + eps * shrink, 1)  # Eq. 34
         return jnp.where(follows, near_one * ratio, x)
 
     return per_matrix("scale_by_weight_norm", scaled, weights=True)
