@@ -44,13 +44,13 @@ def scale_by_alice(
     check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
-            moment_ratio(b1, b2, eps, bias_correction=bias_correction),
+            moment_ratio(b1, b2, eps, bias_correction=bias_correction),  # Alg. 4, lines 13-15
             rank,
-            basis=as_value("switching", switching, BasisFinder, EXAMPLE, SWITCHING),
-            refresh=as_policy(refresh, offset=0),
+            basis=as_value("switching", switching, BasisFinder, EXAMPLE, SWITCHING),  # line 7
+            refresh=as_policy(refresh, offset=0),  # line 5
             carry=carry,
-            compensation=as_compensation(compensation, b1),
-            b3=b3,
+            compensation=as_compensation(compensation, b1),  # line 16
+            b3=b3,  # lines 6 and 12
             side=side,
             seed=seed,
             dtype=dtype,

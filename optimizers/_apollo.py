@@ -42,9 +42,9 @@ def scale_by_apollo(
         in_subspace(
             optax.scale_by_adam(b1, b2, eps),
             rank,
-            basis=gaussian(kept=False) if basis is None else basis,
+            basis=gaussian(kept=False) if basis is None else basis,  # Algorithm 9: U
             refresh=as_policy(refresh, offset=0),
-            compensation=channel_scaling(whole=whole),
+            compensation=channel_scaling(whole=whole),  # Algorithm 9: S
             side=side,
             seed=seed,
             dtype=dtype,

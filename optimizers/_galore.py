@@ -40,7 +40,7 @@ def scale_by_galore(
         in_subspace(
             optax.scale_by_adam(b1, b2, eps),
             rank,
-            basis=svd() if basis is None else basis,
+            basis=svd() if basis is None else basis,  # Algorithm 8: U
             refresh=as_policy(refresh, offset=0),
             carry=carry,
             side=side,

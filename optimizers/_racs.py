@@ -28,6 +28,7 @@ def scale_by_racs(
     """
     check_interval("scale", scale, 0.0)
     return optax.chain(
+        # Algorithm 1: lines 5-8, lines 9-10, and α of line 11.
         scale_by_rows_and_columns(b2, iterations=iterations, bias_correction=bias_correction),
         limit_norm_growth(gamma),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]

@@ -43,14 +43,14 @@ def scale_by_sumo(
     return optax.chain(
         in_subspace(
             optax.chain(
-                momentum(b1, accumulate=accumulate),
+                momentum(b1, accumulate=accumulate),  # Algorithm 1, block 2
                 orthogonalize(method),
-                limit_norm_growth(gamma),
+                limit_norm_growth(gamma),  # block 3
             ),
             rank,
-            basis=randomized() if basis is None else basis,
+            basis=randomized() if basis is None else basis,  # block 1
             refresh=as_policy(refresh, offset=1),
-            carry=rotate() if carry is None else carry,
+            carry=rotate() if carry is None else carry,  # block 1.1
             side=side,
             seed=seed,
             dtype=dtype,

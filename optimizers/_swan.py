@@ -25,8 +25,8 @@ def scale_by_swan(
     # In a narrower dtype, rounding makes the centered rows less orthogonal to (1, …, 1).
     return in_float32(
         optax.chain(
-            standardize_rows(),
-            orthogonalize(method),
+            standardize_rows(),  # Eq. 30
+            orthogonalize(method),  # Eq. 31
         ),
         "swan",
     )

@@ -56,7 +56,7 @@ class SubspaceCheck(NamedTuple):
         rows = jax.lax.optimization_barrier(x.mT)
         inner = jax.lax.optimization_barrier(exact_product(rows, self.gradient))
         own = exact_product(self.gradient, inner.mT).mT
-        if self.tracked is not None:
+        if self.tracked is not None:  # Alg. 4, line 6
             inside = exact_product(exact_product(rows, self.basis), self.tracked)
             own = self.b3 * exact_product(inside, self.basis.mT) + (1 - self.b3) * own
         return jax.lax.optimization_barrier(own).mT
@@ -91,7 +91,7 @@ def _by_energy(q: jax.Array, check: SubspaceCheck, rank: int) -> jax.Array:
     """The leading directions of `Q` within the span of `q`, by descending energy."""
     rows = jax.lax.optimization_barrier(q.mT)
     inside = exact_product(rows, check.times(q))
-    vectors, _ = eigh((inside + inside.mT) / 2)
+    vectors, _ = eigh((inside + inside.mT) / 2)  # Alg. 10: EVD(V)
     return exact_product(vectors[:, ::-1][:, :rank], rows, transpose_a=True).mT
 
 
@@ -156,7 +156,7 @@ class Iterated(_Directions):
             return self.start.directions(check._replace(tracked=None), rank)
 
         def step() -> jax.Array:
-            moved = check.times(check.basis)
+            moved = check.times(check.basis)  # Alg. 10: H
             if self.rotate:
                 return _by_energy(qr(moved)[0], check, rank)
             order = jnp.argsort(-jnp.sum(check.basis * moved, axis=0), stable=True)
@@ -177,6 +177,7 @@ class Gaussian(BasisFinder):
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Draws independent normal entries."""
+        # Alg. 9, with variance 1/r; section F.7, with length 1.
         u = jax.random.normal(check.key, (check.gradient.shape[0], rank), check.gradient.dtype)
         return _unit_columns(u) if self.normalized else u / jnp.sqrt(jnp.asarray(rank, u.dtype))
 
@@ -207,7 +208,7 @@ class Switched(BasisFinder):
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Keeps the leading columns and replaces the others."""
         own, draws = jax.random.split(check.key)
-        u = self.finder.directions(check._replace(key=own), rank)
+        u = self.finder.directions(check._replace(key=own), rank)  # Alg. 2, line 2
         rows = u.shape[0]
         leading = self.stay(rank, rows)
         if self.source == "gaussian":
@@ -217,8 +218,9 @@ class Switched(BasisFinder):
         rest = orthogonal_complement(u)
         if self.source == "full":
             rest = jnp.concatenate([u[:, leading:], rest], axis=1)
-        chosen = jax.random.permutation(draws, rest.shape[1])[: rank - leading]
-        return with_fixed_signs(jnp.concatenate([u[:, :leading], rest[:, chosen]], axis=1))
+        chosen = jax.random.permutation(draws, rest.shape[1])[: rank - leading]  # line 4
+        both = [u[:, :leading], rest[:, chosen]]  # lines 3 and 5
+        return with_fixed_signs(jnp.concatenate(both, axis=1))
 
 
 def _unit_columns(x: jax.Array) -> jax.Array:

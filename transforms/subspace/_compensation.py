@@ -77,7 +77,7 @@ def _safe_ratio(a: jax.Array, b: jax.Array) -> jax.Array:
 def _norm_limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tuple[jax.Array, Any]:
     """The scales after the norm-growth limiter on `C`, and the limited norm."""
     norm = jnp.sqrt(jnp.sum(s**2 * parts.residual, axis=-1))
-    factor, norm = limited_norm(norm, last, gamma)
+    factor, norm = limited_norm(norm, last, gamma)  # Alg. 3, lines 4-6
     return s * factor[..., None], norm
 
 
@@ -104,9 +104,9 @@ class Optimal(Compensation):
 
     def scales(self, parts: Parts, state: OptimalState) -> tuple[jax.Array, OptimalState]:
         """Computes Algorithm 3 of Gong et al."""
-        p = self.decay * state.energy + (1 - self.decay) * parts.outside
+        p = self.decay * state.energy + (1 - self.decay) * parts.outside  # line 2
         kept = (p > 0) & (parts.outside != 0)
-        s = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, p, 1)), 0)
+        s = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, p, 1)), 0)  # line 3
         s = jnp.where(jnp.isfinite(p), s, jnp.nan)  # `in_subspace` starts such a state anew
         s, norm = _norm_limited(s * parts.codimension**0.5, parts, state.norm, self.gamma)
         return self.weight * s, OptimalState(p, norm)
@@ -137,7 +137,7 @@ class Fira(Compensation):
         s = jnp.sqrt(_safe_ratio(parts.inner, parts.projected))
         s, norm = _norm_limited(s, parts, state.norm, self.gamma)
         if self.to_low_rank:
-            s = s * _safe_ratio(jnp.sqrt(parts.low_rank), norm)[..., None]
+            s = s * _safe_ratio(jnp.sqrt(parts.low_rank), norm)[..., None]  # section F.7
         return self.weight * s, LimitedState(norm)
 
 
@@ -166,7 +166,7 @@ class ChannelScaling(Compensation):
                 jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
                 for x in (inner, projected)
             )
-        return jnp.sqrt(_safe_ratio(inner, projected)), None
+        return jnp.sqrt(_safe_ratio(inner, projected)), None  # Gong et al., Alg. 9: S
 
 
 def optimal(

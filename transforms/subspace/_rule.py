@@ -3,6 +3,8 @@
 `in_subspace` (`_subspace.py`) combines these steps; its module docstring has the mathematics, the
 numerics and the cost. Products with a basis take whole stacks, on TPUs too, where in loops over
 matrices (`linalg/_products.py`) a step of GaLore moves up to twice the bytes.
+
+Algorithm 4 in comments is that of Gong et al., arXiv:2502.07752.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class SubspaceRule:
         """
         side = self.side_of(g)
         # A thin transpose: XLA for CPUs has no fast kernel for a first factor summed over its rows.
-        sigma = u.mT @ g if side is LEFT else g @ u
+        sigma = u.mT @ g if side is LEFT else g @ u  # Alg. 4, line 11
         lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other_axis, keepdims=True))
         total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
@@ -292,12 +294,12 @@ class SubspaceRule:
         good = sound & all_finite(moved)
         if subspace.tracked is not None:
             square = in_turn(functools.partial(gram, side=side), sigma)
-            tracked = self.b3 * subspace.tracked + (1 - self.b3) * square
+            tracked = self.b3 * subspace.tracked + (1 - self.b3) * square  # Alg. 4, line 12
             subspace = subspace._replace(tracked=tracked)
         inside, s = moved, None
         if self.compensation is not None:
             parts = self.parts(projected, moved)
-            s, state = self.compensation.scales(parts, subspace.compensation)
+            s, state = self.compensation.scales(parts, subspace.compensation)  # line 16
             subspace = subspace._replace(compensation=state)
             good &= jnp.isfinite(s).all(axis=-1)
             s = jnp.expand_dims(s, side.axis)
@@ -314,7 +316,7 @@ class SubspaceRule:
         direction = None if inside is None else self.back(u, inside, side)
         if s is not None:
             outside = jnp.where(finite, g, 0) * s
-            direction = outside if direction is None else direction + outside
+            direction = outside if direction is None else direction + outside  # line 17
         assert direction is not None
         return direction, subspace
 
