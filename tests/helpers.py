@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -20,12 +19,12 @@ from curvax.transforms.state._entries import entries_in
 from curvax.transforms.state._portable import joined_state
 from curvax.transforms.state._traced import traced
 
+from .cells import ALL_CELLS
+
 # Compiler options that undo tests/conftest.py, for tests of the compiled program.
 OPTIMIZED: dict[str, Any] = {"xla_backend_optimization_level": 3}
 if __version_info__ < (0, 11):
     OPTIMIZED["xla_cpu_use_fusion_emitters"] = True
-
-ALL_CELLS = bool(os.environ.get("CURVAX_ALL_CELLS"))  # run all cells instead of a sample
 
 # For programs that tests read but do not run: XLA's passes do not depend on the code level.
 TO_READ: dict[str, Any] = OPTIMIZED if ALL_CELLS else {}

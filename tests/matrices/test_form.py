@@ -10,7 +10,7 @@ import numpy as np
 
 from curvax import MatrixAxes
 from curvax.transforms.matrices._form import from_matrices, matrix_forms
-from tests.helpers import ALL_CELLS
+from tests.cells import ALL_CELLS
 
 
 @st.composite

@@ -16,7 +16,8 @@ import pytest
 
 import curvax
 from curvax import MatrixAxes
-from tests.helpers import ALL_CELLS, assert_close, computations, run_scanned, share, with_spectrum
+from tests.cells import ALL_CELLS
+from tests.helpers import assert_close, computations, run_scanned, share, with_spectrum
 
 # Directions on batches of matrices, in settings in which their errors stay near one rounding, so
 # that two ways of running them agree in the default bound of assert_close.

@@ -4,7 +4,7 @@
 with CURVAX_ALL_CELLS. `tests/cases.py` has the parameters of tests.
 """
 
-from ..helpers import ALL_CELLS
+from ..cells import ALL_CELLS
 from ._bounds import Step, adam
 from ._leaders import LEADERS
 from ._methods import METHODS
