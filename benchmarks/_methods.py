@@ -80,13 +80,13 @@ VARIANTS = {
         )
     },
     "soap": {
-        "tracked": Variant({"method": "tracked"}, "two bases"),
-        "tracked in X6": Variant({"method": "tracked", "products": "bf16x6"}, "two bases"),
-        "tracked in X3": Variant({"method": "tracked", "products": "bf16x3"}, "two bases"),
+        "rotations": Variant({"method": "rotations"}, "two bases"),
+        "rotations in X6": Variant({"method": "rotations", "products": "bf16x6"}, "two bases"),
+        "rotations in X3": Variant({"method": "rotations", "products": "bf16x3"}, "two bases"),
     },
-    "asgo": {"roots in X6": Variant({"solver": "products", "products": "bf16x6"}, "one root")},
-    "eigen_adam": {"tracked": Variant({"method": "tracked"}, "one basis")},
-    "kl_shampoo": {"tracked": Variant({"method": "tracked"}, "two bases")},
+    "asgo": {"roots in X6": Variant({"method": "products", "products": "bf16x6"}, "one root")},
+    "eigen_adam": {"rotations": Variant({"method": "rotations"}, "one basis")},
+    "kl_shampoo": {"rotations": Variant({"method": "rotations"}, "two bases")},
     "sumo": {
         "Newton-Schulz": Variant({"method": "newton_schulz"}, "larger projection, Newton-Schulz")
     },
@@ -199,7 +199,7 @@ METHODS: dict[str, Method] = PEERS | {
 def chosen(families: Sequence[str], variants: bool = True) -> dict[str, Method]:
     """The methods of these names, with their variants, AdamW, and their peers from Optax.
 
-    Without variants those that are named, such as "soap, tracked".
+    Without variants those that are named, such as "soap, rotations".
     """
     own = {
         name: method

@@ -189,7 +189,7 @@ def optimizer(name: str, size: Size, values: Mapping[str, Any]) -> optax.Gradien
     base = functools.partial(optax.adamw, weight_decay=0.0)
     made: dict[str, Callable[[], Any]] = {
         "muon": lambda: curvax.muon(rate, **own),
-        "soap": lambda: curvax.soap(rate, method="tracked", refresh=10, **own),
+        "soap": lambda: curvax.soap(rate, method="rotations", refresh=10, **own),
         "racs": lambda: curvax.racs(rate, **own),
         "alice": lambda: curvax.alice(rate, switching=switching, **low_rank),
         "shampoo": lambda: curvax.shampoo(

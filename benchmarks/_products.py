@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import curvax
-from curvax.transforms.linalg import _tracking
+from curvax.transforms.linalg import _turns
 from curvax.transforms.linalg._inverse_root import SOLVERS
 from curvax.transforms.linalg._products import at
 
@@ -76,8 +76,8 @@ def statistics(number: int, order: int) -> jax.Array:
     return jnp.broadcast_to((q * eigenvalues) @ q.T, (number, order, order))
 
 
-def tracked(number: int, order: int) -> Iterator[tuple[str, Made]]:
-    """A refresh of tracked bases by one rotation; of bases that have to be made orthonormal too."""
+def rotations(number: int, order: int) -> Iterator[tuple[str, Made]]:
+    """A refresh by one rotation, or by one turn that makes bases orthonormal."""
     noise = 1e-3 * matrices(number, order) / order**0.5
     eigenvalues = jnp.geomspace(1.0, 1e-3, order)
     scale = jnp.sqrt(eigenvalues[:, None] * eigenvalues)
@@ -88,9 +88,9 @@ def tracked(number: int, order: int) -> Iterator[tuple[str, Made]]:
 
         def refresh(basis: jax.Array, h: jax.Array, level: str | None = level) -> Any:
             with at(level):
-                return jax.vmap(lambda u, h: _tracking.followed(u, h, 1))(basis, h)
+                return jax.vmap(lambda u, h: _turns.by_rotations(u, h, 1))(basis, h)
 
-        yield f"orthonormal{name}", (refresh, (basis, h), 8.0 * number * order**3)
+        yield f"orthonormal{name}", (refresh, (basis, h), 12.0 * number * order**3)
         yield f"made orthonormal{name}", (refresh, (moved, h), 12.0 * number * order**3)
 
 
@@ -123,7 +123,7 @@ def decompositions(number: int, order: int) -> Iterator[tuple[str, Made]]:
 
 KINDS: Mapping[str, Callable[[int, int], Iterator[tuple[str, Made]]]] = {
     "products": products,
-    "tracked refresh": tracked,
+    "rotations": rotations,
     "roots": roots,
     "eigh": decompositions,
 }

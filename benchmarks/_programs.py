@@ -5,7 +5,8 @@ operations of a fusion run within its kernel. Operations are counted by kind, wi
 loops they are in. Rounds that the program decides are those of the second step: its bound is
 computed from the counts in the state, where all of them are 1. So loops over all matrices count in
 full, and refreshes, which are due at step 1 and a period later, not at all. Bounds that depend on
-arrays count none: restarts of damaged states. The smallest branch of a conditional counts.
+arrays count none: restarts of damaged states; but in a program that refreshes, `rotations` says how
+often a loop that may end before its bound runs. The smallest branch of a conditional counts.
 `all_kernels` counts everything once; `work` is a step's with the largest branches. FLOPs are those
 of products: two for every pair of numbers that is multiplied.
 
@@ -177,8 +178,9 @@ def once(text: str) -> str:
 class Program:
     """A compiled program, given as `compiled.as_text()`."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str, rotations: int = 0):
         """Reads the computations."""
+        self.rotations = rotations
         self.computations: dict[str, dict[str, Operation]] = {}
         current: dict[str, Operation] = {}
         self.entry = ""
@@ -241,12 +243,12 @@ class Program:
         return found
 
     def _rounds(self, name: str, loop: Operation, caller: Caller | None) -> int:
-        """The rounds of a loop; 0 if the bound is not known."""
+        """The rounds of a loop; none, or `rotations`, if they depend on arrays."""
         if found := _TRIPS.search(loop.rest):
             return int(found[1])
         condition = list(self._within(loop.called("condition")[0]))
         if any(x.opcode == "and" for x in condition):  # it may end before its bound
-            return 0
+            return self.rotations
         bounds = [x for x in condition if x.opcode == "constant" and _INTEGER.match(x.result)]
         if len(bounds) == 1 and bounds[0].operands[0].isdigit():
             return int(bounds[0].operands[0])

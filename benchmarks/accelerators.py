@@ -145,7 +145,10 @@ def refreshed(state: Any) -> Any:
 
 
 def facts(device: str, optimizer: Any, kernels: Any, part: str) -> dict[str, Any]:
-    """The figures of an update's program; `part` may be "refresh", a step after the first."""
+    """The figures of an update's program; `part` may be "refresh", a step after the first.
+
+    Bases are rotated once then.
+    """
     state = jax.eval_shape(optimizer.init, kernels)
     gradients = bytes_of(kernels)
     if gradients + bytes_of(state) > MEMORY.get(device, math.inf):
@@ -159,7 +162,7 @@ def facts(device: str, optimizer: Any, kernels: Any, part: str) -> dict[str, Any
         made = compiled(device, step, (state, kernels, kernels), donated=(0, 1))
     if made is None:
         return {"error": DOES_NOT_FIT}
-    program = Program(text := made.program.as_text())
+    program = Program(text := made.program.as_text(), rotations=int(part == "refresh"))
     return {
         "versions": versions(device),
         "leaves": len(jax.tree.leaves(kernels)),

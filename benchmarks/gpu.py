@@ -52,17 +52,23 @@ Lines = Mapping[str, Mapping[str, Any]]  # by job
 ALL = ("adamw", "muon", "soap", "racs", "alice", "shampoo")
 STACKS = (
     *(("products", 120, 768), ("products", 24, 3072)),
-    *(("tracked refresh", 120, 768), ("tracked refresh", 24, 3072)),
+    *(("rotations", 120, 768), ("rotations", 24, 3072)),
     *(("roots", 72, 768), ("roots", 24, 3072), ("eigh", 72, 768)),
 )
-BY_TRITON = (*(("products", 120, 768), ("products", 24, 3072)), ("tracked refresh", 120, 768))
+BY_TRITON = (*(("products", 120, 768), ("products", 24, 3072)), ("rotations", 120, 768))
 """Measured with XLA's own kernels too, which split operands for X3 and X6 inside of one product."""
 STEP = "step --only gpt2 --plain --rounds 23 --seconds 3 --methods"
 STEPS = {  # seconds, and a command
     "step muon, racs": (35, f"{STEP} muon,racs,asgo,dasgo"),
     "step soap": (45, f"{STEP} soap,eigen_adam,kl_shampoo"),
-    "step tracked": (40, f"{STEP} 'soap, tracked,eigen_adam, tracked,kl_shampoo, tracked'"),
-    "step in X6": (45, f"{STEP} 'soap, tracked in X6,soap, tracked in X3,asgo, roots in X6'"),
+    "step rotations": (
+        40,
+        f"{STEP} 'soap, rotations,eigen_adam, rotations,kl_shampoo, rotations'",
+    ),
+    "step in X6": (
+        45,
+        f"{STEP} 'soap, rotations in X6,soap, rotations in X3,asgo, roots in X6'",
+    ),
     "precision": (40, "precision --only refreshes,roots,steps"),
     "step shampoo": (45, f"{STEP} shampoo,foam,dr_shampoo"),
     "step galore": (40, f"{STEP} galore,fira,alice,apollo"),

@@ -74,9 +74,9 @@ def error(found: Any, exact: np.ndarray) -> float:
 
 @functools.cache
 def follower(setting: str) -> Callable[[jax.Array], Any]:
-    """The state of tracked roots after gradients, compiled once for each shape."""
+    """The state of rotated bases after gradients, compiled once for each shape."""
     how: Any = {"refresh": curvax.every(1), "b2": DECAY, "side": "left", "root": 2}
-    transformation = curvax.precondition(solver="tracked", products=SETTINGS[setting], **how)
+    transformation = curvax.precondition(method="rotations", products=SETTINGS[setting], **how)
 
     def step(state: Any, g: jax.Array) -> tuple[Any, None]:
         return transformation.update(g, state)[1], None
@@ -93,7 +93,7 @@ def refreshes(order: int, condition: float, seed: int) -> dict[str, tuple[float,
     single, found = jnp.asarray(np.stack(gradients), jnp.float32), {}
     for name in SETTINGS:
         state = follower(name)(single)
-        u, h = (np.asarray(x, np.float64) for x in (state.left.eigenvectors, state.left.statistic))
+        u, h = (np.asarray(x, np.float64) for x in (state.left.basis, state.left.statistic))
         near = (u * np.abs(np.diag(h)) ** -0.5) @ (u.T @ gradients[-1])
         found[name] = error(near, direction), float(np.abs(u.T @ u - np.eye(order)).max())
     return found
@@ -150,14 +150,14 @@ def steps(order: int, condition: float, seed: int) -> dict[str, float]:
 
 
 def losses(seed: int) -> list[dict[str, Any]]:
-    """The language model's, with tracked bases that are refreshed at every step."""
+    """The language model's, with bases that are rotated at every step."""
     from ._tasks import lm
     from ._training import Method, Program
 
     rows: list[dict[str, Any]] = []
     task = lm()
     for name, products in SETTINGS.items():
-        options = {"method": "tracked", "refresh": 1, "products": products}
+        options = {"method": "rotations", "refresh": 1, "products": products}
         method = Method(curvax.soap, options)
         program = Program(functools.partial(method.optimizer, task), task, scanned=True)
         row: dict[str, Any] = {"setting": name}
@@ -204,12 +204,12 @@ def main() -> None:
     if "refreshes" in args.only:
         rows = by_condition(refreshes, orders, args.seed)
         note = (
-            f"Roots `U h^(-1/2) Uᵀ` from tracked bases after {STEPS} steps of gradients of half "
+            f"Roots `U h^(-1/2) Uᵀ` from rotated bases after {STEPS} steps of gradients of half "
             "rank whose covariance turns, refreshed at every step: the error of the direction, and "
             "the basis at the largest order and condition."
         )
         of = columns(orders, "products", defects=True)
-        tables.append(_record.Table("Tracked refreshes", of, rows, note))
+        tables.append(_record.Table("Rotations of bases", of, rows, note))
     for root in (2, 4) if "roots" in args.only else ():
         rows = by_condition(functools.partial(roots, root=root), orders, args.seed)
         title = f"Roots by products, p = {root}"
@@ -220,7 +220,9 @@ def main() -> None:
         tables.append(_record.Table("Rotations of a step", columns(orders, "level"), rows, note))
     if "losses" in args.only:
         of = {"setting": ("products", "")} | {f"seed {x}": (f"seed {x}", ".4f") for x in SEEDS}
-        note = f"`soap(method='tracked', refresh=1)`, 200 steps of the language model, rate {RATE}."
+        note = (
+            f"`soap(method='rotations', refresh=1)`, 200 steps of the language model, rate {RATE}."
+        )
         of |= {"mean": ("mean", ".4f")}
         tables.append(_record.Table("Losses", of, losses(args.seed), note))
     about = "Levels of `curvax.products`, on this device or in emulation; by order and condition."

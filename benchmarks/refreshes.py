@@ -1,4 +1,4 @@
-"""Refreshes by decompositions, tracked and by products: losses, FLOPs, programs, accuracy.
+"""Refreshes by decompositions, rotations and products: losses, FLOPs, programs, accuracy.
 
     python -m benchmarks refreshes                  # all that is missing: hours; it resumes
     python -m benchmarks refreshes --only losses    # of training runs of `evidence`
@@ -8,7 +8,8 @@
 periods and forms of refreshes. *Programs* are updates of GPT-2-small's kernels for devices that are
 not there: of a step that refreshes nothing (`step`), of one that refreshes everything after the
 first time (`refresh`), and as they are (`whole`). *Accuracy* is that of one refresh in float32 from
-the eigenvectors of an older statistic. Every cell is a line of `refreshes.jsonl`.
+the eigenvectors of an older statistic. Every cell is a line of `refreshes.jsonl`, where
+`tracked` are `method="rotations"`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import curvax
-from curvax.transforms.linalg import _tracking
+from curvax.transforms.linalg import _turns
 
 from . import _lines, _record
 from ._curves import spread
@@ -39,7 +40,8 @@ from ._trees import GPT2_SMALL, abstract_kernels
 
 SECTIONS = ("losses", "programs", "accuracy", "table")
 PARTS = ("refresh", "step", "whole")
-FORMS = ("eigh", "tracked", "products")
+FORMS = {"eigh": "eigh", "tracked": "rotations", "products": "products"}
+"""In recorded lines, and the `method=` of each."""
 DOUBLING = "doubling"
 """`"eigh"` too, with `every(k, first="doubling")`."""
 SHORT, LONG = "recipe-250", "recipe-500"
@@ -79,7 +81,7 @@ class Cell(NamedTuple):
 
 def forms(method: str) -> tuple[str, ...]:
     """How a method can be refreshed."""
-    return FORMS[:2] if method.startswith("soap") else FORMS
+    return (*FORMS,)[: 2 if method.startswith("soap") else 3]
 
 
 def losses() -> Iterator[Cell]:
@@ -107,7 +109,7 @@ def programs() -> Iterator[Cell]:
     for place, (method, block), form, part in itertools.product(DEVICES, cases, FORMS, PARTS):
         if form in forms(method) and (form != "eigh" or (part != "refresh" and not block)):
             yield Cell(part, place, method, form, block, 0)
-    for place, form, stored in itertools.product(DEVICES, FORMS[:2], FEW_BITS):
+    for place, form, stored in itertools.product(DEVICES, forms("soap"), FEW_BITS):
         yield Cell("whole", place, f"soap, {stored}", form, 0, 0)
 
 
@@ -135,7 +137,7 @@ class Losses:
         if cell.form == DOUBLING:
             point["refresh"] = curvax.every(cell.number, first=DOUBLING)
         else:
-            point[option(cell.method)] = cell.form
+            point["method"] = FORMS[cell.form]
         request = _plan.Request(cell.place, cell.method, point, cell.seed)
         begin, run = time.time(), None
         for run in self.runner.program(request).train(_methods.split(point)[1], cell.seed, True):
@@ -146,16 +148,11 @@ class Losses:
         return {"loss": run.losses[-1], **seconds, **self.runner.about}
 
 
-def option(method: str) -> str:
-    """The argument that takes a form."""
-    return "method" if method.startswith("soap") else "solver"
-
-
 def optimizer(method: str, form: str, part: str, block: int = 0) -> Any:
     """Of a program; statistics are updated at every step."""
     method, _, storage = method.partition(", ")
     refresh = curvax.every(1 if part == "refresh" else 10, offset=0, first=True)
-    settings: dict[str, Any] = {"refresh": refresh, option(method): form}
+    settings: dict[str, Any] = {"refresh": refresh, "method": FORMS[form]}
     settings |= {"storage": FEW_BITS[storage]} if storage else {}
     settings |= {"statistics_every": 1} if method == "shampoo" else {}
     rule = curvax.MatrixRule(block_size=block or None)
@@ -206,13 +203,13 @@ def accuracy(cell: Cell) -> dict[str, Any]:
         l32 = jnp.asarray(statistic, jnp.float32)
         seen = u.T @ x
         h = MEMORY * old + (1 - MEMORY) * seen @ seen.T
-        found = jax.jit(_tracking.followed, static_argnums=2)(u, h, 16)
+        found = jax.jit(_turns.by_rotations, static_argnums=2)(u, h, 16)
         qr, eigh = jnp.linalg.qr(l32 @ u)[0], jnp.linalg.eigh(l32)[1]
     made = {"before": u, "tracked": found.basis, "qr": qr, "eigh": eigh}
     return {
         **{name: cosine(basis) for name, basis in made.items()},
         "share_before": share(h),
-        "share": share(found.rotated),
+        "share": share(found.statistic),
         "versions": _record.machine()["versions"],
     }
 

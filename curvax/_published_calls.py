@@ -9,7 +9,7 @@ from typing import Any
 import optax
 
 from . import grafts, subspaces
-from .optimizers import alice, assemble, scale_by_shampoo, shampoo, soap
+from .optimizers import alice, asgo, assemble, scale_by_shampoo, shampoo, soap
 from .transforms.matrices._matrix_rule import MatrixRule
 from .transforms.refresh._policy import every
 from .transforms.storage._cholesky import cholesky
@@ -100,6 +100,14 @@ class Schedule:
 
 # The optimizers, from plain numbers.
 
+EXACT: dict[str, Any] = {"method": "eigh"}
+"""As the papers have it, on all platforms."""
+
+
+def exact_asgo(rate: Any, **numbers: Any) -> optax.GradientTransformation:
+    """An et al.: roots by decompositions."""
+    return asgo(rate, **{**EXACT, **numbers})
+
 
 def adamw(rate: Any, **numbers: Any) -> optax.GradientTransformation:
     """Without weight decay, if the paper has no number for it."""
@@ -149,6 +157,7 @@ def warmed_shampoo(
         statistics_every=1,
         refresh=every(refresh, offset=1),
         warmup_steps=warmup_steps,
+        **EXACT,
     )
     return assemble(direction, rate, **changes)
 
@@ -178,7 +187,8 @@ def grafted(method: Callable[..., Any]) -> Callable[..., optax.GradientTransform
     """As printed: the gradient is preconditioned, and Adam gives the length."""
 
     def make(rate: Any, *, b1: float, eps: float, **numbers: Any) -> Any:
-        return method(rate, graft=grafts.adam(b1, eps), eps=eps, **numbers)
+        own = {"graft": grafts.adam(b1, eps), "eps": eps, **EXACT}
+        return method(rate, **{**own, **numbers})
 
     return _with_adamw(make)
 
@@ -193,7 +203,8 @@ stale_shampoo = grafted(_stale)
 @_with_adamw
 def soap_with_adamw(rate: Any, *, b2: float, check_every: int, **numbers: Any) -> Any:
     """SOAP, one decay rate for moments and factors."""
-    return soap(rate, b2=b2, b3=b2, refresh=check_every, bias_correction=True, **numbers)
+    own = {"refresh": check_every, "bias_correction": True, **EXACT}
+    return soap(rate, b2=b2, b3=b2, **{**own, **numbers})
 
 
 def as_code(direction: Callable[..., Any]) -> Callable[..., optax.GradientTransformation]:
@@ -206,6 +217,7 @@ def as_code(direction: Callable[..., Any]) -> Callable[..., optax.GradientTransf
         own = {name: numbers.pop(name) for name in names if name in numbers}
         own |= {"graft": grafts.adam(b1, eps), "warmup_steps": start - 1, "bias_correction": True}
         rule = {"matrices": MatrixRule(block_size=block_size)}
-        return assemble(direction(b1=b1, b2=b2, eps=eps, **own), rate, **{**rule, **numbers})
+        made = direction(b1=b1, b2=b2, eps=eps, **EXACT, **own)
+        return assemble(made, rate, **{**rule, **numbers})
 
     return _with_adamw(make)

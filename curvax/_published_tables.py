@@ -9,7 +9,6 @@ from typing import Any
 from . import _published_calls as make
 from ._published_calls import Run, Schedule
 from .optimizers import (
-    asgo,
     dasgo,
     dr_shampoo,
     fira,
@@ -52,7 +51,7 @@ def _li() -> None:
     for task, base, (t1, t2), batch, long, alone, left in rows:
         periods = {"statistics_every": t1, "refresh": t2}
         given = {"base": base, **periods, "b2": 0.95, "eps": 1e-6, "root": 4}
-        given |= {"solver": "coupled_newton"}
+        given |= {"method": "coupled_newton"}
         made: list[tuple[str, Any, Any, int]] = [
             (f"shampoo{form and f'-{form}'}", make.shampoo_on, {**given, "storage": form}, long)
             for form in ("", "vq", "cq", "cq-ef")
@@ -140,7 +139,13 @@ def _an() -> None:
         "muon": (muon, 0.00349, 0.3, {"b1": 0.9881}, variant),
         "adamw": (make.adamw, 0.0045, 0.2, {"b1": 0.9332, "b2": 0.9528}, "Epsilon: 1e-8 here."),
         "dasgo": (dasgo, 0.06, 0.2, {"b1": 0.9584, "b2": 0.9435}, "Epsilon: 1e-6 here."),
-        "asgo": (asgo, 0.0147, 0.3, {"b1": 0.9541, "b2": 0.8487, **shape}, "Epsilon: 1e-6 here."),
+        "asgo": (
+            make.exact_asgo,
+            0.0147,
+            0.3,
+            {"b1": 0.9541, "b2": 0.8487, **shape},
+            "Epsilon: 1e-6 here.",
+        ),
         "shampoo": (
             make.warmed_shampoo,
             0.00593,
@@ -166,7 +171,7 @@ def _an() -> None:
         "adamw": (make.adamw, 0.005, {"b1": 0.9, "b2": 0.99, "eps": 1e-6}, (5e-5, 1e-4), decay),
         "dasgo": (dasgo, 0.01, {"b1": 0.9, "b2": 0.99, "eps": 1e-6}, (1e-3, 1e-3), decay),
         "asgo": (
-            asgo,
+            make.exact_asgo,
             0.1,
             {"b1": 0.9, "b2": 0.95, "eps": 1e-6, "refresh": 1},
             (1e-3, 1e-3),

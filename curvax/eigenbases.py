@@ -1,8 +1,15 @@
-"""Ways to renew an eigenbasis: values for `method=` of `in_eigenbasis`, `soap` and others.
+"""How a refresh renews eigenbases and roots: values for `method=` of `soap`, `shampoo` and others.
 
-The names "eigh", "qr" and "tracked" stand for these functions without arguments.
+The names "eigh", "qr" and "rotations" stand for these functions without arguments.
 """
 
-from .transforms.kronecker._methods import BasisMethod, eigh, qr, tracked
+from .transforms.kronecker._methods import (
+    BasisMethod,
+    RefreshMethod,
+    eigh,
+    qr,
+    rotations,
+    stored_roots,
+)
 
-__all__ = ["BasisMethod", "eigh", "qr", "tracked"]
+__all__ = ["BasisMethod", "RefreshMethod", "eigh", "qr", "rotations", "stored_roots"]

@@ -9,7 +9,7 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._momentum import momentum
-from ..transforms.kronecker._methods import BasisMethod
+from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.kronecker._precondition import precondition
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
@@ -24,7 +24,7 @@ def scale_by_asgo(
     b2: jax.typing.ArrayLike | None = None,
     eps: jax.typing.ArrayLike = 1e-6,
     refresh: Refresh = 1,
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     variant: str = "practical",
     storage: Storage | None = None,
     products: str | Products | None = None,
@@ -54,7 +54,7 @@ def scale_by_asgo(
         b2=None if theoretical else (0.95 if b2 is None else b2),
         eps=eps,
         damping_mode="outside" if theoretical else "absolute",
-        solver=solver,
+        method=method,
         statistics="momentum" if variant == "from_momentum" else "gradient",
         storage=storage,
         products=products,
@@ -69,7 +69,7 @@ def asgo(
     b2: jax.typing.ArrayLike | None = None,
     eps: jax.typing.ArrayLike = 1e-6,
     refresh: Refresh = 1,
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     variant: str = "practical",
     storage: Storage | None = None,
     products: str | Products | None = None,
@@ -88,9 +88,9 @@ def asgo(
     r"""ASGO: momentum preconditioned on its smaller side by the gradients' second moment.
 
     Use it instead of Shampoo when one factor is enough: it has half the state or less, and one root
-    per matrix. By default it computes this root at every step, by an eigendecomposition. To compute
-    fewer, give `refresh=` a period or `policies.foam(1, 0.4, max_damping=1e-5)`, which reached the
-    same loss on a small model with a twelfth of the roots (docs/combinations.md).
+    per matrix. By default it renews this root at every step. To renew it more seldom, give
+    `refresh=` a period or `policies.foam(1, 0.4, max_damping=1e-5)`, which reached the same loss on
+    a small model with a twelfth of the roots (docs/combinations.md).
 
     Start with 64 times a tuned AdamW's learning rate and a root at every step. On a language model
     it went further with `matrices=None`, `others` at 4 times and `eps=1e-10`
@@ -110,8 +110,10 @@ def asgo(
     gradient has no such bound: the norm is at most :math:`\|M\|/\sqrt\epsilon`, unless
     `limit=True` bounds it as if the root contained every gradient.
 
-    State per `m × n` matrix: `mn` for the momentum and `2 min(m, n)²` for factor and root. Work per
-    step: `4mn · min(m, n)` FLOPs; per refresh one eigendecomposition of order `min(m, n)`.
+    State per `m × n` matrix: `mn` for the momentum, in the eigenbasis of the factor, and
+    `2 min(m, n)²` for factor and basis. Work per step: `6mn · min(m, n)` FLOPs; per refresh one
+    eigendecomposition of order `min(m, n)` on CPUs, and elsewhere `12 min(m, n)³` FLOPs for each of
+    one or two rotations.
 
     Relations, each with a test of the same name: `variant="from_momentum"` with `b2 = 0`,
     `eps = 0` and `refresh = 1` is exact Muon without Nesterov; transposing a non-square gradient
@@ -123,9 +125,8 @@ def asgo(
       b2: decay rate of the statistics (0.95).
       eps: damping, inside the root; with 0 the root is that of `V` on its range.
       refresh: period or policy of the root; period k is due at steps 1, k + 1, 2k + 1, …
-      solver: "eigh"; or, by products, "tracked", `eigenbases.tracked(rotations)`, from eigenbases
-        that follow the statistics, "products", "coupled_newton" or "newton_schulz", see
-        `inverse_root`. "theoretical" takes "eigh" or "tracked".
+      method: how a refresh renews the root, see `shampoo`; "theoretical" takes no stored roots but
+        `eigenbases.stored_roots()`.
       variant: "practical" (Algorithm 2); "from_momentum" (Eq. 4: statistics of `M` instead of `G`);
         "theoretical" (Algorithm 1: sums, no momentum, left side, damping outside the root).
       storage: how factors and roots are stored; `dense()` by default.
@@ -165,7 +166,7 @@ def asgo(
             b2=b2,
             eps=eps,
             refresh=refresh,
-            solver=solver,
+            method=method,
             variant=variant,
             storage=storage,
             products=products,

@@ -10,7 +10,7 @@ import optax
 
 from ..transforms._validate import check_decay
 from ..transforms.directions._graft import Graft
-from ..transforms.kronecker._methods import BasisMethod
+from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._diagonal_residual import diagonal_residual
@@ -27,7 +27,7 @@ def scale_by_dr_shampoo(
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     graft: str | Graft | None = "adam",
     update_eigenvalues: bool = True,
     stagger: bool = False,
@@ -50,7 +50,7 @@ def scale_by_dr_shampoo(
         warmup_steps=warmup_steps,
         eps=eps,
         root=root,
-        solver=solver,
+        method=method,
         refresh=diagonal_residual(
             check_every, threshold, update_eigenvalues=update_eigenvalues, stagger=stagger
         ),
@@ -72,7 +72,7 @@ def dr_shampoo(
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     graft: str | Graft | None = "adam",
     stagger: bool = False,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
@@ -101,12 +101,10 @@ def dr_shampoo(
     The paper's ε is absolute, and meant for factors far below 1: in float32, roots raise
     eigenvalues to at least `12 eps` (1e-6) times the largest one. Where both factors have
     eigenvalues that are rounding noise, this noise is kept out of the direction
-    (`transforms/kronecker/_noise.py`), and a step has four more products. This is for "eigh": with
-    tracked bases noise is rooted as `transforms/linalg/_inverse_root.py` says. Grafting bounds a
-    direction's norm by Adam's.
+    (`transforms/kronecker/_noise.py`). Grafting bounds a direction's norm by Adam's.
 
-    State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
-    checks: as Shampoo. A check costs three products of the factor's order (one with tracked bases).
+    State per `m × n` matrix: `2(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
+    checks: `6mn(m + n)` FLOPs; a check is a reduction of each factor.
 
     Relation, with a test of the same name: with a threshold next to 0 it is Shampoo refreshed at
     every check.
@@ -121,8 +119,8 @@ def dr_shampoo(
       b2: decay rate of the statistics and of the grafted Adam's second moment.
       eps: damping.
       root: p.
-      solver: "eigh", or "tracked", `eigenbases.tracked(rotations)`: bases follow by products, and a
-        check is a reduction and the product of the new root.
+      method: how a refresh renews the eigenbases: `None`, "eigh", "qr", "rotations" or a value of
+        `curvax.eigenbases`, see `shampoo`.
       graft: "adam", "norm", `None`, or a value such as `grafts.adam(b1=0.9)`.
       stagger: whether to spread the checks of the factors over the period.
       base, storage, products: see `shampoo`; `base=None` is plain descent.
@@ -155,7 +153,7 @@ def dr_shampoo(
             b2=b2,
             eps=eps,
             root=root,
-            solver=solver,
+            method=method,
             graft=graft,
             stagger=stagger,
             storage=storage,

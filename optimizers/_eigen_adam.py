@@ -23,7 +23,7 @@ def scale_by_eigen_adam(
     b3: jax.typing.ArrayLike = 0.95,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    method: str | BasisMethod = "eigh",
+    method: str | BasisMethod | None = None,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -60,7 +60,7 @@ def eigen_adam(
     b3: jax.typing.ArrayLike = 0.95,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    method: str | BasisMethod = "eigh",
+    method: str | BasisMethod | None = None,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
@@ -96,7 +96,7 @@ def eigen_adam(
     a refresh `M` turns and `v` does not, so that the ratio alone has no bound.
 
     State per `m × n` matrix: `2mn + 2m²` numbers. Work between refreshes: `6m²n` FLOPs; a refresh
-    decomposes one factor.
+    turns one basis, see `soap`.
 
     Relations, each with a test of the same name: it is `soap` on one side; with `b3 = 0` and
     `refresh = 1` it is AdaDiag.
@@ -108,7 +108,7 @@ def eigen_adam(
       b3: decay rate of the factor; 0 is AdaDiag.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
-      method: "eigh", "qr", "tracked", or a value of `curvax.eigenbases`; see `soap`.
+      method: `None`, "eigh", "qr", "rotations", or a value of `curvax.eigenbases`; see `soap`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.
       refresh: period or policy of the basis.

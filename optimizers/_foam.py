@@ -10,7 +10,7 @@ import optax
 
 from ..transforms._validate import check_decay
 from ..transforms.directions._graft import Graft
-from ..transforms.kronecker._methods import BasisMethod
+from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._foam import foam as foam_policy
@@ -28,7 +28,7 @@ def scale_by_foam(
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     graft: str | Graft | None = "adam",
     stagger: bool = False,
     bias_correction: bool = False,
@@ -48,7 +48,7 @@ def scale_by_foam(
         warmup_steps=warmup_steps,
         eps=eps,
         root=root,
-        solver=solver,
+        method=method,
         refresh=foam_policy(check_every, threshold, max_damping, stagger=stagger),
         statistics_every=1,
         graft=graft,
@@ -69,7 +69,7 @@ def foam(
     b2: jax.typing.ArrayLike = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     graft: str | Graft | None = "adam",
     stagger: bool = False,
     base: Callable[[Any], optax.GradientTransformation] | None = None,
@@ -86,11 +86,11 @@ def foam(
 ) -> optax.GradientTransformationExtraArgs:
     r"""FOAM: Shampoo that damps a stale root more, and refreshes it only when this is not enough.
 
-    Use it when eigendecompositions dominate Shampoo's time. Every `f` steps a check of each factor,
-    which costs three matrix products (one with tracked bases), estimates the damping that keeps the
-    error of the stale root at `threshold`. The factor is refreshed only if this damping exceeds
-    `max_damping`. How many refreshes this saves depends on the scale of the gradients:
-    `max_damping` is absolute, so tune it to the size of their second moments.
+    Use it when refreshes dominate Shampoo's time. Every `f` steps a check of each factor, which is
+    kept in the eigenbasis of its last refresh, so that the check is a reduction, estimates the
+    damping that keeps the error of the stale root at `threshold`. The factor is refreshed only if
+    this damping exceeds `max_damping`. How many refreshes this saves depends on the scale of the
+    gradients: `max_damping` is absolute, so tune it to the size of their second moments.
 
     Start with a tuned AdamW's learning rate and `graft=curvax.grafts.adam(0.8)`.
 
@@ -101,17 +101,16 @@ def foam(
     The paper's ε is absolute, and meant for factors far below 1: in float32, roots raise
     eigenvalues to at least `12 eps` (1e-6) times the largest one. Where both factors have
     eigenvalues that are rounding noise, this noise is kept out of the direction
-    (`transforms/kronecker/_noise.py`), and a step has four more products. This is for "eigh": with
-    tracked bases noise is rooted as `transforms/linalg/_inverse_root.py` says. Grafting bounds a
-    direction's norm by Adam's.
+    (`transforms/kronecker/_noise.py`). Grafting bounds a direction's norm by Adam's.
 
-    State per `m × n` matrix: `3(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
-    checks: as Shampoo. The state holds counters and the last `h` and ε of each factor (`state_of`).
-    For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with its options. The
-    authors' code has more than the paper prints: `published.RUNS["foam-code/vit-imagenet"]`.
+    State per `m × n` matrix: `2(m² + n²)` numbers, and `2mn` for the grafted Adam. Work between
+    checks: `6mn(m + n)` FLOPs. The state holds counters and the last `h` and ε of each factor
+    (`state_of`). For the paper's ablations give `shampoo` the policy `curvax.policies.foam` with
+    its options. The authors' code has more than the paper prints:
+    `published.RUNS["foam-code/vit-imagenet"]`.
 
     Relations, each with a test of the same name: with an infinite threshold it is Shampoo refreshed
-    once; with a threshold next to 0 it is Shampoo refreshed at every check (of the same solver).
+    once; with a threshold next to 0 it is Shampoo refreshed at every check (by the same method).
 
     Args:
       learning_rate: a number or a schedule.
@@ -123,8 +122,8 @@ def foam(
       b2: decay rate of the statistics and of the grafted Adam's second moment.
       eps: ε0, the damping after a refresh.
       root: p; the paper does not give it, its code uses 2.
-      solver: "eigh", or "tracked", `eigenbases.tracked(rotations)`: bases follow by products, and a
-        check is a reduction and the product of the new root. A step has `2mn(m + n)` FLOPs more.
+      method: how a refresh renews the eigenbases: `None`, "eigh", "qr", "rotations" or a value of
+        `curvax.eigenbases`, see `shampoo`.
       graft: "adam", "norm", `None`, or a value such as `grafts.adam(b1=0.9)`.
       stagger: whether to spread the checks of the factors over the period.
       base, storage, products: see `shampoo`; `base=None` is plain descent.
@@ -157,7 +156,7 @@ def foam(
             b2=b2,
             eps=eps,
             root=root,
-            solver=solver,
+            method=method,
             graft=graft,
             stagger=stagger,
             storage=storage,

@@ -24,7 +24,7 @@ def scale_by_kl_shampoo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.98,
     initial: jax.typing.ArrayLike = 0.0,
-    method: str | BasisMethod = "qr",
+    method: str | BasisMethod | None = None,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -63,7 +63,7 @@ def kl_shampoo(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.98,
     initial: jax.typing.ArrayLike = 0.0,
-    method: str | BasisMethod = "qr",
+    method: str | BasisMethod | None = None,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
@@ -100,7 +100,7 @@ def kl_shampoo(
     While a basis stays, this is a bound of the formula.
 
     State per `m × n` matrix: `mn + 2m² + 2n² + m + n` numbers. Work between refreshes:
-    `2mn(4m + 5n)` FLOPs; a refresh is a QR decomposition of both factors.
+    `6mn(m + n)` FLOPs; for a refresh see `soap`. The official code's is `method="qr"`.
 
     Relations, each with a test of the same name: scaling the gradients does not change the
     direction; transposing the gradient transposes the direction; after one step it is
@@ -113,7 +113,7 @@ def kl_shampoo(
       initial: factors and eigenvalues start at this number times the identity; 0 stands for the
         root of the first gradient's mean square, so that the gradient's scale does not matter. The
         official code has 0.1.
-      method: "qr", "eigh", "tracked", or a value of `curvax.eigenbases`; see `soap`.
+      method: `None`, "eigh", "qr", "rotations", or a value of `curvax.eigenbases`; see `soap`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`.
       refresh: period or policy of the bases.

@@ -12,7 +12,7 @@ import optax
 from ..transforms._validate import as_value, check_choice
 from ..transforms.directions._graft import GRAFTS, Graft
 from ..transforms.directions._momentum import momentum
-from ..transforms.kronecker._methods import BasisMethod
+from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.kronecker._precondition import precondition
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
@@ -33,7 +33,7 @@ def scale_by_shampoo(
     statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     side: str = "both",
     bias_correction: bool = False,
     warmup_steps: int = 0,
@@ -63,7 +63,7 @@ def scale_by_shampoo(
         bias_correction=bias_correction,
         eps=eps,
         damping_mode=damping_mode,
-        solver=solver,
+        method=method,
         initial=eps if initial is None else initial,
         statistics=statistics,
         statistics_every=statistics_every,
@@ -94,7 +94,7 @@ def shampoo(
     statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
@@ -111,7 +111,7 @@ def shampoo(
 
     Use it when curvature matters and you have memory for two factors; `asgo` needs half the state.
     Until the first refresh, at step 500 by default, it equals its base optimizer. The defaults are
-    those of the 4-bit paper for small images, but for the `solver`: there it is "coupled_newton".
+    those of the 4-bit paper for small images, but for the `method`: there it is "coupled_newton".
     The original Shampoo is `b2=None, damping_mode="floor", refresh=1, statistics_every=1,
     graft=None, base=None`.
 
@@ -131,7 +131,9 @@ def shampoo(
     became 2,200 times as long. `graft="limit"` keeps the bound with any root.
 
     State per `m × n` matrix: `2(m² + n²)` numbers, and the base's. Work between refreshes:
-    `2mn(m + n)` FLOPs, as much again when statistics are due; a refresh decomposes both factors.
+    `4mn(m + n)` FLOPs, half as much again when statistics are due; a refresh decomposes both
+    factors on CPUs, and takes products elsewhere (see `soap`). With roots that are stored, such as
+    by `method="products"`, a step has `2mn(m + n)` FLOPs less: take it where refreshes are rare.
 
     Relations, each with a test of the same name: grafted and never refreshed, it is its base;
     transposing the gradient transposes the direction.
@@ -157,8 +159,10 @@ def shampoo(
         graft=None, base=None, refresh=curvax.every(10)`; `kl_shampoo` works in eigenbases.
       damping_mode: "relative", "absolute", "floor" or "outside", see `precondition`.
       initial: the statistics start at this number times the identity; `None` is `eps`.
-      solver: "eigh", "products", "coupled_newton" or "newton_schulz", see `inverse_root`; or
-        "tracked", `eigenbases.tracked(rotations)`: from eigenbases that follow the statistics.
+      method: how a refresh renews the eigenbases that roots are made of: "eigh", "qr", "rotations"
+        or a value of `curvax.eigenbases`; `None` is "eigh" in programs for CPUs, otherwise
+        "rotations". Or "products", "coupled_newton", "newton_schulz", `eigenbases.stored_roots()`:
+        roots are stored, and solved for as `inverse_root` does.
       storage: how factors and roots are stored; `dense()` by default.
       products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
@@ -198,7 +202,7 @@ def shampoo(
             statistics=statistics,
             damping_mode=damping_mode,
             initial=initial,
-            solver=solver,
+            method=method,
             side=side,
             storage=storage,
             products=products,

@@ -28,7 +28,7 @@ def scale_by_soap(
     initial: jax.typing.ArrayLike = 0.0,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    method: str | BasisMethod = "eigh",
+    method: str | BasisMethod | None = None,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
@@ -70,7 +70,7 @@ def soap(
     statistics: str = "gradient",
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
-    method: str | BasisMethod = "eigh",
+    method: str | BasisMethod | None = None,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = 10,
     storage: Storage | None = None,
@@ -113,9 +113,14 @@ def soap(
     pauses (a gradient at every fifth step) the unlimited direction reached 3 to 6, with a
     median of 0.19.
 
+    The factors are kept in their bases, :math:`U_L^\top L U_L`, and a refresh turns both: in
+    programs for CPUs to the eigenvectors, by a decomposition, and in programs for GPUs and TPUs by
+    rotations, which follow the factors by products alone (transforms/linalg/_turns.py). A
+    checkpoint moves between them.
+
     State per `m × n` matrix: `2mn + 2m² + 2n²` numbers. Work between refreshes: `6mn(m + n)` FLOPs;
-    a refresh decomposes both factors, or with "tracked" takes some `8(m³ + n³) + 4mn(m + n)` FLOPs
-    of products.
+    a refresh has `12(m³ + n³)` for each rotation, of which it takes one to four, and
+    `4mn(m + n)`.
 
     Relations, each with a test of the same name: with identity bases it is Adam without bias
     correction; on one side it is `eigen_adam`; transposing the gradient transposes the direction.
@@ -129,9 +134,10 @@ def soap(
         other side's factor, as in `kl_shampoo`. This is KL-SOAP.
       eps: added to the root of the second moment.
       bias_correction: whether to correct both moments, as Adam does.
-      method: "eigh"; "qr": after a first `eigh`, orthogonal iteration from the last basis;
-        "tracked": the basis follows by products, for a refresh at every step on a GPU or TPU; or a
-        value of `curvax.eigenbases`. Eigenvalue-corrected Shampoo is `method=eigenbases.qr(10),
+      method: how a refresh turns a basis: "eigh"; "qr": after a first `eigh`, orthogonal iteration
+        from the last basis, as in the official code; "rotations"; or a value of
+        `curvax.eigenbases`. `None` is "eigh" in programs for CPUs, otherwise "rotations".
+        Eigenvalue-corrected Shampoo is `method=eigenbases.qr(10),
         refresh=policies.diagonal_residual(1, 0.01), bias_correction=True, eps=1e-8`.
       limit: largest root mean square of a matrix's direction; longer ones are shortened. `None` is
         the bound above, but no limit with `refresh=1`, where the paper's trajectories exceed it.

@@ -26,13 +26,12 @@ from curvax.transforms._counts import Counts
 from curvax.transforms.storage._cholesky import Cholesky
 from curvax.transforms.storage._packed import Packed
 from curvax.transforms.storage._quantized import Quantized
-from curvax.transforms.storage._storage import dense
 from tests.reference.shampoo_4bit import linear2_codebook
 
 ROUNDING = 8 * float(jnp.finfo(jnp.float32).eps)
 """Relative float32 rounding per step: matrix products of order 6 to 8, decompositions."""
 
-FACTORS, ROOTS = ("statistic",), ("inverse_root", "basis")  # fields that a storage encodes
+FACTORS, ROOTS = ("correlation",), ("inverse_root", "basis")  # fields that a storage encodes
 # First moments, and second moments, by whose roots updates are divided.
 SIGNED, POSITIVE = ("mu", "trace"), ("nu", "rows", "columns")
 FIELDS = (*FACTORS, *ROOTS, *SIGNED, *POSITIVE, "refreshes")
@@ -95,7 +94,7 @@ class Twin:
             shift = jax.vmap(functools.partial(_shifted, error=errors.gradients, draws=draws))
             after = functools.partial(_shifted_moments, errors=errors, draws=draws)
             gradients = jax.tree.map(shift, gradients)
-            state = make(dense()).init(params)
+            state = make(Moving(Errors(), draws)).init(params)
             return trajectory(optimizer, params, state, gradients, FIELDS, after)
 
         self._moved = jax.jit(moved)
@@ -112,7 +111,7 @@ class Twin:
 
 @dataclasses.dataclass(frozen=True)
 class Moving(curvax.Storage):
-    """A dense storage that perturbs its input."""
+    """A storage of plain arrays that perturbs its input, as one that rounds."""
 
     errors: Errors
     draws: jax.Array
@@ -142,8 +141,7 @@ class Moving(curvax.Storage):
         return stored
 
     def encode_basis(self, x: jax.Array, previous: Any) -> jax.Array:
-        del previous
-        return _shifted(x, self.errors.roots, self.draws)
+        return x if previous is None else _shifted(x, self.errors.roots, self.draws)
 
     def decode_basis(self, stored: jax.Array) -> jax.Array:
         return stored
@@ -184,7 +182,7 @@ def coding_errors(states: Any, storage: Any, moments: tuple[int, int] | None) ->
         read = _packed if isinstance(storage, Packed) else _coded_squares
         found["roots"] = _largest((read(x, storage), x) for x in roots)
         if isinstance(storage, Packed):  # dither: twice the error of the nearest code
-            found["triangles"] = 2 * _largest(_coded_triangles(x, storage) for x in factors)
+            found["factors"] = 2 * _largest((_packed(x, storage), x) for x in factors)
         elif isinstance(storage, Cholesky):
             found["triangles"] = _largest(_coded_triangles(x, storage) for x in factors)
         else:

@@ -138,7 +138,7 @@ CHOSEN = {
     "apollo": ("below_norm", None),
     "one_sided_shampoo": ("foam", "quantized"),
     "kl_soap": ("stagger", "packed"),
-    "tracked_soap": ("stagger", "packed"),
+    "rotated_soap": ("stagger", "packed"),
     "eigenvalue_corrected_shampoo": ("stagger", "packed"),
     "soap_before_muon": ("stagger", "packed"),
 }

@@ -13,8 +13,7 @@ import pytest
 
 import curvax
 from curvax.transforms.distribute import _shares
-from curvax.transforms.kronecker import _factor
-from curvax.transforms.linalg import _inverse_root
+from curvax.transforms.linalg import _turns
 from tests.algebra import leaves_in
 from tests.registry import NAMED
 from tests.shared.meshes import TWO_SHAPES, begin, given, mesh_of
@@ -107,15 +106,14 @@ def test_a_device_decomposes_the_factors_of_its_own_matrices(
     """Twelve matrices on four devices, and a thirteenth: a quarter, and one more."""
     params, gradients = given({f"{i}/kernel": (4, 6) for i in range(13)}, 4)
     log: collections.Counter[int] = collections.Counter()
-    plain = _inverse_root.eigh
+    plain = _turns.by_eigh
 
-    def logged(a: jax.Array) -> Any:
+    def logged(u: jax.Array, h: jax.Array) -> Any:
         device = jax.lax.axis_index("x")
-        jax.debug.callback(lambda device, _: log.update([int(device)]), device, a[0, 0])
-        return plain(a)
+        jax.debug.callback(lambda device, _: log.update([int(device)]), device, h[0, 0])
+        return plain(u, h)
 
-    for module in (_inverse_root, _factor):
-        monkeypatch.setattr(module, "eigh", logged)
+    monkeypatch.setattr(_turns, "by_eigh", logged)
     mesh = mesh_of()
     optimizer = NAMED["shampoo"].make(mesh=mesh, side="left")
     step, state, executed = jax.jit(optimizer.update), begin(optimizer, params, mesh), []

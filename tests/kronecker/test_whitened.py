@@ -9,10 +9,13 @@ import pytest
 
 import curvax
 from curvax.transforms._side import Side
-from curvax.transforms.kronecker._factor import FactorRule
+from curvax.transforms.kronecker._bases import BasisRule, InverseRoots
+from curvax.transforms.kronecker._methods import Eigh, StoredRoots
+from curvax.transforms.kronecker._roots import RootRule
 from curvax.transforms.kronecker._whitened import inverse_roots
 from curvax.transforms.linalg._products import Products
 from tests.helpers import assert_close, share
+from tests.shared.factors import statistic_of
 from tests.shared.soap import soap_gradients, soap_trajectory
 
 STEPS = 12
@@ -28,32 +31,45 @@ def roots(momentum: Any = None, refresh: Any = None, eps: float = 0.0, **setting
     )
 
 
-def test_the_covariance_of_the_entries_is_a_fixed_point():
+COMMON: Any = (curvax.dense(), Products(), curvax.every(1))
+ROOTS = InverseRoots(2, 0.0, "absolute", 2)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        BasisRule(*COMMON, Eigh(), 0.9, 1.0, True, ROOTS),
+        RootRule(*COMMON, StoredRoots(), 0.9, 1.0, ROOTS),
+    ],
+    ids=["bases", "stored"],
+)
+def test_the_covariance_of_the_entries_is_a_fixed_point(rule: Any):
     """The gradients `A E_ij B` for all units `E_ij` have the covariance `A Aᵀ ⊗ Bᵀ B`."""
     generator = np.random.default_rng(0)
     a, b = generator.standard_normal((3, 3)), generator.standard_normal((4, 4))
     units = np.eye(12).reshape(12, 3, 4)
 
-    def inverse_root(x: np.ndarray) -> np.ndarray:
+    def rooted(factor: Any, x: np.ndarray) -> Any:
         d, q = np.linalg.eigh(x)
-        return (q / np.sqrt(d)) @ q.T
+        found = {"basis": q, "eigenvalues": d, "inverse_root": (q / np.sqrt(d)) @ q.T}
+        parts = {
+            name: jnp.broadcast_to(y, old.shape)
+            for name, y in found.items()
+            if (old := getattr(factor, name)) is not None
+        }
+        return factor._replace(**parts, counts=factor.counts.plus(refreshes=1))
 
     left, right = a @ a.T, b.T @ b
-    forms = curvax.dense(), curvax.dense(), Products()
-    rule = FactorRule(*forms, curvax.every(1), "eigh", 0.9, 1.0, True, 2, 0.0, "absolute", 2)
     with jax.enable_x64(True):
         gradients = jnp.asarray(a @ units @ b)
-        factors = [
-            factor._replace(
-                inverse_root=jnp.broadcast_to(inverse_root(x), factor.inverse_root.shape),
-                counts=factor.counts.plus(refreshes=1),
-            )
-            for factor, x in zip(
-                rule.started(gradients, lambda _: Side), (left, right), strict=True
-            )
-        ]
-        found, _ = rule.whitened(gradients, (factors[0], factors[1]), jnp.int32(1))
+        own = zip(rule.started(gradients, lambda _: Side), (left, right), strict=True)
+        factors = tuple(rooted(factor, x) for factor, x in own)
+        x = rule.entered(gradients, factors, jnp.int32(1))
+        found, _, _ = rule.whitened(x, factors, jnp.int32(1))
     rows, columns = (np.asarray(x) for x in found)
+    if isinstance(rule, BasisRule):
+        rows = np.linalg.eigh(left)[1] @ rows
+        columns = columns @ np.linalg.eigh(right)[1].T
     condition = np.linalg.cond(left) * np.linalg.cond(right)
     assert_close(np.einsum("kij,klj->il", rows, rows), left, condition=condition)
     assert_close(np.einsum("kji,kjl->il", columns, columns), right, condition=condition)
@@ -85,9 +101,10 @@ def test_after_one_step_kl_shampoo_is_precondition_with_whitened_statistics():
     condition = float(np.linalg.cond(SQUARE[0])) ** 2
     assert_close(found[0], expected[0], 64, condition=condition)
     # The statistics of the second step are whitened by those of the first.
-    assert_close(states.right.statistic[1], others.right.statistic[1], 64, condition=condition)
-    plain = 0.9 * others.right.statistic[0] + 0.1 / 5 * SQUARE[1].T @ SQUARE[1]
-    assert np.abs(plain - others.right.statistic[1]).max() > 0.1 * np.abs(plain).max()
+    own, (first, second) = statistic_of(states.right), statistic_of(others.right)[:2]
+    assert_close(own[1], second, 64, condition=condition)
+    plain = 0.9 * first + 0.1 / 5 * SQUARE[1].T @ SQUARE[1]
+    assert np.abs(plain - second).max() > 0.1 * np.abs(plain).max()
 
 
 def test_directions_from_fresh_roots_keep_their_bound():

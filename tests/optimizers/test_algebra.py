@@ -291,9 +291,9 @@ def test_every_value_is_in_the_sample() -> None:
 
 
 def test_the_bound_notices_a_storage_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control: without anything off the diagonal, in the loosest codes."""
-    decode, diagonal = _quantized.decode, jnp.eye(6, dtype=bool)
-    forget = lambda *coded: jnp.where(diagonal, decode(*coded), 0)  # noqa: E731
-    monkeypatch.setattr(_quantized, "decode", forget)
+    """The negative control: statistics without anything off the diagonal, in the loosest codes."""
+    decode, diagonal = _quantized.Quantized.decode_factor, jnp.eye(6, dtype=bool)
+    forget = lambda *stored: jnp.where(diagonal, decode(*stored), 0)  # noqa: E731
+    monkeypatch.setattr(_quantized.Quantized, "decode_factor", forget)
     errors, bounds = compared(Cell("eigen_adam", "every", "quantized", "plain"))
     assert (errors > bounds).any()

@@ -58,7 +58,7 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "gamma": ((*NO_NUMBERS, 0.9), r"\[1, inf\]"),
     "ratio": ((*NO_NUMBERS, 1.0), r"\(1, inf"),
     "error_feedback": ((-0.1, 1.5, "0.9"), r"\["),
-    **dict.fromkeys(("check_every", "k", "steps", "iterations", "rank", "rotations"), COUNTS),
+    **dict.fromkeys(("check_every", "k", "steps", "iterations", "rank", "most"), COUNTS),
     **dict.fromkeys(("statistics_every", "root", "max_order", "row_heads"), COUNTS),
     **dict.fromkeys(("column_heads", "block", "block_size", "min_elements"), COUNTS),
     **dict.fromkeys(("warmup_steps", "oversampling", "leading"), ((-1, 2.5, True), "integer")),
@@ -162,7 +162,7 @@ def test_the_table_refuses_no_argument_at_the_end_of_what_is_allowed() -> None:
     """The negative control: rejecting everything is not enough."""
     assert curvax.shampoo(0.1, eps=0.0, b2=0.0, b1=0.0, refresh=1)
     assert curvax.shampoo(0.1, matrices=curvax.MatrixRule(block_size=1))
-    assert curvax.shampoo(0.1, root=8, solver="coupled_newton", graft=None, initial=0.0, base=None)
+    assert curvax.shampoo(0.1, root=8, method="coupled_newton", graft=None, initial=0.0, base=None)
     assert curvax.foam(0.1, check_every=1, threshold=INF, max_damping=INF, b2=0.0)
     assert curvax.foam(0.1, eps=2.9e-7) and curvax.dr_shampoo(0.1, eps=1e3, threshold=INF)
     assert curvax.dasgo(0.1, b1=0.0, b2=0.0, eps=0.0)
@@ -231,10 +231,10 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
         "eps | (0, 1e-08) | 1e-08",
     ),
     (
-        lambda: curvax.shampoo(0.1, refresh=TINY, solver="coupled_newton", **ADAPTIVE),
-        "solver | 'eigh', 'tracked' | 'coupled_newton' | policy",
+        lambda: curvax.shampoo(0.1, refresh=TINY, method="coupled_newton", **ADAPTIVE),
+        "method | 'eigh', 'qr' or 'rotations' | policy | solver='coupled_newton'",
     ),
-    (lambda: curvax.foam(0.1, solver="products"), "solver | 'eigh', 'tracked' | 'products'"),
+    (lambda: curvax.foam(0.1, method="products"), "method | 'rotations' | solver='products'"),
     (lambda: curvax.asgo(0.1, refresh=TINY), "eps | (0, 1e-08) | 1e-06"),
     (lambda: curvax.foam(0.1, eps=1e-8, max_damping=1e-8), "eps | (0, 1e-08)"),
     (lambda: curvax.foam(0.1, eps=0.0), "eps | (0, 3e-07) | 0.0"),
@@ -242,7 +242,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     # Roots, dampings and solvers.
     *(
         (
-            functools.partial(curvax.shampoo, 0.1, solver=solver, root=root),
+            functools.partial(curvax.shampoo, 0.1, method=solver, root=root),
             f"root | {allowed} | {root}",
         )
         for solver, root, allowed in (
@@ -255,8 +255,8 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     ),
     *(
         (
-            functools.partial(curvax.shampoo, 0.1, solver=solver, damping_mode=mode, root=2),
-            f"damping_mode | {mode} | solver='eigh', got '{solver}'",
+            functools.partial(curvax.shampoo, 0.1, method=solver, damping_mode=mode, root=2),
+            f"damping_mode | {mode} | method='eigh', got '{solver}'",
         )
         for solver in ("coupled_newton", "newton_schulz")
         for mode in ("floor", "outside")
@@ -313,13 +313,13 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
             (curvax.shampoo, "products", curvax.products, "products()"),
             (curvax.galore, "basis", subspaces.randomized, "subspaces.randomized()"),
             (curvax.galore, "carry", subspaces.rotate, "subspaces.rotate()"),
-            (curvax.shampoo, "solver", eigenbases.tracked, "eigenbases.tracked()"),
+            (curvax.shampoo, "method", eigenbases.rotations, "eigenbases.rotations()"),
         )
     ),
     (lambda: curvax.muon(0.1, method=subspaces.svd()), "method | 'qdwh', or a value | SvdBasis()"),
     (
-        lambda: curvax.shampoo(0.1, solver=eigenbases.qr()),
-        "solver | 'products', 'tracked', or a value such as | got Qr(steps=1)",
+        lambda: curvax.soap(0.1, method=eigenbases.stored_roots()),
+        "method | 'rotations', or a value such as | got StoredRoots(solver='eigh')",
     ),
     (lambda: curvax.muon(0.1, matrices=curvax.MatrixRule), "matrices | MatrixRule | pattern"),
     (lambda: curvax.shampoo(0.1, refresh=curvax.foam), "refresh | got <function foam"),

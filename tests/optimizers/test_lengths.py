@@ -100,14 +100,16 @@ def test_soap_keeps_adam_s_bound_and_the_ratio_alone_does_not() -> None:
     assert limited["at every step"] == alone["at every step"] < 0.3
 
 
-def test_soap_in_4_bits_keeps_adam_s_bound() -> None:
+def test_soap_in_4_bits_keeps_adam_s_bound_and_the_ratio_alone_does_not() -> None:
+    """Codes of a statistic in its basis do not turn the eigenvectors of a constant gradient."""
     for storage in share((STORAGES["4 bits"], STORAGES["Cholesky"]), of=2):
         found = root_mean_squares(curvax.scale_by_soap(storage=storage), 32, 64)
         assert max(found.values()) <= 1.001
     alone = root_mean_squares(
         curvax.scale_by_soap(storage=STORAGES["4 bits"], limit=np.inf), 32, 64
     )
-    assert alone["constant"] > 30
+    assert alone["at every fifth step"] > 1.05
+    assert alone["constant"] <= 1.001
 
 
 @pytest.mark.parametrize(

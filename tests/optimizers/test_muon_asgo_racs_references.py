@@ -8,6 +8,8 @@ Conditions:
 - `(V + eps)^(-1/2) M`: with `E = O(machine eps · λ_max)` the error of `V`'s decomposition and `M`
   in the range of `V`, the error is at most `κ₊ · (λ_max / λ_min)^(1/2)`, where `κ₊` is the
   condition of `V + eps` on the range of `V` and `λ_min` belongs to the whole space;
+- ASGO's `V` and `M` are kept in a basis, and compared in the gradient's coordinates. A refresh
+  turns them: beside the sum of a step there are three more products, each with its rounding: 4;
 - RACS and DASGO add and multiply positive numbers: 1.
 
 Rows of ASGO's `W` are neurons; the library's matrices have them as columns. So the paper's right
@@ -26,6 +28,7 @@ from tests.helpers import share
 from tests.reference import asgo as asgo_reference
 from tests.reference import muon as muon_reference
 from tests.reference.racs import racs
+from tests.shared.factors import root_of, statistic_of
 from tests.shared.transcriptions import (
     FULL_RANK,
     HARD,
@@ -119,6 +122,7 @@ ASGO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # ours, and numbers 
     "theoretical, undamped": (THEORETICAL, {"eps": 0.0}),
 }
 OTHER_SIDE = {"left": "right", "right": "left"}
+TURNED = 4.0
 
 
 def of_asgo(eps: float, theoretical: bool, root: bool, gradients: Any, states: Any) -> float:
@@ -136,20 +140,25 @@ def of_asgo(eps: float, theoretical: bool, root: bool, gradients: Any, states: A
     return of_root if root else of_direction
 
 
-def with_factor(states: Any, name: str) -> Any:
-    """The state with its only factor."""
+def with_factor(eps: float, states: Any, name: str) -> Any:
+    """The state with its only factor, in the gradient's coordinates."""
     own = states[name]
     (factor,) = filter(None, (own.left, own.right))
     momentum = getattr(own.momentum, "mu", None)
-    return SimpleNamespace(V=factor.statistic, root=factor.inverse_root, mu=momentum)
+    if momentum is not None:
+        momentum = np.asarray(momentum, np.float64)
+        u = np.asarray(factor.basis, np.float64)
+        momentum = u @ momentum if own.left else momentum @ np.swapaxes(u, -1, -2)
+    return SimpleNamespace(V=statistic_of(factor), root=root_of(factor, 2, eps), mu=momentum)
 
 
 def asgo_of(ours: dict[str, Any], numbers: dict[str, Any], offset: int = 1) -> Case:
     refresh = curvax.every(numbers.get("period", 1), offset=offset)
     given = {name: x for name, x in numbers.items() if name != "period"}
     variant, theoretical = ours.get("variant"), ours.get("variant") == "theoretical"
-    conditions = functools.partial(of_asgo, numbers.get("eps", 1e-6), theoretical)
-    states = {"V": ("V", 1.0)}
+    eps = numbers.get("eps", 1e-6)
+    conditions = functools.partial(of_asgo, eps, theoretical)
+    states = {"V": ("V", TURNED)}
     if theoretical:
         theirs = functools.partial(asgo_reference.asgo_theoretical, **numbers)
     else:
@@ -157,10 +166,11 @@ def asgo_of(ours: dict[str, Any], numbers: dict[str, Any], offset: int = 1) -> C
         side = {"side": OTHER_SIDE[ours["side"]]} if "side" in ours else {}
         theirs = transposed(getattr(asgo_reference, name), **numbers, **side)
         of_root = functools.partial(conditions, True)
-        states |= {"mu": ("M", 1.0), "root": ("Lambda_inv", of_root)}
+        states |= {"mu": ("M", TURNED), "root": ("Lambda_inv", of_root)}
     direction = curvax.scale_by_asgo(refresh=refresh, **ours, **given)
     of_direction = functools.partial(conditions, False)
-    return Case(direction, theirs, HARD, of_direction, states, state_of=with_factor)
+    state_of = functools.partial(with_factor, eps)
+    return Case(direction, theirs, HARD, of_direction, states, state_of=state_of)
 
 
 CASES |= {f"ASGO, {name}": asgo_of(*both) for name, both in ASGO.items()}
@@ -236,9 +246,9 @@ def test_head_wise_asgo_follows_the_transcription(dtype: str) -> None:
         lambda g: asgo_reference.asgo_headwise(g, 3, period=3, **numbers),
         {"query": gradient},
         of_direction,
-        {"V": ("V", 1.0), "mu": ("M", 1.0), "root": ("Lambda_inv", of_root)},
+        {"V": ("V", TURNED), "mu": ("M", TURNED), "root": ("Lambda_inv", of_root)},
         dtype=dtype,
-        state_of=lambda states, name: with_factor({name: states.inner[name].inner}, name),
+        state_of=lambda states, name: with_factor(1e-6, {name: states.inner[name].inner}, name),
     )
     assert_follows(case)
 

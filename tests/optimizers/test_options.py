@@ -19,7 +19,7 @@ import curvax
 from curvax import eigenbases, grafts, polar, policies, subspaces
 from curvax.transforms.directions._graft import GRAFTS
 from curvax.transforms.directions._orthogonalize import POLAR_METHODS
-from curvax.transforms.kronecker._methods import METHODS as BASIS_METHODS
+from curvax.transforms.kronecker._methods import ROOT_METHODS
 from curvax.transforms.linalg._products import LEVELS
 from curvax.transforms.linalg._products import NAMES as PRODUCTS
 from curvax.transforms.subspace._bases import SWITCHING
@@ -109,16 +109,17 @@ OTHERS = {
     "base": Other(functools.partial(optax.sgd, momentum=0.8)),
     "statistics": Other("kl", {"root": 2}),
     "damping_mode": Other("absolute"),
-    "solver": Other("tracked"),
     "variant": Other("from_momentum"),
 }
 OF_METHODS = {
     "muon": {"accumulate": Other("sum")},
-    "foam": {"eps": Other(1e-8)},
-    "shampoo": {"root": Other(2)},
+    "asgo": {"method": Other("rotations")},
+    "foam": {"eps": Other(1e-8), "method": Other("rotations")},
+    "dr_shampoo": {"method": Other("rotations")},
+    "shampoo": {"root": Other(2), "method": Other("products")},
     "soap": {"limit": Other(0.25), "method": Other("qr"), "statistics": Other("kl")},
     "eigen_adam": {"limit": Other(0.25), "method": Other("qr"), "side": Other("right")},
-    "kl_shampoo": {"limit": Other(0.25), "method": Other("eigh")},
+    "kl_shampoo": {"limit": Other(0.25), "method": Other("qr")},
     "alice": {"seed": Other(7), "switching": Other(subspaces.gaussian_mix(1))},
     "apollo": {"seed": Other(7)},
     "sumo": {"carry": Other(subspaces.keep())},
@@ -229,8 +230,13 @@ PARTS = {
         lambda x: curvax.scale_by_soap(method=x, refresh=policies.diagonal_residual(2)),
         {"steps": 3},
     ),
-    "eigenbases.tracked": Part(
-        eigenbases.tracked, lambda x: curvax.scale_by_soap(method=x), {"rotations": 3}
+    "eigenbases.rotations": Part(
+        eigenbases.rotations, lambda x: curvax.scale_by_soap(method=x), {"most": 3}
+    ),
+    "eigenbases.stored_roots": Part(
+        eigenbases.stored_roots,
+        lambda x: _shampoo(method=x),
+        {"solver": "products"},
     ),
     "grafts.adam": Part(grafts.adam, lambda x: _shampoo(graft=x)),
     "policies.every": Part(
@@ -303,7 +309,7 @@ PARTS = {
             **LONGER,
             "statistics": "kl",
             "divide": Other(True, {"statistics": "kl"}),
-            "method": "tracked",
+            "method": "rotations",
             "limit": 0.5,
         },
         SHORT,
@@ -311,7 +317,13 @@ PARTS = {
     "precondition": Part(
         curvax.precondition,
         _itself,
-        {**LONGER, "momentum": curvax.momentum(), "root": 2, "damping_mode": "relative"},
+        {
+            **LONGER,
+            "momentum": curvax.momentum(),
+            "method": "rotations",
+            "root": 2,
+            "damping_mode": "relative",
+        },
         SHORT,
     ),
     "in_subspace": Part(
@@ -374,7 +386,12 @@ def test_a_mask_stays_while_a_decay_that_is_scheduled_is_zero() -> None:
 OF_SWITCHING = {"complement", "full_basis", "gaussian_mix"}
 NAMED: dict[str, tuple[Any, dict[Any, Any]]] = {
     "method": (POLAR_METHODS, {x: getattr(polar, x)() for x in polar.__all__[1:]}),
-    "basis method": (BASIS_METHODS, {x: getattr(eigenbases, x)() for x in eigenbases.__all__[1:]}),
+    "basis method": (
+        ROOT_METHODS,
+        {x: getattr(eigenbases, x)() for x in ("eigh", "qr", "rotations")}
+        | {x: eigenbases.stored_roots(x) for x in ("products", "coupled_newton", "newton_schulz")}
+        | {None: ROOT_METHODS[None]},
+    ),
     "products": (
         PRODUCTS,
         {x: curvax.products(step=x, statistics=x, refresh=x) for x in LEVELS}

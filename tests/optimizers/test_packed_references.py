@@ -3,12 +3,17 @@
 Trajectories in float64 are the transcription's: codes are equal at every step, and what is kept in
 full differs by rounding times the condition of what is decomposed. For a factor that is κ of the
 shifted statistic, for an inverse root κ of the damped statistic, for a basis the largest eigenvalue
-over the smallest gap between two. As errors are carried along, the largest of all steps so far is
+over the smallest gap between two, and for a statistic in its basis the ratio of the entries on its
+diagonal, by which it is scaled. As errors are carried along, the largest of all steps so far is
 taken.
+
+Factors and inverse roots are those of stored roots, in the gradient's own coordinates. SOAP keeps
+its statistics in their bases, scaled to a unit diagonal; `soap_in_bases` is its transcription.
 """
 
 import functools
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +26,7 @@ from curvax.transforms.storage._codec import dither_of
 from tests.helpers import assert_close, at, orthogonal, share
 from tests.reference import packed as reference
 from tests.reference.packed import Packing, Stored
+from tests.reference.soap import divide, fix_signs
 from tests.shared.stored import EPS, T1, T2, as_packed, drifting_gradients, trajectories
 from tests.shared.stored import shampoo as shampoo_of
 from tests.shared.transcriptions import of_smaller
@@ -42,10 +48,15 @@ def packing_of(bits: int, block: int = BLOCK, shift: float = SHIFT) -> Packing:
 
 
 def _assert_same_stored(ours, theirs: Stored, bits: int, condition: float = 1.0, what=""):
+    unit = []  # the diagonal of C, to which rounding of its other entries is relative
+    if hasattr(ours, "correlation"):
+        coded, unit = ours.correlation, [1.0]
+        ours = SimpleNamespace(codes=coded.codes, scales=coded.scales, diagonal=ours.roots)
     codes, scales, diagonal = as_packed(ours, len(theirs.codes), bits)
     wrong = (codes != theirs.codes).sum()
     assert wrong == 0, f"{what}: {wrong} of {codes.size} codes differ"
-    assert_close(scales, theirs.scales, condition=condition)
+    pair = [np.append(x, unit) for x in (scales, theirs.scales)]
+    assert_close(*pair, condition=condition)
     if theirs.signs is None:
         assert_close(diagonal, theirs.diagonal, condition=condition)
     else:
@@ -164,19 +175,115 @@ SHAPES = {
 B2, K, PERIOD = 0.9, 4, 3
 
 
+class InBasis:
+    """One side's H = U' L U and U, packed.
+
+    H is scaled to C_ij = H_ij / sqrt(H_ii H_jj). Stored are the codes of tril(C, -1) with dither,
+    whose t counts what was stored before, and sqrt(diag H). A refresh makes the basis U Q of the
+    eigenvectors of the decoded H by descending eigenvalue, or of the QR decomposition of its
+    columns, sorted by its diagonal. H turns by T = U' W, where W is the new basis as decoded.
+    """
+
+    def __init__(self, order: int, packing: Packing):
+        self.packing, self.updates, self.condition = packing, 0, 1.0  # of what made the basis
+        codes = reference.encode(np.zeros((order, order)), 0.5, packing)
+        self.H, self.H_bar = np.zeros((order, order)), Stored(*codes, np.zeros(order))
+        self.U, self.U_bar = np.eye(order), reference.store_basis(np.eye(order), packing)
+
+    def store(self, H: np.ndarray) -> None:
+        self.updates += 1
+        roots = np.sqrt(np.maximum(np.diag(H), 0))
+        across = np.outer(roots, roots)
+        C = np.divide(H, across, out=np.eye(len(H)), where=across > 0)
+        codes = reference.encode(C, reference.dither(len(H), self.updates), self.packing)
+        self.H_bar = Stored(*codes, roots)
+        unit = Stored(*codes, np.ones(len(H)))
+        self.H = reference.load_root(unit, self.packing) * across
+
+    def refreshed(self, by_qr: bool, first: Stored | None) -> tuple[np.ndarray, np.ndarray]:
+        """T, and the order in which v follows; `first` is the basis of a null space."""
+        order = np.arange(len(self.H))
+        if by_qr:
+            order = np.argsort(-np.diag(self.H), kind="stable")
+            Q = np.linalg.qr(self.H[:, order])[0]
+            self.condition = np.linalg.cond(self.H)
+        else:
+            Q = np.linalg.eigh(self.H)[1][:, ::-1]
+            self.condition = _condition_of_basis(self.H)
+        V = self.U @ fix_signs(Q)
+        self.U_bar = reference.store_basis(V, self.packing)
+        if first is not None and self.condition * EPS64 > 0.01:
+            self.U_bar, self.condition = first, 1.0
+            self._assert_leading(V[:, 0])
+        W = reference.load_basis(self.U_bar, self.packing)
+        T = self.U.T @ W
+        self.U = W
+        self.store(T.T @ self.H @ T)
+        return T, order
+
+    def _assert_leading(self, q: np.ndarray) -> None:
+        """The eigenvector that has an eigenvalue of its own is the column of one reflector.
+
+        It moves by at most 2 sqrt(2) times the reflector's relative error.
+        """
+        n, unit = reference.levels(self.packing.bits)
+        w = reference.load_basis(self.U_bar, self.packing)[:, 0]
+        half_gap = np.diff(n).max() / unit / 2
+        assert np.linalg.norm(w - q) <= 8**0.5 * half_gap * (len(q) - 1) ** 0.5
+
+    def state(self, side: str) -> dict[str, Any]:
+        own = {f"H_{side}": self.H, f"H_{side}_bar": self.H_bar, f"U_{side}_bar": self.U_bar}
+        return own | {f"condition_{side}": self.condition}
+
+
+def soap_in_bases(
+    gradients, packing, *, b1=0.95, b2=0.95, b3=0.95, by_qr=False, first=(None, None)
+):
+    """SOAP (`reference.soap`) with statistics, M and v in packed bases.
+
+    X = U_L' G U_R enters H_L and H_R, then the left basis is refreshed, then the right (t = 1 by
+    eigenvectors, and t mod K = 0). M and X turn along; v follows the columns of QR, or stays.
+
+    `first` are the first bases as stored, for what is not determined: the null space of a statistic
+    of rank 1, which codes keep, has no basis of its own.
+
+    States: M and v in the bases, H_L and H_R as decoded; H_L, H_R, U_L and U_R as stored, with
+    `_bar`.
+    """
+    m, n = gradients[0].shape
+    L, R = InBasis(m, packing), InBasis(n, packing)
+    M, v = np.zeros((m, n)), np.zeros((m, n))
+    directions, states = [], []
+    for t, G in enumerate(gradients, start=1):
+        X = L.U.T @ G @ R.U
+        L.store(b3 * L.H + (1 - b3) * X @ X.T)
+        R.store(b3 * R.H + (1 - b3) * X.T @ X)
+        if t == 1 or t % K == 0:
+            given = first if t == 1 else (None, None)
+            T, order = L.refreshed(by_qr and t > 1, given[0])
+            M, X, v = T.T @ M, T.T @ X, v[order]
+            T, order = R.refreshed(by_qr and t > 1, given[1])
+            M, X, v = M @ T, X @ T, v[:, order]
+        M, v = b1 * M + (1 - b1) * X, b2 * v + (1 - b2) * X**2
+        directions.append(L.U @ divide(M, v, max(m, n)) @ R.U.T)
+        states.append({"M": M, "v": v, **L.state("L"), **R.state("R")})
+    return directions, states
+
+
 SHAMPOO = {"statistics_every": T1, "refresh_every": T2, "b": B2, "eps": EPS}
+ROOTS = curvax.eigenbases.stored_roots()
 METHODS: dict[str, tuple[Any, Any]] = {
-    "shampoo": (shampoo_of, functools.partial(reference.shampoo_packed, **SHAMPOO)),
-    "soap": (
-        functools.partial(curvax.scale_by_soap, refresh=K),
-        functools.partial(reference.soap_packed, K=K),
+    "shampoo": (
+        functools.partial(shampoo_of, method=ROOTS),
+        functools.partial(reference.shampoo_packed, **SHAMPOO),
     ),
+    "soap": (functools.partial(curvax.scale_by_soap, refresh=K, method="eigh"), soap_in_bases),
     "soap by QR": (
         functools.partial(curvax.scale_by_soap, refresh=K, method="qr"),
-        functools.partial(reference.soap_packed, K=K, refresh="qr", carry_v="permute"),
+        functools.partial(soap_in_bases, by_qr=True),
     ),
     "asgo": (
-        functools.partial(curvax.scale_by_asgo, refresh=PERIOD),
+        functools.partial(curvax.scale_by_asgo, refresh=PERIOD, method=ROOTS),
         lambda g, packing: reference.asgo_packed(g, packing, period=PERIOD, side=of_smaller(g)),
     ),
 }
@@ -197,7 +304,8 @@ def _condition(x: np.ndarray, damping: float) -> float:
 
 def _condition_of_basis(x: np.ndarray) -> float:
     values = np.linalg.eigvalsh(x)
-    return values[-1] / np.diff(values, prepend=-values[-1]).min()
+    gap = np.diff(values).min(initial=values[-1])
+    return values[-1] / max(gap, EPS64 * values[-1])
 
 
 def _damping(method: str, x: np.ndarray) -> float:
@@ -211,32 +319,55 @@ def _compared(method: str, states):
     if method == "shampoo":
         sides = states.direction.left, states.direction.right
         return [(side, X, f"{X}_hat") for side, X in zip(sides, "LR", strict=True)]
-    return [(states.left, "L", "U_L"), (states.right, "R", "U_R")]
+    return [(states.left, "H_L", "U_L"), (states.right, "H_R", "U_R")]
 
 
-def _assert_same_trajectory(method: str, bits: int, shape: str, **other):
+def _first_bases(states, bits: int, shape: tuple[int, int], *place: int) -> list[Stored]:
+    found = []
+    for side, order in zip((states.left, states.right), shape, strict=True):
+        codes, scales, diagonal = as_packed(at(side.basis, 0, *place), order, bits)
+        found.append(Stored(codes, scales, np.abs(diagonal), np.sign(diagonal)))
+    return found
+
+
+def _conditions(method: str, ours, state, factor: str) -> tuple[float, float, Any]:
+    """Of a statistic and of what is made of it, and the latter as stored."""
+    x = state[factor]
+    if method.startswith("soap"):
+        diagonal, condition = np.diag(x), state[f"condition_{factor[-1]}"]
+        smallest = diagonal[diagonal > 0].min()  # others are scaled by 0
+        return condition + diagonal.max() / smallest, condition, ours.basis
+    return _condition(x, 0.0), _condition(x, _damping(method, x)), ours.inverse_root
+
+
+def _assert_same_trajectory(method: str, bits: int, shape: str, other: bool = False):
     directions, all_states = _ours(method, bits, shape)
-    packing = packing_of(bits)._replace(**other)
+    packing, soap = packing_of(bits), method.startswith("soap")
+    options: dict[str, Any] = {}
+    if other and soap:
+        options["b3"] = 0.95 + SHIFT
+    elif other:
+        packing = packing._replace(shift=2 * SHIFT)
     batch = drifting_gradients(SHAPES)[shape]
     for i in np.ndindex(batch.shape[1:-2]):
         gradients = list(batch[:, *i])
-        desired, expected = METHODS[method][1](gradients, packing)
+        if soap:
+            options["first"] = _first_bases(all_states, bits, batch.shape[-2:], *i)
+        desired, expected = METHODS[method][1](gradients, packing, **options)
         worst = {name: 1.0 for _, *names in _compared(method, all_states) for name in names}
         for t, state in enumerate(expected):
             for side, factor, used in _compared(method, all_states):
-                ours, x = at(side, t, *i), state[factor]
-                worst[factor] = max(worst[factor], _condition(x, 0.0))
-                if method.startswith("soap"):
-                    own, stored = _condition_of_basis(x), ours.basis
-                else:
-                    own, stored = _condition(x, _damping(method, x)), ours.inverse_root
-                worst[used] = max(worst[used], own)
+                ours = at(side, t, *i)
+                *own, stored = _conditions(method, ours, state, factor)
+                for name, condition in zip((factor, used), own, strict=True):
+                    worst[name] = max(worst[name], condition)
                 what = f"{shape} {i}, step {t + 1}, "
                 _assert_same_stored(
                     ours.statistic, state[f"{factor}_bar"], bits, worst[factor], what + factor
                 )
                 _assert_same_stored(stored, state[f"{used}_bar"], bits, worst[used], what + used)
-                assert ours.rejected == 0 and ours.statistic.failures == 0
+                assert ours.rejected == 0 and ours.restarted == 0
+                assert soap or ours.statistic.failures == 0
             condition = sum(worst.values()) * _amplified(method, gradients[t], state, desired[t])
             assert_close(directions[t, *i], desired[t], condition=condition)
 
@@ -259,4 +390,4 @@ def _amplified(method: str, g: np.ndarray, state, direction: np.ndarray) -> floa
 def test_trajectories_follow_the_formulas(method, bits, shape):
     _assert_same_trajectory(method, bits, shape)
     with pytest.raises(AssertionError):  # the negative control
-        _assert_same_trajectory(method, bits, shape, shift=2 * SHIFT)
+        _assert_same_trajectory(method, bits, shape, other=True)

@@ -544,11 +544,11 @@ BY_THRESHOLD: dict[str, tuple[Any, Any]] = {
         lambda t: curvax.foam(1.0, check_every=2, threshold=t, max_damping=1.0, **SHARED),
         full_shampoo,
     ),
-    "tracked foam": (
+    "foam by rotations": (
         lambda t: curvax.foam(
-            1.0, check_every=2, threshold=t, max_damping=1.0, solver="tracked", **SHARED
+            1.0, check_every=2, threshold=t, max_damping=1.0, method="rotations", **SHARED
         ),
-        functools.partial(full_shampoo, solver="tracked"),
+        functools.partial(full_shampoo, method="rotations"),
     ),
     "dr_shampoo": (
         lambda t: curvax.dr_shampoo(1.0, check_every=2, threshold=t, **SHARED),

@@ -19,7 +19,6 @@ from tests.helpers import assert_close, run_scanned, share, stacked
 from tests.reference.cautious import cautious_weight_decay, hyperball
 from tests.reference.dion import dion
 from tests.reference.eigenvalue_corrected import eigenvalue_corrected
-from tests.reference.foam_tracked import foam_tracked
 from tests.reference.kl_shampoo import kl_shampoo, kl_shampoo_eigenbasis, kl_soap
 from tests.reference.lars import lars
 from tests.reference.normuon import normuon
@@ -27,11 +26,13 @@ from tests.reference.one_sided_shampoo import one_sided_shampoo
 from tests.reference.osgdm import osgdm
 from tests.reference.polar_starts import TURBO_MUON, muon_from
 from tests.reference.qk_clip import largest_logits, muon_clip
+from tests.reference.rotated_foam import rotated_foam
+from tests.reference.rotated_roots import rotated_roots
+from tests.reference.rotations import rotated
 from tests.reference.soap import adadiag, eigen_adam, soap
 from tests.reference.soap_muon import soap_muon
 from tests.reference.swan import swan
-from tests.reference.tracked import tracked
-from tests.reference.tracked_roots import tracked_roots
+from tests.shared.factors import statistic_of
 from tests.shared.soap import STEPS, growing_gradients, soap_gradients
 from tests.shared.transcriptions import Case, Gradients, assert_follows, by_period, of_smaller
 
@@ -79,6 +80,16 @@ def _in_float64() -> Any:
 
 
 case = functools.partial(Case, factor=64.0)
+
+
+def in_coordinates(states: Any, name: str) -> Any:
+    """The state with statistics in the gradient's coordinates, as papers have them."""
+    state = states[name]
+    sides = {"left": state.left, "right": state.right}
+    return state._replace(
+        **{side: f and f._replace(statistic=statistic_of(f)) for side, f in sides.items()}
+    )
+
 
 # Muon and what is made of it
 
@@ -172,6 +183,7 @@ CASES |= {
         {**BOTH, "inner.nu": ("v", None)},
         PERIODS,
         start=1,
+        state_of=in_coordinates,
     )
     for name, (ours, theirs) in list(VARIANTS.items())[:3]
 }
@@ -230,12 +242,12 @@ for side, own in {"smaller": GRADIENTS, "both": GROWING}.items():
         1e3 * NEWTON_SCHULZ,
     )
 
-# Tracked bases and roots
+# Rotated bases and roots
 
 CASES |= {
-    f"tracked SOAP, {side}": case(
-        by_period(curvax.scale_by_soap, method="tracked", limit=INF, side=side),
-        lambda g, k, side=side: tracked(g, period=k, side=side),
+    f"rotated SOAP, {side}": case(
+        by_period(curvax.scale_by_soap, method="rotations", limit=INF, side=side),
+        lambda g, k, side=side: rotated(g, period=k, side=side),
         own,
         of_first(4),
         {"left.basis": ("U_L", None), "left.statistic": ("H_L", None)},
@@ -246,31 +258,34 @@ CASES |= {
 }
 RELATIVE: dict[str, Any] = {"eps": 1e-6, "initial": 1e-6}
 CASES |= {
-    "tracked KL-Shampoo": case(
+    "rotated KL-Shampoo": case(
         by_period(
             functools.partial(curvax.in_eigenbasis, curvax.momentum(0.95)),
             statistics="kl",
             divide=True,
-            method="tracked",
+            method="rotations",
         ),
-        lambda g, k: tracked(g, period=k, kl=True),
+        lambda g, k: rotated(g, period=k, kl=True),
         SQUARE,
         of_first(4),
         periods=(2,),
     ),
-    "tracked square roots": case(
+    "rotated square roots": case(
         curvax.precondition(
-            curvax.momentum(0.9), refresh=curvax.every(1), side="left", root=2, solver="tracked"
+            curvax.momentum(0.9), refresh=curvax.every(1), side="left", root=2, method="rotations"
         ),
-        functools.partial(tracked_roots, b1=0.9, sides="left", root=2),
+        functools.partial(rotated_roots, b1=0.9, sides="left", root=2),
         WIDE,
         of_blocks,
     ),
-    "tracked fourth roots": case(
+    "rotated fourth roots": case(
         curvax.precondition(
-            refresh=curvax.every(3, offset=1), solver="tracked", damping_mode="relative", **RELATIVE
+            refresh=curvax.every(3, offset=1),
+            method="rotations",
+            damping_mode="relative",
+            **RELATIVE,
         ),
-        functools.partial(tracked_roots, root=4, period=3, damping="relative", **RELATIVE),
+        functools.partial(rotated_roots, root=4, period=3, damping="relative", **RELATIVE),
         SQUARE,
         of_blocks,
     ),
@@ -280,16 +295,18 @@ OF_FOAM: dict[str, Any] = {"max_damping": 0.1, "b2": 0.9}
 PLAIN: dict[str, Any] = {"check_every": 1, "threshold": 0.4, "root": 2, **OF_FOAM}
 GRAFTED: dict[str, Any] = {"check_every": 2, "threshold": 0.2, "root": 4, **OF_FOAM}
 CASES |= {
-    "tracked FOAM": case(
-        curvax.scale_by_foam(solver="tracked", eps=1e-3, graft=None, **PLAIN),
-        functools.partial(foam_tracked, base_damping=1e-3, **PLAIN),
+    "rotated FOAM": case(
+        curvax.scale_by_foam(method="rotations", eps=1e-3, graft=None, **PLAIN),
+        functools.partial(rotated_foam, base_damping=1e-3, **PLAIN),
         SQUARE,
         1e5,
         {"left.damping": ("eps_L", None), "right.statistic": ("H_R", None)},
     ),
-    "tracked FOAM, grafted": case(
-        curvax.scale_by_foam(solver="tracked", eps=1e-2, graft=curvax.grafts.adam(0.8), **GRAFTED),
-        functools.partial(foam_tracked, base_damping=1e-2, graft="adam", b1=0.8, **GRAFTED),
+    "rotated FOAM, grafted": case(
+        curvax.scale_by_foam(
+            method="rotations", eps=1e-2, graft=curvax.grafts.adam(0.8), **GRAFTED
+        ),
+        functools.partial(rotated_foam, base_damping=1e-2, graft="adam", b1=0.8, **GRAFTED),
         SQUARE,
         1e5,
     ),
@@ -327,6 +344,7 @@ CASES |= {
         AFTER_DIAGONAL,
         1e3,
         STATISTICS,
+        state_of=in_coordinates,
     ),
     "KL-Shampoo by stale roots": case(
         whitened(curvax.momentum(0.9), refresh=curvax.every(4)),
@@ -334,6 +352,7 @@ CASES |= {
         AFTER_DIAGONAL,
         1e3,
         STATISTICS,
+        state_of=in_coordinates,
     ),
     "KL-Shampoo by roots from another start": case(
         # The first inverse, of the initial factors, has no ε here; the paper prints none.
@@ -342,13 +361,15 @@ CASES |= {
         AFTER_DIAGONAL,
         1e3,
         STATISTICS,
+        state_of=in_coordinates,
     ),
     "KL-Shampoo": case(
-        curvax.scale_by_kl_shampoo(b1=0.9, b2=0.95, refresh=4, limit=INF),
+        curvax.scale_by_kl_shampoo(b1=0.9, b2=0.95, refresh=4, method="qr", limit=INF),
         from_length(kl_shampoo_eigenbasis, **QR, b1=0.9),
         AFTER_DIAGONAL,
         1e4,
         OF_KL,
+        state_of=in_coordinates,
     ),
     "KL-Shampoo by eigh": case(
         curvax.scale_by_kl_shampoo(
@@ -358,6 +379,7 @@ CASES |= {
         AFTER_DIAGONAL,
         1e4,
         OF_KL,
+        state_of=in_coordinates,
     ),
     "KL-SOAP": case(
         curvax.scale_by_soap(refresh=4, statistics="kl", method="qr", limit=INF),
@@ -365,6 +387,7 @@ CASES |= {
         AFTER_DIAGONAL,
         1e4,
         OF_KL,
+        state_of=in_coordinates,
     ),
     "one-sided Shampoo": case(
         optax.chain(

@@ -29,18 +29,18 @@ RANKS = (1, 4)
 SMALL = {"eps": 1e-9, "refresh": 1, "statistics_every": 1}
 METHODS: dict[str, Any] = {
     "foam": curvax.scale_by_foam,
-    "foam, tracked": functools.partial(curvax.scale_by_foam, solver="tracked"),
+    "foam by rotations": functools.partial(curvax.scale_by_foam, method="rotations"),
     "dr_shampoo": curvax.scale_by_dr_shampoo,
     "shampoo": functools.partial(curvax.scale_by_shampoo, **SMALL),
     "shampoo by Newton": functools.partial(
-        curvax.scale_by_shampoo, solver="coupled_newton", **SMALL
+        curvax.scale_by_shampoo, method="coupled_newton", **SMALL
     ),
     "shampoo of p = 2 by Newton-Schulz": functools.partial(
-        curvax.scale_by_shampoo, solver="newton_schulz", root=2, **SMALL
+        curvax.scale_by_shampoo, method="newton_schulz", root=2, **SMALL
     ),
-    "shampoo by products": functools.partial(curvax.scale_by_shampoo, solver="products", **SMALL),
+    "shampoo by products": functools.partial(curvax.scale_by_shampoo, method="products", **SMALL),
     "asgo": curvax.scale_by_asgo,
-    "asgo, tracked": functools.partial(curvax.scale_by_asgo, solver="tracked"),
+    "asgo by rotations": functools.partial(curvax.scale_by_asgo, method="rotations"),
     "asgo, damped outside": functools.partial(curvax.scale_by_asgo, variant="theoretical"),
     "soap": curvax.scale_by_soap,
     "galore": functools.partial(curvax.scale_by_galore, rank=8),

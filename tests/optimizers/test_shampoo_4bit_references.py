@@ -5,6 +5,8 @@ by rounding times the condition number κ of what is decomposed or inverted. For
 steps is taken. In float32 an element next to a midpoint may get the other code, after which nothing
 further on could be compared: every step is then compared with one step of the transcription from
 the same stored state.
+
+The paper stores factors in the gradient's own coordinates and their roots beside them.
 """
 
 import functools
@@ -14,6 +16,7 @@ import jax
 import numpy as np
 import pytest
 
+import curvax
 from tests.helpers import assert_close, at, share
 from tests.reference.shampoo_4bit import cq, cq_ef, linear2_codebook, load, shampoo_4bit, store, vq
 from tests.shared.stored import (
@@ -34,6 +37,8 @@ from tests.shared.stored import (
     trajectories,
 )
 
+AS_PRINTED = curvax.eigenbases.stored_roots()
+
 # Trajectories in float64
 
 
@@ -51,7 +56,8 @@ SMALLEST = {16: 1, 64: 4096}  # tiles of 64 for what is coded by default
 def _ours(mode: str, block: int):
     with jax.enable_x64(True):
         return trajectories(
-            shampoo(storage_of(mode, block, SMALLEST[block])), drifting_gradients(SHAPES[block])
+            shampoo(storage_of(mode, block, SMALLEST[block]), method=AS_PRINTED),
+            drifting_gradients(SHAPES[block]),
         )
 
 
@@ -194,7 +200,7 @@ def test_every_float32_step_is_that_of_the_transcription(mode):
     block, order, decided, flipped, compared = 8, 21, 0, 0, 0
     g = np.stack(list(drifting_gradients(dict.fromkeys("ab", (order, 26))).values()), axis=1)
     # Sums over 30 steps keep the factors' condition far below 1 / eps(float32).
-    optimizer = shampoo(storage_of(mode, block), initial=1.0, side="left")
+    optimizer = shampoo(storage_of(mode, block), initial=1.0, side="left", method=AS_PRINTED)
     _, states = trajectories(optimizer, {"w": np.float32(g)})
     for i, gs in enumerate(g.swapaxes(0, 1)):
         factor = at(states.direction["w"].left, slice(None), i)

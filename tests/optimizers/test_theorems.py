@@ -14,6 +14,7 @@ import pytest
 import curvax
 from curvax.policies import damping_proxy
 from tests.helpers import generator, orthogonal, scanned, with_spectrum
+from tests.shared.factors import root_of, statistic_of
 
 KEYS = jax.random.split(jax.random.key(0), 8)
 
@@ -103,7 +104,7 @@ def test_h_bounds_the_error_of_a_root_to_first_order(root: int) -> None:
     def figures(d, drift):
         old, drift = (q * d[None, :]) @ q.T, (drift + drift.T) * 1e-6 * d.min()
         x, y = (curvax.inverse_root(a, root)[0] for a in (old, old + drift))
-        h = damping_proxy(old + drift, q, d, 0.0, root, rounding_floor=0.0)
+        h = damping_proxy(q.T @ (old + drift) @ q, d, 0.0, root, rounding_floor=0.0)
         return jnp.linalg.norm(y - x) / jnp.linalg.norm(x), h
 
     for drift in drifts:
@@ -147,12 +148,12 @@ def test_stale_roots_and_regret_keep_their_bounds(root: int) -> None:
             value, gradient = loss(w)
             direction: Any
             direction, state = transformation.update(gradient, state)
-            kept = value, w, state.left.statistic, state.left.inverse_root
-            return (w - rate * direction, state), kept
+            return (w - rate * direction, state), (value, w, state.left)
 
         return jax.lax.scan(step, (START, transformation.init(START)), (u, v))[1]
 
-    losses, weights, statistics, roots = map(np.asarray, run())
+    losses, weights, left = jax.tree.map(np.asarray, run())
+    statistics, roots = statistic_of(left), root_of(left, root, EPS)
     exact = np.asarray(curvax.inverse_root(statistics, root, EPS)[0])
     used = statistics[np.arange(steps) // PERIOD * PERIOD]
     lipschitz = EPS ** (-(root + 1) / root) / root
@@ -235,7 +236,12 @@ def test_shampoo_in_four_bits_keeps_the_bound_of_its_convergence_theorem() -> No
     """Li et al., Theorem 5.1 without noise, with the eigenvalues of the roots that were in use."""
     steps, c = 60, 0.005
     shampoo = curvax.scale_by_shampoo(
-        storage=curvax.quantized(min_elements=1), refresh=1, statistics_every=1, eps=0.1, graft=None
+        storage=curvax.quantized(min_elements=1),
+        method=curvax.eigenbases.stored_roots(),
+        refresh=1,
+        statistics_every=1,
+        eps=0.1,
+        graft=None,
     )
 
     @jax.jit

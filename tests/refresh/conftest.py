@@ -1,7 +1,8 @@
 """A count of the decompositions that are executed.
 
-An eigendecomposition is counted where it runs: the library's `eigh` is replaced by one that calls
-back from the compiled program, so that a branch that is not taken does not count.
+An eigendecomposition is counted where it runs: what the library calls for one is replaced by what
+calls back from the compiled program, so that a branch that is not taken does not count. JAX caches
+the branches for a platform by their functions: each test has its own.
 """
 
 import collections
@@ -9,21 +10,23 @@ import collections
 import jax
 import pytest
 
-from curvax.transforms.kronecker import _factor
-from curvax.transforms.linalg import _inverse_root
+from curvax.transforms.linalg import _inverse_root, _turns
 
 
 @pytest.fixture
 def executed(monkeypatch):
     """The orders of all eigendecompositions that have been executed, by their number."""
     log: collections.Counter[int] = collections.Counter()
-    plain = _inverse_root.eigh
 
-    def logged(a):
-        # Handing over an entry makes each matrix of a vmap call back for itself.
-        jax.debug.callback(lambda _, order=a.shape[-1]: log.update([order]), a[0, 0])
-        return plain(a)
+    def logged(plain):
+        def decompose(*args):
+            a = args[-1]
+            # Handing over an entry makes each matrix of a vmap call back for itself.
+            jax.debug.callback(lambda _, order=a.shape[-1]: log.update([order]), a[0, 0])
+            return plain(*args)
 
-    monkeypatch.setattr(_inverse_root, "eigh", logged)
-    monkeypatch.setattr(_factor, "eigh", logged)
+        return decompose
+
+    for module, name in ((_turns, "by_eigh"), (_inverse_root, "eigh")):  # of bases, stored roots
+        monkeypatch.setattr(module, name, logged(getattr(module, name)))
     return log

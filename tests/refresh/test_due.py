@@ -14,13 +14,13 @@ import curvax
 from curvax.transforms.linalg import _loops
 from curvax.transforms.refresh import _due
 from tests.helpers import TO_READ, scanned, share
+from tests.shared.factors import factors_of
 from tests.shared.policies import (
     FACTORS,
     LARGEST,
     POLICIES,
     STEPS,
     drain,
-    factors_of,
     quiet_gradients,
     shampoo,
     stepped,
@@ -121,34 +121,36 @@ def test_each_device_has_its_own_groups():
 # Compiled steps
 
 
-def _between_refreshes(chosen):
-    """What every step has to do: statistics, and products with roots that never change; with FOAM
-    they are chosen by whether its eigenpairs show noise, which takes a loop."""
+def _between_refreshes():
+    """What every step has to do: the way to bases that never change, statistics there, products
+    with eigenvalues of roots, and the way back."""
     highest = jax.lax.Precision.HIGHEST
 
     def init(params):
         left = jax.tree.map(lambda x: x @ x.mT, params)
         right = jax.tree.map(lambda x: x.mT @ x, params)
-        return {"statistics": (left, right), "roots": (left, right)}
+        roots = jax.tree.map(lambda x: x[..., 0], (left, right))
+        return {"statistics": (left, right), "bases": (left, right), "roots": roots}
 
     def update(updates, state, params=None):
         del params
+        bases, roots = state["bases"], state["roots"]
 
-        def gathered(statistic, g):
-            return 0.8 * statistic + 0.2 * jnp.matmul(g, g.mT, precision=highest)
+        def entered(g, a, b):
+            return jnp.matmul(jnp.matmul(a.mT, g, precision=highest), b, precision=highest)
 
+        def gathered(statistic, x):
+            return 0.8 * statistic + 0.2 * jnp.matmul(x, x.mT, precision=highest)
+
+        def directed(x, a, b, r, s):
+            return jnp.matmul(a @ (r[..., :, None] * x * s[..., None, :]), b.mT)
+
+        x = jax.tree.map(entered, updates, *bases)
         left, right = state["statistics"]
-        left = jax.tree.map(gathered, left, updates)
-        right = jax.tree.map(lambda r, g: gathered(r, g.mT), right, updates)
-
-        def apply(a, g, b):
-            product = lambda _, g: (b @ (a @ g).mT).mT  # noqa: E731
-            if not chosen:
-                return product(None, g)
-            return _loops.at_most_once(product, jnp.all(jnp.isfinite(a)), None, g)
-
-        directions = jax.tree.map(apply, state["roots"][0], updates, state["roots"][1])
-        return directions, {"statistics": (left, right), "roots": state["roots"]}
+        left = jax.tree.map(gathered, left, x)
+        right = jax.tree.map(lambda r, x: gathered(r, x.mT), right, x)
+        directions = jax.tree.map(directed, x, *bases, *roots)
+        return directions, state | {"statistics": (left, right)}
 
     return optax.GradientTransformation(init, update)
 
@@ -159,8 +161,8 @@ ORDER = 64
 @functools.cache
 def _compiled_step(name, layout, number) -> Any:
     """A compiled step on matrices of this order, with a policy or without refreshes."""
-    if name.startswith("between"):
-        transformation = _between_refreshes(chosen="FOAM" in name)
+    if name == "between refreshes":
+        transformation = _between_refreshes()
     else:
         transformation = shampoo(POLICIES[name], side="both")
     params: Any = jax.ShapeDtypeStruct((number, ORDER, ORDER), jnp.float32)
@@ -249,7 +251,7 @@ def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, 
     that, so that differences jump by whole matrices.
     """
     needed = _temporaries_per_matrix(name, layout, count)
-    unavoidable = _temporaries_per_matrix(f"between refreshes of {name}", layout, count)
+    unavoidable = _temporaries_per_matrix("between refreshes", layout, count)
     assert needed <= unavoidable + 0.1, (
         f"{needed:.2f} matrices per matrix, {unavoidable:.2f} needed"
     )

@@ -101,14 +101,14 @@ KL_SOAP = recipe_row(
     faults={**SOAP.faults, "b3": 0.5, "method": "eigh"},  # slower, and no basis is due
     numbers=lambda s: 2 * s.m * s.n + 2 * s.squares + sum(s.orders),
 )
-TRACKED_SOAP = recipe_row(
-    "tracked_soap",
+ROTATED_SOAP = recipe_row(
+    "rotated_soap",
     SOAP,
     settings={**BOTH_MOMENTS, "eps": 0.1, "refresh": 2},
     # Its codes are of other arrays than those in float64.
     algebra={**SOAP.algebra, "method": "eigh"},
     faults={**SOAP.faults, "b3": 0.5},
-    decomposes="",  # at the first refresh alone
+    decomposes="",  # its refreshes are products
 )
 EIGENVALUE_CORRECTED = recipe_row(
     "eigenvalue_corrected_shampoo",
@@ -144,7 +144,7 @@ LEADERS = (
     CAUTIOUS_MUON,
     LARS,
     KL_SOAP,
-    TRACKED_SOAP,
+    ROTATED_SOAP,
     EIGENVALUE_CORRECTED,
     SOAP_BEFORE_MUON,
     ONE_SIDED_SHAMPOO,

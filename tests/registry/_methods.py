@@ -55,7 +55,7 @@ ASGO = Row(
     longest=lambda at: at.longest / 1e-6**0.5,
     # For a constant G, V ≥ 0.05 G Gᵀ and M ≤ (1 - 0.9^t) G.
     longest_repeated=lambda at: (1 - 0.9**at.t) * polar(at) / 0.05**0.5,
-    numbers=lambda s: s.m * s.n + 2 * s.squares,
+    numbers=lambda s: s.m * s.n + 2 * s.squares + sum(s.orders),
 )
 DASGO = Row(
     name="dasgo",
@@ -78,7 +78,7 @@ SHAMPOO = Row(
     traits=frozenset({"base"}),
     growth=128.0,  # the inverse of its relative damping
     longest=lambda at: at.longest,  # grafting
-    numbers=lambda s: 2 * s.squares,
+    numbers=lambda s: 2 * s.squares + sum(s.orders),
 )
 FOAM = Row(
     name="foam",
@@ -102,7 +102,7 @@ FOAM = Row(
     traits=frozenset({"own policy"}),
     growth=512.0,  # the condition number of its damped statistics
     longest=lambda at: adam(at, 0.9, 0.95),  # grafting
-    numbers=lambda s: 2 * s.m * s.n + 3 * s.squares,
+    numbers=lambda s: 2 * s.m * s.n + 2 * s.squares + sum(s.orders),
 )
 DR_SHAMPOO = dataclasses.replace(
     FOAM,

@@ -45,9 +45,8 @@ ADAPTIVE = ("foam", "diagonal_residual", "below_norm")
 COUNTED = {"refreshes", "rejected"}
 FIELDS = {
     None: set(),
-    "roots": {"statistic", "inverse_root", "error", "checks", *COUNTED},
-    "eigenpairs": {"statistic", "inverse_root", "checks", "eigenvectors", "eigenvalues", "damping"}
-    | {"proxy", *COUNTED},
+    "roots": {"statistic", "basis", "eigenvalues", "checks", *COUNTED},
+    "eigenpairs": {"statistic", "basis", "checks", "eigenvalues", "damping", "proxy", *COUNTED},
     "bases": {"statistic", "basis", *COUNTED},
     "subspaces": {"key", *COUNTED},
 }
@@ -256,14 +255,14 @@ class Row:
         """
         size = self.size(m, n, self.settings.get("rank", 0), self.settings)
         momentum = (4 - itemsize) * m * n if "narrow" in self.traits else 0
-        each = 4 * len(("error", "checks", "refreshes", "indefinite", "rejected", "restarted"))
+        each = 4 * len(("checks", "refreshes", "indefinite", "rejected", "restarted"))
         counted = {
             None: 0,
             "roots": each * len(size.orders),
-            "bases": 16 * len(size.orders),
+            "bases": each * len(size.orders),
             "subspaces": 16,  # two counters and a random key
         }[self.keeps]
-        if self.own_policy:  # ε and h instead of the error, plus the eigenvalues
-            counted += 4 * sum(1 + d for d in size.orders)
+        if self.own_policy:  # ε and h
+            counted += 4 * 2 * len(size.orders)
         failures, guard = 4 * self.svd, 4 * len(("skipped", "restarted", "damaged"))
         return 4 * self.numbers(size) - momentum + counted + failures + guard

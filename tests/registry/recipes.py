@@ -74,8 +74,8 @@ def kl_soap(**given: Any) -> Any:
     return curvax.scale_by_soap(statistics="kl", **given)
 
 
-@recipe(**SOAP, method="tracked")
-def tracked_soap(**given: Any) -> Any:
+@recipe(**SOAP, method="rotations")
+def rotated_soap(**given: Any) -> Any:
     """SOAP in bases that follow their statistics by products."""
     return curvax.scale_by_soap(**given)
 

@@ -2,15 +2,14 @@
 
 import collections
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import curvax
-from curvax.transforms.kronecker import _factor
 from tests.helpers import at
+from tests.shared.factors import factors_of
 
 STEPS = 17
 EPS, LARGEST = 2.0**-5, 2.0**-2  # beside factors of size 1
@@ -45,12 +44,6 @@ def stepped(transformation, gradients):
     for t in range(len(next(iter(gradients.values())))):
         direction, state = update(at(gradients, t), state)
         yield direction, state
-
-
-def factors_of(state) -> list[Any]:
-    """All factors of a state of `precondition`, on both sides."""
-    is_factor = lambda x: isinstance(x, _factor.Factor)  # noqa: E731
-    return [f for f in jax.tree.leaves(state, is_leaf=is_factor) if is_factor(f)]
 
 
 def number_of(state, field: str) -> int:

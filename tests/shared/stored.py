@@ -28,7 +28,9 @@ def storage_of(mode: str, block: int = 64, min_elements: int = 1, be=BE, **setti
 
 
 def shampoo(storage, **settings):
-    defaults = {"b2": B2, "eps": EPS, "refresh": T2, "statistics_every": T1}
+    """With statistics and roots in the gradient's coordinates, as the papers store them."""
+    stored = {"method": curvax.eigenbases.stored_roots()}
+    defaults = stored | {"b2": B2, "eps": EPS, "refresh": T2, "statistics_every": T1}
     return curvax.scale_by_shampoo(storage=storage, **{**defaults, **settings})
 
 

@@ -25,7 +25,7 @@ def digests() -> dict[str, str]:
     mesh, found = jax.make_mesh((jax.device_count(),), ("devices",)), {}
     for row in tqdm(REGISTRY):
         changes = [{}, {"mesh": mesh}, *({"refresh": REFRESH[name](2)} for name in row.policies)]
-        changes += [{"method": "tracked"}, {"solver": "tracked"}, {"solver": "products"}]
+        changes += [{"method": "rotations"}, {"method": "products"}]
         storages = [{"storage": x} for x in STORAGE.values()] if row.factors else [{}]
         for given in itertools.product(changes, storages):
             try:

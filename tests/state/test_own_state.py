@@ -69,12 +69,17 @@ CHANGED: dict[str, tuple[Any, Any, tuple[str, str, str]]] = {
     "policy": (
         curvax.shampoo(0.1),
         curvax.shampoo(0.1, refresh=curvax.policies.foam(), damping_mode="absolute", eps=1e-9),
-        ("nothing", "4x6/inner/direction/left/eigenvectors", "float32[2, 4, 4]"),
+        ("nothing", "4x6/inner/direction/left/damping", "float32[2]"),
     ),
     "method": (
         curvax.foam(0.1),
         curvax.shampoo(0.1),
-        ("nothing", "4x6/inner/direction/left/error", "float32[2]"),
+        ("nothing", "matrices/inner_state/1/0/trace/a/kernel", "float32[4, 6]"),
+    ),
+    "stored roots": (
+        curvax.shampoo(0.1),
+        curvax.shampoo(0.1, method=curvax.eigenbases.stored_roots()),
+        ("nothing", "4x6/inner/direction/left/inverse_root", "float32[2, 4, 4]"),
     ),
     "schedule": (
         curvax.muon(0.1),

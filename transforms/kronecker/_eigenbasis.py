@@ -14,6 +14,9 @@ The statistics may be those of whitened gradients (`_whitened.py`), which also k
 $\lambda$ and $\mu$ of both sides current. Then $f$ may be followed by a division by
 $\sqrt{\lambda_i \mu_j}$; with momentum for $f$ this is KL-Shampoo.
 
+*Statistics* are kept in their bases, $H = U^\top L U$, which average the Gram matrices of
+$X = U_L^\top G\, U_R$; a refresh turns $U$ and $H$ (`_bases.py`, `linalg/_turns.py`).
+
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
 with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
 moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they
@@ -24,9 +27,9 @@ refresh breaks it, because an entry may get a moment from one place and a varian
 `limit` keeps it per matrix, also where 4 bits leave a basis that is not orthonormal.
 
 *Numerics.* Statistics and bases in float32 at least. If a statistic or new basis is not finite, the
-last basis stays in use, and `rejected` counts it; such a statistic starts anew (`restarted`).
-*Cost*: `2mn(m + n)` FLOPs for the statistics and `4mn(m + n)` for the rotations at each step;
-`O(m³ + n³)` at a refresh.
+last basis stays in use, and `rejected` counts it; such a statistic starts anew (`restarted`). One
+that is zero makes no basis: the identity stays, and every step tries again. *Cost*: `2mn(m + n)`
+FLOPs for the statistics and `4mn(m + n)` for the rotations at each step; `O(m³ + n³)` at a refresh.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ import optax
 from .._counts import next_step
 from .._recording import is_repeated
 from .._side import Side, sides_of
-from .._stacks import StateSplit, check_directions, each_array
+from .._stacks import check_directions, each_array
 from .._trees import widened
 from .._validate import (
     as_value,
@@ -53,16 +56,14 @@ from .._validate import (
     check_positive_int,
     check_transformation,
 )
-from ..directions._carry import check_moments, put_moments, take_moments
-from ..linalg._loops import visit_all
+from ..directions._carry import Moments, check_moments, put_moments, take_moments
 from ..linalg._numerics import shortened
 from ..linalg._products import Products, as_products
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._basis import Basis, BasisRule
-from ._methods import METHODS, BasisMethod, Qr, Tracked
-from ._statistic import SIDES, Pair
-from ._tracked import Graded, TrackedRule
+from ._bases import BasisRule
+from ._factor import SIDES, Factor
+from ._methods import BASIS_METHODS, BasisMethod, check_steps
 from ._whitened import STATISTICS, inverse_roots
 
 
@@ -70,8 +71,8 @@ class EigenbasisState(NamedTuple):
     """State of `in_eigenbasis`."""
 
     count: jax.Array  # t, int32 scalar
-    left: Basis | None
-    right: Basis | None
+    left: Factor | None
+    right: Factor | None
     inner: Any  # state of the inner transformation, for the rotated matrices
 
 
@@ -85,7 +86,7 @@ def in_eigenbasis(
     statistics: str = "gradient",
     initial: jax.typing.ArrayLike = 0.0,
     divide: bool = False,
-    method: str | BasisMethod = "eigh",
+    method: str | BasisMethod | None = None,
     storage: Storage | None = None,
     products: str | Products | None = None,
     skip_first: bool = False,
@@ -106,9 +107,10 @@ def in_eigenbasis(
         `_whitened.py`.
       divide: whether to divide the output of `inner` by the roots of the eigenvalues of both sides;
         needs "kl". With `inner=momentum(b1)` this is KL-Shampoo.
-      method: "eigh"; "qr": the first basis by `eigh`, each later one by orthogonal iteration from
-        the last one; "tracked": by products alone; or a value of `curvax.eigenbases`, such as
-        `eigenbases.qr(steps=10)`.
+      method: how a refresh turns a basis: "eigh", to the eigenvectors of the statistic; "qr", after
+        a first "eigh" by orthogonal iteration; "rotations", by products alone; or a value of
+        `curvax.eigenbases`, such as `eigenbases.qr(steps=10)`. `None` is "eigh" in programs for
+        CPUs and "rotations" in programs for GPUs and TPUs.
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
       products: the precision of products: "float32", "bf16x6", "bf16x3" or "bf16" for all of them,
@@ -133,12 +135,9 @@ def in_eigenbasis(
     check_refresh(refresh, ("eigenpairs",))
     check_choice("side", side, SIDES)
     check_decay("b3", b3)
-    by = as_value("method", method, BasisMethod, "curvax.eigenbases.qr(steps=10)", METHODS)
-    if isinstance(by, Qr) and by.steps > 1 and refresh.examines is None:
-        raise ValueError(
-            "method takes more than one step only with a policy that examines the bases, such as "
-            f"refresh=curvax.policies.diagonal_residual(); got method={by!r}, refresh={refresh!r}."
-        )
+    example = "curvax.eigenbases.qr(steps=10)"
+    by = as_value("method", method, BasisMethod, example, BASIS_METHODS)
+    check_steps(by, refresh)
     check_bool("skip_first", skip_first)
     check_interval("limit", limit, 0.0, open_low=True, open_high=False)
     check_choice("statistics", statistics, STATISTICS)
@@ -149,9 +148,8 @@ def in_eigenbasis(
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
     if max_order is not None:
         check_positive_int("max_order", max_order)
-    kept, tracked = as_storage(storage), isinstance(by, Tracked)
-    rules, forms = (TrackedRule, Graded(kept)) if tracked else (BasisRule, kept)
-    rule = rules(kept, forms, as_products(products), refresh, by, b3, initial, whiten)
+    common = as_storage(storage), as_products(products), refresh, by, b3, initial
+    rule = BasisRule(*common, whiten, roots=None)
 
     sides = functools.partial(sides_of, side, max_order=max_order)
 
@@ -161,25 +159,28 @@ def in_eigenbasis(
         if not is_repeated():
             check_directions("in_eigenbasis", inner, wide, inner_state)
             check_moments(inner_state, x)
-        bases = rule.started(x, sides)
-        return EigenbasisState(jnp.zeros([], jnp.int32), *bases, inner_state)
+        return EigenbasisState(jnp.zeros([], jnp.int32), *rule.started(x, sides), inner_state)
 
     def update(g: Any, state: Any, params: Any = None):
         del params
-        count = next_step(state.count)
-        bases = state.left, state.right
-        seen = rule.entered(g, bases, count) if rule.in_bases else g
-        sources, start = (seen, seen), None
+        count, bases = next_step(state.count), (state.left, state.right)
+        x = rule.entered(g, bases, count)
+        sources, start = (x, x), None
         if whiten:
-            sources, start, bases = rule.whitened(g, seen, bases, count)
+            sources, start, bases = rule.whitened(x, bases, count)
         bases = rule.accumulated(bases, sources, count, start)
-        moments = take_moments(state.inner)
-        if rule.in_bases:  # the gradient turns with the bases, as first moments do
-            moments.first.append(seen)
-        bases, moments = rule.refreshed(g, bases, moments, count)
-        wide = moments.first.pop() if rule.in_bases else widened(g)
-        carried = put_moments(state.inner, moments)
-        wide, inner_state = _directed(rule, inner, divide, wide, bases, carried, count)
+        # The gradient turns with the bases, as first moments do.
+        first, second = take_moments(state.inner)
+        bases, turned = rule.refreshed(g, bases, Moments([*first, x], second), count)
+        *first, x = turned.first
+        carried = put_moments(state.inner, Moments(first, turned.second))
+        found: Any = inner.update(x, carried)
+        moved, inner_state = found
+        for side, basis in zip(Side, bases, strict=True):
+            if divide and basis is not None:
+                assert basis.spectrum is not None
+                moved = moved * jnp.expand_dims(inverse_roots(basis.spectrum), side.other_axis)
+        wide = rule.moved(moved, bases, count, back=True)
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
         if skip_first:
             is_first = count == 1
@@ -190,46 +191,3 @@ def in_eigenbasis(
         return direction, EigenbasisState(count, *bases, inner_state)
 
     return each_array("in_eigenbasis", init, update)
-
-
-def _directed(
-    rule: BasisRule,
-    inner: optax.GradientTransformation,
-    divide: bool,
-    g: jax.Array,
-    bases: Pair,
-    state: Any,
-    count: jax.Array,
-) -> tuple[jax.Array, Any]:
-    """The output of `inner` for gradients in their bases, out of the bases again, and its state.
-
-    If statistics are kept in the bases, `g` is in them already. The same bases lead in and out:
-    where they are decoded one matrix at a time, `inner` runs inside the loop over the matrices.
-    """
-
-    def directed(x: jax.Array, bases: Any, state: Any) -> tuple[jax.Array, Any]:
-        opened = rule.opened(x, [basis and basis.basis for basis in bases])
-        found: Any = inner.update(x if rule.in_bases else rule.rotated(x, opened), state)
-        moved, state = found
-        for side, basis in zip(Side, bases, strict=True):
-            if divide and basis is not None:
-                roots = inverse_roots(basis.spectrum)
-                moved = moved * jnp.expand_dims(roots, side.other_axis)
-        return rule.rotated(moved, opened, back=True), state
-
-    numbers = rule.numbers(g, bases)
-    if numbers is None:
-        return directed(g, bases, state)
-    split = StateSplit.of(state, g.shape[:-2])
-    batched, shared = split.parts(state)
-    # Advances what all matrices share, such as counts; visits leave their own copies of it alone.
-    nothing: Any = None
-    _, others = inner.update(nothing, shared)
-
-    def visit(entry: Any, bases: Any) -> Any:
-        x, own = entry
-        moved, state = directed(x, bases, split.joined(own, shared))
-        return moved, split.parts(state)[0]
-
-    moved, own = visit_all(visit, (g, batched), g.shape[:-2], count, numbers, bases)
-    return moved, split.joined(own, others)

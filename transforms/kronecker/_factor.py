@@ -1,9 +1,16 @@
-"""One Kronecker factor: its statistic, its inverse root, and the refresh of the root."""
+r"""Both sides of matrices: their state, its accumulation, and the plot of a refresh.
+
+A side has a statistic and what is made of it: a basis (`_bases.py`) or a stored inverse root
+(`_roots.py`). A refresh is the same for both (`SideRule.checked`).
+"""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,17 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._counts import counter, counters
-from .._side import LEFT, RIGHT, Side
+from .._recording import Meaning, is_repeated, record
+from .._side import Side
+from .._trees import where_entries
 from ..directions._carry import Moments
-from ..linalg._eigh import eigh, from_eigen, is_indefinite
-from ..linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
-from ..linalg._numerics import HIGHEST, magnitude
-from ..linalg._products import multiplied
-from ..refresh._policy import Check, RootDamping, verdict_of
-from ..storage._storage import dense
-from ._noise import eigenvalue_floor
-from ._statistic import Pair, SideRule, identity
-from ._whitened import starting_multiple
+from ..linalg._loops import visit_all
+from ..linalg._numerics import magnitude
+from ..linalg._platforms import diagonals, identity
+from ..linalg._products import Products, at, gram
+from ..refresh._due import Refreshing, phases_of, refresh_due, untried
+from ..refresh._policy import RefreshPolicy, Verdict
+from ..storage._storage import Storage, StorageRecord
+
+SIDES = ("both", "left", "right", "smaller")
 
 
 @counters
@@ -33,159 +42,285 @@ class FactorCounts(NamedTuple):
 
 
 class Factor(NamedTuple):
-    """The preconditioners of one side of a batch of matrices; their order `d` is `m` or `n`."""
+    """One side of a batch of matrices; its order `d` is `m` or `n`."""
 
-    statistic: Any  # L or R, (..., d, d) in stored form
-    inverse_root: Any  # in use, (..., d, d) in stored form
-    eigenvectors: (
-        Any  # Q of the last refresh, (..., d, d), if the policy examines it or it is tracked
-    )
-    eigenvalues: jax.Array | None  # their undamped eigenvalues, (..., d)
-    damping: jax.Array | None  # ε in use, (...), if the policy examines anything
-    proxy: jax.Array | None  # its last figure, such as FOAM's h, float32 (...)
-    # The solver's error estimate, or of tracked bases the rest off the diagonal, float32 (...);
-    # None if the policy examines factors whose bases are not tracked.
-    error: jax.Array | None
+    statistic: Any  # H = Uᵀ L U, or L itself beside a stored root, (..., d, d) in stored form
+    basis: Any  # U in use, (..., d, d) in stored form; None beside a stored root
+    inverse_root: Any  # in use, (..., d, d) in stored form; None beside a basis
+    eigenvalues: jax.Array | None  # diag(H) of the last refresh, (..., d), of roots or if examined
+    spectrum: jax.Array | None  # λ, running averages (..., d), of whitened gradients in bases
+    damping: jax.Array | None  # ε in use, (...), if a policy examines roots
+    proxy: jax.Array | None  # the policy's last figure, such as FOAM's h, float32 (...)
+    error: jax.Array | None  # the solver's estimate of a stored root's error, float32 (...)
     counts: FactorCounts
     phase: jax.Array | None = None  # when it is due, int32 (...), if staggered
 
-    checks = counter("checks")  # times the factor was due, int32 (...)
-    refreshes = counter("refreshes")  # inverse roots recomputed
-    indefinite = counter("indefinite")  # refreshes whose statistic had a negative eigenvalue
-    rejected = counter("rejected")  # checks with a zero or non-finite statistic or root
-    restarted = counter("restarted")  # checks whose statistic was not finite and started anew
+    checks = counter("checks")  # times the side was due, int32 (...)
+    refreshes = counter("refreshes")  # bases turned, or roots recomputed
+    indefinite = counter("indefinite")  # stored roots whose statistic had a negative eigenvalue
+    rejected = counter("rejected")  # checks that found nothing finite, or all-zero statistics
+    restarted = counter("restarted")  # statistics, bases or eigenvalues that started anew
+
+
+Pair = tuple[Factor | None, Factor | None]
+"""The left and the right side of matrices; `None` for a side without a factor."""
+
+
+class Renewed(NamedTuple):
+    """A refresh of one side of a matrix."""
+
+    factor: Factor
+    moments: Moments
+    good: jax.Array  # bool: whether all of it is finite
+    indefinite: jax.Array  # bool: whether the statistic had a negative eigenvalue
 
 
 @dataclasses.dataclass(frozen=True)
-class FactorRule(SideRule):
-    """The settings of the factors of both sides."""
+class SideRule(abc.ABC):
+    """The settings of both sides."""
 
-    root: int
-    eps: Any
-    damping_mode: str
-    sides: int  # how many roots a matrix is multiplied by
+    storage: Storage  # of bases and roots
+    products: Products
+    policy: RefreshPolicy
+    method: Any  # how a refresh renews a basis or a root
+    b2: Any  # decay rate of the statistics; None sums
+    initial: Any  # a statistic starts as initial · I
 
     @property
-    def has_exact_eigenpairs(self) -> bool:
-        """Whether directions may be computed from them, as from the roots."""
-        kept = self.policy.examines is not None and self.method == "eigh"
-        return kept and self.sides == 2 and self.storage == dense()
+    @abc.abstractmethod
+    def statistics(self) -> Any:
+        """What encodes and decodes statistics."""
 
-    def start(
+    @abc.abstractmethod
+    def parts(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
+        """The initial fields of a `Factor` beside its statistic and its counters."""
+
+    @abc.abstractmethod
+    def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
+        """A refresh of one side of a single matrix, for its decoded statistic `h (d, d)`."""
+
+    def with_sound_basis(self, factor: Factor) -> tuple[Factor, jax.Array]:
+        """A factor whose damaged basis starts anew, and whether it was sound."""
+        return factor, jnp.bool_(True)
+
+    def verdict(self, factor: Factor, h: jax.Array) -> Verdict:
+        """The policy's, of a finite statistic; without one to ask, every due side is refreshed."""
+        del factor, h
+        return Verdict(jnp.bool_(True))
+
+    def largest(self, side: Side, x: Any) -> int:
+        """The rows and columns of the largest array that a refresh makes."""
+        return side.order(x)
+
+    def started(self, x: Any, sides: Callable[[Any], Sequence[Side]]) -> Pair:
+        """The initial states of `x (..., m, n)`, for the sides that `sides(x)` names.
+
+        Raises:
+          ValueError: if products have levels and the dtype is not float32.
+        """
+        dtype = np.promote_types(x.dtype, np.float32)
+        if not is_repeated():
+            if dtype != jnp.float32 and self.products != Products():
+                raise ValueError(
+                    f"products must be None for parameters of {dtype}, whose products are in full "
+                    f"precision; got {self.products!r}."
+                )
+            for order in (side.order(x) for side in sides(x)):
+                form = self.storage.describe(order)
+                record(StorageRecord(order, form))
+                record(Meaning(f"order {order}: {form}"))
+                record(Meaning(f"refresh policy: {type(self.policy).__name__}"))
+
+        def refreshing(side: Side, x: Any) -> Refreshing | None:
+            return self.refreshing(side, x) if side in sides(x) else None
+
+        works = [functools.partial(refreshing, side) for side in Side]
+        left, right = (
+            self._start(x.shape[:-2], side.order(x), dtype, phase) if side in sides(x) else None
+            for side, phase in zip(Side, phases_of(x, self.policy.schedule, works), strict=True)
+        )
+        return left, right
+
+    def _start(
         self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None
     ) -> Factor:
-        """The initial factors of a batch; their roots and bases are identities."""
-        eye = identity(order, dtype)
-        examined, vectors = self.policy.examines is not None, None
-        if self.in_bases:
-            vectors = self.storage.encode_basis(eye, None)
-        elif examined:
-            vectors = jnp.copy(eye)
-        statistic = self.statistics.encode_factor(self.initial * eye, None)
-        one = statistic, self.storage.encode_root(eye), vectors
+        eye, examined = identity(order, dtype), self.policy.examines is not None
+        fields = dict.fromkeys(Factor._fields) | self.parts(batch, eye)
+        fields["statistic"] = self.statistics.encode_factor(self.initial * eye, None)
         # Encoding them all would take the memory of decoded matrices, and longer programs.
-        each = jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, *x.shape)), one)
-        return Factor(
-            *each,
-            eigenvalues=jnp.zeros((*batch, order), dtype) if examined else None,
-            damping=jnp.full(batch, self.eps, dtype) if examined else None,
-            proxy=jnp.zeros(batch, jnp.float32) if examined else None,
-            error=jnp.zeros(batch, jnp.float32) if self.in_bases or not examined else None,
-            counts=FactorCounts.zeros(batch),
-            phase=phase,
-        )
+        for name in ("statistic", "basis", "inverse_root"):
+            fields[name] = jax.tree.map(
+                lambda x: jnp.broadcast_to(x, (*batch, *x.shape)), fields[name]
+            )
+        fields["proxy"] = jnp.zeros(batch, jnp.float32) if examined else None
+        fields |= {"counts": FactorCounts.zeros(batch), "phase": phase}
+        return Factor(**fields)  # pyright: ignore
 
-    def apply_root(
-        self, stored: Any, x: jax.Array, side: Side, precision: jax.lax.PrecisionLike = None
-    ) -> jax.Array:
-        """The product of a stored root with `x (..., m, n)`, on this side."""
-        root = self.storage.decode_root(stored)
-        x = x.astype(root.dtype)
-        precision = self.products.step or precision
-        return multiplied(*((root, x) if side is LEFT else (x, root)), precision)
+    def numbers(self, x: jax.Array, stored: Sequence[Any]) -> int | None:
+        """How many numbers a matrix's largest array has, for `visit_all`.
 
-    def whitened(
-        self, g: jax.Array, factors: Pair, count: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        """`G R^(-1/2) / √n` and `L^(-1/2) G / √m`, which statistics average, and their start.
-
-        A side without a root counts as the start, a side without a factor as the identity.
+        It is `None` if no side of `x (..., m, n)` with a `stored` form is decoded one at a time.
         """
-        dtype = np.promote_types(g.dtype, np.float32)
-        start = starting_multiple(g, self.sides, self.initial, dtype)
-        exact, size = functools.partial(self.apply_root, precision=HIGHEST), jnp.sqrt(start)
-        inverse = jnp.where(size == 0, 0, 1 / jnp.where(size == 0, 1, size))[..., None, None]
+        pairs = zip(x.shape[-2:], stored, strict=True)
+        orders = [order for order, own in pairs if own is not None]
+        if not any(map(self.storage.decodes_singly, orders)):
+            return None
+        return max(math.prod(x.shape[-2:]), *(order * order for order in orders))
 
-        def by(side: Side) -> jax.Array:
-            work, factor = g.astype(dtype), factors[side is RIGHT]
-            if factor is not None:
-                roots = [factor.inverse_root if own is side else None for own in Side]
-                rooted = self.two_sided(exact, work, roots, count)
-                work = jnp.where((factor.refreshes > 0)[..., None, None], rooted, work * inverse)
-            return work / side.order(g) ** 0.5
+    def two_sided(
+        self,
+        product: Callable[[Any, jax.Array, Side], jax.Array],
+        m: jax.Array,
+        stored: Sequence[Any],
+        count: jax.Array,
+    ) -> jax.Array:
+        """`product(own, m, side)` for the stored form of each side, in the dtype of `m`."""
 
-        return (by(RIGHT), by(LEFT)), start
+        def visit(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
+            for side, own in zip(Side, stored, strict=True):
+                x = x if own is None else product(own, x, side)
+            return x.astype(m.dtype)
 
-    def refresh_one(
-        self, entry: tuple[Factor, Moments], given: None, side: Side | None
-    ) -> tuple[Factor, Moments]:
-        """Checks a single factor, follows the policy's verdict and counts it."""
-        del given, side
-        factor, moments = entry
-        statistic = self.statistics.decode_factor(factor.statistic)
-        floor: Any = rounding_floor(statistic, self.root, self.sides)
-        if self.has_exact_eigenpairs:
-            floor = eigenvalue_floor(statistic.dtype)
-        size = magnitude(statistic)
-        sound = jnp.isfinite(size)
+        return visit_all(visit, m, m.shape[:-2], count, self.numbers(m, stored), stored)
 
-        def solved() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
-            if self.policy.examines is not None:
-                x, new, refresh, indefinite = self._examined(factor, statistic, floor)
+    def accumulated(
+        self, factors: Pair, sources: Sequence[jax.Array], count: jax.Array, start: Any = None
+    ) -> Pair:
+        """Both sides after accumulating `s sᵀ`, or `sᵀ s` on the right, for `s (..., m, n)`.
+
+        Args:
+          factors: the states of the sides.
+          sources: an `s` for each side.
+          count: the step, from 1.
+          start: a statistic of zeros starts at this multiple `(...)` of the identity.
+        """
+
+        def accumulate(side: Side, stored: Any, given: tuple[jax.Array, Any]) -> Any:
+            s, start = given
+            old = self.statistics.decode_factor(stored)
+            if start is not None:
+                empty = ~jnp.any(diagonals(old)[..., None, :] != 0, axis=(-2, -1))[..., None, None]
+                eye = jnp.broadcast_to(jnp.eye(side.order(s), dtype=old.dtype), old.shape)
+                old = jnp.where(empty, start[..., None, None] * eye, old)
+            square = gram(s.astype(old.dtype), side, self.products.statistics)
+            pairs = [[diagonals(x)[..., None, :] for x in (old, square)], (old, square)]
+            if self.b2 is None:
+                diagonal, new = (a + b for a, b in pairs)
             else:
-                found = solve_root(
-                    statistic, self.root, self.eps, self.damping_mode, self.method, floor
-                )
-                new = factor._replace(error=found.error.astype(jnp.float32))
-                x, refresh, indefinite = found.inverse_root, jnp.bool_(True), found.indefinite
-            good = jnp.isfinite(magnitude(x)) & sound
-            new = new._replace(inverse_root=self.storage.encode_root(x))
-            return new, good, refresh, indefinite
+                diagonal, new = (self.b2 * a + (1 - self.b2) * b for a, b in pairs)
+            # A running average would keep a NaN forever, so the old statistic stays if the new one
+            # is not finite. The diagonal decides: it holds the largest entry of a Gram matrix.
+            finite = jnp.isfinite(diagonal).all(axis=(-2, -1))
+            kept = jnp.where(finite[..., None, None], new, old)
+            return where_entries(finite, self.statistics.encode_factor(kept, stored), stored)
 
-        def nothing() -> tuple[Factor, jax.Array, jax.Array, jax.Array]:
-            return factor, jnp.bool_(False), jnp.bool_(False), jnp.bool_(False)
+        found = [*factors]
+        for i, (side, factor, s) in enumerate(zip(Side, factors, sources, strict=True)):
+            if factor is not None:
+                visit = functools.partial(accumulate, side)
+                numbers = self.numbers(s, [factor if own is side else None for own in Side])
+                new = visit_all(visit, factor.statistic, s.shape[:-2], count, numbers, (s, start))
+                found[i] = factor._replace(statistic=new)
+        return found[0], found[1]
 
-        # All-zero statistics produce no root: it would consist of damping alone.
-        new, good, refresh, indefinite = jax.lax.cond(size > 0, solved, nothing)
-        kept = jax.tree.map(lambda a, b: jnp.where(good, a, b), new, factor)
+    def refreshing(self, side: Side, x: Any) -> Refreshing:
+        """What it takes to refresh one side of a matrix of `x (..., m, n)`."""
+        order = side.order(x)
+        # A policy that examines matrices refreshes few: at once they would all be refreshed.
+        alone = self.policy.examines is not None or self.storage.decodes_singly(order)
+        return Refreshing(float(order) ** 3, None if alone else self.largest(side, x) ** 2)
+
+    def visits(self, never: jax.Array) -> list[tuple[SideRule, Any]]:
+        """The rules that refresh, and for which matrices: bool (size,), or True for all.
+
+        `never` are those that have not been refreshed yet, bool (size,).
+        """
+        del never
+        return [(self, True)]
+
+    def refreshed(
+        self, g: jax.Array, factors: Pair, moments: Moments, count: jax.Array
+    ) -> tuple[Pair, Moments]:
+        """Both sides after the refreshes due at this step, and the moments with them.
+
+        `count` is counted from the end of the warm-up. What was always rejected so far, such as a
+        statistic of zeros, is tried again at every step.
+        """
+        found, follow = [*factors], bool(jax.tree.leaves(moments))
+        for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
+            if factor is None:
+                continue
+            entry = factor._replace(phase=None), moments
+            for rule, of in self.visits(factor.refreshes.reshape(-1) == 0):
+
+                def chosen(due: jax.Array, factor: Factor = factor, of: Any = of) -> jax.Array:
+                    return (due & (count > 0) | untried(factor).reshape(-1)) & of
+
+                # jax.jit hashes its function. A bound method hashes its rule, which may hold
+                # tracers; a partial function does not. Both sides of square matrices share what is
+                # traced, unless moments follow.
+                visit = jax.jit(functools.partial(rule.checked), static_argnames="side")
+                with at(self.products.refresh):
+                    entry = refresh_due(
+                        functools.partial(visit, side=side if follow else None),
+                        entry,
+                        g.shape[:-2],
+                        self.policy.schedule,
+                        count,
+                        phase=factor.phase,
+                        select=chosen,
+                        numbers=self.refreshing(side, g).numbers,
+                    )
+            refreshed, moments = entry
+            found[i] = refreshed._replace(phase=factor.phase)
+        return (found[0], found[1]), moments
+
+    def checked(
+        self, entry: tuple[Factor, Moments], given: Any, side: Side | None
+    ) -> tuple[Factor, Moments]:
+        """Refreshes one side of a single matrix, if the policy asks for it.
+
+        The plot: decode, start what is damaged anew, ask the policy, renew or keep, take what is
+        finite, count. The matrix's moments follow.
+        """
+        del given
+        factor, moments = entry
+        stored, h = factor.statistic, self.statistics.decode_factor(factor.statistic)
+        size = magnitude(h)
+        factor, sound = self.with_sound_basis(factor)
+        sound &= jnp.isfinite(size)
+        anew = self.statistics.encode_factor(
+            # On the mesh of the statistic.
+            jnp.zeros_like(h) + self.initial * identity(len(h), h.dtype),
+            None,
+        )
+        factor = factor._replace(statistic=_where(sound, stored, anew))
+        verdict = self.verdict(factor, jnp.where(sound, h, 0))
+
+        # All-zero statistics make no root, which would consist of damping alone, and no basis.
+        new = jax.lax.cond(
+            verdict.refresh & sound & (size > 0),
+            lambda: self.renewed(factor, h, moments, side),
+            lambda: Renewed(factor, moments, jnp.bool_(False), jnp.bool_(False)),
+        )
+        found, moments = _where(new.good, (new.factor, new.moments), (factor, moments))
+        if verdict.eigenvalues is not None:  # of a policy that refreshes nothing now
+            for name in ("eigenvalues", "damping"):
+                if getattr(found, name) is not None:
+                    own, other = getattr(found, name), getattr(verdict, name)
+                    kept = jnp.where(verdict.refresh | ~sound, own, other.astype(own.dtype))
+                    found = found._replace(**{name: kept})
+            found = found._replace(proxy=_where(sound, verdict.proxy, factor.proxy))
         counts = factor.counts.plus(
             checks=1,
-            refreshes=refresh & good,
-            indefinite=indefinite & good,
-            rejected=~good,
+            refreshes=new.good,
+            indefinite=new.good & new.indefinite,
+            rejected=(verdict.refresh | ~sound) & ~new.good,
             restarted=~sound,
         )
-        return kept._replace(
-            statistic=self.kept_statistic(sound, factor.statistic, statistic),
-            proxy=jax.tree.map(lambda a, b: jnp.where(sound, a, b), new.proxy, factor.proxy),
-            counts=counts,
-        ), moments
+        return found._replace(counts=counts), moments
 
-    def _examined(
-        self, factor: Factor, statistic: jax.Array, floor: jax.typing.ArrayLike
-    ) -> tuple[jax.Array, Factor, jax.Array, jax.Array]:
-        """The root that the policy asks for, the factor, and whether it is new or indefinite."""
-        q, d, damping = factor.eigenvectors, factor.eigenvalues, factor.damping
-        assert d is not None and damping is not None
-        damaged = ~jnp.isfinite(jnp.stack([magnitude(x) for x in (q, d, damping)])).all()
-        first = (factor.refreshes == 0) | damaged
-        own = RootDamping(damping.astype(statistic.dtype), self.eps, self.root)
-        verdict = verdict_of(self.policy, Check(statistic, q, d, first, own), factor.proxy)
-        refresh, proxy, new, kept = verdict
-        q, d = jax.lax.cond(refresh, eigh, lambda _: (q, kept), statistic)
-        assert new is not None
-        x = from_eigen(q, root_eigenvalues(d, self.root, new, floor=floor))
-        factor = factor._replace(
-            eigenvectors=q, eigenvalues=d, damping=new.astype(damping.dtype), proxy=proxy
-        )
-        return x, factor, refresh, refresh & is_indefinite(d)
+
+def _where(condition: jax.Array, a: Any, b: Any) -> Any:
+    """Of single matrices' trees."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y).astype(y.dtype), a, b)

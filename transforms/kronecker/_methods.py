@@ -1,19 +1,56 @@
-"""Ways to renew an eigenbasis: the values of `method=` of `in_eigenbasis`, and their names."""
+"""How a refresh renews a basis or a root: the values of `method=`, and their names."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from .._validate import Value, check_positive_int
+import jax
+
+from .._validate import Value, check_choice, check_positive_int
+from ..linalg import _turns
+from ..linalg._inverse_root import SOLVERS
 
 
-class BasisMethod(Value):
-    """The type of `method=` of `in_eigenbasis`."""
+class RefreshMethod(Value):
+    """The type of `method=` of `precondition`."""
+
+
+class BasisMethod(RefreshMethod):
+    """The type of `method=` of `in_eigenbasis`: turns a basis that a statistic is kept in."""
+
+    first: BasisMethod | None = None  # what turns the identity, if not this method
+
+    @abc.abstractmethod
+    def turn(
+        self, u: jax.Array, h: jax.Array, again: Callable[[jax.Array], jax.Array]
+    ) -> _turns.Turn:
+        """The turn of a basis `u (d, d)` with the statistic `h = uᵀ L u`.
+
+        `again(h)` says whether the policy would refresh a basis with another `h`.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class ByDefault(BasisMethod):
+    """Decided by the platform of the program."""
+
+    def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
+        """Exact on CPUs, rotations on GPUs and TPUs."""
+        del again
+        return _turns.by_default(u, h)
 
 
 @dataclasses.dataclass(frozen=True)
 class Eigh(BasisMethod):
     """See `eigh`."""
+
+    def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
+        """To the eigenvectors of `h`."""
+        del again
+        return _turns.by_eigh(u, h)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,16 +59,38 @@ class Qr(BasisMethod):
 
     steps: int = 1
 
+    first = Eigh()
+
+    def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
+        """By orthogonal iteration."""
+        return _turns.by_qr(u, h, self.steps, again)
+
 
 @dataclasses.dataclass(frozen=True)
-class Tracked(BasisMethod):
-    """See `tracked`."""
+class Rotations(BasisMethod):
+    """See `rotations`."""
 
-    rotations: int = 16
+    most: int = _turns.ROTATIONS
+
+    def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
+        """By products."""
+        del again
+        return _turns.by_rotations(u, h, self.most)
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredRoots(RefreshMethod):
+    """See `stored_roots`."""
+
+    solver: str = "eigh"
 
 
 def eigh() -> Eigh:
-    """Decomposes the statistic at each refresh."""
+    r"""Decomposes the statistic at each refresh: the papers' form, on all platforms.
+
+    The statistic is kept in the basis, $H = U^\top L U$; the basis turns to its eigenvectors, by
+    descending eigenvalue.
+    """
     return Eigh()
 
 
@@ -51,27 +110,62 @@ def qr(steps: int = 1) -> Qr:
     return Qr(steps)
 
 
-def tracked(rotations: int = 16) -> Tracked:
+def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     r"""Follows the statistic by products: rotates the basis a little at each refresh.
 
-    The state has the statistic in the basis, $H = U^\top L U$, in place of $L$: it averages the
-    Gram matrix of the rotated gradient. The first refresh decomposes it; each later one rotates
-    $U$, $H$ and the moments by as many rotations as the change asks for, of four to six products of
-    the factor's order each (`linalg/_tracking.py` has the formulas): one or two where the basis is
-    refreshed at every step, two to four at every tenth. It needs no QR decomposition and sorts
-    nothing: columns keep their eigenvalues. So it takes a refresh at every step on hardware that is
-    made for products: GPUs and TPUs. On CPUs a decomposition costs as much as 14 products.
+    It rotates $U$, $H = U^\top L U$ and the moments as often as the change asks for, by six
+    products of the factor's order each time (`linalg/_turns.py` has the formulas): once or twice
+    where the basis is refreshed at every step, two to four times at every tenth. Nothing is
+    decomposed, the first refresh included, and nothing is sorted: columns keep their eigenvalues.
+    So a refresh at every step is possible on hardware that is made for products. Programs for GPUs
+    and TPUs do this by default. On CPUs a decomposition costs as much as 14 products.
 
     Args:
-      rotations: the most rotations in a refresh. The first refreshes, of an average that is half
-        new, take 5 to 16.
+      most: the most rotations in a refresh. 80 lead from the identity to any basis; the first
+        refreshes, of an average that is half new, take 5 to 16.
 
     Raises:
-      ValueError: if `rotations` is not a positive integer.
+      ValueError: if `most` is not a positive integer.
     """
-    check_positive_int("rotations", rotations)
-    return Tracked(rotations)
+    check_positive_int("most", most)
+    return Rotations(most)
 
 
-METHODS = {"eigh": Eigh(), "qr": Qr(), "tracked": Tracked()}
+def stored_roots(solver: str = "eigh") -> StoredRoots:
+    r"""Stores inverse roots beside statistics in the gradient's own coordinates.
+
+    This is the form of the papers on Shampoo in 4 bits. A step has a product less for each side
+    than with a basis, and two less if it does not update statistics; a refresh solves for the root
+    anew. Take it where refreshes are rare, such as `shampoo` at its period of 500: with "products"
+    on GPUs and TPUs, with "eigh" on CPUs.
+
+    Args:
+      solver: "eigh", "products", "coupled_newton" or "newton_schulz", see `inverse_root`.
+
+    Raises:
+      ValueError: if `solver` is none of these.
+    """
+    check_choice("solver", solver, SOLVERS)
+    return StoredRoots(solver)
+
+
+def check_steps(method: RefreshMethod, refresh: Any) -> None:
+    """Requires a policy that examines the bases, for an iteration of several steps."""
+    if isinstance(method, Qr) and method.steps > 1 and refresh.examines is None:
+        raise ValueError(
+            "method takes more than one step only with a policy that examines the bases, such as "
+            f"refresh=curvax.policies.diagonal_residual(); got method={method!r}, "
+            f"refresh={refresh!r}."
+        )
+
+
+BASIS_METHODS: dict[Any, Any] = {
+    None: ByDefault(),
+    "eigh": Eigh(),
+    "qr": Qr(),
+    "rotations": Rotations(),
+}
 """The plain methods, by name."""
+
+ROOT_METHODS = BASIS_METHODS | {name: StoredRoots(name) for name in SOLVERS if name != "eigh"}
+"""Those of `precondition`."""

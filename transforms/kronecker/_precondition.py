@@ -9,14 +9,19 @@ where $S$ is $G$ or $M$, or $G$ whitened by the other side's root (`_whitened.py
 factor may be absent. The refresh policy decides when roots are computed and with how much damping.
 Before the first refresh a root is the identity.
 
-*Numerics.* Statistics and roots in float32 (float64 for float64 parameters), with
+*Two forms.* By default statistics, momenta and gradients are in eigenbases, and the eigenvalues of
+roots multiply them there (`_bases.py`): a refresh is a turn of the bases, by products on GPUs and
+TPUs. Or roots are stored beside statistics in the gradient's own coordinates (`_roots.py`,
+`eigenbases.stored_roots`), as in the papers on few bits: a step has one product less for each side,
+and a refresh solves for the root.
+
+*Numerics.* Statistics, bases and roots in float32 (float64 for float64 parameters), with
 `Precision.HIGHEST` where a product feeds a root. Damped eigenvalues that are rounding noise count
-as the floor of `linalg/_inverse_root.py`; where the policy keeps "eigh"'s eigenpairs of both sides,
-`_noise.py` keeps noise out of directions without it. A root that is not finite is rejected, and so
-is that of an all-zero statistic, `ε^(-1/p) I`, far too large for the next gradients: the last good
-one stays in use. A statistic that is not finite starts anew at a refresh. *Cost* of a factor of
-order `d` beside `k`: `2d²k` FLOPs for the statistic, `2d²k` for the product, `O(d³)` at a refresh;
-`8d²` bytes, `12d²` with a policy that keeps eigenpairs.
+as the floor of `linalg/_inverse_root.py`; in bases of both sides `_noise.py` keeps noise out of
+directions. What is not finite is rejected, and so is the root of an all-zero statistic,
+`ε^(-1/p) I`, far too large for the next gradients: the last good one stays in use. A statistic that
+is not finite starts anew at a refresh. *Cost* of a factor of order `d` beside `k`: `2d²k` FLOPs for
+the statistic, `4d²k` for the bases (`2d²k` for a stored root), `O(d³)` at a refresh; `8d²` bytes.
 
 *Bound.* A root that contains the gradient, $L \succeq (1-b_2) G G^\top$, gives $\|L^{-1/2} G\|_2$
 and $\|L^{-1/4} G R^{-1/4}\|_2$ of at most $(1-b_2)^{-1/2}$ (1 for sums), so that $\|D\|_F \le
@@ -39,7 +44,6 @@ from jax.core import Tracer
 from .._counts import next_step
 from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
-from .._trees import where_entries
 from .._validate import (
     as_value,
     check_bool,
@@ -50,18 +54,17 @@ from .._validate import (
     check_positive_int,
     concrete,
 )
-from ..directions._carry import Moments
-from ..linalg._inverse_root import SOLVERS, check_root_arguments
+from ..directions._carry import Moments, check_moments, put_moments, take_moments
+from ..linalg._inverse_root import check_root_arguments
 from ..linalg._loops import at_most_once
 from ..linalg._numerics import shortened
 from ..linalg._products import Products, as_products
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
-from ._factor import Factor, FactorRule
-from ._methods import BasisMethod, Tracked
-from ._noise import in_eigenbases, is_noise
-from ._statistic import SIDES, Pair
-from ._tracked import Graded, TrackedFactorRule
+from ._bases import BasisRule, InverseRoots
+from ._factor import SIDES, Factor
+from ._methods import ROOT_METHODS, BasisMethod, RefreshMethod, StoredRoots, check_steps
+from ._roots import RootRule
 
 
 class PreconditionState(NamedTuple):
@@ -83,7 +86,7 @@ def precondition(
     bias_correction: bool = False,
     eps: jax.typing.ArrayLike = 1e-6,
     damping_mode: str = "absolute",
-    solver: str | BasisMethod = "eigh",
+    method: str | RefreshMethod | None = None,
     initial: jax.typing.ArrayLike = 0.0,
     statistics: str = "gradient",
     statistics_every: int = 1,
@@ -95,7 +98,8 @@ def precondition(
     """Preconditions matrices by inverse roots of their Kronecker factors.
 
     Args:
-      momentum: transformation that computes `M` from the gradient; with `None`, `M = G`.
+      momentum: transformation that computes `M` from the gradient; with `None`, `M = G`. It gets no
+        parameters. In eigenbases it is element-wise, and declares its moments, as `momentum` does.
       refresh: policy for the roots: `every(10)`, `policies.foam()`,
         `policies.diagonal_residual()`, or your own.
       side: "both", "left", "right", or "smaller": only the factor of smaller order, the left one of
@@ -104,12 +108,13 @@ def precondition(
       b2: decay rate of the statistics; `None` sums them.
       bias_correction: whether statistics are weighted means, as if divided by `1 - b2^t`, in which
         `initial` has no part.
-      eps: damping. With 0, "eigh" takes the root on the factor's range only.
+      eps: damping. With 0, the root is on the factor's range only.
       damping_mode: "absolute"; "relative": `eps` times the largest eigenvalue; "floor": raises
         eigenvalues to at least `eps`; or "outside": added to `L^(1/p)` instead of `L`.
-      solver: "eigh", "products" (p = 2, 4, 8, …), "coupled_newton" (p a power of 2) or
-        "newton_schulz" (p = 2), see `inverse_root`; or "tracked", `eigenbases.tracked(rotations)`:
-        from eigenbases that follow the statistics by products.
+      method: how a refresh renews roots. In eigenbases: "eigh", "qr", "rotations", or a value of
+        `curvax.eigenbases`; `None` is "eigh" in programs for CPUs and "rotations" in programs for
+        GPUs and TPUs. Stored: "products" (p = 2, 4, 8, …), "coupled_newton" (p a power of 2),
+        "newton_schulz" (p = 2), or `eigenbases.stored_roots()`, by `eigh`; see `inverse_root`.
       initial: the statistics start at this multiple of the identity; for 0 with "kl" see
         `_whitened.py`.
       statistics: S, "gradient", "momentum", or "kl": the gradient whitened by the other side's
@@ -137,7 +142,10 @@ def precondition(
             "statistics must be 'gradient' without a momentum (b1= of shampoo), got 'momentum'."
         )
     check_choice("statistics", statistics, ("gradient", "momentum", "kl"))
-    method = _checked_solver(solver, root, damping_mode)
+    example = "curvax.eigenbases.rotations(8)"
+    by = as_value("method", method, RefreshMethod, example, ROOT_METHODS)
+    solver = by.solver if isinstance(by, StoredRoots) else "eigh"
+    check_root_arguments(root, solver, damping_mode, "method")
     check_interval("eps", eps, 0.0)
     check_interval("initial", initial, 0.0)
     check_positive_int("statistics_every", statistics_every, traced=True)
@@ -151,11 +159,13 @@ def precondition(
     sided = 2 if side == "both" else 1
     whiten = statistics == "kl"
     _check_root(root, b2, whiten, 2 * sided if limit else None, side)
-    _check_policy(refresh, eps, damping_mode, method)
-    kept, tracked = as_storage(storage), isinstance(method, Tracked)
-    rules, forms = (TrackedFactorRule, Graded(kept)) if tracked else (FactorRule, kept)
-    common = kept, forms, as_products(products), refresh, method, b2, initial, whiten
-    rule = rules(*common, root, eps, damping_mode, sided)
+    _check_policy(refresh, eps, damping_mode, by)
+    common = as_storage(storage), as_products(products), refresh, by, b2, initial
+    roots = InverseRoots(root, eps, damping_mode, sided)
+    if isinstance(by, BasisMethod):
+        rule = BasisRule(*common, whiten, roots)
+    else:
+        rule = RootRule(*common, roots)
     average = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
@@ -164,16 +174,20 @@ def precondition(
 
     def init(x: Any) -> PreconditionState:
         momentum_state = average.init(x)
-        check_directions("precondition, for its momentum", average, x, momentum_state, x)
+        check_directions("precondition, for its momentum", average, x, momentum_state)
+        if isinstance(rule, BasisRule):
+            check_moments(momentum_state, x)
         factors = rule.started(x, sides)
         return PreconditionState(jnp.zeros([], jnp.int32), *factors, momentum_state)
 
     def update(g: Any, state: Any, params: Any = None):
-        count = next_step(state.count)
-        found: Any = average.update(g, state.momentum, params)
-        m, momentum_state = found
-        source = m if statistics == "momentum" else g
-        factors = (state.left, state.right)
+        del params
+        count, factors = next_step(state.count), (state.left, state.right)
+        x = rule.entered(g, factors, count)
+        m, momentum_state = x, state.momentum
+        if momentum is not None:
+            found: Any = momentum.update(x.astype(g.dtype), state.momentum)
+            m, momentum_state = found
         averaging = rule
         if bias_correction:
             # With this decay rate the average of so many terms is a weighted mean of them.
@@ -182,16 +196,25 @@ def precondition(
             averaging = dataclasses.replace(rule, b2=decay)
 
         def accumulate(s: jax.Array, factors: Any) -> Any:
-            sources, start = rule.whitened(s, factors, count) if whiten else ((s, s), None)
+            sources, start = (s, s), None
+            if whiten:
+                sources, start, factors = rule.whitened(s, factors, count)
             return averaging.accumulated(factors, sources, count, start)
 
+        source = m if statistics == "momentum" else x
         if statistics_every == 1:
             factors = accumulate(source, factors)
         else:
             due = count % statistics_every == 0
             factors = at_most_once(accumulate, due, source, factors)
-        factors, _ = rule.refreshed(g, factors, Moments([], []), count - warmup_steps)
-        direction = _direction(rule, m, factors, count)
+        first, second = take_moments(momentum_state)
+        same = [x is m for x in first]  # a plain momentum is both, and turns once
+        moments = Moments([*first] if any(same) else [*first, m], second)
+        factors, moments = rule.refreshed(g, factors, moments, count - warmup_steps)
+        m = moments.first[same.index(True) if any(same) else -1]
+        first = moments.first[: len(first)]
+        momentum_state = put_moments(momentum_state, Moments(first, moments.second))
+        direction = rule.directed(m, factors, count).astype(g.dtype)
         if limit:
             direction = _limited(direction, factors, b2, whiten)
         if warmup_steps:
@@ -199,15 +222,6 @@ def precondition(
         return direction, PreconditionState(count, *factors, momentum_state)
 
     return each_array("precondition", init, update)
-
-
-def _checked_solver(solver: Any, root: int, damping_mode: str) -> Any:
-    """The name of a solver that fits the root and the damping, or `eigenbases.tracked()`."""
-    names = {**{name: name for name in SOLVERS}, "tracked": Tracked()}
-    by = as_value("solver", solver, Tracked, "curvax.eigenbases.tracked(rotations=8)", names)
-    if not isinstance(by, Tracked):
-        check_root_arguments(root, by, damping_mode)
-    return by
 
 
 def _check_root(root: Any, b2: Any, whiten: bool, of_limit: int | None, side: str) -> None:
@@ -220,25 +234,6 @@ def _check_root(root: Any, b2: Any, whiten: bool, of_limit: int | None, side: st
             raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
     elif of_limit is not None and not traced and root != of_limit:
         raise ValueError(f"root must be {of_limit} for side={side!r} with limit, got {root!r}.")
-
-
-def _direction(rule: FactorRule, m: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
-    """The product of the roots of both sides with `m (..., m, n)`."""
-    roots = [None if factor is None else factor.inverse_root for factor in factors]
-
-    def by_roots(_: Any, m: jax.Array) -> jax.Array:
-        return rule.two_sided(rule.apply_root, m, roots, count)
-
-    if not rule.has_exact_eigenpairs:
-        return by_roots(None, m)
-    noisy = jnp.stack([is_noise(factor).any(axis=-1) for factor in factors]).all(axis=0)
-
-    def by_either(_: Any, m: jax.Array) -> jax.Array:
-        return where_entries(noisy, in_eigenbases(m, *factors, rule.root), by_roots(None, m))
-
-    # Not a `cond`, which under `vmap` would do both.
-    m = at_most_once(by_either, noisy.any(), None, m)
-    return at_most_once(by_roots, ~noisy.any(), None, m)
 
 
 def _limited(
@@ -259,14 +254,18 @@ def _limited(
 
 
 def _check_policy(
-    refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, solver: str | BasisMethod
+    refresh: Any, eps: jax.typing.ArrayLike, damping_mode: str, method: RefreshMethod
 ) -> None:
     """Requires a refresh policy that fits the other arguments."""
     check_refresh(refresh, ("eigenpairs", "damping"))
+    check_steps(method, refresh)
     if refresh.examines is None:
         return
-    if not isinstance(solver, Tracked):
-        check_choice("solver (with this refresh policy)", solver, ("eigh", "tracked"))
+    if isinstance(method, StoredRoots):
+        raise ValueError(
+            "method must be None, 'eigh', 'qr' or 'rotations' with a refresh policy that examines "
+            f"eigenbases; got method={method!r}, refresh={refresh!r}."
+        )
     most = refresh.max_damping if refresh.examines == "damping" else float("inf")
     most = float("inf") if isinstance(most, Tracer) else float(most)
     if damping_mode != "absolute":

@@ -36,7 +36,7 @@ damping is noise. No float32 floor can tell the noise of a gradient in bfloat16 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,19 +69,23 @@ def rounding_floor(statistic: jax.Array, root: jax.typing.ArrayLike, sides: int)
     return jnp.maximum(EIGENVALUE_NOISE * eps, noise ** (root / sides)).astype(statistic.dtype)
 
 
-def check_root_arguments(root: int, solver: str, damping_mode: str) -> None:
+def check_root_arguments(
+    root: int, solver: str, damping_mode: str, argument: str = "solver"
+) -> None:
     """Raises a `ValueError` if the solver does not support this root or this damping mode."""
-    check_choice("solver", solver, SOLVERS)
+    check_choice(argument, solver, SOLVERS)
     check_choice("damping_mode", damping_mode, DAMPING_MODES)
     check_positive_int("root", root, traced=True)
     if solver == "newton_schulz" and root != 2:
-        raise ValueError(f"root must be 2 for solver='newton_schulz', got {root!r}.")
+        raise ValueError(f"root must be 2 for {argument}='newton_schulz', got {root!r}.")
     if solver == "coupled_newton" and root & (root - 1):
-        raise ValueError(f"root must be a power of 2 for solver='coupled_newton', got {root!r}.")
+        raise ValueError(
+            f"root must be a power of 2 for {argument}='coupled_newton', got {root!r}."
+        )
     if solver == "products" and (root < 2 or root & (root - 1)):
-        raise ValueError(f"root must be 2, 4, 8, … for solver='products', got {root!r}.")
+        raise ValueError(f"root must be 2, 4, 8, … for {argument}='products', got {root!r}.")
     if solver != "eigh" and damping_mode in ("floor", "outside"):
-        raise ValueError(f"damping_mode={damping_mode!r} needs solver='eigh', got {solver!r}.")
+        raise ValueError(f"damping_mode={damping_mode!r} needs {argument}='eigh', got {solver!r}.")
 
 
 class Solved(NamedTuple):
@@ -106,25 +110,38 @@ def solve_root(
     input gives NaN.
     """
     size = magnitude(a)
-    # The solvers' squares stay in range. The scale is 2^(-root · multiple), at most 2^126: exact.
-    multiple = jnp.maximum(power_of_two(size) // root, -(126 // root))
-    one = jnp.ones((), a.dtype)
-    scale = jnp.ldexp(one, -root * multiple)
-    near_one, given = a * scale, jnp.asarray(eps, a.dtype)
-    relative = damping_mode == "relative"
-    if damping_mode == "outside":
-        given = given * jnp.ldexp(one, -multiple)
-    elif not relative:
-        # Positive damping must not underflow to 0: that would take the root on the range only.
-        given = jnp.where(given > 0, jnp.maximum(given * scale, jnp.finfo(a.dtype).tiny), 0)
-    indefinite = jnp.bool_(False)
+    by, given, back = near_one(size, root, eps, damping_mode)  # the solvers' squares stay in range
+    a, indefinite = a * by, jnp.bool_(False)
     if solver == "eigh":
-        x, error, indefinite = inverse_root_by_eigh(near_one, root, given, damping_mode, floor)
+        x, error, indefinite = inverse_root_by_eigh(a, root, given, damping_mode, floor)
     else:
-        x, error = root_by_iteration(near_one, root, given, solver, relative=relative, floor=floor)
+        relative = damping_mode == "relative"
+        x, error = root_by_iteration(a, root, given, solver, relative=relative, floor=floor)
     finite = jnp.isfinite(size)
-    x = jnp.where(finite, x * jnp.ldexp(one, -multiple), jnp.nan)
+    x = jnp.where(finite, x * back, jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)
+
+
+class NearOne(NamedTuple):
+    """How to scale a matrix so that its largest entry is near 1, by powers of two: exactly."""
+
+    by: jax.Array  # the matrix and its eigenvalues: 2^(-root · multiple), at most 2^126
+    eps: jax.Array  # the damping then
+    back: jax.Array  # for the root
+
+
+def near_one(largest: jax.Array, root: Any, eps: jax.typing.ArrayLike, mode: str) -> NearOne:
+    """The scales for matrices whose `largest` entries or eigenvalues are these."""
+    multiple = jnp.maximum(power_of_two(largest) // root, -(126 // root))
+    one = jnp.ones((), largest.dtype)
+    by, back = jnp.ldexp(one, -root * multiple), jnp.ldexp(one, -multiple)
+    given = jnp.asarray(eps, largest.dtype)
+    if mode == "outside":
+        given = given * back
+    elif mode != "relative":
+        # Positive damping must not underflow to 0: that would take the root on the range only.
+        given = jnp.where(given > 0, jnp.maximum(given * by, jnp.finfo(largest.dtype).tiny), 0)
+    return NearOne(by, given, back)
 
 
 def inverse_root(

@@ -143,19 +143,25 @@ def visit_due(
 ) -> Any:
     """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,).
 
-    GPUs visit groups of so many entries that are all due, and the rest one by one.
+    GPUs visit groups of so many entries of which one is due.
     """
     each = functools.partial(_visit_groups, visit, ndim=len(batch_shape))
-
     if group == 1:
         return each(batch, given, due)
-    at_once = functools.partial(_visit_groups, jax.vmap(visit), ndim=len(batch_shape), group=group)
 
     def in_groups(batch: Any, given: Any, due: jax.Array) -> Any:
         if due.ndim == 0:
-            return at_once(batch, given, due)
-        whole = due.reshape(-1, group).all(axis=1)
-        return each(at_once(batch, given, whole), given, due & ~jnp.repeat(whole, group))
+            at_once = functools.partial(_visit_groups, jax.vmap(visit), ndim=len(batch_shape))
+            return at_once(batch, given, due, group=group)
+
+        def if_due(entry: Any, read: tuple[Any, jax.Array]) -> Any:
+            given, own = read
+            found = visit(entry, given)
+            return jax.tree.map(lambda a, b: jnp.where(own, a, b).astype(b.dtype), found, entry)
+
+        at_once = functools.partial(_visit_groups, jax.vmap(if_due), ndim=len(batch_shape))
+        read = given, due.reshape(batch_shape)
+        return at_once(batch, read, due.reshape(-1, group).any(axis=1), group=group)
 
     return by_platform(gpu=in_groups, default=each)(batch, given, due)
 

@@ -99,6 +99,11 @@ def with_diagonal(x: jax.Array, diagonal: jax.Array) -> jax.Array:
     return jnp.where(jnp.eye(x.shape[-1], dtype=bool), diagonal[..., None], x)
 
 
+def identity(order: int, dtype: Any) -> jax.Array:
+    """Made by the program: XLA would take minutes to encode a constant while it compiles."""
+    return jax.lax.optimization_barrier(jnp.eye(order, dtype=dtype))
+
+
 def zeros_beside(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Zeros of another shape on the mesh of `x`; loops need them if its axes are Explicit.
 

@@ -36,7 +36,7 @@ from jax.custom_batching import custom_vmap
 
 from ._loops import each_matrix
 from ._numerics import HIGHEST
-from ._platforms import by_platform, zeros_beside
+from ._platforms import by_platform, diagonals, zeros_beside
 from ._products import at, exact_product, multiplied
 
 MANY = 8
@@ -101,15 +101,15 @@ def _signed(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     a = packed.mT  # R on and above the diagonal, V below
     eye = jnp.eye(len(u), dtype=u.dtype)
     # LAPACK leaves a column that needs no reflection as it is; ours reflects it.
-    signs = jnp.where((jnp.diagonal(a) < 0) ^ (tau == 0), -1, 1).astype(u.dtype)
+    signs = jnp.where((diagonals(a) < 0) ^ (tau == 0), -1, 1).astype(u.dtype)
     return jnp.tril(a, -1) + eye, signs
 
 
 @jax.jit
 def _signed_by_panels(u: jax.Array) -> tuple[jax.Array, jax.Array]:
     v, r = householder(u)
-    signs = jnp.where(jnp.diagonal(r) < 0, -1, 1).astype(u.dtype)
-    return v / jnp.diagonal(v)[None], signs
+    signs = jnp.where(diagonals(r) < 0, -1, 1).astype(u.dtype)
+    return v / diagonals(v)[None], signs
 
 
 @jax.jit

@@ -1,13 +1,13 @@
 r"""Refresh by diagonal residual: a new decomposition when the old basis no longer diagonalizes.
 
-At a check, with $B = Q^\top L Q$ for the eigenvectors $Q$ of the last refresh:
+At a check, with $H = Q^\top L Q$ for the eigenvectors $Q$ of the last refresh:
 
-$$r = \|B - \mathrm{diag}(B)\|_F \,/\, \|B\|_F$$
+$$r = \|H - \mathrm{diag}(H)\|_F \,/\, \|H\|_F$$
 
 If $r > \tau$ the factor is decomposed again; otherwise the basis stays and the eigenvalues become
-$\mathrm{diag}(B)$ (Eschenhagen et al., 2025; as DR-Shampoo in Nam and Ahn, arXiv:2606.02365,
-Appendices I and J.5). The damping does not change. A zero factor has residual 0. Cost of a check:
-two matrix products of the factor's order; for a tracked basis, which has $B$ at hand, a reduction.
+$\mathrm{diag}(H)$ (Eschenhagen et al., 2025; as DR-Shampoo in Nam and Ahn, arXiv:2606.02365,
+Appendices I and J.5). The damping does not change. A zero factor has residual 0. Cost of a check: a
+reduction of $H$, in which the factor is kept.
 """
 
 from __future__ import annotations
@@ -19,26 +19,16 @@ import jax.numpy as jnp
 
 from .._validate import check_bool, check_interval, check_positive_int
 from ..linalg._numerics import magnitude, power_of_two
-from ..linalg._products import exact_product
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
 
-def residual_and_diagonal(
-    statistic: jax.Array, eigenvectors: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """`‖B - diag(B)‖ / ‖B‖` and `diag(B)` for `B = Qᵀ L Q`, both `(n, n)`.
-
-    Without eigenvectors `Q`, `statistic` is `B`.
-    """
-    rotated = statistic
-    if eigenvectors is not None:
-        rotated = exact_product(eigenvectors.mT, exact_product(statistic, eigenvectors))
-    diagonal = jnp.diagonal(rotated)
-    exponent = power_of_two(magnitude(rotated))
-    near_one = rotated * jnp.ldexp(jnp.ones([], rotated.dtype), -exponent)
+def residual_and_diagonal(h: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`‖H - diag(H)‖ / ‖H‖` and `diag(H)` for `h (n, n)`."""
+    exponent = power_of_two(magnitude(h))
+    near_one = h * jnp.ldexp(jnp.ones([], h.dtype), -exponent)
     norm = jnp.linalg.norm(near_one)
     off = jnp.linalg.norm(near_one - jnp.diag(jnp.diagonal(near_one)))
-    return jnp.where(norm > 0, off / jnp.where(norm > 0, norm, 1), 0), diagonal
+    return jnp.where(norm > 0, off / jnp.where(norm > 0, norm, 1), 0), jnp.diagonal(h)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +43,7 @@ class DiagonalResidual(RefreshPolicy):
 
     def examine(self, check: Check) -> Verdict:
         """Compares the residual with the threshold."""
-        residual, diagonal = residual_and_diagonal(check.statistic, check.eigenvectors)
+        residual, diagonal = residual_and_diagonal(check.statistic)
         refresh = check.first | ~(residual <= self.threshold)
         proxy = jnp.where(check.first, jnp.zeros_like(residual), residual)
         return Verdict(refresh, proxy, eigenvalues=diagonal if self.update_eigenvalues else None)

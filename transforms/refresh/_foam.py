@@ -1,8 +1,9 @@
 r"""FOAM: adaptive damping between refreshes, and a refresh when damping no longer helps.
 
-For a factor $L$ with eigenpairs $(Q, d)$ from its last refresh and the damping $\epsilon$ in use:
+For a factor $L$ with eigenpairs $(Q, d)$ from its last refresh and the damping $\epsilon$ in use,
+and $H = Q^\top L Q$, in which the factor is kept:
 
-$$E = Q^\top L Q - \mathrm{diag}(d), \qquad
+$$E = H - \mathrm{diag}(d), \qquad
 RC = \big\| (d_i + \epsilon)^{-1/2} E_{ij} (d_j + \epsilon)^{-1/2} \big\|_F, \qquad
 \alpha = \frac{\max_i (d_i + \epsilon)^{-1/p}}{\|(d + \epsilon)^{-1/p}\|_2}$$
 $$h = \alpha\, RC / p, \qquad \tilde\epsilon = \max(\epsilon_0,\ \epsilon\, h / \tau)$$
@@ -16,16 +17,12 @@ first check always refreshes.
 entries of $E$ up to it count as zero, and $d + \epsilon$ counts as no less, because roots are
 floored too (`kronecker/_noise.py`). Whitened by a smaller $\epsilon$, noise would force a refresh
 of every rank-deficient float32 factor at every check. Rows that have always been zero,
-such as the padding of blocks, do not enter $\alpha$. If $E$ is indefinite, $h$ bounds nothing: it
-can be far below the true error. Cost of a check: three matrix products of the factor's order, one
-of them for the new root.
-
-*Tracked bases* have $H = U^\top L U$ at hand in the place of $Q^\top L Q$, so that a check is a
-reduction and one product. What a refresh leaves off the diagonal of $H$ is a part of $E$, because
-the root does not have it. Eigenvectors of zero rows alone never meet a gradient, and $H_{ii}$ is
-exactly 0 for them: these $i$ do not enter $\alpha$. (Rounding makes $H_{ii}$ positive for other
+such as the padding of blocks, do not enter $\alpha$: eigenvectors of zero rows alone never meet a
+gradient, and $H_{ii}$ is exactly 0 for them. (Rounding keeps $H_{ii}$ from 0 for other
 eigenvectors of a null space, unless all gradients cancel in them exactly, and in few bits for
-eigenvectors of zero rows.)
+eigenvectors of zero rows.) If $E$ is indefinite, $h$ bounds nothing: it can be far below the true
+error. What rotations leave off the diagonal of $H$ is a part of $E$, because the root does not have
+it. Cost of a check: a reduction of $H$.
 """
 
 from __future__ import annotations
@@ -37,7 +34,6 @@ import jax.numpy as jnp
 
 from .._validate import check_bool, check_interval, check_positive_int
 from ..linalg._numerics import EIGENVALUE_NOISE
-from ..linalg._products import exact_product
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
 ROUNDING_FLOOR = EIGENVALUE_NOISE
@@ -49,23 +45,17 @@ drawback: a real change of an eigenvalue below this floor goes unnoticed."""
 
 def damping_proxy(
     statistic: jax.Array,
-    eigenvectors: jax.Array | None,
     eigenvalues: jax.Array,
     damping: jax.typing.ArrayLike,
     root: int,
     rounding_floor: float = ROUNDING_FLOOR,
 ) -> jax.Array:
-    """FOAM's `h`: the estimated relative error of a stale inverse root of `statistic (n, n)`.
+    """FOAM's `h`: the estimated relative error of a stale inverse root.
 
-    Without eigenvectors `Q`, `statistic` is `Qᵀ L Q`.
+    `statistic (n, n)` is in the basis whose eigenvalues were `(n,)`.
     """
-    if eigenvectors is None:
-        rotated, live = statistic, jnp.diagonal(statistic) > 0
-    else:
-        rotated = exact_product(eigenvectors.mT, exact_product(statistic, eigenvectors))
-        rows = jnp.any(statistic != 0, axis=-1)
-        live = jnp.sum(jnp.where(rows[:, None], jnp.square(eigenvectors), 0), axis=0) > 0.5
-    error = rotated - jnp.diag(eigenvalues)
+    live = jnp.diagonal(statistic) != 0
+    error = statistic - jnp.diag(eigenvalues)
     noise = rounding_floor * jnp.finfo(error.dtype).eps * jnp.max(jnp.abs(eigenvalues))
     error = jnp.where(jnp.abs(error) <= noise, 0, error)
     damped = jnp.maximum(jnp.maximum(eigenvalues, 0) + damping, noise)
@@ -94,9 +84,7 @@ class Foam(RefreshPolicy):
         """Runs Algorithm 3, or one of the two ablations of Fig. 4."""
         assert check.root_damping is not None
         old, base, root = check.root_damping
-        h = damping_proxy(
-            check.statistic, check.eigenvectors, check.eigenvalues, old, root, self.rounding_floor
-        )
+        h = damping_proxy(check.statistic, check.eigenvalues, old, root, self.rounding_floor)
         damping = jnp.maximum(base, old * h / self.threshold)
         if not self.adaptive_damping:
             refresh, damping = h > self.threshold, jnp.asarray(base, h.dtype)

@@ -7,7 +7,7 @@ schedules. It has
 * `examines`: its input when a matrix is due. This decides which transformations take it:
 
   * `None`: nothing; every matrix that is due is refreshed. All transformations take it.
-  * "eigenpairs": a `Check`, a symmetric statistic and the eigenpairs of its last refresh.
+  * "eigenpairs": a `Check`, a symmetric statistic in the basis of its last refresh.
     `precondition` and `in_eigenbasis` take it.
   * "damping": the same, and the damping of an inverse root, which it adapts. Only `precondition`
     takes it.
@@ -30,9 +30,9 @@ To write your own, define a frozen dataclass:
             grown = jnp.trace(check.statistic) > self.growth * jnp.sum(check.eigenvalues)
             return Verdict(check.first | grown)
 
-The transformation does the rest: it decomposes a matrix only if the verdict asks for it, builds the
-root `Q (d + damping)^(-1/p) Qᵀ`, counts, and rejects non-finite results. Fields that are floats are
-arrays if `inject_hyperparams` makes hyperparameters of them.
+The transformation does the rest: it turns a basis only if the verdict asks for it, makes roots
+`(d + damping)^(-1/p)` of eigenvalues, counts, and rejects non-finite results. Fields that are
+floats are arrays if `inject_hyperparams` makes hyperparameters of them.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ class RootDamping(NamedTuple):
 class Check(NamedTuple):
     """A policy's input for one symmetric statistic."""
 
-    statistic: jax.Array  # L now, (d, d); without eigenvectors, in their basis
-    eigenvectors: jax.Array | None  # Q of the last refresh, (d, d); None if `statistic` is QᵀLQ
-    eigenvalues: jax.Array  # their undamped eigenvalues, (d,)
+    statistic: jax.Array  # H = UᵀLU now, in the basis of the last refresh, (d, d)
+    eigenvalues: jax.Array  # its diagonal at the last refresh, (d,)
     first: jax.Array  # whether it has never been refreshed
     root_damping: RootDamping | None = None  # None for an eigenbasis, which has none
 

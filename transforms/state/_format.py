@@ -18,7 +18,7 @@ from .._validate import check_bool, shown
 from ..matrices._form import MatrixForm
 from ._traced import Stack, by_parameter, place_of, traced
 
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 
 
 def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:

@@ -37,13 +37,13 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
     * `restarted`: how often a part of the state that was not finite started anew; where that part
       had made the update non-finite, the update of this step was zero;
     * `checks`: how often a factor or basis was due; `refreshes`: how often it was recomputed;
-    * `rejected`: checks whose result was not finite, so that the last good one stayed in use; for a
-      subspace also refreshes from an all-zero gradient;
+    * `rejected`: checks whose result was not finite, so that the last good one stayed in use, or
+      whose statistic or gradient was all zero;
     * `failures`: failed decompositions: of a momentum to orthogonalize (the direction was zero), or
       the Cholesky decomposition of a quantized factor (which kept its value);
-    * `indefinite`: refreshes of a statistic with a negative eigenvalue;
-    * `error`: the solver's error estimate at the last refresh. With an adaptive policy instead the
-      `damping` in use, and `proxy`, the figure on which it decided at the last check.
+    * `indefinite`: refreshes of a stored root whose statistic had a negative eigenvalue;
+    * `error`: the solver's error estimate at the last refresh of a stored root. With an adaptive
+      policy the `damping` in use, and `proxy`, the figure on which it decided at the last check.
 
     Args:
       optimizer: any Optax transformation.
@@ -65,10 +65,10 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       >>> bad = {"dense": {"kernel": jnp.full((4, 8), jnp.nan), "bias": jnp.ones(8)}}
       >>> _, state = jax.jit(optimizer.update)(bad, optimizer.init(params), params)
       >>> print(curvax.report(optimizer, params, state))
-      | parameter | skipped | restarted | checks | refreshes | rejected | indefinite | error |
-      |---|---:|---:|---:|---:|---:|---:|---:|
-      | dense/bias | 0 | 0 | 1 | 1 | 0 | 0 | 0 |
-      | dense/kernel | 1 | 0 | 1 | 0 | 1 | 0 | 0 |
+      | parameter | skipped | restarted | checks | refreshes | rejected | indefinite |
+      |---|---:|---:|---:|---:|---:|---:|
+      | dense/bias | 0 | 0 | 1 | 1 | 0 | 0 |
+      | dense/kernel | 1 | 0 | 1 | 0 | 1 | 0 |
     """
     found: dict[str, dict[str, list[jax.Array]]] = {}
     damage: dict[str, Any] = {}

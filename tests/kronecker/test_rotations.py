@@ -1,0 +1,405 @@
+"""Eigenbases that rotations turn: what bases and roots promise, beside `test_references.py`."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import curvax
+from curvax.transforms.linalg import _turns
+from tests.helpers import assert_close, at, scanned, share, trained
+from tests.shared.damage import damaged
+from tests.shared.factors import factors_of, statistic_of
+from tests.shared.meshes import given, mesh_of, on, steps
+from tests.shared.soap import soap_trajectory
+from tests.tpu_forms import loops_of
+
+INF = float("inf")
+ORDER, COLUMNS, STEPS = 24, 40, 30
+
+
+def _cosine(a: Any, b: Any) -> float:
+    a, b = (np.asarray(x, np.float64) for x in (a, b))
+    return float(np.sum(a * b) / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def _turning(condition: float) -> np.ndarray:
+    """Gradients of half the rank, whose covariance of this condition turns at each step."""
+    generator = np.random.default_rng(0)
+    spectrum = condition ** (-np.arange(ORDER) / (ORDER - 1) / 2)
+    spin = 0.02 / np.sqrt(ORDER) * generator.standard_normal((ORDER, ORDER))
+    turn = np.linalg.qr(np.eye(ORDER) + spin - spin.T)[0]
+    frame = np.linalg.qr(generator.standard_normal((ORDER, ORDER)))[0]
+    found = []
+    for _ in range(STEPS):
+        frame = frame @ turn
+        found.append((frame * spectrum) @ generator.standard_normal((ORDER, COLUMNS)))
+    return np.stack(found).astype(np.float32)
+
+
+def _soap(refresh: Any = 1, **options: Any) -> Any:
+    return curvax.scale_by_soap(method="rotations", refresh=refresh, limit=INF, **options)
+
+
+# Compiled once for all tests.
+LEFT = functools.partial(_soap, side="left")
+IN_4_BITS = functools.partial(LEFT, storage=curvax.quantized(min_elements=1))
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e4, 1e6])
+def test_bases_stay_orthonormal_and_directions_near_those_of_exact_bases(condition: float) -> None:
+    """In float32, refreshed at every step. By orthogonal iteration it is 0.6 at step 2."""
+    gradients = _turning(condition)
+    _, states = soap_trajectory(LEFT, gradients, "float32")
+    exact = np.zeros((ORDER, ORDER))
+    for t, g in enumerate(gradients.astype(np.float64)):
+        exact = 0.95 * exact + 0.05 * g @ g.T
+        d, q = np.linalg.eigh(exact)
+        u = states.left.basis[t].astype(np.float64)
+        assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
+        kept = u @ states.left.statistic[t] @ u.T
+        assert np.abs(kept - exact).max() < 2e-3 * np.abs(exact).max()
+        directions = []
+        for basis in (u, q):
+            h = np.maximum(np.diag(basis.T @ exact @ basis), d[-1] * 1e-7)
+            directions.append((basis * h**-0.5) @ basis.T @ g)
+        assert _cosine(*directions) > 0.998
+
+
+def test_rotations_from_the_identity_find_eigenvectors() -> None:
+    """What a program for a TPU does at the first refresh: nothing is decomposed."""
+    g = _turning(1e6)[0]
+    gram = g @ g.T
+    turn = jax.jit(functools.partial(_turns.by_rotations, most=80))(np.eye(ORDER, dtype="f"), gram)
+    assert np.abs(turn.basis.T @ turn.basis - np.eye(ORDER)).max() < _turns.LEAST_DEFECT
+    np.testing.assert_array_equal(turn.matrix, turn.basis)
+    d = np.linalg.eigvalsh(gram.astype(np.float64))
+    np.testing.assert_allclose(np.sort(np.diag(turn.statistic)), d, rtol=1e-2, atol=1e-6 * d[-1])
+
+
+@pytest.mark.parametrize("exponent", [-40, 40])
+def test_the_gradients_scale_changes_nothing(exponent: int) -> None:
+    gradients = _turning(1e2)
+    plain, _ = soap_trajectory(LEFT, gradients, "float32")
+    found, _ = soap_trajectory(LEFT, gradients * np.float32(2.0**exponent), "float32")
+    # LAPACK scales by other factors.
+    np.testing.assert_allclose(found[:4], plain[:4], atol=1e-3)
+
+
+STORED = {
+    "bfloat16": (functools.partial(LEFT, storage=curvax.dense(jnp.bfloat16)), 0.97),
+    "4 bits": (IN_4_BITS, 0.5),
+    "packed": (functools.partial(LEFT, storage=curvax.packed(min_elements=1)), 0.93),
+}
+
+
+@pytest.mark.parametrize("name", share(STORED, of=3))
+def test_storages_round_what_is_graded(name: str) -> None:
+    """A storage's basis moves by whole codes: H stays what the stored basis says."""
+    make, least = STORED[name]
+    gradients = _turning(1e4)
+    plain, _ = soap_trajectory(LEFT, gradients, "float32")
+    found, states = soap_trajectory(make, gradients, "float32")
+    assert _cosine(found[-1], plain[-1]) > least
+    scale = states.left.statistic.roots[-1]
+    assert scale.max() / scale.min() > 10  # and yet all rows have as many codes
+
+
+def test_damage_starts_anew() -> None:
+    """Of a damage that the direction shows, the guard takes care."""
+    gradients = _turning(1e2)
+    update = jax.jit(LEFT().update)
+    _, states = soap_trajectory(LEFT, gradients, "float32")
+    for field, value in (("statistic", np.nan), ("basis", 1e3)):
+        state = at(states, 4)
+        array = getattr(state.left, field).copy()
+        array[0, 0] = value
+        state = state._replace(left=state.left._replace(**{field: array}))
+        for g in gradients[5:8]:
+            d, state = update(g, state)
+        assert state.left.restarted == 1 and np.isfinite(d).all(), field
+        basis = np.asarray(state.left.basis)
+        assert np.abs(basis.T @ basis - np.eye(ORDER)).max() < 3e-3, field
+
+
+def test_a_policy_decides_by_the_share_off_the_diagonal() -> None:
+    gradients = _turning(1e2)
+    run = scanned(lambda x: LEFT(curvax.policies.diagonal_residual(1, x)))
+    for threshold, expected in ((1e-9, STEPS), (10.0, 1)):
+        _, states = run(gradients, threshold)
+        assert states.left.checks[-1] == STEPS and states.left.refreshes[-1] == expected
+    off = [h - np.diag(np.diag(h)) for h in states.left.statistic]
+    shares = [
+        np.linalg.norm(o) / np.linalg.norm(h)
+        for o, h in zip(off, states.left.statistic, strict=True)
+    ]
+    np.testing.assert_allclose(states.left.proxy[1:], shares[1:], rtol=1e-4)
+
+
+# Inverse roots
+
+
+@functools.cache
+def _root(method: Any = "rotations", **options: Any) -> Any:
+    settings = {"refresh": curvax.every(1), "side": "left", "root": 2, "eps": 1e-6}
+    return curvax.precondition(method=method, **{**settings, **options})
+
+
+def test_directions_of_roots_are_near_those_of_exact_roots() -> None:
+    """In float32, refreshed at every step; the iteration by products is as exact as `eigh`."""
+    gradients = _turning(1e4)
+    exact, rotated, products = (
+        soap_trajectory(_root(method), gradients, "float32")[0]
+        for method in ("eigh", "rotations", "products")
+    )
+    for t in range(STEPS):
+        assert _cosine(rotated[t], exact[t]) > 0.998
+        assert _cosine(products[t], exact[t]) > 0.9999
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e4])
+def test_roots_in_four_bits_follow_the_exact_ones(condition: float) -> None:
+    """Codes of a basis and of a graded statistic lose less than those of a statistic and a root."""
+    gradients, storage = _turning(condition), curvax.quantized(min_elements=1)
+    exact = soap_trajectory(_root("eigh"), gradients, "float32")[0][-1]
+    stored, rotated, by_eigh = (
+        _cosine(soap_trajectory(_root(x, storage=storage), gradients, "float32")[0][-1], exact)
+        for x in (curvax.eigenbases.stored_roots(), "rotations", "eigh")
+    )
+    assert min(rotated, by_eigh) > max(0.7, stored + (0.1 if condition > 1e3 else 0))
+
+
+def test_a_policy_decides_about_roots_and_keeps_their_eigenvalues_current() -> None:
+    gradients = _turning(1e2)
+    policy = curvax.policies.diagonal_residual(1, 10.0)
+    found, states = soap_trajectory(_root(refresh=policy), gradients, "float32")
+    left = states.left
+    assert left.checks[-1] == STEPS and left.refreshes[-1] == 1
+    assert np.array_equal(left.eigenvalues[1:], [np.diag(h) for h in left.statistic[1:]])
+    u = left.basis[-1]
+    root = (u * (left.eigenvalues[-1] + 1e-6) ** -0.5) @ u.T
+    np.testing.assert_allclose(found[-1], root @ gradients[-1], rtol=1e-3, atol=1e-3)
+
+
+REFRESHED_ONCE = curvax.policies.foam(1, max_damping=1e-4, refreshes=False)
+
+
+@pytest.mark.parametrize(
+    ("policy", "before", "after"), [(curvax.every(1), 4, 6), (REFRESHED_ONCE, 1, 2)]
+)
+def test_damaged_roots_start_anew_and_roots_wait_for_a_gradient(
+    policy: Any, before: int, after: int
+) -> None:
+    gradients = _turning(1e2)
+    direction = _root(refresh=policy)
+    _, states = soap_trajectory(direction, [0 * gradients[0], *gradients[:4]], "float32")
+    assert list(states.left.rejected) == [1] * 5 and states.left.refreshes[-1] == before
+    state = jax.tree.map(jnp.asarray, at(states, -1))
+    left = state.left._replace(basis=state.left.basis.at[0, 0].set(1e3))
+    state = state._replace(left=left)
+    for g in gradients[5:8]:
+        d, state = jax.jit(direction.update)(jnp.asarray(g), state)
+    assert state.left.restarted == 1 and np.isfinite(d).all()
+    assert state.left.refreshes == after
+    u = state.left.basis
+    assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3
+
+
+def test_a_root_heals_from_any_entry_that_is_not_finite() -> None:
+    gradients = _turning(1e2)[:8, None]
+    update = jax.jit(_root(refresh=REFRESHED_ONCE).update)
+    _, states = soap_trajectory(_root(refresh=REFRESHED_ONCE), gradients[:5], "float32")
+    for value in (np.nan, np.inf):
+        for place, state in damaged(at(states, -1), value):
+            for g in gradients[5:]:
+                d, state = update(g, state)
+            assert all(np.isfinite(x).all() for x in jax.tree.leaves((d, state))), (place, value)
+
+
+# Stacks, meshes and checkpoints
+
+
+def test_a_stack_is_refreshed_as_its_matrices_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the groups that GPUs visit."""
+    stacks = np.random.default_rng(0).standard_normal((6, 3, 6, 8)).astype(np.float32)
+    alone = [soap_trajectory(LEFT, stacks[:, i], "float32", 2)[0] for i in range(3)]
+    loops_of("gpu", monkeypatch)
+    found, _ = soap_trajectory(LEFT(2), stacks, "float32")
+    np.testing.assert_allclose(found, np.stack(alone, 1), rtol=1e-3, atol=1e-3)
+
+
+OF_ROOTS: dict[str, Any] = {"eps": 1e-3, "graft": None, "base": None, "side": "left"}
+MADE = {
+    "foam": functools.partial(curvax.foam, method="rotations", check_every=1, max_damping=1e-2),
+    "shampoo": functools.partial(curvax.shampoo, method="rotations", refresh=2, **OF_ROOTS),
+    "soap": functools.partial(curvax.soap, method="rotations", refresh=2, side="left"),
+}
+
+
+@pytest.mark.parametrize("name", share(MADE, of=2))
+def test_a_mesh_and_a_checkpoint_change_nothing(name: str) -> None:
+    make, mesh = MADE[name], mesh_of("auto", 2)
+    params, gradients = given({"a": (6, 8), "b": (6, 8)}, 3)
+    optimizer = make(0.1)
+    _, state = trained(optimizer, params, gradients)
+    divided = make(0.1, mesh=mesh)
+    _, on_mesh = steps(divided, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
+    portable = curvax.portable_state(divided, params, on_mesh)
+    placed = curvax.place_state(optimizer, params, portable)
+    assert_close(placed, state, 1e3)
+
+
+NAMES = ("soap", "eigen_adam", "kl_shampoo", "asgo", "shampoo", "foam", "dr_shampoo")
+DECOMPOSITIONS = ("@Eigh", "cusolver", "syevd", "Qr")
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("name", share(NAMES, of=3))
+def test_no_program_for_an_accelerator_decomposes(name: str, platform: str) -> None:
+    """By default, and at the first refresh neither."""
+    x = jax.ShapeDtypeStruct((2, 24, 40), jnp.float32)
+    for method, decomposes in (("eigh", True), (None, False), ("rotations", False)):
+        made = getattr(curvax, f"scale_by_{name}")(method=method)
+        update = jax.jit(made.update).trace(x, jax.eval_shape(made.init, x), x)
+        text = update.lower(lowering_platforms=(platform,)).as_text()
+        assert any(x in text for x in DECOMPOSITIONS) == decomposes, method
+
+
+# Beginnings that were hard for bases
+
+
+B = 0.9
+ROOTED: dict[str, Any] = {"eps": 1e-6, "graft": None, "base": None, "b2": B, "check_every": 1}
+FIRST = {
+    "asgo": functools.partial(curvax.asgo, b2=B, refresh=1),
+    "foam": functools.partial(curvax.foam, max_damping=1e-3, **ROOTED),
+    "dr_shampoo": functools.partial(curvax.dr_shampoo, **ROOTED),
+    "soap": functools.partial(curvax.soap, b3=B, refresh=1),
+    "kl_shampoo": functools.partial(curvax.kl_shampoo, b2=B, refresh=1),
+}
+
+
+def _hard(first: str, rank: int | None = None, changes: bool = False) -> np.ndarray:
+    """Gradients of this rank, within a range that `changes` halfway, after a hard beginning."""
+    generator, (m, n) = np.random.default_rng(2), (8, 12)
+    gradients = generator.standard_normal((12, m, n))
+    if rank is not None:
+        ranges = generator.standard_normal((2, m, rank))
+        own = [ranges[int(changes and t >= 6)] for t in range(12)]
+        gradients = np.stack([u @ generator.standard_normal((rank, n)) for u in own])
+    begin = np.zeros(({"zero": 1, "NaN": 1, "three zeros": 3, "": 0}[first], m, n))
+    if first == "NaN":
+        begin[0, 3, 5] = np.nan
+    return np.concatenate([begin, gradients]).astype(np.float32)
+
+
+def _run(
+    name: str, gradients: Any, method: str = "rotations", **options: Any
+) -> tuple[np.ndarray, list[Any]]:
+    """Directions, and the factors of the left and the right side, after each step."""
+    optimizer = FIRST[name](1.0, method=method, **options)
+    found, states = scanned(optimizer)({"kernel": gradients})
+    return -found["kernel"], factors_of(states)
+
+
+def _assert_averages(name: str, gradients: np.ndarray, factors: list[Any]) -> None:
+    """`U` is nearly orthonormal, `Uᵀ U = I + E`, and `H = Uᵀ L U` of averages `L`.
+
+    These are of gradients or of whitened gradients. Where both sides have bases, the other one's E
+    enters `L`. Then `U H Uᵀ` is `L` up to `E`.
+    """
+    assert len(factors) == (1 if name == "asgo" else 2)
+    given = np.where(np.isfinite(gradients).all(axis=(1, 2), keepdims=True), gradients, 0)
+    bases = [x.basis.reshape(len(given), *x.basis.shape[-2:]).astype(np.float64) for x in factors]
+    defects = [
+        np.linalg.norm(np.swapaxes(u, 1, 2) @ u - np.eye(u.shape[-1]), 2, (1, 2)) for u in bases
+    ]
+    assert np.max([np.max(x) for x in defects]) < 4e-3
+    for i, (factor, u) in enumerate(zip(factors, bases, strict=True)):
+        rounds = statistic_of(factor).reshape(u.shape)
+        turned = np.linalg.inv(u)
+        kept = np.swapaxes(turned, 1, 2) @ factor.statistic.reshape(u.shape) @ turned
+        exact = np.zeros(u.shape[1:])
+        for t, g in enumerate(given.astype(np.float64)):
+            g = g.T if i else g
+            if name == "kl_shampoo" and g.any():
+                if exact.any():
+                    d = factors[1 - i].spectrum[t - 1].reshape(-1).astype(np.float64)
+                    whitened = g @ bases[1 - i][t - 1] * d**-0.5
+                else:
+                    start = np.sqrt(np.mean(g**2))
+                    exact, whitened = start * np.eye(len(g)), g / start**0.5
+                g = whitened / g.shape[1] ** 0.5
+            exact = B * exact + (1 - B) * g @ g.T
+            defect = 0 if name == "asgo" else defects[1 - i].max()
+            largest = np.abs(exact).max()
+            assert np.abs(kept[t] - exact).max() <= (2e-5 + defect) * largest, (i, t)
+            defect += 2 * defects[i][t]
+            assert np.abs(rounds[t] - exact).max() <= (2e-5 + defect) * np.linalg.norm(exact, 2)
+
+
+@pytest.mark.parametrize("first", ["zero", "NaN", "three zeros"])
+@pytest.mark.parametrize("name", share(FIRST, of=2))
+def test_statistics_after_a_hard_beginning_are_averages(name: str, first: str) -> None:
+    gradients = _hard(first)
+    directions, factors = _run(name, gradients)
+    number = len(gradients) - 12
+    assert not directions[:number].any() and np.isfinite(directions).all()
+    for factor in factors:
+        rejected = factor.rejected.reshape(len(gradients), -1)
+        assert (rejected[-1] == number).all() and not factor.restarted.any()
+    _assert_averages(name, gradients, factors)
+
+
+@pytest.mark.parametrize(("rank", "changes"), [(3, True), (1, False), (1, True)])
+@pytest.mark.parametrize("name", share(["asgo", "foam", "dr_shampoo", "soap"], of=2))
+def test_statistics_of_low_rank_are_averages(name: str, rank: int, changes: bool) -> None:
+    """Also where their range changes, and a null space becomes a part of it."""
+    gradients = _hard("", rank, changes)
+    directions, factors = _run(name, gradients)
+    assert np.isfinite(directions).all()
+    _assert_averages(name, gradients, factors)
+
+
+REFRESHED = {  # at each check, so that both methods refresh at the same steps
+    "asgo": {},
+    "foam": {"threshold": 1e-6, "max_damping": 1.01e-6},
+    "dr_shampoo": {"threshold": 1e-9},
+}
+
+
+@pytest.mark.parametrize(("rank", "changes"), [(3, True), (3, False), (1, False)])
+@pytest.mark.parametrize("name", REFRESHED)
+def test_directions_of_low_rank_are_near_those_of_eigenvectors(
+    name: str, rank: int, changes: bool
+) -> None:
+    gradients = _hard("", rank, changes)
+    rotated, exact = (_run(name, gradients, x, **REFRESHED[name])[0] for x in ("rotations", "eigh"))
+    for t in range(len(gradients)):
+        assert _cosine(rotated[t], exact[t]) >= 0.99, t
+
+
+@pytest.mark.parametrize("factor", [0.0, 2.0])
+def test_a_column_of_another_length_is_damage(factor: float) -> None:
+    """A zeroed or a doubled column of FOAM's basis: it starts anew, and heals."""
+    policy = curvax.policies.foam(1, max_damping=1e-3)
+    gradients = _turning(1e2)
+    direction = _root(refresh=policy)
+    update = jax.jit(direction.update)
+    _, states = soap_trajectory(direction, gradients, "float32")
+    state = at(states, 4)
+    basis = np.array(state.left.basis)
+    basis[:, 7] *= factor
+    state = state._replace(left=state.left._replace(basis=basis))
+    before = int(state.left.refreshes)
+    _, state = update(gradients[5], state)
+    assert state.left.restarted == 1 and np.array_equal(state.left.basis, np.eye(ORDER))
+    assert not state.left.statistic.any() and state.left.refreshes == before
+    for g in gradients[6:9]:
+        d, state = update(g, state)
+    assert state.left.restarted == 1 and state.left.refreshes > before and np.isfinite(d).all()
+    u = np.asarray(state.left.basis)
+    assert np.abs(u.T @ u - np.eye(ORDER)).max() < 3e-3

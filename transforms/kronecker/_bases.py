@@ -1,0 +1,286 @@
+r"""Statistics in their bases, which follow them, and roots made of their eigenvalues.
+
+A side keeps its statistic as $H = U^\top L U$. It averages the Gram matrix of
+$X = U_L^\top G\, U_R$, which is $U_L^\top G G^\top U_L$, because the other basis cancels; with
+statistics of whitened gradients, the inverses of the other side's eigenvalues first divide the
+columns of $X$. A refresh is a map from $H$ to a turn of the basis (`linalg/_turns.py`); $X$ and the
+first moments, which are kept in the bases, turn along.
+
+*Roots* are not stored: with $h = \mathrm{diag}(H)$ at the last refresh,
+
+$$L^{-1/p} M R^{-1/p} \approx U_L\, \mathrm{diag}(r(h_L))\, U_L^\top M U_R\,
+\mathrm{diag}(r(h_R))\, U_R^\top$$
+
+with the damping modes, the range and the rounding floors of `linalg/_inverse_root.py` and
+`_noise.py`. Before the first refresh they are identities. After rotations the rest off the diagonal
+of $H$ is of second order, and the error of the root's eigenvalues is of second order in that.
+
+*Storage.* `storage/_graded.py` encodes $H$. Where a storage rounds the basis, its turn is the
+product of the stored bases, made orthonormal; a rotation that is smaller than a gap between their
+codes stays in $H$ until it has grown.
+
+*Damage.* A statistic that is not finite starts anew in its basis, whose roots stay in use; a basis
+that is not finite, or far from orthonormal, starts anew at the identity with its statistic.
+`restarted` counts both. Averaged eigenvalues that are not finite start anew at the next step,
+because those of one side make the other's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._side import LEFT, Side
+from .._trees import widened
+from ..directions._carry import Moments
+from ..linalg._inverse_root import near_one, root_eigenvalues, rounding_floor
+from ..linalg._loops import visit_all
+from ..linalg._numerics import magnitude
+from ..linalg._platforms import diagonals
+from ..linalg._products import at, exact_product
+from ..linalg._turns import orthonormal, orthonormalized, turned
+from ..refresh._policy import Check, RootDamping, Verdict, verdict_of
+from ..storage._graded import Graded
+from ._factor import Factor, Pair, Renewed, SideRule
+from ._noise import eigenvalue_floor, without_noise
+from ._whitened import inverse_roots, starting_multiple
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseRoots:
+    """The settings of inverse roots."""
+
+    root: Any  # p
+    eps: Any
+    damping_mode: str
+    sides: int  # how many roots a matrix is multiplied by
+
+
+@dataclasses.dataclass(frozen=True)
+class BasisRule(SideRule):
+    """The settings of the bases of both sides."""
+
+    whiten: bool  # whether statistics are those of whitened gradients
+    roots: InverseRoots | None  # that are made of the bases
+
+    @property
+    def statistics(self) -> Graded:
+        """In their bases."""
+        return Graded(self.storage)
+
+    def parts(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
+        """Bases are identities."""
+        order, dtype, examined = len(eye), eye.dtype, self.policy.examines is not None
+        parts: dict[str, Any] = {"basis": self.storage.encode_basis(eye, None)}
+        if examined or self.roots is not None:
+            parts["eigenvalues"] = jnp.zeros((*batch, order), dtype)
+        if self.roots is None and self.whiten:
+            parts["spectrum"] = jnp.full((*batch, order), self.initial, dtype)
+        if self.roots is not None and examined:
+            parts["damping"] = jnp.full(batch, self.roots.eps, dtype)
+        return parts
+
+    # A step
+
+    def moved(
+        self, x: jax.Array, factors: Pair, count: jax.Array, *, back: bool = False
+    ) -> jax.Array:
+        """`U_Lᵀ x U_R` or, `back`, `U_L x U_Rᵀ` for the bases in use, in the dtype of `x`."""
+
+        def visit(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
+            work = x
+            with at(self.products.step):
+                for side, own in zip(Side, stored, strict=True):
+                    if own is not None:
+                        opened = self.storage.open_basis(own, x.shape[side.other_axis])
+                        work = self.storage.rotate(opened, work, side, back)
+            return work.astype(x.dtype)
+
+        stored = [factor and factor.basis for factor in factors]
+        return visit_all(visit, x, x.shape[:-2], count, self.numbers(x, stored), stored)
+
+    def entered(self, g: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
+        """The gradient in the bases in use, in float32 at least.
+
+        Products are in full precision, unless they have a level, where inverses amplify rounding.
+        """
+        amplified = self.whiten or self.roots is not None
+        exactly = jax.default_matmul_precision("highest") if amplified else nullcontext()
+        with exactly:
+            return self.moved(widened(g), factors, count)
+
+    def whitened(
+        self, x: jax.Array, factors: Pair, count: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array], jax.Array, Pair]:
+        """`X μ^(-1/2) / √n` and `λ^(-1/2) X / √m` for the statistics of both sides.
+
+        Also their start, and factors with new averages of eigenvalues.
+        """
+        del count
+        sides = max(1, sum(factor is not None for factor in factors))
+        start = starting_multiple(x, sides, self.initial, x.dtype)
+        found, eigenvalues, scales = [*factors], [], []
+        for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
+            ones = jnp.ones((*x.shape[:-2], side.order(x)), x.dtype)
+            if factor is None:
+                d, scale = ones, ones
+            elif self.roots is not None:
+                assert factor.eigenvalues is not None
+                d, unused = ones, jnp.max(factor.eigenvalues, axis=-1, keepdims=True) == 0
+                scale = self.root_of(factor, in_bases=True)
+                scale = jnp.where(unused, inverse_roots(start[..., None] * ones), scale)
+            else:
+                assert factor.spectrum is not None
+                damaged = ~jnp.isfinite(factor.spectrum).all(axis=-1)
+                empty = ~jnp.any(factor.spectrum != 0, axis=-1) | damaged
+                d = jnp.where(empty[..., None], start[..., None], factor.spectrum)
+                found[i] = factor._replace(counts=factor.counts.plus(restarted=damaged))
+                scale = inverse_roots(d)
+            eigenvalues.append(d)
+            scales.append(jnp.expand_dims(scale, side.other_axis))
+        by_left, by_right = scales
+        m, n = x.shape[-2:]
+        squares = x**2
+        for i, (side, other) in enumerate(zip(Side, (by_right, by_left), strict=True)):
+            if (factor := found[i]) is not None and self.roots is None:
+                mean = jnp.mean(squares * other**2, axis=side.other_axis)
+                new = self.b2 * eigenvalues[i] + (1 - self.b2) * mean
+                # As with statistics: a gradient that is not finite leaves the average as it is.
+                finite = jnp.isfinite(new).all(axis=-1, keepdims=True)
+                spectrum = jnp.where(finite, new, eigenvalues[i]).astype(x.dtype)
+                found[i] = factor._replace(spectrum=spectrum)
+        return (x * by_right / n**0.5, x * by_left / m**0.5), start, (found[0], found[1])
+
+    def root_of(self, factor: Factor, *, in_bases: bool) -> jax.Array:
+        """The eigenvalues `(..., d)` of a side's inverse root; 1 before its first refresh.
+
+        `in_bases`: with the floor of `_noise.py`.
+        """
+        assert self.roots is not None and factor.eigenvalues is not None
+        d, (root, eps, mode, sides) = factor.eigenvalues, dataclasses.astuple(self.roots)
+        damping = eps if factor.damping is None else factor.damping[..., None]
+        floor = eigenvalue_floor(d.dtype) if in_bases else rounding_floor(d, root, sides)
+        scaled = near_one(jnp.max(d, axis=-1, keepdims=True), root, damping, mode)
+        found = root_eigenvalues(d * scaled.by, root, scaled.eps, mode, floor) * scaled.back
+        # An infinite entry would make a finite root: damage must show, so that the guard sees it.
+        sound = jnp.isfinite(d).all(axis=-1, keepdims=True) & jnp.isfinite(damping)
+        found = jnp.where(sound, found, jnp.nan)
+        return jnp.where(jnp.max(d, axis=-1, keepdims=True) == 0, 1, found)
+
+    def directed(self, m: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
+        """The product of the roots of both sides with `m (..., m, n)`, which is in the bases."""
+        assert self.roots is not None
+        m = widened(m)
+        exact = all(map(self.storage.exact, m.shape[-2:])) and self.roots.sides == 2
+        if exact:
+            left, right = (factor and factor.eigenvalues for factor in factors)
+            assert left is not None and right is not None
+            m = without_noise(m, left, right)
+        for side, factor in zip(Side, factors, strict=True):
+            if factor is not None:
+                m = m * jnp.expand_dims(self.root_of(factor, in_bases=exact), side.other_axis)
+        return self.moved(m, factors, count, back=True)
+
+    # A refresh
+
+    def largest(self, side: Side, x: Any) -> int:
+        """Moments turn too."""
+        return max(x.shape[-2:])
+
+    def visits(self, never: jax.Array) -> list[tuple[SideRule, Any]]:
+        """An iteration starts from eigenvectors."""
+        if self.method.first is None:
+            return [(self, True)]
+        first = dataclasses.replace(self, method=self.method.first)
+        return [(first, never), (self, ~never)]
+
+    def with_sound_basis(self, factor: Factor) -> tuple[Factor, jax.Array]:
+        """A basis that is far from orthonormal becomes the identity, without eigenvalues."""
+        u = self.storage.decode_basis(factor.basis)
+        sound = orthonormal(u)
+        anew = self.storage.encode_basis(jnp.where(sound, u, jnp.eye(len(u), dtype=u.dtype)), None)
+        basis = jax.tree.map(functools.partial(jnp.where, sound), factor.basis, anew)
+        eigenvalues = factor.eigenvalues
+        if eigenvalues is not None:
+            eigenvalues = jnp.where(sound, eigenvalues, 0)
+        return factor._replace(basis=basis, eigenvalues=eigenvalues), sound
+
+    def verdict(self, factor: Factor, h: jax.Array) -> Verdict:
+        """The policy's, of the statistic in its basis."""
+        if self.policy.examines is None:
+            return super().verdict(factor, h)
+        return verdict_of(self.policy, self._check(factor, h, factor.eigenvalues), factor.proxy)
+
+    def _check(self, factor: Factor, h: jax.Array, d: Any) -> Check:
+        damping, sizes = None, [magnitude(d)]
+        if self.roots is not None:
+            assert factor.damping is not None
+            damping = RootDamping(factor.damping.astype(h.dtype), self.roots.eps, self.roots.root)
+            sizes.append(factor.damping.astype(h.dtype))
+        # Eigenvalues of 0 are those of a basis that no refresh has turned.
+        first = ~(jnp.isfinite(jnp.stack(sizes)).all() & (sizes[0] > 0))
+        return Check(h, d, first, damping)
+
+    def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
+        """The basis turns, and with it the statistic and the moments."""
+        u, first = self.storage.decode_basis(factor.basis), factor.refreshes == 0
+
+        def again(h: jax.Array) -> jax.Array:
+            check = self._check(factor, h, diagonals(h))
+            return verdict_of(self.policy, check._replace(first=jnp.bool_(False))).refresh
+
+        turn = self.method.turn(u, h, again)
+        coded = self.storage.encode_basis(turn.basis, factor.basis)
+        matrix, new = turn.matrix, turn.statistic
+        if not self.storage.exact(len(h)):
+            used = self.storage.decode_basis(coded)
+            matrix = orthonormalized(exact_product(u, used, transpose_a=True))
+            new = turned(h, matrix)
+        d, spectrum, eigenvalues = diagonals(new), factor.spectrum, factor.eigenvalues
+        if eigenvalues is not None:
+            eigenvalues = d.astype(eigenvalues.dtype)
+        if spectrum is not None:
+            kept = spectrum if turn.order is None else spectrum[turn.order]
+            # The averages so far may be those of the identity as a basis.
+            spectrum = jnp.where(turn.keeps & ~first, kept, jnp.maximum(d, 0))
+        damping = factor.damping
+        if damping is not None and self.roots is not None:
+            damping = jnp.zeros_like(damping) + self.roots.eps
+        stored = self.statistics.encode_factor(new, factor.statistic)
+        found = factor._replace(
+            statistic=stored,
+            basis=coded,
+            eigenvalues=eigenvalues,
+            spectrum=spectrum,
+            damping=damping,
+        )
+        moments = _turned_moments(moments, matrix, side, turn.order)
+        # If the turn is not finite, neither is what it made of the statistic.
+        good = jnp.isfinite(magnitude(new)) & ~self.statistics.failed(stored, factor.statistic)
+        return Renewed(found, moments, good, jnp.bool_(False))
+
+
+def _turned_moments(
+    moments: Moments, turn: jax.Array, side: Side | None, order: jax.Array | None
+) -> Moments:
+    """Moments in a basis that was multiplied by `turn (d, d)`: first moments turn with it.
+
+    Second moments take the new `order` of its columns, if it has one.
+    """
+    first, second = moments
+    if order is not None:
+        second = [v[order] if side is LEFT else v[:, order] for v in second]
+    turned = []
+    for m in first:
+        by = turn.astype(np.promote_types(turn.dtype, m.dtype))
+        wide = m.astype(by.dtype)
+        x = exact_product(by, wide, transpose_a=True) if side is LEFT else exact_product(wide, by)
+        turned.append(x.astype(m.dtype))
+    return Moments(turned, second)

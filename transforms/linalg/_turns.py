@@ -1,0 +1,235 @@
+r"""Turns of a basis that diagonalize its statistic: exact, by QR, or by products alone.
+
+A symmetric positive semi-definite matrix $L$ that changes a little at a time is kept in a basis
+$U$, as $H = U^\top L U$, which is nearly diagonal. A refresh is a map from $H$ to a turn $T$, and
+$U \leftarrow U T$, $H \leftarrow T^\top H T$:
+
+* *exact*: $T$ has the eigenvectors of $H$ by descending eigenvalue;
+* *QR*: $T R = H P$ with the columns sorted by $\mathrm{diag}(H)$. As $L U = U H$, this is a step of
+  orthogonal iteration, $U T R = L U P$;
+* *rotations*: with $h = \mathrm{diag}(H)$,
+
+$$K_{ij} = \frac{H_{ij} \Delta}{\Delta^2 + \tau^2 h_i h_j + (\nu h_{max})^2}, \quad
+\Delta = h_j - h_i, \qquad T = I + f K + f^2 K^2 / 2 + f^3 K^3 / 8$$
+
+$K$ is antisymmetric, so $T$ is a rotation up to $f^6 K^6 / 64$. To first order
+$K_{ij} = H_{ij} / (h_j - h_i)$ would make $H_{ij}$ 0: Newton's method, and the refinement of Ogita
+and Aishima (2018). Where eigenvalues are close it has no bound, while the entry says little: any
+basis of an eigenspace will do. $\tau$ makes the step small there, and $\nu$ keeps rounding noise of
+$H$ out. Without bounds on the angles' sum it diverges: rows $i$ of $K$ are scaled to a length of at
+most 0.7, as $K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$, and
+$f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$ from four steps of power iteration with $K^2$,
+from the vector of the rows' lengths. Rotations repeat until one was short, $\ell < 0.1$: the rest
+is then of order $\ell^2$ (`docs/performance.md` has how many it takes). Nothing is sorted: columns
+keep their eigenvalues and moments. So the first refresh, from the identity, has no decomposition
+either.
+
+*Straight bases.* Rounding and long rotations leave a basis that is not quite orthonormal,
+$U^\top U = I + E$. Where the defect $\|E x\| / \|x\|$ for one vector $x$ of signs, about the root
+mean square of a column of $E$, is above $3 \cdot 10^{-4}$, a turn by $I - E / 2$ comes before a
+rotation, or after an exact turn. $H$, moments and gradients take it as any other, so that $H$ stays
+$U^\top L U$, and what the range of $L$ has does not leak into its null space.
+
+*Cost* for order `d`: 6 products, `12 d³` FLOPs, for each rotation, and as many for a turn that
+straightens. An exact turn takes one product beside the decomposition.
+
+References:
+  Ogita and Aishima, `Iterative refinement for symmetric eigenvalue decomposition
+  <https://doi.org/10.1007/s13160-018-0310-3>`_, 2018.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ._eigh import eigh, with_fixed_signs
+from ._numerics import magnitude, power_of_two
+from ._platforms import by_platform, diagonals
+from ._products import exact_product
+from ._qr import qr
+
+CLOSENESS = 0.3
+"""τ: eigenvalues whose distance is below this share of their mean are close."""
+NOISE = 1e-7
+"""ν: entries of H below this share of the largest eigenvalue are rounding noise."""
+LONGEST_ROW = 0.7
+"""The longest row of a rotation's generator."""
+LONGEST = 0.6
+"""The largest spectral norm of a rotation's generator."""
+SHORT = 0.1
+"""A rotation shorter than this ends a refresh."""
+LEAST_DEFECT = 3e-4
+"""Bases with a smaller defect stay as they are."""
+MOST_DEFECT = 0.5
+"""Bases with a larger defect are damaged."""
+ROTATIONS = 80
+"""As many lead from the identity to the eigenvectors of any matrix."""
+
+
+class Turn(NamedTuple):
+    """What a refresh makes of a basis `U (d, d)` and its statistic `H (d, d)`."""
+
+    matrix: jax.Array  # T
+    basis: jax.Array  # U T
+    statistic: jax.Array  # Tᵀ H T
+    order: jax.Array | None  # of the old columns, int32 (d,), if it is another
+    keeps: jax.Array  # bool: whether averages of columns stay as they are, as in papers
+
+
+def by_default(u: jax.Array, h: jax.Array) -> Turn:
+    """Exact in a program for a CPU, where it is cheap; by rotations on GPUs and TPUs."""
+    rotated = functools.partial(by_rotations, most=ROTATIONS)
+    return by_platform(cpu=by_eigh, default=rotated)(u, h)
+
+
+def by_eigh(u: jax.Array, h: jax.Array) -> Turn:
+    """The eigenvectors of `h`, and a diagonal statistic."""
+    scale = _to_one(h)
+    q, d = eigh(h * scale)
+    q = with_fixed_signs(q[:, ::-1])
+    turn, u, h = _straightened(q, exact_product(u, q), jnp.diag(d[::-1] / scale))
+    return Turn(turn, u, h, None, jnp.bool_(True))
+
+
+def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], jax.Array]) -> Turn:
+    """Steps of orthogonal iteration; after each, up to `most`, `again(h)` says if one is needed."""
+
+    def step(h: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        order = jnp.argsort(-diagonals(h), stable=True)
+        q = with_fixed_signs(qr(h[:, order])[0])
+        return q, turned(h, q), order
+
+    def refine(loop: tuple[Any, ...]) -> tuple[Any, ...]:
+        count, q, h, order = loop
+        r, h, then = step(h)
+        return count + 1, exact_product(q, r), h, order[then]
+
+    found = (jnp.int32(1), *step(h))
+    if most > 1:
+        found = jax.lax.while_loop(lambda x: (x[0] < most) & again(x[2]), refine, found)
+    _, q, h, order = found
+    turn, u, h = _straightened(q, exact_product(u, q), h)
+    return Turn(turn, u, h, order, jnp.bool_(True))
+
+
+def by_rotations(u: jax.Array, h: jax.Array, most: int) -> Turn:
+    """At most so many rotations, and turns that straighten the basis where it is not orthonormal.
+
+    In a stack the loop ends when no matrix needs another; a condition would compute all of them.
+    """
+    scale, eye = _to_one(h), _eye(h)
+
+    def again(loop: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        rounds, _, straight, u, h, turn = loop
+        # Products of a lower level leave a defect that no turn removes: it is tried once.
+        crooked = (_defect(u) > LEAST_DEFECT) & ~straight
+        k = generator(h)
+        factor = jnp.where(crooked, u, k)
+        square = exact_product(factor, factor, transpose_a=True)  # I + E, or -K²
+        length = _length(k, square)
+        f = LONGEST / jnp.maximum(length, LONGEST)
+        k = f * k
+        rotation = exact_product(k, eye + k / 2 - f * f / 8 * square)
+        change = jnp.where(crooked, (eye - square) / 2, rotation)
+        turn, u, h = (x + exact_product(x, change) for x in (turn, u, h))
+        h = h + exact_product(change, h, transpose_a=True)
+        return rounds + 1, jnp.where(crooked, jnp.inf, length), crooked, u, (h + h.mT) / 2, turn
+
+    def unfinished(loop: tuple[jax.Array, ...]) -> jax.Array:
+        rounds, length, *_ = loop
+        return (rounds < most) & (length >= SHORT)
+
+    start = jnp.int32(0), jnp.full((), jnp.inf, h.dtype), jnp.bool_(False), u, h * scale, eye
+    *_, u, h, turn = jax.lax.while_loop(unfinished, again, start)
+    return Turn(turn, u, h / scale, None, jnp.bool_(False))
+
+
+def turned(h: jax.Array, turn: jax.Array) -> jax.Array:
+    """`turnᵀ h turn`, symmetric."""
+    h = exact_product(turn, exact_product(h, turn), transpose_a=True)
+    return (h + h.mT) / 2
+
+
+def orthonormalized(u: jax.Array) -> jax.Array:
+    """`u (d, d)`, made orthonormal if its defect shows, by at most four Newton-Schulz steps."""
+
+    def step(loop: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        steps, u = loop
+        return steps + 1, exact_product(u, _straightening(u))
+
+    def crooked(loop: tuple[jax.Array, jax.Array]) -> jax.Array:
+        steps, u = loop
+        return (steps < 4) & (_defect(u) > LEAST_DEFECT)
+
+    return jax.lax.while_loop(crooked, step, (jnp.int32(0), u))[1]
+
+
+def orthonormal(u: jax.Array) -> jax.Array:
+    """Whether `u (d, d)` is near enough to orthonormal to be made so; a NaN is not."""
+    lengths = jnp.sum(u * u, axis=0)
+    return (_defect(u) < MOST_DEFECT) & (jnp.max(jnp.abs(lengths - 1)) < MOST_DEFECT)
+
+
+def _to_one(h: jax.Array) -> jax.Array:
+    """The power of two that scales the largest entry of `h` to near 1."""
+    return jnp.ldexp(jnp.ones((), h.dtype), -power_of_two(magnitude(h)))
+
+
+def _straightened(
+    turn: jax.Array, u: jax.Array, h: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A turn, and the basis and statistic after it, made orthonormal if a defect shows."""
+
+    def step(loop: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        rounds, turn, u, h = loop
+        change = _straightening(u)
+        return rounds + 1, exact_product(turn, change), exact_product(u, change), turned(h, change)
+
+    def crooked(loop: tuple[jax.Array, ...]) -> jax.Array:
+        return (loop[0] < 4) & (_defect(loop[2]) > LEAST_DEFECT)
+
+    _, turn, u, h = jax.lax.while_loop(crooked, step, (jnp.int32(0), turn, u, h))
+    return turn, u, h
+
+
+def _straightening(u: jax.Array) -> jax.Array:
+    """`I - E / 2` for `uᵀ u = I + E`."""
+    return (3 * _eye(u) - exact_product(u, u, transpose_a=True)) / 2
+
+
+def _defect(u: jax.Array) -> jax.Array:
+    signs = jnp.where(jnp.arange(u.shape[-1]) % 3 == 0, -1, 1).astype(u.dtype)
+    with jax.default_matmul_precision("highest"):
+        change = (u @ signs) @ u - signs
+    return jnp.linalg.norm(change) / u.shape[-1] ** 0.5
+
+
+def _eye(like: jax.Array) -> jax.Array:
+    return jnp.eye(len(like), dtype=like.dtype)
+
+
+def generator(h: jax.Array) -> jax.Array:
+    """The generator `K (d, d)` of a rotation, with bounded rows."""
+    d = jnp.maximum(diagonals(h), 0)
+    apart = d[None, :] - d[:, None]
+    noise = NOISE * jnp.max(d)
+    below = apart**2 + CLOSENESS**2 * d[None, :] * d[:, None] + noise**2
+    k = jnp.where(below > 0, h * apart / jnp.where(below > 0, below, 1), 0)
+    k = (k - k.mT) / 2
+    rows = jnp.linalg.norm(k, axis=1)
+    shrink = jnp.minimum(1, LONGEST_ROW / jnp.maximum(rows, LONGEST_ROW))
+    return k * jnp.minimum(shrink[:, None], shrink[None, :])
+
+
+def _length(k: jax.Array, square: jax.Array) -> jax.Array:
+    """About the spectral norm of antisymmetric `k (d, d)`, with `square` = ±k², from below."""
+    v = jnp.linalg.norm(k, axis=0)
+    for _ in range(3):
+        v = square @ v  # rows of k are at most 0.7 long, so nothing overflows
+    norm = jnp.linalg.norm(v)
+    return jnp.sqrt(jnp.linalg.norm(square @ v) / jnp.where(norm > 0, norm, 1))
