@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+from collections.abc import Mapping
 from typing import Any
 
 from curvax.published import RUNS
@@ -45,13 +44,8 @@ def runs_of(paper: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A number; a base optimizer or a rule with its arguments."""
-    if isinstance(value, functools.partial):
-        return (
-            f"{value.func.__name__}({', '.join(f'{k} {v:g}' for k, v in value.keywords.items())})"
-        )
-    if dataclasses.is_dataclass(value):
-        said = [f for f in dataclasses.fields(value) if getattr(value, f.name) != f.default]
-        text = ", ".join(f"{f.name}={getattr(value, f.name)!r}" for f in said)
-        return f"{type(value).__name__}({text})"
+    """A number; a base optimizer with its arguments."""
+    if isinstance(value, Mapping):
+        numbers = (f"{k} {shown(v)}" for k, v in value.items() if k != "optimizer")
+        return f"{value['optimizer']}({', '.join(numbers)})"
     return f"{value:g}" if isinstance(value, float) else str(value)

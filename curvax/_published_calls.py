@@ -1,104 +1,36 @@
-"""A published run, and optimizers from the plain numbers of the papers' tables."""
+"""The optimizers of published runs, from a learning rate and the plain numbers of the papers."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import optax
 
 from . import grafts, subspaces
-from .optimizers import alice, asgo, assemble, scale_by_shampoo, shampoo, soap
+from .optimizers import (
+    alice,
+    asgo,
+    assemble,
+    dasgo,
+    dr_shampoo,
+    fira,
+    foam,
+    galore,
+    muon,
+    racs,
+    scale_by_dr_shampoo,
+    scale_by_foam,
+    scale_by_shampoo,
+    shampoo,
+    soap,
+    sumo,
+)
 from .transforms.matrices._matrix_rule import MatrixRule
 from .transforms.refresh._policy import every
 from .transforms.storage._cholesky import cholesky
 from .transforms.storage._quantized import quantized
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """A row of a paper's tables.
-
-    Args:
-      source: the paper and where in it the numbers stand.
-      make: from a learning rate, or a schedule, and `numbers` to the optimizer.
-      numbers: its arguments, as published.
-      learning_rate: the peak; `None` if the paper has none.
-      steps: of the run; `None` if the paper counts epochs.
-      schedule: from the peak and the steps to the schedule.
-      task: batch and length of the run, in words.
-      open: values that the paper does not give, and our choices.
-    """
-
-    source: str
-    make: Callable[..., optax.GradientTransformation]
-    numbers: Mapping[str, Any]
-    learning_rate: float | None
-    schedule: Schedule
-    task: str
-    steps: int | None = None
-    open: str = ""
-
-    def optimizer(
-        self, steps: int | None = None, learning_rate: float | None = None, **changes: Any
-    ) -> optax.GradientTransformation:
-        """The optimizer of the run, with the paper's schedule.
-
-        Args:
-          steps: of the run; `None` is the paper's number.
-          learning_rate: the peak; `None` is the paper's.
-          changes: arguments in place of the published ones, or beside them.
-
-        Raises:
-          ValueError: if the paper has no `steps` or no `learning_rate`, and none is given.
-
-        Example:
-          >>> import curvax
-          >>> run = curvax.published.RUNS["alice/llama-130M"]
-          >>> run.learning_rate, run.steps, run.numbers["rank"]
-          (0.02, 20000, 256)
-          >>> optimizer = run.optimizer()
-          >>> shorter = run.optimizer(steps=1000, rank=64)
-        """
-        given = {"steps": steps, "learning_rate": learning_rate}
-        given = {name: getattr(self, name) if x is None else x for name, x in given.items()}
-        for name, x in given.items():
-            if x is None:
-                raise ValueError(f"{name} must be given: {self.source} has none. {self.open}")
-        rate = self.schedule(given["learning_rate"], given["steps"])
-        return self.make(rate, **{**self.numbers, **changes})
-
-
-# Schedules.
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """A linear warm-up, then a cosine; both as shares, of the steps and of the peak."""
-
-    warmup: float
-    final: float
-    start: float = 0.0
-    idle: int = 0  # first steps with learning rate 0
-
-    def __call__(self, peak: float, steps: int) -> optax.Schedule:
-        """The schedule of a run."""
-        warmup = round(self.warmup * (steps - self.idle))
-        cosine = optax.warmup_cosine_decay_schedule(
-            self.start * peak, peak, warmup, steps - self.idle, end_value=self.final * peak
-        )
-        zero = optax.constant_schedule(0.0)
-        return optax.join_schedules([zero, cosine], [self.idle]) if self.idle else cosine
-
-    def __str__(self) -> str:
-        first = f"warm-up {100 * self.warmup:.3g} %, " if self.warmup else ""
-        idle = f"{self.idle} steps without updates, " if self.idle else ""
-        last = f"{self.final:.3g} of the peak" if self.final else "0"
-        return f"{idle}{first}cosine to {last}"
-
-
-# The optimizers, from plain numbers.
 
 EXACT: dict[str, Any] = {"method": "eigh"}
 """As the papers have it, on all platforms."""
@@ -121,10 +53,18 @@ def sgd(rate: Any, *, momentum: float, weight_decay: float) -> optax.GradientTra
 
 
 def alice_of(
-    rate: Any, *, leading: int, compensation_scale: float, **numbers: Any
+    rate: Any,
+    *,
+    leading: int,
+    compensation_scale: float,
+    b3: float | None = None,
+    output_layer: Any = None,
+    **numbers: Any,
 ) -> optax.GradientTransformation:
-    """Gong et al.: the numbers l and α_c of two values."""
+    """Gong et al.: the numbers l and α_c of two values. Alice-0 has no b3."""
     values = {
+        "b3": b3,
+        "matrices": MatrixRule(output_layer=output_layer),
         "switching": subspaces.complement(leading),
         "compensation": subspaces.optimal(weight=compensation_scale),
     }
@@ -132,11 +72,14 @@ def alice_of(
 
 
 def shampoo_on(
-    rate: Any, *, base: Callable[..., Any], storage: str, **numbers: Any
+    rate: Any, *, base: Any, storage: Any, **numbers: Any
 ) -> optax.GradientTransformation:
     """Li et al.: a base optimizer, which all other parameters have too."""
+    if isinstance(base, Mapping):
+        known = {name: x for name, x in base.items() if name != "optimizer"}
+        base = functools.partial(MAKERS[base["optimizer"]], **known)
     storages = {
-        "": None,
+        "dense": None,
         "vq": quantized(),
         "cq": cholesky(damping_mode="absolute"),
         "cq-ef": cholesky(error_feedback=0.95, damping_mode="absolute"),
@@ -197,9 +140,6 @@ def _stale(rate: Any, *, check_every: int, **numbers: Any) -> Any:
     return shampoo(rate, refresh=every(check_every, offset=1), base=None, **{**PRINTED, **numbers})
 
 
-stale_shampoo = grafted(_stale)
-
-
 @_with_adamw
 def soap_with_adamw(rate: Any, *, b2: float, check_every: int, **numbers: Any) -> Any:
     """SOAP, one decay rate for moments and factors."""
@@ -221,3 +161,28 @@ def as_code(direction: Callable[..., Any]) -> Callable[..., optax.GradientTransf
         return assemble(made, rate, **{**rule, **numbers})
 
     return _with_adamw(make)
+
+
+MAKERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adamw": adamw,
+    "alice": alice_of,
+    "alice-0": alice_of,
+    "asgo": exact_asgo,
+    "dasgo": dasgo,
+    "dr-shampoo": grafted(dr_shampoo),
+    "dr-shampoo-code": as_code(scale_by_dr_shampoo),
+    "fira": fira,
+    "foam": grafted(foam),
+    "foam-code": as_code(scale_by_foam),
+    "galore": galore,
+    "muon": muon,
+    "racs": racs,
+    "sgd": sgd,
+    "shampoo_on": shampoo_on,
+    "soap": soap_with_adamw,
+    "stale-shampoo": grafted(_stale),
+    "stale-shampoo-code": as_code(stale_direction),
+    "sumo": sumo,
+    "warmed_shampoo": warmed_shampoo,
+}
+"""By the names in `published.toml`."""

@@ -28,6 +28,8 @@ for name, module in list(sys.modules.items()):
 assert curvax.__all__
 for name in curvax.__all__:
     assert hasattr(curvax, name), name
+assert "_read" not in vars(curvax.published.RUNS)  # not at import
+assert curvax.published.RUNS["alice/llama-130M"].numbers["rank"] == 256
 print(curvax.__version__)
 """
 
@@ -45,7 +47,7 @@ def run_python(code: str, *args: object, cwd: Path, path: Path | None = None) ->
 
 def installed_names() -> set[str]:
     """The files that the wheel must hold below `curvax/`, under the names that a user imports."""
-    names = {"curvax/py.typed"}
+    names = {"curvax/py.typed", "curvax/published.toml"}
     for file in LIBRARY:
         relative = file.relative_to(ROOT).as_posix()
         names.add(relative if relative.startswith("curvax/") else f"curvax/{relative}")

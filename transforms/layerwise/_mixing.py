@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxprs_in_params
 
 from ._layer_states import LayerStates, layer_states
 
@@ -137,12 +136,12 @@ class _Dependences:
             one = any(a % self.number == 0 != b % self.number for a, b in sizes)
             return [LAYER if one else LAYERS]
         if name == "cond":
-            branches = [self.results(b, given[1:]) for b in jaxprs_in_params(equation.params)]
+            branches = [self.results(b, given[1:]) for b in _jaxprs_in(equation.params)]
             return [max(given[0], *each) for each in zip(*branches, strict=True)]
         if name in ("while", "scan"):
             return self._of_loop(equation, given)
         inner: Any
-        for inner in jaxprs_in_params(equation.params):
+        for inner in _jaxprs_in(equation.params):
             if [x.aval.shape for x in inner.invars] == [x.aval.shape for x in equation.invars]:
                 return self.results(inner, given)
         return [most] * len(results)
@@ -151,7 +150,7 @@ class _Dependences:
         """The results of a loop, whose carry may come to depend on more in each round."""
         skipped = equation.params.get("cond_nconsts", 0)
         body: Any
-        (body,) = jaxprs_in_params(
+        (body,) = _jaxprs_in(
             {"body": equation.params.get("body_jaxpr", equation.params.get("jaxpr"))}
         )
         given, outer = given[skipped:], [x.aval for x in equation.invars[skipped:]]
@@ -175,3 +174,10 @@ class _Dependences:
             if after == carry:
                 return [LAYERS if over_layers and d == LAYER else d for d in found]
             carry = after
+
+
+def _jaxprs_in(params: Any) -> Any:
+    """The programs among the parameters of an equation."""
+    from jax.extend.core import jaxprs_in_params  # jax.extend loads Pallas: 20 ms of an import
+
+    return jaxprs_in_params(params)
