@@ -39,6 +39,7 @@ PAGES = (
     "docs/claims.md",
     "docs/start.md",
     "docs/performance.md",
+    "docs/performance_details.md",
     "docs/published.md",
 )
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)

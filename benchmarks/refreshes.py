@@ -342,7 +342,7 @@ def tables(lines: Recorded) -> list[_record.Table]:
 
 
 def shown(title: str) -> str:
-    """A table as `docs/performance.md` has it."""
+    """A table as `docs/performance_details.md` has it."""
     recorded = _lines.recorded(_record.FOLDER / "refreshes.jsonl", Cell)
     table = next(x for x in tables(recorded) if x.title == title)
     return table.markdown().partition("\n\n")[2]
