@@ -20,9 +20,9 @@ $H$ out. Without bounds on the angles' sum it diverges: rows $i$ of $K$ are scal
 most 0.7, as $K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$, and
 $f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$ from four steps of power iteration with $K^2$,
 from the vector of the rows' lengths. Rotations repeat until one was short, $\ell < 0.1$: the rest
-is then of order $\ell^2$ (`docs/performance_details.md` has how many it takes). Nothing is sorted: columns
-keep their eigenvalues and moments. So the first refresh, from the identity, has no decomposition
-either.
+is then of order $\ell^2$ (`docs/performance_details.md` has how many it takes). Nothing is sorted:
+columns keep their eigenvalues and moments. So the first refresh, from the identity, has no
+decomposition either.
 
 *Straight bases.* Rounding and long rotations leave a basis that is not quite orthonormal,
 $U^\top U = I + E$. Where the defect $\|E x\| / \|x\|$ for one vector $x$ of signs, about the root

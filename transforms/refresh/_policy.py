@@ -153,7 +153,8 @@ def every(
       offset: shift within the period; with 1 the steps are 1, k + 1, 2k + 1, …
       first: whether step 1 always refreshes; or "doubling": steps 1, 2, 4, 8, … below k do. In the
         first steps a basis or root knows few gradients, and ages fast, so this saves most of what a
-        long period loses in a short run ("How often is often enough" in `docs/performance_details.md`).
+        long period loses in a short run ("How often is often enough" in
+        `docs/performance_details.md`).
       stagger: spreads the refreshes of the factors over the period, balanced by cost, so that no
         step takes much longer than the others. Each factor still has period k. The steps of `first`
         refresh all factors. Factors of a stack take turns in equal groups, which a GPU
