@@ -27,7 +27,17 @@ from mkdocs.structure.files import File, Files
 LOG = logging.getLogger("mkdocs.hooks")
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("*.md", "docs/**/*.md", "benchmarks/results/**/*.md", "clients/*.md")
-ASSETS = ("benchmarks/results/**/*.png", "docs/site/style.css")
+ASSETS = ("benchmarks/results/**/*.png", "docs/site/*.css", "docs/site/*.js")
+# The weight of pages in the search, by the start of their paths; 1 for others.
+RANKS = {
+    "docs/start.md": 100.0,
+    "docs/migrating/": 1.0,
+    "docs/faq.md": 20.0,
+    "docs/": 10.0,
+    "methods/": 20.0,
+    **dict.fromkeys(("benchmarks/", "clients/", "examples/"), 1e-6),
+    **dict.fromkeys(("optimizers/", "tests/", "transforms/"), 1e-6),
+}
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 CODE = re.compile(r"(```.*?```)", re.DOTALL)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
@@ -71,6 +81,8 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to sources and folders lead to their pages; names of the library to the reference."""
     here = page.file.src_uri
+    rank = next((rank for start, rank in RANKS.items() if here.startswith(start)), 1.0)
+    page.meta["search"] = {"boost": rank}
     folder = os.path.dirname(here)
 
     def page_of(link: re.Match) -> str:
