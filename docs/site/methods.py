@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 import io
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
+
+from boxes import BOXES, COMMON, SYMBOLS
+
+import curvax
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {
@@ -58,9 +64,8 @@ ARGUMENTS = {
     ),
 }
 
-CHECKED = ("foam", "dr_shampoo")  # Shampoo, whose factors are checked before they are refreshed
-GRAFTED = r"D = \hat G\, \|A\| / \|\hat G\| \;\text{with Adam's direction } A"
-DESCENT = r"W \leftarrow W - \mathrm{lr}\, (D + \lambda W)"
+# The arguments that a reading may name are those of these modules.
+MODULES = (curvax, curvax.eigenbases, curvax.grafts, curvax.policies, curvax.subspaces)
 
 PAGE = """\
 # {title}
@@ -80,6 +85,8 @@ Weight decay is multiplied by the learning rate, hence the quotient
 !!! abstract "A step of {title}, for an `m × n` matrix with gradient `G`, `m ≤ n`"
 {algorithm}
 
+    {symbols}.
+
     | direction | {direction} |
     | --- | --- |
     | state, numbers | {state} |
@@ -88,9 +95,9 @@ Weight decay is multiplied by the learning rate, hence the quotient
     | paper | {paper} |
     | mind | {mind} |
 
-## Readings
+??? note "For readers of the tests: where the paper is silent or unclear"
 
-Where the paper is silent or unclear, the tests follow these readings, and so do the defaults.
+    The tests follow these readings, and so do the defaults. Transcriptions compute in float64.
 
 {readings}
 
@@ -151,13 +158,11 @@ def pages() -> dict[str, str]:
 
 
 def steps_of(name: str) -> list[str]:
-    """The formulas of a step, from the method's docstring."""
-    if name in CHECKED:
-        left, right, direction, _ = _formulas("shampoo")
-        checks = [rf"\text{{check: }} {x}" for x in _formulas(name)]
-        return [left, right, *checks, direction, GRAFTED, DESCENT]
-    found = _formulas(name)
-    return found if any(x.startswith("W") for x in found) else [*found, DESCENT]
+    """The lines of a method's box."""
+    formulas = _formulas(name)
+    numbers = [line for line in BOXES[name] if isinstance(line, int)]
+    assert sorted(numbers) == [*range(len(formulas))], f"the box of {name} has {numbers}"
+    return [f"${formulas[x]}$" if isinstance(x, int) else x for x in BOXES[name]]
 
 
 def _formulas(name: str) -> list[str]:
@@ -188,15 +193,26 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
         name=name,
         start=start(name),
         found=found,
-        algorithm="\n".join(f"    {i}. ${x}$" for i, x in enumerate(steps_of(name), 1)),
+        algorithm="\n".join(f"    {i}. {x}" for i, x in enumerate(steps_of(name), 1)),
+        symbols=f"{SYMBOLS[name]}. {COMMON}" if SYMBOLS[name] else COMMON,
         direction=direction,
         state=state,
         work=work,
         refresh=refresh or "none",
         paper=paper,
         mind=mind,
-        readings="\n\n".join(map(_readings, TRANSCRIBED.get(name, (name,)))),
+        readings=textwrap.indent(
+            "\n\n".join(map(_readings, TRANSCRIBED.get(name, (name,)))), "    "
+        ),
     )
+
+
+@functools.cache
+def arguments() -> set[str]:
+    """The arguments of all functions of the library."""
+    things = [thing for module in MODULES for thing in vars(module).values() if callable(thing)]
+    made = [thing for thing in things if inspect.isfunction(thing)]
+    return {name for thing in made for name in inspect.signature(thing).parameters}
 
 
 def _readings(name: str) -> str:
@@ -206,6 +222,8 @@ def _readings(name: str) -> str:
     _, _, listed = re.split(r"^(Readings chosen.*):$", text, maxsplit=1, flags=re.M)
     found = re.match(r"(?:\n*(?:- |  ).*)+", listed)
     assert found, f"{path} lists no readings"
+    unknown = set(re.findall(r"\b(\w+)=[\"\w]", found[0])) - arguments()
+    assert not unknown, f"{path} names arguments that curvax does not have: {unknown}"
     items = re.sub(r"([*|])", r"\\\1", found[0].strip().replace("<", "&lt;"))
     return f"From [the transcription](../{path}):\n\n{items}"
 

@@ -21,14 +21,14 @@ Readings chosen:
 - Norm-growth limiter, of Algorithm 3: eta = gamma / max(||C|| / phi, gamma) if phi > 0 else 1,
   phi <- eta ||C||. It takes C (or G diag(s) in Apollo) before alpha.
 - Fira: D = alpha (U Delta + C), C = limit((G - U U' G) diag(s)), with the bias-corrected Delta in
-  s. The official code differs: it subtracts alpha U U' G (residual="scaled"), leaves C without
-  alpha (scale_compensation=False), and limits C before the bias correction (not transcribed).
+  s. The official code differs: it subtracts alpha U U' G, leaves C without alpha,
+  and limits C before the bias correction (not transcribed).
 - Fira+: C <- alpha_c C ||U Delta|| / ||C|| after the limiter (0 if C = 0), so that the limiter
   changes phi but never D.
-- Apollo: no limiter, alpha = 1 (ours), D = alpha G diag(s); sqrt_scale=True (official code)
-  multiplies by sqrt(alpha) instead. The random U has entries N(0, 1/r) and comes from
-  `projection(t)`, called at the refresh steps with r columns expected, used as it is. mini=True is
-  the one scalar ||Delta|| / ||sigma|| and r = 1; r = 1 alone keeps one scale for each column.
+- Apollo: no limiter, alpha = 1 (ours), D = alpha G diag(s); the official code multiplies by
+  sqrt(alpha) instead. The random U has entries N(0, 1/r) and comes from `projection(t)`, called at
+  the refresh steps with r columns expected, used as it is. APOLLO-Mini is the one scalar ||Delta||
+  / ||sigma|| and r = 1; r = 1 alone keeps one scale for each column.
 """
 
 import numpy as np

@@ -21,15 +21,15 @@ Readings chosen:
   b = 0.98), without bias correction, as v in KL-SOAP.
 - Steps that renew: t = 1 and t mod K = 0. The official code does not count its first step.
 - Start of `kl_shampoo` (the paper prints none): L = R = `initial` I, since R^(-1) must exist; the
-  first roots are those of these factors, or `initial_root` I. Roots are (A + eps I)^(-1/2); R^(-1)
-  is the square of the root in use, damped and stale as it is.
-- Start of the other two: bases I, eigenvalues `initial`, L and R `initial_factor` I. The official
-  code instead makes bases of the first gradient's statistics, not whitened, and D = 0.
-- refresh="qr" (official) is one QR(L Q), refresh="eigh" an eigendecomposition, which step 1 always
-  is. sort=True sorts the old columns by diag(Q' L Q) before QR, which the official code does not.
+  first roots are those of these factors, or another multiple of I. Roots are (A + eps I)^(-1/2);
+  R^(-1) is the square of the root in use, damped and stale as it is.
+- Start of the other two: bases I, eigenvalues `initial`, L and R 0 or another multiple of I. The
+  official code instead makes bases of the first gradient's statistics, not whitened, and D = 0.
+- A refresh is one QR(L Q) (official) or an eigendecomposition, which step 1 always is. As an option
+  it sorts the old columns by diag(Q' L Q) before QR, which the official code does not.
 - M is kept in the original space; v and the averaged eigenvalues stay as they are when a basis
-  changes, as in the official code (at_refresh="keep"), or move with their columns ("permute": by
-  the sort of a QR refresh, or the best matching to the old basis).
+  changes, as in the official code, or move with their columns (by the sort of a QR refresh, or the
+  best matching to the old basis).
 - Inverses of 0 are 0. The other two have no eps (official code: 1e-8); the division by v is that
   of `reference.soap`.
 """

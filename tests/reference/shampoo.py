@@ -19,11 +19,11 @@ Readings chosen where a paper is silent or unclear:
   no lag here. Statistics every step from 0, no bias correction; `eps0` is absolute.
   `root` (p) is not stated for the paper's runs. Section 4.1 puts refreshes at `t = 0 mod f`, Alg. 2
   at `(t - 1) mod f = 0`: the algorithm is followed.
-- Grafting. "norm": `D = G_hat |P| / |G_hat|`, P being the matrix that is preconditioned
-  (the gradient; its EMA when `precondition="momentum"`). "adam" (004 J.1 names it without a
-  formula): the norm of Adam's step from the raw gradient with `b1`, `b2` (the factors' b2), bias
-  corrected, 1e-8 outside the root. `G_hat = 0` gives 0.
-- `precondition="momentum"` (an option, ours): `M = EMA_b1(M, G)`, no bias correction.
+- Grafting. "norm": `D = G_hat |P| / |G_hat|`, P being the matrix that is preconditioned (the
+  gradient, or its EMA). "adam" (004 J.1 names it without a formula): the norm of Adam's step from
+  the raw gradient with `b1`, `b2` (the factors' b2), bias corrected, 1e-8 outside the root. `G_hat
+  = 0` gives 0.
+- Momentum in place of the gradient (an option, ours): `M = EMA_b1(M, G)`, no bias correction.
 """
 
 import numpy as np

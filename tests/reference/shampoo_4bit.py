@@ -19,9 +19,9 @@ Readings chosen where the paper is silent or unclear:
   below `-m 2e-16 lambda_max`).
 - Alg. 1 line 8 carries C over; E is carried over with it.
 - "Tensors with fewer than 4096 elements" (C.3): the factor's `m * m` is counted, not the gradient.
-  Such a factor and its root stay in full precision. `small="factor"` (ours): it is then the plain
-  factor of Alg. 2 in every mode; `small="cholesky"`: Alg. 1 with Q and D the identity, in which
-  Eq. 7 adds `eps I` at each statistic (`E` stays 0).
+  Such a factor and its root stay in full precision. Ours: it is then the plain factor of Alg. 2 in
+  every mode; or, as an option, Alg. 1 with Q and D the identity, in which Eq. 7 adds `eps I` at
+  each statistic (`E` stays 0).
 - Alg. 1 has no grafting; Alg. 2 and the text have it, and so it is here. G_hat = 0 gives 0.
 - The root's power is 4 in the paper; `root` is ours.
 

@@ -22,9 +22,10 @@ Readings chosen:
 - Equal eigenvalues: the basis of their space is arbitrary (a statistic of rank below its order has
   such a space: R at t = 1 if m < n, and every statistic if b3 = 0), and D at later steps depends on
   it.
-- refresh="qr" (ours, from the official code; the first refresh is an EVD): the columns of the old U
-  are sorted by diag(U' L U), largest first (stable), and U <- the Q of the QR decomposition of L U.
-- carry_v="permute" (ours): v follows its columns. With "qr" by that sort; with "eigh" by the
+- A refresh by QR (ours, from the official code; the first refresh is an EVD): the columns of the
+  old U are sorted by diag(U' L U), largest first (stable), and U <- the Q of the QR decomposition
+  of L U.
+- Permuted v (ours): v follows its columns, with QR by that sort, with an EVD by the
   assignment of new to old columns which maximizes the sum of (U_new' U_old)^2.
 - skip_first (official code): t = 1 only sets the statistics and the basis; D = 0, M and v stay 0,
   and the bias correction counts t - 1. Refreshes keep their steps. The official code's other

@@ -1,0 +1,165 @@
+r"""What the box "Algorithm" of a method's page has around the formulas of its docstring.
+
+A box is a list: a number is a formula of the docstring, in its order; a text is a line of its own.
+Every formula of a docstring is in its box. `SYMBOLS` says what the formulas do not.
+"""
+
+from __future__ import annotations
+
+MOMENTUM = r"$M \leftarrow b_1 M + (1-b_1) G$"
+DESCENT = r"$W \leftarrow W - \mathrm{lr}\, (D + \lambda W)$"
+MOMENTS = (
+    r"$\mathrm{Adam}(\sigma)$ is Adam's direction, from moments of $\sigma$ with "
+    r"$b_1$, $b_2$ and `eps`"
+)
+LIMITED = r"$\phi$ is the length of the step before"
+EIGENVECTORS = r"$U_L$, $U_R$ become the eigenvectors of $L$, $R$"
+AT_REFRESH = "**At step 1 and at every step divisible by `refresh`**: "
+LEADING = rf"{AT_REFRESH}$U$ becomes the leading $r$ left singular vectors of $G$"
+FACTORS = r"with $Q$, $d$ eigenvectors and eigenvalues of a factor at its last refresh"
+CHECKED_ROOTS = (
+    r"$\hat L = Q\, (\max(d, 0) + \epsilon)^{-1/p}\, Q^\top$ from $L$, and $\hat R$ from $R$"
+)
+GRAFTED = r"$D = \hat G\, \|A\| / \|\hat G\|$"
+
+BOXES: dict[str, tuple[int | str, ...]] = {
+    "muon": (0, 1, 2, 3),
+    "osgdm": (0, 1, 2),
+    "swan": (0, 1, DESCENT),
+    "racs": (0, 1, 2, 3, 4, 6, 5, 7, DESCENT),
+    "asgo": (
+        0,
+        1,
+        "**At step 1 and at every step divisible by `refresh`** (by default at every step): the "
+        r"root $(V_t + \epsilon I)^{-1/2}$ is computed; between, the last one is used",
+        2,
+        DESCENT,
+    ),
+    "dasgo": (0, 1, 2, DESCENT),
+    "shampoo": (
+        "**At every step divisible by `statistics_every`**:",
+        0,
+        1,
+        "**At every step divisible by `refresh`**: "
+        r"$\hat L = (L + \epsilon \lambda_{\max} I)^{-1/p}$, and $\hat R$ from $R$",
+        2,
+        3,
+        r"$W \leftarrow W + \mathrm{base}(D)$",
+    ),
+    "foam": (
+        r"$L \leftarrow b_2 L + (1-b_2) G G^\top$",
+        r"$R \leftarrow b_2 R + (1-b_2) G^\top G$",
+        "**At step 1 and every `check_every` steps after it**, for $L$ and $R$:",
+        0,
+        1,
+        r"if $\tilde\epsilon$ is at most `max_damping`, $\epsilon \leftarrow \tilde\epsilon$; else a "
+        r"refresh: $Q$, $d$ become those of the factor, and $\epsilon \leftarrow \epsilon_0$",
+        CHECKED_ROOTS,
+        r"$\hat G = \hat L\, G\, \hat R$",
+        GRAFTED,
+        DESCENT,
+    ),
+    "dr_shampoo": (
+        r"$L \leftarrow b_2 L + (1-b_2) G G^\top$",
+        r"$R \leftarrow b_2 R + (1-b_2) G^\top G$",
+        "**At step 1 and every `check_every` steps after it**, for $L$ and $R$: a refresh, in which "
+        "$Q$, $d$ become those of the factor, at step 1 and if",
+        0,
+        r"without a refresh, $d \leftarrow \mathrm{diag}(Q^\top L Q)$ at a check",
+        CHECKED_ROOTS,
+        r"$\hat G = \hat L\, G\, \hat R$",
+        GRAFTED,
+        DESCENT,
+    ),
+    "soap": (MOMENTUM, 0, 1, AT_REFRESH + EIGENVECTORS, 2, 3, DESCENT),
+    "kl_shampoo": (
+        MOMENTUM,
+        0,
+        1,
+        r"$\lambda$, $\mu$ average the diagonals of the new terms of $L$, $R$ in their bases",
+        AT_REFRESH + EIGENVECTORS,
+        2,
+        DESCENT,
+    ),
+    "eigen_adam": (
+        MOMENTUM,
+        0,
+        rf"{AT_REFRESH}$U$ becomes the eigenvectors of $Q$",
+        1,
+        2,
+        DESCENT,
+    ),
+    "galore": (LEADING, 0, 1, DESCENT),
+    "fira": (
+        LEADING,
+        0,
+        1,
+        2,
+        r"limit: $C \leftarrow C / \max(\|C\| / \gamma\phi, 1)$",
+        3,
+        DESCENT,
+    ),
+    "alice": (
+        rf"{AT_REFRESH}$U$ follows $b_3 U \tilde Q U^\top + (1-b_3) G G^\top$ by a step of subspace "
+        "iteration (at step 1 its eigenvectors), keeps its leading columns, and draws the "
+        "others from the orthogonal complement",
+        0,
+        1,
+        r"$M \leftarrow b_1 M + (1-b_1) \sigma$ and $v \leftarrow b_2 v + (1-b_2) \sigma^2$",
+        2,
+        r"$p \leftarrow b_1 p + (1-b_1) (1^\top G^2 - 1^\top \sigma^2)$",
+        r"$C = \sqrt{m-r}\, (G - U\sigma)\, \mathrm{diag}(p)^{-1/2}$",
+        r"limit: $C \leftarrow C / \max(\|C\| / \gamma\phi, 1)$",
+        3,
+        DESCENT,
+    ),
+    "apollo": (
+        rf"{AT_REFRESH}$U$ becomes random, $m \times r$, normal with variance $1/r$",
+        0,
+        1,
+        2,
+        DESCENT,
+    ),
+    "sumo": (
+        "**At steps 1, `refresh` + 1, 2 `refresh` + 1, …**: $Q$ becomes an orthonormal basis of the "
+        r"leading range of $G$, and $M \leftarrow (Q_{new}^\top Q_{old}) M$",
+        0,
+        1,
+        2,
+        r"limit: $O \leftarrow O / \max(\|O\| / \gamma\phi, 1)$",
+        3,
+        DESCENT,
+    ),
+}
+
+SYMBOLS: dict[str, str] = {
+    "muon": r"$U \Sigma V^\top$ is an SVD; `method=` approximates $U V^\top$ by Newton-Schulz. "
+    "$M$ starts at 0",
+    "osgdm": r"$U \Sigma V^\top$ is an SVD; $M$ starts at 0",
+    "swan": "mean and std are those of a row; there is no state",
+    "racs": rf"$\alpha$ is `scale`, $\gamma$ is `gamma`; {LIMITED}; "
+    r"$\bar s$, $\bar q$ start at 0",
+    "asgo": r"$\epsilon$ is `eps`; $M$, $V$ start at 0",
+    "dasgo": r"$\epsilon$ is `eps`; $M$, $v$ start at 0",
+    "shampoo": r"$p$ is `root`, $\epsilon$ is `eps`, $\lambda_{\max}$ the largest eigenvalue; "
+    r"base is `base=` at the learning rate, by default SGD with momentum. $L$, $R$ start at "
+    r"$\epsilon I$, $\hat L$, $\hat R$ at $I$",
+    "foam": rf"{FACTORS}; $p$ is `root`, $\tau$ is `threshold`, $\epsilon_0$ is `eps`, $\alpha$ the "
+    r"spectral over the Frobenius norm of the root, $A$ Adam's direction. $L$, $R$ start at 0",
+    "dr_shampoo": rf"{FACTORS}; $p$ is `root`, $\tau$ is `threshold`, $\epsilon$ is `eps`, $A$ Adam's "
+    "direction. $L$, $R$ start at 0",
+    "soap": r"$\sqrt v$ and the quotient are elementwise. $M$, $L$, $R$, $v$ start at 0",
+    "kl_shampoo": r"$R^{-1}$, $L^{-1}$ are made of the bases and eigenvalues of the step before; "
+    r"$\sqrt{\lambda \mu^\top}$ and the quotient are elementwise. $M$ starts at 0",
+    "eigen_adam": r"$\sqrt v$ and the quotient are elementwise. $M$, $Q$, $v$ start at 0",
+    "galore": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}",
+    "fira": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}; $i$ counts columns; $\gamma$ is 1.01, "
+    rf"and {LIMITED.replace('step', '$C$ of the step')}",
+    "alice": r"$r$ is `rank`, $\alpha$ is `scale`; $1^\top$ sums columns; $\alpha_c$ and $\gamma$ are "
+    r"`weight` and `gamma` of `subspaces.optimal`, 0.4 and 1.01; $\phi$ is the length of the $C$ of "
+    r"the step before. $M$, $v$, $\tilde Q$, $p$ start at 0",
+    "apollo": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}; $i$ counts columns",
+    "sumo": r"$r$ is `rank`, $\alpha$ is `scale`, $\gamma$ is `gamma`; $\phi$ is the length of the $O$ "
+    "of the step before. $M$ starts at 0; the side with more rows or columns is projected",
+}
+COMMON = r"$\mathrm{lr}$ is `learning_rate`, $\lambda$ `weight_decay`"
