@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close, run_scanned, share
+from tests.helpers import OPTIMIZED, assert_close, run_scanned, share
 
 M, N = 6, 9
 
@@ -55,6 +55,25 @@ def test_muon_with_nesterov_adam_for_others_is_that_of_optax():
         assert_close(ours["bias"], theirs["bias"])
     plain = updates_of(curvax.muon(0.02, adam_learning_rate=1e-3), gs)[-1]["bias"]
     assert not np.allclose(plain, expected[-1]["bias"], rtol=1e-3)  # not by default
+
+
+@pytest.mark.parametrize("shape", share([(16, 32), (64, 64), (256, 64)], of=2), ids=str)
+def test_muon_is_that_of_optax_in_float32_to_a_hundred_thousandth(shape):
+    """As compiled for users."""
+    gs = gradients(5, shape).astype(np.float32)
+    with jax.enable_x64(False):
+        found = []
+        for optimizer in (optax.contrib.muon(0.02), curvax.muon(0.02)):
+            params = {"layer": {"kernel": jnp.asarray(gs[0])}}
+            state, updates = optimizer.init(params), None
+            step = jax.jit(optimizer.update, compiler_options=OPTIMIZED)
+            for g in gs:
+                updates, state = step({"layer": {"kernel": jnp.asarray(g)}}, state, params)
+            assert updates is not None
+            found.append(np.asarray(updates["layer"]["kernel"]))
+    assert found[0].dtype == np.float32
+    theirs, ours = found
+    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize(

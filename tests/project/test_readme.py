@@ -1,13 +1,24 @@
-"""The code of the README and of docs/ runs as it stands: of docs/ two pages, weekly all of it."""
+"""The code of the README and of docs/ runs as it stands: of docs/ two pages, weekly all of it.
 
+Pages run as users run them: in a Python of their own, with XLA's optimizations. Blocks marked `py`
+are parts of other code bases; their calls of the library are made.
+"""
+
+import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
 
+import curvax
 from tests.helpers import share
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +43,48 @@ PAGES = [page for page in sorted(ROOT.glob("docs/**/*.md")) if blocks_of(page)]
 
 @pytest.mark.parametrize("page", share(PAGES, of=15), ids=lambda page: page.stem)
 def test_pages_run(page: Path) -> None:
-    with jax.numpy_rank_promotion("allow"):  # as users have it
-        run(page)
+    flags = "--xla_force_host_platform_device_count=8"
+    done = subprocess.run(
+        [sys.executable, "-c", "".join(blocks_of(page))],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def calls_of(block: str) -> list[str]:
+    """The outermost calls of the library in a block."""
+    found: list[str] = []
+
+    def visit(node: ast.AST) -> None:
+        code = ast.unparse(node)
+        if isinstance(node, ast.Call) and re.match(r"curvax\.\w+\(", code):
+            found.append(code)
+        else:
+            for child in ast.iter_child_nodes(node):
+                visit(child)
+
+    visit(ast.parse(block))
+    return found
+
+
+def test_calls_in_blocks_for_other_code_bases_are_allowed() -> None:
+    blocks = re.findall(r"```py\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
+    calls = [call for block in blocks for call in calls_of(block)]
+    assert len(calls) >= len(blocks) - 1
+    rate = optax.constant_schedule(0.03)
+    names = {"curvax": curvax, "optax": optax, "schedule": rate, "learning_rate": 0.01}
+    names |= {"config": SimpleNamespace(adam_weight_decay=0.1, adam_b1=0.9)}
+    names |= {"rule": curvax.rules.maxtext, "rate": 3e-3, "decay": 0.1}
+    params = {"layer": {"kernel": jax.ShapeDtypeStruct((8, 16), "float32")}}
+    for call in calls:
+        optimizer = eval(call, names)
+        state = jax.eval_shape(optimizer.init, params)
+        updates, _ = jax.eval_shape(optimizer.update, params, state, params)
+        assert updates["layer"]["kernel"].shape == (8, 16)
 
 
 def test_every_combination_takes_steps() -> None:
