@@ -1,19 +1,20 @@
 """The papers' claims as comparisons of suites: the claims stand here, the verdicts come from lines.
 
 A claim says which method is ahead of which others. Differences are those of `_compare.py`, seed by
-seed; a claim holds against another method if the whole 95 % interval is on its side. Only the claim
-itself is typed by hand.
+seed; a claim holds against another method if the difference is on its side and its p-value, by
+Holm's correction for all comparisons of the paper's table, is below 0.05. Only the claim itself is
+typed by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from .._record import table
-from ._compare import Result, curve_of, difference, results, steps_for
+from ._compare import CONFIDENCE, Result, curve_of, difference, holm, results, steps_for
 from ._plan import Runs
 from ._suites import SUITES
 
@@ -89,7 +90,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim("RACS is ahead of Apollo", "Table 2", LANGUAGE, "racs", ("apollo",)),
         Claim("Fira is ahead of Adam", "Table 2", LANGUAGE, "fira"),
         Claim("Apollo is ahead of Adam", "Table 2", LANGUAGE, "apollo"),
-        Claim("GaLore is behind Adam up to 130M", "Table 2", LANGUAGE, "galore", behind=True),
+        Claim("GaLore is behind Adam", "Table 2", LANGUAGE, "galore", behind=True),
     ),
     "asgo": (
         Claim(
@@ -128,7 +129,7 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
             ("galore", "lora_8", "lora_16", "adamw"),
         ),
         Claim(
-            "SUMO is ahead of GaLore and of full-rank Adam in pretraining",
+            "SUMO is ahead of GaLore in pretraining, and from 130M on of full-rank Adam",
             "Table 3",
             LANGUAGE,
             "sumo",
@@ -151,17 +152,39 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
 }
 
 
-def words_of(claim: Claim, found: Mapping[str, Result]) -> Iterator[tuple[str, str, bool | None]]:
+def key_of(suite: str, *methods: str) -> str:
+    """Of a comparison, whichever of the two methods the claim names first."""
+    return " ".join((suite, *sorted(methods)))
+
+
+def corrected(claims: Iterable[Claim], runs: Runs) -> dict[str, float]:
+    """p-values of all comparisons of claims, after Holm's correction."""
+    ps = {}
+    for claim in claims:
+        for suite in claim.suites if claim.steps is None else ():
+            found = results(SUITES[suite], runs)
+            for other in claim.others:
+                pair = [found[name].finals for name in (claim.method, other)]
+                if all(len(finals) == len(SUITES[suite].seeds) for finals in pair):
+                    d = difference(found[claim.method].losses, found[other].losses)
+                    ps[key_of(suite, claim.method, other)] = d.p
+    return holm(ps)
+
+
+def words_of(
+    claim: Claim, suite: str, found: Mapping[str, Result], ps: Mapping[str, float]
+) -> Iterator[tuple[str, str, bool | None]]:
     """Each other method, the difference to it, and whether the claim holds; `None`: undecided."""
     own = found[claim.method].losses
     for other in claim.others:
         d = difference(own, found[other].losses)
-        told = f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"
+        p = ps[key_of(suite, claim.method, other)]
+        told = f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] to {name_of(other)}, p {p:.1g}"
+        decided = not p > 1 - CONFIDENCE  # NaN: one of the runs diverged
         if claim.level:
-            holds: bool | None = d.word == "as AdamW" or abs(d.mean) <= LEVEL
+            holds: bool | None = not decided or abs(d.mean) <= LEVEL
         else:
-            holds = {"below": True, "above": False}.get(d.word)
-            holds = not holds if claim.behind and holds is not None else holds
+            holds = (d.mean < 0) != claim.behind if decided else None
         yield name_of(other), told, holds
 
 
@@ -170,7 +193,7 @@ def name_of(method: str) -> str:
     return "AdamW" if method == "adamw" else f"`{method}`"
 
 
-def judged(claim: Claim, suite: str, runs: Runs) -> tuple[str, str]:
+def judged(claim: Claim, suite: str, runs: Runs, ps: Mapping[str, float]) -> tuple[str, str]:
     """The measurement, and the verdict."""
     found = results(SUITES[suite], runs)
     needed = (claim.method, *claim.others)
@@ -186,8 +209,8 @@ def judged(claim: Claim, suite: str, runs: Runs) -> tuple[str, str]:
             return f"more than {ratio:.2f} times", "open: longer runs of AdamW are missing"
         measured = f"{'more than ' if sign == '>' else ''}{ratio:.2f} times"
         return measured, "agrees" if agrees else "disagrees"
-    words = list(words_of(claim, found))
-    measured = "; ".join(f"{told} to {other}" for other, told, _ in words)
+    words = list(words_of(claim, suite, found, ps))
+    measured = "; ".join(told for _, told, _ in words)
     verdicts = {holds for _, _, holds in words}
     if verdicts == {True}:
         return measured, "agrees"
@@ -206,10 +229,10 @@ def judged(claim: Claim, suite: str, runs: Runs) -> tuple[str, str]:
 
 def claims(paper: str, runs: Runs) -> str:
     """The table of a paper."""
-    rows = []
+    rows, ps = [], corrected(CLAIMS[paper], runs)
     for claim in CLAIMS[paper]:
         for suite in claim.suites:
-            measured, verdict = judged(claim, suite, runs)
+            measured, verdict = judged(claim, suite, runs, ps)
             rows.append([claim.claim, claim.where, f"`{suite}`", measured, verdict])
-    titles = ["claim", "where", "suite", "loss beyond the other's [95 %]", "verdict"]
+    titles = ["claim", "where", "suite", "loss beyond the other's [95 %], p", "verdict"]
     return table(titles, rows).replace("---:", "---")  # all of it is text

@@ -232,6 +232,32 @@ def test_roots_in_four_bits_keep_mended_bounds() -> None:
         assert np.linalg.eigvalsh(dominant + error)[0] > 0
 
 
+@pytest.mark.parametrize(("refresh", "holds"), [(1, False), (10, True)])
+def test_a_root_with_its_own_gradient_breaks_the_bound_of_shampoos_convergence_theorem(
+    refresh: int, holds: bool
+) -> None:
+    """Li et al., Theorem 5.1, for `x²/2` from its minimum and skewed noise of variance 4."""
+    steps, c, variance = 10_000, 0.004, 4.0
+    shampoo = curvax.scale_by_shampoo(
+        b2=0.1, refresh=refresh, statistics_every=1, graft=None, method="eigh"
+    )
+    start = jnp.zeros((32, 1, 1))
+
+    def step(carry, k):
+        x, state = carry
+        draws = jax.random.uniform(jax.random.fold_in(jax.random.key(0), k), x.shape)
+        gradient = x + jnp.where(draws < 0.8, 1.0, -4.0)
+        direction, state = shampoo.update(gradient, state)
+        root = direction / gradient
+        return (x - c / (steps + 1) ** 0.5 * direction, state), (x, root.max(), root.min())
+
+    _, (xs, largest, least) = jax.lax.scan(step, (start, shampoo.init(start)), jnp.arange(steps))
+    largest, least = float(largest.max()), float(least.min())
+    assert c < least / (2 * largest**2)  # as the theorem asks
+    bound = 2 * c * variance * largest**2 / (least * (steps + 1) ** 0.5)
+    assert (float((xs**2).mean()) <= bound) == holds
+
+
 def test_shampoo_in_four_bits_keeps_the_bound_of_its_convergence_theorem() -> None:
     """Li et al., Theorem 5.1 without noise, with the eigenvalues of the roots that were in use."""
     steps, c = 60, 0.005

@@ -158,7 +158,25 @@ def test_verdicts_on_claims_follow_from_the_losses(
     monkeypatch.setattr(claims, "results", lambda suite, runs: found)
     monkeypatch.setattr(claims, "curve_of", lambda suite, runs: {250: 2.01, 500: 1.85, 1000: 1.75})
     claim = claims.Claim("c", "Table 1", ("recipe-250",), method, **how)
-    assert claims.judged(claim, "recipe-250", {})[1] == expected
+    ps = claims.corrected((claim,), {})
+    assert claims.judged(claim, "recipe-250", {}, ps)[1] == expected
+
+
+def test_verdicts_of_a_table_with_many_comparisons_need_smaller_p_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    claims, compare = module("evidence._claims"), module("evidence._compare")
+    losses = LOSSES | {"slight": [1.9, 2.05, 1.9, 1.94, 1.99]}
+    found = {name: compare.Result(None, [{"loss": x} for x in own]) for name, own in losses.items()}
+    monkeypatch.setattr(claims, "results", lambda suite, runs: found)
+    slight = claims.Claim("c", "Table 1", ("recipe-250",), "slight")
+    noise = slight._replace(method="noisy", others=("adamw", "better", "worse", "slight"))
+
+    def verdict(*table: Any) -> str:
+        return claims.judged(slight, "recipe-250", {}, claims.corrected(table, {}))[1]
+
+    assert verdict(slight) == verdict(slight, slight) == "agrees"
+    assert verdict(slight, noise) == "undecided: within the noise of seeds"
 
 
 def test_every_method_is_tuned_to_the_minimum_within_its_budget() -> None:
