@@ -31,7 +31,7 @@ import optax
 from jax.core import Tracer
 
 from .._counts import next_step
-from .._trees import map_unzip
+from .._stacks import each_array
 from .._validate import check_adam, check_bool, check_dtype
 from ..linalg._numerics import magnitude
 
@@ -40,8 +40,8 @@ class MomentRatioState(NamedTuple):
     """State of `moment_ratio`."""
 
     count: jax.Array  # t, int32 scalar
-    mu: Any  # M, shaped like the parameters, float32 at least without `dtype`
-    nu: Any  # v, shaped like the parameters, float32 at least
+    mu: Any  # M (..., m, n), float32 at least without `dtype`
+    nu: Any  # v (..., m, n), float32 at least
 
     first_moments = ("mu",)
     second_moments = ("nu",)
@@ -82,31 +82,24 @@ def moment_ratio(
     if dtype is not None:
         check_dtype("dtype", dtype)
 
-    def init(params: Any) -> MomentRatioState:
-        zeros = jax.tree.map(
-            lambda p: jnp.zeros(p.shape, np.promote_types(p.dtype, np.float32)), params
-        )
-        mu = jax.tree.map(lambda z: jnp.zeros(z.shape, dtype or z.dtype), zeros)
-        return MomentRatioState(jnp.zeros([], jnp.int32), mu, zeros)
+    def init(x: Any) -> MomentRatioState:
+        v = jnp.zeros(x.shape, np.promote_types(x.dtype, np.float32))
+        return MomentRatioState(jnp.zeros([], jnp.int32), jnp.zeros(x.shape, dtype or v.dtype), v)
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(g: Any, state: Any, params: Any = None):
         del params
-        count = next_step(state.count)
+        count, v = next_step(state.count), state.nu
+        work = g.astype(v.dtype)
+        m = b1 * state.mu.astype(v.dtype) + (1 - b1) * work
+        v = b2 * v + (1 - b2) * work**2
+        first, second = m, v
+        if bias_correction:
+            steps = count.astype(v.dtype)
+            first, second = m / (1 - b1**steps), v / (1 - b2**steps)
+        direction = ratio(first, second, eps).astype(g.dtype)
+        return direction, MomentRatioState(count, m.astype(state.mu.dtype), v)
 
-        def one(g: Any, m: Any, v: Any) -> tuple[jax.Array, ...]:
-            work = g.astype(v.dtype)
-            old, m = m, b1 * m.astype(v.dtype) + (1 - b1) * work
-            v = b2 * v + (1 - b2) * work**2
-            first, second = m, v
-            if bias_correction:
-                steps = count.astype(v.dtype)
-                first, second = m / (1 - b1**steps), v / (1 - b2**steps)
-            return ratio(first, second, eps).astype(g.dtype), m.astype(old.dtype), v
-
-        directions, mu, nu = map_unzip(3, one, updates, state.mu, state.nu)
-        return directions, MomentRatioState(count, mu, nu)
-
-    return optax.GradientTransformation(init, update)
+    return each_array("moment_ratio", init, update, work=None)
 
 
 def largest_ratio(
