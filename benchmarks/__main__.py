@@ -27,6 +27,7 @@ SUITES = {
     "accelerators": "accelerators",
     "meshes": "accelerators_meshes",
     "refreshes": "refreshes",
+    "costs": "costs",
     "memory": "memory",
     "precision": "precision",
     "layerwise": "layerwise_memory",

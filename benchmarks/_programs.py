@@ -74,6 +74,7 @@ _ON_CHIP = re.compile(r"\b[a-z]+\d*[a-z0-9]*\[[\d,]*\]\{[^}]*S\(1\)[^}]*\}")
 _NAMES = re.compile(r"%([\w.\-]+)")
 _INTEGER = re.compile(r"[su]32\[\]")
 _SUMMED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([^}\]]*)')
+_PRECISION = re.compile(r'operand_precision"?[=:][{\[]"?(\w+)')
 _TRIPS = re.compile(r'known_trip_count"?[:=]\{"n":"(\d+)"')
 
 
@@ -103,12 +104,12 @@ class Caller(NamedTuple):
 
 @dataclasses.dataclass
 class Kernels:
-    """Counts by kind, and bytes."""
+    """Counts by kind, bytes, and FLOPs by the precision of products, such as "highest"."""
 
     kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     bytes: float = 0.0
     copied: float = 0.0
-    flops: float = 0.0
+    flops: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
     def total(self) -> int:
@@ -121,7 +122,8 @@ class Kernels:
             self.kinds[kind] += round(times * number)
         self.bytes += times * other.bytes
         self.copied += times * other.copied
-        self.flops += times * other.flops
+        for precision, flops in other.flops.items():
+            self.flops[precision] += round(times * flops)
 
 
 def size_of(result: str) -> float:
@@ -237,7 +239,7 @@ class Program:
                 found.kinds[kind] += 1
                 found.bytes += (size := self._bytes(name, operation))
                 found.copied += size * self._copies(operation)
-                found.flops += self._flops(name, operation)
+                found.flops.update(self._flops(name, operation))
             elif operation.opcode in ("copy-start", "slice-start"):
                 found.bytes += _moved(operation)
         return found
@@ -342,11 +344,12 @@ class Program:
             return self._inside(operation) <= {"parameter", "copy"}
         return operation.opcode == "bitcast"
 
-    def _flops(self, name: str, operation: Operation) -> float:
+    def _flops(self, name: str, operation: Operation) -> collections.Counter[str]:
         """The FLOPs of the products of a kernel."""
         if operation.opcode == "fusion":
             inside = operation.called("calls")[0]
-            return sum(self._flops(inside, x) for x in self.computations[inside].values())
+            counts = (self._flops(inside, x) for x in self.computations[inside].values())
+            return sum(counts, collections.Counter())
         kernel = re.search(r"dim_labels=\w+_(\w+)->", operation.rest)
         summed = _SUMMED.search(operation.rest)
         if operation.opcode == "convolution" and kernel:
@@ -354,11 +357,13 @@ class Program:
         elif summed:
             side, places = 0, [int(x) for x in re.findall(r"\d+", summed[1])]
         else:
-            return 0.0
+            return collections.Counter()
         axes = _SHAPE.findall(self.computations[name][operation.operands[side]].result)[0][1]
         sizes = [int(x) for x in axes.split(",")]
         result = _SHAPE.findall(operation.result)[0][1]
-        return 2.0 * _numbers(result) * math.prod(sizes[place] for place in places)
+        precision = _PRECISION.search(operation.rest)
+        flops = 2 * _numbers(result) * math.prod(sizes[place] for place in places)
+        return collections.Counter({precision[1].lower() if precision else "default": flops})
 
     def _bytes(self, name: str, operation: Operation) -> float:
         """The bytes that a kernel reads and writes."""

@@ -163,18 +163,21 @@ def facts(device: str, optimizer: Any, kernels: Any, part: str) -> dict[str, Any
     if made is None:
         return {"error": DOES_NOT_FIT}
     program = Program(text := made.program.as_text(), rotations=int(part == "refresh"))
+    counted = program.work if part == "refresh" else program.step
     return {
         "versions": versions(device),
         "leaves": len(jax.tree.leaves(kernels)),
-        **{kind: program.step.kinds[kind] for kind in ("products", "fusions", "custom calls")},
-        **{kind: program.step.kinds[kind] for kind in ("copies", "collectives", "others")},
-        "kernels": program.step.total,
+        **{kind: counted.kinds[kind] for kind in ("products", "fusions", "custom calls")},
+        **{kind: counted.kinds[kind] for kind in ("copies", "collectives", "others")},
+        "kernels": counted.total,
         "all": program.all_kernels.total,
         "loops": program.loops,
-        "flops": round(program.work.flops),
+        "flops": program.work.flops.total(),
+        "exact": program.work.flops["highest"],
         "decompositions": len(DECOMPOSED.findall(text)),
-        "bytes": round(program.step.bytes),
-        "copied": round(program.step.copied),
+        "bytes": round(counted.bytes),
+        "copied": round(counted.copied),
+        **({"more": rotation(text)} if part == "refresh" else {}),
         "least": 2 * gradients + 2 * bytes_of(state),
         "gradients": gradients,
         "state": bytes_of(state),
@@ -184,6 +187,14 @@ def facts(device: str, optimizer: Any, kernels: Any, part: str) -> dict[str, Any
         "compile": round(made.compile_seconds, 2),
         "clock": round(made.clock_seconds, 2),
     }
+
+
+def rotation(text: str) -> dict[str, int]:
+    """What every rotation of a refresh adds after the first."""
+    first, second = (Program(text, rotations=n).work for n in (1, 2))
+    flops = second.flops - first.flops
+    added = {"kernels": second.total - first.total, "bytes": round(second.bytes - first.bytes)}
+    return added | {"flops": flops.total(), "exact": flops["highest"]}
 
 
 def versions(device: str) -> str:

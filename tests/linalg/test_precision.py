@@ -100,8 +100,26 @@ def test_programs_for_devices_have_the_presets(platform: str) -> None:
     count = {x: passes(text).count(x) for x in (1, 3, 6)}
     # A rotation has six products, and the gradient and its average turn along, on both sides.
     assert count == {1: 2, 3: 4, 6: 2 * (6 + 2)}
-    plain = curvax.scale_by_soap(method="rotations", refresh=1)
-    assert not passes(lowered(platform, plain.update, like, state))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize("method", [None, "eigh"])
+def test_statistics_and_refreshes_are_in_halves_where_devices_have_them(
+    method: str | None, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default; not with the papers' form, nor on a GPU without bfloat16."""
+    like = jax.ShapeDtypeStruct((3, ORDER, COLUMNS), jnp.float32)
+    direction = curvax.scale_by_soap(method=method, refresh=1)
+    state = jax.eval_shape(direction.init, like)
+    found = passes(lowered(platform, direction.update, like, state))
+    halved = 2 * (1 + 6 + 2)  # a Gram product, a rotation, and what turns along
+    assert found == ([] if method or platform == "cpu" else halved * [3])
+
+    class Device:
+        compute_capability = "7.5"
+
+    monkeypatch.setattr(jax, "devices", lambda: [Device()])
+    assert passes(lowered("cuda", lambda *x: direction.update(*x), like, state)) == []
 
 
 def test_products_with_reflectors_have_the_level_of_a_step() -> None:

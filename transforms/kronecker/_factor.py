@@ -99,6 +99,10 @@ class SideRule(abc.ABC):
     def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
         """A refresh of one side of a single matrix, for its decoded statistic `h (d, d)`."""
 
+    def level(self, operation: str) -> str:
+        """Of an operation's products."""
+        return getattr(self.products, operation) or self.method.level
+
     def with_sound_basis(self, factor: Factor) -> tuple[Factor, jax.Array]:
         """A factor whose damaged basis starts anew, and whether it was sound."""
         return factor, jnp.bool_(True)
@@ -202,7 +206,7 @@ class SideRule(abc.ABC):
                 empty = ~jnp.any(diagonals(old)[..., None, :] != 0, axis=(-2, -1))[..., None, None]
                 eye = jnp.broadcast_to(jnp.eye(side.order(s), dtype=old.dtype), old.shape)
                 old = jnp.where(empty, start[..., None, None] * eye, old)
-            square = gram(s.astype(old.dtype), side, self.products.statistics)
+            square = gram(s.astype(old.dtype), side, self.level("statistics"))
             pairs = [[diagonals(x)[..., None, :] for x in (old, square)], (old, square)]
             if self.b2 is None:
                 diagonal, new = (a + b for a, b in pairs)
@@ -260,7 +264,7 @@ class SideRule(abc.ABC):
                 # tracers; a partial function does not. Both sides of square matrices share what is
                 # traced, unless moments follow.
                 visit = jax.jit(functools.partial(rule.checked), static_argnames="side")
-                with at(self.products.refresh):
+                with at(self.level("refresh")):
                     entry = refresh_due(
                         functools.partial(visit, side=side if follow else None),
                         entry,

@@ -12,10 +12,13 @@ import jax
 from .._validate import Value, check_choice, check_positive_int
 from ..linalg import _turns
 from ..linalg._inverse_root import SOLVERS
+from ..linalg._products import HALVES
 
 
 class RefreshMethod(Value):
     """The type of `method=` of `precondition`."""
+
+    level = "float32"  # of statistics' and refreshes' products by default
 
 
 class BasisMethod(RefreshMethod):
@@ -36,6 +39,8 @@ class BasisMethod(RefreshMethod):
 @dataclasses.dataclass(frozen=True)
 class ByDefault(BasisMethod):
     """Decided by the platform of the program."""
+
+    level = HALVES
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
         """Exact on CPUs, rotations on GPUs and TPUs."""
@@ -71,6 +76,8 @@ class Rotations(BasisMethod):
     """See `rotations`."""
 
     most: int = _turns.ROTATIONS
+
+    level = HALVES
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
         """By products."""

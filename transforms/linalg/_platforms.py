@@ -10,6 +10,7 @@
 | `thin_svd`, `polar_svd`, `polar_qdwh` | LAPACK | by products | by products |
 | `in_turn` of stacks | at once | at once | one after the other |
 | `exact_product` above 1024 | at once | at once | in tiles |
+| `HALVES` | float32 | three products in bfloat16 | the same |
 | `norms` | one sum, or two | two sums at once | two sums |
 | `diagonals` | a slice | a slice | masked sums |
 | `over_tiles` | at once | at once | in bands |
@@ -28,6 +29,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,6 +52,15 @@ def by_platform(
     forms = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
     given = {name: form for name, form in forms.items() if form is not None}
     return functools.partial(jax.lax.platform_dependent, **given, default=default)
+
+
+def gpus_have_bfloat16() -> bool:
+    """Whether units for bfloat16 may be expected: all GPUs but NVIDIA's before the A100 have them.
+
+    XLA refuses their products elsewhere. A process without a GPU compiles for one that has them.
+    """
+    capability = getattr(jax.devices()[0], "compute_capability", "")  # "9.0"; AMD's "gfx942"
+    return re.match(r"[1-7]\.", capability) is None
 
 
 def materialized(x: jax.Array) -> jax.Array:

@@ -17,7 +17,9 @@ default precision in `multiplied` and `gram`, and of full precision in `exact_pr
 | "bf16x6" | six products of bfloat16 numbers | six passes |
 | "bf16x3" | three | three passes |
 | "bf16" | one | one pass |
+| `HALVES` | as "bf16x3"; float32 where the GPU has no bfloat16 | as "bf16x3" |
 
+`HALVES` is the default in eigenbases: float32 in programs for CPUs, where it is as fast.
 These are presets of `jax.lax.DotAlgorithmPreset` (`docs/xla.md`, "Presets of products"). XLA for
 CPUs accepts them and multiplies in float32, which is as accurate as "bf16x6". The other levels are
 emulated there, with the errors that they have on a GPU; "bf16x3" takes two products for that.
@@ -39,7 +41,7 @@ from .._side import Side
 from .._validate import Value, as_value, check_choice
 from ._loops import in_turn
 from ._numerics import HIGHEST
-from ._platforms import by_platform, materialized, zeros_beside
+from ._platforms import by_platform, gpus_have_bfloat16, materialized, zeros_beside
 
 TILE = 512
 """The most rows, columns and summands of a tile."""
@@ -55,6 +57,8 @@ LEVELS: dict[str, Any] = {
     "bf16x3": jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
     "bf16": jax.lax.DotAlgorithmPreset.BF16_BF16_F32,
 }
+HALVES = "halves"
+"""What products in eigenbases are in, if they are not asked for in another level."""
 LEVEL: Any = jax.make_user_context(None)
 """Its `value` is the level of the context."""
 
@@ -64,12 +68,12 @@ class Products(Value):
     """See `products`."""
 
     step: str | None = None
-    statistics: str = "float32"
-    refresh: str = "float32"
+    statistics: str | None = None
+    refresh: str | None = None
 
 
 def products(
-    *, step: str | None = None, statistics: str = "float32", refresh: str = "float32"
+    *, step: str | None = None, statistics: str | None = None, refresh: str | None = None
 ) -> Products:
     """The precision of each operation's products, for `products=`.
 
@@ -104,15 +108,17 @@ def products(
     Args:
       step: of gradients with bases or roots. `None` is JAX's default precision, which is TF32 on
         GPUs and bfloat16 on TPUs, but "float32" where the product feeds a statistic.
-      statistics: of Gram products.
-      refresh: of rotations, roots and the moments that turn along.
+      statistics: of Gram products. `None` is "bf16x3" in programs for TPUs and for GPUs that have
+        bfloat16 (from the A100 on), where statistics are kept in their bases: there a Gram matrix
+        is graded, and its errors are relative to each of its rows. Elsewhere it is "float32", and
+        so it is with `method="eigh"`, "qr" and stored roots.
+      refresh: of rotations, roots and the moments that turn along. `None` is as for `statistics`.
 
     Raises:
       ValueError: if a level is none of "float32", "bf16x6", "bf16x3" and "bf16".
     """
-    check_choice("step", step, (None, *LEVELS))
-    check_choice("statistics", statistics, (*LEVELS,))
-    check_choice("refresh", refresh, (*LEVELS,))
+    for name, level in (("step", step), ("statistics", statistics), ("refresh", refresh)):
+        check_choice(name, level, (None, *LEVELS))
     return Products(step, statistics, refresh)
 
 
@@ -172,10 +178,15 @@ def multiplied(
             jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=dtype
         )
     precision = LEVEL.value if precision is None else precision
-    if not isinstance(precision, str) or precision not in LEVELS:
+    if not isinstance(precision, str) or precision not in (*LEVELS, HALVES):
         return form(a, b, precision=precision)
+    exactly = functools.partial(form, precision=HIGHEST)
     if not a.dtype == b.dtype == jnp.float32:
-        return form(a, b, precision=HIGHEST)
+        return exactly(a, b)
+    if precision == HALVES:
+        halved = functools.partial(form, precision=LEVELS["bf16x3"])
+        gpu = halved if gpus_have_bfloat16() else exactly
+        return by_platform(gpu=gpu, tpu=halved, default=exactly)(a, b)
     leveled = functools.partial(form, precision=LEVELS[precision])
     on_cpus = {"bf16": _of_rounded, "bf16x3": _of_halves}.get(precision)
     if on_cpus is None:
