@@ -204,3 +204,19 @@ def test_a_direction_of_another_shape_inside_is_refused(around: Any, change: Any
     optimizer = curvax.assemble(around(inner), 0.1)
     with pytest.raises(ValueError, match=r"shape of its gradient, \(1, \d, \d\) for 'kernel'; got"):
         optimizer.init({"kernel": jnp.ones((4, 4)) if change is _one_row else jnp.ones((4, 6))})
+
+
+@pytest.mark.parametrize("shape", [(64, 17, 53), (2, 4, 4096)])
+@pytest.mark.parametrize("basis", ["svd", "gaussian"])
+def test_no_entry_of_a_projection_that_is_above_its_own_rounding_counts_as_noise(shape, basis):
+    """Without averages, ratios of moments are signs."""
+    g = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    own = {"basis": getattr(subspaces, basis)(), "refresh": curvax.every(2), "side": "left"}
+    transform = curvax.in_subspace(curvax.moment_ratio(0.0, 0.0), 3, **own)
+    direction, state = jax.jit(transform.update)(g, transform.init(jnp.asarray(g)))
+    sigma, u = np.abs(state.inner.mu), np.asarray(state.subspace.basis, np.float64)
+    small = 1e-4 * sigma.max(axis=(1, 2), keepdims=True)
+    assert (sigma < small).any()
+    inside = np.linalg.pinv(u) @ np.asarray(direction, np.float64)
+    eps = np.finfo(np.float32).eps
+    assert_close(np.abs(inside), np.ones_like(inside), 256.0, eps=eps)

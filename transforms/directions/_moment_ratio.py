@@ -7,7 +7,9 @@ D = M / (\sqrt v + \epsilon)$$
 them to ±1. An entry gives 0 if $\sqrt v \le 64 \sqrt{\max(m, n)}\,\mathrm{eps}\,\max \sqrt v$,
 with the maximum over its matrix, or if $v = 0$. Most noise is that of eigenvectors: in SOAP's first
 step on random matrices up to 17 eps for order 6, 298 for 32 and 429 for 128 (measured on a CPU).
-Batch entries do not influence each other. *Cost*: `10 mn` FLOPs.
+In a subspace, where an entry is determined by whatever basis is used, the bound is the rounding of
+a product with it, which `in_subspace` gives. Batch entries do not influence each other. *Cost*:
+`10 mn` FLOPs.
 
 *Bound.* By the Cauchy-Schwarz inequality, for $b_1^2 < b_2$ and averages that start at zero,
 
@@ -54,7 +56,7 @@ def moment_ratio(
     *,
     bias_correction: bool = False,
     dtype: jax.typing.DTypeLike | None = None,
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Replaces matrices by the ratio of their first moment to the root of their second.
 
     Args:
@@ -65,7 +67,9 @@ def moment_ratio(
       dtype: dtype of the stored first moment; `None` is that of the parameters, at least float32.
 
     Returns:
-      A transformation on batches of matrices `(..., m, n)`.
+      A transformation on batches of matrices `(..., m, n)`. An entry gives 0 if its second moment
+      has a root of at most `64 √max(m, n) eps` times the largest one of its matrix. Its `update`
+      takes another limit as `noise=`, as `in_subspace` gives it.
 
     Raises:
       ValueError: naming the argument that is outside its range.
@@ -86,8 +90,10 @@ def moment_ratio(
         v = jnp.zeros(x.shape, np.promote_types(x.dtype, np.float32))
         return MomentRatioState(jnp.zeros([], jnp.int32), jnp.zeros(x.shape, dtype or v.dtype), v)
 
-    def update(g: Any, state: Any, params: Any = None):
-        del params
+    def update(
+        g: Any, state: Any, params: Any = None, *, noise: float | None = None, **others: Any
+    ):
+        del params, others
         count, v = next_step(state.count), state.nu
         work = g.astype(v.dtype)
         m = b1 * state.mu.astype(v.dtype) + (1 - b1) * work
@@ -96,10 +102,12 @@ def moment_ratio(
         if bias_correction:
             steps = count.astype(v.dtype)
             first, second = m / (1 - b1**steps), v / (1 - b2**steps)
-        direction = ratio(first, second, eps).astype(g.dtype)
+        direction = ratio(first, second, eps, noise).astype(g.dtype)
         return direction, MomentRatioState(count, m.astype(state.mu.dtype), v)
 
-    return each_array("moment_ratio", init, update, work=None)
+    return optax.GradientTransformationExtraArgs(
+        *each_array("moment_ratio", init, update, work=None)
+    )
 
 
 def largest_ratio(
@@ -115,15 +123,22 @@ def largest_ratio(
     return xp.where(rest > 0, square**0.5, xp.inf)
 
 
-def ratio(m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0) -> jax.Array:
+def ratio(
+    m: jax.Array,
+    v: jax.Array,
+    eps: jax.typing.ArrayLike = 0.0,
+    noise: float | None = None,
+) -> jax.Array:
     """Computes `m / (√v + eps)` of matrices `(..., m, n)`, 0 where `√v` is rounding noise.
 
+    That is up to `noise` times the largest; by default, up to the noise of eigenvectors.
     A matrix whose `v` has an entry that is not finite becomes NaN, so that the guard restarts it.
     """
     root = jnp.sqrt(v)
     # The root of the maximum: with the maximum of the roots, XLA would write out all roots.
     largest = jnp.sqrt(magnitude(v, (-2, -1), keepdims=True))
-    noise = 64 * max(v.shape[-2:]) ** 0.5 * float(jnp.finfo(v.dtype).eps)
+    if noise is None:
+        noise = 64 * max(v.shape[-2:]) ** 0.5 * float(jnp.finfo(v.dtype).eps)
     significant = root > noise * largest
     nothing = jnp.where(jnp.isfinite(largest), 0, jnp.nan).astype(m.dtype)
     return jnp.where(significant, m / jnp.where(significant, root + eps, 1), nothing)

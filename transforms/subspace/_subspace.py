@@ -127,6 +127,7 @@ def in_subspace(
       ... )
     """
     check_transformation("inner", inner)
+    transform = optax.with_extra_args_support(inner)
     carry = keep() if carry is None else carry
     check_positive_int("rank", rank)
     check_seed(seed)
@@ -178,7 +179,9 @@ def in_subspace(
             wide = jax.lax.optimization_barrier(wide)
         u = rule.basis_in_use(wide, subspace)
         projected = rule.project(wide, u, subspace)
-        found: Any = inner.update(projected.sigma, inner_state)
+        # Of an entry of σ, by itself: for `moment_ratio`.
+        noise = rule.orders(wide)[0] ** 0.5 * float(jnp.finfo(wide.dtype).eps)
+        found: Any = transform.update(projected.sigma, inner_state, None, noise=noise)
         moved, inner_state = found
         direction, subspace = rule.combined(projected, subspace, moved)
         new = SubspaceState(count, subspace, inner_state)
