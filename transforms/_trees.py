@@ -49,6 +49,18 @@ def widened(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(np.promote_types(x.dtype, np.float32)), tree)
 
 
+def in_full_range(tree: Any) -> Any:
+    """The arrays of `tree`, those in float16 in float32.
+
+    Adam's squares and epsilon would be 0 in float16, and a root infinite.
+    """
+
+    def ranged(x: Any) -> Any:
+        return x.astype(jnp.float32) if getattr(x, "dtype", None) == jnp.float16 else x
+
+    return jax.tree.map(ranged, tree)
+
+
 def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
     """Parameters and gradients, as arrays where they are Python floats.
 

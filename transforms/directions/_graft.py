@@ -7,7 +7,8 @@ grafting; Li et al., 4-bit Shampoo, Algorithm 2 line 15; Anil et al., 2020) or A
 (Adam grafting; Nam and Ahn, arXiv:2606.02365, J.1).
 
 *Numerics.* Frobenius norms per matrix in float32 at least, for entries from 1e-30 to 1e30
-(`linalg/_numerics.py`); if $\hat G$ is zero, $D$ is zero.
+(`linalg/_numerics.py`), of a direction $\hat G$ that float16 gradients give in float32; if $\hat G$
+is zero, $D$ is zero.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from .._stacks import check_directions
-from .._trees import widened
+from .._trees import in_full_range, widened
 from .._validate import Value, check_decay, check_interval, check_matrices, check_transformation
 from ..linalg._numerics import rescaled
 
@@ -74,10 +75,11 @@ def _graft(
     """
 
     def init(params: Any) -> GraftState:
-        return GraftState(direction.init(params), length.init(widened(params)))
+        return GraftState(direction.init(in_full_range(params)), length.init(widened(params)))
 
     def update(updates: Any, state: Any, params: Any = None):
-        directions, direction_state = direction.update(updates, state.direction, params)
+        given = in_full_range(updates), state.direction, in_full_range(params)
+        directions, direction_state = direction.update(*given)
         # In bfloat16, Adam's second moment would stop changing.
         lengths, length_state = length.update(widened(updates), state.length, widened(params))
         grafted = jax.tree.map(rescaled, directions, lengths)  # Alg. 2, line 15
@@ -86,6 +88,7 @@ def _graft(
             grafted = jax.tree.map(
                 lambda own, x: jnp.where(early, own.astype(x.dtype), x), lengths, grafted
             )
+        grafted = jax.tree.map(lambda x, g: x.astype(g.dtype), grafted, updates)
         return grafted, GraftState(direction_state, length_state)
 
     return optax.GradientTransformation(init, update)

@@ -137,8 +137,7 @@ def ratio(
     root = jnp.sqrt(v)
     # The root of the maximum: with the maximum of the roots, XLA would write out all roots.
     largest = jnp.sqrt(magnitude(v, (-2, -1), keepdims=True))
-    if noise is None:
-        noise = 64 * max(v.shape[-2:]) ** 0.5 * float(jnp.finfo(v.dtype).eps)
-    significant = root > noise * largest
+    of_vectors = 64 * max(v.shape[-2:]) ** 0.5 * float(jnp.finfo(v.dtype).eps)
+    significant = root > (of_vectors if noise is None else noise) * largest
     nothing = jnp.where(jnp.isfinite(largest), 0, jnp.nan).astype(m.dtype)
     return jnp.where(significant, m / jnp.where(significant, root + eps, 1), nothing)

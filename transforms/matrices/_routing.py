@@ -14,7 +14,7 @@ import optax
 from .._own_state import raise_explained
 from .._paths import inside_of, is_placeholder, named_leaves, remembered
 from .._recording import record
-from .._trees import as_arrays
+from .._trees import as_arrays, in_full_range
 from .._validate import check_transformation, shown
 from ._matrix_rule import MatrixRule, Treatment
 
@@ -43,7 +43,8 @@ def route(
 
     Returns:
       `optax.partition` over the labels "matrices" and "others". `init` warns if no parameter is a
-      matrix.
+      matrix. Both transformations get parameters and gradients in float16 as float32, so their
+      states are in float32; the updates are in float16.
 
     Raises:
       ValueError: naming the argument of another type.
@@ -68,13 +69,14 @@ def route(
             record(RoutingRecord(treatments))
             _warn_without_matrices(treatments)
         with inside_of(params):
-            return partition.init(params)
+            return partition.init(in_full_range(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         try:
             params, updates = as_arrays(params, updates)
             with inside_of(updates):
-                found = partition.update(updates, state, params, **extra_args)
+                wide, weights = in_full_range((updates, params))
+                found = partition.update(wide, state, weights, **extra_args)
             # Optax's Adam promotes moments and updates when gradients are wider than parameters,
             # which would compile the next step anew. A hyperparameter may be a plain number.
             like_before = lambda x, old: x.astype(getattr(old, "dtype", x.dtype))  # noqa: E731
