@@ -46,7 +46,8 @@ def assemble(
         decay: a `scale_by_<method>` or a chain of transformations.
       learning_rate: of the matrices; a number or a schedule.
       base: callable from a learning rate to an optimizer, which gets the direction as its gradient;
-        `None` is plain descent with decoupled weight decay.
+        `None` is plain descent with decoupled weight decay. Beside a base, `weight_decay` must be
+        0; a traced or injected number, which may change, decays all parameters, decoupled.
       guard, projects: see `on_matrices`.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
         adam_learning_rate, others: see `muon`.
@@ -89,7 +90,9 @@ def assemble(
             f"functools.partial(optax.adamw, weight_decay=0.1); got {weight_decay!r}."
         )
     else:
-        descent = _base(base, learning_rate)
+        descent = _decayed(
+            _base(base, learning_rate), weight_decay, weight_decay_mask, learning_rate
+        )
     # The routing has removed the output layer, and the embedding that identifies it.
     inside = dataclasses.replace(rule, output_layer=None)
     view = matrix_view(
@@ -157,6 +160,31 @@ def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTra
             f"{given}{gives}."
         )
     return made
+
+
+def _decayed(
+    made: optax.GradientTransformation, weight_decay: Any, mask: Any, learning_rate: Any
+) -> optax.GradientTransformation:
+    """`made`, and decay by a number that only the running program knows, with the state of `made`.
+
+    Raises:
+      ValueError: if the rate is a schedule, whose step the state does not have.
+    """
+    if isinstance(weight_decay, (int, float)):
+        return made
+    if callable(learning_rate):
+        raise ValueError(
+            "weight_decay must be 0 with a base and a schedule as learning_rate; got "
+            f"{shown(weight_decay)}. Give it to the base, or both numbers by inject_hyperparams."
+        )
+    decay = optax.add_decayed_weights(-learning_rate * weight_decay, mask_of(mask))
+    made = optax.with_extra_args_support(made)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
+        updates, state = made.update(updates, state, params, **extra_args)
+        return decay.update(updates, decay.init(params), params)[0], state
+
+    return optax.GradientTransformationExtraArgs(made.init, update)
 
 
 def _decayed_weights(weight_decay: Any, mask: Any) -> optax.GradientTransformation:

@@ -127,7 +127,7 @@ def dr_shampoo(
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
         others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate; see `muon`. Must be 0 with a `base`,
-        which has its own.
+        which has its own; see `assemble` for traced numbers.
 
     Returns:
       The optimizer, for the full parameter tree.

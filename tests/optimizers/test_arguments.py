@@ -1,5 +1,6 @@
 """The arguments that all optimizers share: which are matrices, and what the others get."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import curvax
 from curvax import MatrixRule, inject_hyperparams
 from tests.cases import every_optimizer, in_turns
-from tests.helpers import gradients_like, run, share
+from tests.helpers import assert_close, gradients_like, run, share
 from tests.registry import Row
 
 SHARED = {
@@ -238,6 +239,47 @@ def test_optaxs_inject_hyperparams_names_the_one_of_this_library(row: Row) -> No
         optimizer.init(TREE)
     named = str(error.value).partition(" ")[0]
     assert named in whole and f"add {named!r} to" in str(error.value)
+
+
+def test_a_traced_weight_decay_beside_a_base_decays_matrices_and_others_alike() -> None:
+    """As `jit`, `vmap` and schedules give it; a base may have a state and extra arguments."""
+    zeros = jax.tree.map(np.zeros_like, TREE)
+    methods = {
+        "shampoo": curvax.shampoo,
+        "foam": functools.partial(curvax.foam, base=optax.adam),
+        "assemble": lambda rate, **given: curvax.assemble(
+            curvax.scale_by_muon(), rate, base=optax.sgd, **given
+        ),
+    }
+    for make in methods.values():
+
+        def updates(decay: Any, rate: Any = 0.5, make: Any = make, **given: Any) -> Any:
+            optimizer = make(rate, weight_decay=decay, **given)
+            return optimizer.update(zeros, optimizer.init(TREE), TREE)[0]
+
+        assert_close(jax.jit(updates)(0.25), jax.tree.map(lambda p: -0.125 * p, TREE))
+        assert_close(jax.jit(updates)(0.0), zeros)
+        rated = jax.vmap(updates)(jnp.full(2, 0.25), jnp.array([0.5, 1.0]))
+        assert_close(rated, jax.tree.map(lambda p: np.stack([-0.125 * p, -0.25 * p]), TREE))
+        masked = jax.jit(
+            functools.partial(updates, weight_decay_mask={"kernel": False, "bias": True})
+        )
+        assert_close(masked(0.25), {**zeros, "bias": -0.125 * TREE["bias"]})
+        with pytest.raises(ValueError, match="weight_decay must be 0 with a base and a schedule"):
+            jax.jit(functools.partial(updates, rate=lambda step: 0.5))(0.25)
+
+
+@pytest.mark.parametrize("inject", [optax.inject_hyperparams, curvax.inject_hyperparams])
+def test_a_scheduled_weight_decay_beside_a_base_decays_matrices_and_others_alike(inject) -> None:
+    static = ("refresh", "root") if inject is optax.inject_hyperparams else ()
+    later = lambda step: jnp.where(step < 1, 0.0, 0.25)  # noqa: E731
+    optimizer = inject(curvax.shampoo, static_args=(*static, *(["base"] if static else ())))(
+        0.5, weight_decay=later
+    )
+    zeros, state = jax.tree.map(np.zeros_like, TREE), optimizer.init(TREE)
+    for step in range(2):
+        updates, state = jax.jit(optimizer.update)(zeros, state, TREE)
+        assert_close(updates, jax.tree.map(lambda p, step=step: -0.125 * step * p, TREE))
 
 
 # Numbers and narrow types.

@@ -13,7 +13,7 @@ from tests.cases import in_turns
 from tests.helpers import assert_close, trajectory
 from tests.registry import Row
 
-SIZES = np.float16([0, 1e-5, 1e-3, 10])  # of which float16 holds neither the squares nor 1e-8
+SIZES = (0, 1e-5, 1e-3, 10)  # of which float16 holds neither the squares nor 1e-8
 
 
 def gradients() -> Any:
