@@ -107,6 +107,7 @@ LINEN = {
     "attention/out/kernel": ((64, 64, 12), ((0, 1), (2,))),
     "layers/norm/scale": ((12, 64), "scale of norm"),
     "layers/attention/query/kernel": ((12, 64, 64), ((1,), (2,))),
+    "layers/mlp/wo/kernel": ((12, 256, 64), ((1,), (2,))),  # only axis 0 has layers here too
     "Conv_0/kernel": ((1, 7, 3, 8), ((0, 1, 2), (3,))),
     "experts/up/kernel": ((E, D, F), ((1,), (2,))),
 }

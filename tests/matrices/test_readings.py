@@ -17,7 +17,7 @@ from tests.shared.rules import Shapes, offered, treated
 
 IN_OUT, OUT_IN = MatrixAxes(rows=0, columns=1), MatrixAxes(rows=1, columns=0)
 HEADS, OUT = MatrixAxes(rows=0, columns=(1, 2)), MatrixAxes(rows=(0, 1), columns=2)
-LAYERS = MatrixAxes(rows=1, columns=2)
+LAYERS, HEADS_FIRST = MatrixAxes(rows=1, columns=2), MatrixAxes(rows=1, columns=(0, 2))
 MERGED = [OUT, HEADS, MatrixAxes(2, (0, 1)), MatrixAxes((1, 2), 0)]
 DHWIO = MatrixAxes((0, 1, 2, 3), 4)
 ONE_OF_LAYERS = [MatrixAxes(1, (2, 3)), MatrixAxes((1, 2), 3)]
@@ -89,10 +89,11 @@ def test_attention_is_recognized(shapes: Shapes, axes: list[Any]) -> None:
             {"out/kernel": (12, 64, 64)},
             {"out/kernel": [OUT, LAYERS, MatrixAxes(0, 2), *MERGED[1:]]},
         ),
-        # Siblings and biases say that these are layers.
+        # Siblings say that these are layers, or that heads come first.
         (
             attention((12, 64, 64), (12, 64, 64)),
-            {f"{name}/kernel": [LAYERS] for name in ("query", "key", "value", "out")},
+            {f"{name}/kernel": [LAYERS, HEADS_FIRST] for name in ("query", "key", "value")}
+            | {"out/kernel": [OUT, LAYERS]},
         ),
         *(
             ({f"{name}/kernel": (3, 8, 8), f"{name}/bias": (3, 8)}, {f"{name}/kernel": [LAYERS]})
@@ -101,7 +102,7 @@ def test_attention_is_recognized(shapes: Shapes, axes: list[Any]) -> None:
         # They fit both.
         (
             {"query/kernel": (8, 8, 2), "out/kernel": (8, 2, 8)},
-            {"query/kernel": [HEADS, LAYERS], "out/kernel": [OUT, LAYERS]},
+            {"query/kernel": [HEADS, LAYERS, HEADS_FIRST], "out/kernel": [OUT, LAYERS]},
         ),
         ({"query/kernel": (8, 8, 4), "query/bias": (8, 4)}, {"query/kernel": [HEADS, LAYERS]}),
         (

@@ -17,13 +17,13 @@ import jax
 
 from .._paths import NamedLeaves, is_hole
 from ._form import MatrixAxes
-from ._names import is_head_name, is_output_first, layer_place, why_no_matrix
+from ._names import Shapes, is_head_name, is_output_first, layer_place, why_no_matrix
 
 _BATCH = re.compile(r"(layers?|blocks?|stack(ed)?|experts?|q?kv)(_\d+)?")
 _HEAD_AXIS = re.compile(r"(\w+_)?(heads?|groups?)\w*")
 
 
-def annotated(params: Any, named: NamedLeaves) -> dict[str, MatrixAxes | str]:
+def annotated(params: Any, named: NamedLeaves, shapes: Shapes) -> dict[str, MatrixAxes | str]:
     """The axes, or the reason why it is not a matrix, of each parameter whose box tells."""
     names = iter(named.names)  # of leaves, in the order of the boxes around them
     found: dict[str, MatrixAxes | str] = {}
@@ -32,7 +32,7 @@ def annotated(params: Any, named: NamedLeaves) -> dict[str, MatrixAxes | str]:
         boxes = jax.tree.leaves(node, is_leaf=lambda x: _has_axis_names(x) or is_hole(x))
         for box in boxes:
             own = list(itertools.islice(names, len(jax.tree.leaves(box, is_leaf=is_hole))))
-            axes = _axes_of_box(own[0], box, node) if _has_axis_names(box) else None
+            axes = _axes_of_box(own[0], box, node, shapes) if _has_axis_names(box) else None
             if axes is not None:
                 found[own[0]] = axes
     return found
@@ -67,12 +67,12 @@ def _listed(spec: Any) -> Iterator[str]:
         yield from itertools.chain.from_iterable(map(_listed, spec))
 
 
-def _axes_of_box(name: str, box: Any, node: Any) -> MatrixAxes | str | None:
+def _axes_of_box(name: str, box: Any, node: Any, shapes: Shapes) -> MatrixAxes | str | None:
     letters, axes = _letters(box), _annotated_axes(box)
     if letters is not None:
         rows, columns = ([i for i, x in enumerate(letters) if x == end] for end in "io")
         return _axes_of_sides(rows, columns, "simply")
-    reason = why_no_matrix(name)
+    reason = why_no_matrix(name, shapes)
     if axes is None or reason is not None:
         return reason
     if _is_layer(node) and layer_place(name).within == "/weight":

@@ -1,31 +1,134 @@
-"""Evidence of the parameters beside a parameter: whether layers or experts are stacked."""
+"""Evidence of the parameters beside a parameter: its bias, and layers or experts in stacks."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import re
+from collections.abc import Iterator
 
-from ._names import OF_STATE_SPACE, Shapes, bias_of, is_of_norm, layer_place, modules_near, scopes
+from ._form import MatrixAxes, as_tuple
+from ._names import (
+    OF_STATE_SPACE,
+    Shapes,
+    bias_of,
+    is_of_norm,
+    is_output_first,
+    layer_place,
+    modules_near,
+    scopes,
+    why_no_matrix,
+)
 
 
-def is_in_stack(name: str, shapes: Shapes, axis: int = 0) -> bool:
-    """Whether the parameter's layers are stacked along `axis` (0 or 1), as a bias or a norm tells.
+class Parameters(dict[str, tuple[int, ...]]):
+    """The shapes of parameters by the names that the rule reads, and what all of them say."""
 
-    With layers its bias is `(layers, out)` or `(out, layers)`. Without a bias, the norms of the
-    module around it are `(layers, features)` or `(features, layers)`.
+    @functools.cached_property
+    def norms(self) -> dict[str, list[tuple[int, ...]]]:
+        """The shapes of all norms inside of each module that has some."""
+        found: dict[str, list[tuple[int, ...]]] = {}
+        for name in filter(is_of_norm, self):
+            for scope in scopes(name):
+                found.setdefault(scope, []).append(self[name])
+        return found
+
+    @functools.cached_property
+    def homes(self) -> frozenset[str]:
+        """The modules that have a norm of their own."""
+        return frozenset(scopes(name)[1] for name in filter(is_of_norm, self))
+
+    @functools.cached_property
+    def layer_axes(self) -> dict[str, frozenset[int]]:
+        """Of each module with norms: the axis of layers (0 or 1), or both, if nothing tells which.
+
+        In scanned layers norms are `(layers, features)` or `(features, layers)`. Beside `(8, 3)` a
+        kernel `(8, 3, 16)` fits both, but another one, `(16, 3, 8)`, only axis 1.
+        """
+        both: frozenset[int] = frozenset((0, 1))
+        found = dict.fromkeys(self.norms, both)
+        for name, shape in self.items():
+            if len(shape) > 2 and why_no_matrix(name, self) is None:
+                fits = self.axes_of_layers(name) or both
+                for scope in filter(found.__contains__, scopes(name)):
+                    found[scope] &= fits
+        return found
+
+    def axes_of_layers(self, name: str) -> frozenset[int]:
+        """The axes that may be of layers, as far as the bias and the norms of a kernel tell."""
+        shape, bias = self[name], bias_of(name, self)
+        norms = self.norms.get(self.scope_of_norms(name) or "", [])
+        vectors = norms + ([bias] if bias and len(bias) < 3 else [])
+        fits = {axis for axis in (0, 1) if _are_stacks(vectors, shape[axis], axis)}
+        # Layers on axis 1 need features too.
+        if norms and not (fits and norms[0][0] in shape[:1] + shape[2:]):
+            fits.discard(1)
+        return frozenset(fits)
+
+    def scope_of_norms(self, name: str) -> str | None:
+        """The innermost module around a parameter that has norms inside."""
+        return next((scope for scope in scopes(name) if scope in self.norms), None)
+
+
+def layer_axes(name: str, shapes: Parameters, *, near: bool = False) -> frozenset[int]:
+    """The axes along which a kernel's layers are stacked, as norms say; none without layers.
+
+    `near` norms are those of a module around the kernel, not of another module.
     """
-    bias = bias_of(name, shapes)
-    vectors = _norms_around(name, shapes) if bias is None else [bias]
-    return _are_stacks(vectors, shapes[name][axis], axis)
+    scope = shapes.scope_of_norms(name)
+    if len(shapes[name]) < 3 or (near and scope not in shapes.homes):
+        return frozenset()
+    axes = shapes.axes_of_layers(name)
+    return axes if scope is None else axes & shapes.layer_axes[scope]
 
 
-def is_scanned(name: str, shapes: Shapes) -> bool:
+def is_scanned(name: str, shapes: Parameters) -> bool:
     """Whether layers are on axis 1, also if it is a kernel of attention that says so."""
-    layers = shapes[name][1]
-    return is_in_stack(name, shapes, axis=1) or any(
-        len(x) == 4 and x[1] == layers and re.fullmatch(r".*attention\w*/(query|out)/kernel", other)
+    shape, scope = shapes[name], shapes.scope_of_norms(name)
+    if layer_axes(name, shapes) or (scope and _are_stacks(shapes.norms[scope], shape[1], 1)):
+        return True
+    return any(
+        len(x) == 4
+        and x[1] == shape[1]
+        and re.fullmatch(r".*attention\w*/(query|out)/kernel", other)
         for other, x in shapes.items()
     )
+
+
+def fits_bias(axes: MatrixAxes, name: str, shapes: Shapes, *, loose: bool = False) -> bool:
+    """Whether a bias has the outputs, with axes of layers where the kernel has them.
+
+    Loosely, that is, also in the order of the kernel, `(E, F)` of `(D, E, F)`, or as Equinox'
+    convolutions have it, `(out, 1, 1)`.
+    """
+    shape, bias = shapes[name], bias_of(name, shapes)
+    ndim = len(shape)
+    inputs = {axis % ndim for axis in as_tuple(axes.rows)}
+    named = {axis % ndim for axis in axes.named}
+    expected = [shape[axis] for axis in as_tuple(axes.columns)]
+    for axis in range(ndim):
+        if axis not in named:
+            expected.insert(axis, shape[axis])
+    if bias in (None, tuple(expected)):
+        return True
+    in_order = tuple(size for axis, size in enumerate(shape) if axis not in inputs)
+    return loose and (bias == in_order or [width_of(bias, ndim)] == expected)
+
+
+def width_of(bias: tuple[int, ...] | None, ndim: int = 2) -> int | None:
+    """The size of a bias that is a vector; Equinox's of a convolution is `(out, 1, 1)`."""
+    if bias is None or len(bias) not in (1, ndim - 1) or any(size > 1 for size in bias[1:]):
+        return None
+    return bias[0]
+
+
+def inputs_by_bias(name: str, shapes: Shapes) -> Iterator[tuple[int, ...]]:
+    """The axes that may be inputs: those which the bias lacks."""
+    shape, bias = shapes[name], bias_of(name, shapes)
+    for others in itertools.combinations(range(len(shape)), len(bias or ())):
+        if 0 < len(others) < len(shape) and tuple(shape[axis] for axis in others) == bias:
+            yield tuple(axis for axis in range(len(shape)) if axis not in others)
 
 
 def is_vector_per_layer(name: str, shapes: Shapes) -> bool:
@@ -61,13 +164,19 @@ def _are_stacks(vectors: list[tuple[int, ...]], layers: int, axis: int) -> bool:
     return bool(vectors) and all(stacked)
 
 
-def has_experts(name: str, shapes: Shapes) -> bool:
-    """Whether a router beside the parameter has an output for each entry of its first axis."""
-    routers = (
-        shapes.get(f"{module}{layer}{kernel}")
-        for module in modules_near(name)
-        for layer in ("gate", "router", "router_gate", "gate_logits")
-        for kernel in ("", "/kernel", "/w", "/weight")
-    )
-    experts = shapes[name][0]
-    return any(x is not None and len(x) == 2 and experts in x for x in routers)
+def axis_of_experts(name: str, shapes: Shapes) -> int | None:
+    """The axis, 0 or 1, whose entries are the outputs of a router beside the parameter."""
+    shape = shapes[name]
+    for module, layer, kernel in itertools.product(modules_near(name), _ROUTERS, _KERNELS):
+        router = shapes.get(f"{module}{layer}{kernel}", ())
+        if len(router) == 2:
+            features, experts = router[::-1] if is_output_first(kernel) else router
+            if shape[:2] == (features, experts) and features != experts:
+                return 1
+            if shape[0] in router:
+                return 0
+    return None
+
+
+_ROUTERS = ("gate", "router", "router_gate", "gate_logits")
+_KERNELS = ("", "/kernel", "/w", "/weight")

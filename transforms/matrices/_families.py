@@ -1,8 +1,8 @@
 """Conventions of families of models, where names and shapes alone leave a choice.
 
-Axes are counted from the end where layers may be stacked in front of them: MaxText's `query/kernel`
-is `(features, layers, heads, head_dim)` with scanned layers and `(features, heads, head_dim)`
-without.
+An entry has the axes of one layer, and whether layers may be stacked: MaxText's `query/kernel` is
+`(features, layers, heads, head_dim)` with scanned layers and `(features, heads, head_dim)` without.
+A bias and norms go before the convention: an entry that they contradict does not apply.
 """
 
 from __future__ import annotations
@@ -10,12 +10,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ._evidence import is_in_stack, is_scanned
+from ._evidence import Parameters, fits_bias, inputs_by_bias, is_scanned, layer_axes
 from ._form import MatrixAxes, kernel_axes
-from ._names import Shapes, bias_of, is_convolution, is_depthwise, is_named_matrix
+from ._names import (
+    Shapes,
+    bias_of,
+    is_convolution,
+    is_depthwise,
+    is_local,
+    is_named_matrix,
+    is_transposed,
+)
+from ._readings import Reading, Readings, heads_come_first
+
+EVIDENT, ASSUMED, ONLY_EVIDENT, ONLY_ASSUMED = "evident", "assumed", "only evident", "only assumed"
+"""Stacks of layers: where a bias or norms say so, or also without; "only" if one layer alone is not
+of the entry."""
 
 
 class FamilyEntry(NamedTuple):
@@ -23,9 +36,10 @@ class FamilyEntry(NamedTuple):
 
     pattern: str  # a regular expression for the whole path
     axes: MatrixAxes | str | Callable[[int], MatrixAxes]  # a string says why it is not a matrix
-    ndims: tuple[int, ...]
-    fits: Callable[[str, Shapes], bool] = lambda name, shapes: True
+    ndims: tuple[int, ...]  # of one layer
+    fits: Callable[[str, Parameters], bool] = lambda name, shapes: True
     per_head: MatrixAxes | None = None  # with `head_wise`
+    stacks: str = EVIDENT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,138 +48,249 @@ class Family:
 
     name: str
     entries: tuple[FamilyEntry, ...]
+    layers: int | None = None  # the axis of layers where nothing tells; None asks
 
-    def __call__(self, name: str, shapes: Shapes, *, head_wise: bool) -> MatrixAxes | str | None:
+    def __call__(
+        self, name: str, shapes: Parameters, *, head_wise: bool
+    ) -> MatrixAxes | str | Readings | None:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
         ndim = len(shapes[name])
         for entry in self.entries:
-            known = ndim in entry.ndims and re.fullmatch(entry.pattern, name)
+            of_layers = not isinstance(entry.axes, str) and ndim - 1 in entry.ndims
+            known = (ndim in entry.ndims or of_layers) and re.fullmatch(entry.pattern, name)
             if not (known and entry.fits(name, shapes)):
                 continue
-            axes = entry.per_head if head_wise and entry.per_head else entry.axes
-            if isinstance(axes, str):
-                return f"{axes} ({self.name})"
-            axes = axes if isinstance(axes, MatrixAxes) else axes(ndim)
+            if isinstance(entry.axes, str):
+                return f"{entry.axes} ({self.name})"
+            fitting = dict(self._fitting(entry, name, shapes))
+            places = {axis for axis in fitting if axis is not None}
+            if None in fitting:
+                place = None
+            elif len(places) > 1 and self.layers is None:
+                sizes = shapes[name]
+                return tuple(
+                    Reading(fitting[axis], f"axis {axis} is {sizes[axis]} layers", True)
+                    for axis in sorted(places)
+                )
+            elif places:
+                place = self.layers if self.layers in places else min(places)
+            else:
+                continue
+            axes = fitting[place]
+            if head_wise and entry.per_head:
+                axes = _behind(entry.per_head, ndim, place)
             return dataclasses.replace(axes, said_by=f"axes of the family {self.name}")
         return None
 
+    def _fitting(
+        self, entry: FamilyEntry, name: str, shapes: Parameters
+    ) -> Iterator[tuple[int | None, MatrixAxes]]:
+        """The axes of the entry that a bias and norms allow, by the axis of layers."""
+        ndim, bias = len(shapes[name]), bias_of(name, shapes)
+        # The height of a kernel may be the number of layers elsewhere by chance.
+        evident = layer_axes(name, shapes, near=callable(entry.axes))
+        places: list[int | None] = [0, 1] if ndim - 1 in entry.ndims else []
+        if ndim in entry.ndims and not entry.stacks.startswith("only"):
+            places.insert(0, None)
+        allowed: dict[int | None, MatrixAxes] = {}
+        for place in places:
+            layout = entry.axes
+            if callable(layout):
+                layout = layout(ndim - (place is not None))
+            assert isinstance(layout, MatrixAxes)
+            allowed[place] = _behind(layout, ndim, place)
+        if bias is not None:
+            inputs = list(inputs_by_bias(name, shapes))
+            exact = {
+                place: axes
+                for place, axes in allowed.items()
+                if fits_bias(axes, name, shapes, loose=place is None)
+                # `(D, H, K)` with `(H, K)` may be one matrix.
+                and not (place == 1 and (0,) in inputs and 1 not in evident)
+            }
+            told = {p: axes for p, axes in exact.items() if p is None or p in evident}
+            if exact or inputs:
+                yield from (told or exact).items()
+                return
+        elif evident:
+            yield from ((p, axes) for p, axes in allowed.items() if p in evident)
+            return
+        assumed = entry.stacks.endswith("assumed")
+        yield from (
+            (p, axes)
+            for p, axes in allowed.items()
+            if p is None or (assumed and p == (self.layers or 0))
+        )
 
-def _is_conv(name: str, shapes: Shapes) -> bool:
-    return _is_matrix(name, shapes) and is_convolution(name, len(shapes[name]))
+
+def _behind(axes: MatrixAxes, ndim: int, layers: int | None) -> MatrixAxes:
+    """The axes of one layer, counted from 0 in an array that has layers on an axis, or none."""
+
+    def moved(axis: int) -> int:
+        if layers is None:
+            return axis % ndim
+        axis %= ndim - 1
+        return axis + (axis >= layers)
+
+    rows, columns = (
+        moved(side) if isinstance(side, int) else tuple(map(moved, side))
+        for side in (axes.rows, axes.columns)
+    )
+    return dataclasses.replace(axes, rows=rows, columns=columns)
 
 
 def _is_matrix(name: str, shapes: Shapes) -> bool:
-    return is_named_matrix(name) and not is_depthwise(name, shapes)
+    return is_named_matrix(name, shapes) and not is_depthwise(name, shapes)
 
 
-def _stacked_matrix(name: str, shapes: Shapes) -> bool:
-    return is_named_matrix(name) and is_in_stack(name, shapes)
+def _is_any_conv(name: str, shapes: Shapes) -> bool:
+    is_conv = is_convolution(name, len(shapes[name])) and not is_local(name)
+    return is_conv and _is_matrix(name, shapes)
+
+
+def _is_conv(name: str, shapes: Shapes) -> bool:
+    return _is_any_conv(name, shapes) and not is_transposed(name)
+
+
+def _is_transposed_conv(name: str, shapes: Shapes) -> bool:
+    return _is_any_conv(name, shapes) and is_transposed(name)
+
+
+def _has_bias_of_each(name: str, shapes: Shapes) -> bool:
+    """Whether each matrix has a bias, as in a convolution with another kernel at each place."""
+    shape = shapes[name]
+    return is_named_matrix(name, shapes) and bias_of(name, shapes) == (*shape[:-2], shape[-1])
 
 
 def _equinox_conv(name: str, shapes: Shapes) -> bool:
     """Whether a kernel of three axes is a convolution: by its name, or by its bias `(out, 1)`."""
     shape, bias = shapes[name], bias_of(name, shapes)
-    return _is_matrix(name, shapes) and (_is_conv(name, shapes) or bias == (shape[0], 1))
+    of_bias = len(shape) == 3 and bias == (shape[0], 1)
+    return _is_matrix(name, shapes) and (_is_any_conv(name, shapes) or of_bias)
 
 
-# Layouts
+def _heads_last(name: str, shapes: Shapes) -> bool:
+    return not heads_come_first(name, shapes)
 
-_LAST = MatrixAxes(-2, -1)  # (..., in, out)
+
+# Layouts of one layer
+
+_IN_OUT = MatrixAxes(-2, -1)  # (..., in, out)
+_OUT_IN = MatrixAxes(-1, -2)  # (..., out, in)
 _ENDS = MatrixAxes(0, -1)  # (in, ..., out)
-_OUTPUT_FIRST = MatrixAxes(-1, -2)  # (..., out, in)
-_HEADS = MatrixAxes(-3, (-2, -1))  # (..., features, heads, head_dim)
-_ONE_HEAD = MatrixAxes(-3, -1)
-_FROM_HEADS = MatrixAxes((-3, -2), -1)  # (..., heads, head_dim, features)
+_HEADS = MatrixAxes(0, (1, 2))  # (features, heads, head_dim)
+_ONE_HEAD = MatrixAxes(0, 2)
+_FROM_HEADS = MatrixAxes((0, 1), 2)  # (heads, head_dim, features)
 _HEADS_FIRST = MatrixAxes(-2, (-3, -1))  # (..., heads, features, head_dim)
+_ONE_HEAD_FIRST = MatrixAxes(-2, -1)
 
 
-_output_first, _output_last = (
-    functools.partial(kernel_axes, output_first=first) for first in (True, False)
-)
-
-
-def _output_before_input(ndim: int) -> MatrixAxes:
-    """The axes of a transposed convolution, `(height, width, out, in)`."""
-    return MatrixAxes((*range(ndim - 2), ndim - 1), ndim - 2)
+def _kernel(output: int) -> Callable[[int], MatrixAxes]:
+    """The axes of a kernel of a convolution with its outputs on one axis; all others are rows."""
+    return functools.partial(kernel_axes, output=output)
 
 
 # Families
 
 _FLAX = (
     # Gemma's; keys and values, or all three, are side by side on the first axis.
-    FamilyEntry(r"(.*/)?q_einsum/(kernel|w)", _HEADS_FIRST, (3, 4), per_head=MatrixAxes(-2, -1)),
-    FamilyEntry(r"(.*/)?q?kv_einsum/(kernel|w)", _HEADS_FIRST, (4, 5)),
-    FamilyEntry(r"(.*/)?attn_vec_einsum/(kernel|w)", _FROM_HEADS, (3, 4)),
-    FamilyEntry(r".*", _LAST, (3,), _stacked_matrix),
-    FamilyEntry(r".*(attention|attn)\w*/(query|key)/kernel", _HEADS, (3, 4), per_head=_ONE_HEAD),
-    FamilyEntry(r".*(attention|attn)\w*/value/kernel", _HEADS, (3, 4)),
-    FamilyEntry(r".*(attention|attn)\w*/out/kernel", _FROM_HEADS, (3, 4)),
-    FamilyEntry(r".*/kernel|kernel", _output_last, (3, 4), _is_conv),
-    FamilyEntry(r"(.*/)?\w*experts?\w*(/.*)?", _LAST, (3,), _is_matrix),
+    FamilyEntry(
+        r"(.*/)?q_einsum/(kernel|w)", _HEADS_FIRST, (3,), per_head=_ONE_HEAD_FIRST, stacks=ASSUMED
+    ),
+    FamilyEntry(r"(.*/)?q?kv_einsum/(kernel|w)", _HEADS_FIRST, (4,), stacks=ASSUMED),
+    FamilyEntry(r"(.*/)?attn_vec_einsum/(kernel|w)", _FROM_HEADS, (3,), stacks=ASSUMED),
+    FamilyEntry(
+        r".*(attention|attn)\w*/(query|key)/kernel",
+        _HEADS,
+        (3,),
+        _heads_last,
+        per_head=_ONE_HEAD,
+        stacks=ASSUMED,
+    ),
+    FamilyEntry(r".*(attention|attn)\w*/value/kernel", _HEADS, (3,), _heads_last, stacks=ASSUMED),
+    FamilyEntry(r".*(attention|attn)\w*/out/kernel", _FROM_HEADS, (3,), stacks=ASSUMED),
+    FamilyEntry(r".*/kernel", _IN_OUT, (4, 5), _has_bias_of_each),
+    FamilyEntry(r".*conv_?local\w*/kernel", _IN_OUT, (3, 4, 5)),
+    FamilyEntry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
+    FamilyEntry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _is_matrix),
+    FamilyEntry(r".*", _IN_OUT, (2,), is_named_matrix, stacks=ONLY_EVIDENT),
 )
 LINEN = Family("linen", tuple(e._replace(pattern=f"(?i:{e.pattern})") for e in _FLAX))
 NNX = Family("nnx", LINEN.entries)
 HAIKU = Family(
     "haiku",
     (
-        FamilyEntry(r".*layer_stack.*/w", _LAST, (3,)),
-        FamilyEntry(r".*/w", _output_last, (3, 4, 5), _is_conv),
+        FamilyEntry(r".*layer_stack.*/w", _IN_OUT, (2,), stacks=ONLY_ASSUMED),
+        FamilyEntry(r".*layer_stack.*/w", _kernel(-2), (4,), _is_transposed_conv, None, ASSUMED),
+        FamilyEntry(r".*layer_stack.*/w", _kernel(-1), (3, 4, 5), _is_conv, None, ONLY_ASSUMED),
+        FamilyEntry(r".*/w", _kernel(-2), (3, 4, 5), _is_transposed_conv),
+        FamilyEntry(r".*/w", _kernel(-1), (3, 4, 5), _is_conv),
     ),
+    layers=0,
 )
 EQUINOX = Family(
     "equinox",
     (
-        FamilyEntry(r"(.*/)?weight", _OUTPUT_FIRST, (3,), _stacked_matrix),
-        FamilyEntry(r"(.*/)?weight", _output_first, (3,), _equinox_conv),
-        FamilyEntry(r"(.*/)?weight", _output_first, (4, 5), _is_matrix),
-        FamilyEntry(r"(.*/)?weight_[ih]h", _OUTPUT_FIRST, (2, 3)),
+        FamilyEntry(r"(.*/)?weight", _kernel(0), (3,), _equinox_conv),
+        FamilyEntry(r"(.*/)?weight", _kernel(0), (4, 5), _is_matrix),
+        FamilyEntry(r"(.*/)?weight_[ih]h", _OUT_IN, (2,), stacks=ASSUMED),
+        FamilyEntry(r"(.*/)?weight", _OUT_IN, (2,), is_named_matrix, stacks=ONLY_EVIDENT),
     ),
 )
 TORCH_LAYOUT = Family(
     "torch_layout",
     (
-        FamilyEntry(r"(.*[/_.])?experts?[/_.].*", _OUTPUT_FIRST, (3,), _is_matrix),
-        FamilyEntry(r".*", _OUTPUT_FIRST, (2,), _is_matrix),
-        FamilyEntry(r".*", _output_first, (4, 5), _is_matrix),
-        FamilyEntry(r".*", _output_first, (3,), _is_conv),
+        FamilyEntry(r"(.*[/_.])?experts?[/_.].*", _OUT_IN, (3,), _is_matrix),
+        FamilyEntry(r".*", _OUT_IN, (2,), _is_matrix),
+        FamilyEntry(r".*", _kernel(1), (3, 4, 5), _is_transposed_conv),
+        FamilyEntry(r".*", _kernel(0), (4, 5), _is_matrix),
+        FamilyEntry(r".*", _kernel(0), (3,), _is_conv),
     ),
 )
 MAXTEXT = Family(
     "maxtext",
     (
-        FamilyEntry(r".*MoeBlock\w*/(wi(_\d)?|wo)", _LAST, (3, 4)),
+        FamilyEntry(r".*MoeBlock\w*/(wi(_\d)?|wo)", _IN_OUT, (3,), stacks=ASSUMED),
         FamilyEntry(r".*\w*conv/kernel", "convolution of a sequence", (3, 4)),
         FamilyEntry(
-            r".*mhc\w*/(pre|post|res)_alpha|.*compressor/(.*/)?position_bias", _ENDS, (2, 3)
+            r".*mhc\w*/(pre|post|res)_alpha|.*compressor/(.*/)?position_bias",
+            _ENDS,
+            (2,),
+            stacks=ASSUMED,
         ),
-        FamilyEntry(r".*attention\w*/o_a_proj/kernel", _LAST, (3, 4)),  # (groups, layers, in, out)
+        # (groups, layers, in, out)
+        FamilyEntry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), stacks=ASSUMED),
         FamilyEntry(
-            r".*attention\w*/(query|key)/kernel",
-            MatrixAxes(0, (-2, -1)),
-            (3, 4),
-            per_head=MatrixAxes(0, -1),
+            r".*attention\w*/(query|key)/kernel", _HEADS, (3,), per_head=_ONE_HEAD, stacks=ASSUMED
         ),
         FamilyEntry(
             r".*attention\w*/(value|wq_b|wkv_b|wkv|qkv_proj|[qkv]_proj|gate_proj)/kernel",
             MatrixAxes(0, (-2, -1)),
-            (3, 4, 5),  # (features, layers, 3, heads, head_dim) if fused
+            (3, 4),  # (features, 3, heads, head_dim) if fused
+            stacks=ASSUMED,
         ),
-        FamilyEntry(r".*attention\w*/(out|o_proj)/kernel", MatrixAxes((0, -2), -1), (3, 4)),
-        FamilyEntry(r".*/kernel", _ENDS, (3,), is_scanned),
+        FamilyEntry(r".*attention\w*/(out|o_proj)/kernel", _FROM_HEADS, (3,), stacks=ASSUMED),
+        FamilyEntry(r".*/kernel", _IN_OUT, (2,), is_scanned, stacks=ONLY_ASSUMED),
     ),
+    layers=1,
 )
 _KERAS_DEPTHWISE = r"(.*/)?\w*(depthwise|dw_?conv|(?<![a-z])dw(?![a-z]))\w*/kernel"
 KERAS = Family(
     "keras",
     (
+        # KerasHub's Gemma has (heads, features, head_dim).
+        FamilyEntry(
+            r".*/(query|key)/kernel", _HEADS_FIRST, (3,), heads_come_first, _ONE_HEAD_FIRST
+        ),
+        FamilyEntry(r".*/value/kernel", _HEADS_FIRST, (3,), heads_come_first),
         FamilyEntry(r".*/(query|key)/kernel", _HEADS, (3,), per_head=_ONE_HEAD),
         FamilyEntry(r".*/value/kernel", _HEADS, (3,)),
         FamilyEntry(r".*/attention_output/kernel", _FROM_HEADS, (3,)),
         # (height, width, in, multiplier)
         FamilyEntry(r".*/depthwise_kernel", "depthwise convolution", (3, 4)),
         FamilyEntry(_KERAS_DEPTHWISE, "depthwise convolution", (3, 4)),
-        FamilyEntry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _output_before_input, (3, 4, 5)),
-        FamilyEntry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _output_last, (3, 4, 5)),
+        FamilyEntry(r"(.*/)?\w*conv\w*transpose\w*/kernel", _kernel(-2), (3, 4, 5)),
+        FamilyEntry(r"(.*/)?\w*conv\w*/(pointwise_)?kernel", _kernel(-1), (3, 4, 5)),
     ),
 )
 HF_FLAX = Family(

@@ -126,11 +126,10 @@ def as_matrix_axes(entry: AxesEntry) -> MatrixAxes:
     return MatrixAxes(rows=entry.reduction_axis, columns=entry.output_axis)
 
 
-def kernel_axes(ndim: int, *, output_first: bool) -> MatrixAxes:
-    """The axes of a kernel of a convolution, which has all other axes as rows."""
-    if output_first:
-        return MatrixAxes(tuple(range(1, ndim)), 0)
-    return MatrixAxes(tuple(range(ndim - 1)), ndim - 1)
+def kernel_axes(ndim: int, *, output: int) -> MatrixAxes:
+    """The axes of a kernel of a convolution, which has all axes but that of its outputs as rows."""
+    output %= ndim
+    return MatrixAxes(tuple(axis for axis in range(ndim) if axis != output), output)
 
 
 def as_tuple(axes: int | Sequence[int]) -> tuple[int, ...]:

@@ -24,16 +24,16 @@ from .._validate import (
     shown,
 )
 from ._annotated import annotated
-from ._evidence import is_vector_per_layer
+from ._evidence import Parameters, is_vector_per_layer
 from ._families import Family
 from ._form import MatrixAxes
 from ._names import (
     Shapes,
+    as_read,
     has_one_input,
     is_convolution,
     is_depthwise,
     is_named_matrix,
-    is_second_of_pair,
     is_weight_of_its_own,
     may_be_shared_table,
     why_no_matrix,
@@ -160,7 +160,9 @@ class MatrixRule:
         for name, leaf in leaves.items():
             check_real(name, leaf)
         shapes = shapes_around(named)
-        boxed = annotated(params, named)
+        read = as_read(shapes)
+        parameters = Parameters((read[name], shape) for name, shape in shapes.items())
+        boxed = annotated(params, named, parameters)
         said = specified(self.weight_dimension_numbers, params, named.names, shapes)
         complete = as_rule(self)
         if complete.output_layer == "auto":
@@ -187,12 +189,14 @@ class MatrixRule:
             if isinstance(known, MatrixAxes):
                 return known
             if known is None and self.family is not None:
-                known = self.family(name, shapes, head_wise=self.head_wise)
+                known = self.family(read[name], parameters, head_wise=self.head_wise)
             if known is None or (whatever and isinstance(known, str)):
-                known = _by_rule(name, shapes, whatever=whatever, head_wise=self.head_wise)
+                known = _by_rule(
+                    read[name], parameters, whatever=whatever, head_wise=self.head_wise
+                )
             if whatever or not isinstance(known, MatrixAxes):
                 return known
-            guess = _guess(name, shapes, known)
+            guess = _guess(read[name], parameters, known)
             if guess is None:
                 return known
             if self.guess:
@@ -234,10 +238,10 @@ def _by_rule(name: str, shapes: Shapes, *, whatever: bool, head_wise: bool) -> T
     """The rule for one parameter; `whatever` makes it a matrix under any name."""
     shape = shapes[name]
     is_vector = sum(size > 1 for size in shape) <= 1
-    reason = None if is_second_of_pair(name, shapes) else why_no_matrix(name)
+    reason = why_no_matrix(name, shapes)
     if len(shape) <= 1:
         reason = "vector" if shape else "scalar"
-    elif is_vector and not is_named_matrix(name) and not (whatever and len(shape) == 2):
+    elif is_vector and not is_named_matrix(name, shapes) and not (whatever and len(shape) == 2):
         reason = "vector"
     if reason is None and not whatever and is_depthwise(name, shapes):
         reason = "depthwise convolution"
@@ -246,7 +250,7 @@ def _by_rule(name: str, shapes: Shapes, *, whatever: bool, head_wise: bool) -> T
     one_row = MatrixAxes(rows=(), columns=tuple(range(len(shape))))
     if reason not in (None, "embedding"):
         return one_row
-    unnamed = len(shape) == 2 and not (whatever or is_named_matrix(name))
+    unnamed = len(shape) == 2 and not (whatever or is_named_matrix(name, shapes))
     if unnamed and is_vector_per_layer(name, shapes):
         return "a vector per layer"
     axes = axes_of(name, shapes, head_wise=head_wise)
@@ -258,7 +262,7 @@ def _by_rule(name: str, shapes: Shapes, *, whatever: bool, head_wise: bool) -> T
 def _guess(name: str, shapes: Shapes, axes: MatrixAxes) -> str | None:
     """Why it is a guess that the parameter is a matrix; None if it is not."""
     shape = shapes[name]
-    if len(shape) == 2 and not axes.said_by and not is_named_matrix(name):
+    if len(shape) == 2 and not axes.said_by and not is_named_matrix(name, shapes):
         return "a guess from its two axes"
     if len(shape) == 2 and is_weight_of_its_own(name):
         return "a guess: its inputs may come first"

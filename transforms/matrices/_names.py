@@ -16,6 +16,8 @@ from typing import NamedTuple
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of parameters, by path."""
 
+_TWINS = {"real": "imaginary", "imaginary": "real"}  # of `optax.contrib.split_real_and_imaginary`
+
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SHARED = ("kernel", "weight", "weights", "w", "W")  # of arrays that are named after their layer
 
@@ -30,7 +32,7 @@ _MATRIX = re.compile(
     """,
     re.VERBOSE,
 )
-_SHARED_FORMS = re.compile(r"[wW]|weights?|weight_(?!g$).+|.+_weight")
+_SHARED_FORMS = re.compile(r"[wW]|weights?|weight_(?!g$).+|.+_weight|.+_w\d?")
 _HEAD = re.compile(
     r"(lm_?head|head|(to_)?logits(_dense)?|unembed(ding)?|embed_out|readout|classifier"
     r"|output_(layer|projection))(_\d+)?"
@@ -39,7 +41,8 @@ _VECTOR_WORDS = re.compile(
     r"\w*bias(es)?|beta|offset|shift|scales?|gamma|gain|gates?|alpha|lambdas?|temperature|std|log"
     r"|decay|slope|scalars?|sinks?"
 )
-_VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first)(_.+)?")
+_VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first|faaaa|maa)(_.+)?")
+_FACTOR_NAMES = re.compile(r"time_.+_w\d")  # RWKV's, of what is otherwise a vector
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
 _NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")
 _TABLE_WORDS = re.compile(
@@ -48,10 +51,25 @@ _TABLE_WORDS = re.compile(
 )
 _TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
 _DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
+_TRANSPOSED = re.compile(r"transpos|deconv")
+_LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
 _SHARED_TABLE = re.compile(r"(.*/)?pytree/\d+/weight")
 OF_STATE_SPACE = ("A_log", "dt_bias")
 _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
 _PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*")
+
+
+def as_read(shapes: Shapes) -> dict[str, str]:
+    """The names that the rule reads, by path.
+
+    Dots are slashes, and both parts of a complex parameter have its name.
+    """
+    names = {}
+    for path, shape in shapes.items():
+        above, _, last = path.rpartition("/")
+        is_part = shapes.get(f"{above}/{_TWINS.get(last)}") == shape
+        names[path] = re.sub(r"[.\[\]/]+", "/", above if is_part else path).strip("/")
+    return names
 
 
 class Place(NamedTuple):
@@ -78,16 +96,34 @@ def layer_place(name: str) -> Place:
     return Place(f"{above}{parent}/" if parent else "", last, "")
 
 
-@functools.cache
-def why_no_matrix(name: str) -> str | None:
+def why_no_matrix(name: str, shapes: Shapes | None = None) -> str | None:
     """Why a parameter of this path is not a matrix whatever its shape; None if its name allows it.
 
-    The reason is "embedding" for tables, else the name of the parameter and its layer.
+    The reason is "embedding" for tables, else the name of the parameter and its layer. No table has
+    a bias, and a `b` beside an `a` is a second factor, but one beside a `w` a bias.
     """
+    _, parent, last = _path_of(name)
+    start, _, end = last.rpartition("_")
+    beside = lambda x: f"{name.removesuffix(end)}{x}" in (shapes or {})  # noqa: E731
+    if end == "b" and beside("a"):
+        return None
+    if end == "b" and start and beside("w"):
+        return f"{last} of {parent}" if parent else last
+    reason = _by_name(name)
+    return None if reason == "embedding" and _has_bias(name, shapes or {}) else reason
+
+
+def _has_bias(name: str, shapes: Shapes) -> bool:
+    bias = bias_of(name, shapes)
+    return bias is not None and {*bias} <= {*shapes.get(name, ())}
+
+
+@functools.cache
+def _by_name(name: str) -> str | None:
     _, parent, last = _path_of(name)
     if is_table(name):
         return "embedding"
-    if _is_strong(last):
+    if _is_strong(last) or _FACTOR_NAMES.fullmatch(last):
         return None
     of_vector = _VECTOR_NAMES.fullmatch(last) is not None or _has(_VECTOR_WORDS, last)
     of_norm = _has(_NORM_WORDS, last) or _layer_has(_NORM_WORDS, parent)
@@ -109,24 +145,18 @@ def is_table(name: str) -> bool:
     return _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent))
 
 
-def is_token_table(name: str) -> bool:
+def is_token_table(name: str, shapes: Shapes) -> bool:
     """Whether the path is that of a table of tokens, as far as its name tells."""
     _, parent, last = _path_of(name)
-    return is_table(name) and not any(_has(_POSITION_WORDS, part) for part in (parent, last))
+    is_table = why_no_matrix(name, shapes) == "embedding"
+    return is_table and not any(_has(_POSITION_WORDS, part) for part in (parent, last))
 
 
-@functools.cache
-def is_named_matrix(name: str) -> bool:
+def is_named_matrix(name: str, shapes: Shapes) -> bool:
     """Whether the path is one that matrices have, so that two axes are not a guess."""
     _, _, last = _path_of(name)
     named = _is_strong(last) or _SHARED_FORMS.fullmatch(last) is not None
-    return named and why_no_matrix(name) is None
-
-
-def is_second_of_pair(name: str, shapes: Shapes) -> bool:
-    """Whether the parameter is a `b` beside an `a`, as of two factors, and so no bias."""
-    *_, last = _path_of(name)
-    return last == "b" and f"{name.removesuffix(last)}a" in shapes
+    return named and why_no_matrix(name, shapes) is None
 
 
 def is_output_first(name: str) -> bool:
@@ -155,6 +185,16 @@ def is_convolution(name: str, ndim: int) -> bool:
     around, layer = _named_layer(name)
     embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
     return "conv" in layer or (ndim > 3 and embeds)
+
+
+def is_transposed(name: str) -> bool:
+    """Whether the layer's name is one of a transposed convolution."""
+    return _TRANSPOSED.search(_named_layer(name)[1]) is not None
+
+
+def is_local(name: str) -> bool:
+    """Whether the layer's name is one of a convolution with another kernel at each place."""
+    return _LOCAL.search(_named_layer(name)[1]) is not None
 
 
 def _named_layer(name: str) -> tuple[str, str]:
@@ -221,6 +261,8 @@ def _bias_names(name: str) -> Iterator[str]:
             yield f"{scope}{last.replace(word, 'bias')}"
     if last in _SHARED:
         yield from (f"{scope}bias", f"{scope}b")
+    elif last.endswith("_w"):
+        yield f"{scope}{last[:-1]}b"
     elif last[:1] in ("w", "W"):
         yield f"{scope}b{last[1:]}"
     else:

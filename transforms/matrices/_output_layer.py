@@ -8,6 +8,7 @@ from typing import Any
 
 from ._names import (
     Shapes,
+    as_read,
     is_attention_scope,
     is_head_name,
     is_named_matrix,
@@ -31,10 +32,12 @@ def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
 
     Kernels that qualify by both are returned; else those by name; else those by place.
     """
-    shapes = {name: tuple(leaf.shape) for name, leaf in leaves.items()}
-    kernels = [name for name, shape in shapes.items() if len(shape) == 2 and is_named_matrix(name)]
+    read = as_read({path: tuple(leaf.shape) for path, leaf in leaves.items()})
+    shapes = {read[path]: tuple(leaf.shape) for path, leaf in leaves.items()}
+    kernels = [n for n, shape in shapes.items() if len(shape) == 2 and is_named_matrix(n, shapes)]
     by_name, by_place = _by_name(kernels), _by_place(kernels, shapes)
-    return frozenset(by_name & by_place or by_name or by_place)
+    found = by_name & by_place or by_name or by_place
+    return frozenset(path for path, name in read.items() if name in found)
 
 
 def _by_name(kernels: list[str]) -> set[str]:
@@ -54,7 +57,7 @@ def _by_place(kernels: list[str], shapes: Shapes) -> set[str]:
     tables = {
         (module, shape[::-1])
         for name, shape in shapes.items()
-        if len(shape) == 2 and is_token_table(name)
+        if len(shape) == 2 and is_token_table(name, shapes)
         for module in scopes(name)[:2]  # with and without a layer of its own
     }
     return {

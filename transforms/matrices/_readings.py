@@ -12,15 +12,17 @@ import math
 import re
 from typing import NamedTuple
 
-from ._evidence import has_experts
+from ._evidence import axis_of_experts, fits_bias, inputs_by_bias, width_of
 from ._form import MatrixAxes, as_tuple, kernel_axes
 from ._names import (
     Place,
     Shapes,
     bias_of,
     is_convolution,
+    is_local,
     is_named_matrix,
     is_output_first,
+    is_transposed,
     layer_place,
 )
 
@@ -49,25 +51,20 @@ def axes_of(name: str, shapes: Shapes, *, head_wise: bool = False) -> MatrixAxes
     reading, *others = readings
     if others or reading.ambiguous:
         return readings
-    if head_wise and _role(layer_place(name)) in ("query", "key"):
-        return MatrixAxes(rows=0, columns=2)
-    return reading.axes
+    axes = reading.axes
+    columns = as_tuple(axes.columns)
+    if head_wise and len(columns) == 2 and _role(layer_place(name)) in ("query", "key"):
+        return MatrixAxes(axes.rows, columns[1])
+    return axes
 
 
 def ends_of(name: str, shapes: Shapes) -> tuple[int, int]:
     """The axis of the inputs and that of the outputs, of a parameter with two axes."""
     output = 0 if is_output_first(name) else 1
-    fits = [size == _width(bias_of(name, shapes)) for size in shapes[name]]
+    fits = [size == width_of(bias_of(name, shapes)) for size in shapes[name]]
     if any(fits) and not all(fits):
         output = fits.index(True)
     return 1 - output, output
-
-
-def _width(bias: tuple[int, ...] | None, ndim: int = 2) -> int | None:
-    """The size of a bias that is a vector; Equinox's of a convolution is `(out, 1, 1)`."""
-    if bias is None or len(bias) not in (1, ndim - 1) or any(size > 1 for size in bias[1:]):
-        return None
-    return bias[0]
 
 
 # Attention
@@ -79,7 +76,9 @@ _SPELLED = {
     "out": ("out", "o", "wo", "o_proj", "out_proj", "output"),
 }
 _ROLES = {name: role for role, names in _SPELLED.items() for name in names}
-_AROUND_ROLE = re.compile(r"((self|cross)_)?att(entio)?n_|_att(entio)?n|_proj(ection)?|_dense")
+_AROUND_ROLE = re.compile(
+    r"((self|cross)_)?att(entio)?n_|_att(entio)?n|_proj(ection)?|_dense|_w(?![a-z])"
+)
 _OF_MLP = re.compile(r"wi(_[01])?|w_?(in|up|gate|1|3)|(up|gate)(_proj)?")
 
 
@@ -95,9 +94,9 @@ def _attention(name: str, shapes: Shapes) -> Readings:
     role, shape = _role(layer_place(name)), shapes[name]
     if role is None or len(shape) not in (3, 4) or _is_of_mlp(name, shapes):
         return ()
-    out = role == "out"
+    out, bias = role == "out", bias_of(name, shapes)
     if len(shape) == 4:
-        if bias_of(name, shapes) == shape[-1:]:
+        if bias is not None and len(bias) == 1 and bias[0] in shape:
             return ()  # layers would be an axis of the bias too
         return tuple(
             Reading(
@@ -108,36 +107,56 @@ def _attention(name: str, shapes: Shapes) -> Readings:
             for i in (0, 1)
         )
     heads, dim = shape[:2] if out else shape[1:]
-    both = (
-        Reading(MatrixAxes((0, 1), 2) if out else MatrixAxes(0, (1, 2)), f"{heads} heads of {dim}"),
-        _as_stack(shape, MatrixAxes(1, 2)),
-    )
-    of_bias = [_fits_bias(reading.axes, name, shapes) for reading in both]
-    of_siblings = _by_siblings(name, shapes)
-    for fits in (of_bias, of_siblings, (_is_by_size(name, shapes), False)):
-        if sum(fits) == 1:
-            return both[:1] if fits[0] else both[1:]
-    if all(of_siblings):
-        return both
+    last, first, layers = _by_siblings(name, shapes)
+    usual = MatrixAxes((0, 1), 2) if out else MatrixAxes(0, (1, 2))
+    of_siblings = {
+        Reading(usual, f"{heads} heads of {dim}"): last or (out and first),
+        _as_stack(shape, MatrixAxes(1, 2)): layers,
+    }
+    both = left = tuple(of_siblings)
+    if first and not out:
+        of_siblings[_heads_first(shape)] = True
+        left = tuple(of_siblings)
+    left = tuple(r for r in left if fits_bias(r.axes, name, shapes)) or left
+    left = tuple(filter(of_siblings.get, left)) or left
+    if _is_by_size(name, shapes) and both[0] in left:
+        left = both[:1]
+    if len(left) == 1 or any(of_siblings.values()):
+        return left
     more = (r for r in _of_three(shape) if r.axes not in [r.axes for r in both])
     return _left((*both, *more), name, shapes)
 
 
-def _by_siblings(name: str, shapes: Shapes) -> tuple[bool, bool]:
-    """Whether a kernel of three axes fits one layer of attention, and whether it fits a stack."""
+def _heads_first(shape: tuple[int, ...]) -> Reading:
+    axes = MatrixAxes(len(shape) - 2, (len(shape) - 3, len(shape) - 1))
+    return Reading(axes, f"{shape[-3]} heads of {shape[-1]}")
+
+
+def _by_siblings(name: str, shapes: Shapes) -> tuple[bool, bool, bool]:
+    """Whether three axes fit one layer, with heads after features or first, or a stack."""
     own = shapes[name]
     role = _role(layer_place(name))
     query = own if role == "query" else _sibling(name, "query", shapes)
     out = own if role == "out" else _sibling(name, "out", shapes)
     query = own if query is None and role != "out" else query
     if query is None or out is None or len(query) != 3:
-        return False, False
-    heads = out[:2] == query[1:] if len(out) == 3 else out[:1] == (query[1] * query[2],)
+        return False, False, False
+    last = out[:2] == query[1:] if len(out) == 3 else out[:1] == (query[1] * query[2],)
+    first = out == (query[0], query[2], query[1])
     layers = len(out) == 3 and out[:2] == (query[0], query[2])
     if role in ("key", "value"):  # grouped queries have fewer of their heads
-        heads &= query[1] % own[1] == 0 and own[2] == query[2]
+        last &= query[1] % own[1] == 0 and own[2] == query[2]
+        first &= query[0] % own[0] == 0 and own[1:] == query[1:]
         layers &= own[0] == query[0]
-    return heads, layers
+    return last, first, layers
+
+
+def heads_come_first(name: str, shapes: Shapes) -> bool:
+    """Whether a query, key or value is `(heads, features, head_dim)`, as the siblings have it."""
+    if len(shapes[name]) != 3 or _role(layer_place(name)) == "out":
+        return False
+    last, first, _ = _by_siblings(name, shapes)
+    return first and not last
 
 
 def _is_by_size(name: str, shapes: Shapes) -> bool:
@@ -181,37 +200,77 @@ def _beside(name: str, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _convolution(name: str, shapes: Shapes) -> Readings:
-    """The readings of a kernel of a convolution; none if it is not one."""
+    """The readings of a kernel of a convolution; none if it is not one.
+
+    A bias that fits one axis only says which has the outputs, also beside the inputs, as in a
+    transposed convolution, whose name alone does not tell.
+    """
     shape, bias = shapes[name], bias_of(name, shapes)
-    ndim = len(shape)
+    ndim, width = len(shape), width_of(bias, len(shape))
     output_first = is_output_first(name)
     of_equinox = output_first and bias == (shape[0],) + (1,) * (ndim - 2) != shape[:-1]
-    if not (is_named_matrix(name) and (is_convolution(name, ndim) or of_equinox)):
+    of_bias = ndim > 3 and bias is not None and len(bias) == 1 and width in shape
+    is_conv = of_equinox or of_bias or is_convolution(name, ndim)
+    if not (is_named_matrix(name, shapes) and is_conv):
         return ()
-    named, other = (_kernel_of(ndim, first) for first in (output_first, not output_first))
-    axes = (tuple(range(2, ndim)), 1) if output_first else (tuple(range(1, ndim - 1)), ndim - 1)
-    layers = _as_stack(shape, MatrixAxes(*axes))
-    if bias is not None:
-        width = _width(bias, ndim)
-        if width is None:
-            return (layers,)
-        ends = (shape[0], shape[-1]) if output_first else (shape[-1], shape[0])
-        return (other,) if width == ends[1] != ends[0] else (named,)
+    ends = (0, 1, ndim - 1, ndim - 2) if output_first else (ndim - 1, ndim - 2, 0, 1)
+    named, swapped, other, _ = kernels = tuple(_kernel_of(shape, end) for end in ends)
+    layers = [_stacked_kernel(shape, n, output_first) for n in range(1, ndim - 2)]
+    if is_local(name):
+        layers = [_as_stack(shape, _ordered(ndim - 2, ndim - 1, output_first))]
+    elif width in shape:
+        fits = [end for end in range(ndim) if shape[end] == width]
+        if ends[0] in fits and not (is_transposed(name) and ends[1] in fits):
+            return (named,)
+        if len(fits) == 1:
+            return (_kernel_of(shape, fits[0]),)
+        readings = tuple(r for end, r in zip(ends, kernels, strict=True) if end in fits)
+        return tuple(r for r in readings if _is_square(shape, r)) or readings or (named,)
+    elif width is not None:
+        return (named,)
+    elif is_transposed(name) and bias is None:
+        return (named, swapped, *layers[:1])
+    if bias is not None or is_local(name):
+        fitting = tuple(r for r in layers if fits_bias(r.axes, name, shapes))
+        return fitting or _by_bias(name, shapes) or tuple(layers[:1])
     if ndim == 3 or (ndim == 4 and _is_square(shape, named)):
         return (named,)
-    return (named, other, layers) if ndim == 4 and _is_square(shape, other) else (named, layers)
+    stacks = layers[: max(1, ndim - 4)]
+    return (named, other, *stacks) if ndim == 4 and _is_square(shape, other) else (named, *stacks)
 
 
-def _kernel_of(ndim: int, output_first: bool) -> Reading:
-    axis = "first" if output_first else "last"
-    axes = kernel_axes(ndim, output_first=output_first)
-    return Reading(axes, f"a convolution, output axis {axis}")
+def _kernel_of(shape: tuple[int, ...], output: int) -> Reading:
+    place = {0: "first", len(shape) - 1: "last"}.get(output, str(output))
+    return Reading(kernel_axes(len(shape), output=output), f"a convolution, output axis {place}")
+
+
+def _stacked_kernel(shape: tuple[int, ...], layers: int, output_first: bool) -> Reading:
+    """A kernel behind some axes of layers."""
+    output = layers if output_first else len(shape) - 1
+    inputs = tuple(axis for axis in range(layers, len(shape)) if axis != output)
+    return _as_stack(shape, MatrixAxes(inputs, output))
 
 
 def _is_square(shape: tuple[int, ...], reading: Reading) -> bool:
     """Whether the kernel is as high as wide under this reading."""
-    height, width = shape[2:] if reading.axes.columns == 0 else shape[:2]
-    return height == width
+    space = shape[2:] if reading.axes.columns in (0, 1) else shape[:-2]
+    return len({*space}) == 1
+
+
+def _by_bias(name: str, shapes: Shapes) -> Readings:
+    """The readings whose inputs are the axes that a bias lacks.
+
+    The others are outputs, or all but the last are of layers.
+    """
+    found = {}
+    for inputs in inputs_by_bias(name, shapes):
+        rows = inputs[0] if len(inputs) == 1 else inputs
+        *others, last = (axis for axis in range(len(shapes[name])) if axis not in inputs)
+        one = MatrixAxes(rows, (*others, last) if others else last)
+        for axes in (MatrixAxes(rows, last), one):
+            found.setdefault(axes, _as_stack(shapes[name], axes))
+        found[one] = _one_matrix(shapes[name], one)
+    return tuple(found.values())
 
 
 # Factors of LoRA
@@ -252,15 +311,10 @@ def _parts_of(place: Place, outputs: tuple[int, ...]) -> bool:
 
 
 def _others(name: str, shapes: Shapes) -> Readings:
-    """The readings of any other parameter; a bias is evidence, but not certain.
-
-    With four axes or more, and a bias that is a vector of outputs, all other axes are inputs.
-    """
-    shape, bias = shapes[name], bias_of(name, shapes)
-    ndim, swap = len(shape), is_output_first(name)
-    convolution = _kernel_of(ndim, swap)
-    if ndim > 3 and is_named_matrix(name) and bias == (shape[0 if swap else -1],):
-        return (convolution,)
+    """The readings of any other parameter; a bias is evidence, but not certain."""
+    shape, swap = shapes[name], is_output_first(name)
+    ndim = len(shape)
+    convolution = _kernel_of(shape, 0 if swap else ndim - 1)
     stack = _as_stack(shape, _ordered(ndim - 2, ndim - 1, swap))
     if ndim == 3:
         readings = _of_three(shape, swap)
@@ -268,10 +322,27 @@ def _others(name: str, shapes: Shapes) -> Readings:
         readings = (convolution, stack)
     else:
         readings = (stack, convolution, *_of_four(shape, swap)) if ndim == 4 else (stack,)
-    if "einsum" in layer_place(name).layer and ndim < 5:
-        heads = MatrixAxes(ndim - 2, (ndim - 3, ndim - 1))
-        readings = (Reading(heads, f"{shape[-3]} heads of {shape[-1]}", True), *readings)
-    return _left(readings, name, shapes)
+    of_einsum = _einsum(name, shapes)
+    others = tuple(r for r in readings if r.axes not in [x.axes for x in of_einsum])
+    return _left((*of_einsum, *others), name, shapes, of_einsum)
+
+
+def _einsum(name: str, shapes: Shapes) -> Readings:
+    """The readings that Gemma's layers have beside those of all others."""
+    shape, layer = shapes[name], layer_place(name).layer
+    ndim = len(shape)
+    if "einsum" not in layer or ndim > 4:
+        return ()
+    if layer.startswith("gat"):
+        # The other layer has the features and outputs the other way round.
+        beside = [x for _, x in _beside(name, shapes)]
+        transposed = shape[-2:] in beside and shape[-2] != shape[-1]
+        both = (_as_stack(shape, _ordered(ndim - 2, ndim - 1, swap)) for swap in (False, True))
+        return tuple(both)[:: -1 if transposed else 1]
+    if "vec" in layer:
+        axes = MatrixAxes((ndim - 3, ndim - 2), ndim - 1)
+        return (Reading(axes, f"{shape[-3]} heads of {shape[-2]}", ambiguous=True),)
+    return (_heads_first(shape)._replace(ambiguous=True),)
 
 
 Ends = int | tuple[int, ...]
@@ -284,10 +355,12 @@ def _ordered(inputs: Ends, outputs: Ends, swap: bool) -> MatrixAxes:
 def _of_three(shape: tuple[int, ...], swap: bool = False) -> Readings:
     """All that three axes may be: a stack, or one matrix of which one end has two axes."""
     ends: list[tuple[Ends, Ends]] = [((0, 1), 2), (0, (1, 2)), (2, (0, 1)), ((1, 2), 0)]
+    parts = () if shape[2] != 2 else (MatrixAxes(1, 0), MatrixAxes(0, 1))  # real and imaginary
     return (
         _as_stack(shape, _ordered(1, 2, swap)),
         _as_stack(shape, _ordered(0, 2, swap), axis=1),
         *(_one_matrix(shape, _ordered(*pair, swap)) for pair in ends),
+        *(_as_stack(shape, axes, axis=2) for axes in parts),
     )
 
 
@@ -303,27 +376,23 @@ def _of_four(shape: tuple[int, ...], swap: bool) -> Readings:
     return tuple(_as_stack(shape, _ordered(*x, swap), i // 2) for i, x in enumerate(ends))
 
 
-def _left(readings: Readings, name: str, shapes: Shapes) -> Readings:
-    """Without those that the bias, a router or the siblings exclude, unless they exclude all."""
-    swapped = _swapped(name, shapes)
-    experts = has_experts(name, shapes)
+def _left(readings: Readings, name: str, shapes: Shapes, kept: Readings = ()) -> Readings:
+    """Without those that the bias, a router or the siblings exclude, unless they exclude all.
+
+    The siblings do not exclude those `kept`.
+    """
+    swapped, experts = _swapped(name, shapes), axis_of_experts(name, shapes)
+    loose = experts == 1 and len(shapes[name]) == 3 and _role(layer_place(name)) is None
+    if loose:
+        readings = tuple(r for r in readings if 1 not in r.axes.named)
+    fitting = tuple(r for r in readings if fits_bias(r.axes, name, shapes, loose=loose))
+    readings = fitting or _by_bias(name, shapes) or readings
     for fits in (
-        lambda axes: _fits_bias(axes, name, shapes),
-        lambda axes: len(swapped) != 1 or {*axes.named} in swapped,
-        lambda axes: not experts or 0 not in axes.named,
+        lambda r: len(swapped) != 1 or {*r.axes.named} in swapped or r in kept,
+        lambda r: experts != 0 or 0 not in r.axes.named,
     ):
-        readings = tuple(r for r in readings if fits(r.axes)) or readings
+        readings = tuple(filter(fits, readings)) or readings
     return readings
-
-
-def _fits_bias(axes: MatrixAxes, name: str, shapes: Shapes) -> bool:
-    """Whether a bias has the outputs, with axes of layers where the kernel has them."""
-    shape = shapes[name]
-    expected = [shape[axis] for axis in as_tuple(axes.columns)]
-    for axis in range(len(shape)):
-        if axis not in axes.named:
-            expected.insert(axis, shape[axis])
-    return bias_of(name, shapes) in (None, tuple(expected))
 
 
 def _swapped(name: str, shapes: Shapes) -> list[set[int]]:
