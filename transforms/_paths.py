@@ -3,7 +3,7 @@
 A leaf's path joins its keys by "/": `block_0/attention/query/kernel`. It leaves out boxes that hold
 one array, under `.value` (NNX variables, Linen's `Partitioned`) or without a key (Haliax'
 `NamedArray`, Simply's `AnnotatedArray`). So a pattern written for Linen also matches NNX, and an
-`nnx.State` in either form.
+`nnx.State` in either form. A box that has a label has it as its path (penzai's `ParameterValue`).
 
 A kernel's treatment can depend on its bias, which goes to AdamW: inside the routing, its place is a
 hole. So the routing declares the shapes of the whole tree (`inside_of`), and the rule looks them up
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import fnmatch
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -65,10 +66,28 @@ def named_leaves(tree: Any) -> NamedLeaves:
     """
     with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_hole)
     names = path_names([path for path, _ in with_path])
+    if any(GetAttrKey("value") in path for path, _ in with_path):
+        names = _labeled(tree, names)
     for twice, count in Counter(names).items():
         if count > 1:
             raise ValueError(f"two parameters have the same path {twice!r}; rename one of them.")
     return NamedLeaves(names, tuple(leaf for _, leaf in with_path), treedef)
+
+
+def _labeled(tree: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """The names of the leaves, with the labels of boxes in the place of their paths."""
+    left, found = iter(names), []
+    tells = lambda x: is_hole(x) or _label(x) is not None  # noqa: E731
+    for node in jax.tree.leaves(tree, is_leaf=tells):
+        own = list(itertools.islice(left, len(jax.tree.leaves(node, is_leaf=is_hole))))
+        label = _label(node)
+        found += [label] if label is not None and len(own) == 1 else own
+    return tuple(found)
+
+
+def _label(node: Any) -> str | None:
+    label = getattr(node, "label", None)
+    return label if isinstance(label, str) and hasattr(node, "value") else None
 
 
 def path_names(paths: Sequence[tuple[Any, ...]]) -> tuple[str, ...]:

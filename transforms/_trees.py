@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ._paths import named_leaves
+from ._paths import is_hole, named_leaves
 from ._validate import check_matrices, check_real, check_same_shape
 
 
@@ -71,6 +71,7 @@ def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
       ValueError: naming the parameter, if a dtype is not real and floating, or if a gradient has
         another shape than its parameter.
     """
+    params = _without_static(params, updates)
     params, updates = jax.tree.map(
         lambda x: jnp.asarray(x, float) if isinstance(x, float) else x, (params, updates)
     )
@@ -86,6 +87,18 @@ def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
             check_same_shape(name, x, given[name])
             wide[name] = x.astype(jnp.promote_types(x.dtype, jnp.result_type(given[name])))
     return params, named.rebuild(wide)
+
+
+def _without_static(params: Any, updates: Any) -> Any:
+    """Parameters without what is no array and has no gradient, as in a module of Equinox."""
+    named = named_leaves(params)
+    gone = {n for n, x in zip(*named_leaves(updates)[:2], strict=True) if is_hole(x)}
+
+    def kept(name: str, x: Any) -> Any:
+        is_array = jnp.issubdtype(getattr(x, "dtype", bool), jnp.floating)
+        return x if is_array or is_hole(x) or name not in gone else None
+
+    return named.treedef.unflatten(map(kept, named.names, named.leaves)) if gone else params
 
 
 def in_float32(inner: optax.GradientTransformation, method: str) -> optax.GradientTransformation:

@@ -68,6 +68,36 @@ class AnnotatedArray:
         return cls(children[0], MappingProxyType(dict(metadata)))
 
 
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class PenzaiArray:
+    """As penzai's `NamedArray`."""
+
+    named_axes: dict[str, int]
+    data_array: Any
+
+    def tree_flatten_with_keys(self) -> Any:
+        key = jax.tree_util.GetAttrKey("data_array")
+        return ((key, self.data_array),), tuple(self.named_axes.items())
+
+    @classmethod
+    def tree_unflatten(cls, axes: Any, children: Any) -> PenzaiArray:
+        return cls(dict(axes), children[0])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ParameterValue:
+    """As in penzai."""
+
+    value: Any
+    label: str = dataclasses.field(metadata={"static": True})
+
+
+def labeled(label: str, **axes: int) -> ParameterValue:
+    return ParameterValue(PenzaiArray(axes, jnp.ones(tuple(axes.values()))), label)
+
+
 @jax.tree_util.register_pytree_node_class
 class Keyless:
     """A node of two children without keys."""
@@ -155,3 +185,33 @@ def test_what_is_selected_is_a_matrix_whatever_its_box_says() -> None:
     optimizer = curvax.asgo(0.1)
     text = curvax.summarize(optimizer, {"ln": {"weight": named("layers embed")}})
     assert "not a matrix" not in text
+
+
+def test_labels_and_named_axes_of_penzai() -> None:
+    """Its trainer gives the optimizer a tuple of parameters."""
+    params = (
+        labeled("block/attention/query.weights", embedding=32, heads=4, projection=8),
+        labeled("block/attention/output.weights", heads=4, projection=8, embedding=32),
+        labeled("block/mlp/up.weights", embedding=32, neurons=16),
+        labeled("block/mlp/up.bias", neurons=16),
+        labeled("block/mixer.weights", features_out=8, features=4),
+        labeled("stack/norm/scale.weights", layers=3, embedding=32),
+        labeled("embedder.embeddings", vocabulary=50, embedding=32),
+    )
+    optimizer = curvax.muon(0.1)
+    expected = {
+        "block/attention/query.weights": MatrixAxes(0, (1, 2)),
+        "block/attention/output.weights": MatrixAxes((0, 1), 2),
+        "block/mlp/up.weights": MatrixAxes(0, 1),
+        "block/mlp/up.bias": "bias of up",
+        "block/mixer.weights": MatrixAxes(1, 0),
+        "stack/norm/scale.weights": "a vector per layer",
+        "embedder.embeddings": "embedding",
+    }
+    assert MatrixRule()(params) == expected
+    update = jax.jit(lambda p: optimizer.update(p, optimizer.init(p), p)[0])(params)
+    assert jax.tree.structure(update) == jax.tree.structure(params)
+    said = MatrixRule(weight_dimension_numbers={"block/mixer.weights": None})
+    assert said(params)["block/mixer.weights"] == "weight_dimension_numbers is None"
+    table = ParameterValue(jnp.ones((4, 8)), "embed.embeddings")  # without names of axes
+    assert MatrixRule()((table,)) == {"embed.embeddings": "embedding"}

@@ -185,6 +185,7 @@ def test_a_path_with_brackets_matches_itself() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: MatrixRule(curvax.rules), "curvax.rules; give a rule of it"),  # pyright: ignore
         (lambda: MatrixRule(family="maxtext"), "None or that of a rule in curvax.rules"),  # pyright: ignore
         (lambda: curvax.route(3, optax.sgd(1.0), MatrixRule()), "matrices must be an Optax"),
         (lambda: curvax.route(optax.sgd(1.0), 3, MatrixRule()), "others must be an Optax"),

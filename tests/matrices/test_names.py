@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 import curvax
 from curvax import MatrixAxes
-from tests.shared.rules import treated
+from tests.shared.rules import abstract, treated
 
 TABLES = """
     wte wpe wte/weight tok_emb pos pos_emb pos_embs pos_embedding posemb token_embedding_table
@@ -88,3 +88,19 @@ def test_summaries_mark_guesses_and_nothing_else_knows_them() -> None:
     assert "a guess" not in curvax.summarize(said, guessed)
     described = (curvax.describe_state(o, guessed) for o in (curvax.muon(0.1), said))
     assert next(described) == next(described)
+
+
+def test_names_in_dots_and_parts_of_complex_parameters() -> None:
+    shapes = {"model.layers.0.mlp.gate_proj.weight": (16, 8), "lm_head.weight": (9, 8)}
+    tables = {"model.embed_tokens.weight": (9, 8), "model.norms.0.norm.weight": (3, 8)}
+    found = treated({**shapes, **tables})
+    assert all(found[name] == MatrixAxes(1, 0) and not found[name].is_guess for name in shapes)
+    assert list(map(found.get, tables)) == ["embedding", "weight of norm"]
+    assert curvax.find_output_layer(abstract({**shapes, **tables})) == {"lm_head.weight"}
+    tree = {"norm/scale": (3, 8), "embed/embedding": (9, 8), "up/kernel": (8, 4), "up/bias": (8,)}
+    parts = {f"{name}/{part}": x for name, x in tree.items() for part in ("real", "imaginary")}
+    whole = treated(tree)
+    assert whole["up/kernel"] == MatrixAxes(1, 0)  # as its bias says
+    assert treated(parts) == {name: whole[name.rpartition("/")[0]] for name in parts}
+    alone = treated({"kernel/real": (3, 4)})
+    assert alone["kernel/real"].is_guess  # no part of anything

@@ -222,3 +222,43 @@ def test_tied_parameters_are_one_parameter() -> None:
     # The two gradients agree up to rounding, of which small singular values make more.
     step = model.first.kernel[...] - before
     assert_close(step, -0.1 * curvax.polar_svd(gradient), condition=64)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class ModuleWithStatic:
+    """Like a module of Equinox that was not filtered."""
+
+    kernel: Any
+    bias: Any
+    activation: Any
+    rate: Any
+    seed: Any
+
+
+@pytest.mark.parametrize("method", share([curvax.muon, curvax.soap, curvax.asgo], of=2))
+def test_what_is_no_array_and_has_no_gradient_is_no_parameter(method: Any) -> None:
+    """As `eqx.filter_grad` gives gradients of a whole module."""
+    kernel, bias, _ = tree_gradient()
+    whole = ModuleWithStatic(kernel, bias, jnp.tanh, 0.5, jnp.arange(3))
+    gradient = ModuleWithStatic(kernel, bias, None, None, None)
+    optimizer = method(0.1)
+    state = optimizer.init(gradient)
+    expected, _ = optimizer.update(gradient, state, gradient)
+    updates, state = optimizer.update(gradient, state, whole)
+    assert jax.tree.structure(updates) == jax.tree.structure(gradient)
+    assert_close(jax.tree.leaves(updates), jax.tree.leaves(expected), factor=0)
+    optimizer.update(gradient, state, whole)
+
+
+def test_a_mask_without_a_parameter_is_named() -> None:
+    params = TREES["Linen dict"](*tree_gradient())
+    optimizer = curvax.muon(0.1, weight_decay=0.1, weight_decay_mask={"dense": True, "top": True})
+    with pytest.raises(ValueError, match="weight_decay_mask.*no entry for 'head/kernel'.*top"):
+        optimizer.init(params)
+
+
+def test_a_summary_of_no_arrays_is_refused() -> None:
+    for params in ({}, {"a": None}):
+        with pytest.raises(ValueError, match="params must have arrays"):
+            curvax.summarize(curvax.muon(0.1), params)

@@ -73,6 +73,13 @@ def mask_of(mask: Any) -> Any:
         named = named_leaves(params)
         if named.present().keys() <= marked.keys():
             return named.rebuild(marked)
+        covered = lambda name: any(f"{name}/".startswith(f"{p}/" if p else "") for p in marked)  # noqa: E731
+        lacking = [name for name in named.present() if not covered(name)]
+        if lacking:
+            raise ValueError(
+                "weight_decay_mask must have the structure of the parameters; it has no entry for "
+                f"{lacking[0]!r}. Its entries are {', '.join(marked)}."
+            )
         return mask  # whose booleans may stand for whole parts
 
     return of

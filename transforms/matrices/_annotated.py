@@ -3,6 +3,7 @@
 - Haliax' `NamedArray` names its axes. The layer around it (`Linear`, `MoELinear`, `Conv`) knows
   which of them are inputs, `In`, and outputs, `Out`; all others are layers or experts. Without such
   a layer, names like `layers`, `heads` and `head_size` tell.
+- penzai's `NamedArray` names its axes too; outputs that have the name of an input end in "_out".
 - Simply's `AnnotatedArray` has a letter for each axis: "i" is an input, "o" an output, "." neither.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,19 +21,25 @@ from ._form import MatrixAxes
 from ._names import Shapes, is_head_name, is_output_first, layer_place, why_no_matrix
 
 _BATCH = re.compile(r"(layers?|blocks?|stack(ed)?|experts?|q?kv)(_\d+)?")
-_HEAD_AXIS = re.compile(r"(\w+_)?(heads?|groups?)\w*")
+_HEAD_AXIS = re.compile(r"(\w+_)?(heads?|groups?)\w*|projection")
 
 
-def annotated(params: Any, named: NamedLeaves, shapes: Shapes) -> dict[str, MatrixAxes | str]:
-    """The axes, or the reason why it is not a matrix, of each parameter whose box tells."""
+def annotated(
+    params: Any, named: NamedLeaves, read: Mapping[str, str], shapes: Shapes
+) -> dict[str, MatrixAxes | str]:
+    """The axes, or the reason why it is not a matrix, of each parameter whose box tells.
+
+    `read` are the names that the rule reads, by path, and `shapes` has the shapes of these.
+    """
     names = iter(named.names)  # of leaves, in the order of the boxes around them
     found: dict[str, MatrixAxes | str] = {}
-    tells = lambda x: _has_axis_names(x) or _is_layer(x) or is_hole(x)  # noqa: E731
-    for node in jax.tree.leaves(params, is_leaf=tells):
+    ends = lambda x: _has_axis_names(x) or _is_layer(x) or is_hole(x)  # noqa: E731
+    for node in jax.tree.leaves(params, is_leaf=ends):
         boxes = jax.tree.leaves(node, is_leaf=lambda x: _has_axis_names(x) or is_hole(x))
         for box in boxes:
             own = list(itertools.islice(names, len(jax.tree.leaves(box, is_leaf=is_hole))))
-            axes = _axes_of_box(own[0], box, node, shapes) if _has_axis_names(box) else None
+            tells = _has_axis_names(box)
+            axes = _axes_of_box(read[own[0]], box, node, shapes) if tells else None
             if axes is not None:
                 found[own[0]] = axes
     return found
@@ -53,6 +60,10 @@ def _letters(x: Any) -> str | None:
 
 
 def _annotated_axes(x: Any) -> tuple[str, ...] | None:
+    if hasattr(x, "data_array"):
+        x, names = x.data_array, getattr(x, "named_axes", None)
+        first = len(getattr(x, "shape", ())) - len(names or ())  # others have positions
+        return (*[""] * first, *map(str, names)) if names and first >= 0 else None
     axes = getattr(x, "axes", None)
     if not (hasattr(x, "array") and isinstance(axes, tuple)):
         return None
@@ -69,6 +80,7 @@ def _listed(spec: Any) -> Iterator[str]:
 
 def _axes_of_box(name: str, box: Any, node: Any, shapes: Shapes) -> MatrixAxes | str | None:
     letters, axes = _letters(box), _annotated_axes(box)
+    family = "penzai" if hasattr(box, "data_array") else "haliax"
     if letters is not None:
         rows, columns = ([i for i, x in enumerate(letters) if x == end] for end in "io")
         return _axes_of_sides(rows, columns, "simply")
@@ -79,7 +91,7 @@ def _axes_of_box(name: str, box: Any, node: Any, shapes: Shapes) -> MatrixAxes |
         return _of_layer(axes, node)
     if "vocab" in axes and not is_head_name(layer_place(name).layer):
         return "embedding"
-    return _by_names(name, axes)
+    return _by_names(name, axes, family)
 
 
 def _of_layer(axes: Sequence[str], layer: Any) -> MatrixAxes | str:
@@ -93,10 +105,13 @@ def _of_layer(axes: Sequence[str], layer: Any) -> MatrixAxes | str:
     return _axes_of_sides(rows, columns, "haliax")
 
 
-def _by_names(name: str, axes: Sequence[str]) -> MatrixAxes | str | None:
+def _by_names(name: str, axes: Sequence[str], family: str) -> MatrixAxes | str | None:
     """Heads are one side, and the rest is the other; None if nothing separates two sides."""
     lower = [axis.lower() for axis in axes]
     own = [i for i, axis in enumerate(lower) if not _BATCH.fullmatch(axis)]
+    outputs = [i for i in own if lower[i].endswith("_out")]
+    if outputs and len(outputs) < len(own):
+        return _axes_of_sides([i for i in own if i not in outputs], outputs, family)
     heads = [i for i in own if _HEAD_AXIS.fullmatch(lower[i])]
     others = [i for i in own if i not in heads]
     if len(own) == 2:
@@ -106,7 +121,7 @@ def _by_names(name: str, axes: Sequence[str]) -> MatrixAxes | str | None:
         return vector if len(own) <= 1 or heads else None
     first, second = sorted((heads, others))
     rows, columns = (second, first) if is_output_first(name) else (first, second)
-    return _axes_of_sides(rows, columns, "haliax")
+    return _axes_of_sides(rows, columns, family)
 
 
 def _axes_of_sides(rows: list[int], columns: list[int], family: str) -> MatrixAxes | str:

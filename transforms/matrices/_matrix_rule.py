@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
+import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -162,7 +163,7 @@ class MatrixRule:
         shapes = shapes_around(named)
         read = as_read(shapes)
         parameters = Parameters((read[name], shape) for name, shape in shapes.items())
-        boxed = annotated(params, named, parameters)
+        boxed = annotated(params, named, read, parameters)
         said = specified(self.weight_dimension_numbers, params, named.names, shapes)
         complete = as_rule(self)
         if complete.output_layer == "auto":
@@ -281,6 +282,11 @@ def _as_questions(axes: MatrixAxes, why: str) -> Readings:
 
 
 def _check_selection(argument: str, selection: Any) -> None:
+    if isinstance(selection, types.ModuleType):
+        raise ValueError(
+            f"{argument} is the module {selection.__name__}; give a rule of it, such as "
+            "matrices=curvax.rules.linen."
+        )
     patterns = isinstance(selection, (list, tuple)) and all(isinstance(p, str) for p in selection)
     predicate = callable(selection) and not isinstance(selection, (MatrixRule, type))
     left_out = selection is None or selection is METHODS_OWN

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from .._paths import named_leaves
 from .._recording import RankRecord
+from .._validate import shown
 from ..distribute._distribute import Division
 from ..matrices._form import MatrixForm
 from ..matrices._routing import RoutingRecord
@@ -118,6 +119,8 @@ def summarize(optimizer: Any, params: Any) -> str:
       | count | 8 |
       | skipped | 4 |
     """
+    if not named_leaves(params).present():
+        raise ValueError(f"params must have arrays, or their shapes; got {shown(params)}.")
     whole = traced(optimizer, params)
     entries, treatment = owned_entries(whole, params), _treatments(whole.events)
     own, parts, shared = dict.fromkeys(named_leaves(params).present(), 0), {}, 0

@@ -1,0 +1,247 @@
+"""What lies beside a parameter goes before the habits of its family and of its name."""
+
+from typing import Any
+
+import pytest
+
+import curvax
+from curvax import MatrixAxes, MatrixRule
+from tests.shared.rules import Shapes, offered, treated
+
+IN_OUT, OUT_IN = MatrixAxes(0, 1), MatrixAxes(1, 0)
+HWIO, HWOI, IOHW = MatrixAxes((0, 1, 2), 3), MatrixAxes((0, 1, 3), 2), MatrixAxes((0, 2, 3), 1)
+OIHW, FIRST = MatrixAxes((1, 2, 3), 0), MatrixAxes(1, (0, 2))
+AXIS_0, AXIS_1 = MatrixAxes(1, 2), MatrixAxes(0, 2)
+ALL = "MatrixRule linen nnx haiku keras hf_flax equinox torch_layout maxtext"
+FLAX = "linen nnx hf_flax"
+
+
+def rule(name: str) -> MatrixRule:
+    return MatrixRule() if name == "MatrixRule" else getattr(curvax.rules, name)
+
+
+def with_bias(name: str, shape: tuple[int, ...], bias: tuple[int, ...]) -> Shapes:
+    return {name: shape, f"{name.rpartition('/')[0]}/bias": bias}
+
+
+MLP_1: Shapes = {"l/up/kernel": (8, 3, 16), "l/down/kernel": (16, 3, 8), "l/norm/scale": (8, 3)}
+MLP_0: Shapes = {"l/up/kernel": (3, 8, 16), "l/down/kernel": (3, 16, 8), "l/norm/scale": (3, 8)}
+ATTENTION_1: Shapes = {
+    "l/self_attention/query/kernel": (8, 3, 2, 4),
+    "l/self_attention/out/kernel": (2, 3, 4, 8),
+    "l/norm/scale": (8, 3),
+}
+GEMMA: Shapes = {
+    "attention/query/kernel": (8, 20, 4),
+    "attention/key/kernel": (2, 20, 4),
+    "attention/value/kernel": (2, 20, 4),
+    "attention/attention_output/kernel": (8, 4, 20),
+}
+HAIKU_T: Shapes = {"conv2_d_transpose/w": (3, 3, 64, 128), "conv2_d_transpose/b": (64,)}
+SCANNED_CONV: Shapes = {"l/Conv_0/kernel": (2, 5, 6, 7), "l/norm/scale": (2, 6)}
+STACKED_HAIKU: Shapes = {"layer_stack/conv1_d/w": (2, 5, 6, 7)}
+
+DECIDED: list[tuple[str, Shapes, dict[str, MatrixAxes]]] = [
+    # Transposed convolutions: an axis that alone fits the bias has the outputs.
+    ("MatrixRule haiku", HAIKU_T, {"conv2_d_transpose/w": HWOI}),
+    ("haiku", {"conv2_d_transpose/w": (3, 3, 64, 128)}, {"conv2_d_transpose/w": HWOI}),
+    (
+        ALL,
+        with_bias("ConvTranspose_0/kernel", (3, 3, 12, 36), (12,)),
+        {"ConvTranspose_0/kernel": HWOI},
+    ),
+    (
+        ALL,
+        with_bias("ConvTranspose_0/kernel", (3, 3, 36, 12), (12,)),
+        {"ConvTranspose_0/kernel": HWIO},
+    ),
+    (ALL, with_bias("up/kernel", (3, 3, 12, 36), (12,)), {"up/kernel": HWOI}),
+    (ALL, with_bias("Conv_0/kernel", (12, 36, 5, 5), (12,)), {"Conv_0/kernel": OIHW}),
+    (
+        "MatrixRule torch_layout equinox",
+        with_bias("up/weight", (64, 32, 2, 2), (32,)),
+        {"up/weight": IOHW},
+    ),
+    ("torch_layout", {"conv_transpose/weight": (64, 32, 2, 2)}, {"conv_transpose/weight": IOHW}),
+    ("equinox", with_bias("up/weight", (32, 64, 2, 2), (32, 1, 1)), {"up/weight": OIHW}),
+    (
+        "MatrixRule linen",
+        with_bias("up_conv/kernel", (3, 12, 36), (12,)),
+        {"up_conv/kernel": MatrixAxes((0, 2), 1)},
+    ),
+    # GPT-Neo has the names of GPT-2, but not its layout.
+    (
+        "hf_flax",
+        with_bias("h/0/mlp/c_fc/kernel", (32, 128), (128,)),
+        {"h/0/mlp/c_fc/kernel": IN_OUT},
+    ),
+    ("torch_layout", with_bias("up/weight", (32, 128), (128,)), {"up/weight": IN_OUT}),
+    # Layers on axis 1, or on axis 0
+    (f"{FLAX} maxtext", MLP_1, {"l/up/kernel": AXIS_1, "l/down/kernel": AXIS_1}),
+    (f"{FLAX} maxtext", MLP_0, {"l/up/kernel": AXIS_0, "l/down/kernel": AXIS_0}),
+    (
+        "equinox",
+        {name.replace("kernel", "weight"): x for name, x in MLP_1.items()},
+        {"l/up/weight": MatrixAxes(2, 0)},
+    ),
+    (
+        f"{FLAX} maxtext",
+        ATTENTION_1,
+        {
+            "l/self_attention/query/kernel": MatrixAxes(0, (2, 3)),
+            "l/self_attention/out/kernel": MatrixAxes((0, 2), 3),
+        },
+    ),
+    (FLAX, with_bias("l/up/kernel", (8, 3, 16), (16, 3)), {"l/up/kernel": AXIS_1}),
+    (FLAX, SCANNED_CONV, {"l/Conv_0/kernel": MatrixAxes((1, 2), 3)}),
+    ("haiku", STACKED_HAIKU, {"layer_stack/conv1_d/w": MatrixAxes((1, 2), 3)}),
+    # KerasHub's Gemma has heads first.
+    (
+        "keras",
+        GEMMA,
+        dict.fromkeys(list(GEMMA)[:3], FIRST) | {list(GEMMA)[3]: MatrixAxes((0, 1), 2)},
+    ),
+    # No table has a bias.
+    (ALL, with_bias("embedding/weight", (64, 9), (64,)), {"embedding/weight": OUT_IN}),
+    (
+        "MatrixRule haiku",
+        {"time_embed/w": (9, 64), "time_embed/b": (64,)},
+        {"time_embed/w": IN_OUT},
+    ),
+    (
+        "MatrixRule",
+        with_bias("position_activations/weights", (9, 64), (64,)),
+        {"position_activations/weights": IN_OUT},
+    ),
+    # A kernel for each place
+    (
+        FLAX,
+        with_bias("ConvLocal_0/kernel", (8, 8, 36, 12), (8, 8, 12)),
+        {"ConvLocal_0/kernel": MatrixAxes(2, 3)},
+    ),
+    (
+        FLAX,
+        with_bias("patches/kernel", (8, 8, 36, 12), (8, 8, 12)),
+        {"patches/kernel": MatrixAxes(2, 3)},
+    ),
+    (FLAX, {"ConvLocal_0/kernel": (8, 8, 36, 12)}, {"ConvLocal_0/kernel": MatrixAxes(2, 3)}),
+    # A `b` beside a `w` is a bias, one beside an `a` a factor.
+    ("MatrixRule", {"wq_a": (9, 4), "wq_b": (4, 6)}, {"wq_b": IN_OUT}),
+    (
+        "MatrixRule",
+        {"query_w": (9, 4, 8), "output_w": (4, 8, 9)},
+        {"query_w": MatrixAxes(0, (1, 2))},
+    ),
+    (
+        "MatrixRule",
+        {"time_maa_w1": (9, 4), "time_decay_w2": (4, 6)},
+        {"time_maa_w1": IN_OUT, "time_decay_w2": IN_OUT},
+    ),
+]
+
+
+@pytest.mark.parametrize(("rules", "shapes", "axes"), DECIDED)
+def test_what_lies_beside_decides(rules: str, shapes: Shapes, axes: dict[str, Any]) -> None:
+    for name in rules.split():
+        found = treated(shapes, rule(name))
+        assert {path: found[path] for path in axes} == axes, name
+        assert not any(found[path].is_guess for path in axes), name
+
+
+ASKED: list[tuple[str, Shapes, dict[str, list[MatrixAxes]]]] = [
+    # The name of a transposed convolution without a bias, or with one that fits two axes
+    (
+        f"MatrixRule {FLAX}",
+        {"ConvTranspose_0/kernel": (3, 3, 12, 36)},
+        {"ConvTranspose_0/kernel": [HWIO, HWOI]},
+    ),
+    (
+        f"MatrixRule {FLAX}",
+        with_bias("ConvTranspose_0/kernel", (3, 3, 12, 12), (12,)),
+        {"ConvTranspose_0/kernel": [HWIO, HWOI]},
+    ),
+    (
+        "MatrixRule",
+        {"conv_transpose/weight": (64, 32, 2, 2)},
+        {"conv_transpose/weight": [OIHW, IOHW]},
+    ),
+    # Norms that fit both axes
+    (
+        FLAX,
+        {f"l/{n}/kernel": (8, 3, 16) for n in ("up", "gate_proj")} | {"l/norm/scale": (8, 3)},
+        {f"l/{n}/kernel": [AXIS_0, AXIS_1] for n in ("up", "gate_proj")},
+    ),
+    (
+        "equinox",
+        with_bias("l/up/weight", (3, 16, 8), (3, 16)),
+        {"l/up/weight": [MatrixAxes(2, 1), MatrixAxes(2, 0)]},
+    ),
+    # Heads first
+    ("MatrixRule linen", GEMMA, {"attention/query/kernel": [FIRST, AXIS_0]}),
+    (
+        "MatrixRule",
+        {"q_einsum/w": (8, 20, 4), "attn_vec_einsum/w": (8, 4, 20)},
+        {"q_einsum/w": [FIRST], "attn_vec_einsum/w": [MatrixAxes((0, 1), 2)]},
+    ),
+    # The right one is offered.
+    (
+        "MatrixRule",
+        with_bias("ConvLocal_0/kernel", (8, 8, 36, 12), (8, 8, 12)),
+        {"ConvLocal_0/kernel": [MatrixAxes(2, 3)]},
+    ),
+    (
+        f"MatrixRule {FLAX}",
+        with_bias("m/up/kernel", (20, 5, 16), (5, 16)) | {"m/router/kernel": (20, 5)},
+        {"m/up/kernel": [AXIS_1]},
+    ),
+    ("MatrixRule", {"B": (12, 20, 2), "C": (20, 12, 2)}, {"B": [OUT_IN], "C": [OUT_IN]}),
+    (
+        "MatrixRule linen",
+        {"mlp/gating_einsum": (2, 16, 8), "mlp/linear": (16, 8)},
+        {"mlp/gating_einsum": [MatrixAxes(2, 1)]},
+    ),
+    (
+        "MatrixRule linen",
+        {"mlp/gating_einsum": (2, 8, 16), "mlp/linear": (16, 8)},
+        {"mlp/gating_einsum": [AXIS_0]},
+    ),
+    (
+        f"MatrixRule {FLAX}",
+        {"Conv_0/kernel": (2, 4, 3, 3, 8, 16)},
+        {"Conv_0/kernel": [MatrixAxes((2, 3, 4), 5)]},
+    ),
+    (
+        ALL,
+        with_bias("Conv_0/kernel", (2, 4, 3, 3, 8, 16), (2, 4, 16)),
+        {"Conv_0/kernel": [MatrixAxes((2, 3, 4), 5)]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("rules", "shapes", "readings"), ASKED)
+def test_what_nothing_decides_is_asked(
+    rules: str, shapes: Shapes, readings: dict[str, Any]
+) -> None:
+    for name in rules.split():
+        found = offered(shapes, rule(name))
+        for path, some in readings.items():
+            assert all(axes in found[path] for axes in some), (name, path)
+
+
+def test_a_first_reading_is_that_of_the_siblings() -> None:
+    for shape, axes in (((2, 16, 8), MatrixAxes(2, 1)), ((2, 8, 16), AXIS_0)):
+        found = offered({"mlp/gating_einsum": shape, "mlp/linear": (16, 8)})
+        assert found["mlp/gating_einsum"][0] == axes
+
+
+def test_the_height_of_a_kernel_is_no_number_of_layers_elsewhere() -> None:
+    shapes = {**MLP_0, "stem/Conv_0/kernel": (3, 5, 8, 4)}
+    assert treated(shapes, curvax.rules.linen)["stem/Conv_0/kernel"] == HWIO
+
+
+def test_what_is_no_matrix() -> None:
+    shapes = {"gating_w": (9, 32), "gating_b": (4, 8), "att/time_faaaa": (4, 8)}
+    found = treated(shapes)
+    assert found["gating_b"] == "gating_b" and found["att/time_faaaa"] == "time_faaaa of att"
+    assert found["gating_w"] == IN_OUT and not found["gating_w"].is_guess
+    assert treated({"embed/weight": (64, 9)}) == {"embed/weight": "embedding"}
