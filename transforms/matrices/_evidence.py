@@ -62,7 +62,7 @@ class Parameters(dict[str, tuple[int, ...]]):
         vectors = norms + ([bias] if bias and len(bias) < 3 else [])
         fits = {axis for axis in (0, 1) if _are_stacks(vectors, shape[axis], axis)}
         # Layers on axis 1 need features too.
-        if norms and not (fits and norms[0][0] in shape[:1] + shape[2:]):
+        if norms and not {x[0] for x in norms if x} & {*shape[:1], *shape[2:]}:
             fits.discard(1)
         return frozenset(fits)
 

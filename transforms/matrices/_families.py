@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ._evidence import Parameters, fits_bias, inputs_by_bias, is_scanned, layer_axes
@@ -24,7 +24,7 @@ from ._names import (
     is_named_matrix,
     is_transposed,
 )
-from ._readings import Reading, Readings, heads_come_first
+from ._readings import Reading, Readings, axes_of, heads_come_first
 
 EVIDENT, ASSUMED, ONLY_EVIDENT, ONLY_ASSUMED = "evident", "assumed", "only evident", "only assumed"
 """Stacks of layers: where a bias or norms say so, or also without; "only" if one layer alone is not
@@ -62,78 +62,64 @@ class Family:
                 continue
             if isinstance(entry.axes, str):
                 return f"{entry.axes} ({self.name})"
-            fitting = dict(self._fitting(entry, name, shapes))
-            places = {axis for axis in fitting if axis is not None}
-            if None in fitting:
-                place = None
-            elif len(places) > 1 and self.layers is None:
-                sizes = shapes[name]
-                return tuple(
-                    Reading(fitting[axis], f"axis {axis} is {sizes[axis]} layers", True)
-                    for axis in sorted(places)
-                )
-            elif places:
-                place = self.layers if self.layers in places else min(places)
-            else:
-                continue
-            axes = fitting[place]
-            if head_wise and entry.per_head:
-                axes = _behind(entry.per_head, ndim, place)
-            return dataclasses.replace(axes, said_by=f"axes of the family {self.name}")
+            fitting = self._fitting(entry, name, shapes)
+            if len(fitting) > 1:
+                return self._asked(fitting, name, shapes)
+            for place, axes in fitting.items():
+                if head_wise and entry.per_head:
+                    axes = _behind(entry.per_head, ndim, place)
+                return dataclasses.replace(axes, said_by=f"axes of the family {self.name}")
         return None
 
     def _fitting(
         self, entry: FamilyEntry, name: str, shapes: Parameters
-    ) -> Iterator[tuple[int | None, MatrixAxes]]:
+    ) -> dict[int | None, MatrixAxes]:
         """The axes of the entry that a bias and norms allow, by the axis of layers."""
-        ndim, bias = len(shapes[name]), bias_of(name, shapes)
+        ndim, layout = len(shapes[name]), entry.axes
         # The height of a kernel may be the number of layers elsewhere by chance.
-        evident = layer_axes(name, shapes, near=callable(entry.axes))
-        places: list[int | None] = [0, 1] if ndim - 1 in entry.ndims else []
-        if ndim in entry.ndims and not entry.stacks.startswith("only"):
-            places.insert(0, None)
+        evident = layer_axes(name, shapes, near=callable(layout))
+        alone = ndim in entry.ndims and not entry.stacks.startswith("only")
         allowed: dict[int | None, MatrixAxes] = {}
-        for place in places:
-            layout = entry.axes
-            if callable(layout):
-                layout = layout(ndim - (place is not None))
-            assert isinstance(layout, MatrixAxes)
-            allowed[place] = _behind(layout, ndim, place)
-        if bias is not None:
-            inputs = list(inputs_by_bias(name, shapes))
-            exact = {
-                place: axes
-                for place, axes in allowed.items()
-                if fits_bias(axes, name, shapes, loose=place is None)
-                # `(D, H, K)` with `(H, K)` may be one matrix.
-                and not (place == 1 and (0,) in inputs and 1 not in evident)
-            }
-            told = {p: axes for p, axes in exact.items() if p is None or p in evident}
-            if exact or inputs:
-                yield from (told or exact).items()
-                return
-        elif evident:
-            yield from ((p, axes) for p, axes in allowed.items() if p in evident)
-            return
-        assumed = entry.stacks.endswith("assumed")
-        yield from (
-            (p, axes)
-            for p, axes in allowed.items()
-            if p is None or (assumed and p == (self.layers or 0))
-        )
+        for place in ([None] if alone else []) + ([0, 1] if ndim - 1 in entry.ndims else []):
+            axes = layout(ndim - (place is not None)) if callable(layout) else layout
+            assert isinstance(axes, MatrixAxes)
+            allowed[place] = _behind(axes, ndim, place)
+        inputs = list(inputs_by_bias(name, shapes))
+        exact = {
+            place: axes
+            for place, axes in allowed.items()
+            if bias_of(name, shapes) is not None
+            and fits_bias(axes, name, shapes, loose=place is None)
+            # `(D, H, K)` with `(H, K)` may be one matrix.
+            and not (place == 1 and (0,) in inputs and 1 not in evident)
+        }
+        if exact or inputs:
+            places = {None, *evident} & {*exact} or {*exact}
+        elif evident and bias_of(name, shapes) is None:
+            places = {*evident}
+        else:
+            places = {None, *([self.layers or 0] if entry.stacks.endswith("assumed") else [])}
+        for certain in (None, self.layers):
+            if certain in places and certain in allowed:
+                return {certain: allowed[certain]}
+        return {place: axes for place, axes in allowed.items() if place in places}
+
+    def _asked(
+        self, fitting: Mapping[int | None, MatrixAxes], name: str, shapes: Parameters
+    ) -> Readings:
+        """The readings with layers on one axis or the other, and those of the default rule."""
+        sizes = {axis: shapes[name][axis] for axis in fitting if axis is not None}
+        asked = [Reading(fitting[a], f"axis {a} is {size} layers") for a, size in sizes.items()]
+        others = axes_of(name, shapes)
+        more = others if isinstance(others, tuple) else ()
+        return (*asked, *(r for r in more if r.axes not in fitting.values()))
 
 
 def _behind(axes: MatrixAxes, ndim: int, layers: int | None) -> MatrixAxes:
     """The axes of one layer, counted from 0 in an array that has layers on an axis, or none."""
-
-    def moved(axis: int) -> int:
-        if layers is None:
-            return axis % ndim
-        axis %= ndim - 1
-        return axis + (axis >= layers)
-
+    own = [axis for axis in range(ndim) if axis != layers]
     rows, columns = (
-        moved(side) if isinstance(side, int) else tuple(map(moved, side))
+        own[side] if isinstance(side, int) else tuple(own[axis] for axis in side)
         for side in (axes.rows, axes.columns)
     )
     return dataclasses.replace(axes, rows=rows, columns=columns)

@@ -62,14 +62,17 @@ _PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|co
 def as_read(shapes: Shapes) -> dict[str, str]:
     """The names that the rule reads, by path.
 
-    Dots are slashes, and both parts of a complex parameter have its name.
+    Dots are slashes, as in a flat dict, and both parts of a complex parameter have its name.
     """
     names = {}
     for path, shape in shapes.items():
         above, _, last = path.rpartition("/")
         is_part = shapes.get(f"{above}/{_TWINS.get(last)}") == shape
-        names[path] = re.sub(r"[.\[\]/]+", "/", above if is_part else path).strip("/")
+        names[path] = _SEPARATORS.sub("/", above if is_part else path).strip("/")
     return names
+
+
+_SEPARATORS = re.compile(r"[.\[\]/]+|\('|', '|',?\)")  # of dicts by "a.b", or by ("a", "b")
 
 
 class Place(NamedTuple):
@@ -109,6 +112,8 @@ def why_no_matrix(name: str, shapes: Shapes | None = None) -> str | None:
         return None
     if end == "b" and start and beside("w"):
         return f"{last} of {parent}" if parent else last
+    if end == "w" and beside("b") and not _has(_NORM_WORDS, start):
+        return None
     reason = _by_name(name)
     return None if reason == "embedding" and _has_bias(name, shapes or {}) else reason
 

@@ -260,17 +260,20 @@ def _is_square(shape: tuple[int, ...], reading: Reading) -> bool:
 def _by_bias(name: str, shapes: Shapes) -> Readings:
     """The readings whose inputs are the axes that a bias lacks.
 
-    The others are outputs, or all but the last are of layers.
+    The others are outputs, or all but the last of them are of layers.
     """
-    found = {}
+    found = []
     for inputs in inputs_by_bias(name, shapes):
         rows = inputs[0] if len(inputs) == 1 else inputs
-        *others, last = (axis for axis in range(len(shapes[name])) if axis not in inputs)
-        one = MatrixAxes(rows, (*others, last) if others else last)
-        for axes in (MatrixAxes(rows, last), one):
-            found.setdefault(axes, _as_stack(shapes[name], axes))
-        found[one] = _one_matrix(shapes[name], one)
-    return tuple(found.values())
+        others = tuple(axis for axis in range(len(shapes[name])) if axis not in inputs)
+        stacks = (MatrixAxes(rows, _merged(others[k:])) for k in range(len(others) - 1, 0, -1))
+        found += [_as_stack(shapes[name], axes) for axes in stacks]
+        found.append(_one_matrix(shapes[name], MatrixAxes(rows, _merged(others))))
+    return tuple(found)
+
+
+def _merged(axes: tuple[int, ...]) -> int | tuple[int, ...]:
+    return axes[0] if len(axes) == 1 else axes
 
 
 # Factors of LoRA
