@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ._evidence import Parameters, fits_bias, inputs_by_bias, is_scanned, layer_axes
-from ._form import MatrixAxes, kernel_axes
+from ._form import MatrixAxes, Reading, Readings, kernel_axes
 from ._names import (
     Shapes,
     bias_of,
@@ -24,7 +24,7 @@ from ._names import (
     is_named_matrix,
     is_transposed,
 )
-from ._readings import Reading, Readings, axes_of, heads_come_first
+from ._readings import axes_of, heads_come_first
 
 EVIDENT, ASSUMED, ONLY_EVIDENT, ONLY_ASSUMED = "evident", "assumed", "only evident", "only assumed"
 """Stacks of layers: where a bias or norms say so, or also without; "only" if one layer alone is not

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,37 @@ def kernel_axes(ndim: int, *, output: int) -> MatrixAxes:
 def as_tuple(axes: int | Sequence[int]) -> tuple[int, ...]:
     """One axis or several, as a tuple."""
     return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
+class Reading(NamedTuple):
+    """Axes that fit a parameter, and their meaning."""
+
+    axes: MatrixAxes
+    meaning: str
+    ambiguous: bool = False
+
+
+Readings = tuple[Reading, ...]
+
+
+def merged(axes: tuple[int, ...]) -> int | tuple[int, ...]:
+    """One axis, or several as one side of a matrix."""
+    return axes[0] if len(axes) == 1 else axes
+
+
+def one_matrix(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
+    """The reading without layers."""
+    sides = map(as_tuple, (axes.rows, axes.columns))
+    rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
+    return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
+
+
+def as_stack(shape: tuple[int, ...], axes: MatrixAxes, axis: int = 0) -> Reading:
+    """The reading of all other axes as layers or experts."""
+    batch = [size for a, size in enumerate(shape) if a not in axes.named]
+    kept = [size for a, size in enumerate(shape) if a in axes.named]
+    what = f"{'×'.join(map(str, batch))} layers or experts of {'×'.join(map(str, kept))}"
+    return Reading(axes, f"{what}, along axis {axis}" if axis else what, ambiguous=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from .._validate import (
 from ._annotated import annotated
 from ._evidence import Parameters, is_vector_per_layer
 from ._families import Family
-from ._form import MatrixAxes
+from ._form import MatrixAxes, Reading, Readings
 from ._names import (
     Shapes,
     as_read,
@@ -40,7 +40,7 @@ from ._names import (
     why_no_matrix,
 )
 from ._output_layer import find_output_layer
-from ._readings import Reading, Readings, axes_of
+from ._readings import axes_of
 from ._specification import specified
 
 Treatment = MatrixAxes | str

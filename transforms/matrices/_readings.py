@@ -8,12 +8,19 @@ returns the readings, for the error that asks which of them is right.
 
 from __future__ import annotations
 
-import math
 import re
-from typing import NamedTuple
 
 from ._evidence import axis_of_experts, fits_bias, inputs_by_bias, width_of
-from ._form import MatrixAxes, as_tuple, kernel_axes
+from ._form import (
+    MatrixAxes,
+    Reading,
+    Readings,
+    as_stack,
+    as_tuple,
+    kernel_axes,
+    merged,
+    one_matrix,
+)
 from ._names import (
     Place,
     Shapes,
@@ -25,17 +32,6 @@ from ._names import (
     is_transposed,
     layer_place,
 )
-
-
-class Reading(NamedTuple):
-    """Axes that fit a parameter, and their meaning."""
-
-    axes: MatrixAxes
-    meaning: str
-    ambiguous: bool = False
-
-
-Readings = tuple[Reading, ...]
 
 
 def axes_of(name: str, shapes: Shapes, *, head_wise: bool = False) -> MatrixAxes | Readings:
@@ -111,7 +107,7 @@ def _attention(name: str, shapes: Shapes) -> Readings:
     usual = MatrixAxes((0, 1), 2) if out else MatrixAxes(0, (1, 2))
     of_siblings = {
         Reading(usual, f"{heads} heads of {dim}"): last or (out and first),
-        _as_stack(shape, MatrixAxes(1, 2)): layers,
+        as_stack(shape, MatrixAxes(1, 2)): layers,
     }
     both = left = tuple(of_siblings)
     if first and not out:
@@ -217,7 +213,7 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
     named, swapped, other, _ = kernels = tuple(_kernel_of(shape, end) for end in ends)
     layers = [_stacked_kernel(shape, n, output_first) for n in range(1, ndim - 2)]
     if is_local(name):
-        layers = [_as_stack(shape, _ordered(ndim - 2, ndim - 1, output_first))]
+        layers = [as_stack(shape, _ordered(ndim - 2, ndim - 1, output_first))]
     elif width in shape:
         fits = [end for end in range(ndim) if shape[end] == width]
         if ends[0] in fits and not (is_transposed(name) and ends[1] in fits):
@@ -248,7 +244,7 @@ def _stacked_kernel(shape: tuple[int, ...], layers: int, output_first: bool) -> 
     """A kernel behind some axes of layers."""
     output = layers if output_first else len(shape) - 1
     inputs = tuple(axis for axis in range(layers, len(shape)) if axis != output)
-    return _as_stack(shape, MatrixAxes(inputs, output))
+    return as_stack(shape, MatrixAxes(inputs, output))
 
 
 def _is_square(shape: tuple[int, ...], reading: Reading) -> bool:
@@ -264,16 +260,12 @@ def _by_bias(name: str, shapes: Shapes) -> Readings:
     """
     found = []
     for inputs in inputs_by_bias(name, shapes):
-        rows = inputs[0] if len(inputs) == 1 else inputs
+        rows = merged(inputs)
         others = tuple(axis for axis in range(len(shapes[name])) if axis not in inputs)
-        stacks = (MatrixAxes(rows, _merged(others[k:])) for k in range(len(others) - 1, 0, -1))
-        found += [_as_stack(shapes[name], axes) for axes in stacks]
-        found.append(_one_matrix(shapes[name], MatrixAxes(rows, _merged(others))))
+        stacks = (MatrixAxes(rows, merged(others[k:])) for k in range(len(others) - 1, 0, -1))
+        found += [as_stack(shapes[name], axes) for axes in stacks]
+        found.append(one_matrix(shapes[name], MatrixAxes(rows, merged(others))))
     return tuple(found)
-
-
-def _merged(axes: tuple[int, ...]) -> int | tuple[int, ...]:
-    return axes[0] if len(axes) == 1 else axes
 
 
 # Factors of LoRA
@@ -296,8 +288,8 @@ def _lora_factors(name: str, shapes: Shapes) -> Readings:
     def reading(layers: int) -> Reading:
         fused = layers + 1 + (not first and _parts_of(place, own[layers + 1 :]))
         ends = range(layers, ndim - 1) if first else range(fused, ndim)
-        merged = ends[0] if len(ends) == 1 else tuple(ends)
-        axes = MatrixAxes(merged, ndim - 1) if first else MatrixAxes(layers, merged)
+        side = merged(tuple(ends))
+        axes = MatrixAxes(side, ndim - 1) if first else MatrixAxes(layers, side)
         return Reading(axes, "a factor of LoRA", ambiguous=layers > 0)
 
     most = min(len(a), len(b)) - 1
@@ -318,7 +310,7 @@ def _others(name: str, shapes: Shapes) -> Readings:
     shape, swap = shapes[name], is_output_first(name)
     ndim = len(shape)
     convolution = _kernel_of(shape, 0 if swap else ndim - 1)
-    stack = _as_stack(shape, _ordered(ndim - 2, ndim - 1, swap))
+    stack = as_stack(shape, _ordered(ndim - 2, ndim - 1, swap))
     if ndim == 3:
         readings = _of_three(shape, swap)
     elif ndim == 4 and _is_square(shape, convolution):
@@ -340,7 +332,7 @@ def _einsum(name: str, shapes: Shapes) -> Readings:
         # The other layer has the features and outputs the other way round.
         beside = [x for _, x in _beside(name, shapes)]
         transposed = shape[-2:] in beside and shape[-2] != shape[-1]
-        both = (_as_stack(shape, _ordered(ndim - 2, ndim - 1, swap)) for swap in (False, True))
+        both = (as_stack(shape, _ordered(ndim - 2, ndim - 1, swap)) for swap in (False, True))
         return tuple(both)[:: -1 if transposed else 1]
     if "vec" in layer:
         axes = MatrixAxes((ndim - 3, ndim - 2), ndim - 1)
@@ -360,23 +352,17 @@ def _of_three(shape: tuple[int, ...], swap: bool = False) -> Readings:
     ends: list[tuple[Ends, Ends]] = [((0, 1), 2), (0, (1, 2)), (2, (0, 1)), ((1, 2), 0)]
     parts = () if shape[2] != 2 else (MatrixAxes(1, 0), MatrixAxes(0, 1))  # real and imaginary
     return (
-        _as_stack(shape, _ordered(1, 2, swap)),
-        _as_stack(shape, _ordered(0, 2, swap), axis=1),
-        *(_one_matrix(shape, _ordered(*pair, swap)) for pair in ends),
-        *(_as_stack(shape, axes, axis=2) for axes in parts),
+        as_stack(shape, _ordered(1, 2, swap)),
+        as_stack(shape, _ordered(0, 2, swap), axis=1),
+        *(one_matrix(shape, _ordered(*pair, swap)) for pair in ends),
+        *(as_stack(shape, axes, axis=2) for axes in parts),
     )
-
-
-def _one_matrix(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
-    sides = map(as_tuple, (axes.rows, axes.columns))
-    rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
-    return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
 
 
 def _of_four(shape: tuple[int, ...], swap: bool) -> Readings:
     """One axis of layers, 0 or 1, and one matrix of which one end has two axes."""
     ends: list[tuple[Ends, Ends]] = [(1, (2, 3)), ((1, 2), 3), (0, (2, 3)), ((0, 2), 3)]
-    return tuple(_as_stack(shape, _ordered(*x, swap), i // 2) for i, x in enumerate(ends))
+    return tuple(as_stack(shape, _ordered(*x, swap), i // 2) for i, x in enumerate(ends))
 
 
 def _left(readings: Readings, name: str, shapes: Shapes, kept: Readings = ()) -> Readings:
@@ -409,10 +395,3 @@ def _swapped(name: str, shapes: Shapes) -> list[set[int]]:
 
     beside = {x for _, x in _beside(name, shapes)}
     return [pair for pair in pairs if other_way(pair) in beside]
-
-
-def _as_stack(shape: tuple[int, ...], axes: MatrixAxes, axis: int = 0) -> Reading:
-    batch = [size for a, size in enumerate(shape) if a not in axes.named]
-    kept = [size for a, size in enumerate(shape) if a in axes.named]
-    what = f"{'×'.join(map(str, batch))} layers or experts of {'×'.join(map(str, kept))}"
-    return Reading(axes, f"{what}, along axis {axis}" if axis else what, ambiguous=True)
