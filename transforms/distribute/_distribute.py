@@ -29,7 +29,7 @@ from .._validate import as_transformation
 from ._layout import StateLayout
 from ._meshes import axis_names, is_explicit, mesh_axes
 from ._shares import Stacks
-from ._step import OnMesh, Step, Within
+from ._step import Matrices, OnMesh, Step, Within
 
 SMALLEST = 1024
 """Matrices of smaller orders are not shared: an exchange takes longer to begin than their work."""
@@ -125,17 +125,16 @@ def divided_over(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         if not updates:
             return updates, state
-        layout = layout_of(updates if params is None else params)
+        given = [Matrices.of(tree) for tree in (updates, params) if tree is not None]
+        layout = layout_of(given[-1].stacks)
         if not layout.fits(state, exchange.holders):
             raise ValueError(
                 "state: it belongs to other parameters, or to another number of devices."
                 + " Or update needs params: their dtypes are not the gradients'." * (params is None)
             )
-        given = [exchange.sent(layout, x) for x in (updates, params) if x is not None]
         step = Step(inner, restart, layout, exchange.axes, extra_args)
-        work = exchange.mapped(step.update, layout, len(given))
         try:
-            found, state = work(exchange.placed(state, layout), *given)
+            return exchange.run(step, state, *given)
         except NotImplementedError as error:
             if mesh is None or not is_explicit(mesh):
                 raise
@@ -144,7 +143,6 @@ def divided_over(
                 "Hyperparameters that are tracers, as those of inject_hyperparams, need Auto axes: "
                 "jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
             ) from error
-        return exchange.returned(layout, updates, found), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -6,13 +6,11 @@ sharding is part of an array's type and every transfer is written out.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -35,6 +33,26 @@ def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
     if len(set(mesh.axis_types)) > 1:
         raise ValueError(f"mesh: its axes must be all Auto or all Explicit, got {mesh.axis_types}.")
     return axes
+
+
+def mesh_and_specs(mesh: Any) -> tuple[Mesh, dict[str, P]]:
+    """A mesh, and how parameters lie on it, from their shardings; or from the mesh alone.
+
+    Raises:
+      ValueError: if it is neither, or there are several meshes.
+    """
+    shardings = {} if isinstance(mesh, Mesh) else named_leaves(mesh).present()
+    if not all(isinstance(own, NamedSharding) for own in shardings.values()):
+        raise ValueError(
+            "mesh must be a jax.sharding.Mesh, or the shardings of the parameters, a tree of "
+            f"NamedShardings; got {mesh!r}."
+        )
+    found = {own.mesh for own in shardings.values()} or {mesh}
+    if len(found) > 1:
+        raise ValueError(
+            f"mesh: the shardings must be on one mesh, got {[*map(shown_mesh, found)]}."
+        )
+    return found.pop(), {name: own.spec for name, own in shardings.items()}
 
 
 def shown_mesh(mesh: Any) -> str:
@@ -65,30 +83,35 @@ def resharded(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, sharding)
 
 
-def travel_spec(shape: tuple[int, ...], mesh: Mesh, axes: tuple[str, ...]) -> P:
-    """Matrices sharded over some mesh axes along their columns, else along their rows.
+def along(spec: P, axes: Sequence[str]) -> P:
+    """What a spec says of some mesh axes."""
+    return P(*(tuple(a for a in as_axes(entry) if a in axes) for entry in spec))
 
-    Matrices that these axes divide in neither way are replicated. This is the sharding in which
-    matrices travel: from replicated arrays it costs nothing, and from a sharding along any other
-    axis devices exchange no more than their own parts.
+
+def as_axes(entry: Any) -> tuple[str, ...]:
+    """An entry of a spec as mesh axes."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def travelled(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
+    """`x` in the sharding `spec`, from any other one, or on Auto axes on the way to any other.
+
+    XLA gathers arrays if several mesh axes leave several axes for one. So on Auto axes the last
+    mesh axis moves alone, before the others (or behind them), whose place is given first.
     """
-    devices = math.prod(mesh.shape[a] for a in axes)
-    *others, rows, columns = shape
-    if columns % devices == 0:
-        return P(*[None] * len(others), None, axes)
-    return P(*[None] * len(others), axes, None) if rows % devices == 0 else P()
-
-
-def in_travel_sharding(x: jax.Array, mesh: Mesh, axes: tuple[str, ...]) -> jax.Array:
-    """`x` with the sharding of `travel_spec`."""
-    return resharded(x, mesh, travel_spec(x.shape, mesh, axes))
-
-
-def taken(x: jax.Array, places: Sequence[int], mesh: Mesh, spec: P) -> jax.Array:
-    """`x[places]` with the sharding `spec`; zeros for places beyond the end."""
-    sharding = NamedSharding(mesh, spec) if is_explicit(mesh) else None
-    found = x.at[np.array(places)].get(mode="fill", fill_value=0, out_sharding=sharding)
-    return resharded(found, mesh, spec)
+    first = {a for entry in spec for a in as_axes(entry)[:-1]}
+    if not first:
+        return resharded(x, mesh, spec)
+    others = along(spec, [*first])
+    place = jax.shard_map(
+        lambda x: x,
+        mesh=mesh,
+        axis_names=first,
+        in_specs=others,
+        out_specs=others,
+        check_vma=False,
+    )
+    return resharded(place(x), mesh, spec)
 
 
 def is_explicit(mesh: Mesh) -> bool:
@@ -124,12 +147,6 @@ def explicit_sharding(x: Any) -> NamedSharding | None:
     if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
         return sharding
     return None
-
-
-def is_sharded(x: Any) -> bool:
-    """Whether `x` is sharded over devices of a mesh with Explicit axes."""
-    sharding = explicit_sharding(x)
-    return sharding is not None and not sharding.is_fully_replicated
 
 
 def unsharded(x: Any) -> Any:

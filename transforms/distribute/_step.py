@@ -1,7 +1,6 @@
-"""The work of one device, and the way of matrices to their owners and back.
+"""The work of one device: on its matrices of each stack, its matrix of each round, and on others.
 
-A device works on its matrices of each stack, on its matrix of each round, and on parts of others
-(`Step`). It does so inside a mapped axis: of a `shard_map` (`OnMesh`), or of a caller's (`Within`).
+It is done inside a mapped axis: of a `shard_map` (`OnMesh`), or of a caller's (`Within`).
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,19 +16,35 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from ._exchange import Exchange, Given
 from ._layout import DistributedState, StateLayout, split_axis
-from ._meshes import explicit_sharding, is_explicit, resharded, sharded_like, taken, travel_spec
-from ._shares import Round, Stacks
+from ._meshes import along, explicit_sharding, is_explicit, resharded, sharded_like, travelled
+from ._routes import Axes, Form, Stack, travel_spec
+from ._shares import Round
 
 
-class Given(NamedTuple):
-    """Gradients, parameters or updates of some stacks, by who has them."""
+class Matrices(NamedTuple):
+    """Arrays of matrices, before they are cut into stacks."""
 
-    even: Any  # stacks: the matrices of the device
-    # Per round, a matrix of each of its stacks. The device works on that of its own kind alone; the
-    # others fill up. Updates have only this one, as a flat row.
-    dealt: Any
-    shared: Any  # stacks: the matrices that all devices share
+    forms: Mapping[str, tuple[Form, ...]]  # of each stack
+    arrays: dict[str, Any]  # by parameter
+
+    @classmethod
+    def of(cls, tree: Any) -> Matrices:
+        """From stacks, unless they are such already."""
+        if isinstance(tree, cls):
+            return tree
+        return cls({key: (Stack(key, x.shape),) for key, x in tree.items()}, dict(tree))
+
+    @property
+    def stacks(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """The shapes of the stacks, and the widest of the dtypes of each."""
+
+        def stack(forms: tuple[Form, ...]) -> jax.ShapeDtypeStruct:
+            dtype = jnp.result_type(*(self.arrays[form.parameter].dtype for form in forms))
+            return jax.ShapeDtypeStruct((sum(f.count for f in forms), *forms[0].tile), dtype)
+
+        return {key: stack(forms) for key, forms in self.forms.items()}
 
 
 class Step(NamedTuple):
@@ -40,6 +55,14 @@ class Step(NamedTuple):
     layout: StateLayout
     axes: tuple[str, ...]
     extra_args: Mapping[str, Any]
+
+    def exchanged(
+        self, ways: Sequence[Exchange], state: DistributedState, *arrays: dict[str, jax.Array]
+    ) -> tuple[dict[str, jax.Array], DistributedState]:
+        """The update of arrays, which go to the owners of their matrices on these ways."""
+        given = [way.sent(own) for way, own in zip(ways, arrays, strict=True)]
+        found, state = self.update(state, *given)
+        return ways[0].returned(found, arrays[0]), state
 
     def update(
         self, state: DistributedState, gradients: Given, params: Given | None = None
@@ -138,14 +161,11 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OnMesh:
-    """Over the devices of a mesh.
-
-    Matrices travel in one sharding (`spec`). From there a device takes its own part of a stack, and
-    its own matrices of a round.
-    """
+    """Over the devices of a mesh."""
 
     mesh: Mesh
-    axes: tuple[str, ...]
+    axes: Axes
+    lie: Mapping[str, P] = dataclasses.field(default_factory=dict)  # how arrays do, if it was said
     holders = 1  # into how many parts a state is divided that `update` gets
 
     @functools.cached_property
@@ -153,12 +173,14 @@ class OnMesh:
         """The number of devices."""
         return math.prod(self.mesh.shape[a] for a in self.axes)
 
-    def spec(self, stack: jax.Array) -> P:
-        """Evenly over all devices (`travel_spec`), or on a mesh with Explicit axes as they come."""
+    def spec(self, form: Form, x: jax.Array) -> P:
+        """How an array lies along the axes; on Auto axes, where it may not be known, is to lie."""
+        if form.parameter in self.lie:
+            return along(self.lie[form.parameter], self.axes)
         if not is_explicit(self.mesh):
-            return travel_spec(stack.shape, self.mesh, self.axes)
-        sharding = explicit_sharding(stack)
-        return P() if sharding is None else P(None, *sharding.spec[1:])
+            return travel_spec(form, self.mesh, self.axes)
+        sharding = explicit_sharding(x)
+        return P() if sharding is None else along(sharding.spec, self.axes)
 
     def placed(self, state: DistributedState, layout: StateLayout) -> DistributedState:
         """The state, with each array where it belongs."""
@@ -168,54 +190,48 @@ class OnMesh:
 
     started = placed  # from a whole state
 
-    def sent(self, layout: StateLayout, stacks: Stacks) -> Given:
-        """The matrices, with their owners."""
-        mesh, own = self.mesh, P(self.axes)
-        specs = {key: self.spec(x) for key, x in stacks.items()}
-        even, left, shared = layout.shares.parts(stacks)
-        even, left = (
-            {k: resharded(x, mesh, specs[k]) for k, x in part.items()} for part in (even, left)
-        )
-        rounds = []
-        for r in layout.shares.rounds:  # zeros for devices that get another kind
-            found = {k: taken(left[k], r.entries(k, len(left[k])), mesh, specs[k]) for k in r.kinds}
-            rounds.append({k: resharded(x, mesh, own) for k, x in found.items()})
-        return Given(
-            {k: resharded(x, mesh, own) for k, x in even.items()},
-            rounds,
-            {k: resharded(x, mesh, P()) for k, x in shared.items()},
-        )
+    def travelled(self, name: str, x: jax.Array, spec: P) -> jax.Array:
+        """An array as it is to lie."""
+        known = is_explicit(self.mesh) or name in self.lie
+        return resharded(x, self.mesh, spec) if known else travelled(x, self.mesh, spec)
 
-    def mapped(self, step: Callable[..., Any], layout: StateLayout, number: int) -> Any:
-        """`step(state, *given)` on each device, for so many `given`."""
-        specs, given = layout.specs(self.axes), Given(P(self.axes), P(self.axes), P())
-        return jax.shard_map(
-            step,
+    def run(
+        self, step: Step, state: DistributedState, gradients: Matrices, *params: Matrices
+    ) -> tuple[dict[str, jax.Array], DistributedState]:
+        """The updates of arrays, and the state."""
+        specs, given = step.layout.specs(self.axes), (gradients, *params)
+        lie = [
+            {
+                f.parameter: self.spec(f, m.arrays[f.parameter])
+                for own in m.forms.values()
+                for f in own
+            }
+            for m in given
+        ]
+        ways = [
+            Exchange(step.layout, matrices.forms, own, self.axes, self.mesh.shape)
+            for matrices, own in zip(given, lie, strict=True)
+        ]
+        work = jax.shard_map(
+            functools.partial(step.exchanged, ways),
             mesh=self.mesh,
-            in_specs=(specs, *[given] * number),
-            out_specs=(given, specs),
+            in_specs=(specs, *lie),
+            out_specs=(lie[0], specs),
             check_vma=False,
         )
-
-    def returned(self, layout: StateLayout, like: Stacks, found: Given) -> Stacks:
-        """Updates from their owners, as stacks like `like`."""
-        specs = {key: self.spec(x) for key, x in like.items()}
-        even = {key: resharded(x, self.mesh, specs[key]) for key, x in found.even.items()}
-        rounds = []
-        for r, row in zip(layout.shares.rounds, found.dealt, strict=True):
-            rounds.append({})
-            for key in r.kinds:
-                x = layout.matrices(row, key)
-                x = resharded(x, self.mesh, specs[key]) if any(specs[key]) else x
-                rounds[-1][key] = taken(x, r.owners(key), self.mesh, specs[key])
-        return layout.shares.joined(like, even, rounds, found.shared, sharded_like)
+        arrays = [
+            {n: self.travelled(n, matrices.arrays[n], spec) for n, spec in own.items()}
+            for matrices, own in zip(given, lie, strict=True)
+        ]
+        found, state = work(self.placed(state, step.layout), *arrays)
+        return {n: sharded_like(x, gradients.arrays[n]) for n, x in found.items()}, state
 
 
 @dataclasses.dataclass(frozen=True)
 class Within:
     """Inside a mapped function, on one device's arrays, which all devices have alike."""
 
-    axes: tuple[str, ...]
+    axes: Axes
 
     @property
     def devices(self) -> int:
@@ -237,43 +253,24 @@ class Within:
         """Each device has a part of the state."""
         return self.devices
 
-    def _own(self, x: jax.Array) -> jax.Array:
-        size = x.shape[0] // self.devices
-        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axes) * size, size)
-
-    def placed(self, state: DistributedState, layout: StateLayout) -> DistributedState:
-        """The state, which is the device's part."""
-        del layout
-        return state
-
     def started(self, state: DistributedState, layout: StateLayout) -> DistributedState:
         """The device's part of a whole state."""
         del layout
-        even, dealt = jax.tree.map(self._own, (state.even, state.dealt))
+
+        def own(x: jax.Array) -> jax.Array:
+            size = x.shape[0] // self.devices
+            return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axes) * size, size)
+
+        even, dealt = jax.tree.map(own, (state.even, state.dealt))
         return state._replace(even=even, dealt=dealt)
 
-    def sent(self, layout: StateLayout, stacks: Stacks) -> Given:
-        """The device's matrices."""
-        even, left, _ = layout.shares.parts(stacks)
-        index = jax.lax.axis_index(self.axes)
-        rounds = []
-        for r in layout.shares.rounds:
-            own = {key: jnp.array(r.entries(key, 0))[index] for key in r.kinds}
-            rounds.append({k: jax.lax.dynamic_index_in_dim(left[k], i) for k, i in own.items()})
-        return Given(jax.tree.map(self._own, even), rounds, {})
-
-    def mapped(self, step: Callable[..., Any], layout: StateLayout, number: int) -> Any:
-        """`step`, which runs on each device already."""
-        del layout, number
-        return step
-
-    def returned(self, layout: StateLayout, like: Stacks, found: Given) -> Stacks:
-        """The updates of all devices, as stacks like `like`."""
-        even, rows = jax.tree.map(
-            lambda x: jax.lax.all_gather(x, self.axes, tiled=True), (found.even, found.dealt)
-        )
-        rounds = [
-            {key: layout.matrices(row, key)[jnp.array(r.owners(key))] for key in r.kinds}
-            for r, row in zip(layout.shares.rounds, rows, strict=True)
+    def run(
+        self, step: Step, state: DistributedState, gradients: Matrices, *params: Matrices
+    ) -> tuple[dict[str, jax.Array], DistributedState]:
+        """The updates of arrays, and the state."""
+        sizes = {a: jax.lax.axis_size(a) for a in self.axes}
+        ways = [
+            Exchange(step.layout, m.forms, dict.fromkeys(m.arrays, P()), self.axes, sizes)
+            for m in (gradients, *params)
         ]
-        return layout.shares.joined(like, even, rounds, {}, lambda x, _: x)
+        return step.exchanged(ways, state, gradients.arrays, *(m.arrays for m in params))

@@ -176,6 +176,7 @@ class MatrixForm:
     parameter: str  # the parameter's path
     shape: tuple[int, ...]  # of the parameter
     permutation: tuple[int, ...]
+    sides: tuple[int, int]  # how many of the axes are of the batch, and how many of the rows
     batch: int
     is_batch: bool  # whether it has axes beside those of rows and columns
     rows: int
@@ -217,13 +218,10 @@ class MatrixForm:
         """Rows and columns of the array after padding."""
         return self.row_tiles * self.tile[0], self.column_tiles * self.tile[1]
 
-    @functools.cached_property
-    def keeps_columns(self) -> bool:
-        """Whether the last axis of the array is the matrix columns, and so may stay sharded."""
-        in_order = self.permutation == tuple(range(len(self.shape)))
-        # On an Explicit mesh JAX cannot merge other axes of a sharded array.
-        unmerged = self.shape[-2:] == (self.rows, self.columns) and len(self.shape) <= 3
-        return in_order and not self.is_tiled and unmerged
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Into how many tiles rows and columns are cut."""
+        return self.row_tiles, self.column_tiles
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
@@ -282,6 +280,7 @@ def matrix_forms(
             parameter=name,
             shape=shape,
             permutation=(*batch, *rows, *columns_of),
+            sides=(len(batch), len(rows)),
             batch=sizes[0],
             is_batch=bool(batch),
             rows=sizes[1],

@@ -31,15 +31,13 @@ from ..distribute._layout import BoxedState, boxed_like, is_divided
 from ..distribute._meshes import (
     axis_names,
     check_on_mesh,
-    in_travel_sharding,
-    is_explicit,
-    is_sharded,
+    mesh_and_specs,
     mesh_axes,
     on_mesh_of,
     sharded_like,
     unsharded,
 )
-from ..distribute._step import OnMesh, Within
+from ..distribute._step import Matrices, OnMesh, Within
 from ..linalg._platforms import split_stack
 from ._chunks import in_chunks
 from ._form import MatrixAxes, MatrixForm, from_matrices, matrix_forms
@@ -57,9 +55,6 @@ class Group:
     def shape(self) -> tuple[int, int, int]:
         """Shape of the array."""
         return (sum(form.count for form in self.members), *self.members[0].tile)
-
-
-Placement = Callable[[jax.Array], jax.Array]
 
 
 class MatrixViewState(NamedTuple):
@@ -143,7 +138,9 @@ def on_matrices(
       projects: whether `inner` reads the gradients only to project them, and writes directions only
         to project them back. Large stacks then need no chunks.
       mesh: devices that share the matrices, see `distribute`. With a mesh, all matrices of one
-        shape are stacked unless the rule's `stack` is `False`.
+        shape are stacked unless the rule's `stack` is `False`. A mesh, or the shardings of the
+        parameters on it (`jax.tree.map(lambda x: x.sharding, params)`): on Auto axes, where an
+        update cannot see them, gradients then go to their owners straight from where they lie.
       mesh_axis: the mesh axis or axes that share the matrices; all axes by default. Without a mesh:
         the axis of the `pmap` or `shard_map` inside which the optimizer is called.
       **rule_arguments: fields of a `MatrixRule`, instead of `rule`.
@@ -191,18 +188,17 @@ def matrix_view(
     divided = mesh is not None or mesh_axis is not None
     inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
     restart = functools.partial(restarted, inner.init) if guard else None
-    inner, stack, shard = in_chunks(inner, projects=projects), rule.stack, None
+    inner, stack = in_chunks(inner, projects=projects), rule.stack
     if mesh is not None:
-        axes = mesh_axes(mesh, mesh_axis)
-        inner = divided_over(OnMesh(mesh, axes), inner, restart)
-        shard = functools.partial(in_travel_sharding, mesh=mesh, axes=axes)
+        mesh, lie = mesh_and_specs(mesh)
+        inner = divided_over(OnMesh(mesh, mesh_axes(mesh, mesh_axis), lie), inner, restart)
     elif mesh_axis is not None:
         axes = axis_names("axis_name (mesh_axis)", mesh_axis)
         inner = divided_over(Within(axes), inner, restart)
     if divided and stack is None:
         stack = True
     layout = remembered(functools.partial(groups_of, rule=rule, stack=stack))
-    view = _View(inner, layout, restart, mesh, shard, divided)
+    view = _View(inner, layout, restart, mesh, divided)
     return optax.GradientTransformationExtraArgs(view.init, view.update)
 
 
@@ -214,7 +210,6 @@ class _View:
     layout: Callable[[Any], tuple[Group, ...]]  # the groups of a tree
     restart: Callable[..., dict[str, Any]] | None  # of the damaged matrices of all stacks
     mesh: Mesh | None
-    shard: Placement | None  # how matrices travel on the mesh
     divided: bool  # whether devices share the matrices
 
     def init(self, params: Any) -> MatrixViewState:
@@ -243,31 +238,23 @@ class _View:
             return MatrixViewState(on_mesh_of(matrices, init_each(self.inner.init, matrices)))
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        leaves = jax.tree.leaves((updates, params))
-        explicit = any(AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types for x in leaves)
-        back = self.shard
         if self.mesh is not None:
             check_on_mesh(updates, self.mesh)
-            if is_explicit(self.mesh):
-                explicit, back = True, None
         groups = self.layout(updates)
-        gradients = gather(groups, updates, self.shard, explicit=explicit)
+        if self.divided:
+            return self._divided(groups, updates, state.inner, params, extra_args)
+        leaves = jax.tree.leaves((updates, params))
+        explicit = any(AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types for x in leaves)
+        gradients = gather(groups, updates, explicit=explicit)
         matrices = None
         if params is not None:
-            matrices = gather(groups, params, self.shard, explicit=explicit)
-        step: Any = self.inner.update
-        old = state.inner
-        if self.divided:
-            plain = old.unbox() if isinstance(old, BoxedState) else old
-            directions, new = step(gradients, plain, matrices, **extra_args)
-            new = old.replace_boxed(new) if isinstance(old, BoxedState) else new
-        else:
-            old = on_mesh_of(gradients, old) if explicit else old
-            if self.restart is not None and old:
-                old = self.restart(old, gradients if matrices is None else matrices)
-            own, directions, new = matrices or {}, {}, {}
-            for key, g in gradients.items():
-                directions[key], new[key] = step(g, old[key], own.get(key), **extra_args)
+            matrices = gather(groups, params, explicit=explicit)
+        old = on_mesh_of(gradients, state.inner) if explicit else state.inner
+        if self.restart is not None and old:
+            old = self.restart(old, gradients if matrices is None else matrices)
+        own, directions, new = matrices or {}, {}, {}
+        for key, g in gradients.items():
+            directions[key], new[key] = self.inner.update(g, old[key], own.get(key), **extra_args)
         for group in groups:
             shape = jnp.shape(directions[group.key])
             if shape != gradients[group.key].shape:
@@ -276,7 +263,24 @@ class _View:
                     f"the direction of the matrices of {parameters} must have the shape of their "
                     f"gradient, {group.shape}; got {shape}."
                 )
-        return scatter(groups, directions, updates, back, explicit=explicit), MatrixViewState(new)
+        return scatter(groups, directions, updates, explicit=explicit), MatrixViewState(new)
+
+    def _divided(
+        self, groups: tuple[Group, ...], updates: Any, state: Any, params: Any, extra_args: Any
+    ) -> tuple[Any, MatrixViewState]:
+        """The update where devices share the matrices."""
+        if not groups:
+            return updates, MatrixViewState(state)
+        forms = {group.key: group.members for group in groups}
+        leaves = named_leaves(updates)
+        given = [Matrices(forms, leaves.present())]
+        if params is not None:
+            given.append(Matrices(forms, named_leaves(params).present()))
+        plain = state.unbox() if isinstance(state, BoxedState) else state
+        step: Any = self.inner.update
+        found, new = step(given[0], plain, *given[1:], **extra_args)
+        new = state.replace_boxed(new) if isinstance(state, BoxedState) else new
+        return leaves.rebuild(found), MatrixViewState(new)
 
 
 def _boxed(init: Callable[[Any], MatrixViewState], params: Any) -> MatrixViewState:
@@ -288,56 +292,28 @@ def _boxed(init: Callable[[Any], MatrixViewState], params: Any) -> MatrixViewSta
     return MatrixViewState(BoxedState(*inner) if is_divided(inner) else inner)
 
 
-def gather(
-    groups: tuple[Group, ...], tree: Any, shard: Placement | None = None, *, explicit: bool = False
-) -> dict[str, jax.Array]:
+def gather(groups: tuple[Group, ...], tree: Any, *, explicit: bool = False) -> dict[str, jax.Array]:
     """Gathers the matrices of `tree` into stacks, by the keys of the groups.
 
-    If arrays are on an Explicit mesh (`explicit`), the stacks are replicated; if a leaf of a stack
-    is sharded and `shard` is given, `shard` shards the stack.
+    If arrays are on an Explicit mesh (`explicit`), the stacks are replicated.
     """
     leaves = named_leaves(tree).present()
     stacks = {}
     for group in groups:
         own = [(form, jnp.asarray(leaves[form.parameter])) for form in group.members]
-        if not explicit:
-            parts = [form.to_matrices(x) for form, x in own]
-        elif shard is None or not any(is_sharded(x) for _, x in own):
-            parts = [form.to_matrices(unsharded(x)) for form, x in own]
-        else:
-            parts = [
-                form.to_matrices(shard(x))
-                if form.keeps_columns
-                else shard(form.to_matrices(unsharded(x)))
-                for form, x in own
-            ]
+        parts = [form.to_matrices(unsharded(x) if explicit else x) for form, x in own]
         stacks[group.key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return stacks
 
 
-def scatter(
-    groups: tuple[Group, ...],
-    stacks: Any,
-    like: Any,
-    shard: Placement | None = None,
-    *,
-    explicit: bool = False,
-) -> Any:
-    """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`.
-
-    `shard` shards slices as the stacks are, so that XLA does not exchange a whole stack for each.
-    Blocks are left to XLA: those of a parameter are exchanged together.
-    """
+def scatter(groups: tuple[Group, ...], stacks: Any, like: Any, *, explicit: bool = False) -> Any:
+    """Splits stacks into a tree with the structure, shapes, dtypes and shardings of `like`."""
     named = named_leaves(like)
     leaves = named.present()
     parts: dict[str, list[tuple[MatrixForm, jax.Array]]] = {}
     for group in groups:
         slices = split_stack(stacks[group.key], [form.count for form in group.members])
         for form, x in zip(group.members, slices, strict=True):
-            if shard is not None and not form.is_tiled:
-                x = shard(x)
-            if explicit and not form.keeps_columns:
-                x = unsharded(x)
             parts.setdefault(form.parameter, []).append((form, x))
 
     updates = {name: from_matrices(own).astype(leaves[name].dtype) for name, own in parts.items()}

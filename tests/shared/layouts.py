@@ -1,0 +1,134 @@
+"""How code that people train with lays out its kernels over meshes, and what a step exchanges."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import curvax
+from tests.hlo import Collective, collectives
+from tests.shared.meshes import abstract_state, mesh_of
+
+DEVICES = 8
+KINDS = ("auto", "auto, shardings", "explicit")
+"""Axes, and whether `mesh=` is a mesh or the shardings of the parameters."""
+
+
+class Leaf(NamedTuple):
+    """A kernel: its axes, and how it lies."""
+
+    shape: tuple[int, ...]
+    spec: P
+    axes: curvax.MatrixAxes = curvax.MatrixAxes(0, 1)
+
+
+class Layout(NamedTuple):
+    """A mesh, kernels on it, and `matrices=`."""
+
+    mesh: tuple[int, ...]
+    leaves: Mapping[str, Leaf]
+    rule: Mapping[str, Any] = {}
+
+
+BATCH, TWO = curvax.MatrixAxes(1, 2), curvax.MatrixAxes(2, 3)
+PARTS = curvax.MatrixAxes(0, 1, column_parts=(32, 16, 16))
+HEADS, OUT = curvax.MatrixAxes(0, (1, 2)), curvax.MatrixAxes((0, 1), 2)
+
+
+def several(count: int, *leaf: Any) -> dict[str, Leaf]:
+    """So many kernels alike."""
+    return {f"{i}/kernel": Leaf(*leaf) for i in range(count)}
+
+
+def attention(count: int, over: P, out: P, heads: int = 8, groups: int = 4) -> dict[str, Leaf]:
+    """Queries, keys of grouped queries, and outputs."""
+    found = {}
+    for i in range(count):
+        found[f"{i}/query"] = Leaf((32, heads, 8), over, HEADS)
+        found[f"{i}/key"] = Leaf((32, groups, 8), over, HEADS)
+        found[f"{i}/out"] = Leaf((heads, 8, 32), out, OUT)
+    return found
+
+
+LAYOUTS = {
+    "dense, FSDP along rows": Layout((8,), several(8, (32, 64), P("x"))),
+    "dense, FSDP along columns": Layout((8,), several(8, (32, 64), P(None, "x"))),
+    "dense, FSDP over two axes": Layout((2, 4), several(8, (32, 64), P(("x", "y")))),
+    "dense, FSDP and tensor": Layout((2, 4), several(8, (32, 64), P("x", "y"))),
+    "dense, tensor and FSDP": Layout((2, 4), several(8, (32, 64), P("y", "x"))),
+    "dense, three axes": Layout((2, 2, 2), several(8, (32, 64), P(("x", "z"), "y"))),
+    "dense, mixed": Layout(
+        (2, 4),
+        several(8, (32, 32), P("x", "y"))
+        | {f"{i}/out": Leaf((32, 32), P("y", "x")) for i in range(8)},
+    ),
+    "dense, an uneven count": Layout((2, 4), several(13, (32, 64), P("x", "y"))),
+    "scanned, FSDP": Layout((8,), several(2, (8, 32, 64), P(None, "x"), BATCH)),
+    "scanned, FSDP and tensor": Layout((2, 4), several(2, (8, 32, 64), P(None, "x", "y"), BATCH)),
+    "scanned, layers over stages": Layout((2, 4), several(2, (8, 32, 64), P("x", "y"), BATCH)),
+    "experts over a part, FSDP along rows": Layout(
+        (2, 4), several(2, (8, 32, 64), P("x", "y"), BATCH)
+    ),
+    "experts over a part, FSDP along columns": Layout(
+        (2, 4), several(2, (8, 32, 64), P("x", None, "y"), BATCH)
+    ),
+    "experts over all devices": Layout((2, 4), several(2, (8, 32, 64), P(("x", "y")), BATCH)),
+    "experts over three axes": Layout((2, 2, 2), several(2, (8, 32, 64), P("x", "y", "z"), BATCH)),
+    "layers and experts": Layout((2, 4), several(2, (4, 8, 32, 64), P(None, "x", None, "y"), TWO)),
+    "layers and experts, rows": Layout((2, 4), several(2, (4, 8, 32, 64), P(None, "y", "x"), TWO)),
+    "heads": Layout((2, 4), attention(8, P(None, "y"), P("y"))),
+    "heads and FSDP": Layout((2, 4), attention(8, P("x", "y"), P("y", None, "x"))),
+    "heads and FSDP, three axes": Layout(
+        (2, 2, 2), attention(8, P("x", "y", "z"), P("y", "z", "x"))
+    ),
+    "merged heads, each a matrix": Layout(
+        (2, 4), several(2, (32, 64), P("x", "y"), curvax.MatrixAxes(0, 1, column_heads=8))
+    ),
+    "merged heads, FSDP": Layout(
+        (8,), several(4, (32, 64), P(None, "x"), curvax.MatrixAxes(0, 1, column_heads=4))
+    ),
+    "queries, keys and values in one": Layout(
+        (2, 4),
+        several(8, (32, 64), P("x", "y"), PARTS),
+    ),
+    "blocks": Layout((2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 32}),
+    "whole on every device": Layout((2, 4), several(8, (32, 64), P())),
+}
+
+
+class Cost(NamedTuple):
+    """What a device receives in a step, over its share of the matrices' bytes."""
+
+    collectives: tuple[Collective, ...]
+    received: float
+    gathered: float
+
+
+def optimizer_of(layout: Layout, **mesh: Any) -> Any:
+    """Muon for a layout."""
+    axes = {name: leaf.axes for name, leaf in layout.leaves.items()}
+    rule = curvax.MatrixRule(weight_dimension_numbers=axes, **layout.rule)
+    return curvax.muon(0.1, matrices=rule, **mesh)
+
+
+def cost_of(name: str, kind: str, dtype: str = "float32") -> Cost:
+    """The exchange of a step in a layout, in the compiled program."""
+    layout = LAYOUTS[name]
+    mesh = mesh_of(kind.removesuffix(", shardings"), *layout.mesh)
+    params = {
+        key: jax.ShapeDtypeStruct(x.shape, dtype, sharding=NamedSharding(mesh, x.spec))
+        for key, x in layout.leaves.items()
+    }
+    known = jax.tree.map(lambda x: x.sharding, params)
+    optimizer = optimizer_of(layout, mesh=known if "shardings" in kind else mesh)
+    state = abstract_state(optimizer, params, mesh)
+    outputs = jax.tree.map(lambda x: x.sharding, (params, state))
+    step = jax.jit(optimizer.update, out_shardings=outputs)
+    program: Any = step.lower(params, state, params).compile().as_text()
+    found = collectives(program)
+    share = sum(math.prod(x.shape) * x.dtype.itemsize for x in params.values()) / DEVICES
+    gathered = sum(x.received(DEVICES) for x in found if x.kind == "all-gather")
+    return Cost(tuple(found), sum(x.received(DEVICES) for x in found) / share, gathered / share)
