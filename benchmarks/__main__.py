@@ -26,6 +26,7 @@ SUITES = {
     "overhead": "overhead",
     "accelerators": "accelerators",
     "meshes": "accelerators_meshes",
+    "layouts": "layouts",
     "refreshes": "refreshes",
     "costs": "costs",
     "memory": "memory",

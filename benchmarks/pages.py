@@ -41,6 +41,7 @@ PAGES = (
     "docs/performance.md",
     "docs/performance_details.md",
     "docs/published.md",
+    "docs/distribution.md",
 )
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 
@@ -306,12 +307,21 @@ def percent(row: dict[str, Any]) -> str:
     return "" if row["method"] == "optax.adamw" else f"{100 * (row['over_adamw'] - 1):+.1f} %"
 
 
+def layouts() -> str:
+    """What a device receives in each layout."""
+    record = recorded("layouts")["tables"][0]
+    columns = record["columns"]
+    rows = [[cell(row[key], form) for key, (_, form) in columns.items()] for row in record["rows"]]
+    return f"{table([heading for heading, _ in columns.values()], rows)}\n\n{source('layouts')}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "brief": brief,
     "methods": methods,
     "leaders": leaders,
     "rates": rates,
     "overheads": overheads,
+    "layouts": layouts,
     "refresh_losses": lambda: refreshes.shown("Losses"),
     "refresh_costs": lambda: refreshes.shown("Costs"),
     "refresh_programs": lambda: refreshes.shown("Programs"),

@@ -15,7 +15,7 @@ from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import SWITCHING, BasisFinder
 from ..transforms.subspace._compensation import Compensation, as_compensation
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import MeshAxis, assemble
+from ._assemble import MeshAxis, MeshLike, assemble
 
 EXAMPLE = "curvax.subspaces.complement(leading=20)"
 
@@ -78,7 +78,7 @@ def alice(
     dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

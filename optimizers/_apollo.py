@@ -14,7 +14,7 @@ from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, gaussian
 from ..transforms.subspace._compensation import channel_scaling
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import MeshAxis, assemble
+from ._assemble import MeshAxis, MeshLike, assemble
 
 
 def scale_by_apollo(
@@ -71,7 +71,7 @@ def apollo(
     dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

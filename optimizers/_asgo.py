@@ -15,7 +15,7 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, assemble
+from ._assemble import MeshAxis, MeshLike, assemble
 
 
 def scale_by_asgo(
@@ -78,7 +78,7 @@ def asgo(
     limit: bool = False,
     matrices: Matrices = "all",
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

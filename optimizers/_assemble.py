@@ -16,6 +16,7 @@ from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.matrices._routing import route
 from ..transforms.matrices._view import matrix_view
 
+MeshLike = Any  # a mesh, the shardings of the parameters on one, or None
 MeshAxis = str | Sequence[str] | None
 
 
@@ -32,7 +33,7 @@ def assemble(
     projects: bool = False,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

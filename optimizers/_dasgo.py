@@ -10,7 +10,7 @@ import optax
 from ..transforms.directions._diagonal import precondition_diagonal
 from ..transforms.directions._momentum import momentum
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
-from ._assemble import MeshAxis, assemble
+from ._assemble import MeshAxis, MeshLike, assemble
 
 
 def scale_by_dasgo(
@@ -38,7 +38,7 @@ def dasgo(
     dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = "all",
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

@@ -12,7 +12,7 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis
+from ._assemble import MeshAxis, MeshLike
 from ._soap import scale_by_soap, soap
 
 
@@ -68,7 +68,7 @@ def eigen_adam(
     side: str = "left",
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

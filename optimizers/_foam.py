@@ -15,7 +15,7 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._foam import foam as foam_policy
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, assemble
+from ._assemble import MeshAxis, MeshLike, assemble
 from ._shampoo import scale_by_shampoo
 
 
@@ -77,7 +77,7 @@ def foam(
     products: str | Products | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

@@ -11,7 +11,7 @@ import optax
 from ..transforms.directions._momentum import descend_with_momentum
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
 from ..transforms.matrices._matrix_rule import Matrices
-from ._assemble import MeshAxis, assemble, others_or_adamw
+from ._assemble import MeshAxis, MeshLike, assemble, others_or_adamw
 
 
 def scale_by_osgdm(
@@ -34,7 +34,7 @@ def osgdm(
     consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

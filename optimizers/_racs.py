@@ -11,7 +11,7 @@ from ..transforms._validate import check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
-from ._assemble import MeshAxis, assemble
+from ._assemble import MeshAxis, MeshLike, assemble
 
 
 def scale_by_racs(
@@ -45,7 +45,7 @@ def racs(
     bias_correction: bool = False,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

@@ -16,7 +16,7 @@ from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, randomized
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import MeshAxis, assemble
+from ._assemble import MeshAxis, MeshLike, assemble
 
 
 def scale_by_sumo(
@@ -76,7 +76,7 @@ def sumo(
     consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,

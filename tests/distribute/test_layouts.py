@@ -1,13 +1,15 @@
 """What a device receives in a step, for the layouts of code that people train with."""
 
-import functools
 import math
 from typing import Any
 
 import jax
+import optax
 import pytest
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+import curvax
 from tests.helpers import ALL_CELLS, share
 from tests.shared.layouts import DEVICES, KINDS, LAYOUTS, cost_of, optimizer_of
 from tests.shared.meshes import as_on_one_device, given, mesh_of
@@ -61,12 +63,17 @@ def test_a_layout_does_not_change_the_updates(name: str, kind: str) -> None:
     as_on_one_device(make, params, gradients, mesh, 512.0, specs)
 
 
-@functools.cache
-def mixed() -> tuple[Any, Any]:
-    """Shardings on two meshes."""
-    return tuple(NamedSharding(mesh_of("auto", n), jax.sharding.PartitionSpec()) for n in (2, 4))
-
-
 def test_shardings_are_of_one_mesh() -> None:
+    mixed = {name: NamedSharding(mesh_of("auto", n), P()) for name, n in (("a", 2), ("b", 4))}
     with pytest.raises(ValueError, match="mesh.*one mesh"):
-        optimizer_of(LAYOUTS["heads"], mesh=dict(zip("ab", mixed(), strict=True)))
+        optimizer_of(LAYOUTS["heads"], mesh=mixed)
+
+
+@pytest.mark.parametrize("number", [4, 3])
+def test_a_direction_of_another_shape_is_named(number: int) -> None:
+    """Of matrices that are divided evenly, and of those that are left."""
+    params, _ = given({f"{i}/kernel": (4, 6) for i in range(number)}, 1)
+    transposing = optax.stateless(lambda g, _: jax.tree.map(lambda x: x.swapaxes(-1, -2), g))
+    optimizer = curvax.on_matrices(transposing, mesh=mesh_of())
+    with pytest.raises(ValueError, match="'4x6' must have the shape of their gradient"):
+        optimizer.update(params, optimizer.init(params), params)

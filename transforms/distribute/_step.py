@@ -75,7 +75,7 @@ class Step(NamedTuple):
         old = self._restarted(own, gradients.even, params.even)
         for key, x in gradients.even.items():
             given = x, old[key], params.even.get(key)
-            found.even[key], new = self.inner.update(*given, **self.extra_args)
+            found.even[key], new = self._direction(key, *given)
             even[key], common[key] = self.layout.of[key].split.parts(new)
         for key, x in gradients.shared.items():
             p = params.shared.get(key)
@@ -98,6 +98,16 @@ class Step(NamedTuple):
             return states
         return self.restart(states, {key: params.get(key, gradients[key]) for key in states})
 
+    def _direction(self, key: str, gradient: jax.Array, *given: Any, **more: Any) -> Any:
+        """The update of some matrices of a stack, and their state."""
+        update, new = self.inner.update(gradient, *given, **self.extra_args, **more)
+        if update.shape != gradient.shape:
+            raise ValueError(
+                f"the direction of the matrices {key!r} must have the shape of their gradient, "
+                f"{gradient.shape}; got {update.shape}."
+            )
+        return update, new
+
     def _dealt(self, r: Round, common: Any, buffers: Any, gradients: Any, params: Any) -> Any:
         """The update of the device's matrix of a round, and its state."""
         own = {dtype: x[0] for dtype, x in buffers.items()}
@@ -109,7 +119,7 @@ class Step(NamedTuple):
             parts = {key: (self.layout.of[key].unpacked(own), common[key])}
             state = self._restarted(parts, gradients, params)[key]
             given = gradients[key], state, params.get(key)
-            update, new = self.inner.update(*given, **self.extra_args)
+            update, new = self._direction(key, *given)
             arrays, _ = self.layout.of[key].split.parts(new)
             row = update.astype(row_dtype).reshape(-1)
             return jnp.pad(row, (0, size - row.size)), self.layout.of[key].packed(arrays, lengths)
@@ -141,8 +151,7 @@ class Step(NamedTuple):
         parts = {key: (jax.tree.map(gathered, state.split[key], layout.matrix), state.common[key])}
         given = {} if params is None else {key: params}
         own = self._restarted(parts, {key: gradient}, given)[key]
-        more = {**self.extra_args, "shared_axis": self.axes}
-        update, new = self.inner.update(gradient, own, params, **more)
+        update, new = self._direction(key, gradient, own, params, shared_axis=self.axes)
         arrays, common = layout.split.parts(new)
         return update, jax.tree.map(part, arrays, layout.matrix), common
 

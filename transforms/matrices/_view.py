@@ -113,7 +113,7 @@ def on_matrices(
     *,
     guard: bool = True,
     projects: bool = False,
-    mesh: Mesh | None = None,
+    mesh: Any = None,
     mesh_axis: str | Sequence[str] | None = None,
     **rule_arguments: Any,
 ) -> optax.GradientTransformationExtraArgs:
@@ -179,7 +179,7 @@ def matrix_view(
     *,
     guard: bool,
     projects: bool,
-    mesh: Mesh | None,
+    mesh: Any,
     mesh_axis: str | Sequence[str] | None,
 ) -> optax.GradientTransformationExtraArgs:
     """`on_matrices` for arguments that are checked already."""

@@ -1,0 +1,57 @@
+"""What eight devices receive in a step of Muon, by the layout of the kernels.
+
+    python -m benchmarks layouts  # compiles, runs nothing; minutes
+
+Bytes of the collectives in compiled programs for eight simulated devices, over a device's share of
+the matrices. `tests/distribute/test_layouts.py` has the bounds.
+"""
+
+from __future__ import annotations
+
+# isort: off
+import tests.conftest  # noqa: F401  # eight devices
+
+# isort: on
+import collections
+from typing import Any
+
+from tests.hlo import KINDS as COLLECTIVES
+from tests.shared.layouts import KINDS, LAYOUTS, cost_of
+
+from . import _record
+
+COLUMNS = {
+    "layout": ("layout", ""),
+    "mesh": ("mesh", ""),
+    "leaf": ("a kernel lies", ""),
+    **{kind: (kind, ".2f") for kind in KINDS},
+    "collectives": ("collectives, with shardings", ""),
+}
+
+
+def row_of(name: str) -> dict[str, Any]:
+    """A layout's figures."""
+    layout = LAYOUTS[name]
+    leaf = next(iter(layout.leaves.values()))
+    costs = {kind: cost_of(name, kind) for kind in KINDS}
+    counts = collections.Counter(x.kind for x in costs[KINDS[1]].collectives)
+    spec = ", ".join("·" if not own else "".join(own) for own in leaf.spec) or "whole"
+    return {
+        "layout": name,
+        "mesh": " × ".join(map(str, layout.mesh)),
+        "leaf": f"{leaf.shape}: {spec}",
+        **{kind: cost.received for kind, cost in costs.items()},
+        "collectives": ", ".join(f"{counts[kind]} {kind}" for kind in COLLECTIVES if counts[kind]),
+    }
+
+
+def main() -> None:
+    """Compiles all layouts and writes the table."""
+    args = _record.arguments(__doc__).parse_args()
+    rows = [row_of(name) for name in LAYOUTS]
+    about = "Bytes that a device receives in a step, both ways, over its share of the matrices."
+    _record.write(args, "layouts", "Layouts", about, [_record.Table("Received", COLUMNS, rows)], {})
+
+
+if __name__ == "__main__":
+    main()
