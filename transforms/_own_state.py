@@ -1,14 +1,17 @@
 """Whether a state is an optimizer's own: its arrays compared with those that `init` would give.
 
-It also checks gradients and parameters. `checks_arguments` compares only after `update` has failed,
-so it costs nothing in a step that works. (Comparing always would add 4 to 15 % to the time of a
-trace.)
+`difference` is the one comparison: of a state in `update`, of one that is placed, of a checkpoint's
+description. It compares by path what each array is (`kinds_of`), so containers do not matter.
+
+The module also checks gradients and parameters. `checks_arguments` compares only after `update` has
+failed, so it costs nothing in a step that works. (Comparing always would add 4 to 15 % to the time
+of a trace.)
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -74,14 +77,13 @@ def _explanation(init: Any, state: Any, updates: Any, params: Any, error: Except
             warnings.simplefilter("ignore")  # `init` has given its own
             own = jax.eval_shape(init, updates if params is None else params)
         state = jax.tree.map(_as_shape, state, is_leaf=_has_shape)
-        arrays = named_leaves(own)
-        given = arrays_in(state, arrays.names)
-        if params is None:  # then the dtypes of the state are unknown
-            message = difference("state", arrays.present(), given, "these gradients", dtypes=False)
-            hint = "(Or update needs params: their shapes or dtypes are not the gradients'.)"
-            message = message and f"{message} {hint}"
-        else:
-            message = difference("state", arrays.present(), given)
+        known = params is not None  # otherwise the dtypes of the state are unknown
+        made_for = "these parameters" if known else "these gradients"
+        own_arrays = named_leaves(own).present()
+        own_kinds, given = map(kinds_of, (own_arrays, arrays_in(state, own_arrays)))
+        message = difference("state", own_kinds, given, made_for, dtypes=known)
+        if message is not None and not known:
+            message += " (Or update needs params: their shapes or dtypes are not the gradients'.)"
     except Exception:
         return None
     same = jax.tree.structure(own) == jax.tree.structure(state)
@@ -160,33 +162,38 @@ def arrays_in(state: Any, names: Collection[str]) -> dict[str, Any]:
     }
 
 
-def difference(
-    argument: str,
-    own: dict[str, Any],
-    given: dict[str, Any],
-    made_for: str = "these parameters",
-    *,
-    dtypes: bool = True,
-) -> str | None:
-    """Says where arrays first differ from an optimizer's own; `None` if they do not."""
+def kinds_of(arrays: Mapping[str, Any]) -> dict[str, str]:
+    """What each array is: its dtype and shape. Of a number in its place too; else the value."""
 
     def kind(x: Any) -> str:
-        return _kind_of(x, dtypes)
+        too_large = isinstance(x, int) and abs(x) > jnp.iinfo(jnp.int32).max
+        if too_large or not (isinstance(x, (bool, int, float)) or _has_shape(x)):
+            return shown(x)
+        return f"{jnp.result_type(x)}{[*jnp.shape(x)]}"
+
+    return {place: kind(x) for place, x in arrays.items()}
+
+
+def difference(
+    argument: str,
+    own: Mapping[str, str],
+    given: Mapping[str, str],
+    made_for: str = "these parameters",
+    *,
+    what: str = "arrays",
+    dtypes: bool = True,
+) -> str | None:
+    """Says where what is given first differs from the optimizer's own; `None` if it does not."""
+
+    def compared(kinds: Mapping[str, str], place: str) -> str | None:
+        kind = kinds.get(place)
+        return kind if dtypes or kind is None else kind.partition("[")[2] or kind
 
     places = [*{**own, **given}]
-    differing = [place for place in places if kind(own.get(place)) != kind(given.get(place))]
+    differing = [place for place in places if compared(own, place) != compared(given, place)]
     if not differing:
         return None
     first = differing[0]
-    return (
-        f"{argument} has {_kind_of(given.get(first))} at {first!r}, where this optimizer has "
-        f"{_kind_of(own.get(first))} for {made_for} ({len(differing)} of {len(places)} arrays "
-        f"differ). {causes(own, given)} {_ADVICE}"
-    )
-
-
-def causes(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    """Why a state may have other arrays, by path, for messages."""
     changes = (
         "rank, storage, blocks or mesh"
         if own.keys() == given.keys()
@@ -194,16 +201,16 @@ def causes(own: Mapping[str, Any], given: Mapping[str, Any]) -> str:
         "the reverse)"
     )
     return (
-        "It was made by another optimizer or for other parameters, or something has changed: "
-        f"{changes}."
+        f"{argument} has {given.get(first, 'nothing')} at {first!r}, where this optimizer has "
+        f"{own.get(first, 'nothing')} for {made_for} ({len(differing)} of {len(places)} {what} "
+        f"differ{_only_in(given, own, argument)}{_only_in(own, given, 'the optimizer')}). It was "
+        "made by another optimizer or for other parameters, or something has changed: "
+        f"{changes}. {_ADVICE}"
     )
 
 
-def _kind_of(x: Any, dtypes: bool = True) -> str:
-    """Dtype and shape of an array, or of a number in its place; of anything else, the value."""
-    is_number = isinstance(x, (bool, int, float))
-    if isinstance(x, int) and abs(x) > jnp.iinfo(jnp.int32).max:
-        return shown(x)
-    if not (is_number or _has_shape(x)):
-        return "nothing" if x is None else shown(x)
-    return f"{jnp.result_type(x) if dtypes else ''}{[*jnp.shape(x)]}"
+def _only_in(places: Iterable[str], others: Iterable[str], where: str) -> str:
+    """Names the fields, and the parameters, that are on paths in one state alone."""
+    fields, known = (dict.fromkeys("/".join(p).split("/")) for p in (places, others))
+    alone = [field for field in fields if field not in (*known, "") and not field.isdigit()]
+    return f"; only {where} has {', '.join(alone)}" if alone else ""

@@ -99,9 +99,8 @@ def test_files_that_are_cut_off_or_foreign_are_refused(tmp_path: Path) -> None:
         flax.serialization.from_bytes(racs.init(params), whole)
     description = json.loads(json.dumps(curvax.describe_state(muon, params)))
     curvax.check_state(muon, params, description)
-    with pytest.raises(
-        ValueError, match="arrays of the state differ .*: int32.. in the checkpoint"
-    ):
+    message = r"^description has .* at '.*', where this optimizer has .* \(\d+ of \d+ arrays differ"
+    with pytest.raises(ValueError, match=message):
         curvax.check_state(racs, params, description)
     for foreign in ({}, None, [], {"step": 3}, {"curvax_state_format": "1", "arrays": {}}):
         with pytest.raises(ValueError, match="expected the result of curvax.describe_state"):
@@ -137,14 +136,14 @@ def test_entries_of_another_type_are_named(entry: str) -> None:
             curvax.place_state(muon, params, state, description=description)
 
 
-def test_what_differs_is_said_before_the_arrays() -> None:
+def test_the_fields_that_one_state_alone_has_are_named() -> None:
     params = small_tree()
     muon, soap = (curvax.describe_state(NAMED[name].make(), params) for name in ("muon", "soap"))
-    for name, other, where in (("muon", soap, "the checkpoint"), ("soap", muon, "this optimizer")):
-        with pytest.raises(ValueError, match=rf"^description: only {where} has .*left.*\. \d+ of "):
+    for name, other, where in (("muon", soap, "description"), ("soap", muon, "the optimizer")):
+        with pytest.raises(ValueError, match=rf"^description has .*; only {where} has [^;]*left"):
             curvax.check_state(NAMED[name].make(), params, other)
     of_rank_3 = curvax.describe_state(curvax.galore(0.1, rank=3), params)
-    with pytest.raises(ValueError, match=r"^description: \d+ of .*: rank, storage, blocks"):
+    with pytest.raises(ValueError, match=r"^description has .* differ\)\. .*: rank, storage"):
         curvax.check_state(curvax.galore(0.1, rank=2), params, of_rank_3)
 
 

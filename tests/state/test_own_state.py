@@ -103,7 +103,9 @@ def test_what_has_changed_since_the_checkpoint_is_named(case: str) -> None:
 def test_a_schedule_is_among_the_causes_before_restoring() -> None:
     plain, scheduled = curvax.muon(0.1), curvax.muon(SCHEDULE)
     for before, after in ((plain, scheduled), (scheduled, plain)):
-        with pytest.raises(ValueError, match=r"count: .*a number into a schedule \(or the reverse"):
+        with pytest.raises(
+            ValueError, match=r"count', .*a number into a schedule \(or the reverse"
+        ):
             curvax.check_state(after, PARAMS, curvax.describe_state(before, PARAMS))
 
 

@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from .._paths import is_box, is_hole
+from .._own_state import difference, kinds_of
+from .._paths import is_box, is_hole, named_leaves
 from .._recording import repeated
 from .._stacks import StateSplit, init_each
 from ._shares import Round, share
@@ -163,11 +164,9 @@ class StateLayout:
             lambda x: jax.ShapeDtypeStruct((x.shape[0] // holders, *x.shape[1:]), x.dtype),
             (self.shapes.even, self.shapes.dealt),
         )
-        own, treedef = jax.tree.flatten(self.shapes._replace(even=even, dealt=dealt))
-        return jax.tree.structure(state) == treedef and all(
-            x.shape == y.shape and x.dtype == y.dtype
-            for x, y in zip(jax.tree.leaves(state), own, strict=True)
-        )
+        own = self.shapes._replace(even=even, dealt=dealt)
+        wanted, given = (kinds_of(named_leaves(x).present()) for x in (own, state))
+        return difference("state", wanted, given) is None
 
     def specs(self, axes: tuple[str, ...]) -> Any:
         """How each array of the state is sharded over mesh axes: a `DistributedState` of specs."""

@@ -6,12 +6,11 @@ another meaning (`docs/checkpoints.md`); a test enforces it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import jax
 
-from .._own_state import causes
+from .._own_state import difference, kinds_of
 from .._paths import is_hole, named_leaves
 from .._recording import Meaning
 from .._validate import check_bool, shown
@@ -53,7 +52,7 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
     return {
         "curvax_state_format": STATE_FORMAT,
-        "arrays": {name: f"{x.dtype}{[*x.shape]}" for name, x in leaves.items()},
+        "arrays": kinds_of(leaves),
         "matrices": {name: _described(form) for name, form in sorted(whole.forms.items())},
         "empty": [place_of(path) for path, node in with_path if _is_empty(node)],
         "parts": list(parts),
@@ -70,13 +69,6 @@ def _described(form: MatrixForm) -> str:
     part = f" from column {form.start} of {form.all_columns}" if form.is_part else ""
     matrices = f"{form.batch} of {form.rows}x{form.columns}"
     return f"axes {list(form.permutation)} as {matrices}{part}{tiles}"
-
-
-def _only_in(places: Iterable[str], others: Iterable[str], where: str) -> str:
-    """Names the fields, and the parameters, that are on paths in one state alone."""
-    fields, known = (dict.fromkeys("/".join(p).split("/")) for p in (places, others))
-    alone = [field for field in fields if field not in (*known, "") and not field.isdigit()]
-    return f"only {where} has {', '.join(alone)}. " if alone else ""
 
 
 def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool = False) -> None:
@@ -98,21 +90,10 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
     check_bool("portable", portable)
     own = describe_state(optimizer, params)
     given = checked(description)
-    for what, entries in (("arrays of the state", "arrays"), ("matrices", "matrices")):
-        mine, other = own[entries], given[entries]
-        places = sorted({*mine, *other})
-        differing = [place for place in places if mine.get(place) != other.get(place)]
-        if differing:
-            first = "; ".join(
-                f"{place}: {other.get(place, 'nothing')} in the checkpoint, "
-                f"{mine.get(place, 'nothing')} here"
-                for place in differing[:3]
-            )
-            raise ValueError(
-                f"description: {_only_in(other, mine, 'the checkpoint')}"
-                f"{_only_in(mine, other, 'this optimizer')}{len(differing)} of {len(places)} "
-                f"{what} differ ({first}). {causes(mine, other)}"
-            )
+    for what in ("arrays", "matrices"):
+        message = difference("description", own[what], given[what], what=what)
+        if message is not None:
+            raise ValueError(message)
     if own["parts"] != given["parts"]:
         raise ValueError(
             "description: the arrays have the same shapes but another meaning: "

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import GetAttrKey
 
-from .._own_state import arrays_in, difference
+from .._own_state import arrays_in, difference, kinds_of
 from .._paths import named_leaves
 from ..distribute._distribute import Division
 from ._format import stacks_in
@@ -138,7 +138,14 @@ def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
     return found
 
 
-def in_structure(argument: str, like: Any, given: Any, **compared: Any) -> Any:
+def in_structure(
+    argument: str,
+    like: Any,
+    given: Any,
+    made_for: str = "these parameters",
+    *,
+    dtypes: bool = True,
+) -> Any:
     """The arrays of `given` in the containers of `like`, by their paths.
 
     A state in an `nnx.Optimizer` has every array in a box, and a checkpoint restored without a
@@ -146,7 +153,8 @@ def in_structure(argument: str, like: Any, given: Any, **compared: Any) -> Any:
     """
     own = named_leaves(like)
     arrays = arrays_in(given, own.names)
-    message = difference(argument, own.present(), arrays, **compared)
+    own_kinds, given_kinds = map(kinds_of, (own.present(), arrays))
+    message = difference(argument, own_kinds, given_kinds, made_for, dtypes=dtypes)
     if message is not None:
         raise ValueError(message)
 
