@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import optax
 
 import curvax
-from tests.registry import LEADERS, Row
+from tests.registry import LEADERS, Family, Row
 from tests.registry import METHODS as ROWS
 
 from ._floors import FLOORS, Floor
@@ -23,11 +23,7 @@ STORAGES = {
 
 
 FAMILIES = {
-    "orthogonalized": ("muon", "swan", "osgdm"),
-    "scaled, or one-sided": ("racs", "asgo", "dasgo"),
-    "Kronecker factors": ("shampoo", "foam", "dr_shampoo"),
-    "eigenbases": ("soap", "eigen_adam", "kl_shampoo"),
-    "low rank": ("galore", "fira", "alice", "apollo", "sumo"),
+    family: tuple(row.name for row in ROWS if row.family == family) for family in get_args(Family)
 }
 RECIPES = {
     "recipes on Muon": tuple(row.name for row in LEADERS[:6]),

@@ -272,8 +272,8 @@ def rates() -> str:
 
     models = [results("train", title) for title in TRAINED]
     rows = []
-    for name in [*SUITES[RECIPE].methods, "kl_shampoo"]:
-        if name in SHOWN:
+    for name in dict.fromkeys([*SUITES[RECIPE].methods, *NAMES]):
+        if name in SHOWN and all(name in model for model in models):
             small = [
                 cell(model[name]["rate"] / model["optax.adamw"]["rate"], ".3g") for model in models
             ]

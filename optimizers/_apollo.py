@@ -1,4 +1,4 @@
-r"""Apollo: gradients scaled by Adam in a random subspace."""
+r"""APOLLO: gradients scaled by Adam in a random subspace."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def apollo(
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Apollo: gradients scaled by Adam in a random subspace.
+    r"""APOLLO: gradients scaled by Adam in a random subspace.
 
     Use it for Adam-like steps with little more memory than SGD: a low-rank Adam only determines the
     length of each column's step.

@@ -47,7 +47,10 @@ NAME = re.compile(r"(?<![\[`])`curvax\.([\w.]+)`(?!`)")
 
 
 def on_config(config: Any) -> Any:
-    """The version beside the name. Tables that are not their records' are warnings."""
+    """The version beside the name, the methods in the menu.
+
+    Tables that are not their records' are warnings.
+    """
     command = [sys.executable, "-m", "benchmarks", "pages", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     for line in done.stderr.strip().splitlines() if done.returncode else ():
@@ -55,6 +58,7 @@ def on_config(config: Any) -> Any:
     if missing := public_names.missing():
         LOG.warning("add to a group of docs/site/public_names.py: %s", ", ".join(missing))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    next(x["Methods"] for x in config.nav if "Methods" in x).extend(methods.menu())
     config.site_name = f"curvax {project['version']}"
     return config
 

@@ -1,68 +1,41 @@
 """A page per method: how to start, its algorithm, how its paper is read, its record, its docstring.
 
-Readings come from the transcriptions in `tests/reference`, figures from
-`benchmarks/results/train.json`, the rate to start with from the table of `docs/start.md`, the rest
-from that of `docs/methods.md`.
+Which methods there are, and their families, says the registry of tests. Readings come from the
+transcriptions in `tests/reference`, figures from `benchmarks/results/train.json`, the rate to start
+with from the table of `docs/start.md`, the rest from that of `docs/methods.md`. A method without a
+record has a page without it.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
 import io
 import json
 import re
+import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from boxes import BOXES, COMMON, SYMBOLS
 
 import curvax
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {
-    "muon": "Muon",
-    "osgdm": "OSGDM",
-    "swan": "SWAN",
-    "racs": "RACS",
-    "asgo": "ASGO",
-    "dasgo": "DASGO",
-    "shampoo": "Shampoo",
-    "foam": "FOAM",
-    "dr_shampoo": "DR-Shampoo",
-    "soap": "SOAP",
-    "kl_shampoo": "KL-Shampoo",
-    "eigen_adam": "Eigen-Adam",
-    "galore": "GaLore",
-    "fira": "Fira",
-    "alice": "Alice",
-    "apollo": "APOLLO",
-    "sumo": "SUMO",
-}
-TRANSCRIBED = {  # where it is not the file of the same name
-    "dasgo": ("asgo",),
-    "shampoo": ("shampoo", "shampoo_4bit"),
-    "eigen_adam": ("soap",),
-    "fira": ("galore",),
-    "apollo": ("galore",),
-}
 MODELS = {"language model": "A small language model", "digits": "Handwritten digits"}
 ADAMW = "optax.adamw"
 
 # Where the call is another one than `method(rate, weight_decay=..., others=...)`.
 DECAY = "weight_decay={decay}"
 OTHERS = "others=optax.adamw(rate, weight_decay=decay)"
-ARGUMENTS = {
-    "asgo": (DECAY,),  # all parameters are matrices
-    "dasgo": (DECAY,),
-    "shampoo": (
-        "refresh=20",  # the default is the paper's 500, for long runs
-        "base=functools.partial(optax.adamw, weight_decay=decay)",
-        OTHERS,
-    ),
-}
+ON_BASE = (
+    "refresh=20",  # the default is the paper's 500, for long runs
+    "base=functools.partial(optax.adamw, weight_decay=decay)",
+    OTHERS,
+)
 
 # The arguments that a reading may name are those of these modules.
 MODULES = (curvax, curvax.eigenbases, curvax.grafts, curvax.policies, curvax.subspaces)
@@ -70,17 +43,7 @@ MODULES = (curvax, curvax.eigenbases, curvax.grafts, curvax.policies, curvax.sub
 PAGE = """\
 # {title}
 
-## Start with
-
-```python
-{start}```
-
-This is the rate of [the table](../docs/start.md#the-learning-rate). Double and halve it until both
-are worse. In [the record](../benchmarks/results/train.md) the tuned rates were {found}.
-Weight decay is multiplied by the learning rate, hence the quotient
-([why](../docs/start.md#weight-decay)).
-
-## Algorithm
+{start}## Algorithm
 
 !!! abstract "A step of {title}, for an `m × n` matrix with gradient `G`, `m ≤ n`"
 {algorithm}
@@ -101,6 +64,27 @@ Weight decay is multiplied by the learning rate, hence the quotient
 
 {readings}
 
+{record}::: curvax.{name}
+    options: {{heading_level: 2}}
+
+::: curvax.scale_by_{name}
+    options: {{heading_level: 2}}
+"""
+
+START = """\
+## Start with
+
+```python
+{start}```
+
+This is the rate of [the table](../docs/start.md#the-learning-rate). Double and halve it until both
+are worse. In [the record](../benchmarks/results/train.md) the tuned rates were {found}.
+Weight decay is multiplied by the learning rate, hence the quotient
+([why](../docs/start.md#weight-decay)).
+
+"""
+
+RECORD = """\
 ## Record
 
 ![Validation loss of {title} over steps and over seconds, beside AdamW's](figures/{name}.svg)
@@ -108,34 +92,53 @@ Weight decay is multiplied by the learning rate, hence the quotient
 The small language model of [the record](../benchmarks/results/train.md), each method at its own
 best learning rate: mean and range over three seeds; other methods in gray.
 
-::: curvax.{name}
-    options: {{heading_level: 2}}
-
-::: curvax.scale_by_{name}
-    options: {{heading_level: 2}}
 """
+
+
+@functools.cache
+def rows() -> dict[str, Any]:
+    """The registry's rows of all methods, by name, in the order of the families."""
+    sys.path.insert(0, str(ROOT))
+    registry = importlib.import_module("tests.registry")
+    families = get_args(registry.Family)
+    found = sorted(registry.METHODS, key=lambda row: families.index(row.family))
+    return {row.name: row for row in found}
+
+
+def menu() -> list[dict[str, Any]]:
+    """The pages of all methods by family, for the menu."""
+    families: dict[str, list[dict[str, str]]] = {}
+    for row in rows().values():
+        entry = {row.title: f"methods/{row.name}.md"}
+        families.setdefault(row.family[0].upper() + row.family[1:], []).append(entry)
+    return [{family: pages} for family, pages in families.items()]
 
 
 @functools.cache
 def record() -> dict[str, dict[str, Any]]:
     """The rows of the training benchmark, by model and method."""
     tables = json.loads((ROOT / "benchmarks/results/train.json").read_text())["tables"]
-    rows = {table["title"]: {row["method"]: row for row in table["rows"]} for table in tables}
-    return {model: rows[title] for model, title in MODELS.items()}
+    found = {table["title"]: {row["method"]: row for row in table["rows"]} for table in tables}
+    return {model: found[title] for model, title in MODELS.items()}
 
 
 def factor(name: str, model: str = "language model") -> float:
     """The tuned learning rate over AdamW's."""
-    rows = record()[model]
-    return rows[name]["rate"] / rows[ADAMW]["rate"]
+    found = record()[model]
+    return found[name]["rate"] / found[ADAMW]["rate"]
 
 
 @functools.cache
 def starts() -> dict[str, str]:
     """The learning rates to start with, from the table of `docs/start.md`."""
     text = (ROOT / "docs/start.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.split("<!-- table: rates -->")[1], re.M)
-    return dict(rows)
+    found = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.split("<!-- table: rates -->")[1], re.M)
+    return dict(found)
+
+
+def is_recorded(name: str) -> bool:
+    """Whether the training benchmark has run the method."""
+    return name in starts() and all(name in own for own in record().values())
 
 
 def start(name: str) -> str:
@@ -143,7 +146,8 @@ def start(name: str) -> str:
     number, *multiple = starts()[name].split(" × ")
     rate = f"{number} * rate" if multiple else number
     decay = f"decay / {number}" if multiple else f"decay * rate / {number}"
-    arguments = ARGUMENTS.get(name, (DECAY, OTHERS))
+    row = rows()[name]
+    arguments = ON_BASE if row.base else (DECAY,) if row.everything else (DECAY, OTHERS)
     code = "".join(f"    {argument.format(decay=decay)},\n" for argument in arguments)
     imports = "import functools\n\n" if "functools" in code else ""
     imports += "import curvax\n" + ("import optax\n" if "optax" in code else "")
@@ -154,7 +158,7 @@ def start(name: str) -> str:
 def pages() -> dict[str, str]:
     """The pages of all methods, by path."""
     formulas = _formulas_of_all()
-    return {f"methods/{name}.md": _page(name, formulas) for name in NAMES}
+    return {f"methods/{name}.md": _page(name, formulas) for name in rows()}
 
 
 def steps_of(name: str) -> list[str]:
@@ -181,18 +185,15 @@ def _formulas(name: str) -> list[str]:
 def _page(name: str, formulas: dict[str, list[str]]) -> str:
     direction, state, work, refresh, paper, mind = formulas[name]
     before = [*formulas][max(0, [*formulas].index(name) - 1)]
-    relative = f"[{NAMES[before]}]({before}.md)"  # rows of the table refer to the one above
+    relative = f"[{rows()[before].title}]({before}.md)"  # rows of the table refer to the one above
     direction = re.sub("^the same", f"as {relative}", direction)
     refresh = re.sub("^as above", f"as {relative}", refresh)
-    found = " and ".join(
-        f"{factor(name, model):g} times AdamW's on the {title}"
-        for model, title in (("language model", "smaller language model"), ("digits", "digits"))
-    )
+    title, recorded = rows()[name].title, is_recorded(name)
     return PAGE.format(
-        title=NAMES[name],
+        title=title,
         name=name,
-        start=start(name),
-        found=found,
+        start=START.format(start=start(name), found=_rates(name)) if recorded else "",
+        record=RECORD.format(title=title, name=name) if recorded else "",
         algorithm="\n".join(f"    {i}. {x}" for i, x in enumerate(steps_of(name), 1)),
         symbols=f"{SYMBOLS[name]}. {COMMON}" if SYMBOLS[name] else COMMON,
         direction=direction,
@@ -202,8 +203,15 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
         paper=paper,
         mind=mind,
         readings=textwrap.indent(
-            "\n\n".join(map(_readings, TRANSCRIBED.get(name, (name,)))), "    "
+            "\n\n".join(map(_readings, rows()[name].transcribed or (name,))), "    "
         ),
+    )
+
+
+def _rates(name: str) -> str:
+    return " and ".join(
+        f"{factor(name, model):g} times AdamW's on the {title}"
+        for model, title in (("language model", "smaller language model"), ("digits", "digits"))
     )
 
 
@@ -232,13 +240,13 @@ def _formulas_of_all() -> dict[str, list[str]]:
     """Each method's row in the table of `docs/methods.md`."""
     text = (ROOT / "docs/methods.md").read_text()
     text = text.split("<!-- typed: formulas -->")[1].split("<!-- end")[0]
-    rows = [re.split(r" *\| *", line)[1:-1] for line in text.strip().splitlines()]
-    return {row[0].strip("`"): row[1:] for row in rows[2:]}
+    lines = [re.split(r" *\| *", line)[1:-1] for line in text.strip().splitlines()]
+    return {line[0].strip("`"): line[1:] for line in lines[2:]}
 
 
 def figures() -> dict[str, bytes]:
     """A picture of each method's record, by path."""
-    return {f"methods/figures/{name}.svg": _figure(name) for name in NAMES}
+    return {f"methods/figures/{name}.svg": _figure(name) for name in filter(is_recorded, rows())}
 
 
 def _on_one_machine(row: dict[str, Any]) -> dict[str, Any]:
@@ -254,17 +262,17 @@ def _figure(name: str) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    rows = {other: _on_one_machine(row) for other, row in record()["language model"].items()}
+    curves = {other: _on_one_machine(row) for other, row in record()["language model"].items()}
     figure = Figure(figsize=(8, 3), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for axis, key in ((left, "steps"), (right, "seconds")):
-        for other, row in rows.items():
-            if other in NAMES and other != name:
+        for other, row in curves.items():
+            if other in rows() and other != name:
                 axis.plot(row["curve"][key], row["curve"]["mean"], color="0.88", lw=1)
         for shown, color in ((ADAMW, "dimgray"), (name, "#3f51b5")):
-            curve = rows[shown]["curve"]
+            curve = curves[shown]["curve"]
             axis.fill_between(curve[key], curve["min"], curve["max"], color=color, alpha=0.2, lw=0)
-            label = "AdamW" if shown == ADAMW else NAMES[name]
+            label = "AdamW" if shown == ADAMW else rows()[name].title
             axis.plot(curve[key], curve["mean"], color=color, label=label)
         axis.grid(alpha=0.3)
         axis.set(xlabel=key, ylim=(1.85, 3.2))

@@ -91,7 +91,7 @@ def group(name: str) -> list[str]:
 @functools.cache
 def names() -> frozenset[str]:
     """All names with a place in the site."""
-    of_methods = {f"{prefix}{name}" for name in methods.NAMES for prefix in ("", "scale_by_")}
+    of_methods = {f"{prefix}{name}" for name in methods.rows() for prefix in ("", "scale_by_")}
     return frozenset(of_methods.union(*map(group, GROUPS)))
 
 

@@ -8,10 +8,10 @@ from ..cells import ALL_CELLS
 from ._bounds import Step, adam
 from ._leaders import LEADERS
 from ._methods import METHODS
-from ._row import ADAPTIVE, POLICIES, Row
+from ._row import ADAPTIVE, POLICIES, Family, Row
 
 __all__ = ["ADAPTIVE", "LEADERS", "METHODS", "NAMED", "POLICIES", "REGISTRY"]
-__all__ += ["Row", "Step", "adam"]
+__all__ += ["Family", "Row", "Step", "adam"]
 
 REGISTRY = METHODS + (LEADERS if ALL_CELLS else ())
 """What the suites run: the methods, and with CURVAX_ALL_CELLS what is made of the same parts."""

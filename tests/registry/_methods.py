@@ -14,6 +14,7 @@ from ._row import Row
 
 MUON = Row(
     name="muon",
+    family="orthogonalized",
     settings={"method": newton_schulz(3)},
     fuzz={"method": newton_schulz(3, eps=0.0)},
     fields=frozenset({"mu"}),
@@ -35,6 +36,7 @@ def of_scales(at: Step) -> float:
 
 RACS = Row(
     name="racs",
+    family="scaled, or one-sided",
     settings={"iterations": 2},
     faults={"iterations": 5},
     fields=frozenset({"rows", "columns", "norm"}),
@@ -45,6 +47,7 @@ RACS = Row(
 )
 ASGO = Row(
     name="asgo",
+    family="scaled, or one-sided",
     settings={"b1": 0.9, "b2": 0.95, "eps": 0.01, "refresh": 2},
     algebra={"b2": 0.3, "eps": 0.3},
     faults={"b2": 0.9, "eps": 1e-4},
@@ -59,6 +62,8 @@ ASGO = Row(
 )
 DASGO = Row(
     name="dasgo",
+    family="scaled, or one-sided",
+    transcribed=("asgo",),
     settings={"b1": 0.9, "b2": 0.95, "eps": 0.01},
     algebra={"b2": 0.99, "eps": 0.1},
     faults={"b2": 0.9, "eps": 1e-6},
@@ -70,6 +75,8 @@ DASGO = Row(
 )
 SHAMPOO = Row(
     name="shampoo",
+    family="Kronecker factors",
+    transcribed=("shampoo", "shampoo_4bit"),
     settings={"b2": 0.95, "eps": 0.01, "refresh": 2, "statistics_every": 1},
     algebra={"b2": 0.3, "eps": 0.3, "root": 2, "damping_mode": "absolute"},
     faults={"b2": 0.9, "root": 2, "damping_mode": "absolute"},
@@ -82,6 +89,7 @@ SHAMPOO = Row(
 )
 FOAM = Row(
     name="foam",
+    family="Kronecker factors",
     settings={
         "check_every": 2,
         "max_damping": 1.0,
@@ -114,6 +122,7 @@ DR_SHAMPOO = dataclasses.replace(
 )
 SOAP = Row(
     name="soap",
+    family="eigenbases",
     # On the smaller side the first statistic has full rank, so its eigenbasis is unique.
     settings={"b1": 0.9, "b3": 0.9, "eps": 0.1, "refresh": 2, "side": "smaller"},
     algebra={"b1": 0.5, "b2": 0.5, "b3": 0.3, "eps": 3.0, "side": "both"},
@@ -131,12 +140,14 @@ EIGEN_ADAM = dataclasses.replace(
     SOAP,
     name="eigen_adam",
     optimizer=eigen_adam,
+    transcribed=("soap",),
     algebra={"b1": 0.5, "b2": 0.5, "b3": 0.3, "eps": 1.0},
     faults={"b2": 0.9},
     fuzz={},
 )
 KL_SHAMPOO = Row(
     name="kl_shampoo",
+    family="eigenbases",
     # On the smaller side the first statistic has full rank, so its eigenbasis is unique.
     settings={"b1": 0.9, "b2": 0.95, "refresh": 2, "side": "smaller"},
     algebra={"b1": 0.3, "b2": 0.5, "initial": 1.0, "side": "both"},
@@ -151,6 +162,7 @@ KL_SHAMPOO = Row(
 )
 GALORE = Row(
     name="galore",
+    family="low rank",
     settings={"rank": 3, "refresh": 2, "eps": 0.1},
     algebra={"b1": 0.5, "b2": 0.5},
     keeps="subspaces",
@@ -163,6 +175,8 @@ GALORE = Row(
 )
 FIRA = Row(
     name="fira",
+    family="low rank",
+    transcribed=("galore",),
     settings={"rank": 3, "refresh": 2, "eps": 0.1},
     algebra={"b1": 0.5, "b2": 0.5},
     keeps="subspaces",
@@ -177,6 +191,7 @@ FIRA = Row(
 )
 ALICE = Row(
     name="alice",
+    family="low rank",
     settings={"rank": 3, "refresh": 2, "eps": 0.1, "switching": complement(2), "b3": 0.9},
     algebra={"b1": 0.5, "b2": 0.5},
     keeps="subspaces",
@@ -191,6 +206,8 @@ ALICE = Row(
 )
 APOLLO = Row(
     name="apollo",
+    family="low rank",
+    transcribed=("galore",),
     settings={"rank": 3, "refresh": 2, "eps": 0.1},
     algebra={"b1": 0.5, "b2": 0.5, "basis": svd()},
     keeps="subspaces",
@@ -204,6 +221,7 @@ APOLLO = Row(
 )
 SUMO = Row(
     name="sumo",
+    family="low rank",
     settings={"rank": 3, "refresh": 2},
     algebra={"b1": 0.5},
     keeps="subspaces",
@@ -216,6 +234,7 @@ SUMO = Row(
 )
 SWAN = Row(
     name="swan",
+    family="orthogonalized",
     traits=frozenset({"scale free", "svd"}),
     growth=512.0,  # the inverse of the gradient's smallest nonzero singular value
     longest=polar,
@@ -223,28 +242,11 @@ SWAN = Row(
 )
 OSGDM = Row(
     name="osgdm",
+    family="orthogonalized",
     fields=frozenset({"trace"}),
     traits=frozenset({"after the matrices", "narrow", "scale free", "svd"}),
     growth=512.0,  # the inverse of the gradient's smallest nonzero singular value
     longest=polar,
     numbers=lambda s: s.m * s.n,
 )
-METHODS = (
-    MUON,
-    RACS,
-    ASGO,
-    DASGO,
-    SHAMPOO,
-    FOAM,
-    DR_SHAMPOO,
-    SOAP,
-    EIGEN_ADAM,
-    KL_SHAMPOO,
-    GALORE,
-    FIRA,
-    ALICE,
-    APOLLO,
-    SUMO,
-    SWAN,
-    OSGDM,
-)
+METHODS = tuple(row for row in [*vars().values()] if isinstance(row, Row))

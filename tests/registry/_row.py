@@ -7,6 +7,7 @@ which side.
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,11 @@ from ._bounds import Step
 
 Settings = Mapping[str, Any]
 Kept = Literal["roots", "bases", "subspaces"]
+
+Family = Literal[
+    "orthogonalized", "scaled, or one-sided", "Kronecker factors", "eigenbases", "low rank"
+]
+"""The groups of methods on pages and in benchmarks, in this order."""
 
 Trait = Literal[
     "own policy",  # takes `check_every` and `threshold` instead of `refresh`
@@ -98,6 +104,8 @@ class Row:
     """Everything that the suites know about one method."""
 
     name: str
+    family: Family
+    transcribed: tuple[str, ...] = ()  # in tests/reference, if not in the file of its name
     optimizer: Callable[..., Any] = None  # pyright: ignore  # `curvax.<name>` by default
 
     keeps: Kept | None = None  # what it refreshes
@@ -139,6 +147,11 @@ class Row:
     def __repr__(self) -> str:
         """The name, which test reports show."""
         return self.name
+
+    @property
+    def title(self) -> str:
+        """Its name in text: the first word of its file."""
+        return (sys.modules[self.optimizer.__module__].__doc__ or "").partition(":")[0]
 
     # Properties that follow from the traits.
 
