@@ -10,7 +10,7 @@ const FIRST = {
   "'MaskedNode' object has no attribute 'dtype'": "docs/faq.html",
   FSDP: "docs/distribution.html",
   Muon: "methods/muon.html",
-  NaN: "docs/robustness.html",
+  NaN: "docs/troubleshooting.html",
   "weight decay": "docs/start.html",
 };
 const RECORD = /^(benchmarks|clients|examples|optimizers|tests|transforms)\//;
