@@ -192,6 +192,19 @@ def _decayed_weights(weight_decay: Any, mask: Any) -> optax.GradientTransformati
     return optional_decay(weight_decay, optax.add_decayed_weights(weight_decay, mask_of(mask)))
 
 
-def _check_learning_rate(name: str, value: optax.ScalarOrSchedule) -> None:
+def _check_learning_rate(name: str, value: Any) -> None:
+    wanted = f"{name} must be a number in [0, inf), or a schedule: a function from a step to one"
     if not callable(value):
-        check_interval(name, value, 0.0)
+        try:
+            check_interval(name, value, 0.0)
+        except ValueError:
+            raise ValueError(f"{wanted}; got {value!r}.") from None
+        return
+    try:
+        rate = jax.eval_shape(value, jax.ShapeDtypeStruct((), "int32"))
+    except jax.errors.JAXTypeError:  # it reads the step, which has to be concrete
+        return
+    except Exception as error:
+        raise ValueError(f"{wanted}; {shown(value)} of a step raises {error!r}.") from error
+    if getattr(rate, "shape", None) != ():
+        raise ValueError(f"{wanted}; {shown(value)} of a step gives {rate}.")

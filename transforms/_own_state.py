@@ -68,6 +68,8 @@ def raise_explained(error: Exception, init: Any, state: Any, updates: Any, param
 
 def _explanation(init: Any, state: Any, updates: Any, params: Any, error: Exception) -> str | None:
     """The error in the arguments of `update`; `None` if there is none, or we cannot tell."""
+    if state is None:
+        return "state is None; it must be that of optimizer.init(params), or of the last update."
     try:
         message = _other_arguments(updates, params, error)
         if message is not None:
@@ -125,6 +127,11 @@ def _other_arguments(updates: Any, params: Any, error: Exception) -> str | None:
         if "not passing `params`" in str(error):  # Optax's message
             return "update needs params: optimizer.update(gradients, state, params)."
         return None
+    if type(updates) is tuple and len(updates) == 2 and type(params) is not tuple:
+        return (
+            "gradients must have the tree of params; got a tuple of 2. jax.value_and_grad returns "
+            "(loss, gradients)."
+        )
     given, own = (named_leaves(tree).present() for tree in (updates, params))
     for argument, names, others in (("gradients", given, own), ("params", own, given)):
         lacking = [name for name in others if name not in names]

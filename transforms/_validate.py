@@ -198,8 +198,11 @@ def check_dtype(name: str, value: Any) -> np.dtype:
     except TypeError:
         dtype = None
     if dtype is None or not _is_usable(dtype):
+        name_of = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+        short = isinstance(value, str) and value in name_of
+        hint = f"; write {name_of[value]!r}" if short else ""
         raise ValueError(
-            f"{name} must be a real floating dtype of at least 16 bits, got {value!r}. "
+            f"{name} must be a real floating dtype of at least 16 bits, got {value!r}{hint}. "
             "(curvax.quantize_state stores moments in 8 or 4 bits.)"
         )
     return dtype

@@ -187,6 +187,17 @@ def drawn_anew() -> Any:
 
 
 UNFIT: list[tuple[Callable[[], Any], str]] = [
+    # What is no learning rate, and no function of the step to one.
+    *(
+        (functools.partial(curvax.muon, rate), f"learning_rate | schedule | {shown}")
+        for rate, shown in (
+            ((0.1, 0.01), "(0.1, 0.01)"),
+            ("0.01", "'0.01'"),
+            (optax.cosine_decay_schedule, "cosine_decay_schedule | decay_steps"),
+            (lambda step: jnp.ones(2), "[2]"),
+        )
+    ),
+    (lambda: curvax.galore(0.1, dtype="bf16"), "dtype | 'bf16' | write 'bfloat16'"),
     # What has no effect.
     (
         lambda: curvax.muon(0.1, others=optax.sgd(0.1), adam_learning_rate=0.1),

@@ -173,6 +173,15 @@ def test_gradients_with_another_tree_are_named(row: Row) -> None:
     assert refused(optimizer, state, PARAMS, fewer) == f"params {expected}"
 
 
+def test_a_loss_beside_the_gradients_and_a_state_of_none_are_named() -> None:
+    optimizer = curvax.muon(0.1)
+    state = optimizer.init(PARAMS)
+    message = refused(optimizer, state, (1.0, PARAMS), PARAMS)
+    assert message.startswith("gradients must") and "(loss, gradients)" in message
+    message = refused(optimizer, None, PARAMS, PARAMS)
+    assert message.startswith("state is None") and "optimizer.init(params)" in message
+
+
 def test_a_view_alone_names_it_too() -> None:
     params = {"kernel": np.ones((4, 6), np.float32)}
     view, other = (curvax.on_matrices(x) for x in (curvax.momentum(), curvax.scale_by_soap()))

@@ -253,8 +253,8 @@ class Within:
             return jax.lax.axis_size(self.axes)
         except NameError as error:
             raise ValueError(
-                f"axis_name: {', '.join(map(repr, self.axes))} is not an axis of an enclosing pmap "
-                "or shard_map; call init and update inside one, or give mesh=."
+                f"axis_name (mesh_axis): {', '.join(map(repr, self.axes))} is not an axis of an "
+                "enclosing pmap or shard_map; call init and update inside one, or give mesh=."
             ) from error
 
     @property
