@@ -194,7 +194,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
             ((0.1, 0.01), "(0.1, 0.01)"),
             ("0.01", "'0.01'"),
             (optax.cosine_decay_schedule, "cosine_decay_schedule | decay_steps"),
-            (lambda step: jnp.ones(2), "[2]"),
+            (lambda step: jnp.ones(2), "(2,)"),
         )
     ),
     (lambda: curvax.galore(0.1, dtype="bf16"), "dtype | 'bf16' | write 'bfloat16'"),

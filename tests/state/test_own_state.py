@@ -48,7 +48,7 @@ def test_the_state_of_another_optimizer_is_named(row: Row) -> None:
     assert "made by another optimizer" in message and "inner_states/matrices/" in message
 
 
-@pytest.mark.parametrize("state", [optax.adam(0.1).init(PARAMS), PARAMS, None, ()], ids=type)
+@pytest.mark.parametrize("state", [optax.adam(0.1).init(PARAMS), PARAMS, ()], ids=type)
 def test_what_is_no_state_of_ours_is_named(state: Any) -> None:
     message = refused(curvax.muon(0.1), state)
     assert names_the_place(message, "nothing", "4x6/counts", "int32[2, 3]")
