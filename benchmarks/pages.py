@@ -20,13 +20,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 import curvax
 from tests.registry import LEADERS, METHODS
 
 from . import _published, refreshes
+from ._curves import spread
 from ._methods import CODED, NAMES, PEER
 from ._record import FOLDER, cell, table
-from .evidence import _claims, _compare, _lines, _plan
+from .evidence import _calls, _claims, _compare, _lines, _plan
+from .evidence._claims import LEVEL
+from .evidence._methods import METHODS as TUNED_METHODS
 from .evidence._pages import finals_table
 from .evidence._suites import SUITES
 
@@ -81,8 +86,6 @@ CODED_MIND = {
     "shampoo": "codes cost time at every statistic",
     "soap": "4-bit codes lose SOAP's gain, and cost time at every step",
 }
-BRIEF = ("optax.adamw", "muon", "swan", "racs", "asgo", "shampoo", "soap", "galore", "alice")
-"""Those that the README has."""
 
 
 def shown_of(name: str) -> Iterator[tuple[str, Shown]]:
@@ -167,36 +170,56 @@ def source(suite: str) -> str:
     return f"`{record['command']}`, on {record['hardware']}; {versions}."
 
 
-def brief() -> str:
-    """The README's table: the directions of some methods, their results and their costs."""
-    rows, directions = [], {name: x.direction for name, x in typed().items()}
-    model = finals(RECIPE)
-    for name in sorted(BRIEF, key=lambda name: float(model[name]["loss"].split()[0])):
-        row = model[name]
-        rows.append(
-            [
-                shown(name),
-                directions.get(name, "`M / √v`, elementwise"),
-                row["loss"],
-                row["speed_up"],
-                cell(row["ms"] / model["optax.adamw"]["ms"], ".2f"),
-                bytes_per_number(name),
-            ]
-        )
-    titles = ["optimizer", "direction", "validation loss, mean (range)"]
-    titles += ["AdamW's steps to it, over its own", "time of a step"]
-    found = table([*titles, "state, bytes per parameter"], rows)
-    found = found.replace("| --- | ---: |", "| --- | --- |")  # the direction is text
-    return f"{found}\n\n{origin(*LADDER)}"
+def calls() -> str:
+    """The printed calls on the language model: their results and their costs."""
+    suite, adamw = SUITES[RECIPE], finals(RECIPE)["optax.adamw"]
+    curve, base = _compare.curve_of(suite, runs()), _calls.result_of(RECIPE, _calls.ADAMW, runs())
+    state = bytes_per_number("optax.adamw")
+    rows = [["AdamW, tuned", "", adamw["loss"], "1.00", "1.00", "1.00", state]]
+    for printed in _calls.PRINTED[RECIPE]:
+        found = _calls.result_of(RECIPE, printed.call, runs())
+        if not found.finals:
+            continue
+        loss, slower = float(np.mean(found.losses)), found.milliseconds / base.milliseconds
+        over = [_compare.speed_up(loss, suite.steps, curve, x) for x in (1.0, slower)]
+        row = [printed.goal, f"`{printed.call}`", spread(found.losses, ".3f"), *over]
+        rows.append([*row, cell(slower, ".2f"), bytes_per_number(printed.method)])
+    rows.sort(key=lambda row: float(row[2].split()[0]))
+    titles = ["goal", "call", "validation loss, mean (range)", "AdamW's steps to it, over its own"]
+    titles += ["AdamW's time to it, over its own", "time of a step", "state, bytes per parameter"]
+    written = table(titles, rows).replace("| --- | ---: |", "| --- | --- |")  # a call is text
+    return f"{written}\n\n{origin(*LADDER)}\n\n{origin(RECIPE, command='calls')}"
 
 
-def origin(*suites: str) -> str:
+def kept() -> str:
+    """The printed calls on all tasks where they ran, beside the tuned points."""
+    rows = []
+    for name, printed in ((name, x) for name, own in _calls.PRINTED.items() for x in own):
+        found = _calls.compared(name, printed, runs())
+        if found is None:
+            continue
+        call, adamw, tuned, share = found
+        gains = [f"{a - b:.3f}" for a, b in ((adamw, call), (adamw, tuned))]
+        worth = f"{100 * share:.0f} %" if adamw - tuned > LEVEL else ""
+        own = _calls.result_of(name, printed.call, runs())
+        rows.append([f"`{name}`", f"`{printed.call}`", spread(own.losses, ".3f"), *gains, worth])
+    titles = ["suite", "call", "validation loss, mean (range)", "below AdamW's"]
+    written = table([*titles, "the tuned point below AdamW's", "kept"], rows)
+    written = written.replace("| --- | ---: |", "| --- | --- |")
+    return f"{written}\n\n{origin(*_calls.PRINTED, command='calls')}"
+
+
+def origin(*suites: str, command: str = "run") -> str:
     """Command and machine of suites of the evidence."""
-    lines = [line for line in runs().values() if line["suite"] in suites]
+    lines = [
+        line
+        for line in runs().values()
+        if line["suite"] in suites and (line["method"] in TUNED_METHODS) == (command == "run")
+    ]
     hardware = "; ".join(sorted({line["hardware"] for line in lines}))
     packages = ("jax", "optax", "flax")
     versions = {", ".join(f"{x} {line['versions'][x]}" for x in packages) for line in lines}
-    command = f"python -m benchmarks evidence run --suites {','.join(suites)}"
+    command = f"python -m benchmarks evidence {command} --suites {','.join(suites)}"
     return f"`{command}`, on {hardware}; {'; '.join(sorted(versions))}."
 
 
@@ -316,7 +339,8 @@ def layouts() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "brief": brief,
+    "calls": calls,
+    "kept": kept,
     "methods": methods,
     "leaders": leaders,
     "rates": rates,

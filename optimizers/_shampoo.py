@@ -52,7 +52,7 @@ def scale_by_shampoo(
     policy = as_policy(refresh, offset=0, first=False)
     if statistics_every is None:
         schedule = policy.schedule
-        period: int = 1 if schedule.first == "doubling" else schedule.period
+        period: int = 1 if isinstance(schedule.first, str) else schedule.period
         statistics_every = period // 5 if period >= 500 else period
     preconditioned = precondition(
         average,
@@ -146,7 +146,7 @@ def shampoo(
       refresh: period or policy of the roots.
       statistics_every: T1, steps between updates of the statistics; `None` is the period T2 of the
         roots, or a fifth of it from 500 on, as in the paper: 100 of 500, 200 of 1000, 200 of 200;
-        and 1 with `every(T2, first="doubling")`, whose first roots need statistics.
+        and 1 with `every(T2, first="doubling")` or "growing", whose first roots need statistics.
       graft: length of the direction: "norm" (the gradient's), "adam" (Adam's), `None` (its own),
         "limit" (its own, up to the norm `√(min(m, n) / (1 - b2))`; p must be 4, or see
         `precondition` for "kl"), or `grafts.adam(b1=0.9)`.

@@ -14,9 +14,12 @@ from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.kronecker._whitened import limit_of
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
-from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.refresh._policy import Refresh, as_policy, every
 from ..transforms.storage._storage import Storage
 from ._assemble import MeshAxis, MeshLike, assemble
+
+GROWING = every(10, first="growing")
+"""Every third step at first, as short runs need it; every tenth from step 700 on."""
 
 
 def scale_by_soap(
@@ -31,7 +34,7 @@ def scale_by_soap(
     method: str | BasisMethod | None = None,
     skip_first: bool = False,
     limit: jax.typing.ArrayLike | None = None,
-    refresh: Refresh = 10,
+    refresh: Refresh = GROWING,
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
@@ -72,7 +75,7 @@ def soap(
     bias_correction: bool = False,
     method: str | BasisMethod | None = None,
     limit: jax.typing.ArrayLike | None = None,
-    refresh: Refresh = 10,
+    refresh: Refresh = GROWING,
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",

@@ -4,6 +4,7 @@
     python -m benchmarks evidence run --suites recipe-250 --most 20
     python -m benchmarks evidence status             # what is there and what is left
     python -m benchmarks evidence tables             # pages and pictures, from the lines
+    python -m benchmarks evidence calls              # those that pages print, as they stand
     python -m benchmarks evidence try --suites recipe-250 --method asgo --values '{"eps": 1e-10}'
 
 `run` needs hours to days and may be killed at any moment. It uses one thread if these are set:
@@ -23,6 +24,7 @@ import optax
 import curvax
 
 from .. import _record
+from . import _calls
 from ._lines import Lines, read
 from ._methods import METHODS
 from ._plan import Request, Runs, best_in, status
@@ -37,7 +39,7 @@ def parse() -> argparse.Namespace:
     description, _, _ = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
-    add("action", choices=("run", "status", "tables", "try"), help="what to do")
+    add("action", choices=("run", "status", "tables", "try", "calls"), help="what to do")
     help = f"some of {', '.join(SUITES)}, separated by commas (all)"
     add("--suites", type=_record.names(tuple(SUITES)), help=help)
     add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
@@ -65,6 +67,9 @@ def main() -> None:
     suites = [SUITES[name] for name in args.suites or SUITES]
     if args.action == "run":
         sweep(suites, Lines(args.out), args.most, args.workers)
+    elif args.action == "calls":
+        _calls.run(suites, Lines(args.out), args.most)
+        _calls.drawn("recipe-250", read(args.out)).savefig(args.out / "calls.png", dpi=120)
     elif args.action == "status":
         print(status(suites, read(args.out)))
     elif args.action == "try":

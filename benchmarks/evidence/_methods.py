@@ -167,17 +167,20 @@ def optimizer(
     """A method at a point.
 
     Args:
-      name: of the method.
+      name: of the method, or a call (`_calls.py`).
       schedule: the share of the peak learning rates at a step.
       static: the whole numbers of the point.
       values: its other numbers, which may be traced.
     """
+    clip = optax.clip_by_global_norm(CLIP)
+    if name not in METHODS:  # learning rates multiply last, so that the schedule may come after
+        called = eval(name, {"curvax": curvax, "optax": optax, **values})
+        return optax.chain(clip, called, optax.scale_by_schedule(schedule))
     peak = values["rate"]
 
     def rate(count: Any) -> Any:
         return peak * schedule(count)
 
-    clip = optax.clip_by_global_norm(CLIP)
     if name in ADAM and "adam_rate" not in values:
         return optax.chain(clip, adamw(rate, peak, values, ""))
     adam_peak = values["adam_rate"]

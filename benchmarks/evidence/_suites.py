@@ -57,7 +57,7 @@ class Suite:
 
     def task(self, method: str, task: Task) -> Task:
         """The suite's task as a method has it."""
-        rank = METHODS[method].adapters
+        rank = METHODS[method].adapters if method in METHODS else 0  # a call has none
         return with_adapters(task, rank) if rank else task
 
     def schedule(self) -> optax.Schedule:

@@ -24,7 +24,7 @@ import curvax
 from .. import _record, _tasks, _training
 from .._training import Program
 from ._lines import IDENTITY, Lines
-from ._methods import optimizer, split
+from ._methods import METHODS, optimizer, split
 from ._plan import Request, count, upcoming
 from ._suites import SUITES, TUNING_SEED, Suite
 
@@ -89,10 +89,10 @@ class Runner:
         program = self.program(request)
         steps = program.task.steps
         _, values = split(request.values)
-        tuning = request.seed == TUNING_SEED
+        last = request.seed == TUNING_SEED or request.method not in METHODS
         begin = time.time()
         run = None
-        for done, run in enumerate(program.train(values, request.seed, tuning), 1):
+        for done, run in enumerate(program.train(values, request.seed, last), 1):
             told(min(done * program.task.eval_every, steps), steps)
             if not math.isfinite(run.training[-1]):
                 break

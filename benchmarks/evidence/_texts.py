@@ -12,6 +12,8 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import os
+import runpy
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -34,9 +36,14 @@ class Text(NamedTuple):
     digest: str  # of both: numbers of different texts do not compare
 
 
+def library() -> Path:
+    """The folder of the standard library that is read."""
+    return Path(os.environ.get("EVIDENCE_TEXT") or sysconfig.get_paths()["stdlib"])
+
+
 def sources() -> list[Path]:
     """The standard library's modules, in the order of their names."""
-    root = Path(sysconfig.get_paths()["stdlib"])
+    root = library()
     paths = [(path.relative_to(root).as_posix(), path) for path in root.rglob("*.py")]
     return [path for name, path in sorted(paths) if not LEFT_OUT & set(Path(name).parts)]
 
@@ -75,8 +82,7 @@ def read(name: str) -> Text:
     """`prose` or `code`."""
     parts = []
     if name == "prose":
-        from pydoc_data.topics import topics
-
+        topics = runpy.run_path(str(library() / "pydoc_data/topics.py"))["topics"]
         parts += [topics[topic] for topic in sorted(topics)]
     for source, strings in parsed(sources()):
         if name == "code":

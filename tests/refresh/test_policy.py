@@ -40,6 +40,21 @@ def test_every_is_due_at_the_steps_of_its_definition(k, first):
         assert jax.vmap(policy.due)(counts).tolist() == expected
 
 
+@pytest.mark.parametrize("stagger", [False, 1])
+def test_a_growing_period_grows_by_one_in_a_hundred_steps(stagger):
+    """From 3, and is the given one in the long run; a staggered factor is refreshed as often."""
+    policy = curvax.every(10, first="growing", stagger=stagger)
+    steps, number = np.arange(1, 1001), sum(100 / k for k in range(3, 10))
+    for phase in range(10 if stagger else 1):
+        due = steps[np.asarray(jax.vmap(lambda t, p=phase: policy.due(t, p))(steps))]
+        gaps, periods = np.diff(due), np.minimum(10, 3 + due[1:] // 100)
+        assert due[0] == 1 and (gaps[due[1:] < 100][1:] == 3).all()
+        assert (gaps < 2 * periods).all() and (gaps[due[1:] > 720] == 10).all()
+        assert abs(np.sum(due < 700) - number) < 8
+    short = curvax.every(2, first="growing")
+    assert [t for t in range(1, 9) if short.due(t)] == [1, 2, 4, 6, 8]
+
+
 @functools.cache
 def trajectory_of(name):
     """That of a policy of `POLICIES`, from ε and gradients, compiled once for all tests."""

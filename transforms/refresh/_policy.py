@@ -61,6 +61,10 @@ TOGETHER = 24
 """With `stagger=True` about so many matrices take their turn together. On an H100 cuSOLVER
 decomposes 24 of order 768 in 53 ms, 8 in 60 and one in 9 (`docs/xla.md`, "GPUs")."""
 
+LEAST, GROWTH = 3, 100
+"""With `first="growing"` the first period, and the steps in which it grows by 1."""
+FIRST = ("doubling", "growing")
+
 
 class RootDamping(NamedTuple):
     """The damping of an inverse root, for a `Check`."""
@@ -115,8 +119,8 @@ class Every(RefreshPolicy):
     examines = None
 
     def __post_init__(self):
-        if self.first != "doubling":
-            check_bool("first (if not 'doubling')", self.first)
+        if self.first not in FIRST:
+            check_bool("first (if not 'doubling' or 'growing')", self.first)
         if not isinstance(self.stagger, (bool, np.bool_)):
             check_positive_int("stagger (if not True or False)", self.stagger)
 
@@ -134,7 +138,10 @@ class Every(RefreshPolicy):
 
     def due(self, count: jax.Array, phase: Any = 0) -> jax.Array:
         """Whether step `count` (from 1) is due for matrices of this phase, `0 … period - 1`."""
-        due = (count - self.offset) % self.period == phase
+        period = self.period
+        if self.first == "growing":
+            period = jnp.minimum(period, LEAST + count // GROWTH)
+        due = (count - self.offset) % period == phase % period
         if self.first == "doubling":
             return due | (count > 0) & (count < self.period) & (count & (count - 1) == 0)
         return due | (count == 1) if self.first else due
@@ -151,9 +158,10 @@ def every(
     Args:
       k: period in steps.
       offset: shift within the period; with 1 the steps are 1, k + 1, 2k + 1, …
-      first: whether step 1 always refreshes; or "doubling": steps 1, 2, 4, 8, … below k do. In the
-        first steps a basis or root knows few gradients, and ages fast, so this saves most of what a
-        long period loses in a short run ("How often is often enough" in
+      first: whether step 1 always refreshes; or "doubling": steps 1, 2, 4, 8, … below k do; or
+        "growing": step 1 does, and k is at most `3 + t // 100` at step t. In the first steps a
+        basis or root knows few gradients, and ages fast, so this saves most of what a long period
+        loses in a short run ("How often is often enough" in
         `docs/performance_details.md`).
       stagger: spreads the refreshes of the factors over the period, balanced by cost, so that no
         step takes much longer than the others. Each factor still has period k. The steps of `first`
@@ -165,8 +173,8 @@ def every(
 
     Raises:
       ValueError: if `k` is not a positive integer, `offset` not an integer, `first` neither a bool
-        nor "doubling", or `stagger` neither a bool nor a positive integer; integers must be of
-        int32.
+        nor "doubling" or "growing", or `stagger` neither a bool nor a positive integer; integers
+        must be of int32.
 
     Example:
       >>> import curvax
