@@ -10,6 +10,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `momentum`, `orthogonalize`, `precondition`, `in_eigenbasis`, `in_subspace`, ... | directions |
 | `distribute`, `quantize_state`, `inject_hyperparams`, `skip_spikes` | wrappers |
 | `stochastic_rounding`, `kahan_summation`, `master_weights` | wrappers for bfloat16 weights |
+| `ema_nesterov`, `primal_average`, `tail_average`, `eval_params` | averages, points ahead |
 | `to_int8`, `from_int8`, `int8_weights` | weights in 8 bits, and the wrapper that updates them |
 | `on_matrices`, `route`, `MatrixRule`, `MatrixAxes` | which parameters are matrices |
 | `layerwise`, `clip_by_last_norm` | layers that are updated during the backward pass |
@@ -68,6 +69,8 @@ from .optimizers import (
     swan,
 )
 from .transforms._spikes import skip_spikes
+from .transforms.directions._blend import blend
+from .transforms.directions._cautious_updates import cautious_updates
 from .transforms.directions._clip_by_last_norm import clip_by_last_norm
 from .transforms.directions._clip_logits import clip_logits
 from .transforms.directions._diagonal import precondition_diagonal
@@ -122,6 +125,7 @@ from .transforms.storage._quantized import quantized
 from .transforms.storage._storage import Storage, dense
 from .transforms.subspace._adapter import Adapter, extract_adapter
 from .transforms.subspace._subspace import in_subspace
+from .transforms.weights._averages import ema_nesterov, eval_params, primal_average, tail_average
 from .transforms.weights._int8 import from_int8, int8_weights, to_int8
 from .transforms.weights._kept_bits import kahan_summation, master_weights
 from .transforms.weights._stochastic_rounding import stochastic_rounding
@@ -142,6 +146,8 @@ __all__ = [
     "apollo",
     "asgo",
     "assemble",
+    "blend",
+    "cautious_updates",
     "check_state",
     "cholesky",
     "clip_by_last_norm",
@@ -153,6 +159,8 @@ __all__ = [
     "dr_shampoo",
     "eigen_adam",
     "eigenbases",
+    "ema_nesterov",
+    "eval_params",
     "every",
     "extract_adapter",
     "find_output_layer",
@@ -195,6 +203,7 @@ __all__ = [
     "power_iteration",
     "precondition",
     "precondition_diagonal",
+    "primal_average",
     "products",
     "published",
     "quantize_state",
@@ -238,6 +247,7 @@ __all__ = [
     "summarize",
     "sumo",
     "swan",
+    "tail_average",
     "take_over",
     "to_int8",
 ]

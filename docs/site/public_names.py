@@ -16,17 +16,17 @@ GROUPS = {
         "Transformations on batches of matrices, for `optax.chain` and `curvax.assemble`. "
         "[Parts](../docs/parts.md) explains how they compose.",
         "momentum orthogonalize scale_by_shape precondition in_eigenbasis in_subspace moment_ratio "
-        "graft limit_norm_growth normalize_rows normalize_columns standardize_rows "
+        "blend graft limit_norm_growth normalize_rows normalize_columns standardize_rows "
         "precondition_diagonal scale_by_rows_and_columns row_column_scales normalize_matrices "
         "normalize_neurons scale_by_dion scale_by_weight_norm keep_weight_norm add_cautious_decay "
-        "clip_logits",
+        "cautious_updates clip_logits",
     ),
     "wrappers": (
         "Optimizers and wrappers",
         "Functions that make a full optimizer from a direction, and wrappers of optimizers.",
         "assemble layerwise clip_by_last_norm quantize_state inject_hyperparams skip_spikes "
         "stochastic_rounding kahan_summation master_weights to_int8 from_int8 int8_weights "
-        "distribute",
+        "distribute ema_nesterov primal_average tail_average eval_params",
     ),
     "matrices": (
         "Matrices",

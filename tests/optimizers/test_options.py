@@ -295,6 +295,13 @@ PARTS = {
         {**CODES, "bits": 6, "bases": curvax.dense()},
         ALL_CODED,
     ),
+    "blend": Part(
+        curvax.blend,
+        _itself,
+        {"first": curvax.scale_by_muon(), "second": optax.scale_by_rms(), "weights": (0.5, 1.0)}
+        | {"length": "sum"},
+        {"first": optax.identity(), "second": curvax.momentum(), "weights": (0.5, 0.5)},
+    ),
     "momentum": Part(curvax.momentum, _itself, {"accumulate": "sum", "nesterov": True}),
     "moment_ratio": Part(curvax.moment_ratio, _itself),
     "precondition_diagonal": Part(

@@ -33,6 +33,7 @@ OPTAX: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
     optax.ScaleByRmsState: ((), ("nu",)),
     optax.ScaleByAdamState: (("mu",), ("nu",)),
     optax.ScaleByAdanState: (("m", "v", "g"), ("n",)),
+    optax.contrib.ScaleByAdemamixState: (("m1", "m2"), ("nu",)),
     optax.ScaleByAmsgradState: (("mu",), ("nu", "nu_max")),
     optax.ScaleByBeliefState: (("mu",), ("nu",)),
     optax.ScaleByRStdDevState: (("mu",), ("nu",)),

@@ -1,0 +1,107 @@
+"""Sums of two directions: the transcription, shared parts, and lengths of any size."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import curvax
+from curvax.transforms.directions._blend import schatten_4
+from tests.helpers import assert_close, assert_names, rejection, run_scanned
+from tests.reference import lengths
+from tests.reference.blends import blend
+from tests.reference.muon import momenta, newton_schulz
+from tests.shared.transcriptions import HARD, Case, assert_follows
+
+MUON = curvax.scale_by_muon(b1=0.9, nesterov=False, method=curvax.polar.newton_schulz(3, eps=0.0))
+AMPLIFIED = 3.4445**3  # by three iterations
+
+
+def blended(gradients: Any, weights: Any, **options: Any) -> Any:
+    """The momentum, and its approximate polar factor."""
+    found = momenta(gradients, 0.9, nesterov=False, bias_correction=False)
+    return [
+        blend(m, newton_schulz(m, steps=3, eps=0.0), weights, **options) for m, _ in found
+    ], None
+
+
+FORMS: dict[str, Any] = {
+    "first": (curvax.blend, {}),
+    "sum": (functools.partial(curvax.blend, length="sum"), {"length": "sum"}),
+    "frobenius": (
+        lambda a, s, w: curvax.graft(curvax.blend(a, s, w, length="sum"), a),
+        {"norm": "frobenius"},
+    ),
+}
+
+
+@pytest.mark.parametrize("weights", [(0.3, 0.7), (0.0, 1.0), (1.0, -0.25)])
+@pytest.mark.parametrize("form", FORMS)
+def test_trajectories_equal_the_transcription(form: str, weights: tuple[float, float]) -> None:
+    ours, options = FORMS[form]
+    momentum = curvax.momentum(0.9)
+    theirs = functools.partial(blended, weights=weights, **options)
+    assert_follows(Case(ours(momentum, MUON, weights), theirs, HARD, 2 * AMPLIFIED))
+
+
+def test_what_both_share_is_kept_once_before_the_blend() -> None:
+    momentum = curvax.momentum(0.9)
+    polar = curvax.orthogonalize(curvax.polar.newton_schulz(3, eps=0.0))
+    shared = optax.chain(momentum, curvax.blend(optax.identity(), polar, (0.3, 0.7)))
+    theirs = functools.partial(blended, weights=(0.3, 0.7))
+    assert_follows(Case(shared, theirs, HARD, 2 * AMPLIFIED))
+    sizes = [
+        sum(x.size for x in jax.tree.leaves(part.init(jnp.ones((4, 6)))))
+        for part in (shared, momentum)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+def test_a_blend_within_an_eigenbasis_is_one_outside_it() -> None:
+    """Rotations change neither sums nor Schatten norms."""
+    nesterov, ratio = curvax.momentum(0.9, nesterov=True), curvax.moment_ratio(0.0, 0.9)
+    in_basis = functools.partial(curvax.in_eigenbasis, refresh=curvax.every(3), method="eigh")
+    inside = in_basis(optax.chain(nesterov, curvax.blend(optax.identity(), ratio, (0.3, 0.7))))
+    outside = curvax.blend(nesterov, in_basis(optax.chain(nesterov, ratio)), (0.3, 0.7))
+    draw = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        gradients = [draw.standard_normal((2, 4, 9)) + 1 for _ in range(20)]
+        found, expected = (run_scanned(part, gradients)[0] for part in (inside, outside))
+        assert_close(found, expected, 16, condition=1e4)
+        plain, _ = run_scanned(nesterov, gradients)
+    last = [[lengths.schatten_4(x) for x in side[-1]] for side in (found, plain)]
+    assert last[0] == pytest.approx(last[1], rel=1e-10)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-10, 1.0, 1e10, 1e30])
+def test_schatten_norms_of_huge_and_tiny_matrices(size: float) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 7)).astype(np.float32)
+    found = np.asarray(schatten_4(jnp.asarray(np.float32(x * size))), np.float64)
+    expected = [lengths.schatten_4(np.float64(y)) for y in x]
+    assert found[:, 0, 0] / size == pytest.approx(expected, rel=1e-5)
+
+
+def test_zeros_stay_zero_and_what_is_not_finite_shows() -> None:
+    double = optax.scale(2.0)
+    part = curvax.blend(optax.identity(), double, (0.5, 0.5))
+    x = jnp.zeros((3, 2, 2)).at[1].set(1.0).at[2, 0, 0].set(jnp.nan)
+    found, _ = part.update(x, part.init(x))
+    assert not np.asarray(found[0]).any() and np.isfinite(found[1]).all()
+    assert not np.isfinite(found[2]).all()
+    opposed = curvax.blend(optax.identity(), double, (1.0, -0.5))
+    assert not np.asarray(opposed.update(x, opposed.init(x))[0][1]).any()
+
+
+def test_bad_arguments_are_named() -> None:
+    both = functools.partial(curvax.blend, optax.identity(), MUON)
+    assert_names(rejection(lambda: both(0.5)), "weights must be two numbers | 0.5")  # pyright: ignore
+    assert_names(rejection(lambda: both((0.5, np.inf))), "weights[1] | inf")
+    assert_names(rejection(lambda: both((1, 1), length="second")), "length | 'first' | 'second'")
+    assert_names(rejection(lambda: curvax.blend("muon", MUON, (1, 1))), "first | 'muon'")  # pyright: ignore
+    reshaped = optax.stateless(lambda x, p: jax.tree.map(lambda y: y[:1], x))
+    part = curvax.blend(reshaped, MUON, (1, 1))
+    assert_names(rejection(lambda: part.init(jnp.ones((2, 3)))), "blend | (2, 3) | (1, 3)")
