@@ -22,6 +22,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 | `curvax.polar` | ways to compute a polar factor |
 | `curvax.eigenbases` | ways to renew an eigenbasis |
 | `curvax.grafts` | lengths of directions |
+| `curvax.weights` | what a step does with the weights beside the direction |
 | `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
 | `curvax.published` | the settings that papers publish |
 
@@ -30,7 +31,7 @@ for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `sham
 
 from importlib import metadata as _metadata
 
-from . import eigenbases, grafts, polar, policies, published, rules, subspaces
+from . import eigenbases, grafts, polar, policies, published, rules, subspaces, weights
 from .optimizers import (
     alice,
     apollo,
@@ -250,4 +251,5 @@ __all__ = [
     "tail_average",
     "take_over",
     "to_int8",
+    "weights",
 ]

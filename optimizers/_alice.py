@@ -10,6 +10,7 @@ import optax
 from ..transforms._validate import as_value, check_interval
 from ..transforms.directions._carry import Carry
 from ..transforms.directions._moment_ratio import moment_ratio
+from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import SWITCHING, BasisFinder
@@ -82,6 +83,7 @@ def alice(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -133,8 +135,8 @@ def alice(
       seed: of the random draws.
       dtype: of the stored basis and moments: "bfloat16", as the papers count, "float32", or `None`:
         float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
-        others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
+        adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -179,6 +181,7 @@ def alice(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -9,6 +9,7 @@ import optax
 
 from ..transforms._validate import check_adam, check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
+from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, gaussian
@@ -75,6 +76,7 @@ def apollo(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -118,8 +120,8 @@ def apollo(
         float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
       matrices: see `muon`. The output layer goes to AdamW; `MatrixRule(output_layer=None)` makes
         it a matrix.
-      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
-        `muon`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights, adam_learning_rate,
+        others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -162,6 +164,7 @@ def apollo(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

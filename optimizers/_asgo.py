@@ -9,6 +9,7 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._momentum import momentum
+from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.kronecker._precondition import precondition
 from ..transforms.linalg._products import Products
@@ -82,6 +83,7 @@ def asgo(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -138,8 +140,8 @@ def asgo(
       matrices: see `muon`; "all", as in the paper, also for a `MatrixRule` without this field.
         `MatrixRule(head_wise=True)` is Appendix B; kernels whose heads are merged need
         `MatrixAxes(0, 1, column_heads=H)`.
-      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
-        `muon`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights, adam_learning_rate,
+        others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -180,6 +182,7 @@ def asgo(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -10,8 +10,10 @@ import jax
 import optax
 
 from ..transforms._guard import guard_leaves
-from ..transforms._validate import check_interval, concrete, shown
+from ..transforms._validate import as_value, check_interval, concrete, shown
 from ..transforms.directions._weight_decay import mask_of, optional_decay
+from ..transforms.directions._weights_side import Weights, on_weights
+from ..transforms.directions._weights_values import WEIGHTS
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.matrices._routing import route
 from ..transforms.matrices._view import matrix_view
@@ -37,6 +39,7 @@ def assemble(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -47,10 +50,11 @@ def assemble(
         decay: a `scale_by_<method>` or a chain of transformations.
       learning_rate: of the matrices; a number or a schedule.
       base: callable from a learning rate to an optimizer, which gets the direction as its gradient;
-        `None` is plain descent with decoupled weight decay. Beside a base, `weight_decay` must be
-        0; a traced or injected number, which may change, decays all parameters, decoupled.
+        `None` is plain descent with decoupled weight decay. With `weights` it runs on batches of
+        matrices, as the direction does. Beside a base, `weight_decay` must be 0; a traced or
+        injected number, which may change, decays all parameters, decoupled.
       guard, projects: see `on_matrices`.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask,
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay, weight_decay_mask, weights,
         adam_learning_rate, others: see `muon`.
 
     Returns:
@@ -77,14 +81,14 @@ def assemble(
             f"optax.chain; got {given}."
         )
     rule = as_rule(matrices, weight_dimension_numbers)
+    side = as_value("weights", weights, Weights, "curvax.weights.hyperball()", WEIGHTS)
     others = others_or_adamw(
-        others, adam_learning_rate, learning_rate, weight_decay, weight_decay_mask
+        others, adam_learning_rate, learning_rate, weight_decay, weight_decay_mask, weights
     )
     if base is None:
-        descent = optax.chain(
-            _decayed_weights(weight_decay, weight_decay_mask),
-            optax.scale_by_learning_rate(learning_rate),
-        )
+        descent = optax.scale_by_learning_rate(learning_rate)
+        if side is None:
+            descent = optax.chain(_decayed_weights(weight_decay, weight_decay_mask), descent)
     elif concrete(weight_decay) not in (None, 0):
         raise ValueError(
             "weight_decay must be 0 with a base: give it to the base, as in "
@@ -96,10 +100,18 @@ def assemble(
         )
     # The routing has removed the output layer, and the embedding that identifies it.
     inside = dataclasses.replace(rule, output_layer=None)
+    if side is not None:
+        direction = optax.chain(direction, descent, on_weights(side, learning_rate))
     view = matrix_view(
-        direction, inside, guard=guard, projects=projects, mesh=mesh, mesh_axis=mesh_axis
+        direction,
+        inside,
+        guard=guard,
+        projects=projects and side is None,
+        mesh=mesh,
+        mesh_axis=mesh_axis,
     )
-    return _Full(*route(optax.chain(view, descent), guard_leaves(others), rule))
+    updates = view if side is not None else optax.chain(view, descent)
+    return _Full(*route(updates, guard_leaves(others), rule))
 
 
 def others_or_adamw(
@@ -108,6 +120,7 @@ def others_or_adamw(
     learning_rate: optax.ScalarOrSchedule,
     weight_decay: Any,
     weight_decay_mask: Any,
+    weights: Any = None,
 ) -> optax.GradientTransformation:
     """`others`; if that is `None`, AdamW.
 
@@ -127,6 +140,12 @@ def others_or_adamw(
     ):
         raise ValueError(
             f"weight_decay_mask must be None with weight_decay=0, got {shown(weight_decay_mask)}."
+        )
+    if weights is not None and concrete(weight_decay) not in (None, 0):
+        raise ValueError(
+            "weight_decay must be 0 with weights: give it to weights, as in "
+            "curvax.weights.decay(0.1), and to others, as in optax.adamw(1e-3, weight_decay=0.1); "
+            f"got weight_decay={weight_decay!r}, weights={shown(weights)}."
         )
     if others is None:
         rate = learning_rate if adam_learning_rate is None else adam_learning_rate

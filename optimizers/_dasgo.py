@@ -9,6 +9,7 @@ import optax
 
 from ..transforms.directions._diagonal import precondition_diagonal
 from ..transforms.directions._momentum import momentum
+from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ._assemble import MeshAxis, MeshLike, assemble
 
@@ -42,6 +43,7 @@ def dasgo(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -76,8 +78,8 @@ def dasgo(
       side: "left" (the inputs) or "right": a number per output.
       dtype: dtype of the momentum; the parameters' if `None`.
       matrices: see `muon`; "all", as in the paper, also for a `MatrixRule` without this field.
-      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
-        `muon`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights, adam_learning_rate,
+        others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -105,6 +107,7 @@ def dasgo(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -10,6 +10,7 @@ import optax
 
 from ..transforms._validate import check_decay
 from ..transforms.directions._graft import Graft
+from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
@@ -84,6 +85,7 @@ def dr_shampoo(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -124,8 +126,8 @@ def dr_shampoo(
       graft: "adam", "norm", `None`, or a value such as `grafts.adam(b1=0.9)`.
       stagger: whether to spread the checks of the factors over the period.
       base, storage, products: see `shampoo`; `base=None` is plain descent.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
-        others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
+        adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate; see `muon`. Must be 0 with a `base`,
         which has its own; see `assemble` for traced numbers.
 
@@ -167,6 +169,7 @@ def dr_shampoo(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
@@ -72,6 +73,7 @@ def eigen_adam(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -115,8 +117,8 @@ def eigen_adam(
       storage: how factor and basis are stored; `dense()` by default.
       products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
-        others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
+        adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -155,6 +157,7 @@ def eigen_adam(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -9,6 +9,7 @@ import optax
 
 from ..transforms._validate import check_choice, check_decay
 from ..transforms.directions._momentum import momentum
+from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
 from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.kronecker._whitened import limit_of
@@ -75,6 +76,7 @@ def kl_shampoo(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -120,8 +122,8 @@ def kl_shampoo(
       storage: how factors and bases are stored; `dense()` by default.
       products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
-        others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
+        adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -160,6 +162,7 @@ def kl_shampoo(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -10,6 +10,7 @@ import optax
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._neurons import normalize_neurons
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
+from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, MeshLike, assemble
 
@@ -58,6 +59,7 @@ def muon(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -116,6 +118,9 @@ def muon(
         decay that does not depend on the peak of a schedule, divide it by the peak; for one that
         does not depend on the rate at all, chain `optax.add_decayed_weights(-decay)` after it.
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
+      weights: what a step does with the matrices beside the direction, in place of `weight_decay`:
+        a value of `curvax.weights`, such as `weights.decay(0.1, cautious=True)`; "hyperball" or
+        "brake". All other parameters have no part in it: give their decay to `others`.
       adam_learning_rate: learning rate of the default `others`; `None` takes `learning_rate`.
       others: Optax transformation for all parameters that are not matrices, such as
         `optax.adamw(1e-3, b1=0.8)`; `None` is AdamW with Optax's defaults and `weight_decay`.
@@ -161,6 +166,7 @@ def muon(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -10,6 +10,7 @@ import optax
 
 from ..transforms.directions._momentum import descend_with_momentum
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
+from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, MeshLike, assemble, others_or_adamw
 
@@ -38,6 +39,7 @@ def osgdm(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -68,8 +70,8 @@ def osgdm(
       method: "svd", "qr_svd", "qdwh" or "newton_schulz", see `orthogonalize`, or a value of
         `curvax.polar`.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
-        others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
+        adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -105,7 +107,8 @@ def osgdm(
         weight_dimension_numbers=weight_dimension_numbers,
         mesh=mesh,
         mesh_axis=mesh_axis,
+        weights=weights,
         others=others_or_adamw(
-            others, adam_learning_rate, learning_rate, weight_decay, weight_decay_mask
+            others, adam_learning_rate, learning_rate, weight_decay, weight_decay_mask, weights
         ),
     )

@@ -10,6 +10,7 @@ import optax
 from ..transforms._validate import check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
+from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ._assemble import MeshAxis, MeshLike, assemble
 
@@ -49,6 +50,7 @@ def racs(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -87,8 +89,8 @@ def racs(
       bias_correction: whether to correct the averages for their start at 0 (not in the paper).
       matrices: see `muon`. The output layer goes to AdamW; `MatrixRule(output_layer=None)` makes
         it a matrix.
-      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
-        `muon`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights, adam_learning_rate,
+        others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -120,6 +122,7 @@ def racs(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -12,6 +12,7 @@ import optax
 from ..transforms._validate import as_value, check_choice
 from ..transforms.directions._graft import GRAFTS, Graft
 from ..transforms.directions._momentum import momentum
+from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.kronecker._precondition import precondition
 from ..transforms.linalg._products import Products
@@ -104,6 +105,7 @@ def shampoo(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -168,8 +170,8 @@ def shampoo(
       side: "both", "left", "right" or "smaller".
       matrices: see `muon`. Matrices are cut into blocks of at most 1200 rows and columns, each
         grafted separately; `MatrixRule(block_size=None)` does not cut.
-      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate, others: see
-        `muon`.
+      weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights, adam_learning_rate,
+        others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate; see `muon`. Must be 0 with a `base`,
         which has its own; see `assemble` for traced numbers.
 
@@ -214,6 +216,7 @@ def shampoo(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -9,6 +9,7 @@ import optax
 
 from ..transforms._validate import check_choice
 from ..transforms.directions._moment_ratio import moment_ratio
+from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
 from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.kronecker._whitened import limit_of
@@ -87,6 +88,7 @@ def soap(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -151,8 +153,8 @@ def soap(
       max_order: sides of a larger order have no factor and are not rotated, as with
         `max_precond_dim` of the official code; `None` rotates all.
       dtype: dtype of the stored momentum; `None` is that of the parameters, at least float32.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
-        others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
+        adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -198,6 +200,7 @@ def soap(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -12,6 +12,7 @@ from ..transforms.directions._carry import Carry, rotate
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
+from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, randomized
@@ -80,6 +81,7 @@ def sumo(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -130,8 +132,8 @@ def sumo(
         float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
       consistent_rms: a number `c` scales directions by `c · √max(m, n)`, with 1 as the text on the
         paper's Block 4 says and its Algorithm 1 does not; `None` does not scale.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
-        others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
+        adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -176,6 +178,7 @@ def sumo(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -10,6 +10,7 @@ import optax
 from ..transforms._trees import in_float32
 from ..transforms.directions._normalize import standardize_rows
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
+from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ._assemble import MeshAxis, MeshLike, assemble
 
@@ -43,6 +44,7 @@ def swan(
     mesh_axis: MeshAxis = None,
     weight_decay: jax.typing.ArrayLike = 0.0,
     weight_decay_mask: Any = None,
+    weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -72,8 +74,8 @@ def swan(
         `curvax.polar`. The paper iterates:
         `polar.newton_schulz(coefficients=(1.5, -0.5, 0.0), norm="gram", eps=0.0)`.
       consistent_rms: a number `c` scales directions by `c · √max(m, n)`; `None` does not scale.
-      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, adam_learning_rate,
-        others: see `muon`.
+      matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
+        adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
         tenth of its `weight_decay`; see `muon`.
 
@@ -105,6 +107,7 @@ def swan(
         mesh_axis=mesh_axis,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,
+        weights=weights,
         adam_learning_rate=adam_learning_rate,
         others=others,
     )

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-_OF_VALUES = ("policies", "subspaces", "polar", "grafts", "eigenbases")
+_OF_VALUES = ("policies", "subspaces", "polar", "grafts", "eigenbases", "weights")
 MODULES = ("curvax", *(f"curvax.{name}" for name in _OF_VALUES))
 """Where functions of curvax are found that give a value for an argument."""
 

@@ -48,15 +48,19 @@ def add_cautious_decay(
     check_interval("weight_decay", weight_decay, 0.0)
 
     def decayed(d: jax.Array, w: jax.Array) -> jax.Array:
-        # Signs, because a product may underflow to 0.
-        agrees = jnp.sign(d) * jnp.sign(w).astype(d.dtype) >= 0
-        return d + jnp.where(agrees, weight_decay * w, 0).astype(d.dtype)
+        return d + jnp.where(shrinking(d, w), weight_decay * w, 0).astype(d.dtype)
 
     def update(updates: Any, state: Any, params: Any = None):
         return map_with_weights("add_cautious_decay", decayed, updates, params), state
 
     decay = optax.GradientTransformation(optax.init_empty_state, update)
     return decay if mask is None else optax.masked(decay, mask_of(mask))
+
+
+def shrinking(d: jax.Array, w: jax.Array) -> jax.Array:
+    """Which entries of the weights `w` a step against the direction `d` makes smaller, or keeps."""
+    # Signs, because a product may underflow to 0.
+    return jnp.sign(d) * jnp.sign(w).astype(d.dtype) >= 0
 
 
 def mask_of(mask: Any) -> Any:

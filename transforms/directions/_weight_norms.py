@@ -16,6 +16,8 @@ A direction may have any scale. Kept norms drift by rounding only. *Cost*: two p
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -48,13 +50,7 @@ def scale_by_weight_norm(
     check_interval("eps", eps, 0.0)
 
     def scaled(x: jax.Array, w: jax.Array) -> jax.Array:
-        largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-        shrink = jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
-        near_one = x * shrink
-        weights, length = _lengths(w), _lengths(near_one)
-        follows = (weights > 0) & (length > 0)
-        ratio = coefficient * weights / jnp.where(follows, length + eps * shrink, 1)  # Eq. 34
-        return jnp.where(follows, near_one * ratio, x)
+        return long_as(x, lengths(w), coefficient, eps)
 
     return per_matrix("scale_by_weight_norm", scaled, weights=True)
 
@@ -77,15 +73,33 @@ def keep_weight_norm() -> optax.GradientTransformation:
     """
 
     def kept(x: jax.Array, w: jax.Array) -> jax.Array:
-        moved = w + x
-        norm, length = _lengths(w), _lengths(moved)
-        # Two sums of the same squares may round differently: an update of 0 has to stay 0.
-        keeps = (norm > 0) & (length > 0) & (x != 0).any((-2, -1), keepdims=True)
-        return jnp.where(keeps, moved * (norm / jnp.where(keeps, length, 1)) - w, x)
+        return at_norm(x, w, lengths(w))
 
     return per_matrix("keep_weight_norm", kept, weights=True)
 
 
-def _lengths(x: jax.Array) -> jax.Array:
+def long_as(
+    x: jax.Array, norm: jax.Array, coefficient: Any, eps: jax.typing.ArrayLike = 0.0
+) -> jax.Array:
+    """Directions `(..., m, n)` at `coefficient` times these norms; as they are at norms of 0."""
+    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+    shrink = jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+    near_one = x * shrink
+    length = lengths(near_one)
+    follows = (norm > 0) & (length > 0)
+    ratio = coefficient * norm / jnp.where(follows, length + eps * shrink, 1)  # Eq. 34
+    return jnp.where(follows, near_one * ratio, x)
+
+
+def at_norm(x: jax.Array, w: jax.Array, norm: jax.Array) -> jax.Array:
+    """Updates of weights `w` that lead to these norms; as they are at norms of 0."""
+    moved = w + x
+    length = lengths(moved)
+    # Two sums of the same squares may round differently: an update of 0 has to stay 0.
+    keeps = (norm > 0) & (length > 0) & (x != 0).any((-2, -1), keepdims=True)
+    return jnp.where(keeps, moved * (norm / jnp.where(keeps, length, 1)) - w, x)
+
+
+def lengths(x: jax.Array) -> jax.Array:
     """The Frobenius norms `(..., 1, 1)`."""
     return jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
