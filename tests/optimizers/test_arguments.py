@@ -23,6 +23,7 @@ SHARED = {
     "mesh_axis": None,
     "weight_decay": 0.0,
     "weight_decay_mask": None,
+    "weights": None,
     "adam_learning_rate": None,
     "others": None,
 }

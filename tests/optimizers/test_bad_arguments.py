@@ -17,7 +17,7 @@ import optax
 import pytest
 
 import curvax
-from curvax import eigenbases, grafts, polar, policies, subspaces
+from curvax import eigenbases, grafts, polar, policies, subspaces, weights
 from tests.helpers import assert_names, rejection
 
 NAN, INF = float("nan"), float("inf")
@@ -55,6 +55,8 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("residual", "coefficient"), NOT_NEGATIVE),
     **dict.fromkeys(("learning_rate", "weight_decay", "adam_learning_rate"), RATES),
     **dict.fromkeys(("threshold", "max_damping", "consistent_rms", "rms", "max_norm"), POSITIVE),
+    **dict.fromkeys(("outward", "share"), POSITIVE),
+    "inward": NOT_NEGATIVE,
     "gamma": ((*NO_NUMBERS, 0.9), r"\[1, inf\]"),
     "ratio": ((*NO_NUMBERS, 1.0), r"\(1, inf"),
     "error_feedback": ((-0.1, 1.5, "0.9"), r"\["),
@@ -68,7 +70,9 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "bits": ((0, 5, 2.5, "4", None), "4"),
     **dict.fromkeys(("side", "variant", "damping_mode", "statistics", "accumulate"), CHOICES),
     **dict.fromkeys(("unit", "solver", "norm", "map"), CHOICES),
-    **dict.fromkeys(("method", "graft", "switching", "compensation"), (VALUES, "'.*', .* such as")),
+    **dict.fromkeys(
+        ("method", "graft", "switching", "compensation", "weights"), (VALUES, "'.*', .* such as")
+    ),
     **dict.fromkeys(("curvax.every.stagger", "curvax.policies.every.stagger"), NUMBER_OR_FLAG),
     "products": (VALUES, "'.*', .* such as"),
     **dict.fromkeys(("curvax.products.step", "curvax.products.refresh"), CHOICES),
@@ -105,6 +109,8 @@ GIVEN: dict[str, Any] = {  # for arguments without a default
     "k": 2,
     "threshold": 0.5,
     "max_norm": 1.0,
+    "weight_decay": 0.1,
+    "share": 0.5,
     "refresh": curvax.every(2),
     "basis": subspaces.svd(),
     "optimizer": curvax.muon(0.1),
@@ -121,7 +127,7 @@ GIVEN: dict[str, Any] = {  # for arguments without a default
 def public() -> dict[str, Any]:
     """Functions that can be called with what is given, and the classes of rules."""
     found = {}
-    for module in (curvax, policies, subspaces, polar, grafts, eigenbases):
+    for module in (curvax, policies, subspaces, polar, grafts, eigenbases, weights):
         for name in module.__all__:
             f = getattr(module, name)
             if inspect.isfunction(f) or f in (curvax.MatrixAxes, curvax.MatrixRule):
@@ -324,6 +330,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
             (curvax.shampoo, "products", curvax.products, "products()"),
             (curvax.galore, "basis", subspaces.randomized, "subspaces.randomized()"),
             (curvax.galore, "carry", subspaces.rotate, "subspaces.rotate()"),
+            (curvax.galore, "weights", weights.decay, "weights.decay(weight_decay)"),
             (curvax.shampoo, "method", eigenbases.rotations, "eigenbases.rotations()"),
         )
     ),

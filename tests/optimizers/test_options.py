@@ -16,9 +16,11 @@ import pytest
 from jax.interpreters import partial_eval
 
 import curvax
-from curvax import eigenbases, grafts, polar, policies, subspaces
+from curvax import eigenbases, grafts, polar, policies, subspaces, weights
 from curvax.transforms.directions._graft import GRAFTS
 from curvax.transforms.directions._orthogonalize import POLAR_METHODS
+from curvax.transforms.directions._weights_side import on_weights
+from curvax.transforms.directions._weights_values import WEIGHTS
 from curvax.transforms.kronecker._methods import ROOT_METHODS
 from curvax.transforms.linalg._products import LEVELS
 from curvax.transforms.linalg._products import NAMES as PRODUCTS
@@ -70,6 +72,7 @@ SHARED = {
     "mesh_axis": Other("x", MESH),
     "weight_decay": Other(0.1),
     "weight_decay_mask": Other({"first": False, "second": True}, {"weight_decay": 0.1}),
+    "weights": Other(weights.decay(0.1)),
     "adam_learning_rate": Other(0.5),
     "others": Other(optax.sgd(0.1)),
 }
@@ -214,6 +217,10 @@ def _stored(storage: Any) -> Any:
     return _shampoo(storage=storage)
 
 
+def _beside(side: Any) -> Any:
+    return optax.chain(curvax.momentum(), on_weights(side, 0.1))
+
+
 SWITCHED = {"leading": 1, "finder": subspaces.svd()}
 CODES = {"block": 2, "map": "linear", "min_elements": 4096}
 ALL_CODED = {"min_elements": 1}
@@ -239,6 +246,15 @@ PARTS = {
         {"solver": "products"},
     ),
     "grafts.adam": Part(grafts.adam, lambda x: _shampoo(graft=x)),
+    "weights.hyperball": Part(weights.hyperball, _beside, {"rms": 0.5}),
+    "weights.decay": Part(
+        weights.decay,
+        _beside,
+        {"weight_decay": 0.2, "cautious": True, "independent": True, "moved": True},
+        {"weight_decay": 0.1},
+    ),
+    "weights.brake": Part(weights.brake, _beside, {"outward": 0.25, "inward": 0.5, "pin": True}),
+    "weights.floor": Part(weights.floor, _beside, {"share": 0.25, "unit": "row"}, {"share": 0.5}),
     "policies.every": Part(
         policies.every,
         lambda x: curvax.scale_by_soap(refresh=x),
@@ -365,12 +381,12 @@ def test_every_value_with_arguments_is_a_part() -> None:
     modules = {"eigenbases": eigenbases, "grafts": grafts, "polar": polar, "subspaces": subspaces}
     found = {
         f"{module}.{name}"
-        for module, functions in {**modules, "policies": policies}.items()
+        for module, functions in {**modules, "policies": policies, "weights": weights}.items()
         for name, factory in vars(functions).items()
         if inspect.isfunction(factory) and arguments(factory)
     }
     measures = {"policies.damping_proxy", "policies.residual_and_diagonal"}  # functions of arrays
-    assert found - measures <= set(PARTS)
+    assert found - measures - {"weights.chain"} <= set(PARTS)  # which has values alone
 
 
 def test_an_argument_that_changes_nothing_is_found() -> None:
@@ -405,6 +421,7 @@ NAMED: dict[str, tuple[Any, dict[Any, Any]]] = {
         | {None: curvax.products()},
     ),
     "graft": (GRAFTS, {x: getattr(grafts, x)() for x in grafts.__all__[1:]} | {None: None}),
+    "weights": (WEIGHTS, {x: getattr(weights, x)() for x in ("hyperball", "brake")} | {None: None}),
     "compensation": (
         COMPENSATIONS,
         {"optimal": subspaces.optimal(), "fira": subspaces.fira(), "fira+": subspaces.fira_plus()}

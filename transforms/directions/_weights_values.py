@@ -52,7 +52,8 @@ class Hyperball(Weights):
     def _radius(self, w: jax.Array) -> jax.Array:
         if self.rms is None:
             return lengths(w)
-        return jnp.full((1, 1), self.rms * math.sqrt(w.shape[-2] * w.shape[-1]), w.dtype)
+        *batch, m, n = w.shape
+        return jnp.full((*batch, 1, 1), self.rms * math.sqrt(m * n), w.dtype)
 
     def before(self, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
         """η R long."""
@@ -120,12 +121,12 @@ class Brake(Weights):
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
         """To the norm that is braked, or pinned."""
         del step, rate
-        moved, norm = w + update, lengths(w)
-        reached = lengths(moved)
+        norm = lengths(w)
         if self.pin:
-            norm, reached = jnp.maximum(norm, SMALLEST), jnp.maximum(reached, SMALLEST)
-            radius = jnp.maximum(norm + _inner(update, w) / norm, SMALLEST)
-            return update + moved * ((radius - reached) / reached)
+            norm = jnp.maximum(norm, SMALLEST)
+            return at_norm(update, w, jnp.maximum(norm + _inner(update, w) / norm, SMALLEST))
+        moved = w + update
+        reached = lengths(moved)
         # |W + Δ|² - |W|², which rounds less than the difference of the norms.
         squares = 2 * _inner(update, w) + _inner(update, update)
         positive = reached > 0
