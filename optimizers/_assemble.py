@@ -102,15 +102,11 @@ def assemble(
     inside = dataclasses.replace(rule, output_layer=None)
     if side is not None:
         direction = optax.chain(direction, descent, on_weights(side, learning_rate))
+        descent, projects = None, False  # it reads and writes all of a step
     view = matrix_view(
-        direction,
-        inside,
-        guard=guard,
-        projects=projects and side is None,
-        mesh=mesh,
-        mesh_axis=mesh_axis,
+        direction, inside, guard=guard, projects=projects, mesh=mesh, mesh_axis=mesh_axis
     )
-    updates = view if side is not None else optax.chain(view, descent)
+    updates = view if descent is None else optax.chain(view, descent)
     return _Full(*route(updates, guard_leaves(others), rule))
 
 

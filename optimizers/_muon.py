@@ -120,7 +120,8 @@ def muon(
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
       weights: what a step does with the matrices beside the direction, in place of `weight_decay`:
         a value of `curvax.weights`, such as `weights.decay(0.1, cautious=True)`; "hyperball" or
-        "brake". All other parameters have no part in it: give their decay to `others`.
+        "brake". A matrix is one of those that `matrices` makes, such as a head. All other
+        parameters have no part in it: give their decay to `others`.
       adam_learning_rate: learning rate of the default `others`; `None` takes `learning_rate`.
       others: Optax transformation for all parameters that are not matrices, such as
         `optax.adamw(1e-3, b1=0.8)`; `None` is AdamW with Optax's defaults and `weight_decay`.

@@ -4,7 +4,8 @@
   (`_matrix_rule`, by `_names` and `_readings`), their rows and columns (`_form`), stacks (`_view`),
   in chunks (`_chunks`), the parameters of another optimizer (`_routing`).
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
-  change of basis (`_carry`).
+  change of basis (`_carry`); what a step does with the weights beside the direction
+  (`_weights_side`).
 - `kronecker`: Shampoo, ASGO, SOAP: inverse roots (`_precondition`, `_factor`), eigenbases
   (`_eigenbasis`, `_basis`, `_methods`), tracked bases of both (`_tracked`), the statistics and
   refreshes of both sides (`_statistic`, `_whitened`).

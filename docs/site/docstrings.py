@@ -28,7 +28,15 @@ class Docstrings(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Rewrites all of them."""
         names = {name for name in pkg.exports or () if isinstance(name, str)}
-        for module in ("eigenbases", "grafts", "polar", "policies", "rules", "subspaces"):
+        for module in (
+            "eigenbases",
+            "grafts",
+            "polar",
+            "policies",
+            "rules",
+            "subspaces",
+            "weights",
+        ):
             names |= {f"{module}.{name}" for name in pkg[module].exports or ()}
         names -= {"policies.every"}  # it has its place as curvax.every
         shared = arguments_of(pkg["muon"].docstring.value)

@@ -53,6 +53,11 @@ GROUPS = {
     "polar": ("Polar factors", "For `method=`.", "polar polar.*"),
     "eigenbases": ("Eigenbases", "For `method=`.", "eigenbases eigenbases.*"),
     "grafts": ("Grafts", "For `graft=`.", "grafts grafts.*"),
+    "weights": (
+        "The weights' side",
+        "For `weights=` ([guide](../docs/combinations.md#the-weights-side)).",
+        "weights weights.*",
+    ),
     "published": (
         "Published settings",
         "[All runs](../docs/published.md).",
@@ -66,7 +71,9 @@ GROUPS = {
     ),
 }
 
-MODULES = ("eigenbases", "grafts", "polar", "policies", "published", "rules", "subspaces")
+MODULES = (
+    *("eigenbases", "grafts", "polar", "policies", "published", "rules", "subspaces", "weights"),
+)
 """Modules whose members have entries of their own."""
 
 

@@ -74,7 +74,7 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
         ("method", "graft", "switching", "compensation", "weights"), (VALUES, "'.*', .* such as")
     ),
     **dict.fromkeys(("curvax.every.stagger", "curvax.policies.every.stagger"), NUMBER_OR_FLAG),
-    "products": (VALUES, "'.*', .* such as"),
+    **dict.fromkeys(("products", "weights"), (VALUES, "'.*', .* such as")),
     **dict.fromkeys(("curvax.products.step", "curvax.products.refresh"), CHOICES),
     "refresh": ((0, -1, True, 2.5, None, *VALUES, no_optimizer), r"such as curvax\.every\("),
     "storage": (VALUES, r"curvax\.quantized\(\), curvax\.cholesky\(\), curvax\.packed\(\)"),

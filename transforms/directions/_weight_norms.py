@@ -7,7 +7,8 @@ r"""Steps that follow the norms of the weights, and steps that keep them.
 
 for a direction $D$ and an update $\Delta$ of weights $W$, with Frobenius norms per matrix. Put the
 first before the learning rate and the second after it: together they replace weight decay and move
-a matrix by the same angle at each step, on the sphere on which it started.
+a matrix by the same angle at each step, on the sphere on which it started. That is
+`weights="hyperball"` of a method.
 
 *Numerics.* float32 at least. If the weights or the update are zero, the update stays as it is. So a
 matrix that starts at zero keeps the norm of its first update: start it at the norm that you want.
