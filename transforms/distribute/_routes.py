@@ -262,13 +262,14 @@ class Route:
 def travel_spec(form: Form, mesh: Mesh, axes: Axes) -> P:
     """An array sharded over mesh axes along its columns, else along its rows.
 
-    An array that these axes divide in neither way is replicated. From replicated arrays this costs
-    nothing, and from a sharding along any other axis devices exchange no more than their own parts.
+    Rather along a side that is one axis: heads are often sharded themselves. An array that these
+    mesh axes divide in neither way is replicated.
     """
-    first, devices = form.sides[0], number(axes, mesh.shape)
-    for axis in reversed(form.permutation[first:]):
-        if form.shape[axis] % devices == 0:
-            return P(*[None] * axis, axes)
+    first, second = form.sides[0], sum(form.sides)
+    for side in sorted((form.permutation[second:], form.permutation[first:second]), key=len):
+        for axis in reversed(side):
+            if form.shape[axis] % number(axes, mesh.shape) == 0:
+                return P(*[None] * axis, axes)
     return P()
 
 
