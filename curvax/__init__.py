@@ -1,8 +1,7 @@
 """Matrix-structured optimizers for JAX, as Optax transformations.
 
-Each method has a full optimizer for a tree of parameters and, as `scale_by_<method>`, a direction
-for batches of matrices: `muon`, `osgdm`, `swan`, `racs`, `asgo`, `dasgo`, `shampoo`, `foam`,
-`dr_shampoo`, `kl_shampoo`, `soap`, `eigen_adam`, `galore`, `fira`, `alice`, `apollo`, `sumo`.
+Each method in `curvax.optimizers` is a full optimizer for a tree of parameters, such as `muon`, and
+a direction for batches of matrices, such as `scale_by_muon`.
 
 | names | use |
 |---|---|

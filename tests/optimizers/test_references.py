@@ -32,6 +32,7 @@ from tests.reference.rotations import rotated
 from tests.reference.soap import adadiag, eigen_adam, soap
 from tests.reference.soap_muon import soap_muon
 from tests.reference.swan import swan
+from tests.registry import METHODS, Row
 from tests.shared.factors import statistic_of
 from tests.shared.soap import STEPS, growing_gradients, soap_gradients
 from tests.shared.transcriptions import Case, Gradients, assert_follows, by_period, of_smaller
@@ -401,6 +402,12 @@ CASES |= {
         1e3,
     ),
 }
+
+
+@pytest.mark.parametrize("row", [row for row in METHODS if row.reference], ids=str)
+def test_methods_follow_the_reference_of_their_row(row: Row) -> None:
+    assert row.reference is not None
+    assert_follows(case(row.make_direction(), row.reference, GRADIENTS, row.growth))
 
 
 @pytest.mark.parametrize("name", share(CASES, of=3))

@@ -5,6 +5,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import curvax
+from curvax import optimizers
+from tests.registry import METHODS
+
 ROOT = Path(__file__).resolve().parents[2]
 TRANSFORMS = ROOT / "transforms"
 FLOORS = (
@@ -121,6 +125,14 @@ def test_the_library_imports_itself_relatively_and_never_the_facade() -> None:
 
 def test_optimizers_hold_recipes_without_numerics() -> None:
     assert not [file for file in OPTIMIZERS if numerics(file.read_text())]
+
+
+def test_the_names_written_out_are_those_of_the_files() -> None:
+    """For completion and type checkers they stand in both `__init__`."""
+    methods = {file.stem[1:] for file in OPTIMIZERS} - {"_init__", "assemble"}
+    names = {"assemble", *methods, *(f"scale_by_{name}" for name in methods)}
+    assert set(optimizers.__all__) == names <= set(curvax.__all__)
+    assert methods == {row.name for row in METHODS}
 
 
 def test_files_stay_short() -> None:

@@ -9,6 +9,7 @@ from curvax.grafts import adam as adam_graft
 from curvax.polar import newton_schulz
 from curvax.subspaces import complement, svd
 
+from ..reference.swan import swan
 from ._bounds import KAPPA, Step, adam, in_eigenbasis, of_eigenvalues, of_moments, polar, projected
 from ._row import Row
 
@@ -236,6 +237,7 @@ SWAN = Row(
     name="swan",
     family="orthogonalized",
     traits=frozenset({"scale free", "svd"}),
+    reference=swan,
     growth=512.0,  # the inverse of the gradient's smallest nonzero singular value
     longest=polar,
     numbers=lambda s: 0,

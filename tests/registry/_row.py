@@ -130,6 +130,10 @@ class Row:
     longest: Callable[[Step], float] | None = None
     longest_repeated: Callable[[Step], float] = None  # pyright: ignore
 
+    # From the gradients of a matrix to the directions with `settings`, in NumPy float64; where it
+    # is None, tests/optimizers/test_*references.py has cases of its own for the method.
+    reference: Callable[[Any], Any] | None = None
+
     # The weights of which decay takes a share, for a direction.
     decayed: Callable[[Any, Any], Any] = lambda direction, weights: weights
 
