@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -171,12 +172,12 @@ MAKERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "dasgo": dasgo,
     "dr-shampoo": grafted(dr_shampoo),
     "dr-shampoo-code": as_code(scale_by_dr_shampoo),
-    "fira": fira,
+    "fira": functools.partial(fira, compensation=subspaces.fira(limit=math.inf)),  # as printed
     "foam": grafted(foam),
     "foam-code": as_code(scale_by_foam),
     "galore": galore,
     "muon": muon,
-    "racs": racs,
+    "racs": functools.partial(racs, limit=math.inf),  # as printed
     "sgd": sgd,
     "shampoo_on": shampoo_on,
     "soap": soap_with_adamw,

@@ -25,6 +25,7 @@ def scale_by_apollo(
     whole: bool = False,
     scale: jax.typing.ArrayLike = 1.0,
     gamma: jax.typing.ArrayLike | None = None,
+    limit: jax.typing.ArrayLike = 1.0,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
@@ -45,7 +46,7 @@ def scale_by_apollo(
             rank,
             basis=gaussian(kept=False) if basis is None else basis,  # Algorithm 9: U
             refresh=as_policy(refresh, offset=0),
-            compensation=channel_scaling(whole=whole),  # Algorithm 9: S
+            compensation=channel_scaling(whole=whole, limit=limit),  # Algorithm 9: S
             side=side,
             seed=seed,
             dtype=dtype,
@@ -63,6 +64,7 @@ def apollo(
     whole: bool = False,
     scale: jax.typing.ArrayLike = 1.0,
     gamma: jax.typing.ArrayLike | None = None,
+    limit: jax.typing.ArrayLike = 1.0,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
@@ -92,8 +94,10 @@ def apollo(
       D = \alpha\, G\, \mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)
 
     The entries of `U` have variance `1/r`. They are redrawn at step 1 and at `t mod refresh = 0`,
-    and regenerated from their key at all other steps. Columns with σ = 0 give 0. Embeddings, norms,
-    biases and the output layer go to AdamW.
+    and regenerated from their key at all other steps. Columns with σ = 0 give 0. The longest update
+    of a matrix is `learning_rate · α ρ √(mn)`, Adam's, with its longest entry ρ (1 at the first
+    step; 7.3 for the default rates), because D has at most the norm `√(m/r) ‖Δ‖`. Embeddings,
+    norms, biases and the output layer go to AdamW.
 
     State per `m × n` matrix, `m ≤ n`: `2nr` numbers, and `mr` for a basis of the gradient. Work
     between refreshes: `2mnr` FLOPs and drawing `mr` numbers.
@@ -109,6 +113,8 @@ def apollo(
       scale: α; √α in the official code.
       gamma: largest growth of the direction's norm from one step to the next (1.01 in the official
         code); `None`, as in the paper, does not limit it.
+      limit: largest norm of D over `α √(m/r) ‖Δ‖`; longer ones are shortened. Infinity is the
+        paper's form, whose columns with a tiny σ have no bound.
       b1: Adam's first decay rate.
       b2: Adam's second decay rate.
       eps: Adam's epsilon.
@@ -148,6 +154,7 @@ def apollo(
             whole=whole,
             scale=scale,
             gamma=gamma,
+            limit=limit,
             b1=b1,
             b2=b2,
             eps=eps,

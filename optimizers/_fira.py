@@ -92,7 +92,9 @@ def fira(
       C = (G - U\sigma)\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|), \quad D = \alpha (U\Delta + C)
 
     with `U` as in `galore`. A limiter keeps ‖C‖ from growing by more than 1 % in a step.
-    In `C`, columns with σ = 0 are 0.
+    In `C`, columns with σ = 0 are 0. The longest update of a matrix is
+    `learning_rate · α ρ √((m + r) n)` with Adam's longest entry ρ (1 at the first step; 7.3 for the
+    default rates): ‖C‖ is at most `√(m/r) ‖Δ‖`, see the `limit` of `subspaces.fira`.
 
     State per `m × n` matrix, `m ≤ n`: `mr + 2nr + 1` numbers. Work between refreshes: `4mnr` FLOPs
     and a pass over the gradient.

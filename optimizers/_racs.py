@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_interval
+from ..transforms._validate import check_decay, check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
 from ..transforms.directions._weights_side import Weights
@@ -22,15 +22,20 @@ def scale_by_racs(
     gamma: jax.typing.ArrayLike = 1.01,
     iterations: int = 5,
     bias_correction: bool = False,
+    limit: jax.typing.ArrayLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `racs` on batches of matrices `(..., m, n)`.
 
     `racs` documents the arguments.
     """
     check_interval("scale", scale, 0.0)
+    check_decay("b2", b2)
+    limit = 1 / (1 - b2) if limit is None else limit  # pyright: ignore[reportOperatorIssue]
     return optax.chain(
         # Algorithm 1: lines 5-8, lines 9-10, and α of line 11.
-        scale_by_rows_and_columns(b2, iterations=iterations, bias_correction=bias_correction),
+        scale_by_rows_and_columns(
+            b2, iterations=iterations, bias_correction=bias_correction, limit=limit
+        ),
         limit_norm_growth(gamma),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]
     )
@@ -44,6 +49,7 @@ def racs(
     gamma: jax.typing.ArrayLike = 1.01,
     iterations: int = 5,
     bias_correction: bool = False,
+    limit: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
@@ -73,8 +79,12 @@ def racs(
       \eta = \gamma / \max(\|\tilde G\| / \phi, \gamma), \quad \phi \leftarrow \eta \|\tilde G\|
 
     As in the paper, the averages start at 0 and are not bias-corrected. Zero rows and columns stay
-    zero. The limiter does nothing while :math:`\phi = 0`. Embeddings, norms, biases and the output
-    layer go to AdamW.
+    zero. The limiter does nothing while :math:`\phi = 0`, and where squared gradients have blocks,
+    are triangular or have heavy tails, the paper's first update has entries of 1e4 to 1e12 times
+    the learning rate. Here root mean squares are limited before α, by default to `1 / (1 - b2)`,
+    that of a first step in which :math:`G^{\odot 2}` has rank 1: the longest update of a matrix is
+    `learning_rate · α √(mn) / (1 - b2)`, and the limiter begins there. Embeddings, norms, biases
+    and the output layer go to AdamW.
 
     Relations, each with a test of the same name: without averaging (`b2 = 0`) and with many
     iterations the scales are the leading singular pair of :math:`G^{\odot 2}`; with `b2 = 0` the
@@ -87,6 +97,8 @@ def racs(
       gamma: largest growth of the direction's norm from one step to the next.
       iterations: rounds of the fixed point.
       bias_correction: whether to correct the averages for their start at 0 (not in the paper).
+      limit: largest root mean square of the direction before α and the limiter; longer ones are
+        shortened. `None` is `1 / (1 - b2)`; infinity is the paper's form.
       matrices: see `muon`. The output layer goes to AdamW; `MatrixRule(output_layer=None)` makes
         it a matrix.
       weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights, adam_learning_rate,
@@ -114,7 +126,12 @@ def racs(
     """
     return assemble(
         scale_by_racs(
-            b2=b2, scale=scale, gamma=gamma, iterations=iterations, bias_correction=bias_correction
+            b2=b2,
+            scale=scale,
+            gamma=gamma,
+            iterations=iterations,
+            bias_correction=bias_correction,
+            limit=limit,
         ),
         learning_rate,
         matrices=as_rule(matrices, weight_dimension_numbers, output_layer="auto"),

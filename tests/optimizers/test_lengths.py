@@ -17,7 +17,7 @@ import curvax
 from curvax.transforms.directions._moment_ratio import largest_ratio
 from tests.cases import in_turns
 from tests.helpers import share, trajectory
-from tests.registry import REGISTRY, Row
+from tests.registry import NAMED, REGISTRY, Row
 from tests.registry._bounds import assert_bounded, of_moments
 
 STEPS = 60
@@ -163,3 +163,53 @@ def test_moments_without_memory_of_squares_have_no_bound() -> None:
     assert np.isclose(largest_ratio(0.0, 0.9), 0.1**-0.5)
     traced = jax.jit(largest_ratio)(0.9, 0.999)
     assert np.isclose(traced, largest_ratio(0.9, 0.999), rtol=1e-5)
+
+
+def blocks(kind: str, m: int, n: int) -> np.ndarray:
+    """Gradients with scales that vanish: of blocks, of heavy tails, or of a projected column."""
+    random = np.random.default_rng(3)
+    g = random.standard_normal((STEPS, m, n))
+    if kind == "column":  # outside the leading three directions, but for 1e-4
+        g[:, 3:], g[:, :3, 0], g[:, 3, 0] = 0, 1e-4 * g[:, :3, 0], 1
+        return g
+    g[:, : m // 2, n // 2 :] = 0
+    if kind == "diagonal":
+        g[:, m // 2 :, : n // 2] = 0
+    return g if kind != "tails" else random.standard_t(1.2, (STEPS, m, n))
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "triangular", "tails", "column"])
+@pytest.mark.parametrize(
+    ("row", "literal"),
+    [
+        ("racs", {"limit": np.inf}),
+        ("fira", {"compensation": curvax.subspaces.fira(limit=np.inf)}),
+        ("apollo", {"limit": np.inf}),
+    ],
+)
+def test_scales_that_vanish_have_a_longest_update_and_the_paper_s_form_has_none(
+    row: str, literal: dict[str, Any], kind: str
+) -> None:
+    given = blocks(kind, 8, 12).astype(np.float32)[:, None]
+    method = NAMED[row]
+    settings = {**method.settings, "eps": 1e-8} if row != "racs" else method.settings
+
+    def found(**more: Any) -> np.ndarray:
+        transformation = method.direction(**{**settings, **more})
+        run = jax.jit(trajectory(transformation))
+        return np.asarray(run(jnp.asarray(given), jnp.ones_like(given[0]))[0], np.float64)
+
+    assert_bounded(method.longest, [*given], found())
+    if kind in {"racs": ("diagonal", "tails"), "fira": ("column",), "apollo": ("tails",)}[row]:
+        with pytest.raises(AssertionError, match="bound"):
+            assert_bounded(method.longest, [*given], found(**literal))
+
+
+def test_a_limit_that_does_not_bind_changes_nothing() -> None:
+    """The norm of a Gaussian gradient's first direction is that of the fixed point's scale."""
+    g = np.random.default_rng(0).standard_normal((128, 256)).astype(np.float32)
+    for row, literal in (("racs", {"limit": np.inf}), ("apollo", {"rank": 64, "limit": np.inf})):
+        make = NAMED[row].direction
+        own, wide = (make(**{**literal, **x}) for x in ({"limit": 1.01 / 0.1}, {}))
+        first, paper = (t.update(jnp.asarray(g), t.init(jnp.asarray(g)))[0] for t in (own, wide))
+        assert np.array_equal(first, paper)

@@ -89,13 +89,13 @@ CASES["GaLore"] = case(
     periods=(1, 4, 7),
 )
 FIRA: dict[str, tuple[Any, dict[str, Any]]] = {
-    "complement": (subspaces.fira(), {}),
+    "complement": (subspaces.fira(limit=np.inf), {}),
     "official": (
-        subspaces.fira(residual=0.3, weight=1 / 0.3),
+        subspaces.fira(residual=0.3, weight=1 / 0.3, limit=np.inf),
         {"residual": "scaled", "scale_compensation": False},
     ),
     "plus": ("fira+", {"plus": True}),
-    "unlimited": (subspaces.fira(gamma=float("inf")), {"limiter": False}),
+    "unlimited": (subspaces.fira(gamma=np.inf, limit=np.inf), {"limiter": False}),
 }
 for name, (compensation, theirs) in FIRA.items():
     CASES[f"Fira, {name}"] = case(
@@ -135,6 +135,8 @@ def alice_of(variant: str) -> Case:
         ours["b3"] = None
     if theirs.get("compensation") == "none":
         ours["compensation"] = None
+    elif theirs.get("compensation") == "fira":
+        ours["compensation"] = subspaces.fira(limit=np.inf)
 
     def reference(gradients: Any, period: int, state: Any) -> Any:
         assert (state.subspace.tracked is None) == (variant in UNTRACKED)
@@ -181,7 +183,7 @@ def apollo_of(variant: str) -> Case:
         return galore_reference.apollo(gradients, **{"rank": RANK, "K": 4, **given, **theirs})
 
     return case(
-        curvax.scale_by_apollo(**{"rank": RANK, "refresh": 4, **ours}),
+        curvax.scale_by_apollo(**{"rank": RANK, "refresh": 4, "limit": np.inf, **ours}),
         reference,
         of_shapes(variant, APOLLO),
         states=WITH_BASIS if variant == "svd" else MOMENTS,
@@ -265,7 +267,7 @@ def test_given_the_bases_rank_deficient_gradients_follow_the_transcription() -> 
         # At a refresh only rounding is outside, of which no norm is sure.
         return galore_reference.fira(gradients, rank=RANK, K=4, basis=found, limiter=False)
 
-    unlimited = subspaces.fira(gamma=float("inf"))
+    unlimited = subspaces.fira(gamma=np.inf, limit=np.inf)
     fira = curvax.scale_by_fira(rank=RANK, refresh=4, compensation=unlimited)
     # At step 1 Adam raises rounding by the inverse of its epsilon.
     assert_follows(case(fira, reference, gradients, condition=1e8, with_state=True))

@@ -205,7 +205,7 @@ def racs_of(arguments: dict[str, Any]) -> Any:
 
 for name, numbers in RACS.items():
     CASES[f"RACS, {name}"] = Case(
-        curvax.scale_by_racs(**numbers),
+        curvax.scale_by_racs(**numbers, limit=np.inf),
         racs_of(numbers),
         POSITIVE,
         states={"rows": ("q", 1.0), "columns": ("s", 1.0), "norm": ("phi", 1.0)},

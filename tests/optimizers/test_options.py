@@ -289,9 +289,11 @@ PARTS = {
         lambda x: curvax.scale_by_alice(rank=2, compensation=x),
         {"decay": 0.5, "weight": 0.5},
     ),
-    "subspaces.fira": Part(subspaces.fira, _of_fira, {"weight": 0.5, "residual": 0.5}),
+    "subspaces.fira": Part(
+        subspaces.fira, _of_fira, {"weight": 0.5, "residual": 0.5, "limit": 0.5}
+    ),
     "subspaces.fira_plus": Part(subspaces.fira_plus, _of_fira, {"weight": 0.5}),
-    "subspaces.channel_scaling": Part(subspaces.channel_scaling, _of_fira),
+    "subspaces.channel_scaling": Part(subspaces.channel_scaling, _of_fira, {"limit": 0.5}),
     "products": Part(
         curvax.products,
         lambda x: curvax.scale_by_soap(products=x),

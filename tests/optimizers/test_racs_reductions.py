@@ -16,7 +16,7 @@ EPS = float(np.finfo(np.float32).eps)
 
 @functools.cache
 def _compiled(iterations: int, bias_correction: bool) -> Any:
-    static = {"iterations": iterations, "bias_correction": bias_correction}
+    static = {"iterations": iterations, "bias_correction": bias_correction, "limit": np.inf}
     return scanned(lambda numbers: curvax.scale_by_racs(**static, **numbers))
 
 

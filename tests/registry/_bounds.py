@@ -53,19 +53,8 @@ def of_eigenvalues(at: Step) -> float:
     return (1 - b1) * math.sqrt(b2 / ((1 - b2) * (b2**2 - b1**2)) * at.m * at.n)
 
 
-KAPPA = 20.0
-"""`‖column‖ ≤ KAPPA ‖its projection‖` for every column of the degenerate gradients.
-
-Fira and Apollo scale columns by the norms of their projections. In general that has no bound.
-"""
-
-
 def assert_bounded(longest: Any, gradients: Sequence[np.ndarray], updates: np.ndarray) -> None:
-    """Checks every update against its bound. Gradients whose squares overflow count as zero.
-
-    RACS, Fira and Apollo have no bound: they divide by scales that may be arbitrarily small. RACS
-    and Fira limit the growth of the norm.
-    """
+    """Checks every update against its bound. Gradients whose squares overflow count as zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.sum(np.square(np.stack(gradients)), axis=(-2, -1))  # float32 (t, BATCH)
         lengths = np.linalg.norm(np.stack(gradients).astype(np.float64), axis=(-2, -1))

@@ -2,15 +2,13 @@
 
 import dataclasses
 
-import numpy as np
-
 from curvax import dr_shampoo, eigen_adam
 from curvax.grafts import adam as adam_graft
 from curvax.polar import newton_schulz
 from curvax.subspaces import complement, svd
 
 from ..reference.swan import swan
-from ._bounds import KAPPA, Step, adam, in_eigenbasis, of_eigenvalues, of_moments, polar, projected
+from ._bounds import adam, in_eigenbasis, of_eigenvalues, of_moments, polar, projected
 from ._row import Row
 
 MUON = Row(
@@ -27,14 +25,6 @@ MUON = Row(
 )
 
 
-def of_scales(at: Step) -> float:
-    """A bound: if ρ is the largest ratio of squares in G, each scale q_i s_j ≥ G_ij² / ρ²."""
-    squares = np.square(at.gradient.astype(np.float64))
-    with np.errstate(divide="ignore"):  # no bound where an entry is zero
-        ratio = float(squares.max() / squares.min()) if squares.any() else 1.0
-    return 0.05 / 0.1 * (at.m * at.n) ** 0.5 * ratio
-
-
 RACS = Row(
     name="racs",
     family="scaled, or one-sided",
@@ -43,7 +33,7 @@ RACS = Row(
     fields=frozenset({"rows", "columns", "norm"}),
     traits=frozenset({"scale free", "spares output layer"}),
     growth=4.0,
-    longest_repeated=of_scales,  # with changing gradients the scales may be small
+    longest=lambda at: 0.05 / 0.1 * (at.m * at.n) ** 0.5,  # α √(mn) / (1 - b2)
     numbers=lambda s: s.m + s.n + 1,
 )
 ASGO = Row(
@@ -184,10 +174,8 @@ FIRA = Row(
     decomposes="svd",
     fields=frozenset({"basis", "mu", "nu", "norm"}),
     growth=512.0,  # the gaps between the gradient's singular values
-    # The residual is a multiple of the projection with the same scale; a limiter bounds its growth.
-    longest_repeated=lambda at: (
-        0.3 * of_moments(0.9, 0.999, at.t, corrected=True) * projected(at) * KAPPA
-    ),
+    # The residual is at most √(order / rank) times as long as the direction in the subspace.
+    longest=lambda at: 0.3 * adam(at) * (1 + min(3, at.m, at.n) / min(at.m, at.n)) ** 0.5,
     numbers=lambda s: s.basis + 2 * s.low + 1,
 )
 ALICE = Row(
@@ -215,9 +203,7 @@ APOLLO = Row(
     fields=frozenset({"mu", "nu"}),
     traits=frozenset({"random", "spares output layer"}),
     growth=128.0,  # it divides by the norms of projected columns
-    longest_repeated=lambda at: (
-        of_moments(0.9, 0.999, at.t, corrected=True) * projected(at) * KAPPA
-    ),
+    longest=adam,
     numbers=lambda s: 2 * s.low,
 )
 SUMO = Row(

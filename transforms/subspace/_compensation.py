@@ -14,6 +14,11 @@ with
   with the batch axes first;
 * `scales(parts, state)`: returns `s (..., n)` and the new state.
 
+*Length.* A column with a tiny projection has a scale without bound. "fira" and `channel_scaling`
+therefore shorten $C$ to at most $\sqrt{m / r}\,\|\Delta\|$, as if the gradient were as long in each
+direction outside the subspace as in each one inside. With Adam inside, whose entries are at most
+$\rho$ (`_moment_ratio.py`), this is $\rho \sqrt{mn}$, the bound of Adam itself.
+
 *Numerics.* The norm of `C` is computed from the norms of its columns; `C` is not formed. A residual
 column is rounding noise, and becomes zero, if its energy is at most `m · eps` times the gradient's.
 """
@@ -27,7 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._validate import Value, as_value, check_bool, check_decay, check_interval
+from .._validate import Value, as_value, check_bool, check_decay, check_interval, concrete
 from ..directions._norm_growth import limited_norm
 
 
@@ -41,6 +46,7 @@ class Parts(NamedTuple):
     inner: jax.Array  # of the columns of Δ (..., n)
     low_rank: jax.Array  # of the matrix U Δ (...)
     codimension: int  # m - r
+    rank: int  # r
 
 
 class Compensation(Value):
@@ -81,6 +87,15 @@ def _norm_limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tu
     return s * factor[..., None], norm
 
 
+def _no_longer(s: jax.Array, squares: jax.Array, parts: Parts, limit: Any) -> jax.Array:
+    """The scales of columns with these `squares`, shortened to `limit √(m / r) ‖Δ‖`."""
+    norm = jnp.sqrt(jnp.sum(s**2 * squares, axis=-1))
+    whole = jnp.sqrt(jnp.sum(parts.inner, axis=-1))
+    most = limit * ((parts.codimension + parts.rank) / parts.rank) ** 0.5 * whole
+    long = (norm > most) & (norm > 0)
+    return s * jnp.where(long, most / jnp.where(long, norm, 1), 1)[..., None]
+
+
 @dataclasses.dataclass(frozen=True)
 class Optimal(Compensation):
     """See `optimal`."""
@@ -119,6 +134,7 @@ class Fira(Compensation):
     gamma: Any = 1.01
     weight: Any = 1.0
     residual: Any = 1.0
+    limit: Any = 1.0
     to_low_rank: bool = False
 
     def __post_init__(self) -> None:
@@ -126,6 +142,7 @@ class Fira(Compensation):
         check_interval("gamma", self.gamma, 1.0, open_high=False)
         check_interval("weight", self.weight, 0.0)
         check_interval("residual", self.residual, 0.0)
+        check_interval("limit", self.limit, 0.0, open_low=True, open_high=False)
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> LimitedState:
         """Zero norms."""
@@ -135,6 +152,8 @@ class Fira(Compensation):
     def scales(self, parts: Parts, state: LimitedState) -> tuple[jax.Array, LimitedState]:
         """Scales each column as the inner transformation scales its projection."""
         s = jnp.sqrt(_safe_ratio(parts.inner, parts.projected))
+        if concrete(self.limit) != float("inf"):
+            s = _no_longer(s, parts.residual, parts, self.limit)
         s, norm = _norm_limited(s, parts, state.norm, self.gamma)
         if self.to_low_rank:
             s = s * _safe_ratio(jnp.sqrt(parts.low_rank), norm)[..., None]  # section F.7
@@ -146,12 +165,14 @@ class ChannelScaling(Compensation):
     """See `channel_scaling`."""
 
     whole: bool = False
+    limit: Any = 1.0
 
     residual = None
 
     def __post_init__(self) -> None:
-        """Checks the argument of `channel_scaling`."""
+        """Checks the arguments of `channel_scaling`."""
         check_bool("whole", self.whole)
+        check_interval("limit", self.limit, 0.0, open_low=True, open_high=False)
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> None:
         """No state."""
@@ -166,7 +187,10 @@ class ChannelScaling(Compensation):
                 jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
                 for x in (inner, projected)
             )
-        return jnp.sqrt(_safe_ratio(inner, projected)), None  # Gong et al., Alg. 9: S
+        s = jnp.sqrt(_safe_ratio(inner, projected))  # Gong et al., Alg. 9: S
+        if concrete(self.limit) != float("inf"):
+            s = _no_longer(s, parts.gradient, parts, self.limit)
+        return s, None
 
 
 def optimal(
@@ -199,6 +223,7 @@ def fira(
     gamma: jax.typing.ArrayLike = 1.01,
     weight: jax.typing.ArrayLike = 1.0,
     residual: jax.typing.ArrayLike = 1.0,
+    limit: jax.typing.ArrayLike = 1.0,
 ) -> Fira:
     r"""Fira's compensation: scales residual columns as the inner transformation scales columns.
 
@@ -209,11 +234,12 @@ def fira(
       weight: w, applied after the limiter.
       residual: ρ; 1 is the true residual. With GaLore's scale α, the official code is
         `fira(residual=α, weight=1 / α)`.
+      limit: largest norm of C, before the limiter, over `√(m/r) ‖Δ‖`; infinity is the paper's form.
 
     Raises:
       ValueError: naming the argument that is outside its range.
     """
-    return Fira(gamma, weight, residual)
+    return Fira(gamma, weight, residual, limit)
 
 
 def fira_plus(*, weight: jax.typing.ArrayLike = 0.4) -> Fira:
@@ -228,19 +254,23 @@ def fira_plus(*, weight: jax.typing.ArrayLike = 0.4) -> Fira:
     Raises:
       ValueError: naming the argument that is outside its range.
     """
-    return Fira(weight=weight, to_low_rank=True)
+    return Fira(weight=weight, limit=float("inf"), to_low_rank=True)
 
 
-def channel_scaling(*, whole: bool = False) -> ChannelScaling:
+def channel_scaling(*, whole: bool = False, limit: jax.typing.ArrayLike = 1.0) -> ChannelScaling:
     r"""Apollo's update: scales gradient columns as the inner transformation scales projections.
 
     $D = G\,\mathrm{diag}(\|\Delta_i\| / \|\sigma_i\|)$, without the low-rank part.
 
     Args:
       whole: whether to use one scale `‖Δ‖ / ‖σ‖` per matrix (Apollo-mini).
+      limit: largest norm of D over `√(m/r) ‖Δ‖`; longer ones are shortened. Infinity is the paper's
+        form.
+
+    Raises:
+      ValueError: naming the argument that is not allowed.
     """
-    check_bool("whole", whole)
-    return ChannelScaling(whole)
+    return ChannelScaling(whole, limit)
 
 
 COMPENSATIONS = {None: None, "optimal": Optimal(), "fira": Fira(), "fira+": fira_plus()}

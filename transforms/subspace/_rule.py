@@ -344,7 +344,7 @@ class SubspaceRule:
         else:
             residual = squares(jnp.where(finite, g, 0) - rho * self.back(u, sigma, side))
             low_rank = jnp.sum(squares(self.back(u, moved, side)), axis=-1)
-        return Parts(whole, inside, outside, residual, inner, low_rank, rows - rank)
+        return Parts(whole, inside, outside, residual, inner, low_rank, rows - rank, rank)
 
 
 def _read_once(sums: jax.Array) -> jax.Array:
