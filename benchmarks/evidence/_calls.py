@@ -98,7 +98,7 @@ def request_of(suite: str, call: str, seed: int, runs: Runs) -> Request:
     if call != ADAMW:
         given = inspect.signature(getattr(curvax, Printed("", call).method)).parameters.values()
         said = [f"{x.name}={x.default}" for x in given if x.default not in (x.empty, None)]
-        values["defaults"] = ", ".join(said)
+        values["defaults"] = re.sub(r" at 0x\w+", "", ", ".join(said))
     return Request(suite, call, values, seed)
 
 

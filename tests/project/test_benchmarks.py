@@ -1,5 +1,6 @@
 """Figures on pages come from the benchmarks: their arithmetic."""
 
+import functools
 import importlib
 import math
 from types import SimpleNamespace
@@ -7,12 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from scipy import stats
 
 import curvax
 from tests.cases import every_method
-from tests.helpers import share
+from tests.helpers import assert_close, share
 from tests.registry import Row
 
 pytestmark = pytest.mark.xdist_group("benchmarks")
@@ -121,6 +123,51 @@ def test_differences_corrections_and_speed_ups() -> None:
     assert compare.speed_up(2.5, 100, curve) == "2.00"
     assert compare.speed_up(1.0, 800, curve) == "> 2.00"
     assert compare.speed_up(3.5, 100, curve) == "< 1.00"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/choosing.md", "docs/start.md"])
+def test_calls_on_pages_are_those_that_ran(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they stand, with the defaults of today."""
+    calls, pages = module("evidence._calls"), module("pages")
+    printed = set(calls.calls_in((pages.ROOT / page).read_text(encoding="utf-8")))
+
+    def ran() -> set[str]:
+        return {
+            call
+            for suite, own in calls.PRINTED.items()
+            for call in (x.call for x in own)
+            if len(calls.result_of(suite, call, pages.runs()).finals) > 1
+        }
+
+    assert "curvax.soap(0.01)" in printed and printed <= ran()
+    monkeypatch.setattr(curvax, "soap", functools.partial(curvax.soap, b1=0.5))
+    assert "curvax.soap(0.01)" not in ran()
+
+
+def test_a_call_trains_as_the_same_numbers_do_in_the_tuning() -> None:
+    """The schedule may come last; another rate is another optimizer."""
+    methods = module("evidence._methods")
+    params = {"up": {"kernel": jnp.ones((6, 4))}, "norm": {"scale": jnp.ones(4)}}
+    grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(0), x.shape), params)
+    point = {"rate": 0.01, "decay": 0.001, "b1": 0.95, "b2": 0.95, "refresh": 3}
+    point |= {"adam_rate": 0.02, "adam_b1": 0.9, "adam_b2": 0.999, "adam_decay": 0.001}
+    schedule = methods.schedule_of(40)
+
+    def after(name: str, values: dict[str, Any]) -> Any:
+        optimizer = methods.optimizer(name, schedule, *methods.split(values))
+        state, moved, update = optimizer.init(params), params, jax.jit(optimizer.update)
+        for _ in range(4):
+            updates, state = update(grads, state, moved)
+            moved = optax.apply_updates(moved, updates)
+        return moved
+
+    call = "curvax.soap(0.01, weight_decay=decay, others=optax.adamw({} * rate, weight_decay=0))"
+    tuned, same, other = (
+        after("soap", point),
+        *(after(call.format(times), {"rate": 0.01, "decay": 0.1}) for times in (2, 4)),
+    )
+    assert_close(same, tuned, 64)
+    assert not jnp.allclose(other["norm"]["scale"], tuned["norm"]["scale"], atol=1e-3)
 
 
 LOSSES = {

@@ -55,6 +55,16 @@ def test_a_growing_period_grows_by_one_in_a_hundred_steps(stagger):
     assert [t for t in range(1, 9) if short.due(t)] == [1, 2, 4, 6, 8]
 
 
+def test_soap_refreshes_every_third_step_at_first():
+    gradients = quiet_gradients()
+    default, third, tenth = (
+        scanned(curvax.scale_by_soap(**options))(gradients)[0]
+        for options in ({}, {"refresh": 3}, {"refresh": 10})
+    )
+    assert_close(default, third, 1)
+    assert not np.allclose(default["w"], tenth["w"], rtol=1e-2)
+
+
 @functools.cache
 def trajectory_of(name):
     """That of a policy of `POLICIES`, from ε and gradients, compiled once for all tests."""
