@@ -161,11 +161,10 @@ def drawn(suite: str, runs: Runs) -> Figure:
     for (name, (time, losses)), color in zip(shown.items(), itertools.cycle(COLORS), strict=False):
         axis.plot([time] * len(losses), losses, "o", color=color, alpha=0.5, mec="none")
         axis.plot(time, np.mean(losses), "_", color=color, ms=24, mew=2)
-        axis.annotate(
-            name, (time, np.mean(losses)), xytext=(14, 0), textcoords="offset points", va="center"
-        )
+        at = {"xytext": (16, 0), "textcoords": "offset points", "va": "center"}
+        axis.annotate(name, (time, np.mean(losses)), **at, bbox={"fc": "white", "lw": 0, "pad": 1})
     axis.axhline(np.mean(tuned.losses), color="gray", lw=0.9, linestyle=":")
-    axis.margins(x=0.25)
+    axis.set_xlim(0.8, 1.25 * max(time for time, _ in shown.values()))
     axis.grid(alpha=0.3)
     axis.set(xlabel="time of a training step on one core, over AdamW's")
     axis.set(ylabel=f"validation loss after {SUITES[suite].steps} steps, nats per byte")
