@@ -102,6 +102,7 @@ from .transforms.linalg._polar import (
     polar_qdwh,
     polar_svd,
 )
+from .transforms.linalg._polar_express import polar_express
 from .transforms.linalg._products import products
 from .transforms.matrices._form import MatrixAxes
 from .transforms.matrices._matrix_rule import MatrixRule
@@ -196,6 +197,7 @@ __all__ = [
     "packed",
     "place_state",
     "polar",
+    "polar_express",
     "polar_qdwh",
     "polar_svd",
     "policies",

@@ -9,7 +9,16 @@ from .transforms.kronecker._methods import (
     eigh,
     qr,
     rotations,
+    saturated_roots,
     stored_roots,
 )
 
-__all__ = ["BasisMethod", "RefreshMethod", "eigh", "qr", "rotations", "stored_roots"]
+__all__ = [
+    "BasisMethod",
+    "RefreshMethod",
+    "eigh",
+    "qr",
+    "rotations",
+    "saturated_roots",
+    "stored_roots",
+]

@@ -5,10 +5,11 @@ The names "newton_schulz", "svd", "qr_svd" and "qdwh" stand for these functions 
 
 from .transforms.directions._orthogonalize import (
     PolarMethod,
+    balanced,
     newton_schulz,
     qdwh,
     qr_svd,
     svd,
 )
 
-__all__ = ["PolarMethod", "newton_schulz", "qdwh", "qr_svd", "svd"]
+__all__ = ["PolarMethod", "balanced", "newton_schulz", "qdwh", "qr_svd", "svd"]

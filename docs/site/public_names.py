@@ -67,7 +67,7 @@ GROUPS = {
         "Linear algebra",
         "Functions of arrays `(..., m, n)`, and the precision of products, for `products=`.",
         "products inverse_root power_iteration newton_schulz polar_svd polar_qdwh "
-        "NEWTON_SCHULZ_COEFFICIENTS",
+        "polar_express NEWTON_SCHULZ_COEFFICIENTS",
     ),
 }
 

@@ -231,6 +231,9 @@ PARTS = {
         curvax.orthogonalize,
         {"steps": 3, "coefficients": "classical", "norm": "gram"},
     ),
+    "polar.balanced": Part(
+        polar.balanced, curvax.orthogonalize, {"method": "svd", "rounds": 3, "beta": 0.25}
+    ),
     "eigenbases.qr": Part(
         eigenbases.qr,
         lambda x: curvax.scale_by_soap(method=x, refresh=policies.diagonal_residual(2)),
@@ -243,6 +246,11 @@ PARTS = {
         eigenbases.stored_roots,
         lambda x: _shampoo(method=x),
         {"solver": "products"},
+    ),
+    "eigenbases.saturated_roots": Part(
+        eigenbases.saturated_roots,
+        lambda x: _shampoo(root=2, method=x),
+        {"steps": 3, "coefficients": "classical"},
     ),
     "grafts.adam": Part(grafts.adam, lambda x: _shampoo(graft=x)),
     "weights.hyperball": Part(weights.hyperball, _beside, {"rms": 0.5}),
@@ -325,6 +333,15 @@ PARTS = {
         curvax.precondition_diagonal, _itself, {"momentum": curvax.momentum(), "side": "right"}
     ),
     "normalize_neurons": Part(curvax.normalize_neurons, _itself),
+    "normalize_matrices": Part(
+        curvax.normalize_matrices, _itself, {"length": 0.5, "norm": "spectral"}
+    ),
+    "cautious_updates": Part(
+        curvax.cautious_updates,
+        _itself,
+        {"direction": curvax.momentum(), "rescale": False},
+        {"direction": curvax.moment_ratio()},
+    ),
     "scale_by_dion": Part(curvax.scale_by_dion, _itself, {"side": "right", "seed": 7}, {"rank": 2}),
     "in_eigenbasis": Part(
         functools.partial(curvax.in_eigenbasis, curvax.moment_ratio()),

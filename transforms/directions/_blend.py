@@ -26,11 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._side import side_of
 from .._stacks import check_directions
 from .._validate import as_transformation, check_choice, check_interval, check_matrices
-from ..linalg._numerics import HIGHEST, magnitude, norms, power_of_two
-from ..linalg._products import gram
+from ..linalg._schatten import schatten_norms
 
 
 class BlendState(NamedTuple):
@@ -92,19 +90,10 @@ def blend(
             wide = np.promote_types(jnp.promote_types(a.dtype, s.dtype), np.float32)
             summed: Any = weights[0] * a.astype(wide) + weights[1] * s.astype(wide)
             if length == "first":
-                own, target = schatten_4(summed), schatten_4(a.astype(wide))
+                own, target = schatten_norms(summed), schatten_norms(a.astype(wide))
                 summed = summed * jnp.where(own > 0, target / jnp.where(own > 0, own, 1), 0)
             return summed.astype(a.dtype)
 
         return jax.tree.map(blended, a, s), BlendState(*states)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def schatten_4(x: jax.Array) -> jax.Array:
-    """The Schatten 4-norms `(..., 1, 1)` of `x (..., m, n)`; not finite if an entry is not."""
-    exponent = power_of_two(magnitude(x, (-2, -1), keepdims=True))
-    one = jnp.ones(exponent.shape, x.dtype)
-    near_one = x * jnp.ldexp(one, -exponent)
-    squared = gram(near_one, side_of("smaller", x), HIGHEST)
-    return jnp.sqrt(norms(squared)) * jnp.ldexp(one, exponent)

@@ -4,7 +4,7 @@ r"""Normalization of rows, columns or matrices, without state.
 |---|---|---|
 | `standardize_rows` | each row minus its mean, divided by its deviation | SWAN's GradNorm, Eq. 30 |
 | `normalize_rows`, `normalize_columns` | each row or column divided by its norm | section 3.3 |
-| `normalize_matrices` | each matrix with the root mean square that is asked for | |
+| `normalize_matrices` | each matrix with the length that is asked for | |
 
 The references are to Gong et al., arXiv:2502.07752.
 
@@ -24,8 +24,9 @@ import numpy as np
 import optax
 
 from .._trees import map_with_weights
-from .._validate import check_interval, check_matrices
+from .._validate import check_choice, check_interval, check_matrices
 from ..linalg._numerics import power_of_two
+from ..linalg._schatten import SPECTRAL, schatten_norms
 
 
 def standardize_rows() -> optax.GradientTransformation:
@@ -79,12 +80,21 @@ def _of_norm_1(x: jax.Array, axis: int) -> jax.Array:
     return jnp.where(zero, 0, x / jnp.where(zero, 1, norm))
 
 
-def normalize_matrices(rms: jax.typing.ArrayLike = 0.2) -> optax.GradientTransformation:
-    """Gives each matrix this root mean square; zero matrices stay zero.
+def normalize_matrices(
+    length: jax.typing.ArrayLike = 0.2, *, norm: str = "rms"
+) -> optax.GradientTransformation:
+    """Gives each matrix this length; zero matrices stay zero.
 
-    Behind any direction, with 0.2, updates are as long as AdamW's, so that its learning rate and
-    weight decay carry over (Liu et al., arXiv:2502.16982). `scale_by_shape(0.2)` gives
-    orthogonal directions of full rank the same length without reading them.
+    Behind any direction, a root mean square of 0.2 makes updates as long as AdamW's, so that its
+    learning rate and weight decay carry over (Liu et al., arXiv:2502.16982). `scale_by_shape(0.2)`
+    gives orthogonal directions of full rank the same length without reading them. A spectral norm
+    of the same size for all matrices, times a factor of their shapes, is what keeps learning rates
+    over widths (arXiv:2310.17813, arXiv:2512.05620).
+
+    Args:
+      length: the root mean square, or the spectral norm.
+      norm: "rms", or "spectral": by products (`linalg/_schatten.py`), so that the spectral norm is
+        below `length`, by less than 0.1 %.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -93,14 +103,18 @@ def normalize_matrices(rms: jax.typing.ArrayLike = 0.2) -> optax.GradientTransfo
       >>> matrices.update(x, matrices.init(x))[0].tolist()
       [[0.6, 0.0], [0.8, 0.0]]
     """
-    check_interval("rms", rms, 0.0, open_low=True)
+    check_interval("length", length, 0.0, open_low=True)
+    check_choice("norm", norm, ("rms", "spectral"))
 
     def normalized(x: jax.Array) -> jax.Array:
         largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
         near_one = x * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
-        mean = jnp.mean(near_one**2, axis=(-2, -1), keepdims=True)
-        zero = mean == 0  # not if it is NaN
-        return jnp.where(zero, 0, near_one * (rms / jnp.sqrt(jnp.where(zero, 1, mean))))
+        if norm == "rms":
+            own = jnp.sqrt(jnp.mean(near_one**2, axis=(-2, -1), keepdims=True))
+        else:
+            own = schatten_norms(near_one, SPECTRAL)
+        zero = own == 0  # not if it is NaN
+        return jnp.where(zero, 0, near_one * (length / jnp.where(zero, 1, own)))
 
     return per_matrix("normalize_matrices", normalized)
 

@@ -22,12 +22,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from .._side import side_of
 from .._stacks import each_array
-from .._validate import Value, as_value, check_bool, check_choice, check_dtype, check_interval
+from .._validate import (
+    Value,
+    as_value,
+    check_bool,
+    check_choice,
+    check_dtype,
+    check_interval,
+    check_positive_int,
+)
 from ..linalg import _polar
 from ..linalg._by_products import AxisName
+from ..linalg._numerics import magnitude, power_of_two
 from ..linalg._polar import NORMS, Coefficients, coefficient_rows
 
 
@@ -92,6 +103,51 @@ class Decomposition(PolarMethod):
         return getattr(_polar, f"polar_{self.name}")(x, axis_name=axis_name)
 
 
+@dataclasses.dataclass(frozen=True)
+class Balanced(PolarMethod):
+    """See `balanced`."""
+
+    method: PolarMethod
+    rounds: int = 2
+    beta: Any = 0.5
+
+    def __post_init__(self) -> None:
+        """Checks the arguments of `balanced`."""
+        check_positive_int("rounds", self.rounds)
+        check_interval("beta", self.beta, 0.0, open_low=True)
+
+    @property
+    def can_fail(self) -> bool:
+        """As the method does."""
+        return self.method.can_fail
+
+    @property
+    def by_products(self) -> bool:
+        """As the method does."""
+        return self.method.by_products
+
+    def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
+        """Scales the longer side, several times."""
+        m, n = x.shape[-2:]
+        if m == n:
+            return self.method.factor(x, axis_name)
+        axis = side_of("larger", x).other_axis
+        work = x.astype(np.promote_types(x.dtype, np.float32))
+        largest = magnitude(work, (-2, -1), keepdims=True)
+        work = work * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
+        scale = _reciprocal(jnp.linalg.norm(work, axis=axis, keepdims=True))
+        factor = self.method.factor((scale * work).astype(x.dtype), axis_name)
+        for _ in range(self.rounds - 1):
+            square = jnp.sum(factor.astype(work.dtype) ** 2, axis=axis, keepdims=True)
+            scale = scale * (min(m, n) / max(m, n) * _reciprocal(square)) ** self.beta
+            factor = self.method.factor((scale * work).astype(x.dtype), axis_name)
+        return factor
+
+
+def _reciprocal(x: jax.Array) -> jax.Array:
+    return jnp.where(x == 0, 0, 1 / jnp.where(x == 0, 1, x))
+
+
 def newton_schulz(
     steps: int = 5,
     *,
@@ -105,7 +161,8 @@ def newton_schulz(
     Args:
       steps: number of iterations.
       coefficients: "quintic" (Muon's), "classical", "polar_express", "turbo_muon" (for `norm="aol"`
-        and 4 steps), three numbers, or a row of three per iteration (the last one repeats).
+        and 4 steps), "deepseek_v4" (for 10 steps), three numbers, or a row of three per iteration
+        (the last one repeats), such as `curvax.polar_express(5)`.
       norm: the norm that divides the matrix: "frobenius", "gram" or "aol" (Turbo-Muon), see
         `curvax.newton_schulz`.
       eps: added to this norm.
@@ -137,8 +194,51 @@ def qdwh() -> Decomposition:
     return Decomposition("qdwh", by_products=True)
 
 
-POLAR_METHODS = {"newton_schulz": NewtonSchulz(), "svd": svd(), "qr_svd": qr_svd(), "qdwh": qdwh()}
-"""The plain methods, by name."""
+PLAIN = {"newton_schulz": NewtonSchulz(), "svd": svd(), "qr_svd": qr_svd(), "qdwh": qdwh()}
+CONVERGING = NewtonSchulz(12, "classical")
+POLAR_METHODS: dict[str, PolarMethod] = {**PLAIN, "balanced": Balanced(CONVERGING)}
+"""The values without arguments, by name."""
+
+
+def balanced(
+    method: str | PolarMethod = CONVERGING,
+    *,
+    rounds: int = 2,
+    beta: jax.typing.ArrayLike = 0.5,
+) -> Balanced:
+    r"""Scales the longer side of a matrix, so that all of it takes part in the polar factor.
+
+    For the rows :math:`x_i` of a tall matrix :math:`X` (of a wide one the columns), Aurora computes
+
+    .. math::
+
+        U = \operatorname{polar}(D X), \quad D = \operatorname{diag}(\|x_i\|^{-1}), \qquad
+        D_i \leftarrow D_i \left(\tfrac{n}{m} / \|u_i\|^2\right)^\beta, \quad
+        U = \operatorname{polar}(D X)
+
+    with the second part in each further round. Rows of :math:`U` come closer to the same length
+    :math:`\sqrt{n/m}`; they have it in the limit of many rounds (after two they differ by 3 to 38
+    %). Square matrices have their plain polar factor. Zero rows stay zero. Each round costs a polar
+    factor.
+
+    Args:
+      method: how polar factors are computed: a name, or another value of `curvax.polar`; by default
+        the source's `newton_schulz(12, coefficients="classical")`, which converges.
+      rounds: number of polar factors. One is the polar factor of normalized rows.
+      beta: β, above 0.
+
+    Raises:
+      ValueError: if an argument is not allowed; the message names it.
+
+    Example:
+      >>> import curvax
+      >>> optimizer = curvax.muon(0.02, method=curvax.polar.balanced())
+
+    References:
+      `Aurora <https://github.com/tilde-research/aurora-release>`_, 2026.
+    """
+    example = "curvax.polar.newton_schulz(12, coefficients='classical')"
+    return Balanced(as_value("method", method, PolarMethod, example, PLAIN), rounds, beta)
 
 
 class OrthogonalizeState(NamedTuple):
@@ -155,8 +255,8 @@ def orthogonalize(
     Args:
       method: "newton_schulz" (approximate, matrix products only), "svd" (exact; zero singular
         values stay zero), "qr_svd" (the same after a QR down to the smaller order, for long
-        matrices) or "qdwh" (exact for full rank); or a value of `curvax.polar`, such as
-        `polar.newton_schulz(steps=3)`.
+        matrices), "qdwh" (exact for full rank) or "balanced" (Aurora's); or a value of
+        `curvax.polar`, such as `polar.newton_schulz(steps=3)`.
       adaptive: whether to multiply the factor by its inner product with the matrix: the sum of the
         singular values, up to the error of the factor (Bernstein and Newhouse, arXiv:2409.20325).
 

@@ -12,6 +12,8 @@ import jax
 from .._validate import Value, check_choice, check_positive_int
 from ..linalg import _turns
 from ..linalg._inverse_root import SOLVERS
+from ..linalg._iterations import Rows
+from ..linalg._polar import Coefficients, coefficient_rows
 from ..linalg._products import HALVES
 
 
@@ -91,6 +93,25 @@ class StoredRoots(RefreshMethod):
 
     solver: str = "eigh"
 
+    @property
+    def rows(self) -> Rows | None:
+        """Coefficients of the steps, if their number is given."""
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class SaturatedRoots(StoredRoots):
+    """See `saturated_roots`."""
+
+    solver: str = "newton_schulz"
+    steps: int = 5
+    coefficients: Coefficients = "quintic"
+
+    @property
+    def rows(self) -> Rows:
+        """Those of each step."""
+        return coefficient_rows(self.coefficients, self.steps)
+
 
 def eigh() -> Eigh:
     r"""Decomposes the statistic at each refresh: the papers' form, on all platforms.
@@ -154,6 +175,47 @@ def stored_roots(solver: str = "eigh") -> StoredRoots:
     """
     check_choice("solver", solver, SOLVERS)
     return StoredRoots(solver)
+
+
+def saturated_roots(steps: int = 5, *, coefficients: Coefficients = "quintic") -> SaturatedRoots:
+    r"""Stores what a few Newton-Schulz steps leave of inverse square roots: a saturated root.
+
+    For the eigenvalues :math:`w` of a statistic over its Frobenius norm, the root is
+
+    .. math::
+
+        q(w) = f_0 f_1 \cdots f_{k-1}, \qquad f_i = a + b w_i + c w_i^2, \qquad w_0 = w, \quad
+        w_{i+1} = f_i^2 w_i
+
+    which is near :math:`w^{-1/2}` where :math:`w` is not small, and at most :math:`a^k` where it
+    is: directions that are new or rare are not raised further, and no damping is needed (`eps=0`).
+    It takes 4 products of the statistic's order for each step but the first. With the root on one
+    side and `orthogonalize` behind it is Marin's Muon with a saturated preconditioner.
+
+    Args:
+      steps: k.
+      coefficients: a name in `NEWTON_SCHULZ_COEFFICIENTS`, three numbers, or a row for each step
+        (the last one repeats). (1.5, -0.5, 0.0) is the classical iteration.
+
+    Raises:
+      ValueError: if an argument is not allowed.
+
+    Example:
+      >>> import curvax
+      >>> preconditioned = curvax.precondition(
+      ...     curvax.momentum(0.95, accumulate="sum", nesterov=True),
+      ...     refresh=curvax.every(1),
+      ...     side="right",
+      ...     root=2,
+      ...     eps=0.0,
+      ...     method=curvax.eigenbases.saturated_roots(),
+      ... )
+
+    References:
+      `Marin <https://github.com/marin-community/marin/pull/6588>`_, 2026.
+    """
+    coefficient_rows(coefficients, steps)
+    return SaturatedRoots(steps=steps, coefficients=coefficients)
 
 
 def check_steps(method: RefreshMethod, refresh: Any) -> None:

@@ -89,7 +89,8 @@ class RootRule(SideRule):
         del side
         root, eps, mode, sides = dataclasses.astuple(self.roots)
         floor = rounding_floor(h, root, sides)
-        x, error, indefinite = solve_root(h, root, eps, mode, self.method.solver, floor)
+        by = self.method
+        x, error, indefinite = solve_root(h, root, eps, mode, by.solver, floor, by.rows)
         found = factor._replace(
             inverse_root=self.storage.encode_root(x), error=error.astype(jnp.float32)
         )

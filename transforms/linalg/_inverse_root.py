@@ -44,7 +44,7 @@ import numpy as np
 
 from .._validate import check_choice, check_interval, check_positive_int
 from ._eigh import eigh, from_eigen, is_indefinite
-from ._iterations import ITERATIONS, root_by_iteration
+from ._iterations import ITERATIONS, Rows, root_by_iteration
 from ._loops import each_matrix
 from ._numerics import EIGENVALUE_NOISE, inexact, magnitude, power_of_two
 from ._products import exact_product
@@ -103,11 +103,12 @@ def solve_root(
     damping_mode: str,
     solver: str,
     floor: jax.typing.ArrayLike = 0.0,
+    rows: Rows | None = None,
 ) -> Solved:
     """The inverse root of one matrix `a (n, n)`, without argument checks.
 
-    Rounding noise counts as `floor` times the largest eigenvalue (see `rounding_floor`). Non-finite
-    input gives NaN.
+    Rounding noise counts as `floor` times the largest eigenvalue (see `rounding_floor`). With
+    `rows` of coefficients "newton_schulz" takes as many steps. Non-finite input gives NaN.
     """
     size = magnitude(a)
     by, given, back = near_one(size, root, eps, damping_mode)  # the solvers' squares stay in range
@@ -116,7 +117,9 @@ def solve_root(
         x, error, indefinite = inverse_root_by_eigh(a, root, given, damping_mode, floor)
     else:
         relative = damping_mode == "relative"
-        x, error = root_by_iteration(a, root, given, solver, relative=relative, floor=floor)
+        x, error = root_by_iteration(
+            a, root, given, solver, relative=relative, floor=floor, rows=rows
+        )
     finite = jnp.isfinite(size)
     x = jnp.where(finite, x * back, jnp.nan)
     return Solved(x, jnp.where(finite, error, jnp.nan), indefinite)

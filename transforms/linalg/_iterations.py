@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +49,8 @@ from ._products import exact_product
 
 MAX_ITERATIONS = 100  # of coupled Newton
 NEWTON_SCHULZ_STEPS = 40
+
+Rows = tuple[tuple[float, float, float], ...]  # coefficients of iterations
 
 
 def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
@@ -115,13 +117,20 @@ def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
     return jnp.where(worse, end.best, end.x)
 
 
-def _newton_schulz(a: jax.Array, root: int) -> jax.Array:
-    """The same for `root` 2."""
+def _newton_schulz(a: jax.Array, root: int, rows: Rows | None = None) -> jax.Array:
+    """The same for `root` 2; or what as many steps as `rows` of coefficients leave of it."""
     del root
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
     norm = jnp.linalg.norm(a)
     norm = jnp.where(norm > 0, norm, 1)
-    _, z = _square_roots(a / norm, lambda m, _: (3 * eye - m) / 2, NEWTON_SCHULZ_STEPS)
+
+    def polynomial(m: jax.Array, i: jax.Array) -> jax.Array:
+        if rows is None:
+            return (3 * eye - m) / 2
+        alike = len(set(rows)) == 1
+        return _quadratic(rows[0] if alike else jnp.asarray(rows, a.dtype)[i], m)
+
+    _, z = _square_roots(a / norm, polynomial, len(rows) if rows else NEWTON_SCHULZ_STEPS)
     return z / jnp.sqrt(norm)
 
 
@@ -135,14 +144,14 @@ def _by_products(a: jax.Array, root: int) -> jax.Array:
     y, z, condition, power = a / bound, a, 1 / (8 * resolution), 1
     while power < root:
         rows = jnp.asarray(square_root_rows(condition, resolution), a.dtype)
-        y, z = _square_roots(y, functools.partial(_quadratic, rows), len(rows))
+        y, z = _square_roots(y, lambda m, i, rows=rows: _quadratic(rows[i], m), len(rows))
         y, condition, power = (y + y.mT) / 2, condition**0.5, 2 * power
     return (z + z.mT) / 2 * bound ** (-1 / root)
 
 
-def _quadratic(rows: jax.Array, m: jax.Array, i: jax.Array) -> jax.Array:
-    """`a I + b m + c m²` with the coefficients of row `i`."""
-    a, b, c = rows[i]
+def _quadratic(row: Any, m: jax.Array) -> jax.Array:
+    """`a I + b m + c m²` with the coefficients `(a, b, c)`."""
+    a, b, c = row
     return a * jnp.eye(m.shape[-1], dtype=m.dtype) + b * m + c * exact_product(m, m)
 
 
@@ -169,17 +178,23 @@ def square_root_rows(condition: float, tolerance: float) -> np.ndarray:
     """
     rows, low, high, error = [], condition**-0.5, 1.0, 1.0
     while error > 1e-3:
-        points = low + (high - low) * np.array([0.0, 0.25, 0.75, 1.0])
-        for _ in range(30):  # it converges quadratically
-            system = np.column_stack([points, points**3, points**5, [1, -1, 1, -1]])
-            *row, error = np.linalg.solve(system, np.ones(4))
-            points[1:3] = np.sort(np.sqrt(np.roots([5 * row[2], 3 * row[1], row[0]])))
+        row, error = closest_quintic(low, high)
         rows.append(row)
         low, high = 1 - error, 1 + error
     while error > tolerance:
         rows.append(np.array([15, -10, 3]) / 8)
         error = 2.5 * error**3
     return np.array(rows)
+
+
+def closest_quintic(low: float, high: float) -> tuple[list[float], float]:
+    """`(a, b, c)` that bring `t (a + b t² + c t⁴)` closest to 1 on an interval; the distance."""
+    points, row, error = low + (high - low) * np.array([0.0, 0.25, 0.75, 1.0]), [], 0.0
+    for _ in range(30):  # it converges quadratically
+        system = np.column_stack([points, points**3, points**5, [1, -1, 1, -1]])
+        *row, error = np.linalg.solve(system, np.ones(4))
+        points[1:3] = np.sort(np.sqrt(np.roots([5 * row[2], 3 * row[1], row[0]])))
+    return row, error
 
 
 def _norm_bound(a: jax.Array) -> jax.Array:
@@ -216,15 +231,17 @@ def root_by_iteration(
     *,
     relative: bool,
     floor: jax.typing.ArrayLike,
+    rows: Rows | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`X = (a + damping · I)^(-1/root)` for `a (n, n)`, and `max |X^root (a + damping · I) - I|`.
 
     With `relative` the damping is multiplied by the largest eigenvalue. Damping that is positive,
-    but rounding noise, counts as `floor` times the largest eigenvalue.
+    but rounding noise, counts as `floor` times the largest eigenvalue. With `rows` the root is what
+    these steps of Newton-Schulz leave of it.
     """
     eye, largest = jnp.eye(a.shape[-1], dtype=a.dtype), power_iteration(a)
     given = damping * (largest if relative else 1)
     noisy = (given > 0) & (given <= EIGENVALUE_NOISE * jnp.finfo(a.dtype).eps * largest)
     a = a + jnp.where(noisy, jnp.maximum(given, floor * largest), given) * eye
-    x = ITERATIONS[solver](a, root)
+    x = ITERATIONS[solver](a, root) if rows is None else _newton_schulz(a, root, rows)
     return x, magnitude(exact_product(_power(x, root), a) - eye)

@@ -80,6 +80,9 @@ NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = 
         (2.8769, -3.1427, 1.2046),
         (2.8366, -3.0525, 1.2012),
     ),
+    # DeepSeek-V4's report, as in NVIDIA's Emerging-Optimizers, for 10 steps: Muon's eight times,
+    # and "classical", which converges, for the last two.
+    "deepseek_v4": (*[(3.4445, -4.7750, 2.0315)] * 8, (2.0, -1.5, 0.5)),
 }
 """Published coefficients (a, b, c), one row per iteration; the last row repeats."""
 
