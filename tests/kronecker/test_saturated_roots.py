@@ -30,7 +30,7 @@ def amplified(rows: Any) -> float:
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", STEPS)
 def test_muon_behind_a_saturated_root_follows_the_transcription(name: str, side: str) -> None:
-    """Statistics are divided by their Frobenius norms. The transcription's "left" is rows."""
+    """Of statistics with one largest eigenvalue, which the Schatten norm meets exactly."""
     given, theirs = STEPS[name]
     method = curvax.eigenbases.saturated_roots(**given)
     preconditioned = curvax.precondition(
@@ -38,9 +38,7 @@ def test_muon_behind_a_saturated_root_follows_the_transcription(name: str, side:
         **{"refresh": curvax.every(1), "side": side, "root": 2, "eps": 0.0, "method": method},
     )
     polar = curvax.polar.newton_schulz(5, coefficients=QUINTIC, eps=0.0)
-    expected = functools.partial(
-        saturated_muon, side=side, normalize="frobenius", eps=0.0, **theirs
-    )
+    expected = functools.partial(saturated_muon, side=side, eps=0.0, **theirs)
     condition = amplified(method.rows) * amplified(QUINTIC)
     ours = optax.chain(preconditioned, curvax.orthogonalize(polar))
     assert_follows(Case(ours, expected, HARD, condition))

@@ -46,6 +46,7 @@ import numpy as np
 from .._validate import check_positive_int
 from ._numerics import EIGENVALUE_NOISE, HIGHEST, magnitude
 from ._products import exact_product
+from ._schatten import SPECTRAL, schatten_norms
 
 MAX_ITERATIONS = 100  # of coupled Newton
 NEWTON_SCHULZ_STEPS = 40
@@ -121,7 +122,7 @@ def _newton_schulz(a: jax.Array, root: int, rows: Rows | None = None) -> jax.Arr
     """The same for `root` 2; or what as many steps as `rows` of coefficients leave of it."""
     del root
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    norm = jnp.linalg.norm(a)
+    norm = jnp.linalg.norm(a) if rows is None else schatten_norms(a, SPECTRAL)[0, 0]
     norm = jnp.where(norm > 0, norm, 1)
 
     def polynomial(m: jax.Array, i: jax.Array) -> jax.Array:

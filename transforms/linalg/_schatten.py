@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .._side import side_of
-from ._numerics import HIGHEST, magnitude, norms, power_of_two
+from ._numerics import HIGHEST, magnitude, power_of_two
 from ._products import exact_product, gram
 
 SPECTRAL = 11
@@ -28,16 +28,18 @@ def schatten_norms(x: jax.Array, squarings: int = 0) -> jax.Array:
     """The Schatten norms `(..., 1, 1)` of `x (..., m, n)`, with `p = 4 · 2^squarings`."""
     exponent = power_of_two(magnitude(x, (-2, -1), keepdims=True))
     one = jnp.ones(exponent.shape, x.dtype)
-    square = gram(x * jnp.ldexp(one, -exponent), side_of("smaller", x), HIGHEST)
+    near_one = x * jnp.ldexp(one, -exponent)  # so that squares of its Gram matrix are in range
+
+    def part(square: jax.Array, i: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
+        norm = jnp.linalg.norm(square, axis=(-2, -1), keepdims=True)
+        return norm, norm ** (0.5 ** (i + 1.0))
 
     def squared(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         square, found = carry
-        own = norms(square)
-        near_one = square / jnp.where(own == 0, 1, own)
-        return exact_product(near_one, near_one), found * own ** (0.5 ** (i + 1.0))
+        norm, root = part(square, i)
+        square = square / jnp.where(norm == 0, 1, norm)
+        return exact_product(square, square), found * root
 
-    if squarings:
-        square, one = jax.lax.fori_loop(0, squarings, squared, (square, one))
-    return (
-        one * norms(square) ** (0.5 ** (squarings + 1.0)) * jnp.ldexp(jnp.ones_like(one), exponent)
-    )
+    square = gram(near_one, side_of("smaller", x), HIGHEST)
+    square, found = jax.lax.fori_loop(0, squarings, squared, (square, jnp.ldexp(one, exponent)))
+    return found * part(square, squarings)[1]
