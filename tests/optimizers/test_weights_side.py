@@ -14,16 +14,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import curvax
 from curvax import weights
-from tests.helpers import assert_close, assert_names, at, gradients_like, rejection, stacked
+from tests.helpers import (
+    assert_close,
+    assert_names,
+    at,
+    gradients_like,
+    rejection,
+    run_scanned,
+    stacked,
+)
 from tests.reference.brakes import brake_update, nvidia_brake, pinned_step, record_brake
 from tests.reference.decay import decay
 from tests.reference.floors import floor, floored
 from tests.reference.hyperball import hyperball
 from tests.reference.lengths import frobenius
-from tests.shared.meshes import mesh_of
+from tests.shared.meshes import given, mesh_of, on, steps
 
 STEPS = 20
 RATES = 0.3 / (1 + np.arange(STEPS) / 4)
@@ -285,13 +294,16 @@ def test_each_head_and_each_scanned_layer_keeps_its_norm() -> None:
 SIDE = weights.chain(weights.brake(pin=True), weights.floor(0.5, unit="row"), weights.decay(0.1))
 
 
-def test_on_a_mesh_it_does_what_it_does_on_one_device() -> None:
-    """Three matrices of a shape on two devices."""
-    tree = {f"{i}/kernel": np.zeros((4, 6), np.float32) for i in range(3)}
-    params, updates = gradients_like(tree, 1)[0], gradients_like(tree, 4, seed=1)
-    one = path(curvax.muon(schedule, weights=SIDE), params, updates)
-    two = path(curvax.muon(schedule, weights=SIDE, mesh=mesh_of("auto", 2)), params, updates)
-    assert_close(two, one, 64)
+@pytest.mark.parametrize(("kind", "side"), [("auto", SIDE), ("explicit", weights.hyperball(0.3))])
+def test_on_a_mesh_it_does_what_it_does_on_one_device(kind: str, side: Any) -> None:
+    """Three matrices of a shape on two devices, each of which has some columns of all."""
+    mesh = mesh_of(kind, 2)
+    params, gradients = given({f"{i}/kernel": (4, 6) for i in range(3)})
+    place = functools.partial(on, mesh, specs=dict.fromkeys(params, P(None, "x")))
+    alone = run_scanned(curvax.muon(schedule, weights=side), gradients, params)[0]
+    optimizer = curvax.muon(schedule, weights=side, mesh=mesh)
+    found, _ = steps(optimizer, [place(g) for g in gradients], place(params), mesh)
+    assert_close(found, alone, 64)
 
 
 def test_layers_that_are_updated_on_the_way_have_it_too() -> None:

@@ -167,7 +167,8 @@ def hyperball(rms: jax.typing.ArrayLike | None = None) -> Hyperball:
       W \leftarrow R\, N(W - \eta R\, N(D)), \qquad N(X) = X / \|X\|
 
     with Frobenius norms: `scale_by_weight_norm` before the learning rate, `keep_weight_norm` after
-    it. The scale of `D` has no effect, and there is nothing to decay.
+    it. The scale of `D` has no effect, and there is nothing to decay. Norms drift by the rounding
+    of the weights: in bfloat16, wrap the optimizer as `docs/bfloat16.md` says.
 
     *Zero weights.* With `rms` their first step leads to the sphere, as that of all weights. Without
     it, a matrix that starts at zero has no radius: its first step other than zero is that of
