@@ -164,9 +164,10 @@ def pages() -> dict[str, str]:
 def steps_of(name: str) -> list[str]:
     """The lines of a method's box."""
     formulas = _formulas(name)
-    numbers = [line for line in BOXES[name] if isinstance(line, int)]
+    box = BOXES.get(name, range(len(formulas)))
+    numbers = [line for line in box if isinstance(line, int)]
     assert sorted(numbers) == [*range(len(formulas))], f"the box of {name} has {numbers}"
-    return [f"${formulas[x]}$" if isinstance(x, int) else x for x in BOXES[name]]
+    return [f"${formulas[x]}$" if isinstance(x, int) else x for x in box]
 
 
 def _formulas(name: str) -> list[str]:
@@ -195,7 +196,7 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
         start=START.format(start=start(name), found=_rates(name)) if recorded else "",
         record=RECORD.format(title=title, name=name) if recorded else "",
         algorithm="\n".join(f"    {i}. {x}" for i, x in enumerate(steps_of(name), 1)),
-        symbols=f"{SYMBOLS[name]}. {COMMON}" if SYMBOLS[name] else COMMON,
+        symbols=f"{SYMBOLS[name]}. {COMMON}" if SYMBOLS.get(name) else COMMON,
         direction=direction,
         state=state,
         work=work,

@@ -71,6 +71,6 @@ def test_norms_of_bfloat16_never_grow_by_more_than_gamma_and_its_rounding():
 def test_an_infinite_gamma_is_the_identity():
     gradients = _jumping()
     assert_close(_limited(float("inf"), gradients), gradients, 0.0)
-    racs, _ = scanned(curvax.scale_by_racs(gamma=float("inf"), scale=1.0))(gradients)
+    racs, _ = scanned(curvax.scale_by_racs(gamma=np.inf, scale=1.0, limit=np.inf))(gradients)
     scaled, _ = scanned(curvax.scale_by_rows_and_columns(0.9))(gradients)
     assert_close(racs, scaled, 0.0)

@@ -58,6 +58,14 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("outward", "share"), POSITIVE),
     "inward": NOT_NEGATIVE,
     "gamma": ((*NO_NUMBERS, 0.9), r"\[1, inf\]"),
+    **dict.fromkeys(("curvax.ema_nesterov.gamma", "mu_x"), DECAYS),
+    "mu_y": ((*NO_NUMBERS, 0.0, 1.5), r"\(0, 1\]"),
+    "tau": ((*NO_NUMBERS, 0.5), r"\[1, inf\)"),
+    "curvax.ema_nesterov.beta": (NO_NUMBERS, r"\[0, inf\)"),
+    "beta": POSITIVE,
+    "curvax.tail_average.share": ((*NO_NUMBERS, 1.5), r"\[0, 1\]"),
+    **dict.fromkeys(("curvax.tail_average.start", "end"), ((0, 2.5, True), "integer")),
+    "rounds": COUNTS,
     "ratio": ((*NO_NUMBERS, 1.0), r"\(1, inf"),
     "error_feedback": ((-0.1, 1.5, "0.9"), r"\["),
     **dict.fromkeys(("check_every", "k", "steps", "iterations", "rank", "most"), COUNTS),
@@ -334,7 +342,10 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
             (curvax.shampoo, "method", eigenbases.rotations, "eigenbases.rotations()"),
         )
     ),
-    (lambda: curvax.muon(0.1, method=subspaces.svd()), "method | 'qdwh', or a value | SvdBasis()"),
+    (
+        lambda: curvax.muon(0.1, method=subspaces.svd()),
+        "method | 'balanced', or a value | SvdBasis()",
+    ),
     (
         lambda: curvax.soap(0.1, method=eigenbases.stored_roots()),
         "method | 'rotations', or a value such as | got StoredRoots(solver='eigh')",
