@@ -175,18 +175,20 @@ def calls() -> str:
     suite, adamw = SUITES[RECIPE], finals(RECIPE)["optax.adamw"]
     curve, base = _compare.curve_of(suite, runs()), _calls.result_of(RECIPE, _calls.ADAMW, runs())
     state = bytes_per_number("optax.adamw")
-    rows = [["AdamW, tuned", "", adamw["loss"], "1.00", "1.00", "1.00", state]]
+    rows = [["AdamW, tuned", "", adamw["loss"], f"{len(suite.seeds)}", *3 * ["1.00"], state]]
     for printed in _calls.PRINTED[RECIPE]:
         found = _calls.result_of(RECIPE, printed.call, runs())
         if not found.finals:
             continue
         loss, slower = float(np.mean(found.losses)), found.milliseconds / base.milliseconds
         over = [_compare.speed_up(loss, suite.steps, curve, x) for x in (1.0, slower)]
-        row = [printed.goal, f"`{printed.call}`", spread(found.losses, ".3f"), *over]
-        rows.append([*row, cell(slower, ".2f"), bytes_per_number(printed.method)])
+        row = [printed.goal, f"`{printed.call}`", spread(found.losses, ".3f")]
+        row += [f"{len(found.finals)}", *over, cell(slower, ".2f")]
+        rows.append([*row, bytes_per_number(printed.method)])
     rows.sort(key=lambda row: float(row[2].split()[0]))
-    titles = ["goal", "call", "validation loss, mean (range)", "AdamW's steps to it, over its own"]
-    titles += ["AdamW's time to it, over its own", "time of a step", "state, bytes per parameter"]
+    titles = ["goal", "call", "validation loss, mean (range)", "seeds"]
+    titles += ["AdamW's steps to it, over its own", "AdamW's time to it, over its own"]
+    titles += ["time of a step", "state, bytes per parameter"]
     written = table(titles, rows).replace("| --- | ---: |", "| --- | --- |")  # a call is text
     return f"{written}\n\n{origin(*LADDER)}\n\n{origin(RECIPE, command='calls')}"
 
@@ -202,8 +204,9 @@ def kept() -> str:
         gains = [f"{a - b:.3f}" for a, b in ((adamw, call), (adamw, tuned))]
         worth = f"{100 * share:.0f} %" if adamw - tuned > LEVEL else ""
         own = _calls.result_of(name, printed.call, runs())
-        rows.append([f"`{name}`", f"`{printed.call}`", spread(own.losses, ".3f"), *gains, worth])
-    titles = ["suite", "call", "validation loss, mean (range)", "below AdamW's"]
+        row = [f"`{name}`", f"`{printed.call}`", spread(own.losses, ".3f"), f"{len(own.finals)}"]
+        rows.append([*row, *gains, worth])
+    titles = ["suite", "call", "validation loss, mean (range)", "seeds", "below AdamW's"]
     written = table([*titles, "the tuned point below AdamW's", "kept"], rows)
     written = written.replace("| --- | ---: |", "| --- | --- |")
     return f"{written}\n\n{origin(*_calls.PRINTED, command='calls')}"
