@@ -216,6 +216,10 @@ def _stored(storage: Any) -> Any:
     return _shampoo(storage=storage)
 
 
+def _rooted(storage: Any) -> Any:
+    return _shampoo(storage=storage, method=eigenbases.stored_roots())
+
+
 def _beside(side: Any) -> Any:
     return optax.chain(curvax.momentum(), on_weights(side, 0.1))
 
@@ -316,7 +320,7 @@ PARTS = {
     ),
     "packed": Part(
         curvax.packed,
-        lambda x: curvax.scale_by_soap(storage=x),
+        lambda x: optax.chain(curvax.scale_by_soap(storage=x), _rooted(x)),
         {**CODES, "bits": 6, "bases": curvax.dense()},
         ALL_CODED,
     ),
