@@ -28,7 +28,6 @@ SUITES = {
     "meshes": "accelerators_meshes",
     "layouts": "layouts",
     "refreshes": "refreshes",
-    "costs": "costs",
     "memory": "memory",
     "precision": "precision",
     "layerwise": "layerwise_memory",

@@ -177,7 +177,6 @@ def facts(device: str, optimizer: Any, kernels: Any, part: str) -> dict[str, Any
         "decompositions": len(DECOMPOSED.findall(text)),
         "bytes": round(counted.bytes),
         "copied": round(counted.copied),
-        **({"more": rotation(text)} if part == "refresh" else {}),
         "least": 2 * gradients + 2 * bytes_of(state),
         "gradients": gradients,
         "state": bytes_of(state),
@@ -187,14 +186,6 @@ def facts(device: str, optimizer: Any, kernels: Any, part: str) -> dict[str, Any
         "compile": round(made.compile_seconds, 2),
         "clock": round(made.clock_seconds, 2),
     }
-
-
-def rotation(text: str) -> dict[str, int]:
-    """What every rotation of a refresh adds after the first."""
-    first, second = (Program(text, rotations=n).work for n in (1, 2))
-    flops = second.flops - first.flops
-    added = {"kernels": second.total - first.total, "bytes": round(second.bytes - first.bytes)}
-    return added | {"flops": flops.total(), "exact": flops["highest"]}
 
 
 def versions(device: str) -> str:

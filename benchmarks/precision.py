@@ -10,23 +10,20 @@ those of directions beside float64: `√(2 - 2 cos)` of the angle between both.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import curvax
 from curvax.transforms.linalg._inverse_root import solve_root
 from curvax.transforms.linalg._products import LEVELS, at, multiplied
 
 from . import _record
-from ._curves import spread
 
-SECTIONS = ("refreshes", "roots", "steps", "losses", "spikes")
+SECTIONS = ("refreshes", "roots", "steps", "losses")
 ORDERS = (192, 640)
 CONDITIONS = (1e2, 1e4, 1e6)
 STEPS, DECAY = 20, 0.95
@@ -45,10 +42,6 @@ SETTINGS: Mapping[str, Any] = {
     "bf16": "bf16",
 }
 RATE, ADAM_RATE, SEEDS = 0.016, 0.004, (0, 1, 2)
-SPIKE, AT = 1e3, 100  # the length of one gradient over others, and the step of a loss
-SPIKED = ("float32", "bf16x6", "bf16x3", "bf16x3, statistics in bf16", "bf16")
-AFTER = (1, 5, 20)  # steps after a spike
-SPIKED_ORDER = 96
 
 
 def graded(order: int, condition: float) -> np.ndarray:
@@ -177,51 +170,6 @@ def losses(seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def directions_after(method: str, setting: str, seed: int, dtype: Any) -> np.ndarray:
-    """SOAP's directions `AFTER` so many steps after a spike, bases refreshed at every step."""
-    first, then = stream(SPIKED_ORDER, 1e4, seed), stream(SPIKED_ORDER, 1e4, seed + 100)
-    gradients = jnp.asarray(np.stack([*first[:-1], SPIKE * first[-1], *then]), dtype)
-    products = None if dtype == jnp.float64 else SETTINGS[setting]
-    soap = curvax.scale_by_soap(method=method, refresh=curvax.every(1), products=products)
-
-    def step(state: Any, g: jax.Array) -> tuple[Any, Any]:
-        direction, state = soap.update(g, state)
-        return state, direction
-
-    run = jax.jit(lambda gs: jax.lax.scan(step, soap.init(gs[0]), gs)[1])
-    return np.asarray(run(gradients), np.float64)[[STEPS - 1 + after for after in AFTER]]
-
-
-def spikes(seed: int) -> list[dict[str, Any]]:
-    """The direction after one gradient that is a thousand times as long, and the loss after it."""
-    with jax.enable_x64(True):
-        exact = [directions_after("eigh", "", seed + x, jnp.float64) for x in SEEDS]
-    rows: list[dict[str, Any]] = []
-    for method, setting in itertools.product(("eigh", "qr", "rotations"), SPIKED):
-        row: dict[str, Any] = {"method": f'`"{method}"`', "setting": setting}
-        found = [directions_after(method, setting, seed + x, jnp.float32) for x in SEEDS]
-        for i, after in enumerate(AFTER):
-            errors = [error(a[i], b[i]) for a, b in zip(found, exact, strict=True)]
-            row[f"after {after}"] = min(1 - x**2 / 2 for x in errors)
-        row["loss"] = spread(losses_after(method, setting, seed), ".3f")
-        rows.append(row)
-        print(row, flush=True)
-    return rows
-
-
-def losses_after(method: str, setting: str, seed: int, spike: float = SPIKE) -> list[float]:
-    """The language model's at the end, of every seed."""
-    from ._tasks import lm
-    from ._training import Method, Program
-
-    options = {"method": method, "refresh": 10, "products": SETTINGS[setting]}
-    task, soap = lm(), Method(curvax.soap, options)
-    longer = optax.scale_by_schedule(lambda t: jnp.where(t == AT - 1, spike, 1.0))
-    program = Program(lambda x: optax.chain(longer, soap.optimizer(task, x)), task, scanned=True)
-    values = {"rate": RATE, "adam_rate": ADAM_RATE}
-    return [[*program.train(values, seed + x, last=True)][-1].loss for x in SEEDS]
-
-
 def by_condition(
     measure: Callable[[int, float, int], Mapping[str, Any]], orders: tuple[int, ...], seed: int
 ) -> list[dict[str, Any]]:
@@ -277,18 +225,6 @@ def main() -> None:
         )
         of |= {"mean": ("mean", ".4f")}
         tables.append(_record.Table("Losses", of, losses(args.seed), note))
-    if "spikes" in args.only:
-        of = {"method": ("method", ""), "setting": ("products", "")}
-        of |= {f"after {x}": (f"cosine, {x} after", ".3f") for x in AFTER}
-        without = spread(losses_after("eigh", "float32", args.seed, spike=1.0), ".3f")
-        note = (
-            f"One gradient {SPIKE:g} times as long. The lowest cosine of three seeds of SOAP's "
-            f"direction with that in float64, {SPIKED_ORDER} × {SPIKED_ORDER // 2}, condition 1e4, "
-            f"refreshed at every step; and the loss of the language model after {AT} more steps, "
-            f"refreshed at every tenth. Without a spike it is {without}."
-        )
-        of["loss"] = ("loss, mean (range)", "")
-        tables.append(_record.Table("After a spike", of, spikes(args.seed), note))
     about = "Levels of `curvax.products`, on this device or in emulation; by order and condition."
     _record.write(args, "precision", "Precision of products", about, tables, {"orders": orders})
 

@@ -201,7 +201,7 @@ def drawn_anew() -> Any:
 
 
 UNFIT: list[tuple[Callable[[], Any], str]] = [
-    # What is no learning rate, and no function of the step to one.
+    # What is not a learning rate, nor a function of the step to one.
     *(
         (functools.partial(curvax.muon, rate), f"learning_rate | schedule | {shown}")
         for rate, shown in (

@@ -15,7 +15,7 @@ The one of entry #29 of modded-nanogpt's track 3
 The pin removes what a tangential step adds to the norm; the norm moves by the braked radial part.
 
 Readings chosen:
-- outward = inward = 1 is no brake for NVIDIA's. For #29's it is still the pin.
+- outward = inward = 1 does not brake in NVIDIA's form. In #29's the pin is left.
 - outward = 0 = inward keeps the norm, for both.
 - NVIDIA's eps = 1e-15: norms and changes of the norm below it count as 0. Where the norm does not
   change, the result has the norm of W. Zero weights leave zero, with the length outward ||eta u||.
