@@ -30,14 +30,11 @@ def scale_by_racs(
     """
     check_interval("scale", scale, 0.0)
     check_decay("b2", b2)
-    first: Any = 1 / (1 - b2)  # pyright: ignore[reportOperatorIssue]
+    longest: Any = 1 / (1 - b2) if limit is None else limit  # pyright: ignore
     return optax.chain(
         # Algorithm 1: lines 5-8, lines 9-10, and α of line 11.
         scale_by_rows_and_columns(
-            b2,
-            iterations=iterations,
-            bias_correction=bias_correction,
-            limit=first if limit is None else limit,
+            b2, iterations=iterations, bias_correction=bias_correction, limit=longest
         ),
         limit_norm_growth(gamma),
         optax.scale(scale),  # pyright: ignore[reportArgumentType]

@@ -1,14 +1,17 @@
 """Refuses optimizers whose update of one layer depends on other layers.
 
 The update is traced for a number of layers that divides no other axis (`_recognizable`). So the
-size of an array tells whether it has the layer axis. A floating array without it that depends on
+size of an array tells whether it has the layer axis. An array without it that depends on
 gradients, parameters or the state of the layers mixes layers, and updates must not depend on it. (A
 guard may: it asks only whether a sum is finite.) An array that the state keeps for all layers must
 not depend on them either, unless its class says how those of the layers combine.
 
-A slice of an array of all layers, which a loop takes in its turn, belongs to a layer. A sum over
-the rounds of a loop mixes layers like any other. The number of rounds does not count as an
-influence, and the analysis does not look into kernels and mapped functions of meshes.
+A slice of an array of all layers, which a loop takes in its turn, belongs to a layer. A number that
+goes on from round to round, flags of all layers, conditions of loops, indices along the axis of
+layers and what runs along it, such as a cumulative sum, mix layers. Flags and indices that only
+order work are `declared` (`linalg/_numerics.py`). A second trace, for another number of layers,
+tells whether numbers in the program depend on it. Kernels and callbacks count as mixing; the
+analysis does not look into mapped functions of meshes.
 """
 
 from __future__ import annotations
@@ -21,16 +24,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 
+from ..linalg._numerics import declared
 from ._layer_states import LayerStates, layer_states
 
-NOTHING, LAYER, LAYERS, MIXED, RANDOM = range(5)
+NOTHING, INDEX, COUNTS, LAYER, LAYERS, MIXED, RANDOM = range(7)
 """The kinds of dependence of a value.
 
-`LAYER` is a slice, or the output of a loop for it; `LAYERS` an array of all layers; `MIXED` a
-floating array without the layer axis that depends on all layers; `RANDOM` random numbers for all
-layers from a key without the layer axis.
+`INDEX` counts along the axis of layers, as the indices of slices do; `COUNTS` are integers of the
+state, such as counters of all layers, of which sums only decide what is due; `LAYER` is a slice, or
+the output of a loop for it; `LAYERS` an array of all layers; `MIXED` what depends on all layers and
+has no layer axis; `RANDOM` random numbers for all layers from a key without the layer axis.
 """
+
+DRAWS = ("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "threefry2x32")
+"""Primitives that draw numbers from their first argument."""
+
+OPAQUE = ("pure_callback", "io_callback", "ffi_call")
+"""Primitives of which nothing is known."""
+
+SLICES = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter", "while", "scan", "cond")
+"""Primitives that an index may enter and not the numbers, and those with programs inside."""
 
 
 def check_layers_are_independent(
@@ -40,27 +56,13 @@ def check_layers_are_independent(
     if states.number == 1:
         return
     number = _recognizable(states)
-    more = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape[1:]), x.dtype), layers)
-    traced = layer_states(optimizer, more, number)
-    per_layer, common = traced.parts(traced.whole, traced.whole)
-
-    def update(gradients: Any, params: Any, per_layer: Any, common: Any) -> Any:
-        state = traced.restored(traced.whole, per_layer, common)
-        updates, new = optimizer.update(gradients, state, params, **extra_args)
-        return updates, traced.undeclared(new)
-
-    given = more, more, per_layer, common
-    try:
-        jaxpr, shapes = jax.make_jaxpr(update, return_shape=True)(*given)
-    except Exception as error:
-        error.add_note(
-            f"curvax.layerwise traced the update for {number} layers, to see whether the optimizer "
-            f"treats each by itself; there are {states.number}."
-        )
-        raise
-    of_layers = [LAYERS] * len(jax.tree.leaves(given[:3]))
-    known = of_layers + [NOTHING] * len(jax.tree.leaves(common))
-    found = _Dependences(number).results(jaxpr.jaxpr, known)
+    jaxpr, shapes, given = _program(optimizer, layers, number, states.number, extra_args)
+    known = [
+        LAYERS if jnp.issubdtype(x.dtype, jnp.inexact) else COUNTS
+        for x in jax.tree.leaves(given[:3])
+    ]
+    known += [NOTHING] * len(jax.tree.leaves(given[3]))
+    found = _Dependences(number).results(jaxpr, known)
     of_updates = len(jax.tree.leaves(shapes[0]))
     updates, kept = max(found[:of_updates]), max(found[of_updates:], default=NOTHING)
     if RANDOM in found:
@@ -77,10 +79,58 @@ def check_layers_are_independent(
             "curvax.clip_by_last_norm, which clips by the norm of the step before; a call for each "
             "layer with stacked=False, which takes each norm over one layer; or an ordinary step."
         )
+    others = _program(optimizer, layers, _recognizable(states, number), states.number, extra_args)
+    if _numbers(jaxpr) != _numbers(others[0]):
+        raise ValueError(
+            "optimizer: its updates depend on the number of layers, as x / len(x) and linspace do "
+            "over the axis of layers. A layer-wise step has one layer at a time. Give the number "
+            "itself, or take an ordinary step."
+        )
 
 
-def _recognizable(states: LayerStates) -> int:
-    """A prime near the number of layers that divides no axis of one layer.
+def _program(
+    optimizer: Any, layers: Any, number: int, actual: int, extra_args: dict[str, Any]
+) -> tuple[Any, Any, Any]:
+    """The update for so many layers in place of the actual number, its results, and its input."""
+    more = jax.tree.map(lambda x: jax.ShapeDtypeStruct((number, *x.shape[1:]), x.dtype), layers)
+    traced = layer_states(optimizer, more, number)
+    per_layer, common = traced.parts(traced.whole, traced.whole)
+
+    def update(gradients: Any, params: Any, per_layer: Any, common: Any) -> Any:
+        state = traced.restored(traced.whole, per_layer, common)
+        updates, new = optimizer.update(gradients, state, params, **extra_args)
+        return updates, traced.undeclared(new)
+
+    given = more, more, per_layer, common
+    try:
+        return *jax.make_jaxpr(update, return_shape=True)(*given), given
+    except Exception as error:
+        error.add_note(
+            f"curvax.layerwise traced the update for {number} layers, to see whether the optimizer "
+            f"treats each by itself; there are {actual}."
+        )
+        raise
+
+
+def _numbers(jaxpr: Any) -> set[str]:
+    """The floating numbers in a program, as text, because NaN is not equal to itself.
+
+    Their order may depend on the number of layers, as GPUs refresh several matrices at once.
+    """
+    found: set[str] = set()
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        values = [x.val for x in equation.invars if hasattr(x, "val")]
+        found |= {repr(float(x)) for x in values if _is_real(x)}
+        found |= set().union(*map(_numbers, _jaxprs_in(equation.params)))
+    return found
+
+
+def _is_real(x: Any) -> bool:
+    return np.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _recognizable(states: LayerStates, besides: int = 0) -> int:
+    """A prime near the number of layers, `besides` another, that divides no axis of one layer.
 
     If there is one, it is between the same sizes as the number of layers, because optimizers like
     Adafactor choose axes by their sizes. Otherwise it is above.
@@ -91,7 +141,8 @@ def _recognizable(states: LayerStates) -> int:
 
     def fits(number: int) -> bool:
         smaller = range(2, math.isqrt(number) + 1)
-        return all(number % i for i in smaller) and all(n % number for n in sizes)
+        own = number != besides and all(n % number for n in sizes)
+        return own and all(number % i for i in smaller)
 
     upwards = itertools.takewhile(lambda n: n <= largest, itertools.count(states.number))
     downwards = range(states.number - 1, smallest - 1, -1)
@@ -106,21 +157,57 @@ class _Dependences:
 
     def results(self, jaxpr: Any, given: Sequence[int]) -> list[int]:
         """The dependences of the results of a jaxpr, from those of its inputs."""
-        known = dict(zip(jaxpr.invars, given, strict=True))
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        known = dict(zip(inner.invars, given, strict=True))
+        for x, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=False):
+            known[x] = self._of_constant(value)
 
         def of(x: Any) -> int:
-            return NOTHING if hasattr(x, "val") else known.get(x, NOTHING)
+            return self._of_constant(x.val) if hasattr(x, "val") else known.get(x, NOTHING)
 
-        for equation in jaxpr.eqns:
+        for equation in inner.eqns:
             found = self._of_equation(equation, [of(x) for x in equation.invars])
             for x, result in zip(equation.outvars, found, strict=True):
-                kind = x.aval
-                reduced = jnp.issubdtype(kind.dtype, jnp.floating) and not self._has_layers(kind)
-                known[x] = MIXED if result == LAYERS and reduced else result
-        return [of(x) for x in jaxpr.outvars]
+                reduced = result == LAYERS or (result == COUNTS and _is_floating(x))
+                known[x] = MIXED if reduced and not self._has_layers(x.aval) else result
+        return [of(x) for x in inner.outvars]
+
+    def _of_constant(self, value: Any) -> int:
+        """Of an array in the program: whether its numbers differ from layer to layer."""
+        axes = [i for i, n in enumerate(np.shape(value)) if n % self.number == 0]
+        if not axes or isinstance(value, Tracer):
+            return NOTHING
+        with jax.ensure_compile_time_eval():
+            numbers = np.asarray(value)
+        varies = any((numbers != numbers.take([0], axis=i)).any() for i in axes)
+        return INDEX if varies else NOTHING
+
+    def _ends_together(self, equation: Any, body: Any, given: list[int]) -> bool:
+        """Whether the end of a loop depends on all layers, and with it its results.
+
+        A loop under `vmap` goes on for all of them until the last one ends, but each round selects
+        the entries that it still changes.
+        """
+        if "cond_jaxpr" not in equation.params:
+            return False
+        (condition,) = _jaxprs_in({"cond": equation.params["cond_jaxpr"]})
+        if max(self.results(condition, given)) != MIXED:
+            return False
+        made_by = {x: e for e in body.eqns for x in e.outvars}
+        selected = [
+            x in made_by
+            and made_by[x].primitive.name == "select_n"
+            and self._has_layers(made_by[x].invars[0].aval)
+            for x in body.outvars
+        ]
+        return not all(selected)
 
     def _has_layers(self, kind: Any) -> bool:
         return kind.size % self.number == 0
+
+    def _is_along(self, x: Any, axis: int) -> bool:
+        """Whether this axis is that of the layers."""
+        return x.aval.ndim > 0 and x.aval.shape[axis] % self.number == 0
 
     def _of_equation(self, equation: Any, given: list[int]) -> list[int]:
         name, results = equation.primitive.name, equation.outvars
@@ -128,13 +215,28 @@ class _Dependences:
         if name == "optimization_barrier":
             return given
         if name == "is_finite":
-            return [min(LAYERS, most)]
-        if name == "random_bits" and most == NOTHING and self._has_layers(results[0].aval):
-            return [RANDOM]
-        if name == "dynamic_slice" and most == LAYERS:
+            return [NOTHING]
+        if name in DRAWS and given[0] == NOTHING:
+            drawn = any(self._has_layers(x.aval) for x in results)
+            return [RANDOM if drawn else most] * len(results)
+        if name == "iota":
+            given = [INDEX if self._is_along(results[0], equation.params["dimension"]) else NOTHING]
+            most = given[0]
+        if INDEX in given and any(map(_is_floating, results)) and name not in SLICES:
+            return [MIXED] * len(results)
+        if name in OPAQUE and most >= COUNTS:
+            return [MIXED] * len(results)
+        if name in ("jit", "pjit") and equation.params["name"] == declared.__name__:
+            return [NOTHING]
+        if most == LAYERS and any(
+            d == LAYERS and _is_floating(x) and any(self._is_along(x, i) for i in axes)
+            for d, x, axes in zip(given, equation.invars, _axes_along(equation), strict=True)
+        ):
+            return [MIXED] * len(results)
+        if name == "dynamic_slice" and most in (COUNTS, LAYERS):
             sizes = zip(equation.invars[0].aval.shape, results[0].aval.shape, strict=True)
             one = any(a % self.number == 0 != b % self.number for a, b in sizes)
-            return [LAYER if one else LAYERS]
+            return [LAYER if one else most]
         if name == "cond":
             branches = [self.results(b, given[1:]) for b in _jaxprs_in(equation.params)]
             return [max(given[0], *each) for each in zip(*branches, strict=True)]
@@ -149,6 +251,7 @@ class _Dependences:
     def _of_loop(self, equation: Any, given: list[int]) -> list[int]:
         """The results of a loop, whose carry may come to depend on more in each round."""
         skipped = equation.params.get("cond_nconsts", 0)
+        given_to_condition = given[:skipped]
         body: Any
         (body,) = _jaxprs_in(
             {"body": equation.params.get("body_jaxpr", equation.params.get("jaxpr"))}
@@ -165,13 +268,23 @@ class _Dependences:
         end = len(given) - sum(is_slice)
         constants, carry = given[: end - carried], given[end - carried : end]
         slices = [
-            LAYER if d == LAYERS and x.shape[0] % self.number == 0 else d
+            LAYER if d in (COUNTS, LAYERS) and x.shape[0] % self.number == 0 else d
             for d, x in zip(given[end:], outer[end:], strict=True)
         ]
+        turns = any(a == LAYER and d == LAYERS for a, d in zip(slices, given[end:], strict=True))
         while True:
             found = self.results(body, [*constants, *carry, *slices])
+            if turns:  # a number that goes on from layer to layer
+                own = zip(found[:carried], body.outvars, strict=False)
+                goes_on = [
+                    MIXED if d == LAYER and _is_floating(x) and not self._has_layers(x.aval) else d
+                    for d, x in own
+                ]
+                found = [*goes_on, *found[carried:]]
             after = [max(pair) for pair in zip(carry, found[:carried], strict=True)]
             if after == carry:
+                if self._ends_together(equation, body, [*given_to_condition, *carry]):
+                    return [MIXED] * len(found)
                 return [LAYERS if over_layers and d == LAYER else d for d in found]
             carry = after
 
@@ -181,3 +294,39 @@ def _jaxprs_in(params: Any) -> Any:
     from jax.extend.core import jaxprs_in_params  # jax.extend loads Pallas: 20 ms of an import
 
     return jaxprs_in_params(params)
+
+
+def _is_floating(x: Any) -> bool:
+    return jnp.issubdtype(x.aval.dtype, jnp.inexact)
+
+
+def _axes_along(equation: Any) -> list[Sequence[int]]:
+    """For each argument, the axes along which the results depend on more than one entry."""
+    name, params = equation.primitive.name, equation.params
+    arguments = equation.invars
+    if name == "dot_general":
+        return list(params["dimension_numbers"][0])
+    if name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"):
+        axes: Sequence[int] = (params["axis"],)
+    elif name == "rev":
+        axes = params["dimensions"]
+    elif name == "sort":
+        axes = (params["dimension"],)
+    elif name == "fft":
+        axes = range(-len(params["fft_lengths"]), 0)
+    elif name.startswith(("reduce_", "arg")) and "axes" in params:
+        axes = params["axes"]
+    elif name in ("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"):
+        axes = [i for i, n in enumerate(params["window_dimensions"]) if n > 1]
+    elif name in ("cholesky", "eigh", "eig", "qr", "geqrf", "svd", "triangular_solve", "lu"):
+        axes = (-2, -1)
+    elif name == "conv_general_dilated":
+        batch = params["dimension_numbers"].lhs_spec[0]
+        ranks = [x.aval.ndim for x in arguments]
+        return [[i for i in range(ranks[0]) if i != batch], range(ranks[1])]
+    elif name.startswith("scatter"):
+        axes = params["dimension_numbers"].scatter_dims_to_operand_dims
+        return [axes, *[()] * (len(arguments) - 1)]
+    else:
+        axes = ()
+    return [axes] * len(arguments)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ._numerics import declared
 from ._platforms import by_platform, in_rows
 
 
@@ -145,7 +146,7 @@ def visit_due(
 
     GPUs visit groups of so many entries of which one is due.
     """
-    each = functools.partial(_visit_groups, visit, ndim=len(batch_shape))
+    each, due = functools.partial(_visit_groups, visit, ndim=len(batch_shape)), declared(due)
     if group == 1:
         return each(batch, given, due)
 
@@ -206,7 +207,7 @@ def _visit_groups(
     if due.ndim == 0:
         next_of, rounds = lambda j, _: j * group, jnp.where(due, size // group, 0)
     else:
-        starts = jnp.arange(0, size, group)
+        starts = declared(jnp.arange(0, size, group))
         next_of = lambda _, last: jnp.argmax(due & (starts > last)) * group  # noqa: E731
         rounds = jnp.sum(due)
     if group == 1:

@@ -26,7 +26,7 @@ from .._stacks import key_for
 from .._trees import widened
 from ..directions._carry import Carry, Moments, put_moments, take_moments
 from ..linalg._loops import at_most_once, in_turn
-from ..linalg._numerics import magnitude, power_of_two
+from ..linalg._numerics import declared, magnitude, power_of_two
 from ..linalg._products import exact_product, gram
 from ..refresh._due import Refreshing, refresh_due, untried
 from ..refresh._policy import ProjectionCheck, RefreshPolicy, verdict_of
@@ -290,7 +290,7 @@ class SubspaceRule:
         each = finite[..., 0, 0]
         sound = every = jnp.ones_like(each)
         if subspace.basis is not None:  # all are finite if all projections are
-            sound = jax.lax.cond(each.all(), lambda u: every, all_finite, subspace.basis)
+            sound = jax.lax.cond(declared(each).all(), lambda u: every, all_finite, subspace.basis)
         good = sound & all_finite(moved)
         if subspace.tracked is not None:
             square = in_turn(functools.partial(gram, side=side), sigma)
@@ -310,7 +310,7 @@ class SubspaceRule:
         # pass over a factor or the result. The loop has no rounds if all is finite.
         good = finite & good[..., None, None]
         kept = (sound[..., None, None], good)
-        u, (inside, s) = at_most_once(_zeroed, ~good.all(), kept, (u, (inside, s)))
+        u, (inside, s) = at_most_once(_zeroed, ~declared(good).all(), kept, (u, (inside, s)))
         basis = None if subspace.basis is None else u
         subspace = subspace._replace(basis=basis, counts=counts)
         direction = None if inside is None else self.back(u, inside, side)
