@@ -107,7 +107,7 @@ def galore(
       carry: how moments follow a new basis; `None` is `subspaces.keep()`, as published.
       side: which side to project: "smaller" (left if square), "larger", "left" or "right"; "std" is
         that of the official code, see `in_subspace`.
-      seed: of the random draws.
+      seed: of the random draws; 0 where nothing is drawn (see `in_subspace`).
       dtype: of the stored basis and moments: "bfloat16", as the papers count, "float32", or `None`:
         float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,

@@ -45,7 +45,8 @@ def scale_by_shampoo(
 
     `shampoo` documents the arguments, except two. `warmup_steps` is the number of first steps that
     only update statistics: their direction is Adam's with `graft="adam"`, otherwise 0, and the
-    refreshes count from their end. For `bias_correction` see `precondition`.
+    refreshes count from their end. For `bias_correction` see `precondition`; statistics then start
+    at 0, and `initial` must be 0 or None.
     """
     grafted: Graft | None = as_value("graft", graft, Graft, "curvax.grafts.adam(b1=0.9)", GRAFTS)
     check_choice("side", side, ("both", "left", "right", "smaller"))
@@ -55,6 +56,7 @@ def scale_by_shampoo(
         schedule = policy.schedule
         period: int = 1 if isinstance(schedule.first, str) else schedule.period
         statistics_every = period // 5 if period >= 500 else period
+    start = 0.0 if bias_correction and statistics != "kl" else eps
     preconditioned = precondition(
         average,
         refresh=policy,
@@ -65,7 +67,7 @@ def scale_by_shampoo(
         eps=eps,
         damping_mode=damping_mode,
         method=method,
-        initial=eps if initial is None else initial,
+        initial=start if initial is None else initial,
         statistics=statistics,
         statistics_every=statistics_every,
         warmup_steps=warmup_steps,

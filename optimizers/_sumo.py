@@ -127,7 +127,7 @@ def sumo(
       basis: how to compute the basis; `None` is `subspaces.randomized()`, as published.
       carry: how the moment follows a new basis; `None` is `subspaces.rotate()`, as published.
       side: "larger" (left if square), "smaller", "left", "right" or "std", see `galore`.
-      seed: of the random draws.
+      seed: of the random draws; 0 where nothing is drawn (see `in_subspace`).
       dtype: of the stored basis and moments: "bfloat16", as the papers count, "float32", or `None`:
         float32 at least. Moments are rounded at random, so that averages follow (`in_subspace`).
       consistent_rms: a number `c` scales directions by `c · √max(m, n)`, with 1 as the text on the

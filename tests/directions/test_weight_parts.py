@@ -49,6 +49,17 @@ def test_each_matrix_of_a_batch_follows_its_own_weights():
     assert np.array_equal(zero, d)
 
 
+def test_weights_of_zero_move_as_weights_of_the_least_norm_do():
+    """LoRA's second factor; without one, the first step is the direction and the next ones tiny."""
+    part = curvax.scale_by_weight_norm(0.5, min_norm=2.0)
+    d = GRADIENTS[0]["a"]["kernel"]
+    for scale in (0, 1e-3, 3):
+        w = np.float32(scale) * PARAMS["a"]["kernel"]
+        found, _ = part.update(d, part.init(w), w)
+        length = 0.5 * max(2.0, np.linalg.norm(w))
+        assert_close(found, d * (length / np.linalg.norm(d)), 8)
+
+
 def test_an_update_of_zero_moves_no_weight_by_rounding():
     """The compiler sums the squares of constants in another order."""
     keep, w = curvax.keep_weight_norm(), gradients_like(np.zeros((9, 13, 7), np.float32), 1)[0]

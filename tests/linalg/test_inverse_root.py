@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import curvax
+from curvax.transforms.linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
 from tests.helpers import assert_close, orthogonal, resolution, share
 
 N = 12
@@ -346,3 +347,20 @@ def test_integers_count_as_float32() -> None:
         found = polar(x)
         assert found.dtype == jnp.float32
         np.testing.assert_array_equal(found, polar(x.astype(np.float32)))
+
+
+@pytest.mark.parametrize("mode", ["absolute", "relative", "floor", "outside"])
+def test_damping_that_the_dtype_resolves_is_not_replaced_by_the_floor(mode: str) -> None:
+    """It is 7 eps times the largest eigenvalue; 1 eps is noise."""
+    root, largest = 4, 118.0
+    d = jnp.array([0.0, 50.0, largest], jnp.float32)
+    floor = rounding_floor(jnp.zeros((3, 3), jnp.float32), root, 2)
+    for size, kept in ((7.0, True), (1.0, False)):
+        added = size * float(jnp.finfo(jnp.float32).eps) * largest
+        eps = {"relative": added / largest, "outside": added ** (1 / root)}.get(mode, added)
+        found = float(root_eigenvalues(d, root, eps, mode, floor)[0])
+        assert (abs(found * added ** (1 / root) - 1) < 1e-4) == kept
+        if mode == "absolute" and kept:
+            for solver in ("products", "coupled_newton"):
+                solved = solve_root(jnp.diag(d), root, eps, mode, solver, floor)
+                assert abs(float(solved.inverse_root[0, 0]) * added ** (1 / root) - 1) < 1e-2

@@ -51,7 +51,9 @@ CHOICES: Any = ("top", "", 0.5), "one of .*'.*', '"
 VALUES = ("top", 0.5, NoSchedule())
 BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("b1", "b2", "b3", "decay"), DECAYS),
-    **dict.fromkeys(("eps", "initial", "rounding_floor", "scale", "weight"), NOT_NEGATIVE),
+    **dict.fromkeys(
+        ("eps", "initial", "min_norm", "rounding_floor", "scale", "weight"), NOT_NEGATIVE
+    ),
     **dict.fromkeys(("residual", "coefficient"), NOT_NEGATIVE),
     **dict.fromkeys(("learning_rate", "weight_decay", "adam_learning_rate"), RATES),
     **dict.fromkeys(("threshold", "max_damping", "consistent_rms", "rms", "max_norm"), POSITIVE),
@@ -226,6 +228,11 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: curvax.asgo(0.1, variant="theoretical", b2=0.9), "variant | b2"),
     (lambda: curvax.asgo(0.1, variant="theoretical", dtype="bfloat16"), "variant | dtype"),
     (lambda: curvax.scale_by_shampoo(b2=None, bias_correction=True), "b2 | bias_correction"),
+    (lambda: curvax.scale_by_shampoo(initial=0.5, bias_correction=True), "initial | 0.5 | bias_"),
+    (lambda: curvax.galore(0.1, seed=7), "seed must be 0 | seed=7 | SvdBasis"),
+    (lambda: curvax.fira(0.1, seed=7), "seed must be 0 | seed=7 | SvdBasis"),
+    (lambda: curvax.alice(0.1, seed=7, switching="none"), "seed must be 0 | seed=7 | Iterated"),
+    (lambda: curvax.alice(0.1, seed=7, switching="evd"), "seed must be 0 | seed=7 | SvdBasis"),
     (
         lambda: curvax.momentum(accumulate="sum", bias_correction=True),
         "bias_correction=True | accumulate='ema'",

@@ -29,7 +29,10 @@ from ._normalize import per_matrix
 
 
 def scale_by_weight_norm(
-    coefficient: jax.typing.ArrayLike = 1.0, *, eps: jax.typing.ArrayLike = 0.0
+    coefficient: jax.typing.ArrayLike = 1.0,
+    *,
+    eps: jax.typing.ArrayLike = 0.0,
+    min_norm: jax.typing.ArrayLike = 0.0,
 ) -> optax.GradientTransformation:
     """Gives each matrix of a direction `coefficient` times the norm of its weights.
 
@@ -39,6 +42,9 @@ def scale_by_weight_norm(
     Args:
       coefficient: c.
       eps: added to the norm of the direction.
+      min_norm: shorter weights count as this long. With 0, weights of zero take the direction as it
+        is, as in `optax.lars`. They grow from there by a factor of `1 + rate` per step: for
+        matrices that start at zero, such as LoRA's `B`, give the norm of a typical matrix.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)` that needs parameters.
@@ -49,9 +55,10 @@ def scale_by_weight_norm(
     """
     check_interval("coefficient", coefficient, 0.0, open_low=True)
     check_interval("eps", eps, 0.0)
+    check_interval("min_norm", min_norm, 0.0)
 
     def scaled(x: jax.Array, w: jax.Array) -> jax.Array:
-        return long_as(x, lengths(w), coefficient, eps)
+        return long_as(x, jnp.maximum(lengths(w), min_norm), coefficient, eps)
 
     return per_matrix("scale_by_weight_norm", scaled, weights=True)
 

@@ -155,6 +155,10 @@ def precondition(
     check_bool("bias_correction", bias_correction)
     if bias_correction and b2 is None:
         raise ValueError("b2 must be a decay rate with bias_correction=True, got None.")
+    if bias_correction and statistics != "kl" and concrete(initial) not in (None, 0):
+        raise ValueError(
+            f"initial must be 0 with bias_correction=True, where it has no part; got {initial!r}."
+        )
     check_bool("limit", limit)
     sided = 2 if side == "both" else 1
     whiten = statistics == "kl"

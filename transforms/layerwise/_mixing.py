@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..linalg._numerics import declared
 from ._layer_states import LayerStates, layer_states
 
 NOTHING, INDEX, COUNTS, LAYER, LAYERS, MIXED, RANDOM = range(7)
@@ -226,7 +225,7 @@ class _Dependences:
             return [MIXED] * len(results)
         if name in OPAQUE and most >= COUNTS:
             return [MIXED] * len(results)
-        if name in ("jit", "pjit") and equation.params["name"] == declared.__name__:
+        if name in ("jit", "pjit") and equation.params["name"] == "declared":
             return [NOTHING]
         if most == LAYERS and any(
             d == LAYERS and _is_floating(x) and any(self._is_along(x, i) for i in axes)

@@ -17,7 +17,8 @@ With $\epsilon = 0$ the root is taken on the range of $A$ only: eigenvalues up t
 leaves $\rho = 0.1 \sqrt n\,\mathrm{eps}\,\|G\|$ outside the singular vectors of a gradient of low
 rank, which each of $s$ sides raises over the gradient by $(d_{\max}/f)^{1/p}$ if it roots $f$
 there. Roots that multiply gradients therefore take a damped eigenvalue of up to
-$8\,\mathrm{eps}\,d_{\max}$, which is noise, for
+$8\,\mathrm{eps}\,d_{\max}$, which is noise unless the damping alone is above $2\,\mathrm{eps}\,
+d_{\max}$, for
 
 $$f = d_{\max} \max\big(8\,\mathrm{eps},\ (32 \sqrt n\,\mathrm{eps})^{p/s}\big)$$
 
@@ -46,7 +47,7 @@ from .._validate import check_choice, check_interval, check_positive_int
 from ._eigh import eigh, from_eigen, is_indefinite
 from ._iterations import ITERATIONS, Rows, root_by_iteration
 from ._loops import each_matrix
-from ._numerics import EIGENVALUE_NOISE, inexact, magnitude, power_of_two
+from ._numerics import EIGENVALUE_NOISE, RESOLVED, inexact, magnitude, power_of_two
 from ._products import exact_product
 
 DAMPING_MODES = ("absolute", "relative", "floor", "outside")
@@ -209,19 +210,19 @@ def root_eigenvalues(
     on_range = (damping > 0) | (d > d.shape[-1] * jnp.finfo(d.dtype).eps * largest)
     positive = jnp.maximum(d, 0)
     noise = EIGENVALUE_NOISE * jnp.finfo(d.dtype).eps * jnp.maximum(largest, 0)
+    unit = noise * (RESOLVED / EIGENVALUE_NOISE)
     least = floor * jnp.maximum(largest, 0)
     if mode == "outside":
         base = jnp.where(positive > 0, positive, 0) ** (1 / root) + damping
-        noise, least = noise ** (1 / root), least ** (1 / root)
+        unit, noise, least = (x ** (1 / root) for x in (unit, noise, least))
+        resolved = damping > unit
         power = -1.0
     else:
-        base = (
-            jnp.maximum(positive, damping)
-            if mode == "floor"
-            else positive + damping * (jnp.maximum(largest, 0) if mode == "relative" else 1)
-        )
+        added = damping * jnp.maximum(largest, 0) if mode == "relative" else damping
+        base = jnp.maximum(positive, damping) if mode == "floor" else positive + added
+        resolved = added > unit
         power = -1 / root
-    base = jnp.where(base > noise, base, jnp.maximum(base, least))
+    base = jnp.where(resolved | (base > noise), base, jnp.maximum(base, least))
     kept = on_range & (base > 0) | jnp.isnan(d)
     return jnp.where(kept, jnp.where(kept, base, 1) ** power, 0)
 

@@ -19,6 +19,9 @@ EIGENVALUE_NOISE = 8.0
 """An eigenvalue of a symmetric matrix up to this multiple of `eps · d_max` is rounding noise: ten
 times that of the zero eigenvalues of float32 averages of rank 1 to n/4, of orders 16 to 512."""
 
+RESOLVED = 2.0
+"""Damping above this multiple of `eps · d_max` is not noise: rounding moves eigenvalues by 0.7."""
+
 TWO_SCALES = (2.0**51, 2.0**-40)
 """Multiples of the entries in two sums: the first is finite for norms below 2^13."""
 

@@ -5,6 +5,7 @@ A basis finder is a value with
 * `find(check, rank)`: returns `U (m, r)` for one matrix whose rows are projected;
 * `orthonormal`: whether the columns of `U` are orthonormal up to rounding;
 * `random`: whether `U` does not depend on the gradient;
+* `draws`: whether it takes random numbers at all;
 * `kept`: whether `U` is stored in the state. If it is not, each step draws `U` again from the key
   of the last refresh; `find` may then use only the `key` and the shapes of the `check`;
 * `starts`: whether it finds the first `U` in another way. Then matrices at their first refresh and
@@ -76,6 +77,7 @@ class BasisFinder(Value):
     orthonormal: Any = True
     kept: Any = True
     random: Any = False
+    draws: Any = True
     starts: Any = False
 
     @abc.abstractmethod
@@ -106,6 +108,8 @@ class _Directions(BasisFinder):
 @dataclasses.dataclass(frozen=True)
 class SvdBasis(_Directions):
     """See `svd`."""
+
+    draws = False
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Computes the leading left singular vectors."""
@@ -148,6 +152,11 @@ class Iterated(_Directions):
     start: BasisFinder
 
     starts = True
+
+    @property
+    def draws(self) -> bool:
+        """As the finder of the first basis."""
+        return self.start.draws
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
         """Takes one step from the current basis."""

@@ -52,6 +52,7 @@ from .._validate import (
     check_seed,
     check_transformation,
     check_value,
+    concrete,
 )
 from ..directions._carry import Carry, Moments, check_moments, keep, put_moments, take_moments
 from ..refresh._due import phases_of
@@ -106,7 +107,7 @@ def in_subspace(
         "left" (rows), "right" (columns), or "std" (the smaller, right if they are equal).
       clamp_rank: `True` clamps the rank to `min(m, n)`, and `leading` to the nearest value that a
         switched basis allows; `summarize` shows it. `False` makes both an error.
-      seed: seed of all random draws.
+      seed: seed of all random draws, of bases and of rounding to bfloat16; 0 where there are none.
       dtype: of the stored bases and of the moments that `inner`'s state declares:
         "bfloat16", "float32", or `None`: float32 at least.
 
@@ -151,6 +152,11 @@ def in_subspace(
         raise ValueError(
             "basis is drawn anew at each step, so carry must be curvax.subspaces.keep(); got "
             f"basis={basis!r}, carry={carry!r}."
+        )
+    if concrete(seed) and not basis.draws and stored != jnp.bfloat16:
+        raise ValueError(
+            "seed must be 0 with a basis that draws no random numbers (basis= or switching=), "
+            f"unless dtype is 'bfloat16'; got seed={seed!r} and {basis!r}."
         )
     rule = SubspaceRule(rank, basis, carry, used, b3, side, stored)
 
