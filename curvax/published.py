@@ -17,6 +17,7 @@ from typing import Any
 import optax
 
 from ._published_calls import MAKERS
+from .transforms._validate import check_integer, check_interval
 
 __all__ = ["RUNS", "Run"]
 
@@ -57,7 +58,8 @@ class Run:
           changes: arguments in place of the published ones, or beside them.
 
         Raises:
-          ValueError: if the paper has no `steps` or no `learning_rate`, and none is given.
+          ValueError: if the paper has no `steps` or no `learning_rate`, and none is given, or if
+            one is not allowed: a run has more steps than its schedule has steps without updates.
 
         Example:
           >>> import curvax
@@ -72,6 +74,8 @@ class Run:
         for name, x in given.items():
             if x is None:
                 raise ValueError(f"{name} must be given: {self.source} has none. {self.open}")
+        check_integer("steps", given["steps"], self.schedule.idle + 1)
+        check_interval("learning_rate", given["learning_rate"], 0.0)
         rate = self.schedule(given["learning_rate"], given["steps"])
         return MAKERS[self.make](rate, **{**self.numbers, **changes})
 

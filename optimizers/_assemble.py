@@ -10,7 +10,7 @@ import jax
 import optax
 
 from ..transforms._guard import guard_leaves
-from ..transforms._validate import as_value, check_interval, concrete, shown
+from ..transforms._validate import as_value, check_interval, check_rate, concrete, shown
 from ..transforms.directions._weight_decay import mask_of, optional_decay
 from ..transforms.directions._weights_side import Weights, on_weights
 from ..transforms.directions._weights_values import WEIGHTS
@@ -126,7 +126,7 @@ def others_or_adamw(
     Raises:
       ValueError: if an argument is not allowed; the message names it.
     """
-    _check_learning_rate("learning_rate", learning_rate)
+    check_rate("learning_rate", learning_rate)
     check_interval("weight_decay", weight_decay, 0.0)
     # A number that is injected may be scheduled, and be 0 for a while.
     if (
@@ -145,7 +145,7 @@ def others_or_adamw(
         )
     if others is None:
         rate = learning_rate if adam_learning_rate is None else adam_learning_rate
-        _check_learning_rate("adam_learning_rate", rate)
+        check_rate("adam_learning_rate", rate)
         return optax.chain(
             optax.scale_by_adam(),
             _decayed_weights(weight_decay, weight_decay_mask),
@@ -205,21 +205,3 @@ def _decayed(
 
 def _decayed_weights(weight_decay: Any, mask: Any) -> optax.GradientTransformation:
     return optional_decay(weight_decay, optax.add_decayed_weights(weight_decay, mask_of(mask)))
-
-
-def _check_learning_rate(name: str, value: Any) -> None:
-    wanted = f"{name} must be a number in [0, inf), or a schedule: a function from a step to one"
-    if not callable(value):
-        try:
-            check_interval(name, value, 0.0)
-        except ValueError:
-            raise ValueError(f"{wanted}; got {value!r}.") from None
-        return
-    try:
-        rate = jax.eval_shape(value, jax.ShapeDtypeStruct((), "int32"))
-    except jax.errors.JAXTypeError:  # it reads the step, which has to be concrete
-        return
-    except Exception as error:
-        raise ValueError(f"{wanted}; {shown(value)} of a step raises {error!r}.") from error
-    if getattr(rate, "shape", None) != ():
-        raise ValueError(f"{wanted}; {shown(value)} of a step gives {rate}.")

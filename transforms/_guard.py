@@ -83,6 +83,8 @@ def guard_matrices(
         gradient = where_finite(finite, updates)
         found: Any = inner.update(gradient, state.inner, params, **extra_args)
         direction, new = found
+        if jnp.shape(direction) != jnp.shape(updates):  # the matrix view refuses it
+            return direction, MatrixGuardState(state.counts, new)
         damaged = ~all_finite(direction)
         sound = finite & ~damaged[..., None, None]
         counts = state.counts.plus(skipped=~finite[..., 0, 0], **state.counts.flags(damaged))

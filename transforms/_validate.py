@@ -69,9 +69,11 @@ def check_predicate(name: str, value: Any) -> None:
 
 
 def concrete(value: Any) -> float | None:
-    """The value as a float; `None` for a tracer, NaN if it is not a number."""
+    """The value as a float; `None` for a tracer, NaN if it is not a number, or a bool."""
     if isinstance(value, Tracer):
         return None
+    if isinstance(value, (bool, np.bool_)):
+        return float("nan")
     if isinstance(value, numbers.Real) or (
         isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
     ):
@@ -100,6 +102,27 @@ def check_interval(
     if not (above and below):
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
         raise ValueError(f"{name} must be a number in {bounds}, got {value!r}.")
+
+
+def check_rate(name: str, value: Any) -> None:
+    """Requires a learning rate: a number of at least 0, or a schedule, a function of the step."""
+    allowed = f"{name} must be a number in [0, inf) or a schedule, a function of the step"
+    if callable(value):
+        # Optax's own functions, such as `optax.cosine_decay_schedule`, make schedules.
+        own = getattr(value, "__module__", "").startswith("optax.")
+        makes_one = own and "<locals>" not in getattr(value, "__qualname__", "<locals>")
+        try:
+            inspect.signature(value).bind(0)
+        except TypeError:
+            makes_one = True
+        except ValueError:  # a function in C without a signature
+            pass
+        if makes_one:
+            raise ValueError(f"{allowed}; got {value!r}. Call it to make a schedule.")
+        return
+    number = concrete(value)
+    if number is not None and not 0 <= number < float("inf"):
+        raise ValueError(f"{allowed}; got {value!r}.")
 
 
 def check_decay(name: str, value: Any) -> None:
@@ -202,8 +225,8 @@ def check_dtype(name: str, value: Any) -> np.dtype:
         short = isinstance(value, str) and value in name_of
         hint = f"; write {name_of[value]!r}" if short else ""
         raise ValueError(
-            f"{name} must be a real floating dtype of at least 16 bits, got {value!r}{hint}. "
-            "(curvax.quantize_state stores moments in 8 or 4 bits.)"
+            f"{name} must be a real floating dtype of at least 16 bits, such as 'bfloat16' or "
+            f"'float32'; got {value!r}{hint}. (curvax.quantize_state stores moments in 8 or 4 bits.)"
         )
     return dtype
 
@@ -231,12 +254,14 @@ def check_real(name: str, leaf: Any) -> None:
     dtype = jnp.result_type(leaf)
     if not _is_usable(dtype):
         narrow = jnp.issubdtype(dtype, jnp.floating)
+        complex_ = jnp.issubdtype(dtype, jnp.complexfloating)
         raise ValueError(
             f"the parameter {name!r}, or its gradient, has dtype {dtype}; parameters and gradients "
             "must have a real floating dtype of at least 16 bits. "
             + "Keep them in bfloat16 or float32, and cast to 8 bits within the model." * narrow
+            + "Wrap the optimizer in optax.contrib.split_real_and_imaginary." * complex_
             + "Leave others out of the optimizer (optax.masked, or `wrt` of nnx.Optimizer)."
-            * (not narrow)
+            * (not narrow and not complex_)
         )
     if 0 in jnp.shape(leaf):
         raise ValueError(

@@ -182,6 +182,20 @@ def test_a_layer_whose_gradient_is_not_finite_stands_still() -> None:
     assert any(np.array_equal(x, [1, 1, 0]) for x in skipped.values())
 
 
+def test_one_bad_layer_shows_in_a_flag_of_all_layers() -> None:
+    layers = {"w": jnp.ones(3)}
+    optimizer = optax.apply_if_finite(optax.sgd(0.1), 9)
+
+    def hostile(layer: Any, x: Any, bad: Any) -> Any:
+        w = layer["w"]
+        return x + jax.lax.cond(bad, lambda w: jnp.sqrt(0 * w), lambda w: 0 * w, w)
+
+    for bad in ([False, True, False], [False] * 3):
+        given = layers, optimizer.init(layers), jnp.ones(()), jnp.array(bad)
+        _, state, _ = curvax.layerwise(hostile, optimizer, *given)[1](jnp.ones(()))
+        assert bool(state.last_finite) != any(bad)
+
+
 # What cannot be done is refused.
 
 

@@ -111,6 +111,9 @@ def _combines(node: Any) -> bool:
 def _largest(x: jax.Array) -> jax.Array:
     """Counters may differ: a layer whose gradient was not finite did not count.
 
-    A flag says that something holds for all layers. Other arrays are those of each layer.
+    A flag says that something holds for all layers, such as `last_finite` of `apply_if_finite`.
+    Other arrays are those of each layer.
     """
+    if x.dtype == jnp.bool_:
+        return jnp.all(x, axis=0)
     return x[0] if jnp.issubdtype(x.dtype, jnp.floating) else jnp.max(x, axis=0)

@@ -88,6 +88,11 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
         another meaning, or stacks that hold the parameters in another order.
     """
     check_bool("portable", portable)
+    if isinstance(params, dict) and "curvax_state_format" in params:
+        raise ValueError(
+            "params, the second argument, must be parameters or their shapes; got a description "
+            "of a state. The order is (optimizer, params, description)."
+        )
     own = describe_state(optimizer, params)
     given = checked(description)
     for what in ("arrays", "matrices"):

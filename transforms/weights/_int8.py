@@ -33,7 +33,7 @@ from jax.core import Tracer
 
 from .._counts import next_step
 from .._paths import named_leaves
-from .._validate import as_transformation, check_predicate
+from .._validate import as_transformation, check_predicate, check_real
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import one_layer_in_rows
 from ..matrices._names import why_no_matrix
@@ -93,6 +93,7 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
                 f"where is true of the parameter {name!r}, of shape {jnp.shape(x)} and dtype "
                 f"{jnp.result_type(x)}; only floating parameters of two axes or more go into int8."
             )
+        check_real(name, x)
         coded, finite = _encoded(jnp.asarray(x))
         if not isinstance(finite, Tracer) and not finite.all():
             raise ValueError(

@@ -1,0 +1,114 @@
+"""What users mistake for another argument is named, with what to give instead."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import curvax
+from tests.helpers import assert_names, rejection
+
+PARAMS = {"dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}
+RUNS = curvax.published.RUNS
+IDLE, ALICE = RUNS["shampoo/nanogpt"], RUNS["alice/llama-130M"]
+
+
+def update(*given: Any) -> Any:
+    return curvax.muon(0.1).update(*given)
+
+
+def of_shape(shaped: Any) -> Any:
+    """One update by a direction of another shape."""
+    other = optax.stateless(lambda updates, _: jax.tree.map(shaped, updates))
+    optimizer = curvax.assemble(other, 0.1)
+    return optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+
+
+STATE = curvax.muon(0.1).init(PARAMS)
+RATE = "learning_rate must be a number in [0, inf) or a schedule"
+MISTAKES: dict[str, tuple[Any, str]] = {
+    "a string as rate": (lambda: curvax.muon("0.1"), f"{RATE} | '0.1'"),
+    "a tuple as rate": (lambda: curvax.muon((0.1,)), f"{RATE} | (0.1,)"),
+    "True as rate": (lambda: curvax.muon(True), f"{RATE} | True"),
+    "an infinite rate": (lambda: curvax.muon(float("inf")), f"{RATE} | inf"),
+    "a string as AdamW's rate": (
+        lambda: curvax.muon(0.1, adam_learning_rate="0.1"),
+        f"adam_{RATE} | '0.1'",
+    ),
+    "a schedule that was not called": (
+        lambda: curvax.muon(optax.cosine_decay_schedule),
+        f"{RATE} | cosine_decay_schedule | Call it",
+    ),
+    "one that takes a single number": (
+        lambda: curvax.soap(optax.constant_schedule),
+        f"{RATE} | constant_schedule | Call it",
+    ),
+    "True as a number": (lambda: curvax.muon(0.1, weight_decay=True), "weight_decay | True"),
+    "a short name of a dtype": (
+        lambda: curvax.galore(0.1, dtype="bf16"),
+        "dtype | 'bfloat16' | got 'bf16'",
+    ),
+    "no state": (
+        lambda: update(PARAMS, None, PARAMS),
+        "state must be optimizer.init(params) | None",
+    ),
+    "loss and gradients": (
+        lambda: update((jnp.ones(()), PARAMS), STATE, PARAMS),
+        "gradients | value_and_grad returns (loss, gradients)",
+    ),
+    "complex parameters": (
+        lambda: curvax.muon(0.1).init({"kernel": jnp.ones((4, 4), complex)}),
+        "'kernel' | complex | optax.contrib.split_real_and_imaginary",
+    ),
+    "no columns": (
+        lambda: curvax.to_int8({"kernel": jnp.ones((4, 0))}),
+        "'kernel' | (4, 0) | at least 1",
+    ),
+    "description and parameters": (
+        lambda: curvax.check_state(
+            curvax.muon(0.1), curvax.describe_state(curvax.muon(0.1), PARAMS), PARAMS
+        ),
+        "params, the second argument | (optimizer, params, description)",
+    ),
+    "a direction without axes": (
+        lambda: of_shape(jnp.sum),
+        "'dense/kernel' must have the shape of their gradient, (1, 4, 6); got ()",
+    ),
+    "a direction with one more": (
+        lambda: of_shape(lambda x: x[None]),
+        "'dense/kernel' must have the shape of their gradient, (1, 4, 6); got (1, 1, 4, 6)",
+    ),
+    "fewer steps than idle ones": (
+        lambda: IDLE.optimizer(steps=100, learning_rate=0.1),
+        "steps | 129 | 100",
+    ),
+    "a negative peak": (lambda: ALICE.optimizer(learning_rate=-1.0), "learning_rate | -1.0"),
+    "True as a peak": (lambda: ALICE.optimizer(learning_rate=True), "learning_rate | True"),
+    "half a step": (lambda: ALICE.optimizer(steps=2.5), "steps | 2.5"),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_named(name: str) -> None:
+    make, message = MISTAKES[name]
+    assert_names(rejection(make), message)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        optax.constant_schedule(0.1),
+        optax.linear_schedule(0.1, 0.0, 3),
+        lambda step: 0.1,
+        lambda step, scale=1.0: 0.1 * scale,
+        np.float32(0.1),
+        jnp.float32(0.1),
+    ],
+)
+def test_schedules_and_numbers_of_all_kinds_are_rates(rate: Any) -> None:
+    optimizer = curvax.muon(rate)
+    updates, _ = optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+    assert jax.tree.leaves(updates)[0].any()
