@@ -69,7 +69,7 @@ from .optimizers import (
     swan,
 )
 from .transforms._spikes import skip_spikes
-from .transforms.directions._blend import blend
+from .transforms.directions._blend import blend, trust_gate
 from .transforms.directions._cautious_updates import cautious_updates
 from .transforms.directions._clip_by_last_norm import clip_by_last_norm
 from .transforms.directions._clip_logits import clip_logits
@@ -252,5 +252,6 @@ __all__ = [
     "tail_average",
     "take_over",
     "to_int8",
+    "trust_gate",
     "weights",
 ]

@@ -74,8 +74,6 @@ def _explanation(init: Any, state: Any, updates: Any, params: Any, error: Except
         message = _other_arguments(updates, params, error)
         if message is not None:
             return message
-        if state is None:
-            return "state must be optimizer.init(params), or that of the last step; got None."
         devices = _other_devices(updates, state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `init` has given its own
@@ -119,13 +117,6 @@ def _in_order(sharding: Any) -> Any:
 
 def _other_arguments(updates: Any, params: Any, error: Exception) -> str | None:
     """The error in gradients and parameters, for any state."""
-    if isinstance(updates, tuple) and len(updates) == 2 and params is not None:
-        loss, own = updates
-        if jnp.ndim(loss) == 0 and jax.tree.structure(own) == jax.tree.structure(params):
-            return (
-                "gradients must be a tree like the parameters; got a pair whose second part is "
-                "one: jax.value_and_grad returns (loss, gradients)."
-            )
     for argument, tree in (("gradients", updates), ("params", params)):
         if holds_state(tree):
             return (

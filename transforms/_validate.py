@@ -106,23 +106,21 @@ def check_interval(
 
 def check_rate(name: str, value: Any) -> None:
     """Requires a learning rate: a number of at least 0, or a schedule, a function of the step."""
-    allowed = f"{name} must be a number in [0, inf) or a schedule, a function of the step"
-    if callable(value):
-        # Optax's own functions, such as `optax.cosine_decay_schedule`, make schedules.
-        own = getattr(value, "__module__", "").startswith("optax.")
-        makes_one = own and "<locals>" not in getattr(value, "__qualname__", "<locals>")
-        try:
-            inspect.signature(value).bind(0)
-        except TypeError:
-            makes_one = True
-        except ValueError:  # a function in C without a signature
-            pass
-        if makes_one:
-            raise ValueError(f"{allowed}; got {value!r}. Call it to make a schedule.")
+    allowed = f"{name} must be a number in [0, inf) or a schedule, a function of the step to one"
+    if not callable(value):
+        number = concrete(value)
+        if number is not None and not 0 <= number < float("inf"):
+            raise ValueError(f"{allowed}; got {value!r}.")
         return
-    number = concrete(value)
-    if number is not None and not 0 <= number < float("inf"):
-        raise ValueError(f"{allowed}; got {value!r}.")
+    try:
+        rate = jax.eval_shape(value, jax.ShapeDtypeStruct((), "int32"))
+    except jax.errors.JAXTypeError:  # it reads the step, which has to be concrete
+        return
+    except Exception as error:
+        made = "; call it to make a schedule" if isinstance(error, TypeError) else ""
+        raise ValueError(f"{allowed}; {shown(value)} of a step raises {error!r}{made}.") from error
+    if getattr(rate, "shape", None) != ():
+        raise ValueError(f"{allowed}; {shown(value)} of a step gives {rate}.")
 
 
 def check_decay(name: str, value: Any) -> None:
@@ -226,7 +224,8 @@ def check_dtype(name: str, value: Any) -> np.dtype:
         hint = f"; write {name_of[value]!r}" if short else ""
         raise ValueError(
             f"{name} must be a real floating dtype of at least 16 bits, such as 'bfloat16' or "
-            f"'float32'; got {value!r}{hint}. (curvax.quantize_state stores moments in 8 or 4 bits.)"
+            f"'float32'; got {value!r}{hint}. (curvax.quantize_state stores moments in 8 or 4 "
+            "bits.)"
         )
     return dtype
 

@@ -19,7 +19,7 @@ GROUPS = {
         "blend graft limit_norm_growth normalize_rows normalize_columns standardize_rows "
         "precondition_diagonal scale_by_rows_and_columns row_column_scales normalize_matrices "
         "normalize_neurons scale_by_dion scale_by_weight_norm keep_weight_norm add_cautious_decay "
-        "cautious_updates clip_logits",
+        "cautious_updates trust_gate clip_logits",
     ),
     "wrappers": (
         "Optimizers and wrappers",

@@ -10,10 +10,19 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close, assert_names, rejection, run_scanned
+from tests.helpers import (
+    assert_close,
+    assert_names,
+    gradients_like,
+    normal,
+    rejection,
+    run,
+    run_scanned,
+)
 from tests.reference import lengths
-from tests.reference.blends import blend
+from tests.reference.blends import blend, bounded_gate, trust_gate
 from tests.reference.muon import momenta, newton_schulz
+from tests.shared.meshes import mesh_of, on, steps
 from tests.shared.transcriptions import HARD, Case, assert_follows
 
 MUON = curvax.scale_by_muon(b1=0.9, nesterov=False, method=curvax.polar.newton_schulz(3, eps=0.0))
@@ -54,10 +63,64 @@ def test_what_both_share_is_kept_once_before_the_blend() -> None:
     theirs = functools.partial(blended, weights=(0.3, 0.7))
     assert_follows(Case(shared, theirs, HARD, 2 * AMPLIFIED))
     sizes = [
-        sum(x.size for x in jax.tree.leaves(part.init(jnp.ones((4, 6)))))
+        sum(x.size * (x.ndim > 0) for x in jax.tree.leaves(part.init(jnp.ones((4, 6)))))
         for part in (shared, momentum)
     ]
     assert sizes[0] == sizes[1]
+
+
+def scheduled(values: np.ndarray) -> Any:
+    return lambda count: jnp.asarray(values)[count]
+
+
+def gated(gradients: Any, floor_end: int, fade_end: int) -> Any:
+    """As in the record, with other marks."""
+    found = []
+    pairs = momenta(gradients, 0.9, nesterov=False, bias_correction=False)
+    for t, (g, (m, _)) in enumerate(zip(gradients, pairs, strict=True)):
+        s = newton_schulz(m, steps=3, eps=0.0)
+        gate = bounded_gate(trust_gate(m, s, g), t, floor_end=floor_end, fade_end=fade_end)
+        found.append(blend(m, s, (1 - gate, gate)))
+    return found, None
+
+
+@pytest.mark.parametrize(("floor_end", "fade_end"), [(6, 14), (-2, -1)])
+def test_the_trust_gate_follows_the_transcription(floor_end: int, fade_end: int) -> None:
+    """Within bounds that are scheduled; and without bounds, from the first step on."""
+
+    t = np.arange(24)
+    lowest = 0.45 * np.clip((fade_end - t) / (fade_end - floor_end), 0, 1)
+    highest = np.where(t < fade_end, 0.85, 1.0)
+    bounds = {"lowest": lowest, "highest": highest} if fade_end > 0 else {}
+    bounds = {name: scheduled(values) for name, values in bounds.items()}
+    ours = curvax.blend(curvax.momentum(0.9), MUON, curvax.trust_gate(**bounds))
+    theirs = functools.partial(gated, floor_end=floor_end, fade_end=fade_end)
+    assert_follows(Case(ours, theirs, HARD, 4 * AMPLIFIED))
+
+
+def test_weights_may_be_schedules() -> None:
+    shares = 1 / np.arange(1.0, 25)
+    weights = scheduled(shares), scheduled(1 - shares)
+    ours = curvax.blend(curvax.momentum(0.9), MUON, weights, length="sum")
+
+    def theirs(gradients: Any) -> Any:
+        found = momenta(gradients, 0.9, nesterov=False, bias_correction=False)
+        polar = [(m, newton_schulz(m, steps=3, eps=0.0)) for m, _ in found]
+        each = zip(polar, shares, strict=True)
+        return [blend(m, s, (w, 1 - w), length="sum") for (m, s), w in each], None
+
+    assert_follows(Case(ours, theirs, HARD, 2 * AMPLIFIED))
+
+
+def test_devices_share_the_matrices_of_both_directions() -> None:
+    both = curvax.blend(curvax.scale_by_muon(), curvax.scale_by_asgo(), (0.5, 0.5))
+    params = normal(jax.random.key(0), {f"{i}/kernel": (4, 6) for i in range(5)})
+    gradients = gradients_like(params, 3)
+    mesh = mesh_of("auto")
+    alone, _ = run(curvax.assemble(both, 0.1), gradients, params)
+    on_mesh = curvax.assemble(both, 0.1, mesh=mesh)
+    shared, _ = steps(on_mesh, [on(mesh, g) for g in gradients], on(mesh, params), mesh)
+    assert_close(jax.tree.map(np.asarray, shared), alone, 64, condition=100)
 
 
 def test_a_blend_within_an_eigenbasis_is_one_outside_it() -> None:
@@ -89,10 +152,15 @@ def test_zeros_stay_zero_and_what_is_not_finite_shows() -> None:
 
 def test_bad_arguments_are_named() -> None:
     both = functools.partial(curvax.blend, optax.identity(), MUON)
-    assert_names(rejection(lambda: both(0.5)), "weights must be two numbers | 0.5")  # pyright: ignore
+    assert_names(rejection(lambda: both(0.5)), "weights must be two numbers | 0.5")
+    named = "weights | the function trust_gate; call it: curvax.trust_gate()"
+    assert_names(rejection(lambda: both(curvax.trust_gate)), named)
+    assert_names(rejection(lambda: curvax.trust_gate(1.0)), "min_agree | 1.0")
+    assert_names(rejection(lambda: curvax.trust_gate(lowest=-0.1)), "lowest | -0.1")
+    assert_names(rejection(lambda: curvax.trust_gate(highest=1.1)), "highest | 1.1")
     assert_names(rejection(lambda: both((0.5, np.inf))), "weights[1] | inf")
     assert_names(rejection(lambda: both((1, 1), length="second")), "length | 'first' | 'second'")
-    assert_names(rejection(lambda: curvax.blend("muon", MUON, (1, 1))), "first | 'muon'")  # pyright: ignore
+    assert_names(rejection(lambda: curvax.blend("muon", MUON, (1, 1))), "first | 'muon'")
     reshaped = optax.stateless(lambda x, p: jax.tree.map(lambda y: y[:1], x))
     part = curvax.blend(reshaped, MUON, (1, 1))
     assert_names(rejection(lambda: part.init(jnp.ones((2, 3)))), "blend | (2, 3) | (1, 3)")

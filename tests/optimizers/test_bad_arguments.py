@@ -59,6 +59,8 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(("threshold", "max_damping", "consistent_rms", "rms", "max_norm"), POSITIVE),
     **dict.fromkeys(("outward", "share"), POSITIVE),
     "inward": NOT_NEGATIVE,
+    **dict.fromkeys(("lowest", "highest"), ((*NO_NUMBERS, 1.5), r"\[0, 1\]")),
+    "min_agree": ((-1.5, NAN, "0.5", 1.0), r"\[-1, 1\)"),
     "gamma": ((*NO_NUMBERS, 0.9), r"\[1, inf\]"),
     **dict.fromkeys(("curvax.ema_nesterov.gamma", "mu_x"), DECAYS),
     "mu_y": ((*NO_NUMBERS, 0.0, 1.5), r"\(0, 1\]"),
@@ -70,7 +72,7 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "rounds": COUNTS,
     "ratio": ((*NO_NUMBERS, 1.0), r"\(1, inf"),
     "error_feedback": ((-0.1, 1.5, "0.9"), r"\["),
-    **dict.fromkeys(("check_every", "k", "steps", "iterations", "rank", "most"), COUNTS),
+    **dict.fromkeys(("check_every", "k", "steps", "iterations", "rank", "most", "rounds"), COUNTS),
     **dict.fromkeys(("statistics_every", "root", "max_order", "row_heads"), COUNTS),
     **dict.fromkeys(("column_heads", "block", "block_size", "min_elements"), COUNTS),
     **dict.fromkeys(("warmup_steps", "oversampling", "leading"), ((-1, 2.5, True), "integer")),
@@ -105,7 +107,17 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 FLAGS = ("false", 0, None), "True or False"
 ELSEWHERE = {
-    *("a", "axis", "axis_name", "bases", "coefficient", "description", "direction", "family"),
+    *(
+        "a",
+        "axis",
+        "axis_name",
+        "bases",
+        "coefficient",
+        "description",
+        "direction",
+        "end",
+        "family",
+    ),
     *("finder", "hyperparam_dtype", "layers", "length", "limit", "mask", "memory_kind", "mesh"),
     *("mesh_axis", "momentum", "optimizer", "params", "path", "power", "rule"),
     *("rule_arguments", "said_by", "size", "start", "state", "static_args", "unsigned"),

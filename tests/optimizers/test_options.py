@@ -331,6 +331,11 @@ PARTS = {
         | {"length": "sum"},
         {"first": optax.identity(), "second": curvax.momentum(), "weights": (0.5, 0.5)},
     ),
+    "trust_gate": Part(
+        curvax.trust_gate,
+        lambda x: curvax.blend(curvax.momentum(), curvax.scale_by_muon(), x),
+        {"min_agree": 0.5, "lowest": 0.25, "highest": 0.75},
+    ),
     "momentum": Part(curvax.momentum, _itself, {"accumulate": "sum", "nesterov": True}),
     "moment_ratio": Part(curvax.moment_ratio, _itself),
     "precondition_diagonal": Part(

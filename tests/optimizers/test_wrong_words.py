@@ -40,11 +40,11 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "a schedule that was not called": (
         lambda: curvax.muon(optax.cosine_decay_schedule),
-        f"{RATE} | cosine_decay_schedule | Call it",
+        f"{RATE} | cosine_decay_schedule | call it to make a schedule",
     ),
     "one that takes a single number": (
         lambda: curvax.soap(optax.constant_schedule),
-        f"{RATE} | constant_schedule | Call it",
+        f"{RATE} | constant_schedule | call it to make a schedule",
     ),
     "True as a number": (lambda: curvax.muon(0.1, weight_decay=True), "weight_decay | True"),
     "a short name of a dtype": (
@@ -53,7 +53,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "no state": (
         lambda: update(PARAMS, None, PARAMS),
-        "state must be optimizer.init(params) | None",
+        "state is None | optimizer.init(params)",
     ),
     "loss and gradients": (
         lambda: update((jnp.ones(()), PARAMS), STATE, PARAMS),

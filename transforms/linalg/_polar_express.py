@@ -9,8 +9,6 @@ replaces $p(x)$ by $p(x / s)$, against singular values that rounding leaves abov
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 
 from .._validate import check_integer, check_interval
@@ -21,7 +19,6 @@ CLOSE = 5e-6
 """An interval of this relative width counts as a point, where the best row is a limit."""
 
 
-@functools.cache
 def polar_express(
     steps: int, *, lower: float = 1e-3, cushion: float = 0.02, safety: float = 1.02
 ) -> tuple[tuple[float, float, float], ...]:
