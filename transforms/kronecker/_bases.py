@@ -45,7 +45,7 @@ from ..linalg._loops import visit_all
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals
 from ..linalg._products import at, exact_product
-from ..linalg._turns import orthonormal, orthonormalized, turned
+from ..linalg._turns import orthonormal, straightened, turned
 from ..refresh._policy import Check, RootDamping, Verdict, verdict_of
 from ..storage._graded import Graded
 from ._factor import Factor, Pair, Renewed, SideRule
@@ -241,7 +241,7 @@ class BasisRule(SideRule):
         matrix, new = turn.matrix, turn.statistic
         if not self.storage.exact(len(h)):
             used = self.storage.decode_basis(coded)
-            matrix = orthonormalized(exact_product(u, used, transpose_a=True))
+            matrix, _, _ = straightened(exact_product(u, used, transpose_a=True))
             new = turned(h, matrix)
         d, spectrum, eigenvalues = diagonals(new), factor.spectrum, factor.eigenvalues
         if eigenvalues is not None:

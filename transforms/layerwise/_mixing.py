@@ -54,14 +54,21 @@ def check_layers_are_independent(
     """Requires an optimizer to treat each layer by itself."""
     if states.number == 1:
         return
-    number = _recognizable(states)
-    jaxpr, shapes, given = _program(optimizer, layers, number, states.number, extra_args)
+    first = _recognizable(states)
+    numbers = first, _recognizable(states, first)
+    programs = [_program(optimizer, layers, n, states.number, extra_args) for n in numbers]
+    _, shapes, given = programs[0]
     known = [
         LAYERS if jnp.issubdtype(x.dtype, jnp.inexact) else COUNTS
         for x in jax.tree.leaves(given[:3])
     ]
     known += [NOTHING] * len(jax.tree.leaves(given[3]))
-    found = _Dependences(number).results(jaxpr, known)
+    # What looks like layers for one number only, such as a table of a schedule, is none.
+    each = [
+        _Dependences(n).results(jaxpr, known)
+        for n, (jaxpr, *_) in zip(numbers, programs, strict=True)
+    ]
+    found = [min(pair) for pair in zip(*each, strict=True)]
     of_updates = len(jax.tree.leaves(shapes[0]))
     updates, kept = max(found[:of_updates]), max(found[of_updates:], default=NOTHING)
     if RANDOM in found:
@@ -78,8 +85,8 @@ def check_layers_are_independent(
             "curvax.clip_by_last_norm, which clips by the norm of the step before; a call for each "
             "layer with stacked=False, which takes each norm over one layer; or an ordinary step."
         )
-    others = _program(optimizer, layers, _recognizable(states, number), states.number, extra_args)
-    if _numbers(jaxpr) != _numbers(others[0]):
+    one, other = (_numbers(jaxpr) for jaxpr, *_ in programs)
+    if one != other:
         raise ValueError(
             "optimizer: its updates depend on the number of layers, as x / len(x) and linspace do "
             "over the axis of layers. A layer-wise step has one layer at a time. Give the number "

@@ -92,7 +92,7 @@ def by_eigh(u: jax.Array, h: jax.Array) -> Turn:
     scale = _to_one(h)
     q, d = eigh(h * scale)
     q = with_fixed_signs(q[:, ::-1])
-    turn, u, h = _straightened(q, exact_product(u, q), jnp.diag(d[::-1] / scale))
+    u, turn, h = straightened(exact_product(u, q), q, jnp.diag(d[::-1] / scale))
     return Turn(turn, u, h, None, jnp.bool_(True))
 
 
@@ -113,7 +113,7 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
     if most > 1:
         found = jax.lax.while_loop(lambda x: (x[0] < most) & again(x[2]), refine, found)
     _, q, h, order = found
-    turn, u, h = _straightened(q, exact_product(u, q), h)
+    u, turn, h = straightened(exact_product(u, q), q, h)
     return Turn(turn, u, h, order, jnp.bool_(True))
 
 
@@ -155,20 +155,6 @@ def turned(h: jax.Array, turn: jax.Array) -> jax.Array:
     return (h + h.mT) / 2
 
 
-def orthonormalized(u: jax.Array) -> jax.Array:
-    """`u (d, d)`, made orthonormal if its defect shows, by at most four Newton-Schulz steps."""
-
-    def step(loop: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        steps, u = loop
-        return steps + 1, exact_product(u, _straightening(u))
-
-    def crooked(loop: tuple[jax.Array, jax.Array]) -> jax.Array:
-        steps, u = loop
-        return (steps < 4) & (_defect(u) > LEAST_DEFECT)
-
-    return jax.lax.while_loop(crooked, step, (jnp.int32(0), u))[1]
-
-
 def orthonormal(u: jax.Array) -> jax.Array:
     """Whether `u (d, d)` is near enough to orthonormal to be made so; a NaN is not."""
     lengths = jnp.sum(u * u, axis=0)
@@ -180,21 +166,23 @@ def _to_one(h: jax.Array) -> jax.Array:
     return jnp.ldexp(jnp.ones((), h.dtype), -power_of_two(magnitude(h)))
 
 
-def _straightened(
-    turn: jax.Array, u: jax.Array, h: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A turn, and the basis and statistic after it, made orthonormal if a defect shows."""
+def straightened(u: jax.Array, turn: Any = None, h: Any = None) -> tuple[jax.Array, Any, Any]:
+    """`u (d, d)`, made orthonormal by at most four Newton-Schulz steps if its defect shows.
 
-    def step(loop: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        rounds, turn, u, h = loop
+    The `turn` that led to this basis, and the statistic `h` in it, follow.
+    """
+
+    def step(loop: tuple[Any, ...]) -> tuple[Any, ...]:
+        steps, u, turn, h = loop
         change = _straightening(u)
-        return rounds + 1, exact_product(turn, change), exact_product(u, change), turned(h, change)
+        u, turn = (x if x is None else exact_product(x, change) for x in (u, turn))
+        return steps + 1, u, turn, h if h is None else turned(h, change)
 
-    def crooked(loop: tuple[jax.Array, ...]) -> jax.Array:
-        return (loop[0] < 4) & (_defect(loop[2]) > LEAST_DEFECT)
+    def crooked(loop: tuple[Any, ...]) -> jax.Array:
+        return (loop[0] < 4) & (_defect(loop[1]) > LEAST_DEFECT)
 
-    _, turn, u, h = jax.lax.while_loop(crooked, step, (jnp.int32(0), turn, u, h))
-    return turn, u, h
+    _, u, turn, h = jax.lax.while_loop(crooked, step, (jnp.int32(0), u, turn, h))
+    return u, turn, h
 
 
 def _straightening(u: jax.Array) -> jax.Array:
