@@ -6,8 +6,7 @@
 
 Each prints Markdown tables and writes them and their numbers as JSON to `--out`, by default
 `benchmarks/results`, with versions, hardware, seed and command; `pages` writes these records into
-`README.md` and the pages in `docs/`. Records whose command is gone measured a decision that is
-taken.
+`README.md` and the pages in `docs/`.
 """
 
 import argparse
@@ -19,18 +18,12 @@ from pathlib import Path
 # Not imported before one is chosen: some settle what JAX does before it starts.
 SUITES = {
     "evidence": "evidence.__main__",
-    "train": "train",
     "gpu": "gpu",
     "corpus": "corpus",
     "step": "step_time",
-    "overhead": "overhead",
-    "accelerators": "accelerators",
-    "meshes": "accelerators_meshes",
+    "programs": "programs",
     "layouts": "layouts",
-    "refreshes": "refreshes",
-    "memory": "memory",
     "precision": "precision",
-    "layerwise": "layerwise_memory",
     "pages": "pages",
 }
 

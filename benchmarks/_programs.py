@@ -7,14 +7,14 @@ computed from the counts in the state, where all of them are 1. So loops over al
 full, and refreshes, which are due at step 1 and a period later, not at all. Bounds that depend on
 arrays count none: restarts of damaged states; but in a program that refreshes, `rotations` says how
 often a loop that may end before its bound runs. The smallest branch of a conditional counts.
-`all_kernels` counts everything once; `work` is a step's with the largest branches. FLOPs are those
-of products: two for every pair of numbers that is multiplied.
+`work` is a step's with the largest branches. FLOPs are those of products, two for every pair of
+numbers that is multiplied, by the precision that XLA is asked for: "float32" (`HIGHEST`), "default"
+(TF32 on GPUs, bfloat16 on TPUs, float32 on CPUs), "bf16", and "bf16x3" or "bf16x6", which take so
+many products of bfloat16 numbers.
 
 Bytes are those of operands and results, as in XLA's own cost analysis, which a GPU's program does
 not have: of an operand that a fusion only slices, those of the slices; of a result that updates an
 operand in place, those of the update. Arrays that a TPU's program keeps on the chip do not count.
-Some of these bytes are `copied`: by kernels that lay an array out in another way, or in another
-place, and compute nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 import math
 import operator
 import re
@@ -40,8 +39,7 @@ COLLECTIVE = re.compile(r"all-|collective-|reduce-scatter|ragged-")
 PRODUCT = re.compile(r"gemm|cublas|matmul|cudnn")
 LAYOUT_CALLS = ("AssumeGatherIndicesInBound", "AllocateBuffer")  # of a TPU: no work
 SLICES = ("dynamic-slice", "slice", "gather")
-MOVES = {"copy", "transpose"}
-MOVED = {*("parameter", "constant", "bitcast", "tuple", "fusion"), *MOVES, *SLICES}
+PRECISIONS = {"highest": "float32", "high": "bf16x3"}
 BITS = {"pred": 8, "s4": 4, "u4": 4, "token": 0}
 COUNT = 1
 """The value of each counter in the state, before the step that is counted."""
@@ -75,6 +73,7 @@ _NAMES = re.compile(r"%([\w.\-]+)")
 _INTEGER = re.compile(r"[su]32\[\]")
 _SUMMED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:][{\[]([^}\]]*)')
 _PRECISION = re.compile(r'operand_precision"?[=:][{\[]"?(\w+)')
+_ALGORITHM = re.compile(r"algorithm=dot_bf16_(bf16_f32(?:_x\d)?)")
 _TRIPS = re.compile(r'known_trip_count"?[:=]\{"n":"(\d+)"')
 
 
@@ -104,11 +103,10 @@ class Caller(NamedTuple):
 
 @dataclasses.dataclass
 class Kernels:
-    """Counts by kind, bytes, and FLOPs by the precision of products, such as "highest"."""
+    """Counts by kind, bytes, and FLOPs by the precision of products, such as "float32"."""
 
     kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     bytes: float = 0.0
-    copied: float = 0.0
     flops: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     @property
@@ -121,7 +119,6 @@ class Kernels:
         for kind, number in other.kinds.items():
             self.kinds[kind] += round(times * number)
         self.bytes += times * other.bytes
-        self.copied += times * other.copied
         for precision, flops in other.flops.items():
             self.flops[precision] += round(times * flops)
 
@@ -199,46 +196,32 @@ class Program:
     @functools.cached_property
     def step(self) -> Kernels:
         """The kernels of a step in which no loop or branch of unknown rounds is taken."""
-        return self._count(self.entry, whole=False)
-
-    @functools.cached_property
-    def all_kernels(self) -> Kernels:
-        """Everything in the text, once, with known rounds."""
-        return self._count(self.entry, whole=True)
+        return self._count(self.entry)
 
     @functools.cached_property
     def work(self) -> Kernels:
         """The same with the largest branches: those of matrices that are not damaged."""
-        return self._count(self.entry, whole=False, branch=slice(-1, None))
+        return self._count(self.entry, branch=slice(-1, None))
 
-    @property
-    def loops(self) -> int:
-        """In all computations."""
-        lines = itertools.chain.from_iterable(x.values() for x in self.computations.values())
-        return sum(operation.opcode == "while" for operation in lines)
-
-    def _count(
-        self, name: str, whole: bool, caller: Caller | None = None, branch: slice = slice(1)
-    ) -> Kernels:
+    def _count(self, name: str, caller: Caller | None = None, branch: slice = slice(1)) -> Kernels:
         found = Kernels()
-        count = functools.partial(self._count, whole=whole, branch=branch)
+        count = functools.partial(self._count, branch=branch)
         for operation in self.computations[name].values():
             if operation.opcode == "while":
                 rounds = self._rounds(name, operation, caller)
                 body = operation.called("body")[0]
-                found.plus(count(body), max(rounds, int(whole)))
+                found.plus(count(body), rounds)
             elif operation.opcode == "conditional":
                 for attribute in ("branch_computations", "true_computation", "false_computation"):
                     branches = [count(x) for x in operation.called(attribute)]
-                    for taken in branches if whole else sorted(branches, key=_total)[branch]:
+                    for taken in sorted(branches, key=lambda x: x.total)[branch]:
                         found.plus(taken)
             elif operation.opcode in ("call", "async-start"):
                 for x in operation.called("to_apply") + operation.called("calls"):
                     found.plus(count(x, caller=Caller(name, operation, caller)))
             elif kind := self._kind(operation):
                 found.kinds[kind] += 1
-                found.bytes += (size := self._bytes(name, operation))
-                found.copied += size * self._copies(operation)
+                found.bytes += self._bytes(name, operation)
                 found.flops.update(self._flops(name, operation))
             elif operation.opcode in ("copy-start", "slice-start"):
                 found.bytes += _moved(operation)
@@ -287,6 +270,9 @@ class Program:
         if opcode == "constant":
             text = operands[0]
             return {"true": 1, "false": 0}.get(text, int(text) if text.isdigit() else None)
+        if opcode == "reduce" and self.rotations and _INTEGER.match(operation.result):
+            # The sum of a mask: all matrices are due.
+            return _numbers(_SHAPE.findall(self.computations[name][operands[0]].result)[0][1])
         if opcode not in ARITHMETIC and opcode != "compare":
             return None
         values = [self._value(name, x, caller) for x in operands]
@@ -327,13 +313,6 @@ class Program:
             return "products"
         return None if single else "others"
 
-    def _copies(self, operation: Operation) -> bool:
-        """Whether a kernel only lays an array out in another way or place."""
-        if operation.opcode != "fusion":
-            return operation.opcode in MOVES
-        inside = self._inside(operation)
-        return bool(inside & MOVES) and inside <= MOVED
-
     def _inside(self, fusion: Operation) -> set[str]:
         """The operations of a fusion."""
         return {x.opcode for called in fusion.called("calls") for x in self._within(called)}
@@ -358,12 +337,14 @@ class Program:
             side, places = 0, [int(x) for x in re.findall(r"\d+", summed[1])]
         else:
             return collections.Counter()
-        axes = _SHAPE.findall(self.computations[name][operation.operands[side]].result)[0][1]
+        dtype, axes = _SHAPE.findall(self.computations[name][operation.operands[side]].result)[0]
         sizes = [int(x) for x in axes.split(",")]
         result = _SHAPE.findall(operation.result)[0][1]
-        precision = _PRECISION.search(operation.rest)
+        asked, algorithm = _PRECISION.search(operation.rest), _ALGORITHM.search(operation.rest)
+        level = PRECISIONS.get(asked[1].lower() if asked else "", "default")
+        level = algorithm[1].replace("_", "").replace("f32", "") if algorithm else level
         flops = 2 * _numbers(result) * math.prod(sizes[place] for place in places)
-        return collections.Counter({precision[1].lower() if precision else "default": flops})
+        return collections.Counter({"bf16" if dtype == "bf16" else level: flops})
 
     def _bytes(self, name: str, operation: Operation) -> float:
         """The bytes that a kernel reads and writes."""
@@ -447,7 +428,3 @@ def _moved(operation: Operation) -> float:
     """
     places = _ARRAY.findall(operation.result)[:2]
     return min(map(_size, places)) * sum(not _ON_CHIP.fullmatch(place) for place in places)
-
-
-def _total(kernels: Kernels) -> int:
-    return kernels.total

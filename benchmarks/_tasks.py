@@ -1,9 +1,7 @@
-"""The tasks on which we compare optimizers: models and data of two examples, at sizes of our own.
+"""What a task on which we compare optimizers is, and a small one.
 
-`lm` is the GPT of `examples/train_lm.py` on the Python language reference, character by character;
-`digits` is the convolutional network of `examples/train_digits.py` on 1797 scanned digits. Both
-have the first example's schedule and weight decay. Validation keeps 360 of the digits to learn
-from, because a learning rate must not be chosen on the images that test the network.
+`lm` is the GPT of `examples/train_lm.py` on the Python language reference, character by character,
+with the example's schedule and weight decay.
 """
 
 from __future__ import annotations
@@ -20,12 +18,10 @@ from flax import nnx
 
 from ._examples import example
 
-train_digits, train_lm = example("train_digits"), example("train_lm")
-SOURCES = tuple(Path(str(module.__file__)) for module in (train_digits, train_lm))
+train_lm = example("train_lm")
+SOURCES = (Path(str(train_lm.__file__)),)
 LM = {"steps": 200, "batch": 16, "context": 64, "width": 64, "depth": 2}
-DIGITS = {"steps": 200, "batch": train_digits.BATCH}
 WINDOWS = 128  # for validation, spread over the example's
-IMAGES = 360  # for validation
 EVALUATIONS = 20
 WEIGHT_DECAY = 0.01
 
@@ -114,52 +110,3 @@ def lm(text: str | None = None, **sizes: int) -> Task:
         jax.jit(lambda params: loss_on(params, windows)),
         lambda params: {},
     )
-
-
-def digits(**sizes: int) -> Task:
-    """A convolutional network on images."""
-    sizes = DIGITS | sizes
-    learn, test = train_digits.read_digits()
-    train = train_digits.Digits(learn.images[IMAGES:], learn.labels[IMAGES:])
-    validation = train_digits.Digits(learn.images[:IMAGES], learn.labels[:IMAGES])
-    number, batch = len(train.images), sizes["batch"]
-    network = train_digits.Network()
-
-    def logits_of(params: Any, images: jax.Array) -> Any:
-        return network.apply({"params": params}, images)
-
-    def batches(seed: int) -> jax.Array:
-        def epoch(count: jax.Array) -> jax.Array:
-            key = jax.random.fold_in(jax.random.key(seed), count)
-            order = jax.random.permutation(key, number)
-            return order[: number // batch * batch].reshape(-1, batch)
-
-        epochs = -(-sizes["steps"] // (number // batch))
-        return jax.vmap(epoch)(jnp.arange(epochs)).reshape(-1, batch)[: sizes["steps"]]
-
-    return Task(
-        "digits",
-        f"Convolutional network of `examples/train_digits.py`, {sizes['steps']} steps of {batch} "
-        f"images ({sizes['steps'] / (number // batch):.3g} times the {number}); loss on {IMAGES} "
-        f"others, accuracy on the {len(test.images)} that the example tests on",
-        "nats per image",
-        sizes | {"validation": IMAGES},
-        64,
-        train,
-        jax.jit(lambda key: network.init(key, train.images[:1])["params"]),
-        batches,
-        lambda params, data, places: cross_entropy(
-            logits_of(params, data.images[places]), data.labels[places]
-        ),
-        jax.jit(
-            lambda params: cross_entropy(logits_of(params, validation.images), validation.labels)
-        ),
-        jax.jit(
-            lambda params: {
-                "accuracy": (logits_of(params, test.images).argmax(-1) == test.labels).mean()
-            }
-        ),
-    )
-
-
-TASKS = {"lm": lm, "digits": digits}

@@ -9,10 +9,9 @@ model's and the optimizer's. Runs stop after every stretch of steps, so that sev
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,18 +39,6 @@ class Method:
             **self.options,
         )
 
-    @property
-    def call(self) -> str:
-        """The call, without weight decay and Adam's learning rate."""
-        options = "".join(f", {key}={value!r}" for key, value in self.options.items())
-        return f"{self.make.__name__}(rate{options})"
-
-    @property
-    def said(self) -> str:
-        """The causes of its numbers: the call, and the source of a function of these folders."""
-        own = self.make.__module__.startswith(("benchmarks.", "tests.", "__main__"))
-        return f"{self.call}\n{inspect.getsource(self.make)}" if own else self.call
-
 
 class Run(NamedTuple):
     """The result of one training run."""
@@ -67,22 +54,6 @@ class Run(NamedTuple):
     def loss(self) -> float:
         """At the end; infinity if it is not finite."""
         return self.losses[-1] if math.isfinite(self.losses[-1]) else math.inf
-
-    def steps_to(self, target: float) -> float:
-        """Steps until the loss is down to `target`."""
-        return steps_to(self.steps, self.losses, target)
-
-
-def steps_to(steps: Sequence[float], losses: Sequence[float], target: float) -> float:
-    """Where the losses are down to `target`, on a straight line between two; infinity if never."""
-    before = None
-    for step, loss in zip(steps, losses, strict=True):
-        if loss <= target:
-            if before is None or not math.isfinite(before[1]):
-                return step
-            return step - (step - before[0]) * (target - loss) / (before[1] - loss)
-        before = step, loss
-    return math.inf
 
 
 class Program:

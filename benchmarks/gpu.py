@@ -40,7 +40,6 @@ import jax
 
 from . import _lines, _record
 from ._pretraining import FINETUNED, KEPT, RATES, SIZES
-from ._tuning import grown
 from .corpus import PLACE
 
 FLAGS = {
@@ -78,12 +77,11 @@ STEPS = {  # seconds, and a command
 COSTS = {
     "step llama": (150, "step --only llama --plain --rounds 23 --seconds 3"),
     "storages": (150, "step --only gpt2 --rounds 12 --seconds 3 --methods shampoo,asgo,soap"),
-    "overhead": (150, "overhead --rounds 12 --seconds 5"),
-    "compile": (150, "compile --only leaves --methods racs,muon,soap"),
+    "training": (150, "step --only training --plain --rounds 12 --seconds 5"),
 }
 LAYERWISE = ("1.3B racs", "1.3B galore 8 bits", "7B racs", "7B galore 8 bits")
 SECONDS = {"60M": 55.0, "130M": 45.0, "2M": 40.0, "tiny": 5.0}  # of a training run
-MOST_RATES = 5
+MOST_RATES = 5  # of a grid that grows
 WARMING = 60.0  # of compiling a size's programs
 
 
@@ -136,7 +134,7 @@ def tuned(lines: Lines, size: str, method: str) -> tuple[list[float], float]:
         found = {rate: lines.get(f"{size} {method} {rate:g} seed 0") for rate in rates}
         losses = {x: y["loss"] for x, y in found.items() if y and y.get("loss") is not None}
         best = min(losses, key=losses.__getitem__, default=rates[0])
-        more = sorted({*grown(sorted(rates), [best])} - {*rates})
+        more = [x for x, end in ((best / 2, min(rates)), (2 * best, max(rates))) if best == end]
         if None in found.values() or not more or len(rates) == MOST_RATES:
             return rates, best
         rates += more
@@ -388,7 +386,7 @@ def main() -> None:
     if args.measure:
         measure()
         return
-    from ._gpu_page import write
+    from .pages import write_gpu
 
     jax.config.update("jax_platforms", "cpu")  # the device is for the process that measures
     if args.list:
@@ -397,7 +395,7 @@ def main() -> None:
         parser.error(f"there is no {PLACE}: `python -m benchmarks corpus` makes it")
     else:
         run(args.lines, PRESETS[args.preset], args.minutes)
-        write(args.lines, recorded(args.lines))
+        write_gpu(args.lines, recorded(args.lines))
 
 
 if __name__ == "__main__":

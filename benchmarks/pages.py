@@ -4,9 +4,10 @@
     python -m benchmarks pages --check   # writes nothing; fails if a table differs
 
 A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`; nothing in it is typed by
-hand. Directions and drawbacks of methods are typed in a table of `docs/methods.md`, which others
-repeat; its formulas for the state are compared with the counts of tests. The build of the site
-makes these checks.
+hand. Drawbacks of methods are typed in a table of `docs/methods.md`, which others repeat; its
+formulas for the state are compared with the counts of tests. The build of the site makes these
+checks. The pages of `evidence` and of `gpu`, which those commands write from their lines, are made
+here too.
 """
 
 from __future__ import annotations
@@ -14,114 +15,60 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
+import jax
 import numpy as np
 
 import curvax
-from tests.registry import LEADERS, METHODS
+from curvax.published import RUNS
+from tests.registry import METHODS
 
-from . import _published, refreshes
-from ._curves import spread
-from ._methods import CODED, NAMES, PEER
+from . import _record
+from ._curves import draw, spread
+from ._methods import METHODS as MEASURED
+from ._methods import NAMES
 from ._record import FOLDER, cell, table
-from .evidence import _calls, _claims, _compare, _lines, _plan
-from .evidence._claims import LEVEL
+from .evidence import _calls, _compare, _lines, _plan
+from .evidence._compare import (
+    CLAIMS,
+    LEVEL,
+    Result,
+    corrected,
+    difference,
+    holm,
+    judged,
+    name_of,
+    speed_up,
+)
+from .evidence._descent import bounded
 from .evidence._methods import METHODS as TUNED_METHODS
-from .evidence._pages import finals_table
-from .evidence._suites import SUITES
+from .evidence._plan import Runs
+from .evidence._suites import SUITES, Suite
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
-    "README.md",
-    "docs/methods.md",
-    "docs/choosing.md",
-    "docs/combinations.md",
-    "docs/claims.md",
-    "docs/start.md",
-    "docs/performance.md",
-    "docs/performance_details.md",
-    "docs/published.md",
-    "docs/distribution.md",
+    *("README.md", "docs/choosing.md", "docs/claims.md", "docs/start.md", "docs/performance.md"),
+    *("docs/performance_details.md", "docs/published.md", "docs/distribution.md"),
 )
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
-
-
 TYPED = re.compile(r"<!-- typed: formulas -->\n(.*?)<!-- end of table -->", re.DOTALL)
-
-
-class Typed(NamedTuple):
-    """A method's row in the table of `docs/methods.md`."""
-
-    direction: str
-    state: str
-    work: str
-    refresh: str
-    paper: str
-    mind: str  # why one might not take it
+RECIPE, VISION, TUNED = "recipe-250", "vision-2000", "finetune-250"  # suites of the evidence
+LADDER = tuple(x.name for x in SUITES.values() if x.ladder == SUITES[RECIPE].ladder)
+PACKAGES = ("jax", "optax", "flax")
 
 
 @functools.cache
-def typed() -> dict[str, Typed]:
-    """By method."""
+def typed() -> dict[str, tuple[str, str]]:
+    """The state of a method and its drawback, in the table of `docs/methods.md`."""
     found = TYPED.search((ROOT / "docs/methods.md").read_text())
     assert found is not None
     lines = [re.split(r" *\| *", line)[1:-1] for line in found[1].strip().splitlines()[2:]]
-    return {line[0].strip("`"): Typed(*line[1:]) for line in lines}
-
-
-class Shown(NamedTuple):
-    """A method of the pages."""
-
-    mind: str
-    measured: str  # its name in the tables of `_methods`
-
-
-CODED_MIND = {
-    "asgo": "4-bit codes lose ASGO's gain",
-    "shampoo": "codes cost time at every statistic",
-    "soap": "4-bit codes lose SOAP's gain, and cost time at every step",
-}
-
-
-def shown_of(name: str) -> Iterator[tuple[str, Shown]]:
-    """A peer, the method, and the method in 4 bits."""
-    mind = typed()[name].mind
-    if name in PEER:
-        yield PEER[name][0], Shown(mind, PEER[name][0])
-    yield name, Shown(mind, name)
-    if name in CODED:
-        yield f"{name}_4bit", Shown(CODED_MIND[name], f"{name}, {CODED[name]}")
-
-
-SHOWN = {
-    "optax.adamw": Shown("", "optax.adamw"),
-    **{name: x for own in NAMES for name, x in shown_of(own)},
-}
-TRAINED = ("A small language model", "Handwritten digits")
-RECIPE, VISION, TUNED = "recipe-250", "vision-2000", "finetune-250"  # suites of the evidence
-LADDER = tuple(x.name for x in SUITES.values() if x.ladder == SUITES[RECIPE].ladder)
-UPDATED, STORED, ADDED = "GPT-2-small's kernels", "State against formula", "Training step"
-NUMBERS = 768 * 3072  # of the matrix that states are counted for
-
-
-@functools.cache
-def recorded(suite: str, folder: Path = FOLDER) -> dict[str, Any]:
-    """The lines of a suite."""
-    return json.loads(folder.joinpath(f"{suite}.json").read_text())
-
-
-def results(suite: str, title: str, folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """The rows of a recorded table by their method."""
-    record = recorded(suite, folder)
-    found = next((t["rows"] for t in record["tables"] if t["title"] == title), None)
-    if found is None:
-        raise ValueError(f"{suite}.json has no table {title!r}.")
-    return {row["method"]: row for row in found}
+    return {line[0].strip("`"): (line[2], line[-1]) for line in lines}
 
 
 @functools.cache
@@ -135,26 +82,20 @@ def finals(suite: str) -> dict[str, dict[str, Any]]:
     """The results of a suite of the evidence for the methods whose seeds have all run."""
     found = _compare.results(SUITES[suite], runs())
     written = finals_table(SUITES[suite], found, _compare.curve_of(SUITES[suite], runs()))
-    rows = {} if written is None else {row["method"]: row for row in written.rows}
-    return {"optax.adamw" if name == "adamw" else name: row for name, row in rows.items()}
-
-
-def shown(name: str) -> str:
-    """A method's name as pages have it."""
-    return "AdamW" if name == "optax.adamw" else f"`{name}`"
+    return {} if written is None else {row["method"]: row for row in written.rows}
 
 
 def bytes_per_number(name: str) -> str:
-    """The bytes per number of the state of a 768×3072 matrix."""
-    row = results("memory", STORED).get(SHOWN[name].measured)
-    return "" if row is None else format(row["wide_bytes"] / NUMBERS, ".2f")
+    """The bytes per number of the state of a 768×3072 matrix, at rank 64."""
+    tree = {"kernel": jax.ShapeDtypeStruct((768, 3072), "float32")}
+    return format(curvax.state_bytes(MEASURED[name].make(10, 64), tree) / (768 * 3072), ".2f")
 
 
 def wrong_formulas() -> Iterator[str]:
     """Methods whose state has other numbers than the formula that is typed."""
     m, n, r = 7, 11, 3
     for row in METHODS:
-        formula = typed()[row.name].state.replace("none", "`0`").split("`")[1].replace("²", "**2")
+        formula = typed()[row.name][0].replace("none", "`0`").split("`")[1].replace("²", "**2")
         for product in ("mn", "mr", "nr"):
             formula = formula.replace(product, "*".join(product))
         formula = re.sub(r"(?<=\d)(?=[mnr])", "*", formula)
@@ -163,16 +104,17 @@ def wrong_formulas() -> Iterator[str]:
             yield f"{row.name}: the state has {found} numbers at m={m}, n={n}, r={r}: {formula}"
 
 
-def source(suite: str) -> str:
-    """Command and machine of a record."""
-    record = recorded(suite)
-    versions = ", ".join(f"{name} {record['versions'][name]}" for name in ("jax", "optax", "flax"))
-    return f"`{record['command']}`, on {record['hardware']}; {versions}."
+def recorded(page: str, title: str) -> str:
+    """A section of a record, with the command and the machine."""
+    text = (FOLDER / f"{page}.md").read_text().rstrip()
+    section = text.partition(f"## {title}\n\n")[2].partition("\n## ")[0].strip()
+    command = text.rpartition("\n\n")[2]
+    return f"{section.removesuffix(command).strip()}\n\n{command}"
 
 
 def calls() -> str:
     """The printed calls on the language model: their results and their costs."""
-    suite, adamw = SUITES[RECIPE], finals(RECIPE)["optax.adamw"]
+    suite, adamw = SUITES[RECIPE], finals(RECIPE)["adamw"]
     curve, base = _compare.curve_of(suite, runs()), _calls.result_of(RECIPE, _calls.ADAMW, runs())
     state = bytes_per_number("optax.adamw")
     rows = [["AdamW, tuned", "", adamw["loss"], f"{len(suite.seeds)}", *3 * ["1.00"], state]]
@@ -212,6 +154,13 @@ def kept() -> str:
     return f"{written}\n\n{origin(*_calls.PRINTED, command='calls')}"
 
 
+def machines(lines: Iterable[Mapping[str, Any]]) -> str:
+    """The hardware and the versions of lines."""
+    known = [x for x in lines if "versions" in x]
+    versions = {", ".join(f"{k} {x['versions'][k]}" for k in PACKAGES) for x in known}
+    return "; ".join([*sorted({x["hardware"] for x in known}), *sorted(versions)]) + "."
+
+
 def origin(*suites: str, command: str = "run") -> str:
     """Command and machine of suites of the evidence."""
     lines = [
@@ -219,69 +168,24 @@ def origin(*suites: str, command: str = "run") -> str:
         for line in runs().values()
         if line["suite"] in suites and (line["method"] in TUNED_METHODS) == (command == "run")
     ]
-    hardware = "; ".join(sorted({line["hardware"] for line in lines}))
-    packages = ("jax", "optax", "flax")
-    versions = {", ".join(f"{x} {line['versions'][x]}" for x in packages) for line in lines}
     command = f"python -m benchmarks evidence {command} --suites {','.join(suites)}"
-    return f"`{command}`, on {hardware}; {'; '.join(sorted(versions))}."
+    return f"`{command}`, on {machines(lines)}"
 
 
 def methods() -> str:
-    """All methods: state, cost, gain and limits; of a new one those that are measured."""
-    model, digits = (results("train", title) for title in TRAINED)
+    """All methods: state, gain and limits; of a new one those that are measured."""
     suites = {RECIPE: "language model", VISION: "signals", TUNED: "fine-tuning"}
     suites = {suite: title for suite, title in suites.items() if finals(suite)}
-    updates = results("step", UPDATED)
     rows = []
-    for name, method in SHOWN.items():
-        update, trained = updates.get(method.measured, {}), model.get(name, {})
-        rows.append(
-            [
-                shown(name),
-                bytes_per_number(name),
-                cell(update.get("p50"), ".1f"),
-                cell(update.get("refresh_p50"), ".0f"),
-                *(finals(suite).get(name, {}).get("beyond", "") for suite in suites),
-                trained.get("beyond", ""),
-                digits.get(name, {}).get("beyond", ""),
-                method.mind,
-            ]
-        )
-    titles = ["method", "state, bytes per parameter", "update, ms", "at a refresh, ms"]
-    titles += [*suites.values(), "smaller language model", "digits"]
-    found = table([*titles, "mind"], rows)
-    return "\n\n".join([found, origin(*suites), *map(source, ("memory", "step", "train"))])
+    for name in ("optax.adamw", *NAMES):
+        gains = [finals(suite).get(name, {}).get("beyond", "") for suite in suites]
+        mind = typed().get(name, ("", ""))[1]
+        rows.append([name_of(name), bytes_per_number(name), *gains, mind])
+    titles = ["method", "state, bytes per parameter", *suites.values(), "mind"]
+    return f"{table(titles, rows)}\n\n{origin(*suites)}"
 
 
-def leaders() -> str:
-    """Recipes beside the methods that they are made of, with the learning rates to start from."""
-    records = [results("train", title) for title in TRAINED]
-    model, digits = records
-    made_of = ("optax.adamw", "muon", "soap", "kl_shampoo", "shampoo", "asgo")
-    rows = []
-    for name in [*made_of, *(row.name for row in LEADERS)]:
-        if not all(name in record for record in records):
-            continue
-        factors = [record[name]["rate"] / record["optax.adamw"]["rate"] for record in records]
-        row = model[name]
-        rows.append(
-            [
-                shown(name),
-                row["loss"],
-                row["beyond"],
-                cell(row["steps"], ".2f"),
-                digits[name]["beyond"],
-                " and ".join(f"{factor:g}" for factor in dict.fromkeys(factors)),
-            ]
-        )
-    rows.sort(key=lambda row: float(row[1].split()[0]))
-    titles = ["recipe", "language model: loss, mean (range)", "beyond AdamW's"]
-    titles += ["steps to AdamW's", "digits: beyond AdamW's"]
-    titles += ["best rate over AdamW's: language model and digits"]
-    return f"{table(titles, rows)}\n\n{source('train')}"
-
-
-STARTS = {"muon": 0.03, "soap": 0.01}
+STARTS = {"muon": "0.03", "soap": "0.01", "kl_shampoo": "1 × `rate`"}
 """Rates to start with where the best ones were alike in all language models (`docs/start.md`)."""
 
 
@@ -296,20 +200,15 @@ def rates() -> str:
             return ""
         return cell(own[key] / adamw["rate"], ".3g")
 
-    models = [results("train", title) for title in TRAINED]
     rows = []
     for name in dict.fromkeys([*SUITES[RECIPE].methods, *NAMES]):
-        if name in SHOWN and all(name in model for model in models):
-            small = [
-                cell(model[name]["rate"] / model["optax.adamw"]["rate"], ".3g") for model in models
-            ]
-            times = ratio(RECIPE, name) or small[0]
-            row = [f"{STARTS[name]}" if name in STARTS else f"{times} × `rate`"]
-            row += [ratio(RECIPE, name), ratio(RECIPE, name, "adam_rate")]
-            rows.append([shown(name), *row, *small, ratio(VISION, name)])
-    titles = ["method", "start with", "language model", "there, others", "smaller language model"]
-    found = table([*titles, "digits", "signals"], rows)
-    return f"{found}\n\n{origin(RECIPE, VISION)}\n\n{source('train')}"
+        times = ratio(RECIPE, name)
+        if name in NAMES and (times or name in STARTS):
+            first = STARTS.get(name, f"{times} × `rate`")
+            others = ratio(RECIPE, name, "adam_rate")
+            rows.append([name_of(name), first, times, others, ratio(VISION, name)])
+    titles = ["method", "start with", "language model", "there, others", "signals"]
+    return f"{table(titles, rows)}\n\n{origin(RECIPE, VISION)}"
 
 
 def takes_all(name: str, point: Mapping[str, Any]) -> bool:
@@ -318,49 +217,222 @@ def takes_all(name: str, point: Mapping[str, Any]) -> bool:
     return bool(point.get("everything", default == "all"))
 
 
-def overheads() -> str:
-    """The cost of a training step with some of them, at the papers' periods."""
-    rows = [
-        [shown(name) if "," not in name else name, cell(row["mean"], ".0f"), percent(row)]
-        for name, row in results("overhead", ADDED).items()
+# As published.
+
+PAPERS = {"li": "Li", "gong": "Gong", "an": "An", "refael": "Refael", "nam": "Nam"}
+CODE = "the authors' code"
+
+
+def runs_of(paper: str) -> str:
+    """A table of a paper's runs, and the numbers that it leaves open."""
+    found = {
+        name: run
+        for name, run in RUNS.items()
+        if run.source.startswith(f"{PAPERS[paper]} ") or (paper == "nam" and CODE in run.source)
+    }
+    left = list(dict.fromkeys(run.open for run in found.values() if run.open))
+    rows: dict[tuple[str, ...], list[str]] = {}  # those that differ in the storage alone are one
+    for name, run in found.items():
+        numbers = ", ".join(f"{k} {number(x)}" for k, x in run.numbers.items() if k != "storage")
+        where = run.source.partition(", ")[2] if CODE not in run.source else CODE
+        row = (cell(run.learning_rate, ".3g"), numbers, str(run.schedule), cell(run.steps, ","))
+        row += (run.task, where, f"{left.index(run.open) + 1}" if run.open else "")
+        rows.setdefault(row, []).append(f"`{name}`")
+    titles = ["run", "peak", "numbers", "schedule", "steps", "batch and length", "where", "open"]
+    written = table(titles, [[", ".join(names), *row] for row, names in rows.items()])
+    return "\n\n".join([written, *(f"Open {i}: {text}" for i, text in enumerate(left, 1))])
+
+
+def number(value: Any) -> str:
+    """A number; a base optimizer with its arguments."""
+    if isinstance(value, Mapping):
+        numbers = (f"{k} {number(v)}" for k, v in value.items() if k != "optimizer")
+        return f"{value['optimizer']}({', '.join(numbers)})"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def claims(paper: str, runs: Runs) -> str:
+    """The table of a paper."""
+    rows, ps = [], corrected(CLAIMS[paper], runs)
+    for claim in CLAIMS[paper]:
+        for suite in claim.suites:
+            measured, verdict = judged(claim, suite, runs, ps)
+            rows.append([claim.claim, claim.where, f"`{suite}`", measured, verdict])
+    titles = ["claim", "where", "suite", "loss beyond the other's [95 %], p", "verdict"]
+    return table(titles, rows).replace("---:", "---")  # all of it is text
+
+
+# The page of the evidence.
+
+COLUMNS = {
+    "method": ("method", ""),
+    "loss": ("validation loss, mean (range)", ""),
+    "beyond": ("beyond AdamW's, mean [95 %]", ""),
+    "p": ("p, Holm", ".2g"),
+    "word": ("is", ""),
+    "speed_up": ("AdamW's steps to its loss, over its own", ""),
+    "faster": ("AdamW's time to it, over its own", ""),
+    "ms": ("ms/step, one thread", ".3g"),
+    "state_mb": ("state, MB", ".2f"),
+    "step_mb": ("whole step, MB", ".2f"),
+    "values": ("tuned", ""),
+    "bounded": ("rate inside", ""),
+}
+
+
+def finals_table(suite: Suite, found: Mapping[str, Result], curve: Mapping[int, float]) -> Any:
+    """Methods whose seeds are all there, the smallest loss first; `None` before AdamW has ended."""
+    ended = {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
+    if "adamw" not in ended:
+        return None
+    adamw = ended["adamw"].losses
+    differences = {n: difference(x.losses, adamw) for n, x in ended.items() if n != "adamw"}
+    ps = holm({name: d.p for name, d in differences.items()})
+    rows = []
+    for name, x in sorted(ended.items(), key=lambda pair: np.mean(pair[1].losses)):
+        row: dict[str, Any] = {"method": name, "loss": spread(x.losses, ".3f")}
+        row |= {"ms": x.milliseconds, "state_mb": x.finals[0]["state_bytes"] / 1e6}
+        if "step_bytes" in x.finals[0]:  # lines of the first suite are older
+            row["step_mb"] = x.finals[0]["step_bytes"] / 1e6
+        mean, slower = float(np.mean(x.losses)), x.milliseconds / ended["adamw"].milliseconds
+        row["speed_up"] = speed_up(mean, suite.steps, curve)
+        row["faster"] = speed_up(mean, suite.steps, curve, slower)
+        for key in x.finals[0]["tested"]:
+            row[key] = spread([line["tested"][key] for line in x.finals], ".3f")
+        if x.tuning is not None:
+            row["values"] = ", ".join(f"{key} {value:g}" for key, value in x.tuning.best.items())
+            row["bounded"] = "yes" if bounded(x.tuning.found) else "no"
+        if d := differences.get(name):
+            row |= {"beyond": f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}]"}
+            row |= {"word": d.word, "p": ps[name]}
+        rows.append(row)
+    tested = {key: (key, "") for x in ended.values() for key in x.finals[0]["tested"]}
+    known = COLUMNS | tested
+    columns = {key: x for key, x in known.items() if any(row.get(key) for row in rows)}
+    missing = [name for name in suite.methods if name not in ended]
+    note = f"Seeds {', '.join(map(str, suite.seeds))}; {suite.unit}."
+    if curve:
+        lengths = ", ".join(f"{steps}: {loss:.3f}" for steps, loss in sorted(curve.items()))
+        note += f" AdamW's final losses by steps, tuned at each: {lengths}."
+    if missing:
+        note += f" Not all seeds have run: {', '.join(missing)}."
+    return _record.Table(f"{suite.name}: final losses", columns, rows, note)
+
+
+def ladders(suites: Sequence[Suite], runs: Runs) -> _record.Table:
+    """AdamW's steps to the losses of the others, by size and length."""
+    rows: dict[str, dict[str, Any]] = {}
+    columns = {"method": ("method", "")}
+    for suite in suites:
+        curve = _compare.curve_of(suite, runs)
+        for name, x in _compare.results(suite, runs).items() if curve else ():
+            if name != "adamw" and len(x.finals) == len(suite.seeds):
+                columns[suite.name] = (suite.name, "")
+                own = rows.setdefault(name, {"method": name})
+                own[suite.name] = speed_up(float(np.mean(x.losses)), suite.steps, curve)
+    note = (
+        "AdamW's steps to the loss of a method, over the method's own, read off AdamW's final "
+        "losses at the lengths of this size; a bound outside of them."
+    )
+    return _record.Table("Sizes and lengths", columns, list(rows.values()), note)
+
+
+def write_evidence(folder: Path, suites: Sequence[Suite], runs: Runs) -> None:
+    """Writes `evidence.md`, and a picture for every suite with results."""
+    parts = [
+        "# Evidence",
+        "The protocol is [docs/evidence.md](../../../docs/evidence.md); every run is a line of a "
+        "file in this folder. Losses are final ones; negative differences are better. *Rate "
+        "inside*: a worse learning rate was tried on either side of the best. `decay` is rate × "
+        "`weight_decay`.",
+        _plan.status(suites, runs),
+        ladders(suites, runs).markdown(),
     ]
-    found = table(["method", "training step, ms", "more than AdamW's"], rows)
-    return f"{found}\n\n{source('overhead')}"
+    for suite in suites:
+        found = _compare.results(suite, runs)
+        finals = finals_table(suite, found, _compare.curve_of(suite, runs))
+        if finals is not None:
+            parts.append(finals.markdown())
+        if (figure := draw(suite, found, suite.unit)) is not None:
+            figure.savefig(folder / f"{suite.name}.png", dpi=120)
+            parts.append(f"![loss against steps, seconds and state]({suite.name}.png)")
+    codes = sorted({line["code"] for line in runs.values()})
+    command = "`python -m benchmarks evidence run`, then `python -m benchmarks evidence tables`"
+    parts.append(f"{command}, on {machines(runs.values())} Sources: {', '.join(codes)}.")
+    (folder / "evidence.md").write_text("\n\n".join(parts) + "\n")
 
 
-def percent(row: dict[str, Any]) -> str:
-    """How much longer than AdamW's."""
-    return "" if row["method"] == "optax.adamw" else f"{100 * (row['over_adamw'] - 1):+.1f} %"
+# The page of the queue for a GPU.
+
+GPU = {
+    "Products, and refreshes by them": ("kind", "stack", "program", "ms", "tflops", "error"),
+    "Steps of optimizers": ("method", "p50", "over_adamw", "refresh_p50"),
+    "Layer-wise steps": ("job", "ms", "first_ms", "peak_gib"),
+}
+RUN = ("method", "rate", "seed", "loss", "prose", "million_tokens", "seconds", "tokens_per_second")
 
 
-def layouts() -> str:
-    """What a device receives in each layout."""
-    record = recorded("layouts")["tables"][0]
-    columns = record["columns"]
-    rows = [[cell(row[key], form) for key, (_, form) in columns.items()] for row in record["rows"]]
-    return f"{table([heading for heading, _ in columns.values()], rows)}\n\n{source('layouts')}"
+def plain(title: str, keys: Iterable[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table of numbers by their names."""
+    said = [key for key in keys if any(row.get(key) is not None for row in rows)]
+    cells = [[cell(row.get(k), "" if row.get(k) is None else ".5g") for k in said] for row in rows]
+    return f"## {title}\n\n{table([key.replace('_', ' ') for key in said], cells)}"
+
+
+def trained(title: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """All runs of a model; then those at the best rates beside AdamW's, seed by seed."""
+    rows = [{**x, **x["tested"]} for x in lines]
+    for row in rows:
+        row["million_tokens"] = row["tokens"] * row["steps"][-1] / 1e6
+        row |= {"seconds": sum(row["seconds"]), "loss": row["loss"] or "diverged"}
+    yield plain(title, RUN, sorted(rows, key=lambda row: str(row["loss"])))
+    most = max(x["steps"][-1] for x in lines if x["seed"] > 0 or x["method"] != "adamw")
+    own = [x for x in lines if x["loss"] is not None and x["steps"][-1] == most]
+    found = {}
+    for method in dict.fromkeys(x["method"] for x in own):
+        first = [x for x in own if x["method"] == method and x["seed"] == 0]
+        rate = min(first, key=lambda x: x["loss"])["rate"] if first else None
+        best = [x for x in own if (x["method"], x["rate"]) == (method, rate)]
+        best = [{**x, "cpu_seconds": x["seconds"]} for x in sorted(best, key=lambda x: x["seed"])]
+        found[method] = Result(None, best)
+    seeds = [x["seed"] for x in found["adamw"].finals] if "adamw" in found else []
+    if len(seeds) > 1:
+        how: Any = {"name": title, "seeds": seeds, "methods": list(found), "steps": most}
+        suite: Any = SimpleNamespace(unit="nats per token", **how)
+        yield finals_table(suite, found, {}).markdown()
+
+
+def write_gpu(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """The page beside the lines."""
+    lines = [*found.values()]
+    steps = [x for x in lines if x.get("command", [""])[0] == "step"]
+    rows = (
+        [row for x in lines for row in x.get("rows", ())],
+        [row for x in steps for own in x.get("tables", ()) for row in own["rows"]],
+        [x for x in lines if "peak_gib" in x],
+    )
+    parts = [f"# The queue for a GPU: {path.stem}"]
+    parts += [plain(*given, own) for given, own in zip(GPU.items(), rows, strict=True) if own]
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if line["kind"] == "train" and "error" not in line:
+            tuned = ", from prose to code" if line["base"] is not None else ""
+            groups.setdefault(f"LLaMA-{line['size']}{tuned}", []).append(line)
+    for title, own in groups.items():
+        parts += trained(title, own)
+    parts += [f"{x['job']} failed: {x['error']}" for x in lines if "error" in x]
+    parts.append(f"`python -m benchmarks gpu`, on {machines(lines)}")
+    path.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "calls": calls,
-    "kept": kept,
-    "methods": methods,
-    "leaders": leaders,
-    "rates": rates,
-    "overheads": overheads,
-    "layouts": layouts,
-    "refresh_losses": lambda: refreshes.shown("Losses"),
-    "refresh_costs": lambda: refreshes.shown("Costs"),
-    "refresh_programs": lambda: refreshes.shown("Programs"),
-    "refresh_accuracy": lambda: refreshes.shown("Accuracy"),
-    **{
-        f"claims_{paper}": functools.partial(lambda paper: _claims.claims(paper, runs()), paper)
-        for paper in _claims.CLAIMS
-    },
-    **{
-        f"published_{paper}": functools.partial(_published.runs_of, paper)
-        for paper in _published.PAPERS
-    },
+    **{"calls": calls, "kept": kept, "methods": methods, "rates": rates},
+    "costs": lambda: recorded("programs", "Default calls"),
+    "layouts": lambda: recorded("layouts", "Received"),
+    "spikes": lambda: recorded("precision", "After a spike"),
+    "accuracy": lambda: recorded("precision", "Turns"),
+    **{f"claims_{x}": functools.partial(lambda x: claims(x, runs()), x) for x in CLAIMS},
+    **{f"published_{paper}": functools.partial(runs_of, paper) for paper in PAPERS},
 }
 
 

@@ -1,4 +1,4 @@
-"""The accuracy at each precision of products: refreshes, roots, steps, and a loss.
+"""The accuracy of products at each precision, and of turns of bases, also after a spike.
 
     python -m benchmarks precision                       # on a CPU in emulation
     python -m benchmarks precision --only refreshes,roots,steps
@@ -10,20 +10,24 @@ those of directions beside float64: `√(2 - 2 cos)` of the angle between both.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import curvax
+from curvax.transforms.linalg import _turns
 from curvax.transforms.linalg._inverse_root import solve_root
 from curvax.transforms.linalg._products import LEVELS, at, multiplied
 
 from . import _record
+from ._curves import spread
 
-SECTIONS = ("refreshes", "roots", "steps", "losses")
+SECTIONS = ("refreshes", "roots", "steps", "turns", "spikes")
 ORDERS = (192, 640)
 CONDITIONS = (1e2, 1e4, 1e6)
 STEPS, DECAY = 20, 0.95
@@ -41,7 +45,11 @@ SETTINGS: Mapping[str, Any] = {
     "bf16x3, steps in bf16": curvax.products(step="bf16", statistics="bf16x3", refresh="bf16x3"),
     "bf16": "bf16",
 }
-RATE, ADAM_RATE, SEEDS = 0.016, 0.004, (0, 1, 2)
+TURNED = (192, 640, 1024)  # orders of the bases that turn once
+SPIKE, SEEDS = 1e3, (0, 1, 2)  # the length of one gradient over others
+SPIKED = ("float32", "bf16x6", "bf16x3", "bf16x3, statistics in bf16", "bf16")
+AFTER = (1, 5, 20)  # steps after a spike
+SPIKED_ORDER, WIDTH, LENGTH, RATE = 96, 32, 200, 0.02
 
 
 def graded(order: int, condition: float) -> np.ndarray:
@@ -149,23 +157,110 @@ def steps(order: int, condition: float, seed: int) -> dict[str, float]:
     return found | {"TF32": error(times(*single), exact)}
 
 
-def losses(seed: int) -> list[dict[str, Any]]:
-    """The language model's, with bases that are rotated at every step."""
-    from ._tasks import lm
-    from ._training import Method, Program
+def turns(order: int, condition: float, seed: int) -> dict[str, float]:
+    """Directions `L^(-1/2) G` by bases that were exact before the last gradient: `1 - cos`.
 
+    The gradient's covariance is that of the older statistic turned by a tenth, and its number of
+    columns the order.
+    """
+    generator = np.random.default_rng(seed)
+    q, d = basis(generator, order), graded(order, condition)
+    turn = generator.standard_normal((order, order)) / (2 * order) ** 0.5
+    turned = np.linalg.qr(q + 0.1 * q @ (turn - turn.T) / 2)[0]
+    g = (turned * d**0.5) @ generator.standard_normal((order, order)) / order**0.5
+    statistic = DECAY * (q * d) @ q.T + (1 - DECAY) * g @ g.T
+    exact_d, exact = np.linalg.eigh(statistic)
+    wanted = (exact / exact_d**0.5) @ (exact.T @ g)
+
+    def missed(u: Any) -> float:
+        """By the eigenvalues of the statistic in a basis, in float64."""
+        u = np.asarray(u, np.float64)
+        found = (u / np.sum(u * (statistic @ u), axis=0) ** 0.5) @ (u.T @ g)
+        return error(found, wanted) ** 2 / 2
+
+    with jax.default_matmul_precision("highest"):
+        u, x, old = (jnp.asarray(a, jnp.float32) for a in (q, g, np.diag(d)))
+        whole, seen = jnp.asarray(statistic, jnp.float32), u.T @ x
+        h = DECAY * old + (1 - DECAY) * seen @ seen.T
+        rotated = jax.jit(_turns.by_rotations, static_argnums=2)(u, h, 16).basis
+        made = {"rotations": rotated, "a step of QR": jnp.linalg.qr(whole @ u)[0]}
+        made |= {"eigh": jnp.linalg.eigh(whole)[1], "the old basis": u}
+    return {name: missed(basis) for name, basis in made.items()}
+
+
+def directions_after(method: str, setting: str, seed: int, dtype: Any) -> np.ndarray:
+    """SOAP's directions `AFTER` so many steps after a spike, bases refreshed at every step."""
+    first, then = stream(SPIKED_ORDER, 1e4, seed), stream(SPIKED_ORDER, 1e4, seed + 100)
+    gradients = jnp.asarray(np.stack([*first[:-1], SPIKE * first[-1], *then]), dtype)
+    run = spiked(method, "" if dtype == jnp.float64 else setting)
+    return np.asarray(run(gradients), np.float64)[[STEPS - 1 + after for after in AFTER]]
+
+
+@functools.cache
+def spiked(method: str, setting: str) -> Callable[[jax.Array], Any]:
+    """All directions of SOAP, compiled once for all seeds."""
+    products = SETTINGS[setting] if setting else None
+    soap = curvax.scale_by_soap(method=method, refresh=curvax.every(1), products=products)
+
+    def step(state: Any, g: jax.Array) -> tuple[Any, Any]:
+        direction, state = soap.update(g, state)
+        return state, direction
+
+    return jax.jit(lambda gs: jax.lax.scan(step, soap.init(gs[0]), gs)[1])
+
+
+def losses_after(method: str, setting: str, seed: int, spike: float = SPIKE) -> list[float]:
+    """Of a network that learns another one, whose gradient is so long once, half-way; by seed."""
+    rate = optax.cosine_decay_schedule(RATE, LENGTH)
+    soap = curvax.soap(rate, method=method, refresh=1, products=SETTINGS[setting])
+
+    def network(params: Any, x: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ params["up"]["kernel"]) @ params["down"]["kernel"]
+
+    def drawn(key: jax.Array) -> Any:
+        shapes = {"up": (WIDTH, 2 * WIDTH), "down": (2 * WIDTH, WIDTH)}
+        keys = dict(zip(shapes, jax.random.split(key), strict=True))
+        return {
+            name: {"kernel": jax.random.normal(keys[name], shape) / shape[0] ** 0.5}
+            for name, shape in shapes.items()
+        }
+
+    def trained(key: jax.Array) -> jax.Array:
+        teacher, start, data = jax.random.split(key, 3)
+        teacher, start = drawn(teacher), drawn(start)
+
+        def loss_of(params: Any, key: jax.Array) -> jax.Array:
+            x = jax.random.normal(key, (4 * WIDTH, WIDTH)) * graded(WIDTH, 1e2)
+            return jnp.mean(jnp.square(network(params, x) - network(teacher, x)))
+
+        def step(carry: Any, t: jax.Array) -> tuple[Any, None]:
+            params, state = carry
+            length = jnp.where(t == LENGTH // 2, spike, 1.0)
+            grads = jax.grad(loss_of)(params, jax.random.fold_in(data, t))
+            grads = jax.tree.map(lambda g: length * g, grads)
+            updates, state = soap.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        carry = start, soap.init(start)
+        (params, _), _ = jax.lax.scan(step, carry, jnp.arange(LENGTH))
+        return loss_of(params, data) / loss_of(start, data)
+
+    run = jax.jit(trained)
+    return [float(run(jax.random.key(seed + x))) for x in SEEDS]
+
+
+def spikes(seed: int) -> list[dict[str, Any]]:
+    """The direction after one gradient that is a thousand times as long, and the loss after it."""
+    with jax.enable_x64(True):
+        exact = [directions_after("eigh", "", seed + x, jnp.float64) for x in SEEDS]
     rows: list[dict[str, Any]] = []
-    task = lm()
-    for name, products in SETTINGS.items():
-        options = {"method": "rotations", "refresh": 1, "products": products}
-        method = Method(curvax.soap, options)
-        program = Program(functools.partial(method.optimizer, task), task, scanned=True)
-        row: dict[str, Any] = {"setting": name}
-        for number in SEEDS:
-            values = {"rate": RATE, "adam_rate": ADAM_RATE}
-            *_, run = program.train(values, seed + number, last=True)
-            row[f"seed {number}"] = run.loss
-        row["mean"] = float(np.mean([row[f"seed {number}"] for number in SEEDS]))
+    for method, setting in itertools.product(("eigh", "qr", "rotations"), SPIKED):
+        row: dict[str, Any] = {"method": f'`"{method}"`', "setting": setting}
+        found = [directions_after(method, setting, seed + x, jnp.float32) for x in SEEDS]
+        for i, after in enumerate(AFTER):
+            errors = [error(a[i], b[i]) for a, b in zip(found, exact, strict=True)]
+            row[f"after {after}"] = min(1 - x**2 / 2 for x in errors)
+        row["loss"] = spread(losses_after(method, setting, seed), ".4f")
         rows.append(row)
     return rows
 
@@ -218,13 +313,26 @@ def main() -> None:
         rows = by_condition(steps, orders, args.seed)
         note = "SOAP's direction in exact bases, where both sides have this condition number."
         tables.append(_record.Table("Rotations of a step", columns(orders, "level"), rows, note))
-    if "losses" in args.only:
-        of = {"setting": ("products", "")} | {f"seed {x}": (f"seed {x}", ".4f") for x in SEEDS}
+    if "turns" in args.only:
+        rows = by_condition(turns, TURNED, args.seed)
         note = (
-            f"`soap(method='rotations', refresh=1)`, 200 steps of the language model, rate {RATE}."
+            "One minus the cosine of the direction after one refresh in float32, for a statistic "
+            "whose basis was exact one step before."
         )
-        of |= {"mean": ("mean", ".4f")}
-        tables.append(_record.Table("Losses", of, losses(args.seed), note))
+        tables.append(_record.Table("Turns", columns(TURNED, "by"), rows, note))
+    if "spikes" in args.only:
+        of = {"method": ("method", ""), "setting": ("products", "")}
+        of |= {f"after {x}": (f"cosine, {x} after", ".3f") for x in AFTER}
+        without = spread(losses_after("eigh", "float32", args.seed, spike=1.0), ".4f")
+        note = (
+            f"One gradient {SPIKE:g} times as long, bases refreshed at every step. Of three seeds "
+            f"the lowest cosine of SOAP's direction with that in float64, {SPIKED_ORDER} × "
+            f"{SPIKED_ORDER // 2}, condition 1e4; and the loss of a small network that learns "
+            f"another one, over that at the start, {LENGTH // 2} steps after the spike. Without a "
+            f"spike it is {without}."
+        )
+        of["loss"] = ("loss, mean (range)", "")
+        tables.append(_record.Table("After a spike", of, spikes(args.seed), note))
     about = "Levels of `curvax.products`, on this device or in emulation; by order and condition."
     _record.write(args, "precision", "Precision of products", about, tables, {"orders": orders})
 

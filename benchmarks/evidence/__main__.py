@@ -76,9 +76,9 @@ def main() -> None:
         for suite in suites:
             print(tried(suite.name, args.method, args.values, args.seed, read(args.out)))
     else:
-        from ._pages import write
+        from ..pages import write_evidence
 
-        write(args.out, suites, read(args.out))
+        write_evidence(args.out, suites, read(args.out))
 
 
 if __name__ == "__main__":

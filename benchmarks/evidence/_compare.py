@@ -1,10 +1,17 @@
-"""The results of a suite: differences to AdamW by seed, and speed-ups on AdamW's own curve."""
+"""The results of a suite: differences to AdamW by seed, speed-ups on AdamW's curve, verdicts.
+
+A claim of a paper (`claims.toml`) is compared seed by seed: it holds against another method if the
+difference is on its side and its p-value, by Holm's correction for all comparisons of the paper's
+table, is below 0.05. Differences of up to 0.01 count as level, whatever the interval.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +21,7 @@ from ._plan import Request, Runs, loss_of, tuning_of
 from ._suites import SUITES, Suite
 
 CONFIDENCE = 0.95
+LEVEL = 0.01  # differences up to here count as level
 
 
 class Difference(NamedTuple):
@@ -139,3 +147,97 @@ def curve_of(suite: Suite, runs: Runs) -> dict[int, float]:
         if len(adamw.finals) == len(other.seeds):
             found[other.steps] = float(np.mean(adamw.losses))
     return found
+
+
+class Claim(NamedTuple):
+    """That a method is ahead of others, or level with them; or needs a share of AdamW's steps."""
+
+    claim: str
+    suites: tuple[str, ...]
+    method: str
+    where: str = ""  # in the paper
+    others: tuple[str, ...] = ("adamw",)
+    level: bool = False
+    steps: float | None = None  # how many times its steps AdamW needs, at least
+    behind: bool = False  # that the method is behind the others
+
+
+CLAIMS = {
+    paper: [Claim(**claim) for claim in own]
+    for paper, own in tomllib.loads(Path(__file__).with_name("claims.toml").read_text()).items()
+}
+
+
+def name_of(method: str) -> str:
+    """As pages have it."""
+    return "AdamW" if method in ("adamw", "optax.adamw") else f"`{method}`"
+
+
+def key_of(suite: str, *methods: str) -> str:
+    """Of a comparison, whichever of the two methods the claim names first."""
+    return " ".join((suite, *sorted(methods)))
+
+
+def corrected(claims: Iterable[Claim], runs: Runs) -> dict[str, float]:
+    """p-values of all comparisons of claims, after Holm's correction."""
+    ps = {}
+    for claim in claims:
+        for suite in claim.suites if claim.steps is None else ():
+            found = results(SUITES[suite], runs)
+            for other in claim.others:
+                pair = [found[name].finals for name in (claim.method, other)]
+                if all(len(finals) == len(SUITES[suite].seeds) for finals in pair):
+                    d = difference(found[claim.method].losses, found[other].losses)
+                    ps[key_of(suite, claim.method, other)] = d.p
+    return holm(ps)
+
+
+def words_of(
+    claim: Claim, suite: str, found: Mapping[str, Result], ps: Mapping[str, float]
+) -> Iterator[tuple[str, str, bool | None]]:
+    """Each other method, the difference to it, and whether the claim holds; `None`: undecided."""
+    own = found[claim.method].losses
+    for other in claim.others:
+        d = difference(own, found[other].losses)
+        p = ps[key_of(suite, claim.method, other)]
+        told = f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] to {name_of(other)}, p {p:.1g}"
+        decided = not p > 1 - CONFIDENCE  # NaN: one of the runs diverged
+        if claim.level:
+            holds: bool | None = not decided or abs(d.mean) <= LEVEL
+        else:
+            holds = (d.mean < 0) != claim.behind if decided else None
+        yield name_of(other), told, holds
+
+
+def judged(claim: Claim, suite: str, runs: Runs, ps: Mapping[str, float]) -> tuple[str, str]:
+    """The measurement, and the verdict."""
+    found = results(SUITES[suite], runs)
+    needed = (claim.method, *claim.others)
+    seeds = SUITES[suite].seeds
+    if any(len(found[name].finals) < len(seeds) for name in needed):
+        return "", "open: not all runs are there"
+    own = float(np.mean(found[claim.method].losses))
+    if claim.steps is not None:
+        steps, sign = steps_for(own, curve_of(SUITES[suite], runs))
+        ratio = steps / SUITES[suite].steps
+        agrees = ratio >= claim.steps
+        if sign == ">" and not agrees:
+            return f"more than {ratio:.2f} times", "open: longer runs of AdamW are missing"
+        measured = f"{'more than ' if sign == '>' else ''}{ratio:.2f} times"
+        return measured, "agrees" if agrees else "disagrees"
+    words = list(words_of(claim, suite, found, ps))
+    measured = "; ".join(told for _, told, _ in words)
+    verdicts = {holds for _, _, holds in words}
+    if verdicts == {True}:
+        return measured, "agrees"
+    if verdicts == {None}:
+        return measured, "undecided: within the noise of seeds"
+    kinds = {True: "agrees against", False: "disagrees against", None: "undecided against"}
+    if verdicts == {False}:
+        return measured, "disagrees"
+    parts = [
+        f"{kind} {', '.join(other for other, _, holds in words if holds is key)}"
+        for key, kind in kinds.items()
+        if key in verdicts
+    ]
+    return measured, "; ".join(parts)

@@ -63,8 +63,8 @@ def train(optimizer):
 # %% [markdown]
 # ## Three optimizers
 #
-# Each learning rate is the best for this method on a similar model
-# ([record](../benchmarks/results/train.md)). The decay is multiplied by the rate, so it is divided by the ratio of the rates.
+# Each learning rate is the best for this method on a similar model. The decay is multiplied by the
+# rate, so it is divided by the ratio of the rates.
 
 
 # %%

@@ -1,9 +1,9 @@
 """A page per method: how to start, its algorithm, how its paper is read, its record, its docstring.
 
 Which methods there are, and their families, says the registry of tests. Readings come from the
-transcriptions in `tests/reference`, figures from `benchmarks/results/train.json`, the rate to start
-with from the table of `docs/start.md`, the rest from that of `docs/methods.md`. A method without a
-record has a page without it.
+transcriptions in `tests/reference`, figures from the runs of the evidence, the rate to start with
+from the table of `docs/start.md`, the rest from that of `docs/methods.md`. A method without runs
+has a page without their picture.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ import functools
 import importlib
 import inspect
 import io
-import json
 import re
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 from boxes import BOXES, COMMON, SYMBOLS
 
 import curvax
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = {"language model": "A small language model", "digits": "Handwritten digits"}
-ADAMW = "optax.adamw"
+SUITE, ADAMW = "recipe-250", "adamw"  # of the evidence
 
 # Where the call is another one than `method(rate, weight_decay=..., others=...)`.
 DECAY = "weight_decay={decay}"
@@ -78,8 +77,7 @@ START = """\
 {start}```
 
 This is the rate of [the table](../docs/start.md#the-learning-rate). Double and halve it until both
-are worse. In [the record](../benchmarks/results/train.md) the tuned rates were {found}.
-Weight decay is multiplied by the learning rate, hence the quotient
+are worse. Weight decay is multiplied by the learning rate, hence the quotient
 ([why](../docs/start.md#weight-decay)).
 
 """
@@ -89,8 +87,8 @@ RECORD = """\
 
 ![Validation loss of {title} over steps and over seconds, beside AdamW's](figures/{name}.svg)
 
-The small language model of [the record](../benchmarks/results/train.md), each method at its own
-best learning rate: mean and range over three seeds; other methods in gray.
+The language model [`recipe-250`](../benchmarks/results/evidence/evidence.md), each method at its
+own best numbers: mean and range over five seeds; other methods in gray.
 
 """
 
@@ -115,17 +113,16 @@ def menu() -> list[dict[str, Any]]:
 
 
 @functools.cache
-def record() -> dict[str, dict[str, Any]]:
-    """The rows of the training benchmark, by model and method."""
-    tables = json.loads((ROOT / "benchmarks/results/train.json").read_text())["tables"]
-    found = {table["title"]: {row["method"]: row for row in table["rows"]} for table in tables}
-    return {model: found[title] for model, title in MODELS.items()}
-
-
-def factor(name: str, model: str = "language model") -> float:
-    """The tuned learning rate over AdamW's."""
-    found = record()[model]
-    return found[name]["rate"] / found[ADAMW]["rate"]
+def record() -> dict[str, Any]:
+    """The results of the evidence's language model, by method, where all seeds have run."""
+    sys.path.insert(0, str(ROOT))
+    compare, lines, suites = (
+        importlib.import_module(f"benchmarks.evidence.{name}")
+        for name in ("_compare", "_lines", "_suites")
+    )
+    suite = suites.SUITES[SUITE]
+    found = compare.results(suite, lines.read(ROOT / "benchmarks/results/evidence"))
+    return {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
 
 
 @functools.cache
@@ -137,8 +134,8 @@ def starts() -> dict[str, str]:
 
 
 def is_recorded(name: str) -> bool:
-    """Whether the training benchmark has run the method."""
-    return name in starts() and all(name in own for own in record().values())
+    """Whether the evidence has the method's runs."""
+    return name in starts() and name in record()
 
 
 def start(name: str) -> str:
@@ -193,7 +190,7 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
     return PAGE.format(
         title=title,
         name=name,
-        start=START.format(start=start(name), found=_rates(name)) if recorded else "",
+        start=START.format(start=start(name)) if name in starts() else "",
         record=RECORD.format(title=title, name=name) if recorded else "",
         algorithm="\n".join(f"    {i}. {x}" for i, x in enumerate(steps_of(name), 1)),
         symbols=f"{SYMBOLS[name]}. {COMMON}" if SYMBOLS.get(name) else COMMON,
@@ -206,13 +203,6 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
         readings=textwrap.indent(
             "\n\n".join(map(_readings, rows()[name].transcribed or (name,))), "    "
         ),
-    )
-
-
-def _rates(name: str) -> str:
-    return " and ".join(
-        f"{factor(name, model):g} times AdamW's on the {title}"
-        for model, title in (("language model", "smaller language model"), ("digits", "digits"))
     )
 
 
@@ -250,33 +240,30 @@ def figures() -> dict[str, bytes]:
     return {f"methods/figures/{name}.svg": _figure(name) for name in filter(is_recorded, rows())}
 
 
-def _on_one_machine(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with seconds from the ratio of steps, for methods that were added on other days.
-
-    Each ratio is to an AdamW that ran at the same time.
-    """
-    step = row["ms_over_adamw"] * record()["language model"][ADAMW]["ms"] / 1000
-    return row | {"curve": row["curve"] | {"seconds": [step * t for t in row["curve"]["steps"]]}}
-
-
 def _figure(name: str) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
-    curves = {other: _on_one_machine(row) for other, row in record()["language model"].items()}
+    def curve(x: Any) -> dict[str, Any]:
+        losses = np.array([line["losses"] for line in x.finals], float)
+        seconds = np.cumsum(np.median(x.seconds, axis=0))
+        return {"losses": losses, "steps": x.finals[0]["steps"], "seconds": seconds}
+
+    curves = {other: curve(x) for other, x in record().items()}
     figure = Figure(figsize=(8, 3), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for axis, key in ((left, "steps"), (right, "seconds")):
-        for other, row in curves.items():
+        for other, own in curves.items():
             if other in rows() and other != name:
-                axis.plot(row["curve"][key], row["curve"]["mean"], color="0.88", lw=1)
+                axis.plot(own[key], own["losses"].mean(0), color="0.88", lw=1)
         for shown, color in ((ADAMW, "dimgray"), (name, "#3f51b5")):
-            curve = curves[shown]["curve"]
-            axis.fill_between(curve[key], curve["min"], curve["max"], color=color, alpha=0.2, lw=0)
+            own = curves[shown]
+            low, mean, high = (f(own["losses"], axis=0) for f in (np.min, np.mean, np.max))
+            axis.fill_between(own[key], low, high, color=color, alpha=0.2, lw=0)
             label = "AdamW" if shown == ADAMW else rows()[name].title
-            axis.plot(curve[key], curve["mean"], color=color, label=label)
+            axis.plot(own[key], mean, color=color, label=label)
         axis.grid(alpha=0.3)
-        axis.set(xlabel=key, ylim=(1.85, 3.2))
+        axis.set(xlabel=key, ylim=(1.85, 3.4))
     left.set_ylabel("validation loss")
     left.legend(frameon=False)
     file = io.BytesIO()

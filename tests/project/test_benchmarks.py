@@ -3,11 +3,11 @@
 import functools
 import importlib
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from scipy import stats
@@ -25,30 +25,12 @@ def module(name: str) -> Any:
 
 
 @every_method
-def test_a_method_has_the_state_of_its_formula_and_trains(row: Row) -> None:
-    """As the step, memory and training benchmarks make it."""
+def test_a_method_has_the_state_of_its_formula(row: Row) -> None:
+    """As the step benchmark and the pages make it."""
     measured = module("_methods").METHODS[row.name]
     tree = {"layer": {"kernel": jax.ShapeDtypeStruct((24, 36), "float32")}}
     more = curvax.state_bytes(measured.make(10, 4), tree) - 4 * measured.numbers(24, 36, 4)
     assert 0 <= more < 100
-    trained = module("_optimizers").methods_for(SimpleNamespace(width=16, steps=20))[row.name]
-    rates = {"weight_decay": 0.1, "adam_learning_rate": 0.1}
-    assert curvax.state_bytes(trained.make(0.1, **rates, **trained.options), tree)
-
-
-def test_periodic_work_counts_by_its_period() -> None:
-    overhead = module("overhead")
-    method = overhead.refreshed(lambda *args, **settings: None, 10, aim=1.1)
-    row = overhead.row_of("galore", method, {("galore", 0): 20.0, ("galore", 1): 70.0}, 20.0)
-    assert (row["mean"], row["over_adamw"]) == (25.0, 1.25) and "missed" in row["aim"]
-
-
-def test_steps_to_a_loss() -> None:
-    steps_to = module("_training").steps_to
-    assert steps_to([10, 20, 30], [3.0, 2.0, 1.0], 1.5) == 25
-    assert steps_to([10, 20, 30], [3.0, 1.0, 2.0], 2.0) == 15  # the first time counts
-    assert steps_to([10, 20], [math.nan, 1.0], 1.5) == 20
-    assert steps_to([10, 20], [3.0, 2.0], 1.5) == math.inf
 
 
 # Compiled programs.
@@ -59,30 +41,61 @@ LENGTHS = 8  # products with a vector: a rotation's length, and the defect, befo
 
 
 @pytest.mark.parametrize(
-    ("method", "form", "orders", "step", "products", "turns"),
+    ("method", "orders", "step", "products", "turns"),
     share(
         [
-            ("asgo", "tracked", (M,), 6 * M * M * N, 6, 2 * M * M * N),
-            ("soap", "tracked", (M, N), 6 * M * N * (M + N), 6, 4 * M * N * (M + N)),
+            ("asgo", (M,), 6 * M * M * N, 6, 2 * M * M * N),
+            ("soap", (M, N), 6 * M * N * (M + N), 6, 4 * M * N * (M + N)),
         ],
         of=2,
     ),
 )
 def test_a_program_with_rotations_decomposes_nothing_and_has_the_flops_of_its_formula(
-    method: str, form: str, orders: tuple[int, ...], step: int, products: int, turns: int
+    method: str, orders: tuple[int, ...], step: int, products: int, turns: int
 ) -> None:
-    subject = module("refreshes")
+    """Of a full optimizer, at the periods of its default."""
+    subject = module("programs")
     refresh = turns + sum(2 * products * d**3 + 2 * LENGTHS * d**2 for d in orders)
     kernels = {"a": {"kernel": jax.ShapeDtypeStruct((M, N), jnp.float32)}}
-    found = {
-        part: subject.facts("cpu", subject.optimizer(method, form, part), kernels, part)
-        for part in subject.PARTS
-    }
-    assert found["step"]["flops"] == step
-    assert found["refresh"]["flops"] == step + refresh
-    assert all(facts["decompositions"] == 0 for facts in found.values())
-    exact = subject.facts("cpu", subject.optimizer(method, "eigh", "whole"), kernels, "whole")
-    assert exact["decompositions"] > 0
+
+    def facts(form: str, part: str) -> Any:
+        call = f"curvax.{method}(rate, method={form!r})"
+        return subject.facts("cpu", lambda: subject.optimizer(call, 4), kernels, part)
+
+    found = {part: facts("rotations", part) for part in subject.PARTS}
+    flops = {part: sum(line["flops"].values()) for part, line in found.items()}
+    assert flops == {"step": step, "refresh": step + refresh}
+    vectors = sum(found["refresh"]["more"]["flops"].values()) - sum(
+        2 * products * d**3 for d in orders
+    )
+    assert 0 < vectors <= sum(2 * LENGTHS * d**2 for d in orders)
+    assert all(line["decompositions"] == 0 for line in found.values())
+    exact = facts("eigh", "refresh")
+    assert exact["decompositions"] > 0 and exact["flops"] != found["refresh"]["flops"]
+
+
+def test_the_model_of_time_finds_rates_from_which_times_were_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subject, random = module("programs"), np.random.default_rng(0)
+    rates = np.array([1 / 2e9, 4e-3, 1 / 50e9, 1 / 300e9])
+    lines, times = {}, {}
+    for name in ("a", "b", "c", "d", "e", "f"):
+        scale = np.array([1e10, 300, 1e11, 1e12])
+        own = dict(zip(subject.UNITS, map(int, scale * random.uniform(0.1, 1, 4)), strict=True))
+        flops = {key: own.pop(key) for key in ("float32", "default")}
+        cell = subject.Cell("h200", "gpt2", "unrolled", "", name, "measured")
+        lines[cell] = own | {"flops": flops, "decompositions": 0}
+        costs = subject.costs(lines[cell])
+        times[name] = {"p50, ms": float(rates @ [costs[key] for key in subject.UNITS])}
+    monkeypatch.setattr(subject, "recorded_table", lambda title: times)
+    model = subject.fitted(lines)
+    assert model.rates == pytest.approx(rates) and model.error < 1e-6
+    # A product in bfloat16 takes half of the time, and three of them 1.5 of it.
+    products = dict.fromkeys((*subject.UNITS, "bf16x3"), 0.0)
+    assert model.ms(products | {"bf16x3": 2.0}) == pytest.approx(
+        model.ms(products | {"default": 3.0})
+    )
 
 
 def test_rounds_of_a_loop_and_their_bytes_are_counted() -> None:
@@ -198,29 +211,29 @@ LOSSES = {
 def test_verdicts_on_claims_follow_from_the_losses(
     monkeypatch: pytest.MonkeyPatch, method: str, how: dict[str, Any], expected: str
 ) -> None:
-    claims, compare = module("evidence._claims"), module("evidence._compare")
+    compare = module("evidence._compare")
     found = {
         name: compare.Result(None, [{"loss": x} for x in losses]) for name, losses in LOSSES.items()
     }
-    monkeypatch.setattr(claims, "results", lambda suite, runs: found)
-    monkeypatch.setattr(claims, "curve_of", lambda suite, runs: {250: 2.01, 500: 1.85, 1000: 1.75})
-    claim = claims.Claim("c", "Table 1", ("recipe-250",), method, **how)
-    ps = claims.corrected((claim,), {})
-    assert claims.judged(claim, "recipe-250", {}, ps)[1] == expected
+    monkeypatch.setattr(compare, "results", lambda suite, runs: found)
+    monkeypatch.setattr(compare, "curve_of", lambda suite, runs: {250: 2.01, 500: 1.85, 1000: 1.75})
+    claim = compare.Claim("c", ("recipe-250",), method, **how)
+    ps = compare.corrected((claim,), {})
+    assert compare.judged(claim, "recipe-250", {}, ps)[1] == expected
 
 
 def test_verdicts_of_a_table_with_many_comparisons_need_smaller_p_values(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    claims, compare = module("evidence._claims"), module("evidence._compare")
+    compare = module("evidence._compare")
     losses = LOSSES | {"slight": [1.9, 2.05, 1.9, 1.94, 1.99]}
     found = {name: compare.Result(None, [{"loss": x} for x in own]) for name, own in losses.items()}
-    monkeypatch.setattr(claims, "results", lambda suite, runs: found)
-    slight = claims.Claim("c", "Table 1", ("recipe-250",), "slight")
+    monkeypatch.setattr(compare, "results", lambda suite, runs: found)
+    slight = compare.Claim("c", ("recipe-250",), "slight")
     noise = slight._replace(method="noisy", others=("adamw", "better", "worse", "slight"))
 
     def verdict(*table: Any) -> str:
-        return claims.judged(slight, "recipe-250", {}, claims.corrected(table, {}))[1]
+        return compare.judged(slight, "recipe-250", {}, compare.corrected(table, {}))[1]
 
     assert verdict(slight) == verdict(slight, slight) == "agrees"
     assert verdict(slight, noise) == "undecided: within the noise of seeds"

@@ -8,7 +8,8 @@ Numbers of our states count 2 bytes too, but Alice's tracked moment Q̃ 4: with 
 figures come out, with 2 they do not. At 1.3B Table 10 prints a width that would make 7 billion
 parameters; section F.4's numbers are those of a width of 2048 and 24 layers.
 
-`benchmarks/results/papers/low_rank_memory.md` has all figures, and those of SUMO's Table 1.
+`git show 18ca9bb:benchmarks/results/papers/low_rank_memory.md` has all figures, and those of SUMO's
+Table 1.
 """
 
 from typing import Any
