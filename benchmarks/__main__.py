@@ -18,6 +18,7 @@ from pathlib import Path
 # Not imported before one is chosen: some settle what JAX does before it starts.
 SUITES = {
     "evidence": "evidence.__main__",
+    "widths": "widths",
     "gpu": "gpu",
     "corpus": "corpus",
     "step": "step_time",

@@ -28,7 +28,7 @@ import curvax
 from curvax.published import RUNS
 from tests.registry import METHODS
 
-from . import _record
+from . import _record, widths
 from ._curves import draw, spread
 from ._methods import METHODS as MEASURED
 from ._methods import NAMES
@@ -429,6 +429,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{"calls": calls, "kept": kept, "methods": methods, "rates": rates},
     "costs": lambda: recorded("programs", "Default calls"),
     "layouts": lambda: recorded("layouts", "Received"),
+    "widths": widths.shown,
     "spikes": lambda: recorded("precision", "After a spike"),
     "accuracy": lambda: recorded("precision", "Turns"),
     **{f"claims_{x}": functools.partial(lambda x: claims(x, runs()), x) for x in CLAIMS},

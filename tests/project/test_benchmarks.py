@@ -33,6 +33,28 @@ def test_a_method_has_the_state_of_its_formula(row: Row) -> None:
     assert 0 <= more < 100
 
 
+@pytest.mark.parametrize("moves", [False, True])
+def test_rates_over_widths_are_found_and_the_first_ones_cost_what_they_cost(
+    moves: bool, tmp_path: Any
+) -> None:
+    """On a loss that is a parabola in the logarithm of the rate, whose optimum may move."""
+    subject = module("widths")
+    arm, sizes = subject.ARMS[1], (64, 128, 256)
+    path, runs = tmp_path / "widths.jsonl", {}
+    while (cell := subject.upcoming(arm, sizes, runs)) is not None:
+        optimum = arm.start * 8 * (64 / cell.width if moves else 1)
+        runs[cell] = {"loss": 1 + math.log2(cell.rate / optimum) ** 2}
+        module("_lines").append(path, cell._asdict() | runs[cell])
+    row = subject.shown(path, sizes).splitlines()[-1].split(" | ")
+    best = [arm.start * 8 / (2**i if moves else 1) for i in range(3)]
+    assert row[2:] == [
+        *(f"{rate:g}" for rate in best),
+        "1.000",
+        "+4.000 |" if moves else "+0.000 |",
+    ]
+    assert len(subject.losses(arm, 256, runs)) == (4 if moves else 3)  # no rate twice
+
+
 # Compiled programs.
 
 
