@@ -30,7 +30,7 @@ a direction for batches of matrices, such as `scale_by_muon`.
 
 from importlib import metadata as _metadata
 
-from . import eigenbases, grafts, polar, policies, published, rules, subspaces, weights
+from . import eigenbases, grafts, polar, policies, published, recipes, rules, subspaces, weights
 from .optimizers import (
     alice,
     apollo,
@@ -211,6 +211,7 @@ __all__ = [
     "quantize_state",
     "quantized",
     "racs",
+    "recipes",
     "report",
     "route",
     "row_column_scales",

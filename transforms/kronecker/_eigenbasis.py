@@ -8,7 +8,8 @@ D = U_L\, f(U_L^\top G\, U_R)\, U_R^\top$$
 with the eigenvectors $U$ of $L$ and $R$ at their last refresh, by descending eigenvalue, and any
 element-wise transformation $f$; with Adam this is SOAP. Before the first refresh a basis is the
 identity. At a refresh, the step's gradient enters the statistic first, and the step already uses
-the new basis.
+the new basis; with `lagged` it uses the basis that the step before left, as SOAP's official code
+and the record of modded-nanogpt's track 3 (#46) do.
 
 The statistics may be those of whitened gradients (`_whitened.py`), which also keeps the eigenvalues
 $\lambda$ and $\mu$ of both sides current. Then $f$ may be followed by a division by
@@ -90,6 +91,7 @@ def in_eigenbasis(
     storage: Storage | None = None,
     products: str | Products | None = None,
     skip_first: bool = False,
+    lagged: bool = False,
     limit: jax.typing.ArrayLike = float("inf"),
 ) -> optax.GradientTransformation:
     """Runs an element-wise transformation in the gradients' eigenbases.
@@ -117,6 +119,8 @@ def in_eigenbasis(
         or `curvax.products`, which has the table; `None`: as JAX's default, and float32 for
         statistics and refreshes.
       skip_first: the first step only updates statistics and bases; its direction is 0.
+      lagged: whether a step takes its direction in the bases that the step before left, and
+        refreshes them afterwards. The first step then has the identity for bases.
       limit: the largest root mean square of a matrix's direction; longer ones are shortened.
         `_whitened.py` has those of `moment_ratio` and of `divide`.
 
@@ -139,6 +143,7 @@ def in_eigenbasis(
     by = as_value("method", method, BasisMethod, example, BASIS_METHODS)
     check_steps(by, refresh)
     check_bool("skip_first", skip_first)
+    check_bool("lagged", lagged)
     check_interval("limit", limit, 0.0, open_low=True, open_high=False)
     check_choice("statistics", statistics, STATISTICS)
     check_interval("initial", initial, 0.0)
@@ -169,25 +174,35 @@ def in_eigenbasis(
         if whiten:
             sources, start, bases = rule.whitened(x, bases, count)
         bases = rule.accumulated(bases, sources, count, start)
-        # The gradient turns with the bases, as first moments do.
-        first, second = take_moments(state.inner)
-        bases, turned = rule.refreshed(g, bases, Moments([*first, x], second), count)
-        *first, x = turned.first
-        carried = put_moments(state.inner, Moments(first, turned.second))
-        found: Any = inner.update(x, carried)
-        moved, inner_state = found
+        inner_state = state.inner
+        if lagged:
+            wide, inner_state = directed(x, bases, inner_state, count)
+            bases, inner_state, _ = refreshed(g, bases, inner_state, count)
+        else:  # the gradient turns with the bases, as first moments do
+            bases, inner_state, (x,) = refreshed(g, bases, inner_state, count, x)
+            wide, inner_state = directed(x, bases, inner_state, count)
+        direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
+        if skip_first:
+            direction = jnp.where(count == 1, 0, direction)
+        return direction, EigenbasisState(count, *bases, inner_state)
+
+    def directed(x: Any, bases: Any, before: Any, count: Any) -> Any:
+        """The direction of `x`, which is in these bases, and the state of `inner`."""
+        found: Any = inner.update(x, before)
+        moved, after = found
         for side, basis in zip(Side, bases, strict=True):
             if divide and basis is not None:
                 assert basis.spectrum is not None
                 moved = moved * jnp.expand_dims(inverse_roots(basis.spectrum), side.other_axis)
-        wide = rule.moved(moved, bases, count, back=True)
-        direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
         if skip_first:
-            is_first = count == 1
-            direction = jnp.where(is_first, 0, direction)
-            inner_state = jax.tree.map(
-                lambda old, new: jnp.where(is_first, old, new), carried, inner_state
-            )
-        return direction, EigenbasisState(count, *bases, inner_state)
+            after = jax.tree.map(lambda old, new: jnp.where(count == 1, old, new), before, after)
+        return rule.moved(moved, bases, count, back=True), after
+
+    def refreshed(g: Any, bases: Any, inner_state: Any, count: Any, *along: Any) -> Any:
+        """New bases, and what turned with them: the moments of `inner`, and other arrays."""
+        first, second = take_moments(inner_state)
+        bases, turned = rule.refreshed(g, bases, Moments([*first, *along], second), count)
+        first, along = turned.first[: len(first)], tuple(turned.first[len(first) :])
+        return bases, put_moments(inner_state, Moments(first, turned.second)), along
 
     return each_array("in_eigenbasis", init, update)
