@@ -16,18 +16,19 @@ from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import SWITCHING, BasisFinder
 from ..transforms.subspace._compensation import Compensation, as_compensation
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 EXAMPLE = "curvax.subspaces.complement(leading=20)"
 
 
+@scheduled
 def scale_by_alice(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 0.3,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.9,
-    b3: jax.typing.ArrayLike | None = 0.999,
+    b1: Decay = 0.9,
+    b2: Decay = 0.9,
+    b3: Decay | None = 0.999,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     switching: str | BasisFinder = "complement",
@@ -65,9 +66,9 @@ def alice(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 0.3,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.9,
-    b3: jax.typing.ArrayLike | None = 0.999,
+    b1: Decay = 0.9,
+    b2: Decay = 0.9,
+    b3: Decay | None = 0.999,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     switching: str | BasisFinder = "complement",
@@ -81,7 +82,7 @@ def alice(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

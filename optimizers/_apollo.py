@@ -15,9 +15,10 @@ from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, gaussian
 from ..transforms.subspace._compensation import channel_scaling
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_apollo(
     *,
     rank: int = 128,
@@ -26,8 +27,8 @@ def scale_by_apollo(
     scale: jax.typing.ArrayLike = 1.0,
     gamma: jax.typing.ArrayLike | None = None,
     limit: jax.typing.ArrayLike = 1.0,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     refresh: Refresh = 200,
     side: str = "smaller",
@@ -65,8 +66,8 @@ def apollo(
     scale: jax.typing.ArrayLike = 1.0,
     gamma: jax.typing.ArrayLike | None = None,
     limit: jax.typing.ArrayLike = 1.0,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     refresh: Refresh = 200,
     side: str = "smaller",
@@ -76,7 +77,7 @@ def apollo(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

@@ -16,13 +16,14 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_asgo(
     *,
-    b1: jax.typing.ArrayLike | None = None,
-    b2: jax.typing.ArrayLike | None = None,
+    b1: Decay | None = None,
+    b2: Decay | None = None,
     eps: jax.typing.ArrayLike = 1e-6,
     refresh: Refresh = 1,
     method: str | RefreshMethod | None = None,
@@ -66,8 +67,8 @@ def scale_by_asgo(
 def asgo(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: jax.typing.ArrayLike | None = None,
-    b2: jax.typing.ArrayLike | None = None,
+    b1: Decay | None = None,
+    b2: Decay | None = None,
     eps: jax.typing.ArrayLike = 1e-6,
     refresh: Refresh = 1,
     method: str | RefreshMethod | None = None,
@@ -81,7 +82,7 @@ def asgo(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

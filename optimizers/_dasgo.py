@@ -11,13 +11,14 @@ from ..transforms.directions._diagonal import precondition_diagonal
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_dasgo(
     *,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.99,
+    b1: Decay = 0.9,
+    b2: Decay = 0.99,
     eps: jax.typing.ArrayLike = 1e-6,
     side: str = "left",
     dtype: jax.typing.DTypeLike | None = None,
@@ -32,8 +33,8 @@ def scale_by_dasgo(
 def dasgo(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.99,
+    b1: Decay = 0.9,
+    b2: Decay = 0.99,
     eps: jax.typing.ArrayLike = 1e-6,
     side: str = "left",
     dtype: jax.typing.DTypeLike | None = None,
@@ -41,7 +42,7 @@ def dasgo(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

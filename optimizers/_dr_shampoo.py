@@ -16,16 +16,17 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._diagonal_residual import diagonal_residual
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 from ._shampoo import scale_by_shampoo
 
 
+@scheduled
 def scale_by_dr_shampoo(
     *,
     check_every: int = 20,
     threshold: float = 0.1,
-    b1: jax.typing.ArrayLike | None = None,
-    b2: jax.typing.ArrayLike = 0.995,
+    b1: Decay | None = None,
+    b2: Decay = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
     method: str | RefreshMethod | None = None,
@@ -69,8 +70,8 @@ def dr_shampoo(
     *,
     check_every: int = 20,
     threshold: float = 0.1,
-    b1: jax.typing.ArrayLike | None = None,
-    b2: jax.typing.ArrayLike = 0.995,
+    b1: Decay | None = None,
+    b2: Decay = 0.995,
     eps: jax.typing.ArrayLike = 1e-9,
     root: int = 2,
     method: str | RefreshMethod | None = None,
@@ -83,7 +84,7 @@ def dr_shampoo(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

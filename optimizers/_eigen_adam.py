@@ -13,15 +13,16 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, MeshLike
+from ._assemble import Decay, MeshAxis, MeshLike, scheduled
 from ._soap import scale_by_soap, soap
 
 
+@scheduled
 def scale_by_eigen_adam(
     *,
-    b1: jax.typing.ArrayLike = 0.95,
-    b2: jax.typing.ArrayLike = 0.95,
-    b3: jax.typing.ArrayLike = 0.95,
+    b1: Decay = 0.95,
+    b2: Decay = 0.95,
+    b3: Decay = 0.95,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     method: str | BasisMethod | None = None,
@@ -56,9 +57,9 @@ def scale_by_eigen_adam(
 def eigen_adam(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: jax.typing.ArrayLike = 0.95,
-    b2: jax.typing.ArrayLike = 0.95,
-    b3: jax.typing.ArrayLike = 0.95,
+    b1: Decay = 0.95,
+    b2: Decay = 0.95,
+    b3: Decay = 0.95,
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
     method: str | BasisMethod | None = None,
@@ -71,7 +72,7 @@ def eigen_adam(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

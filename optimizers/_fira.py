@@ -15,16 +15,17 @@ from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, svd
 from ..transforms.subspace._compensation import Compensation
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_fira(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 0.3,
     compensation: str | Compensation | None = "fira",
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     refresh: Refresh = 200,
     basis: BasisFinder | None = None,
@@ -61,8 +62,8 @@ def fira(
     rank: int = 128,
     scale: jax.typing.ArrayLike = 0.3,
     compensation: str | Compensation | None = "fira",
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     refresh: Refresh = 200,
     basis: BasisFinder | None = None,
@@ -74,7 +75,7 @@ def fira(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

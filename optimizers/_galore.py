@@ -14,15 +14,16 @@ from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, svd
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_galore(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 0.3,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     refresh: Refresh = 200,
     basis: BasisFinder | None = None,
@@ -57,8 +58,8 @@ def galore(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 0.3,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.999,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     refresh: Refresh = 200,
     basis: BasisFinder | None = None,
@@ -70,7 +71,7 @@ def galore(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

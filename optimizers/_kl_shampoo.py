@@ -17,13 +17,14 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_kl_shampoo(
     *,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.98,
+    b1: Decay = 0.9,
+    b2: Decay = 0.98,
     initial: jax.typing.ArrayLike = 0.0,
     method: str | BasisMethod | None = None,
     skip_first: bool = False,
@@ -61,8 +62,8 @@ def scale_by_kl_shampoo(
 def kl_shampoo(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: jax.typing.ArrayLike = 0.9,
-    b2: jax.typing.ArrayLike = 0.98,
+    b1: Decay = 0.9,
+    b2: Decay = 0.98,
     initial: jax.typing.ArrayLike = 0.0,
     method: str | BasisMethod | None = None,
     limit: jax.typing.ArrayLike | None = None,
@@ -74,7 +75,7 @@ def kl_shampoo(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

@@ -12,17 +12,18 @@ from ..transforms.directions._neurons import normalize_neurons
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_muon(
     *,
-    b1: jax.typing.ArrayLike = 0.95,
+    b1: Decay = 0.95,
     nesterov: bool = True,
     accumulate: str = "ema",
     method: str | PolarMethod = "newton_schulz",
     adaptive: bool = False,
-    b2: jax.typing.ArrayLike | None = None,
+    b2: Decay | None = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `muon` on batches of matrices `(..., m, n)`, not scaled by their shape.
@@ -45,19 +46,19 @@ def scale_by_muon(
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: jax.typing.ArrayLike = 0.95,
+    b1: Decay = 0.95,
     nesterov: bool = True,
     accumulate: str = "ema",
     method: str | PolarMethod = "newton_schulz",
     adaptive: bool = False,
-    b2: jax.typing.ArrayLike | None = None,
+    b2: Decay | None = None,
     consistent_rms: jax.typing.ArrayLike | None = None,
     dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -94,7 +95,8 @@ def muon(
 
     Args:
       learning_rate: a number or a schedule.
-      b1: decay rate of the momentum.
+      b1: decay rate of the momentum: a number, or a schedule, as every `b1`, `b2` and `b3` of this
+        package may be. (A schedule has a count in the state.)
       nesterov: whether to use Nesterov momentum, as in the formula.
       accumulate: "ema" (the average of the formula) or "sum" (`b1 M + G`, and with Nesterov that
         once more).
@@ -113,10 +115,11 @@ def muon(
       weight_dimension_numbers: axes of the matrices, see `MatrixRule`.
       mesh: devices to distribute the matrices over, see `on_matrices`.
       mesh_axis: the mesh axis or axes to distribute them along; all by default.
-      weight_decay: decoupled weight decay of the matrices and the default `others`, multiplied by
-        the learning rate: with ten times AdamW's rate, take a tenth of its `weight_decay`. For a
-        decay that does not depend on the peak of a schedule, divide it by the peak; for one that
-        does not depend on the rate at all, chain `optax.add_decayed_weights(-decay)` after it.
+      weight_decay: decoupled weight decay of the matrices and the default `others`, a number or a
+        schedule, multiplied by the learning rate: with ten times AdamW's rate, take a tenth of its
+        `weight_decay`. For a decay that does not depend on the peak of a schedule, divide it by the
+        peak; for one that does not depend on the rate at all, chain
+        `optax.add_decayed_weights(-decay)` after it.
       weight_decay_mask: which parameters decay, as in `optax.adamw`.
       weights: what a step does with the matrices beside the direction, in place of `weight_decay`:
         a value of `curvax.weights`, such as `weights.decay(0.1, cautious=True)`; "hyperball" or

@@ -12,7 +12,7 @@ from ..transforms.directions._momentum import descend_with_momentum
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
-from ._assemble import MeshAxis, MeshLike, assemble, others_or_adamw
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, others_or_adamw, scheduled
 
 
 def scale_by_osgdm(
@@ -30,14 +30,14 @@ def scale_by_osgdm(
 def osgdm(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: jax.typing.ArrayLike = 0.9,
+    b1: Decay = 0.9,
     method: str | PolarMethod = "svd",
     consistent_rms: jax.typing.ArrayLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
@@ -91,7 +91,7 @@ def osgdm(
       Refael et al., `SUMO <https://arxiv.org/abs/2505.24749>`_, 2025, section 2.
     """
     descent = functools.partial(
-        descend_with_momentum,
+        scheduled(descend_with_momentum),
         b1=b1,
         weight_decay=weight_decay,
         weight_decay_mask=weight_decay_mask,

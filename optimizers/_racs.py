@@ -12,12 +12,13 @@ from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_racs(
     *,
-    b2: jax.typing.ArrayLike = 0.9,
+    b2: Decay = 0.9,
     scale: jax.typing.ArrayLike = 0.05,
     gamma: jax.typing.ArrayLike = 1.01,
     iterations: int = 5,
@@ -44,7 +45,7 @@ def scale_by_racs(
 def racs(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b2: jax.typing.ArrayLike = 0.9,
+    b2: Decay = 0.9,
     scale: jax.typing.ArrayLike = 0.05,
     gamma: jax.typing.ArrayLike = 1.01,
     iterations: int = 5,
@@ -54,7 +55,7 @@ def racs(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

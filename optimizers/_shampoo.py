@@ -19,18 +19,19 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_shampoo(
     *,
-    b2: jax.typing.ArrayLike | None = 0.95,
+    b2: Decay | None = 0.95,
     eps: jax.typing.ArrayLike = 1e-6,
     root: int = 4,
     refresh: Refresh = 500,
     statistics_every: int | None = None,
     graft: str | Graft | None = "norm",
-    b1: jax.typing.ArrayLike | None = None,
+    b1: Decay | None = None,
     statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
@@ -86,14 +87,14 @@ _SGD = functools.partial(optax.sgd, momentum=0.9)
 def shampoo(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b2: jax.typing.ArrayLike | None = 0.95,
+    b2: Decay | None = 0.95,
     eps: jax.typing.ArrayLike = 1e-6,
     root: int = 4,
     refresh: Refresh = 500,
     statistics_every: int | None = None,
     graft: str | Graft | None = "norm",
     base: Callable[[Any], optax.GradientTransformation] | None = _SGD,
-    b1: jax.typing.ArrayLike | None = None,
+    b1: Decay | None = None,
     statistics: str = "gradient",
     damping_mode: str = "relative",
     initial: jax.typing.ArrayLike | None = None,
@@ -105,7 +106,7 @@ def shampoo(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

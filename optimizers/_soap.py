@@ -17,17 +17,18 @@ from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy, every
 from ..transforms.storage._storage import Storage
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 GROWING = every(10, first="growing")
 """Every third step at first, as short runs need it; every tenth from step 700 on."""
 
 
+@scheduled
 def scale_by_soap(
     *,
-    b1: jax.typing.ArrayLike = 0.95,
-    b2: jax.typing.ArrayLike = 0.95,
-    b3: jax.typing.ArrayLike = 0.95,
+    b1: Decay = 0.95,
+    b2: Decay = 0.95,
+    b3: Decay = 0.95,
     statistics: str = "gradient",
     initial: jax.typing.ArrayLike = 0.0,
     eps: jax.typing.ArrayLike = 0.0,
@@ -68,9 +69,9 @@ def scale_by_soap(
 def soap(
     learning_rate: optax.ScalarOrSchedule,
     *,
-    b1: jax.typing.ArrayLike = 0.95,
-    b2: jax.typing.ArrayLike = 0.95,
-    b3: jax.typing.ArrayLike = 0.95,
+    b1: Decay = 0.95,
+    b2: Decay = 0.95,
+    b3: Decay = 0.95,
     statistics: str = "gradient",
     eps: jax.typing.ArrayLike = 0.0,
     bias_correction: bool = False,
@@ -86,7 +87,7 @@ def soap(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

@@ -17,14 +17,15 @@ from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.subspace._bases import BasisFinder, randomized
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import MeshAxis, MeshLike, assemble
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
 
 
+@scheduled
 def scale_by_sumo(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 1.0,
-    b1: jax.typing.ArrayLike = 0.95,
+    b1: Decay = 0.95,
     accumulate: str = "sum",
     method: str | PolarMethod = "qr_svd",
     gamma: jax.typing.ArrayLike = 1.1,
@@ -65,7 +66,7 @@ def sumo(
     *,
     rank: int = 128,
     scale: jax.typing.ArrayLike = 1.0,
-    b1: jax.typing.ArrayLike = 0.95,
+    b1: Decay = 0.95,
     method: str | PolarMethod = "qr_svd",
     gamma: jax.typing.ArrayLike = 1.1,
     refresh: Refresh = 200,
@@ -79,7 +80,7 @@ def sumo(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

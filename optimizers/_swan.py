@@ -42,7 +42,7 @@ def swan(
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     weights: str | Weights | None = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,

@@ -107,11 +107,16 @@ def check_interval(
 def check_rate(name: str, value: Any) -> None:
     """Requires a learning rate: a number of at least 0, or a schedule, a function of the step."""
     allowed = f"{name} must be a number in [0, inf) or a schedule, a function of the step to one"
-    if not callable(value):
-        number = concrete(value)
-        if number is not None and not 0 <= number < float("inf"):
-            raise ValueError(f"{allowed}; got {value!r}.")
+    if callable(value):
+        check_schedule(allowed, value)
         return
+    number = concrete(value)
+    if number is not None and not 0 <= number < float("inf"):
+        raise ValueError(f"{allowed}; got {value!r}.")
+
+
+def check_schedule(allowed: str, value: Any) -> None:
+    """Requires a function of the step to a number; `allowed` begins the error."""
     try:
         rate = jax.eval_shape(value, jax.ShapeDtypeStruct((), "int32"))
     except jax.errors.JAXTypeError:  # it reads the step, which has to be concrete

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 import curvax
 from tests.helpers import ALL_CELLS, share
 from tests.shared.layouts import DEVICES, KINDS, LAYOUTS, cost_of, optimizer_of
-from tests.shared.meshes import as_on_one_device, given, mesh_of
+from tests.shared.meshes import AXIS_TYPES, abstract, as_on_one_device, given, mesh_of
 
 CELLS = [(name, kind) for name in LAYOUTS for kind in KINDS if kind != "auto"]
 
@@ -61,6 +61,38 @@ def test_a_layout_does_not_change_the_updates(name: str, kind: str) -> None:
 
     params, gradients = given({key: leaf.shape for key, leaf in layout.leaves.items()}, 2)
     as_on_one_device(make, params, gradients, mesh, 512.0, specs)
+
+
+@pytest.mark.parametrize("kind", AXIS_TYPES)
+def test_the_summary_says_what_a_mesh_would_spare(kind: str) -> None:
+    """Sixteen matrices of one shape: a device has two, and an eighth of each without `mesh=`."""
+    mesh, params = mesh_of(kind, 2, 4), {f"{i}/kernel": (8, 16) for i in range(16)}
+    params = abstract(params, NamedSharding(mesh, P("x", "y")))
+    shardings = jax.tree.map(lambda x: x.sharding, params)
+    alone, bare, direct = (
+        curvax.summarize(curvax.muon(0.1, **given), params)
+        for given in ({}, {"mesh": mesh}, {"mesh": shardings})
+    )
+    assert f"{16 * 8 * 16 * 4 * 7 // 8:,} bytes" in alone
+    assert "8 devices the busiest has 1.00" in bare and "8 devices the busiest has 1.00" in direct
+    on_a_detour = ["mesh=jax.tree.map" in text for text in (alone, bare, direct)]
+    assert on_a_detour == [False, kind == "auto", False]
+    on_one = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in params.items()}
+    assert "devices" not in curvax.summarize(curvax.muon(0.1), on_one)
+
+
+def test_the_mesh_of_the_context_and_of_the_parameters() -> None:
+    """JAX's own words for it are enough; without a context its mesh is empty."""
+    mesh, shapes = mesh_of("explicit"), {"kernel": (8, 16)}
+    params = abstract(shapes, NamedSharding(mesh, P("x")))
+    with jax.set_mesh(mesh):
+        inside = curvax.muon(0.1, mesh=jax.sharding.get_mesh())
+    of_params = curvax.muon(0.1, mesh=jax.tree.map(lambda x: x.sharding, params))
+    expected = curvax.state_sharding(curvax.muon(0.1, mesh=mesh), params, mesh)
+    for optimizer in (inside, of_params):
+        assert curvax.state_sharding(optimizer, params, mesh) == expected
+    with pytest.raises(ValueError, match=r"mesh must be .*Mesh\(.*set_mesh"):
+        curvax.muon(0.1, mesh=jax.sharding.get_mesh())
 
 
 def test_shardings_are_of_one_mesh() -> None:

@@ -64,7 +64,7 @@ def unit(
     weight_dimension_numbers: Any = None,
     mesh: jax.sharding.Mesh | None = None,
     mesh_axis: MeshAxis = None,
-    weight_decay: jax.typing.ArrayLike = 0.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
     adam_learning_rate: optax.ScalarOrSchedule | None = None,
     others: optax.GradientTransformation | None = None,

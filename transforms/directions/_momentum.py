@@ -107,7 +107,7 @@ def momentum(
 def descend_with_momentum(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike,
-    weight_decay: jax.typing.ArrayLike,
+    weight_decay: optax.ScalarOrSchedule,
     weight_decay_mask: Any,
 ) -> optax.GradientTransformation:
     r"""Descent whose momentum accumulates scaled directions, $M \leftarrow b_1 M + \mathrm{lr}\,D$.
@@ -117,13 +117,15 @@ def descend_with_momentum(
     """
     check_decay("b1", b1)
 
-    def scheduled(count: Any) -> Any:
-        return -learning_rate(count) * weight_decay  # pyright: ignore
+    def decay_at(count: Any) -> Any:
+        at: Any = lambda number: number(count) if callable(number) else number  # noqa: E731
+        return -at(learning_rate) * at(weight_decay)
 
-    decay: Any = scheduled if callable(learning_rate) else -learning_rate * weight_decay
+    counts = callable(learning_rate) or callable(weight_decay)
+    decay: Any = decay_at if counts else decay_at(None)
     decayed = optax.add_decayed_weights(decay, mask_of(weight_decay_mask))
     return optax.chain(
         optax.scale_by_learning_rate(learning_rate),
         optax.trace(b1),
-        optional_decay(weight_decay, decayed, counts=callable(learning_rate)),
+        optional_decay(weight_decay, decayed, counts=counts),
     )

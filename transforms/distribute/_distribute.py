@@ -28,7 +28,7 @@ from .._stacks import Plan, init_each, plan_of, planned
 from .._validate import as_transformation
 from ._layout import StateLayout
 from ._meshes import axis_names, is_explicit, mesh_axes
-from ._shares import Stacks
+from ._shares import Stacks, cost, product_cost
 from ._step import Matrices, OnMesh, Step, Within
 
 SMALLEST = 1024
@@ -41,6 +41,7 @@ class Division(NamedTuple):
     layout: StateLayout
     mesh: Mesh | None
     axes: tuple[str, ...]
+    known: bool  # whether it is known how kernels lie
 
     def devices(self) -> Iterator[tuple[str, str]]:
         """Each stack, and the number of devices that share its matrices."""
@@ -114,7 +115,7 @@ def divided_over(
         if not params:  # no matrices, and nothing to distribute
             return {}
         layout = layout_of(params)
-        division = Division(layout, mesh, exchange.axes)
+        division = Division(layout, mesh, exchange.axes, exchange.known)
         record(division)
         state = exchange.started(layout.divided(_init(inner.init, layout, params)), layout)
         if is_recording():
@@ -139,9 +140,10 @@ def divided_over(
             if mesh is None or not is_explicit(mesh):
                 raise
             raise ValueError(
-                "mesh: JAX does not take this update on an Explicit mesh, see above. "
-                "Hyperparameters that are tracers, as those of inject_hyperparams, need Auto axes: "
-                "jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
+                "mesh: JAX does not take this update on an Explicit mesh, see above. Numbers of a "
+                "direction must not be tracers there, as those of inject_hyperparams are. Give "
+                "schedules to b1, b2, b3, weight_decay and learning_rate themselves, or take Auto "
+                "axes: jax.make_mesh(…, axis_types=(jax.sharding.AxisType.Auto, …))."
             ) from error
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -155,9 +157,11 @@ def _layouts(
     @functools.cache
     def cached(devices: int, *stacks: tuple[str, jax.ShapeDtypeStruct]) -> StateLayout:
         like = dict(stacks)
+        by_products = _work(init, like) == {Work("products")}
         # In a mapped function no device gets a part of a matrix.
-        divisible = _divisible(init, like, devices) if isinstance(exchange, OnMesh) else []
-        return StateLayout(init, like, devices, divisible)
+        parts = by_products and isinstance(exchange, OnMesh)
+        price = product_cost if by_products else cost
+        return StateLayout(init, like, devices, _large(like, devices) if parts else (), price)
 
     def of(stacks: Mapping[str, Any]) -> StateLayout:
         like = ((str(key), jax.ShapeDtypeStruct(x.shape, x.dtype)) for key, x in stacks.items())
@@ -175,19 +179,18 @@ def _init(init: Callable[[Any], Any], layout: StateLayout, stacks: Stacks) -> di
         return init_each(init, stacks)
 
 
-def _divisible(init: Callable[[Any], Any], stacks: Mapping[str, Any], devices: int) -> list[str]:
-    """The stacks `(N, m, n)` with a remainder of matrices that devices could share.
+def _work(init: Callable[[Any], Any], stacks: Mapping[str, Any]) -> set[Work]:
+    """The kinds of work of a transformation, which its parts record."""
+    with recording() as events:
+        # Anew: a cached trace records nothing.
+        jax.eval_shape(lambda x: init(x), next(iter(stacks.values())))
+    return {event for event in events if isinstance(event, Work)}
 
-    They can if all parts of the transformation say that their work is products.
-    """
-    large = [
+
+def _large(stacks: Mapping[str, Any], devices: int) -> list[str]:
+    """The stacks `(N, m, n)` with a remainder of matrices that devices could share."""
+    return [
         key
         for key, x in stacks.items()
         if min(x.shape[1:]) >= SMALLEST and x.shape[0] % devices and max(x.shape[1:]) % devices == 0
     ]
-    if not large:
-        return []
-    with recording() as events:
-        jax.eval_shape(lambda x: init(x), stacks[large[0]])  # anew: a cached trace records nothing
-    work = {event for event in events if isinstance(event, Work)}
-    return large if work == {Work("products")} else []

@@ -24,7 +24,7 @@ from .._own_state import difference, kinds_of
 from .._paths import is_box, is_hole, named_leaves
 from .._recording import repeated
 from .._stacks import StateSplit, init_each
-from ._shares import Round, share
+from ._shares import Round, cost, share
 
 StackShapes = Mapping[str, jax.ShapeDtypeStruct]
 Buffers = dict[str, jax.Array]
@@ -127,8 +127,11 @@ class StateLayout:
         stacks: StackShapes,
         devices: int,
         divisible: Collection[str] = (),
+        price: Callable[[int, int], float] = cost,
     ):
         """From the transformation's `init`, stacks `(N, m, n)`, and those that devices may share.
+
+        `price` is the cost of a matrix.
 
         Raises:
           ValueError: if the state of some of a stack's matrices is not a part of the state of all.
@@ -136,7 +139,7 @@ class StateLayout:
         with repeated():
             self.joined_shapes = jax.eval_shape(lambda like: init_each(init, like), dict(stacks))
         self.stacks = stacks
-        self.shares = share({key: x.shape for key, x in stacks.items()}, devices, divisible)
+        self.shares = share({key: x.shape for key, x in stacks.items()}, devices, divisible, price)
         self.of = {key: StackLayout(self.joined_shapes[key], x) for key, x in stacks.items()}
         for key, x in stacks.items():
             self._check_alike(init, key, x)

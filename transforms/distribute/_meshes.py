@@ -25,8 +25,11 @@ def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
     Raises:
       ValueError: if `mesh` is not a mesh or has no such axis.
     """
-    if not isinstance(mesh, Mesh):
-        raise ValueError(f"mesh must be a jax.sharding.Mesh, got {mesh!r}.")
+    if not isinstance(mesh, Mesh) or mesh.empty:
+        raise ValueError(
+            f"mesh must be a jax.sharding.Mesh, got {mesh!r}. (jax.sharding.get_mesh() is one "
+            "within jax.set_mesh.)"
+        )
     axes = mesh.axis_names if axis is None else axis_names("axis (mesh_axis)", axis)
     for name in axes:
         check_choice("axis (mesh_axis)", name, mesh.axis_names)

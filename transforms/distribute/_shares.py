@@ -5,6 +5,11 @@ stacks are dealt out in rounds of at most one matrix per device, the most expens
 the device with the least work so far. No device gets more than one matrix above the mean, and
 nothing is padded: the matrices of a round may differ in shape.
 
+If the busiest device then has more than 1.1 of the mean work, cheap matrices fill the gaps: fewer
+of them are divided evenly, `D` less at a time, and the others are dealt out one by one. It stays
+as it was if that does not suffice either. More rounds take more memory, that of their largest
+matrix on every device.
+
 Matrices of a direction that consists of products are not dealt out, but shared by all devices, if
 that makes a step shorter: remainders of whole stacks, the most expensive first, as many as give the
 least work of the busiest device and exchange together. Without them the number of matrices (of
@@ -14,11 +19,11 @@ blocks, with `block_size`) bounds the number of devices with work.
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 Stacks = dict[str, jax.Array]
@@ -29,6 +34,12 @@ EXCHANGE = 16000.0
 Devices receive four to nine float32 numbers for each of `m²` in a step of Muon (in programs for
 TPUs), and in the time of a byte one does some 500 FLOPs.
 """
+
+BALANCED = 1.1
+"""The work of the busiest device over the mean from which on cheap matrices are dealt out too."""
+
+ROUNDS = 8
+"""So many rounds at most, if these are dealt out: each is compiled on its own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +71,7 @@ class Shares:
     even: Mapping[str, int]  # and how many of them, the first, are divided evenly
     rounds: tuple[Round, ...]
     shared: tuple[str, ...] = ()  # stacks whose remainders all devices share
+    busiest: float = 1.0  # the work of the busiest device over the mean
 
     def parts(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks, Stacks]:
         """The evenly divided part of some stacks, and remainders to deal out and to share."""
@@ -67,32 +79,6 @@ class Shares:
         left = {k: x[self.even[k] :] for k, x in stacks.items() if len(x) > self.even[k]}
         shared = {key: left.pop(key) for key in self.shared}
         return even, left, shared
-
-    def joined(
-        self,
-        like: Stacks,
-        even: Stacks,
-        rounds: Sequence[Stacks],
-        shared: Stacks,
-        place: Callable[..., Any],
-    ) -> Stacks:
-        """Joins stacks from their parts.
-
-        Args:
-          like: stacks with the resulting shapes and dtypes.
-          even: the evenly divided parts.
-          rounds: the matrices of each round, as parts of their stacks.
-          shared: the remainders that all devices share.
-          place: moves some matrices to the sharding of their stack in `like`.
-        """
-        stacks = {}
-        for key, x in like.items():
-            parts = [even[key]] if key in even else []
-            parts += [place(found[key], x) for found in rounds if key in found]
-            parts += [place(shared[key], x)] if key in shared else []
-            parts = [part.astype(x.dtype) for part in parts]
-            stacks[key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-        return stacks
 
     def devices_of(self, key: str) -> np.ndarray:
         """The device that owns each matrix of a stack, in order; 0 where all share one."""
@@ -117,46 +103,70 @@ def product_cost(rows: int, columns: int) -> float:
 
 
 def share(
-    shapes: Mapping[str, tuple[int, ...]], devices: int, divisible: Collection[str] = ()
+    shapes: Mapping[str, tuple[int, ...]],
+    devices: int,
+    divisible: Collection[str] = (),
+    price: Callable[[int, int], float] = cost,
 ) -> Shares:
     """Divides stacks of shapes `(N, m, n)` among devices; matrices of some stacks are divisible."""
-    sizes = {key: shape[0] for key, shape in shapes.items()}
-    even = {key: size - size % devices for key, size in sizes.items()}
-    price = product_cost if divisible else cost
     prices = {key: price(*shape[1:]) for key, shape in shapes.items()}
     mean = sum(shape[0] * prices[key] for key, shape in shapes.items()) / devices
     to_split = [key for key in divisible if shapes[key][0] % devices]
     to_split.sort(key=lambda key: -prices[key])
 
-    def shared(split: Sequence[str]) -> tuple[float, Shares]:
-        left = {key: shape[0] % devices for key, shape in shapes.items()}
+    def dealt(
+        split: Sequence[str], even: Mapping[str, int], at_once: bool = False
+    ) -> tuple[float, Shares]:
+        left = {key: shape[0] - even[key] for key, shape in shapes.items()}
         exchanged = EXCHANGE * sum(left.pop(key) * min(shapes[key][1:]) ** 2 for key in split)
-        rounds, load = _dealt(left, prices, devices)
+        rounds, load = _dealt(left, prices, devices, at_once)
         # The work that all devices have alike: the mean of everything that is not dealt out.
-        alike = mean - sum(load) / devices
-        return alike + max(load) + exchanged, Shares(
-            devices, sizes, even, rounds, tuple(sorted(split))
-        )
+        busiest = mean - sum(load) / devices + max(load)
+        sizes = {key: shape[0] for key, shape in shapes.items()}
+        own = tuple(sorted(split))
+        shares = Shares(devices, sizes, even, rounds, own, busiest / mean if mean else 1.0)
+        return busiest + exchanged, shares
 
-    found = (shared(to_split[:number]) for number in range(len(to_split) + 1))
+    def balanced(split: Sequence[str]) -> tuple[float, Shares]:
+        even = {key: shape[0] - shape[0] % devices for key, shape in shapes.items()}
+        best = dealt(split, even)
+        if best[1].busiest <= BALANCED:
+            return best
+        for key in sorted(shapes.keys() - split, key=prices.__getitem__):
+            for number in range(even[key], -1, -devices):
+                even = {**even, key: number}
+                found = dealt(split, even, at_once=True)
+                if len(found[1].rounds) > ROUNDS:
+                    return best
+                if found[1].busiest <= BALANCED:
+                    return found
+        return best
+
+    found = (balanced(to_split[:number]) for number in range(len(to_split) + 1))
     return min(found, key=lambda pair: pair[0])[1]
 
 
 def _dealt(
-    left: Mapping[str, int], prices: Mapping[str, float], devices: int
+    left: Mapping[str, int], prices: Mapping[str, float], devices: int, at_once: bool
 ) -> tuple[tuple[Round, ...], list[float]]:
-    """Rounds of so many matrices of each stack, and the work of each device."""
+    """Rounds of so many matrices of each stack, and the work of each device.
+
+    As few rounds as possible, or (`at_once`) as little work as possible for the busiest device.
+    """
     matrices = [(key, i) for key, number in left.items() for i in range(number)]
     matrices.sort(key=lambda item: -prices[item[0]])
-    load = [0.0] * devices
+    busy = [(0.0, device) for device in range(devices)]  # a heap
+    own: list[list[tuple[str, int]]] = [[] for _ in busy]
+    each = 1 if at_once else devices
+    for start in range(0, len(matrices), each):
+        items = matrices[start : start + each]
+        least = [heapq.heappop(busy) for _ in items]
+        for (load, device), item in zip(least, items, strict=True):
+            own[device].append(item)
+            heapq.heappush(busy, (load + prices[item[0]], device))
     rounds = []
-    for start in range(0, len(matrices), devices):
-        items = matrices[start : start + devices]
-        kinds = tuple(dict.fromkeys(key for key, _ in items))
-        kind, entry = [len(kinds)] * devices, [0] * devices
-        order = sorted(range(devices), key=load.__getitem__)
-        for device, (key, i) in zip(order, items, strict=False):
-            kind[device], entry[device] = kinds.index(key), i
-            load[device] += prices[key]
-        rounds.append(Round(kinds, tuple(kind), tuple(entry)))
-    return tuple(rounds), load
+    for items in itertools.zip_longest(*own):
+        kinds = tuple(dict.fromkeys(item[0] for item in items if item))
+        kind = tuple(kinds.index(item[0]) if item else len(kinds) for item in items)
+        rounds.append(Round(kinds, kind, tuple(item[1] if item else 0 for item in items)))
+    return tuple(rounds), [load for load, _ in busy]

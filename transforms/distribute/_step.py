@@ -177,6 +177,11 @@ class OnMesh:
     lie: Mapping[str, P] = dataclasses.field(default_factory=dict)  # how arrays do, if it was said
     holders = 1  # into how many parts a state is divided that `update` gets
 
+    @property
+    def known(self) -> bool:
+        """Whether it is known how arrays lie: types say it on Explicit axes."""
+        return is_explicit(self.mesh) or bool(self.lie)
+
     @functools.cached_property
     def devices(self) -> int:
         """The number of devices."""
@@ -241,6 +246,7 @@ class Within:
     """Inside a mapped function, on one device's arrays, which all devices have alike."""
 
     axes: Axes
+    known = True
 
     @property
     def devices(self) -> int:

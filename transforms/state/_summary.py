@@ -19,7 +19,7 @@ from ..matrices._view import ViewRecord
 from ..storage._storage import StorageRecord
 from ._entries import owned_entries
 from ._portable import joined_state
-from ._traced import check_optimizer, traced
+from ._traced import Traced, check_optimizer, traced
 
 
 def state_bytes(optimizer: Any, params: Any) -> int:
@@ -148,8 +148,38 @@ def summarize(optimizer: Any, params: Any) -> str:
             "| part of the state | bytes |",
             "|---|---|",
             *(f"| {field} | {size:,} |" for field, size in by_part),
+            *_notes(whole, params),
         ]
     )
+
+
+def _notes(whole: Traced, params: Any) -> Iterator[str]:
+    """What there is to say of the devices."""
+    leaves = named_leaves(params).present()
+    names = dict.fromkeys(form.parameter for form in whole.forms.values())
+    placed = [(x, getattr(x, "sharding", None)) for x in map(leaves.get, names) if x is not None]
+    missing = sum(_bytes(x) - _shard_bytes(x, own) for x, own in placed if own is not None)
+    for division in whole.divisions:
+        shares = division.layout.shares
+        yield ""
+        yield f"Of {shares.devices} devices the busiest has {shares.busiest:.2f} of the mean work."
+        if missing and not division.known:
+            yield (
+                "On Auto axes an update does not see how the kernels lie, and gradients and "
+                "updates take a detour. With mesh=jax.tree.map(lambda x: x.sharding, params) they "
+                "take none."
+            )
+    devices = max((len(own.device_set) for _, own in placed if own is not None), default=1)
+    if devices > 1 and not whole.divisions:
+        yield ""
+        yield (
+            f"Without mesh= each of {devices} devices may do the work of all matrices, and receive "
+            f"up to {missing:,} bytes of gradients for it in a step."
+        )
+
+
+def _shard_bytes(x: Any, sharding: Any) -> int:
+    return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def _treatments(events: Sequence[Any]) -> dict[str, str]:
