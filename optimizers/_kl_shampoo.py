@@ -91,11 +91,11 @@ def kl_shampoo(
     .. math::
       L \leftarrow b_2 L + \tfrac{1-b_2}{n}\, G R^{-1} G^\top, \quad
       R \leftarrow b_2 R + \tfrac{1-b_2}{m}\, G^\top L^{-1} G, \quad
-      D = U_L \frac{U_L^\top M U_R}{\sqrt{\lambda \mu^\top}} U_R^\top
+      D = U_L \frac{U_L^\top M U_R}{\sqrt{d_L d_R^\top}} U_R^\top
 
     `M` is the momentum with decay rate `b1`, `U` are the eigenvectors of `L` and `R` at `t = 1` and
     at `t mod refresh = 0`, used from that step on. The inverses are those of the step before, from
-    the bases and the eigenvalues :math:`\lambda` and :math:`\mu`, which are averaged with `b2` at
+    the bases and the eigenvalues :math:`d_L` and :math:`d_R`, which are averaged with `b2` at
     every step (transforms/kronecker/_whitened.py).
 
     No direction has a root mean square above

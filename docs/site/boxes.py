@@ -1,7 +1,8 @@
 r"""What the box "Algorithm" of a method's page has around the formulas of its docstring.
 
 A box is a list: a number is a formula of the docstring, in its order; a text is a line of its own.
-Every formula of a docstring is in its box. `SYMBOLS` says what the formulas do not.
+Every formula of a docstring is in its box. `SYMBOLS` says what the formulas do not, `TALL` which
+methods show an `m × n` matrix with `m ≥ n`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ MOMENTS = (
     r"$\mathrm{Adam}(\sigma)$ is Adam's direction, from moments of $\sigma$ with "
     r"$b_1$, $b_2$ and `eps`"
 )
-LIMITED = r"$\phi$ is the length of the step before"
+LIMITED = r"$\phi$ is the $\|{}\|$ of the step before; at step 1 nothing is limited"
+ELEMENTWISE = (
+    r"$\sqrt v$ and the quotient are elementwise, 0 where $\sqrt v$ is rounding noise; longer $D$ "
+    r"are shortened to the root mean square `limit`"
+)
 EIGENVECTORS = r"$U_L$, $U_R$ become the eigenvectors of $L$, $R$"
 AT_REFRESH = "**At step 1 and at every step divisible by `refresh`**: "
 LEADING = rf"{AT_REFRESH}$U$ becomes the leading $r$ left singular vectors of $G$"
-FACTORS = r"with $Q$, $d$ eigenvectors and eigenvalues of a factor at its last refresh"
+FACTORS = r"$Q$, $d$ are the eigenvectors and eigenvalues of a factor at its last refresh"
 CHECKED_ROOTS = (
     r"$\hat L = Q\, (\max(d, 0) + \epsilon)^{-1/p}\, Q^\top$ from $L$, and $\hat R$ from $R$"
 )
@@ -30,7 +35,7 @@ BOXES: dict[str, tuple[int | str, ...]] = {
     "asgo": (
         0,
         1,
-        "**At step 1 and at every step divisible by `refresh`** (by default at every step): the "
+        "**At steps 1, `refresh` + 1, 2 `refresh` + 1, …** (by default at every step): the "
         r"root $(V_t + \epsilon I)^{-1/2}$ is computed; between, the last one is used",
         2,
         DESCENT,
@@ -52,8 +57,8 @@ BOXES: dict[str, tuple[int | str, ...]] = {
         "**At step 1 and every `check_every` steps after it**, for $L$ and $R$:",
         0,
         1,
-        r"if $\tilde\epsilon$ is at most `max_damping`, $\epsilon \leftarrow \tilde\epsilon$; else a "
-        r"refresh: $Q$, $d$ become those of the factor, and $\epsilon \leftarrow \epsilon_0$",
+        r"if $\tilde\epsilon$ is at most `max_damping`, $\epsilon \leftarrow \tilde\epsilon$; else, and "
+        r"at step 1, a refresh: $Q$, $d$ become those of the factor, and $\epsilon \leftarrow \epsilon_0$",
         CHECKED_ROOTS,
         r"$\hat G = \hat L\, G\, \hat R$",
         GRAFTED,
@@ -71,12 +76,21 @@ BOXES: dict[str, tuple[int | str, ...]] = {
         GRAFTED,
         DESCENT,
     ),
-    "soap": (MOMENTUM, 0, 1, AT_REFRESH + EIGENVECTORS, 2, 3, DESCENT),
+    "soap": (
+        MOMENTUM,
+        0,
+        1,
+        "**At step 1 and at every step divisible by the period** (`refresh`; by default 3, growing "
+        f"to 10): {EIGENVECTORS}",
+        2,
+        3,
+        DESCENT,
+    ),
     "kl_shampoo": (
         MOMENTUM,
         0,
         1,
-        r"$\lambda$, $\mu$ average the diagonals of the new terms of $L$, $R$ in their bases",
+        r"$d_L$, $d_R$ average the diagonals of the new terms of $L$, $R$ in their bases",
         AT_REFRESH + EIGENVECTORS,
         2,
         DESCENT,
@@ -133,33 +147,49 @@ BOXES: dict[str, tuple[int | str, ...]] = {
 }
 
 SYMBOLS: dict[str, str] = {
-    "muon": r"$U \Sigma V^\top$ is an SVD; `method=` approximates $U V^\top$ by Newton-Schulz. "
+    "muon": r"`method=` approximates $U V^\top$ by Newton-Schulz. "
     "$M$ starts at 0",
-    "osgdm": r"$U \Sigma V^\top$ is an SVD; $M$ starts at 0",
+    "osgdm": "$M$ starts at 0",
     "swan": "mean and std are those of a row; there is no state",
-    "racs": rf"$\alpha$ is `scale`, $\gamma$ is `gamma`; {LIMITED}; "
-    r"$\bar s$, $\bar q$ start at 0",
-    "asgo": r"$\epsilon$ is `eps`; $M$, $V$ start at 0",
-    "dasgo": r"$\epsilon$ is `eps`; $M$, $v$ start at 0",
+    "racs": r"$G^{\odot 2}$ has squared entries, $\mathrm{diag}(x)$ the diagonal $x$; $\alpha$ is "
+    r"`scale`, $\gamma$ is `gamma`. $\bar s$, $\bar q$, $\phi$ start at 0, and $\eta = 1$ while "
+    r"$\phi = 0$. Longer $\tilde G$ are shortened to the root mean square `limit`",
+    "asgo": r"$\epsilon$ is `eps`, $I$ the identity; $M$, $V$ start at 0",
+    "dasgo": r"$\epsilon$ is `eps`; $\mathrm{diag}$ of a matrix is its "
+    r"diagonal, of a vector the matrix with it. $M$, $v$ start at 0",
     "shampoo": r"$p$ is `root`, $\epsilon$ is `eps`, $\lambda_{\max}$ the largest eigenvalue; "
-    r"base is `base=` at the learning rate, by default SGD with momentum. $L$, $R$ start at "
+    r"base is the optimizer `base=` at the learning rate, by default SGD with momentum; with "
+    r"`base=None` the last line is that of other methods. $L$, $R$ start at "
     r"$\epsilon I$, $\hat L$, $\hat R$ at $I$",
     "foam": rf"{FACTORS}; $p$ is `root`, $\tau$ is `threshold`, $\epsilon_0$ is `eps`, $\alpha$ the "
-    r"spectral over the Frobenius norm of the root, $A$ Adam's direction. $L$, $R$ start at 0",
+    r"spectral over the Frobenius norm of the root, $A$ Adam's direction for $G$. $L$, $R$ start at 0",
     "dr_shampoo": rf"{FACTORS}; $p$ is `root`, $\tau$ is `threshold`, $\epsilon$ is `eps`, $A$ Adam's "
-    "direction. $L$, $R$ start at 0",
-    "soap": r"$\sqrt v$ and the quotient are elementwise. $M$, $L$, $R$, $v$ start at 0",
-    "kl_shampoo": r"$R^{-1}$, $L^{-1}$ are made of the bases and eigenvalues of the step before; "
-    r"$\sqrt{\lambda \mu^\top}$ and the quotient are elementwise. $M$ starts at 0",
-    "eigen_adam": r"$\sqrt v$ and the quotient are elementwise. $M$, $Q$, $v$ start at 0",
+    "direction for $G$. $L$, $R$ start at 0",
+    "soap": rf"{ELEMENTWISE}. $M$, $L$, $R$, $v$ start at 0",
+    "kl_shampoo": r"$R^{-1}$, $L^{-1}$ are made of the bases and of the eigenvalues $d_R$, $d_L$ of "
+    r"the step before; $\sqrt{d_L d_R^\top}$ and the quotient are elementwise; longer $D$ are "
+    r"shortened to the root mean square `limit`. $M$ starts at 0, $L$ and $R$ at `initial` times the "
+    "identity, by default the root of the first gradient's mean square",
+    "eigen_adam": rf"{ELEMENTWISE}. $M$, $Q$, $v$ start at 0",
     "galore": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}",
     "fira": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}; $i$ counts columns; $\gamma$ is 1.01, "
-    rf"and {LIMITED.replace('step', '$C$ of the step')}",
+    rf"and {LIMITED.format('C')} but by the `limit` of `subspaces.fira`",
     "alice": r"$r$ is `rank`, $\alpha$ is `scale`; $1^\top$ sums columns; $\alpha_c$ and $\gamma$ are "
-    r"`weight` and `gamma` of `subspaces.optimal`, 0.4 and 1.01; $\phi$ is the length of the $C$ of "
-    r"the step before. $M$, $v$, $\tilde Q$, $p$ start at 0",
+    r"`weight` and `gamma` of `subspaces.optimal`, 0.4 and 1.01; "
+    rf"{LIMITED.format('C')}. $M$, $v$, $\tilde Q$, $p$ start at 0",
     "apollo": rf"$r$ is `rank`, $\alpha$ is `scale`; {MOMENTS}; $i$ counts columns",
-    "sumo": r"$r$ is `rank`, $\alpha$ is `scale`, $\gamma$ is `gamma`; $\phi$ is the length of the $O$ "
-    "of the step before. $M$ starts at 0; the side with more rows or columns is projected",
+    "sumo": r"$r$ is `rank`, the number of columns of $Q$; $\alpha$ is "
+    rf"`scale`, $\gamma$ is `gamma`; {LIMITED.format('O')}. $M$ starts at 0",
 }
-COMMON = r"$\mathrm{lr}$ is `learning_rate`, $\lambda$ `weight_decay`"
+TALL = ("sumo",)
+# What stands in a box, and what it is in all boxes.
+COMMON = {
+    r"\Sigma": r"$U \Sigma V^\top$ is an SVD",
+    r"\|": r"$\|\cdot\|$ is the Frobenius norm",
+    "_t": "$t$ counts steps from 1",
+    "b_1": "$b_1$ is `b1`",
+    "b_2": "$b_2$ is `b2`",
+    "b_3": "$b_3$ is `b3`",
+    r"\mathrm{lr}": r"$\mathrm{lr}$ is `learning_rate`",
+    r"\lambda W": r"$\lambda$ is `weight_decay`",
+}

@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import io
+import math
 import re
 import sys
 import textwrap
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from boxes import BOXES, COMMON, SYMBOLS
+from boxes import BOXES, COMMON, SYMBOLS, TALL
 
 import curvax
 
@@ -29,11 +30,9 @@ SUITE, ADAMW = "recipe-250", "adamw"  # of the evidence
 
 # Where the call is another one than `method(rate, weight_decay=..., others=...)`.
 DECAY = "weight_decay={decay}"
-OTHERS = "others=optax.adamw(rate, weight_decay=decay)"
 ON_BASE = (
-    "refresh=20",  # the default is the paper's 500, for long runs
+    "refresh=10",  # the default is the paper's 500, for long runs
     "base=functools.partial(optax.adamw, weight_decay=decay)",
-    OTHERS,
 )
 
 # The arguments that a reading may name are those of these modules.
@@ -44,7 +43,7 @@ PAGE = """\
 
 {start}## Algorithm
 
-!!! abstract "A step of {title}, for an `m × n` matrix with gradient `G`, `m ≤ n`"
+!!! abstract "A step of {title}, for an `m × n` matrix `W` with gradient `G`, `m {size} n`"
 {algorithm}
 
     {symbols}.
@@ -128,9 +127,19 @@ def record() -> dict[str, Any]:
 @functools.cache
 def starts() -> dict[str, str]:
     """The learning rates to start with, from the table of `docs/start.md`."""
-    text = (ROOT / "docs/start.md").read_text()
-    found = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text.split("<!-- table: rates -->")[1], re.M)
-    return dict(found)
+    return {name: rate for name, rate, _ in _rows_of_start()}
+
+
+@functools.cache
+def others() -> dict[str, int]:
+    """The rates of other parameters over AdamW's, tuned there, rounded down to a power of 2."""
+    found = {name: float(ratio) for name, _, ratio in _rows_of_start() if ratio}
+    return {name: 2 ** math.floor(math.log2(ratio)) for name, ratio in found.items()}
+
+
+def _rows_of_start() -> list[tuple[str, str, str]]:
+    text = (ROOT / "docs/start.md").read_text().split("<!-- table: rates -->")[1]
+    return re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]* \| *([\d.]*) *\|", text, re.M)
 
 
 def is_recorded(name: str) -> bool:
@@ -139,17 +148,27 @@ def is_recorded(name: str) -> bool:
 
 
 def start(name: str) -> str:
-    """The code to start with, beside an AdamW that is tuned already."""
+    """The code to start with, beside an AdamW that is tuned already.
+
+    It is the call that pages print, with weight decay.
+    """
     number, *multiple = starts()[name].split(" × ")
-    rate = f"{number} * rate" if multiple else number
-    decay = f"decay / {number}" if multiple else f"decay * rate / {number}"
-    row = rows()[name]
-    arguments = ON_BASE if row.base else (DECAY,) if row.everything else (DECAY, OTHERS)
+    rate, decay = _times(int(number)) if multiple else (number, f"decay * rate / {number}")
+    arguments: list[str] = list(ON_BASE if rows()[name].base else (DECAY,))
+    if multiple and not rows()[name].everything:  # others have the rate of the matrices elsewhere
+        arguments.append(
+            "others=optax.adamw({}, weight_decay={})".format(*_times(others().get(name, 1)))
+        )
     code = "".join(f"    {argument.format(decay=decay)},\n" for argument in arguments)
     imports = "import functools\n\n" if "functools" in code else ""
     imports += "import curvax\n" + ("import optax\n" if "optax" in code else "")
     today = "rate, decay = 3e-3, 0.1  # of the AdamW that you use today\n"
     return f"{imports}\n{today}optimizer = curvax.{name}(\n    {rate},\n{code})\n"
+
+
+def _times(factor: int) -> tuple[str, str]:
+    """So many times AdamW's rate, and the weight decay that goes with it."""
+    return ("rate", "decay") if factor == 1 else (f"{factor} * rate", f"decay / {factor}")
 
 
 def pages() -> dict[str, str]:
@@ -165,6 +184,12 @@ def steps_of(name: str) -> list[str]:
     numbers = [line for line in box if isinstance(line, int)]
     assert sorted(numbers) == [*range(len(formulas))], f"the box of {name} has {numbers}"
     return [f"${formulas[x]}$" if isinstance(x, int) else x for x in box]
+
+
+def common(name: str) -> str:
+    """What the symbols are that boxes share."""
+    lines = "".join(steps_of(name))
+    return ", ".join(text for symbol, text in COMMON.items() if symbol in lines)
 
 
 def _formulas(name: str) -> list[str]:
@@ -192,8 +217,9 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
         name=name,
         start=START.format(start=start(name)) if name in starts() else "",
         record=RECORD.format(title=title, name=name) if recorded else "",
+        size="≥" if name in TALL else "≤",
         algorithm="\n".join(f"    {i}. {x}" for i, x in enumerate(steps_of(name), 1)),
-        symbols=f"{SYMBOLS[name]}. {COMMON}" if SYMBOLS.get(name) else COMMON,
+        symbols=". ".join(filter(None, (SYMBOLS.get(name), common(name)))),
         direction=direction,
         state=state,
         work=work,
