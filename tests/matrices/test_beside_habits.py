@@ -11,6 +11,7 @@ from tests.shared.rules import Shapes, offered, treated
 IN_OUT, OUT_IN = MatrixAxes(0, 1), MatrixAxes(1, 0)
 HWIO, HWOI, IOHW = MatrixAxes((0, 1, 2), 3), MatrixAxes((0, 1, 3), 2), MatrixAxes((0, 2, 3), 1)
 OIHW, FIRST = MatrixAxes((1, 2, 3), 0), MatrixAxes(1, (0, 2))
+LAYERS_2 = MatrixAxes((2, 3), 4)
 AXIS_0, AXIS_1 = MatrixAxes(1, 2), MatrixAxes(0, 2)
 ALL = "MatrixRule linen nnx haiku keras hf_flax equinox torch_layout maxtext"
 FLAX = "linen nnx hf_flax"
@@ -26,6 +27,7 @@ def with_bias(name: str, shape: tuple[int, ...], bias: tuple[int, ...]) -> Shape
 
 MLP_1: Shapes = {"l/up/kernel": (8, 3, 16), "l/down/kernel": (16, 3, 8), "l/norm/scale": (8, 3)}
 MLP_0: Shapes = {"l/up/kernel": (3, 8, 16), "l/down/kernel": (3, 16, 8), "l/norm/scale": (3, 8)}
+MLP_LAST: Shapes = {"l/up/kernel": (8, 16, 3), "l/down/kernel": (16, 8, 3), "l/norm/scale": (8, 3)}
 ATTENTION_1: Shapes = {
     "l/self_attention/query/kernel": (8, 3, 2, 4),
     "l/self_attention/out/kernel": (2, 3, 4, 8),
@@ -93,6 +95,13 @@ DECIDED: list[tuple[str, Shapes, dict[str, MatrixAxes]]] = [
         },
     ),
     (FLAX, with_bias("l/up/kernel", (8, 3, 16), (16, 3)), {"l/up/kernel": AXIS_1}),
+    # Layers on the last axis
+    (FLAX, MLP_LAST, {"l/up/kernel": IN_OUT, "l/down/kernel": IN_OUT}),
+    (
+        "equinox",
+        {name.replace("kernel", "weight"): x for name, x in MLP_LAST.items()},
+        {"l/up/weight": OUT_IN, "l/down/weight": OUT_IN},
+    ),
     (FLAX, SCANNED_CONV, {"l/Conv_0/kernel": MatrixAxes((1, 2), 3)}),
     ("haiku", STACKED_HAIKU, {"layer_stack/conv1_d/w": MatrixAxes((1, 2), 3)}),
     # KerasHub's Gemma has heads first.
@@ -176,8 +185,20 @@ ASKED: list[tuple[str, Shapes, dict[str, list[MatrixAxes]]]] = [
         with_bias("l/up/weight", (3, 16, 8), (3, 16)),
         {"l/up/weight": [MatrixAxes(2, 1), MatrixAxes(2, 0)]},
     ),
+    (
+        "equinox",
+        {"l/conv/weight": (3, 32, 16, 5), "l/conv/bias": (3, 32, 1)},
+        {"l/conv/weight": [MatrixAxes((2, 3), 1), MatrixAxes((2, 3), 0)]},
+    ),
     # Heads first
     ("MatrixRule linen", GEMMA, {"attention/query/kernel": [FIRST, AXIS_0]}),
+    (
+        "MatrixRule linen",
+        with_bias("a/q/kernel", (4, 20, 8), (4, 8)) | {"a/o/kernel": (4, 8, 20)},
+        {"a/q/kernel": [FIRST, AXIS_0]},
+    ),
+    ("MatrixRule", MLP_LAST, {"l/up/kernel": [IN_OUT], "l/down/kernel": [IN_OUT]}),
+    ("MatrixRule linen", {"Conv_0/kernel": (2, 4, 5, 6, 7)}, {"Conv_0/kernel": [LAYERS_2]}),
     (
         "MatrixRule",
         {"q_einsum/w": (8, 20, 4), "attn_vec_einsum/w": (8, 4, 20)},

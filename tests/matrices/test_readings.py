@@ -19,6 +19,7 @@ IN_OUT, OUT_IN = MatrixAxes(rows=0, columns=1), MatrixAxes(rows=1, columns=0)
 HEADS, OUT = MatrixAxes(rows=0, columns=(1, 2)), MatrixAxes(rows=(0, 1), columns=2)
 LAYERS, HEADS_FIRST = MatrixAxes(rows=1, columns=2), MatrixAxes(rows=1, columns=(0, 2))
 MERGED = [OUT, HEADS, MatrixAxes(2, (0, 1)), MatrixAxes((1, 2), 0)]
+BEHIND_LAYERS = [MatrixAxes((1, 2, 3), 4), MatrixAxes((2, 3), 4)]
 DHWIO = MatrixAxes((0, 1, 2, 3), 4)
 ONE_OF_LAYERS = [MatrixAxes(1, (2, 3)), MatrixAxes((1, 2), 3)]
 ONE_OF_LAYERS += [MatrixAxes(0, (2, 3)), MatrixAxes((0, 2), 3)]
@@ -161,9 +162,12 @@ def test_two_axes_and_convolutions(shapes: Shapes, axes: Any) -> None:
 @pytest.mark.parametrize(
     ("shapes", "readings"),
     [
-        ({"conv/kernel": (12, 3, 3, 8, 8)}, [DHWIO, MatrixAxes((1, 2, 3), 4)]),
-        ({"conv/kernel": (3, 3, 3, 4, 8)}, [DHWIO, MatrixAxes((1, 2, 3), 4)]),
-        ({"conv/weight": (8, 4, 3, 3, 3)}, [MatrixAxes((1, 2, 3, 4), 0), MatrixAxes((2, 3, 4), 1)]),
+        ({"conv/kernel": (12, 3, 3, 8, 8)}, [DHWIO, *BEHIND_LAYERS]),
+        ({"conv/kernel": (3, 3, 3, 4, 8)}, [DHWIO, *BEHIND_LAYERS]),
+        (
+            {"conv/weight": (8, 4, 3, 3, 3)},
+            [MatrixAxes((1, 2, 3, 4), 0), MatrixAxes((2, 3, 4), 1), MatrixAxes((3, 4), 2)],
+        ),
         ({"conv/kernel": (12, 3, 4, 8)}, [HWIO, MatrixAxes((1, 2), 3)]),
         ({"conv/kernel": (64, 3, 7, 7)}, [HWIO, OIHW, MatrixAxes((1, 2), 3)]),
         ({"conv/weight": (3, 3, 4, 8)}, [OIHW, HWIO, MatrixAxes((2, 3), 1)]),

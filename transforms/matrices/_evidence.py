@@ -41,19 +41,20 @@ class Parameters(dict[str, tuple[int, ...]]):
 
     @functools.cached_property
     def layer_axes(self) -> dict[str, frozenset[int]]:
-        """Of each module with norms: the axis of layers (0 or 1), or both, if nothing tells which.
+        """Of each module with norms: the axis of layers (0, 1 or -1), or all that nothing excludes.
 
         In scanned layers norms are `(layers, features)` or `(features, layers)`. Beside `(8, 3)` a
-        kernel `(8, 3, 16)` fits both, but another one, `(16, 3, 8)`, only axis 1.
+        kernel `(8, 3, 16)` fits both, but another one, `(16, 3, 8)`, only axis 1. The last axis is
+        that of layers if no other fits all kernels.
         """
-        both: frozenset[int] = frozenset((0, 1))
-        found = dict.fromkeys(self.norms, both)
+        every: frozenset[int] = frozenset((0, 1, -1))
+        found = dict.fromkeys(self.norms, every)
         for name, shape in self.items():
             if len(shape) > 2 and why_no_matrix(name, self) is None:
-                fits = self.axes_of_layers(name) or both
+                fits = self.axes_of_layers(name) or every
                 for scope in filter(found.__contains__, scopes(name)):
                     found[scope] &= fits
-        return found
+        return {scope: axes - {-1} or axes for scope, axes in found.items()}
 
     def axes_of_layers(self, name: str) -> frozenset[int]:
         """The axes that may be of layers, as far as the bias and the norms of a kernel tell."""
@@ -61,9 +62,12 @@ class Parameters(dict[str, tuple[int, ...]]):
         norms = self.norms.get(self.scope_of_norms(name) or "", [])
         vectors = norms + ([bias] if bias and len(bias) < 3 else [])
         fits = {axis for axis in (0, 1) if _are_stacks(vectors, shape[axis], axis)}
-        # Layers on axis 1 need features too.
-        if norms and not {x[0] for x in norms if x} & {*shape[:1], *shape[2:]}:
-            fits.discard(1)
+        fits |= {-1} if _are_stacks(norms, shape[-1], 1) else set()  # a bias is also (heads, dim)
+        # Layers on axis 1 or the last need features too.
+        features = {x[0] for x in norms if x}
+        for axis, others in ((1, {*shape[:1], *shape[2:]}), (-1, {*shape[:-1]})):
+            if norms and not features & others:
+                fits.discard(axis)
         return frozenset(fits)
 
     def scope_of_norms(self, name: str) -> str | None:
@@ -99,8 +103,9 @@ def is_scanned(name: str, shapes: Parameters) -> bool:
 def fits_bias(axes: MatrixAxes, name: str, shapes: Shapes, *, loose: bool = False) -> bool:
     """Whether a bias has the outputs, with axes of layers where the kernel has them.
 
-    Loosely, that is, also in the order of the kernel, `(E, F)` of `(D, E, F)`, or as Equinox'
-    convolutions have it, `(out, 1, 1)`.
+    Equinox' convolutions have an axis of size 1 for each other one of the kernel but the inputs,
+    `(out, 1, 1)`; of `(out, in, k)` only loosely. Loosely the axes may also be in the order of the
+    kernel, `(E, F)` of `(D, E, F)`.
     """
     shape, bias = shapes[name], bias_of(name, shapes)
     ndim = len(shape)
@@ -110,10 +115,11 @@ def fits_bias(axes: MatrixAxes, name: str, shapes: Shapes, *, loose: bool = Fals
     for axis in range(ndim):
         if axis not in named:
             expected.insert(axis, shape[axis])
-    if bias in (None, tuple(expected)):
+    padded = (*expected, *[1] * (ndim - 1 - len(expected)))
+    if bias in (None, tuple(expected)) or (ndim > 3 and bias == padded):
         return True
     in_order = tuple(size for axis, size in enumerate(shape) if axis not in inputs)
-    return loose and (bias == in_order or [width_of(bias, ndim)] == expected)
+    return loose and bias in (in_order, padded)
 
 
 def width_of(bias: tuple[int, ...] | None, ndim: int = 2) -> int | None:

@@ -80,7 +80,8 @@ class Family:
         evident = layer_axes(name, shapes, near=callable(layout))
         alone = ndim in entry.ndims and not entry.stacks.startswith("only")
         allowed: dict[int | None, MatrixAxes] = {}
-        for place in ([None] if alone else []) + ([0, 1] if ndim - 1 in entry.ndims else []):
+        of_layers = [0, 1, *evident - {0, 1}] if ndim - 1 in entry.ndims else []
+        for place in ([None] if alone else []) + of_layers:
             axes = layout(ndim - (place is not None)) if callable(layout) else layout
             assert isinstance(axes, MatrixAxes)
             allowed[place] = _behind(axes, ndim, place)
@@ -109,7 +110,8 @@ class Family:
     ) -> Readings:
         """The readings with layers on one axis or the other, and those of the default rule."""
         sizes = {axis: shapes[name][axis] for axis in fitting if axis is not None}
-        asked = [Reading(fitting[a], f"axis {a} is {size} layers") for a, size in sizes.items()]
+        place = {-1: "the last axis", **{a: f"axis {a}" for a in (0, 1)}}
+        asked = [Reading(fitting[a], f"{place[a]} is {n} layers") for a, n in sizes.items()]
         others = axes_of(name, shapes)
         more = others if isinstance(others, tuple) else ()
         return (*asked, *(r for r in more if r.axes not in fitting.values()))
@@ -117,7 +119,7 @@ class Family:
 
 def _behind(axes: MatrixAxes, ndim: int, layers: int | None) -> MatrixAxes:
     """The axes of one layer, counted from 0 in an array that has layers on an axis, or none."""
-    own = [axis for axis in range(ndim) if axis != layers]
+    own = [axis for axis in range(ndim) if layers is None or axis != layers % ndim]
     rows, columns = (
         own[side] if isinstance(side, int) else tuple(own[axis] for axis in side)
         for side in (axes.rows, axes.columns)
@@ -153,6 +155,11 @@ def _equinox_conv(name: str, shapes: Shapes) -> bool:
     shape, bias = shapes[name], bias_of(name, shapes)
     of_bias = len(shape) == 3 and bias == (shape[0], 1)
     return _is_matrix(name, shapes) and (_is_any_conv(name, shapes) or of_bias)
+
+
+def _is_plain(name: str, shapes: Shapes) -> bool:
+    """Whether it has the name of a matrix, and siblings do not say that heads come first."""
+    return is_named_matrix(name, shapes) and not heads_come_first(name, shapes)
 
 
 def _heads_last(name: str, shapes: Shapes) -> bool:
@@ -199,7 +206,7 @@ _FLAX = (
     FamilyEntry(r".*conv_?local\w*/kernel", _IN_OUT, (3, 4, 5)),
     FamilyEntry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
     FamilyEntry(r"(.*/)?\w*experts?\w*(/.*)?", _IN_OUT, (3,), _is_matrix),
-    FamilyEntry(r".*", _IN_OUT, (2,), is_named_matrix, stacks=ONLY_EVIDENT),
+    FamilyEntry(r".*", _IN_OUT, (2,), _is_plain, stacks=ONLY_EVIDENT),
 )
 LINEN = Family("linen", tuple(e._replace(pattern=f"(?i:{e.pattern})") for e in _FLAX))
 NNX = Family("nnx", LINEN.entries)

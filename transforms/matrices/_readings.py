@@ -10,7 +10,14 @@ from __future__ import annotations
 
 import re
 
-from ._evidence import axis_of_experts, fits_bias, inputs_by_bias, width_of
+from ._evidence import (
+    Parameters,
+    axis_of_experts,
+    fits_bias,
+    inputs_by_bias,
+    layer_axes,
+    width_of,
+)
 from ._form import (
     MatrixAxes,
     Reading,
@@ -231,8 +238,7 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
         return fitting or _by_bias(name, shapes) or tuple(layers[:1])
     if ndim == 3 or (ndim == 4 and _is_square(shape, named)):
         return (named,)
-    stacks = layers[: max(1, ndim - 4)]
-    return (named, other, *stacks) if ndim == 4 and _is_square(shape, other) else (named, *stacks)
+    return (named, other, *layers) if ndim == 4 and _is_square(shape, other) else (named, *layers)
 
 
 def _kernel_of(shape: tuple[int, ...], output: int) -> Reading:
@@ -317,6 +323,8 @@ def _others(name: str, shapes: Shapes) -> Readings:
         readings = (convolution, stack)
     else:
         readings = (stack, convolution, *_of_four(shape, swap)) if ndim == 4 else (stack,)
+    if isinstance(shapes, Parameters) and -1 in layer_axes(name, shapes):
+        readings = (*readings, as_stack(shape, _ordered(ndim - 3, ndim - 2, swap), axis=ndim - 1))
     of_einsum = _einsum(name, shapes)
     others = tuple(r for r in readings if r.axes not in [x.axes for x in of_einsum])
     return _left((*of_einsum, *others), name, shapes, of_einsum)
