@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("curvax", "optimizers", "transforms", "tests", "benchmarks", "docs")
+FOLDERS = ("curvax", "optimizers", "transforms", "tests", "benchmarks", "docs", "examples")
 
 REFERENCE = '''
 """Momentum of constant length, transcribed in NumPy float64.
