@@ -1,9 +1,12 @@
 """What a device receives in a step, for the layouts of code that people train with."""
 
 import math
+import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding
@@ -11,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.helpers import ALL_CELLS, share
-from tests.shared.layouts import DEVICES, KINDS, LAYOUTS, cost_of, optimizer_of
-from tests.shared.meshes import AXIS_TYPES, abstract, as_on_one_device, given, mesh_of
+from tests.shared.layouts import DEVICES, KINDS, LAYOUTS, cost_of, lowered, optimizer_of, share_of
+from tests.shared.meshes import AXIS_TYPES, ONE_SHAPE, abstract, as_on_one_device, given, mesh_of
 
 CELLS = [(name, kind) for name in LAYOUTS for kind in KINDS if kind != "auto"]
 
@@ -61,6 +64,43 @@ def test_a_layout_does_not_change_the_updates(name: str, kind: str) -> None:
 
     params, gradients = given({key: leaf.shape for key, leaf in layout.leaves.items()}, 2)
     as_on_one_device(make, params, gradients, mesh, 512.0, specs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "method", "over_share"),
+    [
+        ("bfloat16", "newton_schulz", 2.0),  # of bytes of bfloat16
+        ("float32", curvax.polar.newton_schulz(dtype="bfloat16"), 1.5),
+        ("float32", "newton_schulz", 2.0),
+    ],
+)
+@pytest.mark.parametrize("name", ["dense, FSDP along rows", "dense, an uneven count"])
+def test_gradients_travel_in_their_dtype_and_directions_in_their_own(
+    name: str, dtype: str, method: Any, over_share: float
+) -> None:
+    """In the program before it is compiled: CPUs exchange float32 only."""
+    step, params = lowered(name, "explicit", dtype, method=method)
+    sent = re.findall(r"stablehlo\.all_to_all.*-> tensor<([\dx]+)x(bf16|f32)>", step.as_text())
+    sizes = [math.prod(map(int, s.split("x"))) * {"bf16": 2, "f32": 4}[t] for s, t in sent]
+    # Of 13 matrices a device owns one, and receives one of the five that are left.
+    assert len(sizes) == (4 if "uneven" in name else 2)
+    assert sum(sizes) == over_share * share_of(params) * (16 / 13 if "uneven" in name else 1)
+
+
+def test_a_direction_in_bfloat16_is_that_of_one_device() -> None:
+    """Where it is rounded as well, so that nothing depends on the number of devices."""
+    method = curvax.polar.newton_schulz(dtype="bfloat16")
+
+    def make(**mesh: Any) -> Any:
+        direction = optax.chain(curvax.orthogonalize(method), curvax.scale_by_shape())
+        return curvax.on_matrices(direction, **mesh)
+
+    # A rounding to bfloat16 or two.
+    factor = 2 * float(jnp.finfo("bfloat16").eps / jnp.finfo("float32").eps)
+    *_, updates, _ = as_on_one_device(make, *given(ONE_SHAPE, 2), mesh_of("explicit"), factor)
+    found = updates[0]["0/kernel"]
+    assert found.dtype == jnp.float32
+    assert np.array_equal(found, found.astype(jnp.bfloat16).astype(jnp.float32))
 
 
 @pytest.mark.parametrize("kind", AXIS_TYPES)

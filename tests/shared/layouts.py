@@ -107,15 +107,15 @@ class Cost(NamedTuple):
     gathered: float
 
 
-def optimizer_of(layout: Layout, **mesh: Any) -> Any:
+def optimizer_of(layout: Layout, **settings: Any) -> Any:
     """Muon for a layout."""
     axes = {name: leaf.axes for name, leaf in layout.leaves.items()}
     rule = curvax.MatrixRule(weight_dimension_numbers=axes, **layout.rule)
-    return curvax.muon(0.1, matrices=rule, **mesh)
+    return curvax.muon(0.1, matrices=rule, **settings)
 
 
-def cost_of(name: str, kind: str, dtype: str = "float32") -> Cost:
-    """The exchange of a step in a layout, in the compiled program."""
+def lowered(name: str, kind: str, dtype: str = "float32", **settings: Any) -> tuple[Any, Any]:
+    """A step in a layout before it is compiled, and the parameters, all of this dtype."""
     layout = LAYOUTS[name]
     mesh = mesh_of(kind.removesuffix(", shardings"), *layout.mesh)
     params = {
@@ -123,12 +123,21 @@ def cost_of(name: str, kind: str, dtype: str = "float32") -> Cost:
         for key, x in layout.leaves.items()
     }
     known = jax.tree.map(lambda x: x.sharding, params)
-    optimizer = optimizer_of(layout, mesh=known if "shardings" in kind else mesh)
+    optimizer = optimizer_of(layout, mesh=known if "shardings" in kind else mesh, **settings)
     state = abstract_state(optimizer, params, mesh)
     outputs = jax.tree.map(lambda x: x.sharding, (params, state))
     step = jax.jit(optimizer.update, out_shardings=outputs)
-    program: Any = step.lower(params, state, params).compile().as_text()
-    found = collectives(program)
-    share = sum(math.prod(x.shape) * x.dtype.itemsize for x in params.values()) / DEVICES
+    return step.lower(params, state, params), params
+
+
+def share_of(params: Any) -> float:
+    """A device's share of the bytes of all matrices."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in params.values()) / DEVICES
+
+
+def cost_of(name: str, kind: str) -> Cost:
+    """The exchange of a step in a layout, in the compiled program."""
+    step, params = lowered(name, kind)
+    found, share = collectives(step.compile().as_text()), share_of(params)
     gathered = sum(x.received(DEVICES) for x in found if x.kind == "all-gather")
     return Cost(tuple(found), sum(x.received(DEVICES) for x in found) / share, gathered / share)

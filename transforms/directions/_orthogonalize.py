@@ -85,8 +85,9 @@ class NewtonSchulz(PolarMethod):
         return coefficient_rows(self.coefficients, self.steps)
 
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-        """Iterates."""
-        return _polar.iterated(x, self.rows, self.eps, self.norm, self.dtype, axis_name)
+        """Iterates; the factor has the dtype of the iterations."""
+        found = _polar.iterated(x, self.rows, self.eps, self.norm, self.dtype, axis_name)
+        return found if self.dtype is None else found.astype(self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +167,8 @@ def newton_schulz(
       norm: the norm that divides the matrix: "frobenius", "gram" or "aol" (Turbo-Muon), see
         `curvax.newton_schulz`.
       eps: added to this norm.
-      dtype: dtype of the iterations, such as bfloat16; `None` is that of the matrix.
+      dtype: dtype of the iterations and of the direction, such as bfloat16, in which devices then
+        also exchange it (`mesh=`); `None` is that of the matrix.
 
     Raises:
       ValueError: if an argument is not allowed; the message names it.

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from ._exchange import Exchange, Given
 from ._layout import DistributedState, StateLayout, split_axis
 from ._meshes import along, explicit_sharding, is_explicit, resharded, sharded_like, travelled
-from ._routes import Axes, Form, Stack, travel_spec
+from ._routes import Axes, Form, Stack, padded, travel_spec
 from ._shares import Round
 
 
@@ -113,7 +113,6 @@ class Step(NamedTuple):
         own = {dtype: x[0] for dtype, x in buffers.items()}
         lengths = {dtype: x.size for dtype, x in own.items()}
         size = max(math.prod(gradients[key].shape[1:]) for key in r.kinds)
-        row_dtype = jnp.result_type(*(gradients[key] for key in r.kinds))
 
         def work(key: str, own: Any) -> Any:
             parts = {key: (self.layout.of[key].unpacked(own), common[key])}
@@ -121,11 +120,18 @@ class Step(NamedTuple):
             given = gradients[key], state, params.get(key)
             update, new = self._direction(key, *given)
             arrays, _ = self.layout.of[key].split.parts(new)
-            row = update.astype(row_dtype).reshape(-1)
-            return jnp.pad(row, (0, size - row.size)), self.layout.of[key].packed(arrays, lengths)
+            row = padded(update.reshape(-1), size)
+            return row, self.layout.of[key].packed(arrays, lengths)
 
-        branches: list[Any] = [functools.partial(work, key) for key in r.kinds]
-        branches.append(lambda own: (jnp.zeros(size, row_dtype), own))
+        def alike(key: str, own: Any) -> Any:
+            row, own = work(key, own)
+            return row.astype(dtype), own
+
+        dtype = jnp.result_type(
+            *(jax.eval_shape(functools.partial(work, key), own)[0] for key in r.kinds)
+        )
+        branches: list[Any] = [functools.partial(alike, key) for key in r.kinds]
+        branches.append(lambda own: (jnp.zeros(size, dtype), own))
         kind = jnp.asarray(r.kind)[jax.lax.axis_index(self.axes)]
         row, own = jax.lax.switch(kind, branches, own)
         return row[None], {dtype: x[None] for dtype, x in own.items()}
