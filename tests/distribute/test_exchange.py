@@ -146,6 +146,24 @@ def test_muon_gathers_far_less_often_than_optax_does() -> None:
     assert 10 * gathers[0] <= gathers[1], gathers
 
 
+@pytest.mark.parametrize("theirs", [optax.contrib.muon, optax.contrib.galore])
+def test_explicit_axes_along_matrices_stop_optax_but_not_us(theirs: Any) -> None:
+    """Optax multiplies matrices along axes that are sharded, in whose type JAX sees it."""
+    mesh, ours = mesh_of("explicit", DEVICES), getattr(curvax, theirs.__name__)
+    params = abstract({"kernel": (16, 32)}, NamedSharding(mesh, P("x")))
+    settings = {"rank": 4} if theirs is optax.contrib.galore else {}
+
+    def updated(optimizer: Any) -> Any:
+        update = lambda g, p: optimizer.update(g, optimizer.init(p), p)[0]  # noqa: E731
+        return jax.eval_shape(update, params, params)
+
+    with pytest.raises(Exception, match="shard") as caught:
+        updated(theirs(0.1, **settings))
+    assert caught.type.__name__ == "ShardingTypeError"  # JAX does not export it
+    found = updated(ours(0.1, mesh=mesh, **settings))
+    assert found["kernel"].sharding.spec == P("x", None)
+
+
 def test_the_reader_of_programs_finds_what_is_there() -> None:
     """The negative control: exchanges within a loop, within a branch, and outside."""
     mesh, reduce = mesh_of(), functools.partial(jax.lax.psum, axis_name="x")
