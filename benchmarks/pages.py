@@ -172,6 +172,25 @@ def origin(*suites: str, command: str = "run") -> str:
     return f"`{command}`, on {machines(lines)}"
 
 
+SIZES = ("recipe-250", "recipe-500", "recipe-1000", "batch-125")
+SIZES += ("small-125", "small-250", "small-500", "large-40", "large-80", "large-160")
+SIZES += ("code-125", "code-250", "code-500")
+
+
+def sizes() -> str:
+    """Losses beyond AdamW's, and the steps that AdamW needs for them, in all suites of a kind."""
+    beyond, faster = ("soap", "muon", "alice", "racs"), ("soap", "muon")
+    rows = []
+    for suite in SIZES:
+        if own := finals(suite):
+            row = [f"`{suite}`", own["adamw"]["loss"].split()[0]]
+            row += [own.get(name, {}).get("beyond", "") for name in beyond]
+            rows.append([*row, *(own.get(name, {}).get("speed_up", "") for name in faster)])
+    titles = ["suite", "AdamW", *(f"`{name}` beyond it" for name in beyond)]
+    titles += [f"AdamW's steps to `{name}`, over its own" for name in faster]
+    return f"{table(titles, rows)}\n\n{origin(*SIZES)}"
+
+
 def methods() -> str:
     """All methods: state, gain and limits; of a new one those that are measured."""
     suites = {RECIPE: "language model", VISION: "signals", TUNED: "fine-tuning"}
@@ -426,7 +445,7 @@ def write_gpu(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{"calls": calls, "kept": kept, "methods": methods, "rates": rates},
+    **{"calls": calls, "kept": kept, "methods": methods, "rates": rates, "sizes": sizes},
     "costs": lambda: recorded("programs", "Default calls"),
     "layouts": lambda: recorded("layouts", "Received"),
     "widths": widths.shown,
