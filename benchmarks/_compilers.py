@@ -27,17 +27,11 @@ if FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAG}".strip()
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 from jax._src.interpreters import pxla  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 from jax.sharding import (  # noqa: E402
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
     SingleDeviceSharding,
 )
-
-from ._programs import whole_bytes  # noqa: E402
 
 # NVIDIA's published figures, as XLA writes them.
 H200 = """
@@ -60,23 +54,15 @@ device_description_str: "NVIDIA H200"
 
 
 class Compiled(NamedTuple):
-    """A program and the time that its compilation took."""
+    """A program, and the seconds of all threads that tracing and compiling took."""
 
     program: Any
-    # Seconds of all threads: other work of the machine changes them less than seconds on the clock.
-    trace_seconds: float  # tracing, and lowering to what XLA takes
-    compile_seconds: float
-    clock_seconds: float  # of both by the clock, which a machine that does more makes longer
+    seconds: float
 
     @property
     def temporaries(self) -> int:
         """Bytes."""
         return self.program.memory_analysis().temp_size_in_bytes
-
-    @property
-    def whole(self) -> int:
-        """Bytes of arguments, of results that do not take the place of one, of temporaries."""
-        return whole_bytes(self.program)
 
 
 PLATFORMS = {"cpu": "cpu", "v5e": "tpu", "h200": "cuda"}
@@ -96,42 +82,6 @@ def devices(name: str, slice: str = "") -> Any:
     return topologies.get_topology_desc(
         platform="cuda", topology_name="h200", topology=f"1x1x{slice or 1}", target_config=H200
     ).devices
-
-
-class _Placed(NamedSharding):
-    """In a memory that JAX would take for unknown: a GPU of a topology does not name its own."""
-
-    kind: str
-
-    @property
-    def memory_kind(self) -> str:
-        """As `NamedSharding` has it."""
-        return self.kind
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Placed) and self.kind == other.kind
-
-    def __hash__(self) -> int:
-        return hash(self.kind)
-
-
-def place(name: str, kind: str = "device") -> Any:
-    """One device, and the memory: "device" or "pinned_host"."""
-    if name != "h200":
-        return SingleDeviceSharding(devices(name)[0], memory_kind=kind)
-    placed = _Placed(Mesh(np.array(devices(name)), ("devices",)), PartitionSpec())
-    placed.kind = kind
-    return placed
-
-
-def on_host(name: str, tree: Any, larger: int) -> Any:
-    """Shapes of a device's arrays, those of more elements than `larger` in the host's memory."""
-
-    def placed(x: Any) -> Any:
-        sharding = place(name, "pinned_host" if x.size > larger else "device")
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    return jax.tree.map(placed, tree)
 
 
 @contextlib.contextmanager
@@ -158,15 +108,14 @@ def compiled(
       how: other arguments of `jax.jit`.
     """
     if name != "cpu":
-        sharding = place(name)
+        sharding = SingleDeviceSharding(devices(name)[0])
         arguments = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or sharding),
             arguments,
         )
-    start, began = time.process_time(), time.perf_counter()
+    start = time.process_time()
     traced = jax.jit(step, donate_argnums=donated, **how).trace(*arguments)
     lowered = traced.lower(lowering_platforms=(PLATFORMS[name],))
-    middle = time.process_time()
     try:
         with _unchecked() if name == "h200" else contextlib.nullcontext():
             program = lowered.compile()
@@ -174,5 +123,4 @@ def compiled(
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return None
-    end, passed = time.process_time(), time.perf_counter() - began
-    return Compiled(program, middle - start, end - middle, passed)
+    return Compiled(program, time.process_time() - start)

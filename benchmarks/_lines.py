@@ -71,29 +71,10 @@ def recorded(path: Path, kind: Any) -> dict[Any, dict[str, Any]]:
     return {kind(*(row[field] for field in kind._fields)): row for row in read(path)}
 
 
-def extended(
-    args: Any,
-    suite: str,
-    name: str,
-    cells: Sequence[Any],
-    measured: Callable[[Any], dict[str, Any]] | None = None,
-    kind: Any = None,
-) -> dict[Any, dict[str, Any]]:
-    """All lines of `<name>.jsonl`, after those that were missing are measured.
-
-    Args:
-      args: with those of `add_arguments`.
-      suite: its name for `python -m benchmarks`.
-      name: of the file.
-      cells: the cells that should be there.
-      kind: the class of a cell, by default that of the first.
-      measured: the line of a cell, for suites that need no process of their own.
-    """
-    path = args.lines or args.out / f"{name}.jsonl"
-    kind = kind or type(cells[0])
+def extended(args: Any, suite: str, cells: Sequence[Any], kind: Any) -> dict[Any, dict[str, Any]]:
+    """All lines of `<suite>.jsonl` by their cells, after those that were missing are measured."""
+    path = args.lines or args.out / f"{suite}.jsonl"
     done = {} if args.again else recorded(path, kind)
-    missing = [cell for cell in cells if cell not in done]
-    for cell in tqdm(missing, desc=suite, file=sys.stderr):
-        found = measured(cell) if measured else in_a_process(suite, cell, args.limit)
-        append(path, {**cell._asdict(), **found})
+    for cell in tqdm([x for x in cells if x not in done], desc=suite, file=sys.stderr):
+        append(path, {**cell._asdict(), **in_a_process(suite, cell, args.limit)})
     return recorded(path, kind)

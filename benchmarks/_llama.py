@@ -6,7 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,23 +97,13 @@ def loss(p: Any, x: jax.Array, targets: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
 
-class Model(NamedTuple):
-    """The parts of a model, for one sequence or for several."""
-
-    embed: Callable[..., Any] = embed
-    block: Callable[..., Any] = block
-    loss: Callable[..., Any] = loss
-
-
-def ordinary(
-    model: Model, optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any
-) -> Any:
+def ordinary(optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any) -> Any:
     """All gradients, then all updates: new parameters, new states, and the loss."""
 
     def whole(params: Any) -> jax.Array:
-        visit = jax.checkpoint(lambda x, p: (model.block(p, x), None))
-        x, _ = jax.lax.scan(visit, model.embed(params["embed"], tokens), params["layers"])
-        return model.loss(params["head"], x, targets).mean()
+        visit = jax.checkpoint(lambda x, p: (block(p, x), None))
+        x, _ = jax.lax.scan(visit, embed(params["embed"], tokens), params["layers"])
+        return loss(params["head"], x, targets)
 
     value, gradients = jax.value_and_grad(whole)(curvax.from_int8(params))
     new, new_states = {}, {}
@@ -123,19 +113,16 @@ def ordinary(
     return new, new_states, value
 
 
-def layerwise(
-    model: Model, optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any
-) -> Any:
+def layerwise(optimizers: Any, params: Any, states: Any, tokens: Any, targets: Any) -> Any:
     """Each update as soon as its gradient exists."""
 
     def call(name: str, f: Any, x: Any, xs: Any = None, **how: Any) -> Any:
         return curvax.layerwise(f, optimizers[name], params[name], states[name], x, xs, **how)
 
     backward: dict[str, Any] = {}
-    mean = lambda p, x, targets: model.loss(p, x, targets).mean()  # noqa: E731
-    x, backward["embed"] = call("embed", model.embed, tokens, stacked=False)
-    x, backward["layers"] = call("layers", model.block, x)
-    value, backward["head"] = call("head", mean, x, targets, stacked=False)
+    x, backward["embed"] = call("embed", embed, tokens, stacked=False)
+    x, backward["layers"] = call("layers", block, x)
+    value, backward["head"] = call("head", loss, x, targets, stacked=False)
     dx, new, new_states = 1.0, {}, {}
     for name in ("head", "layers", "embed"):
         new[name], new_states[name], dx = backward[name](dx)
@@ -158,20 +145,8 @@ def in_8_bits(optimizer: Any) -> Any:
 
 
 METHODS: dict[str, Callable[[int], Any]] = {
-    "optax.adamw": lambda rank: optax.adamw(RATE),
-    "optax.adamw 8 bits": lambda rank: in_8_bits(optax.adamw(RATE)),
     "racs": lambda rank: curvax.racs(RATE, **KERNELS),
-    "racs int8 weights": lambda rank: curvax.int8_weights(curvax.racs(RATE, **KERNELS)),
-    "galore": lambda rank: curvax.galore(RATE, rank=rank, **KERNELS),
     "galore 8 bits": lambda rank: in_8_bits(curvax.galore(RATE, rank=rank, **KERNELS)),
-    "fira": lambda rank: curvax.fira(RATE, rank=rank, **KERNELS),
-    "alice": lambda rank: curvax.alice(RATE, rank=min(rank, 512), **KERNELS),
-    "alice untracked": lambda rank: curvax.alice(RATE, rank=min(rank, 512), b3=None, **KERNELS),
-    "alice 8 bits": lambda rank: in_8_bits(curvax.alice(RATE, rank=min(rank, 512), **KERNELS)),
-    "apollo": lambda rank: curvax.apollo(RATE, rank=rank, **KERNELS),
-    "sumo rank 128": lambda rank: curvax.sumo(RATE, rank=128, **KERNELS),
-    "muon": lambda rank: curvax.muon(RATE, dtype="float32", **KERNELS),
-    "muon 8 bits": lambda rank: in_8_bits(curvax.muon(RATE, dtype="float32", **KERNELS)),
 }
 
 
@@ -183,7 +158,7 @@ def timed(size: str, method: str, step: str, calls: int = 5) -> dict[str, Any]:
     # As one program this would fold constants of the size of the moments.
     states = {name: o.init(params[name]) for name, o in optimizers.items()}
     tokens = jax.random.randint(jax.random.key(1), (2, TOKENS), 0, SIZES[size].vocabulary)
-    run = functools.partial(STEPS[step], Model(), optimizers)
+    run = functools.partial(STEPS[step], optimizers)
     program = jax.jit(run, donate_argnums=(0, 1)).lower(params, states, *tokens).compile()
     times, losses = [], []
     for _ in range(calls):

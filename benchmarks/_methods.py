@@ -20,10 +20,7 @@ STORAGES = {
 }
 
 
-FAMILIES = {
-    family: tuple(row.name for row in ROWS if row.family == family) for family in get_args(Family)
-}
-NAMES = tuple(name for names in FAMILIES.values() for name in names)
+NAMES = tuple(row.name for family in get_args(Family) for row in ROWS if row.family == family)
 NAMED = {row.name: row for row in ROWS}
 
 PEER = {"muon": "optax.contrib.muon", "galore": "optax.contrib.galore"}

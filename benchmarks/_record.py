@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parent / "results"
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "flax", "optax", "matplotlib")
@@ -70,11 +69,6 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, its first column on the left and the others on the right."""
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def verdict(value: float, bound: float) -> str:
-    """A bound beside the figure that is held to it."""
-    return f"≤ {bound:g}" + ("" if value <= bound else ", **missed**")
 
 
 def machine() -> dict[str, Any]:
@@ -131,10 +125,8 @@ def write(
     about: str,
     tables: Sequence[Table],
     settings: Mapping[str, Any],
-    figures: Mapping[str, Figure] | None = None,
-    name: str | None = None,
 ) -> None:
-    """Writes `<name>.md` and `.json`, and prints the first.
+    """Writes `<suite>.md` and `.json`, and prints the first.
 
     Args:
       args: the result of the parser of `arguments`.
@@ -143,8 +135,6 @@ def write(
       about: the measurement, in words.
       tables: the results.
       settings: sizes of the measurement.
-      figures: by the stems of their files.
-      name: of the files; by default that of the suite.
     """
     body = "\n\n".join([about, *[t.markdown() for t in tables]])
     numbers = [
@@ -159,10 +149,7 @@ def write(
     variables = "".join(f" {name}={value}" for name, value in made["environment"].items())
     footer = f"`{command}`, seed {args.seed}, on {made['hardware']}; {versions}"
     page = f"# {title}\n\n{body}\n\n{footer}{f';{variables}' if variables else ''}.\n"
-    stem = name or suite
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{stem}.md").write_text(page)
-    (args.out / f"{stem}.json").write_text(json.dumps({**made, **data}, indent=1) + "\n")
-    for picture, drawn in (figures or {}).items():
-        drawn.savefig(args.out / f"{picture}.png", dpi=150)
+    (args.out / f"{suite}.md").write_text(page)
+    (args.out / f"{suite}.json").write_text(json.dumps({**made, **data}, indent=1) + "\n")
     print(page)

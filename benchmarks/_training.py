@@ -8,7 +8,6 @@ model's and the optimizer's. Runs stop after every stretch of steps, so that sev
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,25 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from ._programs import whole_bytes
-from ._tasks import WEIGHT_DECAY, Task
-
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """An optimizer: `make(rate, weight_decay=…, adam_learning_rate=…, **options)`."""
-
-    make: Callable[..., optax.GradientTransformation]
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def optimizer(self, task: Task, values: Mapping[str, Any]) -> optax.GradientTransformation:
-        """On the task's schedule, at `rate`, and `adam_rate` for all other parameters."""
-        schedule = task.schedule()
-        return self.make(
-            lambda count: values["rate"] * schedule(count),
-            weight_decay=WEIGHT_DECAY,
-            adam_learning_rate=lambda count: values["adam_rate"] * schedule(count),
-            **self.options,
-        )
+from ._tasks import Task
 
 
 class Run(NamedTuple):

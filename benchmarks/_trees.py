@@ -15,12 +15,11 @@ class Shapes(NamedTuple):
     layers: int
     vocabulary: int
     gated: bool = True
-    kv_width: int | None = None  # of keys and values, where it is not the width
 
     def matrices(self) -> dict[str, tuple[int, int]]:
         """The kernels of one layer."""
-        d, kv = self.width, self.kv_width or self.width
-        shapes = {"query": (d, d), "key": (d, kv), "value": (d, kv), "out": (d, d)}
+        d = self.width
+        shapes = dict.fromkeys(("query", "key", "value", "out"), (d, d))
         shapes |= {"gate": (d, self.inner)} if self.gated else {}
         return shapes | {"up": (d, self.inner), "down": (self.inner, d)}
 
@@ -42,13 +41,11 @@ class Shapes(NamedTuple):
 
 GPT2_SMALL = Shapes(768, 3072, 12, 50257, gated=False)
 # Table 10 of arXiv:2502.07752 (`tests/project/test_papers.py`); then Touvron et al.,
-# arXiv:2302.13971 (7B, 13B) and arXiv:2307.09288 (70B, whose 8 heads of keys and values are 1024).
+# arXiv:2302.13971 (7B).
 LLAMA_130M = Shapes(768, 2048, 12, 32000)
 LLAMA = {
     "1.3B": Shapes(2048, 5461, 24, 32000),
     "7B": Shapes(4096, 11008, 32, 32000),
-    "13B": Shapes(5120, 13824, 40, 32000),
-    "70B": Shapes(8192, 28672, 80, 32000, kv_width=1024),
 }
 
 
@@ -64,13 +61,11 @@ def kernels(model: Shapes, seed: int) -> Any:
     }
 
 
-def abstract_kernels(
-    model: Shapes, dtype: Any, scanned: bool = False, sharding: Any = None
-) -> dict[str, Any]:
+def abstract_kernels(model: Shapes, dtype: Any, scanned: bool = False) -> dict[str, Any]:
     """Shapes of the kernels of attention and MLP: of each layer, or of all on a leading axis."""
 
     def kernel(*shape: int) -> dict[str, Any]:
-        return {"kernel": jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)}
+        return {"kernel": jax.ShapeDtypeStruct(shape, dtype)}
 
     shapes = model.matrices().items()
     if scanned:

@@ -204,7 +204,7 @@ def methods() -> str:
     return f"{table(titles, rows)}\n\n{origin(*suites)}"
 
 
-STARTS = {"muon": "0.03", "soap": "0.01", "kl_shampoo": "1 × `rate`"}
+STARTS = {"muon": "0.03", "soap": "0.01", "kl_shampoo": "2 × `rate`"}
 """Rates to start with where the best ones were alike in all language models (`docs/start.md`)."""
 
 
@@ -405,15 +405,15 @@ def trained(title: str, lines: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         row["million_tokens"] = row["tokens"] * row["steps"][-1] / 1e6
         row |= {"seconds": sum(row["seconds"]), "loss": row["loss"] or "diverged"}
     yield plain(title, RUN, sorted(rows, key=lambda row: str(row["loss"])))
-    most = max(x["steps"][-1] for x in lines if x["seed"] > 0 or x["method"] != "adamw")
+    most = max((x["steps"][-1] for x in lines if x["method"] != "adamw"), default=0)
     own = [x for x in lines if x["loss"] is not None and x["steps"][-1] == most]
     found = {}
     for method in dict.fromkeys(x["method"] for x in own):
         first = [x for x in own if x["method"] == method and x["seed"] == 0]
         rate = min(first, key=lambda x: x["loss"])["rate"] if first else None
         best = [x for x in own if (x["method"], x["rate"]) == (method, rate)]
-        best = [{**x, "cpu_seconds": x["seconds"]} for x in sorted(best, key=lambda x: x["seed"])]
-        found[method] = Result(None, best)
+        by_seed = sorted(best, key=lambda x: x["seed"])
+        found[method] = Result(None, [{**x, "cpu_seconds": x["seconds"]} for x in by_seed])
     seeds = [x["seed"] for x in found["adamw"].finals] if "adamw" in found else []
     if len(seeds) > 1:
         how: Any = {"name": title, "seeds": seeds, "methods": list(found), "steps": most}

@@ -2,7 +2,7 @@
 
     python -m benchmarks programs                        # default calls: an hour; it resumes
     python -m benchmarks programs --device v5e --methods soap --model 1B --layers scanned
-    python -m benchmarks programs --methods "curvax.soap(rate, products='bf16x6')" --lines my.jsonl
+    python -m benchmarks programs --methods "curvax.soap(rate, products='bf16x6')" --out mine
     python -m benchmarks programs --device v5e --layout "4x4 fsdp" --methods muon --layers scanned
     python -m benchmarks programs --only table           # from what is recorded
 
@@ -49,6 +49,7 @@ from jax.sharding import PartitionSpec as P
 from scipy.optimize import nnls
 
 import curvax
+from curvax.transforms.linalg import _turns
 from curvax.transforms.matrices import _view
 from curvax.transforms.refresh import _due
 from curvax.transforms.refresh._policy import Every
@@ -59,8 +60,9 @@ from . import _lines, _record
 from ._methods import NAMED, NAMES, PEERS, RATE, of_rank
 from ._programs import Program, once
 from ._trees import GPT2_SMALL, LLAMA, LLAMA_130M, Shapes, abstract_kernels
+from .precision import stream
 
-SECTIONS = ("programs", "rotations", "table")
+SECTIONS = ("programs", "table")
 MODELS: dict[str, tuple[Shapes, Any]] = {
     "96": (Shapes(160, 640, 24, 0, gated=False), jnp.float32),
     "gpt2": (GPT2_SMALL, jnp.float32),
@@ -80,21 +82,19 @@ WITHOUT_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 2**31 - 1}
 ON_TPU = ("soap", "asgo", "kl_shampoo", "shampoo", "muon", "foam", "optax.adamw")
 """Whose default calls are recorded for a v5e, whose compiler takes minutes."""
 DEVICES = {"h200": "H200", "v5e": "v5e", "cpu": "CPU"}
-TRAINED = {"soap": 10, "asgo": 1, "foam": 10}
-"""Methods whose rotations are counted, and their periods there."""
-EVERY = 7  # each so many refreshes are counted
+ORDER, PERIODS = 96, (1, 10, 20)  # of the bases whose rotations are counted, and of refreshes
 H100 = _record.FOLDER / "h100.md"
 
 
 class Cell(NamedTuple):
-    """A program, or a training run whose rotations are counted."""
+    """A program."""
 
     device: str
     model: str
     layers: str
     layout: str  # of `LAYOUTS`; "" is one device
     method: str  # a name, or a call
-    part: str  # of `PARTS`, "measured" or "rotations"
+    part: str  # of `PARTS`, or "measured"
 
 
 def optimizer(method: str, rank: int, mesh: Mesh | None = None, scanned: bool = False) -> Any:
@@ -212,7 +212,7 @@ def facts(
         "gradients": gradients,
         "state": kept,
         "temporaries": found.temporaries,
-        "seconds": round(found.trace_seconds + found.compile_seconds, 1),
+        "seconds": round(found.seconds, 1),
         "versions": ", ".join(f"{name} {known[name]}" for name in names if name in known),
     }
 
@@ -235,37 +235,28 @@ def minus(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The difference of two programs."""
     keys = {*one["flops"], *other["flops"]}
     flops = {key: one["flops"].get(key, 0) - other["flops"].get(key, 0) for key in sorted(keys)}
+    flops = {key: x for key, x in flops.items() if x}
     return {key: one[key] - other[key] for key in ("kernels", "bytes")} | {"flops": flops}
 
 
-def rotations(cell: Cell) -> dict[str, Any]:
-    """The mean number of rotations that stand for a refresh of a small model's training."""
-    from curvax.transforms.kronecker._methods import Eigh
-    from curvax.transforms.linalg import _turns
-
-    from ._tasks import lm
-    from ._training import Method
-    from ._training import Program as Training
-
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
-
-    class Seen(Eigh):
-        def turn(self, u: jax.Array, h: jax.Array, again: Any) -> Any:
-            jax.debug.callback(lambda *x: seen.append((np.array(x[0]), np.array(x[1]))), u, h)
-            return super().turn(u, h, again)
-
-    period = {} if cell.method == "foam" else {"refresh": TRAINED[cell.method]}
-    options = {"method": Seen(), **period}
-    method, task = Method(getattr(curvax, cell.method), options), lm()
-    training = Training(functools.partial(method.optimizer, task), task)
-    for _ in training.train({"rate": 0.008, "adam_rate": 0.008}, 0, last=True):
-        jax.effects_barrier()
-    turn, counts = jax.jit(_turns.by_rotations, static_argnums=2), []
-    for u, h in seen[len(seen) // 10 :: EVERY]:
-        last = turn(u, h, _turns.ROTATIONS).matrix
-        same = (n for n in range(1, _turns.ROTATIONS) if (turn(u, h, n).matrix == last).all())
-        counts.append(next(same, _turns.ROTATIONS))
-    return {"mean": float(np.mean(counts)), "refreshes": len(counts)}
+@functools.cache
+def rotations(period: int) -> float:
+    """The mean number of rotations in a refresh, for gradients whose covariance turns slowly."""
+    statistic, counts = jnp.zeros((ORDER, ORDER)), []
+    basis = eye = jnp.eye(ORDER)
+    turn = jax.jit(_turns.by_rotations, static_argnums=2)
+    for step, g in enumerate(stream(ORDER, 1e4, 0, 10 + 10 * period), 1):
+        seen = basis.T @ jnp.asarray(g, jnp.float32)
+        statistic = 0.95 * statistic + 0.05 * seen @ seen.T
+        if step % period == 0:
+            length, count = math.inf, 0
+            while length >= _turns.SHORT and count < _turns.ROTATIONS:
+                crooked = float(_turns._defect(basis)) > _turns.LEAST_DEFECT
+                rotation, basis, statistic, *_ = turn(basis, statistic, 1)
+                length = math.inf if crooked else float(jnp.linalg.norm(rotation - eye, 2))
+                count += 1
+            counts.append(count)
+    return float(np.mean(counts[min(10, len(counts) // 2) :]))
 
 
 # Time on an H100.
@@ -369,7 +360,6 @@ def digits(x: float) -> str:
 
 def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
     """A default call for each device."""
-    counts = {c.method: x["mean"] for c, x in lines.items() if c.part == "rotations"}
     for device in DEVICES:
         found = {part: Cell(device, "gpt2", "unrolled", "", name, part) for part in PARTS}
         step, refresh = (lines.get(cell, {}) for cell in found.values())
@@ -381,7 +371,7 @@ def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
         if "bytes" in refresh:
             period = period_of(name)
             row["decompositions"] = refresh["decompositions"]
-            rounds = counts.get(name, counts.get("asgo" if period == 1 else "soap", 1.0))
+            rounds = rotations(max(k for k in PERIODS if k <= period))
             full, turn = costs(refresh), costs(refresh["more"])
             more = {key: full[key] + (rounds - 1) * turn[key] - own[key] for key in SCALES}
             if device == "h200":
@@ -430,11 +420,7 @@ def table_of(lines: Lines) -> _record.Table:
     rows = [row for name in ("optax.adamw", *NAMES) for row in rows_of(name, lines, model)]
     per_byte, per_kernel, exact, default = model.rates
     errors = ", ".join(f"`{x}` {100 * e:+.0f} %" for x, e in model.errors.items())
-    counts = "; ".join(
-        f"`{cell.method}` every {TRAINED[cell.method]}: {line['mean']:.1f}"
-        for cell, line in lines.items()
-        if cell.part == "rotations"
-    )
+    counts = ", ".join(f"{rotations(period):.1f} every {period}" for period in PERIODS)
     adamw = recorded_table("Training steps")["optax.adamw"]["between, ms"]
     rates = f"{1e-9 / per_byte:.1f} TB/s, {1e-9 / exact:.0f} TFLOP/s in float32, "
     rates += f"{1e-9 / default:.0f} in TF32, {1e3 * per_kernel:.1f} µs a kernel"
@@ -443,8 +429,8 @@ def table_of(lines: Lines) -> _record.Table:
         "mean at the period. *Decompositions*: in the program with refreshes. *H100*: measured "
         f"before, or ≈ from the model of time: {rates}; ± is the error of the model on the "
         "measured step of this method, which it was not fitted to there, or the root mean square "
-        f"of all such errors: {errors}. Rotations in a refresh, counted on a "
-        f"small model: {counts}. The last column is AdamW's training step of {adamw} ms with this "
+        f"of all such errors: {errors}. Rotations in a refresh, for gradients whose covariance "
+        f"turns slowly: {counts}. The last column is AdamW's training step of {adamw} ms with this "
         "update in the place of AdamW's."
     )
     return _record.Table("Default calls", COLUMNS, rows, note)
@@ -512,20 +498,16 @@ def main() -> None:
         return
     if args.layout and args.layers != "scanned":
         parser.error("--layout needs --layers scanned")
-    extended = functools.partial(_lines.extended, args, "programs", "programs", kind=Cell)
-    lines: Lines = {}
-    if "rotations" in args.only:
-        runs = [Cell("cpu", "lm", "unrolled", "", name, "rotations") for name in TRAINED]
-        lines = extended(runs, rotations)
-    if "programs" in args.only:
-        lines = extended(asked := list(cells(args)))
+    asked = list(cells(args)) if "programs" in args.only else []
+    lines = _lines.extended(args, "programs", asked, Cell)
+    if args.check:
         refused = [f"{cell}: {lines[cell]['error']}" for cell in asked if "error" in lines[cell]]
-        if args.check and refused:
+        if refused:
             raise SystemExit("\n".join(refused))
     if "table" in args.only:
-        lines = lines or extended([])
         about = "Programs of updates, as compilers make them; nothing of them ran."
-        found = [table_of(lines), *others(lines)]
+        is_timed = any(cell.part == "measured" for cell in lines)
+        found = [*([table_of(lines)] if is_timed else []), *others(lines)]
         _record.write(args, "programs", "What compiled updates say", about, found, {})
 
 
