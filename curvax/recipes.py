@@ -56,43 +56,43 @@ SOAP |= {"storage": None, "side": "both"}
 
 
 def recipe(
-    side: Callable[[Any], weights.Weights] | None = None, **defaults: Any
+    weights_of: Callable[[Any], weights.Weights] | None = None, /, **defaults: Any
 ) -> Callable[[Callable[..., Any]], Any]:
     """Makes a full optimizer of a function from keywords to a direction, its `direction`.
 
     Args:
-      side: from `weight_decay` to the `weights` of `assemble`, which are no argument then.
+      weights_of: from `weight_decay` to the `weights` of `assemble`, which are no argument then.
       defaults: the recipe's arguments.
     """
     kind = inspect.Parameter.KEYWORD_ONLY
     own = [inspect.Parameter(name, kind, default=value) for name, value in defaults.items()]
-    hidden = () if side is None else ("weights", "weight_decay_mask")
-    shared = [x for x in SHARED if x.name not in hidden]
+    hidden = () if weights_of is None else ("weights", "weight_decay_mask")
+    keywords = [*own, *(x for x in SHARED if x.name not in hidden)]
+    rate = inspect.Parameter("learning_rate", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = inspect.Signature((rate, *keywords))
 
     def made(function: Callable[..., optax.GradientTransformation]) -> Any:
         def direction(**given: Any) -> optax.GradientTransformation:
             return function(**{**defaults, **given})
 
         @functools.wraps(function)
-        def optimizer(learning_rate: Any, **settings: Any) -> Any:
-            inner = direction(**{x: settings.pop(x) for x in defaults if x in settings})
-            if unknown := set(settings) - {x.name for x in shared}:
-                allowed = ", ".join(x.name for x in (*own, *shared))
-                name = f"curvax.recipes.{function.__name__}"
-                raise TypeError(f"{name} has no argument {min(unknown)!r}; it has {allowed}.")
-            if side is not None:
-                decay = settings.pop("weight_decay", 0.0)
-                others = (settings.pop(x, None) for x in ("others", "adam_learning_rate"))
-                settings["others"] = others_or_adamw(*others, learning_rate, decay, None)
-                settings["weights"] = side(decay)
-            return assemble(inner, learning_rate, **settings)
+        def optimizer(*args: Any, **settings: Any) -> Any:
+            given = signature.bind(*args, **settings).arguments
+            learning_rate = given.pop("learning_rate")
+            inner = direction(**{x: given.pop(x) for x in defaults if x in given})
+            if weights_of is not None:
+                decay = given.pop("weight_decay", 0.0)
+                others, adam_rate = given.pop("others", None), given.pop("adam_learning_rate", None)
+                given["others"] = others_or_adamw(others, adam_rate, learning_rate, decay, None)
+                given["weights"] = weights_of(decay)
+            return assemble(inner, learning_rate, **given)
 
-        rate = inspect.Parameter("learning_rate", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        found: Any = optimizer
         direction.__signature__ = inspect.Signature(own)  # pyright: ignore
-        optimizer.__signature__ = inspect.Signature((rate, *own, *shared))  # pyright: ignore
-        optimizer.__kwdefaults__ = {x.name: x.default for x in (*own, *shared)}
-        optimizer.direction = direction  # pyright: ignore
-        return optimizer
+        found.__signature__ = signature
+        found.__kwdefaults__ = {x.name: x.default for x in keywords}
+        found.direction = direction
+        return found
 
     return made
 
@@ -201,7 +201,8 @@ def record_46(*, b1: Any, b2: Any, b3: Any, gate: TrustGate | None, method: Any)
     `curvax.published.RUNS["record-46/track-3"]`.
     """
     nesterov = momentum(b1, nesterov=True)
-    soap = optax.conditionally_transform(moment_ratio(0.0, b2), lambda step: step > 0)
+    after_first: Any = lambda step: step > 0  # noqa: E731
+    soap = optax.conditionally_transform(moment_ratio(0.0, b2), after_first)
     directed = optax.chain(nesterov, blend(optax.identity(), soap, (0.0, 1.0)))
     if gate is not None:
         directed = blend(nesterov, directed, gate)

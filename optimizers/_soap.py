@@ -35,6 +35,7 @@ def scale_by_soap(
     bias_correction: bool = False,
     method: str | BasisMethod | None = None,
     skip_first: bool = False,
+    lagged: bool = False,
     limit: jax.typing.ArrayLike | None = None,
     refresh: Refresh = GROWING,
     storage: Storage | None = None,
@@ -45,8 +46,9 @@ def scale_by_soap(
 ) -> optax.GradientTransformation:
     """The direction of `soap` on batches of matrices `(..., m, n)`.
 
-    `soap` documents the arguments, except two: `initial`, the factors start at this number times
-    the identity; `skip_first`, whether the first direction is 0, as in the official code.
+    `soap` documents the arguments, except three: `initial`, the factors start at this number times
+    the identity; `skip_first`, whether the first direction is 0, and `lagged`, whether a step uses
+    the bases that the step before left, both as in the official code.
     """
     check_choice("side", side, ("both", "left", "right", "smaller"))
     policy = as_policy(refresh, offset=0, first=True)
@@ -62,6 +64,7 @@ def scale_by_soap(
         storage=storage,
         products=products,
         skip_first=skip_first,
+        lagged=lagged,
         limit=limit_of(b1, b2, policy) if limit is None else limit,
     )
 

@@ -33,6 +33,7 @@ OF_DIRECTIONS = (
     "accumulate",
     "bias_correction",
     "initial",
+    "lagged",
     "skip_first",
     "update_eigenvalues",
     "warmup_steps",

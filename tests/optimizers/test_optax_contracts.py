@@ -262,7 +262,8 @@ def test_the_state_does_not_depend_on_weight_decay(row: Row) -> None:
 
     mask = jax.tree.map(lambda p: p.ndim > 1, params)
     for rate in (0.1, optax.constant_schedule(0.1)):
-        for make in (row.make, functools.partial(row.make, weight_decay_mask=mask)):
+        masked = {} if row.on_weights else {"weight_decay_mask": mask}
+        for make in (row.make, functools.partial(row.make, **masked)):
             expected = state_of(rate, jnp.float32(0.0), make)
             assert state_of(rate, 0.1, make) == expected
         assert state_of(rate, 0.0) == state_of(rate, 0.1)

@@ -98,6 +98,7 @@ OTHERS = {
     "adaptive": Other(True),
     "bias_correction": Other(True),
     "skip_first": Other(True),
+    "lagged": Other(True),
     "update_eigenvalues": Other(False),
     "whole": Other(True),
     "stagger": Other(True),

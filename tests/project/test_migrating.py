@@ -151,7 +151,7 @@ def official_soap(gs: np.ndarray, rate: float, beta: float, eps: float, period: 
     return np.stack(found)
 
 
-def test_soap_is_near_that_of_the_official_code():
+def test_soap_is_that_of_the_official_code():
     """Of a square matrix, so that its first gradient determines both bases."""
     gs = gradients(40, (8, 8))
     old = official_soap(gs, 0.01, 0.95, 1e-8, 10)[1:]  # without the step that both skip
@@ -160,20 +160,14 @@ def test_soap_is_near_that_of_the_official_code():
         eps=1e-8,
         method="qr",
         skip_first=True,
+        lagged=True,
         refresh=curvax.every(10, offset=1),
     )
     new = kernels_of(curvax.assemble(direction, 0.01), gs)
     assert not new[0].any()
     new, default = new[1:], kernels_of(curvax.soap(0.01), gs)[1:]
-    steps = np.arange(2, 41)
-    before = steps <= 10
-    np.testing.assert_allclose(new[before], old[before], rtol=0, atol=1e-7)  # other places of eps
-    lengths, goal, by_default = (np.linalg.norm(x, axis=(1, 2)) for x in (new, old, default))
-    cosines = np.sum(new * old, axis=(1, 2)) / (lengths * goal)
-    at_refresh = steps % 10 == 1
-    assert np.all(cosines[~at_refresh] > 0.98)
-    assert np.all(cosines > 0.88)
-    np.testing.assert_allclose(lengths[~at_refresh] / goal[~at_refresh], 1, atol=0.05)
+    np.testing.assert_allclose(new, old, rtol=0, atol=1e-6)  # other places of eps
+    goal, by_default = (np.linalg.norm(x, axis=(1, 2)) for x in (old, default))
     assert 0.2 < by_default[0] / goal[0] < 0.3
 
 

@@ -12,8 +12,8 @@ from collections.abc import Collection
 import numpy as np
 
 import curvax
+from curvax import recipes
 
-from . import recipes
 from ._bounds import Step, of_moments, polar
 from ._methods import ASGO, MUON, SOAP
 from ._row import Row
@@ -87,7 +87,11 @@ HYPERBALL_MUON = recipe_row(
     **ON_WEIGHTS,
 )
 CAUTIOUS_MUON = recipe_row(
-    "cautious_muon", MUON, decayed=lambda d, w: np.where(d * w >= 0, w, 0), **POLAR
+    "cautious_muon",
+    MUON,
+    more={"reads weights"},
+    decayed=lambda d, w: np.where(d * w >= 0, w, 0),
+    **POLAR,
 )
 LARS = recipe_row(
     "lars", MUON, more={"reads weights"}, settings={}, fuzz={}, growth=64.0, **ON_WEIGHTS

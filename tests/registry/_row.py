@@ -177,6 +177,11 @@ class Row:
     blind_to_norms = _has("blind to norms")
 
     @property
+    def on_weights(self) -> bool:
+        """Whether its decay is a value of `weights=`, which has no mask."""
+        return "weights" not in self.defaults
+
+    @property
     def factors(self) -> bool:
         """Whether it has symmetric factors, which take a storage."""
         return self.keeps in ("roots", "bases")

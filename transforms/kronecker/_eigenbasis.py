@@ -184,7 +184,7 @@ def in_eigenbasis(
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)
         if skip_first:
             direction = jnp.where(count == 1, 0, direction)
-        return direction, EigenbasisState(count, *bases, inner_state)
+        return direction, EigenbasisState(count, bases[0], bases[1], inner_state)
 
     def directed(x: Any, bases: Any, before: Any, count: Any) -> Any:
         """The direction of `x`, which is in these bases, and the state of `inner`."""
@@ -202,7 +202,7 @@ def in_eigenbasis(
         """New bases, and what turned with them: the moments of `inner`, and other arrays."""
         first, second = take_moments(inner_state)
         bases, turned = rule.refreshed(g, bases, Moments([*first, *along], second), count)
-        first, along = turned.first[: len(first)], tuple(turned.first[len(first) :])
-        return bases, put_moments(inner_state, Moments(first, turned.second)), along
+        first, rest = turned.first[: len(first)], turned.first[len(first) :]
+        return bases, put_moments(inner_state, Moments(first, turned.second)), rest
 
     return each_array("in_eigenbasis", init, update)
