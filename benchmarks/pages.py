@@ -238,7 +238,8 @@ def takes_all(name: str, point: Mapping[str, Any]) -> bool:
 
 # As published.
 
-PAPERS = {"li": "Li", "gong": "Gong", "an": "An", "refael": "Refael", "nam": "Nam"}
+PAPERS = {x: f"{x.title()} " for x in ("li", "gong", "an", "refael", "nam")}
+PAPERS |= {"marin": "Marin,", "records": "modded-nanogpt,"}
 CODE = "the authors' code"
 
 
@@ -247,7 +248,7 @@ def runs_of(paper: str) -> str:
     found = {
         name: run
         for name, run in RUNS.items()
-        if run.source.startswith(f"{PAPERS[paper]} ") or (paper == "nam" and CODE in run.source)
+        if run.source.startswith(PAPERS[paper]) or (paper == "nam" and CODE in run.source)
     }
     left = list(dict.fromkeys(run.open for run in found.values() if run.open))
     rows: dict[tuple[str, ...], list[str]] = {}  # those that differ in the storage alone are one

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 
-from . import grafts, subspaces
+from . import grafts, polar, recipes, subspaces, weights
 from .optimizers import (
     alice,
     asgo,
@@ -24,14 +27,18 @@ from .optimizers import (
     scale_by_dr_shampoo,
     scale_by_foam,
     scale_by_shampoo,
+    scale_by_soap,
     shampoo,
     soap,
     sumo,
 )
+from .transforms.directions._blend import trust_gate
 from .transforms.matrices._matrix_rule import MatrixRule
 from .transforms.refresh._policy import every
+from .transforms.state._inject import inject_hyperparams
 from .transforms.storage._cholesky import cholesky
 from .transforms.storage._quantized import quantized
+from .transforms.weights._averages import ema_nesterov, tail_average
 
 EXACT: dict[str, Any] = {"method": "eigh"}
 """As the papers have it, on all platforms."""
@@ -164,7 +171,128 @@ def as_code(direction: Callable[..., Any]) -> Callable[..., optax.GradientTransf
     return _with_adamw(make)
 
 
+def _adamw_of(rate: Any, b1: float, b2: float, eps: float = 1e-8) -> Any:
+    return optax.adamw(rate, b1, b2, eps, weight_decay=0.0)
+
+
+def marins(method: Callable[..., Any]) -> Callable[..., optax.GradientTransformation]:
+    """Marin: gradients clipped, and Adam with a rate of its own for all other parameters."""
+
+    def make(
+        rate: Any,
+        *,
+        schedule: Callable[..., Any],
+        steps: int,
+        clip: float,
+        adam_rate: float,
+        adam_b1: float,
+        adam_b2: float,
+        adam_eps: float,
+        others: Any = None,
+        **numbers: Any,
+    ) -> Any:
+        adam = optax.scale_by_adam(adam_b1, adam_b2, adam_eps)
+        rest = optax.chain(adam, optax.scale_by_learning_rate(schedule(adam_rate, steps)))
+        made = method(rate, adam=adam, others=rest if others is None else others, **numbers)
+        return optax.chain(optax.clip_by_global_norm(clip), made)
+
+    return make
+
+
+QUINTIC = polar.newton_schulz(5, eps=1e-5)
+OUTPUT_TOO, HIDDEN = MatrixRule(output_layer=None), MatrixRule(output_layer="auto")
+
+
+@marins
+def muon_of_marin(
+    rate: Any, *, adam: Any, others: Any, weight_decay: float, **numbers: Any
+) -> optax.GradientTransformation:
+    """With plain Nesterov momentum, and decay of matrices alone."""
+    del adam
+    how = {"accumulate": "sum", "method": QUINTIC, "weights": weights.decay(weight_decay)}
+    return muon(rate, others=others, **{**how, "matrices": HIDDEN, **numbers})
+
+
+@marins
+def adam_h(rate: Any, *, adam: Any, others: Any, **numbers: Any) -> optax.GradientTransformation:
+    """Adam on spheres, with the output layer."""
+    given = {"matrices": OUTPUT_TOO, "weights": "hyperball", **numbers}
+    return assemble(adam, rate, others=others, **given)
+
+
+@marins
+def muon_h(rate: Any, *, adam: Any, others: Any, **numbers: Any) -> optax.GradientTransformation:
+    """Muon on spheres; the output layer has Adam on a sphere."""
+    output = assemble(adam, rate, matrices=OUTPUT_TOO, weights="hyperball", others=others)
+    given = {"matrices": HIDDEN, "weights": "hyperball", **numbers}
+    return muon(rate, accumulate="sum", method=QUINTIC, others=output, **given)
+
+
+def _rest_of_records(schedule: Any, steps: int, b2: float, final: float, cooldown: float) -> Any:
+    """Embedding, output layer and vectors, each at its rate."""
+
+    def adam(peak: float) -> Any:
+        own = dataclasses.replace(schedule, final=final, cooldown=cooldown)
+        return optax.adamw(own(peak, steps), 0.8, b2, 1e-10, weight_decay=0.0)
+
+    def label(path: Any, x: Any) -> str:
+        if x.ndim < 2:
+            return "vectors"
+        return "embedding" if "embed" in jax.tree_util.keystr(path).lower() else "output"
+
+    return optax.partition(
+        {"embedding": adam(0.3), "output": adam(1 / 320), "vectors": adam(0.01)},
+        functools.partial(jax.tree_util.tree_map_with_path, label),
+    )
+
+
+def kl_soap_h(
+    rate: Any, *, schedule: Any, steps: int, adam_final: float, adam_cooldown: float, **numbers: Any
+) -> optax.GradientTransformation:
+    """KL-SOAP on spheres, in the bases of the step before; the first step only makes bases."""
+    direction = scale_by_soap(
+        statistics="kl", initial=0.1, method="qr", skip_first=True, lagged=True, **numbers
+    )
+    others = _rest_of_records(schedule, steps, 0.95, adam_final, adam_cooldown)
+    return assemble(direction, rate, matrices=HIDDEN, weights="hyperball", others=others)
+
+
+def record_46(
+    rate: Any,
+    *,
+    schedule: Any,
+    steps: int,
+    adam_b2: float,
+    adam_cooldown: float,
+    lookahead: float,
+    gated: str,
+    **numbers: Any,
+) -> optax.GradientTransformation:
+    """The record; its marks are in proportion to the number of steps."""
+    unit = steps / 2900
+    ahead = dataclasses.replace(schedule, cooldown=adam_cooldown)(lookahead, steps)
+
+    def momenta(t: Any) -> Any:
+        warm, cool = 0.85 + 0.1 * t / (300 * unit), 0.95 - 0.1 * (t - 2700 * unit) / (200 * unit)
+        return jnp.where(t < 300 * unit, warm, jnp.where(t > 2700 * unit, cool, 0.95))
+
+    def lookaheads(t: Any) -> Any:
+        return jnp.where((300 * unit <= t) & (1950 * unit > t), ahead(t - 1), 0.0)
+
+    gate = trust_gate(
+        lowest=lambda t: 0.45 * jnp.clip((1625 - t / unit) / 250, 0.0, 1.0),
+        highest=lambda t: jnp.where(1625 * unit > jnp.asarray(t), 0.85, 1.0),
+    )
+    rest = _rest_of_records(schedule, steps, adam_b2, 0.0, adam_cooldown)
+    make = functools.partial(inject_hyperparams(recipes.record_46), rate, b1=momenta, **numbers)
+    outputs = make(gate=gate, matrices=[gated], others=rest)
+    whole = make(others=outputs, matrices=HIDDEN, weight_dimension_numbers={gated: None})
+    start, end, tau = (max(1, round(mark * unit)) for mark in (2400, 2900, 150))
+    return tail_average(ema_nesterov(whole, lookaheads), start, tau=float(tau), end=end)
+
+
 MAKERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "adam-h": adam_h,
     "adamw": adamw,
     "alice": alice_of,
     "alice-0": alice_of,
@@ -176,7 +304,11 @@ MAKERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "foam": grafted(foam),
     "foam-code": as_code(scale_by_foam),
     "galore": galore,
+    "kl-soap-h": kl_soap_h,
     "muon": muon,
+    "muon-h": muon_h,
+    "muon-marin": muon_of_marin,
+    "record-46": record_46,
     "racs": functools.partial(racs, limit=math.inf),  # as printed
     "sgd": sgd,
     "shampoo_on": shampoo_on,

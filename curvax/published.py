@@ -1,4 +1,4 @@
-"""The settings that papers publish: `RUNS`, and the optimizer of each.
+"""The settings that papers and benchmarks publish: `RUNS`, and the optimizer of each.
 
 `RUNS["alice/llama-130M"].optimizer()` is Alice as Gong et al. trained LLaMA 130M with it. Each
 `Run` has the paper's numbers, their places in the paper, and the values that the paper leaves open
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+import jax.numpy as jnp
 import optax
 
 from ._published_calls import MAKERS
@@ -36,6 +37,7 @@ class Run:
       schedule: from the peak and the steps to the schedule.
       task: batch and length of the run, in words.
       open: values that the paper does not give, and our choices.
+      whole: whether the function gets `schedule` and `steps` too, for other rates and for marks.
     """
 
     source: str
@@ -46,6 +48,7 @@ class Run:
     task: str
     steps: int | None = None
     open: str = ""
+    whole: bool = False
 
     def optimizer(
         self, steps: int | None = None, learning_rate: float | None = None, **changes: Any
@@ -77,20 +80,33 @@ class Run:
         check_integer("steps", given["steps"], self.schedule.idle + 1)
         check_interval("learning_rate", given["learning_rate"], 0.0)
         rate = self.schedule(given["learning_rate"], given["steps"])
-        return MAKERS[self.make](rate, **{**self.numbers, **changes})
+        numbers = {**self.numbers, **changes}
+        if self.whole:
+            numbers = {"schedule": self.schedule, "steps": given["steps"], **numbers}
+        return MAKERS[self.make](rate, **numbers)
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """A linear warm-up, then a cosine; both as shares, of the steps and of the peak."""
+    """A linear warm-up, then a cosine; both as shares, of the steps and of the peak.
+
+    With `cooldown`, constant in the place of the cosine, and in this share of the steps at the end
+    a power of what is left of it.
+    """
 
     warmup: float = 0.0
     final: float = 0.0
     first: float = 0.0
     idle: int = 0  # first steps with learning rate 0
+    cooldown: float = 0.0
+    power: float = 1.0
 
     def __call__(self, peak: float, steps: int) -> optax.Schedule:
         """The schedule of a run."""
+        if self.cooldown:
+            left = lambda step: jnp.clip((1 - step / steps) / self.cooldown, 0.0, 1.0)  # noqa: E731
+            share = lambda step: self.final + (1 - self.final) * left(step) ** self.power  # noqa: E731
+            return lambda step: peak * share(step)
         warmup = round(self.warmup * (steps - self.idle))
         cosine = optax.warmup_cosine_decay_schedule(
             self.first * peak, peak, warmup, steps - self.idle, end_value=self.final * peak
@@ -102,6 +118,9 @@ class Schedule:
         first = f"warm-up {100 * self.warmup:.3g} %, " if self.warmup else ""
         idle = f"{self.idle} steps without updates, " if self.idle else ""
         last = f"{self.final:.3g} of the peak" if self.final else "0"
+        if self.cooldown:
+            form = "linear" if self.power == 1 else f"power {self.power:g}"
+            return f"in the last {100 * self.cooldown:.3g} % {form} to {last}"
         return f"{idle}{first}cosine to {last}"
 
 
@@ -126,7 +145,7 @@ class _Runs(Mapping[str, Run]):
 
 
 RUNS: Mapping[str, Run] = _Runs()
-"""The runs of the five papers, by method and task."""
+"""The runs of the papers, of Marin's benchmark and of the speed records, by method and task."""
 
 
 def _runs_of(table: dict[str, Any]) -> Iterator[tuple[str, Run]]:
