@@ -141,6 +141,14 @@ def test_shardings_are_of_one_mesh() -> None:
         optimizer_of(LAYOUTS["heads"], mesh=mixed)
 
 
+def test_shardings_of_other_parameters_are_named() -> None:
+    mesh = mesh_of()
+    optimizer = curvax.muon(0.1, mesh={"params/kernel": NamedSharding(mesh, P("x"))})
+    params = {"kernel": jnp.ones((4, 8))}
+    with pytest.raises(ValueError, match="mesh: .* none for 'kernel'.*params/kernel"):
+        optimizer.update(params, optimizer.init(params), params)
+
+
 @pytest.mark.parametrize("number", [4, 3])
 def test_a_direction_of_another_shape_is_named(number: int) -> None:
     """Of matrices that are divided evenly, and of those that are left."""

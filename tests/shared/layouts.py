@@ -53,6 +53,30 @@ def attention(count: int, over: P, out: P, heads: int = 8, groups: int = 4) -> d
     return found
 
 
+def maxtext() -> dict[str, Leaf]:
+    """A scanned Mixtral of MaxText: FSDP along the model's width, and experts over "y"."""
+    wide, narrow = (8, 4, 32, 64), (8, 4, 64, 32)
+    heads, out = (32, 4, 8, 8), (8, 4, 8, 32)
+    return {
+        "wi_0": Leaf(wide, P("y", None, "x"), TWO),
+        "wi_1": Leaf(wide, P("y", None, "x"), TWO),
+        "wo": Leaf(narrow, P("y", None, None, "x"), TWO),
+        "query": Leaf(heads, P("x"), curvax.MatrixAxes(0, (2, 3))),
+        "out": Leaf(out, P(None, None, None, "x"), curvax.MatrixAxes((0, 2), 3)),
+    }
+
+
+def levanter() -> dict[str, Leaf]:
+    """A scanned Llama of Levanter, `(out, in)`: FSDP along its width, heads and MLP over "y"."""
+    turned, queries = curvax.MatrixAxes(2, 1), curvax.MatrixAxes(4, (1, 2, 3))
+    return {
+        "gate": Leaf((4, 64, 32), P(None, "y", "x"), turned),
+        "down": Leaf((4, 32, 64), P(None, "x", "y"), turned),
+        "query": Leaf((4, 4, 2, 8, 32), P(None, "y", None, None, "x"), queries),
+        "out": Leaf((4, 32, 8, 8), P(None, "x", "y"), curvax.MatrixAxes((2, 3), 1)),
+    }
+
+
 LAYOUTS = {
     "dense, FSDP along rows": Layout((8,), several(8, (32, 64), P("x"))),
     "dense, FSDP along columns": Layout((8,), several(8, (32, 64), P(None, "x"))),
@@ -95,6 +119,8 @@ LAYOUTS = {
         several(8, (32, 64), P("x", "y"), PARTS),
     ),
     "blocks": Layout((2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 32}),
+    "MaxText, FSDP and experts": Layout((2, 4), maxtext()),
+    "Levanter, FSDP and tensor": Layout((2, 4), levanter()),
     "whole on every device": Layout((2, 4), several(8, (32, 64), P())),
 }
 

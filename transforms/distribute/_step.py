@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from .._validate import shown
 from ._exchange import Exchange, Given
 from ._layout import DistributedState, StateLayout, split_axis
 from ._meshes import along, explicit_sharding, is_explicit, resharded, sharded_like, travelled
@@ -195,7 +196,12 @@ class OnMesh:
 
     def spec(self, form: Form, x: jax.Array) -> P:
         """How an array lies along the axes; on Auto axes, where it may not be known, is to lie."""
-        if form.parameter in self.lie:
+        if self.lie:
+            if form.parameter not in self.lie:
+                raise ValueError(
+                    f"mesh: the shardings have none for {form.parameter!r}, only for "
+                    f"{shown([*self.lie])}; give those of the parameters."
+                )
             return along(self.lie[form.parameter], self.axes)
         if not is_explicit(self.mesh):
             return travel_spec(form, self.mesh, self.axes)
@@ -210,10 +216,9 @@ class OnMesh:
 
     started = placed  # from a whole state
 
-    def travelled(self, name: str, x: jax.Array, spec: P) -> jax.Array:
+    def travelled(self, x: jax.Array, spec: P) -> jax.Array:
         """An array as it is to lie."""
-        known = is_explicit(self.mesh) or name in self.lie
-        return resharded(x, self.mesh, spec) if known else travelled(x, self.mesh, spec)
+        return (resharded if self.known else travelled)(x, self.mesh, spec)
 
     def run(
         self, step: Step, state: DistributedState, gradients: Matrices, *params: Matrices
@@ -240,7 +245,7 @@ class OnMesh:
             check_vma=False,
         )
         arrays = [
-            {n: self.travelled(n, matrices.arrays[n], spec) for n, spec in own.items()}
+            {n: self.travelled(matrices.arrays[n], spec) for n, spec in own.items()}
             for matrices, own in zip(given, lie, strict=True)
         ]
         found, state = work(self.placed(state, step.layout), *arrays)
