@@ -43,7 +43,7 @@ SETTINGS = {"asgo": {"refresh": 10}, "shampoo": {"refresh": 10, "base": optax.ad
 MODEL_AXIS = {"query": 1, "key": 1, "value": 1, "out": 0, "up": 1, "down": 0}
 
 
-def make_optimizer(config: train_lm.Config, mesh: Mesh | None) -> optax.GradientTransformation:
+def make_optimizer(config: train_lm.Config, mesh: Any) -> optax.GradientTransformation:
     rate, steps, name = config.learning_rate, max(21, config.steps), config.optimizer
     schedule = optax.warmup_cosine_decay_schedule(rate / 20, rate, 20, steps)
     return getattr(curvax, name)(schedule, mesh=mesh, **SETTINGS.get(name, {}))
@@ -62,21 +62,22 @@ def spec_of(path: tuple, shape: tuple[int, ...], mesh: Mesh, fsdp: bool) -> Part
 
 def make_run(config: train_lm.Config, symbols: int, mesh: Mesh, fsdp: bool):
     """The first state and a step, as jitted functions; the conversions to a checkpoint and back."""
-    optimizer = make_optimizer(config, mesh)
-    graph, _ = nnx.split(nnx.eval_shape(lambda: train_lm.GPT(config, symbols)), nnx.Param)
+    graph, like = nnx.split(nnx.eval_shape(lambda: train_lm.GPT(config, symbols)), nnx.Param)
     replicated = NamedSharding(mesh, PartitionSpec())
+
+    def on_mesh(path: tuple, x: Any) -> jax.ShapeDtypeStruct:
+        sharding = NamedSharding(mesh, spec_of(path, x.shape, mesh, fsdp))
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    params = jax.tree_util.tree_map_with_path(on_mesh, like)
+    param_shardings = jax.tree.map(lambda x: x.sharding, params)
+    optimizer = make_optimizer(config, param_shardings)  # gradients go straight to their owners
 
     def begin() -> dict[str, Any]:
         params = nnx.state(train_lm.GPT(config, symbols), nnx.Param)
         state = {"params": params, "opt_state": optimizer.init(params)}
         return state | {"step": jnp.zeros((), jnp.int32), "loss": jnp.zeros(())}
 
-    def on_mesh(path: tuple, x: Any) -> jax.ShapeDtypeStruct:
-        sharding = NamedSharding(mesh, spec_of(path, x.shape, mesh, fsdp))
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-    params = jax.tree_util.tree_map_with_path(on_mesh, jax.eval_shape(begin)["params"])
-    param_shardings = jax.tree.map(lambda x: x.sharding, params)
     opt_state = curvax.state_sharding(optimizer, params, mesh)
     shardings = {"params": param_shardings, "opt_state": opt_state}
     shardings |= {"step": replicated, "loss": replicated}
