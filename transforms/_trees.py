@@ -62,7 +62,7 @@ def in_full_range(tree: Any) -> Any:
 
 
 def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
-    """Parameters and gradients, as arrays where they are Python floats.
+    """Parameters and gradients, as arrays of JAX where they are Python floats or NumPy's.
 
     Gradients get the wider of their dtypes and their parameters', if there are any: a gradient in
     bfloat16 has 8 bits; an update of parameters in float32 needs 24.
@@ -72,9 +72,7 @@ def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
         another shape than its parameter.
     """
     params = _without_static(params, updates)
-    params, updates = jax.tree.map(
-        lambda x: jnp.asarray(x, float) if isinstance(x, float) else x, (params, updates)
-    )
+    params, updates = jax.tree.map(_as_array, (params, updates))
     if params is None:
         return params, updates
     named, given = named_leaves(updates), named_leaves(params).present()
@@ -87,6 +85,12 @@ def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
             check_same_shape(name, x, given[name])
             wide[name] = x.astype(jnp.promote_types(x.dtype, jnp.result_type(given[name])))
     return params, named.rebuild(wide)
+
+
+def _as_array(x: Any) -> Any:
+    if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+        return jnp.asarray(x)  # in float32 without x64, as jit takes it
+    return jnp.asarray(x, float) if isinstance(x, float) else x
 
 
 def _without_static(params: Any, updates: Any) -> Any:

@@ -219,6 +219,14 @@ def test_wide_types_are_used_only_by_wide_parameters(row: Row) -> None:
         assert not {"int64", "uint64"} & {x.dtype.name for x in leaves}
 
 
+def test_arrays_of_numpy_are_taken_without_a_warning() -> None:
+    """In float64, which JAX holds in float32."""
+    params = {"dense": {"kernel": np.ones((4, 6)), "bias": np.zeros(6)}}
+    optimizer = curvax.muon(0.1)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    assert {x.dtype.name for x in jax.tree.leaves(updates)} == {"float32"}
+
+
 @in_turns(10, of=17)
 def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     narrow = small_tree()

@@ -291,10 +291,11 @@ def _check_selection(argument: str, selection: Any) -> None:
     predicate = callable(selection) and not isinstance(selection, (MatrixRule, type))
     left_out = selection is None or selection is METHODS_OWN
     if not (left_out or isinstance(selection, str) or patterns or predicate):
+        word = "all" if argument == "matrices" else "auto"
         raise ValueError(
-            f"{argument} must be None, a path pattern, a sequence of them, or a predicate such as "
-            "lambda path, leaf: leaf.ndim == 2 (a mask goes to optax.partition); got "
-            f"{shown(selection)}."
+            f'{argument} must be None, "{word}", a path pattern, a sequence of them, a predicate '
+            "such as lambda path, leaf: leaf.ndim == 2 (a mask goes to optax.partition), or "
+            f"curvax.MatrixRule(…) for more; got {shown(selection)}."
         )
     if predicate:
         check_predicate(argument, selection)
