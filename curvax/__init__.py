@@ -23,6 +23,7 @@ a direction for batches of matrices, such as `scale_by_muon`.
 | `curvax.grafts` | lengths of directions |
 | `curvax.weights` | what a step does with the weights beside the direction |
 | `curvax.subspaces` | bases, carry rules and compensations for `in_subspace` |
+| `curvax.recipes` | what leads the field, made of these parts |
 | `curvax.published` | the settings that papers publish |
 
 `curvax/transforms/__init__.py` has the map of the modules, and follows a step through them.

@@ -199,7 +199,18 @@ def marins(method: Callable[..., Any]) -> Callable[..., optax.GradientTransforma
     return make
 
 
-QUINTIC = polar.newton_schulz(5, eps=1e-5)
+QUINTIC = polar.newton_schulz(
+    5,
+    coefficients=(
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+    eps=1e-5,
+)
+"""Marin's, which has another row for each iteration."""
 OUTPUT_TOO, HIDDEN = MatrixRule(output_layer=None), MatrixRule(output_layer="auto")
 
 
@@ -287,8 +298,8 @@ def record_46(
     make = functools.partial(inject_hyperparams(recipes.record_46), rate, b1=momenta, **numbers)
     outputs = make(gate=gate, matrices=[gated], others=rest)
     whole = make(others=outputs, matrices=HIDDEN, weight_dimension_numbers={gated: None})
-    start, end, tau = (max(1, round(mark * unit)) for mark in (2400, 2900, 150))
-    return tail_average(ema_nesterov(whole, lookaheads), start, tau=float(tau), end=end)
+    start, tau = max(1, math.ceil(2400 * unit)), max(1.0, 150 * unit)
+    return tail_average(ema_nesterov(whole, lookaheads), start, tau=tau, end=max(start + 1, steps))
 
 
 MAKERS: dict[str, Callable[..., optax.GradientTransformation]] = {

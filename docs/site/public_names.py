@@ -58,6 +58,11 @@ GROUPS = {
         "For `weights=` ([guide](../docs/combinations.md#the-weights-side)).",
         "weights weights.*",
     ),
+    "recipes": (
+        "Recipes",
+        "What leads the field, as optimizers ([guide](../docs/combinations.md)).",
+        "recipes recipes.*",
+    ),
     "published": (
         "Published settings",
         "[All runs](../docs/published.md).",
@@ -72,7 +77,17 @@ GROUPS = {
 }
 
 MODULES = (
-    *("eigenbases", "grafts", "polar", "policies", "published", "rules", "subspaces", "weights"),
+    *(
+        "eigenbases",
+        "grafts",
+        "polar",
+        "policies",
+        "published",
+        "recipes",
+        "rules",
+        "subspaces",
+        "weights",
+    ),
 )
 """Modules whose members have entries of their own."""
 

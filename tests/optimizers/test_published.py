@@ -1,22 +1,28 @@
 """Every published run gives an optimizer, with the paper's learning rate at every step."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import curvax
 from curvax.published import RUNS
-from tests.helpers import share
+from tests.helpers import assert_close, share
+from tests.reference.hyperball_methods import adam_h, muon_h
+from tests.reference.track3_schedules import POWER_FACTORS, cooldown, power_cool
 
 PARAMS = {
     "embedding": jnp.ones((9, 6)),
     "dense": {"kernel": jnp.ones((6, 8)), "bias": jnp.zeros(8)},
+    "out": {"kernel": jnp.ones((8, 6))},
     "lm_head": {"kernel": jnp.ones((6, 9))},
 }
 GRADIENTS = jax.tree.map(lambda x: x + jnp.arange(x.size, dtype=x.dtype).reshape(x.shape), PARAMS)
+EPS = 2.0**-23  # of the schedules
 OF_METHODS = {name.partition("/")[0]: name for name in RUNS}
 
 
@@ -50,6 +56,52 @@ def test_the_schedule_is_a_warm_up_and_a_cosine() -> None:
     rate = RUNS["shampoo/nanogpt"].schedule(1.0, 2560)
     assert float(rate(127)) == 0 and float(rate(128)) == pytest.approx(0.04)
     assert float(rate(128 + round(0.3 * 2432))) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [
+        ("muon-h/qwen3-130M", muon_h),
+        ("adam-h/qwen3-520M", functools.partial(adam_h, b2=0.98, eps=1e-10)),
+    ],
+)
+def test_marin_s_runs_follow_their_transcription(name: str, theirs: Any) -> None:
+    """Of a kernel and, where Adam on a sphere has it, of the output layer; without clipping."""
+    steps, random = 20, np.random.default_rng(0)
+    run = RUNS[name]
+    optimizer = run.optimizer(steps=steps, clip=1e9)
+    names = ("dense", "lm_head")
+    weights, noise = random.standard_normal((6, 8)), random.standard_normal((steps, 6, 8))
+
+    def step(carry: Any, noise: Any) -> Any:
+        params, state = carry
+        updates, state = optimizer.update({x: {"kernel": noise} for x in names}, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), params
+
+    with jax.enable_x64(True):
+        params = {x: {"kernel": jnp.asarray(weights)} for x in names}
+        found = jax.lax.scan(step, (params, optimizer.init(params)), jnp.asarray(noise))[1]
+    assert run.learning_rate is not None
+    rates = [float(run.schedule(run.learning_rate, steps)(t)) for t in range(steps)]
+    for x, by in zip(names, (theirs, functools.partial(adam_h, b2=0.98, eps=1e-10)), strict=True):
+        expected = by(list(noise), weights, learning_rates=rates)
+        own = np.asarray(found[x]["kernel"])
+        assert_close(own, np.stack(expected), 64, condition=3.4445**5, eps=EPS)
+
+
+def test_a_cooldown_is_a_power_of_the_rest() -> None:
+    """As the schedules of the speed records are written."""
+    for name, kind in (("record-46/track-3", "matrices"), ("kl-soap-h/track-3", "")):
+        run = RUNS[name]
+        assert run.learning_rate and run.steps
+        t = np.arange(run.steps)
+        if kind:
+            expected = power_cool(t, *POWER_FACTORS[kind])
+        else:
+            expected = cooldown(t, 0.018, steps=3125, power=1.5, floor=0.017)
+        own = jax.vmap(run.schedule(run.learning_rate, run.steps))(jnp.asarray(t))
+        assert_close(np.float64(own), expected, 64, eps=EPS)
 
 
 def test_what_a_paper_does_not_have_must_be_given() -> None:
