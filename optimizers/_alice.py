@@ -13,10 +13,11 @@ from ..transforms.directions._moment_ratio import moment_ratio
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.state._inject import scheduled
 from ..transforms.subspace._bases import SWITCHING, BasisFinder
 from ..transforms.subspace._compensation import Compensation, as_compensation
 from ..transforms.subspace._subspace import in_subspace
-from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
+from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 EXAMPLE = "curvax.subspaces.complement(leading=20)"
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Any
 
-import jax.numpy as jnp
 import optax
 
 from ..transforms._guard import guard_leaves
-from ..transforms._validate import as_value, check_rate, check_schedule, concrete, shown
+from ..transforms._validate import as_value, check_rate, concrete, shown
 from ..transforms.directions._weight_decay import mask_of, optional_decay
 from ..transforms.directions._weights_side import Weights, on_weights
 from ..transforms.directions._weights_values import WEIGHTS
@@ -22,30 +19,7 @@ from ..transforms.matrices._view import matrix_view
 
 MeshLike = Any  # a mesh, the shardings of the parameters on one, or None
 MeshAxis = str | Sequence[str] | None
-P = ParamSpec("P")
 Decay = Any  # the decay rate of an average: a number, or a schedule
-
-
-def scheduled(
-    factory: Callable[P, optax.GradientTransformation],
-) -> Callable[P, optax.GradientTransformation]:
-    """A direction whose decay rates `b1`, `b2` and `b3` may be schedules, functions of the step.
-
-    Then its state has their counts and last values, as with Optax's `inject_hyperparams`: on each
-    device, so that meshes with Explicit axes take them.
-    """
-
-    @functools.wraps(factory)
-    def made(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:
-        rates = {name for name in ("b1", "b2", "b3") if callable(kwargs.get(name))}
-        if not rates:
-            return factory(*args, **kwargs)
-        for name in rates:
-            check_schedule(f"{name} must be a number in [0, 1) or a schedule", kwargs[name])
-        fixed = inspect.signature(factory).parameters.keys() - rates
-        return optax.inject_hyperparams(factory, fixed, jnp.dtype(jnp.float32))(*args, **kwargs)
-
-    return made
 
 
 class _Full(optax.GradientTransformationExtraArgs):

@@ -11,7 +11,8 @@ from ..transforms.directions._diagonal import precondition_diagonal
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
-from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
+from ..transforms.state._inject import scheduled
+from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 
 @scheduled

@@ -15,8 +15,9 @@ from ..transforms.kronecker._methods import RefreshMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._diagonal_residual import diagonal_residual
+from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
-from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
+from ._assemble import Decay, MeshAxis, MeshLike, assemble
 from ._shampoo import scale_by_shampoo
 
 

@@ -12,8 +12,9 @@ from ..transforms.kronecker._methods import BasisMethod
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh
+from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
-from ._assemble import Decay, MeshAxis, MeshLike, scheduled
+from ._assemble import Decay, MeshAxis, MeshLike
 from ._soap import scale_by_soap, soap
 
 

@@ -12,7 +12,8 @@ from ..transforms.directions._momentum import descend_with_momentum
 from ..transforms.directions._orthogonalize import PolarMethod, orthogonalize, scale_by_shape
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
-from ._assemble import Decay, MeshAxis, MeshLike, assemble, others_or_adamw, scheduled
+from ..transforms.state._inject import scheduled
+from ._assemble import Decay, MeshAxis, MeshLike, assemble, others_or_adamw
 
 
 def scale_by_osgdm(

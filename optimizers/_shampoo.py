@@ -18,8 +18,9 @@ from ..transforms.kronecker._precondition import precondition
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
 from ..transforms.refresh._policy import Refresh, as_policy
+from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
-from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
+from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 
 @scheduled

@@ -16,8 +16,9 @@ from ..transforms.kronecker._whitened import limit_of
 from ..transforms.linalg._products import Products
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy, every
+from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
-from ._assemble import Decay, MeshAxis, MeshLike, assemble, scheduled
+from ._assemble import Decay, MeshAxis, MeshLike, assemble
 
 GROWING = every(10, first="growing")
 """Every third step at first, as short runs need it; every tenth from step 700 on."""

@@ -6,14 +6,16 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._validate import Value
+from .._validate import Value, check_schedule
+
+P = ParamSpec("P")
 
 
 def inject_hyperparams(
@@ -91,6 +93,28 @@ def inject_hyperparams(
         return inject(*bound.args, **bound.kwargs)  # pyright: ignore
 
     return injected
+
+
+def scheduled(
+    factory: Callable[P, optax.GradientTransformation],
+) -> Callable[P, optax.GradientTransformation]:
+    """A direction whose decay rates `b1`, `b2` and `b3` may be schedules, functions of the step.
+
+    Then its state has their counts and last values, as with Optax's `inject_hyperparams`: on each
+    device, so that meshes with Explicit axes take them.
+    """
+
+    @functools.wraps(factory)
+    def made(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:
+        rates = {name for name in ("b1", "b2", "b3") if callable(kwargs.get(name))}
+        if not rates:
+            return factory(*args, **kwargs)
+        for name in rates:
+            check_schedule(f"{name} must be a number in [0, 1) or a schedule", kwargs[name])
+        fixed = inspect.signature(factory).parameters.keys() - rates
+        return optax.inject_hyperparams(factory, fixed, jnp.dtype(jnp.float32))(*args, **kwargs)
+
+    return made
 
 
 def _with_numbers(
