@@ -1,5 +1,6 @@
 """Figures on pages come from the benchmarks: their arithmetic."""
 
+import ast
 import functools
 import importlib
 import math
@@ -177,6 +178,23 @@ def test_calls_on_pages_are_those_that_ran(page: str, monkeypatch: pytest.Monkey
     assert "curvax.soap(0.01)" in printed and printed <= ran()
     monkeypatch.setattr(curvax, "soap", functools.partial(curvax.soap, b1=0.5))
     assert "curvax.soap(0.01)" not in ran()
+
+
+def test_pages_of_methods_start_with_the_rates_of_the_calls_that_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of matrices and of all other parameters; the pages add weight decay."""
+    calls, pages = module("evidence._calls"), module("pages")
+    monkeypatch.syspath_prepend(pages.ROOT / "docs/site")
+    start = importlib.import_module("methods").start
+
+    def rates_of(code: str) -> list[str]:
+        found = [x for x in ast.walk(ast.parse(code)) if isinstance(x, ast.Call) and x.args]
+        return sorted(f"{ast.unparse(x.func)}({ast.unparse(x.args[0])})" for x in found)
+
+    for printed in calls.PRINTED["recipe-250"]:
+        own = [x for x in rates_of(start(printed.method)) if "partial" not in x]
+        assert own == rates_of(printed.call)
 
 
 def test_a_call_trains_as_the_same_numbers_do_in_the_tuning() -> None:
