@@ -31,7 +31,18 @@ a direction for batches of matrices, such as `scale_by_muon`.
 
 from importlib import metadata as _metadata
 
-from . import eigenbases, grafts, polar, policies, published, recipes, rules, subspaces, weights
+from . import (  # the first import is the first to run
+    _requirements,  # noqa: F401
+    eigenbases,
+    grafts,
+    polar,
+    policies,
+    published,
+    recipes,
+    rules,
+    subspaces,
+    weights,
+)
 from .optimizers import (
     alice,
     apollo,

@@ -10,6 +10,7 @@ from ._eigen_adam import eigen_adam, scale_by_eigen_adam
 from ._fira import fira, scale_by_fira
 from ._foam import foam, scale_by_foam
 from ._galore import galore, scale_by_galore
+from ._keywords import name_unknown_keywords
 from ._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
 from ._muon import muon, scale_by_muon
 from ._osgdm import osgdm, scale_by_osgdm
@@ -56,3 +57,5 @@ __all__ = [
     "sumo",
     "swan",
 ]
+
+name_unknown_keywords(__name__, __all__)

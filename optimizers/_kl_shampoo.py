@@ -19,6 +19,7 @@ from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
+from ._soap import MAX_ORDER
 
 
 @scheduled
@@ -34,6 +35,7 @@ def scale_by_kl_shampoo(
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
+    max_order: int | None = MAX_ORDER,
 ) -> optax.GradientTransformation:
     """The direction of `kl_shampoo` on batches of matrices `(..., m, n)`.
 
@@ -48,6 +50,7 @@ def scale_by_kl_shampoo(
         momentum(b1),
         refresh=policy,
         side=side,
+        max_order=max_order,
         b3=b2,
         statistics="kl",
         initial=initial,
@@ -72,6 +75,7 @@ def kl_shampoo(
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
+    max_order: int | None = MAX_ORDER,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,
@@ -124,6 +128,8 @@ def kl_shampoo(
       storage: how factors and bases are stored; `dense()` by default.
       products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
+      max_order: sides of a larger order have no factor, as in `soap`, and the other side divides
+        alone; `None` has factors of all.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
         adam_learning_rate, others: see `muon`.
       weight_decay: decoupled, multiplied by the learning rate: with ten times AdamW's rate, take a
@@ -156,6 +162,7 @@ def kl_shampoo(
             storage=storage,
             products=products,
             side=side,
+            max_order=max_order,
         ),
         learning_rate,
         matrices=matrices,

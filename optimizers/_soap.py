@@ -23,6 +23,10 @@ from ._assemble import Decay, MeshAxis, MeshLike, assemble
 GROWING = every(10, first="growing")
 """Every third step at first, as short runs need it; every tenth from step 700 on."""
 
+MAX_ORDER = 10_000
+"""Sides of a larger order have no basis, as in the official code: it would take two arrays of this
+order squared, 8 GB for a vocabulary of 32,000."""
+
 
 @scheduled
 def scale_by_soap(
@@ -42,7 +46,7 @@ def scale_by_soap(
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
-    max_order: int | None = None,
+    max_order: int | None = MAX_ORDER,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `soap` on batches of matrices `(..., m, n)`.
@@ -85,7 +89,7 @@ def soap(
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
-    max_order: int | None = None,
+    max_order: int | None = MAX_ORDER,
     dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -131,9 +135,9 @@ def soap(
     rotations, which follow the factors by products alone (transforms/linalg/_turns.py). A
     checkpoint moves between them.
 
-    State per `m × n` matrix: `2mn + 2m² + 2n²` numbers. Work between refreshes: `6mn(m + n)` FLOPs;
-    a refresh has `12(m³ + n³)` for each rotation, of which it takes one to four, and
-    `4mn(m + n)`.
+    State per `m × n` matrix: `2mn + 2m² + 2n²` numbers, without the square of a side above
+    `max_order`. Work between refreshes: `6mn(m + n)` FLOPs; a refresh has `12(m³ + n³)` for each
+    rotation, of which it takes one to four, and `4mn(m + n)`.
 
     Relations, each with a test of the same name: with identity bases it is Adam without bias
     correction; on one side it is `eigen_adam`; transposing the gradient transposes the direction.
@@ -158,8 +162,8 @@ def soap(
       storage: how factors and bases are stored; `dense()` by default.
       products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
-      max_order: sides of a larger order have no factor and are not rotated, as with
-        `max_precond_dim` of the official code; `None` rotates all.
+      max_order: sides of a larger order have no factor and are not rotated, such as the vocabulary
+        of a head, as with `max_precond_dim` of the official code; `None` rotates all.
       dtype: dtype of the stored momentum; `None` is that of the parameters, at least float32.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
         adam_learning_rate, others: see `muon`.

@@ -1,5 +1,9 @@
 """What users mistake for another argument is named, with what to give instead."""
 
+import importlib
+import inspect
+import pickle
+import re
 from typing import Any
 
 import jax
@@ -9,6 +13,7 @@ import optax
 import pytest
 
 import curvax
+from curvax.optimizers._keywords import HINTS
 from tests.helpers import assert_names, rejection
 
 PARAMS = {"dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}
@@ -24,6 +29,11 @@ def of_shape(shaped: Any) -> Any:
     """One update by a direction of another shape."""
     other = optax.stateless(lambda updates, _: jax.tree.map(shaped, updates))
     optimizer = curvax.assemble(other, 0.1)
+    return optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
+
+
+def decayed(mask: Any) -> Any:
+    optimizer = curvax.muon(0.1, weight_decay=0.1, weight_decay_mask=mask)
     return optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
 
 
@@ -63,6 +73,19 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda: curvax.muon(0.1).init({"kernel": jnp.ones((4, 4), complex)}),
         "'kernel' | complex | optax.contrib.split_real_and_imaginary",
     ),
+    "a mask with an entry that no parameter has": (
+        lambda: decayed({"dense": {"kernel": True, "bias": False}, "dens": True}),
+        "weight_decay_mask | 'dens' | dense/bias, dense/kernel",
+    ),
+    "a part of a mask with such an entry": (
+        lambda: decayed({"dense": {"kernel": True, "bia": False}}),
+        "weight_decay_mask | 'dense/bia' | dense/bias, dense/kernel",
+    ),
+    "a polar factor for a basis": (
+        lambda: curvax.soap(0.1, method="svd"),
+        "method | 'eigh', 'qr', 'rotations' | got 'svd'",
+    ),
+    "a basis for a polar factor": (lambda: curvax.muon(0.1, method="eigh"), "method | 'eigh'"),
     "no columns": (
         lambda: curvax.to_int8({"kernel": jnp.ones((4, 0))}),
         "'kernel' | (4, 0) | at least 1",
@@ -112,3 +135,54 @@ def test_schedules_and_numbers_of_all_kinds_are_rates(rate: Any) -> None:
     optimizer = curvax.muon(rate)
     updates, _ = optimizer.update(PARAMS, optimizer.init(PARAMS), PARAMS)
     assert jax.tree.leaves(updates)[0].any()
+
+
+KEYWORDS = [
+    ("shampoo", "block_size", "matrices=curvax.MatrixRule(block_size="),
+    ("soap", "head_wise", "matrices=curvax.MatrixRule(head_wise="),
+    ("muon", "ns_steps", "method=curvax.polar.newton_schulz("),
+    ("scale_by_muon", "ns_coeffs", "method=curvax.polar.newton_schulz("),
+    ("soap", "betas", "b1= and b2="),
+    ("muon", "betas", "b1="),
+    ("shampoo", "solver", "method="),
+    ("galore", "lr", "the first argument"),
+    ("soap", "max_precond_dim", "max_order="),
+    ("shampoo", "max_precond_dim", "matrices=curvax.MatrixRule(block_size="),
+    ("soap", "precondition_frequency", "refresh="),
+    ("eigen_adam", "shampoo_beta", "b3="),
+    ("racs", "mask", "weight_decay_mask="),
+    ("muon", "adam_b1", "others=optax.adamw("),
+]
+
+
+@pytest.mark.parametrize(("method", "keyword", "hint"), KEYWORDS)
+def test_a_keyword_of_other_libraries_says_what_to_give(
+    method: str, keyword: str, hint: str
+) -> None:
+    make = getattr(curvax, method)
+    with pytest.raises(TypeError, match=rf"{method}\(\).*'{keyword}'") as error:
+        make(**{keyword: 1})
+    assert hint in str(error.value)
+
+
+@pytest.mark.parametrize("method", curvax.optimizers.__all__)
+def test_hints_give_arguments_that_the_method_has(method: str) -> None:
+    make = getattr(curvax, method)
+    known = inspect.signature(make).parameters
+    for keyword in HINTS.keys() - known.keys():
+        with pytest.raises(TypeError) as error:
+            make(**{keyword: 1})
+        _, _, hint = str(error.value).partition("; give ")
+        written = re.findall(r"(?<![\w(])(\w+)=", hint.replace("curvax.MatrixRule(", "("))
+        assert {*written} <= {*known}, hint
+
+
+def test_factories_are_pickled() -> None:
+    assert pickle.loads(pickle.dumps(curvax.soap)) is curvax.soap
+
+
+def test_an_old_jax_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "__version_info__", (0, 6, 2))
+    monkeypatch.setattr(jax, "__version__", "0.6.2")
+    with pytest.raises(ImportError, match=r"0\.10 or later.* 0\.6\.2"):
+        importlib.reload(curvax._requirements)

@@ -1,5 +1,6 @@
 """Looking into optimizers: what becomes of each parameter, and the bytes of the state."""
 
+import functools
 import itertools
 import math
 import re
@@ -14,7 +15,16 @@ import pytest
 
 import curvax
 from tests.cases import ROWS, every_optimizer
-from tests.helpers import ALL_CELLS, assert_close, gradients_like, run, share, states_by_parameter
+from tests.helpers import (
+    ALL_CELLS,
+    assert_close,
+    assert_names,
+    gradients_like,
+    rejection,
+    run,
+    share,
+    states_by_parameter,
+)
 from tests.registry import REGISTRY, Row
 
 SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
@@ -291,3 +301,33 @@ def test_wrappers_that_pass_on_another_tree_are_named(
         assert "1 matrix 4×6" in curvax.summarize(MUON, params.fast)
         shardings = curvax.state_sharding(optimizer, params, jax.make_mesh((2,), ("x",)))
         assert jax.tree.structure(shardings) == jax.tree.structure(state)
+
+
+HEAD = {"lm_head": {"kernel": jax.ShapeDtypeStruct((768, 32000), jnp.float32)}}
+WARNING = "The state of 'lm_head/kernel' is 85 times as large"
+
+
+def test_a_state_far_larger_than_its_parameter_is_pointed_out() -> None:
+    assert WARNING in curvax.summarize(curvax.foam(0.1), HEAD)
+    assert WARNING in curvax.summarize(curvax.soap(0.1, max_order=None), HEAD)
+    cut = curvax.foam(0.1, matrices=curvax.MatrixRule(block_size=1200))
+    for optimizer in (cut, curvax.muon(0.1), curvax.soap(0.1)):
+        assert "times as large" not in curvax.summarize(optimizer, HEAD)
+
+
+@pytest.mark.parametrize("name", ["soap", "eigen_adam", "kl_shampoo"])
+@pytest.mark.parametrize("shape", [(768, 32000), (32000, 768)])
+def test_a_vocabulary_has_no_basis_by_default(name: str, shape: tuple[int, int]) -> None:
+    params = {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)}
+    assert curvax.state_bytes(getattr(curvax, name)(0.1), params) < 4 * (3 * 768 * 32000)
+    one_side = 4 * 10_000**2
+    params = {"kernel": jax.ShapeDtypeStruct((10_000, 10_000), jnp.float32)}
+    assert curvax.state_bytes(getattr(curvax, name)(0.1), params) > 3 * one_side
+
+
+def test_kl_shampoo_needs_a_side() -> None:
+    for rule in ({"side": "left"}, {"max_order": 700}):
+        optimizer = curvax.kl_shampoo(0.1, **rule)
+        wide = {"kernel": jax.ShapeDtypeStruct((32000, 768), jnp.float32)}
+        error = rejection(functools.partial(jax.eval_shape, optimizer.init, wide))
+        assert_names(error, "max_order | (1, 32000, 768)")

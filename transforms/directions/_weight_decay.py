@@ -75,6 +75,14 @@ def mask_of(mask: Any) -> Any:
 
     def of(params: Any) -> Any:
         named = named_leaves(params)
+        # A part that is left out may be one hole, above its entries.
+        near = lambda p, n: f"{n}/".startswith(f"{p}/") or f"{p}/".startswith(f"{n}/")  # noqa: E731
+        surplus = [p for p in marked if p and not any(near(p, n) for n in named.names)]
+        if surplus:
+            raise ValueError(
+                "weight_decay_mask must have the structure of the parameters; it has an entry for "
+                f"{surplus[0]!r}, which is none. The parameters are {', '.join(named.names)}."
+            )
         if named.present().keys() <= marked.keys():
             return named.rebuild(marked)
         covered = lambda name: any(f"{name}/".startswith(f"{p}/" if p else "") for p in marked)  # noqa: E731

@@ -159,6 +159,11 @@ def in_eigenbasis(
     sides = functools.partial(sides_of, side, max_order=max_order)
 
     def init(x: Any) -> EigenbasisState:
+        if divide and not sides(x):
+            raise ValueError(
+                f"max_order must be at least an order of side={side!r} of the matrices {x.shape}, "
+                f"or nothing divides their momentum; got {max_order}. Choose another side."
+            )
         wide = widened(x)
         inner_state = inner.init(wide)
         if not is_repeated():

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._loops import each_matrix
+from ._loops import each_matrix, while_at_most
 from ._numerics import HIGHEST
 from ._platforms import by_platform, diagonals, in_rows, with_diagonal, zeros_beside
 
@@ -59,7 +59,7 @@ def _attempts(
     # The first attempt is in the loop too: a second decomposition makes programs longer.
     running = lambda s: (s[0] <= RETRIES) & jnp.any(s[2])  # noqa: E731
     start = jnp.int32(0), x, jnp.ones(x.shape[:-2], bool)
-    _, c, failed = jax.lax.while_loop(running, attempt, start)
+    _, c, failed = while_at_most(RETRIES + 1, running, attempt, start)
     if relative:  # to a largest entry of 0: zeros stay zeros
         c = jnp.where((largest == 0)[..., None, None], 0, c)
     return c, failed

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from .._side import LEFT
 from ._by_products import polar_by_products
+from ._loops import while_at_most
 from ._numerics import HIGHEST, magnitude, power_of_two
 from ._platforms import by_platform
 from ._products import at, exact_product, gram
@@ -115,7 +116,7 @@ def refined_basis(
     def unfinished(loop: tuple[Any, ...]) -> jax.Array:
         return (loop[0] < most) & again(loop[1])
 
-    return jax.lax.while_loop(unfinished, refine, (jnp.int32(1), *step(u)))[1:]
+    return while_at_most(most - 1, unfinished, refine, (jnp.int32(1), *step(u)))[1:]
 
 
 def thin_svd(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

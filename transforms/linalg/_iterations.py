@@ -47,6 +47,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._validate import check_positive_int
+from ._loops import while_at_most
 from ._numerics import HIGHEST, RESOLVED, magnitude
 from ._products import exact_product
 from ._schatten import SPECTRAL, schatten_norms
@@ -116,7 +117,8 @@ def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
     m = a * z
     x = eye * z ** (1 / root)
     error = magnitude(m - eye)
-    end = jax.lax.while_loop(running, step, _Newton(x, m, error, x, error, jnp.int32(0)))
+    start = _Newton(x, m, error, x, error, jnp.int32(0))
+    end = while_at_most(MAX_ITERATIONS, running, step, start)
     worse = (end.count > 1) & ~(end.error <= 1.2 * end.best_error)
     return jnp.where(worse, end.best, end.x)
 

@@ -11,6 +11,8 @@
 
 A visit takes one entry out of a batch, works on it, and writes it back in place, so temporaries are
 those of one matrix. Refreshes that are not due cost nothing: their loop has no rounds.
+
+Loops whose number of rounds only the program knows have derivatives too (`while_at_most`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import eval_jaxpr
 
 from ._numerics import declared
 from ._platforms import by_platform, in_rows
@@ -174,7 +177,58 @@ def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) 
     would compute what does not depend on the round before the loop, at every step.
     """
     anew = lambda j: jax.lax.optimization_barrier((given, j))[0]  # noqa: E731
-    return jax.lax.fori_loop(0, due.astype(jnp.int32), lambda j, s: f(anew(j), s), state)
+    step = lambda j, s: f(anew(j), s)  # noqa: E731
+    return _rounds(due.astype(jnp.int32), step, state, most=1)
+
+
+def while_at_most(
+    most: int, unfinished: Callable[[Any], jax.Array], step: Callable[[Any], Any], state: Any
+) -> Any:
+    """`lax.while_loop(unfinished, step, state)` of at most so many rounds, with all derivatives.
+
+    Only a loop of a fixed number of rounds has derivatives in reverse mode. So where a derivative
+    is taken, and only there, it is a scan of `most` rounds, in which those behind the end are left
+    out.
+    """
+
+    @jax.custom_jvp
+    def loop(given: Any, state: Any) -> Any:
+        running, advance = bound(given)
+        return jax.lax.while_loop(running, advance, state)
+
+    @loop.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(scanned, primals, tangents)
+
+    def scanned(given: Any, state: Any) -> Any:
+        running, advance = bound(given)
+        visit = lambda s, _: (jax.lax.cond(running(s), advance, lambda s: s, s), None)  # noqa: E731
+        return jax.lax.scan(visit, state, length=most)[0]
+
+    def bound(given: Any) -> list[Callable[[Any], Any]]:
+        return [functools.partial(f, own) for f, own in zip(closed, given, strict=True)]
+
+    closed, given = zip(*(_closed(f, state) for f in (unfinished, step)), strict=True)
+    return loop(given, state)
+
+
+def _closed(f: Callable[[Any], Any], argument: Any) -> tuple[Callable[[Any, Any], Any], Any]:
+    """A function of the arrays that `f` takes from around it, and of its argument; these arrays."""
+    made, shape = jax.make_jaxpr(f, return_shape=True)(argument)
+    treedef = jax.tree.structure(shape)
+
+    def closed(given: Any, argument: Any) -> Any:
+        found = eval_jaxpr(made.jaxpr, given, *jax.tree.leaves(argument))
+        return treedef.unflatten(found)
+
+    return closed, made.consts
+
+
+def _rounds(number: jax.Array, step: Callable[[Any, Any], Any], state: Any, most: int) -> Any:
+    """`lax.fori_loop(0, number, step, state)`, with derivatives, of at most so many rounds."""
+    unfinished = lambda loop: loop[0] < number  # noqa: E731
+    advance = lambda loop: (loop[0] + 1, step(*loop))  # noqa: E731
+    return while_at_most(most, unfinished, advance, (jnp.int32(0), state))[1]
 
 
 def alone(f: Callable[[Any, Any], Any], given: Any, state: Any) -> Any:
@@ -228,5 +282,5 @@ def _visit_groups(
         new = in_rows([y.astype(x.dtype) for y, x in zip(new, flat, strict=True)])
         return i, [put(x, y, i, 0) for x, y in zip(flat, new, strict=True)]
 
-    _, flat = jax.lax.fori_loop(0, rounds, body, (jnp.int32(-1), flat))
+    _, flat = _rounds(rounds, body, (jnp.int32(-1), flat), most=size // group)
     return treedef.unflatten([y.reshape(x.shape) for y, x in zip(flat, leaves, strict=True)])

@@ -14,7 +14,8 @@ upper triangle of $V_p^\top V_p$ with half its diagonal (Schreiber and Van Loan,
 those of stacks of `MANY` matrices and more (`docs/xla.md`, "GPUs"), factor a panel column by column
 and apply it to all columns, of which the finished ones stay as they are. Bases are as orthonormal
 as by LAPACK, also of dependent columns and zeros; a column that is not finite gives one that is
-not. Columns are scaled one by one, so that no square overflows. Derivatives are those forward.
+not. Columns are scaled one by one, so that no square overflows. The complement has derivatives
+forward only.
 
 *Cost.* A decomposition `m × n`, `m ≥ n`, takes about `4 m n²` FLOPs for the reflectors and `3 m n²`
 for the basis. `panels_of` takes `4 d² b`, and `2 d²` of memory. In place of the `2 d²n` FLOPs of a
@@ -50,10 +51,19 @@ MOST_LOOPS, LEAST_PANELS, LEAST_FORMED = 4, 4, 2
 loops save FLOPs and make programs longer."""
 
 
-@custom_vmap
+@jax.custom_jvp
 def qr(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`Q (m, k)` with orthonormal columns and triangular `R (k, n)` of `a (m, n)`, `k = min`."""
+    return _qr(a)
+
+
+def _qr_of_one(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return by_platform(tpu=_qr_by_panels, default=lambda a: tuple(jnp.linalg.qr(a)))(a)
+
+
+# What stands for a stack has no derivative in reverse mode.
+qr.defjvp(lambda primals, tangents: jax.jvp(_qr_of_one, primals, tangents))
+_qr = custom_vmap(_qr_of_one)
 
 
 @custom_vmap
@@ -64,7 +74,7 @@ def orthogonal_complement(u: jax.Array) -> jax.Array:
     return by_platform(tpu=_complement_by_panels, default=by_lapack)(u)
 
 
-qr.def_vmap(lambda _, __, a: (_each_by_panels(qr, _qr_by_panels, a), (True, True)))
+_qr.def_vmap(lambda _, __, a: (_each_by_panels(_qr, _qr_by_panels, a), (True, True)))
 orthogonal_complement.def_vmap(
     lambda _, __, u: (_each_by_panels(orthogonal_complement, _complement_by_panels, u), True)
 )

@@ -48,6 +48,7 @@ import jax
 import jax.numpy as jnp
 
 from ._eigh import eigh, with_fixed_signs
+from ._loops import while_at_most
 from ._numerics import magnitude, power_of_two
 from ._platforms import by_platform, diagonals
 from ._products import exact_product
@@ -111,7 +112,7 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
 
     found = (jnp.int32(1), *step(h))
     if most > 1:
-        found = jax.lax.while_loop(lambda x: (x[0] < most) & again(x[2]), refine, found)
+        found = while_at_most(most - 1, lambda x: (x[0] < most) & again(x[2]), refine, found)
     _, q, h, order = found
     u, turn, h = straightened(exact_product(u, q), q, h)
     return Turn(turn, u, h, order, jnp.bool_(True))
@@ -145,7 +146,7 @@ def by_rotations(u: jax.Array, h: jax.Array, most: int) -> Turn:
         return (rounds < most) & (length >= SHORT)
 
     start = jnp.int32(0), jnp.full((), jnp.inf, h.dtype), jnp.bool_(False), u, h * scale, eye
-    *_, u, h, turn = jax.lax.while_loop(unfinished, again, start)
+    *_, u, h, turn = while_at_most(most, unfinished, again, start)
     return Turn(turn, u, h / scale, None, jnp.bool_(False))
 
 
@@ -181,7 +182,7 @@ def straightened(u: jax.Array, turn: Any = None, h: Any = None) -> tuple[jax.Arr
     def crooked(loop: tuple[Any, ...]) -> jax.Array:
         return (loop[0] < 4) & (_defect(loop[1]) > LEAST_DEFECT)
 
-    _, u, turn, h = jax.lax.while_loop(crooked, step, (jnp.int32(0), u, turn, h))
+    _, u, turn, h = while_at_most(4, crooked, step, (jnp.int32(0), u, turn, h))
     return u, turn, h
 
 

@@ -21,6 +21,9 @@ from ._entries import owned_entries
 from ._portable import joined_state
 from ._traced import Traced, check_optimizer, traced
 
+LARGE, HEAVY = 2**30, 10
+"""`summarize` warns of states of parameters above so many bytes and so many times the parameter."""
+
 
 def state_bytes(optimizer: Any, params: Any) -> int:
     """The size in bytes of the optimizer's state for `params`, by `jax.eval_shape`.
@@ -98,7 +101,8 @@ def summarize(optimizer: Any, params: Any) -> str:
       A Markdown table with one line per parameter (its matrices and the stack that holds them, or
       why it is not a matrix; its share of the state), and one with a line per part of the state. "A
       guess" marks a matrix whose name says nothing: check it, and specify it with `matrices=` or
-      `weight_dimension_numbers=`. (`MatrixRule(guess=False)` makes guesses errors.)
+      `weight_dimension_numbers=`. (`MatrixRule(guess=False)` makes guesses errors.) A sentence at
+      the end names each parameter with a state above 1 GiB and ten times its own size.
 
     Example:
       >>> import curvax, jax.numpy as jnp
@@ -149,6 +153,7 @@ def summarize(optimizer: Any, params: Any) -> str:
             "|---|---|",
             *(f"| {field} | {size:,} |" for field, size in by_part),
             *_notes(whole, params),
+            *_warnings(params, own),
         ]
     )
 
@@ -180,6 +185,18 @@ def _notes(whole: Traced, params: Any) -> Iterator[str]:
 
 def _shard_bytes(x: Any, sharding: Any) -> int:
     return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+
+def _warnings(params: Any, own: dict[str, int]) -> Iterator[str]:
+    """Sentences about the parameters whose state is unexpectedly large, such as heads."""
+    for name, leaf in named_leaves(params).present().items():
+        times = own[name] / max(1, math.prod(leaf.shape) * jnp.result_type(leaf).itemsize)
+        if own[name] > LARGE and times > HEAVY:
+            yield (
+                f"\nThe state of {name!r} is {times:.0f} times as large as the parameter. `side=` "
+                "and `max_order=` leave out a long side, `MatrixRule(block_size=1200)` cuts it, "
+                "and `MatrixRule(output_layer=...)` gives a head to AdamW."
+            )
 
 
 def _treatments(events: Sequence[Any]) -> dict[str, str]:

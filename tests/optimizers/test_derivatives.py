@@ -1,0 +1,62 @@
+"""Derivatives through updates: of a loss after two steps, by what the gradients depend on."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests.helpers import ALL_CELLS
+from tests.registry import REGISTRY, Row
+
+# With as many columns as rows no factor has an eigenvalue of 0, twice or more often, where
+# eigenvectors have no derivative.
+SHAPES = {"a": {"kernel": (5, 5)}, "bias": (4,)}
+COMPILED = [row for row in REGISTRY if ALL_CELLS or row.name == "muon"]
+
+
+def trees(seed: int, dtype: Any) -> Any:
+    rng = np.random.default_rng(seed)
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    draw = lambda shape: jnp.asarray(rng.normal(size=shape), dtype)  # noqa: E731
+    return jax.tree.map(draw, SHAPES, is_leaf=is_shape)
+
+
+def distance(a: Any, b: Any) -> Any:
+    return sum(jnp.sum(jnp.tanh(x - y) ** 2) for x, y in zip(*map(jax.tree.leaves, (a, b))))  # noqa: B905
+
+
+def after_two_steps(row: Row, params: Any, target: Any) -> Any:
+    """A loss, in which the second state has a derivative too."""
+    optimizer = row.optimizer(0.05)
+    start, state = params, optimizer.init(params)
+    for _ in range(2):
+        updates, state = optimizer.update(jax.grad(distance)(params, target), state, params)
+        params = optax.apply_updates(params, updates)
+    return distance(params, start)
+
+
+@pytest.mark.parametrize("row", REGISTRY, ids=lambda row: row.name)
+def test_two_jitted_steps_have_derivatives_in_reverse_mode(row: Row) -> None:
+    params, target = trees(0, jnp.float32), trees(1, jnp.float32)
+    loss = functools.partial(after_two_steps, row, params)
+    found = jax.eval_shape(jax.jit(jax.grad(loss)), target)
+    assert jax.tree.structure(found) == jax.tree.structure(target)
+
+
+@pytest.mark.parametrize("row", COMPILED, ids=lambda row: row.name)
+def test_they_are_those_of_differences(row: Row) -> None:
+    with jax.enable_x64(True):
+        params, target, along = (trees(seed, jnp.float64) for seed in range(3))
+        loss = jax.jit(lambda target: after_two_steps(row, params, target))
+        found = optax.tree.vdot(jax.jit(jax.grad(loss))(target), along)
+        step = 1e-5
+        ahead, behind = (
+            loss(jax.tree.map(lambda t, v, c=c: t + c * v, target, along)) for c in (step, -step)
+        )
+        difference = float(ahead - behind) / (2 * step)
+    assert abs(float(found) - difference) < 1e-5 * abs(difference)
+    assert difference != 0
