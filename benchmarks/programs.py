@@ -285,6 +285,7 @@ def _is_number(text: str) -> bool:
 def costs(line: Mapping[str, Any]) -> Costs:
     """Bytes, kernels, and FLOPs by precision of a program."""
     flops = collections.Counter(line["flops"])
+    flops["default"] += flops["bf16"]  # a TPU's default
     found = {key: float(line[key]) for key in ("bytes", "kernels")}
     return found | {key: float(flops[key]) for key in ("float32", "default", "bf16x3")}
 
@@ -371,7 +372,8 @@ def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
         if "bytes" in refresh:
             period = period_of(name)
             row["decompositions"] = refresh["decompositions"]
-            rounds = rotations(max(k for k in PERIODS if k <= period))
+            period_of_count = max(k for k in PERIODS if k <= period)
+            rounds = 1 if device == "cpu" else rotations(period_of_count)  # exact on CPUs
             full, turn = costs(refresh), costs(refresh["more"])
             more = {key: full[key] + (rounds - 1) * turn[key] - own[key] for key in SCALES}
             if device == "h200":
