@@ -68,6 +68,9 @@ class Size(NamedTuple):
 SIZES = {
     "60M": Size(_llama.SIZES["60M"], 1000),
     "130M": Size(_llama.SIZES["130M"], 500, rank=256),
+    # The smallest of Marin's benchmark, in windows of 1024 in place of 4096: 33 million tokens.
+    "Marin 130M": Size(Shapes(512, 1792, 6, 32000), 250, context=1024, evaluations=10),
+    "Marin 2M": Size(Shapes(128, 448, 2, 4096), 40, 8, 64, evaluations=4),
     "2M": Size(Shapes(128, 344, 4, 4096), 150, 8, 64, 32, 10, 10),  # 1/30, for two cores
     "tiny": Size(Shapes(64, 96, 2, 64), 4, 2, 8, 4, 1, 2),  # for a test
 }
@@ -79,6 +82,14 @@ RATES: dict[str, tuple[float, ...]] = {
     "alice": (0.02, 0.01, 0.04),
     "shampoo": (1e-3, 5e-4, 2e-3),
 }  # the best at the size 2M comes first
+MARIN = {
+    "muon": (0.016, 0.0032),
+    "muon_h": (0.02, 0.0046),
+    "soap": (0.01, 0.0032),
+    "kl_soap_h": (0.014, 0.0046),
+}
+"""Rates of matrices and of others: Marin's (`docs/published.md`), `soap`'s as in start.md, and
+KL-SOAP-H's 0.7 of MuonH's, as Marin has it for mixtures of experts."""
 FINETUNED: dict[str, tuple[float, ...]] = {
     "adamw": (1e-4, 3e-4),
     "lora": (1e-3, 3e-3),
@@ -189,7 +200,11 @@ def optimizer(name: str, size: Size, values: Mapping[str, Any]) -> optax.Gradien
     base = functools.partial(optax.adamw, weight_decay=0.0)
     made: dict[str, Callable[[], Any]] = {
         "muon": lambda: curvax.muon(rate, **own),
+        "muon_h": lambda: curvax.muon(rate, accumulate="sum", weights="hyperball", **own),
         "soap": lambda: curvax.soap(rate, method="rotations", refresh=10, **own),
+        "kl_soap_h": lambda: curvax.soap(
+            rate, statistics="kl", method="rotations", refresh=8, weights="hyperball", **own
+        ),
         "racs": lambda: curvax.racs(rate, **own),
         "alice": lambda: curvax.alice(rate, switching=switching, **low_rank),
         "shampoo": lambda: curvax.shampoo(

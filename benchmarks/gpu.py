@@ -5,7 +5,8 @@
     python -m benchmarks gpu --preset cpu --lines benchmarks/results/gpu_rehearsal.jsonl  # 1/30
 
 The order: products and refreshes by them, with steps of all methods; LLaMA-60M on 33 million tokens
-with each method at some learning rates, then other seeds of the best; 130M; costs of steps,
+with each method at some learning rates, then other seeds of the best; 130M; Marin's smallest model
+at Marin's rates, with weights on spheres and without; costs of steps,
 training steps with guards and without, storages, compiling; layer-wise steps of large models;
 fine-tuning from prose to code. `_pretraining.py` describes the training of models, `_products.py`
 the products. Tokens come from `runs/corpus.npz` (`python -m benchmarks corpus`).
@@ -39,7 +40,7 @@ from typing import Any, NamedTuple
 import jax
 
 from . import _lines, _record
-from ._pretraining import FINETUNED, KEPT, RATES, SIZES
+from ._pretraining import FINETUNED, KEPT, MARIN, RATES, SIZES
 from .corpus import PLACE
 
 FLAGS = {
@@ -80,7 +81,8 @@ COSTS = {
     "training": (150, "step --only training --plain --rounds 12 --seconds 5"),
 }
 LAYERWISE = ("1.3B racs", "1.3B galore 8 bits", "7B racs", "7B galore 8 bits")
-SECONDS = {"60M": 55.0, "130M": 45.0, "2M": 40.0, "tiny": 5.0}  # of a training run
+SECONDS = {"60M": 55.0, "130M": 45.0, "2M": 40.0, "tiny": 5.0}
+SECONDS |= {"Marin 130M": 50.0, "Marin 2M": 10.0}  # of a training run
 MOST_RATES = 5  # of a grid that grows
 WARMING = 60.0  # of compiling a size's programs
 
@@ -93,6 +95,7 @@ class Preset(NamedTuple):
     seeds: tuple[int, ...]  # besides 0
     lengths: tuple[int, ...] = ()  # of AdamW's other runs, for its curve
     tuned: int = 0  # steps of fine-tuning
+    marin: str = ""  # a size that trains at Marin's rates
     suites: bool = False
 
 
@@ -103,9 +106,12 @@ PRESETS = {
         (1, 2),
         (500, 2000),
         400,
+        "Marin 130M",
         True,
     ),
-    "cpu": Preset([(kind, 2, 64) for kind, *_ in STACKS[::2]], {"2M": ALL}, (1, 2)),
+    "cpu": Preset(
+        [(kind, 2, 64) for kind, *_ in STACKS[::2]], {"2M": ALL}, (1, 2), marin="Marin 2M"
+    ),
     "tiny": Preset([("nothing", 1, 1), ("products", 2, 8)], {"tiny": ("adamw", "muon")}, (1,)),
 }
 
@@ -166,6 +172,15 @@ def training(preset: Preset, lines: Lines) -> Iterator[Job]:
             yield job("best seed 0", size, method, best[method])
 
 
+def as_marin(preset: Preset) -> Iterator[Job]:
+    """Muon, SOAP, and both on spheres, at rates that are published."""
+    size = preset.marin
+    for method, (rate, adam_rate) in MARIN.items() if size else ():
+        do = {"kind": "train", "size": size, "steps": SIZES[size].steps, "base": None, "seed": 0}
+        do |= {"method": method, "rate": rate, "adam_rate": adam_rate}
+        yield Job(f"{size} {method} {rate:g}", SECONDS[size], f"{size} {method}", do)
+
+
 def finetuning(preset: Preset, lines: Lines) -> Iterator[Job]:
     """From prose to code."""
     size = next(iter(preset.trained))
@@ -201,8 +216,9 @@ def plan(preset: Preset, lines: Lines) -> list[Job]:
     )
     pairs = [(name, step) for name in LAYERWISE for step in ("layerwise", "ordinary")]
     large = (layerwise(*pair) for pair in pairs if preset.suites)
-    trained, tuned = training(preset, lines), finetuning(preset, lines)
-    return [*stacks, *by_triton, *suites(STEPS), *trained, *suites(COSTS), *large, *tuned]
+    trained = [*training(preset, lines), *as_marin(preset)]
+    rest = [*suites(COSTS), *large, *finetuning(preset, lines)]
+    return [*stacks, *by_triton, *suites(STEPS), *trained, *rest]
 
 
 def estimate(job: Job, jobs: Sequence[Job], lines: Lines) -> float:
