@@ -82,6 +82,8 @@ WITHOUT_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 2**31 - 1}
 ON_TPU = ("soap", "asgo", "kl_shampoo", "shampoo", "muon", "foam", "optax.adamw")
 """Whose default calls are recorded for a v5e, whose compiler takes minutes."""
 DEVICES = {"h200": "H200", "v5e": "v5e", "cpu": "CPU"}
+BASES = ("soap", "eigen_adam", "kl_shampoo")  # the methods that have bases and no roots
+SHORT = {True: _turns.SHORT, False: _turns.SHORT_FOR_ROOTS}
 ORDER, PERIODS = 96, (1, 10, 20)  # of the bases whose rotations are counted, and of refreshes
 H100 = _record.FOLDER / "h100.md"
 
@@ -240,8 +242,11 @@ def minus(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def rotations(period: int) -> float:
-    """The mean number of rotations in a refresh, for gradients whose covariance turns slowly."""
+def rotations(period: int, short: float) -> float:
+    """The mean number of rotations in a refresh, for gradients whose covariance turns slowly.
+
+    One that is shorter than `short` is the last.
+    """
     statistic, counts = jnp.zeros((ORDER, ORDER)), []
     basis = eye = jnp.eye(ORDER)
     turn = jax.jit(_turns.by_rotations, static_argnums=2)
@@ -250,7 +255,7 @@ def rotations(period: int) -> float:
         statistic = 0.95 * statistic + 0.05 * seen @ seen.T
         if step % period == 0:
             length, count = math.inf, 0
-            while length >= _turns.SHORT and count < _turns.ROTATIONS:
+            while length >= short and count < _turns.ROTATIONS:
                 crooked = float(_turns._defect(basis)) > _turns.LEAST_DEFECT
                 rotation, basis, statistic, *_ = turn(basis, statistic, 1)
                 length = math.inf if crooked else float(jnp.linalg.norm(rotation - eye, 2))
@@ -422,7 +427,11 @@ def table_of(lines: Lines) -> _record.Table:
     rows = [row for name in ("optax.adamw", *NAMES) for row in rows_of(name, lines, model)]
     per_byte, per_kernel, exact, default = model.rates
     errors = ", ".join(f"`{x}` {100 * e:+.0f} %" for x, e in model.errors.items())
-    counts = ", ".join(f"{rotations(period):.1f} every {period}" for period in PERIODS)
+    counts = ", ".join(
+        f"{rotations(period, SHORT[True]):.1f} every {period} "
+        f"({rotations(period, SHORT[False]):.1f} for roots)"
+        for period in PERIODS
+    )
     adamw = recorded_table("Training steps")["optax.adamw"]["between, ms"]
     rates = f"{1e-9 / per_byte:.1f} TB/s, {1e-9 / exact:.0f} TFLOP/s in float32, "
     rates += f"{1e-9 / default:.0f} in TF32, {1e3 * per_kernel:.1f} µs a kernel"

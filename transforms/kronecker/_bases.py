@@ -45,7 +45,7 @@ from ..linalg._loops import visit_all
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import diagonals
 from ..linalg._products import at, exact_product
-from ..linalg._turns import orthonormal, straightened, turned
+from ..linalg._turns import SHORT, SHORT_FOR_ROOTS, orthonormal, straightened, turned
 from ..refresh._policy import Check, RootDamping, Verdict, verdict_of
 from ..storage._graded import Graded
 from ._factor import Factor, Pair, Renewed, SideRule
@@ -236,7 +236,7 @@ class BasisRule(SideRule):
             check = self._check(factor, h, diagonals(h))
             return verdict_of(self.policy, check._replace(first=jnp.bool_(False))).refresh
 
-        turn = self.method.turn(u, h, again)
+        turn = self.method.turn(u, h, again, SHORT if self.roots is None else SHORT_FOR_ROOTS)
         coded = self.storage.encode_basis(turn.basis, factor.basis)
         matrix, new = turn.matrix, turn.statistic
         if not self.storage.exact(len(h)):

@@ -30,11 +30,12 @@ class BasisMethod(RefreshMethod):
 
     @abc.abstractmethod
     def turn(
-        self, u: jax.Array, h: jax.Array, again: Callable[[jax.Array], jax.Array]
+        self, u: jax.Array, h: jax.Array, again: Callable[[jax.Array], jax.Array], short: float
     ) -> _turns.Turn:
         """The turn of a basis `u (d, d)` with the statistic `h = uᵀ L u`.
 
-        `again(h)` says whether the policy would refresh a basis with another `h`.
+        `again(h)` says whether the policy would refresh a basis with another `h`. A rotation
+        shorter than `short` is the last.
         """
 
 
@@ -44,19 +45,19 @@ class ByDefault(BasisMethod):
 
     level = HALVES
 
-    def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
+    def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
         """Exact on CPUs, rotations on GPUs and TPUs."""
         del again
-        return _turns.by_default(u, h)
+        return _turns.by_default(u, h, short)
 
 
 @dataclasses.dataclass(frozen=True)
 class Eigh(BasisMethod):
     """See `eigh`."""
 
-    def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
+    def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
         """To the eigenvectors of `h`."""
-        del again
+        del again, short
         return _turns.by_eigh(u, h)
 
 
@@ -68,8 +69,9 @@ class Qr(BasisMethod):
 
     first = Eigh()
 
-    def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
+    def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
         """By orthogonal iteration."""
+        del short
         return _turns.by_qr(u, h, self.steps, again)
 
 
@@ -81,10 +83,10 @@ class Rotations(BasisMethod):
 
     level = HALVES
 
-    def turn(self, u: jax.Array, h: jax.Array, again: Any) -> _turns.Turn:
+    def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
         """By products."""
         del again
-        return _turns.by_rotations(u, h, self.most)
+        return _turns.by_rotations(u, h, self.most, short)
 
 
 @dataclasses.dataclass(frozen=True)

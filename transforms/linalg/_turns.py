@@ -19,8 +19,10 @@ basis of an eigenspace will do. $\tau$ makes the step small there, and $\nu$ kee
 $H$ out. Without bounds on the angles' sum it diverges: rows $i$ of $K$ are scaled to a length of at
 most 0.7, as $K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$, and
 $f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$ from four steps of power iteration with $K^2$,
-from the vector of the rows' lengths. Rotations repeat until one was short, $\ell < 0.1$: the rest
-is then of order $\ell^2$ (`docs/performance_details.md` has how many it takes). Nothing is sorted:
+from the vector of the rows' lengths. Rotations repeat until one was short, $\ell < 0.3$: the rest
+is then of order $\ell^2$, but for close eigenvalues, which converge slowly and matter little. Roots
+need $\ell < 0.1$, because what is left between a large eigenvalue and a small one is a large share
+of the small one (`docs/performance_details.md` has how many rotations it takes). Nothing is sorted:
 columns keep their eigenvalues and moments. So the first refresh, from the identity, has no
 decomposition either.
 
@@ -62,7 +64,7 @@ LONGEST_ROW = 0.7
 """The longest row of a rotation's generator."""
 LONGEST = 0.6
 """The largest spectral norm of a rotation's generator."""
-SHORT = 0.1
+SHORT, SHORT_FOR_ROOTS = 0.3, 0.1
 """A rotation shorter than this ends a refresh."""
 LEAST_DEFECT = 3e-4
 """Bases with a smaller defect stay as they are."""
@@ -82,9 +84,9 @@ class Turn(NamedTuple):
     keeps: jax.Array  # bool: whether averages of columns stay as they are, as in papers
 
 
-def by_default(u: jax.Array, h: jax.Array) -> Turn:
+def by_default(u: jax.Array, h: jax.Array, short: float) -> Turn:
     """Exact in a program for a CPU, where it is cheap; by rotations on GPUs and TPUs."""
-    rotated = functools.partial(by_rotations, most=ROTATIONS)
+    rotated = functools.partial(by_rotations, most=ROTATIONS, short=short)
     return by_platform(cpu=by_eigh, default=rotated)(u, h)
 
 
@@ -118,10 +120,11 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
     return Turn(turn, u, h, order, jnp.bool_(True))
 
 
-def by_rotations(u: jax.Array, h: jax.Array, most: int) -> Turn:
+def by_rotations(u: jax.Array, h: jax.Array, most: int, short: float = SHORT) -> Turn:
     """At most so many rotations, and turns that straighten the basis where it is not orthonormal.
 
-    In a stack the loop ends when no matrix needs another; a condition would compute all of them.
+    One that is shorter than `short` is the last. In a stack the loop ends when no matrix needs
+    another; a condition would compute all of them.
     """
     scale, eye = _to_one(h), _eye(h)
 
@@ -143,7 +146,7 @@ def by_rotations(u: jax.Array, h: jax.Array, most: int) -> Turn:
 
     def unfinished(loop: tuple[jax.Array, ...]) -> jax.Array:
         rounds, length, *_ = loop
-        return (rounds < most) & (length >= SHORT)
+        return (rounds < most) & (length >= short)
 
     start = jnp.int32(0), jnp.full((), jnp.inf, h.dtype), jnp.bool_(False), u, h * scale, eye
     *_, u, h, turn = while_at_most(most, unfinished, again, start)
