@@ -144,15 +144,16 @@ def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     r"""Follows the statistic by products: rotates the basis a little at each refresh.
 
     It rotates $U$, $H = U^\top L U$ and the moments as often as the change asks for, by six
-    products of the factor's order each time (`linalg/_turns.py` has the formulas): once or twice
-    where the basis is refreshed at every step, two to four times at every tenth. Nothing is
-    decomposed, the first refresh included, and nothing is sorted: columns keep their eigenvalues.
-    So a refresh at every step is possible on hardware that is made for products. Programs for GPUs
-    and TPUs do this by default. On CPUs a decomposition costs as much as 14 products.
+    products of the factor's order each time (`linalg/_turns.py` has the formulas): one to three
+    times where the basis is refreshed at every step, four to seven times at every tenth, and twice
+    as often for roots. Nothing is decomposed, the first refresh included, and nothing is sorted:
+    columns keep their eigenvalues. So a refresh at every step is possible on hardware that is made
+    for products. Programs for GPUs and TPUs do this by default. On CPUs a decomposition costs as
+    much as 14 products.
 
     Args:
       most: the most rotations in a refresh. 80 lead from the identity to any basis; the first
-        refreshes, of an average that is half new, take 5 to 16.
+        refresh takes about 40. Fewer leave bases behind, which costs loss.
 
     Raises:
       ValueError: if `most` is not a positive integer.

@@ -32,7 +32,7 @@ that FOAM and DR-Shampoo keep. The iterations do not tell eigenvalues apart: the
 damping is noise. No float32 floor can tell the noise of a gradient in bfloat16 from a gradient.
 
 *Cost*: one symmetric eigendecomposition, 14 times a matrix product of the same order on a CPU
-(order 512, `benchmarks/results/refresh.md`). The iterative solvers are in `_iterations.py`.
+(order 512; `docs/performance.md`). The iterative solvers are in `_iterations.py`.
 """
 
 from __future__ import annotations
