@@ -1,5 +1,6 @@
 """The optimizers, one per file: each is a short chain of transformations from `transforms`."""
 
+from ..transforms._keywords import name_unknown_keywords
 from ._alice import alice, scale_by_alice
 from ._apollo import apollo, scale_by_apollo
 from ._asgo import asgo, scale_by_asgo
@@ -10,7 +11,6 @@ from ._eigen_adam import eigen_adam, scale_by_eigen_adam
 from ._fira import fira, scale_by_fira
 from ._foam import foam, scale_by_foam
 from ._galore import galore, scale_by_galore
-from ._keywords import name_unknown_keywords
 from ._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
 from ._muon import muon, scale_by_muon
 from ._osgdm import osgdm, scale_by_osgdm

@@ -99,9 +99,6 @@ def eigen_adam(
     default (for :math:`b_1^2 < b_2`). While the basis stays, this is the bound of Adam's ratio. At
     a refresh `M` turns and `v` does not, so that the ratio alone has no bound.
 
-    A side of an order above 10,000 has no basis, so that Adam is left of it, as with `max_order` of
-    `soap`; `side="smaller"` takes the other one.
-
     State per `m × n` matrix: `2mn + 2m²` numbers. Work between refreshes: `6m²n` FLOPs; a refresh
     turns one basis, see `soap`.
 

@@ -19,7 +19,6 @@ from ..transforms.refresh._policy import Refresh, as_policy
 from ..transforms.state._inject import scheduled
 from ..transforms.storage._storage import Storage
 from ._assemble import Decay, MeshAxis, MeshLike, assemble
-from ._soap import MAX_ORDER
 
 
 @scheduled
@@ -35,7 +34,7 @@ def scale_by_kl_shampoo(
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
-    max_order: int | None = MAX_ORDER,
+    max_order: int | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `kl_shampoo` on batches of matrices `(..., m, n)`.
 
@@ -75,7 +74,7 @@ def kl_shampoo(
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
-    max_order: int | None = MAX_ORDER,
+    max_order: int | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
     mesh: MeshLike = None,

@@ -23,10 +23,6 @@ from ._assemble import Decay, MeshAxis, MeshLike, assemble
 GROWING = every(10, first="growing")
 """Every third step at first, as short runs need it; every tenth from step 700 on."""
 
-MAX_ORDER = 10_000
-"""Sides of a larger order have no basis, as in the official code: it would take two arrays of this
-order squared, 8 GB for a vocabulary of 32,000."""
-
 
 @scheduled
 def scale_by_soap(
@@ -46,7 +42,7 @@ def scale_by_soap(
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
-    max_order: int | None = MAX_ORDER,
+    max_order: int | None = None,
     dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     """The direction of `soap` on batches of matrices `(..., m, n)`.
@@ -89,7 +85,7 @@ def soap(
     storage: Storage | None = None,
     products: str | Products | None = None,
     side: str = "both",
-    max_order: int | None = MAX_ORDER,
+    max_order: int | None = None,
     dtype: jax.typing.DTypeLike | None = None,
     matrices: Matrices = None,
     weight_dimension_numbers: Any = None,
@@ -163,7 +159,8 @@ def soap(
       products: the precision of products, a level such as "bf16x3" or `curvax.products`.
       side: "both", "left", "right" or "smaller".
       max_order: sides of a larger order have no factor and are not rotated, such as the vocabulary
-        of a head, as with `max_precond_dim` of the official code; `None` rotates all.
+        of a head, as with `max_precond_dim` of the official code, 10,000 there; `None` rotates all.
+        Two arrays of order 32,000 take 8 GB.
       dtype: dtype of the stored momentum; `None` is that of the parameters, at least float32.
       matrices, weight_dimension_numbers, mesh, mesh_axis, weight_decay_mask, weights,
         adam_learning_rate, others: see `muon`.

@@ -24,9 +24,9 @@
 
 Modules beside the rooms: guards against non-finite gradients and damaged states (`_guard`) and
 against spikes (`_spikes`), one array at a time and the plan of all arrays (`_stacks`), sides
-(`_side`), parameter paths (`_paths`), argument checks (`_validate`), others' states (`_own_state`),
-counters (`_counts`), tree maps (`_trees`), the records of `init` (`_recording`). `test_house.py`
-lists the floors.
+(`_side`), parameter paths (`_paths`), argument checks (`_validate`, `_keywords`), others' states
+(`_own_state`), counters (`_counts`), tree maps (`_trees`), the records of `init` (`_recording`).
+`test_house.py` lists the floors.
 
 The way of a gradient through `soap(storage=packed(), mesh=mesh)`, which `optimizers/_assemble.py`
 puts together:

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import curvax
-from curvax.optimizers._keywords import HINTS
+from curvax.transforms._keywords import HINTS
 from tests.helpers import assert_names, rejection
 
 PARAMS = {"dense": {"kernel": jnp.ones((4, 6)), "bias": jnp.ones(6)}}

@@ -87,6 +87,11 @@ def layer_axes(name: str, shapes: Parameters, *, near: bool = False) -> frozense
     return axes if scope is None else axes & shapes.layer_axes[scope]
 
 
+def layers_come_last(name: str, shapes: Shapes) -> bool:
+    """Whether norms say that layers are on the last axis."""
+    return isinstance(shapes, Parameters) and -1 in layer_axes(name, shapes)
+
+
 def is_scanned(name: str, shapes: Parameters) -> bool:
     """Whether layers are on axis 1, also if it is a kernel of attention that says so."""
     shape, scope = shapes[name], shapes.scope_of_norms(name)

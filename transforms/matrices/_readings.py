@@ -10,14 +10,7 @@ from __future__ import annotations
 
 import re
 
-from ._evidence import (
-    Parameters,
-    axis_of_experts,
-    fits_bias,
-    inputs_by_bias,
-    layer_axes,
-    width_of,
-)
+from ._evidence import axis_of_experts, fits_bias, inputs_by_bias, layers_come_last, width_of
 from ._form import (
     MatrixAxes,
     Reading,
@@ -323,7 +316,7 @@ def _others(name: str, shapes: Shapes) -> Readings:
         readings = (convolution, stack)
     else:
         readings = (stack, convolution, *_of_four(shape, swap)) if ndim == 4 else (stack,)
-    if isinstance(shapes, Parameters) and -1 in layer_axes(name, shapes):
+    if layers_come_last(name, shapes):
         readings = (*readings, as_stack(shape, _ordered(ndim - 3, ndim - 2, swap), axis=ndim - 1))
     of_einsum = _einsum(name, shapes)
     others = tuple(r for r in readings if r.axes not in [x.axes for x in of_einsum])
