@@ -190,7 +190,8 @@ def _shard_bytes(x: Any, sharding: Any) -> int:
 def _warnings(params: Any, own: dict[str, int]) -> Iterator[str]:
     """Sentences about the parameters whose state is unexpectedly large, such as heads."""
     for name, leaf in named_leaves(params).present().items():
-        times = own[name] / (math.prod(jnp.shape(leaf)) * jnp.result_type(leaf).itemsize)
+        size = math.prod(jnp.shape(leaf)) * jnp.result_type(leaf).itemsize
+        times = own[name] / max(1, size)
         if own[name] > LARGE and times > HEAVY:
             yield (
                 f"\nThe state of {name!r} is {times:.0f} times as large as the parameter. `side=` "
