@@ -377,8 +377,8 @@ def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
         if "bytes" in refresh:
             period = period_of(name)
             row["decompositions"] = refresh["decompositions"]
-            period_of_count = max(k for k in PERIODS if k <= period)
-            rounds = 1 if device == "cpu" else rotations(period_of_count)  # exact on CPUs
+            counted = max(k for k in PERIODS if k <= period), SHORT[name in BASES]
+            rounds = 1 if device == "cpu" else rotations(*counted)  # exact on CPUs
             full, turn = costs(refresh), costs(refresh["more"])
             more = {key: full[key] + (rounds - 1) * turn[key] - own[key] for key in SCALES}
             if device == "h200":
