@@ -17,6 +17,7 @@ Readings chosen:
 - M and X turn by the product of all T of a refresh, pulls included. A pull is a round, and only the
   80th round can end a refresh with one.
 - Where the estimated length of K is 0, f is 1, and the rotation is a short one.
+- A round with a K shorter than 0.3 is the last; for roots, one shorter than 0.1.
 - A side whose H is 0 is not refreshed. Before its first refresh every step tries again; after it,
   the next try is the next one of the schedule.
 - side="left": the right side has no H and the identity as its basis (not in the states).
@@ -37,7 +38,7 @@ from .soap import EPS64, divide
 
 TAU, NU = 0.3, 1e-7
 ROUNDS = 80
-LONG = 0.1  # the length of K from which another round follows
+LONG, LONG_FOR_ROOTS = 0.3, 0.1  # from this length of K on another round follows
 CROOKED = 3e-4  # the defect of U from which it is pulled to orthonormal columns
 
 
@@ -61,7 +62,7 @@ def length(K):
     return np.sqrt(np.linalg.norm(x))
 
 
-def change_of_basis(H, U):
+def change_of_basis(H, U, long):
     """The T of one round, and whether it is the last round."""
     d = len(H)
     E = U.T @ U - np.eye(d)
@@ -72,14 +73,14 @@ def change_of_basis(H, U):
     size = length(K)
     f = min(1.0, 0.6 / size) if size > 0 else 1.0
     A = f * K
-    return np.eye(d) + A + A @ A / 2 + A @ A @ A / 8, size < LONG
+    return np.eye(d) + A + A @ A / 2 + A @ A @ A / 8, size < long
 
 
-def refresh(H, U):
+def refresh(H, U, long=LONG_FOR_ROOTS):
     """At most 80 rounds. Returns the new H and U, and the T by which M and X turn."""
     total = np.eye(len(H))
     for _ in range(ROUNDS):
-        T, last = change_of_basis(H, U)
+        T, last = change_of_basis(H, U, long)
         H, U, total = T.T @ H @ T, U @ T, total @ T
         H = (H + H.T) / 2
         if last:
@@ -119,10 +120,10 @@ def rotated(gradients, *, b1=0.95, b2=0.95, b3=0.95, period=10, side="both", kl=
         H_R = b3 * H_R + (1 - b3) * new_R
         scheduled = t % period == 0  # t = 1 is due as nothing has begun
         if (scheduled or not begun_L) and H_L.any():
-            H_L, U_L, T = refresh(H_L, U_L)
+            H_L, U_L, T = refresh(H_L, U_L, LONG)
             M, X, begun_L = T.T @ M, T.T @ X, True
         if side == "both" and (scheduled or not begun_R) and H_R.any():
-            H_R, U_R, T = refresh(H_R, U_R)
+            H_R, U_R, T = refresh(H_R, U_R, LONG)
             M, X, begun_R = M @ T, X @ T, True
         M = b1 * M + (1 - b1) * X
         v = b2 * v + (1 - b2) * X**2

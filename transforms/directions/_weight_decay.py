@@ -78,20 +78,18 @@ def mask_of(mask: Any) -> Any:
         # A part that is left out may be one hole, above its entries.
         near = lambda p, n: f"{n}/".startswith(f"{p}/") or f"{p}/".startswith(f"{n}/")  # noqa: E731
         surplus = [p for p in marked if p and not any(near(p, n) for n in named.names)]
-        if surplus:
+        covered = lambda name: any(f"{name}/".startswith(f"{p}/" if p else "") for p in marked)  # noqa: E731
+        lacking = [name for name in named.present() if not covered(name)]
+        if lacking or surplus:
+            wrong = [f"has no entry for {name!r}" for name in lacking[:1]]
+            wrong += [f"has an entry for {name!r}, which is none" for name in surplus[:1]]
             raise ValueError(
-                "weight_decay_mask must have the structure of the parameters; it has an entry for "
-                f"{surplus[0]!r}, which is none. The parameters are {', '.join(named.names)}."
+                f"weight_decay_mask must have the structure of the parameters; it "
+                f"{' and '.join(wrong)}. Its entries are {', '.join(marked)}; the parameters are "
+                f"{', '.join(named.names)}."
             )
         if named.present().keys() <= marked.keys():
             return named.rebuild(marked)
-        covered = lambda name: any(f"{name}/".startswith(f"{p}/" if p else "") for p in marked)  # noqa: E731
-        lacking = [name for name in named.present() if not covered(name)]
-        if lacking:
-            raise ValueError(
-                "weight_decay_mask must have the structure of the parameters; it has no entry for "
-                f"{lacking[0]!r}. Its entries are {', '.join(marked)}."
-            )
         return mask  # whose booleans may stand for whole parts
 
     return of
