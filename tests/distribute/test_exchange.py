@@ -146,12 +146,16 @@ def test_muon_gathers_far_less_often_than_optax_does() -> None:
     assert 10 * gathers[0] <= gathers[1], gathers
 
 
-@pytest.mark.parametrize("theirs", [optax.contrib.muon, optax.contrib.galore])
-def test_explicit_axes_along_matrices_stop_optax_but_not_us(theirs: Any) -> None:
+# Optax 0.2.6 has no GaLore yet.
+THEIRS = [name for name in ("muon", "galore") if hasattr(optax.contrib, name)]
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_explicit_axes_along_matrices_stop_optax_but_not_us(name: str) -> None:
     """Optax multiplies matrices along axes that are sharded, in whose type JAX sees it."""
-    mesh, ours = mesh_of("explicit", DEVICES), getattr(curvax, theirs.__name__)
+    mesh, theirs = mesh_of("explicit", DEVICES), getattr(optax.contrib, name)
     params = abstract({"kernel": (16, 32)}, NamedSharding(mesh, P("x")))
-    settings = {"rank": 4} if theirs is optax.contrib.galore else {}
+    settings = {"rank": 4} if name == "galore" else {}
 
     def updated(optimizer: Any) -> Any:
         update = lambda g, p: optimizer.update(g, optimizer.init(p), p)[0]  # noqa: E731
@@ -160,7 +164,7 @@ def test_explicit_axes_along_matrices_stop_optax_but_not_us(theirs: Any) -> None
     with pytest.raises(Exception, match="shard") as caught:
         updated(theirs(0.1, **settings))
     assert caught.type.__name__ == "ShardingTypeError"  # JAX does not export it
-    found = updated(ours(0.1, mesh=mesh, **settings))
+    found = updated(getattr(curvax, name)(0.1, mesh=mesh, **settings))
     assert found["kernel"].sharding.spec == P("x", None)
 
 
