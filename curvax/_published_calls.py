@@ -33,6 +33,7 @@ from .optimizers import (
     sumo,
 )
 from .transforms.directions._blend import trust_gate
+from .transforms.linalg._polar import NEWTON_SCHULZ_COEFFICIENTS
 from .transforms.matrices._matrix_rule import MatrixRule
 from .transforms.refresh._policy import every
 from .transforms.state._inject import inject_hyperparams
@@ -199,18 +200,9 @@ def marins(method: Callable[..., Any]) -> Callable[..., optax.GradientTransforma
     return make
 
 
-QUINTIC = polar.newton_schulz(
-    5,
-    coefficients=(
-        (4.0848, -6.8946, 2.9270),
-        (3.9505, -6.3029, 2.6377),
-        (3.7418, -5.5913, 2.3037),
-        (2.8769, -3.1427, 1.2046),
-        (2.8366, -3.0525, 1.2012),
-    ),
-    eps=1e-5,
-)
-"""Marin's, which has another row for each iteration."""
+FIVE = ((4.0848, -6.8946, 2.9270), *NEWTON_SCHULZ_COEFFICIENTS["turbo_muon"])
+QUINTIC = polar.newton_schulz(5, coefficients=FIVE, eps=1e-5)
+"""Marin's: Jiacheng You's five rows, of which Turbo-Muon has the last four."""
 OUTPUT_TOO, HIDDEN = MatrixRule(output_layer=None), MatrixRule(output_layer="auto")
 
 

@@ -61,7 +61,7 @@ def recipe(
     """Makes a full optimizer of a function from keywords to a direction, its `direction`.
 
     Args:
-      weights_of: from `weight_decay` to the `weights` of `assemble`, which are no argument then.
+      weights_of: from `weight_decay` to the `weights` of `assemble`, which is not an argument then.
       defaults: the recipe's arguments.
     """
     kind = inspect.Parameter.KEYWORD_ONLY

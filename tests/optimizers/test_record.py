@@ -1,8 +1,8 @@
 """The record of modded-nanogpt's track 3 (#46) as the page has it, against its transcription.
 
-Where a first statistic has a null space, its basis is arbitrary, and the trajectory is no function
-of the gradients: until both have full rank the transcription takes our bases, of which the first
-are checked to be eigenvectors.
+Where a first statistic has a null space, its basis is arbitrary, and the trajectory is not a
+function of the gradients: until both have full rank the transcription takes our bases, of which the
+first are checked to be eigenvectors.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ Readings chosen:
   at first and 1 later.
 - 1 / sqrt(d) is at most 4000, as in the source, and d is stored as that root is.
 - `bases`: on non-square matrices the first statistics have no full rank, and their null spaces no
-  basis of their own: the trajectory is no function of the gradients. The bases that step t
+  basis of their own: the trajectory is not a function of the gradients. The bases that step t
   (t = 1, 2, ...) leaves can be given as bases[t] = (Q_L, Q_R); others are computed. Signs do not
   matter.
 """

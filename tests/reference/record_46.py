@@ -26,7 +26,7 @@ Readings chosen:
   "attention_output".
 - V is of the rotated Nesterov update A, not of G.
 - `bases`: where a statistic has no full rank, as the first ones of a non-square matrix, its null
-  space has no basis of its own, and the result is no function of the gradients. bases[t] =
+  space has no basis of its own, and the result is not a function of the gradients. bases[t] =
   (Q_r, Q_c) are the bases that step t leaves, and (Q_r, Q_c, rows, columns) are they and the orders
   of V; others are computed.
 - lengths of 0: the clamps 1e-8 (lengths of A and S), 1e-7 (Newton-Schulz), 1e-12, 1e-8 (brake,

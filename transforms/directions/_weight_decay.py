@@ -72,21 +72,23 @@ def mask_of(mask: Any) -> Any:
     if not marks or not all(isinstance(mark, (bool, np.bool_)) for mark in marks):
         return mask
     marked = named_leaves(mask).present()
+    within = lambda a, b: not b or f"{a}/".startswith(f"{b}/")  # noqa: E731
 
     def of(params: Any) -> Any:
         named = named_leaves(params)
         # A part that is left out may be one hole, above its entries.
-        near = lambda p, n: f"{n}/".startswith(f"{p}/") or f"{p}/".startswith(f"{n}/")  # noqa: E731
-        surplus = [p for p in marked if p and not any(near(p, n) for n in named.names)]
-        covered = lambda name: any(f"{name}/".startswith(f"{p}/" if p else "") for p in marked)  # noqa: E731
-        lacking = [name for name in named.present() if not covered(name)]
+        names = named.names
+        surplus = [p for p in marked if not any(within(p, n) or within(n, p) for n in names)]
+        lacking = [name for name in named.present() if not any(within(name, p) for p in marked)]
         if lacking or surplus:
             wrong = [f"has no entry for {name!r}" for name in lacking[:1]]
-            wrong += [f"has an entry for {name!r}, which is none" for name in surplus[:1]]
+            wrong += [
+                f"has an entry for {name!r}, which is not a parameter" for name in surplus[:1]
+            ]
             raise ValueError(
                 f"weight_decay_mask must have the structure of the parameters; it "
                 f"{' and '.join(wrong)}. Its entries are {', '.join(marked)}; the parameters are "
-                f"{', '.join(named.names)}."
+                f"{', '.join(names)}."
             )
         if named.present().keys() <= marked.keys():
             return named.rebuild(marked)
