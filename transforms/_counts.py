@@ -82,6 +82,11 @@ def counter(name: str) -> Any:
     return property(lambda state: state.counts.of(name))
 
 
+def at_step(value: Any, count: Any) -> Any:
+    """A number, or that of a schedule at this step."""
+    return value(count) if callable(value) else value
+
+
 def next_step(count: jax.Array) -> jax.Array:
     """The step after step `count`, int32: `count + 1`, and 2³⁰ after 2³¹ − 1."""
     return jnp.where(count == MAX_COUNT, 2**30, jnp.maximum(count, 0) + 1)

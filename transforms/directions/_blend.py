@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._counts import next_step
+from .._counts import at_step, next_step
 from .._stacks import check_directions
 from .._trees import widened
 from .._validate import (
@@ -80,7 +80,7 @@ class TrustGate(Value):
         agree = (_inner(s, a) - self.min_agree) / (1 - self.min_agree)
         align = _inner(s, g) / jnp.maximum(_inner(a, g), 1e-8)
         gate: Any = jnp.clip(agree, 0, 1) * jnp.clip(align, 0, 1)
-        gate = jnp.clip(gate, _at(self.lowest, count), _at(self.highest, count))
+        gate = jnp.clip(gate, at_step(self.lowest, count), at_step(self.highest, count))
         return 1 - gate, gate
 
 
@@ -171,7 +171,7 @@ def blend(
             if isinstance(weights, TrustGate):
                 shares = weights.shares(a, s, g, state.count)
             else:
-                shares = [_at(weight, state.count) for weight in weights]
+                shares = [at_step(weight, state.count) for weight in weights]
             summed = shares[0] * a + shares[1] * s
             if length == "first":
                 own, target = schatten_norms(summed), schatten_norms(a)
@@ -182,11 +182,6 @@ def blend(
         return blends, BlendState(next_step(state.count), *states)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _at(value: Any, count: jax.Array) -> Any:
-    """A number, or that of a schedule."""
-    return value(count) if callable(value) else value
 
 
 def _of_length_1(x: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._counts import next_step
+from .._counts import at_step, next_step
 from .._recording import record
 from .._validate import check_bool, check_choice, check_decay, check_dtype
 from ._weight_decay import mask_of, optional_decay
@@ -118,8 +118,7 @@ def descend_with_momentum(
     check_decay("b1", b1)
 
     def decay_at(count: Any) -> Any:
-        at: Any = lambda number: number(count) if callable(number) else number  # noqa: E731
-        return -at(learning_rate) * at(weight_decay)
+        return -at_step(learning_rate, count) * at_step(weight_decay, count)
 
     counts = callable(learning_rate) or callable(weight_decay)
     decay: Any = decay_at if counts else decay_at(None)

@@ -190,11 +190,11 @@ def _shard_bytes(x: Any, sharding: Any) -> int:
 def _warnings(params: Any, own: dict[str, int]) -> Iterator[str]:
     """Sentences about the parameters whose state is unexpectedly large, such as heads."""
     for name, leaf in named_leaves(params).present().items():
-        size = math.prod(jnp.shape(leaf)) * jnp.result_type(leaf).itemsize
-        times = own[name] / max(1, size)
+        times = own[name] / max(1, _bytes(leaf))
         if own[name] > LARGE and times > HEAVY:
+            yield ""
             yield (
-                f"\nThe state of {name!r} is {times:.0f} times as large as the parameter. `side=` "
+                f"The state of {name!r} is {times:.0f} times as large as the parameter. `side=` "
                 "and `max_order=` leave out a long side, `MatrixRule(block_size=1200)` cuts it, "
                 "and `MatrixRule(output_layer=...)` gives a head to AdamW."
             )
@@ -227,7 +227,7 @@ def _describe(form: MatrixForm, key: str, kept: dict[int, str]) -> str:
 
 
 def _bytes(leaf: Any) -> int:
-    return math.prod(leaf.shape) * leaf.dtype.itemsize
+    return math.prod(jnp.shape(leaf)) * jnp.result_type(leaf).itemsize
 
 
 def _form_of(leaf: Any) -> str:

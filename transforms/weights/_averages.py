@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._counts import next_step
+from .._counts import at_step, next_step
 from .._trees import map_unzip, widened
 from .._validate import as_transformation, check_decay, check_integer, check_interval
 from ._inner import check_given
@@ -316,7 +316,7 @@ def _schedule(name: str, value: optax.ScalarOrSchedule, high: float = float("inf
     """A function from a step to a number, from a schedule or a number in [0, high)."""
     if not callable(value):
         check_interval(name, value, 0.0, high)
-    return lambda count: jnp.asarray(value(count) if callable(value) else value, float)
+    return lambda count: jnp.asarray(at_step(value, count), float)
 
 
 def _copies(params: Any) -> Any:
