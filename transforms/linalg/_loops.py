@@ -213,7 +213,10 @@ def while_at_most(
 
 
 def _closed(f: Callable[[Any], Any], argument: Any) -> tuple[Callable[[Any, Any], Any], Any]:
-    """A function of the arrays that `f` takes from around it, and of its argument; these arrays."""
+    """A function of the arrays that `f` takes from around it, and of its argument; these arrays.
+
+    `jax.closure_convert` leaves integers in the function, which may be tracers.
+    """
     made, shape = jax.make_jaxpr(f, return_shape=True)(argument)
     treedef = jax.tree.structure(shape)
 
