@@ -14,8 +14,8 @@ upper triangle of $V_p^\top V_p$ with half its diagonal (Schreiber and Van Loan,
 those of stacks of `MANY` matrices and more (`docs/xla.md`, "GPUs"), factor a panel column by column
 and apply it to all columns, of which the finished ones stay as they are. Bases are as orthonormal
 as by LAPACK, also of dependent columns and zeros; a column that is not finite gives one that is
-not. Columns are scaled one by one, so that no square overflows. The complement has derivatives
-forward only.
+not. Columns are scaled one by one, so that no square overflows. Where columns are independent, all
+have derivatives.
 
 *Cost.* A decomposition `m × n`, `m ≥ n`, takes about `4 m n²` FLOPs for the reflectors and `3 m n²`
 for the basis. `panels_of` takes `4 d² b`, and `2 d²` of memory. In place of the `2 d²n` FLOPs of a
@@ -61,22 +61,29 @@ def _qr_of_one(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     return by_platform(tpu=_qr_by_panels, default=lambda a: tuple(jnp.linalg.qr(a)))(a)
 
 
-# What stands for a stack has no derivative in reverse mode.
-qr.defjvp(lambda primals, tangents: jax.jvp(_qr_of_one, primals, tangents))
-_qr = custom_vmap(_qr_of_one)
-
-
-@custom_vmap
+@jax.custom_jvp
 def orthogonal_complement(u: jax.Array) -> jax.Array:
     """An orthonormal basis `(m, m - r)` of the orthogonal complement of `u (m, r)`."""
+    return _complement(u)
+
+
+def _complement_of_one(u: jax.Array) -> jax.Array:
     rank = u.shape[1]
     by_lapack = lambda u: jnp.linalg.qr(u, mode="complete")[0][:, rank:]  # noqa: E731
     return by_platform(tpu=_complement_by_panels, default=by_lapack)(u)
 
 
+# What stands for a stack has no derivative in reverse mode.
+qr.defjvp(lambda primals, tangents: jax.jvp(_qr_of_one, primals, tangents))
+_qr = custom_vmap(_qr_of_one)
 _qr.def_vmap(lambda _, __, a: (_each_by_panels(_qr, _qr_by_panels, a), (True, True)))
-orthogonal_complement.def_vmap(
-    lambda _, __, u: (_each_by_panels(orthogonal_complement, _complement_by_panels, u), True)
+
+orthogonal_complement.defjvp(
+    lambda primals, tangents: jax.jvp(_complement_of_one, primals, tangents)
+)
+_complement = custom_vmap(_complement_of_one)
+_complement.def_vmap(
+    lambda _, __, u: (_each_by_panels(_complement, _complement_by_panels, u), True)
 )
 
 
@@ -200,10 +207,16 @@ def _reflector(column: jax.Array, below: jax.Array) -> jax.Array:
     x = jnp.where(below < 0, 0, column)
     largest = jnp.max(jnp.abs(x))
     x = x / jnp.where(largest == 0, 1, largest)
-    norm = jnp.sqrt(jnp.sum(x * x))
+    square = jnp.sum(x * x)
+    norm = jnp.where(square == 0, 0, jnp.sqrt(_nonzero(square)))
     v = x + jnp.where(jnp.sum(first * x) < 0, -norm, norm) * first
-    v = jnp.where(norm == 0, first, v)  # of zeros
-    return v * jax.lax.rsqrt(jnp.sum(v * v) / 2)
+    v = jnp.where(square == 0, first, v)  # of zeros
+    return v * jax.lax.rsqrt(_nonzero(jnp.sum(v * v)) / 2)
+
+
+def _nonzero(square: jax.Array) -> jax.Array:
+    """1 for 0, where a root has no derivative."""
+    return jnp.where(square == 0, 1, square)
 
 
 class Reflectors(NamedTuple):
