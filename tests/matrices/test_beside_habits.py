@@ -39,6 +39,12 @@ GEMMA: Shapes = {
     "attention/value/kernel": (2, 20, 4),
     "attention/attention_output/kernel": (8, 4, 20),
 }
+ALL_HEADS: Shapes = {name: (8, *x[1:]) for name, x in GEMMA.items()}
+# As many features as heads
+SQUARE: Shapes = {name: (8, 4, 8) if "out" in name else (8, 8, 4) for name in GEMMA}
+GROUPED: Shapes = {
+    name: (2, *x[1:]) if "key" in name or "value" in name else x for name, x in SQUARE.items()
+}
 HAIKU_T: Shapes = {"conv2_d_transpose/w": (3, 3, 64, 128), "conv2_d_transpose/b": (64,)}
 SCANNED_CONV: Shapes = {"l/Conv_0/kernel": (2, 5, 6, 7), "l/norm/scale": (2, 6)}
 STACKED_HAIKU: Shapes = {"layer_stack/conv1_d/w": (2, 5, 6, 7)}
@@ -104,11 +110,25 @@ DECIDED: list[tuple[str, Shapes, dict[str, MatrixAxes]]] = [
     ),
     (FLAX, SCANNED_CONV, {"l/Conv_0/kernel": MatrixAxes((1, 2), 3)}),
     ("haiku", STACKED_HAIKU, {"layer_stack/conv1_d/w": MatrixAxes((1, 2), 3)}),
-    # KerasHub's Gemma has heads first.
+    # KerasHub's Gemma has heads first; grouped keys tell, also with as many features as heads.
+    *(
+        (
+            rules,
+            shapes,
+            dict.fromkeys(list(GEMMA)[:3], FIRST) | {list(GEMMA)[3]: MatrixAxes((0, 1), 2)},
+        )
+        for rules, shapes in (
+            ("MatrixRule keras", GEMMA),
+            ("MatrixRule keras", GROUPED),
+            ("keras", ALL_HEADS),
+        )
+    ),
+    ("linen", GEMMA, dict.fromkeys(list(GEMMA)[:3], FIRST)),
+    # A bias is that of Keras' own attention.
     (
         "keras",
-        GEMMA,
-        dict.fromkeys(list(GEMMA)[:3], FIRST) | {list(GEMMA)[3]: MatrixAxes((0, 1), 2)},
+        SQUARE | {name.replace("kernel", "bias"): (8, 4) for name in list(GEMMA)[:3]},
+        dict.fromkeys(list(GEMMA)[:3], MatrixAxes(0, (1, 2))),
     ),
     # No table has a bias.
     (ALL, with_bias("embedding/weight", (64, 9), (64,)), {"embedding/weight": OUT_IN}),
@@ -134,6 +154,12 @@ DECIDED: list[tuple[str, Shapes, dict[str, MatrixAxes]]] = [
         {"patches/kernel": MatrixAxes(2, 3)},
     ),
     (FLAX, {"ConvLocal_0/kernel": (8, 8, 36, 12)}, {"ConvLocal_0/kernel": MatrixAxes(2, 3)}),
+    (
+        FLAX,
+        with_bias("ConvLocal_0/kernel", (8, 8, 36, 12), (12,)),
+        {"ConvLocal_0/kernel": MatrixAxes(2, 3)},
+    ),
+    (FLAX, with_bias("ConvLocal_0/kernel", (8, 36, 12), (12,)), {"ConvLocal_0/kernel": AXIS_0}),
     # A `b` beside a `w` is a bias, one beside an `a` a factor.
     ("MatrixRule", {"wq_a": (9, 4), "wq_b": (4, 6)}, {"wq_b": IN_OUT}),
     (
@@ -191,7 +217,15 @@ ASKED: list[tuple[str, Shapes, dict[str, list[MatrixAxes]]]] = [
         {"l/conv/weight": [MatrixAxes((2, 3), 1), MatrixAxes((2, 3), 0)]},
     ),
     # Heads first
-    ("MatrixRule linen", GEMMA, {"attention/query/kernel": [FIRST, AXIS_0]}),
+    ("MatrixRule linen", ALL_HEADS, {"attention/query/kernel": [FIRST, AXIS_0]}),
+    (
+        "MatrixRule keras",
+        SQUARE,
+        {
+            f"attention/{n}/kernel": [FIRST, MatrixAxes(0, (1, 2))]
+            for n in ("query", "key", "value")
+        },
+    ),
     (
         "MatrixRule linen",
         with_bias("a/q/kernel", (4, 20, 8), (4, 8)) | {"a/o/kernel": (4, 8, 20)},
@@ -205,10 +239,13 @@ ASKED: list[tuple[str, Shapes, dict[str, list[MatrixAxes]]]] = [
         {"q_einsum/w": [FIRST], "attn_vec_einsum/w": [MatrixAxes((0, 1), 2)]},
     ),
     # The right one is offered.
-    (
-        "MatrixRule",
-        with_bias("ConvLocal_0/kernel", (8, 8, 36, 12), (8, 8, 12)),
-        {"ConvLocal_0/kernel": [MatrixAxes(2, 3)]},
+    *(
+        (
+            "MatrixRule haiku keras",
+            with_bias("ConvLocal_0/kernel", (8, 8, 36, 12), bias),
+            {"ConvLocal_0/kernel": [MatrixAxes(2, 3)]},
+        )
+        for bias in ((8, 8, 12), (12,))
     ),
     (
         f"MatrixRule {FLAX}",

@@ -13,6 +13,7 @@ from ._names import (
     OF_STATE_SPACE,
     Shapes,
     bias_of,
+    is_local,
     is_of_norm,
     is_output_first,
     layer_place,
@@ -110,7 +111,7 @@ def fits_bias(axes: MatrixAxes, name: str, shapes: Shapes, *, loose: bool = Fals
 
     Equinox' convolutions have an axis of size 1 for each other one of the kernel but the inputs,
     `(out, 1, 1)`; of `(out, in, k)` only loosely. Loosely the axes may also be in the order of the
-    kernel, `(E, F)` of `(D, E, F)`.
+    kernel, `(E, F)` of `(D, E, F)`. All places of a local convolution may share a bias.
     """
     shape, bias = shapes[name], bias_of(name, shapes)
     ndim = len(shape)
@@ -122,6 +123,8 @@ def fits_bias(axes: MatrixAxes, name: str, shapes: Shapes, *, loose: bool = Fals
             expected.insert(axis, shape[axis])
     padded = (*expected, *[1] * (ndim - 1 - len(expected)))
     if bias in (None, tuple(expected)) or (ndim > 3 and bias == padded):
+        return True
+    if is_local(name) and bias == tuple(shape[axis] for axis in as_tuple(axes.columns)):
         return True
     in_order = tuple(size for axis, size in enumerate(shape) if axis not in inputs)
     return loose and bias in (in_order, padded)

@@ -37,7 +37,7 @@ class FamilyEntry(NamedTuple):
     pattern: str  # a regular expression for the whole path
     axes: MatrixAxes | str | Callable[[int], MatrixAxes]  # a string says why it is not a matrix
     ndims: tuple[int, ...]  # of one layer
-    fits: Callable[[str, Parameters], bool] = lambda name, shapes: True
+    fits: Callable[[str, Parameters], bool | None] = lambda name, shapes: True
     per_head: MatrixAxes | None = None  # with `head_wise`
     stacks: str = EVIDENT
 
@@ -166,6 +166,11 @@ def _heads_last(name: str, shapes: Shapes) -> bool:
     return not heads_come_first(name, shapes)
 
 
+def _surely_heads_last(name: str, shapes: Shapes) -> bool:
+    """The siblings say so, or a bias, which KerasHub's Gemma does not have."""
+    return heads_come_first(name, shapes) is False or bias_of(name, shapes) is not None
+
+
 # Layouts of one layer
 
 _IN_OUT = MatrixAxes(-2, -1)  # (..., in, out)
@@ -276,8 +281,8 @@ KERAS = Family(
             r".*/(query|key)/kernel", _HEADS_FIRST, (3,), heads_come_first, _ONE_HEAD_FIRST
         ),
         FamilyEntry(r".*/value/kernel", _HEADS_FIRST, (3,), heads_come_first),
-        FamilyEntry(r".*/(query|key)/kernel", _HEADS, (3,), per_head=_ONE_HEAD),
-        FamilyEntry(r".*/value/kernel", _HEADS, (3,)),
+        FamilyEntry(r".*/(query|key)/kernel", _HEADS, (3,), _surely_heads_last, _ONE_HEAD),
+        FamilyEntry(r".*/value/kernel", _HEADS, (3,), _surely_heads_last),
         FamilyEntry(r".*/attention_output/kernel", _FROM_HEADS, (3,)),
         # (height, width, in, multiplier)
         FamilyEntry(r".*/depthwise_kernel", "depthwise convolution", (3, 4)),

@@ -62,7 +62,8 @@ _PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|co
 def as_read(shapes: Shapes) -> dict[str, str]:
     """The names that the rule reads, by path.
 
-    Dots are slashes, as in a flat dict, and both parts of a complex parameter have its name.
+    Dots are slashes, as in a flat dict, and torchax' `___` in scanned layers too; both parts of a
+    complex parameter have its name.
     """
     names = {}
     for path, shape in shapes.items():
@@ -72,7 +73,7 @@ def as_read(shapes: Shapes) -> dict[str, str]:
     return names
 
 
-_SEPARATORS = re.compile(r"[.\[\]/]+|\('|', '|',?\)")  # of dicts by "a.b", or by ("a", "b")
+_SEPARATORS = re.compile(r"[.\[\]/]+|___|\('|', '|',?\)")  # of dicts by "a.b", or by ("a", "b")
 
 
 class Place(NamedTuple):
@@ -146,7 +147,8 @@ def is_table(name: str) -> bool:
     if _is_strong(last) or _VECTOR_NAMES.fullmatch(last) or _has(_VECTOR_WORDS, last):
         return False
     # A table may be called `weight` in a layer `embed_tokens` or `relative_attention_bias`.
-    of_layer = _layer_has(_TABLE_WORDS, parent) or _layer_has(_BIAS_WORDS, parent)
+    of_bias = last in _SHARED and _layer_has(_BIAS_WORDS, parent)
+    of_layer = _layer_has(_TABLE_WORDS, parent) or of_bias
     return _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent))
 
 

@@ -8,6 +8,7 @@ returns the readings, for the error that asks which of them is right.
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from ._evidence import axis_of_experts, fits_bias, inputs_by_bias, layers_come_last, width_of
@@ -58,8 +59,7 @@ def ends_of(name: str, shapes: Shapes) -> tuple[int, int]:
     """The axis of the inputs and that of the outputs, of a parameter with two axes."""
     output = 0 if is_output_first(name) else 1
     fits = [size == width_of(bias_of(name, shapes)) for size in shapes[name]]
-    if any(fits) and not all(fits):
-        output = fits.index(True)
+    output = fits.index(True) if any(fits) and not all(fits) else output
     return 1 - output, output
 
 
@@ -109,11 +109,10 @@ def _attention(name: str, shapes: Shapes) -> Readings:
         Reading(usual, f"{heads} heads of {dim}"): last or (out and first),
         as_stack(shape, MatrixAxes(1, 2)): layers,
     }
-    both = left = tuple(of_siblings)
+    both = tuple(of_siblings)
     if first and not out:
         of_siblings[_heads_first(shape)] = True
-        left = tuple(of_siblings)
-    left = tuple(r for r in left if fits_bias(r.axes, name, shapes)) or left
+    left = tuple(r for r in of_siblings if fits_bias(r.axes, name, shapes)) or tuple(of_siblings)
     left = tuple(filter(of_siblings.get, left)) or left
     if _is_by_size(name, shapes) and both[0] in left:
         left = both[:1]
@@ -129,30 +128,35 @@ def _heads_first(shape: tuple[int, ...]) -> Reading:
 
 
 def _by_siblings(name: str, shapes: Shapes) -> tuple[bool, bool, bool]:
-    """Whether three axes fit one layer, with heads after features or first, or a stack."""
-    own = shapes[name]
-    role = _role(layer_place(name))
-    query = own if role == "query" else _sibling(name, "query", shapes)
-    out = own if role == "out" else _sibling(name, "out", shapes)
+    """Whether three axes fit one layer, with heads after features or first, or a stack.
+
+    Keys and values have the same heads as queries or fewer, and as a rule the same features.
+    """
+    own, role = shapes[name], _role(layer_place(name))
+    query, *keys, out = (own if role == x else _sibling(name, x, shapes) for x in _SPELLED)
     query = own if query is None and role != "out" else query
     if query is None or out is None or len(query) != 3:
         return False, False, False
     last = out[:2] == query[1:] if len(out) == 3 else out[:1] == (query[1] * query[2],)
     first = out == (query[0], query[2], query[1])
     layers = len(out) == 3 and out[:2] == (query[0], query[2])
-    if role in ("key", "value"):  # grouped queries have fewer of their heads
-        last &= query[1] % own[1] == 0 and own[2] == query[2]
-        first &= query[0] % own[0] == 0 and own[1:] == query[1:]
-        layers &= own[0] == query[0]
+    for beside in (x for x in keys if x is not None and len(x) == 3):
+        first &= query[0] % beside[0] == 0 and beside[1:] == query[1:]
+        last &= query[1] % beside[1] == 0 and beside[2] == query[2]
+        last &= not first or beside[0] == query[0]
+        layers &= beside[0] == query[0]
     return last, first, layers
 
 
-def heads_come_first(name: str, shapes: Shapes) -> bool:
-    """Whether a query, key or value is `(heads, features, head_dim)`, as the siblings have it."""
+def heads_come_first(name: str, shapes: Shapes) -> bool | None:
+    """Whether a query, key or value is `(heads, features, head_dim)`, as the siblings have it.
+
+    None if `(features, heads, head_dim)` fits too, as with as many features as heads.
+    """
     if len(shapes[name]) != 3 or _role(layer_place(name)) == "out":
         return False
     last, first, _ = _by_siblings(name, shapes)
-    return first and not last
+    return None if first and last else first
 
 
 def _is_by_size(name: str, shapes: Shapes) -> bool:
@@ -387,12 +391,10 @@ def _left(readings: Readings, name: str, shapes: Shapes, kept: Readings = ()) ->
 
 def _swapped(name: str, shapes: Shapes) -> list[set[int]]:
     """The pairs of axes that a layer beside it has the other way round: `up` and `down`."""
-    own = shapes[name]
-    pairs = [{i, j} for j in range(len(own)) for i in range(j) if own[i] != own[j]]
-
-    def other_way(pair: set[int]) -> tuple[int, ...]:
-        i, j = pair
-        return tuple(own[{i: j, j: i}.get(axis, axis)] for axis in range(len(own)))
-
+    own, axes = shapes[name], range(len(shapes[name]))
+    turned = {
+        (i, j): tuple(own[{i: j, j: i}.get(axis, axis)] for axis in axes)
+        for i, j in itertools.combinations(axes, 2)
+    }
     beside = {x for _, x in _beside(name, shapes)}
-    return [pair for pair in pairs if other_way(pair) in beside]
+    return [{*pair} for pair, x in turned.items() if x != own and x in beside]
