@@ -61,5 +61,7 @@ def loss_of(params, key):
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
-rule = dataclasses.replace(curvax.rules.equinox, output_layer="auto")
+# Nothing else tells the convolution from a stack of 32 layers.
+axes = {"stem/weight": curvax.MatrixAxes((1, 2), 0)}
+rule = dataclasses.replace(curvax.rules.equinox, output_layer="auto", weight_dimension_numbers=axes)
 check("equinox", curvax.soap(3e-3, refresh=5, matrices=rule), params, loss_of)
