@@ -119,7 +119,7 @@ LAYOUTS = {
         several(8, (32, 64), P("x", "y"), PARTS),
     ),
     "blocks": Layout((2, 4), several(8, (32, 64), P("x", "y")), {"block_size": 32}),
-    "MaxText, FSDP and experts": Layout((2, 4), maxtext()),
+    "MaxText, FSDP and experts": Layout((2, 4, 1), maxtext()),
     "Levanter, FSDP and tensor": Layout((2, 4), levanter()),
     "whole on every device": Layout((2, 4), several(8, (32, 64), P())),
 }

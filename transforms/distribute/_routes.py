@@ -26,6 +26,7 @@ Axes = tuple[str, ...]
 
 
 Form = Any  # a `MatrixForm`, or a `Stack`
+Labels = tuple[tuple[Any, ...], ...]  # of the parts of axes
 
 
 class Stack(NamedTuple):
@@ -34,10 +35,9 @@ class Stack(NamedTuple):
     parameter: str
     shape: tuple[int, ...]
     permutation = (0, 1, 2)
-    sides = (1, 1)
-    tiles = (1, 1)
+    axes = ((0,), (1,), (2,))
+    cut = (False, False)
     start = 0
-    is_part = False
 
     @property
     def count(self) -> int:
@@ -45,14 +45,23 @@ class Stack(NamedTuple):
         return self.shape[0]
 
     @property
-    def tile(self) -> tuple[int, int]:
+    def tile(self) -> tuple[int, ...]:
         """The shape of each."""
-        return self.shape[1], self.shape[2]
+        return self.shape[1:]
 
-    @property
-    def columns(self) -> int:
-        """The columns of each."""
-        return self.shape[2]
+    def on_device(self, shape: tuple[int, ...]) -> Stack:
+        """The form of a device's part of the stack."""
+        return self._replace(shape=shape)
+
+    def to_matrices(self, x: jax.Array) -> jax.Array:
+        """The matrices."""
+        return x
+
+    uncut = to_matrices
+
+    def joined(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """The stack from its only part."""
+        return parts[0]
 
 
 class Move(NamedTuple):
@@ -79,52 +88,47 @@ class Move(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """How an array travels. Axes are in the order batch, rows, columns."""
+    """How an array travels."""
 
     form: Form
+    tile: Form  # of the array on one device after the moves
     sizes: Mapping[str, int] = dataclasses.field(repr=False)  # of mesh axes
     moves: tuple[Move, ...]
-    tile: tuple[int, ...]  # the array on one device after the moves
-    batch: tuple[Axes, ...]  # the mesh axes along each axis of the batch
-    sides: tuple[Axes, ...]  # and along each other one
-    local: tuple[int, ...]  # these other ones on one device, of one matrix
+    batch: tuple[Axes, ...]  # the mesh axes along each axis of the batch, and along heads or blocks
+    sides: tuple[Axes, ...]  # and along each axis of a matrix
+    local: tuple[int, ...]  # the axes of a matrix on one device
     used: Axes = ()  # by all arrays that travel together
-    length: int = 0  # of a row
 
     @classmethod
     def of(cls, form: Form, spec: P, sizes: Mapping[str, int]) -> Route:
         """The route of an array that lies like this."""
-        entries = [*spec, *[None] * (len(form.shape) - len(spec))]
-        placed = [as_axes(entries[i]) for i in form.permutation]
-        local = [form.shape[i] // number(placed[j], sizes) for j, i in enumerate(form.permutation)]
-        first, second = form.sides[0], sum(form.sides)
-        row_tiles, column_tiles = form.tiles
-        cut = (*range(first, second),) if row_tiles > 1 else ()
-        if column_tiles > 1 or form.is_part:
-            cut += (*range(second, len(local)),)
+        entries = (*spec, *[None] * (len(form.shape) - len(spec)))
+        placed = [tuple(a for a in as_axes(entry) if sizes[a] > 1) for entry in entries]
+        shape = [n // number(own, sizes) for n, own in zip(form.shape, placed, strict=True)]
+        batch, *sides = form.axes
+        cut = [
+            axis for side, is_cut in zip(sides, form.cut, strict=True) if is_cut for axis in side
+        ]
         moves = []
-        for i in cut:
-            size = number(placed[i], sizes)
-            if size == 1:
+        for axis in cut:
+            if not placed[axis]:
                 continue
+            size = number(placed[axis], sizes)
             # Along a batch axis the parts would be exchanged once more.
-            others = [j for j in range(len(local)) if j not in cut and local[j] % size == 0]
-            target = max(others, key=lambda j: (j >= first, local[j]), default=None)
-            moves.append(Move(placed[i], i, target))
+            others = [i for i in form.permutation if i not in cut and shape[i] % size == 0]
+            target = max(others, key=lambda i: (i not in batch, shape[i]), default=None)
+            moves.append(Move(placed[axis], axis, target))
             if target is not None:
-                placed[target] += placed[i]
-                local[target] //= size
-            local[i] *= size
-            placed[i] = ()
-        whole = [(form.tile[0],) if row_tiles > 1 else (*local[first:second],)]
-        merged = column_tiles > 1 or form.is_part
-        whole += [(form.tile[1],) if merged else (*local[second:],)]
-        sides = [((),) if row_tiles > 1 else (*placed[first:second],)]
-        sides += [((),) if merged else (*placed[second:],)]
-        batch = (*placed[:first], (), ())
-        return cls(
-            form, sizes, (*moves,), (*local,), batch, sides[0] + sides[1], whole[0] + whole[1]
-        )
+                placed[target] += placed[axis]
+                shape[target] //= size
+            shape[axis] *= size
+            placed[axis] = ()
+        tile, along, local = form.on_device(tuple(shape)), [], []
+        for side, is_cut, size in zip(sides, form.cut, tile.tile, strict=True):
+            along += [()] if is_cut else [placed[axis] for axis in side]
+            local += [size] if is_cut else [shape[axis] for axis in side]
+        own = (*(placed[axis] for axis in batch), ())
+        return cls(form, tile, sizes, (*moves,), own, (*along,), (*local,))
 
     @property
     def inner(self) -> Axes:
@@ -141,122 +145,76 @@ class Route:
         """The mesh axes that divide a matrix's part on one device once more."""
         return self.outer + tuple(a for a in self.used if a not in self.inner + self.outer)
 
-    def travelling(self, used: Axes) -> Route:
-        """The route beside others, which together use these mesh axes."""
-        route = dataclasses.replace(self, used=used)
-        length = -(-math.prod(self.local) // number(route.chunks, self.sizes))
-        return dataclasses.replace(route, length=length)
+    @property
+    def length(self) -> int:
+        """The least length of a row."""
+        return -(-math.prod(self.local) // number(self.chunks, self.sizes))
 
     @property
     def assembly(self) -> Any:
         """Routes with equal ones make matrices from rows in the same way."""
-        return self.sides, self.local, self.chunks, self.length
+        return self.sides, self.local, self.chunks
 
-    def rows(self, x: jax.Array) -> jax.Array:
+    def rows(self, x: jax.Array, length: int) -> jax.Array:
         """The device's parts of all matrices `(count, length)`, from its tile of the array."""
-        x = x.transpose(self.form.permutation)
         for move in self.moves:
             x = move.there(x)
-        x = self._cut(x)
-        batch, own, rest = x.shape[: len(self.batch)], self.outer, self.chunks[len(self.outer) :]
-        x = padded(x.reshape(*batch, -1), number(self.chunks, self.sizes) * self.length)
-        x = x.reshape(*batch, number(own, self.sizes), number(rest, self.sizes), self.length)
+        x = self.tile.to_matrices(x)
+        own, rest = self.outer, self.chunks[len(self.outer) :]
+        x = padded(x.reshape(len(x), -1), number(self.chunks, self.sizes) * length)
+        x = x.reshape(*_batch(self.tile), number(own, self.sizes), number(rest, self.sizes), length)
         x = own_entry(x, rest, x.ndim - 2)
-        x = jax.lax.all_to_all(x, own, len(batch), 0) if own else x.squeeze(-2)
-        x = woven(x.reshape(*self._sizes(own), *batch, -1), own, (*self.batch, ()))
-        return x.reshape(self.form.count, self.length)
+        x = jax.lax.all_to_all(x, own, x.ndim - 2, 0) if own else jnp.moveaxis(x, -2, 0)
+        apart, together = _labels(self.batch)
+        return regrouped(x, (own, *apart), together, self.sizes).reshape(-1, length)
 
-    def array(self, rows: jax.Array) -> jax.Array:
-        """The device's tile of the form's part of the array, its columns merged if it is cut."""
-        batch, own, rest = self.tile[: self.form.sides[0]], self.outer, self.chunks
-        batch, rest = (*batch, *self.form.tiles), rest[len(own) :]
-        whole = [n * number(a, self.sizes) for n, a in zip(batch, self.batch, strict=True)]
-        x = rows.reshape(*whole, self.length)
-        x = unwoven(x, own, (*self.batch, ()), self.sizes)
-        if own:
-            x = x.reshape(number(own, self.sizes), *batch, self.length)
-            x = jax.lax.all_to_all(x, own, 0, len(batch))
+    def part(self, rows: jax.Array) -> jax.Array:
+        """The inverse: the form's part `(batch, rows, columns)` of the device's tile."""
+        own, rest = self.outer, self.chunks[len(self.outer) :]
+        apart, together = _labels(self.batch)
+        x = rows.reshape(*_batch(self.form), rows.shape[-1])
+        x = regrouped(x, together, (own, *apart), self.sizes)
+        x = jax.lax.all_to_all(x, own, 0, x.ndim - 2) if own else jnp.moveaxis(x, 0, -2)
         if rest:
             x = jax.lax.all_gather(x, rest, axis=x.ndim - 1)
-        x = x.reshape(*batch, -1)[..., : math.prod(self.local)]
-        return self._joined(x.reshape(*batch, *self.local))
+        x = x.reshape(self.tile.count, -1)[:, : math.prod(self.local)]
+        return self.tile.uncut(x.reshape(-1, *self.tile.tile))
 
-    def whole(self, x: jax.Array) -> jax.Array:
+    def whole(self, parts: Sequence[jax.Array]) -> jax.Array:
         """The device's tile of the array as it lies, from all its parts."""
-        x = x.reshape(self.tile)
+        x = self.tile.joined(parts)
         for move in reversed(self.moves):
             x = move.back(x, number(move.axes, self.sizes))
-        inverse = sorted(range(x.ndim), key=self.form.permutation.__getitem__)
-        return x.transpose(inverse)
+        return x
 
     def matrices(self, x: jax.Array) -> jax.Array:
         """Matrices `(k, m, n)` from the parts that all devices have of them `(…, k, length)`."""
-        x = x.reshape(*self._sizes(self.used), *x.shape[-2:])
-        x = woven(x, self.used, ((), self.chunks))[..., : math.prod(self.local)]
-        x = x.reshape(*x.shape[:-1], *self.local)
-        inner = tuple(a for a in self.used if a in self.inner)
-        x = woven(x, inner, ((), *self.sides))
+        apart, together = _labels(self.sides)
+        whole = (self.inner, (-1,), (*self.chunks, -2))
+        x = regrouped(x, (self.used, (-1,), (-2,)), whole, self.sizes)
+        x = x[..., : math.prod(self.local)].reshape(*x.shape[:2], *self.local)
+        x = regrouped(x, (self.inner, (-1,), *apart), ((-1,), *together), self.sizes)
         return x.reshape(len(x), *self.form.tile)
 
-    def parts(self, x: jax.Array) -> jax.Array:
+    def parts(self, x: jax.Array, length: int) -> jax.Array:
         """The inverse of `matrices`: `(devices, k, length)`."""
-        number_of, inner = len(x), tuple(a for a in self.used if a in self.inner)
-        sides = (number(a, self.sizes) for a in self.sides)
-        x = x.reshape(-1, *(n * size for n, size in zip(self.local, sides, strict=True)))
-        x = unwoven(x, inner, ((), *self.sides), self.sizes)
-        x = x.reshape(*x.shape[: len(inner) + 1], -1)
-        x = padded(x, number(self.chunks, self.sizes) * self.length)
-        own = ((),) * (len(inner) + 1)
-        x = unwoven(x, self.chunks, (*own, self.chunks), self.sizes)
-        names = (*self.chunks, *inner)
-        order = [names.index(a) for a in self.used]
-        x = x.transpose(*order, len(names), len(names) + 1)
-        return x.reshape(-1, number_of, self.length)
+        apart, together = _labels(self.sides)
+        sizes = (n * number(own, self.sizes) for n, own in zip(self.local, self.sides, strict=True))
+        x = x.reshape(len(x), *sizes)
+        x = regrouped(x, ((-1,), *together), (self.inner, (-1,), *apart), self.sizes)
+        x = padded(x.reshape(*x.shape[:2], -1), number(self.chunks, self.sizes) * length)
+        whole = (self.inner, (-1,), (*self.chunks, -2))
+        return regrouped(x, whole, (self.used, (-1,), (-2,)), self.sizes)
 
-    def _sizes(self, axes: Axes) -> tuple[int, ...]:
-        return tuple(self.sizes[a] for a in axes)
 
-    def _cut(self, x: jax.Array) -> jax.Array:
-        """Heads and blocks as two more axes of the batch."""
-        first, second = self.form.sides[0], sum(self.form.sides)
-        batch, rows, columns = x.shape[:first], x.shape[first:second], x.shape[second:]
-        (row_tiles, column_tiles), (m, n) = self.form.tiles, self.form.tile
-        if self.form.is_part:
-            x = x.reshape(*batch, *rows, -1)
-            start = self.form.start
-            x = jax.lax.slice_in_dim(x, start, start + self.form.columns, axis=x.ndim - 1)
-            columns = x.shape[second:]
-        if row_tiles > 1:
-            x = x.reshape(*batch, -1, *columns)
-            x = padded(x, row_tiles * m, first)
-            rows = (m,)
-        x = x.reshape(*batch, row_tiles, *rows, *columns)
-        if column_tiles > 1:
-            x = padded(x.reshape(*batch, row_tiles, *rows, -1), column_tiles * n)
-            columns = (n,)
-        x = x.reshape(*batch, row_tiles, *rows, column_tiles, *columns)
-        return jnp.moveaxis(x, first + 1 + len(rows), first + 1)
+def _batch(form: Form) -> tuple[int, ...]:
+    """The axes of the matrices of an array: those of the batch, and heads or blocks."""
+    return (*(form.shape[axis] for axis in form.axes[0]), -1)
 
-    def _joined(self, x: jax.Array) -> jax.Array:
-        """The inverse of `_cut`; the columns of a part stay apart."""
-        first, (row_tiles, column_tiles), (m, n) = (
-            self.form.sides[0],
-            self.form.tiles,
-            self.form.tile,
-        )
-        batch, sides = x.shape[:first], x.shape[first + 2 :]
-        rows = sides[: 1 if row_tiles > 1 else self.form.sides[1]]
-        columns = sides[len(rows) :]
-        x = jnp.moveaxis(x, first + 1, first + 1 + len(rows))
-        if column_tiles > 1:
-            x = x.reshape(*batch, row_tiles, *rows, column_tiles * n)[..., : self.form.columns]
-            columns = (self.form.columns,)
-        if row_tiles > 1:
-            x = x.reshape(*batch, row_tiles * m, *columns)
-            x = jax.lax.slice_in_dim(
-                x, 0, math.prod(self.tile[first : sum(self.form.sides)]), axis=first
-            )
-        return x.reshape(*self.tile[: sum(self.form.sides)], *columns)
+
+def _labels(places: Sequence[Axes]) -> tuple[Labels, Labels]:
+    """For `regrouped`: axes without the mesh axes along them, and with them."""
+    return tuple((i,) for i in range(len(places))), tuple((*a, i) for i, a in enumerate(places))
 
 
 def travel_spec(form: Form, mesh: Mesh, axes: Axes) -> P:
@@ -265,8 +223,7 @@ def travel_spec(form: Form, mesh: Mesh, axes: Axes) -> P:
     Rather along a side that is one axis: heads are often sharded themselves. An array that these
     mesh axes divide in neither way is replicated.
     """
-    first, second = form.sides[0], sum(form.sides)
-    for side in sorted((form.permutation[second:], form.permutation[first:second]), key=len):
+    for side in sorted((form.axes[2], form.axes[1]), key=len):
         for axis in reversed(side):
             if form.shape[axis] % number(axes, mesh.shape) == 0:
                 return P(*[None] * axis, axes)
@@ -285,32 +242,19 @@ def padded(x: jax.Array, size: int, axis: int = -1) -> jax.Array:
     return jnp.pad(x, [(0, missing * (i == axis)) for i in range(x.ndim)]) if missing else x
 
 
-def woven(x: jax.Array, names: Axes, places: Sequence[Axes]) -> jax.Array:
-    """Merges leading axes into others: those of `names` into the axes whose place has them.
+def regrouped(x: Any, before: Labels, after: Labels, sizes: Mapping[str, int]) -> Any:
+    """Splits the first axes of `x` into parts, and merges these in another order.
 
-    The names that no place has stay leading.
+    `before` and `after` are the parts of each axis: mesh axes, and a number for all else.
     """
-    staying = [i for i, name in enumerate(names) if not any(name in own for own in places)]
-    order, shape = staying.copy(), [x.shape[i] for i in staying]
-    for i, own in enumerate(places, len(names)):
-        merged = [*(names.index(a) for a in own), i]
-        order += merged
-        shape.append(math.prod(x.shape[j] for j in merged))
-    return x.transpose(order).reshape(shape)
-
-
-def unwoven(
-    x: jax.Array, names: Axes, places: Sequence[Axes], sizes: Mapping[str, int]
-) -> jax.Array:
-    """Splits axes: the parts that their places name become leading ones, in the order of names."""
-    shape, where, order = [], {}, []
-    for n, own in zip(x.shape, places, strict=True):
-        for a in own:
-            where[a] = len(shape)
-            shape.append(sizes[a])
-        order.append(len(shape))
-        shape.append(n // number(own, sizes))
-    return x.reshape(shape).transpose([*(where[a] for a in names), *order])
+    lengths: dict[Any, int] = {}
+    for n, parts in zip(x.shape, before, strict=False):
+        rest = n // number([a for a in parts if a in sizes], sizes)
+        lengths |= {a: sizes.get(a, rest) for a in parts}
+    order, last = [[*lengths].index(a) for parts in after for a in parts], x.shape[len(before) :]
+    x = x.reshape(*lengths.values(), *last)
+    x = x.transpose(*order, *range(len(order), x.ndim))
+    return x.reshape(*(math.prod(lengths[a] for a in parts) for parts in after), *last)
 
 
 def own_entry(x: jax.Array, axes: Axes, axis: int = 0) -> jax.Array:

@@ -219,9 +219,27 @@ class MatrixForm:
         return self.row_tiles * self.tile[0], self.column_tiles * self.tile[1]
 
     @property
-    def tiles(self) -> tuple[int, int]:
-        """Into how many tiles rows and columns are cut."""
-        return self.row_tiles, self.column_tiles
+    def axes(self) -> tuple[tuple[int, ...], ...]:
+        """The axes of the batch, of the rows, and of the columns."""
+        first, second = self.sides[0], sum(self.sides)
+        order = self.permutation
+        return order[:first], order[first:second], order[second:]
+
+    @property
+    def cut(self) -> tuple[bool, bool]:
+        """Whether a matrix has fewer rows than the parameter, and whether it has fewer columns."""
+        return self.row_tiles > 1, self.column_tiles > 1 or self.is_part
+
+    def on_device(self, shape: tuple[int, ...]) -> MatrixForm:
+        """The form of a device's tile of the parameter, whole along the sides that are cut."""
+        batch, *sides = (math.prod(shape[axis] for axis in side) for side in self.axes)
+        tile = tuple(
+            n if cut else own for n, cut, own in zip(self.tile, self.cut, sides, strict=True)
+        )
+        columns = self.columns if self.cut[1] else sides[1]
+        return dataclasses.replace(
+            self, shape=shape, batch=batch, rows=sides[0], columns=columns, tile=tile
+        )
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
         """Cuts an array of shape `self.shape` into `(count, *tile)`."""
@@ -235,19 +253,25 @@ class MatrixForm:
         x = x.reshape(self.batch, self.row_tiles, self.tile[0], self.column_tiles, self.tile[1])
         return x.transpose(0, 1, 3, 2, 4).reshape(self.count, *self.tile)
 
+    def uncut(self, x: jax.Array) -> jax.Array:
+        """The part `(batch, rows, columns)` from its matrices."""
+        if not self.is_tiled:
+            return x
+        x = x.reshape(self.batch, self.row_tiles, self.column_tiles, *self.tile)
+        x = x.transpose(0, 1, 3, 2, 4).reshape(self.batch, *self.padded)
+        return x[:, : self.rows, : self.columns]
+
+    def joined(self, parts: Sequence[jax.Array]) -> jax.Array:
+        """The parameter from all its parts, in the order of their columns."""
+        x = parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
+        inverse = tuple(sorted(range(len(self.shape)), key=self.permutation.__getitem__))
+        return x.reshape([self.shape[a] for a in self.permutation]).transpose(inverse)
+
 
 def from_matrices(parts: Sequence[tuple[MatrixForm, jax.Array]]) -> jax.Array:
     """The inverse of `to_matrices`: a parameter from all its parts, in any order."""
-    whole = []
-    for form, x in sorted(parts, key=lambda part: part[0].start):
-        if form.is_tiled:
-            x = x.reshape(form.batch, form.row_tiles, form.column_tiles, *form.tile)
-            x = x.transpose(0, 1, 3, 2, 4).reshape(form.batch, *form.padded)
-            x = x[:, : form.rows, : form.columns]
-        whole.append(x)
-    x = whole[0] if len(whole) == 1 else jnp.concatenate(whole, axis=2)
-    inverse = tuple(sorted(range(len(form.shape)), key=form.permutation.__getitem__))
-    return x.reshape([form.shape[a] for a in form.permutation]).transpose(inverse)
+    parts = sorted(parts, key=lambda part: part[0].start)
+    return parts[0][0].joined([form.uncut(x) for form, x in parts])
 
 
 def matrix_forms(
