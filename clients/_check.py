@@ -119,19 +119,22 @@ def check_restart(
     train: Callable[[str, Path, int], tuple[Sequence[float], Any]],
     clients: Sequence[str],
     steps: int = STEPS,
-) -> None:
+) -> dict[str, list[float]]:
     """Trains without a break, and with one, each part in a process of its own.
 
     `train(client, folder, steps)` trains until there are `steps` steps in all, from the checkpoint
     that it finds in the folder, with the code base's own loop and checkpoints. It returns the
     losses of its steps, and the parameters and the state of the optimizer after the last.
+
+    Returns the losses of each client.
     """
+    found = {}
     if "--train" in sys.argv:
         client, folder, until = sys.argv[sys.argv.index("--train") + 1 :][:3]
         result = train(client, Path(folder), int(until))
         with (Path(folder) / "result.pickle").open("wb") as file:
             pickle.dump((list(map(float, result[0])), named_arrays(result[1])), file)
-        return
+        return found
     for client in clients:
         with tempfile.TemporaryDirectory() as scratch:
             start = time.perf_counter()
@@ -142,6 +145,8 @@ def check_restart(
         check_falls(losses)
         assert (len(losses), len(first), len(rest)) == (steps, steps // 2, steps - steps // 2)
         check_equal(whole, resumed)
+        found[client] = losses
+    return found
 
 
 def _in_a_process(client: str, folder: Path, steps: int) -> tuple[list[float], Any]:
