@@ -39,17 +39,12 @@ class DistributedState(NamedTuple):
     split: dict[str, Any]  # the arrays of matrices that all devices share
 
 
-class BoxedState(NamedTuple):
-    """A `DistributedState` of parameters in Flax's boxes: a box too, for `nn.get_sharding`.
+class BoxedState(DistributedState):
+    """The state of parameters in Flax's boxes: a box too, for `nn.get_sharding`.
 
     In the state of a whole network, `nn.get_sharding` asks each `AxisMetadata` for its sharding,
     and replicates every array outside of one. This class becomes one (`boxed_like`).
     """
-
-    common: dict[str, Any]
-    even: dict[str, Any]
-    dealt: tuple[Buffers, ...]
-    split: dict[str, Any]
 
     def get_partition_spec(self) -> BoxedState:
         """The specs of all arrays."""
@@ -83,7 +78,7 @@ def boxed_like(params: Any) -> bool:
 
 def is_divided(node: Any) -> bool:
     """Whether a node of a state is distributed over devices."""
-    return isinstance(node, DistributedState | BoxedState)
+    return isinstance(node, DistributedState)
 
 
 class StackLayout:

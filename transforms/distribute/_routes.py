@@ -155,11 +155,28 @@ class Route:
         """Routes with equal ones make matrices from rows in the same way."""
         return self.sides, self.local, self.chunks
 
+    @property
+    def _axes(self) -> tuple[Labels, Labels, Labels]:
+        """The axes of matrices, on a device, in a row of numbers, and whole.
+
+        In a row those that a mesh axis divides come first. If they came last, accelerators would
+        pad the few columns that a device has of a matrix.
+        """
+        plain, together = _labels(self.sides)
+        ordered = sorted(plain, key=lambda own: not self.sides[own[0]])
+        return ((-1,), *plain), ((-1,), *ordered), ((-1,), *together)
+
+    @property
+    def _local(self) -> tuple[int, ...]:
+        return tuple(self.local[i] for (i,) in self._axes[1][1:])
+
     def rows(self, x: jax.Array, length: int) -> jax.Array:
         """The device's parts of all matrices `(count, length)`, from its tile of the array."""
         for move in self.moves:
             x = move.there(x)
         x = self.tile.to_matrices(x)
+        plain, ordered, _ = self._axes
+        x = regrouped(x.reshape(len(x), *self.local), plain, ordered, self.sizes)
         own, rest = self.outer, self.chunks[len(self.outer) :]
         x = padded(x.reshape(len(x), -1), number(self.chunks, self.sizes) * length)
         x = x.reshape(*_batch(self.tile), number(own, self.sizes), number(rest, self.sizes), length)
@@ -177,7 +194,9 @@ class Route:
         x = jax.lax.all_to_all(x, own, 0, x.ndim - 2) if own else jnp.moveaxis(x, 0, -2)
         if rest:
             x = jax.lax.all_gather(x, rest, axis=x.ndim - 1)
+        plain, ordered, _ = self._axes
         x = x.reshape(self.tile.count, -1)[:, : math.prod(self.local)]
+        x = regrouped(x.reshape(len(x), *self._local), ordered, plain, self.sizes)
         return self.tile.uncut(x.reshape(-1, *self.tile.tile))
 
     def whole(self, parts: Sequence[jax.Array]) -> jax.Array:
@@ -189,19 +208,19 @@ class Route:
 
     def matrices(self, x: jax.Array) -> jax.Array:
         """Matrices `(k, m, n)` from the parts that all devices have of them `(…, k, length)`."""
-        apart, together = _labels(self.sides)
+        _, ordered, together = self._axes
         whole = (self.inner, (-1,), (*self.chunks, -2))
         x = regrouped(x, (self.used, (-1,), (-2,)), whole, self.sizes)
-        x = x[..., : math.prod(self.local)].reshape(*x.shape[:2], *self.local)
-        x = regrouped(x, (self.inner, (-1,), *apart), ((-1,), *together), self.sizes)
+        x = x[..., : math.prod(self.local)].reshape(*x.shape[:2], *self._local)
+        x = regrouped(x, (self.inner, *ordered), together, self.sizes)
         return x.reshape(len(x), *self.form.tile)
 
     def parts(self, x: jax.Array, length: int) -> jax.Array:
         """The inverse of `matrices`: `(devices, k, length)`."""
-        apart, together = _labels(self.sides)
+        _, ordered, together = self._axes
         sizes = (n * number(own, self.sizes) for n, own in zip(self.local, self.sides, strict=True))
         x = x.reshape(len(x), *sizes)
-        x = regrouped(x, ((-1,), *together), (self.inner, (-1,), *apart), self.sizes)
+        x = regrouped(x, together, (self.inner, *ordered), self.sizes)
         x = padded(x.reshape(*x.shape[:2], -1), number(self.chunks, self.sizes) * length)
         whole = (self.inner, (-1,), (*self.chunks, -2))
         return regrouped(x, whole, (self.used, (-1,), (-2,)), self.sizes)
@@ -223,6 +242,7 @@ def travel_spec(form: Form, mesh: Mesh, axes: Axes) -> P:
     Rather along a side that is one axis: heads are often sharded themselves. An array that these
     mesh axes divide in neither way is replicated.
     """
+    axes = tuple(a for a in axes if mesh.shape[a] > 1)
     for side in sorted((form.axes[2], form.axes[1]), key=len):
         for axis in reversed(side):
             if form.shape[axis] % number(axes, mesh.shape) == 0:
@@ -235,11 +255,10 @@ def number(axes: Sequence[str], sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[a] for a in axes)
 
 
-def padded(x: jax.Array, size: int, axis: int = -1) -> jax.Array:
-    """`x` with zeros at the end of an axis, up to a size."""
-    axis %= x.ndim
-    missing = size - x.shape[axis]
-    return jnp.pad(x, [(0, missing * (i == axis)) for i in range(x.ndim)]) if missing else x
+def padded(x: jax.Array, size: int) -> jax.Array:
+    """`x` with zeros at the end of its last axis, up to a size."""
+    missing = size - x.shape[-1]
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
 def regrouped(x: Any, before: Labels, after: Labels, sizes: Mapping[str, int]) -> Any:
