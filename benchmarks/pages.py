@@ -116,23 +116,41 @@ def calls() -> str:
     """The printed calls on the language model: their results and their costs."""
     suite, adamw = SUITES[RECIPE], finals(RECIPE)["adamw"]
     curve, base = _compare.curve_of(suite, runs()), _calls.result_of(RECIPE, _calls.ADAMW, runs())
-    state = bytes_per_number("optax.adamw")
-    rows = [["AdamW, tuned", "", adamw["loss"], f"{len(suite.seeds)}", *3 * ["1.00"], state]]
+    state, seeds = bytes_per_number("optax.adamw"), len(suite.seeds)
+    rows = [["AdamW, tuned", "", adamw["loss"], *4 * ["1.00"], state]]
     for printed in _calls.PRINTED[RECIPE]:
         found = _calls.result_of(RECIPE, printed.call, runs())
-        if not found.finals:
+        if len(found.finals) < seeds:
             continue
         loss, slower = float(np.mean(found.losses)), found.milliseconds / base.milliseconds
         over = [_compare.speed_up(loss, suite.steps, curve, x) for x in (1.0, slower)]
-        row = [printed.goal, f"`{printed.call}`", spread(found.losses, ".3f")]
-        row += [f"{len(found.finals)}", *over, cell(slower, ".2f")]
+        row = [printed.goal, f"`{printed.call}`", spread(found.losses, ".3f"), *over]
+        row += [cell(slower, ".2f"), on_gpu(printed)]
         rows.append([*row, bytes_per_number(printed.method)])
     rows.sort(key=lambda row: float(row[2].split()[0]))
-    titles = ["goal", "call", "validation loss, mean (range)", "seeds"]
+    titles = ["goal", "call", f"validation loss, mean (range) of {seeds} seeds"]
     titles += ["AdamW's steps to it, over its own", "AdamW's time to it, over its own"]
-    titles += ["time of a step", "state, bytes per parameter"]
+    titles += ["time of a step, CPU", "time of a step, GPU", "state, bytes per parameter"]
     written = table(titles, rows).replace("| --- | ---: |", "| --- | --- |")  # a call is text
     return f"{written}\n\n{origin(*LADDER)}\n\n{origin(RECIPE, command='calls')}"
+
+
+@functools.cache
+def default_calls() -> dict[str, dict[str, str]]:
+    """The table of default calls for a GPU, by method and heading."""
+    lines = recorded("programs", "Default calls").splitlines()
+    heads, _, *rows = [re.split(r" *\| *", line)[1:-1] for line in lines if line.startswith("|")]
+    found = [dict(zip(heads, row, strict=True)) for row in rows if row[0]]
+    return {x["default call"].split("`")[1]: x for x in found}
+
+
+def on_gpu(printed: _calls.Printed) -> str:
+    """A training step over AdamW's, of a call whose work is that of the default call."""
+    if not printed.keywords <= {"rank", "others"}:
+        return ""
+    row = default_calls()[printed.method]
+    about = "≈ " if "≈" in row["H100: a step, ms"] + row["a refresh more, ms"] else ""
+    return about + row["training step over AdamW's"]
 
 
 def kept() -> str:
@@ -151,7 +169,12 @@ def kept() -> str:
     titles = ["suite", "call", "validation loss, mean (range)", "seeds", "below AdamW's"]
     written = table([*titles, "the tuned point below AdamW's", "kept"], rows)
     written = written.replace("| --- | ---: |", "| --- | --- |")
-    return f"{written}\n\n{origin(*_calls.PRINTED, command='calls')}"
+    others = [
+        f"In `{suite}` take `{other.call}` in place of `{call}`."
+        for suite in _calls.PRINTED
+        for call, other in _calls.alternatives(suite, runs()).items()
+    ]
+    return "\n\n".join([written, *others, origin(*_calls.PRINTED, command="calls")])
 
 
 def machines(lines: Iterable[Mapping[str, Any]]) -> str:

@@ -6,12 +6,13 @@
     python -m benchmarks evidence tables             # pages and pictures, from the lines
     python -m benchmarks evidence calls              # those that pages print, as they stand
     python -m benchmarks evidence try --suites recipe-250 --method asgo --values '{"eps": 1e-10}'
+    python -m benchmarks evidence try --suites recipe-250 --method 'curvax.soap(0.01)' --seed 1
 
 `run` needs hours to days and may be killed at any moment. It uses one thread if these are set:
 `OPENBLAS_NUM_THREADS=1 XLA_FLAGS="--xla_cpu_multi_thread_eigen=false
 intra_op_parallelism_threads=1"`; with `--workers` that many processes do. Every finished run is one
-line in `<out>/<suite>.jsonl`. `try` records nothing: it prints the final loss of one more run, with
-the best point of a method and other values for some of its numbers or arguments.
+line in `<out>/<suite>.jsonl`. `try` records nothing: it prints the final loss of one more run, of a
+call, or of the best point of a method with other values for some of its numbers or arguments.
 """
 
 from __future__ import annotations
@@ -45,20 +46,30 @@ def parse() -> argparse.Namespace:
     add("--out", type=Path, default=FOLDER, help="where the lines are (%(default)s)")
     add("--most", type=int, help="runs after which to stop")
     add("--workers", type=int, default=1, help="processes that train (%(default)s)")
-    add("--method", choices=tuple(METHODS), default="adamw", help="of `try` (%(default)s)")
-    add("--values", default="{}", help="of `try`: numbers and values, by name")
+    add("--method", type=method, default="adamw", help="of `try`, or a call (%(default)s)")
+    add("--values", default="{}", help="of `try`: numbers and values of a method, by name")
     add("--seed", type=int, default=TUNING_SEED, help="of `try` (%(default)s)")
     return parser.parse_args()
 
 
+def method(text: str) -> str:
+    """The name of a method, or a call."""
+    if text not in METHODS and "(" not in text:
+        raise argparse.ArgumentTypeError(f"{text} is none of {', '.join(METHODS)}, nor a call")
+    return text
+
+
 def tried(suite: str, method: str, values: str, seed: int, runs: Runs) -> str:
-    """The result of a run at the best point of a method, with some values changed."""
-    best = best_in(suite, method, runs)
-    if best is None:
-        raise SystemExit(f"the tuning of {method} in {suite} has not ended")
-    point = {**best, **eval(values, {"curvax": curvax, "optax": optax})}
-    line = Runner().line(Request(suite, method, point, seed), lambda done, steps: None)
-    return f"{line['loss']:.4f} with {point}, seed {seed}"
+    """The result of a run of a call, or at the best point of a method with some values changed."""
+    own, best = eval(values, {"curvax": curvax, "optax": optax}), best_in(suite, method, runs)
+    if "(" in method and not own:
+        request = _calls.request_of(suite, method, seed, runs)
+    elif best is None:
+        raise SystemExit(f"{suite}: {method} is not tuned, or a call, which has no --values")
+    else:
+        request = Request(suite, method, {**best, **own}, seed)
+    line = Runner().line(request, lambda done, steps: None)
+    return f"{line['loss']:.4f} with {request.values}, seed {seed}"
 
 
 def main() -> None:

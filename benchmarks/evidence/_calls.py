@@ -2,7 +2,8 @@
 
 A call is Python with two numbers, `rate` and `decay`: the learning rate of matrices and the weight
 decay of the AdamW that is tuned in the suite. It gets the suite's clipping and schedule, and none
-of its own numbers is tuned. Among the lines its text is the name of the method; its values are the
+of its own numbers is tuned. Where a suite has several calls of a method, the first is the one that
+pages print; the others are for where it keeps less than `ENOUGH` of the tuned gain. Among the lines its text is the name of the method; its values are the
 two numbers and the defaults of its arguments, so that it runs again where a default changes.
 """
 
@@ -23,7 +24,7 @@ from tqdm import tqdm
 import curvax
 
 from .._record import COLORS
-from ._compare import Result, results
+from ._compare import LEVEL, Result, results
 from ._lines import Lines
 from ._methods import METHODS
 from ._plan import Request, Runs, best_in
@@ -31,6 +32,7 @@ from ._suites import SUITES, Suite
 from ._sweep import Runner
 
 ADAMW = "optax.adamw(rate, weight_decay=decay)"  # whose times others are compared with
+ENOUGH = 0.85  # of the gain of the tuned point
 
 
 class Printed(NamedTuple):
@@ -43,6 +45,12 @@ class Printed(NamedTuple):
     def method(self) -> str:
         """The method of the tuned point that it is compared with."""
         return self.call.partition("(")[0].rpartition(".")[2]
+
+    @property
+    def keywords(self) -> set[str]:
+        """Those of the method."""
+        call: Any = ast.parse(self.call, mode="eval").body
+        return {x.arg for x in call.keywords}
 
 
 SOAP = Printed("the lowest loss", "curvax.soap(0.01)")
@@ -64,30 +72,54 @@ RACS = Printed(
     "about AdamW's loss with almost no state",
     "curvax.racs(16 * rate, others=optax.adamw(4 * rate))",
 )
-TUNED = Printed("fine-tuning and convolutions", "curvax.muon(0.01)")
+TUNED = Printed("fine-tuning", "curvax.muon(0.01)")
+FRESH = Printed("fresher bases", "curvax.soap(0.01, refresh=3)")
+LIVELY = Printed(
+    "the same, and a faster embedding",
+    "curvax.soap(0.01, refresh=3, others=optax.adamw(4 * rate))",
+)
 PRINTED = {
     "recipe-250": (SOAP, MUON, SWAN, SHAMPOO, ALICE, RACS),
     "recipe-1000": (SOAP, MUON),
     "finetune-250": (TUNED,),
-    "code-250": (SOAP, MUON),
+    "code-250": (SOAP, FRESH, LIVELY, MUON),
     "vision-2000": (TUNED, SOAP),
 }
 
 
+class _Bare(ast.NodeTransformer):
+    """A call without what belongs to a model and its run: its matrices, decay and schedule."""
+
+    LEFT_OUT = ("matrices", "mesh", "weight_decay", "weight_dimension_numbers")
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """A schedule is its peak."""
+        self.generic_visit(node)
+        if ast.unparse(node.func) == "schedule" and len(node.args) == 1:
+            return node.args[0]
+        node.keywords = [x for x in node.keywords if x.arg not in self.LEFT_OUT]
+        return node
+
+
 def calls_in(text: str) -> Iterator[str]:
-    """The calls of methods on a page that have no names but `rate` and `decay`, in one form."""
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    inline = re.findall(r"`(curvax\.[^`]+\))`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    for code in (*blocks, *inline):
+    """The calls of methods on a page that have no names but `rate`, in one form.
+
+    Args:
+      text: of a page in Markdown, or of a notebook, which is Python.
+    """
+    fenced = r"```py(?:thon)?\n(.*?)```"
+    blocks = re.findall(fenced, text, re.DOTALL)
+    inline = re.findall(r"`(curvax\.[^`]+\))`", re.sub(fenced, "", text, flags=re.DOTALL))
+    for code in (text, *blocks, *inline):
         try:
-            nodes = list(ast.walk(ast.parse(code)))
-        except SyntaxError:  # with "…"
+            tree = ast.parse(code)
+        except SyntaxError:  # of a page as a whole, or with "…"
             continue
-        for node in nodes:
+        for node in ast.walk(_Bare().visit(tree)):
             if isinstance(node, ast.Call):
-                method = ast.unparse(node.func).removeprefix("curvax.")
                 names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
-                if method in METHODS and names <= {"curvax", "optax", "rate", "decay"}:
+                known = ast.unparse(node.func) in (f"curvax.{name}" for name in METHODS)
+                if known and names <= {"curvax", "optax", "rate"}:
                     yield ast.unparse(node)
 
 
@@ -107,9 +139,9 @@ def run(suites: Iterable[Suite], lines: Lines, most: int | None = None) -> None:
     wanted = [
         request_of(suite.name, call, seed, lines.runs)
         for suite in suites
-        for seed in suite.seeds
-        for call in ((ADAMW, *(x.call for x in PRINTED[suite.name])))
         if suite.name in PRINTED
+        for seed in suite.seeds
+        for call in (ADAMW, *(x.call for x in PRINTED[suite.name]))
     ]
     missing = [request for request in wanted if request.key not in lines.runs]
     runner = Runner()
@@ -144,6 +176,19 @@ def compared(suite: str, printed: Printed, runs: Runs) -> Compared | None:
 
     call, adamw, tuned = float(np.mean(list(own.values()))), mean("adamw"), mean(printed.method)
     return Compared(call, adamw, tuned, (adamw - call) / (adamw - tuned))
+
+
+def alternatives(suite: str, runs: Runs) -> dict[str, Printed]:
+    """By printed call that keeps too little: the first call of the same method that keeps enough."""
+    found: dict[str, Printed] = {}
+    own = {x: y for x in PRINTED[suite] if (y := compared(suite, x, runs)) is not None}
+    first = {x.method: x for x in reversed(own)}
+    for printed, given in own.items():
+        short = first[printed.method]
+        gains = given.adamw - given.tuned > LEVEL and own[short].share < ENOUGH <= given.share
+        if gains:
+            found.setdefault(short.call, printed)
+    return found
 
 
 def drawn(suite: str, runs: Runs) -> Figure:

@@ -64,10 +64,13 @@ params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
 
 # %%
 axes = {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}
+rate = 3e-4  # of AdamW
+others = optax.adamw(4 * rate)
+racs = curvax.racs(16 * rate, weight_dimension_numbers=axes, others=optax.adamw(4 * rate))
 optimizers = {
-    "embed": curvax.stochastic_rounding(optax.adamw(3e-4)),
-    "layers": curvax.stochastic_rounding(curvax.racs(1e-2, weight_dimension_numbers=axes)),
-    "head": curvax.stochastic_rounding(optax.adamw(3e-4)),
+    "embed": curvax.stochastic_rounding(others),
+    "layers": curvax.stochastic_rounding(racs),
+    "head": curvax.stochastic_rounding(others),
 }
 states = {name: optimizer.init(params[name]) for name, optimizer in optimizers.items()}
 

@@ -62,13 +62,13 @@ params = jax.jit(make_params, out_shardings=shardings)(jax.random.key(0))
 # `state_sharding` tells where each array of the state belongs. Give it to `jax.jit`, so that the state is sharded from the start.
 
 # %%
-optimizer = curvax.soap(3e-3, refresh=5, mesh=shardings)
+optimizer = curvax.soap(0.01, mesh=shardings)
 state_shardings = curvax.state_sharding(optimizer, params, mesh)
 state = jax.jit(optimizer.init, out_shardings=state_shardings)(params)
 print("\n".join(curvax.summarize(optimizer, params).splitlines()[:6]))
 
 # %%
-whole = curvax.state_bytes(curvax.soap(3e-3), params)
+whole = curvax.state_bytes(curvax.soap(0.01), params)
 own = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
 print(f"state on one device alone: {whole:,} bytes; on each of eight: {own:,}")
 assert own < whole / 6
@@ -107,7 +107,7 @@ assert losses[-1] < losses[0] / 2
 
 # %%
 portable = curvax.portable_state(optimizer, params, state)
-alone = curvax.soap(3e-3, refresh=5)
+alone = curvax.soap(0.01)
 state_alone = curvax.place_state(alone, params, jax.device_get(portable))
 updates, _ = alone.update(params, state_alone, params)
 print(jax.tree.map(jnp.shape, updates["layer_0"]))

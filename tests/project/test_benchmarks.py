@@ -161,23 +161,88 @@ def test_differences_corrections_and_speed_ups() -> None:
     assert compare.speed_up(3.5, 100, curve) == "< 1.00"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/choosing.md", "docs/start.md"])
-def test_calls_on_pages_are_those_that_ran(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they stand, with the defaults of today."""
+def calls_that_ran() -> set[str]:
+    """Of those that pages print, as they are with the defaults of today."""
+    calls, pages = module("evidence._calls"), module("pages")
+    return {
+        call
+        for suite, own in calls.PRINTED.items()
+        for call in (x.call for x in own)
+        if len(calls.result_of(suite, call, pages.runs()).finals) > 1
+    }
+
+
+@pytest.mark.parametrize(
+    ("page", "first"),
+    [
+        ("README.md", "curvax.soap(0.01)"),
+        ("docs/choosing.md", "curvax.soap(0.01)"),
+        ("docs/start.md", "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"),
+        ("docs/clients.md", "curvax.muon(0.03)"),
+        ("docs/tuning.md", "curvax.racs(16 * rate, others=optax.adamw(4 * rate))"),
+        ("docs/troubleshooting.md", ""),
+        ("docs/faq.md", ""),
+        ("docs/notebooks/transformer.py", "curvax.muon(0.03)"),
+        ("docs/notebooks/sharding.py", "curvax.soap(0.01)"),
+        ("docs/notebooks/fine_tuning.py", ""),
+    ],
+)
+def test_calls_on_pages_are_those_that_ran(page: str, first: str) -> None:
+    """As they stand, but for what belongs to the model and its run."""
     calls, pages = module("evidence._calls"), module("pages")
     printed = set(calls.calls_in((pages.ROOT / page).read_text(encoding="utf-8")))
+    assert printed <= calls_that_ran() and {first} - {""} <= printed
 
-    def ran() -> set[str]:
-        return {
-            call
-            for suite, own in calls.PRINTED.items()
-            for call in (x.call for x in own)
-            if len(calls.result_of(suite, call, pages.runs()).finals) > 1
-        }
 
-    assert "curvax.soap(0.01)" in printed and printed <= ran()
+def test_calls_with_other_defaults_have_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "curvax.soap(0.01)" in calls_that_ran()
     monkeypatch.setattr(curvax, "soap", functools.partial(curvax.soap, b1=0.5))
-    assert "curvax.soap(0.01)" not in ran()
+    assert "curvax.soap(0.01)" not in calls_that_ran()
+
+
+def test_calls_are_compared_without_their_schedule_decay_and_matrices() -> None:
+    calls_in = module("evidence._calls").calls_in
+    page = """
+```py
+tx = curvax.muon(0.03, weight_decay=decay / 3, matrices=curvax.rules.nnx)
+own = curvax.racs(schedule(16 * rate), others=optax.adamw(schedule(4 * rate), weight_decay=decay))
+other = curvax.soap(0.02, b1=0.8)
+unknown = curvax.soap(peak)
+```
+`curvax.soap(0.01, mesh=mesh)`, `curvax.soap(…)` and `soap(1)`.
+"""
+    assert [*calls_in(page)] == [
+        "curvax.muon(0.03)",
+        "curvax.racs(16 * rate, others=optax.adamw(4 * rate))",
+        "curvax.soap(0.02, b1=0.8)",
+        "curvax.soap(0.01)",
+    ]
+    assert [*calls_in("x = curvax.soap(0.02)\n")] == ["curvax.soap(0.02)"]  # of a notebook
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ({"curvax.soap(0.01)": 1.6}, ""),  # 80 %, and no other has run
+        ({"curvax.soap(0.01)": 1.6, "curvax.soap(0.01, refresh=3)": 1.55}, "refresh=3)"),
+        ({"curvax.soap(0.01)": 1.6, "curvax.soap(0.01, refresh=3)": 1.59}, ""),
+        ({"curvax.soap(0.01)": 1.55, "curvax.soap(0.01, refresh=3)": 1.5}, ""),
+    ],
+)
+def test_where_a_call_keeps_too_little_another_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch, losses: dict[str, float], expected: str
+) -> None:
+    calls, compare = module("evidence._calls"), module("evidence._compare")
+    tuned = {"adamw": 2.0, "soap": 1.5, "muon": 1.5}
+    runs = {name: compare.Result(None, [{"loss": x, "seed": 1}]) for name, x in tuned.items()}
+    own = {call: compare.Result(None, [{"loss": x, "seed": 1}]) for call, x in losses.items()}
+    monkeypatch.setattr(calls, "results", lambda suite, _: runs)
+    monkeypatch.setattr(
+        calls, "result_of", lambda suite, call, _: own.get(call, compare.Result(None, []))
+    )
+    found = calls.alternatives("code-250", {})
+    assert [x.call.partition(", ")[2] for x in found.values()] == [expected] * bool(expected)
+    assert [*found] == ["curvax.soap(0.01)"] * bool(expected)
 
 
 def test_pages_of_methods_start_with_the_rates_of_the_calls_that_ran(
