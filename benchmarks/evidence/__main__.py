@@ -49,7 +49,10 @@ def parse() -> argparse.Namespace:
     add("--method", type=method, default="adamw", help="of `try`, or a call (%(default)s)")
     add("--values", default="{}", help="of `try`: numbers and values of a method, by name")
     add("--seed", type=int, default=TUNING_SEED, help="of `try` (%(default)s)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if "(" in args.method and args.values != "{}":
+        parser.error("--values goes with the name of a method: write a call's into the call")
+    return args
 
 
 def method(text: str) -> str:
@@ -61,13 +64,13 @@ def method(text: str) -> str:
 
 def tried(suite: str, method: str, values: str, seed: int, runs: Runs) -> str:
     """The result of a run of a call, or at the best point of a method with some values changed."""
-    own, best = eval(values, {"curvax": curvax, "optax": optax}), best_in(suite, method, runs)
-    if "(" in method and not own:
+    if "(" in method:
         request = _calls.request_of(suite, method, seed, runs)
-    elif best is None:
-        raise SystemExit(f"{suite}: {method} is not tuned, or a call, which has no --values")
+    elif (best := best_in(suite, method, runs)) is not None:
+        point = {**best, **eval(values, {"curvax": curvax, "optax": optax})}
+        request = Request(suite, method, point, seed)
     else:
-        request = Request(suite, method, {**best, **own}, seed)
+        raise SystemExit(f"the tuning of {method} in {suite} has not ended")
     line = Runner().line(request, lambda done, steps: None)
     return f"{line['loss']:.4f} with {request.values}, seed {seed}"
 

@@ -3,8 +3,9 @@
 A call is Python with two numbers, `rate` and `decay`: the learning rate of matrices and the weight
 decay of the AdamW that is tuned in the suite. It gets the suite's clipping and schedule, and none
 of its own numbers is tuned. Where a suite has several calls of a method, the first is the one that
-pages print; the others are for where it keeps less than `ENOUGH` of the tuned gain. Among the lines its text is the name of the method; its values are the
-two numbers and the defaults of its arguments, so that it runs again where a default changes.
+pages print; the others are for where it keeps less than `ENOUGH` of the tuned gain. Among the lines
+its text is the name of the method; its values are the two numbers and the defaults of its
+arguments, so that it runs again where a default changes.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ def compared(suite: str, printed: Printed, runs: Runs) -> Compared | None:
 
 
 def alternatives(suite: str, runs: Runs) -> dict[str, Printed]:
-    """By printed call that keeps too little: the first call of the same method that keeps enough."""
+    """By printed call that keeps too little: the first of the same method that keeps enough."""
     found: dict[str, Printed] = {}
     own = {x: y for x in PRINTED[suite] if (y := compared(suite, x, runs)) is not None}
     first = {x.method: x for x in reversed(own)}

@@ -75,8 +75,8 @@ START = """\
 ```python
 {start}```
 
-This is the rate of [the table](../docs/start.md#the-learning-rate). Double and halve it until both
-are worse. Weight decay is multiplied by the learning rate, hence the quotient
+{loss} The rate is that of [the table](../docs/start.md#the-learning-rate). Double and halve it
+until both are worse. Weight decay is multiplied by the learning rate, hence the quotient
 ([why](../docs/start.md#weight-decay)).
 
 """
@@ -114,14 +114,34 @@ def menu() -> list[dict[str, Any]]:
 @functools.cache
 def record() -> dict[str, Any]:
     """The results of the evidence's language model, by method, where all seeds have run."""
-    sys.path.insert(0, str(ROOT))
-    compare, lines, suites = (
-        importlib.import_module(f"benchmarks.evidence.{name}")
-        for name in ("_compare", "_lines", "_suites")
-    )
-    suite = suites.SUITES[SUITE]
-    found = compare.results(suite, lines.read(ROOT / "benchmarks/results/evidence"))
+    suite = _evidence("_suites").SUITES[SUITE]
+    found = _evidence("_compare").results(suite, runs())
     return {name: x for name, x in found.items() if len(x.finals) == len(suite.seeds)}
+
+
+def _evidence(name: str) -> Any:
+    sys.path.insert(0, str(ROOT))
+    return importlib.import_module(f"benchmarks.evidence.{name}")
+
+
+@functools.cache
+def runs() -> Any:
+    """The lines of the evidence."""
+    return _evidence("_lines").read(ROOT / "benchmarks/results/evidence")
+
+
+def loss_of(name: str) -> str:
+    """What the call to start with, without decay, has as its loss; or that it has not run."""
+    calls = _evidence("_calls")
+    for printed in calls.PRINTED[SUITE]:
+        losses = calls.result_of(SUITE, printed.call, runs()).losses
+        if printed.method == name and losses:
+            own, adamw = np.mean(losses), np.mean(record()[ADAMW].losses)
+            return (
+                f"Without decay `{printed.call}` ends at {own:.3f} on the language model "
+                f"[`{SUITE}`](../docs/choosing.md), a tuned AdamW at {adamw:.3f}."
+            )
+    return "This call has not been run; [figures](../docs/choosing.md) are of tuned numbers."
 
 
 @functools.cache
@@ -215,7 +235,7 @@ def _page(name: str, formulas: dict[str, list[str]]) -> str:
     return PAGE.format(
         title=title,
         name=name,
-        start=START.format(start=start(name)) if name in starts() else "",
+        start=START.format(start=start(name), loss=loss_of(name)) if name in starts() else "",
         record=RECORD.format(title=title, name=name) if recorded else "",
         size="≥" if name in TALL else "≤",
         algorithm="\n".join(f"    {i}. {x}" for i, x in enumerate(steps_of(name), 1)),

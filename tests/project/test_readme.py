@@ -38,7 +38,7 @@ def run(page: Path) -> dict[str, Any]:
     return names
 
 
-PAGES = [page for page in sorted(ROOT.glob("docs/**/*.md")) if blocks_of(page)]
+PAGES = [page for page in (README, *sorted(ROOT.glob("docs/**/*.md"))) if blocks_of(page)]
 
 
 @pytest.mark.parametrize("page", share(PAGES, of=15), ids=lambda page: page.stem)
