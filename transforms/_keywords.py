@@ -29,6 +29,7 @@ HINTS: dict[str, tuple[tuple[str, str], ...]] = {
     **dict.fromkeys(("solver", "algorithm", "preconditioner"), (_METHOD,)),
     **dict.fromkeys(("ns_steps", "ns_coeffs", "ns_coefficients"), (_STEPS,)),
     "block_size": (_BLOCKS,),
+    "storage": (("", "curvax.quantize_state(optimizer), which stores moments in few bits"),),
     **dict.fromkeys(("head_wise", "output_layer", "family", "guess", "stack"), (_FIELD,)),
     **dict.fromkeys(
         ("max_precond_dim", "max_preconditioner_dim"),

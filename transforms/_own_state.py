@@ -127,9 +127,12 @@ def _other_arguments(updates: Any, params: Any, error: Exception) -> str | None:
         if "not passing `params`" in str(error):  # Optax's message
             return "update needs params: optimizer.update(gradients, state, params)."
         return None
-    if type(updates) is tuple and len(updates) == 2 and type(params) is not tuple:
+    is_loss = getattr(updates, "shape", None) == () and not _has_shape(params)
+    is_pair = type(updates) is tuple and len(updates) == 2 and type(params) is not tuple
+    if is_loss or is_pair:
+        got = "a number" if is_loss else "a tuple of 2"
         return (
-            "gradients must have the tree of params; got a tuple of 2. jax.value_and_grad returns "
+            f"gradients must have the tree of params; got {got}. jax.value_and_grad returns "
             "(loss, gradients)."
         )
     given, own = (named_leaves(tree).present() for tree in (updates, params))

@@ -69,6 +69,10 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda: update((jnp.ones(()), PARAMS), STATE, PARAMS),
         "gradients | value_and_grad returns (loss, gradients)",
     ),
+    "the loss": (
+        lambda: update(jnp.ones(()), STATE, PARAMS),
+        "gradients | got a number | value_and_grad returns (loss, gradients)",
+    ),
     "complex parameters": (
         lambda: curvax.muon(0.1).init({"kernel": jnp.ones((4, 4), complex)}),
         "'kernel' | complex | optax.contrib.split_real_and_imaginary",
@@ -152,6 +156,7 @@ KEYWORDS = [
     ("eigen_adam", "shampoo_beta", "b3="),
     ("racs", "mask", "weight_decay_mask="),
     ("muon", "adam_b1", "others=optax.adamw("),
+    ("muon", "storage", "curvax.quantize_state("),
 ]
 
 
