@@ -74,6 +74,7 @@ RACS = Printed(
     "curvax.racs(16 * rate, others=optax.adamw(4 * rate))",
 )
 TUNED = Printed("fine-tuning", "curvax.muon(0.01)")
+GENTLE = Printed("the same, and a slower embedding", "curvax.muon(0.01, others=optax.adamw(rate))")
 FRESH = Printed("fresher bases", "curvax.soap(0.01, refresh=3)")
 LIVELY = Printed(
     "the same, and a faster embedding",
@@ -82,7 +83,7 @@ LIVELY = Printed(
 PRINTED = {
     "recipe-250": (SOAP, MUON, SWAN, SHAMPOO, ALICE, RACS),
     "recipe-1000": (SOAP, MUON),
-    "finetune-250": (TUNED,),
+    "finetune-250": (TUNED, GENTLE),
     "code-250": (SOAP, FRESH, LIVELY, MUON),
     "vision-2000": (TUNED, SOAP),
 }
