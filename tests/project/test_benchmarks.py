@@ -245,6 +245,23 @@ def test_where_a_call_keeps_too_little_another_takes_its_place(
     assert [*found] == ["curvax.soap(0.01)"] * bool(expected)
 
 
+def test_times_on_a_gpu_are_of_default_calls_and_marked_where_they_are_expected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, pages = module("evidence._calls"), module("pages")
+    heads = ("H100: a step, ms", "a refresh more, ms", "training step over AdamW's")
+    cells = {"soap": ("12.8", "≈ 315 ± 31 %", "1.58"), "muon": ("8.4", "", "1.08")}
+    found = {name: dict(zip(heads, row, strict=True)) for name, row in cells.items()}
+    monkeypatch.setattr(pages, "default_calls", lambda: found)
+
+    def column(call: str) -> str:
+        return pages.on_gpu(calls.Printed("", call))
+
+    assert column("curvax.muon(0.03)") == "1.08" and column("curvax.soap(0.01)") == "≈ 1.58"
+    assert column("curvax.muon(rate, others=optax.adamw(4 * rate))") == "1.08"
+    assert column("curvax.soap(0.01, refresh=3)") == ""
+
+
 def test_pages_of_methods_start_with_the_rates_of_the_calls_that_ran(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
