@@ -89,7 +89,8 @@ def test_calls_in_blocks_for_other_code_bases_are_allowed() -> None:
 
 def test_every_combination_takes_steps() -> None:
     page, names = ROOT / "docs" / "combinations.md", {}
-    params = {"a": {"kernel": jax.ShapeDtypeStruct((96, 128), "float32")}}
+    kernel = {"kernel": jax.ShapeDtypeStruct((96, 128), "float32")}
+    params = {"a": kernel, "attention": {"out": kernel}}  # the record's chain names the second
     optimizers = [*run(ROOT / "docs/where.md")["optimizers"].values()]
     for line in re.split(r"(?m)^(?=optimizer = )", "".join(blocks_of(page))):
         exec(compile(line, str(page), "exec"), names)
