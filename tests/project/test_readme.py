@@ -41,8 +41,16 @@ def run(page: Path) -> dict[str, Any]:
 PAGES = [page for page in (README, *sorted(ROOT.glob("docs/**/*.md"))) if blocks_of(page)]
 
 
+def summarized(page: Path) -> set[str]:
+    """The rows of a table of `summarize` that a page shows."""
+    text = page.read_text(encoding="utf-8")
+    tables = re.findall(r"^\| parameter \| shape .*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    return {row for table in tables for row in table.splitlines() if not row.startswith("| … ")}
+
+
 @pytest.mark.parametrize("page", share(PAGES, of=15), ids=lambda page: page.stem)
 def test_pages_run(page: Path) -> None:
+    """And print the table that they show."""
     flags = "--xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-c", "".join(blocks_of(page))],
@@ -53,6 +61,7 @@ def test_pages_run(page: Path) -> None:
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
+    assert summarized(page) <= {*done.stdout.splitlines()}
 
 
 def calls_of(block: str) -> list[str]:
