@@ -43,6 +43,37 @@ def backwards(x: Any) -> Any:
     return jax.pure_callback(lambda x: np.asarray(x)[::-1].copy(), kind, x)
 
 
+def each(f: Any) -> Any:
+    """`f(layer, index)`, taken from all layers and put back by a loop."""
+
+    def turn(i: Any, g: Any) -> Any:
+        layer = jax.lax.dynamic_index_in_dim(g, i, 0, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(g, f(layer, i), i, 0)
+
+    return lambda g: jax.lax.fori_loop(0, len(g), turn, g)
+
+
+def counted(start: Any, step: Any) -> Any:
+    """`step(carry, layer)` of a scan over layers."""
+    return lambda g: jax.lax.scan(step, start, g)[1]
+
+
+def chosen(layer: Any, i: Any) -> Any:
+    return jax.lax.switch(i % 2, [lambda x: x, lambda x: 2 * x], layer)
+
+
+def largest_first(g: Any) -> Any:
+    return jnp.moveaxis(jax.lax.top_k(jnp.moveaxis(g, 0, -1), len(g))[0], -1, 0)
+
+
+def first_of(g: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(g, 0, 0)
+
+
+def of_its_place(g: Any) -> Any:
+    return g * jnp.argsort(jnp.sum(g.reshape(len(g), -1), 1)).reshape(-1, *[1] * (g.ndim - 1))
+
+
 ALONG_LAYERS = {
     "powers of the index": by_layer(lambda number: 0.5 ** jnp.arange(number)),
     "linspace": by_layer(lambda number: jnp.linspace(0, 1, number)),
@@ -66,7 +97,21 @@ ALONG_LAYERS = {
     "matrix of layers": lambda g: jnp.einsum("lk,k...->l...", jnp.ones((len(g), len(g))), g),
     "one layer": lambda g: g.at[0].set(0),
     "callback": backwards,
+    "largest first": largest_first,
+    "a permutation": lambda g: g[jnp.arange(len(g)) * 2 % len(g)],
+    "sums in one place": lambda g: jnp.zeros_like(g).at[jnp.zeros(len(g), int)].add(g),
+    "a slice for all": lambda g: g + first_of(g),
+    "a slice for each": lambda g: each(lambda x, i: x + first_of(g)[0])(g),
+    "a reshape": lambda g: g.reshape(len(g), -1).T.reshape(g.shape),
+    "a floating counter": counted(0.0, lambda c, x: (c + 1, x * c)),
+    "a counter": counted(0, lambda c, x: (c + 1, jnp.where(c % 2 == 0, x, 0))),
+    "a sum of signs": counted(0, lambda c, x: (c + jnp.sum(x > 0), x * (c % 3))),
+    "a flag": counted(False, lambda c, x: (jnp.any(x > 1) | c, jnp.where(c, x, 0))),
+    "a branch for each": each(chosen),
+    "the index of a loop": each(lambda x, i: x * (i + 1)),
+    "its place by size": of_its_place,
 }
+unit_of_each = jax.vmap(unit)
 APART = {
     "norms": jax.vmap(unit),
     "any": jax.vmap(lambda x: jnp.where(jnp.any(x > 1), x, 0)),
@@ -78,6 +123,12 @@ APART = {
     "carry": lambda g: jax.lax.map(running, g),
     "loops": lambda g: jax.lax.map(shrunk, g),
     "loops of a batch": jax.vmap(shrunk),
+    "slices in turn": each(lambda x, i: unit(x)),
+    "a counter that nothing needs": counted(0.0, lambda c, x: (c + 1, unit(x))),
+    "largest": lambda g: jnp.where(g >= jax.lax.top_k(g, 2)[0][..., -1:], g, 0),
+    "a permutation": lambda g: g[:, jnp.arange(g.shape[1])[::-1]],
+    "places": jax.vmap(lambda x: x.at[jnp.argmax(x[..., 0])].add(1.0)),
+    "a reshape": lambda g: unit_of_each(g.reshape(len(g), -1)).reshape(g.shape),
 }
 DRAWS: dict[str, Any] = {
     "normal": jax.random.normal,

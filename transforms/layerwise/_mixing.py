@@ -6,12 +6,13 @@ gradients, parameters or the state of the layers mixes layers, and updates must 
 guard may: it asks only whether a sum is finite.) An array that the state keeps for all layers must
 not depend on them either, unless its class says how those of the layers combine.
 
-A slice of an array of all layers, which a loop takes in its turn, belongs to a layer. A number that
-goes on from round to round, flags of all layers, conditions of loops, indices along the axis of
-layers and what runs along it, such as a cumulative sum, mix layers. Flags and indices that only
-order work are `declared` (`linalg/_numerics.py`). A second trace, for another number of layers,
-tells whether numbers in the program depend on it. Kernels and callbacks count as mixing; the
-analysis does not look into mapped functions of meshes.
+A slice of an array of all layers, which a loop takes in its turn, belongs to a layer, and so does
+what is computed from it, but not for all layers again. A number that goes on from round to round or
+counts the rounds, flags of all layers, conditions of loops, indices along the axis of layers, what
+runs along it, such as a cumulative sum, and reshapes that move it mix layers. Flags and indices
+that only order work are `declared` (`linalg/_numerics.py`). A second trace, for another number of
+layers, tells whether numbers in the program depend on it. Kernels and callbacks count as mixing;
+the analysis does not look into mapped functions of meshes.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ DRAWS = ("random_bits", "random_gamma", "rng_bit_generator", "rng_uniform", "thr
 OPAQUE = ("pure_callback", "io_callback", "ffi_call")
 """Primitives of which nothing is known."""
 
-SLICES = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter", "while", "scan", "cond")
-"""Primitives that an index may enter and not the numbers, and those with programs inside."""
+SLICES = ("dynamic_slice", "dynamic_update_slice", "gather", "scatter")
+"""Primitives that an index may enter and not the numbers."""
 
 
 def check_layers_are_independent(
@@ -228,31 +229,61 @@ class _Dependences:
         if name == "iota":
             given = [INDEX if self._is_along(results[0], equation.params["dimension"]) else NOTHING]
             most = given[0]
-        if INDEX in given and any(map(_is_floating, results)) and name not in SLICES:
-            return [MIXED] * len(results)
         if name in OPAQUE and most >= COUNTS:
             return [MIXED] * len(results)
         if name in ("jit", "pjit") and equation.params["name"] == "declared":
             return [NOTHING]
-        if most == LAYERS and any(
-            d == LAYERS and _is_floating(x) and any(self._is_along(x, i) for i in axes)
-            for d, x, axes in zip(given, equation.invars, _axes_along(equation), strict=True)
-        ):
-            return [MIXED] * len(results)
-        if name == "dynamic_slice" and most in (COUNTS, LAYERS):
-            sizes = zip(equation.invars[0].aval.shape, results[0].aval.shape, strict=True)
-            one = any(a % self.number == 0 != b % self.number for a, b in sizes)
-            return [LAYER if one else most]
         if name == "cond":
             branches = [self.results(b, given[1:]) for b in _jaxprs_in(equation.params)]
-            return [max(given[0], *each) for each in zip(*branches, strict=True)]
+            chosen = MIXED if given[0] == INDEX else given[0]
+            return [max(chosen, *each) for each in zip(*branches, strict=True)]
         if name in ("while", "scan"):
             return self._of_loop(equation, given)
         inner: Any
         for inner in _jaxprs_in(equation.params):
             if [x.aval.shape for x in inner.invars] == [x.aval.shape for x in equation.invars]:
                 return self.results(inner, given)
+        enters = most in (LAYER, LAYERS) or any(map(_is_floating, results))
+        if INDEX in given and name not in SLICES and enters:
+            return [MIXED] * len(results)
+        if most == LAYERS and any(
+            d == LAYERS and _is_floating(x) and any(self._is_along(x, i) for i in axes)
+            for d, x, axes in zip(given, equation.invars, _axes_along(equation), strict=True)
+        ):
+            return [MIXED] * len(results)
+        if most == LAYERS and name == "reshape" and self._moves_layers(equation):
+            return [MIXED]
+        if name == "dynamic_slice" and most in (COUNTS, LAYERS):
+            in_turn = max(given[1:]) != NOTHING  # else it is the same layer in each round
+            return [most if not self._is_of_one(equation) else LAYER if in_turn else MIXED]
+        if LAYER in given and name not in SLICES and any(self._has_layers(x.aval) for x in results):
+            return [MIXED] * len(results)  # one layer's for all of them
         return [most] * len(results)
+
+    def _is_of_one(self, equation: Any) -> bool:
+        """Whether a slice of all layers is one of one layer."""
+        sizes = zip(equation.invars[0].aval.shape, equation.outvars[0].aval.shape, strict=True)
+        return any(a % self.number == 0 != b % self.number for a, b in sizes)
+
+    def _moves_layers(self, equation: Any) -> bool:
+        """Whether a reshape has other numbers of entries before the axis of the layers."""
+
+        def before(x: Any) -> set[int]:
+            shape = x.aval.shape
+            return {math.prod(shape[:i]) for i, n in enumerate(shape) if n % self.number == 0}
+
+        return before(equation.invars[0]) != before(equation.outvars[0])
+
+    def _takes_layers(self, body: Any) -> bool:
+        """Whether a round of a loop takes one layer out of all, other than in loops inside."""
+        for equation in getattr(body, "jaxpr", body).eqns:
+            name = equation.primitive.name
+            if name == "dynamic_slice" and self._is_of_one(equation):
+                return True
+            inside = () if name in ("while", "scan") else _jaxprs_in(equation.params)
+            if any(map(self._takes_layers, inside)):
+                return True
+        return False
 
     def _of_loop(self, equation: Any, given: list[int]) -> list[int]:
         """The results of a loop, whose carry may come to depend on more in each round."""
@@ -278,12 +309,19 @@ class _Dependences:
             for d, x in zip(given[end:], outer[end:], strict=True)
         ]
         turns = any(a == LAYER and d == LAYERS for a, d in zip(slices, given[end:], strict=True))
+        turns = turns or self._takes_layers(body)
+        if turns:  # what a round changes counts the layers
+            before = body.invars[len(constants) :]
+            pairs = zip(carry, before, body.outvars, strict=False)
+            carry = [INDEX if d == NOTHING and x is not y else d for d, x, y in pairs]
         while True:
             found = self.results(body, [*constants, *carry, *slices])
             if turns:  # a number that goes on from layer to layer
                 own = zip(found[:carried], body.outvars, strict=False)
                 goes_on = [
-                    MIXED if d == LAYER and _is_floating(x) and not self._has_layers(x.aval) else d
+                    (MIXED if _is_floating(x) else INDEX)
+                    if d == LAYER and not self._has_layers(x.aval)
+                    else d
                     for d, x in own
                 ]
                 found = [*goes_on, *found[carried:]]
@@ -330,9 +368,18 @@ def _axes_along(equation: Any) -> list[Sequence[int]]:
         batch = params["dimension_numbers"].lhs_spec[0]
         ranks = [x.aval.ndim for x in arguments]
         return [[i for i in range(ranks[0]) if i != batch], range(ranks[1])]
+    elif name in ("top_k", "approx_top_k"):
+        axes = (params.get("axis", params.get("reduction_dimension", -1)),)
+    elif name == "gather":
+        taken, sizes = params["dimension_numbers"].start_index_map, params["slice_sizes"]
+        own = arguments[0].aval.shape
+        return [[axis for axis in taken if sizes[axis] < own[axis]], ()]
     elif name.startswith("scatter"):
-        axes = params["dimension_numbers"].scatter_dims_to_operand_dims
-        return [axes, *[()] * (len(arguments) - 1)]
+        numbers = params["dimension_numbers"]
+        places = [i for i in range(arguments[2].aval.ndim) if i not in numbers.update_window_dims]
+        batches = numbers.scatter_indices_batching_dims
+        places = [axis for i, axis in enumerate(places) if i not in batches]
+        return [numbers.scatter_dims_to_operand_dims, (), places]
     else:
         axes = ()
     return [axes] * len(arguments)

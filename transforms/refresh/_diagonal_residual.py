@@ -23,9 +23,9 @@ from ._policy import Check, Every, RefreshPolicy, Verdict
 
 
 def residual_and_diagonal(h: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`‖H - diag(H)‖ / ‖H‖` and `diag(H)` for `h (n, n)`."""
+    """`‖H - diag(H)‖ / ‖H‖`, which only decides, so that it has no derivative, and `diag(H)`."""
     exponent = power_of_two(magnitude(h))
-    near_one = h * jnp.ldexp(jnp.ones([], h.dtype), -exponent)
+    near_one = jax.lax.stop_gradient(h) * jnp.ldexp(jnp.ones([], h.dtype), -exponent)
     norm = jnp.linalg.norm(near_one)
     off = jnp.linalg.norm(near_one - jnp.diag(jnp.diagonal(near_one)))
     return jnp.where(norm > 0, off / jnp.where(norm > 0, norm, 1), 0), jnp.diagonal(h)
