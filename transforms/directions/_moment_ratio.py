@@ -35,7 +35,7 @@ from jax.core import Tracer
 from .._counts import next_step
 from .._stacks import each_array
 from .._validate import check_adam, check_bool, check_dtype
-from ..linalg._numerics import magnitude
+from ..linalg._numerics import magnitude, safe_root
 
 
 class MomentRatioState(NamedTuple):
@@ -134,7 +134,7 @@ def ratio(
     That is up to `noise` times the largest; by default, up to the noise of eigenvectors.
     A matrix whose `v` has an entry that is not finite becomes NaN, so that the guard restarts it.
     """
-    root = jnp.sqrt(v)
+    root = safe_root(v)
     # The root of the maximum: with the maximum of the roots, XLA would write out all roots.
     largest = jnp.sqrt(magnitude(v, (-2, -1), keepdims=True))
     of_vectors = 64 * max(v.shape[-2:]) ** 0.5 * float(jnp.finfo(v.dtype).eps)

@@ -40,6 +40,11 @@ def inexact(x: jax.Array) -> jax.Array:
     return x if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else jnp.asarray(x, jnp.float32)
 
 
+def safe_root(x: jax.Array) -> jax.Array:
+    """The square root, with a derivative of 0 at 0."""
+    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
+
+
 def magnitude(
     x: jax.Array, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False
 ) -> jax.Array:

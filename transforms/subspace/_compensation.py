@@ -34,6 +34,7 @@ import jax.numpy as jnp
 
 from .._validate import Value, as_value, check_bool, check_decay, check_interval, concrete
 from ..directions._norm_growth import limited_norm
+from ..linalg._numerics import safe_root
 
 
 class Parts(NamedTuple):
@@ -80,22 +81,17 @@ def _safe_ratio(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(b > 0, a / jnp.where(b > 0, b, 1), 0)
 
 
-def _root(x: jax.Array) -> jax.Array:
-    """The square root, with a derivative of 0 at 0."""
-    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
-
-
 def _norm_limited(s: jax.Array, parts: Parts, last: jax.Array, gamma: Any) -> tuple[jax.Array, Any]:
     """The scales after the norm-growth limiter on `C`, and the limited norm."""
-    norm = _root(jnp.sum(s**2 * parts.residual, axis=-1))
+    norm = safe_root(jnp.sum(s**2 * parts.residual, axis=-1))
     factor, norm = limited_norm(norm, last, gamma)  # Alg. 3, lines 4-6
     return s * factor[..., None], norm
 
 
 def _no_longer(s: jax.Array, squares: jax.Array, parts: Parts, limit: Any) -> jax.Array:
     """The scales of columns with these `squares`, shortened to `limit √(m / r) ‖Δ‖`."""
-    norm = _root(jnp.sum(s**2 * squares, axis=-1))
-    whole = _root(jnp.sum(parts.inner, axis=-1))
+    norm = safe_root(jnp.sum(s**2 * squares, axis=-1))
+    whole = safe_root(jnp.sum(parts.inner, axis=-1))
     most = limit * ((parts.codimension + parts.rank) / parts.rank) ** 0.5 * whole
     long = (norm > most) & (norm > 0)
     return s * jnp.where(long, most / jnp.where(long, norm, 1), 1)[..., None]
@@ -156,12 +152,12 @@ class Fira(Compensation):
 
     def scales(self, parts: Parts, state: LimitedState) -> tuple[jax.Array, LimitedState]:
         """Scales each column as the inner transformation scales its projection."""
-        s = _root(_safe_ratio(parts.inner, parts.projected))
+        s = safe_root(_safe_ratio(parts.inner, parts.projected))
         if concrete(self.limit) != float("inf"):
             s = _no_longer(s, parts.residual, parts, self.limit)
         s, norm = _norm_limited(s, parts, state.norm, self.gamma)
         if self.to_low_rank:
-            s = s * _safe_ratio(_root(parts.low_rank), norm)[..., None]  # section F.7
+            s = s * _safe_ratio(safe_root(parts.low_rank), norm)[..., None]  # section F.7
         return self.weight * s, LimitedState(norm)
 
 
@@ -192,7 +188,7 @@ class ChannelScaling(Compensation):
                 jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
                 for x in (inner, projected)
             )
-        s = _root(_safe_ratio(inner, projected))  # Gong et al., Alg. 9: S
+        s = safe_root(_safe_ratio(inner, projected))  # Gong et al., Alg. 9: S
         if concrete(self.limit) != float("inf"):
             s = _no_longer(s, parts.gradient, parts, self.limit)
         return s, None
