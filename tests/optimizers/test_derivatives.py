@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+import curvax
 from tests.helpers import ALL_CELLS
 from tests.registry import REGISTRY, Row
 
@@ -61,3 +62,11 @@ def test_they_are_those_of_differences(row: Row) -> None:
         difference = float(ahead - behind) / (2 * step)
     assert abs(float(found) - difference) < 1e-5 * abs(difference)
     assert difference != 0
+
+
+def test_entries_without_a_gradient_have_a_derivative_of_zero_in_a_ratio_of_moments() -> None:
+    direction = curvax.moment_ratio(0.9, 0.95)
+    g = jnp.ones((3, 4)).at[1].set(0)
+    state = direction.init(g)
+    found = jax.grad(lambda g: jnp.sum(jnp.tanh(direction.update(g, state)[0] * g)))(g)
+    assert jnp.isfinite(found).all() and found[0].all() and not found[1].any()
