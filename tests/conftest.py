@@ -8,6 +8,7 @@ run. Tests of what depends on optimized code choose it themselves (`helpers.OPTI
 
 import gc
 import os
+from pathlib import Path
 
 from jaxlib.version import __version_info__
 
@@ -22,6 +23,12 @@ if "xla_backend_optimization_level" not in os.environ["XLA_FLAGS"]:
     if __version_info__ < (0, 11):  # later XLA has no other emitters; these compile 3 times faster
         os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What one worker or run has compiled the others need not: a quarter of a first run's programs.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache/xla")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax

@@ -80,11 +80,12 @@ LIVELY = Printed(
     "the same, and a faster embedding",
     "curvax.soap(0.01, refresh=3, others=optax.adamw(4 * rate))",
 )
+SHORTER = Printed("a shorter momentum", "curvax.soap(0.01, b1=0.9)")
 PRINTED = {
     "recipe-250": (SOAP, MUON, SWAN, SHAMPOO, ALICE, RACS),
     "recipe-1000": (SOAP, MUON),
     "finetune-250": (TUNED, GENTLE),
-    "code-250": (SOAP, FRESH, LIVELY, MUON),
+    "code-250": (SOAP, SHORTER, FRESH, LIVELY, MUON),
     "vision-2000": (TUNED, SOAP),
 }
 
