@@ -128,12 +128,12 @@ def soap(
 
     The factors are kept in their bases, :math:`U_L^\top L U_L`, and a refresh turns both: in
     programs for CPUs to the eigenvectors, by a decomposition, and in programs for GPUs and TPUs by
-    rotations, which follow the factors by products alone (transforms/linalg/_turns.py). A
-    checkpoint moves between them.
+    rotations, which follow the factors by products alone until one is short
+    (transforms/linalg/_turns.py). Momentum turns along, `v` stays. A checkpoint moves between them.
 
     State per `m × n` matrix: `2mn + 2m² + 2n²` numbers, without the square of a side above
     `max_order`. Work between refreshes: `6mn(m + n)` FLOPs; a refresh has `12(m³ + n³)` for each
-    rotation, of which it takes one to four, and `4mn(m + n)`.
+    rotation and `4mn(m + n)`.
 
     Relations, each with a test of the same name: with identity bases it is Adam without bias
     correction; on one side it is `eigen_adam`; transposing the gradient transposes the direction.

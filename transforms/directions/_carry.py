@@ -3,9 +3,9 @@
 The inner transformation of `in_subspace` or `in_eigenbasis` keeps its moments in the coordinates of
 a basis. When the basis changes, a `Carry` maps them to the new coordinates. The class of a state
 declares them: `first_moments` and `second_moments` are names of its fields. First moments rotate
-with the basis, second moments mix by the squares of the rotation. For Optax's states, which declare
-nothing, the table is below. `quantize_state` asks the same, because second moments must not round
-to 0.
+with the basis. Second moments mix by the squares of the rotation in a subspace, and stay in an
+eigenbasis. For Optax's states, which declare nothing, the table is below. `quantize_state` asks the
+same, because second moments must not round to 0.
 
 Any other array with more than one number per matrix is an error, because no rule is known for it:
 factors, bases, quantized moments, row scales.

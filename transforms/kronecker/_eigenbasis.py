@@ -5,11 +5,11 @@ For a gradient $G$ `(m, n)`, on both sides or one of them:
 $$L \leftarrow b_3 L + (1-b_3)\, G G^\top, \quad R \leftarrow b_3 R + (1-b_3)\, G^\top G, \qquad
 D = U_L\, f(U_L^\top G\, U_R)\, U_R^\top$$
 
-with the eigenvectors $U$ of $L$ and $R$ at their last refresh, by descending eigenvalue, and any
-element-wise transformation $f$; with Adam this is SOAP. Before the first refresh a basis is the
-identity. At a refresh, the step's gradient enters the statistic first, and the step already uses
-the new basis; with `lagged` it uses the basis that the step before left, as SOAP's official code
-and the record of modded-nanogpt's track 3 (#46) do.
+with the eigenvectors $U$ of $L$ and $R$ at their last refresh, or what follows them by rotations,
+and any element-wise transformation $f$; with Adam this is SOAP. Before the first refresh a basis is
+the identity. At a refresh, the step's gradient enters the statistic first, and the step already
+uses the new basis; with `lagged` it uses the basis that the step before left, as SOAP's official
+code and the record of modded-nanogpt's track 3 (#46) do.
 
 The statistics may be those of whitened gradients (`_whitened.py`), which also keeps the eigenvalues
 $\lambda$ and $\mu$ of both sides current. Then $f$ may be followed by a division by
@@ -116,8 +116,7 @@ def in_eigenbasis(
       storage: how statistics and bases are stored; a quantized basis is orthonormal only up to the
         quantization error.
       products: the precision of products: "float32", "bf16x6", "bf16x3" or "bf16" for all of them,
-        or `curvax.products`, which has the table; `None`: as JAX's default, and float32 for
-        statistics and refreshes.
+        or `curvax.products`, which has the table and what `None` is.
       skip_first: the first step only updates statistics and bases; its direction is 0.
       lagged: whether a step takes its direction in the bases that the step before left, and
         refreshes them afterwards. The first step then has the identity for bases.
@@ -183,7 +182,7 @@ def in_eigenbasis(
         if lagged:
             wide, inner_state = directed(x, bases, inner_state, count)
             bases, inner_state, _ = refreshed(g, bases, inner_state, count)
-        else:  # the gradient turns with the bases, as first moments do
+        else:  # X turns with the bases, as first moments do, which saves a product with each
             bases, inner_state, (x,) = refreshed(g, bases, inner_state, count, x)
             wide, inner_state = directed(x, bases, inner_state, count)
         direction = shortened(wide, limit * math.prod(g.shape[-2:]) ** 0.5).astype(g.dtype)

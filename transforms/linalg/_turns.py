@@ -7,24 +7,26 @@ $U \leftarrow U T$, $H \leftarrow T^\top H T$:
 * *exact*: $T$ has the eigenvectors of $H$ by descending eigenvalue;
 * *QR*: $T R = H P$ with the columns sorted by $\mathrm{diag}(H)$. As $L U = U H$, this is a step of
   orthogonal iteration, $U T R = L U P$;
-* *rotations*: with $h = \mathrm{diag}(H)$,
+* *rotations*: with $h = \max(0, \mathrm{diag}(H))$ and $\Delta = h_j - h_i$,
 
-$$K_{ij} = \frac{H_{ij} \Delta}{\Delta^2 + \tau^2 h_i h_j + (\nu h_{max})^2}, \quad
-\Delta = h_j - h_i, \qquad T = I + f K + f^2 K^2 / 2 + f^3 K^3 / 8$$
+$$K_{ij} = \frac{H_{ij} \Delta}{\Delta^2 + \tau^2 h_i h_j + (\nu h_{max})^2}, \qquad
+T = I + f K + f^2 K^2 / 2 + f^3 K^3 / 8$$
 
-$K$ is antisymmetric, so $T$ is a rotation up to $f^6 K^6 / 64$. To first order
-$K_{ij} = H_{ij} / (h_j - h_i)$ would make $H_{ij}$ 0: Newton's method, and the refinement of Ogita
-and Aishima (2018). Where eigenvalues are close it has no bound, while the entry says little: any
-basis of an eigenspace will do. $\tau$ makes the step small there, and $\nu$ keeps rounding noise of
-$H$ out. Without bounds on the angles' sum it diverges: rows $i$ of $K$ are scaled to a length of at
-most 0.7, as $K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$, and
-$f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$ from four steps of power iteration with $K^2$,
-from the vector of the rows' lengths. Rotations repeat until one was short, $\ell < 0.3$: the rest
-is then of order $\ell^2$, but for close eigenvalues, which converge slowly and matter little. Roots
-need $\ell < 0.1$, because what is left between a large eigenvalue and a small one is a large share
-of the small one (`docs/performance_details.md` has how many rotations it takes). Nothing is sorted:
-columns keep their eigenvalues and moments. So the first refresh, from the identity, has no
-decomposition either.
+Newton's step, $K_{ij} = H_{ij} / \Delta$, makes $H_{ij}$ 0 to first order (the refinement of Ogita
+and Aishima, 2018), but has no bound where eigenvalues are close, while the entry says little there:
+any basis of an eigenspace will do. $\tau$ makes the step small there, and $\nu$ where $\Delta$ is
+rounding noise. Without bounds on the angles' sum it diverges: rows $i$ are scaled to a length of at
+most 0.7, $K_{ij} \min(r_i, r_j)$ with $r_i = \min(1, 0.7 / \|K_i\|)$ taking the place of $K_{ij}$.
+Then $f = \min(1, 0.6 / \ell)$ with $\ell \approx \|K\|_2$, from four steps of power iteration with
+$K^2$ from the vector of the rows' lengths. $K$ is antisymmetric, so $T$ is a rotation up to
+$f^6 K^6 / 64$.
+
+A rotation with $\ell < 0.3$ is the last: the rest is of order $\ell^2$, but for close eigenvalues,
+which converge slowly and matter little. Roots need $\ell < 0.1$, because what is left between a
+large eigenvalue and a small one is a large share of the small one (`docs/performance_details.md`
+has how many rotations it takes). Moments and gradients take the product of all turns once, behind
+the loop. Nothing is sorted: columns keep their eigenvalues and moments. So the first refresh, from
+the identity, has no decomposition either.
 
 *Straight bases.* Rounding and long rotations leave a basis that is not quite orthonormal,
 $U^\top U = I + E$. Where the defect $\|E x\| / \|x\|$ for one vector $x$ of signs, about the root
@@ -57,9 +59,9 @@ from ._products import exact_product
 from ._qr import qr
 
 CLOSENESS = 0.3
-"""τ: eigenvalues whose distance is below this share of their mean are close."""
+"""τ: eigenvalues whose distance is below this share of their geometric mean are close."""
 NOISE = 1e-7
-"""ν: entries of H below this share of the largest eigenvalue are rounding noise."""
+"""ν: differences below this share of the largest eigenvalue are rounding noise."""
 LONGEST_ROW = 0.7
 """The longest row of a rotation's generator."""
 LONGEST = 0.6
@@ -81,7 +83,7 @@ class Turn(NamedTuple):
     basis: jax.Array  # U T
     statistic: jax.Array  # Tᵀ H T
     order: jax.Array | None  # of the old columns, int32 (d,), if it is another
-    keeps: jax.Array  # bool: whether averages of columns stay as they are, as in papers
+    keeps: jax.Array  # bool: whether a kept spectrum stays as it is, as in papers
 
 
 def by_default(u: jax.Array, h: jax.Array, short: float) -> Turn:
@@ -123,7 +125,7 @@ def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], ja
 def by_rotations(u: jax.Array, h: jax.Array, most: int, short: float = SHORT) -> Turn:
     """At most so many rotations, and turns that straighten the basis where it is not orthonormal.
 
-    One that is shorter than `short` is the last. In a stack the loop ends when no matrix needs
+    One that is shorter than `short` is the last. Under `vmap` the loop ends when no matrix needs
     another; a condition would compute all of them.
     """
     scale, eye = _to_one(h), _eye(h)
@@ -219,7 +221,10 @@ def generator(h: jax.Array) -> jax.Array:
 
 
 def _length(k: jax.Array, square: jax.Array) -> jax.Array:
-    """About the spectral norm of antisymmetric `k (d, d)`, with `square` = ±k², from below."""
+    """About the spectral norm of antisymmetric `k (d, d)`, with `square` = ±k², from below.
+
+    Any precision will do.
+    """
     v = jnp.linalg.norm(k, axis=0)
     for _ in range(3):
         v = square @ v  # rows of k are at most 0.7 long, so nothing overflows
