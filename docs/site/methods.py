@@ -159,6 +159,7 @@ def others() -> dict[str, int]:
 
 def _rows_of_start() -> list[tuple[str, str, str]]:
     text = (ROOT / "docs/start.md").read_text().split("<!-- table: rates -->")[1]
+    text = text.split("<!-- end of table -->")[0]
     return re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]* \| *([\d.]*) *\|", text, re.M)
 
 
