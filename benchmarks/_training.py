@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+import curvax
+
 from ._programs import whole_bytes
 from ._tasks import Task
 
@@ -132,9 +134,10 @@ class Program:
             if not last or step == task.steps:
                 run.steps.append(step)
                 run.seconds.append(seconds)
-                run.losses.append(float(task.evaluate(state["params"])))
+                kept = curvax.eval_params(state["opt_state"], state["params"])
+                run.losses.append(float(task.evaluate(kept)))
                 seconds = 0.0
             if step == task.steps:
-                self.params = state["params"]
-                run.tested.update({k: float(x) for k, x in task.test(state["params"]).items()})
+                self.params = kept
+                run.tested.update({k: float(x) for k, x in task.test(kept).items()})
             yield run

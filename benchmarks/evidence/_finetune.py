@@ -22,7 +22,7 @@ import curvax
 from .._tasks import Task
 from ._adapters import added
 from ._language import RECIPE, language
-from ._methods import optimizer, schedule_of
+from ._methods import optimizer
 
 RUNS = Path("runs", "evidence")
 STEPS = 2000  # of the model that is fine-tuned
@@ -54,7 +54,7 @@ def base(sizes: Mapping[str, int], steps: int = STEPS) -> Any:
     path = RUNS / f"prose-{hashlib.sha256(told.encode()).hexdigest()[:16]}.npz"
     tree = jax.tree.structure(jax.eval_shape(task.params, jax.random.key(0)))
     if not path.exists():
-        adamw = optimizer("adamw", schedule_of(steps), {}, PUBLISHED)
+        adamw = optimizer("adamw", steps, {}, PUBLISHED)
         leaves = jax.tree.leaves(trained(task, adamw, seed=0))
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"part-{path.name}")  # a torn file never has the name

@@ -35,6 +35,9 @@ SECOND = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 PERIODS = (1, 3, 10, 30, 100, 300)
 COMMON = ("rate", "adam_rate", "decay")
 CLIP = 1.0  # of the gradient's norm, as in nanoGPT's recipe
+LOOKAHEAD = 0.3  # of EMA-Nesterov at the peak learning rate, as in entry 46 of track 3, whose
+# tail average begins at step 2400 of 2900
+FLOOR = curvax.weights.floor(0.3825, unit="column")  # the same
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +115,15 @@ ALL = (
 ADAMW = ALL[0].own
 RMS = {f"{name}_rms": name for name in ("muon", "osgdm", "swan", "sumo")}
 """With directions of AdamW's root mean square, so that AdamW's learning rate carries over."""
+SIDES = {  # of weights, around methods and within: each with the method that it is a form of
+    "muon_hyperball": "muon",
+    "muon_floor": "muon",
+    "muon_ahead": "muon",
+    "muon_hyperball_ahead": "muon",
+    "soap_hyperball": "soap",
+    "kl_soap": "soap",
+    "kl_soap_hyperball": "soap",
+}
 FORMS = (  # of others, in suites of their own
     Tuned("stale_shampoo", 0.064, {**B1_95, "b2": (0.995, SECOND)}, of="shampoo"),
     Tuned("lora_8", 0.016, ADAMW, adapters=8),
@@ -120,10 +132,11 @@ FORMS = (  # of others, in suites of their own
     Tuned("swan_products", 0.128, {}, of="swan"),
     *(
         dataclasses.replace(method, name=name, of=of)
-        for name, of in RMS.items()
+        for name, of in (RMS | SIDES).items()
         for method in ALL
         if method.name == of
     ),
+    Tuned("record", 0.032, {}, of="muon"),
 )
 METHODS = {method.name: method for method in (*ALL, *FORMS)}
 
@@ -162,17 +175,17 @@ def adamw(rate: Any, peak: Any, values: Mapping[str, Any], prefix: str) -> Any:
 
 
 def optimizer(
-    name: str, schedule: optax.Schedule, static: Point, values: Mapping[str, Any]
+    name: str, steps: int, static: Point, values: Mapping[str, Any]
 ) -> optax.GradientTransformation:
     """A method at a point.
 
     Args:
       name: of the method, or a call (`_calls.py`).
-      schedule: the share of the peak learning rates at a step.
+      steps: of a run, whose peak learning rates follow a schedule.
       static: the whole numbers of the point.
       values: its other numbers, which may be traced.
     """
-    clip = optax.clip_by_global_norm(CLIP)
+    clip, schedule = optax.clip_by_global_norm(CLIP), schedule_of(steps)
     if name not in METHODS:  # learning rates multiply last, so that the schedule may come after
         called = eval(name, {"curvax": curvax, "optax": optax, **values})
         return optax.chain(clip, called, optax.scale_by_schedule(schedule))
@@ -209,6 +222,18 @@ def optimizer(
         own |= {"weight_decay": values["decay"] / peak, "weight_decay_mask": decayed}
     if name in RMS:
         own["consistent_rms"] = 0.2
+    if name == "record":  # with its own momentum and weights' side, and its averages around it
+        made = curvax.recipes.record_46(rate, others=others)
+        made = curvax.ema_nesterov(made, lambda count: LOOKAHEAD * schedule(count))
+        start, tau = round(steps * 2400 / 2900), steps * 150 / 2900
+        return optax.chain(clip, curvax.tail_average(made, start, tau=tau, end=steps))
+    if name.startswith("kl_soap"):
+        own["statistics"] = "kl"
+    if "hyperball" in name or name == "muon_floor":
+        decay = own.pop("weight_decay")
+        del own["weight_decay_mask"]  # all matrices decay
+        floored = curvax.weights.chain(curvax.weights.decay(decay), FLOOR)
+        own["weights"] = floored if name == "muon_floor" else "hyperball"
     if name == "swan_products":  # as Muon orthogonalizes, without a decomposition
         own["method"] = curvax.polar.newton_schulz(norm="gram", eps=0.0)
     if name == "asgo":  # by default every parameter is a matrix, embeddings and scales too
@@ -221,5 +246,7 @@ def optimizer(
         leading = max(1, static["rank"] * 40 // 128)  # the paper's share, at 60M
         own.setdefault("switching", curvax.subspaces.complement(leading))
         own["compensation"] = curvax.subspaces.optimal(weight=own.pop("compensation_scale"))
-    make = getattr(curvax, METHODS[name].of or name)
-    return optax.chain(clip, make(rate, others=others, **own))
+    made = getattr(curvax, METHODS[name].of or name)(rate, others=others, **own)
+    if name.endswith("_ahead"):
+        made = curvax.ema_nesterov(made, lambda count: LOOKAHEAD * schedule(count))
+    return optax.chain(clip, made)

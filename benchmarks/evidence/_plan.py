@@ -67,9 +67,8 @@ def free_start_of(suite: Suite, method: str, runs: Runs) -> Point | None:
     if suite.after is None:
         start = METHODS[method].start(adamw)
         return start | {"rate": rounded(start["rate"] * suite.slower)}
-    there, point = (
-        best_in(suite.after, name, runs) for name in ("adamw", METHODS[method].of or method)
-    )
+    own = method if method in SUITES[suite.after].methods else METHODS[method].of
+    there, point = (best_in(suite.after, name, runs) for name in ("adamw", own))
     if adamw is None or there is None or point is None:
         return None
     # The other parameters follow AdamW's rate for them from one suite to the next.

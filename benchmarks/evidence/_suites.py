@@ -10,14 +10,12 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import optax
-
 from .._tasks import Task
 from ._adapters import with_adapters
 from ._classify import classify
 from ._finetune import PUBLISHED, finetune
 from ._language import language
-from ._methods import ALL, METHODS, RMS, STORAGES, schedule_of
+from ._methods import ALL, METHODS, RMS, SIDES, STORAGES
 from ._others import equation, factorization
 from ._vision import vision
 
@@ -60,10 +58,6 @@ class Suite:
         rank = METHODS[method].adapters if method in METHODS else 0  # a call has none
         return with_adapters(task, rank) if rank else task
 
-    def schedule(self) -> optax.Schedule:
-        """The share of the peak learning rate at a step."""
-        return schedule_of(self.steps)
-
 
 def recipe(name: str, steps: int, **others: Any) -> Suite:
     """nanoGPT's recipe, or a model of another size, at a length."""
@@ -79,6 +73,8 @@ LONGER = ("adamw", "muon", "soap", "asgo", "racs", "alice")  # one of each famil
 SIZES = ("adamw", "muon", "soap", "racs")
 LARGEST = ("adamw", "muon", "racs")
 BATCHED = ("adamw", "muon", "soap", "racs", "alice")
+WEIGHTS = ("adamw", "muon", "soap", *SIDES, "record")
+SPHERES = tuple(name for name in WEIGHTS if name[-5:] not in ("ahead", "floor"))
 FINETUNED = ("adamw", "lora_8", "lora_16", *LOW_RANK, "racs", "muon", "asgo", "dasgo")
 
 
@@ -164,6 +160,9 @@ DECLARED = (
     resized("large", 320, ("adamw",), sizes=LARGE),
     *(resized("code", steps, SIZES, text="code") for steps in (125, 250, 500)),
     resized("code", 1000, ("adamw",), text="code"),
+    retuned("weights", 250, WEIGHTS, budget=6),
+    retuned("weights", 1000, SPHERES, budget=3, after="weights-250"),
+    retuned("weights-large", 80, SPHERES, budget=3, after="weights-250", sizes=LARGE),
     relative("equation", equation, rank=16, budget=8, last=2),
 )
 SUITES = {suite.name: suite for suite in DECLARED}

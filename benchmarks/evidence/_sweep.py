@@ -71,9 +71,8 @@ class Runner:
             if suite.name not in self.tasks:
                 self.tasks = {suite.name: suite.make(suite.steps)}  # one at a time: they hold data
                 self.programs = {}
-            schedule = suite.schedule()
             self.programs[key] = Program(
-                lambda values: optimizer(request.method, schedule, static, values),
+                lambda values: optimizer(request.method, suite.steps, static, values),
                 suite.task(request.method, self.tasks[suite.name]),
                 time.process_time,
             )

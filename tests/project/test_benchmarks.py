@@ -286,10 +286,9 @@ def test_a_call_trains_as_the_same_numbers_do_in_the_tuning() -> None:
     grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(0), x.shape), params)
     point = {"rate": 0.01, "decay": 0.001, "b1": 0.95, "b2": 0.95, "refresh": 3}
     point |= {"adam_rate": 0.02, "adam_b1": 0.9, "adam_b2": 0.999, "adam_decay": 0.001}
-    schedule = methods.schedule_of(40)
 
     def after(name: str, values: dict[str, Any]) -> Any:
-        optimizer = methods.optimizer(name, schedule, *methods.split(values))
+        optimizer = methods.optimizer(name, 40, *methods.split(values))
         state, moved, update = optimizer.init(params), params, jax.jit(optimizer.update)
         for _ in range(4):
             updates, state = update(grads, state, moved)
