@@ -81,6 +81,8 @@ DECOMPOSED = re.compile(r'op_name="[^"]*/(?:eigh|svd|qr|geqrf|cholesky)["/]')
 WITHOUT_WINDOWS = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": 2**31 - 1}
 ON_TPU = ("soap", "asgo", "kl_shampoo", "shampoo", "muon", "foam", "optax.adamw")
 """Whose default calls are recorded for a v5e, whose compiler takes minutes."""
+BLOCKS = "curvax.soap(rate, matrices=curvax.MatrixRule(block_size=1024))"
+"""What large factors cost a GPU, and blocks do not."""
 DEVICES = {"h200": "H200", "v5e": "v5e", "cpu": "CPU"}
 BASES = ("soap", "eigen_adam", "kl_shampoo")  # the methods that have bases and no roots
 SHORT = {True: _turns.SHORT, False: _turns.SHORT_FOR_ROOTS}
@@ -365,7 +367,8 @@ def digits(x: float) -> str:
 
 
 def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
-    """A default call for each device."""
+    """A default call, or another one, for each device."""
+    method = name.partition("(")[0].removeprefix("curvax.")
     for device in DEVICES:
         found = {part: Cell(device, "gpt2", "unrolled", "", name, part) for part in PARTS}
         step, refresh = (lines.get(cell, {}) for cell in found.values())
@@ -375,9 +378,9 @@ def rows_of(name: str, lines: Lines, model: Model) -> Iterator[dict[str, Any]]:
         row |= {"device": DEVICES[device], "decompositions": step["decompositions"]}
         own, more, period = costs(step), dict.fromkeys(SCALES, 0.0), 1
         if "bytes" in refresh:
-            period = period_of(name)
+            period = period_of(method)
             row["decompositions"] = refresh["decompositions"]
-            counted = max(k for k in PERIODS if k <= period), SHORT[name in BASES]
+            counted = max(k for k in PERIODS if k <= period), SHORT[method in BASES]
             rounds = 1 if device == "cpu" else rotations(*counted)  # exact on CPUs
             full, turn = costs(refresh), costs(refresh["more"])
             more = {key: full[key] + (rounds - 1) * turn[key] - own[key] for key in SCALES}
@@ -424,7 +427,8 @@ def times_of(
 def table_of(lines: Lines) -> _record.Table:
     """All default calls."""
     model = fitted(lines)
-    rows = [row for name in ("optax.adamw", *NAMES) for row in rows_of(name, lines, model)]
+    names = ("optax.adamw", *NAMES, BLOCKS)
+    rows = [row for name in names for row in rows_of(name, lines, model)]
     per_byte, per_kernel, exact, default = model.rates
     errors = ", ".join(f"`{x}` {100 * e:+.0f} %" for x, e in model.errors.items())
     counts = ", ".join(
@@ -492,7 +496,7 @@ def cells(args: Any) -> Iterator[Cell]:
 def main() -> None:
     """Compiles the missing cells, and writes the tables of all recorded ones."""
     parser = _record.arguments(__doc__, SECTIONS)
-    add, known = parser.add_argument, ("optax.adamw", *NAMES)
+    add, known = parser.add_argument, ("optax.adamw", *NAMES, BLOCKS)
     some = "separated by commas"
     add("--device", type=_record.names(tuple(PLATFORMS)), default=tuple(DEVICES), help=some)
     add("--part", type=_record.names(PARTS), default=PARTS, help=some)
