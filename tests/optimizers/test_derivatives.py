@@ -70,3 +70,44 @@ def test_entries_without_a_gradient_have_a_derivative_of_zero_in_a_ratio_of_mome
     state = direction.init(g)
     found = jax.grad(lambda g: jnp.sum(jnp.tanh(direction.update(g, state)[0] * g)))(g)
     assert jnp.isfinite(found).all() and found[0].all() and not found[1].any()
+
+
+BY_NORMS = {
+    "newton_schulz": curvax.orthogonalize("newton_schulz"),
+    "gram": curvax.orthogonalize(curvax.polar.newton_schulz(norm="gram")),
+    "normalize_rows": curvax.normalize_rows(),
+    "standardize_rows": curvax.standardize_rows(),
+    "normalize_matrices": curvax.normalize_matrices(),
+    "spectral": curvax.normalize_matrices(norm="spectral"),
+    "racs": curvax.scale_by_racs(),
+    "limit_norm_growth": curvax.limit_norm_growth(1.01),
+}
+
+
+@pytest.mark.parametrize("name", BY_NORMS)
+def test_zeros_have_a_derivative_where_a_norm_divides(name: str) -> None:
+    """In reverse mode, beside a matrix with a derivative as if it were alone."""
+    direction = BY_NORMS[name]
+    g = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)), jnp.float32).at[1].set(0)
+
+    def back(g: Any) -> Any:
+        state = direction.init(g)
+        found, pull = jax.vjp(lambda g: direction.update(g, state)[0], g)
+        return pull(jnp.tanh(found) + 1)[0]
+
+    derivative = back(g)
+    assert jnp.isfinite(derivative).all()
+    np.testing.assert_allclose(derivative[0], back(g[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_eigenbases_without_a_limit_have_derivatives_in_reverse_mode() -> None:
+    direction = curvax.in_eigenbasis(
+        curvax.moment_ratio(eps=1e-8), refresh=curvax.every(10), method="qr"
+    )
+    g, along = (jnp.asarray(np.random.default_rng(s).normal(size=(3, 3))) for s in range(2))
+    state = direction.init(g)
+    loss = lambda g: jnp.sum(jnp.tanh(direction.update(g, state)[0]))  # noqa: E731
+    expected = jax.jvp(loss, (g,), (along,))[1]
+    found = jnp.vdot(jax.grad(loss)(g), along)
+    assert expected != 0
+    np.testing.assert_allclose(found, expected, rtol=1e-3)

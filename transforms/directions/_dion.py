@@ -35,7 +35,7 @@ from .._recording import record_rank
 from .._side import side_of
 from .._stacks import each_array, key_for, matrix_keys
 from .._validate import check_choice, check_decay, check_positive_int, check_seed
-from ..linalg._numerics import magnitude, power_of_two, significant
+from ..linalg._numerics import magnitude, power_of_two, safe_root, significant
 from ..linalg._products import exact_product
 from ..linalg._qr import bases_of
 
@@ -115,7 +115,7 @@ def scale_by_dion(
         near_one = r * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
         squares = jnp.sum(near_one * near_one, axis=-2)
         kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
-        unit = near_one / jnp.where(kept, jnp.sqrt(squares)[..., None, :], 1)
+        unit = near_one / jnp.where(kept, safe_root(squares)[..., None, :], 1)
         direction = own.as_rows(exact_product(p, jnp.where(kept, unit, 0).mT)).astype(g.dtype)
         return direction, DionState(
             mu=own.as_rows(b - (1 - b1) * inside),

@@ -23,6 +23,7 @@ import optax
 
 from .._stacks import each_array
 from .._validate import check_interval
+from ..linalg._numerics import safe_norm
 
 
 class NormGrowthState(NamedTuple):
@@ -59,7 +60,7 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
 
     def update(x: Any, state: Any, params: Any = None):
         del params
-        norm = jnp.linalg.norm(x.astype(state.norm.dtype), axis=(-2, -1))
+        norm = safe_norm(x.astype(state.norm.dtype), axis=(-2, -1))
         factor, norm = limited_norm(norm, state.norm, gamma)
         return x * factor[..., None, None].astype(x.dtype), NormGrowthState(norm)
 

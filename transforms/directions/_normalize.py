@@ -25,7 +25,7 @@ import optax
 
 from .._trees import map_with_weights
 from .._validate import check_choice, check_interval, check_matrices
-from ..linalg._numerics import power_of_two
+from ..linalg._numerics import power_of_two, safe_norm, safe_root
 from ..linalg._schatten import SPECTRAL, schatten_norms
 
 
@@ -43,7 +43,7 @@ def standardize_rows() -> optax.GradientTransformation:
         n = x.shape[-1]
         largest = jnp.max(jnp.abs(x), axis=-1, keepdims=True)
         centered = x - jnp.mean(x, axis=-1, keepdims=True)
-        deviation = jnp.sqrt(jnp.mean(centered**2, axis=-1, keepdims=True))
+        deviation = safe_root(jnp.mean(centered**2, axis=-1, keepdims=True))
         constant = deviation <= n * jnp.finfo(x.dtype).eps * largest  # not if it is NaN
         return jnp.where(constant, 0, centered / jnp.where(constant, 1, deviation))  # Eq. 30
 
@@ -75,7 +75,7 @@ def normalize_columns() -> optax.GradientTransformation:
 
 
 def _of_norm_1(x: jax.Array, axis: int) -> jax.Array:
-    norm = jnp.linalg.norm(x, axis=axis, keepdims=True)
+    norm = safe_norm(x, axis=axis, keepdims=True)
     zero = norm == 0  # not if it is NaN
     return jnp.where(zero, 0, x / jnp.where(zero, 1, norm))
 
@@ -110,7 +110,7 @@ def normalize_matrices(
         largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
         near_one = x * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
         if norm == "rms":
-            own = jnp.sqrt(jnp.mean(near_one**2, axis=(-2, -1), keepdims=True))
+            own = safe_root(jnp.mean(near_one**2, axis=(-2, -1), keepdims=True))
         else:
             own = schatten_norms(near_one, SPECTRAL)
         zero = own == 0  # not if it is NaN

@@ -38,7 +38,7 @@ from .._validate import (
 )
 from ..linalg import _polar
 from ..linalg._by_products import AxisName
-from ..linalg._numerics import magnitude, power_of_two
+from ..linalg._numerics import magnitude, power_of_two, safe_norm
 from ..linalg._polar import NORMS, Coefficients, coefficient_rows
 
 
@@ -136,7 +136,7 @@ class Balanced(PolarMethod):
         work = x.astype(np.promote_types(x.dtype, np.float32))
         largest = magnitude(work, (-2, -1), keepdims=True)
         work = work * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
-        scale = _reciprocal(jnp.linalg.norm(work, axis=axis, keepdims=True))
+        scale = _reciprocal(safe_norm(work, axis=axis, keepdims=True))
         factor = self.method.factor((scale * work).astype(x.dtype), axis_name)
         for _ in range(self.rounds - 1):
             square = jnp.sum(factor.astype(work.dtype) ** 2, axis=axis, keepdims=True)

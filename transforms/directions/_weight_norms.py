@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from .._validate import check_interval
-from ..linalg._numerics import power_of_two
+from ..linalg._numerics import power_of_two, safe_norm
 from ._normalize import per_matrix
 
 
@@ -110,4 +110,4 @@ def at_norm(x: jax.Array, w: jax.Array, norm: jax.Array) -> jax.Array:
 
 def lengths(x: jax.Array) -> jax.Array:
     """The Frobenius norms `(..., 1, 1)`."""
-    return jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
+    return safe_norm(x, axis=(-2, -1), keepdims=True)

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import check_bool, check_choice, check_interval
+from ..linalg._numerics import safe_norm
 from ._weight_decay import shrinking
 from ._weight_norms import at_norm, lengths, long_as
 from ._weights_side import Weights
@@ -154,7 +155,7 @@ class Floor(Weights):
 
     def before(self, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
         """Lengthened, where it is too short."""
-        least, length = (jnp.linalg.norm(x, axis=AXES[self.unit], keepdims=True) for x in (w, step))
+        least, length = (safe_norm(x, axis=AXES[self.unit], keepdims=True) for x in (w, step))
         least = self.share * rate * jnp.maximum(least, SMALLEST)
         length = jnp.maximum(length, rate * SMALLEST)
         return step * jnp.maximum(least / jnp.where(length > 0, length, 1), 1)

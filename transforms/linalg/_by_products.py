@@ -44,7 +44,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._loops import in_turn
-from ._numerics import power_of_two
+from ._numerics import power_of_two, safe_norm
 from ._products import exact_product
 
 AxisName = str | tuple[str, ...] | None
@@ -184,7 +184,7 @@ def _largest_eigenvalue(gram: jax.Array, reduce: Callable[..., jax.Array]) -> ja
     """
 
     def normalized(power: jax.Array) -> tuple[jax.Array, jax.Array]:
-        norm = jnp.linalg.norm(power, axis=(-2, -1), keepdims=True)
+        norm = safe_norm(power, axis=(-2, -1), keepdims=True)
         return norm, power / jnp.where(norm == 0, 1, norm)
 
     def square(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

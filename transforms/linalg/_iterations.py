@@ -48,7 +48,7 @@ import numpy as np
 
 from .._validate import check_positive_int
 from ._loops import while_at_most
-from ._numerics import HIGHEST, RESOLVED, magnitude
+from ._numerics import HIGHEST, RESOLVED, magnitude, safe_norm
 from ._products import exact_product
 from ._schatten import SPECTRAL, schatten_norms
 
@@ -72,13 +72,13 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
 
     def step(_: jax.Array, v: jax.Array) -> jax.Array:
         w = jnp.matmul(a, v, precision=HIGHEST)
-        norm = jnp.linalg.norm(w)
+        norm = safe_norm(w)
         return jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1), v)
 
     scale = jnp.max(jnp.abs(a))
     a = a / jnp.where(scale > 0, scale, 1)
     start = jnp.sum(jnp.abs(a), axis=-1) + jnp.linspace(0.5, 1.0, a.shape[-1], dtype=a.dtype)
-    v = jax.lax.fori_loop(0, iterations, step, start / jnp.linalg.norm(start))
+    v = jax.lax.fori_loop(0, iterations, step, start / safe_norm(start))
     return scale * jnp.dot(v, jnp.matmul(a, v, precision=HIGHEST), precision=HIGHEST)
 
 
@@ -127,7 +127,7 @@ def _newton_schulz(a: jax.Array, root: int, rows: Rows | None = None) -> jax.Arr
     """The same for `root` 2; or what as many steps as `rows` of coefficients leave of it."""
     del root
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
-    norm = jnp.linalg.norm(a) if rows is None else schatten_norms(a, SPECTRAL)[0, 0]
+    norm = safe_norm(a) if rows is None else schatten_norms(a, SPECTRAL)[0, 0]
     norm = jnp.where(norm > 0, norm, 1)
 
     def polynomial(m: jax.Array, i: jax.Array) -> jax.Array:
@@ -144,7 +144,7 @@ def _by_products(a: jax.Array, root: int) -> jax.Array:
     """The same for `root` 2, 4, 8, … and condition numbers up to `1 / (8 eps)`."""
     norm = _norm_bound(a)
     # At most n^(1/8) times λ_max. A power iteration may be 10 % below it, where these diverge.
-    tighter = jnp.linalg.norm(_power(a / norm, 4)) ** 0.25
+    tighter = safe_norm(_power(a / norm, 4)) ** 0.25
     bound = norm * jnp.where(tighter > 0, tighter, 1)
     resolution = float(jnp.finfo(a.dtype).eps)
     y, z, condition, power = a / bound, a, 1 / (8 * resolution), 1
@@ -205,7 +205,7 @@ def closest_quintic(low: float, high: float) -> tuple[list[float], float]:
 
 def _norm_bound(a: jax.Array) -> jax.Array:
     """A bound of the largest eigenvalue, 1 for zeros; the Frobenius norm is often the tighter."""
-    bound = jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), jnp.linalg.norm(a))
+    bound = jnp.minimum(jnp.max(jnp.sum(jnp.abs(a), axis=-1)), safe_norm(a))
     return jnp.where(bound > 0, bound, 1)
 
 

@@ -40,9 +40,24 @@ def inexact(x: jax.Array) -> jax.Array:
     return x if jnp.issubdtype(jnp.result_type(x), jnp.inexact) else jnp.asarray(x, jnp.float32)
 
 
+@jax.custom_jvp
 def safe_root(x: jax.Array) -> jax.Array:
     """The square root, with a derivative of 0 at 0."""
-    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
+    return jnp.sqrt(x)
+
+
+@safe_root.defjvp
+def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    root = safe_root(*primals)
+    zero = root == 0  # not if it is NaN
+    return root, jnp.where(zero, 0, tangents[0] / jnp.where(zero, 1, 2 * root))
+
+
+def safe_norm(
+    x: jax.Array, axis: int | tuple[int, ...] | None = None, *, keepdims: bool = False
+) -> jax.Array:
+    """The norm of `x` along axes, with a derivative of 0 at 0."""
+    return safe_root(jnp.sum(x * x, axis=axis, keepdims=keepdims))
 
 
 def magnitude(
@@ -86,7 +101,7 @@ def norms(x: jax.Array) -> jax.Array:
     work = x.astype(np.promote_types(x.dtype, np.float32))
 
     def usual(x: jax.Array) -> jax.Array:
-        norm = jnp.sqrt(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
+        norm = safe_root(jnp.sum(jnp.square(x), axis=(-2, -1), keepdims=True))
         in_range = jnp.all(declared((norm > 2.0**-30) & (norm < 2.0**60)))
         return jax.lax.cond(in_range, lambda x: norm, _at_two_scales, x)
 
@@ -106,7 +121,7 @@ def _at_two_scales(x: jax.Array, *, at_once: bool = False) -> jax.Array:
         sums = jax.lax.reduce(squares, zeros, plus, (x.ndim - 2, x.ndim - 1))
     else:
         sums = [jnp.sum(y, axis=(-2, -1)) for y in squares]
-    scaled = [jnp.sqrt(found) for found in sums]
+    scaled = [safe_root(found) for found in sums]
     of_small, of_large = (
         (root / scale)[..., None, None] for root, scale in zip(scaled, TWO_SCALES, strict=True)
     )
@@ -124,8 +139,10 @@ def shortened(x: jax.Array, longest: jax.typing.ArrayLike) -> jax.Array:
     """Rescales the matrices of `x (..., m, n)` that are longer than `longest (...)` to it."""
     norm = norms(x)
     longest = jnp.broadcast_to(longest, x.shape[:-2])[..., None, None].astype(norm.dtype)
-    wide = x.astype(norm.dtype)
-    return jnp.where(norm > longest, wide * (longest / norm), wide).astype(x.dtype)
+    long = norm > longest
+    # Where it is not, neither an infinite `longest` nor a norm of 0 has a part in derivatives.
+    factor = jnp.where(long, longest / jnp.where(long, norm, 1), 1)
+    return (x.astype(norm.dtype) * factor).astype(x.dtype)
 
 
 def tile_scales(x: jax.Array, block: int) -> jax.Array:

@@ -45,7 +45,7 @@ from .._side import side_of
 from .._validate import check_integer
 from ._by_products import UNROLLED, AxisName, Split, polar_by_products, polar_of_range
 from ._loops import each_matrix, in_turn
-from ._numerics import inexact, power_of_two
+from ._numerics import inexact, power_of_two, safe_norm, safe_root
 from ._platforms import by_platform
 from ._products import exact_product, gram
 
@@ -220,10 +220,10 @@ def _first_iterations(
     if kind == "aol":
         square = jnp.sum(jnp.abs(squared), axis=-1, keepdims=True)
     elif kind == "gram":
-        square = jnp.linalg.norm(squared, axis=(-2, -1), keepdims=True)
+        square = safe_norm(squared, axis=(-2, -1), keepdims=True)
     else:
         square = jnp.diagonal(squared, axis1=-2, axis2=-1).sum(axis=-1)[..., None, None]
-    norm = jnp.sqrt(square) + jnp.ldexp(jnp.asarray(eps, wide), -exponent)
+    norm = safe_root(square) + jnp.ldexp(jnp.asarray(eps, wide), -exponent)
     inverse = jnp.where(square == 0, 0, 1 / jnp.where(square == 0, 1, norm))
     factor = _polynomial((squared * inverse * inverse.mT).astype(dtype), rows, split)
     return side.times((factor.astype(wide) * side.as_rows(inverse.mT)).astype(dtype), near_one)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from .._side import side_of
-from ._numerics import HIGHEST, magnitude, power_of_two
+from ._numerics import HIGHEST, magnitude, power_of_two, safe_norm
 from ._products import exact_product, gram
 
 SPECTRAL = 11
@@ -31,7 +31,7 @@ def schatten_norms(x: jax.Array, squarings: int = 0) -> jax.Array:
     near_one = x * jnp.ldexp(one, -exponent)  # so that squares of its Gram matrix are in range
 
     def part(square: jax.Array, i: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
-        norm = jnp.linalg.norm(square, axis=(-2, -1), keepdims=True)
+        norm = safe_norm(square, axis=(-2, -1), keepdims=True)
         return norm, norm ** (0.5 ** (i + 1.0))
 
     def squared(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -53,7 +53,7 @@ import jax.numpy as jnp
 
 from ._eigh import eigh, with_fixed_signs
 from ._loops import while_at_most
-from ._numerics import magnitude, power_of_two
+from ._numerics import magnitude, power_of_two, safe_norm, safe_root
 from ._platforms import by_platform, diagonals
 from ._products import exact_product
 from ._qr import qr
@@ -200,7 +200,7 @@ def _defect(u: jax.Array) -> jax.Array:
     signs = jnp.where(jnp.arange(u.shape[-1]) % 3 == 0, -1, 1).astype(u.dtype)
     with jax.default_matmul_precision("highest"):
         change = (u @ signs) @ u - signs
-    return jnp.linalg.norm(change) / u.shape[-1] ** 0.5
+    return safe_norm(change) / u.shape[-1] ** 0.5
 
 
 def _eye(like: jax.Array) -> jax.Array:
@@ -215,7 +215,7 @@ def generator(h: jax.Array) -> jax.Array:
     below = apart**2 + CLOSENESS**2 * d[None, :] * d[:, None] + noise**2
     k = jnp.where(below > 0, h * apart / jnp.where(below > 0, below, 1), 0)
     k = (k - k.mT) / 2
-    rows = jnp.linalg.norm(k, axis=1)
+    rows = safe_norm(k, axis=1)
     shrink = jnp.minimum(1, LONGEST_ROW / jnp.maximum(rows, LONGEST_ROW))
     return k * jnp.minimum(shrink[:, None], shrink[None, :])
 
@@ -225,8 +225,8 @@ def _length(k: jax.Array, square: jax.Array) -> jax.Array:
 
     Any precision will do.
     """
-    v = jnp.linalg.norm(k, axis=0)
+    v = safe_norm(k, axis=0)
     for _ in range(3):
         v = square @ v  # rows of k are at most 0.7 long, so nothing overflows
-    norm = jnp.linalg.norm(v)
-    return jnp.sqrt(jnp.linalg.norm(square @ v) / jnp.where(norm > 0, norm, 1))
+    norm = safe_norm(v)
+    return safe_root(safe_norm(square @ v) / jnp.where(norm > 0, norm, 1))
