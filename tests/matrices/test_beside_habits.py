@@ -263,6 +263,34 @@ ASKED: list[tuple[str, Shapes, dict[str, list[MatrixAxes]]]] = [
         {"mlp/gating_einsum": (2, 8, 16), "mlp/linear": (16, 8)},
         {"mlp/gating_einsum": [AXIS_0]},
     ),
+    # Gates beside the layer that they open, in one kernel, and experts in the middle
+    (
+        f"MatrixRule {FLAX}",
+        with_bias("mlp/wi/kernel", (32, 2, 64), (2, 64)) | {"mlp/wo/kernel": (64, 32)},
+        {"mlp/wi/kernel": [AXIS_1]},
+    ),
+    (
+        f"MatrixRule {FLAX}",
+        {"moe/router/kernel": (32, 8), "moe/w2": (64, 8, 32), "moe/b2": (8, 32)},
+        {"moe/w2": [AXIS_1]},
+    ),
+    # A bias that layers on axis 1 fit by chance
+    (
+        f"MatrixRule {FLAX}",
+        with_bias("DenseGeneral_0/kernel", (16, 4, 4, 32), (4, 4, 32)),
+        {"DenseGeneral_0/kernel": [MatrixAxes(0, (1, 2, 3))]},
+    ),
+    # Layers of what is asked without layers
+    (
+        "MatrixRule",
+        {"B": (6, 12, 20, 2), "C": (6, 20, 12, 2)},
+        {"B": [MatrixAxes(2, 1)], "C": [MatrixAxes(2, 1)]},
+    ),
+    (
+        "MatrixRule",
+        {"l/kv_einsum/w": (5, 2, 1, 64, 16), "l/attn_vec_einsum/w": (5, 8, 16, 64)},
+        {"l/kv_einsum/w": [MatrixAxes(3, (2, 4))]},
+    ),
     (
         f"MatrixRule {FLAX}",
         {"Conv_0/kernel": (2, 4, 3, 3, 8, 16)},
@@ -303,3 +331,15 @@ def test_what_is_no_matrix() -> None:
     assert found["gating_b"] == "gating_b" and found["att/time_faaaa"] == "time_faaaa of att"
     assert found["gating_w"] == IN_OUT and not found["gating_w"].is_guess
     assert treated({"embed/weight": (64, 9)}) == {"embed/weight": "embedding"}
+    norm = treated({"norm/w": (4, 32), "norm/b": (4, 32)})
+    assert norm == {"norm/w": "w of norm", "norm/b": "b of norm"}
+
+
+def test_a_last_level_value_of_all_parameters_is_no_name() -> None:
+    shapes = {"dense.kernel": (32, 64), "dense.bias": (2, 64), "embed.embedding": (100, 32)}
+    expected = {f"{name}.value": treatment for name, treatment in treated(shapes).items()}
+    assert treated({f"{name}.value": x for name, x in shapes.items()}) == expected
+    assert treated({"attention/value": (32, 64), "dense/kernel": (32, 64)}) == {
+        "attention/value": IN_OUT,
+        "dense/kernel": IN_OUT,
+    }

@@ -175,7 +175,7 @@ def test_two_axes_and_convolutions(shapes: Shapes, axes: Any) -> None:
         # Stacks of layers
         ({"mlp/kernel": (12, 4, 8)}, [LAYERS, MatrixAxes(0, 2), *MERGED]),
         ({"mlp/kernel": (12, 4, 8), "mlp/bias": (12, 8)}, [LAYERS]),
-        ({"mlp/kernel": (12, 4, 8), "mlp/bias": (4, 8)}, [HEADS]),
+        ({"mlp/kernel": (12, 4, 8), "mlp/bias": (4, 8)}, [HEADS, MatrixAxes(0, 2)]),
         ({"mlp/kernel": (8, 8, 4), "mlp/bias": (8, 4)}, [LAYERS, HEADS]),
         ({"mlp/kernel": (12, 4, 8), "mlp/bias": (8,)}, [OUT]),
         (

@@ -63,13 +63,16 @@ def as_read(shapes: Shapes) -> dict[str, str]:
     """The names that the rule reads, by path.
 
     Dots are slashes, as in a flat dict, and torchax' `___` in scanned layers too; both parts of a
-    complex parameter have its name.
+    complex parameter have its name. A last level `value` that all parameters have, as in the state
+    of Flax NNX as a flat dict, is none of a name.
     """
     names = {}
     for path, shape in shapes.items():
         above, _, last = path.rpartition("/")
         is_part = shapes.get(f"{above}/{_TWINS.get(last)}") == shape
         names[path] = _SEPARATORS.sub("/", above if is_part else path).strip("/")
+    if all(name.endswith("/value") for name in names.values()):
+        return {path: name.removesuffix("/value") for path, name in names.items()}
     return names
 
 
@@ -113,7 +116,7 @@ def why_no_matrix(name: str, shapes: Shapes | None = None) -> str | None:
         return None
     if end == "b" and start and beside("w"):
         return f"{last} of {parent}" if parent else last
-    if end == "w" and beside("b") and not _has(_NORM_WORDS, start):
+    if end == "w" and start and beside("b") and not _has(_NORM_WORDS, start):
         return None
     reason = _by_name(name)
     return None if reason == "embedding" and _has_bias(name, shapes or {}) else reason

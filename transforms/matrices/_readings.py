@@ -309,7 +309,7 @@ def _parts_of(place: Place, outputs: tuple[int, ...]) -> bool:
 
 
 def _others(name: str, shapes: Shapes) -> Readings:
-    """The readings of any other parameter; a bias is evidence, but not certain."""
+    """The readings of any other parameter, also of S5's `B (out, in, 2)`; a bias is evidence."""
     shape, swap = shapes[name], is_output_first(name)
     ndim = len(shape)
     convolution = _kernel_of(shape, 0 if swap else ndim - 1)
@@ -320,8 +320,8 @@ def _others(name: str, shapes: Shapes) -> Readings:
         readings = (convolution, stack)
     else:
         readings = (stack, convolution, *_of_four(shape, swap)) if ndim == 4 else (stack,)
-    if layers_come_last(name, shapes):
-        readings = (*readings, as_stack(shape, _ordered(ndim - 3, ndim - 2, swap), axis=ndim - 1))
+    swaps = (not swap, swap) if shape[-1] == 2 else (swap,) * layers_come_last(name, shapes)
+    readings += tuple(as_stack(shape, _ordered(ndim - 3, ndim - 2, x), ndim - 1) for x in swaps)
     of_einsum = _einsum(name, shapes)
     others = tuple(r for r in readings if r.axes not in [x.axes for x in of_einsum])
     return _left((*of_einsum, *others), name, shapes, of_einsum)
@@ -331,12 +331,11 @@ def _einsum(name: str, shapes: Shapes) -> Readings:
     """The readings that Gemma's layers have beside those of all others."""
     shape, layer = shapes[name], layer_place(name).layer
     ndim = len(shape)
-    if "einsum" not in layer or ndim > 4:
+    if "einsum" not in layer:
         return ()
     if layer.startswith("gat"):
         # The other layer has the features and outputs the other way round.
-        beside = [x for _, x in _beside(name, shapes)]
-        transposed = shape[-2:] in beside and shape[-2] != shape[-1]
+        transposed = shape[-2] != shape[-1] and shape[-2:] in dict(_beside(name, shapes)).values()
         both = (as_stack(shape, _ordered(ndim - 2, ndim - 1, swap)) for swap in (False, True))
         return tuple(both)[:: -1 if transposed else 1]
     if "vec" in layer:
@@ -355,12 +354,10 @@ def _ordered(inputs: Ends, outputs: Ends, swap: bool) -> MatrixAxes:
 def _of_three(shape: tuple[int, ...], swap: bool = False) -> Readings:
     """All that three axes may be: a stack, or one matrix of which one end has two axes."""
     ends: list[tuple[Ends, Ends]] = [((0, 1), 2), (0, (1, 2)), (2, (0, 1)), ((1, 2), 0)]
-    parts = () if shape[2] != 2 else (MatrixAxes(1, 0), MatrixAxes(0, 1))  # real and imaginary
     return (
         as_stack(shape, _ordered(1, 2, swap)),
         as_stack(shape, _ordered(0, 2, swap), axis=1),
         *(one_matrix(shape, _ordered(*pair, swap)) for pair in ends),
-        *(as_stack(shape, axes, axis=2) for axes in parts),
     )
 
 
@@ -380,7 +377,10 @@ def _left(readings: Readings, name: str, shapes: Shapes, kept: Readings = ()) ->
     if loose:
         readings = tuple(r for r in readings if 1 not in r.axes.named)
     fitting = tuple(r for r in readings if fits_bias(r.axes, name, shapes, loose=loose))
-    readings = fitting or _by_bias(name, shapes) or readings
+    if all(r.ambiguous and 0 in r.axes.named for r in fitting):  # none is a stack on axis 0
+        own = [r.axes for r in fitting]
+        fitting += tuple(r for r in _by_bias(name, shapes) if r.axes not in own)
+    readings = fitting or readings
     for fits in (
         lambda r: len(swapped) != 1 or {*r.axes.named} in swapped or r in kept,
         lambda r: experts != 0 or 0 not in r.axes.named,
