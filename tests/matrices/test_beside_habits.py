@@ -110,6 +110,17 @@ DECIDED: list[tuple[str, Shapes, dict[str, MatrixAxes]]] = [
     ),
     (FLAX, SCANNED_CONV, {"l/Conv_0/kernel": MatrixAxes((1, 2), 3)}),
     ("haiku", STACKED_HAIKU, {"layer_stack/conv1_d/w": MatrixAxes((1, 2), 3)}),
+    (
+        "haiku",
+        {"layer_stack/conv1_d_transpose/w": (6, 3, 12, 36)},
+        {"layer_stack/conv1_d_transpose/w": MatrixAxes((1, 3), 2)},
+    ),
+    # A norm of each head
+    (
+        FLAX,
+        {"attn/query/kernel": (32, 4, 8), "attn/q_norm/scale": (4, 8)},
+        {"attn/query/kernel": MatrixAxes(0, (1, 2))},
+    ),
     # KerasHub's Gemma has heads first; grouped keys tell, also with as many features as heads.
     *(
         (

@@ -46,16 +46,21 @@ class Parameters(dict[str, tuple[int, ...]]):
 
         In scanned layers norms are `(layers, features)` or `(features, layers)`. Beside `(8, 3)` a
         kernel `(8, 3, 16)` fits both, but another one, `(16, 3, 8)`, only axis 1. The last axis is
-        that of layers if no other fits all kernels.
+        that of layers if no other fits all kernels, and one has the features of the norms first:
+        a norm of each head is `(heads, head_dim)` beside `(features, heads, head_dim)`.
         """
         every: frozenset[int] = frozenset((0, 1, -1))
         found = dict.fromkeys(self.norms, every)
+        come_first: set[str] = set()
         for name, shape in self.items():
             if len(shape) > 2 and why_no_matrix(name, self) is None:
                 fits = self.axes_of_layers(name) or every
                 for scope in filter(found.__contains__, scopes(name)):
                     found[scope] &= fits
-        return {scope: axes - {-1} or axes for scope, axes in found.items()}
+                    if (shape[0], shape[-1]) in self.norms[scope]:
+                        come_first.add(scope)
+        last = {scope: frozenset({-1} if scope in come_first else ()) for scope in found}
+        return {scope: axes - {-1} or axes & last[scope] for scope, axes in found.items()}
 
     def axes_of_layers(self, name: str) -> frozenset[int]:
         """The axes that may be of layers, as far as the bias and the norms of a kernel tell."""

@@ -219,7 +219,9 @@ HAIKU = Family(
     "haiku",
     (
         FamilyEntry(r".*layer_stack.*/w", _IN_OUT, (2,), stacks=ONLY_ASSUMED),
-        FamilyEntry(r".*layer_stack.*/w", _kernel(-2), (4,), _is_transposed_conv, None, ASSUMED),
+        FamilyEntry(
+            r".*layer_stack.*/w", _kernel(-2), (3, 4, 5), _is_transposed_conv, None, ONLY_ASSUMED
+        ),
         FamilyEntry(r".*layer_stack.*/w", _kernel(-1), (3, 4, 5), _is_conv, None, ONLY_ASSUMED),
         FamilyEntry(r".*/w", _kernel(-2), (3, 4, 5), _is_transposed_conv),
         FamilyEntry(r".*/w", _kernel(-1), (3, 4, 5), _is_conv),
