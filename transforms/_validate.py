@@ -72,7 +72,7 @@ def concrete(value: Any) -> float | None:
     """The value as a float; `None` for a tracer, NaN if it is not a number, or a bool."""
     if isinstance(value, Tracer):
         return None
-    if isinstance(value, (bool, np.bool_)):
+    if isinstance(value, bool) or getattr(value, "dtype", None) == "bool":
         return float("nan")
     if isinstance(value, numbers.Real) or (
         isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0

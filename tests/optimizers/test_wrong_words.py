@@ -43,6 +43,16 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "a string as rate": (lambda: curvax.muon("0.1"), f"{RATE} | '0.1'"),
     "a tuple as rate": (lambda: curvax.muon((0.1,)), f"{RATE} | (0.1,)"),
     "True as rate": (lambda: curvax.muon(True), f"{RATE} | True"),
+    "an array of True as rate": (lambda: curvax.muon(jnp.array(True)), f"{RATE} | True"),
+    "a negative rate": (lambda: curvax.muon(-0.1), f"{RATE} | -0.1"),
+    "a negative rate of AdamW": (
+        lambda: curvax.muon(0.1, adam_learning_rate=-0.1),
+        f"adam_{RATE} | -0.1",
+    ),
+    "a module of rules": (
+        lambda: curvax.muon(0.1, matrices=curvax.rules),
+        "matrices | curvax.rules | matrices=curvax.rules.linen",
+    ),
     "an infinite rate": (lambda: curvax.muon(float("inf")), f"{RATE} | inf"),
     "a string as AdamW's rate": (
         lambda: curvax.muon(0.1, adam_learning_rate="0.1"),
@@ -85,6 +95,12 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda: decayed({"dense": {"kernel": True, "bia": False}}),
         "weight_decay_mask | 'dense/bia' | dense/bias, dense/kernel",
     ),
+    "a function to such a mask": (
+        lambda: decayed(lambda params: {"dense": {"kernel": True, "bias": False}, "dens": True}),
+        "weight_decay_mask | 'dens' | dense/bias, dense/kernel",
+    ),
+    "patterns for a mask": (lambda: decayed(["*kernel"]), "weight_decay_mask | '*kernel'"),
+    "a function to words": (lambda: decayed(lambda params: "*"), "weight_decay_mask | '*'"),
     "a polar factor for a basis": (
         lambda: curvax.soap(0.1, method="svd"),
         "method | 'eigh', 'qr', 'rotations' | got 'svd'",

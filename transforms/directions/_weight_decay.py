@@ -69,32 +69,45 @@ def mask_of(mask: Any) -> Any:
     `nnx.state` has boxes, and the parameters that an `nnx.Optimizer` passes on have none.
     """
     marks = jax.tree.leaves(mask)
+    if not marks:
+        return mask
+    if marks[0] is mask and callable(mask):
+        return lambda params: _of_tree(mask(params), params)
+    _check_marks(marks)
+    return lambda params: _of_tree(mask, params)
+
+
+def _check_marks(marks: list[Any]) -> None:
+    for mark in marks:
+        if isinstance(mark, str):
+            raise ValueError(
+                "weight_decay_mask must be a tree of booleans like the parameters, or a function "
+                f"of the parameters that makes one; got {mark!r}."
+            )
+
+
+def _of_tree(mask: Any, params: Any) -> Any:
+    marks = jax.tree.leaves(mask)
+    _check_marks(marks)
     if not marks or not all(isinstance(mark, (bool, np.bool_)) for mark in marks):
         return mask
-    marked = named_leaves(mask).present()
+    marked, named = named_leaves(mask).present(), named_leaves(params)
     within = lambda a, b: not b or f"{a}/".startswith(f"{b}/")  # noqa: E731
-
-    def of(params: Any) -> Any:
-        named = named_leaves(params)
-        # A part that is left out may be one hole, above its entries.
-        names = named.names
-        surplus = [p for p in marked if not any(within(p, n) or within(n, p) for n in names)]
-        lacking = [name for name in named.present() if not any(within(name, p) for p in marked)]
-        if lacking or surplus:
-            wrong = [f"has no entry for {name!r}" for name in lacking[:1]]
-            wrong += [
-                f"has an entry for {name!r}, which is not a parameter" for name in surplus[:1]
-            ]
-            raise ValueError(
-                f"weight_decay_mask must have the structure of the parameters; it "
-                f"{' and '.join(wrong)}. Its entries are {', '.join(marked)}; the parameters are "
-                f"{', '.join(names)}."
-            )
-        if named.present().keys() <= marked.keys():
-            return named.rebuild(marked)
-        return mask  # whose booleans may stand for whole parts
-
-    return of
+    # A part that is left out may be one hole, above its entries.
+    names = named.names
+    surplus = [p for p in marked if not any(within(p, n) or within(n, p) for n in names)]
+    lacking = [name for name in named.present() if not any(within(name, p) for p in marked)]
+    if lacking or surplus:
+        wrong = [f"has no entry for {name!r}" for name in lacking[:1]]
+        wrong += [f"has an entry for {name!r}, which is not a parameter" for name in surplus[:1]]
+        raise ValueError(
+            f"weight_decay_mask must have the structure of the parameters; it "
+            f"{' and '.join(wrong)}. Its entries are {', '.join(marked)}; the parameters are "
+            f"{', '.join(names)}."
+        )
+    if named.present().keys() <= marked.keys():
+        return named.rebuild(marked)
+    return mask  # whose booleans may stand for whole parts
 
 
 def optional_decay(
