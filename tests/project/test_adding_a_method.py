@@ -135,7 +135,7 @@ def added(path: Path, text: str, before: str = "") -> None:
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the tree with the method."""
     tree = tmp_path_factory.mktemp("copy")
-    ignore = shutil.ignore_patterns("__pycache__", "*.png", "*.jsonl")
+    ignore = shutil.ignore_patterns("__pycache__", "*.png")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", tree)

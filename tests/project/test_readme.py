@@ -87,7 +87,7 @@ def test_calls_in_blocks_for_other_code_bases_are_allowed() -> None:
     rate = optax.constant_schedule(0.03)
     names = {"curvax": curvax, "optax": optax, "schedule": rate, "learning_rate": 0.01}
     names |= {"config": SimpleNamespace(adam_weight_decay=0.1, adam_b1=0.9)}
-    names |= {"rule": curvax.rules.maxtext, "rate": 3e-3, "decay": 0.1}
+    names |= {"rule": curvax.rules.maxtext, "rate": 3e-3, "decay": 0.1, "shardings": None}
     params = {"layer": {"kernel": jax.ShapeDtypeStruct((8, 16), "float32")}}
     for call in calls:
         optimizer = eval(call, names)

@@ -157,15 +157,14 @@ class Route:
 
     @property
     def _axes(self) -> tuple[Labels, Labels, Labels]:
-        """The axes of matrices, as they are, in a row of numbers, and there with mesh axes.
+        """The axes of matrices, on a device, in a row of numbers, and whole.
 
         In a row those that a mesh axis divides come first. If they came last, accelerators would
         pad the few columns that a device has of a matrix.
         """
         plain, together = _labels(self.sides)
-        order = sorted(range(len(plain)), key=lambda i: not self.sides[i])
-        ordered, woven = (((-1,), *(axes[i] for i in order)) for axes in (plain, together))
-        return ((-1,), *plain), ordered, woven
+        ordered = sorted(plain, key=lambda own: not self.sides[own[0]])
+        return ((-1,), *plain), ((-1,), *ordered), ((-1,), *together)
 
     @property
     def _local(self) -> tuple[int, ...]:
@@ -209,20 +208,19 @@ class Route:
 
     def matrices(self, x: jax.Array) -> jax.Array:
         """Matrices `(k, m, n)` from the parts that all devices have of them `(…, k, length)`."""
-        plain, ordered, woven = self._axes
+        _, ordered, together = self._axes
         whole = (self.inner, (-1,), (*self.chunks, -2))
         x = regrouped(x, (self.used, (-1,), (-2,)), whole, self.sizes)
         x = x[..., : math.prod(self.local)].reshape(*x.shape[:2], *self._local)
-        x = regrouped(x, (self.inner, *ordered), woven, self.sizes)
-        x = regrouped(x, ordered, plain, self.sizes)
+        x = regrouped(x, (self.inner, *ordered), together, self.sizes)
         return x.reshape(len(x), *self.form.tile)
 
     def parts(self, x: jax.Array, length: int) -> jax.Array:
         """The inverse of `matrices`: `(devices, k, length)`."""
-        plain, ordered, woven = self._axes
+        _, ordered, together = self._axes
         sizes = (n * number(own, self.sizes) for n, own in zip(self.local, self.sides, strict=True))
-        x = regrouped(x.reshape(len(x), *sizes), plain, ordered, self.sizes)
-        x = regrouped(x, woven, (self.inner, *ordered), self.sizes)
+        x = x.reshape(len(x), *sizes)
+        x = regrouped(x, together, (self.inner, *ordered), self.sizes)
         x = padded(x.reshape(*x.shape[:2], -1), number(self.chunks, self.sizes) * length)
         whole = (self.inner, (-1,), (*self.chunks, -2))
         return regrouped(x, whole, (self.used, (-1,), (-2,)), self.sizes)
