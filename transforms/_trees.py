@@ -94,7 +94,7 @@ def _as_array(x: Any) -> Any:
 
 
 def _without_static(params: Any, updates: Any) -> Any:
-    """Parameters without what is no array and has no gradient, as in a module of Equinox."""
+    """Parameters without what is not an array and has no gradient, as in a module of Equinox."""
     named = named_leaves(params)
     gone = {n for n, x in zip(*named_leaves(updates)[:2], strict=True) if is_hole(x)}
 

@@ -27,7 +27,7 @@ class Given(NamedTuple):
 
     even: Any  # stacks: the matrices of the device
     # Per round, a matrix of each of its stacks. The device works on that of its own kind alone; the
-    # others are no matrices. Updates have only this one, as a flat row.
+    # others are not matrices. Updates have only this one, as a flat row.
     dealt: Any
     shared: Any  # stacks: the matrices that all devices share
 

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from ._loops import each_matrix
-from ._numerics import HIGHEST
+from ._numerics import HIGHEST, safe_root
 from ._platforms import by_platform, diagonals, zeros_beside
 from ._products import at, exact_product, multiplied
 
@@ -207,16 +207,10 @@ def _reflector(column: jax.Array, below: jax.Array) -> jax.Array:
     x = jnp.where(below < 0, 0, column)
     largest = jnp.max(jnp.abs(x))
     x = x / jnp.where(largest == 0, 1, largest)
-    square = jnp.sum(x * x)
-    norm = jnp.where(square == 0, 0, jnp.sqrt(_nonzero(square)))
+    norm = safe_root(jnp.sum(x * x))
     v = x + jnp.where(jnp.sum(first * x) < 0, -norm, norm) * first
-    v = jnp.where(square == 0, first, v)  # of zeros
-    return v * jax.lax.rsqrt(_nonzero(jnp.sum(v * v)) / 2)
-
-
-def _nonzero(square: jax.Array) -> jax.Array:
-    """1 for 0, where a root has no derivative."""
-    return jnp.where(square == 0, 1, square)
+    v = jnp.where(norm == 0, first, v)  # of zeros
+    return v * jax.lax.rsqrt(jnp.sum(v * v) / 2)
 
 
 class Reflectors(NamedTuple):
