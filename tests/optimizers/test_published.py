@@ -11,8 +11,10 @@ import pytest
 
 import curvax
 from curvax.published import RUNS
+from curvax.transforms.kronecker._eigenbasis import EigenbasisState
 from tests.helpers import assert_close, share
 from tests.reference.hyperball_methods import adam_h, muon_h
+from tests.reference.kl_soap_h import kl_soap_h
 from tests.reference.track3_schedules import POWER_FACTORS, cooldown, power_cool
 
 PARAMS = {
@@ -88,6 +90,49 @@ def test_marin_s_runs_follow_their_transcription(name: str, theirs: Any) -> None
         expected = by(list(noise), weights, learning_rates=rates)
         own = np.asarray(found[x]["kernel"])
         assert_close(own, np.stack(expected), 64, condition=3.4445**5, eps=EPS)
+
+
+def test_kl_soap_h_follows_its_transcription_from_its_first_statistics_on() -> None:
+    """The run here starts from others, as its table says; no two eigenvalues change places."""
+    steps, random, shape = 12, np.random.default_rng(0), (6, 6)
+    u, v = (np.linalg.qr(random.standard_normal(shape))[0] for _ in range(2))
+    sizes = 2.0 ** -np.arange(6)
+    noise = 0.1 * random.standard_normal((steps, *shape))
+    core = np.sqrt(sizes) * (np.eye(6) * random.uniform(0.7, 1.4, (steps, 1, 6)) + noise)
+    gradients, w = u @ (np.sqrt(sizes)[:, None] * core) @ v.T, random.standard_normal(shape)
+    run = RUNS["kl-soap-h/track-3"]
+    assert run.learning_rate is not None
+    rates = [float(run.schedule(run.learning_rate, steps)(t)) for t in range(steps)]
+    # Kernels are inputs by outputs, the source's weights their transposes.
+    expected, states = kl_soap_h(gradients.mT, w.T, learning_rates=rates)
+    start, optimizer = states[0], run.optimizer(steps=steps)
+
+    def started(state: Any) -> Any:
+        """With the statistics of the transcription's first step."""
+        if not isinstance(state, EigenbasisState):
+            return state
+        factors = {}
+        for side, of in (("left", "R"), ("right", "L")):
+            factor, q = getattr(state, side), start[f"Q_{of}"]
+            new = {"statistic": q.T @ start[of] @ q, "basis": q, "spectrum": start[f"d_{of}"]}
+            new = {x: jnp.asarray(y).reshape(getattr(factor, x).shape) for x, y in new.items()}
+            factors[side] = factor._replace(**new)
+        return state._replace(**factors)
+
+    found = []
+    with jax.enable_x64(True):
+        params: Any = {"dense": {"kernel": jnp.asarray(w)}}
+        state, update = optimizer.init(params), jax.jit(optimizer.update)
+        for gradient in gradients:
+            updates, state = update({"dense": {"kernel": jnp.asarray(gradient)}}, state, params)
+            params = optax.apply_updates(params, updates)
+            if not found:
+                state = jax.tree.map(
+                    started, state, is_leaf=lambda x: isinstance(x, EigenbasisState)
+                )
+            found.append(np.asarray(params["dense"]["kernel"]))
+    assert_close(np.stack(found).mT, np.stack(expected), 64, condition=100, eps=EPS)
+    assert np.abs(expected[-1] - expected[0]).max() > 0.01
 
 
 def test_a_cooldown_is_a_power_of_the_rest() -> None:
