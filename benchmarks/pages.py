@@ -54,6 +54,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (
     *("README.md", "docs/choosing.md", "docs/claims.md", "docs/start.md", "docs/performance.md"),
     *("docs/performance_details.md", "docs/published.md", "docs/distribution.md"),
+    "docs/combinations.md",
 )
 PLACE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n)(.*?)(?=<!-- end of table -->)", re.DOTALL)
 TYPED = re.compile(r"<!-- typed: formulas -->\n(.*?)<!-- end of table -->", re.DOTALL)
@@ -175,6 +176,28 @@ def kept() -> str:
         for call, other in _calls.alternatives(suite, runs()).items()
     ]
     return "\n\n".join([written, *others, origin(*_calls.PRINTED, command="calls")])
+
+
+def parts() -> str:
+    """What a part changes: calls with and without it, seed by seed."""
+    rows = []
+    for suite, group in ((x, group) for x, groups in _calls.PARTS.items() for group in groups):
+        without = {x["seed"]: x for x in _calls.result_of(suite, group["beside"], runs()).finals}
+        for call in group["calls"]:
+            finals = _calls.result_of(suite, call, runs()).finals
+            if len(finals) < 3:
+                continue
+            found = Result(None, finals)
+            beside = Result(None, [without[x["seed"]] for x in finals])
+            d = difference(found.losses, beside.losses)
+            row = [f"`{suite}`", f"`{group['beside']}`", f"`{call}`", f"{len(finals)}"]
+            row += [spread(found.losses, ".3f"), f"{d.mean:+.3f} ({d.low:+.3f} … {d.high:+.3f})"]
+            rows.append([*row, cell(found.milliseconds / beside.milliseconds, ".2f")])
+    rows.sort(key=lambda row: (row[:2], float(row[5].split()[0])))
+    titles = ["suite", "beside", "call", "seeds", "validation loss, mean (range)"]
+    titles += ["difference, mean (95 % interval)", "time of a step over that beside it"]
+    written = table(titles, rows).replace("| --- | ---: | ---: |", "| --- | --- | --- |")
+    return f"{written}\n\n{origin(*_calls.PARTS, command='calls')}"
 
 
 def machines(lines: Iterable[Mapping[str, Any]]) -> str:
@@ -469,7 +492,8 @@ def write_gpu(path: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    **{"calls": calls, "kept": kept, "methods": methods, "rates": rates, "sizes": sizes},
+    **{"calls": calls, "kept": kept, "methods": methods, "parts": parts},
+    **{"rates": rates, "sizes": sizes},
     "costs": lambda: recorded("programs", "Default calls"),
     "layouts": lambda: recorded("layouts", "Received"),
     "widths": widths.shown,

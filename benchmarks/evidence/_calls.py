@@ -3,9 +3,10 @@
 A call is Python with two numbers, `rate` and `decay`: the learning rate of matrices and the weight
 decay of the AdamW that is tuned in the suite. It gets the suite's clipping and schedule, and none
 of its own numbers is tuned. Where a suite has several calls of a method, the first is the one that
-pages print; the others are for where it keeps less than `ENOUGH` of the tuned gain. Among the lines
-its text is the name of the method; its values are the two numbers and the defaults of its
-arguments, so that it runs again where a default changes.
+pages print; the others are for where it keeps less than `ENOUGH` of the tuned gain. `PARTS`, from
+`parts.toml`, are calls with one part more than another. Among the lines a call's text is the name
+of the method; its values are the two numbers and the defaults of its arguments, so that it runs
+again where a default changes.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import inspect
 import itertools
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-import curvax
+import curvax  # noqa: F401 - calls name it
 
 from .._record import COLORS
 from ._compare import LEVEL, Result, results
@@ -88,6 +91,7 @@ PRINTED = {
     "code-250": (SOAP, SHORTER, FRESH, LIVELY, MUON),
     "vision-2000": (TUNED, SOAP),
 }
+PARTS = tomllib.loads((Path(__file__).parent / "parts.toml").read_text())
 
 
 class _Bare(ast.NodeTransformer):
@@ -131,10 +135,17 @@ def request_of(suite: str, call: str, seed: int, runs: Runs) -> Request:
     adamw: Any = best_in(suite, "adamw", runs)
     values = {"rate": adamw["rate"], "decay": adamw["decay"] / adamw["rate"]}
     if call != ADAMW:
-        given = inspect.signature(getattr(curvax, Printed("", call).method)).parameters.values()
+        _, method = call.split("curvax.", 1)
+        given = inspect.signature(eval(f"curvax.{method.partition('(')[0]}")).parameters.values()
         said = [f"{x.name}={x.default}" for x in given if x.default not in (x.empty, None)]
         values["defaults"] = re.sub(r" at 0x\w+", "", ", ".join(said))
     return Request(suite, call, values, seed)
+
+
+def parts_of(suite: str) -> Iterator[str]:
+    """The calls with a part more."""
+    for group in PARTS.get(suite, []):
+        yield from group["calls"]
 
 
 def run(suites: Iterable[Suite], lines: Lines, most: int | None = None) -> None:
@@ -144,7 +155,7 @@ def run(suites: Iterable[Suite], lines: Lines, most: int | None = None) -> None:
         for suite in suites
         if suite.name in PRINTED
         for seed in suite.seeds
-        for call in (ADAMW, *(x.call for x in PRINTED[suite.name]))
+        for call in (ADAMW, *(x.call for x in PRINTED[suite.name]), *parts_of(suite.name))
     ]
     missing = [request for request in wanted if request.key not in lines.runs]
     runner = Runner()

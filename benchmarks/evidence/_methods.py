@@ -186,9 +186,12 @@ def optimizer(
       values: its other numbers, which may be traced.
     """
     clip, schedule = optax.clip_by_global_norm(CLIP), schedule_of(steps)
-    if name not in METHODS:  # learning rates multiply last, so that the schedule may come after
-        called = eval(name, {"curvax": curvax, "optax": optax, **values})
-        return optax.chain(clip, called, optax.scale_by_schedule(schedule))
+    if name not in METHODS:
+        inside = {"schedule": lambda peak: lambda count: peak * schedule(count)}
+        called = eval(name, {"curvax": curvax, "optax": optax, **inside, **values})
+        # Learning rates multiply last, so that the schedule may come after.
+        after = [] if "schedule" in name else [optax.scale_by_schedule(schedule)]
+        return optax.chain(clip, called, *after)
     peak = values["rate"]
 
     def rate(count: Any) -> Any:
