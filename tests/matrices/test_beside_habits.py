@@ -46,6 +46,14 @@ GROUPED: Shapes = {
     name: (2, *x[1:]) if "key" in name or "value" in name else x for name, x in SQUARE.items()
 }
 HAIKU_T: Shapes = {"conv2_d_transpose/w": (3, 3, 64, 128), "conv2_d_transpose/b": (64,)}
+W_Q: Shapes = {"attn/W_Q": (4, 20, 8), "attn/W_K": (2, 20, 8), "attn/W_O": (4, 8, 20)}
+EXPERTS: Shapes = {"mlp/experts/gate_up_proj": (4, 8, 32), "mlp/experts/down_proj": (4, 16, 8)}
+TURNED: Shapes = {name: (x[0], x[2], x[1]) for name, x in EXPERTS.items()}
+OF_EXPERTS: Shapes = {
+    "mlp/experts/gate_up_proj_bias": (4, 32),
+    "mlp/experts/down_proj_bias": (4, 8),
+}
+QUERIES_3, QUERIES_3_T = (MatrixAxes(*ends, column_heads=3) for ends in ((0, 1), (1, 0)))
 SCANNED_CONV: Shapes = {"l/Conv_0/kernel": (2, 5, 6, 7), "l/norm/scale": (2, 6)}
 STACKED_HAIKU: Shapes = {"layer_stack/conv1_d/w": (2, 5, 6, 7)}
 
@@ -84,6 +92,32 @@ DECIDED: list[tuple[str, Shapes, dict[str, MatrixAxes]]] = [
         {"h/0/mlp/c_fc/kernel": IN_OUT},
     ),
     ("torch_layout", with_bias("up/weight", (32, 128), (128,)), {"up/weight": IN_OUT}),
+    *(
+        ("hf_flax", with_bias("h/0/attn/c_attn/kernel", x, (96,)), {"h/0/attn/c_attn/kernel": axes})
+        for x, axes in (((32, 96), QUERIES_3), ((96, 32), QUERIES_3_T))
+    ),
+    (
+        "hf_flax",
+        with_bias("h/0/crossattention/c_attn/kernel", (32, 64), (64,)),
+        {"h/0/crossattention/c_attn/kernel": MatrixAxes(0, 1, column_heads=2)},
+    ),
+    (
+        "hf_flax",
+        with_bias("h/attn/c_attn/kernel", (3, 32, 96), (3, 96)),
+        {"h/attn/c_attn/kernel": MatrixAxes(1, 2, column_heads=3)},
+    ),
+    # Experts of torch are stored either way round; a bias tells, or the features of a router.
+    *(
+        ("torch_layout", tree | beside, dict.fromkeys(EXPERTS, axes))
+        for tree, axes in ((EXPERTS, AXIS_0), (TURNED, MatrixAxes(2, 1)))
+        for beside in (OF_EXPERTS, {"mlp/router/weight": (4, 8)}, {"mlp/gate/kernel": (8, 4)})
+    ),
+    (
+        "torch_layout",
+        {"experts/w2": (3, 4, 16, 8), "experts/b2": (3, 4, 8)},
+        {"experts/w2": MatrixAxes(2, 3)},
+    ),
+    ("torch_layout", with_bias("up/weight", (3, 8, 16), (3, 16)), {"up/weight": AXIS_0}),
     # Layers on axis 1, or on axis 0
     (f"{FLAX} maxtext", MLP_1, {"l/up/kernel": AXIS_1, "l/down/kernel": AXIS_1}),
     (f"{FLAX} maxtext", MLP_0, {"l/up/kernel": AXIS_0, "l/down/kernel": AXIS_0}),
@@ -135,6 +169,13 @@ DECIDED: list[tuple[str, Shapes, dict[str, MatrixAxes]]] = [
         )
     ),
     ("linen", GEMMA, dict.fromkeys(list(GEMMA)[:3], FIRST)),
+    # TransformerLens has heads first, as a bias of one layer or `D = H·K` tells.
+    (f"MatrixRule {FLAX}", W_Q | {"attn/b_Q": (4, 8), "attn/b_O": (20,)}, {"attn/W_Q": FIRST}),
+    (
+        "MatrixRule",
+        {"attn/W_Q": (4, 32, 8), "attn/W_O": (4, 8, 32)},
+        {"attn/W_Q": FIRST, "attn/W_O": MatrixAxes((0, 1), 2)},
+    ),
     # A bias is that of Keras' own attention.
     (
         "keras",
@@ -242,6 +283,28 @@ ASKED: list[tuple[str, Shapes, dict[str, list[MatrixAxes]]]] = [
         with_bias("a/q/kernel", (4, 20, 8), (4, 8)) | {"a/o/kernel": (4, 8, 20)},
         {"a/q/kernel": [FIRST, AXIS_0]},
     ),
+    (
+        "MatrixRule",
+        {"attn/W_Q": (4, 20, 8), "attn/W_O": (4, 8, 20)},
+        {"attn/W_Q": [FIRST, AXIS_0], "attn/W_O": [MatrixAxes((0, 1), 2)]},
+    ),
+    # Experts either way round
+    *(
+        ("torch_layout", tree, {name: [AXIS_0, MatrixAxes(2, 1)] for name in tree})
+        for tree in (EXPERTS, TURNED)
+    ),
+    *(
+        ("MatrixRule", x | {"mlp/router/weight": (4, 8)}, {name: [axes] for name in x})
+        for x, axes in ((EXPERTS, AXIS_0), (TURNED, MatrixAxes(2, 1)))
+    ),
+    # A bias for each place of the output
+    *(
+        (rules, with_bias(f"conv/{name}", x, bias), {f"conv/{name}": [axes]})
+        for rules, name, x, bias, axes in (
+            ("MatrixRule haiku equinox", "kernel", (3, 3, 4, 12), (8, 8, 12), HWIO),
+            ("MatrixRule haiku linen", "weight", (12, 4, 3, 3), (12, 8, 8), OIHW),
+        )
+    ),
     ("MatrixRule", MLP_LAST, {"l/up/kernel": [IN_OUT], "l/down/kernel": [IN_OUT]}),
     ("MatrixRule linen", {"Conv_0/kernel": (2, 4, 5, 6, 7)}, {"Conv_0/kernel": [LAYERS_2]}),
     (
@@ -344,6 +407,39 @@ def test_what_is_no_matrix() -> None:
     assert treated({"embed/weight": (64, 9)}) == {"embed/weight": "embedding"}
     norm = treated({"norm/w": (4, 32), "norm/b": (4, 32)})
     assert norm == {"norm/w": "w of norm", "norm/b": "b of norm"}
+
+
+# Levels below the name of an array are none of its name.
+FIELDS: list[tuple[Shapes, list[Any]]] = [
+    ({"embedding/q": (100, 8), "embedding/scale": (100, 1)}, ["embedding", "vector"]),
+    ({"up/weight/q": (16, 8), "up/weight/scale": (16, 1)}, [OUT_IN, "vector"]),
+    ({"up/kernel/qvalue": (16, 8), "query/bias/value": (4, 8)}, [IN_OUT, "bias of query"]),
+    (
+        {"wte.embedding.value": (9, 8), "up.kernel.raw_value": (8, 4), "up.bias.value": (8,)},
+        ["embedding", OUT_IN, "vector"],
+    ),
+    (
+        {f"wte.embedding{part}": (9, 8) for part in (".value", ".raw_value")} | {"up.w": (8, 4)},
+        ["embedding", "embedding", IN_OUT],
+    ),
+    ({f"a.bias.{part}": (9, 8) for part in ("real", "imaginary")}, ["bias of a", "bias of a"]),
+    (
+        {"a/weight_v": (12, 4, 3, 3, 3), "a/weight_g": (12, 1, 1, 1, 1), "a/bias": (12,)},
+        [MatrixAxes((1, 2, 3, 4), 0), "vector", "vector"],
+    ),
+    (
+        {f"up.parametrizations.weight.original{i}": x for i, x in ((1, (12, 4)), (0, (12, 1)))},
+        [OUT_IN, "vector"],
+    ),
+    ({"pos/q": (8, 8), "pos/k": (8, 8)}, [IN_OUT, IN_OUT]),  # of attention
+]
+
+
+@pytest.mark.parametrize(("shapes", "treatments"), FIELDS)
+def test_fields_of_an_array_have_its_treatment(shapes: Shapes, treatments: list[Any]) -> None:
+    found = treated(shapes)
+    assert found == dict(zip(shapes, treatments, strict=True))
+    assert not any(isinstance(x, MatrixAxes) and x.is_guess for x in found.values())
 
 
 def test_a_last_level_value_of_all_parameters_is_no_name() -> None:

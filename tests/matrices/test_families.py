@@ -135,6 +135,7 @@ KERAS = {
 TORCH = {
     "layers/0/mlp/up_proj": ((F, D), ((1,), (0,))),
     "layers/0/mlp/experts/down_proj": ((E, D, F), ((2,), (1,))),
+    "layers/0/mlp/router/weight": ((E, D), ((1,), (0,))),
     "stem/conv/kernel": ((8, 3, 3, 3), ((1, 2, 3), (0,))),
     "embed_tokens/weight": ((50, D), "embedding"),
 }

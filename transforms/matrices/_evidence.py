@@ -186,16 +186,42 @@ def _are_stacks(vectors: list[tuple[int, ...]], layers: int, axis: int) -> bool:
 def axis_of_experts(name: str, shapes: Shapes) -> int | None:
     """The axis, 0 or 1, whose entries are the outputs of a router beside the parameter."""
     shape = shapes[name]
-    for module, layer, kernel in itertools.product(modules_near(name), _ROUTERS, _KERNELS):
-        router = shapes.get(f"{module}{layer}{kernel}", ())
-        if len(router) == 2:
-            features, experts = router[::-1] if is_output_first(kernel) else router
-            if shape[:2] == (features, experts) and features != experts:
-                return 1
-            if shape[0] in router:
-                return 0
+    for features, experts in _routers(name, shapes):
+        if shape[:2] == (features, experts) and features != experts:
+            return 1
+        if shape[0] in (features, experts):
+            return 0
     return None
 
 
+def inputs_of_experts(name: str, shapes: Shapes) -> int | None:
+    """The axis of the inputs of experts `(E, ., .)`, as a bias or a router tells; None if unknown.
+
+    It is -1 or -2. A router has the features, which are the inputs of `up` and `gate` and the
+    outputs of `down`.
+    """
+    (*_, experts, inner, last) = shapes[name]
+    sides = (inner, last)
+    bias, layer = bias_of(name, shapes), layer_place(name).layer
+    fits = {x for x in (-1, -2) if bias == (*shapes[name][:-2], sides[-3 - x])}
+    for router in () if bias else _routers(name, shapes):
+        of_features = {x for x in (-1, -2) if sides[x] in {*router} - {experts}}
+        if experts in router and OF_MLP.fullmatch(layer):
+            fits = of_features
+        elif experts in router and _DOWN.fullmatch(layer):
+            fits = {-3 - x for x in of_features}
+    return fits.pop() if len(fits) == 1 else None
+
+
+def _routers(name: str, shapes: Shapes) -> Iterator[tuple[int, ...]]:
+    """The features and the experts of the routers beside a parameter."""
+    for module, layer, kernel in itertools.product(modules_near(name), _ROUTERS, _KERNELS):
+        router = shapes.get(f"{module}{layer}{kernel}", ())
+        if len(router) == 2:
+            yield router[::-1] if is_output_first(kernel) else router
+
+
+OF_MLP = re.compile(r"w_?i(_[01])?|w_?(in|up|gate|1|3)|(gate_)?(up|gate)(_proj)?")
+_DOWN = re.compile(r"wo|w_?(out|down|2)|down(_proj)?")
 _ROUTERS = ("gate", "router", "router_gate", "gate_logits")
 _KERNELS = ("", "/kernel", "/w", "/weight")

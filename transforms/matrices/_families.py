@@ -13,7 +13,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ._evidence import Parameters, fits_bias, inputs_by_bias, is_scanned, layer_axes
+from ._evidence import (
+    Parameters,
+    fits_bias,
+    inputs_by_bias,
+    inputs_of_experts,
+    is_scanned,
+    layer_axes,
+)
 from ._form import MatrixAxes, Reading, Readings, kernel_axes
 from ._names import (
     Shapes,
@@ -37,7 +44,7 @@ class FamilyEntry(NamedTuple):
     pattern: str  # a regular expression for the whole path
     axes: MatrixAxes | str | Callable[[int], MatrixAxes]  # a string says why it is not a matrix
     ndims: tuple[int, ...]  # of one layer
-    fits: Callable[[str, Parameters], bool | None] = lambda name, shapes: True
+    fits: Callable[[str, Parameters], bool | None] = lambda name, shapes: True  # None: asked
     per_head: MatrixAxes | None = None  # with `head_wise`
     stacks: str = EVIDENT
 
@@ -54,22 +61,26 @@ class Family:
         self, name: str, shapes: Parameters, *, head_wise: bool
     ) -> MatrixAxes | str | Readings | None:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
-        ndim = len(shapes[name])
+        ndim, asked = len(shapes[name]), {}
         for entry in self.entries:
             of_layers = not isinstance(entry.axes, str) and ndim - 1 in entry.ndims
             known = (ndim in entry.ndims or of_layers) and re.fullmatch(entry.pattern, name)
-            if not (known and entry.fits(name, shapes)):
+            fits = bool(known) and entry.fits(name, shapes)
+            if fits is False:
                 continue
             if isinstance(entry.axes, str):
                 return f"{entry.axes} ({self.name})"
             fitting = self._fitting(entry, name, shapes)
-            if len(fitting) > 1:
-                return self._asked(fitting, name, shapes)
+            if asked or fits is None or len({*fitting.values()}) > 1:
+                asked |= {axes: place for place, axes in fitting.items()}
+                if fits is None:
+                    continue
+                break
             for place, axes in fitting.items():
                 if head_wise and entry.per_head:
                     axes = _behind(entry.per_head, ndim, place)
                 return dataclasses.replace(axes, said_by=f"axes of the family {self.name}")
-        return None
+        return self._asked(asked, name, shapes) if asked else None
 
     def _fitting(
         self, entry: FamilyEntry, name: str, shapes: Parameters
@@ -106,15 +117,20 @@ class Family:
         return {place: axes for place, axes in allowed.items() if place in places}
 
     def _asked(
-        self, fitting: Mapping[int | None, MatrixAxes], name: str, shapes: Parameters
+        self, fitting: Mapping[MatrixAxes, int | None], name: str, shapes: Parameters
     ) -> Readings:
-        """The readings with layers on one axis or the other, and those of the default rule."""
-        sizes = {axis: shapes[name][axis] for axis in fitting if axis is not None}
+        """The readings that fit, with layers on one axis or the other, and those of the default."""
+        shape = shapes[name]
         place = {-1: "the last axis", **{a: f"axis {a}" for a in (0, 1)}}
-        asked = [Reading(fitting[a], f"{place[a]} is {n} layers") for a, n in sizes.items()]
+        asked = [
+            Reading(axes, f"inputs on axis {axes.rows}")
+            if a is None
+            else Reading(axes, f"{place[a]} is {shape[a]} layers")
+            for axes, a in fitting.items()
+        ]
         others = axes_of(name, shapes)
         more = others if isinstance(others, tuple) else ()
-        return (*asked, *(r for r in more if r.axes not in fitting.values()))
+        return (*asked, *(r for r in more if r.axes not in fitting))
 
 
 def _behind(axes: MatrixAxes, ndim: int, layers: int | None) -> MatrixAxes:
@@ -162,8 +178,23 @@ def _is_plain(name: str, shapes: Shapes) -> bool:
     return is_named_matrix(name, shapes) and not heads_come_first(name, shapes)
 
 
+def _outputs_first(name: str, shapes: Shapes) -> bool | None:
+    """Whether experts are `(E, out, in)`; None if nothing tells."""
+    inputs = inputs_of_experts(name, shapes)
+    return _is_matrix(name, shapes) and (inputs and inputs == -1)
+
+
+def _inputs_first(name: str, shapes: Shapes) -> bool | None:
+    inputs = inputs_of_experts(name, shapes)
+    return _is_matrix(name, shapes) and (inputs and inputs == -2)
+
+
 def _heads_last(name: str, shapes: Shapes) -> bool:
     return not heads_come_first(name, shapes)
+
+
+def _heads_first(name: str, shapes: Shapes) -> bool:
+    return heads_come_first(name, shapes) is True
 
 
 def _surely_heads_last(name: str, shapes: Shapes) -> bool:
@@ -237,11 +268,14 @@ EQUINOX = Family(
         FamilyEntry(r"(.*/)?weight", _OUT_IN, (2,), is_named_matrix, stacks=ONLY_EVIDENT),
     ),
 )
+_EXPERTS = r"(.*[/_.])?experts?[/_.].*"
 TORCH_LAYOUT = Family(
     "torch_layout",
     (
-        FamilyEntry(r"(.*[/_.])?experts?[/_.].*", _OUT_IN, (3,), _is_matrix),
+        FamilyEntry(_EXPERTS, _OUT_IN, (3,), _outputs_first),
+        FamilyEntry(_EXPERTS, _IN_OUT, (3,), _inputs_first),
         FamilyEntry(r".*", _OUT_IN, (2,), _is_matrix),
+        FamilyEntry(r".*", _IN_OUT, (2,), _is_matrix, stacks=ONLY_EVIDENT),
         FamilyEntry(r".*", _kernel(1), (3, 4, 5), _is_transposed_conv),
         FamilyEntry(r".*", _kernel(0), (4, 5), _is_matrix),
         FamilyEntry(r".*", _kernel(0), (3,), _is_conv),
@@ -279,10 +313,8 @@ KERAS = Family(
     "keras",
     (
         # KerasHub's Gemma has (heads, features, head_dim).
-        FamilyEntry(
-            r".*/(query|key)/kernel", _HEADS_FIRST, (3,), heads_come_first, _ONE_HEAD_FIRST
-        ),
-        FamilyEntry(r".*/value/kernel", _HEADS_FIRST, (3,), heads_come_first),
+        FamilyEntry(r".*/(query|key)/kernel", _HEADS_FIRST, (3,), _heads_first, _ONE_HEAD_FIRST),
+        FamilyEntry(r".*/value/kernel", _HEADS_FIRST, (3,), _heads_first),
         FamilyEntry(r".*/(query|key)/kernel", _HEADS, (3,), _surely_heads_last, _ONE_HEAD),
         FamilyEntry(r".*/value/kernel", _HEADS, (3,), _surely_heads_last),
         FamilyEntry(r".*/attention_output/kernel", _FROM_HEADS, (3,)),
@@ -296,12 +328,15 @@ KERAS = Family(
 HF_FLAX = Family(
     "hf_flax",
     (
-        # FlaxConv1D of GPT-2 stores (out, in); queries, keys and values side by side.
+        # FlaxConv1D of GPT-2 stores (out, in), unless a bias contradicts; queries, keys and values
+        # are side by side.
         FamilyEntry(r".*/attn/c_attn/kernel", MatrixAxes(1, 0, column_heads=3), (2,)),
+        FamilyEntry(r".*/attn/c_attn/kernel", MatrixAxes(0, 1, column_heads=3), (2,)),
         FamilyEntry(
             r".*/(attn|crossattention|mlp)/(c_proj|c_fc|q_attn)/kernel", MatrixAxes(1, 0), (2,)
         ),
         FamilyEntry(r".*/crossattention/c_attn/kernel", MatrixAxes(1, 0, column_heads=2), (2,)),
+        FamilyEntry(r".*/crossattention/c_attn/kernel", MatrixAxes(0, 1, column_heads=2), (2,)),
         *LINEN.entries,
     ),
 )

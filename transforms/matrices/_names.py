@@ -16,7 +16,9 @@ from typing import NamedTuple
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of parameters, by path."""
 
-_TWINS = {"real": "imaginary", "imaginary": "real"}  # of `optax.contrib.split_real_and_imaginary`
+_FIELDS = ("q", "qvalue", "value", "raw_value")  # of boxes around an array, also quantized ones
+_PAIRS = (("real", "imaginary"), ("value", "raw_value"))
+_TWINS = dict((*_PAIRS, *(pair[::-1] for pair in _PAIRS)))  # the first: Optax' complex parts
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SHARED = ("kernel", "weight", "weights", "w", "W")  # of arrays that are named after their layer
@@ -62,21 +64,32 @@ _PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|co
 def as_read(shapes: Shapes) -> dict[str, str]:
     """The names that the rule reads, by path.
 
-    Dots are slashes, as in a flat dict, and torchax' `___` in scanned layers too; both parts of a
-    complex parameter have its name. A last level `value` that all parameters have, as in the state
-    of Flax NNX as a flat dict, is none of a name.
+    Dots are slashes, as in a flat dict, and torchax' `___` in scanned layers too. Levels below the
+    name of an array are none of its name: both parts of a complex parameter, the field of a box
+    (`embedding/q`, `kernel/raw_value`), the direction of a weight norm (`weight_v`), and a last
+    level `value` that all parameters have, as in the state of Flax NNX as a flat dict.
     """
-    names = {}
-    for path, shape in shapes.items():
-        above, _, last = path.rpartition("/")
-        is_part = shapes.get(f"{above}/{_TWINS.get(last)}") == shape
-        names[path] = _SEPARATORS.sub("/", above if is_part else path).strip("/")
-    if all(name.endswith("/value") for name in names.values()):
-        return {path: name.removesuffix("/value") for path, name in names.items()}
-    return names
+    read = {
+        path: _PARAMETRIZED.sub(r"\1", _SEPARATORS.sub("/", path).strip("/")) for path in shapes
+    }
+    known = {read[path]: shape for path, shape in shapes.items()}
+    boxed = all(name.endswith(("/value", "/raw_value")) for name in known)
+    return {path: _name_of_array(name, known, boxed) for path, name in read.items()}
+
+
+def _name_of_array(name: str, shapes: Shapes, boxed: bool) -> str:
+    above, _, last = name.rpartition("/")
+    beside = lambda x: f"{above}/{x}" in shapes  # noqa: E731
+    if last == "weight_v" and beside("weight_g"):
+        return name.removesuffix("_v")
+    is_twin = shapes.get(f"{above}/{_TWINS.get(last)}") == shapes[name]
+    of_array = _path_of(above)[2] in _SHARED or is_table(above) or _has_bias_word(above)
+    is_field = last in _FIELDS and of_array and not (beside("k") or beside("key"))
+    return above if boxed or is_twin or is_field else name
 
 
 _SEPARATORS = re.compile(r"[.\[\]/]+|___|\('|', '|',?\)")  # of dicts by "a.b", or by ("a", "b")
+_PARAMETRIZED = re.compile(r"parametrizations/(\w+)/original1?$")  # torch's; `original0` is a scale
 
 
 class Place(NamedTuple):
@@ -153,6 +166,10 @@ def is_table(name: str) -> bool:
     of_bias = last in _SHARED and _layer_has(_BIAS_WORDS, parent)
     of_layer = _layer_has(_TABLE_WORDS, parent) or of_bias
     return _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent))
+
+
+def _has_bias_word(name: str) -> bool:
+    return _has(_BIAS_WORDS, _path_of(name)[2])
 
 
 def is_token_table(name: str, shapes: Shapes) -> bool:

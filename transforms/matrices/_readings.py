@@ -9,9 +9,18 @@ returns the readings, for the error that asks which of them is right.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 
-from ._evidence import axis_of_experts, fits_bias, inputs_by_bias, layers_come_last, width_of
+from ._evidence import (
+    OF_MLP,
+    axis_of_experts,
+    fits_bias,
+    inputs_by_bias,
+    inputs_of_experts,
+    layers_come_last,
+    width_of,
+)
 from ._form import (
     MatrixAxes,
     Reading,
@@ -66,23 +75,23 @@ def ends_of(name: str, shapes: Shapes) -> tuple[int, int]:
 # Attention
 
 _SPELLED = {
-    "query": ("query", "q", "wq", "q_proj", "query_proj"),
-    "key": ("key", "k", "wk", "k_proj", "key_proj"),
-    "value": ("value", "v", "wv", "v_proj", "value_proj"),
-    "out": ("out", "o", "wo", "o_proj", "out_proj", "output"),
+    "query": ("query", "q", "wq", "w_q", "q_proj", "query_proj"),
+    "key": ("key", "k", "wk", "w_k", "k_proj", "key_proj"),
+    "value": ("value", "v", "wv", "w_v", "v_proj", "value_proj"),
+    "out": ("out", "o", "wo", "w_o", "o_proj", "out_proj", "output"),
 }
 _ROLES = {name: role for role, names in _SPELLED.items() for name in names}
 _AROUND_ROLE = re.compile(
     r"((self|cross)_)?att(entio)?n_|_att(entio)?n|_proj(ection)?|_dense|_w(?![a-z])"
 )
-_OF_MLP = re.compile(r"wi(_[01])?|w_?(in|up|gate|1|3)|(up|gate)(_proj)?")
 
 
 def _role(place: Place) -> str | None:
     """The part of attention that a layer is: `attn_out_proj` is "out"."""
     if place.within not in ("", "/kernel", "/w"):
         return None
-    return _ROLES.get(place.layer) or _ROLES.get(_AROUND_ROLE.sub("", place.layer))
+    layer = place.layer.lower()  # TransformerLens' `W_Q`
+    return _ROLES.get(layer) or _ROLES.get(_AROUND_ROLE.sub("", layer))
 
 
 def _attention(name: str, shapes: Shapes) -> Readings:
@@ -133,13 +142,15 @@ def _by_siblings(name: str, shapes: Shapes) -> tuple[bool, bool, bool]:
     Keys and values have the same heads as queries or fewer, and as a rule the same features.
     """
     own, role = shapes[name], _role(layer_place(name))
-    query, *keys, out = (own if role == x else _sibling(name, x, shapes) for x in _SPELLED)
+    paths = [name if role == x else _sibling(name, x, shapes) for x in _SPELLED]
+    query, *keys, out = (None if path is None else shapes[path] for path in paths)
     query = own if query is None and role != "out" else query
     if query is None or out is None or len(query) != 3:
         return False, False, False
     last = out[:2] == query[1:] if len(out) == 3 else out[:1] == (query[1] * query[2],)
     first = out == (query[0], query[2], query[1])
     layers = len(out) == 3 and out[:2] == (query[0], query[2])
+    layers &= len(bias_of(paths[-1] or name, shapes) or out) > 1 and math.prod(out[:-1]) != out[-1]
     for beside in (x for x in keys if x is not None and len(x) == 3):
         first &= query[0] % beside[0] == 0 and beside[1:] == query[1:]
         last &= query[1] % beside[1] == 0 and beside[2] == query[2]
@@ -164,19 +175,20 @@ def _is_by_size(name: str, shapes: Shapes) -> bool:
     if _role(layer_place(name)) == "out":
         heads, dim, features = shapes[name]
     else:
-        query = _sibling(name, "query", shapes) or ()
-        features, heads, dim = query if len(query) == 3 else shapes[name]
+        query = _sibling(name, "query", shapes)
+        own = shapes[query or name]
+        features, heads, dim = own if len(own) == 3 else shapes[name]
     return features == heads * dim
 
 
-def _sibling(name: str, role: str, shapes: Shapes) -> tuple[int, ...] | None:
-    """The shape of another part of the same attention; None if there is none, or a choice."""
+def _sibling(name: str, role: str, shapes: Shapes) -> str | None:
+    """Another part of the same attention; None if there is none, or a choice of shapes."""
     beside = map(layer_place(name).beside, _SPELLED[role])
-    named = next((shapes[path] for path in beside if path in shapes), None)
+    named = next((path for path in beside if path in shapes), None)
     if named is not None:
         return named
-    found = {x for other, x in _beside(name, shapes) if _role(layer_place(other)) == role}
-    return found.pop() if len(found) == 1 else None
+    found = {x: other for other, x in _beside(name, shapes) if _role(layer_place(other)) == role}
+    return next(iter(found.values())) if len(found) == 1 else None
 
 
 def _is_of_mlp(name: str, shapes: Shapes) -> bool:
@@ -185,7 +197,7 @@ def _is_of_mlp(name: str, shapes: Shapes) -> bool:
     if _role(place) != "out" or _sibling(name, "query", shapes) is not None:
         return False
     beside = (layer_place(other).layer for other, _ in _beside(name, shapes))
-    return any(map(_OF_MLP.fullmatch, beside))
+    return any(map(OF_MLP.fullmatch, beside))
 
 
 def _beside(name: str, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:
@@ -232,7 +244,7 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
         return (named, swapped, *layers[:1])
     if bias is not None or is_local(name):
         fitting = tuple(r for r in layers if fits_bias(r.axes, name, shapes))
-        return fitting or _by_bias(name, shapes) or tuple(layers[:1])
+        return fitting or _by_bias(name, shapes) or (named, *layers[:1])
     if ndim == 3 or (ndim == 4 and _is_square(shape, named)):
         return (named,)
     return (named, other, *layers) if ndim == 4 and _is_square(shape, other) else (named, *layers)
@@ -310,8 +322,8 @@ def _parts_of(place: Place, outputs: tuple[int, ...]) -> bool:
 
 def _others(name: str, shapes: Shapes) -> Readings:
     """The readings of any other parameter, also of S5's `B (out, in, 2)`; a bias is evidence."""
-    shape, swap = shapes[name], is_output_first(name)
-    ndim = len(shape)
+    shape, inputs = shapes[name], inputs_of_experts(name, shapes)
+    ndim, swap = len(shape), is_output_first(name) if inputs is None else inputs == -1
     convolution = _kernel_of(shape, 0 if swap else ndim - 1)
     stack = as_stack(shape, _ordered(ndim - 2, ndim - 1, swap))
     if ndim == 3:
