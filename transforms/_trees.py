@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from ._paths import is_hole, named_leaves
-from ._validate import check_matrices, check_real, check_same_shape
+from ._validate import check_array, check_matrices, check_real, check_same_shape
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):
@@ -74,6 +74,8 @@ def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
     params = _without_static(params, updates)
     params, updates = jax.tree.map(_as_array, (params, updates))
     if params is None:
+        for name, x in named_leaves(updates).present().items():
+            check_array(name, x)
         return params, updates
     named, given = named_leaves(updates), named_leaves(params).present()
     for name, p in given.items():

@@ -253,8 +253,18 @@ def check_matrices(tree: Any, method: str) -> None:
         check_real(name, leaf)
 
 
+def check_array(name: str, leaf: Any) -> None:
+    """Requires a leaf that is an array, its shape, or a number: no string, no function."""
+    if not (hasattr(leaf, "dtype") or isinstance(leaf, numbers.Number)):
+        raise ValueError(
+            f"the parameter {name!r} is {shown(leaf)}; parameters must be arrays or their shapes. "
+            "Leave others out (eqx.filter(model, eqx.is_inexact_array), optax.masked)."
+        )
+
+
 def check_real(name: str, leaf: Any) -> None:
     """Requires a leaf with a real floating dtype of at least 16 bits, and no axis of size zero."""
+    check_array(name, leaf)
     dtype = jnp.result_type(leaf)
     if not _is_usable(dtype):
         narrow = jnp.issubdtype(dtype, jnp.floating)

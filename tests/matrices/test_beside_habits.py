@@ -399,7 +399,7 @@ def test_the_height_of_a_kernel_is_no_number_of_layers_elsewhere() -> None:
     assert treated(shapes, curvax.rules.linen)["stem/Conv_0/kernel"] == HWIO
 
 
-def test_what_is_no_matrix() -> None:
+def test_what_is_not_a_matrix() -> None:
     shapes = {"gating_w": (9, 32), "gating_b": (4, 8), "att/time_faaaa": (4, 8)}
     found = treated(shapes)
     assert found["gating_b"] == "gating_b" and found["att/time_faaaa"] == "time_faaaa of att"

@@ -1,5 +1,6 @@
 """What decides without a question: siblings, factors of LoRA, biases, routers, state spaces."""
 
+import functools
 from typing import Any
 
 import jax
@@ -144,7 +145,7 @@ def test_a_catch_all_asks_for_three_axes_without_evidence(rule: str) -> None:
     assert isinstance(found[name], MatrixAxes)
 
 
-def test_vectors_of_stacked_layers_are_no_matrices() -> None:
+def test_vectors_of_stacked_layers_are_not_matrices() -> None:
     """A norm beside them says that one of their axes is of layers."""
     own: Shapes = {"block/D": (L, H), "block/skip": (L, 7)}
     for shapes in (own, {name: x[::-1] for name, x in own.items()}):
@@ -186,6 +187,24 @@ def test_a_path_with_brackets_matches_itself() -> None:
     ("make", "message"),
     [
         (lambda: MatrixRule(curvax.rules), "curvax.rules; give a rule of it"),  # pyright: ignore
+        (lambda: MatrixRule(curvax.rules.linen.family), "matrices is a rule or its family"),
+        (lambda: MatrixRule(output_layer=curvax.rules.linen), "output_layer is a rule or its f"),  # pyright: ignore
+        (
+            lambda: curvax.muon(0.1, weight_dimension_numbers=curvax.rules.linen),
+            "weight_dimension_numbers is a rule or its family; give a rule as matrices=",
+        ),
+        (lambda: MatrixRule(weight_dimension_numbers=curvax.rules), "numbers is the module curvax"),
+        *(
+            (functools.partial(f, {"up/kernel": jnp.ones((2, 3)), "act": leaf}), f"'act' is .*{x}")
+            for f in (
+                MatrixRule(),
+                curvax.find_output_layer,
+                curvax.muon(0.1).init,
+                functools.partial(curvax.summarize, curvax.muon(0.1)),
+                functools.partial(curvax.describe_state, curvax.soap(0.1)),
+            )
+            for leaf, x in (("relu", "relu"), (jnp.tanh, "tanh"), ("float32", "must be arrays"))
+        ),
         (lambda: MatrixRule(family="maxtext"), "None or that of a rule in curvax.rules"),  # pyright: ignore
         (lambda: curvax.route(3, optax.sgd(1.0), MatrixRule()), "matrices must be an Optax"),
         (lambda: curvax.route(optax.sgd(1.0), 3, MatrixRule()), "others must be an Optax"),

@@ -76,7 +76,7 @@ NO_MATRICES: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", NO_MATRICES)
 @every_optimizer
-def test_directions_reject_what_is_no_matrix(row: Row, name: str) -> None:
+def test_directions_reject_what_is_not_a_matrix(row: Row, name: str) -> None:
     leaf, fragments = NO_MATRICES[name]
     assert_names(rejection(lambda: row.make_direction().init({"w": leaf})), fragments)
 
@@ -155,7 +155,7 @@ def test_init_rejects_patterns_that_fit_nothing(argument: str) -> None:
     assert_names(message, f"{argument} | 'decoder/*' | dense/kernel")
 
 
-def test_on_matrices_rejects_what_is_no_matrix() -> None:
+def test_on_matrices_rejects_what_is_not_a_matrix() -> None:
     view = curvax.on_matrices(curvax.orthogonalize())
     message = rejection(lambda: view.init(DENSE))
     assert_names(message, "'dense/bias' | vector | matrices= | weight_dimension_numbers")

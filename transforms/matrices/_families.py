@@ -181,12 +181,12 @@ def _is_plain(name: str, shapes: Shapes) -> bool:
 def _outputs_first(name: str, shapes: Shapes) -> bool | None:
     """Whether experts are `(E, out, in)`; None if nothing tells."""
     inputs = inputs_of_experts(name, shapes)
-    return _is_matrix(name, shapes) and (inputs and inputs == -1)
+    return _is_matrix(name, shapes) and (None if inputs is None else inputs == -1)
 
 
 def _inputs_first(name: str, shapes: Shapes) -> bool | None:
     inputs = inputs_of_experts(name, shapes)
-    return _is_matrix(name, shapes) and (inputs and inputs == -2)
+    return _is_matrix(name, shapes) and (None if inputs is None else inputs == -2)
 
 
 def _heads_last(name: str, shapes: Shapes) -> bool:

@@ -137,6 +137,7 @@ class MatrixRule:
     def __post_init__(self):
         _check_selection("matrices", self.matrices)
         _check_selection("output_layer", self.output_layer)
+        _check_no_rule("weight_dimension_numbers", self.weight_dimension_numbers)
         check_bool("head_wise", self.head_wise)
         check_bool("guess", self.guess)
         if self.block_size is not None and self.block_size is not METHODS_OWN:
@@ -281,14 +282,20 @@ def _as_questions(axes: MatrixAxes, why: str) -> Readings:
     return (Reading(axes, why), *([other] if len(axes.named) == 2 else []))
 
 
-def _check_selection(argument: str, selection: Any) -> None:
-    if isinstance(selection, types.ModuleType):
-        raise ValueError(
-            f"{argument} is the module {selection.__name__}; give a rule of it, such as "
-            "matrices=curvax.rules.linen."
+def _check_no_rule(argument: str, value: Any) -> None:
+    """Refuses the module of rules, a rule or its family in the place of something else."""
+    if isinstance(value, (types.ModuleType, MatrixRule, Family)):
+        module = f"the module {getattr(value, '__name__', '')}; give a rule of it"
+        what = (
+            module if isinstance(value, types.ModuleType) else "a rule or its family; give a rule"
         )
+        raise ValueError(f"{argument} is {what} as matrices=, such as matrices=curvax.rules.linen.")
+
+
+def _check_selection(argument: str, selection: Any) -> None:
+    _check_no_rule(argument, selection)
     patterns = isinstance(selection, (list, tuple)) and all(isinstance(p, str) for p in selection)
-    predicate = callable(selection) and not isinstance(selection, (MatrixRule, type))
+    predicate = callable(selection) and not isinstance(selection, type)
     left_out = selection is None or selection is METHODS_OWN
     if not (left_out or isinstance(selection, str) or patterns or predicate):
         word = "all" if argument == "matrices" else "auto"

@@ -17,8 +17,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of parameters, by path."""
 
 _FIELDS = ("q", "qvalue", "value", "raw_value")  # of boxes around an array, also quantized ones
-_PAIRS = (("real", "imaginary"), ("value", "raw_value"))
-_TWINS = dict((*_PAIRS, *(pair[::-1] for pair in _PAIRS)))  # the first: Optax' complex parts
+_TWINS = {"real": "imaginary", "value": "raw_value"}  # the first: Optax' parts of complex numbers
+_TWINS |= {b: a for a, b in _TWINS.items()}
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SHARED = ("kernel", "weight", "weights", "w", "W")  # of arrays that are named after their layer

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from .._validate import check_array
 from ._names import (
     Shapes,
     as_read,
@@ -32,6 +33,8 @@ def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
 
     Kernels that qualify by both are returned; else those by name; else those by place.
     """
+    for path, leaf in leaves.items():
+        check_array(path, leaf)
     read = as_read({path: tuple(leaf.shape) for path, leaf in leaves.items()})
     shapes = {read[path]: tuple(leaf.shape) for path, leaf in leaves.items()}
     kernels = [n for n, shape in shapes.items() if len(shape) == 2 and is_named_matrix(n, shapes)]

@@ -16,7 +16,9 @@ import optax
 from jax.sharding import Mesh
 
 from .._own_state import holds_state
+from .._paths import named_leaves
 from .._recording import PerParameter, recording
+from .._validate import check_array
 from ..distribute._distribute import Division
 from ..distribute._layout import BoxedState, is_divided
 from ..matrices._form import MatrixForm
@@ -163,6 +165,8 @@ def _joined(*parts: jax.Array) -> jax.Array:
 def traced(optimizer: Any, params: Any) -> Traced:
     """Traces `optimizer.init` for these parameters (or their shapes), which it checks."""
     check_optimizer(optimizer, params)
+    for name, leaf in named_leaves(params).present().items():
+        check_array(name, leaf)
     found: list[Traced] = []
 
     def init(params: Any) -> Any:
