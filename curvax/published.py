@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from ._published_calls import MAKERS
-from .transforms._validate import check_integer, check_interval
+from .transforms._validate import Integer, Number
 
 __all__ = ["RUNS", "Run"]
 
@@ -77,8 +77,8 @@ class Run:
         for name, x in given.items():
             if x is None:
                 raise ValueError(f"{name} must be given: {self.source} has none. {self.open}")
-        check_integer("steps", given["steps"], self.schedule.idle + 1)
-        check_interval("learning_rate", given["learning_rate"], 0.0)
+        Integer(self.schedule.idle + 1).check("steps", given["steps"])
+        Number("[0, inf)").check("learning_rate", given["learning_rate"])
         rate = self.schedule(given["learning_rate"], given["steps"])
         numbers = {**self.numbers, **changes}
         if self.whole:

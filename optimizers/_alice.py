@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import as_value, check_interval
+from ..transforms._validate import as_value
 from ..transforms.directions._carry import Carry
 from ..transforms.directions._moment_ratio import moment_ratio
 from ..transforms.directions._weights_side import Weights
@@ -44,7 +44,6 @@ def scale_by_alice(
 
     `alice` documents the arguments.
     """
-    check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
             moment_ratio(b1, b2, eps, bias_correction=bias_correction),  # Alg. 4, lines 13-15

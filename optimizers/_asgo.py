@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_choice
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._methods import RefreshMethod
@@ -39,8 +38,6 @@ def scale_by_asgo(
 
     `asgo` documents the arguments.
     """
-    check_choice("variant", variant, ("practical", "theoretical", "from_momentum"))
-    check_choice("side", side, (None, "left", "right", "smaller"))
     theoretical = variant == "theoretical"
     if theoretical and not (b1 is None and b2 is None and dtype is None):
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 import optax
 
 from ..transforms._guard import guard_leaves
-from ..transforms._validate import as_value, check_rate, concrete, shown
+from ..transforms._validate import as_value, checked, concrete, shown
 from ..transforms.directions._weight_decay import mask_of, optional_decay
 from ..transforms.directions._weights_side import Weights, on_weights
 from ..transforms.directions._weights_values import WEIGHTS
@@ -110,6 +110,7 @@ def assemble(
     return _Full(*route(updates, guard_leaves(others), rule))
 
 
+@checked
 def others_or_adamw(
     others: optax.GradientTransformation | None,
     adam_learning_rate: optax.ScalarOrSchedule | None,
@@ -126,8 +127,6 @@ def others_or_adamw(
     Raises:
       ValueError: if an argument is not allowed; the message names it.
     """
-    check_rate("learning_rate", learning_rate)
-    check_rate("weight_decay", weight_decay)
     # A number that is injected may be scheduled, and be 0 for a while.
     if (
         weight_decay_mask is not None
@@ -145,7 +144,6 @@ def others_or_adamw(
         )
     if others is None:
         rate = learning_rate if adam_learning_rate is None else adam_learning_rate
-        check_rate("adam_learning_rate", rate)
         return optax.chain(
             optax.scale_by_adam(),
             _decayed_weights(weight_decay, weight_decay_mask),

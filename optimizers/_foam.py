@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_decay
 from ..transforms.directions._graft import Graft
 from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._methods import RefreshMethod
@@ -43,7 +42,6 @@ def scale_by_foam(
 
     `foam` documents the arguments; for `bias_correction` and `warmup_steps` see `scale_by_shampoo`.
     """
-    check_decay("b2", b2)
     return scale_by_shampoo(
         b1=b1,
         b2=b2,

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_adam, check_interval
 from ..transforms.directions._carry import Carry
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
@@ -37,8 +36,6 @@ def scale_by_galore(
 
     `galore` documents the arguments.
     """
-    check_interval("scale", scale, 0.0)
-    check_adam(b1, b2, eps)
     return optax.chain(
         in_subspace(
             optax.scale_by_adam(b1, b2, eps),

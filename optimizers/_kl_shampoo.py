@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_choice, check_decay
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
@@ -41,9 +40,6 @@ def scale_by_kl_shampoo(
     `kl_shampoo` documents the arguments, except `skip_first`: whether the first direction is 0, as
     in the official code.
     """
-    check_decay("b1", b1)
-    check_decay("b2", b2)
-    check_choice("side", side, ("both", "left", "right", "smaller"))
     policy = as_policy(refresh, offset=0, first=True)
     return in_eigenbasis(
         momentum(b1),

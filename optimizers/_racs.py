@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_decay, check_interval
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._row_column_scaling import scale_by_rows_and_columns
 from ..transforms.directions._weights_side import Weights
@@ -30,8 +29,6 @@ def scale_by_racs(
 
     `racs` documents the arguments.
     """
-    check_interval("scale", scale, 0.0)
-    check_decay("b2", b2)
     longest: Any = 1 / (1 - b2) if limit is None else limit  # pyright: ignore
     return optax.chain(
         # Algorithm 1: lines 5-8, lines 9-10, and α of line 11.

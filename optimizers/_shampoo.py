@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import as_value, check_choice
+from ..transforms._validate import as_value
 from ..transforms.directions._graft import GRAFTS, Graft
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._weights_side import Weights
@@ -51,7 +51,6 @@ def scale_by_shampoo(
     at 0, and `initial` must be 0 or None.
     """
     grafted: Graft | None = as_value("graft", graft, Graft, "curvax.grafts.adam(b1=0.9)", GRAFTS)
-    check_choice("side", side, ("both", "left", "right", "smaller"))
     average = None if b1 is None else momentum(b1)
     policy = as_policy(refresh, offset=0, first=False)
     if statistics_every is None:

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_choice
 from ..transforms.directions._moment_ratio import moment_ratio
 from ..transforms.directions._weights_side import Weights
 from ..transforms.kronecker._eigenbasis import in_eigenbasis
@@ -51,7 +50,6 @@ def scale_by_soap(
     the identity; `skip_first`, whether the first direction is 0, and `lagged`, whether a step uses
     the bases that the step before left, both as in the official code.
     """
-    check_choice("side", side, ("both", "left", "right", "smaller"))
     policy = as_policy(refresh, offset=0, first=True)
     return in_eigenbasis(
         moment_ratio(b1, b2, eps, bias_correction=bias_correction, dtype=dtype),

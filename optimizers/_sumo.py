@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import optax
 
-from ..transforms._validate import check_interval
 from ..transforms.directions._carry import Carry, rotate
 from ..transforms.directions._momentum import momentum
 from ..transforms.directions._norm_growth import limit_norm_growth
@@ -42,7 +41,6 @@ def scale_by_sumo(
     `sumo` documents the arguments, except `accumulate`: "sum" (`b1 M + Ĝ`), or "ema" (Definition
     C.1), which has another moment and, up to rounding, the same direction.
     """
-    check_interval("scale", scale, 0.0)
     return optax.chain(
         in_subspace(
             optax.chain(

@@ -33,14 +33,7 @@ from ._counts import counters
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
 from ._trees import map_unzip
-from ._validate import (
-    as_transformation,
-    check_choice,
-    check_decay,
-    check_interval,
-    check_matrices,
-    check_positive_int,
-)
+from ._validate import as_transformation, check_matrices, checked
 
 
 @counters
@@ -59,6 +52,7 @@ class SpikesState(NamedTuple):
     inner: Any  # state of the inner transformation
 
 
+@checked
 def skip_spikes(
     inner: optax.GradientTransformation,
     ratio: jax.typing.ArrayLike = 10.0,
@@ -101,10 +95,6 @@ def skip_spikes(
       [-2.0, -2.0]
     """
     inner = as_transformation("inner", inner)
-    check_interval("ratio", ratio, 1.0, open_low=True)
-    check_decay("decay", decay)
-    check_positive_int("warmup_steps", warmup_steps)
-    check_choice("unit", unit, ("parameter", "matrix"))
     of_matrices = unit == "matrix"
 
     def norms(tree: Any) -> Any:

@@ -1,18 +1,24 @@
-"""Argument checks shared by all factories, and the base of options that have options.
+"""What arguments may be: one table of rules for all factories and values, and what reads it.
 
-Each raises a `ValueError` that names the argument, its value and the allowed values. Real numbers
+`RULES` has the rule of each argument by its name and, where a function allows something else, by
+`function.name`. `checked` reads it for a factory, `check_fields` for the fields of a value. The
+signature says the rest: `bool` is a flag, and what may be `None` takes it beside its rule.
+
+An error is a `ValueError` that names the argument, its value and the allowed values. Real numbers
 that are tracers are not checked: `inject_hyperparams` calls factories with them.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
+import functools
 import inspect
 import numbers
+import re
 import sys
-import textwrap
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +43,243 @@ def shown(value: Any) -> str:
             arguments = inspect.signature(value).parameters.values()
             needed = ", ".join(a.name for a in arguments if a.default is a.empty)
             return f"the function {name}; call it: {module}.{name}({needed})"
-    return textwrap.shorten(repr(value), 80, placeholder=" ...")
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def concrete(value: Any) -> float | None:
+    """The value as a float; `None` for a tracer, NaN if it is not a number, or a bool."""
+    if isinstance(value, Tracer):
+        return None
+    if isinstance(value, bool) or getattr(value, "dtype", None) == "bool":
+        return float("nan")
+    if isinstance(value, numbers.Real) or (
+        isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
+    ):
+        try:
+            return float(value)
+        except OverflowError:  # of an integer
+            return float("nan")
+    return float("nan")
+
+
+class Rule(abc.ABC):
+    """The values that an argument may have; as text, what it must be."""
+
+    got = ", got"
+
+    @abc.abstractmethod
+    def __contains__(self, value: Any) -> bool: ...
+
+    def hint(self, name: str, value: Any) -> str:
+        """Sentences to add to the error about another value."""
+        del name, value
+        return ""
+
+    def check(self, name: str, value: Any, more: str = "") -> None:
+        """Raises the error that names the argument."""
+        if value not in self:
+            hint = self.hint(name, value)
+            raise ValueError(f"{name} must be {self}{more}{self.got} {shown(value)}.{hint}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Number(Rule):
+    """The real numbers of an interval, such as "[0, 1)", and schedules of them; and tracers."""
+
+    interval: str
+    scheduled: bool = False
+
+    def __str__(self) -> str:
+        or_one = " or a schedule (a function of the step to one)" * self.scheduled
+        return f"a number in {self.interval}{or_one}"
+
+    def __contains__(self, value: Any) -> bool:
+        low, high = map(float, self.interval[1:-1].split(","))
+        number = concrete(value)
+        if number is None or low < number < high:
+            return True
+        return (number == low and "[" in self.interval) or (number == high and "]" in self.interval)
+
+    def check(self, name: str, value: Any, more: str = "") -> None:
+        """Raises the error that names the argument; a schedule is tried."""
+        if self.scheduled and callable(value):
+            check_schedule(f"{name} must be {self}", value)
+        else:
+            super().check(name, value, more)
+
+
+@dataclasses.dataclass(frozen=True)
+class Integer(Rule):
+    """The integers between two, no bools; tracers if programs do not depend on the number."""
+
+    low: int
+    high: int = MAX_INTEGER
+    traced: bool = False
+
+    def __str__(self) -> str:
+        return f"an integer of at least {self.low}"
+
+    def __contains__(self, value: Any) -> bool:
+        if isinstance(value, Tracer):
+            return self.traced
+        integral = isinstance(value, numbers.Integral) or (
+            isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"
+        )
+        return integral and not isinstance(value, bool) and self.low <= int(value) <= self.high
+
+    def hint(self, name: str, value: Any) -> str:
+        """The largest integer, or what makes arrays of integers."""
+        if isinstance(value, int) and value > self.high:
+            return f" The largest is {self.high}."
+        return if_injected(name, value)
+
+
+class Flag(Rule):
+    """Bools, and tracers."""
+
+    def __str__(self) -> str:
+        return "True or False"
+
+    def __contains__(self, value: Any) -> bool:
+        return isinstance(value, (bool, np.bool_, Tracer))
+
+
+@dataclasses.dataclass(frozen=True)
+class OneOf(Rule):
+    """A few values: words, mostly."""
+
+    values: Collection[Any]
+    got = "; got"
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(repr, self.values))}"
+
+    def __contains__(self, value: Any) -> bool:
+        return any(value is a or (type(value) is type(a) and value == a) for a in self.values)
+
+
+class Dtype(Rule):
+    """Real floating dtypes that JAX promotes, and their names."""
+
+    got = "; got"
+
+    def __str__(self) -> str:
+        return "a real floating dtype of at least 16 bits, such as 'bfloat16' or 'float32'"
+
+    def __contains__(self, value: Any) -> bool:
+        try:
+            return _is_usable(jnp.dtype(value))
+        except TypeError:
+            return False
+
+    def hint(self, name: str, value: Any) -> str:
+        """The name for which a short one stands, and what has fewer bits."""
+        long = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+        write = f" Write {long[value]!r}." if isinstance(value, str) and value in long else ""
+        return f"{write} (curvax.quantize_state stores moments in 8 or 4 bits.)"
+
+
+RULES: dict[str, Rule] = {
+    name: rule
+    for rule, names in (
+        # Decay rates and shares.
+        (Number("[0, 1)"), "b1 b2 b3 decay error_feedback ema_nesterov.gamma cushion tolerance"),
+        (Number("[0, 1)", scheduled=True), "primal_average.mu_x"),
+        (Number("[0, 1]", scheduled=True), "lowest highest"),
+        (Number("[0, 1]"), "tail_average.share"),
+        (Number("(0, 1]"), "mu_y"),
+        (Number("(0, 1)"), "lower"),
+        (Number("[-1, 1)"), "min_agree"),
+        # Rates, scales, dampings and bounds.
+        (Number("[0, inf)", scheduled=True), "learning_rate adam_learning_rate ema_nesterov.beta"),
+        (Number("[0, inf)", scheduled=True), "weight_decay"),
+        (Number("[0, inf)"), "decay.weight_decay add_cautious_decay.weight_decay eps initial"),
+        (Number("[0, inf)"), "scale weight residual inward min_norm rounding_floor"),
+        (Number("[0, inf)"), "below_norm.threshold"),
+        (Number("(0, inf)"), "beta coefficient consistent_rms max_norm normalize_matrices.length"),
+        (Number("(0, inf)"), "outward rms share cholesky.eps packed.eps clip_logits.threshold"),
+        (Number("(0, inf]"), "limit max_damping threshold"),
+        (Number("[1, inf]"), "gamma"),
+        (Number("[1, inf)"), "safety tau"),
+        (Number("(1, inf)"), "ratio"),
+        # Integers.
+        (Integer(1), "block block_size column_heads iterations max_order min_elements most"),
+        (Integer(1), "oversampling rank rounds row_heads skip_spikes.warmup_steps steps"),
+        (Integer(1, traced=True), "check_every k root statistics_every power_iteration.iterations"),
+        (Integer(1, traced=True), "tail_average.start tail_average.end"),
+        (Integer(1, 1000), "newton_schulz.steps polar_express.steps saturated_roots.steps"),
+        (Integer(0), "leading warmup_steps"),
+        (Integer(0, 2**63 - 1), "seed"),  # from which JAX makes a random key
+        (Integer(-MAX_INTEGER), "offset"),
+        # Words. Those that are the keys of a table are checked beside it.
+        (OneOf(("both", "left", "right", "smaller")), "side"),
+        (OneOf(("left", "right", "smaller")), "asgo.side"),
+        (OneOf(("left", "right")), "dasgo.side precondition_diagonal.side"),
+        (OneOf(("left", "right", "smaller", "larger")), "dion.side normalize_neurons.side"),
+        (
+            OneOf(("smaller", "larger", "left", "right", "std")),
+            "in_subspace.side galore.side fira.side apollo.side alice.side sumo.side",
+        ),
+        (OneOf(("gradient", "momentum", "kl")), "precondition.statistics shampoo.statistics"),
+        (OneOf(("gradient", "kl")), "in_eigenbasis.statistics soap.statistics"),
+        (OneOf(("absolute", "relative", "floor", "outside")), "damping_mode"),
+        (OneOf(("relative", "absolute")), "cholesky.damping_mode"),
+        (OneOf(("practical", "theoretical", "from_momentum")), "variant"),
+        (OneOf(("ema", "sum")), "accumulate"),
+        (OneOf(("first", "sum")), "blend.length"),
+        (OneOf(("frobenius", "gram", "aol")), "newton_schulz.norm"),
+        (OneOf(("rms", "spectral")), "normalize_matrices.norm"),
+        (OneOf(("matrix", "row", "column")), "floor.unit"),
+        (OneOf(("parameter", "matrix")), "skip_spikes.unit"),
+        (OneOf((True, False, "doubling", "growing")), "every.first"),
+        (Dtype(), "dtype"),
+    )
+    for name in names.split()
+}
+"""By the name of an argument, or of a function without `scale_by_` and an argument."""
+
+
+@functools.cache
+def rules_of(made: Any) -> dict[str, tuple[Rule, bool]]:
+    """By argument of a factory or a value's class: its rule, and whether it takes `None` too."""
+    owner = re.sub("(?<=[a-z])(?=[A-Z])", "_", made.__name__).lower().removeprefix("scale_by_")
+    found = {}
+    for name, parameter in inspect.signature(made).parameters.items():
+        kind, none, _ = str(parameter.annotation).partition(" | None")
+        rule = RULES.get(f"{owner}.{name}") or (Flag() if kind == "bool" else RULES.get(name))
+        if rule is not None:
+            found[name] = rule, bool(none) or parameter.default is None
+    return found
+
+
+def check_arguments(made: Any, given: Mapping[str, Any]) -> None:
+    """Checks arguments of a factory, or fields of a value's class."""
+    for name, (rule, optional) in rules_of(made).items():
+        if name in given and not (optional and given[name] is None):
+            rule.check(name, given[name], " or None" * optional)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checked(factory: F) -> F:
+    """A factory that checks what it is given."""
+    arguments = factory.__code__.co_varnames
+
+    @functools.wraps(factory)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check_arguments(factory, {**dict(zip(arguments, args, strict=False)), **kwargs})
+        return factory(*args, **kwargs)
+
+    same: Any = call
+    return same
+
+
+def check_fields(value: Any, but: Any = None) -> None:
+    """Checks the fields of a value, `but` one that says nothing: its class' `__post_init__`."""
+    given = {name: x for name, x in vars(value).items() if but is None or x is not but}
+    check_arguments(type(value), given)
 
 
 def check_transformation(name: str, value: Any) -> None:
@@ -68,53 +310,6 @@ def check_predicate(name: str, value: Any) -> None:
         return
 
 
-def concrete(value: Any) -> float | None:
-    """The value as a float; `None` for a tracer, NaN if it is not a number, or a bool."""
-    if isinstance(value, Tracer):
-        return None
-    if isinstance(value, bool) or getattr(value, "dtype", None) == "bool":
-        return float("nan")
-    if isinstance(value, numbers.Real) or (
-        isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
-    ):
-        try:
-            return float(value)
-        except OverflowError:  # of an integer
-            return float("nan")
-    return float("nan")
-
-
-def check_interval(
-    name: str,
-    value: Any,
-    low: float,
-    high: float = float("inf"),
-    *,
-    open_low: bool = False,
-    open_high: bool = True,
-) -> None:
-    """Requires `low <= value <= high`; an open end is excluded."""
-    number = concrete(value)
-    if number is None:
-        return
-    above = number > low if open_low else number >= low
-    below = number < high if open_high else number <= high
-    if not (above and below):
-        bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
-        raise ValueError(f"{name} must be a number in {bounds}, got {value!r}.")
-
-
-def check_rate(name: str, value: Any) -> None:
-    """Requires a learning rate: a number of at least 0, or a schedule, a function of the step."""
-    allowed = f"{name} must be a number in [0, inf) or a schedule, a function of the step to one"
-    if callable(value):
-        check_schedule(allowed, value)
-        return
-    number = concrete(value)
-    if number is not None and not 0 <= number < float("inf"):
-        raise ValueError(f"{allowed}; got {value!r}.")
-
-
 def check_schedule(allowed: str, value: Any) -> None:
     """Requires a function of the step to a number; `allowed` begins the error."""
     try:
@@ -128,48 +323,6 @@ def check_schedule(allowed: str, value: Any) -> None:
         raise ValueError(f"{allowed}; {shown(value)} of a step gives {rate}.")
 
 
-def check_decay(name: str, value: Any) -> None:
-    """Requires the decay rate of a moving average: 0 <= value < 1."""
-    check_interval(name, value, 0.0, 1.0)
-
-
-def check_adam(b1: Any, b2: Any, eps: Any) -> None:
-    """Requires Adam's decay rates and its ε, which Optax does not check."""
-    check_decay("b1", b1)
-    check_decay("b2", b2)
-    check_interval("eps", eps, 0.0)
-
-
-def check_positive_int(name: str, value: Any, *, traced: bool = False) -> None:
-    """Requires an integer of at least 1; a bool is not accepted."""
-    check_integer(name, value, 1, traced=traced)
-
-
-def check_integer(
-    name: str, value: Any, low: int, high: int = MAX_INTEGER, *, traced: bool = False
-) -> None:
-    """Requires an integer from `low` to `high`; a bool is not accepted.
-
-    A tracer is accepted only with `traced`, where programs do not depend on the number.
-    """
-    if traced and isinstance(value, Tracer):
-        return
-    integral = isinstance(value, numbers.Integral) or (
-        isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"
-    )
-    if isinstance(value, bool) or not integral or not low <= int(value) <= high:
-        too_large = integral and int(value) > high
-        allowed = f"from {low} to {high}" if too_large else f"of at least {low}"
-        raise ValueError(
-            f"{name} must be an integer {allowed}, got {value!r}.{if_injected(name, value)}"
-        )
-
-
-def check_seed(value: Any) -> None:
-    """Requires a `seed` from which JAX makes a random key."""
-    check_integer("seed", value, 0, 2**63 - 1)
-
-
 def if_injected(name: str, value: Any) -> str:
     """A sentence to add to the message about an argument that has to be static."""
     if not isinstance(value, jax.Array):
@@ -178,13 +331,6 @@ def if_injected(name: str, value: Any) -> str:
         " It has to be a Python integer, and optax.inject_hyperparams makes arrays of all numbers: "
         f"use curvax.inject_hyperparams, or add {name!r} to Optax's static_args."
     )
-
-
-def check_choice(name: str, value: Any, allowed: Collection[Any]) -> None:
-    """Requires `value` to be one of `allowed`."""
-    if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
-        choices = ", ".join(repr(a) for a in allowed)
-        raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
 
 
 class Value(abc.ABC):  # noqa: B024
@@ -209,30 +355,6 @@ def as_value(name: str, value: Any, kind: type, example: str, names: Mapping[Any
     choices = ", ".join(map(repr, names))
     check_value(name, value, kind, f"one of {choices}, or a value such as {example}")
     return value
-
-
-def check_bool(name: str, value: Any) -> None:
-    """Requires a bool."""
-    if not isinstance(value, (bool, np.bool_, Tracer)):
-        raise ValueError(f"{name} must be True or False, got {value!r}.")
-
-
-def check_dtype(name: str, value: Any) -> np.dtype:
-    """The dtype that `value` names; it must be a real floating one."""
-    try:
-        dtype = jnp.dtype(value)
-    except TypeError:
-        dtype = None
-    if dtype is None or not _is_usable(dtype):
-        name_of = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-        short = isinstance(value, str) and value in name_of
-        hint = f"; write {name_of[value]!r}" if short else ""
-        raise ValueError(
-            f"{name} must be a real floating dtype of at least 16 bits, such as 'bfloat16' or "
-            f"'float32'; got {value!r}{hint}. (curvax.quantize_state stores moments in 8 or 4 "
-            "bits.)"
-        )
-    return dtype
 
 
 def _is_usable(dtype: Any) -> bool:

@@ -33,18 +33,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from .._counts import at_step, next_step
 from .._stacks import check_directions
 from .._trees import widened
 from .._validate import (
+    Number,
     Value,
     as_transformation,
-    check_choice,
-    check_interval,
+    check_fields,
     check_matrices,
+    checked,
     shown,
 )
 from ..linalg._numerics import norms
@@ -67,12 +67,7 @@ class TrustGate(Value):
     lowest: Any = 0.0
     highest: Any = 1.0
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `trust_gate`."""
-        check_interval("min_agree", self.min_agree, -1.0, 1.0)
-        for name in ("lowest", "highest"):
-            if not callable(getattr(self, name)):
-                check_interval(name, getattr(self, name), 0.0, 1.0, open_high=False)
+    __post_init__ = check_fields
 
     def shares(self, a: jax.Array, s: jax.Array, g: jax.Array, count: jax.Array) -> Any:
         """The weights `(..., 1, 1)` of both directions."""
@@ -112,6 +107,7 @@ def trust_gate(
 Weights = tuple[optax.ScalarOrSchedule, optax.ScalarOrSchedule] | TrustGate
 
 
+@checked
 def blend(
     first: optax.GradientTransformation,
     second: optax.GradientTransformation,
@@ -148,9 +144,7 @@ def blend(
             f"{shown(weights)}."
         )
     for i, weight in enumerate(() if gated else weights):
-        if not callable(weight):
-            check_interval(f"weights[{i}]", weight, -np.inf, open_low=True)
-    check_choice("length", length, ("first", "sum"))
+        Number("(-inf, inf)", scheduled=True).check(f"weights[{i}]", weight)
 
     def init(params: Any) -> BlendState:
         check_matrices(params, "blend")

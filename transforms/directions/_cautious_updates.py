@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._validate import as_transformation, check_bool
+from .._validate import as_transformation, checked
 
 
+@checked
 def cautious_updates(
     direction: optax.GradientTransformation, *, rescale: bool = True
 ) -> optax.GradientTransformationExtraArgs:
@@ -47,7 +48,6 @@ def cautious_updates(
       >>> muon = curvax.assemble(curvax.cautious_updates(curvax.scale_by_muon()), 0.02)
     """
     direction = as_transformation("direction", direction)
-    check_bool("rescale", rescale)
 
     def masked(d: jax.Array, g: jax.Array) -> jax.Array:
         against = jnp.sign(d) * jnp.sign(g).astype(d.dtype) <= 0  # not if one is NaN

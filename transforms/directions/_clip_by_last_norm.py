@@ -20,7 +20,7 @@ import optax
 
 from .._counts import next_step
 from .._trees import widened
-from .._validate import check_interval
+from .._validate import checked
 
 
 class ClipByLastNormState(NamedTuple):
@@ -40,6 +40,7 @@ class ClipByLastNormState(NamedTuple):
         return ClipByLastNormState(jnp.where(kept.all(), self.squares, total), jnp.max(new.count))
 
 
+@checked
 def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Scales gradients down if those of the step before were longer than `max_norm`.
 
@@ -64,7 +65,6 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
       >>> float(first[0]), float(second[0])
       (4.0, 0.5)
     """
-    check_interval("max_norm", max_norm, 0.0, open_low=True)
 
     def init(params: Any) -> ClipByLastNormState:
         del params

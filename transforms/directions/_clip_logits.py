@@ -29,9 +29,10 @@ import numpy as np
 import optax
 
 from .._paths import matches, named_leaves
-from .._validate import check_interval, shown
+from .._validate import Number, checked, shown
 
 
+@checked
 def clip_logits(
     threshold: jax.typing.ArrayLike = 100.0,
     *,
@@ -64,10 +65,9 @@ def clip_logits(
       >>> optax.apply_updates(params, updates)["query"].ravel().tolist()
       [1.0, 0.5]
     """
-    check_interval("threshold", threshold, 0.0, open_low=True)
     powers = power if isinstance(power, Mapping) else {"*": power}
     for pattern, value in powers.items():
-        check_interval("power" if powers is not power else f"power[{pattern!r}]", value, 0.0)
+        Number("[0, inf)").check("power" if powers is not power else f"power[{pattern!r}]", value)
 
     def power_of(name: str) -> jax.typing.ArrayLike:
         found = next((value for pattern, value in powers.items() if matches(name, pattern)), None)

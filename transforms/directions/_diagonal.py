@@ -21,7 +21,7 @@ import optax
 
 from .._side import Side
 from .._stacks import check_directions, each_array
-from .._validate import check_choice, check_decay, check_interval
+from .._validate import checked
 
 
 class DiagonalState(NamedTuple):
@@ -33,6 +33,7 @@ class DiagonalState(NamedTuple):
     second_moments = ("diagonal",)
 
 
+@checked
 def precondition_diagonal(
     momentum: optax.GradientTransformation | None = None,
     *,
@@ -55,9 +56,6 @@ def precondition_diagonal(
       ValueError: if `side` is unknown, if `b2` is outside [0, 1), if `eps` is negative, or if a
         leaf is not a matrix.
     """
-    check_choice("side", side, ("left", "right"))
-    check_decay("b2", b2)
-    check_interval("eps", eps, 0.0)
     own = Side(side)
     average: Any = optax.identity() if momentum is None else momentum
 

@@ -34,7 +34,7 @@ import optax
 from .._recording import record_rank
 from .._side import side_of
 from .._stacks import each_array, key_for, matrix_keys
-from .._validate import check_choice, check_decay, check_positive_int, check_seed
+from .._validate import checked
 from ..linalg._numerics import magnitude, power_of_two, safe_root, significant
 from ..linalg._products import exact_product
 from ..linalg._qr import bases_of
@@ -48,6 +48,7 @@ class DionState(NamedTuple):
     failures: jax.Array  # failed QR decompositions, int32 (...)
 
 
+@checked
 def scale_by_dion(
     rank: int, *, b1: jax.typing.ArrayLike = 0.95, side: str = "left", seed: int = 0
 ) -> optax.GradientTransformation:
@@ -74,10 +75,6 @@ def scale_by_dion(
       >>> direction = optax.chain(curvax.scale_by_dion(64), curvax.scale_by_shape())
       >>> optimizer = curvax.assemble(direction, 0.02)
     """
-    check_positive_int("rank", rank)
-    check_decay("b1", b1)
-    check_choice("side", side, ("left", "right", "smaller", "larger"))
-    check_seed(seed)
 
     def init(p: Any) -> DionState:
         own, r = side_of(side, p), min(rank, *p.shape[-2:])

@@ -22,7 +22,7 @@ import optax
 
 from .._stacks import check_directions
 from .._trees import in_full_range, widened
-from .._validate import Value, check_decay, check_interval, check_matrices, check_transformation
+from .._validate import Value, check_fields, check_matrices, check_transformation
 from ..linalg._numerics import rescaled
 
 
@@ -139,10 +139,7 @@ class AdamGraft(Graft):
 
     leads = True
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `adam`."""
-        check_decay("b1", self.b1)
-        check_interval("eps", self.eps, 0.0)
+    __post_init__ = check_fields
 
     def length(self, average: Any, b2: Any) -> optax.GradientTransformation:
         """Adam's direction."""

@@ -34,7 +34,7 @@ from jax.core import Tracer
 
 from .._counts import next_step
 from .._stacks import each_array
-from .._validate import check_adam, check_bool, check_dtype
+from .._validate import checked
 from ..linalg._numerics import magnitude, safe_root
 
 
@@ -49,6 +49,7 @@ class MomentRatioState(NamedTuple):
     second_moments = ("nu",)
 
 
+@checked
 def moment_ratio(
     b1: jax.typing.ArrayLike = 0.95,
     b2: jax.typing.ArrayLike = 0.95,
@@ -81,10 +82,6 @@ def moment_ratio(
       >>> ratio.update(g, ratio.init(g))[0].tolist()
       [[1.0, -1.0], [0.0, 0.0]]
     """
-    check_adam(b1, b2, eps)
-    check_bool("bias_correction", bias_correction)
-    if dtype is not None:
-        check_dtype("dtype", dtype)
 
     def init(x: Any) -> MomentRatioState:
         v = jnp.zeros(x.shape, np.promote_types(x.dtype, np.float32))

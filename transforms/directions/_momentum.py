@@ -22,7 +22,7 @@ import optax
 
 from .._counts import at_step, next_step
 from .._recording import record
-from .._validate import check_bool, check_choice, check_decay, check_dtype
+from .._validate import checked
 from ._weight_decay import mask_of, optional_decay
 
 
@@ -41,6 +41,7 @@ class MomentumState(NamedTuple):
     first_moments = ("mu",)
 
 
+@checked
 def momentum(
     b1: jax.typing.ArrayLike = 0.95,
     *,
@@ -72,14 +73,8 @@ def momentum(
       >>> averaged.update(grads, averaged.init(grads))[0].round(3).tolist()
       [1.0, 1.0]
     """
-    check_decay("b1", b1)
-    check_choice("accumulate", accumulate, ("ema", "sum"))
-    check_bool("nesterov", nesterov)
-    check_bool("bias_correction", bias_correction)
     if bias_correction and accumulate == "sum":
         raise ValueError("bias_correction=True needs accumulate='ema'; a sum has no bias.")
-    if dtype is not None:
-        check_dtype("dtype", dtype)
 
     def init(params: Any) -> MomentumState:
         record(Accumulation(accumulate))
@@ -104,6 +99,7 @@ def momentum(
     return optax.GradientTransformation(init, update)
 
 
+@checked
 def descend_with_momentum(
     learning_rate: optax.ScalarOrSchedule,
     b1: jax.typing.ArrayLike,
@@ -115,7 +111,6 @@ def descend_with_momentum(
     Under a schedule each direction keeps the learning rate of its own step. Weight decay is
     decoupled and does not enter the momentum.
     """
-    check_decay("b1", b1)
 
     def decay_at(count: Any) -> Any:
         return -at_step(learning_rate, count) * at_step(weight_decay, count)

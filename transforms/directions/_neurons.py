@@ -24,7 +24,7 @@ import optax
 
 from .._side import side_of
 from .._stacks import each_array
-from .._validate import check_choice, check_decay, check_interval
+from .._validate import checked
 from ..linalg._numerics import rescaled, significant
 
 
@@ -36,6 +36,7 @@ class NeuronState(NamedTuple):
     second_moments = ("neurons",)
 
 
+@checked
 def normalize_neurons(
     b2: jax.typing.ArrayLike = 0.95,
     eps: jax.typing.ArrayLike = 1e-8,
@@ -60,9 +61,6 @@ def normalize_neurons(
       >>> import curvax, optax
       >>> normuon = optax.chain(curvax.scale_by_muon(), curvax.normalize_neurons())
     """
-    check_decay("b2", b2)
-    check_interval("eps", eps, 0.0)
-    check_choice("side", side, ("right", "left", "smaller", "larger"))
 
     def init(p: Any) -> NeuronState:
         shape = (*p.shape[:-2], side_of(side, p).order(p))

@@ -22,7 +22,7 @@ import numpy as np
 import optax
 
 from .._stacks import each_array
-from .._validate import check_interval
+from .._validate import checked
 from ..linalg._numerics import safe_norm
 
 
@@ -32,6 +32,7 @@ class NormGrowthState(NamedTuple):
     norm: jax.Array  # φ, the last norm after limiting, (...), float32 at least
 
 
+@checked
 def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTransformation:
     """Limits the growth of each matrix's Frobenius norm to a factor `gamma` per step.
 
@@ -53,7 +54,6 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
       >>> float(first[0, 0]), float(second[0, 0])
       (1.0, 2.0)
     """
-    check_interval("gamma", gamma, 1.0, open_high=False)
 
     def init(p: Any) -> NormGrowthState:
         return NormGrowthState(jnp.zeros(p.shape[:-2], np.promote_types(p.dtype, np.float32)))

@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from .._trees import map_with_weights
-from .._validate import check_choice, check_interval, check_matrices
+from .._validate import check_matrices, checked
 from ..linalg._numerics import power_of_two, safe_norm, safe_root
 from ..linalg._schatten import SPECTRAL, schatten_norms
 
@@ -80,6 +80,7 @@ def _of_norm_1(x: jax.Array, axis: int) -> jax.Array:
     return jnp.where(zero, 0, x / jnp.where(zero, 1, norm))
 
 
+@checked
 def normalize_matrices(
     length: jax.typing.ArrayLike = 0.2, *, norm: str = "rms"
 ) -> optax.GradientTransformation:
@@ -103,8 +104,6 @@ def normalize_matrices(
       >>> matrices.update(x, matrices.init(x))[0].tolist()
       [[0.6, 0.0], [0.8, 0.0]]
     """
-    check_interval("length", length, 0.0, open_low=True)
-    check_choice("norm", norm, ("rms", "spectral"))
 
     def normalized(x: jax.Array) -> jax.Array:
         largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)

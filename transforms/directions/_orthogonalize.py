@@ -27,19 +27,11 @@ import optax
 
 from .._side import side_of
 from .._stacks import each_array
-from .._validate import (
-    Value,
-    as_value,
-    check_bool,
-    check_choice,
-    check_dtype,
-    check_interval,
-    check_positive_int,
-)
+from .._validate import Value, as_value, check_fields, checked
 from ..linalg import _polar
 from ..linalg._by_products import AxisName
 from ..linalg._numerics import magnitude, power_of_two, safe_norm
-from ..linalg._polar import NORMS, Coefficients, coefficient_rows
+from ..linalg._polar import Coefficients, coefficient_rows
 
 
 class PolarMethod(Value):
@@ -67,10 +59,7 @@ class NewtonSchulz(PolarMethod):
 
     def __post_init__(self) -> None:
         """Checks the arguments of `newton_schulz`."""
-        check_choice("norm", self.norm, NORMS)
-        check_interval("eps", self.eps, 0.0)
-        if self.dtype is not None:
-            check_dtype("dtype", self.dtype)
+        check_fields(self)
         nested = self.rows and not isinstance(self.coefficients, str)
         several = nested and isinstance(self.coefficients[0], Sequence)
         if several and len(self.coefficients) > self.steps:
@@ -112,10 +101,7 @@ class Balanced(PolarMethod):
     rounds: int = 2
     beta: Any = 0.5
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `balanced`."""
-        check_positive_int("rounds", self.rounds)
-        check_interval("beta", self.beta, 0.0, open_low=True)
+    __post_init__ = check_fields
 
     @property
     def can_fail(self) -> bool:
@@ -249,6 +235,7 @@ class OrthogonalizeState(NamedTuple):
     failures: jax.Array  # failed decompositions, whose directions were zero, int32 (...)
 
 
+@checked
 def orthogonalize(
     method: str | PolarMethod = "newton_schulz", *, adaptive: bool = False
 ) -> optax.GradientTransformationExtraArgs:
@@ -280,7 +267,6 @@ def orthogonalize(
     """
     example = "curvax.polar.newton_schulz(steps=3)"
     polar: PolarMethod = as_value("method", method, PolarMethod, example, POLAR_METHODS)
-    check_bool("adaptive", adaptive)
 
     def init(p: Any) -> Any:
         if not polar.can_fail:
@@ -307,6 +293,7 @@ def orthogonalize(
     return optax.GradientTransformationExtraArgs(*each)
 
 
+@checked
 def scale_by_shape(
     consistent_rms: jax.typing.ArrayLike | None = None,
 ) -> optax.GradientTransformation:
@@ -320,8 +307,6 @@ def scale_by_shape(
     Returns:
       A stateless transformation.
     """
-    if consistent_rms is not None:
-        check_interval("consistent_rms", consistent_rms, 0.0, open_low=True)
 
     def scaled(x: jax.Array) -> jax.Array:
         m, n = x.shape[-2:]

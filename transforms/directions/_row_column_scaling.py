@@ -34,7 +34,7 @@ import optax
 
 from .._counts import next_step
 from .._stacks import each_array
-from .._validate import check_bool, check_decay, check_interval, check_positive_int, concrete
+from .._validate import checked, concrete
 from ..linalg._numerics import magnitude, power_of_two, shortened
 
 
@@ -63,6 +63,7 @@ def row_column_scales(squares: jax.Array, iterations: int = 5) -> tuple[jax.Arra
     return q, s
 
 
+@checked
 def scale_by_rows_and_columns(
     b2: jax.typing.ArrayLike = 0.9,
     *,
@@ -85,10 +86,6 @@ def scale_by_rows_and_columns(
     Raises:
       ValueError: if `b2` is outside [0, 1), if `iterations < 1`, or if a leaf is not a matrix.
     """
-    check_decay("b2", b2)
-    check_positive_int("iterations", iterations)
-    check_bool("bias_correction", bias_correction)
-    check_interval("limit", limit, 0.0, open_low=True, open_high=False)
 
     def init(p: Any) -> RowColumnState:
         (*batch, m, n), dtype = p.shape, np.promote_types(p.dtype, np.float32)

@@ -17,9 +17,10 @@ import optax
 
 from .._paths import named_leaves
 from .._trees import map_with_weights
-from .._validate import check_interval
+from .._validate import checked
 
 
+@checked
 def add_cautious_decay(
     weight_decay: jax.typing.ArrayLike = 0.0, mask: Any = None
 ) -> optax.GradientTransformation:
@@ -45,7 +46,6 @@ def add_cautious_decay(
       >>> decay.update(direction, decay.init(weights), weights)[0].tolist()
       [2.0, 1.0]
     """
-    check_interval("weight_decay", weight_decay, 0.0)
 
     def decayed(d: jax.Array, w: jax.Array) -> jax.Array:
         return d + jnp.where(shrinking(d, w), weight_decay * w, 0).astype(d.dtype)

@@ -23,11 +23,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._validate import check_interval
+from .._validate import checked
 from ..linalg._numerics import power_of_two, safe_norm
 from ._normalize import per_matrix
 
 
+@checked
 def scale_by_weight_norm(
     coefficient: jax.typing.ArrayLike = 1.0,
     *,
@@ -53,9 +54,6 @@ def scale_by_weight_norm(
       >>> import curvax, optax
       >>> lars = optax.chain(curvax.momentum(0.9), curvax.scale_by_weight_norm())
     """
-    check_interval("coefficient", coefficient, 0.0, open_low=True)
-    check_interval("eps", eps, 0.0)
-    check_interval("min_norm", min_norm, 0.0)
 
     def scaled(x: jax.Array, w: jax.Array) -> jax.Array:
         return long_as(x, jnp.maximum(lengths(w), min_norm), coefficient, eps)

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_choice, check_interval
+from .._validate import check_fields
 from ..linalg._numerics import safe_norm
 from ._weight_decay import shrinking
 from ._weight_norms import at_norm, lengths, long_as
@@ -45,10 +45,7 @@ class Hyperball(Weights):
     rescales = True
     forgets = True
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `hyperball`."""
-        if self.rms is not None:
-            check_interval("rms", self.rms, 0.0, open_low=True)
+    __post_init__ = check_fields
 
     def _radius(self, w: jax.Array) -> jax.Array:
         if self.rms is None:
@@ -75,11 +72,7 @@ class Decay(Weights):
     independent: bool = False
     moved: bool = False
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `decay`."""
-        check_interval("weight_decay", self.weight_decay, 0.0)
-        for name in ("cautious", "independent", "moved"):
-            check_bool(name, getattr(self, name))
+    __post_init__ = check_fields
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
         """Less a part of the weights."""
@@ -96,11 +89,7 @@ class Brake(Weights):
     inward: Any = 1.0
     pin: bool = False
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `brake`."""
-        check_interval("outward", self.outward, 0.0, open_low=True)
-        check_interval("inward", self.inward, 0.0)
-        check_bool("pin", self.pin)
+    __post_init__ = check_fields
 
     @property
     def rescales(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -143,10 +132,7 @@ class Floor(Weights):
     share: Any = 0.3825
     unit: str = "matrix"
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `floor`."""
-        check_interval("share", self.share, 0.0, open_low=True)
-        check_choice("unit", self.unit, tuple(AXES))
+    __post_init__ = check_fields
 
     @property
     def rescales(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .._paths import named_leaves
-from .._validate import check_choice, shown
+from .._validate import OneOf, shown
 
 
 def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -32,7 +32,7 @@ def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
         )
     axes = mesh.axis_names if axis is None else axis_names("axis (mesh_axis)", axis)
     for name in axes:
-        check_choice("axis (mesh_axis)", name, mesh.axis_names)
+        OneOf(mesh.axis_names).check("axis (mesh_axis)", name)
     if len(set(mesh.axis_types)) > 1:
         raise ValueError(f"mesh: its axes must be all Auto or all Explicit, got {mesh.axis_types}.")
     return axes

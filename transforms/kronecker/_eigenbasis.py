@@ -48,24 +48,16 @@ from .._recording import is_repeated
 from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
 from .._trees import widened
-from .._validate import (
-    as_value,
-    check_bool,
-    check_choice,
-    check_decay,
-    check_interval,
-    check_positive_int,
-    check_transformation,
-)
+from .._validate import as_value, check_transformation, checked
 from ..directions._carry import Moments, check_moments, put_moments, take_moments
 from ..linalg._numerics import shortened
 from ..linalg._products import Products, as_products
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._bases import BasisRule
-from ._factor import SIDES, Factor
+from ._factor import Factor
 from ._methods import BASIS_METHODS, BasisMethod, check_steps
-from ._whitened import STATISTICS, inverse_roots
+from ._whitened import inverse_roots
 
 
 class EigenbasisState(NamedTuple):
@@ -77,6 +69,7 @@ class EigenbasisState(NamedTuple):
     inner: Any  # state of the inner transformation, for the rotated matrices
 
 
+@checked
 def in_eigenbasis(
     inner: optax.GradientTransformation,
     *,
@@ -136,22 +129,12 @@ def in_eigenbasis(
     """
     check_transformation("inner", inner)
     check_refresh(refresh, ("eigenpairs",))
-    check_choice("side", side, SIDES)
-    check_decay("b3", b3)
     example = "curvax.eigenbases.qr(steps=10)"
     by = as_value("method", method, BasisMethod, example, BASIS_METHODS)
     check_steps(by, refresh)
-    check_bool("skip_first", skip_first)
-    check_bool("lagged", lagged)
-    check_interval("limit", limit, 0.0, open_low=True, open_high=False)
-    check_choice("statistics", statistics, STATISTICS)
-    check_interval("initial", initial, 0.0)
-    check_bool("divide", divide)
     whiten = statistics == "kl"
     if divide and not whiten:
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
-    if max_order is not None:
-        check_positive_int("max_order", max_order)
     common = as_storage(storage), as_products(products), refresh, by, b3, initial
     rule = BasisRule(*common, whiten, roots=None)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from .._validate import Value, check_choice, check_positive_int
+from .._validate import OneOf, Value, checked
 from ..linalg import _turns
 from ..linalg._inverse_root import SOLVERS
 from ..linalg._iterations import Rows
@@ -124,6 +124,7 @@ def eigh() -> Eigh:
     return Eigh()
 
 
+@checked
 def qr(steps: int = 1) -> Qr:
     """Decomposes the statistic at the first refresh, then iterates from the last basis.
 
@@ -136,10 +137,10 @@ def qr(steps: int = 1) -> Qr:
     Raises:
       ValueError: if `steps` is not a positive integer.
     """
-    check_positive_int("steps", steps)
     return Qr(steps)
 
 
+@checked
 def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     r"""Follows the statistic by products: rotates the basis a little at each refresh.
 
@@ -158,7 +159,6 @@ def rotations(most: int = _turns.ROTATIONS) -> Rotations:
     Raises:
       ValueError: if `most` is not a positive integer.
     """
-    check_positive_int("most", most)
     return Rotations(most)
 
 
@@ -176,7 +176,7 @@ def stored_roots(solver: str = "eigh") -> StoredRoots:
     Raises:
       ValueError: if `solver` is none of these.
     """
-    check_choice("solver", solver, SOLVERS)
+    OneOf(SOLVERS).check("solver", solver)
     return StoredRoots(solver)
 
 

@@ -44,16 +44,7 @@ from jax.core import Tracer
 from .._counts import next_step
 from .._side import Side, sides_of
 from .._stacks import check_directions, each_array
-from .._validate import (
-    as_value,
-    check_bool,
-    check_choice,
-    check_decay,
-    check_integer,
-    check_interval,
-    check_positive_int,
-    concrete,
-)
+from .._validate import Number, OneOf, as_value, checked, concrete
 from ..directions._carry import Moments, check_moments, put_moments, take_moments
 from ..linalg._inverse_root import check_root_arguments
 from ..linalg._loops import at_most_once
@@ -62,7 +53,7 @@ from ..linalg._products import Products, as_products
 from ..refresh._policy import RefreshPolicy, check_refresh
 from ..storage._storage import Storage, as_storage
 from ._bases import BasisRule, InverseRoots
-from ._factor import SIDES, Factor
+from ._factor import Factor
 from ._methods import ROOT_METHODS, BasisMethod, RefreshMethod, StoredRoots, check_steps
 from ._roots import RootRule
 
@@ -76,6 +67,7 @@ class PreconditionState(NamedTuple):
     momentum: Any  # state of the transformation that computes M
 
 
+@checked
 def precondition(
     momentum: optax.GradientTransformation | None = None,
     *,
@@ -136,30 +128,20 @@ def precondition(
       ValueError: if an argument is outside its range or a leaf is not a matrix; the message
         names it.
     """
-    check_choice("side", side, SIDES)
     if statistics == "momentum" and momentum is None:
         raise ValueError(
             "statistics must be 'gradient' without a momentum (b1= of shampoo), got 'momentum'."
         )
-    check_choice("statistics", statistics, ("gradient", "momentum", "kl"))
     example = "curvax.eigenbases.rotations(8)"
     by = as_value("method", method, RefreshMethod, example, ROOT_METHODS)
     solver = by.solver if isinstance(by, StoredRoots) else "eigh"
     check_root_arguments(root, solver, damping_mode, "method")
-    check_interval("eps", eps, 0.0)
-    check_interval("initial", initial, 0.0)
-    check_positive_int("statistics_every", statistics_every, traced=True)
-    check_integer("warmup_steps", warmup_steps, 0)
-    if b2 is not None:
-        check_decay("b2", b2)
-    check_bool("bias_correction", bias_correction)
     if bias_correction and b2 is None:
         raise ValueError("b2 must be a decay rate with bias_correction=True, got None.")
     if bias_correction and statistics != "kl" and concrete(initial) not in (None, 0):
         raise ValueError(
             f"initial must be 0 with bias_correction=True, where it has no part; got {initial!r}."
         )
-    check_bool("limit", limit)
     sided = 2 if side == "both" else 1
     whiten = statistics == "kl"
     _check_root(root, b2, whiten, 2 * sided if limit else None, side)
@@ -233,7 +215,7 @@ def _check_root(root: Any, b2: Any, whiten: bool, of_limit: int | None, side: st
     traced = isinstance(root, Tracer)
     if whiten:
         if not traced:
-            check_choice("root (with statistics='kl')", root, (2,))
+            OneOf((2,)).check("root (with statistics='kl')", root)
         if b2 is None:
             raise ValueError("b2 must be a decay rate with statistics='kl', got None.")
     elif of_limit is not None and not traced and root != of_limit:
@@ -278,4 +260,4 @@ def _check_policy(
             f"(0, {most:g}), such as {min(most / 100, 1e-9):g}; got "
             f"damping_mode={damping_mode!r} and eps={eps!r}."
         )
-    check_interval("eps (with this refresh policy)", eps, 0.0, most, open_low=True)
+    Number(f"(0, {most})").check("eps (with this refresh policy)", eps)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 
 from .._paths import named_leaves
-from .._validate import check_bool
+from .._validate import Flag
 from ..linalg._loops import alone
 from ..state._portable import in_structure
 from ..state._traced import check_optimizer
@@ -100,7 +100,7 @@ def layerwise(
       <https://arxiv.org/abs/2306.09782>`_, 2023; Refael et al., `SUMO
       <https://arxiv.org/abs/2505.24749>`_, Algorithm 1.
     """
-    check_bool("stacked", stacked)
+    Flag().check("stacked", stacked)
     check_optimizer(optimizer, layers, ("block", "optimizer", "layers", "state", "x"))
     if not callable(block):
         raise ValueError(

@@ -43,14 +43,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._validate import check_choice, check_interval, check_positive_int
+from .._validate import OneOf, checked
 from ._eigh import eigh, from_eigen, is_indefinite
 from ._iterations import ITERATIONS, Rows, root_by_iteration
 from ._loops import each_matrix
 from ._numerics import EIGENVALUE_NOISE, RESOLVED, inexact, magnitude, power_of_two
 from ._products import exact_product
 
-DAMPING_MODES = ("absolute", "relative", "floor", "outside")
 SOLVERS = ("eigh", *ITERATIONS)
 
 GRADIENT_NOISE = 0.1
@@ -74,9 +73,7 @@ def check_root_arguments(
     root: int, solver: str, damping_mode: str, argument: str = "solver"
 ) -> None:
     """Raises a `ValueError` if the solver does not support this root or this damping mode."""
-    check_choice(argument, solver, SOLVERS)
-    check_choice("damping_mode", damping_mode, DAMPING_MODES)
-    check_positive_int("root", root, traced=True)
+    OneOf(SOLVERS).check(argument, solver)
     if solver == "newton_schulz" and root != 2:
         raise ValueError(f"root must be 2 for {argument}='newton_schulz', got {root!r}.")
     if solver == "coupled_newton" and root & (root - 1):
@@ -148,6 +145,7 @@ def near_one(largest: jax.Array, root: Any, eps: jax.typing.ArrayLike, mode: str
     return NearOne(by, given, back)
 
 
+@checked
 def inverse_root(
     a: jax.Array,
     root: int = 2,
@@ -185,7 +183,6 @@ def inverse_root(
       [[0.5, 0.0], [0.0, 2.0]]
     """
     check_root_arguments(root, solver, damping_mode)
-    check_interval("eps", eps, 0.0)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
         raise ValueError(f"a must be square matrices (..., n, n), got shape {a.shape}.")
     a = inexact(a)

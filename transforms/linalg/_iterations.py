@@ -46,7 +46,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._validate import check_positive_int
+from .._validate import RULES
 from ._loops import while_at_most
 from ._numerics import HIGHEST, RESOLVED, magnitude, safe_norm
 from ._products import exact_product
@@ -68,7 +68,7 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     Raises:
       ValueError: if `iterations` is not a positive integer.
     """
-    check_positive_int("iterations", iterations, traced=True)
+    RULES["power_iteration.iterations"].check("iterations", iterations)
 
     def step(_: jax.Array, v: jax.Array) -> jax.Array:
         w = jnp.matmul(a, v, precision=HIGHEST)

@@ -42,7 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._side import side_of
-from .._validate import check_integer
+from .._validate import checked
 from ._by_products import UNROLLED, AxisName, Split, polar_by_products, polar_of_range
 from ._loops import each_matrix, in_turn
 from ._numerics import inexact, power_of_two, safe_norm, safe_root
@@ -86,12 +86,10 @@ NEWTON_SCHULZ_COEFFICIENTS: dict[str, tuple[tuple[float, float, float], ...]] = 
 }
 """Published coefficients (a, b, c), one row per iteration; the last row repeats."""
 
-NORMS = ("frobenius", "gram", "aol")
-"""The norms by which Newton-Schulz may divide."""
-
 Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 
+@checked
 def coefficient_rows(
     coefficients: Coefficients, steps: int
 ) -> tuple[tuple[float, float, float], ...]:
@@ -101,7 +99,6 @@ def coefficient_rows(
       ValueError: if a name is unknown, or the shape is neither (3,) nor (k, 3); if `steps` is
         not an integer from 1 to 1000.
     """
-    check_integer("steps", steps, 1, 1000)
     if not isinstance(coefficients, (str, Sequence)):
         raise ValueError(
             f"coefficients must be a name, three numbers or rows of three; got {coefficients!r}."

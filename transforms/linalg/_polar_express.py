@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._validate import check_integer, check_interval
+from .._validate import checked
 from ._iterations import closest_quintic
 
 POWERS = np.array([1, 3, 5])
@@ -19,6 +19,7 @@ CLOSE = 5e-6
 """An interval of this relative width counts as a point, where the best row is a limit."""
 
 
+@checked
 def polar_express(
     steps: int, *, lower: float = 1e-3, cushion: float = 0.02, safety: float = 1.02
 ) -> tuple[tuple[float, float, float], ...]:
@@ -45,10 +46,6 @@ def polar_express(
       >>> express = curvax.polar.newton_schulz(4, coefficients=curvax.polar_express(4))
       >>> optimizer = curvax.muon(0.02, method=express)
     """
-    check_integer("steps", steps, 1, 1000)
-    check_interval("lower", lower, 0.0, 1.0, open_low=True)
-    check_interval("cushion", cushion, 0.0, 1.0)
-    check_interval("safety", safety, 1.0)
     rows, low, high = [], lower, 1.0
     for step in range(steps):
         start = max(low, cushion * high)

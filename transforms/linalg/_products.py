@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._side import Side
-from .._validate import Value, as_value, check_choice
+from .._validate import OneOf, Value, as_value
 from ._loops import in_turn
 from ._numerics import HIGHEST
 from ._platforms import by_platform, gpus_have_bfloat16, materialized, zeros_beside
@@ -118,7 +118,7 @@ def products(
       ValueError: if a level is none of "float32", "bf16x6", "bf16x3" and "bf16".
     """
     for name, level in (("step", step), ("statistics", statistics), ("refresh", refresh)):
-        check_choice(name, level, (None, *LEVELS))
+        OneOf((None, *LEVELS)).check(name, level)
     return Products(step, statistics, refresh)
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_positive_int
+from .._validate import check_fields
 
 LARGE = 128 * 128
 """Elements of a matrix above which a parameter that is a batch (scanned layers, experts) keeps an
@@ -72,8 +72,7 @@ class MatrixAxes:
                 raise ValueError(
                     f"{argument} must be an axis (an integer) or a sequence of axes, got {axes!r}."
                 )
-        check_positive_int("row_heads", self.row_heads)
-        check_positive_int("column_heads", self.column_heads)
+        check_fields(self)
         if self.column_parts is not None:
             self._check_parts(self.column_parts)
             object.__setattr__(self, "column_parts", tuple(self.column_parts))

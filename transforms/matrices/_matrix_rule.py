@@ -16,14 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from .._paths import check_patterns, matches, named_leaves, shapes_around
-from .._validate import (
-    check_bool,
-    check_choice,
-    check_positive_int,
-    check_predicate,
-    check_real,
-    shown,
-)
+from .._validate import check_fields, check_predicate, check_real, shown
 from ._annotated import annotated
 from ._evidence import Parameters, is_vector_per_layer
 from ._families import Family
@@ -138,11 +131,7 @@ class MatrixRule:
         _check_selection("matrices", self.matrices)
         _check_selection("output_layer", self.output_layer)
         _check_no_rule("weight_dimension_numbers", self.weight_dimension_numbers)
-        check_bool("head_wise", self.head_wise)
-        check_bool("guess", self.guess)
-        if self.block_size is not None and self.block_size is not METHODS_OWN:
-            check_positive_int("block_size", self.block_size)
-        check_choice("stack", self.stack, (None, True, False))
+        check_fields(self, but=METHODS_OWN)
         if not (self.family is None or isinstance(self.family, Family)):
             raise ValueError(
                 "family must be None or that of a rule in curvax.rules, such as "

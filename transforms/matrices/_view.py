@@ -25,7 +25,7 @@ from .._own_state import checks_arguments
 from .._paths import is_placeholder, named_leaves, remembered
 from .._recording import Key, is_recording, record, recording
 from .._stacks import Plan, as_planned, init_each, planned
-from .._validate import check_bool, check_transformation
+from .._validate import check_transformation, checked
 from ..distribute._distribute import divided_over
 from ..distribute._layout import BoxedState, boxed_like, is_divided
 from ..distribute._meshes import (
@@ -173,6 +173,7 @@ def on_matrices(
     return checks_arguments(view)
 
 
+@checked
 def matrix_view(
     inner: optax.GradientTransformation,
     rule: MatrixRule,
@@ -183,8 +184,6 @@ def matrix_view(
     mesh_axis: str | Sequence[str] | None,
 ) -> optax.GradientTransformationExtraArgs:
     """`on_matrices` for arguments that are checked already."""
-    check_bool("guard", guard)
-    check_bool("projects", projects)
     divided = mesh is not None or mesh_axis is not None
     inner = guard_matrices(inner) if guard else optax.with_extra_args_support(inner)
     restart = functools.partial(restarted, inner.init) if guard else None

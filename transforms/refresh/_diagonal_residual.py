@@ -17,7 +17,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_interval, check_positive_int
+from .._validate import checked
 from ..linalg._numerics import magnitude, power_of_two
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
@@ -49,6 +49,7 @@ class DiagonalResidual(RefreshPolicy):
         return Verdict(refresh, proxy, eigenvalues=diagonal if self.update_eigenvalues else None)
 
 
+@checked
 def diagonal_residual(
     check_every: int = 20,
     threshold: float = 0.1,
@@ -69,9 +70,5 @@ def diagonal_residual(
       ValueError: if `check_every < 1` or `threshold <= 0`, or if a flag is not a bool; the message
         names the argument.
     """
-    check_positive_int("check_every", check_every, traced=True)
-    check_bool("stagger", stagger)
-    check_bool("update_eigenvalues", update_eigenvalues)
-    check_interval("threshold", threshold, 0.0, open_low=True, open_high=False)
     schedule = Every(check_every, offset=1, first=True, stagger=stagger)
     return DiagonalResidual(schedule, threshold, update_eigenvalues)

@@ -32,7 +32,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_interval, check_positive_int
+from .._validate import checked
 from ..linalg._numerics import EIGENVALUE_NOISE
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
@@ -96,6 +96,7 @@ class Foam(RefreshPolicy):
         return Verdict(check.first | refresh, proxy, damping)
 
 
+@checked
 def foam(
     check_every: int = 20,
     threshold: float = 0.75,
@@ -127,13 +128,6 @@ def foam(
       ValueError: if `check_every < 1`, `threshold <= 0`, `max_damping <= 0` or `rounding_floor < 0`
         (the message names it), or if `adaptive_damping` and `refreshes` are both `False`.
     """
-    check_positive_int("check_every", check_every, traced=True)
-    check_bool("stagger", stagger)
-    check_bool("adaptive_damping", adaptive_damping)
-    check_bool("refreshes", refreshes)
-    check_interval("threshold", threshold, 0.0, float("inf"), open_low=True, open_high=False)
-    check_interval("max_damping", max_damping, 0.0, open_low=True, open_high=False)
-    check_interval("rounding_floor", rounding_floor, 0.0)
     if not (adaptive_damping or refreshes):
         raise ValueError(
             "adaptive_damping and refreshes cannot both be False: at least one must be True."

@@ -47,12 +47,11 @@ import numpy as np
 
 from .._validate import (
     MAX_INTEGER,
+    Integer,
     Value,
-    check_bool,
-    check_integer,
-    check_interval,
-    check_positive_int,
+    check_fields,
     check_value,
+    checked,
     if_injected,
     shown,
 )
@@ -63,7 +62,6 @@ decomposes 24 of order 768 in 53 ms, 8 in 60 and one in 9 (`docs/xla.md`, "GPUs"
 
 LEAST, GROWTH = 3, 100
 """With `first="growing"` the first period, and the steps in which it grows by 1."""
-FIRST = ("doubling", "growing")
 
 
 class RootDamping(NamedTuple):
@@ -119,10 +117,9 @@ class Every(RefreshPolicy):
     examines = None
 
     def __post_init__(self):
-        if self.first not in FIRST:
-            check_bool("first (if not 'doubling' or 'growing')", self.first)
+        check_fields(self)
         if not isinstance(self.stagger, (bool, np.bool_)):
-            check_positive_int("stagger (if not True or False)", self.stagger)
+            Integer(1).check("stagger (if not True or False)", self.stagger)
 
     @property
     def together(self) -> int | None:
@@ -150,6 +147,7 @@ class Every(RefreshPolicy):
 Refresh = int | RefreshPolicy
 
 
+@checked
 def every(
     k: int, *, offset: int = 0, first: bool | str = True, stagger: bool | int = False
 ) -> Every:
@@ -182,8 +180,6 @@ def every(
       >>> [t for t in range(1, 9) if policy.due(t)]
       [1, 4, 7]
     """
-    check_positive_int("k", k, traced=True)
-    check_integer("offset", offset, -MAX_INTEGER)
     return Every(k, offset, first, stagger)
 
 
@@ -201,6 +197,7 @@ class BelowNorm(RefreshPolicy):
         return Verdict(check.first | (check.norm <= self.threshold))
 
 
+@checked
 def below_norm(threshold: jax.typing.ArrayLike, *, check_every: int = 1) -> BelowNorm:
     r"""Refreshes a subspace when the norm of the projected gradient is at most `threshold`.
 
@@ -215,8 +212,6 @@ def below_norm(threshold: jax.typing.ArrayLike, *, check_every: int = 1) -> Belo
     Raises:
       ValueError: if an argument is outside its range; the message names it.
     """
-    check_interval("threshold", threshold, 0.0)
-    check_positive_int("check_every", check_every, traced=True)
     return BelowNorm(Every(check_every, offset=1), threshold)
 
 

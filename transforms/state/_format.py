@@ -13,7 +13,7 @@ import jax
 from .._own_state import difference, kinds_of
 from .._paths import is_hole, named_leaves
 from .._recording import Meaning
-from .._validate import check_bool, shown
+from .._validate import Flag, shown
 from ..matrices._form import MatrixForm
 from ._traced import Stack, by_parameter, place_of, traced
 
@@ -87,7 +87,7 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
       ValueError: if it is not a description, or names another format, other arrays, arrays of
         another meaning, or stacks that hold the parameters in another order.
     """
-    check_bool("portable", portable)
+    Flag().check("portable", portable)
     if isinstance(params, dict) and "curvax_state_format" in params:
         raise ValueError(
             "params, the second argument, must be parameters or their shapes; got a description "

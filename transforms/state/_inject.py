@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .._validate import Value, check_schedule
+from .._validate import Value, check_schedule, checked
 
 P = ParamSpec("P")
 
@@ -98,11 +98,12 @@ def inject_hyperparams(
 def scheduled(
     factory: Callable[P, optax.GradientTransformation],
 ) -> Callable[P, optax.GradientTransformation]:
-    """A direction whose decay rates `b1`, `b2` and `b3` may be schedules, functions of the step.
+    """Checks a direction's arguments; decay rates `b1`, `b2` and `b3` may be schedules.
 
     Then its state has their counts and last values, as with Optax's `inject_hyperparams`: on each
     device, so that meshes with Explicit axes take them.
     """
+    factory = checked(factory)
 
     @functools.wraps(factory)
     def made(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from .._counts import next_step
-from .._validate import as_transformation, check_bool, check_positive_int, check_predicate
+from .._validate import as_transformation, check_predicate, checked
 from ..directions._carry import roles
 from ..distribute._layout import is_divided
 from ..storage._codec import Codec, decode
@@ -39,6 +39,7 @@ class QuantizedState(NamedTuple):
     updates: Any = None  # t of the dither, int32 scalar
 
 
+@checked
 def quantize_state(
     inner: optax.GradientTransformation,
     *,
@@ -83,8 +84,6 @@ def quantize_state(
         raise ValueError(f"unsigned must be a collection of field names, got {unsigned!r}.")
     if where is not None:
         check_predicate("where", where)
-    check_positive_int("min_elements", min_elements)
-    check_bool("dither", dither)
     signed, positive = Codec(bits, block), Codec(bits, block, "unsigned")
 
     def codec_of(path: tuple[Any, ...], leaf: Any, role: str) -> Codec | None:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from .._trees import where_entries
-from .._validate import check_choice, check_decay, check_interval
+from .._validate import checked
 from ..linalg._cholesky import factored
 from ..linalg._numerics import tile_scales
 from ..linalg._platforms import diagonals, in_rows, with_diagonal
@@ -135,6 +135,7 @@ class Cholesky(Quantized):
         return square_of_lower(with_diagonal(lower, stored.diagonal))
 
 
+@checked
 def cholesky(
     bits: int = 4,
     block: int = 64,
@@ -183,10 +184,6 @@ def cholesky(
       Li et al., `Memory-Efficient 4-bit Preconditioned Stochastic Optimization
       <https://arxiv.org/abs/2412.10663>`_, Eqs 7 to 12, Algorithm 1.
     """
-    check_interval("eps", eps, 0.0, open_low=True)
-    check_choice("damping_mode", damping_mode, ("relative", "absolute"))
-    if error_feedback is not None:
-        check_decay("error_feedback", error_feedback)
     return Cholesky(
         codec_of_factors(bits, block, map), True, min_elements, error_feedback, eps, damping_mode
     )

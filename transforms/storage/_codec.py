@@ -60,7 +60,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._validate import check_choice, check_positive_int
+from .._validate import OneOf, check_fields
 from ..linalg._numerics import over_entries, over_tiles, tile_scales
 
 ALPHAS = tuple(int(2**32 / 1.2207440846**power) | 1 for power in (1, 2, 3))
@@ -169,12 +169,12 @@ class Codec:
 
     def __post_init__(self):
         """Checks the arguments."""
-        check_choice("map", self.map, CODE_BOOKS)
+        OneOf(CODE_BOOKS).check("map", self.map)
         *more, last = map(str, CODE_BOOKS[self.map].widths)
         if self.bits not in CODE_BOOKS[self.map].widths:
             allowed = f"{', '.join(more)} or {last}" if more else last
             raise ValueError(f"bits must be {allowed}, got {self.bits!r}.")
-        check_positive_int("block", self.block)
+        check_fields(self)
         if self.block % 2:
             raise ValueError(f"block must be even, got {self.block!r}.")
 

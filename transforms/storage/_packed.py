@@ -41,7 +41,7 @@ import jax.numpy as jnp
 
 from .._side import Side
 from .._trees import where_entries
-from .._validate import check_interval
+from .._validate import checked
 from ..linalg._cholesky import factored
 from ..linalg._numerics import HIGHEST
 from ..linalg._platforms import diagonals, materialized, with_diagonal
@@ -203,6 +203,7 @@ def mirrored(stored: Any, codec: Codec, diagonal: jax.Array) -> jax.Array:
     return materialized(with_diagonal(lower + lower.mT, diagonal))
 
 
+@checked
 def packed(
     bits: int = 8,
     block: int = 64,
@@ -246,7 +247,6 @@ def packed(
       >>> 0.99 < state_bytes(curvax.packed()) / state_bytes(curvax.quantized()) < 1.01
       True
     """
-    check_interval("eps", eps, 0.0, open_low=True)
     if bases is not None:
         as_storage(bases, "bases")
     codec = codec_of_factors(bits, block, map)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._validate import check_bool, check_choice, check_positive_int
+from .._validate import OneOf, check_fields, checked
 from ..linalg._platforms import diagonals, materialized, with_diagonal
 from ._codec import SIGNED, Codec, Coded, decode, encode
 from ._storage import Storage
@@ -46,9 +46,7 @@ class Quantized(Storage):
     keep_diagonal: bool = True
     min_elements: int = MIN_ELEMENTS
 
-    def __post_init__(self) -> None:
-        """Checks the number."""
-        check_positive_int("min_elements", self.min_elements)
+    __post_init__ = check_fields
 
     def describe(self, order: int) -> str:
         """Describes how factors of this order are stored."""
@@ -87,6 +85,7 @@ class Quantized(Storage):
     decode_root = decode_basis = decode_factor
 
 
+@checked
 def quantized(
     bits: int = 4,
     block: int = 64,
@@ -124,11 +123,10 @@ def quantized(
       Li et al., `Memory-Efficient 4-bit Preconditioned Stochastic Optimization
       <https://arxiv.org/abs/2412.10663>`_, section 3.2, Eqs 3 to 6.
     """
-    check_bool("keep_diagonal", keep_diagonal)
     return Quantized(codec_of_factors(bits, block, map), keep_diagonal, min_elements)
 
 
 def codec_of_factors(bits: int, block: int, map: str) -> Codec:
     """The codec of factors, whose elements may be negative."""
-    check_choice("map", map, SIGNED)
+    OneOf(SIGNED).check("map", map)
     return Codec(bits, block, map)

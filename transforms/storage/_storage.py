@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from .._side import LEFT, Side
-from .._validate import Value, check_dtype, check_value
+from .._validate import Value, check_value, checked
 from ..linalg._products import multiplied
 
 
@@ -130,6 +130,7 @@ class Dense(Storage):
     decode_root = decode_basis = decode_factor
 
 
+@checked
 def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
     """Stores factors and roots as plain arrays.
 
@@ -140,7 +141,7 @@ def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
     Raises:
       ValueError: if `dtype` is not a real floating dtype.
     """
-    return Dense(None if dtype is None else check_dtype("dtype", dtype))
+    return Dense(None if dtype is None else jax.numpy.dtype(dtype))
 
 
 def as_storage(storage: Any, name: str = "storage") -> Storage:

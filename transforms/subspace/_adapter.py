@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from .._paths import named_leaves
 from .._trees import widened
-from .._validate import check_interval, check_positive_int, check_same_shape
+from .._validate import check_same_shape, checked
 from ..linalg._eigh import thin_svd, with_fixed_signs
 from ..linalg._loops import each_matrix
 from ..matrices._form import MatrixAxes
@@ -39,6 +39,7 @@ class Adapter(NamedTuple):
     error: jax.Array  # ‖Δ - A B‖ / ‖Δ‖ (N,), 0 if Δ = 0
 
 
+@checked
 def extract_adapter(
     before: Any,
     after: Any,
@@ -78,9 +79,6 @@ def extract_adapter(
             f"give rank or tolerance, and only one of them; got rank={rank!r}, "
             f"tolerance={tolerance!r}."
         )
-    if rank is not None:
-        check_positive_int("rank", rank)
-    check_interval("tolerance", 0.0 if tolerance is None else tolerance, 0.0, 1.0)
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise ValueError(
             "after must be a tree like before, with the same parameters; their structures differ."

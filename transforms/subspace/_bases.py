@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._validate import Value, check_bool, check_integer, check_positive_int, check_value
+from .._validate import Value, check_value, checked
 from ..linalg._eigh import eigh, leading_vectors, with_fixed_signs
 from ..linalg._products import exact_product
 from ..linalg._qr import orthogonal_complement, qr
@@ -241,6 +241,7 @@ def svd() -> SvdBasis:
     return SvdBasis()
 
 
+@checked
 def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:
     """Approximates the leading left singular vectors by a randomized range finder: `O(m n r)`.
 
@@ -255,11 +256,10 @@ def randomized(oversampling: int = 10, *, iterations: int = 1) -> Randomized:
     Raises:
       ValueError: if an argument is not a positive integer.
     """
-    check_positive_int("oversampling", oversampling)
-    check_positive_int("iterations", iterations)
     return Randomized(oversampling, iterations)
 
 
+@checked
 def iterated(*, rotate: bool = True, start: BasisFinder | None = None) -> Iterated:
     """Takes one step of subspace iteration from the current basis: `O(m n r)`.
 
@@ -271,12 +271,12 @@ def iterated(*, rotate: bool = True, start: BasisFinder | None = None) -> Iterat
     Raises:
       ValueError: if `start` is not a basis finder.
     """
-    check_bool("rotate", rotate)
     start = svd() if start is None else start
     check_finder("start", start)
     return Iterated(rotate, start)
 
 
+@checked
 def gaussian(*, normalized: bool = False, kept: bool = True) -> Gaussian:
     """Draws independent normal entries of variance `1/r` at each refresh.
 
@@ -285,8 +285,6 @@ def gaussian(*, normalized: bool = False, kept: bool = True) -> Gaussian:
       kept: whether the state stores the basis; otherwise each step draws it again from the key of
         its last refresh.
     """
-    check_bool("normalized", normalized)
-    check_bool("kept", kept)
     return Gaussian(normalized, kept)
 
 
@@ -328,8 +326,8 @@ def gaussian_mix(leading: int = 40, finder: BasisFinder | None = None) -> Switch
     return _switched("gaussian", leading, finder)
 
 
+@checked
 def _switched(source: str, leading: int, finder: BasisFinder | None) -> Switched:
-    check_integer("leading", leading, 0)
     finder = iterated() if finder is None else finder
     check_finder("finder", finder)
     if not (finder.orthonormal and finder.kept):

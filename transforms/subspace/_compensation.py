@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._validate import Value, as_value, check_bool, check_decay, check_interval, concrete
+from .._validate import Value, as_value, check_fields, concrete
 from ..directions._norm_growth import limited_norm
 from ..linalg._numerics import safe_root
 
@@ -107,12 +107,7 @@ class Optimal(Compensation):
 
     residual = 1.0
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `optimal`."""
-        if self.decay is not None:
-            check_decay("decay", self.decay)
-        check_interval("gamma", self.gamma, 1.0, open_high=False)
-        check_interval("weight", self.weight, 0.0)
+    __post_init__ = check_fields
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> OptimalState:
         """Zero energies and norms."""
@@ -138,12 +133,7 @@ class Fira(Compensation):
     limit: Any = 1.0
     to_low_rank: bool = False
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `fira`."""
-        check_interval("gamma", self.gamma, 1.0, open_high=False)
-        check_interval("weight", self.weight, 0.0)
-        check_interval("residual", self.residual, 0.0)
-        check_interval("limit", self.limit, 0.0, open_low=True, open_high=False)
+    __post_init__ = check_fields
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> LimitedState:
         """Zero norms."""
@@ -170,10 +160,7 @@ class ChannelScaling(Compensation):
 
     residual = None
 
-    def __post_init__(self) -> None:
-        """Checks the arguments of `channel_scaling`."""
-        check_bool("whole", self.whole)
-        check_interval("limit", self.limit, 0.0, open_low=True, open_high=False)
+    __post_init__ = check_fields
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> None:
         """No state."""

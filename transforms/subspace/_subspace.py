@@ -43,17 +43,7 @@ from .._counts import next_step
 from .._guard import restarted
 from .._stacks import check_directions, each_array, key_for, matrix_keys, matrix_names, projected
 from .._trees import widened
-from .._validate import (
-    check_bool,
-    check_choice,
-    check_decay,
-    check_dtype,
-    check_positive_int,
-    check_seed,
-    check_transformation,
-    check_value,
-    concrete,
-)
+from .._validate import check_transformation, check_value, checked, concrete
 from ..directions._carry import Carry, Moments, check_moments, keep, put_moments, take_moments
 from ..refresh._due import phases_of
 from ..refresh._policy import RefreshPolicy, check_refresh
@@ -61,8 +51,6 @@ from ..weights._rounding import random_bits, stochastic
 from ._bases import BasisFinder, Switched, check_finder
 from ._compensation import Compensation, as_compensation
 from ._rule import Subspace, SubspaceRule
-
-PROJECTED_SIDES = ("smaller", "larger", "left", "right", "std")
 
 
 class SubspaceState(NamedTuple):
@@ -73,6 +61,7 @@ class SubspaceState(NamedTuple):
     inner: Any  # state of the inner transformation, for the projected matrices
 
 
+@checked
 def in_subspace(
     inner: optax.GradientTransformation,
     rank: int,
@@ -130,22 +119,16 @@ def in_subspace(
     check_transformation("inner", inner)
     transform = optax.with_extra_args_support(inner)
     carry = keep() if carry is None else carry
-    check_positive_int("rank", rank)
-    check_seed(seed)
     check_finder("basis", basis)
     check_refresh(refresh, ("projection",))
     used: Compensation | None = as_compensation(compensation)
     check_value("carry", carry, Carry, "a value such as curvax.subspaces.rotate()")
-    if b3 is not None:
-        check_decay("b3", b3)
-        if basis.random:
-            raise ValueError(
-                "b3 must be None with a basis that is drawn without the gradient (basis=, or "
-                f"switching= of alice); got b3={b3!r} and {basis!r}."
-            )
-    check_choice("side", side, PROJECTED_SIDES)
-    check_bool("clamp_rank", clamp_rank)
-    stored = None if dtype is None else check_dtype("dtype", dtype)
+    if b3 is not None and basis.random:
+        raise ValueError(
+            "b3 must be None with a basis that is drawn without the gradient (basis=, or "
+            f"switching= of alice); got b3={b3!r} and {basis!r}."
+        )
+    stored = None if dtype is None else jnp.dtype(dtype)
     if stored not in (None, jnp.bfloat16, jnp.float32):
         raise ValueError(f"dtype must be 'bfloat16', 'float32' or None, got {dtype!r}.")
     if not basis.kept and carry.needs_names:

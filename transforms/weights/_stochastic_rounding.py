@@ -19,7 +19,7 @@ import optax
 
 from .._paths import is_hole, is_placeholder, named_leaves
 from .._stacks import IMPLEMENTATION, key_for
-from .._validate import as_transformation, check_seed
+from .._validate import as_transformation, checked
 from ._inner import init_inner, is_narrow, map_narrow, update_inner, wide
 from ._rounding import random_bits, stochastic, update_to
 
@@ -33,6 +33,7 @@ class StochasticRoundingState(NamedTuple):
     inner: Any  # state of the inner optimizer
 
 
+@checked
 def stochastic_rounding(
     inner: optax.GradientTransformation, *, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
@@ -67,7 +68,6 @@ def stochastic_rounding(
       (dtype(bfloat16), 0.997)
     """
     inner = as_transformation("inner", inner)
-    check_seed(seed)
 
     def init(params: Any) -> StochasticRoundingState:
         key = jax.random.key_data(jax.random.key(seed, impl=IMPLEMENTATION))
