@@ -208,7 +208,7 @@ RULES: dict[str, Rule] = {
         (Integer(1), "oversampling rank rounds row_heads skip_spikes.warmup_steps steps"),
         (Integer(1, traced=True), "check_every k root statistics_every power_iteration.iterations"),
         (Integer(1, traced=True), "tail_average.start tail_average.end"),
-        (Integer(1, 1000), "newton_schulz.steps polar_express.steps saturated_roots.steps"),
+        (Integer(1, 1000), "coefficient_rows.steps polar_express.steps"),
         (Integer(0), "leading warmup_steps"),
         (Integer(0, 2**63 - 1), "seed"),  # from which JAX makes a random key
         (Integer(-MAX_INTEGER), "offset"),
