@@ -1,8 +1,8 @@
 """Bad parameters and axes: each is a `ValueError` that says what is wrong and what is allowed.
 
-A case passes if the message holds all its fragments: the parameter's path, what it is, and (part
-of) what is allowed. What no method treats in its own way, a third of them each go through, in
-turns. `test_bad_arguments.py` has the arguments of factories.
+A message names the parameter's path, what it is, and (part of) what is allowed. What no method
+treats in its own way, a third of them each go through, in turns. `test_bad_arguments.py` has the
+arguments of factories.
 """
 
 import functools
@@ -18,6 +18,7 @@ from curvax import MatrixAxes
 from tests.cases import every_optimizer, in_turns
 from tests.helpers import assert_names, rejection
 from tests.registry import Row
+from tests.shared.wrong_calls import assert_refused, wrong_calls
 
 
 @every_optimizer
@@ -38,113 +39,76 @@ def of_kernel(leaf: Any) -> Any:
     return {"dense": {"kernel": leaf, "bias": jnp.ones(6)}}
 
 
-PARAMETERS: dict[str, tuple[Any, str]] = {
-    "integers": (of_kernel(jnp.ones((4, 6), jnp.int32)), "'dense/kernel' | int32 | real floating"),
-    "booleans": (of_kernel(jnp.ones((4, 6), bool)), "'dense/kernel' | bool | real floating"),
-    "complex": (of_kernel(jnp.ones((4, 6), jnp.complex64)), "'dense/kernel' | complex64 | real"),
-    "random key": (of_kernel(jax.random.key(0)), "'dense/kernel' | key | real floating"),
-    "no rows": (of_kernel(jnp.ones((0, 6))), "'dense/kernel' | (0, 6) | at least 1"),
-    "no columns": (of_kernel(jnp.ones((4, 0))), "'dense/kernel' | (4, 0) | at least 1"),
-    "empty vector": ({"bias": jnp.ones(0), **DENSE}, "'bias' | (0,) | at least 1"),
-    "counter": ({"step": jnp.int32(0), **DENSE}, "'step' | int32 | real floating"),
-    "3-D": (
-        of_kernel(jnp.ones((2, 4, 6))),
-        "'dense/kernel' | (2, 4, 6) | weight_dimension_numbers | MatrixAxes | batch",
-    ),
-    "4-D": (
-        {"dense": {"kernel": jnp.ones((2, 2, 4, 6))}},  # a bias would make it a convolution
-        "'dense/kernel' | (2, 2, 4, 6) | MatrixAxes",
-    ),
-    "3-D in a list": ([{"kernel": jnp.ones((2, 4, 6))}], "'0/kernel' | (2, 4, 6) | MatrixAxes"),
-}
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
+@wrong_calls("""
+of_kernel(jnp.ones((4, 6), jnp.int32)) -> 'dense/kernel' | int32 | real floating
+of_kernel(jnp.ones((4, 6), bool)) -> 'dense/kernel' | bool | real floating
+of_kernel(jnp.ones((4, 6), jnp.complex64)) -> 'dense/kernel' | complex64 | real
+of_kernel(jax.random.key(0)) -> 'dense/kernel' | key | real floating
+of_kernel(jnp.ones((0, 6))) -> 'dense/kernel' | (0, 6) | at least 1
+of_kernel(jnp.ones((4, 0))) -> 'dense/kernel' | (4, 0) | at least 1
+{'bias': jnp.ones(0), **DENSE} -> 'bias' | (0,) | at least 1
+{'step': jnp.int32(0), **DENSE} -> 'step' | int32 | real floating
+of_kernel(jnp.ones((2, 4, 6))) ->
+    'dense/kernel' | (2, 4, 6) | weight_dimension_numbers | MatrixAxes | batch
+{'dense': {'kernel': jnp.ones((2, 2, 4, 6))}} -> 'dense/kernel' | (2, 2, 4, 6) | MatrixAxes
+[{'kernel': jnp.ones((2, 4, 6))}] -> '0/kernel' | (2, 4, 6) | MatrixAxes
+""")
 @in_turns(0)
-def test_init_rejects_bad_parameters(row: Row, name: str) -> None:
-    (params, fragments), optimizer = PARAMETERS[name], row.make()
-    assert_names(rejection(lambda: optimizer.init(params)), fragments)
-    assert_names(rejection(lambda: jax.eval_shape(optimizer.init, params)), fragments)
+def test_init_rejects_bad_parameters(row: Row, call: str, fragments: str) -> None:
+    names = {**globals(), "init": row.make().init}
+    assert_refused(f"init({call})", fragments, names)
+    assert_refused(f"jax.eval_shape(init, {call})", fragments, names)
 
 
-NO_MATRICES: dict[str, tuple[Any, str]] = {
-    "vector": (jnp.ones(3), "'w' | (3,) | rows, columns"),
-    "integers": (jnp.ones((3, 3), jnp.int32), "'w' | int32 | real floating"),
-    "no rows": (jnp.ones((0, 3)), "'w' | (0, 3) | at least 1"),
-}
-
-
-@pytest.mark.parametrize("name", NO_MATRICES)
+@wrong_calls("""
+jnp.ones(3) -> 'w' | (3,) | rows, columns
+jnp.ones((3, 3), jnp.int32) -> 'w' | int32 | real floating
+jnp.ones((0, 3)) -> 'w' | (0, 3) | at least 1
+""")
 @every_optimizer
-def test_directions_reject_what_is_not_a_matrix(row: Row, name: str) -> None:
-    leaf, fragments = NO_MATRICES[name]
-    assert_names(rejection(lambda: row.make_direction().init({"w": leaf})), fragments)
+def test_directions_reject_what_is_not_a_matrix(row: Row, call: str, fragments: str) -> None:
+    names = {**globals(), "init": row.make_direction().init}
+    assert_refused(f"init({{'w': {call}}})", fragments, names)
 
 
-WRONG_AXES: dict[str, tuple[Any, str]] = {
-    "same axis": (MatrixAxes(0, 0), "(2, 4, 6) | rows=0 | columns=0 | twice"),
-    "one of several twice": (MatrixAxes((0, 1), (1, 2)), "rows=(0, 1) | columns=(1, 2) | twice"),
-    "twice by sign": (MatrixAxes(1, -2), "rows=1 | columns=-2 | twice"),
-    "twice in rows": (MatrixAxes((0, 0), 1), "rows=(0, 0) | twice"),
-    "absent column": (MatrixAxes(0, 3), "no axis 3 | columns | -3 to 2"),
-    "absent row": (MatrixAxes(-4, 1), "no axis -4 | rows | -3 to 2"),
-    "heads in rows": (MatrixAxes(1, 2, row_heads=3), "3 row_heads | 4 rows"),
-    "heads in columns": (MatrixAxes(1, 2, column_heads=4), "4 column_heads | 6 columns"),
-    "parts": (MatrixAxes(1, 2, column_parts=(3, 2)), "6 columns | (3, 2) | are 5"),
-    "absent in Optax's entry": (
-        optax.contrib.MuonDimensionNumbers(reduction_axis=5, output_axis=0),
-        "no axis 5 | -3 to 2",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_AXES)
+@wrong_calls("""
+MatrixAxes(0, 0) -> (2, 4, 6) | rows=0 | columns=0 | twice
+MatrixAxes((0, 1), (1, 2)) -> rows=(0, 1) | columns=(1, 2) | twice
+MatrixAxes(1, -2) -> rows=1 | columns=-2 | twice
+MatrixAxes((0, 0), 1) -> rows=(0, 0) | twice
+MatrixAxes(0, 3) -> no axis 3 | columns | -3 to 2
+MatrixAxes(-4, 1) -> no axis -4 | rows | -3 to 2
+MatrixAxes(1, 2, row_heads=3) -> 3 row_heads | 4 rows
+MatrixAxes(1, 2, column_heads=4) -> 4 column_heads | 6 columns
+MatrixAxes(1, 2, column_parts=(3, 2)) -> 6 columns | (3, 2) | are 5
+optax.contrib.MuonDimensionNumbers(reduction_axis=5, output_axis=0) -> no axis 5 | -3 to 2
+""")
 @in_turns(1)
-def test_init_rejects_bad_axes(row: Row, name: str) -> None:
-    axes, fragments = WRONG_AXES[name]
-    params = of_kernel(jnp.ones((2, 4, 6)))
-    optimizer = row.make(weight_dimension_numbers={"dense/kernel": axes})
-    message = rejection(lambda: optimizer.init(params))
-    assert_names(message, f"'dense/kernel' | {fragments}")
+def test_init_rejects_bad_axes(row: Row, call: str, fragments: str) -> None:
+    names = {**globals(), "make": row.make, "params": of_kernel(jnp.ones((2, 4, 6)))}
+    made = f"make(weight_dimension_numbers={{'dense/kernel': {call}}}).init(params)"
+    assert_refused(made, f"'dense/kernel' | {fragments}", names)
 
 
-SPECIFICATIONS: dict[str, tuple[Any, str]] = {
-    "pattern fits nothing": ({"dens/*": MatrixAxes(0, 1)}, "'dens/*' | dense/kernel"),
-    "second pattern fits nothing": (
-        {"dense/*": MatrixAxes(0, 1), "head/*": None},
-        "'head/*' | dense/kernel",
-    ),
-    "leaf lacks": ({"dense": {"kernel": MatrixAxes(0, 1)}}, "structure | 'dense/bias'"),
-    "leaf too many": (
-        {"dense": {"kernel": MatrixAxes(0, 1), "bias": None, "scale": None}},
-        "structure | 'dense/scale'",
-    ),
-    "another structure": ([MatrixAxes(0, 1), None], "structure | dense/kernel"),
-    "bare tuple": (
-        {"dense": {"kernel": (0, 1), "bias": None}},
-        "(0, 1) at 'dense/kernel' | MatrixAxes(0, 1)",
-    ),
-    "bare tuples": (
-        {"dense/kernel": ((0,), 1), "dense/bias": None},
-        "at 'dense/kernel' | MatrixAxes((0,), 1)",
-    ),
-    "bare list": ({"dense/kernel": [0, 1, 2]}, "[0, 1, 2] at 'dense/kernel' | or None."),
-    "text": ({"dense/kernel": "rows"}, "'rows' | MatrixAxes"),
-    "number": (3, "3 | MatrixAxes"),
-    "callable number": (lambda params: 3, "3 | MatrixAxes"),
-    "callable lacks": (
-        lambda params: {"dense": {"kernel": MatrixAxes(0, 1)}},
-        "structure | 'dense/bias'",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SPECIFICATIONS)
+@wrong_calls("""
+{'dens/*': MatrixAxes(0, 1)} -> 'dens/*' | dense/kernel
+{'dense/*': MatrixAxes(0, 1), 'head/*': None} -> 'head/*' | dense/kernel
+{'dense': {'kernel': MatrixAxes(0, 1)}} -> structure | 'dense/bias'
+{'dense': {'kernel': MatrixAxes(0, 1), 'bias': None, 'scale': None}} -> structure | 'dense/scale'
+[MatrixAxes(0, 1), None] -> structure | dense/kernel
+{'dense': {'kernel': (0, 1), 'bias': None}} -> (0, 1) at 'dense/kernel' | MatrixAxes(0, 1)
+{'dense/kernel': ((0,), 1), 'dense/bias': None} -> at 'dense/kernel' | MatrixAxes((0,), 1)
+{'dense/kernel': [0, 1, 2]} -> [0, 1, 2] at 'dense/kernel' | or None.
+{'dense/kernel': 'rows'} -> 'rows' | MatrixAxes
+3 -> 3 | MatrixAxes
+lambda params: 3 -> 3 | MatrixAxes
+lambda params: {'dense': {'kernel': MatrixAxes(0, 1)}} -> structure | 'dense/bias'
+""")
 @in_turns(2)
-def test_init_rejects_specifications_that_do_not_fit(row: Row, name: str) -> None:
-    spec, fragments = SPECIFICATIONS[name]
-    made = lambda: row.make(weight_dimension_numbers=spec).init(DENSE)  # noqa: E731
-    assert_names(rejection(made), f"weight_dimension_numbers | {fragments}")
+def test_init_rejects_specifications_that_do_not_fit(row: Row, call: str, fragments: str) -> None:
+    made = f"make(weight_dimension_numbers={call}).init(DENSE)"
+    named = f"weight_dimension_numbers | {fragments}"
+    assert_refused(made, named, {**globals(), "make": row.make})
 
 
 @pytest.mark.parametrize("argument", ["matrices", "output_layer"])
