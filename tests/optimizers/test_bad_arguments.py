@@ -333,6 +333,8 @@ update((jnp.ones(()), PARAMS), STATE, PARAMS) ->
     gradients | value_and_grad returns (loss, gradients)
 update(jnp.ones(()), STATE, PARAMS) ->
     gradients | got a number | value_and_grad returns (loss, gradients)
+update(jax.tree.map(lambda x: x.astype('float8_e5m2'), PARAMS), STATE, PARAMS) ->
+    'dense/bias', or its gradient, has dtype float8_e5m2 | bfloat16 or float32
 muon(0.1).init({'kernel': jnp.ones((4, 4), complex)}) ->
     'kernel' | complex | optax.contrib.split_real_and_imaginary
 to_int8({'kernel': jnp.ones((4, 0))}) -> 'kernel' | (4, 0) | at least 1

@@ -43,6 +43,9 @@ def of_kernel(leaf: Any) -> Any:
 of_kernel(jnp.ones((4, 6), jnp.int32)) -> 'dense/kernel' | int32 | real floating
 of_kernel(jnp.ones((4, 6), bool)) -> 'dense/kernel' | bool | real floating
 of_kernel(jnp.ones((4, 6), jnp.complex64)) -> 'dense/kernel' | complex64 | real
+of_kernel(jnp.ones((4, 6), 'float8_e4m3fn')) -> 'dense/kernel' | float8_e4m3fn | bfloat16 or float32
+of_kernel(jnp.ones((4, 6), 'float8_e5m2')) -> 'dense/kernel' | float8_e5m2 | bfloat16 or float32
+of_kernel(jnp.ones((4, 6), 'float4_e2m1fn')) -> 'dense/kernel' | float4_e2m1fn | bfloat16
 of_kernel(jax.random.key(0)) -> 'dense/kernel' | key | real floating
 of_kernel(jnp.ones((0, 6))) -> 'dense/kernel' | (0, 6) | at least 1
 of_kernel(jnp.ones((4, 0))) -> 'dense/kernel' | (4, 0) | at least 1
@@ -50,6 +53,7 @@ of_kernel(jnp.ones((4, 0))) -> 'dense/kernel' | (4, 0) | at least 1
 {'step': jnp.int32(0), **DENSE} -> 'step' | int32 | real floating
 of_kernel(jnp.ones((2, 4, 6))) ->
     'dense/kernel' | (2, 4, 6) | weight_dimension_numbers | MatrixAxes | batch
+# Without a bias, which would make it a convolution.
 {'dense': {'kernel': jnp.ones((2, 2, 4, 6))}} -> 'dense/kernel' | (2, 2, 4, 6) | MatrixAxes
 [{'kernel': jnp.ones((2, 4, 6))}] -> '0/kernel' | (2, 4, 6) | MatrixAxes
 """)
