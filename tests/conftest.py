@@ -9,6 +9,7 @@ run. Tests of what depends on optimized code choose it themselves (`helpers.OPTI
 import gc
 import os
 from pathlib import Path
+from typing import Any
 
 from jaxlib.version import __version_info__
 
@@ -34,21 +35,47 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import jax
 import pytest
 
+from tests.cells import ALL_CELLS, COUNT
+from tests.registry import Row
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 gc.set_threshold(20_000, 20, 100)  # tracing makes many small objects that live: 6 % of the time
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    return val.name if isinstance(val, Row) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves tests that are marked `weekly` to runs with CURVAX_ALL_CELLS.
 
-    The tests of a file run in one worker unless their groups say otherwise: what one has compiled
-    the next need not.
+    The tests of an optimizer, and the others of a file, run in one worker unless their groups say
+    otherwise: what one has compiled the next need not.
     """
-    if not os.environ.get("CURVAX_ALL_CELLS"):
-        weekly = [item for item in items if item.get_closest_marker("weekly")]
-        config.hook.pytest_deselected(items=weekly)
-        items[:] = [item for item in items if item not in weekly]
+    weekly = [item for item in items if item.get_closest_marker("weekly") and not ALL_CELLS]
+    COUNT["all"] += len(weekly)
+    config.hook.pytest_deselected(items=weekly)
+    items[:] = [item for item in items if item not in weekly]
     for item in items:
         if not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+            row = getattr(item, "callspec", None) and item.callspec.params.get("row")
+            group = row.name if isinstance(row, Row) else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Each worker of pytest-xdist has collected all tests, and tells how many cells they are."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cells"] = dict(COUNT)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    COUNT.clear()
+    COUNT.update(getattr(node, "workeroutput", {}).get("cells", {}))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    hint = "" if ALL_CELLS else "; CURVAX_ALL_CELLS=1 runs all"
+    terminalreporter.write_line(f"{COUNT['run']:,} of {COUNT['all']:,} cells{hint}")

@@ -127,24 +127,6 @@ STORAGE = {
 RATES = {"racs": 0.3, "galore": 0.3, "fira": 0.3, "foam": 0.03, "dr_shampoo": 0.03, "osgdm": 0.03}
 """Learning rates for training through faults, where it is not 0.1."""
 
-CHOSEN = {
-    "asgo": ("foam", "quantized"),
-    "shampoo": ("every", "feedback"),
-    "foam": (None, "cholesky"),
-    "soap": ("stagger", "packed"),
-    "eigen_adam": ("diagonal_residual", "quantized"),
-    "kl_shampoo": ("every", "quantized"),
-    "fira": ("stagger", None),
-    "apollo": ("below_norm", None),
-    "one_sided_shampoo": ("foam", "quantized"),
-    "kl_soap": ("stagger", "packed"),
-    "rotated_soap": ("stagger", "packed"),
-    "eigenvalue_corrected_shampoo": ("stagger", "packed"),
-    "soap_before_muon": ("stagger", "packed"),
-}
-"""Policy and storage of the cells that are run by default, where they are not the first: together
-they have each policy and each storage."""
-
 
 class Cell(NamedTuple):
     """A method with a refresh policy and a storage; None if it has none."""
@@ -200,11 +182,6 @@ def cells_of(row: Row) -> list[Cell]:
     """The cells of a method: all policies and storages that it takes."""
     storages = STORAGE if row.factors else (None,)
     return [Cell(row.name, *x) for x in itertools.product(row.policies or (None,), storages)]
-
-
-def chosen_of(row: Row) -> Cell:
-    """The cell of a method that the fault tests use by default."""
-    return Cell(row.name, *CHOSEN[row.name]) if row.name in CHOSEN else cells_of(row)[0]
 
 
 CELLS = tuple(cell for row in REGISTRY for cell in cells_of(row))

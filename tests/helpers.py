@@ -31,11 +31,7 @@ TO_READ: dict[str, Any] = OPTIMIZED if ALL_CELLS else {}
 
 
 def share(cases: Iterable[Any], of: int) -> list[Any]:
-    """Every `of`-th case of a product, or every case with CURVAX_ALL_CELLS.
-
-    If `of` is coprime to the sizes of the product's factors, the sample has each value of each
-    factor.
-    """
+    """As `cells`, which takes its place."""
     return list(cases)[:: 1 if ALL_CELLS else of]
 
 

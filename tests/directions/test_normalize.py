@@ -6,7 +6,8 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close, run_scanned, share
+from tests.cells import cells
+from tests.helpers import assert_close, run_scanned
 from tests.reference.dion import normalize_columns
 
 
@@ -30,7 +31,7 @@ def rms(x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.mean(np.float64(x) ** 2, axis=(-2, -1)))
 
 
-@pytest.mark.parametrize("name", share(DIRECTIONS, of=3))
+@pytest.mark.parametrize("name", cells(DIRECTIONS, of=3))
 def test_updates_behind_any_direction_have_the_root_mean_square_that_is_asked_for(name):
     direction = optax.chain(DIRECTIONS[name], curvax.normalize_matrices(0.2))
     found, _ = run_scanned(direction, GRADIENTS)
@@ -48,7 +49,7 @@ def test_consistent_rms_is_the_same_for_orthogonal_directions():
         assert found[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", share(["muon", "osgdm", "swan", "sumo"], of=2))
+@pytest.mark.parametrize("name", cells(["muon", "osgdm", "swan", "sumo"], of=2))
 def test_optimizers_of_orthogonal_directions_move_by_the_root_mean_square_times_the_rate(name):
     """In the first step, where no momentum has summed up."""
     options = {"swan": {}, "sumo": {"b1": 0.0, "rank": 64}}.get(name, {"b1": 0.0})

@@ -1,14 +1,13 @@
 """Matrices divided among devices: the numbers of one device, a share of its state and its work.
 
 Every method is compared with itself on one device, on meshes with Auto and Explicit axes, for
-parameters that are whole on every device or cut by rows, by columns and by both. By default three
-methods take one of these eight cells each. All of them:
+parameters that are whole on every device or cut by rows, by columns and by both. By default a few
+of these cells run. All of them:
 
     CURVAX_ALL_CELLS=1 pytest tests/distribute/test_distribute.py
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -19,7 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from tests.algebra import leaves_in
-from tests.helpers import ALL_CELLS, assert_close, run, run_scanned, share
+from tests.cells import cells
+from tests.helpers import assert_close, run, run_scanned
 from tests.registry import NAMED, REGISTRY, Row
 from tests.shared.meshes import (
     ADAMW,
@@ -69,25 +69,7 @@ CUTS = ("whole", "by_row", "by_column", "by_both")
 # Every method, on every kind of mesh
 
 
-CELLS: list[tuple[str, str]] = list(itertools.product(AXIS_TYPES, CUTS))
-
-
-# By default; the others are on a mesh in the tests below, or others of their family are.
-FEW = {
-    "asgo": ("auto", "by_both"),
-    "galore": ("explicit", "by_column"),
-    "osgdm": ("auto", "by_row"),
-}
-SAMPLE = [
-    pytest.param(
-        row, *cell, id="-".join((row.name, *cell)), marks=pytest.mark.xdist_group(row.name)
-    )
-    for row in REGISTRY
-    for cell in (CELLS if ALL_CELLS else [FEW[row.name]] if row.name in FEW else [])
-]
-
-
-@pytest.mark.parametrize(("row", "kind", "cut"), SAMPLE)
+@pytest.mark.parametrize(("row", "kind", "cut"), cells(REGISTRY, AXIS_TYPES, CUTS, of=48))
 def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut: str) -> None:
     mesh = mesh_of(kind, *((2, 2) if cut == "by_both" else (4,)))
     specs = {name: getattr(leaf, cut, P()) for name, leaf in LEAVES.items()}
@@ -199,19 +181,18 @@ VARIANTS = {
     "packed": Variant(
         functools.partial(NAMED["eigen_adam"].make, storage=curvax.packed(**TILES)), LEFT
     ),
-}
-"""Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
-if ALL_CELLS:
-    VARIANTS["error feedback"] = Variant(
+    "error feedback": Variant(
         functools.partial(
             NAMED["asgo"].make, storage=curvax.cholesky(error_feedback=0.95, **TILES)
         ),
         ONE_SHAPE,
-    )
-    VARIANTS["roots of whitened statistics in 8 bits"] = Variant(whitened_roots, factor=1024.0)
+    ),
+    "roots of whitened statistics in 8 bits": Variant(whitened_roots, factor=1024.0),
+}
+"""Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
 
 
-@pytest.mark.parametrize("name", share(VARIANTS, of=6))
+@pytest.mark.parametrize("name", cells(VARIANTS, of=6))
 def test_an_optimizer_on_a_mesh_is_the_optimizer_on_one_device(name: str) -> None:
     variant = VARIANTS[name]
     kind = ("auto", "explicit")[list(VARIANTS).index(name) % 2]
@@ -265,7 +246,7 @@ def test_a_staggered_state_keeps_its_schedule_on_other_devices() -> None:
 
 @pytest.mark.parametrize(
     ("name", "each", "stack"),
-    share([("racs", 2, True), ("soap", 1, False), ("muon", 1, False)], of=2),
+    cells([("racs", 2, True), ("soap", 1, False), ("muon", 1, False)], of=2),
 )
 def test_the_same_work_gives_the_same_bits(name: str, each: int, stack: bool) -> None:
     """RACS always; what multiplies matrices, if a device has one of a shape, as without stacks.

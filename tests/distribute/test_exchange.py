@@ -2,7 +2,6 @@
 
 import collections
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import ALL_CELLS, OPTIMIZED, share
+from tests.cells import cells
+from tests.helpers import OPTIMIZED
 from tests.hlo import Collective, collectives
 from tests.registry import NAMED
 from tests.shared.meshes import AXIS_TYPES, abstract, abstract_state, explicit_by_default, mesh_of
@@ -44,7 +44,7 @@ def scanned_axes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    share(
+    cells(
         [("shampoo", "auto"), ("soap", "explicit"), ("muon", "auto"), ("alice", "explicit")], of=2
     ),
 )
@@ -74,17 +74,12 @@ def exchanged(make: Any, shapes: Any, specs: P, mesh: Mesh) -> list[Collective]:
 
 
 LAYOUTS = {"whole": (), "by_row": ("x",), "by_column": (None, "x")}
-TRAFFIC = [
-    ("muon", "auto", "whole", False),
-    ("muon", "auto", "by_column", True),
-    ("muon", "explicit", "by_row", True),
-    ("shampoo", "auto", "by_row", True),
-]
-if ALL_CELLS:
-    TRAFFIC = list(itertools.product(("muon", "shampoo"), AXIS_TYPES, LAYOUTS, (True, False)))
 
 
-@pytest.mark.parametrize(("name", "kind", "layout", "scanned"), share(TRAFFIC, of=3))
+@pytest.mark.parametrize(
+    ("name", "kind", "layout", "scanned"),
+    cells(("muon", "shampoo"), AXIS_TYPES, LAYOUTS, (True, False), of=12),
+)
 def test_a_step_exchanges_at_most_twice_the_matrices(
     name: str, kind: str, layout: str, scanned: bool
 ) -> None:

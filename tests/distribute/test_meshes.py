@@ -14,9 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.cases import in_turns
-from tests.helpers import assert_close, run_scanned, share, stacked
-from tests.registry import NAMED, Row
+from tests.cells import cells
+from tests.helpers import assert_close, run_scanned, stacked
+from tests.registry import NAMED, REGISTRY, Row
 from tests.shared.meshes import (
     ONE_SHAPE,
     TWO_SHAPES,
@@ -49,7 +49,7 @@ def other_meshes() -> dict[str, tuple[Mesh, Any]]:
     }
 
 
-@pytest.mark.parametrize("name", share(other_meshes(), of=2))
+@pytest.mark.parametrize("name", cells(other_meshes(), of=2))
 def test_any_axes_of_any_mesh(name: str) -> None:
     mesh, axes = other_meshes()[name]
     params, gradients = given(TWO_SHAPES)
@@ -295,13 +295,13 @@ def test_bad_input_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [P(), P(None, "x")], ids=["replicated", "sharded"])
-@in_turns(0, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_a_step_compiled_ahead_of_time_takes_its_own_state(row: Row, spec: P) -> None:
     """On Explicit axes without `mesh=`, the first state is sharded like those of later steps."""
     assert_takes_its_own_state(row.make(), spec)
 
 
-@pytest.mark.parametrize("storage", share([curvax.cholesky, curvax.packed], of=2))
+@pytest.mark.parametrize("storage", cells([curvax.cholesky, curvax.packed], of=2))
 def test_few_bits_on_explicit_axes(storage: Any) -> None:
     """The loops of their decompositions and reflectors."""
     assert_takes_its_own_state(curvax.soap(1e-3, storage=storage(min_elements=1)), P())

@@ -11,7 +11,7 @@ import curvax
 from curvax.transforms.distribute import _distribute, _shares
 from curvax.transforms.distribute._layout import DistributedState
 from tests.algebra import leaves_in
-from tests.helpers import share
+from tests.cells import cells
 from tests.shared.meshes import as_on_one_device, assert_same_arrays, begin, given, mesh_of, on
 
 SHAPES = {"wide/kernel": (32, 96), "tall/kernel": (96, 32), "small/kernel": (8, 8)}
@@ -40,7 +40,7 @@ def shared(state: Any) -> list[jax.Array]:
 
 @pytest.mark.parametrize(
     ("name", "kind", "shape"),
-    share(
+    cells(
         [
             ("muon, b2", "auto", (4,)),
             ("muon", "auto", (4,)),

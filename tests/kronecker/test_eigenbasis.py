@@ -1,7 +1,6 @@
 """Transformations in eigenbases: orthonormal bases, linear methods, zeros."""
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,8 @@ import pytest
 
 import curvax
 from curvax.transforms.storage import _quantized
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.shared.soap import soap_gradients, soap_trajectory
 
 
@@ -25,10 +25,7 @@ def _storage(name):
 
 @pytest.mark.parametrize(
     ("policy", "storage"),
-    share(
-        itertools.product(["every", "staggered", "residual"], ["dense", "quantized", "cholesky"]),
-        of=5,
-    ),
+    cells(["every", "staggered", "residual"], ["dense", "quantized", "cholesky"], of=5),
 )
 def test_bases_stay_orthonormal_and_states_advance(policy, storage):
     policies = {

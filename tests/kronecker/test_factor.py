@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import assert_close, at, generator, scanned, share
+from tests.cells import cells
+from tests.helpers import assert_close, at, generator, scanned
 from tests.shared.factors import factors_of, root_of, statistic_of
 from tests.shared.policies import EPS, POLICIES, STEPS, quiet_gradients, shampoo
 from tests.shared.transcriptions import machine_epsilon
@@ -53,7 +54,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize("case", share(CASES, of=2))
+@pytest.mark.parametrize("case", cells(CASES, of=2))
 def test_a_factor_that_is_not_finite_keeps_its_last_good_root(case):
     """And starts anew, for the checks after it; the other matrix is not affected."""
     policy, settings, floors = CASES[case]

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import share
+from tests.cells import cells
 from tests.shared.meshes import explicit_by_default, mesh_of
 
 ORDER, NUMBER, CLOSE = 32, 12, 0.01
@@ -50,7 +50,7 @@ def test_no_rounding_noise_is_raised_to_the_length_of_an_entry() -> None:
 
 
 @explicit_by_default
-@pytest.mark.parametrize("spec", share([P("x"), P(None, "x")], of=2), ids=str)
+@pytest.mark.parametrize("spec", cells([P("x"), P(None, "x")], of=2), ids=str)
 def test_with_gradients_on_a_mesh(spec: P, kind: str) -> None:
     mesh = mesh_of(kind)
     gradient = {"w": jax.device_put(gradients(), NamedSharding(mesh, spec))}

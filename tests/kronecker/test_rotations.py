@@ -10,7 +10,8 @@ import pytest
 
 import curvax
 from curvax.transforms.linalg import _turns
-from tests.helpers import assert_close, at, scanned, share, trained
+from tests.cells import cells
+from tests.helpers import assert_close, at, scanned, trained
 from tests.shared.damage import damaged
 from tests.shared.factors import factors_of, statistic_of
 from tests.shared.meshes import given, mesh_of, on, steps
@@ -96,7 +97,7 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("name", share(STORED, of=3))
+@pytest.mark.parametrize("name", cells(STORED, of=3))
 def test_storages_round_what_is_graded(name: str) -> None:
     """A storage's basis moves by whole codes: H stays what the stored basis says."""
     make, least = STORED[name]
@@ -239,7 +240,7 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", share(MADE, of=2))
+@pytest.mark.parametrize("name", cells(MADE, of=2))
 def test_a_mesh_and_a_checkpoint_change_nothing(name: str) -> None:
     make, mesh = MADE[name], mesh_of("auto", 2)
     params, gradients = given({"a": (6, 8), "b": (6, 8)}, 3)
@@ -257,7 +258,7 @@ DECOMPOSITIONS = ("@Eigh", "cusolver", "syevd", "Qr")
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
-@pytest.mark.parametrize("name", share(NAMES, of=3))
+@pytest.mark.parametrize("name", cells(NAMES, of=3))
 def test_no_program_for_an_accelerator_decomposes(name: str, platform: str) -> None:
     """By default, and at the first refresh neither."""
     x = jax.ShapeDtypeStruct((2, 24, 40), jnp.float32)
@@ -342,7 +343,7 @@ def _assert_averages(name: str, gradients: np.ndarray, factors: list[Any]) -> No
 
 
 @pytest.mark.parametrize("first", ["zero", "NaN", "three zeros"])
-@pytest.mark.parametrize("name", share(FIRST, of=2))
+@pytest.mark.parametrize("name", cells(FIRST, of=2))
 def test_statistics_after_a_hard_beginning_are_averages(name: str, first: str) -> None:
     gradients = _hard(first)
     directions, factors = _run(name, gradients)
@@ -355,7 +356,7 @@ def test_statistics_after_a_hard_beginning_are_averages(name: str, first: str) -
 
 
 @pytest.mark.parametrize(("rank", "changes"), [(3, True), (1, False), (1, True)])
-@pytest.mark.parametrize("name", share(["asgo", "foam", "dr_shampoo", "soap"], of=2))
+@pytest.mark.parametrize("name", cells(["asgo", "foam", "dr_shampoo", "soap"], of=2))
 def test_statistics_of_low_rank_are_averages(name: str, rank: int, changes: bool) -> None:
     """Also where their range changes, and a null space becomes a part of it."""
     gradients = _hard("", rank, changes)

@@ -14,7 +14,8 @@ from curvax.transforms.kronecker._methods import Eigh, StoredRoots
 from curvax.transforms.kronecker._roots import RootRule
 from curvax.transforms.kronecker._whitened import inverse_roots
 from curvax.transforms.linalg._products import Products
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.shared.factors import statistic_of
 from tests.shared.soap import soap_gradients, soap_trajectory
 
@@ -80,7 +81,7 @@ DIRECTIONS = {
     "soap": curvax.scale_by_soap(refresh=4, statistics="kl"),
     "roots": roots(refresh=curvax.every(4)),
 }
-some_directions = pytest.mark.parametrize("name", share(DIRECTIONS, of=2))
+some_directions = pytest.mark.parametrize("name", cells(DIRECTIONS, of=2))
 
 
 @some_directions
@@ -122,24 +123,20 @@ def test_directions_from_fresh_roots_keep_their_bound():
     assert np.linalg.norm(stale, axis=(1, 2)).max() <= 6 / np.sqrt(0.9 * 0.1) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(
-    "direction",
-    share(
-        [
-            roots(curvax.momentum(0.9), refresh=curvax.policies.foam(2), eps=1e-9, storage=STORED),
-            curvax.scale_by_kl_shampoo(
-                refresh=curvax.policies.diagonal_residual(2), storage=STORED
-            ),
-            roots(side="left"),
-        ],
-        of=2,
+COMBINED = {
+    "foam": roots(curvax.momentum(0.9), refresh=curvax.policies.foam(2), eps=1e-9, storage=STORED),
+    "residual": curvax.scale_by_kl_shampoo(
+        refresh=curvax.policies.diagonal_residual(2), storage=STORED
     ),
-    ids=share(["foam", "residual", "left"], of=2),
-)
-def test_policies_and_storages_combine_with_whitened_statistics(direction):
+    "left": roots(side="left"),
+}
+
+
+@pytest.mark.parametrize("name", cells(COMBINED, of=2))
+def test_policies_and_storages_combine_with_whitened_statistics(name):
     """Also with zeros first; the direction is close to 1 in root mean square."""
     zero = np.zeros((6, 9))
-    found, _ = soap_trajectory(direction, [zero, zero, *WIDE], "float32")
+    found, _ = soap_trajectory(COMBINED[name], [zero, zero, *WIDE], "float32")
     assert np.isfinite(found).all() and not found[:2].any()
     lengths = np.sqrt(np.mean(found[2:] ** 2, axis=(1, 2)))
     assert (lengths > 0).all() and lengths.max() < 4

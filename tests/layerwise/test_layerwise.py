@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import curvax
-from tests.cases import in_turns
-from tests.helpers import assert_close, normal, normal_like, share
-from tests.registry import NAMED, Row
+from tests.cells import cells
+from tests.helpers import assert_close, normal, normal_like
+from tests.registry import NAMED, REGISTRY, Row
 
 LAYERS, STEPS = 3, 30
 AXES = {"*kernel": curvax.MatrixAxes(rows=1, columns=2), "*bias": None}
@@ -67,7 +67,7 @@ def steps_of(step: Any, optimizer: Any, layers: Any = None) -> Any:
     return layers, state, gradients
 
 
-@in_turns(2, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_equals_the_ordinary_step(row: Row) -> None:
     """Parameters, states and gradients of the input, with AdamW for the biases."""
     optimizer = row.make(0.01, weight_dimension_numbers=AXES, weight_decay=0.1)
@@ -111,7 +111,7 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", share(OTHERS, of=10))
+@pytest.mark.parametrize("name", cells(OTHERS, of=10))
 def test_equals_the_ordinary_step_around_and_inside_a_method(name: str) -> None:
     optimizer = OTHERS[name]()
     expected, found = steps_of(ordinary, optimizer), steps_of(during, optimizer)
@@ -119,7 +119,7 @@ def test_equals_the_ordinary_step_around_and_inside_a_method(name: str) -> None:
     assert_close([found[0], found[2]], [expected[0], expected[2]], 512.0)
 
 
-@pytest.mark.parametrize("name", share(["racs", "alice"], of=2))
+@pytest.mark.parametrize("name", cells(["racs", "alice"], of=2))
 def test_equals_the_ordinary_step_as_other_platforms_compile_it(name: str, monkeypatch) -> None:
     """TPUs and GPUs have no loop of one round; they order the writes instead."""
     optimizer = NAMED[name].make(0.01, weight_dimension_numbers=AXES)
@@ -133,7 +133,7 @@ def test_equals_the_ordinary_step_as_other_platforms_compile_it(name: str, monke
     assert_close(steps_of(during, optimizer)[0], expected[0], NAMED[name].growth)
 
 
-@pytest.mark.parametrize("layers", share(["bfloat16", "one"], of=2))
+@pytest.mark.parametrize("layers", cells(["bfloat16", "one"], of=2))
 def test_equals_the_ordinary_step_of_other_layers(layers: str) -> None:
     given = cut(stacked_layers(), 1) if layers == "one" else stacked_layers(layers)
     optimizer = curvax.racs(0.1, **SPECIFIED)

@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.hlo import collectives
 from tests.shared.meshes import both_axis_types, explicit_by_default, mesh_of
 
@@ -83,7 +84,7 @@ def trained(optimizer: Any, mesh: Mesh, step: Any) -> tuple[Any, Any]:
 
 
 @explicit_by_default
-@pytest.mark.parametrize("name", share(OPTIMIZERS, of=10))
+@pytest.mark.parametrize("name", cells(OPTIMIZERS, of=10))
 def test_layers_cut_over_devices_equal_those_of_an_ordinary_step(name: str, kind: str) -> None:
     mesh, optimizer = mesh_of(kind, DEVICES), OPTIMIZERS[name]()
     layers, state = trained(optimizer, mesh, during)

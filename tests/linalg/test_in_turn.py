@@ -14,7 +14,8 @@ import curvax
 from curvax.transforms._side import Side
 from curvax.transforms.linalg import _by_products, _loops, _polar, _products
 from curvax.transforms.refresh import _due
-from tests.helpers import assert_close, normal_like, share
+from tests.cells import cells
+from tests.helpers import assert_close, normal_like
 from tests.tpu_forms import loops_of
 
 NUMBER, ROWS, COLUMNS = 24, 6, 16
@@ -108,7 +109,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", share(OPTIMIZERS, of=8))
+@pytest.mark.parametrize("name", cells(OPTIMIZERS, of=8))
 def test_optimizers_in_turns_are_those_at_once(
     name: str, one_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

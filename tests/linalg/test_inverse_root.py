@@ -7,7 +7,6 @@ or `A + damping · I`. Targets are taken in float64 from the very matrix that th
 """
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,8 @@ import pytest
 
 import curvax
 from curvax.transforms.linalg._inverse_root import root_eigenvalues, rounding_floor, solve_root
-from tests.helpers import assert_close, orthogonal, resolution, share
+from tests.cells import cells
+from tests.helpers import assert_close, orthogonal, resolution
 
 N = 12
 COUNT = 12  # matrices in every batch, so that each solver compiles once per dtype
@@ -28,15 +28,12 @@ SOLVERS = [
     ("products", 4),
 ]
 ITERATIONS = [row for row in SOLVERS if row[0] != "eigh"]
-SOME = share(SOLVERS, of=3)  # in float64, and with relative damping
+SOME = cells(SOLVERS, of=3)  # in float64, and with relative damping
 PRECISIONS = {"float32": (1.0, 1e1, 1e2, 1e3, 1e4), "float64": (1.0, 1e4, 1e8, 1e12)}
-DAMPED = share(
-    itertools.product((1, 2, 3, 4, 8), ("absolute", "relative", "floor", "outside")), of=3
-)
+DAMPED = cells((1, 2, 3, 4, 8), ("absolute", "relative", "floor", "outside"), of=3)
 
 
 # A solver is compiled once for each root, damping and dtype.
-pytestmark = pytest.mark.xdist_group("inverse roots")
 
 
 def _positive(condition: float, dtype: str, order: int = N) -> np.ndarray:

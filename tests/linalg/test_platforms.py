@@ -21,7 +21,8 @@ from curvax.transforms.linalg import (
     _products,
     _qr,
 )
-from tests.helpers import ALL_CELLS, assert_close, orthogonal, with_spectrum
+from tests.cells import cells
+from tests.helpers import assert_close, orthogonal, with_spectrum
 from tests.tpu_forms import forms_of_tpus
 
 EPS = float(np.finfo(np.float32).eps)
@@ -45,7 +46,7 @@ SPECTRA = {
     "tiny": 1e-30 * np.geomspace(1, 0.1, ORDER),
     "huge": 1e36 * np.geomspace(1, 0.1, ORDER),
 }
-SHAPES = {"wide": (ORDER, ORDER + 40)} | ({"tall": (ORDER + 40, ORDER)} if ALL_CELLS else {})
+SHAPES = dict(cells([("wide", (ORDER, ORDER + 40)), ("tall", (ORDER + 40, ORDER))], of=2))
 
 
 def matrices(shape: tuple[int, int]) -> np.ndarray:

@@ -12,9 +12,9 @@ import scipy.linalg
 
 from curvax import NEWTON_SCHULZ_COEFFICIENTS, newton_schulz, polar_qdwh, polar_svd
 from curvax.transforms.linalg._polar import coefficient_rows
-from tests.helpers import assert_close, share, with_spectrum
+from tests.cells import cells
+from tests.helpers import assert_close, with_spectrum
 
-pytestmark = pytest.mark.xdist_group("polar")  # what a method makes of a shape is compiled once
 _newton_schulz = jax.jit(newton_schulz, static_argnums=(1, 2))
 
 
@@ -119,7 +119,7 @@ ITERATED = [(8, 13), (13, 8), (9, 9), (6, 12), (20, 6)]
 
 @pytest.mark.parametrize(
     ("name", "steps", "shape"),
-    share(((*schedule, shape) for schedule in SCHEDULES for shape in ITERATED), of=3),
+    cells(((*schedule, shape) for schedule in SCHEDULES for shape in ITERATED), of=3),
 )
 def test_newton_schulz_maps_singular_values_and_keeps_singular_vectors(name, steps, shape):
     x = _matrices(shape)

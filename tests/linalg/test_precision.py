@@ -14,7 +14,8 @@ from curvax.transforms.linalg._eigh import eigh
 from curvax.transforms.linalg._inverse_root import solve_root
 from curvax.transforms.linalg._products import at, exact_product, multiplied, square_of_lower
 from curvax.transforms.linalg._qr import qr
-from tests.helpers import generator, orthogonal, share
+from tests.cells import cells
+from tests.helpers import generator, orthogonal
 
 ORDER, COLUMNS, STEPS = 24, 40, 20
 G = np.float32(generator(jax.random.key(0)).standard_normal((STEPS, ORDER, COLUMNS)))
@@ -68,7 +69,7 @@ def updates(direction: Any, gradients: Any = G[:3]) -> np.ndarray:
     return np.asarray(jax.jit(lambda g: jax.lax.scan(step, start, g)[1])(gradients))
 
 
-@pytest.mark.parametrize("name", share(MAKERS, of=4))
+@pytest.mark.parametrize("name", cells(MAKERS, of=4))
 def test_each_operation_has_its_own_level(name: str) -> None:
     """A level of one of them rounds its products alone."""
     make = MAKERS[name]

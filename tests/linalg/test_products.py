@@ -14,7 +14,8 @@ import pytest
 import curvax
 from curvax.transforms._side import LEFT, RIGHT, Side
 from curvax.transforms.linalg._products import gram, multiplied
-from tests.helpers import TO_READ, assert_close, normal_like, share
+from tests.cells import cells
+from tests.helpers import TO_READ, assert_close, normal_like
 
 BATCHES = ((), (1,), (2, 3))
 
@@ -56,7 +57,7 @@ def test_a_matrix_alone_is_not_transposed_to_be_multiplied() -> None:
     assert copies(lambda x: x @ x.mT, x), "XLA has learned it: these functions are no longer needed"
 
 
-@pytest.mark.parametrize("make", share([curvax.scale_by_asgo, curvax.scale_by_shampoo], of=2))
+@pytest.mark.parametrize("make", cells([curvax.scale_by_asgo, curvax.scale_by_shampoo], of=2))
 def test_a_guard_needs_no_more_than_one_copy_of_the_gradients(make: Any) -> None:
     """In a step that makes them: zeros are not written anew for each product."""
     shapes = {"square": (1, 64, 64), "wide": (1, 64, 256), "tall": (1, 256, 64)}

@@ -14,7 +14,8 @@ from curvax.transforms.linalg._qr import (
     reflected,
     reflectors_of,
 )
-from tests.helpers import assert_close, orthogonal, share
+from tests.cells import cells
+from tests.helpers import assert_close, orthogonal
 
 # One reflector, less than a panel, panels in part, and two loops.
 ORDERS = (1, 2, PANEL - 1, PANEL + 1, PANEL * 2 * LEAST_PANELS + 3)
@@ -48,7 +49,7 @@ def test_reflectors_and_signs_make_the_matrix(order):
     )
 
 
-@pytest.mark.parametrize("order", share(ORDERS, of=2))
+@pytest.mark.parametrize("order", cells(ORDERS, of=2))
 def test_panels_are_the_reflectors_one_by_one(order):
     """Also of vectors that no decomposition gave, of any length."""
     generator = np.random.default_rng(order)

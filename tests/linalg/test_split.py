@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from curvax.transforms.linalg import _by_products, _polar
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.shared.meshes import mesh_of
 
 DEVICES = 8
@@ -58,8 +59,8 @@ def spread_spectrum(*shape: int) -> np.ndarray:
     return x + 3 * np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize("name", share(FUNCTIONS, of=3))
-@pytest.mark.parametrize("shape", share([(40, 16), (16, 64), (2, 12, 24), (9, 21)], of=3), ids=str)
+@pytest.mark.parametrize("name", cells(FUNCTIONS, of=3))
+@pytest.mark.parametrize("shape", cells([(40, 16), (16, 64), (2, 12, 24), (9, 21)], of=3), ids=str)
 def test_the_result_is_that_of_one_device_and_on_all(name: str, shape: tuple[int, ...]) -> None:
     """Also where the devices divide one side only, 12 × 24, or neither, 9 × 21."""
     x, f = spread_spectrum(*shape), FUNCTIONS[name]
@@ -69,7 +70,7 @@ def test_the_result_is_that_of_one_device_and_on_all(name: str, shape: tuple[int
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("shape", share([(16, 64), (32, 40), (64, 16)], of=2), ids=str)
+@pytest.mark.parametrize("shape", cells([(16, 64), (32, 40), (64, 16)], of=2), ids=str)
 def test_each_device_has_its_part_of_all_products(name: str, shape: tuple[int, ...]) -> None:
     assert DEVICES * flops(shared(FUNCTIONS[name], "x"), *shape) == flops(FUNCTIONS[name], *shape)
     if name == "quintic":  # sides that devices do not divide are not split
@@ -86,7 +87,7 @@ def test_the_devices_of_several_axes_share_a_matrix() -> None:
     assert 4 * flops(shared(f, "y", mesh=mesh), 16, 64) == flops(f, 16, 64)
 
 
-@pytest.mark.parametrize("method", share(["newton_schulz", "svd", "qdwh"], of=2))
+@pytest.mark.parametrize("method", cells(["newton_schulz", "svd", "qdwh"], of=2))
 def test_orthogonalize_takes_the_axis_with_each_update(method: str) -> None:
     """Decompositions on a CPU are done in full by each device."""
     x, direction = spread_spectrum(16, 64), curvax.orthogonalize(method)

@@ -12,15 +12,14 @@ is itself off by a tenth and enters an update four times: that bound is coarse f
 tell it (test_shampoo_4bit_references.py compares its codes). What float64 shares with the cell, the
 files `test_*_references.py` compare with other implementations.
 
-By default the bytes of one cell of each method are checked, every value of every factor among
-them; of these, a third of the fewest that have each policy, storage and code are run. All cells:
+By default the bytes of a sample of cells are checked, every value of every factor among them, and a
+few cells are run. All cells:
 
     CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_algebra.py
 """
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import itertools
@@ -38,7 +37,8 @@ import curvax
 from curvax import policies
 from curvax.transforms.storage import _quantized
 from tests.algebra import POSITIVE, ROUNDING, SIGNED, Twin, coding_errors, leaves_in, trajectory
-from tests.helpers import ALL_CELLS, share, with_spectrum
+from tests.cells import cells
+from tests.helpers import with_spectrum
 from tests.registry import ADAPTIVE, NAMED, REGISTRY, Row
 
 SAFETY = 1.5
@@ -130,30 +130,8 @@ ALL = [
 ]
 
 
-def spread(cells: Sequence[Cell]) -> list[Cell]:
-    """A cell of each method, those with few to choose from first: the one of the rarest values."""
-    methods = [list(own) for _, own in itertools.groupby(cells, lambda cell: cell.method)]
-    seen: collections.Counter[tuple[int, str | None]] = collections.Counter()
-    chosen = []
-    for own in sorted(methods, key=len):
-        chosen.append(min(own, key=lambda cell: sum(seen[value] for value in enumerate(cell))))
-        seen.update(enumerate(chosen[-1]))
-    return sorted(chosen, key=cells.index)
-
-
-def new(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells that together have each policy, storage and code: always one with the most new ones."""
-    values = {cell: set(enumerate(cell[1:])) for cell in cells}
-    missing, chosen = set().union(*values.values()), []
-    while missing:
-        chosen.append(max(cells, key=lambda cell: len(values[cell] & missing)))
-        missing -= values[chosen[-1]]
-    return sorted(chosen, key=cells.index)
-
-
-SAMPLE = ALL if ALL_CELLS else spread(ALL)
-FEWEST = ALL if ALL_CELLS else new(SAMPLE)
-COMPARED = share(FEWEST, of=3)
+SAMPLE = cells(ALL, of=15)
+COMPARED = cells(ALL, of=100)
 
 
 # What they run on.
@@ -228,13 +206,7 @@ def compared(cell: Cell) -> tuple[np.ndarray, np.ndarray]:
 # The tests.
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        pytest.param(cell, id=str(cell), marks=pytest.mark.xdist_group(f"algebra {cell[:2]}"))
-        for cell in COMPARED
-    ],
-)
+@pytest.mark.parametrize("cell", COMPARED, ids=str)
 def test_a_cell_is_its_method_in_float64_but_for_what_its_codes_lose(
     cell: Cell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,11 +255,7 @@ def test_the_registry_has_every_method() -> None:
 
 
 def test_every_value_is_in_the_sample() -> None:
-    def values(cells: Sequence[Cell]) -> list[set[str | None]]:
-        return [set(column) for column in zip(*cells, strict=True)]
-
-    assert values(spread(ALL)) == values(ALL)
-    assert values(new(spread(ALL)))[1:] == values(ALL)[1:]
+    assert [set(x) for x in zip(*SAMPLE, strict=True)] == [set(x) for x in zip(*ALL, strict=True)]
 
 
 def test_the_bound_notices_a_storage_that_forgets(monkeypatch: pytest.MonkeyPatch) -> None:

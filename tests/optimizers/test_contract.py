@@ -24,17 +24,16 @@ from jax.sharding import PartitionSpec as P
 
 import curvax
 from curvax.transforms.matrices._view import MatrixViewState
-from tests.cases import every_optimizer, in_turns
+from tests.cases import every_optimizer
+from tests.cells import cells
 from tests.contract import compiled, plain_program, shapes_and_dtypes, small_run, small_tree
 from tests.helpers import (
-    ALL_CELLS,
     assert_close,
     gradients_like,
     normal_like,
     program,
     resolution,
     run,
-    share,
     states_by_parameter,
     tolerance,
 )
@@ -65,7 +64,6 @@ LEAVES = {
 SPEC = {"layers/kernel": curvax.MatrixAxes(rows=1, columns=2)}
 # Enough for a mesh: one shape cut both ways, batch axes, merged axes that are cut, a vector.
 ON_MESH = ("wide/kernel", "layers/kernel", "query/kernel", "out/kernel", "wide/bias")
-IN_BFLOAT16 = tuple(LEAVES) if ALL_CELLS else ("temperature", *ON_MESH)
 
 
 def contract_tree(dtype: str, kinds: Iterable[str] = LEAVES) -> dict[str, jax.Array]:
@@ -117,7 +115,7 @@ def assert_updated(updates: Any, params: Any) -> None:
         assert np.isfinite(update).all() and np.any(update != 0), name
 
 
-@in_turns(0, of=4)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=4))
 def test_every_kind_of_leaf(row: Row) -> None:
     """In the context of an Explicit mesh. Types suffice: what JAX refuses, it refuses in them."""
     shardings = shardings_for("explicit", first_by="row")
@@ -136,7 +134,7 @@ def test_every_kind_of_leaf(row: Row) -> None:
     assert_matrix_branch(row, params, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
 
 
-@in_turns(2, of=4)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=4))
 def test_no_batch_is_decomposed(row: Row) -> None:
     """On CPUs several may wait for each other forever; see docs/xla.md, "LAPACK"."""
     params = {
@@ -152,9 +150,9 @@ def test_no_batch_is_decomposed(row: Row) -> None:
         assert np.prod(batch, initial=1) == 1, f"{kind}: {shape}"
 
 
-@in_turns(1, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> None:
-    narrow = contract_tree("bfloat16", IN_BFLOAT16)
+    narrow = contract_tree("bfloat16")
     gradients = gradients_like(narrow, 1)
     optimizer = make(row, narrow)
     (updates,), states = run(optimizer, gradients, narrow)
@@ -165,7 +163,7 @@ def test_narrow_gradients_give_the_updates_of_wide_ones_rounded(row: Row) -> Non
     assert_close(updates, expected, row.growth)
 
 
-@in_turns(3, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_a_mesh_gives_the_same_updates(row: Row) -> None:
     """The kinds of axes in turns; with all work divided, see `test_distribute.py`."""
     mesh = ("auto", "explicit")[REGISTRY.index(row) % 2]
@@ -205,7 +203,7 @@ def shardings_for(kind: str, first_by: str = "column") -> dict[str, NamedShardin
     }
 
 
-@in_turns(0)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_extra_arguments_are_ignored_and_params_not_needed_without_weight_decay(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
@@ -217,7 +215,7 @@ def test_extra_arguments_are_ignored_and_params_not_needed_without_weight_decay(
     assert program(otherwise, params, state, params) == plain_program(row)
 
 
-@pytest.mark.parametrize("name", share(["racs", "shampoo", "alice"], of=3))
+@pytest.mark.parametrize("name", cells(["racs", "shampoo", "alice"], of=3))
 def test_nothing_needs_jit(name: str) -> None:
     row = NAMED[name]
     kernel = lambda tree: {"dense": {"kernel": tree["dense"]["kernel"]}}  # noqa: E731
@@ -241,7 +239,7 @@ def test_second_call_compiles_nothing(row: Row) -> None:
         assert optimizer.update._cache_size() == 1  # pyright: ignore
 
 
-@in_turns(13, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_donated_state_gives_the_same_updates(row: Row) -> None:
     # A state whose dtypes or shapes change cannot be donated, which is a warning and so an error;
     # nor can one that holds the same array twice.
@@ -255,7 +253,7 @@ def test_donated_state_gives_the_same_updates(row: Row) -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first))
 
 
-@in_turns(2, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_replicas_can_be_mapped(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
@@ -270,7 +268,7 @@ def test_replicas_can_be_mapped(row: Row) -> None:
         assert_close(own, alone, row.growth)
 
 
-@in_turns(1)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_init_can_be_evaluated_abstractly(row: Row) -> None:
     params = small_tree()
     optimizer = row.make()
@@ -282,7 +280,7 @@ def test_init_can_be_evaluated_abstractly(row: Row) -> None:
     assert len(places) == len(leaves), "the state has an array twice: it cannot be donated"
 
 
-@in_turns(2)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_init_does_not_grow_with_the_leaves_of_a_shape(row: Row) -> None:
     """But for the zeros of a momentum behind the matrix view."""
     few, many = ({f"{i}/kernel": jnp.ones((4, 6)) for i in range(n)} for n in (2, 8))
@@ -297,7 +295,7 @@ DTYPES = pytest.mark.parametrize(
 
 
 @DTYPES
-@in_turns(0, of=6)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
 def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) -> None:
     """Updates have the wider dtype of gradients and parameters; the state, whose statistics are
     float32, keeps its own. So a step can be a branch where updates have the gradients' dtype."""
@@ -325,7 +323,7 @@ def test_dtypes_are_stable(row: Row, params_dtype: str, gradients_dtype: str) ->
 
 
 @DTYPES
-@in_turns(1)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_directions_have_the_dtype_of_their_gradients(
     row: Row, params_dtype: str, gradients_dtype: str
 ) -> None:
@@ -340,7 +338,7 @@ def test_directions_have_the_dtype_of_their_gradients(
     assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
 
 
-@in_turns(2, of=9)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
 def test_map_params_maps_the_matrices_entries_and_leaves_other_counters(row: Row) -> None:
     """The arrays of all stacks, with their step counts; those of other steps stay."""
     params = small_tree()
@@ -366,7 +364,7 @@ def test_map_params_maps_the_matrices_entries_and_leaves_other_counters(row: Row
     assert steps[0] <= {4} and steps[1] == {3}
 
 
-@in_turns(10, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     params = small_tree("bfloat16")
     inject = optax.inject_hyperparams(
@@ -385,7 +383,7 @@ def test_injected_hyperparameters_are_the_plain_ones(row: Row) -> None:
     assert_close(updates, expected, row.growth)
 
 
-@in_turns(0, of=9)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
 def test_weight_decay_is_decoupled_and_masked_and_others_have_their_learning_rate(row: Row) -> None:
     params = small_tree()
     mask = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": row.on_weights}}
@@ -405,7 +403,7 @@ def test_weight_decay_is_decoupled_and_masked_and_others_have_their_learning_rat
     assert_close(updates["dense"], decayed, row.growth)
 
 
-@in_turns(2)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_a_tree_of_vectors_is_announced_and_trained(row: Row) -> None:
     params = {"bias": jnp.ones(3), "dense": {"scale": jnp.ones(4)}}
     gradient = gradients_like(params, 1)[0]
@@ -432,7 +430,7 @@ def test_a_tree_without_leaves(row: Row) -> None:
         assert updates == params
 
 
-@in_turns(1)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_absent_leaves_stay_absent(row: Row) -> None:
     params = small_tree() | {"frozen": {"kernel": None}}
     optimizer = row.make()

@@ -13,9 +13,9 @@ from test_faults import each
 import curvax
 from curvax.transforms.directions._moment_ratio import ratio
 from curvax.transforms.linalg._numerics import magnitude
-from tests.fault_model import Cell, chosen_of
-from tests.helpers import gradients_like, share
-from tests.registry import REGISTRY
+from tests.cells import cells
+from tests.fault_model import CELLS, Cell
+from tests.helpers import gradients_like
 from tests.shared.damage import damaged
 from tests.shared.reports import table
 
@@ -25,7 +25,6 @@ PARAMS = {
     "b": {"kernel": np.ones((4, 6), np.float32)},  # in the stack of `a`
     "tall": {"kernel": np.ones((6, 4), np.float32)},
 }
-CELLS = share([*map(chosen_of, REGISTRY), Cell("soap", "every", "feedback")], of=6)
 OF_OPTAX = ("nu", "trace")
 """Fields of Optax's own transformations: an infinite second moment makes an entry's update zero,
 without a trace in the direction, and OSGDM's momentum is behind the matrices."""
@@ -56,7 +55,7 @@ def is_finite(tree: Any) -> bool:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@each(CELLS)
+@each(cells(CELLS, of=40))
 def test_a_damaged_state_heals(cell: Cell, value: float) -> None:
     """At most one update is zero; no other matrix, in the same stack or not, notices."""
     optimizer, step, state, gradients = given(cell)

@@ -7,7 +7,6 @@ every step; with stale roots and bases few methods have a bound for gradients th
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,8 +16,8 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.cases import every_optimizer, in_turns
-from tests.helpers import ALL_CELLS
+from tests.cases import every_optimizer
+from tests.cells import cells
 from tests.registry import NAMED, REGISTRY, Row, Step
 from tests.registry._bounds import assert_bounded
 
@@ -174,10 +173,6 @@ DEGENERATE = (
 ODD = ((1, 5), (5, 1), (1, 1), (7, 13), (13, 7), (6, 6))
 
 
-def odd_shapes(row: Row) -> tuple[tuple[int, int], ...]:
-    return ODD if ALL_CELLS else (ODD[REGISTRY.index(row) // 3 % len(ODD)],)
-
-
 def degenerate(shape: tuple[int, int], place: int) -> np.ndarray:
     return batch(np.random.default_rng(place), shape, DEGENERATE[place])
 
@@ -193,23 +188,23 @@ def assert_bounded_if_repeated(row: Row, shape: tuple[int, int], gradient: np.nd
     assert not updates[:, nothing].any()
 
 
-@in_turns(0, of=6)
-def test_the_same_degenerate_gradient_at_every_step(row: Row) -> None:
-    for shape, place in itertools.product(odd_shapes(row), range(len(DEGENERATE))):
+@pytest.mark.parametrize(("row", "shape"), cells(REGISTRY, ODD, of=36))
+def test_the_same_degenerate_gradient_at_every_step(row: Row, shape: tuple[int, int]) -> None:
+    for place in range(len(DEGENERATE)):
         assert_bounded_if_repeated(row, shape, degenerate(shape, place))
 
 
-@in_turns(2, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_ten_thousand_rows(row: Row) -> None:
     for place in (1, 2):
         assert_bounded_if_repeated(row, (10_000, 8), degenerate((10_000, 8), place))
 
 
-@in_turns(0, of=6)
-def test_degenerate_gradients_between_ordinary_ones(row: Row) -> None:
+@pytest.mark.parametrize(("row", "shape"), cells(REGISTRY, ODD, of=36))
+def test_degenerate_gradients_between_ordinary_ones(row: Row, shape: tuple[int, int]) -> None:
     """Roots and bases are those of another gradient: finite all the same."""
     random = np.random.default_rng(0)
-    for shape, place in itertools.product(odd_shapes(row), range(len(DEGENERATE))):
+    for place in range(len(DEGENERATE)):
         before, after = random.standard_normal((2, BATCH, *shape)).astype(np.float32)
         run(row, shape, [before, degenerate(shape, place), after], fuzzing=False)
 

@@ -10,13 +10,13 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import ALL_CELLS
+from tests.cells import cells
 from tests.registry import REGISTRY, Row
 
 # With as many columns as rows no factor has an eigenvalue of 0, twice or more often, where
 # eigenvectors have no derivative.
 SHAPES = {"a": {"kernel": (5, 5)}, "bias": (4,)}
-COMPILED = [row for row in REGISTRY if ALL_CELLS or row.name == "muon"]
+COMPILED = cells(REGISTRY, of=17)
 
 
 def trees(seed: int, dtype: Any) -> Any:

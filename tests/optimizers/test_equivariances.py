@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import assert_close, orthogonal, scanned, share, steps_of
+from tests.cells import cells
+from tests.helpers import assert_close, orthogonal, scanned, steps_of
 from tests.shared.identities import NEWTON_SCHULZ, of_shapes
 
 Tree = dict[str, np.ndarray]
@@ -114,7 +115,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", share(CASES, of=4))
+@pytest.mark.parametrize("name", cells(CASES, of=4))
 def test_directions_commute_with(name: str) -> None:
     """And not with other moves, where much more than rounding tells them apart."""
     case = CASES[name]

@@ -2,7 +2,7 @@
 
 A cell of the product compiles once: its faults, and the steps at which decompositions fail, are
 data. All comparisons are bit for bit, of the updates and of every array of the state at every step.
-By default one cell of every third method runs, with a share of the faults. All cells, all faults:
+By default a sample of the cells runs, each with a sample of the faults. All cells, all faults:
 
     CURVAX_ALL_CELLS=1 pytest tests/optimizers/test_faults.py
 """
@@ -26,6 +26,7 @@ from test_algebra import ALL
 import curvax
 from curvax.transforms.state._entries import entries_in
 from curvax.transforms.state._traced import traced
+from tests.cells import ALL_CELLS, cells
 from tests.fault_model import (
     CELLS,
     FAULTS,
@@ -34,13 +35,12 @@ from tests.fault_model import (
     VALUES,
     Cell,
     Fault,
-    chosen_of,
     hits,
     injected,
     struck,
     widened,
 )
-from tests.helpers import ALL_CELLS, normal_like
+from tests.helpers import normal_like
 from tests.registry import REGISTRY
 from tests.tpu_forms import loops_of
 
@@ -49,12 +49,11 @@ SHAPES = {"dense/kernel": (4, 6), "dense/bias": (6,), "head/kernel": (6, 4), "la
 WIDE = {name: SHAPES[name] for name in ("dense/kernel", "dense/bias", "layers")}
 TALL = WIDE | {"dense/kernel": (6, 4), "layers": (2, 6, 4)}
 SPEC = {"layers": curvax.MatrixAxes(rows=1, columns=2)}
-SHARE = 1 if ALL_CELLS else 5  # prime to the number of faults: each share has all values and parts
 UNSEEN = [  # a first basis has columns of the identity: to them another row's 1e30 is 0
     fault for fault in FAULTS if (fault.value, fault.moment, fault.steps) == ("1e30", "step 1", 1)
 ]
-CHOSEN = tuple(map(chosen_of, REGISTRY))
-SAMPLE = CELLS if ALL_CELLS else CHOSEN[1::3]
+SAMPLE = cells(CELLS, of=20)
+TRIED = cells(SAMPLE, FAULTS, of=5)
 DUE = np.isin(np.arange(1, STEPS + 1), (1, *range(PERIOD, STEPS + 1, PERIOD)))  # every(PERIOD)
 TRACES = itertools.count()
 DECOMPOSITIONS = ("eigh", "svd", "qr", "cholesky")
@@ -62,11 +61,7 @@ TRIANGLE = ("codes", "scales", "diagonal")
 ROOTS, BASES = ("inverse_root", "eigenvalues", "damping"), ("basis",)
 
 
-def each(cells: Any) -> Any:
-    return pytest.mark.parametrize(
-        "cell",
-        [pytest.param(c, id=str(c), marks=pytest.mark.xdist_group(f"faults {c}")) for c in cells],
-    )
+each = functools.partial(pytest.mark.parametrize, "cell", ids=str)
 
 
 # Trajectories, compiled once for each cell.
@@ -241,7 +236,7 @@ def test_what_a_fault_strikes_stands_still_and_has_a_zero_gradient(cell: Cell) -
     assert clean.finite.all()
     assert not clean.state[:, work.counters].any()
     others = np.setdiff1d(np.arange(clean.state.shape[1]), work.counters)
-    for fault in dict.fromkeys((*FAULTS[SAMPLE.index(cell) % SHARE :: SHARE], *UNSEEN)):
+    for fault in dict.fromkeys((*(fault for own, fault in TRIED if own == cell), *UNSEEN)):
         masks = struck(fault, shapes, cell.starts(PERIOD), STEPS)
         faulty = work.run(injected(gradients, masks, VALUES[fault.value]))
         zeroed = work.run(injected(gradients, widened(masks), 0.0))
@@ -378,12 +373,10 @@ def test_a_failed_decomposition_of_every_step_poisons_nothing(cell: Cell) -> Non
 def test_the_product_is_the_algebras() -> None:
     plain = {c[:3] for c in ALL if c.moments == "plain" and c.storage != "quantized8"}
     assert set(CELLS) == plain
-    assert {c.method for c in CHOSEN} == {row.name for row in REGISTRY}
-    assert {c.refresh for c in CHOSEN} >= set(REFRESH) and {c.storage for c in CHOSEN} >= set(
-        STORAGE
-    )
+    assert {c.method for c in CELLS} == {row.name for row in REGISTRY}
 
 
-def test_every_fault_is_tried_by_default() -> None:
-    tried = {f for i in range(len(SAMPLE)) for f in FAULTS[i % 5 :: 5]}
-    assert tried == set(FAULTS)
+def test_the_sample_has_every_policy_and_storage_and_fault() -> None:
+    assert {c.refresh for c in SAMPLE} >= set(REFRESH)
+    assert {c.storage for c in SAMPLE} >= set(STORAGE)
+    assert {fault for _, fault in TRIED} == set(FAULTS)

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 import curvax
-from tests.cases import in_turns
+from tests.cells import cells
 from tests.helpers import assert_close, trajectory
-from tests.registry import Row
+from tests.registry import REGISTRY, Row
 
 SIZES = (0, 1e-5, 1e-3, 10)  # of which float16 holds neither the squares nor 1e-8
 
@@ -40,7 +40,7 @@ def assert_rounded(optimizer: Any) -> None:
         assert x[-1].any()
 
 
-@in_turns(0)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_updates_in_float16_are_those_of_float32_rounded(row: Row) -> None:
     assert_rounded(row.make(**row.for_fuzzing()))
 

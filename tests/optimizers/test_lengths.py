@@ -5,7 +5,6 @@ same gradient for ever, or one that changes its sign; in 32 bits and with every 
 """
 
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -15,8 +14,8 @@ import pytest
 
 import curvax
 from curvax.transforms.directions._moment_ratio import largest_ratio
-from tests.cases import in_turns
-from tests.helpers import share, trajectory
+from tests.cells import cells
+from tests.helpers import trajectory
 from tests.registry import NAMED, REGISTRY, Row
 from tests.registry._bounds import assert_bounded, of_moments
 
@@ -73,15 +72,14 @@ STORAGES = {
 }
 
 
-@in_turns(1, of=6)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
 def test_lengths_are_within_the_row_s_bound(row: Row) -> None:
     assert_within_the_bound(row)
 
 
 @pytest.mark.parametrize(
     ("row", "storage"),
-    share(itertools.product([row for row in REGISTRY if row.factors], list(STORAGES)[1:]), of=14),
-    ids=str,
+    cells([row for row in REGISTRY if row.factors], list(STORAGES)[1:], of=14),
 )
 def test_lengths_with_4_bits_are_within_the_row_s_bound(row: Row, storage: str) -> None:
     assert_within_the_bound(row, storage=STORAGES[storage])
@@ -100,11 +98,11 @@ def test_soap_keeps_adam_s_bound_and_the_ratio_alone_does_not() -> None:
     assert limited["at every step"] == alone["at every step"] < 0.3
 
 
-def test_soap_in_4_bits_keeps_adam_s_bound_and_the_ratio_alone_does_not() -> None:
+@pytest.mark.parametrize("storage", cells(["4 bits", "Cholesky"], of=2))
+def test_soap_in_4_bits_keeps_adam_s_bound_and_the_ratio_alone_does_not(storage: str) -> None:
     """Codes of a statistic in its basis do not turn the eigenvectors of a constant gradient."""
-    for storage in share((STORAGES["4 bits"], STORAGES["Cholesky"]), of=2):
-        found = root_mean_squares(curvax.scale_by_soap(storage=storage), 32, 64)
-        assert max(found.values()) <= 1.001
+    found = root_mean_squares(curvax.scale_by_soap(storage=STORAGES[storage]), 32, 64)
+    assert max(found.values()) <= 1.001
     alone = root_mean_squares(
         curvax.scale_by_soap(storage=STORAGES["4 bits"], limit=np.inf), 32, 64
     )
@@ -112,9 +110,7 @@ def test_soap_in_4_bits_keeps_adam_s_bound_and_the_ratio_alone_does_not() -> Non
     assert alone["constant"] <= 1.001
 
 
-@pytest.mark.parametrize(
-    ("method", "storage"), share(itertools.product(["asgo", "shampoo"], STORAGES), of=3)
-)
+@pytest.mark.parametrize(("method", "storage"), cells(["asgo", "shampoo"], STORAGES, of=3))
 def test_stale_roots_with_a_limit_are_as_long_as_fresh_ones(method: str, storage: str) -> None:
     """Shampoo's direction is the gradient until the first refresh after a gradient."""
     m, n = 32, 64

@@ -19,7 +19,8 @@ from curvax import policies, subspaces
 from curvax.transforms._stacks import key_for
 from curvax.transforms.linalg._eigh import with_fixed_signs
 from curvax.transforms.linalg._qr import orthogonal_complement
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.reference import alice as alice_reference
 from tests.reference import galore as galore_reference
 from tests.reference.sumo import sumo as sumo_reference
@@ -31,7 +32,6 @@ from tests.shared.low_rank import (
     STEPS,
     TRANSPOSED,
     due_steps,
-    of_shapes,
     oriented,
 )
 from tests.shared.transcriptions import Case, assert_follows, of_smaller
@@ -101,7 +101,7 @@ for name, (compensation, theirs) in FIRA.items():
     CASES[f"Fira, {name}"] = case(
         curvax.scale_by_fira(rank=RANK, refresh=4, compensation=compensation),
         functools.partial(galore_reference.fira, rank=RANK, K=4, **theirs),
-        of_shapes(name, FIRA),
+        GRADIENTS,
         states=WITH_BASIS,
     )
 
@@ -146,7 +146,7 @@ def alice_of(variant: str) -> Case:
     return case(
         lambda period: curvax.scale_by_alice(refresh=curvax.every(period), **ours),
         reference,
-        TRANSPOSED if variant == "evd" else of_shapes(variant, ALICE),
+        TRANSPOSED if variant == "evd" else GRADIENTS,
         states={**WITH_BASIS, **(TRACKED if variant == "alice" else {})},
         periods=(4, 7) if variant == "alice" else (4,),
         with_state=True,
@@ -185,7 +185,7 @@ def apollo_of(variant: str) -> Case:
     return case(
         curvax.scale_by_apollo(**{"rank": RANK, "refresh": 4, "limit": np.inf, **ours}),
         reference,
-        of_shapes(variant, APOLLO),
+        GRADIENTS,
         states=WITH_BASIS if variant == "svd" else MOMENTS,
         with_state=True,
     )
@@ -218,7 +218,7 @@ def sumo_of(variant: str) -> Case:
     return case(
         make,
         reference,
-        of_shapes(variant, SUMO),
+        GRADIENTS,
         states={"raw": ("M", None), "subspace.basis": ("Q", None)},
         periods=(1, 4, 7) if variant == "plain" else (4,),
         offset=1,
@@ -228,9 +228,11 @@ def sumo_of(variant: str) -> Case:
 CASES |= {f"SUMO, {variant}": sumo_of(variant) for variant in SUMO}
 
 
-@pytest.mark.parametrize("name", share(CASES, of=4))
-def test_directions_follow_the_transcription(name: str) -> None:
-    assert_follows(CASES[name])
+@pytest.mark.parametrize(
+    ("name", "shape"), cells(((name, x) for name in CASES for x in CASES[name].gradients), of=10)
+)
+def test_directions_follow_the_transcription(name: str, shape: str) -> None:
+    assert_follows(CASES[name]._replace(gradients={shape: GRADIENTS[shape]}))
 
 
 def test_sumo_refreshed_by_norm_follows_the_transcription() -> None:

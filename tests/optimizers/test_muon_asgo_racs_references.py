@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import share
+from tests.cells import cells
 from tests.reference import asgo as asgo_reference
 from tests.reference import muon as muon_reference
 from tests.reference.racs import racs
@@ -221,20 +221,20 @@ CELLS = [(name, "float64") for name in CASES if "RACS, " not in name or name.end
 CELLS += [(name, "float32") for name in IN_FLOAT32]
 
 
-@pytest.mark.parametrize(("name", "dtype"), share(CELLS, of=5))
+@pytest.mark.parametrize(("name", "dtype"), cells(CELLS, of=5))
 def test_directions_follow_the_transcription(name: str, dtype: str) -> None:
     least = IN_FLOAT32[name] if dtype == "float32" else None
     assert_follows(CASES[name]._replace(dtype=dtype), least)
 
 
-def test_asgo_refreshed_one_step_later_does_not_follow_the_transcription() -> None:
-    for name in share(HARD, of=2):
-        case = asgo_of(*ASGO["period 3"], offset=2)._replace(gradients={name: HARD[name]})
-        with pytest.raises(AssertionError, match="exceeds the bound"):
-            assert_follows(case)
+@pytest.mark.parametrize("name", cells(HARD, of=len(HARD)))
+def test_asgo_refreshed_one_step_later_does_not_follow_the_transcription(name: str) -> None:
+    case = asgo_of(*ASGO["period 3"], offset=2)._replace(gradients={name: HARD[name]})
+    with pytest.raises(AssertionError, match="exceeds the bound"):
+        assert_follows(case)
 
 
-@pytest.mark.parametrize("dtype", share(["float64", "float32"], of=2))
+@pytest.mark.parametrize("dtype", cells(["float64", "float32"], of=2))
 def test_head_wise_asgo_follows_the_transcription(dtype: str) -> None:
     numbers: dict[str, Any] = {"b1": 0.8, "b2": 0.7}
     gradient = np.random.default_rng(1).standard_normal((24, 4, 18)).astype(np.float32)

@@ -3,6 +3,7 @@
 Other transformations around it, Flax, debugging modes, 64 bits, hyper-parameters in the state.
 """
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from flax.training.train_state import TrainState
 import curvax
 from curvax import inject_hyperparams
 from curvax.transforms._validate import Value
-from tests.cases import in_turns, in_turns_of
+from tests.cells import cells
 from tests.contract import (
     Model,
     compiled,
@@ -29,14 +30,7 @@ from tests.contract import (
     small_updates,
     two_stacks,
 )
-from tests.helpers import (
-    ALL_CELLS,
-    assert_close,
-    gradients_like,
-    run,
-    states_by_parameter,
-    tolerance,
-)
+from tests.helpers import assert_close, gradients_like, run, states_by_parameter, tolerance
 from tests.registry import REGISTRY, Row
 
 MASK = {"dense": {"kernel": True, "bias": True}, "head": {"kernel": False}}
@@ -108,7 +102,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize(("row", "name"), in_turns_of(INSIDE, 3))
+@pytest.mark.parametrize(("row", "name"), cells(REGISTRY, INSIDE, of=len(REGISTRY)))
 def test_inside_another_transformation_updates_are_the_plain_ones(row: Row, name: str) -> None:
     case, params = INSIDE[name], small_tree()
     gradients = gradients_like(params, 3)
@@ -156,13 +150,13 @@ def by_nnx_with_its_model(row: Row, gradients: list[Any]) -> Any:
 TRAINERS = {f.__name__: f for f in (by_train_state, by_nnx, by_nnx_with_its_model)}
 
 
-@pytest.mark.parametrize(("row", "name"), in_turns_of(TRAINERS, 10))
+@pytest.mark.parametrize(("row", "name"), cells(REGISTRY, TRAINERS, of=len(REGISTRY)))
 def test_flax_trains_the_same_parameters(row: Row, name: str) -> None:
     found = TRAINERS[name](row, gradients_like(small_tree(), 3))
     assert_close(found, small_training(row), row.growth)
 
 
-@in_turns(11, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_debugging_modes_find_nothing(row: Row) -> None:
     """No NaN, not even for zeros and matrices of rank 1, and JAX's own checks on."""
     params = small_tree()
@@ -183,40 +177,33 @@ def is_floating(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-@in_turns(0)
-def test_wide_types_are_used_only_by_wide_parameters(row: Row) -> None:
-    """With 64 bits switched on, float32 stays float32, and counters have 32 bits.
-
-    The parameters of one layer are wide: of the one and the other in turns.
-    """
-    layers = ("dense", "head")
-    for wide in layers if ALL_CELLS else layers[REGISTRY.index(row) % 2 :][:1]:
-        dtypes = {layer: "float64" if layer == wide else "float32" for layer in layers}
-        params = {
-            layer: jax.tree.map(lambda x: np.asarray(x, dtypes[layer]), leaves)  # noqa: B023
-            for layer, leaves in two_stacks().items()
-        }
-        optimizer = row.make()
-        with jax.enable_x64(True):
-            state = jax.eval_shape(optimizer.init, params)
-            updates, after = jax.eval_shape(optimizer.update, params, state, params)
-            zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
-            entries_of = states_by_parameter(optimizer, params, zeros)
-        assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
-        assert [x.dtype for x in jax.tree.leaves(updates)] == [
-            x.dtype for x in jax.tree.leaves(params)
-        ]
-        owned: set[str] = set()
-        for name, entries in entries_of.items():
-            for place, x in entries.items():
-                if is_floating(x):
-                    narrow = ALWAYS_FLOAT32 & set(place.split("/"))
-                    expected = "float32" if narrow else dtypes[name.split("/")[0]]
-                    assert x.dtype == expected, f"{place}: {x.dtype}"
-                    owned.add(place)
-        leaves = jax.tree.leaves(state)
-        assert len(owned) == sum(map(is_floating, leaves))
-        assert not {"int64", "uint64"} & {x.dtype.name for x in leaves}
+@pytest.mark.parametrize(("row", "wide"), cells(REGISTRY, ["dense", "head"], of=6))
+def test_wide_types_are_used_only_by_wide_parameters(row: Row, wide: str) -> None:
+    """With 64 bits switched on, float32 stays float32, and counters have 32 bits."""
+    dtypes = collections.defaultdict(lambda: "float32", {wide: "float64"})
+    params = {
+        layer: jax.tree.map(lambda x: np.asarray(x, dtypes[layer]), leaves)  # noqa: B023
+        for layer, leaves in two_stacks().items()
+    }
+    optimizer = row.make()
+    with jax.enable_x64(True):
+        state = jax.eval_shape(optimizer.init, params)
+        updates, after = jax.eval_shape(optimizer.update, params, state, params)
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state)
+        entries_of = states_by_parameter(optimizer, params, zeros)
+    assert shapes_and_dtypes(after) == shapes_and_dtypes(state)
+    assert [x.dtype for x in jax.tree.leaves(updates)] == [x.dtype for x in jax.tree.leaves(params)]
+    owned: set[str] = set()
+    for name, entries in entries_of.items():
+        for place, x in entries.items():
+            if is_floating(x):
+                narrow = ALWAYS_FLOAT32 & set(place.split("/"))
+                expected = "float32" if narrow else dtypes[name.split("/")[0]]
+                assert x.dtype == expected, f"{place}: {x.dtype}"
+                owned.add(place)
+    leaves = jax.tree.leaves(state)
+    assert len(owned) == sum(map(is_floating, leaves))
+    assert not {"int64", "uint64"} & {x.dtype.name for x in leaves}
 
 
 def test_arrays_of_numpy_are_taken_without_a_warning() -> None:
@@ -227,7 +214,7 @@ def test_arrays_of_numpy_are_taken_without_a_warning() -> None:
     assert {x.dtype.name for x in jax.tree.leaves(updates)} == {"float32"}
 
 
-@in_turns(10, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     narrow = small_tree()
     gradient = gradients_like(narrow, 1)[0]
@@ -245,7 +232,7 @@ def test_wide_gradients_give_the_updates_of_narrow_ones(row: Row) -> None:
     assert_close(updates, expected, growth, condition=1 / (1 - 0.999), eps=eps)
 
 
-@in_turns(13, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_narrow_gradients_give_the_updates_of_wide_ones(row: Row) -> None:
     """A bfloat16 gradient of float32 parameters is as good as the same numbers in float32."""
     params = small_tree()
@@ -260,7 +247,7 @@ def test_narrow_gradients_give_the_updates_of_wide_ones(row: Row) -> None:
 # Weight decay.
 
 
-@in_turns(1)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_the_state_does_not_depend_on_weight_decay(row: Row) -> None:
     """Off, on or injected, for a rate or a schedule: a checkpoint survives every change."""
     params = small_tree()
@@ -280,7 +267,7 @@ def test_the_state_does_not_depend_on_weight_decay(row: Row) -> None:
 # Hyper-parameters in the state.
 
 
-@in_turns(0)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_injected_are_the_numbers_alone(row: Row) -> None:
     """Integers, flags and names stay what they are, whichever way the factory is given them."""
     params = small_tree("bfloat16")
@@ -303,7 +290,7 @@ INJECTORS = {
 }
 
 
-@pytest.mark.parametrize(("row", "name"), in_turns_of(INJECTORS, 10))
+@pytest.mark.parametrize(("row", "name"), cells(REGISTRY, INJECTORS, of=len(REGISTRY)))
 def test_injected_numbers_can_be_scheduled_and_set(row: Row, name: str) -> None:
     params = small_tree()
     rate = lambda step: 0.1 / (1 + step)  # noqa: E731

@@ -23,7 +23,8 @@ import pytest
 
 import curvax
 from curvax.transforms.storage._codec import dither_of
-from tests.helpers import assert_close, at, orthogonal, share
+from tests.cells import cells
+from tests.helpers import assert_close, at, orthogonal
 from tests.reference import packed as reference
 from tests.reference.packed import Packing, Stored
 from tests.reference.soap import divide, fix_signs
@@ -82,7 +83,7 @@ def _there_and_back(bits: int, block: int = BLOCK, eps: float = SHIFT):
     return jax.jit(coded)
 
 
-@pytest.mark.parametrize(("bits", "order"), share(itertools.product(BITS, (1, 2, 9, 22)), of=5))
+@pytest.mark.parametrize(("bits", "order"), cells(BITS, (1, 2, 9, 22), of=5))
 def test_each_form_is_that_of_the_formulas(bits, order):
     packing, draw = packing_of(bits), np.random.default_rng(order)
     u = orthogonal(jax.random.key(order), order, order)
@@ -384,9 +385,7 @@ def _amplified(method: str, g: np.ndarray, state, direction: np.ndarray) -> floa
     return float(np.prod(norms) / np.linalg.norm(state["G_hat"]))
 
 
-@pytest.mark.parametrize(
-    ("method", "bits", "shape"), share(itertools.product(METHODS, BITS, SHAPES), of=29)
-)
+@pytest.mark.parametrize(("method", "bits", "shape"), cells(METHODS, BITS, SHAPES, of=29))
 def test_trajectories_follow_the_formulas(method, bits, shape):
     _assert_same_trajectory(method, bits, shape)
     with pytest.raises(AssertionError):  # the negative control

@@ -12,7 +12,8 @@ import pytest
 import curvax
 from curvax.published import RUNS
 from curvax.transforms.kronecker._eigenbasis import EigenbasisState
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.reference.hyperball_methods import adam_h, muon_h
 from tests.reference.kl_soap_h import kl_soap_h
 from tests.reference.track3_schedules import POWER_FACTORS, cooldown, power_cool
@@ -38,7 +39,7 @@ def test_every_run_gives_an_optimizer() -> None:
         assert jax.eval_shape(_made(name).init, PARAMS), name
 
 
-@pytest.mark.parametrize("method", share(OF_METHODS, of=13))
+@pytest.mark.parametrize("method", cells(OF_METHODS, of=13))
 def test_every_method_takes_a_step(method: str) -> None:
     """Of the two that start in a warm-up, the second step moves."""
     optimizer = _made(OF_METHODS[method])

@@ -21,7 +21,8 @@ import curvax
 from curvax import subspaces
 from curvax.transforms.directions._moment_ratio import moment_ratio
 from curvax.transforms.kronecker._factor import Factor
-from tests.helpers import ALL_CELLS, assert_close, orthogonal, scanned, share, steps_of
+from tests.cells import cells
+from tests.helpers import assert_close, orthogonal, scanned, steps_of
 from tests.shared.identities import NEWTON_SCHULZ, largest_condition, of_shapes
 from tests.shared.soap import soap_gradients
 
@@ -76,7 +77,7 @@ class Identity(NamedTuple):
     unlike: tuple[Any, ...] = ()
 
 
-GRADIENTS = of((2, 4, 7), *(((2, 7, 4), (5, 5)) if ALL_CELLS else ()))
+GRADIENTS = of(*cells([(2, 4, 7), (2, 7, 4), (5, 5)], of=3))
 SQUARE, ENTRIES = of((5, 5)), of((6, 1, 1))
 DIAGONAL = {k: g * np.eye(*g.shape[-2:]) for k, g in GRADIENTS.items()}
 AXES: dict[str, Any] = {"weight_dimension_numbers": {"*": curvax.MatrixAxes(-2, -1)}}
@@ -127,7 +128,7 @@ IDENTITIES |= {
 
 # ASGO and DASGO
 
-CONDITIONED = of_shapes(*share([(5, 9), (9, 5), (6, 6), (1, 7)], of=2))
+CONDITIONED = of_shapes(*cells([(5, 9), (9, 5), (6, 6), (1, 7)], of=2))
 of_momentum = functools.partial(curvax.scale_by_asgo, b1=0.9, variant="from_momentum")
 asgo = functools.partial(curvax.scale_by_asgo, b1=0.8, b2=0.9, eps=EPS)
 MUON_OF_MOMENTUM = curvax.scale_by_muon(method="svd", nesterov=False, b1=0.9)
@@ -248,7 +249,7 @@ IDENTITIES |= {
 
 # Low rank
 
-LOW_RANK = of(*share([(6, 9), (7, 7), (9, 6)], of=3))
+LOW_RANK = of(*cells([(6, 9), (7, 7), (9, 6)], of=3))
 ONCE = curvax.every(FOREVER)  # the first step alone
 GALORE = curvax.scale_by_galore(rank=3, refresh=4, scale=1.0)
 PARTS: dict[str, Any] = {"rank": 3, "b2": 0.999, "eps": 1e-8, "bias_correction": True, "b3": None}
@@ -294,7 +295,7 @@ IDENTITIES["APOLLO-Mini of one column is APOLLO"] = Identity(
 )
 
 
-@pytest.mark.parametrize("name", share(IDENTITIES, of=5))
+@pytest.mark.parametrize("name", cells(IDENTITIES, of=5))
 def test_directions_are_the_same(name: str) -> None:
     case = IDENTITIES[name]
     run = functools.partial(directions, gradients=case.gradients, dtype=case.dtype)
@@ -326,7 +327,7 @@ def test_directions_are_different(name: str) -> None:
     assert_different(directions(one, GRADIENTS), directions(other, GRADIENTS))
 
 
-@pytest.mark.parametrize("layout", share(["a row", "a column"], of=2))
+@pytest.mark.parametrize("layout", cells(["a row", "a column"], of=2))
 def test_original_shampoo_of_one_row_is_full_matrix_adagrad_between_norms(layout: str) -> None:
     """`D = (ε + Σ‖g‖²)^(-1/4) g (εI + Σgᵀg)^(-1/4)`; on that side alone, with p = 2, AdaGrad."""
     column = layout == "a column"
@@ -437,7 +438,7 @@ SCALED: dict[str, tuple[Any, int]] = {  # and the power of the scale that direct
 }
 
 
-@pytest.mark.parametrize("name", share(SCALED, of=2))
+@pytest.mark.parametrize("name", cells(SCALED, of=2))
 def test_directions_scale_as_a_power_of_the_gradients_bit_for_bit(name: str) -> None:
     """By even powers of two, whose square roots fourth roots have in them; by others up to
     rounding. Shampoo's have `s^(1 - 4/p)`, with relative damping; grafting makes it `s`."""
@@ -520,7 +521,7 @@ def test_the_threshold_of_dr_shampoo_does_not_depend_on_scales() -> None:
     assert min(numbers[0][-1]) < STEPS // 2 and max(numbers[0][-1]) > 1  # decisions each way
 
 
-WIDE = {"(2, 4, 7)": GRADIENTS["(2, 4, 7)"]}
+WIDE = of((2, 4, 7))
 SHARED: dict[str, Any] = {"eps": EPS, "b2": 0.9, "weight_decay": 0.1, **AXES}
 AS_THEY_ARE: dict[str, Any] = {"root": 2, "statistics_every": 1, "graft": "adam", "base": None}
 AS_THEY_ARE |= {"damping_mode": "absolute", "initial": 0.0, **SHARED}
@@ -576,7 +577,7 @@ BY_THRESHOLD: dict[str, tuple[Any, Any]] = {
 NEW_EIGENVALUES = ("dr_shampoo", "asgo by DR")  # at each check, whatever the threshold
 
 
-@pytest.mark.parametrize("name", share(BY_THRESHOLD, of=3))
+@pytest.mark.parametrize("name", cells(BY_THRESHOLD, of=3))
 def test_limits_of_the_threshold(name: str) -> None:
     """Next to 0 all checks are refreshes; with an infinite threshold only the first one is."""
     by_threshold, by_period = BY_THRESHOLD[name]

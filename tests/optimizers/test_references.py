@@ -15,7 +15,8 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close, run_scanned, share, stacked
+from tests.cells import cells
+from tests.helpers import assert_close, run_scanned, stacked
 from tests.reference.cautious import cautious_weight_decay, hyperball
 from tests.reference.dion import dion
 from tests.reference.eigenvalue_corrected import eigenvalue_corrected
@@ -40,7 +41,7 @@ from tests.shared.transcriptions import Case, Gradients, assert_follows, by_peri
 INF = float("inf")
 NEWTON_SCHULZ = 3.4445**5  # five iterations multiply small singular values by 3.4445
 SHAPES = {"wide": (6, 15), "square": (5, 5), "odd": (7, 11), "tall": (9, 6)}
-SHAPES = dict(share(SHAPES.items(), of=3))
+SHAPES = dict(cells(SHAPES.items(), of=3))
 GRADIENTS = {name: soap_gradients(shape) for name, shape in SHAPES.items()}
 GROWING = {name: growing_gradients(shape) for name, shape in SHAPES.items()}
 SQUARE, WIDE = {"square": soap_gradients((5, 5))}, {"wide": soap_gradients((5, 8))}
@@ -410,7 +411,7 @@ def test_methods_follow_the_reference_of_their_row(row: Row) -> None:
     assert_follows(case(row.make_direction(), row.reference, GRADIENTS, row.growth))
 
 
-@pytest.mark.parametrize("name", share(CASES, of=3))
+@pytest.mark.parametrize("name", cells(CASES, of=3))
 def test_directions_follow_the_transcription(name: str) -> None:
     assert_follows(CASES[name])
 
@@ -554,7 +555,7 @@ def over_gap(factor: np.ndarray) -> float:
 
 
 GRADED, TOLERANCE = {"graded": graded()}, 0.005
-RENEWED = [("eigh", GRADED), ("qr", GRADED), *share([("qr", GROWING), ("eigh", GROWING)], of=2)]
+RENEWED = [("eigh", GRADED), ("qr", GRADED), *cells([("qr", GROWING), ("eigh", GROWING)], of=2)]
 
 
 @pytest.mark.parametrize(("method", "gradients"), RENEWED)

@@ -6,7 +6,6 @@ with gradients that are rounded differently, which docs/distribution.md states.
 """
 
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -21,7 +20,8 @@ from curvax.transforms.linalg._inverse_root import (
     root_eigenvalues,
     rounding_floor,
 )
-from tests.helpers import share, trajectory
+from tests.cells import cells
+from tests.helpers import trajectory
 from tests.reference.foam import foam
 
 SHAPES = [(24, 16), (65, 64), (128, 48)]
@@ -47,8 +47,8 @@ METHODS: dict[str, Any] = {
     "fira": functools.partial(curvax.scale_by_fira, rank=8),
 }
 ON_ONE_SIDE = ("galore", "fira")  # Adam's signs mix the other side
-CASES = [(method, SHAPES[0]) for method in share(METHODS, of=7)]
-CASES += share(itertools.product(METHODS, SHAPES[1:]), of=13)
+CASES = [(method, SHAPES[0]) for method in cells(METHODS, of=7)]
+CASES += cells(METHODS, SHAPES[1:], of=13)
 
 
 def of_rank(rank: int, m: int, n: int) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_a_gradient_of_low_rank_leaves_the_others_of_its_batch_alone() -> None:
     assert np.array_equal(alike, beside)
 
 
-@pytest.mark.parametrize("shape", share([(128, 48), (24, 16)], of=2), ids=str)
+@pytest.mark.parametrize("shape", cells([(128, 48), (24, 16)], of=2), ids=str)
 def test_no_damping_makes_a_direction_of_noise(shape) -> None:
     """From far below the rounding of the largest eigenvalue to far above it."""
 
@@ -183,7 +183,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", share(BOUNDS, of=17))
+@pytest.mark.parametrize("name", cells(BOUNDS, of=17))
 def test_updates_turn_no_further_than_stated(name: str) -> None:
     steps, order, seeds = 30, 64, 4
     random = np.random.default_rng(0)

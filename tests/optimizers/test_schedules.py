@@ -9,9 +9,9 @@ import optax
 import pytest
 
 import curvax
-from tests.cases import in_turns
+from tests.cells import cells
 from tests.helpers import assert_close, run_scanned
-from tests.registry import NAMED, Row
+from tests.registry import NAMED, REGISTRY, Row
 from tests.shared.meshes import ONE_SHAPE, as_on_one_device, given, mesh_of
 
 RATES = {f"b{i}": optax.linear_schedule(0.3 + 0.1 * i, 0.9, 3) for i in (1, 2, 3)}
@@ -28,7 +28,7 @@ def scheduled(row: Row) -> dict[str, Any]:
     return own
 
 
-@in_turns(1, of=4)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=4))
 def test_schedules_are_the_numbers_of_their_steps(row: Row) -> None:
     params, gradients = given(ONE_SHAPE | {"a/bias": (6,)}, 4)
     own = scheduled(row)

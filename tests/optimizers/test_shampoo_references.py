@@ -28,7 +28,8 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import ALL_CELLS, assert_close, scanned, share
+from tests.cells import cells
+from tests.helpers import assert_close, scanned
 from tests.reference.dr_shampoo import dr_shampoo
 from tests.reference.foam import foam
 from tests.reference.shampoo import shampoo_original, shampoo_practical, shampoo_stale
@@ -65,6 +66,7 @@ def _gradients() -> dict[str, np.ndarray]:
 
 
 GRADIENTS = _gradients()
+IN_FLOAT64 = ("wide", *cells(["tall", "square", "row"], of=3))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Case:
 
     def gradients(self, dtype: str) -> tuple[str, ...]:
         """The names of the gradients of a run."""
-        return ("wide", "tall", *(("square", "row") if ALL_CELLS and dtype == "float64" else ()))
+        return ("wide", "tall") if dtype == "float32" else IN_FLOAT64
 
 
 ADAM = curvax.grafts.adam(B1)
@@ -350,31 +352,17 @@ WAYS = [("float64", *both) for both in PERIODS_AND_ROOTS]
 WAYS += [("float32", *both) for both in PERIODS_AND_ROOTS[1:4]]
 
 
-# By default one way for each method, in turns.
-CELLS = [
-    (case, *way)
-    for i, case in enumerate(CASES)
-    for way in (WAYS if ALL_CELLS else [WAYS[i % len(WAYS)]])
-]
-
-
-def _in_one_worker(case, *others):
-    """Tests of a case share its compiled programs."""
-    return pytest.param(case, *others, marks=pytest.mark.xdist_group(f"Kronecker, {case}"))
-
-
-@pytest.mark.parametrize(
-    ("case", "dtype", "period", "root"), share([_in_one_worker(*cell) for cell in CELLS], of=3)
-)
-def test_trajectories_follow_the_transcription(case, dtype, period, root):
+@pytest.mark.parametrize(("case", "way"), cells(CASES, WAYS, of=3 * len(WAYS)))
+def test_trajectories_follow_the_transcription(case, way):
+    dtype, period, root = way
     if root not in CASES[case].roots:
         root = CASES[case].roots[0]
     with jax.enable_x64(dtype == "float64"):
         _assert_same(case, dtype, period, root)
 
 
-@pytest.mark.parametrize("dtype", share(DTYPES, of=2))
-@pytest.mark.parametrize("case", [_in_one_worker(case) for case in CASES if CASES[case].policy])
+@pytest.mark.parametrize("dtype", cells(DTYPES, of=2))
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].policy])
 def test_the_trajectories_contain_every_decision(case, dtype):
     refreshed, kept, raised = 0, 0, 0
     for period, root in PERIODS_AND_ROOTS:
@@ -393,12 +381,12 @@ def test_the_trajectories_contain_every_decision(case, dtype):
 @pytest.mark.parametrize(
     ("case", "ours", "theirs"),
     [
-        _in_one_worker("stale", (3, 2), (1, 2)),
-        _in_one_worker("stale", (3, 2), (7, 2)),
-        _in_one_worker("practical", (3, 2), (3, 4)),
-        _in_one_worker("FOAM", (3, 4), (1, 4)),
-        _in_one_worker("FOAM", (7, 4), (7, 2)),
-        _in_one_worker("DR", (3, 4), (7, 4)),
+        ("stale", (3, 2), (1, 2)),
+        ("stale", (3, 2), (7, 2)),
+        ("practical", (3, 2), (3, 4)),
+        ("FOAM", (3, 4), (1, 4)),
+        ("FOAM", (7, 4), (7, 2)),
+        ("DR", (3, 4), (7, 4)),
     ],
 )
 def test_the_bounds_tell_periods_and_roots_apart(case, ours, theirs):

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 import curvax
-from tests.cases import in_turns
+from tests.cells import cells
 from tests.helpers import normal_like, run_scanned
-from tests.registry import Row
+from tests.registry import REGISTRY, Row
 from tests.shared.reports import table
 
 PARAMS = {
@@ -94,7 +94,7 @@ def test_a_gradient_whose_squares_overflow_is_a_spike(before: int, unit: str) ->
     assert int(np.sum(states[-1].counts.of("spikes"))) == 1
 
 
-@in_turns(1, of=12)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=12))
 def test_each_method_skips_the_spike_of_one_parameter(row: Row) -> None:
     """Around the full optimizer: the struck one stands still, others move as without the spike."""
     optimizer = curvax.skip_spikes(row.make(weight_dimension_numbers=SPEC), warmup_steps=3)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import share
+from tests.cells import cells
 from tests.registry import REGISTRY
 
 AXES: dict[str, Any] = {"weight_dimension_numbers": {"kernel": curvax.MatrixAxes(1, 2)}}
@@ -34,7 +34,7 @@ CASES: dict[str, Callable[[], optax.GradientTransformation]] = {
 }
 
 
-@pytest.mark.parametrize("name", share(CASES, of=2))
+@pytest.mark.parametrize("name", cells(CASES, of=2))
 def test_nothing_is_promoted_implicitly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But by Optax's bias correction, which takes a float to an int32 power."""
     for module, theirs in (

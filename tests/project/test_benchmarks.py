@@ -15,10 +15,9 @@ from scipy import stats
 
 import curvax
 from tests.cases import every_method
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.registry import Row
-
-pytestmark = pytest.mark.xdist_group("benchmarks")
 
 
 def module(name: str) -> Any:
@@ -65,7 +64,7 @@ LENGTHS = 8  # products with a vector: a rotation's length, and the defect, befo
 
 @pytest.mark.parametrize(
     ("method", "orders", "step", "products", "turns"),
-    share(
+    cells(
         [
             ("asgo", (M,), 6 * M * M * N, 6, 2 * M * M * N),
             ("soap", (M, N), 6 * M * N * (M + N), 6, 4 * M * N * (M + N)),

@@ -24,9 +24,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from benchmarks._examples import EXAMPLES, example
-from tests.helpers import ALL_CELLS, assert_close
+from tests.cells import cells
+from tests.helpers import assert_close
 
-OPTIMIZERS = ("muon", "adamw", "racs", "soap") if ALL_CELLS else ("muon",)
+OPTIMIZERS = cells(("muon", "adamw", "racs", "soap"), of=4)
 STEPS, EVERY = 120, 20
 SMALL = (
     f"--steps {STEPS} --width 32 --depth 1 --batch 16 --context 16 "
@@ -45,7 +46,6 @@ GROWTH = 16.0
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # warnings of other libraries
-    pytest.mark.xdist_group("examples"),  # one worker trains what several tests look at
 ]
 
 

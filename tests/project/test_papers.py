@@ -21,7 +21,7 @@ import pytest
 
 import curvax
 from benchmarks._trees import LLAMA, LLAMA_130M, Shapes, abstract_kernels
-from tests.helpers import ALL_CELLS
+from tests.cells import cells
 
 SIZES = {  # with rank and leading basis, of Tables 7, 10 and 11
     "60M": (Shapes(512, 1376, 8, 32000), 128, 40),
@@ -72,7 +72,7 @@ ROWS: list[tuple[Any, tuple[float, ...]]] = [  # and what is printed for each si
 ]
 
 
-@pytest.mark.parametrize("name", SIZES if ALL_CELLS else ("60M",))
+@pytest.mark.parametrize("name", cells(SIZES, of=4))
 def test_memory_is_what_alice_prints_in_table_3(name: str) -> None:
     """Every figure within 0.01 GiB; so are the bytes that states really take, with counters."""
     model, *ranks = SIZES[name]

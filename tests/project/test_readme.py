@@ -19,7 +19,7 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import share
+from tests.cells import cells
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -48,7 +48,7 @@ def summarized(page: Path) -> set[str]:
     return {row for table in tables for row in table.splitlines() if not row.startswith("| … ")}
 
 
-@pytest.mark.parametrize("page", share(PAGES, of=15), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", cells(PAGES, of=15), ids=lambda page: page.stem)
 def test_pages_run(page: Path) -> None:
     """And print the table that they show."""
     flags = "--xla_force_host_platform_device_count=8"
@@ -104,7 +104,7 @@ def test_every_combination_takes_steps() -> None:
     for line in re.split(r"(?m)^(?=optimizer = )", "".join(blocks_of(page))):
         exec(compile(line, str(page), "exec"), names)
         optimizers.append(names.pop("optimizer", None))
-    for optimizer in share(filter(None, optimizers), of=2):
+    for optimizer in cells(filter(None, optimizers), of=2):
         state = jax.eval_shape(optimizer.init, params)
         updates, after = jax.eval_shape(optimizer.update, params, state, params)
         assert updates["a"]["kernel"].shape == (96, 128)

@@ -13,7 +13,8 @@ import pytest
 import curvax
 from curvax.transforms.linalg import _loops
 from curvax.transforms.refresh import _due
-from tests.helpers import TO_READ, scanned, share
+from tests.cells import cells
+from tests.helpers import TO_READ, scanned
 from tests.shared.factors import factors_of
 from tests.shared.policies import (
     FACTORS,
@@ -29,7 +30,7 @@ from tests.shared.policies import (
 # Staggering
 
 
-@pytest.mark.parametrize(("first", "early"), share([(True, 1), (False, 0), ("doubling", 2)], of=2))
+@pytest.mark.parametrize(("first", "early"), cells([(True, 1), (False, 0), ("doubling", 2)], of=2))
 def test_staggered_refreshes_are_as_many_and_balanced(executed, first, early):
     """Every factor once per period; no step costs more than the mean and one decomposition."""
     shapes, period = {"a": (5, 4, 12), "b": (3, 8, 6)}, 4
@@ -178,16 +179,13 @@ def _compiled_step(name, layout, number) -> Any:
 
 MANY = [  # whose compiled steps two tests share
     (name, *layout)
-    for name, layout in share(
-        itertools.product(["every", "FOAM"], [("stacked", 32), ("unstacked", 8)]), of=3
-    )
+    for name, layout in cells(["every", "FOAM"], [("stacked", 32), ("unstacked", 8)], of=3)
 ]
 
 
-@pytest.mark.xdist_group("compiled steps of policies")
 @pytest.mark.parametrize(
     ("name", "layout", "number"),
-    share(
+    cells(
         [
             *itertools.product(["every", "FOAM"], ["a batch"], [1]),
             *MANY,
@@ -242,7 +240,6 @@ def _temporaries_per_matrix(name, layout, number):
     return memory.temp_size_in_bytes / number / (4 * ORDER**2)
 
 
-@pytest.mark.xdist_group("compiled steps of policies")
 @pytest.mark.parametrize(("name", "layout", "count"), MANY)
 def test_temporaries_of_a_refresh_do_not_grow_with_the_number_of_matrices(name, layout, count):
     """All in all no more than those of a step without refreshes; buffers are donated.

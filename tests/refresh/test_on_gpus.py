@@ -14,7 +14,8 @@ import pytest
 import curvax
 from curvax.transforms.linalg import _loops, _qr
 from curvax.transforms.storage import _quantized
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.tpu_forms import loops_of
 
 NUMBER, SHAPE = 6, (8, 12)
@@ -64,7 +65,7 @@ def decomposed(text: str) -> set[int]:
     return {int(call.split("x")[0]) if call.count("x") == 2 else 1 for call in calls}
 
 
-@pytest.mark.parametrize("name", share(TRANSFORMATIONS, of=3))
+@pytest.mark.parametrize("name", cells(TRANSFORMATIONS, of=3))
 def test_gpus_decompose_what_is_due_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(SHAPE) ** 2
     for numbers, allowed in ((NUMBER * largest, {NUMBER}), (2 * largest, {2, 3}), (1, {1})):
@@ -141,9 +142,9 @@ VISITED = {
 }
 """Of which all matrices are decoded at every step."""
 
-AT_ONCE = share([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=8)
-AT_ONCE += share([("REFRESHED", name, 6) for name in IN_GROUPS], of=4)
-AT_ONCE += share([("VISITED", *x) for x in itertools.product(VISITED, [3])], of=5)
+AT_ONCE = cells([("REFRESHED", *x) for x in itertools.product(TRANSFORMATIONS, [6, 2])], of=8)
+AT_ONCE += cells([("REFRESHED", name, 6) for name in IN_GROUPS], of=4)
+AT_ONCE += cells([("VISITED", *x) for x in itertools.product(VISITED, [3])], of=5)
 
 
 @pytest.mark.parametrize(("loop", "name", "most"), AT_ONCE)
@@ -191,7 +192,7 @@ def test_matrices_visited_at_once_are_those_one_by_one(
     assert_close(*counts, factor=0)
 
 
-@pytest.mark.parametrize("name", share([*TRANSFORMATIONS, *CHOOSING], of=3))
+@pytest.mark.parametrize("name", cells([*TRANSFORMATIONS, *CHOOSING], of=3))
 def test_loops_of_gpus_keep_states_by_rows(name: str) -> None:
     """XLA would transpose all that a loop may decompose, at every step."""
     transformation = (TRANSFORMATIONS | CHOOSING)[name]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import assert_close, at, scanned, share, trajectory
+from tests.cells import cells
+from tests.helpers import assert_close, at, scanned, trajectory
 from tests.shared.factors import factors_of, root_of
 from tests.shared.policies import (
     COUNTERS,
@@ -71,7 +72,6 @@ def trajectory_of(name):
     return jax.jit(lambda eps, g: trajectory(shampoo(POLICIES[name], eps=eps))(g))
 
 
-shares_trajectories = pytest.mark.xdist_group("trajectories of policies")
 DUE = {
     "every": [1, 3, 6, 9, 12, 15],
     "every, not at first": [4, 8, 12, 16],
@@ -87,8 +87,8 @@ DUE = {
 FIXED = (*(name for name in DUE if name.startswith("every")), "a user's schedule")
 
 
-METHODS = [(name, None) for name in share(POLICIES, of=3)]
-METHODS += [(name, curvax.eigenbases.stored_roots()) for name in share(FIXED, of=2)]
+METHODS = [(name, None) for name in cells(POLICIES, of=3)]
+METHODS += [(name, curvax.eigenbases.stored_roots()) for name in cells(FIXED, of=2)]
 
 
 @pytest.mark.parametrize(("name", "method"), METHODS)
@@ -115,7 +115,7 @@ def test_what_is_executed_is_what_the_state_counts(executed, name, method):
         assert FACTORS < total < before["checks"]  # some decisions each way
 
 
-@pytest.mark.parametrize(("name", "side"), share([("FOAM", "left"), ("every", "both")], of=2))
+@pytest.mark.parametrize(("name", "side"), cells([("FOAM", "left"), ("every", "both")], of=2))
 def test_stacked_and_unstacked_matrices_are_refreshed_alike(executed, name, side):
     """In a scan: as many executions as counted, and the same numbers as for a batch."""
     gradients = quiet_gradients({"w": (2, 4, 6)})
@@ -133,8 +133,7 @@ def test_stacked_and_unstacked_matrices_are_refreshed_alike(executed, name, side
             assert_close(updates[f"w{i}"], batched["w"][:, i], 64, condition=LARGEST / EPS)
 
 
-@shares_trajectories
-@pytest.mark.parametrize("name", share(["FOAM", "DR"], of=2))
+@pytest.mark.parametrize("name", cells(["FOAM", "DR"], of=2))
 def test_two_optimizers_under_vmap_are_two_optimizers(name):
     """With dampings of their own."""
     replicas = [quiet_gradients(seed=seed) for seed in (0, 1)]
@@ -171,7 +170,6 @@ def test_refreshes_of_replicas_under_vmap_keep_their_period(executed, apart):
         assert sum(drain(executed).values()) == (2 * FACTORS if due else 0)
 
 
-@shares_trajectories
 def test_factors_of_one_batch_decide_for_themselves():
     generator = np.random.default_rng(0)
     still = np.broadcast_to(generator.standard_normal((4, 6)), (STEPS, 4, 6))

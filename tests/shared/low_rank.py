@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers import scanned, share
+from tests.helpers import scanned
 
 STEPS = 30
 RANK = 3
@@ -24,16 +24,6 @@ def _gradients(shape, seed=0):
 
 GRADIENTS = {name: _gradients(shape) for name, shape in SHAPES.items()}
 TRANSPOSED = {name: GRADIENTS[name] for name in ("wide", "tall")}  # of transposed shapes
-
-
-def of_shapes(variant, variants):
-    """The gradients of one of the three shapes, by the variant's place: they take turns.
-
-    Of all three for the first variant, and where CURVAX_ALL_CELLS asks for it.
-    """
-    place, names = list(variants).index(variant), list(SHAPES)
-    taken = share(names[place % 3 :] + names[: place % 3], of=3) if place else names
-    return {name: GRADIENTS[name] for name in sorted(taken, key=names.index)}
 
 
 def trajectories(transformation, gradients=GRADIENTS, dtype="float64", value: Any = 1):

@@ -14,13 +14,14 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import assert_close, gradients_like, normal, run_scanned, share
+from tests.cells import cells
+from tests.helpers import assert_close, gradients_like, normal, run_scanned
 from tests.registry import NAMED
 
 STEPS = 3
 AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 both_axis_types = pytest.mark.parametrize("kind", AXIS_TYPES)
-explicit_by_default = pytest.mark.parametrize("kind", share(["explicit", "auto"], of=2))
+explicit_by_default = pytest.mark.parametrize("kind", cells(["explicit", "auto"], of=2))
 
 
 # Two shapes: on four devices one matrix each, and a round of two tall ones and a wide one.

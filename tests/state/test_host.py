@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import curvax
-from tests.helpers import normal_like, share
+from tests.cells import cells
+from tests.helpers import normal_like
 from tests.shared.meshes import mesh_of, on
 
 PARAMS = {
@@ -27,7 +28,7 @@ def kinds_of(state: Any) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("devices", share([4, 1], of=2))
+@pytest.mark.parametrize("devices", cells([4, 1], of=2))
 def test_steps_with_a_state_on_the_host_are_the_same(devices: int) -> None:
     mesh = mesh_of("auto", devices)
     plain = curvax.muon(0.1, mesh=mesh)

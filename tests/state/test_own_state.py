@@ -11,9 +11,8 @@ import optax
 import pytest
 
 import curvax
-from tests.cases import in_turns
-from tests.helpers import share
-from tests.registry import Row
+from tests.cells import cells
+from tests.registry import REGISTRY, Row
 
 PARAMS = {
     "a": {"kernel": np.ones((4, 6), np.float32), "bias": np.ones(6, np.float32)},
@@ -40,7 +39,7 @@ def names_the_place(message: str, has: str, place: str, wants: str) -> bool:
     return (has, wants) == (found[1], found[3]) and found[2].endswith(place)
 
 
-@in_turns(0)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_the_state_of_another_optimizer_is_named(row: Row) -> None:
     # Eigen-Adam's update takes SOAP's state, and leaves one side of it alone.
     other = curvax.muon(0.1) if row.name in ("soap", "eigen_adam") else curvax.soap(0.1)
@@ -116,7 +115,7 @@ def test_a_checkpoint_restored_without_a_target_is_named() -> None:
     assert "restored without a target" in message and "curvax.place_state" in message
 
 
-@pytest.mark.parametrize("matrices", share([2, 11], of=2))
+@pytest.mark.parametrize("matrices", cells([2, 11], of=2))
 @pytest.mark.parametrize("now", [4, None])
 @pytest.mark.parametrize("method", [curvax.muon, curvax.soap])
 def test_a_state_for_more_devices_is_named(method: Any, now: int | None, matrices: int) -> None:
@@ -145,7 +144,7 @@ def test_gradients_of_other_shapes_are_named_without_params() -> None:
     assert names_the_place(message, "float32[6]", "mu/a/bias", "float32[7]")
 
 
-@in_turns(1)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_arguments_in_another_order_are_named(row: Row) -> None:
     """Those of `update`, and of the tools that take parameters and a state."""
     optimizer = row.make()
@@ -163,7 +162,7 @@ def test_arguments_in_another_order_are_named(row: Row) -> None:
         curvax.state_sharding(optimizer, jax.make_mesh((1,), ("x",)), PARAMS)  # pyright: ignore
 
 
-@in_turns(2)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_gradients_with_another_tree_are_named(row: Row) -> None:
     optimizer = row.make()
     state = optimizer.init(PARAMS)

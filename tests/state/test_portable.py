@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 
 import curvax
 from curvax.transforms._paths import named_leaves
-from tests.helpers import assert_close, share, states_by_parameter
+from tests.cells import cells
+from tests.helpers import assert_close, states_by_parameter
 from tests.registry import NAMED
 from tests.shared.meshes import (
     TWO_SHAPES,
@@ -60,8 +61,7 @@ def continued(place: tuple[Any, ...], state: Any) -> Any:
     return step(on(mesh_of(*place[1:]), gradient) if len(place) > 2 else gradient, state, params)[0]
 
 
-@pytest.mark.xdist_group("checkpoints")
-@pytest.mark.parametrize("place", share([("muon", "auto", 8), ("muon", "explicit", 8)], of=2))
+@pytest.mark.parametrize("place", cells([("muon", "auto", 8), ("muon", "explicit", 8)], of=2))
 def test_a_state_put_back_goes_on_bit_for_bit(place: tuple[Any, ...]) -> None:
     optimizer, _, params, state = trained(*place)
     portable = portable_of(*place)
@@ -93,10 +93,9 @@ def checkpoint(directory: Path, *place: Any) -> Path:
     return path
 
 
-@pytest.mark.xdist_group("checkpoints")
 @pytest.mark.parametrize(
     ("name", "source", "there"),
-    share(
+    cells(
         [
             ("muon", ("auto", 8), ("auto", 8)),
             ("muon", ("auto", 8), ("auto",)),
@@ -123,7 +122,6 @@ def test_a_checkpoint_can_be_restored_anywhere(
     assert_close(updates, expected, 0 if source == there else NAMED[name].growth)
 
 
-@pytest.mark.xdist_group("checkpoints")
 def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path) -> None:
     """The portable state is a copy: steps that give the state away cannot spoil it."""
     optimizer, _, params, state = trained("muon", "auto", 8)
@@ -140,9 +138,8 @@ def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path) -> None:
     assert_close(restored, of_matrices(expected), factor=0)
 
 
-@pytest.mark.xdist_group("checkpoints")
 @pytest.mark.parametrize(
-    ("name", "kind"), share([("muon", "explicit"), ("eigen_adam", "auto")], of=2)
+    ("name", "kind"), cells([("muon", "explicit"), ("eigen_adam", "auto")], of=2)
 )
 def test_map_params_maps_what_it_maps_on_one_device(name: str, kind: str) -> None:
     params, _ = given(TWO_SHAPES)
@@ -154,8 +151,7 @@ def test_map_params_maps_what_it_maps_on_one_device(name: str, kind: str) -> Non
     assert_close(mapped[1], mapped[0], factor=0)
 
 
-@pytest.mark.xdist_group("checkpoints")
-@pytest.mark.parametrize("name", share(["muon", "eigen_adam"], of=2))
+@pytest.mark.parametrize("name", cells(["muon", "eigen_adam"], of=2))
 def test_a_bad_gradient_touches_no_other_matrix(name: str) -> None:
     """Of a matrix that is one of several on its device, and of two of the left-over ones."""
     clean = jax.tree.map(np.asarray, given(TWO_SHAPES)[1][2])
@@ -186,7 +182,7 @@ def stepped(optimizer: Any, params: Any) -> Any:
     return jax.jit(optimizer.update)(params, optimizer.init(params), params)[1]
 
 
-@pytest.mark.parametrize("name", share(["muon", "asgo", "alice", "soap"], of=3))
+@pytest.mark.parametrize("name", cells(["muon", "asgo", "alice", "soap"], of=3))
 def test_the_portable_form_is_the_same_for_every_stack_and_mesh(name: str) -> None:
     """On matrices that are stacked on a mesh only, and on those that are stacked anyway."""
     mesh = mesh_of("auto", 2)

@@ -119,7 +119,6 @@ def _adam_in_codes():
     return jax.jit(ours.init)(PARAMS), jax.jit(ours.update)
 
 
-@pytest.mark.xdist_group("Adam in codes")
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 def test_what_is_not_finite_does_not_reach_the_codes(value):
     """The leaf's codes stay; the next good step goes on from there. (1e30 squared is infinite.)"""

@@ -24,7 +24,8 @@ from curvax.transforms.storage._codec import (
     quantize,
     unpack,
 )
-from tests.helpers import ALL_CELLS, OPTIMIZED, share
+from tests.cells import ALL_CELLS, cells
+from tests.helpers import OPTIMIZED
 from tests.shared.stored import same
 from tests.tpu_forms import forms_of_tpus
 
@@ -34,21 +35,13 @@ optimized = functools.partial(jax.jit, compiler_options=OPTIMIZED)
 compiled = optimized if ALL_CELLS else jax.jit
 BITS = (4, 6, 8)
 CODECS = [(bits, map) for map, book in CODE_BOOKS.items() for bits in book.widths]
-SAMPLE = CODECS[:9:4] + CODECS[9:]  # every map
 BLOCK = 4
 SHAPES = [(1, 9), (40, 13, 21), (2, 32, 3, 3)]  # of the last, a tile is larger than a matrix
 PRODUCTS = 4  # rounding errors between a scale and a decoded number
-every_bits = pytest.mark.parametrize("bits", share(BITS, of=2))
+every_bits = pytest.mark.parametrize("bits", cells(BITS, of=2))
 
 
-def _grouped(*codec: Any) -> Any:
-    """Tests of a codec share compiled programs, so they run in one worker."""
-    return pytest.param(*codec, marks=pytest.mark.xdist_group(f"codec {codec[:2]}"))
-
-
-every_codec = pytest.mark.parametrize(
-    ("bits", "map"), [_grouped(*codec) for codec in (CODECS if ALL_CELLS else SAMPLE)]
-)
+every_codec = pytest.mark.parametrize(("bits", "map"), cells(CODECS, of=2))
 
 
 @functools.partial(compiled, static_argnums=1)
@@ -218,8 +211,8 @@ def test_dither_takes_a_neighbor_by_its_share_of_the_gap(bits, map):
 @pytest.mark.parametrize(
     ("bits", "map", "dtype"),
     [
-        *(_grouped(*codec, "float32") for codec in CODECS),
-        *(_grouped(*codec, "float64") for codec in share(CODECS, of=5)),
+        *((*codec, "float32") for codec in CODECS),
+        *((*codec, "float64") for codec in cells(CODECS, of=5)),
     ],
 )
 def test_numbers_that_codes_represent_are_kept_exactly(bits, map, dtype):
@@ -277,9 +270,8 @@ def test_a_batch_is_coded_as_under_vmap(bits):
 
 
 @pytest.mark.parametrize(
-    ("bits", "map"), share([(4, "linear2"), (8, "linear2"), (8, "linear")], of=2)
+    ("bits", "map"), cells([(4, "linear2"), (8, "linear2"), (8, "linear")], of=2)
 )
-@pytest.mark.xdist_group("without jit")  # where every operation compiles for a shape
 def test_jit_changes_no_bit(bits, map):
     """Cut tiles, a batch of single tiles, and one of them by itself."""
     codec, shapes = Codec(bits, BLOCK, map), [(13, 10), (2, 2, 4, 4)]

@@ -9,15 +9,14 @@ import pytest
 
 import curvax
 from curvax.transforms._side import LEFT, RIGHT
-from tests.helpers import assert_close, generator, orthogonal, share, with_spectrum
+from tests.cells import cells
+from tests.helpers import assert_close, generator, orthogonal, with_spectrum
 
 BITS = (4, 6, 8)
 ORDERS = (1, 2, 5, 66, 130)
 GAPS = {4: 56 / 225, 6: 248 / 3969, 8: 1016 / 65025}  # the largest between neighboring codes
 EPS32 = float(np.finfo(np.float32).eps)
-every_size = pytest.mark.parametrize(
-    ("bits", "order"), share([(bits, order) for bits in BITS for order in ORDERS], of=4)
-)
+every_size = pytest.mark.parametrize(("bits", "order"), cells(BITS, ORDERS, of=4))
 
 
 def storage_of(bits: int, block: int = 64):
@@ -139,7 +138,7 @@ def test_the_identity_is_exact():
 
 
 @pytest.mark.parametrize(
-    ("shape", "columns"), share([((), 5), ((2,), 5), ((), 67), ((2,), 67)], of=3), ids=str
+    ("shape", "columns"), cells([((), 5), ((2,), 5), ((), 67), ((2,), 67)], of=3), ids=str
 )
 def test_rotations_are_products_with_the_decoded_basis(shape, columns):
     """By reflectors, or by a basis formed for many columns."""
@@ -223,7 +222,7 @@ def test_zeros_and_extremes(size):
 # Dither
 
 
-@pytest.mark.parametrize("b2", share([0.999, 0.95], of=2))
+@pytest.mark.parametrize("b2", cells([0.999, 0.95], of=2))
 def test_averages_follow_increments_below_a_gap(b2):
     """After the gradients change; rounded to the nearest code, they keep the old ones."""
     order, steps = 24, int(3 / (1 - b2))

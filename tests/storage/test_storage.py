@@ -12,7 +12,8 @@ import pytest
 import curvax
 from curvax.transforms.kronecker import _roots as _stored
 from curvax.transforms.linalg import _inverse_root as _roots
-from tests.helpers import assert_close, at, program, share
+from tests.cells import cells
+from tests.helpers import assert_close, at, program
 from tests.reference.shampoo_4bit import load, store
 from tests.shared.stored import (
     MODES,
@@ -50,7 +51,7 @@ def _bytes(form) -> int:
 SIZES = [(1, 16), (5, 64), (64, 64), (65, 16), (65, 64), (256, 16), (511, 64)]
 
 
-@pytest.mark.parametrize(("mode", "size"), share(itertools.product(MODES, SIZES), of=2))
+@pytest.mark.parametrize(("mode", "size"), cells(MODES, SIZES, of=2))
 def test_forms_and_bytes_are_those_of_the_docstrings(mode, size):
     order, block = size
     statistic, root = _stored_forms(mode, order, block=block)
@@ -140,7 +141,7 @@ def test_squares_are_those_of_the_transcription(bits, keep_diagonal):
     assert _bytes(root) == 9 * columns + 4 * 9 + (4 * 9 if keep_diagonal else 0)
 
 
-@pytest.mark.parametrize("mode", share(["cq_ef", "vq"], of=2))
+@pytest.mark.parametrize("mode", cells(["cq_ef", "vq"], of=2))
 def test_stacks_are_their_matrices_under_vmap(mode):
     """In float64, where no number is next to a midpoint: codes are equal, and the rest up to κ."""
     with jax.enable_x64(True):
@@ -187,8 +188,13 @@ def test_bad_arguments(storages, name, value, allowed):
 # Memory
 
 
-@pytest.mark.parametrize("layout", share(["one stack", "leaf by leaf"], of=2))
-def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
+@pytest.mark.parametrize(
+    ("layout", "mode"),
+    cells(
+        [*itertools.product(["one stack"], ["cq_ef", "cq", "vq"]), ("leaf by leaf", "cq_ef")], of=4
+    ),
+)
+def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, mode, monkeypatch):
     """Temporaries of a step of 8 factors of order 512, or 5: at most two matrices beyond those
     of float32, whose products are of all matrices at once, and the same as for 2 factors.
 
@@ -218,10 +224,9 @@ def test_no_more_than_two_matrices_are_decoded_at_a_time(layout, monkeypatch):
 
     most = 8 if layout == "one stack" else 5
     dense = temporaries(curvax.dense(), most)
-    for mode in share(("cq_ef", "cq", "vq") if layout == "one stack" else ("cq_ef",), of=3):
-        few, many = (temporaries(storage_of(mode), count) for count in (2, most))
-        assert many <= dense + 2, f"{mode}: {many:.2f} matrices, {dense:.2f} in float32"
-        assert many <= few + 0.1, f"{mode}: {many:.2f} matrices, {few:.2f} of a quarter of them"
+    few, many = (temporaries(storage_of(mode), count) for count in (2, most))
+    assert many <= dense + 2, f"{many:.2f} matrices, {dense:.2f} in float32"
+    assert many <= few + 0.1, f"{many:.2f} matrices, {few:.2f} of a quarter of them"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 import curvax
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.reference.sumo import extract_adapter
-
-pytestmark = pytest.mark.xdist_group("adapters")  # extract_adapter compiles operation by operation
 
 
 def _trees():
@@ -30,7 +29,7 @@ ALL = ("query", "up", "down")
 
 @pytest.mark.parametrize(
     ("options", "names", "rank"),
-    share([({"rank": 2}, ALL, 2), ({"rank": 99}, ALL[1:2], 6), ({"tolerance": 0.3}, ALL, 2)], of=2),
+    cells([({"rank": 2}, ALL, 2), ({"rank": 99}, ALL[1:2], 6), ({"tolerance": 0.3}, ALL, 2)], of=2),
     ids=str,
 )
 def test_factors_are_the_transcriptions(options, names, rank):

@@ -12,8 +12,9 @@ import pytest
 import curvax
 from curvax import subspaces
 from curvax.transforms.subspace._bases import SubspaceCheck
-from tests.helpers import assert_close, share
-from tests.shared.low_rank import RANK, STEPS, due_steps, of_shapes, trajectories
+from tests.cells import cells
+from tests.helpers import assert_close
+from tests.shared.low_rank import GRADIENTS, RANK, STEPS, due_steps, trajectories
 
 FINDERS = {
     "svd": subspaces.svd(),
@@ -44,14 +45,9 @@ def _with_everything(finder):
     )
 
 
-def _shared_by_finder(finders):
-    marks = {finder: pytest.mark.xdist_group(f"Finder: {finder}") for finder in finders}
-    return [pytest.param(finder, marks=mark) for finder, mark in marks.items()]
-
-
-@pytest.mark.parametrize("finder", _shared_by_finder(share(FINDERS, of=4)))
-def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(finder):
-    given = of_shapes(finder, FINDERS)
+@pytest.mark.parametrize(("finder", "shape"), cells(FINDERS, GRADIENTS, of=12))
+def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(finder, shape):
+    given = {shape: GRADIENTS[shape]}
     directions, states = trajectories(_with_everything(finder), given, "float32")
     basis = FINDERS[finder]
     for name in directions:
@@ -78,13 +74,14 @@ def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(fin
 
 
 @pytest.mark.parametrize(
-    "finder", _shared_by_finder(share(["svd", "randomized", "complement", "gaussian_mix"], of=2))
+    ("finder", "shape"),
+    cells(["svd", "randomized", "complement", "gaussian_mix"], GRADIENTS, of=6),
 )
-def test_bases_do_not_depend_on_the_gradients_scale(finder):
+def test_bases_do_not_depend_on_the_gradients_scale(finder, shape):
     """At the first step: second moments of all of them may leave the range of float32."""
     first = []
     for power in (0, -100, 60):
-        scaled = jax.tree.map(lambda g: g * 2.0**power, of_shapes(finder, FINDERS))  # noqa: B023
+        scaled = {shape: [g * 2.0**power for g in GRADIENTS[shape]]}
         _, states = trajectories(_with_everything(finder), scaled, "float32")
         first.append({name: state.subspace.basis[0] for name, state in states.items()})
     assert_close(first[1:], [first[0]] * 2, factor=0)

@@ -13,7 +13,8 @@ import pytest
 import curvax
 from curvax import subspaces
 from curvax.transforms.subspace._subspace import SubspaceState
-from tests.helpers import assert_close, share
+from tests.cells import cells
+from tests.helpers import assert_close
 from tests.shared.low_rank import GRADIENTS, RANK, trajectories
 
 DIRECTIONS = {
@@ -38,13 +39,7 @@ def _subspace_of(state):
     return found.subspace
 
 
-def _in_one_worker(methods):
-    """Tests of a method share its compiled program."""
-    marks = {method: pytest.mark.xdist_group(f"{method} of a gradient") for method in methods}
-    return [pytest.param(method, marks=mark) for method, mark in marks.items()]
-
-
-@pytest.mark.parametrize("method", share(_in_one_worker(["alice", "sumo", "apollo"]), of=2))
+@pytest.mark.parametrize("method", cells(["alice", "sumo", "apollo"], of=2))
 def test_zero_gradients_leave_a_subspace_alone_until_there_is_one(method):
     gradients = {"x": [np.zeros((6, 9))] * 2 + GRADIENTS["wide"][2:]}
     directions, states = trajectories(_by_period(method), gradients, "float32", 7)
@@ -55,7 +50,7 @@ def test_zero_gradients_leave_a_subspace_alone_until_there_is_one(method):
     assert directions["x"][2].any()
 
 
-@pytest.mark.parametrize("method", share(_in_one_worker(DIRECTIONS), of=2))
+@pytest.mark.parametrize("method", cells(DIRECTIONS, of=2))
 def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     bad = {"x": [g.copy() for g in GRADIENTS["wide"]]}
     bad["x"][0][2, 3] = np.nan

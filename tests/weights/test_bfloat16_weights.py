@@ -13,10 +13,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.cases import in_turns
+from tests.cells import cells
 from tests.contract import compiled, small_tree
-from tests.helpers import gradients_like, run, share, trained
-from tests.registry import Row
+from tests.helpers import gradients_like, run, trained
+from tests.registry import REGISTRY, Row
 from tests.shared.meshes import explicit_by_default, mesh_of
 
 WRAPPERS = {
@@ -25,7 +25,7 @@ WRAPPERS = {
     "masters": curvax.master_weights,
 }
 every_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-some_wrappers = pytest.mark.parametrize("wrap", share(WRAPPERS.values(), of=2))
+some_wrappers = pytest.mark.parametrize("wrap", cells(WRAPPERS.values(), of=2))
 
 
 def as_float32(tree: Any) -> Any:
@@ -136,7 +136,7 @@ def test_parameters_in_float32_are_as_without(wrap):
     assert found["head"]["kernel"].dtype == jnp.bfloat16
 
 
-@in_turns(2, of=17)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=17))
 def test_every_method_rounds_its_own_step_in_float32(row: Row):
     """Two steps: to one of the two neighbors of the sum; for Kahan and masters to the nearest."""
     params, inner = rounded(small_tree()), compiled(row)
@@ -207,7 +207,7 @@ def test_seeds_steps_paths_and_rows_have_bits_of_their_own():
 
 
 @explicit_by_default
-@pytest.mark.parametrize("spec", share([P("x"), P(None, "x")], of=2), ids=str)
+@pytest.mark.parametrize("spec", cells([P("x"), P(None, "x")], of=2), ids=str)
 @some_wrappers
 def test_a_mesh_changes_no_bit(wrap, spec, kind):
     params = {"kernel": jnp.ones((8, 8), jnp.bfloat16), "layers": jnp.ones((4, 8, 4), jnp.bfloat16)}
@@ -285,7 +285,7 @@ INSIDE = {
 }
 
 
-@pytest.mark.parametrize("inside", share(INSIDE, of=2))
+@pytest.mark.parametrize("inside", cells(INSIDE, of=2))
 @pytest.mark.parametrize("wrap", [*WRAPPERS.values(), curvax.int8_weights])
 def test_what_skips_or_accumulates_goes_inside(wrap, inside):
     """The second gradient is skipped, or waits: the weights stay as they are, and then move."""

@@ -9,7 +9,8 @@ import optax
 import pytest
 
 import curvax
-from tests.helpers import assert_close, gradients_like, normal, share, trained
+from tests.cells import cells
+from tests.helpers import assert_close, gradients_like, normal, trained
 from tests.shared.meshes import both_axis_types, mesh_of
 
 SHAPES = {
@@ -157,7 +158,7 @@ def stacked_layers() -> Any:
     return curvax.to_int8({"up": {"kernel": up / 8}, "down": {"kernel": down / 8}})
 
 
-@pytest.mark.parametrize("name", share(["adamw", "racs"], of=2))
+@pytest.mark.parametrize("name", cells(["adamw", "racs"], of=2))
 def test_layerwise_equals_the_ordinary_step(name: str) -> None:
     layers = stacked_layers()
     axes = {"*/kernel": curvax.MatrixAxes(rows=1, columns=2)}

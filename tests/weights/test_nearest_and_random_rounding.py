@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from curvax.transforms.weights._rounding import nearest, random_bits, stochastic, update_to
-from tests.helpers import OPTIMIZED, share
+from tests.cells import cells
+from tests.helpers import OPTIMIZED
 
 EVERY_BITS = np.arange(2**16, dtype=np.uint32)
 LARGEST = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
@@ -126,7 +127,7 @@ def bits_of(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "shape", share([(2**18,), (512, 512), (2**17, 2), (2, 2**17), (8, 64, 512)], of=2)
+    "shape", cells([(2**18,), (512, 512), (2**17, 2), (2, 2**17), (8, 64, 512)], of=2)
 )
 def test_random_bits_are_uniform_and_independent(shape):
     """Means, single bits and correlations within five standard errors, blocks within six."""
