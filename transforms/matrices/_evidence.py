@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import re
 from collections.abc import Iterator
 
@@ -36,9 +35,13 @@ class Parameters(dict[str, tuple[int, ...]]):
         return found
 
     @functools.cached_property
-    def homes(self) -> frozenset[str]:
-        """The modules that have a norm of their own."""
-        return frozenset(scopes(name)[1] for name in filter(is_of_norm, self))
+    def own_norms(self) -> dict[str, list[tuple[int, ...]]]:
+        """The same of each module that has a norm of its own, not in another module."""
+        found: dict[str, list[tuple[int, ...]]] = {}
+        for name in filter(is_of_norm, self):
+            for scope in scopes(name)[:2]:
+                found.setdefault(scope, []).append(self[name])
+        return found
 
     @functools.cached_property
     def layer_axes(self) -> dict[str, frozenset[int]]:
@@ -87,15 +90,10 @@ def layer_axes(name: str, shapes: Parameters, *, near: bool = False) -> frozense
     `near` norms are those of a module around the kernel, not of another module.
     """
     scope = shapes.scope_of_norms(name)
-    if len(shapes[name]) < 3 or (near and scope not in shapes.homes):
+    if len(shapes[name]) < 3 or (near and scope not in shapes.own_norms):
         return frozenset()
     axes = shapes.axes_of_layers(name)
     return axes if scope is None else axes & shapes.layer_axes[scope]
-
-
-def layers_come_last(name: str, shapes: Shapes) -> bool:
-    """Whether norms say that layers are on the last axis."""
-    return isinstance(shapes, Parameters) and -1 in layer_axes(name, shapes)
 
 
 def is_scanned(name: str, shapes: Parameters) -> bool:
@@ -150,32 +148,18 @@ def inputs_by_bias(name: str, shapes: Shapes) -> Iterator[tuple[int, ...]]:
             yield tuple(axis for axis in range(len(shape)) if axis not in others)
 
 
-def is_vector_per_layer(name: str, shapes: Shapes) -> bool:
+def is_vector_per_layer(name: str, shapes: Parameters) -> bool:
     """Whether something beside a parameter with two axes says that one of them is of layers.
 
-    In scanned layers a norm is `(layers, features)` or `(features, layers)`, and no matrix has two
-    axes. In a state space model, `D` has the axes of `A_log`: layers and heads, or channels.
+    In scanned layers a norm is `(layers, features)` or `(features, layers)`, and what has two axes
+    is not a matrix. In a state space model, `D` has the axes of `A_log`: layers and heads, or
+    channels.
     """
     shape, scope = shapes[name], layer_place(name).scope
     if any(shapes.get(f"{scope}{own}", ())[:2] == shape for own in OF_STATE_SPACE):
         return True
-    norms = _norms_around(name, shapes, deepest=1)
+    norms = next((shapes.own_norms[x] for x in scopes(name) if x in shapes.own_norms), [])
     return any(_are_stacks(norms, shape[axis], axis) for axis in (0, 1))
-
-
-def _norms_around(name: str, shapes: Shapes, deepest: float = math.inf) -> list[tuple[int, ...]]:
-    """The norms of the innermost module around a parameter that has some."""
-    for scope in scopes(name):
-        norms = [
-            x
-            for other, x in shapes.items()
-            if other.startswith(scope)
-            and other.count("/") - scope.count("/") <= deepest
-            and is_of_norm(other)
-        ]
-        if norms:
-            return norms
-    return []
 
 
 def _are_stacks(vectors: list[tuple[int, ...]], layers: int, axis: int) -> bool:

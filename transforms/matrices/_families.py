@@ -21,7 +21,7 @@ from ._evidence import (
     is_scanned,
     layer_axes,
 )
-from ._form import MatrixAxes, Reading, Readings, kernel_axes
+from ._form import MatrixAxes, Reading, Readings, behind, kernel_axes
 from ._names import (
     Shapes,
     bias_of,
@@ -31,7 +31,7 @@ from ._names import (
     is_named_matrix,
     is_transposed,
 )
-from ._readings import axes_of, heads_come_first
+from ._readings import FROM_HEADS, HEADS, HEADS_FIRST, axes_of, heads_come_first, with_layers
 
 EVIDENT, ASSUMED, ONLY_EVIDENT, ONLY_ASSUMED = "evident", "assumed", "only evident", "only assumed"
 """Stacks of layers: where a bias or norms say so, or also without; "only" if one layer alone is not
@@ -45,7 +45,6 @@ class FamilyEntry(NamedTuple):
     axes: MatrixAxes | str | Callable[[int], MatrixAxes]  # a string says why it is not a matrix
     ndims: tuple[int, ...]  # of one layer
     fits: Callable[[str, Parameters], bool | None] = lambda name, shapes: True  # None: asked
-    per_head: MatrixAxes | None = None  # with `head_wise`
     stacks: str = EVIDENT
 
 
@@ -57,9 +56,7 @@ class Family:
     entries: tuple[FamilyEntry, ...]
     layers: int | None = None  # the axis of layers where nothing tells; None asks
 
-    def __call__(
-        self, name: str, shapes: Parameters, *, head_wise: bool
-    ) -> MatrixAxes | str | Readings | None:
+    def __call__(self, name: str, shapes: Parameters) -> MatrixAxes | str | Readings | None:
         """The axes of a parameter, or why it is not a matrix; None if the family does not say."""
         ndim, asked = len(shapes[name]), {}
         for entry in self.entries:
@@ -76,9 +73,7 @@ class Family:
                 if fits is None:
                     continue
                 break
-            for place, axes in fitting.items():
-                if head_wise and entry.per_head:
-                    axes = _behind(entry.per_head, ndim, place)
+            for axes in fitting.values():
                 return dataclasses.replace(axes, said_by=f"axes of the family {self.name}")
         return self._asked(asked, name, shapes) if asked else None
 
@@ -95,7 +90,7 @@ class Family:
         for place in ([None] if alone else []) + of_layers:
             axes = layout(ndim - (place is not None)) if callable(layout) else layout
             assert isinstance(axes, MatrixAxes)
-            allowed[place] = _behind(axes, ndim, place)
+            allowed[place] = behind(axes, ndim, place)
         inputs = list(inputs_by_bias(name, shapes))
         exact = {
             place: axes
@@ -121,26 +116,15 @@ class Family:
     ) -> Readings:
         """The readings that fit, with layers on one axis or the other, and those of the default."""
         shape = shapes[name]
-        place = {-1: "the last axis", **{a: f"axis {a}" for a in (0, 1)}}
         asked = [
             Reading(axes, f"inputs on axis {axes.rows}")
-            if a is None
-            else Reading(axes, f"{place[a]} is {shape[a]} layers")
-            for axes, a in fitting.items()
+            if place is None
+            else with_layers(shape, axes, place)
+            for axes, place in fitting.items()
         ]
         others = axes_of(name, shapes)
         more = others if isinstance(others, tuple) else ()
         return (*asked, *(r for r in more if r.axes not in fitting))
-
-
-def _behind(axes: MatrixAxes, ndim: int, layers: int | None) -> MatrixAxes:
-    """The axes of one layer, counted from 0 in an array that has layers on an axis, or none."""
-    own = [axis for axis in range(ndim) if layers is None or axis != layers % ndim]
-    rows, columns = (
-        own[side] if isinstance(side, int) else tuple(own[axis] for axis in side)
-        for side in (axes.rows, axes.columns)
-    )
-    return dataclasses.replace(axes, rows=rows, columns=columns)
 
 
 def _is_matrix(name: str, shapes: Shapes) -> bool:
@@ -173,28 +157,27 @@ def _equinox_conv(name: str, shapes: Shapes) -> bool:
     return _is_matrix(name, shapes) and (_is_any_conv(name, shapes) or of_bias)
 
 
+def _inputs_on(axis: int) -> Callable[[str, Parameters], bool | None]:
+    """Whether experts have their inputs on this axis; None if nothing tells."""
+
+    def fits(name: str, shapes: Parameters) -> bool | None:
+        inputs = inputs_of_experts(name, shapes) if _is_matrix(name, shapes) else 0
+        return None if inputs is None else inputs == axis
+
+    return fits
+
+
 def _is_plain(name: str, shapes: Shapes) -> bool:
     """Whether it has the name of a matrix, and siblings do not say that heads come first."""
     return is_named_matrix(name, shapes) and not heads_come_first(name, shapes)
 
 
-def _outputs_first(name: str, shapes: Shapes) -> bool | None:
-    """Whether experts are `(E, out, in)`; None if nothing tells."""
-    inputs = inputs_of_experts(name, shapes)
-    return _is_matrix(name, shapes) and (None if inputs is None else inputs == -1)
-
-
-def _inputs_first(name: str, shapes: Shapes) -> bool | None:
-    inputs = inputs_of_experts(name, shapes)
-    return _is_matrix(name, shapes) and (None if inputs is None else inputs == -2)
+def _heads_first(name: str, shapes: Shapes) -> bool:
+    return heads_come_first(name, shapes) is True
 
 
 def _heads_last(name: str, shapes: Shapes) -> bool:
     return not heads_come_first(name, shapes)
-
-
-def _heads_first(name: str, shapes: Shapes) -> bool:
-    return heads_come_first(name, shapes) is True
 
 
 def _surely_heads_last(name: str, shapes: Shapes) -> bool:
@@ -207,11 +190,6 @@ def _surely_heads_last(name: str, shapes: Shapes) -> bool:
 _IN_OUT = MatrixAxes(-2, -1)  # (..., in, out)
 _OUT_IN = MatrixAxes(-1, -2)  # (..., out, in)
 _ENDS = MatrixAxes(0, -1)  # (in, ..., out)
-_HEADS = MatrixAxes(0, (1, 2))  # (features, heads, head_dim)
-_ONE_HEAD = MatrixAxes(0, 2)
-_FROM_HEADS = MatrixAxes((0, 1), 2)  # (heads, head_dim, features)
-_HEADS_FIRST = MatrixAxes(-2, (-3, -1))  # (..., heads, features, head_dim)
-_ONE_HEAD_FIRST = MatrixAxes(-2, -1)
 
 
 def _kernel(output: int) -> Callable[[int], MatrixAxes]:
@@ -221,23 +199,14 @@ def _kernel(output: int) -> Callable[[int], MatrixAxes]:
 
 # Families
 
+_ATTENTION = r".*(attention|attn)\w*"
 _FLAX = (
     # Gemma's; keys and values, or all three, are side by side on the first axis.
-    FamilyEntry(
-        r"(.*/)?q_einsum/(kernel|w)", _HEADS_FIRST, (3,), per_head=_ONE_HEAD_FIRST, stacks=ASSUMED
-    ),
-    FamilyEntry(r"(.*/)?q?kv_einsum/(kernel|w)", _HEADS_FIRST, (4,), stacks=ASSUMED),
-    FamilyEntry(r"(.*/)?attn_vec_einsum/(kernel|w)", _FROM_HEADS, (3,), stacks=ASSUMED),
-    FamilyEntry(
-        r".*(attention|attn)\w*/(query|key)/kernel",
-        _HEADS,
-        (3,),
-        _heads_last,
-        per_head=_ONE_HEAD,
-        stacks=ASSUMED,
-    ),
-    FamilyEntry(r".*(attention|attn)\w*/value/kernel", _HEADS, (3,), _heads_last, stacks=ASSUMED),
-    FamilyEntry(r".*(attention|attn)\w*/out/kernel", _FROM_HEADS, (3,), stacks=ASSUMED),
+    FamilyEntry(r"(.*/)?q_einsum/(kernel|w)", HEADS_FIRST, (3,), stacks=ASSUMED),
+    FamilyEntry(r"(.*/)?q?kv_einsum/(kernel|w)", HEADS_FIRST, (4,), stacks=ASSUMED),
+    FamilyEntry(r"(.*/)?attn_vec_einsum/(kernel|w)", FROM_HEADS, (3,), stacks=ASSUMED),
+    FamilyEntry(f"{_ATTENTION}/(query|key|value)/kernel", HEADS, (3,), _heads_last, ASSUMED),
+    FamilyEntry(f"{_ATTENTION}/out/kernel", FROM_HEADS, (3,), stacks=ASSUMED),
     FamilyEntry(r".*/kernel", _IN_OUT, (4, 5), _has_bias_of_each),
     FamilyEntry(r".*conv_?local\w*/kernel", _IN_OUT, (3, 4, 5)),
     FamilyEntry(r".*/kernel|kernel", _kernel(-1), (3, 4), _is_conv),
@@ -246,14 +215,15 @@ _FLAX = (
 )
 LINEN = Family("linen", tuple(e._replace(pattern=f"(?i:{e.pattern})") for e in _FLAX))
 NNX = Family("nnx", LINEN.entries)
+_STACK = r".*layer_stack.*/w"
 HAIKU = Family(
     "haiku",
     (
-        FamilyEntry(r".*layer_stack.*/w", _IN_OUT, (2,), stacks=ONLY_ASSUMED),
+        FamilyEntry(_STACK, _IN_OUT, (2,), stacks=ONLY_ASSUMED),
         FamilyEntry(
-            r".*layer_stack.*/w", _kernel(-2), (3, 4, 5), _is_transposed_conv, None, ONLY_ASSUMED
+            r".*layer_stack.*/w", _kernel(-2), (3, 4, 5), _is_transposed_conv, ONLY_ASSUMED
         ),
-        FamilyEntry(r".*layer_stack.*/w", _kernel(-1), (3, 4, 5), _is_conv, None, ONLY_ASSUMED),
+        FamilyEntry(r".*layer_stack.*/w", _kernel(-1), (3, 4, 5), _is_conv, ONLY_ASSUMED),
         FamilyEntry(r".*/w", _kernel(-2), (3, 4, 5), _is_transposed_conv),
         FamilyEntry(r".*/w", _kernel(-1), (3, 4, 5), _is_conv),
     ),
@@ -272,10 +242,9 @@ _EXPERTS = r"(.*[/_.])?experts?[/_.].*"
 TORCH_LAYOUT = Family(
     "torch_layout",
     (
-        FamilyEntry(_EXPERTS, _OUT_IN, (3,), _outputs_first),
-        FamilyEntry(_EXPERTS, _IN_OUT, (3,), _inputs_first),
+        FamilyEntry(_EXPERTS, _OUT_IN, (3,), _inputs_on(-1)),
+        FamilyEntry(_EXPERTS, _IN_OUT, (3,), _inputs_on(-2)),
         FamilyEntry(r".*", _OUT_IN, (2,), _is_matrix),
-        FamilyEntry(r".*", _IN_OUT, (2,), _is_matrix, stacks=ONLY_EVIDENT),
         FamilyEntry(r".*", _kernel(1), (3, 4, 5), _is_transposed_conv),
         FamilyEntry(r".*", _kernel(0), (4, 5), _is_matrix),
         FamilyEntry(r".*", _kernel(0), (3,), _is_conv),
@@ -295,15 +264,12 @@ MAXTEXT = Family(
         # (groups, layers, in, out)
         FamilyEntry(r".*attention\w*/o_a_proj/kernel", _IN_OUT, (3,), stacks=ASSUMED),
         FamilyEntry(
-            r".*attention\w*/(query|key)/kernel", _HEADS, (3,), per_head=_ONE_HEAD, stacks=ASSUMED
-        ),
-        FamilyEntry(
-            r".*attention\w*/(value|wq_b|wkv_b|wkv|qkv_proj|[qkv]_proj|gate_proj)/kernel",
+            r".*attention\w*/(query|key|value|wq_b|wkv_b|wkv|qkv_proj|[qkv]_proj|gate_proj)/kernel",
             MatrixAxes(0, (-2, -1)),
             (3, 4),  # (features, 3, heads, head_dim) if fused
             stacks=ASSUMED,
         ),
-        FamilyEntry(r".*attention\w*/(out|o_proj)/kernel", _FROM_HEADS, (3,), stacks=ASSUMED),
+        FamilyEntry(r".*attention\w*/(out|o_proj)/kernel", FROM_HEADS, (3,), stacks=ASSUMED),
         FamilyEntry(r".*/kernel", _IN_OUT, (2,), is_scanned, stacks=ONLY_ASSUMED),
     ),
     layers=1,
@@ -313,11 +279,9 @@ KERAS = Family(
     "keras",
     (
         # KerasHub's Gemma has (heads, features, head_dim).
-        FamilyEntry(r".*/(query|key)/kernel", _HEADS_FIRST, (3,), _heads_first, _ONE_HEAD_FIRST),
-        FamilyEntry(r".*/value/kernel", _HEADS_FIRST, (3,), _heads_first),
-        FamilyEntry(r".*/(query|key)/kernel", _HEADS, (3,), _surely_heads_last, _ONE_HEAD),
-        FamilyEntry(r".*/value/kernel", _HEADS, (3,), _surely_heads_last),
-        FamilyEntry(r".*/attention_output/kernel", _FROM_HEADS, (3,)),
+        FamilyEntry(r".*/(query|key|value)/kernel", HEADS_FIRST, (3,), _heads_first),
+        FamilyEntry(r".*/(query|key|value)/kernel", HEADS, (3,), _surely_heads_last),
+        FamilyEntry(r".*/attention_output/kernel", FROM_HEADS, (3,)),
         # (height, width, in, multiplier)
         FamilyEntry(r".*/depthwise_kernel", "depthwise convolution", (3, 4)),
         FamilyEntry(_KERAS_DEPTHWISE, "depthwise convolution", (3, 4)),

@@ -125,10 +125,23 @@ def as_matrix_axes(entry: AxesEntry) -> MatrixAxes:
     return MatrixAxes(rows=entry.reduction_axis, columns=entry.output_axis)
 
 
-def kernel_axes(ndim: int, *, output: int) -> MatrixAxes:
-    """The axes of a kernel of a convolution, which has all axes but that of its outputs as rows."""
+def kernel_axes(ndim: int, *, output: int, layers: int = 0) -> MatrixAxes:
+    """The axes of a kernel of a convolution, which has all axes but that of its outputs as rows.
+
+    The first `layers` axes are of layers.
+    """
     output %= ndim
-    return MatrixAxes(tuple(axis for axis in range(ndim) if axis != output), output)
+    return MatrixAxes(tuple(axis for axis in range(layers, ndim) if axis != output), output)
+
+
+def behind(axes: MatrixAxes, ndim: int, layers: int | None) -> MatrixAxes:
+    """The axes of one layer, counted from 0 in an array that has layers on an axis, or none."""
+    own = [axis for axis in range(ndim) if layers is None or axis != layers % ndim]
+    rows, columns = (
+        own[side] if isinstance(side, int) else tuple(own[axis] for axis in side)
+        for side in (axes.rows, axes.columns)
+    )
+    return dataclasses.replace(axes, rows=rows, columns=columns)
 
 
 def as_tuple(axes: int | Sequence[int]) -> tuple[int, ...]:
@@ -152,19 +165,20 @@ def merged(axes: tuple[int, ...]) -> int | tuple[int, ...]:
     return axes[0] if len(axes) == 1 else axes
 
 
-def one_matrix(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
-    """The reading without layers."""
-    sides = map(as_tuple, (axes.rows, axes.columns))
-    rows, columns = (math.prod(shape[axis] for axis in side) for side in sides)
-    return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
-
-
-def as_stack(shape: tuple[int, ...], axes: MatrixAxes, axis: int = 0) -> Reading:
-    """The reading of all other axes as layers or experts."""
-    batch = [size for a, size in enumerate(shape) if a not in axes.named]
-    kept = [size for a, size in enumerate(shape) if a in axes.named]
-    what = f"{'×'.join(map(str, batch))} layers or experts of {'×'.join(map(str, kept))}"
-    return Reading(axes, f"{what}, along axis {axis}" if axis else what, ambiguous=True)
+def reading(shape: tuple[int, ...], axes: MatrixAxes) -> Reading:
+    """The reading of all axes but those of the matrix as layers or experts, if there are any."""
+    batch = [axis for axis in range(len(shape)) if axis not in axes.named]
+    if not batch:
+        rows, columns = (
+            math.prod(shape[x] for x in as_tuple(y)) for y in (axes.rows, axes.columns)
+        )
+        return Reading(axes, f"one matrix {rows}×{columns}", ambiguous=True)
+    layers, matrix = (
+        "×".join(str(size) for axis, size in enumerate(shape) if (axis in batch) == of_layers)
+        for of_layers in (True, False)
+    )
+    along = "" if batch == [*range(len(batch))] else f", along axis {batch[-1]}"
+    return Reading(axes, f"{layers} layers or experts of {matrix}{along}", ambiguous=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,7 @@ from ._names import (
     why_no_matrix,
 )
 from ._output_layer import find_output_layer
-from ._readings import axes_of
+from ._readings import axes_of, per_head
 from ._specification import specified
 
 Treatment = MatrixAxes | str
@@ -168,26 +168,22 @@ class MatrixRule:
         def treatment(name: str) -> Treatment | Readings:
             if name in excluded:
                 return "output layer"
-            if name in said and said[name] is None:
-                return "weight_dimension_numbers is None"
+            if name in said:
+                return said[name] or "weight_dimension_numbers is None"
             if chosen is not None and name not in chosen:
                 return "not selected by matrices"
-            axes = said.get(name)
-            if axes is not None:
-                return axes
-            whatever = chosen is not None
-            known = boxed.get(name)
+            own, selected, known = read[name], chosen is not None, boxed.get(name)
             if isinstance(known, MatrixAxes):
                 return known
             if known is None and self.family is not None:
-                known = self.family(read[name], parameters, head_wise=self.head_wise)
-            if known is None or (whatever and isinstance(known, str)):
-                known = _by_rule(
-                    read[name], parameters, whatever=whatever, head_wise=self.head_wise
-                )
-            if whatever or not isinstance(known, MatrixAxes):
+                known = self.family(own, parameters)
+            if known is None or (selected and isinstance(known, str)):
+                known = _by_rule(own, parameters, selected=selected)
+            if not isinstance(known, MatrixAxes):
                 return known
-            guess = _guess(read[name], parameters, known)
+            if self.head_wise:
+                known = per_head(own, known)
+            guess = None if selected else _guess(own, parameters, known)
             if guess is None:
                 return known
             if self.guess:
@@ -225,32 +221,32 @@ def as_rule(
     return dataclasses.replace(rule, **given)
 
 
-def _by_rule(name: str, shapes: Shapes, *, whatever: bool, head_wise: bool) -> Treatment | Readings:
-    """The rule for one parameter; `whatever` makes it a matrix under any name."""
+def _by_rule(name: str, shapes: Parameters, *, selected: bool) -> Treatment | Readings:
+    """The rule for one parameter; what a user selected is a matrix under any name."""
     shape = shapes[name]
     is_vector = sum(size > 1 for size in shape) <= 1
     reason = why_no_matrix(name, shapes)
     if len(shape) <= 1:
         reason = "vector" if shape else "scalar"
-    elif is_vector and not is_named_matrix(name, shapes) and not (whatever and len(shape) == 2):
+    elif is_vector and not is_named_matrix(name, shapes) and not (selected and len(shape) == 2):
         reason = "vector"
-    if reason is None and not whatever and is_depthwise(name, shapes):
+    if reason is None and not selected and is_depthwise(name, shapes):
         reason = "depthwise convolution"
-    if reason is not None and not whatever:
+    if reason is not None and not selected:
         return reason
     one_row = MatrixAxes(rows=(), columns=tuple(range(len(shape))))
     if reason not in (None, "embedding"):
         return one_row
-    unnamed = len(shape) == 2 and not (whatever or is_named_matrix(name, shapes))
+    unnamed = len(shape) == 2 and not (selected or is_named_matrix(name, shapes))
     if unnamed and is_vector_per_layer(name, shapes):
         return "a vector per layer"
-    axes = axes_of(name, shapes, head_wise=head_wise)
+    axes = axes_of(name, shapes)
     if isinstance(axes, tuple) and is_vector:
-        return one_row if whatever else "vector"
+        return one_row if selected else "vector"
     return axes
 
 
-def _guess(name: str, shapes: Shapes, axes: MatrixAxes) -> str | None:
+def _guess(name: str, shapes: Parameters, axes: MatrixAxes) -> str | None:
     """Why it is a guess that the parameter is a matrix; None if it is not."""
     shape = shapes[name]
     if len(shape) == 2 and not axes.said_by and not is_named_matrix(name, shapes):

@@ -125,14 +125,16 @@ def why_no_matrix(name: str, shapes: Shapes | None = None) -> str | None:
     _, parent, last = _path_of(name)
     start, _, end = last.rpartition("_")
     beside = lambda x: f"{name.removesuffix(end)}{x}" in (shapes or {})  # noqa: E731
+    kind = _kind(name)
     if end == "b" and beside("a"):
-        return None
-    if end == "b" and start and beside("w"):
-        return f"{last} of {parent}" if parent else last
-    if end == "w" and start and beside("b") and not _has(_NORM_WORDS, start):
-        return None
-    reason = _by_name(name)
-    return None if reason == "embedding" and _has_bias(name, shapes or {}) else reason
+        kind = None
+    elif end == "b" and start and beside("w"):
+        kind = "vector"
+    elif end == "w" and start and beside("b") and not _has(_NORM_WORDS, start):
+        kind = None
+    elif kind == "table":
+        return None if _has_bias(name, shapes or {}) else "embedding"
+    return kind and (f"{last} of {parent}" if parent else last)
 
 
 def _has_bias(name: str, shapes: Shapes) -> bool:
@@ -141,31 +143,27 @@ def _has_bias(name: str, shapes: Shapes) -> bool:
 
 
 @functools.cache
-def _by_name(name: str) -> str | None:
-    _, parent, last = _path_of(name)
-    if is_table(name):
-        return "embedding"
-    if _is_strong(last) or _FACTOR_NAMES.fullmatch(last):
-        return None
-    of_vector = _VECTOR_NAMES.fullmatch(last) is not None or _has(_VECTOR_WORDS, last)
-    of_norm = _has(_NORM_WORDS, last) or _layer_has(_NORM_WORDS, parent)
-    if of_vector or of_norm:
-        return f"{last} of {parent}" if parent else last
-    return None
-
-
-@functools.cache
-def is_table(name: str) -> bool:
-    """Whether the path is that of a table of tokens, positions or learned vectors."""
+def _kind(name: str) -> str | None:
+    """What an array of this path is, "table" or "vector", unless its name is one of matrices."""
     _, parent, last = _path_of(name)
     if _TABLE_NAMES.fullmatch(last):
-        return True
-    if _is_strong(last) or _VECTOR_NAMES.fullmatch(last) or _has(_VECTOR_WORDS, last):
-        return False
+        return "table"
+    if _is_strong(last) or _FACTOR_NAMES.fullmatch(last):
+        return None
+    if _VECTOR_NAMES.fullmatch(last) or _has(_VECTOR_WORDS, last):
+        return "vector"
     # A table may be called `weight` in a layer `embed_tokens` or `relative_attention_bias`.
     of_bias = last in _SHARED and _layer_has(_BIAS_WORDS, parent)
     of_layer = _layer_has(_TABLE_WORDS, parent) or of_bias
-    return _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent))
+    if _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent)):
+        return "table"
+    is_norm = _has(_NORM_WORDS, last) or _layer_has(_NORM_WORDS, parent)
+    return "vector" if is_norm else None
+
+
+def is_table(name: str) -> bool:
+    """Whether the path is that of a table of tokens, positions or learned vectors."""
+    return _kind(name) == "table"
 
 
 def _has_bias_word(name: str) -> bool:

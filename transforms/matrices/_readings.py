@@ -8,28 +8,31 @@ returns the readings, for the error that asks which of them is right.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import re
+from collections.abc import Callable
 
 from ._evidence import (
     OF_MLP,
+    Parameters,
     axis_of_experts,
     fits_bias,
     inputs_by_bias,
     inputs_of_experts,
-    layers_come_last,
+    layer_axes,
     width_of,
 )
 from ._form import (
     MatrixAxes,
     Reading,
     Readings,
-    as_stack,
     as_tuple,
+    behind,
     kernel_axes,
     merged,
-    one_matrix,
+    reading,
 )
 from ._names import (
     Place,
@@ -44,23 +47,22 @@ from ._names import (
 )
 
 
-def axes_of(name: str, shapes: Shapes, *, head_wise: bool = False) -> MatrixAxes | Readings:
-    """The axes of a parameter with at least two axes, or the readings among which a user chooses.
-
-    With `head_wise`, each head of a query or key is a matrix of its own.
-    """
+def axes_of(name: str, shapes: Parameters) -> MatrixAxes | Readings:
+    """The axes of a parameter with two axes or more, or the readings among which a user chooses."""
     if len(shapes[name]) == 2:
         inputs, outputs = ends_of(name, shapes)
         return MatrixAxes(rows=inputs, columns=outputs)
     readings = _lora_factors(name, shapes) or _attention(name, shapes) or _convolution(name, shapes)
     readings = readings or _others(name, shapes)
-    reading, *others = readings
-    if others or reading.ambiguous:
-        return readings
-    axes = reading.axes
-    columns = as_tuple(axes.columns)
-    if head_wise and len(columns) == 2 and _role(layer_place(name)) in ("query", "key"):
-        return MatrixAxes(axes.rows, columns[1])
+    first, *others = readings
+    return readings if others or first.ambiguous else first.axes
+
+
+def per_head(name: str, axes: MatrixAxes) -> MatrixAxes:
+    """The axes of which each head of a query or key is a matrix of its own."""
+    place, columns = layer_place(name), as_tuple(axes.columns)
+    if len(columns) == 2 and (_role(place) in ("query", "key") or place.layer == "q_einsum"):
+        return dataclasses.replace(axes, columns=columns[1])
     return axes
 
 
@@ -71,6 +73,10 @@ def ends_of(name: str, shapes: Shapes) -> tuple[int, int]:
     output = fits.index(True) if any(fits) and not all(fits) else output
     return 1 - output, output
 
+
+HEADS = MatrixAxes(0, (1, 2))  # (features, heads, head_dim)
+FROM_HEADS = MatrixAxes((0, 1), 2)  # (heads, head_dim, features)
+HEADS_FIRST = MatrixAxes(-2, (-3, -1))  # (..., heads, features, head_dim)
 
 # Attention
 
@@ -100,40 +106,47 @@ def _attention(name: str, shapes: Shapes) -> Readings:
     if role is None or len(shape) not in (3, 4) or _is_of_mlp(name, shapes):
         return ()
     out, bias = role == "out", bias_of(name, shapes)
+    usual = FROM_HEADS if out else HEADS
     if len(shape) == 4:
         if bias is not None and len(bias) == 1 and bias[0] in shape:
             return ()  # layers would be an axis of the bias too
-        return tuple(
-            Reading(
-                MatrixAxes((1 - i, 2), 3) if out else MatrixAxes(1 - i, (2, 3)),
-                f"axis {i} is {shape[i]} layers",
-                ambiguous=True,
-            )
-            for i in (0, 1)
-        )
+        return tuple(with_layers(shape, behind(usual, 4, i), i) for i in (0, 1))
     heads, dim = shape[:2] if out else shape[1:]
     last, first, layers = _by_siblings(name, shapes)
-    usual = MatrixAxes((0, 1), 2) if out else MatrixAxes(0, (1, 2))
     of_siblings = {
         Reading(usual, f"{heads} heads of {dim}"): last or (out and first),
-        as_stack(shape, MatrixAxes(1, 2)): layers,
+        reading(shape, MatrixAxes(1, 2)): layers,
     }
     both = tuple(of_siblings)
     if first and not out:
         of_siblings[_heads_first(shape)] = True
-    left = tuple(r for r in of_siblings if fits_bias(r.axes, name, shapes)) or tuple(of_siblings)
-    left = tuple(filter(of_siblings.get, left)) or left
+    left = _narrowed(
+        tuple(of_siblings), lambda r: fits_bias(r.axes, name, shapes), lambda r: of_siblings[r]
+    )
     if _is_by_size(name, shapes) and both[0] in left:
         left = both[:1]
     if len(left) == 1 or any(of_siblings.values()):
         return left
-    more = (r for r in _of_three(shape) if r.axes not in [r.axes for r in both])
+    more = (reading(shape, MatrixAxes(*ends)) for ends in _MERGED[3])
+    more = (r for r in more if r.axes not in [r.axes for r in both])
     return _left((*both, *more), name, shapes)
 
 
+def with_layers(shape: tuple[int, ...], axes: MatrixAxes, place: int) -> Reading:
+    """The reading with layers on an axis, -1 or counted from 0."""
+    where = "the last axis" if place == -1 else f"axis {place}"
+    return Reading(axes, f"{where} is {shape[place]} layers", ambiguous=True)
+
+
+def _narrowed(readings: Readings, *tests: Callable[[Reading], bool]) -> Readings:
+    """The readings that pass each test, unless none does."""
+    for test in tests:
+        readings = tuple(filter(test, readings)) or readings
+    return readings
+
+
 def _heads_first(shape: tuple[int, ...]) -> Reading:
-    axes = MatrixAxes(len(shape) - 2, (len(shape) - 3, len(shape) - 1))
-    return Reading(axes, f"{shape[-3]} heads of {shape[-1]}")
+    return Reading(behind(HEADS_FIRST, len(shape), None), f"{shape[-3]} heads of {shape[-1]}")
 
 
 def _by_siblings(name: str, shapes: Shapes) -> tuple[bool, bool, bool]:
@@ -227,9 +240,12 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
         return ()
     ends = (0, 1, ndim - 1, ndim - 2) if output_first else (ndim - 1, ndim - 2, 0, 1)
     named, swapped, other, _ = kernels = tuple(_kernel_of(shape, end) for end in ends)
-    layers = [_stacked_kernel(shape, n, output_first) for n in range(1, ndim - 2)]
+    layers = [
+        reading(shape, kernel_axes(ndim, output=n if output_first else -1, layers=n))
+        for n in range(1, ndim - 2)
+    ]
     if is_local(name):
-        layers = [as_stack(shape, _ordered(ndim - 2, ndim - 1, output_first))]
+        layers = [reading(shape, _ordered(ndim - 2, ndim - 1, output_first))]
     elif width in shape:
         fits = [end for end in range(ndim) if shape[end] == width]
         if ends[0] in fits and not (is_transposed(name) and ends[1] in fits):
@@ -237,7 +253,7 @@ def _convolution(name: str, shapes: Shapes) -> Readings:
         if len(fits) == 1:
             return (_kernel_of(shape, fits[0]),)
         readings = tuple(r for end, r in zip(ends, kernels, strict=True) if end in fits)
-        return tuple(r for r in readings if _is_square(shape, r)) or readings or (named,)
+        return _narrowed(readings, lambda r: _is_square(shape, r)) or (named,)
     elif width is not None:
         return (named,)
     elif is_transposed(name) and bias is None:
@@ -255,13 +271,6 @@ def _kernel_of(shape: tuple[int, ...], output: int) -> Reading:
     return Reading(kernel_axes(len(shape), output=output), f"a convolution, output axis {place}")
 
 
-def _stacked_kernel(shape: tuple[int, ...], layers: int, output_first: bool) -> Reading:
-    """A kernel behind some axes of layers."""
-    output = layers if output_first else len(shape) - 1
-    inputs = tuple(axis for axis in range(layers, len(shape)) if axis != output)
-    return as_stack(shape, MatrixAxes(inputs, output))
-
-
 def _is_square(shape: tuple[int, ...], reading: Reading) -> bool:
     """Whether the kernel is as high as wide under this reading."""
     space = shape[2:] if reading.axes.columns in (0, 1) else shape[:-2]
@@ -273,14 +282,15 @@ def _by_bias(name: str, shapes: Shapes) -> Readings:
 
     The others are outputs, or all but the last of them are of layers.
     """
-    found = []
-    for inputs in inputs_by_bias(name, shapes):
-        rows = merged(inputs)
-        others = tuple(axis for axis in range(len(shapes[name])) if axis not in inputs)
-        stacks = (MatrixAxes(rows, merged(others[k:])) for k in range(len(others) - 1, 0, -1))
-        found += [as_stack(shapes[name], axes) for axes in stacks]
-        found.append(one_matrix(shapes[name], MatrixAxes(rows, merged(others))))
-    return tuple(found)
+    sides = (
+        (inputs, tuple(axis for axis in range(len(shapes[name])) if axis not in inputs))
+        for inputs in inputs_by_bias(name, shapes)
+    )
+    return tuple(
+        reading(shapes[name], MatrixAxes(merged(inputs), merged(others[k:])))
+        for inputs, others in sides
+        for k in reversed(range(len(others)))
+    )
 
 
 # Factors of LoRA
@@ -300,7 +310,7 @@ def _lora_factors(name: str, shapes: Shapes) -> Readings:
     first = factor[2] in "aA"
     a, b = (own, other) if first else (other, own)
 
-    def reading(layers: int) -> Reading:
+    def factor_behind(layers: int) -> Reading:
         fused = layers + 1 + (not first and _parts_of(place, own[layers + 1 :]))
         ends = range(layers, ndim - 1) if first else range(fused, ndim)
         side = merged(tuple(ends))
@@ -308,7 +318,7 @@ def _lora_factors(name: str, shapes: Shapes) -> Readings:
         return Reading(axes, "a factor of LoRA", ambiguous=layers > 0)
 
     most = min(len(a), len(b)) - 1
-    return tuple(reading(k) for k in range(most) if a[:k] == b[:k] and a[-1] == b[k])
+    return tuple(factor_behind(k) for k in range(most) if a[:k] == b[:k] and a[-1] == b[k])
 
 
 def _parts_of(place: Place, outputs: tuple[int, ...]) -> bool:
@@ -320,20 +330,19 @@ def _parts_of(place: Place, outputs: tuple[int, ...]) -> bool:
 # Stacks of layers or experts, and merged axes
 
 
-def _others(name: str, shapes: Shapes) -> Readings:
+def _others(name: str, shapes: Parameters) -> Readings:
     """The readings of any other parameter, also of S5's `B (out, in, 2)`; a bias is evidence."""
     shape, inputs = shapes[name], inputs_of_experts(name, shapes)
     ndim, swap = len(shape), is_output_first(name) if inputs is None else inputs == -1
     convolution = _kernel_of(shape, 0 if swap else ndim - 1)
-    stack = as_stack(shape, _ordered(ndim - 2, ndim - 1, swap))
-    if ndim == 3:
-        readings = _of_three(shape, swap)
-    elif ndim == 4 and _is_square(shape, convolution):
-        readings = (convolution, stack)
-    else:
-        readings = (stack, convolution, *_of_four(shape, swap)) if ndim == 4 else (stack,)
-    swaps = (not swap, swap) if shape[-1] == 2 else (swap,) * layers_come_last(name, shapes)
-    readings += tuple(as_stack(shape, _ordered(ndim - 3, ndim - 2, x), ndim - 1) for x in swaps)
+    pairs = ((ndim - 2, ndim - 1), *_MERGED.get(ndim, ()))
+    readings = tuple(reading(shape, _ordered(rows, columns, swap)) for rows, columns in pairs)
+    if ndim == 4:
+        stack, *more = readings
+        is_square = _is_square(shape, convolution)
+        readings = (convolution, stack) if is_square else (stack, convolution, *more)
+    swaps = (not swap, swap) if shape[-1] == 2 else (swap,) * (-1 in layer_axes(name, shapes))
+    readings += tuple(reading(shape, _ordered(ndim - 3, ndim - 2, x)) for x in swaps)
     of_einsum = _einsum(name, shapes)
     others = tuple(r for r in readings if r.axes not in [x.axes for x in of_einsum])
     return _left((*of_einsum, *others), name, shapes, of_einsum)
@@ -348,7 +357,7 @@ def _einsum(name: str, shapes: Shapes) -> Readings:
     if layer.startswith("gat"):
         # The other layer has the features and outputs the other way round.
         transposed = shape[-2] != shape[-1] and shape[-2:] in dict(_beside(name, shapes)).values()
-        both = (as_stack(shape, _ordered(ndim - 2, ndim - 1, swap)) for swap in (False, True))
+        both = (reading(shape, _ordered(ndim - 2, ndim - 1, swap)) for swap in (False, True))
         return tuple(both)[:: -1 if transposed else 1]
     if "vec" in layer:
         axes = MatrixAxes((ndim - 3, ndim - 2), ndim - 1)
@@ -363,20 +372,11 @@ def _ordered(inputs: Ends, outputs: Ends, swap: bool) -> MatrixAxes:
     return MatrixAxes(outputs, inputs) if swap else MatrixAxes(inputs, outputs)
 
 
-def _of_three(shape: tuple[int, ...], swap: bool = False) -> Readings:
-    """All that three axes may be: a stack, or one matrix of which one end has two axes."""
-    ends: list[tuple[Ends, Ends]] = [((0, 1), 2), (0, (1, 2)), (2, (0, 1)), ((1, 2), 0)]
-    return (
-        as_stack(shape, _ordered(1, 2, swap)),
-        as_stack(shape, _ordered(0, 2, swap), axis=1),
-        *(one_matrix(shape, _ordered(*pair, swap)) for pair in ends),
-    )
-
-
-def _of_four(shape: tuple[int, ...], swap: bool) -> Readings:
-    """One axis of layers, 0 or 1, and one matrix of which one end has two axes."""
-    ends: list[tuple[Ends, Ends]] = [(1, (2, 3)), ((1, 2), 3), (0, (2, 3)), ((0, 2), 3)]
-    return tuple(as_stack(shape, _ordered(*x, swap), i // 2) for i, x in enumerate(ends))
+_MERGED: dict[int, tuple[tuple[Ends, Ends], ...]] = {
+    3: ((0, 2), ((0, 1), 2), (0, (1, 2)), (2, (0, 1)), ((1, 2), 0)),
+    4: ((1, (2, 3)), ((1, 2), 3), (0, (2, 3)), ((0, 2), 3)),
+}
+"""By the number of axes: layers on axis 1, and one end of a matrix that has two axes."""
 
 
 def _left(readings: Readings, name: str, shapes: Shapes, kept: Readings = ()) -> Readings:
@@ -392,13 +392,11 @@ def _left(readings: Readings, name: str, shapes: Shapes, kept: Readings = ()) ->
     if all(r.ambiguous and 0 in r.axes.named for r in fitting):  # none is a stack on axis 0
         own = [r.axes for r in fitting]
         fitting += tuple(r for r in _by_bias(name, shapes) if r.axes not in own)
-    readings = fitting or readings
-    for fits in (
+    return _narrowed(
+        fitting or readings,
         lambda r: len(swapped) != 1 or {*r.axes.named} in swapped or r in kept,
         lambda r: experts != 0 or 0 not in r.axes.named,
-    ):
-        readings = tuple(filter(fits, readings)) or readings
-    return readings
+    )
 
 
 def _swapped(name: str, shapes: Shapes) -> list[set[int]]:
