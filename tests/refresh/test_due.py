@@ -205,11 +205,11 @@ ONE = jax.ShapeDtypeStruct((1, 8, 8), jnp.float32), jax.ShapeDtypeStruct((), jnp
 
 
 def _refreshed(x, _, count):
-    return _due.refresh_due(jax.jit(_decomposed), x, (1,), curvax.every(3), count, given=x)
+    return _due.refresh_due(jax.jit(_decomposed), x, (1,), curvax.every(3), count, inputs=x)
 
 
 def _both_visited(x, y, count):
-    return [_loops.visit_all(_decomposed, z, (1,), count, z.size, given=z) for z in (x, y)]
+    return [_loops.visit_all(_decomposed, z, (1,), count, z.size, inputs=z) for z in (x, y)]
 
 
 def _done_at_most_once(x, y, count):

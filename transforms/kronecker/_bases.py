@@ -72,11 +72,9 @@ class BasisRule(SideRule):
 
     @property
     def statistics(self) -> Graded:
-        """In their bases."""
         return Graded(self.storage)
 
-    def parts(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
-        """Bases are identities."""
+    def first_fields(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
         order, dtype, examined = len(eye), eye.dtype, self.policy.examines is not None
         parts: dict[str, Any] = {"basis": self.storage.encode_basis(eye, None)}
         if examined or self.roots is not None:
@@ -97,9 +95,9 @@ class BasisRule(SideRule):
         def visit(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
             work = x
             with at(self.products.step):
-                for side, own in zip(Side, stored, strict=True):
-                    if own is not None:
-                        opened = self.storage.open_basis(own, x.shape[side.other_axis])
+                for side, basis in zip(Side, stored, strict=True):
+                    if basis is not None:
+                        opened = self.storage.open_basis(basis, x.shape[side.other_axis])
                         work = self.storage.rotate(opened, work, side, back)
             return work.astype(x.dtype)
 
@@ -123,10 +121,9 @@ class BasisRule(SideRule):
 
         Also their start, and factors with new averages of eigenvalues.
         """
-        del count
         sides = max(1, sum(factor is not None for factor in factors))
         start = starting_multiple(x, sides, self.initial, x.dtype)
-        found, eigenvalues, scales = [*factors], [], []
+        renewed, eigenvalues, scales = [*factors], [], []
         for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
             ones = jnp.ones((*x.shape[:-2], side.order(x)), x.dtype)
             if factor is None:
@@ -141,7 +138,7 @@ class BasisRule(SideRule):
                 damaged = ~jnp.isfinite(factor.spectrum).all(axis=-1)
                 empty = ~jnp.any(factor.spectrum != 0, axis=-1) | damaged
                 d = jnp.where(empty[..., None], start[..., None], factor.spectrum)
-                found[i] = factor._replace(counts=factor.counts.plus(restarted=damaged))
+                renewed[i] = factor._replace(counts=factor.counts.plus(restarted=damaged))
                 scale = inverse_roots(d)
             eigenvalues.append(d)
             scales.append(jnp.expand_dims(scale, side.other_axis))
@@ -149,14 +146,14 @@ class BasisRule(SideRule):
         m, n = x.shape[-2:]
         squares = x**2
         for i, (side, other) in enumerate(zip(Side, (by_right, by_left), strict=True)):
-            if (factor := found[i]) is not None and self.roots is None:
+            if (factor := renewed[i]) is not None and self.roots is None:
                 mean = jnp.mean(squares * other**2, axis=side.other_axis)
                 new = self.b2 * eigenvalues[i] + (1 - self.b2) * mean
                 # As with statistics: a gradient that is not finite leaves the average as it is.
                 finite = jnp.isfinite(new).all(axis=-1, keepdims=True)
                 spectrum = jnp.where(finite, new, eigenvalues[i]).astype(x.dtype)
-                found[i] = factor._replace(spectrum=spectrum)
-        return (x * by_right / n**0.5, x * by_left / m**0.5), start, (found[0], found[1])
+                renewed[i] = factor._replace(spectrum=spectrum)
+        return (x * by_right / n**0.5, x * by_left / m**0.5), start, (renewed[0], renewed[1])
 
     def root_of(self, factor: Factor, *, in_bases: bool) -> jax.Array:
         """The eigenvalues `(..., d)` of a side's inverse root; 1 before its first refresh.
@@ -168,11 +165,11 @@ class BasisRule(SideRule):
         damping = eps if factor.damping is None else factor.damping[..., None]
         floor = eigenvalue_floor(d.dtype) if in_bases else rounding_floor(d, root, sides)
         scaled = near_one(jnp.max(d, axis=-1, keepdims=True), root, damping, mode)
-        found = root_eigenvalues(d * scaled.by, root, scaled.eps, mode, floor) * scaled.back
+        roots = root_eigenvalues(d * scaled.by, root, scaled.eps, mode, floor) * scaled.back
         # An infinite entry would make a finite root: damage must show, so that the guard sees it.
         sound = jnp.isfinite(d).all(axis=-1, keepdims=True) & jnp.isfinite(damping)
-        found = jnp.where(sound, found, jnp.nan)
-        return jnp.where(jnp.max(d, axis=-1, keepdims=True) == 0, 1, found)
+        roots = jnp.where(sound, roots, jnp.nan)
+        return jnp.where(jnp.max(d, axis=-1, keepdims=True) == 0, 1, roots)
 
     def directed(self, m: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
         """The product of the roots of both sides with `m (..., m, n)`, which is in the bases."""
@@ -191,7 +188,7 @@ class BasisRule(SideRule):
     # A refresh
 
     def largest(self, side: Side, x: Any) -> int:
-        """Moments turn too."""
+        """The longer side: moments turn too."""
         return max(x.shape[-2:])
 
     def visits(self, never: jax.Array) -> list[tuple[SideRule, Any]]:
@@ -213,7 +210,7 @@ class BasisRule(SideRule):
         return factor._replace(basis=basis, eigenvalues=eigenvalues), sound
 
     def verdict(self, factor: Factor, h: jax.Array) -> Verdict:
-        """The policy's, of the statistic in its basis."""
+        """The policy's verdict on the statistic in its basis."""
         if self.policy.examines is None:
             return super().verdict(factor, h)
         return verdict_of(self.policy, self._check(factor, h, factor.eigenvalues), factor.proxy)
@@ -254,17 +251,12 @@ class BasisRule(SideRule):
         if damping is not None and self.roots is not None:
             damping = jnp.zeros_like(damping) + self.roots.eps
         stored = self.statistics.encode_factor(new, factor.statistic)
-        found = factor._replace(
-            statistic=stored,
-            basis=coded,
-            eigenvalues=eigenvalues,
-            spectrum=spectrum,
-            damping=damping,
-        )
-        moments = _turned_moments(moments, matrix, side, turn.order)
         # If the turn is not finite, neither is what it made of the statistic.
         good = jnp.isfinite(magnitude(new)) & ~self.statistics.failed(stored, factor.statistic)
-        return Renewed(found, moments, good, jnp.bool_(False))
+        factor = factor._replace(statistic=stored, basis=coded, eigenvalues=eigenvalues)
+        factor = factor._replace(spectrum=spectrum, damping=damping)
+        moments = _turned_moments(moments, matrix, side, turn.order)
+        return Renewed(factor, moments, good, jnp.bool_(False))
 
 
 def _turned_moments(

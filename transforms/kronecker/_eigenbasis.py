@@ -137,7 +137,7 @@ def in_eigenbasis(
         raise ValueError(f"statistics must be 'kl' with divide=True, got {statistics!r}.")
     common = as_storage(storage), as_products(products), refresh, by, b3, initial
     rule = BasisRule(*common, whiten, roots=None)
-
+    transform: Any = inner
     sides = functools.partial(sides_of, side, max_order=max_order)
 
     def init(x: Any) -> EigenbasisState:
@@ -154,7 +154,6 @@ def in_eigenbasis(
         return EigenbasisState(jnp.zeros([], jnp.int32), *rule.started(x, sides), inner_state)
 
     def update(g: Any, state: Any, params: Any = None):
-        del params
         count, bases = next_step(state.count), (state.left, state.right)
         x = rule.entered(g, bases, count)
         sources, start = (x, x), None
@@ -175,8 +174,7 @@ def in_eigenbasis(
 
     def directed(x: Any, bases: Any, before: Any, count: Any) -> Any:
         """The direction of `x`, which is in these bases, and the state of `inner`."""
-        found: Any = inner.update(x, before)
-        moved, after = found
+        moved, after = transform.update(x, before)
         for side, basis in zip(Side, bases, strict=True):
             if divide and basis is not None:
                 assert basis.spectrum is not None

@@ -92,7 +92,7 @@ class SideRule(abc.ABC):
         """What encodes and decodes statistics."""
 
     @abc.abstractmethod
-    def parts(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
+    def first_fields(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
         """The initial fields of a `Factor` beside its statistic and its counters."""
 
     @abc.abstractmethod
@@ -100,7 +100,7 @@ class SideRule(abc.ABC):
         """A refresh of one side of a single matrix, for its decoded statistic `h (d, d)`."""
 
     def level(self, operation: str) -> str:
-        """Of an operation's products."""
+        """The precision level of an operation's products."""
         return getattr(self.products, operation) or self.method.level
 
     def with_sound_basis(self, factor: Factor) -> tuple[Factor, jax.Array]:
@@ -108,20 +108,15 @@ class SideRule(abc.ABC):
         return factor, jnp.bool_(True)
 
     def verdict(self, factor: Factor, h: jax.Array) -> Verdict:
-        """The policy's, of a finite statistic; without one to ask, every due side is refreshed."""
-        del factor, h
+        """The policy's verdict on a finite statistic; without a policy, what is due is renewed."""
         return Verdict(jnp.bool_(True))
 
     def largest(self, side: Side, x: Any) -> int:
-        """The rows and columns of the largest array that a refresh makes."""
+        """The rows, or columns, of the largest array that a refresh makes."""
         return side.order(x)
 
     def started(self, x: Any, sides: Callable[[Any], Sequence[Side]]) -> Pair:
-        """The initial states of `x (..., m, n)`, for the sides that `sides(x)` names.
-
-        Raises:
-          ValueError: if products have levels and the dtype is not float32.
-        """
+        """The initial states of `x (..., m, n)`, for the sides that `sides(x)` names."""
         dtype = np.promote_types(x.dtype, np.float32)
         if not is_repeated():
             if dtype != jnp.float32 and self.products != Products():
@@ -149,7 +144,7 @@ class SideRule(abc.ABC):
         self, batch: tuple[int, ...], order: int, dtype: Any, phase: jax.Array | None
     ) -> Factor:
         eye, examined = identity(order, dtype), self.policy.examines is not None
-        fields = dict.fromkeys(Factor._fields) | self.parts(batch, eye)
+        fields = dict.fromkeys(Factor._fields) | self.first_fields(batch, eye)
         fields["statistic"] = self.statistics.encode_factor(self.initial * eye, None)
         # Encoding them all would take the memory of decoded matrices, and longer programs.
         for name in ("statistic", "basis", "inverse_root"):
@@ -165,8 +160,7 @@ class SideRule(abc.ABC):
 
         It is `None` if no side of `x (..., m, n)` with a `stored` form is decoded one at a time.
         """
-        pairs = zip(x.shape[-2:], stored, strict=True)
-        orders = [order for order, own in pairs if own is not None]
+        orders = [d for d, form in zip(x.shape[-2:], stored, strict=True) if form is not None]
         if not any(map(self.storage.decodes_singly, orders)):
             return None
         return max(math.prod(x.shape[-2:]), *(order * order for order in orders))
@@ -178,11 +172,11 @@ class SideRule(abc.ABC):
         stored: Sequence[Any],
         count: jax.Array,
     ) -> jax.Array:
-        """`product(own, m, side)` for the stored form of each side, in the dtype of `m`."""
+        """`product(form, m, side)` for the stored form of each side, in the dtype of `m`."""
 
         def visit(x: jax.Array, stored: Sequence[Any]) -> jax.Array:
-            for side, own in zip(Side, stored, strict=True):
-                x = x if own is None else product(own, x, side)
+            for side, form in zip(Side, stored, strict=True):
+                x = x if form is None else product(form, x, side)
             return x.astype(m.dtype)
 
         return visit_all(visit, m, m.shape[:-2], count, self.numbers(m, stored), stored)
@@ -199,8 +193,8 @@ class SideRule(abc.ABC):
           start: a statistic of zeros starts at this multiple `(...)` of the identity.
         """
 
-        def accumulate(side: Side, stored: Any, given: tuple[jax.Array, Any]) -> Any:
-            s, start = given
+        def accumulate(side: Side, stored: Any, source: tuple[jax.Array, Any]) -> Any:
+            s, start = source
             old = self.statistics.decode_factor(stored)
             if start is not None:
                 empty = ~jnp.any(diagonals(old)[..., None, :] != 0, axis=(-2, -1))[..., None, None]
@@ -218,14 +212,14 @@ class SideRule(abc.ABC):
             kept = jnp.where(finite[..., None, None], new, old)
             return where_entries(finite, self.statistics.encode_factor(kept, stored), stored)
 
-        found = [*factors]
+        averaged = [*factors]
         for i, (side, factor, s) in enumerate(zip(Side, factors, sources, strict=True)):
             if factor is not None:
                 visit = functools.partial(accumulate, side)
-                numbers = self.numbers(s, [factor if own is side else None for own in Side])
+                numbers = self.numbers(s, [factor if other is side else None for other in Side])
                 new = visit_all(visit, factor.statistic, s.shape[:-2], count, numbers, (s, start))
-                found[i] = factor._replace(statistic=new)
-        return found[0], found[1]
+                averaged[i] = factor._replace(statistic=new)
+        return averaged[0], averaged[1]
 
     def refreshing(self, side: Side, x: Any) -> Refreshing:
         """What it takes to refresh one side of a matrix of `x (..., m, n)`."""
@@ -239,7 +233,6 @@ class SideRule(abc.ABC):
 
         `never` are those that have not been refreshed yet, bool (size,).
         """
-        del never
         return [(self, True)]
 
     def refreshed(
@@ -250,7 +243,7 @@ class SideRule(abc.ABC):
         `count` is counted from the end of the warm-up. What was always rejected so far, such as a
         statistic of zeros, is tried again at every step.
         """
-        found, follow = [*factors], bool(jax.tree.leaves(moments))
+        renewed, follow = [*factors], bool(jax.tree.leaves(moments))
         for i, (side, factor) in enumerate(zip(Side, factors, strict=True)):
             if factor is None:
                 continue
@@ -276,18 +269,17 @@ class SideRule(abc.ABC):
                         numbers=self.refreshing(side, g).numbers,
                     )
             refreshed, moments = entry
-            found[i] = refreshed._replace(phase=factor.phase)
-        return (found[0], found[1]), moments
+            renewed[i] = refreshed._replace(phase=factor.phase)
+        return (renewed[0], renewed[1]), moments
 
     def checked(
-        self, entry: tuple[Factor, Moments], given: Any, side: Side | None
+        self, entry: tuple[Factor, Moments], _: Any, side: Side | None
     ) -> tuple[Factor, Moments]:
         """Refreshes one side of a single matrix, if the policy asks for it.
 
         The plot: decode, start what is damaged anew, ask the policy, renew or keep, take what is
         finite, count. The matrix's moments follow.
         """
-        del given
         factor, moments = entry
         stored, h = factor.statistic, self.statistics.decode_factor(factor.statistic)
         size = magnitude(h)
@@ -307,14 +299,15 @@ class SideRule(abc.ABC):
             lambda: self.renewed(factor, h, moments, side),
             lambda: Renewed(factor, moments, jnp.bool_(False), jnp.bool_(False)),
         )
-        found, moments = _where(new.good, (new.factor, new.moments), (factor, moments))
+        renewed, moments = _where(new.good, (new.factor, new.moments), (factor, moments))
         if verdict.eigenvalues is not None:  # of a policy that refreshes nothing now
             for name in ("eigenvalues", "damping"):
-                if getattr(found, name) is not None:
-                    own, other = getattr(found, name), getattr(verdict, name)
-                    kept = jnp.where(verdict.refresh | ~sound, own, other.astype(own.dtype))
-                    found = found._replace(**{name: kept})
-            found = found._replace(proxy=_where(sound, verdict.proxy, factor.proxy))
+                current = getattr(renewed, name)
+                if current is not None:
+                    adapted = getattr(verdict, name).astype(current.dtype)
+                    adapted = jnp.where(verdict.refresh | ~sound, current, adapted)
+                    renewed = renewed._replace(**{name: adapted})
+            renewed = renewed._replace(proxy=_where(sound, verdict.proxy, factor.proxy))
         counts = factor.counts.plus(
             checks=1,
             refreshes=new.good,
@@ -322,9 +315,9 @@ class SideRule(abc.ABC):
             rejected=(verdict.refresh | ~sound) & ~new.good,
             restarted=~sound,
         )
-        return found._replace(counts=counts), moments
+        return renewed._replace(counts=counts), moments
 
 
 def _where(condition: jax.Array, a: Any, b: Any) -> Any:
-    """Of single matrices' trees."""
+    """`jnp.where` for trees of a single matrix, in the dtypes of `b`."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y).astype(y.dtype), a, b)

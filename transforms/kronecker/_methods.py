@@ -41,37 +41,30 @@ class BasisMethod(RefreshMethod):
 
 @dataclasses.dataclass(frozen=True)
 class ByDefault(BasisMethod):
-    """Decided by the platform of the program."""
+    """Exact on CPUs, rotations on GPUs and TPUs: decided by the platform of the program."""
 
     level = HALVES
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
-        """Exact on CPUs, rotations on GPUs and TPUs."""
-        del again
         return _turns.by_default(u, h, short)
 
 
 @dataclasses.dataclass(frozen=True)
 class Eigh(BasisMethod):
-    """See `eigh`."""
+    """See `eigh`: a turn to the eigenvectors of `h`."""
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
-        """To the eigenvectors of `h`."""
-        del again, short
         return _turns.by_eigh(u, h)
 
 
 @dataclasses.dataclass(frozen=True)
 class Qr(BasisMethod):
-    """See `qr`."""
+    """See `qr`: orthogonal iteration."""
 
     steps: int = 1
-
     first = Eigh()
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
-        """By orthogonal iteration."""
-        del short
         return _turns.by_qr(u, h, self.steps, again)
 
 
@@ -80,12 +73,9 @@ class Rotations(BasisMethod):
     """See `rotations`."""
 
     most: int = _turns.ROTATIONS
-
     level = HALVES
 
     def turn(self, u: jax.Array, h: jax.Array, again: Any, short: float) -> _turns.Turn:
-        """By products."""
-        del again
         return _turns.by_rotations(u, h, self.most, short)
 
 
@@ -97,7 +87,7 @@ class StoredRoots(RefreshMethod):
 
     @property
     def rows(self) -> Rows | None:
-        """Coefficients of the steps, if their number is given."""
+        """The coefficients of each step, if their number is given."""
         return None
 
 
@@ -111,7 +101,6 @@ class SaturatedRoots(StoredRoots):
 
     @property
     def rows(self) -> Rows:
-        """Those of each step."""
         return coefficient_rows(self.coefficients, self.steps)
 
 

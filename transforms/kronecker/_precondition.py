@@ -152,10 +152,9 @@ def precondition(
         rule = BasisRule(*common, whiten, roots)
     else:
         rule = RootRule(*common, roots)
-    average = optax.identity() if momentum is None else momentum
+    average: Any = optax.identity() if momentum is None else momentum
     if not isinstance(average, optax.GradientTransformation):
         raise ValueError(f"momentum must be an Optax transformation or None, got {momentum!r}.")
-
     sides = functools.partial(sides_of, side)
 
     def init(x: Any) -> PreconditionState:
@@ -167,13 +166,11 @@ def precondition(
         return PreconditionState(jnp.zeros([], jnp.int32), *factors, momentum_state)
 
     def update(g: Any, state: Any, params: Any = None):
-        del params
         count, factors = next_step(state.count), (state.left, state.right)
         x = rule.entered(g, factors, count)
         m, momentum_state = x, state.momentum
         if momentum is not None:
-            found: Any = momentum.update(x.astype(g.dtype), state.momentum)
-            m, momentum_state = found
+            m, momentum_state = average.update(x.astype(g.dtype), state.momentum)
         averaging = rule
         if bias_correction:
             # With this decay rate the average of so many terms is a weighted mean of them.
@@ -181,7 +178,7 @@ def precondition(
             decay: Any = b2 * (1 - b2 ** (number - 1)) / (1 - b2**number)
             averaging = dataclasses.replace(rule, b2=decay)
 
-        def accumulate(s: jax.Array, factors: Any) -> Any:
+        def accumulate(s: Any, factors: Any) -> Any:
             sources, start = (s, s), None
             if whiten:
                 sources, start, factors = rule.whitened(s, factors, count)
@@ -231,8 +228,8 @@ def _limited(
     """Directions, shortened to the bound where a factor has a root."""
     square: Any = min(direction.shape[-2:]) / (1.0 if b2 is None else 1 - b2)
     if whiten:
-        kept = [own for own, factor in zip(Side, factors, strict=True) if factor is not None]
-        square = square * min(own.other.order(direction) for own in kept)
+        sides = [side for side, factor in zip(Side, factors, strict=True) if factor is not None]
+        square = square * min(side.other.order(direction) for side in sides)
         square = jnp.inf if concrete(b2) == 0 else square / b2
     longest = square**0.5
     refreshes = sum(factor.refreshes for factor in factors if factor is not None)

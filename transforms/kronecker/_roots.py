@@ -29,17 +29,13 @@ class RootRule(SideRule):
 
     @property
     def statistics(self) -> Storage:
-        """As they are."""
         return self.storage
 
-    def parts(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
-        """Roots are identities."""
+    def first_fields(self, batch: tuple[int, ...], eye: jax.Array) -> dict[str, Any]:
         error = jnp.zeros(batch, jnp.float32)
         return {"inverse_root": self.storage.encode_root(eye), "error": error}
 
     def entered(self, g: jax.Array, factors: Pair, count: jax.Array) -> jax.Array:
-        """The gradient, in its own coordinates."""
-        del factors, count
         return g
 
     def whitened(
@@ -57,7 +53,7 @@ class RootRule(SideRule):
         def by(side: Side) -> jax.Array:
             work, factor = g.astype(dtype), factors[side is RIGHT]
             if factor is not None:
-                roots = [factor.inverse_root if own is side else None for own in Side]
+                roots = [factor.inverse_root if other is side else None for other in Side]
                 rooted = self.two_sided(exact, work, roots, count)
                 work = jnp.where((factor.refreshes > 0)[..., None, None], rooted, work * inverse)
             return work / side.order(g) ** 0.5
@@ -85,13 +81,10 @@ class RootRule(SideRule):
         return super().refreshed(g, factors, Moments([], []), count)[0], moments
 
     def renewed(self, factor: Factor, h: jax.Array, moments: Moments, side: Side | None) -> Renewed:
-        """The root of the statistic `h (d, d)`."""
-        del side
         root, eps, mode, sides = dataclasses.astuple(self.roots)
         floor = rounding_floor(h, root, sides)
-        by = self.method
-        x, error, indefinite = solve_root(h, root, eps, mode, by.solver, floor, by.rows)
-        found = factor._replace(
-            inverse_root=self.storage.encode_root(x), error=error.astype(jnp.float32)
-        )
-        return Renewed(found, moments, jnp.isfinite(magnitude(x)), indefinite)
+        solver, rows = self.method.solver, self.method.rows
+        x, error, indefinite = solve_root(h, root, eps, mode, solver, floor, rows)
+        factor = factor._replace(inverse_root=self.storage.encode_root(x))
+        factor = factor._replace(error=error.astype(jnp.float32))
+        return Renewed(factor, moments, jnp.isfinite(magnitude(x)), indefinite)

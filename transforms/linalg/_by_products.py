@@ -76,15 +76,15 @@ class Split(NamedTuple):
         devices = jax.lax.axis_size(axis_name)
         return None if x.shape[axis] % devices else cls(axis_name, axis, devices)
 
-    def own(self, x: jax.Array, axis: int | None = None) -> jax.Array:
+    def device_part(self, x: jax.Array, axis: int | None = None) -> jax.Array:
         """This device's part of `x`, by default along the longer side."""
         axis = self.axis if axis is None else axis
         size = x.shape[axis] // self.devices
         start = jax.lax.axis_index(self.axis_name) * size
         return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
-    def joined(self, x: jax.Array, axis: int | None = None) -> jax.Array:
-        """The inverse of `own`, on every device."""
+    def gathered(self, x: jax.Array, axis: int | None = None) -> jax.Array:
+        """The inverse of `device_part`, on every device."""
         axis = x.ndim + (self.axis if axis is None else axis)
         return jax.lax.all_gather(x, self.axis_name, axis=axis, tiled=True)
 
@@ -99,7 +99,8 @@ class Split(NamedTuple):
         first, *others = squares
         if first.shape[-2] % self.devices:
             return functools.reduce(product, squares)
-        return self.joined(functools.reduce(product, others, self.own(first, -2)), -2)
+        part = self.device_part(first, -2)
+        return self.gathered(functools.reduce(product, others, part), -2)
 
 
 def polar_of_range(x: jax.Array, size: int, axis_name: AxisName = None) -> jax.Array:
@@ -119,7 +120,7 @@ def polar_by_products(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
 
 
 def _stepped(x: jax.Array, size: int, last: list[Row], axis_name: AxisName) -> jax.Array:
-    """After all rounds for a cutoff of `size · eps · σ_max`."""
+    """`x` after all rounds for a cutoff of `size · eps · σ_max`."""
     rows, largest = _polynomials(size * float(jnp.finfo(x.dtype).eps), last)
     return in_turn(lambda x: _mapped(x, rows, largest, axis_name), x)
 
@@ -148,10 +149,10 @@ def _mapped(x: jax.Array, rows: list[Row], largest: float, axis_name: AxisName) 
     reduce = split.reduce if split else functools.reduce
 
     def gram_of(x: jax.Array) -> jax.Array:
-        own = exact_product(x, x, transpose_a=True)
-        return split.summed(own) if split else own
+        product = exact_product(x, x, transpose_a=True)
+        return split.summed(product) if split else product
 
-    def step(i: jax.Array, x: jax.Array) -> jax.Array:
+    def mapped_once(i: jax.Array, x: jax.Array) -> jax.Array:
         a, b, c = (_chosen(i, column, x.dtype) for column in zip(*rows, strict=True))
         gram = gram_of(x)
         eye = jnp.broadcast_to(jnp.eye(x.shape[-1], dtype=x.dtype), gram.shape)
@@ -159,22 +160,22 @@ def _mapped(x: jax.Array, rows: list[Row], largest: float, axis_name: AxisName) 
         return exact_product(x, a * eye + b * gram + c * square)
 
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
-    own = split.own(x) if split else x
-    x = own * jnp.ldexp(jnp.ones(exponent.shape, x.dtype), -exponent)
+    x = split.device_part(x) if split else x
+    x = x * jnp.ldexp(jnp.ones(exponent.shape, x.dtype), -exponent)
     bound = _largest_eigenvalue(gram_of(x), reduce)
     sound = jnp.where(bound == 0, 1, bound)
     x = x * jnp.where(bound == 0, 0, largest * jax.lax.rsqrt(sound))
-    x = jax.lax.fori_loop(0, len(rows), step, x, unroll=UNROLLED)
-    return split.joined(x) if split else x
+    x = jax.lax.fori_loop(0, len(rows), mapped_once, x, unroll=UNROLLED)
+    return split.gathered(x) if split else x
 
 
 def _chosen(i: jax.Array, values: Sequence[float], dtype: jnp.dtype) -> jax.Array:
     """`values[i]`, of which few differ from the one before; a GPU would look it up in a kernel."""
-    found = jnp.asarray(values[0], dtype)
+    chosen = jnp.asarray(values[0], dtype)
     for start, (before, value) in enumerate(itertools.pairwise(values), 1):
         if value != before:
-            found = jnp.where(i < start, found, value)
-    return found
+            chosen = jnp.where(i < start, chosen, value)
+    return chosen
 
 
 def _largest_eigenvalue(gram: jax.Array, reduce: Callable[..., jax.Array]) -> jax.Array:
@@ -187,8 +188,8 @@ def _largest_eigenvalue(gram: jax.Array, reduce: Callable[..., jax.Array]) -> ja
         norm = safe_norm(power, axis=(-2, -1), keepdims=True)
         return norm, power / jnp.where(norm == 0, 1, norm)
 
-    def square(i: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        bound, power = found
+    def square(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        bound, power = carry
         norm, power = normalized(reduce(exact_product, (power, power)))
         return bound * norm ** jnp.exp2(-(i + 1.0)).astype(norm.dtype), power
 

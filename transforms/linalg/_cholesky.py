@@ -88,22 +88,22 @@ def _lower_by_panels(a: jax.Array) -> jax.Array:
         left = jax.lax.dynamic_slice_in_dim(lower, start, WIDTH, 0)
         first, across = p // together, -(-p // together)
 
-        def subtract(i: jax.Array, own: jax.Array) -> jax.Array:
+        def subtract(i: jax.Array, columns: jax.Array) -> jax.Array:
             at, summands = (first + i // across) * tile, i % across * tile
             factor = jax.lax.dynamic_slice(lower, (at, summands), (tile, tile))
             other = jax.lax.dynamic_slice_in_dim(left, summands, tile, 1)
-            new = jax.lax.dynamic_slice_in_dim(own, at, tile, 0)
+            new = jax.lax.dynamic_slice_in_dim(columns, at, tile, 0)
             new = new - jnp.matmul(factor, other.mT, precision=HIGHEST)
-            return jax.lax.dynamic_update_slice_in_dim(own, new, at, 0)
+            return jax.lax.dynamic_update_slice_in_dim(columns, new, at, 0)
 
-        own = jax.lax.dynamic_slice_in_dim(a, start, WIDTH, 1)
-        own = jax.lax.fori_loop(0, (rows - first) * across, subtract, own)
-        corner = jax.lax.dynamic_slice_in_dim(own, start, WIDTH, 0)
+        columns = jax.lax.dynamic_slice_in_dim(a, start, WIDTH, 1)
+        columns = jax.lax.fori_loop(0, (rows - first) * across, subtract, columns)
+        corner = jax.lax.dynamic_slice_in_dim(columns, start, WIDTH, 0)
         corner = jax.lax.linalg.cholesky(corner, symmetrize_input=False)
-        own = jax.lax.linalg.triangular_solve(corner, own, lower=True, transpose_a=True)
-        own = jnp.where((row < start)[:, None], 0, own)
-        own = jax.lax.dynamic_update_slice_in_dim(own, corner, start, 0)
-        return jax.lax.dynamic_update_slice_in_dim(lower, own, start, 1)
+        columns = jax.lax.linalg.triangular_solve(corner, columns, lower=True, transpose_a=True)
+        columns = jnp.where((row < start)[:, None], 0, columns)
+        columns = jax.lax.dynamic_update_slice_in_dim(columns, corner, start, 0)
+        return jax.lax.dynamic_update_slice_in_dim(lower, columns, start, 1)
 
     lower = jax.lax.fori_loop(0, panels, panel, zeros_beside(a, a.shape))
     return lower[:order, :order]

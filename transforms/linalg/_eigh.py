@@ -17,15 +17,11 @@ QR makes the rows of $U^\top P$ orthonormal also there. *Cost* for `m ≤ n`: 16
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from .._side import LEFT
 from ._by_products import polar_by_products
-from ._loops import while_at_most
 from ._numerics import HIGHEST, magnitude, power_of_two
 from ._platforms import by_platform
 from ._products import at, exact_product, gram
@@ -76,47 +72,6 @@ def with_fixed_signs(u: jax.Array) -> jax.Array:
     """`u (..., m, r)` with the entry of largest magnitude in each column positive."""
     largest = jnp.argmax(jnp.abs(u), axis=-2, keepdims=True)
     return u * jnp.where(jnp.take_along_axis(u, largest, axis=-2) < 0, -1, 1).astype(u.dtype)
-
-
-def eigenbasis(a: jax.Array) -> jax.Array:
-    """The eigenvectors of `a (d, d)` by descending eigenvalue, with fixed signs."""
-    return with_fixed_signs(eigh(a)[0][:, ::-1])
-
-
-def rayleigh(a: jax.Array, u: jax.Array) -> jax.Array:
-    """The Rayleigh quotients `diag(uᵀ a u)` of the columns of `u (d, d)`."""
-    return jnp.sum(u * exact_product(a, u), axis=0)
-
-
-def refined_basis(
-    a: jax.Array,
-    u: jax.Array,
-    most: int,
-    again: Callable[[jax.Array], jax.Array],
-) -> tuple[jax.Array, jax.Array]:
-    """Steps of orthogonal iteration from the basis `u (d, d)`, and the new order of its columns.
-
-    In each step columns are sorted by `diag(uᵀ a u)`, largest first, and `a u` is orthonormalized
-    by QR. After the first step, `again` says of a basis whether one more is needed, up to `most`.
-    """
-
-    def step(u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        moved = exact_product(a, u)
-        order = jnp.argsort(-jnp.sum(u * moved, axis=0), stable=True)
-        return with_fixed_signs(qr(moved[:, order])[0]), order
-
-    if most == 1:
-        return step(u)
-
-    def refine(loop: tuple[Any, ...]) -> tuple[Any, ...]:
-        count, u, order = loop
-        u, then = step(u)
-        return count + 1, u, order[then]
-
-    def unfinished(loop: tuple[Any, ...]) -> jax.Array:
-        return (loop[0] < most) & again(loop[1])
-
-    return while_at_most(most - 1, unfinished, refine, (jnp.int32(1), *step(u)))[1:]
 
 
 def thin_svd(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -109,14 +109,14 @@ def solve_root(
     `rows` of coefficients "newton_schulz" takes as many steps. Non-finite input gives NaN.
     """
     size = magnitude(a)
-    by, given, back = near_one(size, root, eps, damping_mode)  # the solvers' squares stay in range
+    by, damping, back = near_one(size, root, eps, damping_mode)  # squares stay in range
     a, indefinite = a * by, jnp.bool_(False)
     if solver == "eigh":
-        x, error, indefinite = inverse_root_by_eigh(a, root, given, damping_mode, floor)
+        x, error, indefinite = inverse_root_by_eigh(a, root, damping, damping_mode, floor)
     else:
         relative = damping_mode == "relative"
         x, error = root_by_iteration(
-            a, root, given, solver, relative=relative, floor=floor, rows=rows
+            a, root, damping, solver, relative=relative, floor=floor, rows=rows
         )
     finite = jnp.isfinite(size)
     x = jnp.where(finite, x * back, jnp.nan)
@@ -136,13 +136,14 @@ def near_one(largest: jax.Array, root: Any, eps: jax.typing.ArrayLike, mode: str
     multiple = jnp.maximum(power_of_two(largest) // root, -(126 // root))
     one = jnp.ones((), largest.dtype)
     by, back = jnp.ldexp(one, -root * multiple), jnp.ldexp(one, -multiple)
-    given = jnp.asarray(eps, largest.dtype)
+    damping = jnp.asarray(eps, largest.dtype)
     if mode == "outside":
-        given = given * back
+        damping = damping * back
     elif mode != "relative":
         # Positive damping must not underflow to 0: that would take the root on the range only.
-        given = jnp.where(given > 0, jnp.maximum(given * by, jnp.finfo(largest.dtype).tiny), 0)
-    return NearOne(by, given, back)
+        least = jnp.finfo(largest.dtype).tiny
+        damping = jnp.where(damping > 0, jnp.maximum(damping * by, least), 0)
+    return NearOne(by, damping, back)
 
 
 @checked

@@ -70,7 +70,7 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     """
     RULES["power_iteration.iterations"].check("iterations", iterations)
 
-    def step(_: jax.Array, v: jax.Array) -> jax.Array:
+    def power_step(_: jax.Array, v: jax.Array) -> jax.Array:
         w = jnp.matmul(a, v, precision=HIGHEST)
         norm = safe_norm(w)
         return jnp.where(norm > 0, w / jnp.where(norm > 0, norm, 1), v)
@@ -78,7 +78,7 @@ def power_iteration(a: jax.Array, iterations: int = 32) -> jax.Array:
     scale = jnp.max(jnp.abs(a))
     a = a / jnp.where(scale > 0, scale, 1)
     start = jnp.sum(jnp.abs(a), axis=-1) + jnp.linspace(0.5, 1.0, a.shape[-1], dtype=a.dtype)
-    v = jax.lax.fori_loop(0, iterations, step, start / safe_norm(start))
+    v = jax.lax.fori_loop(0, iterations, power_step, start / safe_norm(start))
     return scale * jnp.dot(v, jnp.matmul(a, v, precision=HIGHEST), precision=HIGHEST)
 
 
@@ -107,7 +107,7 @@ def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
         better = (s.count <= 1) | (s.error <= 1.2 * s.best_error)
         return (s.count < MAX_ITERATIONS) & (s.error > tolerance) & better
 
-    def step(s: _Newton) -> _Newton:
+    def newton_step(s: _Newton) -> _Newton:
         t = ((root + 1) * eye - s.m) / root
         m = exact_product(_power(t, root), s.m)
         m = (m + m.mT) / 2
@@ -118,14 +118,13 @@ def _coupled_newton(a: jax.Array, root: int) -> jax.Array:
     x = eye * z ** (1 / root)
     error = magnitude(m - eye)
     start = _Newton(x, m, error, x, error, jnp.int32(0))
-    end = while_at_most(MAX_ITERATIONS, running, step, start)
+    end = while_at_most(MAX_ITERATIONS, running, newton_step, start)
     worse = (end.count > 1) & ~(end.error <= 1.2 * end.best_error)
     return jnp.where(worse, end.best, end.x)
 
 
 def _newton_schulz(a: jax.Array, root: int, rows: Rows | None = None) -> jax.Array:
-    """The same for `root` 2; or what as many steps as `rows` of coefficients leave of it."""
-    del root
+    """`a^(-1/2)` by coupled Newton-Schulz steps; with `rows`, by a step for each, unconverged."""
     eye = jnp.eye(a.shape[-1], dtype=a.dtype)
     norm = safe_norm(a) if rows is None else schatten_norms(a, SPECTRAL)[0, 0]
     norm = jnp.where(norm > 0, norm, 1)
@@ -141,7 +140,7 @@ def _newton_schulz(a: jax.Array, root: int, rows: Rows | None = None) -> jax.Arr
 
 
 def _by_products(a: jax.Array, root: int) -> jax.Array:
-    """The same for `root` 2, 4, 8, … and condition numbers up to `1 / (8 eps)`."""
+    """`a^(-1/root)` for `root` 2, 4, 8, … and condition numbers up to `1 / (8 eps)`."""
     norm = _norm_bound(a)
     # At most n^(1/8) times λ_max. A power iteration may be 10 % below it, where these diverge.
     tighter = safe_norm(_power(a / norm, 4)) ** 0.25
@@ -166,13 +165,13 @@ def _square_roots(
 ) -> tuple[jax.Array, jax.Array]:
     """`a^(1/2)` and `a^(-1/2)`, by steps `T = polynomial(ZY, i)`."""
 
-    def step(i: jax.Array, yz: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def coupled_step(i: jax.Array, yz: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         y, z = yz
         t = polynomial(exact_product(z, y), i)
         return exact_product(y, t), exact_product(t, z)
 
     first = polynomial(a, jnp.int32(0))  # Z is the identity
-    return jax.lax.fori_loop(1, steps, step, (exact_product(a, first), first))
+    return jax.lax.fori_loop(1, steps, coupled_step, (exact_product(a, first), first))
 
 
 @functools.cache
@@ -210,7 +209,6 @@ def _norm_bound(a: jax.Array) -> jax.Array:
 
 
 def _power(t: jax.Array, exponent: int) -> jax.Array:
-    """`t^exponent` by repeated squaring."""
     result = None
     while exponent:
         if exponent % 2:
@@ -247,8 +245,8 @@ def root_by_iteration(
     these steps of Newton-Schulz leave of it.
     """
     eye, largest = jnp.eye(a.shape[-1], dtype=a.dtype), power_iteration(a)
-    given = damping * (largest if relative else 1)
-    noisy = (given > 0) & (given <= RESOLVED * jnp.finfo(a.dtype).eps * largest)
-    a = a + jnp.where(noisy, jnp.maximum(given, floor * largest), given) * eye
+    added = damping * (largest if relative else 1)
+    noisy = (added > 0) & (added <= RESOLVED * jnp.finfo(a.dtype).eps * largest)
+    a = a + jnp.where(noisy, jnp.maximum(added, floor * largest), added) * eye
     x = ITERATIONS[solver](a, root) if rows is None else _newton_schulz(a, root, rows)
     return x, magnitude(exact_product(_power(x, root), a) - eye)

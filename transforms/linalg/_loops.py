@@ -61,9 +61,7 @@ REFRESHED = Groups(2**24, large=2**17, least=8)
 
 
 def each_matrix(
-    f: Callable[[jax.Array], Any],
-    x: jax.Array,
-    at_once: Callable[[jax.Array], Any] | None = None,
+    f: Callable[[jax.Array], Any], x: jax.Array, at_once: Callable[[jax.Array], Any] | None = None
 ) -> Any:
     """Applies `f` to each matrix of `x (..., m, n)`: on GPUs to all at once, else in one loop.
 
@@ -86,10 +84,10 @@ def in_turn(f: Callable[..., jax.Array], stack: jax.Array, *others: Any) -> jax.
     if not _may_take_turns(batch):
         return f(stack, *others)
 
-    def turns(*given: Any) -> jax.Array:
-        flat = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), given)
-        found = jax.lax.map(lambda entry: f(*entry), flat)
-        return found.reshape(*batch, *found.shape[1:])
+    def turns(*args: Any) -> jax.Array:
+        flat = jax.tree.map(lambda x: x.reshape(math.prod(batch), *x.shape[len(batch) :]), args)
+        new = jax.lax.map(lambda entry: f(*entry), flat)
+        return new.reshape(*batch, *new.shape[1:])
 
     return by_platform(tpu=turns, default=f)(stack, *others)
 
@@ -111,12 +109,12 @@ def visit_all(
     batch_shape: tuple[int, ...],
     count: jax.Array,
     numbers: int | None,
-    given: Any = (),
+    inputs: Any = (),
 ) -> Any:
     """Applies `visit` to every entry of a batch, one after the other, in place.
 
     Args:
-      visit: maps an entry, and that of `given`, to a new entry of the same structure, shapes and
+      visit: maps an entry, and that of `inputs`, to a new entry of the same structure, shapes and
         dtypes; it takes batches of entries too.
       batch: a pytree of arrays with the batch axes first.
       batch_shape: these axes.
@@ -125,16 +123,16 @@ def visit_all(
       numbers: how many numbers the largest matrix has that `visit` makes of an entry. GPUs, which
         launch all kernels again in each round, visit several entries in one. With `None` only
         programs for TPUs visit one by one.
-      given: a pytree of arrays with the batch axes first, which `visit` only reads.
+      inputs: a pytree of arrays with the batch axes first, which `visit` only reads.
     """
     if numbers is None and not _may_take_turns(batch_shape):
-        return visit(batch, given)
+        return visit(batch, inputs)
     each = functools.partial(_visit_groups, visit, ndim=len(batch_shape), due=count > 0)
     if numbers is None:
-        return by_platform(tpu=each, default=visit)(batch, given)
+        return by_platform(tpu=each, default=visit)(batch, inputs)
     group = VISITED.size(math.prod(batch_shape), numbers)
     in_groups = functools.partial(each, group=group)
-    return (by_platform(gpu=in_groups, default=each) if group > 1 else each)(batch, given)
+    return (by_platform(gpu=in_groups, default=each) if group > 1 else each)(batch, inputs)
 
 
 def visit_due(
@@ -143,7 +141,7 @@ def visit_due(
     batch_shape: tuple[int, ...],
     due: jax.Array,
     group: int = 1,
-    given: Any = (),
+    inputs: Any = (),
 ) -> Any:
     """Applies `visit` to all entries of a batch or none, or to those that are due, bool (size,).
 
@@ -151,34 +149,34 @@ def visit_due(
     """
     each, due = functools.partial(_visit_groups, visit, ndim=len(batch_shape)), declared(due)
     if group == 1:
-        return each(batch, given, due)
+        return each(batch, inputs, due)
 
-    def in_groups(batch: Any, given: Any, due: jax.Array) -> Any:
+    def in_groups(batch: Any, inputs: Any, due: jax.Array) -> Any:
         if due.ndim == 0:
             at_once = functools.partial(_visit_groups, jax.vmap(visit), ndim=len(batch_shape))
-            return at_once(batch, given, due, group=group)
+            return at_once(batch, inputs, due, group=group)
 
         def if_due(entry: Any, read: tuple[Any, jax.Array]) -> Any:
-            given, own = read
-            found = visit(entry, given)
-            return jax.tree.map(lambda a, b: jnp.where(own, a, b).astype(b.dtype), found, entry)
+            inputs, is_due = read
+            new = visit(entry, inputs)
+            return jax.tree.map(lambda a, b: jnp.where(is_due, a, b).astype(b.dtype), new, entry)
 
         at_once = functools.partial(_visit_groups, jax.vmap(if_due), ndim=len(batch_shape))
-        read = given, due.reshape(batch_shape)
+        read = inputs, due.reshape(batch_shape)
         return at_once(batch, read, due.reshape(-1, group).any(axis=1), group=group)
 
-    return by_platform(gpu=in_groups, default=each)(batch, given, due)
+    return by_platform(gpu=in_groups, default=each)(batch, inputs, due)
 
 
-def at_most_once(f: Callable[..., Any], due: jax.Array, given: Any, state: Any) -> Any:
-    """`f(given, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes.
+def at_most_once(f: Callable[..., Any], due: jax.Array, inputs: Any, state: Any) -> Any:
+    """`f(inputs, state)` if due, else `state`; `f` keeps its structure, shapes and dtypes.
 
     A `lax.cond` would copy a state that it does not change; a loop with no rounds does not. XLA
     would compute what does not depend on the round before the loop, at every step.
     """
-    anew = lambda j: jax.lax.optimization_barrier((given, j))[0]  # noqa: E731
-    step = lambda j, s: f(anew(j), s)  # noqa: E731
-    return _rounds(due.astype(jnp.int32), step, state, most=1)
+    anew = lambda j: jax.lax.optimization_barrier((inputs, j))[0]  # noqa: E731
+    round_of = lambda j, s: f(anew(j), s)  # noqa: E731
+    return _rounds(due.astype(jnp.int32), round_of, state, most=1)
 
 
 def while_at_most(
@@ -192,24 +190,24 @@ def while_at_most(
     """
 
     @jax.custom_jvp
-    def loop(given: Any, state: Any) -> Any:
-        running, advance = bound(given)
+    def loop(captured: Any, state: Any) -> Any:
+        running, advance = bound(captured)
         return jax.lax.while_loop(running, advance, state)
 
     @loop.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         return jax.jvp(scanned, primals, tangents)
 
-    def scanned(given: Any, state: Any) -> Any:
-        running, advance = bound(given)
+    def scanned(captured: Any, state: Any) -> Any:
+        running, advance = bound(captured)
         visit = lambda s, _: (jax.lax.cond(running(s), advance, lambda s: s, s), None)  # noqa: E731
         return jax.lax.scan(visit, state, length=most)[0]
 
-    def bound(given: Any) -> list[Callable[[Any], Any]]:
-        return [functools.partial(f, own) for f, own in zip(closed, given, strict=True)]
+    def bound(captured: Any) -> list[Callable[[Any], Any]]:
+        return [functools.partial(f, arrays) for f, arrays in zip(closed, captured, strict=True)]
 
-    closed, given = zip(*(_closed(f, state) for f in (unfinished, step)), strict=True)
-    return loop(given, state)
+    closed, captured = zip(*(_closed(f, state) for f in (unfinished, step)), strict=True)
+    return loop(captured, state)
 
 
 def _closed(f: Callable[[Any], Any], argument: Any) -> tuple[Callable[[Any, Any], Any], Any]:
@@ -220,9 +218,9 @@ def _closed(f: Callable[[Any], Any], argument: Any) -> tuple[Callable[[Any, Any]
     made, shape = jax.make_jaxpr(f, return_shape=True)(argument)
     treedef = jax.tree.structure(shape)
 
-    def closed(given: Any, argument: Any) -> Any:
-        found = eval_jaxpr(made.jaxpr, given, *jax.tree.leaves(argument))
-        return treedef.unflatten(found)
+    def closed(captured: Any, argument: Any) -> Any:
+        results = eval_jaxpr(made.jaxpr, captured, *jax.tree.leaves(argument))
+        return treedef.unflatten(results)
 
     return closed, made.consts
 
@@ -234,31 +232,32 @@ def _rounds(number: jax.Array, step: Callable[[Any, Any], Any], state: Any, most
     return while_at_most(most, unfinished, advance, (jnp.int32(0), state))[1]
 
 
-def alone(f: Callable[[Any, Any], Any], given: Any, state: Any) -> Any:
-    """`f(given, state)`, on CPUs in a loop of one round; it keeps the kinds of arrays of `state`.
+def alone(f: Callable[[Any, Any], Any], inputs: Any, state: Any) -> Any:
+    """Runs one layer's update, `f(inputs, state)`, so that XLA:CPU writes its arrays in place.
 
-    Otherwise XLA:CPU copies the arrays of all layers (`docs/xla.md`, "Loops and conditions"), and
-    updates unstacked layers only after all gradients exist. Elsewhere the loop adds temporaries.
+    For CPUs it is a loop of one round: outside of loops XLA:CPU copies the arrays of all layers
+    (`docs/xla.md`, "Loops and conditions"), and updates unstacked layers only after all gradients
+    exist. Elsewhere the loop adds temporaries. `f` keeps the kinds of arrays of `state`.
     """
 
-    def in_loop(given: Any, state: Any) -> Any:
+    def in_loop(inputs: Any, state: Any) -> Any:
         due = jax.lax.optimization_barrier(jnp.ones([], bool))  # or there is no loop
-        return at_most_once(f, due, given, state)
+        return at_most_once(f, due, inputs, state)
 
-    return by_platform(cpu=in_loop, default=f)(given, state)
+    return by_platform(cpu=in_loop, default=f)(inputs, state)
 
 
 def _visit_groups(
     visit: Callable[[Any, Any], Any],
     batch: Any,
-    given: Any,
+    inputs: Any,
     due: jax.Array,
     *,
     ndim: int,
     group: int = 1,
 ) -> Any:
     """Visits all groups of so many entries or none, or those that are due, bool (groups,)."""
-    (leaves, treedef), (read, read_treedef) = map(jax.tree.flatten, (batch, given))
+    (leaves, treedef), (read, read_treedef) = map(jax.tree.flatten, (batch, inputs))
     flat, read = ([x.reshape(-1, *x.shape[ndim:]) for x in xs] for xs in (leaves, read))
     size = len(flat[0])
     if due.ndim == 0:

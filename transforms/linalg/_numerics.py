@@ -110,7 +110,7 @@ def norms(x: jax.Array) -> jax.Array:
 
 
 def _at_two_scales(x: jax.Array, *, at_once: bool = False) -> jax.Array:
-    """From both sums, `at_once` in one kernel, which reads `x` once.
+    """`norms` from both sums; `at_once`: in one kernel, which reads `x` once.
 
     XLA for TPUs fuses sums anyway, and two are faster on CPUs.
     """
@@ -121,7 +121,7 @@ def _at_two_scales(x: jax.Array, *, at_once: bool = False) -> jax.Array:
         sums = jax.lax.reduce(squares, zeros, plus, (x.ndim - 2, x.ndim - 1))
     else:
         sums = [jnp.sum(y, axis=(-2, -1)) for y in squares]
-    scaled = [safe_root(found) for found in sums]
+    scaled = [safe_root(total) for total in sums]
     of_small, of_large = (
         (root / scale)[..., None, None] for root, scale in zip(scaled, TWO_SCALES, strict=True)
     )
@@ -171,8 +171,8 @@ def over_tiles(
     def in_bands(x: jax.Array, numbers: jax.Array, others: jax.Array | None) -> jax.Array:
         spread = lambda numbers: jnp.repeat(numbers, block, axis=-1)[..., None, :n]  # noqa: E731
         others = None if others is None else _bands(others, block)
-        found = f(materialized(_bands(x, block)), numbers, spread, others)
-        return found.reshape(*batch, -1, n)[..., :m, :]
+        mapped = f(materialized(_bands(x, block)), numbers, spread, others)
+        return mapped.reshape(*batch, -1, n)[..., :m, :]
 
     spread = functools.partial(over_entries, block=block, shape=x.shape)
     at_once = lambda x, numbers, others: f(x, numbers, spread, others)  # noqa: E731

@@ -50,8 +50,8 @@ def by_platform(
     compiled.
     """
     forms = {"cpu": cpu, "cuda": gpu, "rocm": gpu, "tpu": tpu}
-    given = {name: form for name, form in forms.items() if form is not None}
-    return functools.partial(jax.lax.platform_dependent, **given, default=default)
+    named = {name: form for name, form in forms.items() if form is not None}
+    return functools.partial(jax.lax.platform_dependent, **named, default=default)
 
 
 def gpus_have_bfloat16() -> bool:

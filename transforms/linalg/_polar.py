@@ -167,7 +167,7 @@ def iterated(
     axis_name: AxisName,
 ) -> jax.Array:
     """`newton_schulz`, with the coefficients of each iteration."""
-    work, given = jnp.dtype(x.dtype if work_dtype is None else work_dtype), x.dtype
+    work, dtype = jnp.dtype(x.dtype if work_dtype is None else work_dtype), x.dtype
     # Three at a time if that is less work; the rounding errors of more grow too fast in the product
     # of the `B`s.
     at_once = 3 if max(x.shape[-2:]) >= 2 * min(x.shape[-2:]) else 1
@@ -175,11 +175,11 @@ def iterated(
     split = None if axis_name is None else Split.of(x, side.other_axis, axis_name)
 
     def more(x: jax.Array, done: Any, count: int) -> jax.Array:
-        """After more iterations, with two products with `x` in total."""
-        own = [rows[0] if len(set(rows)) == 1 else table[done + j] for j in range(count)]
+        """`x` after more iterations, with two products with `x` in total."""
+        used_rows = [rows[0] if len(set(rows)) == 1 else table[done + j] for j in range(count)]
         squared = gram(x, side)
         squared = split.summed(squared) if split else squared
-        return side.times(_polynomial(squared, own, split), x)
+        return side.times(_polynomial(squared, used_rows, split), x)
 
     def approximated(x: jax.Array) -> jax.Array:
         x = _first_iterations(x, rows[:at_once], eps, norm, work, split)
@@ -188,7 +188,7 @@ def iterated(
             0, whole, lambda i, x: more(x, at_once * (i + 1), at_once), x, unroll=UNROLLED
         )
         x = more(x, len(rows) - rest, rest) if rest else x
-        return (split.joined(x) if split else x).astype(given)
+        return (split.gathered(x) if split else x).astype(dtype)
 
     return in_turn(approximated, x)
 
@@ -210,8 +210,8 @@ def _first_iterations(
     wide = np.promote_types(x.dtype, np.float32)
     exponent = power_of_two(jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True))
     side = side_of("smaller", x)
-    own = (split.own(x) if split else x).astype(wide)
-    near_one = (own * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(dtype)
+    part = (split.device_part(x) if split else x).astype(wide)
+    near_one = (part * jnp.ldexp(jnp.ones(exponent.shape, wide), -exponent)).astype(dtype)
     squared = gram(near_one, side, dtype=wide)
     squared = split.summed(squared) if split else squared
     if kind == "aol":
@@ -276,10 +276,10 @@ def _scaled_or_zero(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _of_range(x: jax.Array, size: int, axis_name: AxisName) -> jax.Array:
-    """`polar_svd` on TPUs and GPUs."""
+    """`polar_svd` in programs for TPUs and GPUs."""
     near_one, finite = _scaled_or_zero(x.astype(np.promote_types(x.dtype, np.float32)))
-    found = polar_of_range(near_one, size, axis_name)
-    return jnp.where(finite, found, jnp.nan).astype(x.dtype)
+    polar = polar_of_range(near_one, size, axis_name)
+    return jnp.where(finite, polar, jnp.nan).astype(x.dtype)
 
 
 def _by_svd(x: jax.Array, size: int) -> jax.Array:
@@ -320,5 +320,4 @@ def polar_qdwh(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
 
     by_products = partial(polar_by_products, axis_name=axis_name)
     by_qdwh = partial(each_matrix, one)
-    found = by_platform(gpu=by_products, tpu=by_products, default=by_qdwh)(work)
-    return found.astype(x.dtype)
+    return by_platform(gpu=by_products, tpu=by_products, default=by_qdwh)(work).astype(x.dtype)

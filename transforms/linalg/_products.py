@@ -127,11 +127,7 @@ NAMES = {None: Products()} | {level: Products(level, level, level) for level in 
 
 
 def as_products(value: str | Products | None) -> Products:
-    """The value of this name, or itself.
-
-    Raises:
-      ValueError: naming the allowed values.
-    """
+    """The value of this name, or itself."""
     return as_value("products", value, Products, 'curvax.products(step="bf16x3")', NAMES)
 
 
@@ -188,18 +184,17 @@ def multiplied(
         gpu = halved if gpus_have_bfloat16() else exactly
         return by_platform(gpu=gpu, tpu=halved, default=exactly)(a, b)
     leveled = functools.partial(form, precision=LEVELS[precision])
-    on_cpus = {"bf16": _of_rounded, "bf16x3": _of_halves}.get(precision)
-    if on_cpus is None:
-        return leveled(a, b)
-    return by_platform(cpu=functools.partial(on_cpus, form), default=leveled)(a, b)
+    if precision in ("bf16", "bf16x3"):
+        on_cpus = _of_halves if precision == "bf16x3" else _of_rounded
+        return by_platform(cpu=functools.partial(on_cpus, exactly), default=leveled)(a, b)
+    return leveled(a, b)
 
 
-def _of_rounded(form: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
-    """The product of numbers of bfloat16."""
-    return form(_rounded(a), _rounded(b), precision=HIGHEST)
+def _of_rounded(exactly: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
+    return exactly(_rounded(a), _rounded(b))
 
 
-def _of_halves(form: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
+def _of_halves(exactly: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
     """The product of sums of two numbers of bfloat16, but for that of the smaller ones."""
 
     def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -209,11 +204,10 @@ def _of_halves(form: Callable[..., jax.Array], a: jax.Array, b: jax.Array) -> ja
         return high + low, low
 
     (a, c), (b, d) = halves(a), halves(b)
-    return form(a, b, precision=HIGHEST) - form(c, d, precision=HIGHEST)
+    return exactly(a, b) - exactly(c, d)
 
 
 def _rounded(x: jax.Array) -> jax.Array:
-    """To bfloat16."""
     return jax.lax.reduce_precision(x, 8, 7)
 
 
@@ -262,7 +256,7 @@ def in_tiles(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Ar
     high, deep, wide = map(_tile, (m, k, n))
     across, rounds = -(-n // wide), -(-k // deep)
 
-    def tile(i: jax.Array, found: jax.Array) -> jax.Array:
+    def tile(i: jax.Array, product: jax.Array) -> jax.Array:
         # The last tile of a row or column begins where it fits (`dynamic_slice` sees to that), and
         # has some entries a second time. Padding would copy both matrices.
         row, column = i // across * high, i % across * wide
@@ -280,7 +274,7 @@ def in_tiles(a: jax.Array, b: jax.Array, *, transpose_a: bool = False) -> jax.Ar
             return total + multiplied(left, right, LEVEL.value or HIGHEST)
 
         total = jax.lax.fori_loop(0, rounds, add, zeros_beside(a, (high, wide)))
-        return jax.lax.dynamic_update_slice(found, total, (row, column))
+        return jax.lax.dynamic_update_slice(product, total, (row, column))
 
     return jax.lax.fori_loop(0, -(-m // high) * across, tile, zeros_beside(a, (m, n)))
 
@@ -295,7 +289,7 @@ def _mirrored(c: jax.Array) -> jax.Array:
     lower = np.tril_indices(-(-order // size))
     rows, columns = (jnp.asarray(index * size, jnp.int32) for index in lower)
 
-    def tile(i: jax.Array, found: jax.Array) -> jax.Array:
+    def tile(i: jax.Array, product: jax.Array) -> jax.Array:
         row, column = rows[i], columns[i]
 
         def add(j: jax.Array, total: jax.Array) -> jax.Array:
@@ -309,13 +303,13 @@ def _mirrored(c: jax.Array) -> jax.Array:
 
         start = zeros_beside(c, (size, size))
         total = jax.lax.fori_loop(0, column // size + 1, add, start)
-        found = jax.lax.dynamic_update_slice(found, total, (row, column))
-        return jax.lax.dynamic_update_slice(found, total.mT, (column, row))
+        product = jax.lax.dynamic_update_slice(product, total, (row, column))
+        return jax.lax.dynamic_update_slice(product, total.mT, (column, row))
 
     return jax.lax.fori_loop(0, len(rows), tile, zeros_beside(c, c.shape))
 
 
 def _tile(size: int) -> int:
-    """As wide as others of the same side, as nearly as a TPU's layout allows."""
+    """The width of equal tiles of a side, rounded up to a TPU's 128 lanes."""
     even = -(-size // -(-size // TILE))
     return min(size, TILE, -(-even // LANES) * LANES)

@@ -152,30 +152,30 @@ def householder(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     k = min(m, n)
     rows = jnp.arange(m)
 
-    def factor(p: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def add_panel(p: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a, v = state
         start = p * PANEL
 
         def reflect(j: jax.Array, state: tuple[jax.Array, jax.Array]) -> Any:
-            panel, own = state
+            panel, reflectors = state
             column = jax.lax.dynamic_index_in_dim(panel, j, 1, keepdims=False)
             vector = jnp.where(start + j < k, _reflector(column, rows - start - j), 0)
             inner = jnp.sum(vector[:, None] * panel, axis=0, keepdims=True)
-            return panel - vector[:, None] * inner, own.at[:, j].set(vector)
+            return panel - vector[:, None] * inner, reflectors.at[:, j].set(vector)
 
         panel = jax.lax.dynamic_slice_in_dim(a, start, PANEL, 1)
-        own = zeros_beside(panel, panel.shape)
-        panel, own = jax.lax.fori_loop(0, PANEL, reflect, (panel, own))
-        a = _by_panel(own, a, inverse=True)
+        reflectors = zeros_beside(panel, panel.shape)
+        panel, reflectors = jax.lax.fori_loop(0, PANEL, reflect, (panel, reflectors))
+        a = _by_panel(reflectors, a, inverse=True)
         # Exact zeros below the diagonal, where later reflectors leave them.
         triangle = jnp.where(rows[:, None] > start + jnp.arange(PANEL)[None], 0, panel)
         a = jax.lax.dynamic_update_slice_in_dim(a, triangle, start, 1)
-        return a, jax.lax.dynamic_update_slice_in_dim(v, own, start, 1)
+        return a, jax.lax.dynamic_update_slice_in_dim(v, reflectors, start, 1)
 
     panels = -(-k // PANEL)
     a = jnp.pad(a, [(0, 0), (0, -n % PANEL)])
     v = zeros_beside(a, (m, panels * PANEL))
-    a, v = jax.lax.fori_loop(0, panels, factor, (a, v))
+    a, v = jax.lax.fori_loop(0, panels, add_panel, (a, v))
     return v[:, :k], a[:k, :n]
 
 
@@ -185,8 +185,8 @@ def _apply_reflectors(v: jax.Array, x: jax.Array) -> jax.Array:
     panels = v.shape[1] // PANEL
 
     def reflect(p: jax.Array, x: jax.Array) -> jax.Array:
-        own = jax.lax.dynamic_slice_in_dim(v, (panels - 1 - p) * PANEL, PANEL, 1)
-        return _by_panel(own, x)
+        panel = jax.lax.dynamic_slice_in_dim(v, (panels - 1 - p) * PANEL, PANEL, 1)
+        return _by_panel(panel, x)
 
     return jax.lax.fori_loop(0, panels, reflect, x)
 
@@ -251,16 +251,16 @@ def reflected(u: Reflectors, x: jax.Array, *, inverse: bool = False) -> jax.Arra
 @functools.partial(jax.jit, static_argnames="precision")
 def formed(u: Reflectors, *, precision: jax.lax.PrecisionLike = None) -> jax.Array:
     """`U (..., d, d)`."""
-    rows, found = u.rows[..., 0, :, :], None
+    rows, built = u.rows[..., 0, :, :], None
     for start, number in reversed(u.loops(LEAST_FORMED)):
         # The reflectors of this loop change nothing before their rows, in rows or columns.
-        new = u.rows.shape[-1] - start * PANEL if found is None else number * PANEL
+        new = u.rows.shape[-1] - start * PANEL if built is None else number * PANEL
         zeros = zeros_beside(rows, (*rows.shape[:-2], new, new))
         corner = zeros + jnp.broadcast_to(jnp.eye(new, dtype=rows.dtype), zeros.shape)
-        found = corner if found is None else _block_diagonal(corner, found)
-        found = _apply_panels(u, start, number, found, precision=precision)
-    assert found is not None
-    return found * u.signs[..., None, :]
+        built = corner if built is None else _block_diagonal(corner, built)
+        built = _apply_panels(u, start, number, built, precision=precision)
+    assert built is not None
+    return built * u.signs[..., None, :]
 
 
 def _block_diagonal(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -305,8 +305,8 @@ def _triangle_of(gram: jax.Array) -> jax.Array:
 
     def double(k: jax.Array, x: jax.Array) -> jax.Array:
         beside = jnp.where((i ^ j) >> k == 1, lower, 0)
-        found = jnp.matmul(beside, x, precision=HIGHEST)
-        return x - jnp.matmul(x, found, precision=HIGHEST)
+        product = jnp.matmul(beside, x, precision=HIGHEST)
+        return x - jnp.matmul(x, product, precision=HIGHEST)
 
     start = jnp.where(i == j, 1 / jnp.where(i == j, lower, 1), 0)
     return jax.lax.fori_loop(0, (PANEL - 1).bit_length(), double, start).mT

@@ -30,16 +30,16 @@ def schatten_norms(x: jax.Array, squarings: int = 0) -> jax.Array:
     one = jnp.ones(exponent.shape, x.dtype)
     near_one = x * jnp.ldexp(one, -exponent)  # so that squares of its Gram matrix are in range
 
-    def part(square: jax.Array, i: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
+    def norm_and_root(square: jax.Array, i: jax.typing.ArrayLike) -> tuple[jax.Array, jax.Array]:
         norm = safe_norm(square, axis=(-2, -1), keepdims=True)
         return norm, norm ** (0.5 ** (i + 1.0))
 
     def squared(i: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        square, found = carry
-        norm, root = part(square, i)
+        square, scale = carry
+        norm, root = norm_and_root(square, i)
         square = square / jnp.where(norm == 0, 1, norm)
-        return exact_product(square, square), found * root
+        return exact_product(square, square), scale * root
 
     square = gram(near_one, side_of("smaller", x), HIGHEST)
-    square, found = jax.lax.fori_loop(0, squarings, squared, (square, jnp.ldexp(one, exponent)))
-    return found * part(square, squarings)[1]
+    square, scale = jax.lax.fori_loop(0, squarings, squared, (square, jnp.ldexp(one, exponent)))
+    return scale * norm_and_root(square, squarings)[1]

@@ -104,20 +104,20 @@ def by_eigh(u: jax.Array, h: jax.Array) -> Turn:
 def by_qr(u: jax.Array, h: jax.Array, most: int, again: Callable[[jax.Array], jax.Array]) -> Turn:
     """Steps of orthogonal iteration; after each, up to `most`, `again(h)` says if one is needed."""
 
-    def step(h: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def qr_step(h: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         order = jnp.argsort(-diagonals(h), stable=True)
         q = with_fixed_signs(qr(h[:, order])[0])
         return q, turned(h, q), order
 
     def refine(loop: tuple[Any, ...]) -> tuple[Any, ...]:
         count, q, h, order = loop
-        r, h, then = step(h)
+        r, h, then = qr_step(h)
         return count + 1, exact_product(q, r), h, order[then]
 
-    found = (jnp.int32(1), *step(h))
+    state = (jnp.int32(1), *qr_step(h))
     if most > 1:
-        found = while_at_most(most - 1, lambda x: (x[0] < most) & again(x[2]), refine, found)
-    _, q, h, order = found
+        state = while_at_most(most - 1, lambda x: (x[0] < most) & again(x[2]), refine, state)
+    _, q, h, order = state
     u, turn, h = straightened(exact_product(u, q), q, h)
     return Turn(turn, u, h, order, jnp.bool_(True))
 
@@ -178,22 +178,17 @@ def straightened(u: jax.Array, turn: Any = None, h: Any = None) -> tuple[jax.Arr
     The `turn` that led to this basis, and the statistic `h` in it, follow.
     """
 
-    def step(loop: tuple[Any, ...]) -> tuple[Any, ...]:
+    def straightening_step(loop: tuple[Any, ...]) -> tuple[Any, ...]:
         steps, u, turn, h = loop
-        change = _straightening(u)
+        change = (3 * _eye(u) - exact_product(u, u, transpose_a=True)) / 2  # I - E / 2
         u, turn = (x if x is None else exact_product(x, change) for x in (u, turn))
         return steps + 1, u, turn, h if h is None else turned(h, change)
 
     def crooked(loop: tuple[Any, ...]) -> jax.Array:
         return (loop[0] < 4) & (_defect(loop[1]) > LEAST_DEFECT)
 
-    _, u, turn, h = while_at_most(4, crooked, step, (jnp.int32(0), u, turn, h))
+    _, u, turn, h = while_at_most(4, crooked, straightening_step, (jnp.int32(0), u, turn, h))
     return u, turn, h
-
-
-def _straightening(u: jax.Array) -> jax.Array:
-    """`I - E / 2` for `uᵀ u = I + E`."""
-    return (3 * _eye(u) - exact_product(u, u, transpose_a=True)) / 2
 
 
 def _defect(u: jax.Array) -> jax.Array:

@@ -42,7 +42,6 @@ class DiagonalResidual(RefreshPolicy):
     examines = "eigenpairs"
 
     def examine(self, check: Check) -> Verdict:
-        """Compares the residual with the threshold."""
         residual, diagonal = residual_and_diagonal(check.statistic)
         refresh = check.first | ~(residual <= self.threshold)
         proxy = jnp.where(check.first, jnp.zeros_like(residual), residual)

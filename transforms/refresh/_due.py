@@ -39,7 +39,7 @@ def refresh_due(
     schedule: Every,
     count: jax.Array,
     *,
-    given: Any = (),
+    inputs: Any = (),
     phase: jax.Array | None = None,
     select: Callable[[jax.Array], jax.Array] | None = None,
     numbers: int | None = None,
@@ -52,7 +52,7 @@ def refresh_due(
       batch: these axes.
       schedule: the steps at which matrices are due.
       count: the step, from 1.
-      given: what `visit` only reads.
+      inputs: what `visit` only reads.
       phase: the result of `phases_of` in `init`.
       select: maps the mask of the matrices that are due, bool (size,), to that of those to refresh.
       numbers: those of a `Refreshing`.
@@ -62,7 +62,7 @@ def refresh_due(
     if select is not None:
         due = select(jnp.broadcast_to(due, size))
     group = _loops.REFRESHED.size(size, numbers, schedule.together)
-    return visit_due(visit, entry, batch, due, group, given)
+    return visit_due(visit, entry, batch, due, group, inputs)
 
 
 def phases_of(
@@ -77,18 +77,18 @@ def phases_of(
         return [None] * len(refreshings)
     plan = plan_for(x)
     works = [
-        (number, key, work, own.devices)
+        (number, key, work, array.devices)
         for number, refreshing in enumerate(refreshings)
-        for key, own in plan.arrays.items()
-        if (work := refreshing(own.like)) is not None
+        for key, array in plan.arrays.items()
+        if (work := refreshing(array.like)) is not None
     ]
     dealt = _deal([(work, devices) for *_, work, devices in works], schedule)
-    found = {
+    phases_by_number = {
         number: jnp.asarray(phases.reshape(x.shape[:-2]))
         for (number, key, *_), phases in zip(works, dealt, strict=True)
         if key == plan.key
     }
-    return [found.get(number) for number in range(len(refreshings))]
+    return [phases_by_number.get(number) for number in range(len(refreshings))]
 
 
 def untried(state: Any) -> jax.Array:
@@ -111,7 +111,7 @@ def _deal(works: Sequence[tuple[Refreshing, np.ndarray]], schedule: Every) -> li
         even = share * number
         starts = [*range(0, even, size), *range(even, len(owners))]
         groups += [(i, j, min(size, max(1, even - j))) for j in starts]
-    for i, start, size in sorted(groups, key=lambda own: -works[own[0]][0].cost * own[2]):
+    for i, start, size in sorted(groups, key=lambda group: -works[group[0]][0].cost * group[2]):
         work, owners = works[i]
         device = owners[start]
         phases[i][start : start + size] = phase = np.argmin(load[device])

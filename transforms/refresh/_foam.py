@@ -81,9 +81,10 @@ class Foam(RefreshPolicy):
     examines = "damping"
 
     def examine(self, check: Check) -> Verdict:
-        """Runs Algorithm 3, or one of the two ablations of Fig. 4."""
+        """Algorithm 3, or one of the two ablations of Fig. 4."""
         assert check.root_damping is not None
         old, base, root = check.root_damping
+        # Alg. 3, lines 8 and 10
         h = damping_proxy(check.statistic, check.eigenvalues, old, root, self.rounding_floor)
         damping = jnp.maximum(base, old * h / self.threshold)
         if not self.adaptive_damping:
@@ -91,7 +92,7 @@ class Foam(RefreshPolicy):
         elif not self.refreshes:
             refresh, damping = False, jnp.minimum(damping, self.max_damping)
         else:
-            refresh = ~(damping <= self.max_damping)
+            refresh = ~(damping <= self.max_damping)  # line 11
         proxy = jnp.where(check.first, 0, jnp.minimum(h, jnp.finfo(jnp.float32).max))
         return Verdict(check.first | refresh, proxy, damping)
 

@@ -193,7 +193,6 @@ class BelowNorm(RefreshPolicy):
     examines = "projection"
 
     def examine(self, check: ProjectionCheck) -> Verdict:
-        """Compares the norm of the projected gradient with the threshold."""
         return Verdict(check.first | (check.norm <= self.threshold))
 
 
@@ -216,11 +215,7 @@ def below_norm(threshold: jax.typing.ArrayLike, *, check_every: int = 1) -> Belo
 
 
 def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy:
-    """`refresh` as a policy; an integer is a period, with the method's own `offset` and `first`.
-
-    Raises:
-      ValueError: if `refresh` is neither a positive integer nor a policy.
-    """
+    """`refresh` as a policy; an integer is a period, with the method's own `offset` and `first`."""
     if isinstance(refresh, RefreshPolicy):
         return refresh
     integral = isinstance(refresh, numbers.Integral) and not isinstance(refresh, bool)
@@ -234,11 +229,7 @@ def as_policy(refresh: Any, *, offset: int, first: bool = True) -> RefreshPolicy
 
 
 def check_refresh(refresh: Any, can_show: tuple[str, ...]) -> None:
-    """Requires a refresh policy that examines nothing, or one of `can_show`.
-
-    Raises:
-      ValueError: if it is not a policy, examines anything else, or lacks an attribute.
-    """
+    """Requires a refresh policy that examines nothing, or one of `can_show`."""
     check_value("refresh", refresh, RefreshPolicy, "a policy such as curvax.every(10)")
     if refresh.examines not in (None, *can_show):
         raise ValueError(

@@ -56,11 +56,11 @@ class SubspaceCheck(NamedTuple):
         """
         rows = jax.lax.optimization_barrier(x.mT)
         inner = jax.lax.optimization_barrier(exact_product(rows, self.gradient))
-        own = exact_product(self.gradient, inner.mT).mT
+        product = exact_product(self.gradient, inner.mT).mT
         if self.tracked is not None:  # Alg. 4, line 6
             inside = exact_product(exact_product(rows, self.basis), self.tracked)
-            own = self.b3 * exact_product(inside, self.basis.mT) + (1 - self.b3) * own
-        return jax.lax.optimization_barrier(own).mT
+            product = self.b3 * exact_product(inside, self.basis.mT) + (1 - self.b3) * product
+        return jax.lax.optimization_barrier(product).mT
 
     def factor(self) -> jax.Array:
         """Computes `X (m, n)` or `(m, r + n)` with `X Xᵀ = Q`, up to a positive factor."""
@@ -101,7 +101,6 @@ class _Directions(BasisFinder):
     """Finders that fix signs: once, after all choices between programs."""
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """Computes the basis `(m, rank)`."""
         return with_fixed_signs(self.directions(check, rank))
 
 
@@ -112,7 +111,6 @@ class SvdBasis(_Directions):
     draws = False
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """Computes the leading left singular vectors."""
         return leading_vectors(check.factor(), rank)
 
 
@@ -134,7 +132,6 @@ class Randomized(_Directions):
     iterations: int
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """Computes the range of `Q^iterations Ω` and the leading directions within it."""
         width = min(rank + self.oversampling, *check.gradient.shape)
         q = _drawn(check.key, (check.gradient.shape[0], width), check.gradient.dtype)
 
@@ -155,23 +152,21 @@ class Iterated(_Directions):
 
     @property
     def draws(self) -> bool:
-        """As the finder of the first basis."""
         return self.start.draws
 
     def directions(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """Takes one step from the current basis."""
 
         def started() -> jax.Array:
             return self.start.directions(check._replace(tracked=None), rank)
 
-        def step() -> jax.Array:
+        def iterated_once() -> jax.Array:
             moved = check.times(check.basis)  # Alg. 10: H
             if self.rotate:
                 return _by_energy(qr(moved)[0], check, rank)
             order = jnp.argsort(-jnp.sum(check.basis * moved, axis=0), stable=True)
             return qr(moved[:, order])[0]
 
-        return jax.lax.cond(check.first, started, step)
+        return jax.lax.cond(check.first, started, iterated_once)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +180,6 @@ class Gaussian(BasisFinder):
     random = True
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """Draws independent normal entries."""
         # Alg. 9, with variance 1/r; section F.7, with length 1.
         u = jax.random.normal(check.key, (check.gradient.shape[0], rank), check.gradient.dtype)
         return _unit_columns(u) if self.normalized else u / jnp.sqrt(jnp.asarray(rank, u.dtype))
@@ -201,12 +195,10 @@ class Switched(BasisFinder):
 
     @property
     def orthonormal(self) -> bool:
-        """Gaussian columns are not orthogonal to the others."""
         return self.source != "gaussian"
 
     @property
     def starts(self) -> bool:
-        """As the other finder."""
         return self.finder.starts
 
     def stay(self, rank: int, rows: int) -> int:
@@ -215,9 +207,8 @@ class Switched(BasisFinder):
         return max(leading, 2 * rank - rows) if self.source == "complement" else leading
 
     def find(self, check: SubspaceCheck, rank: int) -> jax.Array:
-        """Keeps the leading columns and replaces the others."""
-        own, draws = jax.random.split(check.key)
-        u = self.finder.directions(check._replace(key=own), rank)  # Alg. 2, line 2
+        inner_key, draws = jax.random.split(check.key)
+        u = self.finder.directions(check._replace(key=inner_key), rank)  # Alg. 2, line 2
         rows = u.shape[0]
         leading = self.stay(rank, rows)
         if self.source == "gaussian":

@@ -110,11 +110,10 @@ class Optimal(Compensation):
     __post_init__ = check_fields
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> OptimalState:
-        """Zero energies and norms."""
         return OptimalState(jnp.zeros((*batch, columns), dtype), jnp.zeros(batch, dtype))
 
     def scales(self, parts: Parts, state: OptimalState) -> tuple[jax.Array, OptimalState]:
-        """Computes Algorithm 3 of Gong et al."""
+        # Alg. 3
         p = self.decay * state.energy + (1 - self.decay) * parts.outside  # line 2
         kept = (p > 0) & (parts.outside != 0)
         s = jnp.where(kept, jax.lax.rsqrt(jnp.where(kept, p, 1)), 0)  # line 3
@@ -136,12 +135,9 @@ class Fira(Compensation):
     __post_init__ = check_fields
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> LimitedState:
-        """Zero norms."""
-        del columns
         return LimitedState(jnp.zeros(batch, dtype))
 
     def scales(self, parts: Parts, state: LimitedState) -> tuple[jax.Array, LimitedState]:
-        """Scales each column as the inner transformation scales its projection."""
         s = safe_root(_safe_ratio(parts.inner, parts.projected))
         if concrete(self.limit) != float("inf"):
             s = _no_longer(s, parts.residual, parts, self.limit)
@@ -164,11 +160,8 @@ class ChannelScaling(Compensation):
 
     def init(self, batch: tuple[int, ...], columns: int, dtype: Any) -> None:
         """No state."""
-        del batch, columns, dtype
 
     def scales(self, parts: Parts, state: None) -> tuple[jax.Array, None]:
-        """Scales each column, or the matrix, as the inner transformation scales its projection."""
-        del state
         inner, projected = parts.inner, parts.projected
         if self.whole:
             inner, projected = (
@@ -266,13 +259,9 @@ COMPENSATIONS = {None: None, "optimal": Optimal(), "fira": Fira(), "fira+": fira
 
 
 def as_compensation(value: Any, decay: jax.typing.ArrayLike = 0.9) -> Any:
-    """The compensation of this name, or itself; `decay` is that of `optimal()` without one.
-
-    Raises:
-      ValueError: if it is neither a compensation nor a name.
-    """
+    """The compensation of this name, or itself; `decay` is that of `optimal()` without one."""
     example = "curvax.subspaces.optimal(weight=0.2)"
-    found = as_value("compensation", value, Compensation, example, COMPENSATIONS)
-    if isinstance(found, Optimal) and found.decay is None:
-        return dataclasses.replace(found, decay=decay)
-    return found
+    compensation = as_value("compensation", value, Compensation, example, COMPENSATIONS)
+    if isinstance(compensation, Optimal) and compensation.decay is None:
+        return dataclasses.replace(compensation, decay=decay)
+    return compensation

@@ -83,7 +83,6 @@ class SubspaceRule:
     dtype: Any = None  # in which bases are stored; None is float32 at least
 
     def side_of(self, x: Any) -> Side:
-        """The projected side of these matrices."""
         return side_of(self.side, x)
 
     def orders(self, x: Any) -> tuple[int, int, int]:
@@ -92,7 +91,6 @@ class SubspaceRule:
         return side.order(x), side.other.order(x), min(self.rank, *x.shape[-2:])
 
     def projected_shape(self, x: Any) -> tuple[int, ...]:
-        """The shape of σ."""
         _, columns, rank = self.orders(x)
         return (*x.shape[:-2], *((rank, columns) if self.side_of(x) is LEFT else (columns, rank)))
 
@@ -172,10 +170,10 @@ class SubspaceRule:
         )
 
     def refresh_one(
-        self, entry: tuple[Subspace, Any], given: tuple[Any, ...], first: bool | None = None
+        self, entry: tuple[Subspace, Any], inputs: tuple[Any, ...], first: bool | None = None
     ) -> tuple[Any, ...]:
         """Refreshes a single matrix's subspace, for the `first` time if known; carries moments."""
-        (subspace, moments), (gradient, key) = entry, given
+        (subspace, moments), (gradient, key) = entry, inputs
         g, subspace = widened(gradient), subspace._replace(key=key)
         finite, size = is_finite(g, axis=None), magnitude(g)
         good, sound, old = finite & (size > 0), jnp.bool_(True), subspace.basis
@@ -185,7 +183,7 @@ class SubspaceRule:
             subspace = subspace._replace(tracked=jnp.where(sound, subspace.tracked, 0))
             good |= sound & (tracked > 0)
 
-        def found() -> jax.Array:
+        def new_basis() -> jax.Array:
             assert old is not None
             # Here, not before the condition: XLA would write it out, and then its multiple.
             safe = jnp.where(finite, g, 0)  # LAPACK's SVD may not end on infinite entries
@@ -196,7 +194,7 @@ class SubspaceRule:
 
         if old is not None:
             # A parameter whose gradients stay zero tries again at every step; that must be free.
-            new = jax.lax.cond(good, found, lambda: old)
+            new = jax.lax.cond(good, new_basis, lambda: old)
             good &= jnp.isfinite(magnitude(new))
             used = jnp.where(good, new, old)
             subspace, moments = self._moved(used, good, self.side_of(g), subspace, moments)
@@ -239,16 +237,16 @@ class SubspaceRule:
         parts: Any = {True: never, False: ~never} if self.basis.starts else {None: True}
         # Of the state a refresh leaves the key, the phase and the compensation as they are.
         entry = old._replace(key=None, phase=None, compensation=None), moments
-        for first, own in parts.items():
+        for first, which in parts.items():
             entry = refresh_due(
                 jax.jit(functools.partial(self.refresh_one, first=first)),
                 entry,
                 g.shape[:-2],
                 policy.schedule,
                 count,
-                given=(g, old.key),
+                inputs=(g, old.key),
                 phase=old.phase,
-                select=lambda due, own=own: (due & asked | again) & own,
+                select=lambda due, which=which: (due & asked | again) & which,
                 numbers=None if first else self.refreshing(g).numbers,
             )
         subspace, moments = entry
@@ -298,7 +296,7 @@ class SubspaceRule:
             subspace = subspace._replace(tracked=tracked)
         inside, s = moved, None
         if self.compensation is not None:
-            parts = self.parts(projected, moved)
+            parts = self.column_norms(projected, moved)
             s, state = self.compensation.scales(parts, subspace.compensation)  # line 16
             subspace = subspace._replace(compensation=state)
             good &= jnp.isfinite(s).all(axis=-1)
@@ -321,10 +319,9 @@ class SubspaceRule:
         return direction, subspace
 
     def back(self, u: jax.Array, x: jax.Array, side: Side) -> jax.Array:
-        """Projects `x` from the subspace back to the full space."""
         return u @ x if side is LEFT else jnp.einsum("...mr,...nr->...mn", x, u)
 
-    def parts(self, projected: Projected, moved: jax.Array) -> Parts:
+    def column_norms(self, projected: Projected, moved: jax.Array) -> Parts:
         """Computes the norms that a compensation takes."""
         g, u, sigma, finite, inside, whole = projected
         rows, _, rank = self.orders(g)

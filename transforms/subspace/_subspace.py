@@ -117,7 +117,7 @@ def in_subspace(
       ... )
     """
     check_transformation("inner", inner)
-    transform = optax.with_extra_args_support(inner)
+    transform: Any = optax.with_extra_args_support(inner)
     carry = keep() if carry is None else carry
     check_finder("basis", basis)
     check_refresh(refresh, ("projection",))
@@ -170,8 +170,7 @@ def in_subspace(
         projected = rule.project(wide, u, subspace)
         # Of an entry of σ, by itself: for `moment_ratio`.
         noise = rule.orders(wide)[0] ** 0.5 * float(jnp.finfo(wide.dtype).eps)
-        found: Any = transform.update(projected.sigma, inner_state, None, noise=noise)
-        moved, inner_state = found
+        moved, inner_state = transform.update(projected.sigma, inner_state, None, noise=noise)
         direction, subspace = rule.combined(projected, subspace, moved)
         new = SubspaceState(count, subspace, inner_state)
         return direction.astype(g.dtype), _narrow(stored, new)
@@ -180,11 +179,7 @@ def in_subspace(
 
 
 def _check_rank(x: Any, asked: int, basis: BasisFinder, orders: Any) -> None:
-    """Requires the matrices of `x` to allow the rank, and the `leading` of a switched basis.
-
-    Raises:
-      ValueError: naming the first of their parameters.
-    """
+    """Requires the matrices of `x` to allow the rank, and the `leading` of a switched basis."""
     advice = "clamp_rank=True takes the nearest allowed value."
     rows, _, rank = orders(x)
     m, n = x.shape[-2:]
@@ -211,9 +206,9 @@ def _narrow(dtype: Any, state: Any) -> Any:
     """The state with basis and moments in this dtype."""
     if dtype is None:
         return state
-    found = take_moments(state.inner)
-    arrays = iter(_in_dtype([*found.first, *found.second], state, dtype))
-    moments = Moments(*([next(arrays) for _ in own] for own in found))
+    moments = take_moments(state.inner)
+    arrays = iter(_in_dtype([*moments.first, *moments.second], state, dtype))
+    moments = Moments(*([next(arrays) for _ in role] for role in moments))
     basis = state.subspace.basis
     return state._replace(
         subspace=state.subspace._replace(basis=basis if basis is None else basis.astype(dtype)),
