@@ -149,28 +149,28 @@ def blend(
     def init(params: Any) -> BlendState:
         check_matrices(params, "blend")
         states = [part.init(params) for part in parts]
-        for part, own in zip(parts, states, strict=True):
-            check_directions("blend", part, params, own, params)
+        for part, part_state in zip(parts, states, strict=True):
+            check_directions("blend", part, params, part_state, params)
         return BlendState(jnp.zeros([], jnp.int32), *states)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        found = [
-            part.update(updates, own, params, **extra_args)
-            for part, own in zip(parts, (state.first, state.second), strict=True)
+        results = [
+            part.update(updates, part_state, params, **extra_args)
+            for part, part_state in zip(parts, (state.first, state.second), strict=True)
         ]
-        directions, states = zip(*found, strict=True)
+        directions, states = zip(*results, strict=True)
 
-        def blended(g: jax.Array, *given: jax.Array) -> jax.Array:
-            a, s, g = widened((*given, g))
+        def blended(g: jax.Array, *pair: jax.Array) -> jax.Array:
+            a, s, g = widened((*pair, g))
             if isinstance(weights, TrustGate):
                 shares = weights.shares(a, s, g, state.count)
             else:
                 shares = [at_step(weight, state.count) for weight in weights]
             summed = shares[0] * a + shares[1] * s
             if length == "first":
-                own, target = schatten_norms(summed), schatten_norms(a)
-                summed = summed * jnp.where(own > 0, target / jnp.where(own > 0, own, 1), 0)
-            return summed.astype(given[0].dtype)
+                norm, target = schatten_norms(summed), schatten_norms(a)
+                summed = summed * jnp.where(norm > 0, target / jnp.where(norm > 0, norm, 1), 0)
+            return summed.astype(pair[0].dtype)
 
         blends = jax.tree.map(blended, updates, *directions)
         return blends, BlendState(next_step(state.count), *states)

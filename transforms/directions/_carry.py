@@ -50,32 +50,27 @@ class Moments(NamedTuple):
 
 def declared(node: Any) -> dict[str, str]:
     """The fields of a state's node that are moments: "first" or "second"."""
-    own = getattr(node, "first_moments", ()), getattr(node, "second_moments", ())
-    first, second = OPTAX.get(type(node), own)
+    fields = getattr(node, "first_moments", ()), getattr(node, "second_moments", ())
+    first, second = OPTAX.get(type(node), fields)
     return dict.fromkeys(first, "first") | dict.fromkeys(second, "second")
 
 
 def roles(state: Any) -> Any:
     """A tree like `state`: "first" or "second" for arrays of moments, "" for others."""
-    own = declared(state)
-    if not own:
+    fields = declared(state)
+    if not fields:
         is_known = lambda node: bool(declared(node))  # noqa: E731
         return jax.tree.map(lambda x: roles(x) if is_known(x) else "", state, is_leaf=is_known)
     return type(state)(
         **{
-            name: jax.tree.map(lambda _, role=own[name]: role, x) if name in own else roles(x)
+            name: jax.tree.map(lambda _, role=fields[name]: role, x) if name in fields else roles(x)
             for name, x in state._asdict().items()
         }
     )
 
 
 def check_moments(state: Any, like: Any) -> None:
-    """Requires a rule for every array that a state keeps for the matrices `like (..., m, n)`.
-
-    Raises:
-      ValueError: if a field that is not a moment holds more than one number per matrix, or a moment
-        has another shape.
-    """
+    """Requires a rule for every array that a state keeps for the matrices `like (..., m, n)`."""
     if is_repeated():
         return
     pairs = jax.tree_util.tree_leaves_with_path(state)
@@ -124,8 +119,6 @@ class Keep(Carry):
     needs_names = False
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Returns the moment unchanged."""
-        del turn
         return moment
 
 
@@ -134,12 +127,10 @@ class Rotate(Carry):
     """See `rotate`."""
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Rotates the moment: SUMO's Algorithm 1, block 1.1."""
-        dtype = jnp.result_type(turn, moment)
+        dtype = jnp.result_type(turn, moment)  # SUMO's Alg. 1, block 1.1
         return exact_product(turn.astype(dtype), moment.astype(dtype)).astype(moment.dtype)
 
     def second(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Mixes the moment by the squares of the rotation."""
         return self.first(moment, turn**2)
 
 
@@ -148,8 +139,6 @@ class Reset(Carry):
     """See `reset`."""
 
     def first(self, moment: jax.Array, turn: jax.Array) -> jax.Array:
-        """Returns zeros."""
-        del turn
         return jnp.zeros_like(moment)
 
 

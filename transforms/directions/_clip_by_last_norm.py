@@ -67,11 +67,9 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
     """
 
     def init(params: Any) -> ClipByLastNormState:
-        del params
         return ClipByLastNormState(jnp.zeros([], jnp.float32), jnp.zeros([], jnp.int32))
 
     def update(updates: Any, state: Any, params: Any = None):
-        del params
         # A norm of 0 gives the quotient ∞.
         factor = jnp.minimum(1.0, max_norm / jnp.sqrt(state.squares))
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)

@@ -70,13 +70,13 @@ def clip_logits(
         Number("[0, inf)").check("power" if powers is not power else f"power[{pattern!r}]", value)
 
     def power_of(name: str) -> jax.typing.ArrayLike:
-        found = next((value for pattern, value in powers.items() if matches(name, pattern)), None)
-        if found is None:
+        alpha = next((value for pattern, value in powers.items() if matches(name, pattern)), None)
+        if alpha is None:
             raise ValueError(
                 f"power must have a pattern for every parameter in max_logits; {name!r} matches "
                 f"none of {', '.join(map(repr, powers))}."
             )
-        return found
+        return alpha
 
     def clipped(name: str, u: Any, w: Any, largest: Any) -> jax.Array:
         dtype = np.promote_types(jnp.result_type(u, w), np.float32)
@@ -96,7 +96,6 @@ def clip_logits(
     def update(
         updates: Any, state: Any, params: Any = None, *, max_logits: Any = None, **others: Any
     ):
-        del others
         if max_logits is None or (isinstance(max_logits, Mapping) and not max_logits):
             return updates, state
         if params is None:
@@ -113,9 +112,9 @@ def clip_logits(
 
 def _check_paths(max_logits: Any, weights: Mapping[str, Any]) -> None:
     """Requires a mapping from the paths of parameters; not a pattern, layer or tree."""
-    given = max_logits if isinstance(max_logits, Mapping) else dict.fromkeys([shown(max_logits)])
-    for path in given:
-        if not isinstance(path, str) or path not in weights or isinstance(given[path], Mapping):
+    entries = max_logits if isinstance(max_logits, Mapping) else dict.fromkeys([shown(max_logits)])
+    for path in entries:
+        if not isinstance(path, str) or path not in weights or isinstance(entries[path], Mapping):
             paths = ", ".join([*weights][:8]) + (", ..." if len(weights) > 8 else "")
             raise ValueError(
                 "max_logits must be a mapping from the paths of parameters to statistics, such as "

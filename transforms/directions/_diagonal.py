@@ -56,11 +56,11 @@ def precondition_diagonal(
       ValueError: if `side` is unknown, if `b2` is outside [0, 1), if `eps` is negative, or if a
         leaf is not a matrix.
     """
-    own = Side(side)
+    divided = Side(side)
     average: Any = optax.identity() if momentum is None else momentum
 
     def init(p: Any) -> DiagonalState:
-        zeros = jnp.zeros((*p.shape[:-2], own.order(p)), np.promote_types(p.dtype, np.float32))
+        zeros = jnp.zeros((*p.shape[:-2], divided.order(p)), np.promote_types(p.dtype, np.float32))
         state = average.init(p)
         check_directions("precondition_diagonal, for its momentum", average, p, state, p)
         return DiagonalState(zeros, state)
@@ -68,11 +68,11 @@ def precondition_diagonal(
     def update(g: Any, state: Any, params: Any = None):
         m, momentum_state = average.update(g, state.momentum, params)  # Alg. 3, line 6
         work = g.astype(state.diagonal.dtype)
-        v = b2 * state.diagonal + (1 - b2) * jnp.sum(work * work, axis=own.other_axis)  # line 7
+        v = b2 * state.diagonal + (1 - b2) * jnp.sum(work * work, axis=divided.other_axis)  # line 7
         damped = v + eps
         scale = jnp.where(damped > 0, jax.lax.rsqrt(jnp.where(damped > 0, damped, 1)), 0)
         scale = jnp.where(jnp.isfinite(damped), scale, jnp.nan)  # so that the guard sees it
-        direction = m.astype(scale.dtype) * jnp.expand_dims(scale, own.other_axis)  # line 8
+        direction = m.astype(scale.dtype) * jnp.expand_dims(scale, divided.other_axis)  # line 8
         return direction.astype(m.dtype), DiagonalState(v, momentum_state)
 
     return each_array("precondition_diagonal", init, update, work=None)

@@ -77,10 +77,10 @@ def scale_by_dion(
     """
 
     def init(p: Any) -> DionState:
-        own, r = side_of(side, p), min(rank, *p.shape[-2:])
-        order = own.other.order(p)
+        p_side, r = side_of(side, p), min(rank, *p.shape[-2:])
+        order = p_side.other.order(p)
         dtype = np.promote_types(p.dtype, np.float32)
-        record_rank(p, rank, r, own.value)
+        record_rank(p, rank, r, p_side.value)
 
         def drawn(key: jax.Array) -> jax.Array:  # the same numbers in every dtype
             return jax.random.normal(key_for(key, jnp.int32(0)), (order, r), jnp.float32)
@@ -95,15 +95,14 @@ def scale_by_dion(
         )
 
     def update(g: Any, state: Any, params: Any = None):
-        del params
         mu, q, failures = state
-        own = side_of(side, g)
-        b = own.as_rows(mu + g.astype(mu.dtype))
+        p_side = side_of(side, g)
+        b = p_side.as_rows(mu + g.astype(mu.dtype))
         seen = exact_product(b, q)
         p = bases_of(seen)
         # A momentum or factor that is not finite must show: the decomposition did not fail.
-        given, found = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
-        failed = (given & ~found)[..., None, None]
+        seen_finite, p_finite = (jnp.isfinite(x).all(axis=(-2, -1)) for x in (seen, p))
+        failed = (seen_finite & ~p_finite)[..., None, None]
         p = jnp.where(failed, 0, p)
         r = exact_product(b.mT, p)
         inside = jnp.where(failed, b, exact_product(p, r.mT))
@@ -113,9 +112,9 @@ def scale_by_dion(
         squares = jnp.sum(near_one * near_one, axis=-2)
         kept = (significant(squares) | jnp.isnan(squares))[..., None, :]
         unit = near_one / jnp.where(kept, safe_root(squares)[..., None, :], 1)
-        direction = own.as_rows(exact_product(p, jnp.where(kept, unit, 0).mT)).astype(g.dtype)
+        direction = p_side.as_rows(exact_product(p, jnp.where(kept, unit, 0).mT)).astype(g.dtype)
         return direction, DionState(
-            mu=own.as_rows(b - (1 - b1) * inside),
+            mu=p_side.as_rows(b - (1 - b1) * inside),
             factor=jnp.where(kept, unit, q),
             failures=failures + failed[..., 0, 0].astype(jnp.int32),
         )

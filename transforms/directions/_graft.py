@@ -78,15 +78,15 @@ def _graft(
         return GraftState(direction.init(in_full_range(params)), length.init(widened(params)))
 
     def update(updates: Any, state: Any, params: Any = None):
-        given = in_full_range(updates), state.direction, in_full_range(params)
-        directions, direction_state = direction.update(*given)
+        arguments = in_full_range(updates), state.direction, in_full_range(params)
+        directions, direction_state = direction.update(*arguments)
         # In bfloat16, Adam's second moment would stop changing.
         lengths, length_state = length.update(widened(updates), state.length, widened(params))
         grafted = jax.tree.map(rescaled, directions, lengths)  # Alg. 2, line 15
         if warmup_steps:
             early = length_state.count <= warmup_steps
             grafted = jax.tree.map(
-                lambda own, x: jnp.where(early, own.astype(x.dtype), x), lengths, grafted
+                lambda x, y: jnp.where(early, x.astype(y.dtype), y), lengths, grafted
             )
         grafted = jax.tree.map(lambda x, g: x.astype(g.dtype), grafted, updates)
         return grafted, GraftState(direction_state, length_state)
@@ -107,7 +107,6 @@ class Graft(Value):
           average: the transformation that averages gradients, or None.
           b2: decay rate of the statistics; None sums them.
         """
-        del average, b2
         return None
 
     def around(
@@ -125,8 +124,7 @@ class NormGraft(Graft):
     """See `norm`."""
 
     def length(self, average: Any, b2: Any) -> optax.GradientTransformation:
-        """The average of gradients, or the gradient: the matrix that is preconditioned."""
-        del b2
+        """Of the matrix that is preconditioned."""
         return optax.identity() if average is None else average
 
 
@@ -136,14 +134,11 @@ class AdamGraft(Graft):
 
     b1: Any = 0.95
     eps: Any = 1e-8
-
     leads = True
 
     __post_init__ = check_fields
 
     def length(self, average: Any, b2: Any) -> optax.GradientTransformation:
-        """Adam's direction."""
-        del average
         return optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2, self.eps)
 
 

@@ -90,7 +90,6 @@ def moment_ratio(
     def update(
         g: Any, state: Any, params: Any = None, *, noise: float | None = None, **others: Any
     ):
-        del params, others
         count, v = next_step(state.count), state.nu
         work = g.astype(v.dtype)
         m = b1 * state.mu.astype(v.dtype) + (1 - b1) * work
@@ -121,10 +120,7 @@ def largest_ratio(
 
 
 def ratio(
-    m: jax.Array,
-    v: jax.Array,
-    eps: jax.typing.ArrayLike = 0.0,
-    noise: float | None = None,
+    m: jax.Array, v: jax.Array, eps: jax.typing.ArrayLike = 0.0, noise: float | None = None
 ) -> jax.Array:
     """Computes `m / (√v + eps)` of matrices `(..., m, n)`, 0 where `√v` is rounding noise.
 

@@ -81,7 +81,6 @@ def momentum(
         return MomentumState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params, dtype=dtype))
 
     def update(updates: Any, state: Any, params: Any = None):
-        del params
         count = next_step(state.count)
         weight = 1 - b1 if accumulate == "ema" else 1.0
         mu = jax.tree.map(lambda g, m: b1 * m + weight * g, updates, state.mu)

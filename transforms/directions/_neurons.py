@@ -38,10 +38,7 @@ class NeuronState(NamedTuple):
 
 @checked
 def normalize_neurons(
-    b2: jax.typing.ArrayLike = 0.95,
-    eps: jax.typing.ArrayLike = 1e-8,
-    *,
-    side: str = "right",
+    b2: jax.typing.ArrayLike = 0.95, eps: jax.typing.ArrayLike = 1e-8, *, side: str = "right"
 ) -> optax.GradientTransformation:
     """Divides each neuron by the root of its second moment; each matrix keeps its norm.
 
@@ -67,7 +64,6 @@ def normalize_neurons(
         return NeuronState(jnp.zeros(shape, np.promote_types(p.dtype, np.float32)))
 
     def update(x: Any, state: Any, params: Any = None):
-        del params
         other, work = side_of(side, x).other_axis, x.astype(state.neurons.dtype)
         v = jnp.asarray(b2 * state.neurons + (1 - b2) * jnp.mean(work**2, axis=other))  # Alg. 1
         kept = significant(v)

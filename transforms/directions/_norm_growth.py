@@ -59,7 +59,6 @@ def limit_norm_growth(gamma: jax.typing.ArrayLike = 1.01) -> optax.GradientTrans
         return NormGrowthState(jnp.zeros(p.shape[:-2], np.promote_types(p.dtype, np.float32)))
 
     def update(x: Any, state: Any, params: Any = None):
-        del params
         norm = safe_norm(x.astype(state.norm.dtype), axis=(-2, -1))
         factor, norm = limited_norm(norm, state.norm, gamma)
         return x * factor[..., None, None].astype(x.dtype), NormGrowthState(norm)

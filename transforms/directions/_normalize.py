@@ -109,11 +109,11 @@ def normalize_matrices(
         largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
         near_one = x * jnp.ldexp(jnp.ones_like(largest), -power_of_two(largest))
         if norm == "rms":
-            own = safe_root(jnp.mean(near_one**2, axis=(-2, -1), keepdims=True))
+            size = safe_root(jnp.mean(near_one**2, axis=(-2, -1), keepdims=True))
         else:
-            own = schatten_norms(near_one, SPECTRAL)
-        zero = own == 0  # not if it is NaN
-        return jnp.where(zero, 0, near_one * (length / jnp.where(zero, 1, own)))
+            size = schatten_norms(near_one, SPECTRAL)
+        zero = size == 0  # not if it is NaN
+        return jnp.where(zero, 0, near_one * (length / jnp.where(zero, 1, size)))
 
     return per_matrix("normalize_matrices", normalized)
 

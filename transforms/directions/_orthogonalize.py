@@ -74,9 +74,8 @@ class NewtonSchulz(PolarMethod):
         return coefficient_rows(self.coefficients, self.steps)
 
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-        """Iterates; the factor has the dtype of the iterations."""
-        found = _polar.iterated(x, self.rows, self.eps, self.norm, self.dtype, axis_name)
-        return found if self.dtype is None else found.astype(self.dtype)
+        x = _polar.iterated(x, self.rows, self.eps, self.norm, self.dtype, axis_name)
+        return x if self.dtype is None else x.astype(self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,6 @@ class Decomposition(PolarMethod):
     can_fail = True
 
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-        """Decomposes."""
         return getattr(_polar, f"polar_{self.name}")(x, axis_name=axis_name)
 
 
@@ -105,16 +103,13 @@ class Balanced(PolarMethod):
 
     @property
     def can_fail(self) -> bool:
-        """As the method does."""
         return self.method.can_fail
 
     @property
     def by_products(self) -> bool:
-        """As the method does."""
         return self.method.by_products
 
     def factor(self, x: jax.Array, axis_name: AxisName = None) -> jax.Array:
-        """Scales the longer side, several times."""
         m, n = x.shape[-2:]
         if m == n:
             return self.method.factor(x, axis_name)
@@ -189,10 +184,7 @@ POLAR_METHODS: dict[str, PolarMethod] = {**PLAIN, "balanced": Balanced(CONVERGIN
 
 
 def balanced(
-    method: str | PolarMethod = CONVERGING,
-    *,
-    rounds: int = 2,
-    beta: jax.typing.ArrayLike = 0.5,
+    method: str | PolarMethod = CONVERGING, *, rounds: int = 2, beta: jax.typing.ArrayLike = 0.5
 ) -> Balanced:
     r"""Scales the longer side of a matrix, so that all of it takes part in the polar factor.
 
@@ -276,12 +268,11 @@ def orthogonalize(
     def update(
         x: Any, state: Any, params: Any = None, *, shared_axis: AxisName = None, **others: Any
     ):
-        del params, others
         factor = polar.factor(x, shared_axis)
         if polar.can_fail:
             # A matrix that is not finite is not the decomposition's failure: it stays NaN.
-            given, found = (jnp.isfinite(a).all(axis=(-2, -1)) for a in (x, factor))
-            failed = given & ~found
+            x_finite, factor_finite = (jnp.isfinite(a).all(axis=(-2, -1)) for a in (x, factor))
+            failed = x_finite & ~factor_finite
             factor = jnp.where(failed[..., None, None], 0, factor)
             state = OrthogonalizeState(state.failures + failed.astype(jnp.int32))
         if adaptive:

@@ -93,7 +93,6 @@ def scale_by_rows_and_columns(
         return RowColumnState(jnp.zeros([], jnp.int32), rows, columns)
 
     def update(g: Any, state: Any, params: Any = None):
-        del params
         count = next_step(state.count)
         weight = 1 - b2 ** count.astype(jnp.float32) if bias_correction else 1.0
         work = g.astype(state.rows.dtype)

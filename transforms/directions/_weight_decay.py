@@ -123,7 +123,6 @@ def optional_decay(
         return decay
 
     def counted(updates: Any, state: Any, params: Any = None):
-        del params
         return updates, decay.update(updates, state, updates)[1]
 
     return optax.GradientTransformation(decay.init, counted if counts else optax.identity().update)

@@ -39,7 +39,6 @@ class Weights(Value):
           w: the weights W before the step.
           rate: the learning rate η, which is in Δ already.
         """
-        del w, rate
         return step
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
@@ -51,7 +50,6 @@ class Weights(Value):
           w: the weights W before the step.
           rate: the learning rate η.
         """
-        del step, w, rate
         return update
 
 
@@ -62,7 +60,6 @@ class Chain(Weights):
     parts: tuple[Weights, ...]
 
     def __post_init__(self) -> None:
-        """Checks the arguments of `chain`."""
         if not self.parts:
             raise ValueError("parts must have a value such as curvax.weights.hyperball(); got ().")
         for i, part in enumerate(self.parts):
@@ -76,13 +73,11 @@ class Chain(Weights):
             )
 
     def before(self, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """That of all parts, in order."""
         for part in self.parts:
             step = part.before(step, w, rate)
         return step
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """That of all parts, in order."""
         for part in self.parts:
             update = part.after(update, step, w, rate)
         return update
@@ -123,7 +118,6 @@ def on_weights(
     """Changes the updates of a descent with this learning rate by `weights`."""
 
     def init(params: Any) -> Any:
-        del params
         return WeightsState(jnp.zeros([], jnp.int32)) if callable(learning_rate) else ()
 
     def update(x: jax.Array, state: Any, w: jax.Array | None = None) -> tuple[jax.Array, Any]:

@@ -41,7 +41,6 @@ class Hyperball(Weights):
     """See `hyperball`."""
 
     rms: Any = None
-
     rescales = True
     forgets = True
 
@@ -54,12 +53,9 @@ class Hyperball(Weights):
         return jnp.full((*batch, 1, 1), self.rms * math.sqrt(m * n), w.dtype)
 
     def before(self, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """η R long."""
         return long_as(step, self._radius(w), rate)
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """To the sphere."""
-        del step, rate
         return at_norm(update, w, self._radius(w))
 
 
@@ -75,7 +71,6 @@ class Decay(Weights):
     __post_init__ = check_fields
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """Less a part of the weights."""
         lost = (w + update if self.moved else w) * self.weight_decay
         lost = lost if self.independent else lost * rate
         return update - (jnp.where(shrinking(-step, w), lost, 0) if self.cautious else lost)
@@ -93,15 +88,12 @@ class Brake(Weights):
 
     @property
     def rescales(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Without the pin."""
         return not self.pin
 
     def _share(self, growth: jax.Array) -> jax.Array:
         return jnp.where(growth > 0, self.outward, self.inward).astype(growth.dtype)
 
     def before(self, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """With `pin`: its radial part is braked."""
-        del rate
         if not self.pin:
             return step
         along = _inner(step, w)
@@ -109,8 +101,6 @@ class Brake(Weights):
         return step + (self._share(along) - 1) * radial
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """To the norm that is braked, or pinned."""
-        del step, rate
         norm = lengths(w)
         if self.pin:
             norm = jnp.maximum(norm, SMALLEST)
@@ -136,11 +126,9 @@ class Floor(Weights):
 
     @property
     def rescales(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """By matrix."""
         return self.unit == "matrix"
 
     def before(self, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
-        """Lengthened, where it is too short."""
         least, length = (safe_norm(x, axis=AXES[self.unit], keepdims=True) for x in (w, step))
         least = self.share * rate * jnp.maximum(least, SMALLEST)
         length = jnp.maximum(length, rate * SMALLEST)
@@ -226,10 +214,7 @@ def decay(
 
 
 def brake(
-    outward: jax.typing.ArrayLike = 0.5,
-    *,
-    inward: jax.typing.ArrayLike = 1.0,
-    pin: bool = False,
+    outward: jax.typing.ArrayLike = 0.5, *, inward: jax.typing.ArrayLike = 1.0, pin: bool = False
 ) -> Brake:
     r"""Multiplies the growth of a matrix's norm by a number.
 
@@ -310,5 +295,4 @@ WEIGHTS = {"hyperball": Hyperball(), "brake": Brake(), None: None}
 
 
 def _inner(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Inner products `(..., 1, 1)`."""
     return jnp.sum(x * y, axis=(-2, -1), keepdims=True)
