@@ -38,11 +38,11 @@ class Counts(abc.ABC):
         """One counter `(...)`."""
         return self.value[..., self.names.index(name)]
 
-    def plus(self, **found: jax.typing.ArrayLike) -> Any:
+    def plus(self, **increments: jax.typing.ArrayLike) -> Any:
         """Adds numbers or booleans `(...)` to the named counters."""
         batch = self.value.shape[:-1]
-        each = [jnp.asarray(found.pop(name, 0), jnp.int32) for name in self.names]
-        assert not found, found
+        each = [jnp.asarray(increments.pop(name, 0), jnp.int32) for name in self.names]
+        assert not increments, increments
         added = jnp.stack([jnp.broadcast_to(x, batch) for x in each], axis=-1)
         value = jnp.maximum(self.value, 0)
         return self._replace(value=value + jnp.minimum(added, MAX_COUNT - value))

@@ -66,23 +66,20 @@ class GuardState(NamedTuple):
     inner: Any  # state of the inner transformation
 
 
-def guard_matrices(
-    inner: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def guard_matrices(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Runs `inner` on an array `(..., m, n)`, with zeros for each matrix that is not finite.
 
     The caller restarts matrices whose direction was not finite (`restarted`).
     """
-    inner = optax.with_extra_args_support(inner)
+    transform: Any = optax.with_extra_args_support(inner)
 
     def init(params: Any) -> Any:
-        return MatrixGuardState(GuardCounts.zeros(params.shape[:-2]), inner.init(params))
+        return MatrixGuardState(GuardCounts.zeros(params.shape[:-2]), transform.init(params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
         finite = is_finite(updates)
         gradient = where_finite(finite, updates)
-        found: Any = inner.update(gradient, state.inner, params, **extra_args)
-        direction, new = found
+        direction, new = transform.update(gradient, state.inner, params, **extra_args)
         if jnp.shape(direction) != jnp.shape(updates):  # the matrix view refuses it
             return direction, MatrixGuardState(state.counts, new)
         damaged = ~all_finite(direction)
@@ -124,15 +121,15 @@ def restarted(
         return where_entries(damaged, new.astype(old.dtype), old)
 
     def anew(damaged: Mapping[str, jax.Array], states: Mapping[str, Any]) -> dict[str, Any]:
-        found = {}
+        fresh = {}
         for key, old in states.items():
             # Each matrix starts as it would alone, whichever others lie beside it.
             ndim, like = damaged[key].ndim, likes[key]
             with repeated():
                 new = init(jnp.zeros((*[1] * ndim, *like.shape[ndim:]), like.dtype))
-            own = functools.partial(chosen, damaged[key])
-            found[key] = jax.tree.map(own, old, new, is_leaf=lambda x: isinstance(x, OWN))
-        return found
+            started = functools.partial(chosen, damaged[key])
+            fresh[key] = jax.tree.map(started, old, new, is_leaf=lambda x: isinstance(x, OWN))
+        return fresh
 
     counts_of = operator.attrgetter(counts)
     damaged = {key: counts_of(state).of("damaged") > 0 for key, state in states.items()}

@@ -32,12 +32,10 @@ HINTS: dict[str, tuple[tuple[str, str], ...]] = {
     "storage": (("", "curvax.quantize_state(optimizer), which stores moments in few bits"),),
     **dict.fromkeys(("head_wise", "output_layer", "family", "guess", "stack"), (_FIELD,)),
     **dict.fromkeys(
-        ("max_precond_dim", "max_preconditioner_dim"),
-        (("max_order", "max_order="), _BLOCKS),
+        ("max_precond_dim", "max_preconditioner_dim"), (("max_order", "max_order="), _BLOCKS)
     ),
     **dict.fromkeys(
-        ("precondition_frequency", "update_proj_gap", "update_freq", "update_interval"),
-        (_REFRESH,),
+        ("precondition_frequency", "update_proj_gap", "update_freq", "update_interval"), (_REFRESH,)
     ),
     **dict.fromkeys(("mask", "wd_mask"), (("weight_decay_mask", "weight_decay_mask="),)),
     **dict.fromkeys(("wd", "decay"), (("weight_decay", "weight_decay="),)),

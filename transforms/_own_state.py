@@ -77,18 +77,19 @@ def _explanation(init: Any, state: Any, updates: Any, params: Any, error: Except
         devices = _other_devices(updates, state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `init` has given its own
-            own = jax.eval_shape(init, updates if params is None else params)
-        state = jax.tree.map(_as_shape, state, is_leaf=_has_shape)
+            expected = jax.eval_shape(init, updates if params is None else params)
+        as_shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if _has_shape(x) else x  # noqa: E731
+        state = jax.tree.map(as_shape, state, is_leaf=_has_shape)
         known = params is not None  # otherwise the dtypes of the state are unknown
         made_for = "these parameters" if known else "these gradients"
-        own_arrays = named_leaves(own).present()
-        own_kinds, given = map(kinds_of, (own_arrays, arrays_in(state, own_arrays)))
-        message = difference("state", own_kinds, given, made_for, dtypes=known)
+        expected_arrays = named_leaves(expected).present()
+        expected_kinds, kinds = map(kinds_of, (expected_arrays, arrays_in(state, expected_arrays)))
+        message = difference("state", expected_kinds, kinds, made_for, dtypes=known)
         if message is not None and not known:
             message += " (Or update needs params: their shapes or dtypes are not the gradients'.)"
     except Exception:
         return None
-    same = jax.tree.structure(own) == jax.tree.structure(state)
+    same = jax.tree.structure(expected) == jax.tree.structure(state)
     if message is None and not same:
         return _CONTAINERS
     return message or devices
@@ -135,8 +136,9 @@ def _other_arguments(updates: Any, params: Any, error: Exception) -> str | None:
             f"gradients must have the tree of params; got {got}. jax.value_and_grad returns "
             "(loss, gradients)."
         )
-    given, own = (named_leaves(tree).present() for tree in (updates, params))
-    for argument, names, others in (("gradients", given, own), ("params", own, given)):
+    gradients, weights = (named_leaves(tree).present() for tree in (updates, params))
+    pairs = ("gradients", gradients, weights), ("params", weights, gradients)
+    for argument, names, others in pairs:
         lacking = [name for name in others if name not in names]
         if lacking:
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
@@ -158,10 +160,6 @@ def holds_state(tree: Any) -> bool:
 def _has_shape(node: Any) -> bool:
     """Whether it is an array, or stands for one, as moments in codes do."""
     return hasattr(node, "shape") and hasattr(node, "dtype")
-
-
-def _as_shape(node: Any) -> Any:
-    return jax.ShapeDtypeStruct(node.shape, node.dtype) if _has_shape(node) else node
 
 
 def arrays_in(state: Any, names: Collection[str]) -> dict[str, Any]:
@@ -186,8 +184,8 @@ def kinds_of(arrays: Mapping[str, Any]) -> dict[str, str]:
 
 def difference(
     argument: str,
-    own: Mapping[str, str],
-    given: Mapping[str, str],
+    expected: Mapping[str, str],
+    actual: Mapping[str, str],
     made_for: str = "these parameters",
     *,
     what: str = "arrays",
@@ -199,23 +197,23 @@ def difference(
         kind = kinds.get(place)
         return kind if dtypes or kind is None else kind.partition("[")[2] or kind
 
-    places = [*{**own, **given}]
-    differing = [place for place in places if compared(own, place) != compared(given, place)]
+    places = [*{**expected, **actual}]
+    differing = [place for place in places if compared(expected, place) != compared(actual, place)]
     if not differing:
         return None
     first = differing[0]
-    changes = (
+    alone = _only_in(actual, expected, argument) + _only_in(expected, actual, "the optimizer")
+    changed = (
         "rank, storage, blocks or mesh"
-        if own.keys() == given.keys()
+        if expected.keys() == actual.keys()
         else "rank, storage, refresh policy, base, blocks, mesh, or a number into a schedule (or "
         "the reverse)"
     )
     return (
-        f"{argument} has {given.get(first, 'nothing')} at {first!r}, where this optimizer has "
-        f"{own.get(first, 'nothing')} for {made_for} ({len(differing)} of {len(places)} {what} "
-        f"differ{_only_in(given, own, argument)}{_only_in(own, given, 'the optimizer')}). It was "
-        "made by another optimizer or for other parameters, or something has changed: "
-        f"{changes}. {_ADVICE}"
+        f"{argument} has {actual.get(first, 'nothing')} at {first!r}, where this optimizer has "
+        f"{expected.get(first, 'nothing')} for {made_for} ({len(differing)} of {len(places)} {what}"
+        f" differ{alone}). It was made by another optimizer or for other parameters, or something "
+        f"has changed: {changed}. {_ADVICE}"
     )
 
 

@@ -59,11 +59,7 @@ def is_box(node: Any) -> bool:
 
 
 def named_leaves(tree: Any) -> NamedLeaves:
-    """Flattens `tree` into leaves with paths.
-
-    Raises:
-      ValueError: if two leaves have the same path.
-    """
+    """Flattens `tree` into leaves with paths."""
     with_path, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_hole)
     names = path_names([path for path, _ in with_path])
     if any(GetAttrKey("value") in path for path, _ in with_path):
@@ -76,13 +72,13 @@ def named_leaves(tree: Any) -> NamedLeaves:
 
 def _labeled(tree: Any, names: Sequence[str]) -> tuple[str, ...]:
     """The names of the leaves, with the labels of boxes in the place of their paths."""
-    left, found = iter(names), []
+    left, labeled = iter(names), []
     tells = lambda x: is_hole(x) or _label(x) is not None  # noqa: E731
     for node in jax.tree.leaves(tree, is_leaf=tells):
-        own = list(itertools.islice(left, len(jax.tree.leaves(node, is_leaf=is_hole))))
+        leaf_names = list(itertools.islice(left, len(jax.tree.leaves(node, is_leaf=is_hole))))
         label = _label(node)
-        found += [label] if label is not None and len(own) == 1 else own
-    return tuple(found)
+        labeled += [label] if label is not None and len(leaf_names) == 1 else leaf_names
+    return tuple(labeled)
 
 
 def _label(node: Any) -> str | None:
@@ -117,11 +113,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def check_patterns(argument: str, patterns: Iterable[str], names: Iterable[str]) -> None:
-    """Requires every pattern to match at least one path.
-
-    Raises:
-      ValueError: naming the argument and the first pattern that matches nothing.
-    """
+    """Requires every pattern to match at least one path."""
     names = list(names)
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
@@ -161,7 +153,7 @@ def remembered(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """
     known: dict[Any, Any] = {}
 
-    def of(tree: Any) -> Any:
+    def value_of(tree: Any) -> Any:
         named = named_leaves(tree)
         dtypes = tuple(None if is_hole(x) else jnp.result_type(x) for x in named.leaves)
         key = named.treedef, dtypes, tuple(shapes_around(named).items())
@@ -169,4 +161,4 @@ def remembered(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
             known[key] = f(tree)
         return known[key]
 
-    return of
+    return value_of

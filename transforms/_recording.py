@@ -62,7 +62,6 @@ class Key(str):
     division: Any  # a `Division` of `distribute`
 
     def __new__(cls, key: str, about: Any = None, division: Any = None) -> Key:
-        """A key that says these things."""
         new = super().__new__(cls, key)
         new.about, new.division = about, division
         return new

@@ -33,7 +33,6 @@ class Side(enum.Enum):
 
     @property
     def other(self) -> Side:
-        """The opposite side."""
         return Side.RIGHT if self is Side.LEFT else Side.LEFT
 
     def order(self, x: Any) -> int:

@@ -80,10 +80,10 @@ def projected(f: Callable[[Any], tuple[int, ...]], x: Any) -> Iterator[None]:
     """The plan of arrays whose matrices `f` maps to others, for `init` inside."""
     plan = plan_for(x)
 
-    def mapped(own: Planned) -> Planned:
-        return own._replace(like=jax.ShapeDtypeStruct(f(own.like), own.like.dtype))
+    def mapped(array: Planned) -> Planned:
+        return array._replace(like=jax.ShapeDtypeStruct(f(array.like), array.like.dtype))
 
-    with planned(plan._replace(arrays={key: mapped(own) for key, own in plan.arrays.items()})):
+    with planned(plan._replace(arrays={key: mapped(array) for key, array in plan.arrays.items()})):
         yield
 
 
@@ -109,10 +109,10 @@ def each_array(
         return init_each(init, params)
 
     def update_all(updates: Any, state: Any, params: Any = None, **extra_args: Any):
-        given = (state,) if params is None else (state, params)
+        arguments = (state,) if params is None else (state, params)
         if jax.tree_util.all_leaves([updates]):
-            return update(updates, *given, **extra_args)
-        return map_unzip(2, functools.partial(update, **extra_args), updates, *given)
+            return update(updates, *arguments, **extra_args)
+        return map_unzip(2, functools.partial(update, **extra_args), updates, *arguments)
 
     return optax.GradientTransformation(init_all, update_all)
 
@@ -157,13 +157,13 @@ class StateSplit(NamedTuple):
     def parts(self, state: Any) -> tuple[Any, Any]:
         """The state with the arrays that have batch axes, and with the others: holes elsewhere."""
         pairs = list(zip(self.treedef.flatten_up_to(state), self.batched, strict=True))
-        own, others = ([x if b is part else None for x, b in pairs] for part in (True, False))
-        return self.treedef.unflatten(own), self.treedef.unflatten(others)
+        batched, others = ([x if b is part else None for x, b in pairs] for part in (True, False))
+        return self.treedef.unflatten(batched), self.treedef.unflatten(others)
 
     def joined(self, batched: Any, others: Any) -> Any:
         """The inverse of `parts`; it takes lists of the arrays too."""
-        own, rest = iter(jax.tree.leaves(batched)), iter(jax.tree.leaves(others))
-        return self.treedef.unflatten([next(own if b else rest) for b in self.batched])
+        parts = iter(jax.tree.leaves(batched)), iter(jax.tree.leaves(others))
+        return self.treedef.unflatten([next(parts[not b]) for b in self.batched])
 
 
 def matrix_names(x: Any) -> Members:
@@ -184,18 +184,15 @@ def check_directions(
       like: gradients, or their shapes.
       state: the state of `inner`.
       params: the parameters for `inner`.
-
-    Raises:
-      ValueError: naming the first direction of another shape, and both shapes.
     """
     if is_repeated():
         return
-    given = (like, state, params)
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
+    arguments = (like, state, params)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        found = jax.eval_shape(lambda *given: inner.update(*given)[0], *abstract)
+        directions = jax.eval_shape(lambda *arguments: inner.update(*arguments)[0], *abstract)
     pairs = jax.tree_util.tree_leaves_with_path(like)
-    for (path, x), y in zip(pairs, jax.tree.leaves(found), strict=False):
+    for (path, x), y in zip(pairs, jax.tree.leaves(directions), strict=False):
         if y.shape != x.shape:
             place = jax.tree_util.keystr(path, simple=True, separator="/")
             name = place or matrix_names(x)[0][0]

@@ -32,11 +32,7 @@ def where_entries(which: jax.Array, new: Any, old: Any) -> Any:
 
 
 def map_with_weights(part: str, f: Callable[..., Any], updates: Any, params: Any) -> Any:
-    """`f(update, weight)` of every leaf, for a part that reads the weights.
-
-    Raises:
-      ValueError: naming the part, if there are updates and `params` is `None`.
-    """
+    """`f(update, weight)` of every leaf, for a part that reads the weights."""
     if not jax.tree.leaves(updates):
         return updates
     if params is None:
@@ -66,10 +62,6 @@ def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
 
     Gradients get the wider of their dtypes and their parameters', if there are any: a gradient in
     bfloat16 has 8 bits; an update of parameters in float32 needs 24.
-
-    Raises:
-      ValueError: naming the parameter, if a dtype is not real and floating, or if a gradient has
-        another shape than its parameter.
     """
     params = _without_static(params, updates)
     params, updates = jax.tree.map(_as_array, (params, updates))
@@ -77,15 +69,15 @@ def as_arrays(params: Any, updates: Any) -> tuple[Any, Any]:
         for name, x in named_leaves(updates).present().items():
             check_array(name, x)
         return params, updates
-    named, given = named_leaves(updates), named_leaves(params).present()
-    for name, p in given.items():
+    named, parameters = named_leaves(updates), named_leaves(params).present()
+    for name, p in parameters.items():
         check_real(name, p)
     wide = named.present()
     for name, x in wide.items():
         check_real(name, x)
-        if name in given:
-            check_same_shape(name, x, given[name])
-            wide[name] = x.astype(jnp.promote_types(x.dtype, jnp.result_type(given[name])))
+        if name in parameters:
+            check_same_shape(name, x, parameters[name])
+            wide[name] = x.astype(jnp.promote_types(x.dtype, jnp.result_type(parameters[name])))
     return params, named.rebuild(wide)
 
 
