@@ -314,6 +314,6 @@ def states_by_parameter(optimizer: Any, params: Any, state: Any) -> dict[str, di
     found: dict[str, dict[str, Any]] = {}
     for entry, leaf in zip(entries_in(whole, params), leaves, strict=True):
         for owner, part in entry.owners:
-            for place, own in entry.parts(leaf).items():
+            for place, own in entry.values_by_place(leaf).items():
                 found.setdefault(owner, {})[place] = own if part is None else own[part]
     return found

@@ -154,7 +154,7 @@ class Program:
             start, end = end, end + math.prod(entry.leaf.shape)
             numbers = np.arange(start, end).reshape(entry.leaf.shape)
             for owner, own in entry.owners:
-                for place, part in entry.parts(numbers).items():
+                for place, part in entry.values_by_place(numbers).items():
                     self.places[owner][place] = part if own is None else part[own]
         self.counters = np.concatenate([self.skipped(name) for name in params])
 

@@ -126,8 +126,8 @@ def divided_over(
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         if not updates:
             return updates, state
-        given = [Matrices.of(tree) for tree in (updates, params) if tree is not None]
-        layout = layout_of(given[-1].stacks)
+        trees = [Matrices.of(tree) for tree in (updates, params) if tree is not None]
+        layout = layout_of(trees[-1].stacks)
         if not layout.fits(state, exchange.holders):
             raise ValueError(
                 "state: it belongs to other parameters, or to another number of devices."
@@ -135,7 +135,7 @@ def divided_over(
             )
         step = Step(inner, restart, layout, exchange.axes, extra_args)
         try:
-            return exchange.run(step, state, *given)
+            return exchange.run(step, state, *trees)
         except NotImplementedError as error:
             if mesh is None or not is_explicit(mesh):
                 raise
@@ -163,18 +163,18 @@ def _layouts(
         price = product_cost if by_products else cost
         return StateLayout(init, like, devices, _large(like, devices) if parts else (), price)
 
-    def of(stacks: Mapping[str, Any]) -> StateLayout:
+    def layout_of(stacks: Mapping[str, Any]) -> StateLayout:
         like = ((str(key), jax.ShapeDtypeStruct(x.shape, x.dtype)) for key, x in stacks.items())
         return cached(exchange.devices, *like)
 
-    return of
+    return layout_of
 
 
 def _init(init: Callable[[Any], Any], layout: StateLayout, stacks: Stacks) -> dict[str, Any]:
     """The states of one device, in a plan that knows the owner of each matrix."""
     arrays = plan_of(stacks).arrays
     owners = {key: layout.shares.devices_of(key) for key in arrays}
-    plan = {key: own._replace(devices=owners[key]) for key, own in arrays.items()}
+    plan = {key: array._replace(devices=owners[key]) for key, array in arrays.items()}
     with planned(Plan(plan)):
         return init_each(init, stacks)
 

@@ -18,16 +18,16 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from ._layout import StateLayout
-from ._routes import Axes, Form, Route, own_entry, padded, regrouped
+from ._routes import Axes, Form, Route, device_entry, padded, regrouped
 from ._shares import Round, Stacks
 
 
-class Given(NamedTuple):
+class ByOwner(NamedTuple):
     """Gradients, parameters or updates of some stacks, by who has them."""
 
     even: Any  # stacks: the matrices of the device
-    # Per round, a matrix of each of its stacks. The device works on that of its own kind alone; the
-    # others are not matrices. Updates have only this one, as a flat row.
+    # For each round and each of its stacks, one matrix per device. A device uses the one of its own
+    # stack; the others are meaningless. In updates: one flat row per round.
     dealt: Any
     shared: Any  # stacks: the matrices that all devices share
 
@@ -43,32 +43,33 @@ class Exchange:
         axes: Axes,
         sizes: Mapping[str, int],
     ):
-        """From the forms of each stack, how their arrays lie, and the sizes of mesh axes."""
         routes = {
-            key: [Route.of(form, specs[form.parameter], sizes) for form in own]
-            for key, own in forms.items()
+            key: [Route.of(form, specs[form.parameter], sizes) for form in of_stack]
+            for key, of_stack in forms.items()
         }
-        along = {a for own in routes.values() for route in own for a in route.inner + route.outer}
+        along = {a for of_stack in routes.values() for r in of_stack for a in r.inner + r.outer}
         self.layout, self.sizes = layout, sizes
         self.axes = tuple(a for a in axes if sizes[a] > 1)
         self.used = tuple(a for a in self.axes if a in along)
         self.rest = tuple(a for a in self.axes if a not in along)
         self.routes, self.kinds, self.kind_of = {}, {}, {}
-        for key, own in routes.items():
-            self.routes[key] = own = [dataclasses.replace(r, used=self.used) for r in own]
-            kinds = {route.assembly: route for route in own}
-            places = [list(kinds).index(route.assembly) for route in own]
+        for key, of_stack in routes.items():
+            self.routes[key] = [dataclasses.replace(r, used=self.used) for r in of_stack]
+            kinds = {route.assembly: route for route in self.routes[key]}
+            places = [list(kinds).index(route.assembly) for route in self.routes[key]]
             self.kinds[key] = [*kinds.values()]
-            self.kind_of[key] = np.repeat(places, [route.form.count for route in own])
-        self.lengths = {key: max(r.length for r in own) for key, own in self.routes.items()}
+            self.kind_of[key] = np.repeat(places, [route.form.count for route in of_stack])
+        self.lengths = {key: max(r.row_length for r in rs) for key, rs in self.routes.items()}
 
-    def sent(self, arrays: Mapping[str, jax.Array]) -> Given:
+    def sent(self, arrays: Mapping[str, jax.Array]) -> ByOwner:
         """The device's matrices, from its tiles of arrays."""
         rows = {
-            key: jnp.concatenate([r.rows(arrays[r.form.parameter], self.lengths[key]) for r in own])
-            for key, own in self.routes.items()
+            key: jnp.concatenate(
+                [r.rows_of_tile(arrays[r.form.parameter], self.lengths[key]) for r in routes]
+            )
+            for key, routes in self.routes.items()
         }
-        even, left, shared = self.layout.shares.parts(rows)
+        even, left, shared = self.layout.shares.split_stacks(rows)
         rounds = [self._sent(r, left) for r in self.layout.shares.rounds]
         for key, x in even.items():
             x = self._to_owners(x.reshape(self.layout.shares.devices, -1, x.shape[-1]))
@@ -76,26 +77,26 @@ class Exchange:
         for key, x in shared.items():
             x = jax.lax.all_gather(x, self.used) if self.used else x[None]
             shared[key] = self._matrices(key, x, self.kind_of[key][-x.shape[1] :])
-        return Given(even, rounds, shared)
+        return ByOwner(even, rounds, shared)
 
-    def returned(self, found: Given, like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def returned(self, updates: ByOwner, like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The device's tiles of updates, in the dtypes of arrays like these."""
         parts = {key: [] for key in self.routes}
-        for key, x in found.even.items():
+        for key, x in updates.even.items():
             x = self._rows(key, self._narrow(key, x, like), self._kinds(key, self._even(key)))
             parts[key].append(self._from_owners(x).reshape(-1, x.shape[-1]))
-        for r, row in zip(self.layout.shares.rounds, found.dealt, strict=True):
+        for r, row in zip(self.layout.shares.rounds, updates.dealt, strict=True):
             for key, x in self._returned(r, row, like).items():
                 parts[key].append(x)
-        for key, x in found.shared.items():
+        for key, x in updates.shared.items():
             x = self._rows(key, self._narrow(key, x, like), self.kind_of[key][-len(x) :])
-            parts[key].append(own_entry(x, self.used))
+            parts[key].append(device_entry(x, self.used))
         arrays: dict[str, list[tuple[Route, jax.Array]]] = {}
-        for key, own in self.routes.items():
-            ends = np.cumsum([route.form.count for route in own])[:-1]
-            for route, x in zip(own, jnp.split(jnp.concatenate(parts[key]), ends), strict=True):
+        for key, routes in self.routes.items():
+            ends = np.cumsum([route.form.count for route in routes])[:-1]
+            for route, x in zip(routes, jnp.split(jnp.concatenate(parts[key]), ends), strict=True):
                 arrays.setdefault(route.form.parameter, []).append((route, route.part(x)))
-        return {name: _whole(own).astype(like[name].dtype) for name, own in arrays.items()}
+        return {name: _tile(parts).astype(like[name].dtype) for name, parts in arrays.items()}
 
     def _sent(self, r: Round, left: Stacks) -> Stacks:
         """The device's matrix of a round, as one of each of its stacks."""
@@ -104,11 +105,11 @@ class Exchange:
         starts = np.cumsum([0, *(len(left[key]) for key in r.kinds)])[: len(r.kinds)]
         places = np.append(starts, 0)[[*r.kind]] + r.entry
         x = self._to_owners(places[:, None], rows)
-        found = {}
+        stacks = {}
         for key in r.kinds:
-            own = x[..., : self.lengths[key]].astype(left[key].dtype)
-            found[key] = self._matrices(key, own, self._kinds(key, self._dealt(r, key)))
-        return found
+            of_stack = x[..., : self.lengths[key]].astype(left[key].dtype)
+            stacks[key] = self._matrices(key, of_stack, self._kinds(key, self._dealt(r, key)))
+        return stacks
 
     def _returned(self, r: Round, row: jax.Array, like: Any) -> Stacks:
         """The device's rows of the updates of a round."""
@@ -116,12 +117,12 @@ class Exchange:
         dtypes = [self._narrow(key, row, like).dtype for key in r.kinds]
         row = row.astype(jnp.result_type(*dtypes))
         kind = jnp.asarray(r.kind)[jax.lax.axis_index(self.axes)]
-        found: Any = None
+        rows: Any = None
         for i, key in enumerate(r.kinds):
             x = self.layout.matrices(row, key)
             x = padded(self._rows(key, x, self._kinds(key, self._dealt(r, key))), length)
-            found = x if found is None else jnp.where(kind == i, x, found)
-        rows = self._from_owners(found)[:, 0]
+            rows = x if rows is None else jnp.where(kind == i, x, rows)
+        rows = self._from_owners(rows)[:, 0]
         return {key: rows[np.array(r.owners(key)), : self.lengths[key]] for key in r.kinds}
 
     def _narrow(self, key: str, x: jax.Array, like: Mapping[str, jax.Array]) -> jax.Array:
@@ -134,7 +135,7 @@ class Exchange:
         return np.arange(self.layout.shares.even[key]).reshape(self.layout.shares.devices, -1)
 
     def _dealt(self, r: Round, key: str) -> np.ndarray:
-        """And which one it has in a round."""
+        """Which matrix of a stack each device has in a round."""
         return self.layout.shares.even[key] + np.array(r.entries(key, 0))[:, None]
 
     def _kinds(self, key: str, places: np.ndarray) -> Any:
@@ -146,35 +147,34 @@ class Exchange:
     def _matrices(self, key: str, x: jax.Array, kinds: Any) -> jax.Array:
         """Matrices of a stack from rows of all devices, each assembled in its way."""
         first, *others = self.kinds[key]
-        found = first.matrices(x)
+        matrices = first.matrices(x)
         for i, route in enumerate(others, 1):
-            found = jnp.where((kinds == i)[:, None, None], route.matrices(x), found)
-        return found
+            matrices = jnp.where((kinds == i)[:, None, None], route.matrices(x), matrices)
+        return matrices
 
     def _rows(self, key: str, x: jax.Array, kinds: Any) -> jax.Array:
         """The inverse of `_matrices`: `(devices, k, length)`."""
         first, *others = self.kinds[key]
-        found = first.parts(x, self.lengths[key])
+        rows = first.rows_of_matrices(x, self.lengths[key])
         for i, route in enumerate(others, 1):
-            other = route.parts(x, self.lengths[key])
-            found = jnp.where((kinds == i)[None, :, None], other, found)
-        return found
+            other = route.rows_of_matrices(x, self.lengths[key])
+            rows = jnp.where((kinds == i)[None, :, None], other, rows)
+        return rows
 
     def _to_owners(self, x: Any, rows: Any = None) -> jax.Array:
-        """Rows by sender, of rows by owner or of their places."""
+        """Sends rows `x` by owner, or `rows` at these places, to the owners; rows by sender."""
         x = regrouped(x, (self.axes,), (self.rest, self.used), self.sizes)
-        x = own_entry(jnp.asarray(x), self.rest) if self.rest else x[0]
+        x = device_entry(jnp.asarray(x), self.rest) if self.rest else x[0]
         x = x if rows is None else rows[x]
         return jax.lax.all_to_all(x, self.used, 0, 0) if self.used else x
 
     def _from_owners(self, x: jax.Array) -> jax.Array:
-        """The inverse: rows by owner."""
         x = jax.lax.all_to_all(x, self.used, 0, 0) if self.used else x
         x = jax.lax.all_gather(x, self.rest) if self.rest else x[None]
         return regrouped(x, (self.rest, self.used), (self.axes,), self.sizes)
 
 
-def _whole(parts: Sequence[tuple[Route, jax.Array]]) -> jax.Array:
+def _tile(parts: Sequence[tuple[Route, jax.Array]]) -> jax.Array:
     """The device's tile of an array from its forms' parts."""
-    routes, found = zip(*sorted(parts, key=lambda part: part[0].form.start), strict=True)
-    return routes[0].whole(found)
+    routes, arrays = zip(*sorted(parts, key=lambda part: part[0].form.start), strict=True)
+    return routes[0].whole(arrays)

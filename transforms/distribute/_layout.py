@@ -47,22 +47,18 @@ class BoxedState(DistributedState):
     """
 
     def get_partition_spec(self) -> BoxedState:
-        """The specs of all arrays."""
         key: Any = next(iter(self.common))
         division = key.division
         return BoxedState(*division.layout.specs(division.axes))
 
     def get_sharding(self, mesh: Mesh) -> BoxedState:
-        """The shardings of all arrays."""
         specs = self.get_partition_spec()
         return jax.tree.map(functools.partial(NamedSharding, mesh), specs)
 
     def unbox(self) -> DistributedState:
-        """The state."""
         return DistributedState(*self)
 
     def replace_boxed(self, state: DistributedState) -> BoxedState:
-        """Another state in this box."""
         return BoxedState(*state)
 
 
@@ -85,7 +81,6 @@ class StackLayout:
     """The state of one stack `(N, m, n)`."""
 
     def __init__(self, state: Any, stack: jax.ShapeDtypeStruct):
-        """From the shapes of the state of one device."""
         self.split = StateSplit.of(state, stack.shape[:1])
         self.matrix = jax.tree.map(  # the arrays of one matrix
             lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), self.split.parts(state)[0]
@@ -103,7 +98,6 @@ class StackLayout:
         return buffers
 
     def unpacked(self, buffers: Mapping[str, jax.Array]) -> Any:
-        """The inverse of `packed`."""
         arrays, start = [], dict.fromkeys(buffers, 0)
         for like in jax.tree.leaves(self.matrix):
             dtype, size = like.dtype.name, math.prod(like.shape)
@@ -127,9 +121,6 @@ class StateLayout:
         """From the transformation's `init`, stacks `(N, m, n)`, and those that devices may share.
 
         `price` is the cost of a matrix.
-
-        Raises:
-          ValueError: if the state of some of a stack's matrices is not a part of the state of all.
         """
         with repeated():
             self.joined_shapes = jax.eval_shape(lambda like: init_each(init, like), dict(stacks))
@@ -145,8 +136,8 @@ class StateLayout:
         with repeated():
             single = jax.eval_shape(init, one)
         arrays = [y for y in jax.tree.leaves(single) if y.ndim]
-        own = jax.tree.leaves(self.of[key].matrix)
-        if [(y.shape, y.dtype) for y in arrays] != [(y.shape, y.dtype) for y in own]:
+        expected = jax.tree.leaves(self.of[key].matrix)
+        if [(y.shape, y.dtype) for y in arrays] != [(y.shape, y.dtype) for y in expected]:
             raise ValueError(
                 "the transformation's state depends on the number of matrices in a stack and "
                 "cannot be distributed. (quantize_state decides by size: give it "
@@ -162,9 +153,9 @@ class StateLayout:
             lambda x: jax.ShapeDtypeStruct((x.shape[0] // holders, *x.shape[1:]), x.dtype),
             (self.shapes.even, self.shapes.dealt),
         )
-        own = self.shapes._replace(even=even, dealt=dealt)
-        wanted, given = (kinds_of(named_leaves(x).present()) for x in (own, state))
-        return difference("state", wanted, given) is None
+        expected = self.shapes._replace(even=even, dealt=dealt)
+        wanted, kinds = (kinds_of(named_leaves(x).present()) for x in (expected, state))
+        return difference("state", wanted, kinds) is None
 
     def specs(self, axes: tuple[str, ...]) -> Any:
         """How each array of the state is sharded over mesh axes: a `DistributedState` of specs."""
@@ -181,10 +172,10 @@ class StateLayout:
         """The length of a round's buffers, by dtype."""
         longest: Counter[str] = Counter()
         for key in kinds:
-            own: Counter[str] = Counter()
+            sizes: Counter[str] = Counter()
             for x in jax.tree.leaves(self.of[key].matrix):
-                own[x.dtype.name] += math.prod(x.shape)
-            longest |= own  # the larger of both
+                sizes[x.dtype.name] += math.prod(x.shape)
+            longest |= sizes  # the larger of both
         return dict(longest)
 
     def matrices(self, rows: jax.Array, key: str) -> jax.Array:
@@ -194,10 +185,10 @@ class StateLayout:
 
     def divided(self, states: Mapping[str, Any]) -> DistributedState:
         """The distributed form of the states of one device."""
-        parts = {key: own.split.parts(states[key]) for key, own in self.of.items()}
+        parts = {key: layout.split.parts(states[key]) for key, layout in self.of.items()}
         even = self.shares.even
 
-        def part(key: str, place: slice) -> Any:
+        def entries_at(key: str, place: slice) -> Any:
             return jax.tree.map(lambda x: x[place], parts[key][0])
 
         def row(r: Round, kind: int, entry: int, lengths: dict[str, int]) -> Buffers:
@@ -205,7 +196,7 @@ class StateLayout:
                 return {dtype: jnp.zeros(size, dtype) for dtype, size in lengths.items()}
             key = r.kinds[kind]
             place = even[key] + entry
-            return self.of[key].packed(part(key, slice(place, place + 1)), lengths)
+            return self.of[key].packed(entries_at(key, slice(place, place + 1)), lengths)
 
         dealt = []
         for r in self.shares.rounds:
@@ -214,28 +205,30 @@ class StateLayout:
             dealt.append(jax.tree.map(lambda *x: jnp.stack(x), *rows))
         return DistributedState(
             {key: common for key, (_, common) in parts.items()},
-            {key: part(key, slice(even[key])) for key in self.of if even[key]},
+            {key: entries_at(key, slice(even[key])) for key in self.of if even[key]},
             tuple(dealt),
-            {key: part(key, slice(even[key], None)) for key in self.shares.shared},
+            {key: entries_at(key, slice(even[key], None)) for key in self.shares.shared},
         )
 
-    def joined(self, state: DistributedState) -> dict[str, Any]:
+    def undivided(self, state: DistributedState) -> dict[str, Any]:
         """The states of one device; the inverse of `divided`."""
         left: dict[str, dict[int, Any]] = {key: {} for key in self.of}
         for r, buffers in zip(self.shares.rounds, state.dealt, strict=True):
             for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
                 if kind < len(r.kinds):
-                    own = {dtype: x[device] for dtype, x in buffers.items()}
-                    left[r.kinds[kind]][entry] = self.of[r.kinds[kind]].unpacked(own)
+                    row = {dtype: x[device] for dtype, x in buffers.items()}
+                    left[r.kinds[kind]][entry] = self.of[r.kinds[kind]].unpacked(row)
 
-        def joined(key: str) -> Any:
+        def arrays_of(key: str) -> Any:
             parts = [state.even[key]] if key in state.even else []
-            parts += [own for _, own in sorted(left[key].items())]
+            parts += [arrays for _, arrays in sorted(left[key].items())]
             parts += [state.split[key]] if key in state.split else []
             return jax.tree.map(lambda *x: x[0] if len(x) == 1 else jnp.concatenate(x), *parts)
 
-        of = self.of.items()
-        return {key: own.split.joined(joined(key), state.common[key]) for key, own in of}
+        return {
+            key: layout.split.joined(arrays_of(key), state.common[key])
+            for key, layout in self.of.items()
+        }
 
 
 def spec_of(shape: tuple[int, ...], axes: tuple[str, ...], devices: int) -> P:

@@ -20,11 +20,7 @@ from .._validate import OneOf, shown
 
 
 def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the mesh axes to distribute over.
-
-    Raises:
-      ValueError: if `mesh` is not a mesh or has no such axis.
-    """
+    """The names of the mesh axes to distribute over."""
     if not isinstance(mesh, Mesh) or mesh.empty:
         raise ValueError(
             f"mesh must be a jax.sharding.Mesh, got {mesh!r}. (jax.sharding.get_mesh() is one "
@@ -39,23 +35,19 @@ def mesh_axes(mesh: Any, axis: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def mesh_and_specs(mesh: Any) -> tuple[Mesh, dict[str, P]]:
-    """A mesh, and how parameters lie on it, from their shardings; or from the mesh alone.
-
-    Raises:
-      ValueError: if it is neither, or there are several meshes.
-    """
+    """A mesh, and how parameters lie on it, from their shardings; or from the mesh alone."""
     shardings = {} if isinstance(mesh, Mesh) else named_leaves(mesh).present()
-    if not all(isinstance(own, NamedSharding) for own in shardings.values()):
+    if not all(isinstance(sharding, NamedSharding) for sharding in shardings.values()):
         raise ValueError(
             "mesh must be a jax.sharding.Mesh, or the shardings of the parameters, a tree of "
             f"NamedShardings; got {mesh!r}."
         )
-    found = {own.mesh for own in shardings.values()} or {mesh}
-    if len(found) > 1:
+    meshes = {sharding.mesh for sharding in shardings.values()} or {mesh}
+    if len(meshes) > 1:
         raise ValueError(
-            f"mesh: the shardings must be on one mesh, got {[*map(shown_mesh, found)]}."
+            f"mesh: the shardings must be on one mesh, got {[*map(shown_mesh, meshes)]}."
         )
-    return found.pop(), {name: own.spec for name, own in shardings.items()}
+    return meshes.pop(), {name: sharding.spec for name, sharding in shardings.items()}
 
 
 def shown_mesh(mesh: Any) -> str:
@@ -66,11 +58,7 @@ def shown_mesh(mesh: Any) -> str:
 
 
 def axis_names(argument: str, axes: Any) -> tuple[str, ...]:
-    """The name of an axis, or of several, as a tuple.
-
-    Raises:
-      ValueError: naming the argument, if it is anything else, empty, or names an axis twice.
-    """
+    """The name of an axis, or of several, as a tuple."""
     names = (axes,) if isinstance(axes, str) else axes
     listed = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
     if not listed or not names or len(set(names)) < len(names):
@@ -107,12 +95,7 @@ def travelled(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
         return resharded(x, mesh, spec)
     others = along(spec, [*first])
     place = jax.shard_map(
-        lambda x: x,
-        mesh=mesh,
-        axis_names=first,
-        in_specs=others,
-        out_specs=others,
-        check_vma=False,
+        lambda x: x, mesh=mesh, axis_names=first, in_specs=others, out_specs=others, check_vma=False
     )
     return resharded(place(x), mesh, spec)
 
@@ -123,11 +106,7 @@ def is_explicit(mesh: Mesh) -> bool:
 
 
 def check_on_mesh(tree: Any, mesh: Mesh) -> None:
-    """Requires the leaves whose mesh is known to be on `mesh`.
-
-    Raises:
-      ValueError: naming the parameter and both meshes.
-    """
+    """Requires the leaves whose mesh is known to be on `mesh`."""
     for name, x in named_leaves(tree).present().items():
         there = getattr(sharding_of(x), "mesh", mesh)
         same = there == mesh if isinstance(there, Mesh) else there.shape_tuple == mesh.shape_tuple

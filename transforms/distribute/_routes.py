@@ -34,6 +34,7 @@ class Stack(NamedTuple):
 
     parameter: str
     shape: tuple[int, ...]
+    # What a `MatrixForm` has.
     permutation = (0, 1, 2)
     axes = ((0,), (1,), (2,))
     cut = (False, False)
@@ -41,12 +42,10 @@ class Stack(NamedTuple):
 
     @property
     def count(self) -> int:
-        """The number of matrices."""
         return self.shape[0]
 
     @property
     def tile(self) -> tuple[int, ...]:
-        """The shape of each."""
         return self.shape[1:]
 
     def on_device(self, shape: tuple[int, ...]) -> Stack:
@@ -54,7 +53,6 @@ class Stack(NamedTuple):
         return self._replace(shape=shape)
 
     def to_matrices(self, x: jax.Array) -> jax.Array:
-        """The matrices."""
         return x
 
     uncut = to_matrices
@@ -78,7 +76,6 @@ class Move(NamedTuple):
         return jax.lax.all_to_all(x, self.axes, self.target, self.source, tiled=True)
 
     def back(self, x: jax.Array, size: int) -> jax.Array:
-        """The inverse, for so many devices."""
         if self.target is None:
             length = x.shape[self.source] // size
             start = jax.lax.axis_index(self.axes) * length
@@ -104,7 +101,7 @@ class Route:
         """The route of an array that lies like this."""
         entries = (*spec, *[None] * (len(form.shape) - len(spec)))
         placed = [tuple(a for a in as_axes(entry) if sizes[a] > 1) for entry in entries]
-        shape = [n // number(own, sizes) for n, own in zip(form.shape, placed, strict=True)]
+        shape = [n // number(axes, sizes) for n, axes in zip(form.shape, placed, strict=True)]
         batch, *sides = form.axes
         cut = [
             axis for side, is_cut in zip(sides, form.cut, strict=True) if is_cut for axis in side
@@ -127,8 +124,8 @@ class Route:
         for side, is_cut, size in zip(sides, form.cut, tile.tile, strict=True):
             along += [()] if is_cut else [placed[axis] for axis in side]
             local += [size] if is_cut else [shape[axis] for axis in side]
-        own = (*(placed[axis] for axis in batch), ())
-        return cls(form, tile, sizes, (*moves,), own, (*along,), (*local,))
+        along_batch = (*(placed[axis] for axis in batch), ())
+        return cls(form, tile, sizes, (*moves,), along_batch, (*along,), (*local,))
 
     @property
     def inner(self) -> Axes:
@@ -146,13 +143,13 @@ class Route:
         return self.outer + tuple(a for a in self.used if a not in self.inner + self.outer)
 
     @property
-    def length(self) -> int:
+    def row_length(self) -> int:
         """The least length of a row."""
         return -(-math.prod(self.local) // number(self.chunks, self.sizes))
 
     @property
     def assembly(self) -> Any:
-        """Routes with equal ones make matrices from rows in the same way."""
+        """What two routes have in common that make matrices from rows in the same way."""
         return self.sides, self.local, self.chunks
 
     @property
@@ -163,35 +160,36 @@ class Route:
         pad the few columns that a device has of a matrix.
         """
         plain, together = _labels(self.sides)
-        ordered = sorted(plain, key=lambda own: not self.sides[own[0]])
+        ordered = sorted(plain, key=lambda label: not self.sides[label[0]])
         return ((-1,), *plain), ((-1,), *ordered), ((-1,), *together)
 
     @property
     def _local(self) -> tuple[int, ...]:
         return tuple(self.local[i] for (i,) in self._axes[1][1:])
 
-    def rows(self, x: jax.Array, length: int) -> jax.Array:
+    def rows_of_tile(self, x: jax.Array, length: int) -> jax.Array:
         """The device's parts of all matrices `(count, length)`, from its tile of the array."""
         for move in self.moves:
             x = move.there(x)
         x = self.tile.to_matrices(x)
         plain, ordered, _ = self._axes
         x = regrouped(x.reshape(len(x), *self.local), plain, ordered, self.sizes)
-        own, rest = self.outer, self.chunks[len(self.outer) :]
+        outer, rest = self.outer, self.chunks[len(self.outer) :]
         x = padded(x.reshape(len(x), -1), number(self.chunks, self.sizes) * length)
-        x = x.reshape(*_batch(self.tile), number(own, self.sizes), number(rest, self.sizes), length)
-        x = own_entry(x, rest, x.ndim - 2)
-        x = jax.lax.all_to_all(x, own, x.ndim - 2, 0) if own else jnp.moveaxis(x, -2, 0)
+        devices = (number(axes, self.sizes) for axes in (outer, rest))
+        x = x.reshape(*_batch(self.tile), *devices, length)
+        x = device_entry(x, rest, x.ndim - 2)
+        x = jax.lax.all_to_all(x, outer, x.ndim - 2, 0) if outer else jnp.moveaxis(x, -2, 0)
         apart, together = _labels(self.batch)
-        return regrouped(x, (own, *apart), together, self.sizes).reshape(-1, length)
+        return regrouped(x, (outer, *apart), together, self.sizes).reshape(-1, length)
 
     def part(self, rows: jax.Array) -> jax.Array:
         """The inverse: the form's part `(batch, rows, columns)` of the device's tile."""
-        own, rest = self.outer, self.chunks[len(self.outer) :]
+        outer, rest = self.outer, self.chunks[len(self.outer) :]
         apart, together = _labels(self.batch)
         x = rows.reshape(*_batch(self.form), rows.shape[-1])
-        x = regrouped(x, together, (own, *apart), self.sizes)
-        x = jax.lax.all_to_all(x, own, 0, x.ndim - 2) if own else jnp.moveaxis(x, 0, -2)
+        x = regrouped(x, together, (outer, *apart), self.sizes)
+        x = jax.lax.all_to_all(x, outer, 0, x.ndim - 2) if outer else jnp.moveaxis(x, 0, -2)
         if rest:
             x = jax.lax.all_gather(x, rest, axis=x.ndim - 1)
         plain, ordered, _ = self._axes
@@ -215,10 +213,11 @@ class Route:
         x = regrouped(x, (self.inner, *ordered), together, self.sizes)
         return x.reshape(len(x), *self.form.tile)
 
-    def parts(self, x: jax.Array, length: int) -> jax.Array:
+    def rows_of_matrices(self, x: jax.Array, length: int) -> jax.Array:
         """The inverse of `matrices`: `(devices, k, length)`."""
         _, ordered, together = self._axes
-        sizes = (n * number(own, self.sizes) for n, own in zip(self.local, self.sides, strict=True))
+        pairs = zip(self.local, self.sides, strict=True)
+        sizes = (n * number(axes, self.sizes) for n, axes in pairs)
         x = x.reshape(len(x), *sizes)
         x = regrouped(x, together, (self.inner, *ordered), self.sizes)
         x = padded(x.reshape(*x.shape[:2], -1), number(self.chunks, self.sizes) * length)
@@ -276,7 +275,7 @@ def regrouped(x: Any, before: Labels, after: Labels, sizes: Mapping[str, int]) -
     return x.reshape(*(math.prod(lengths[a] for a in parts) for parts in after), *last)
 
 
-def own_entry(x: jax.Array, axes: Axes, axis: int = 0) -> jax.Array:
+def device_entry(x: jax.Array, axes: Axes, axis: int = 0) -> jax.Array:
     """A device's entry of an axis that has one for each device along some mesh axes."""
-    own = jax.lax.axis_index(axes) if axes else 0
-    return jax.lax.dynamic_index_in_dim(x, own, axis, keepdims=False)
+    index = jax.lax.axis_index(axes) if axes else 0
+    return jax.lax.dynamic_index_in_dim(x, index, axis, keepdims=False)

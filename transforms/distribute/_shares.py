@@ -52,14 +52,15 @@ class Round:
 
     def entries(self, key: str, none: int) -> list[int]:
         """Which matrix of the remainder of a stack each device gets; `none` if it gets none."""
+        stacks = [*self.kinds, None]  # the stack of each device's matrix
         pairs = zip(self.kind, self.entry, strict=True)
-        return [entry if key in self.kinds[kind : kind + 1] else none for kind, entry in pairs]
+        return [entry if stacks[kind] == key else none for kind, entry in pairs]
 
     def owners(self, key: str) -> list[int]:
         """The devices that get matrices of a stack, in the order of these."""
         entries = self.entries(key, -1)
-        own = [device for device, entry in enumerate(entries) if entry >= 0]
-        return sorted(own, key=entries.__getitem__)
+        devices = [device for device, entry in enumerate(entries) if entry >= 0]
+        return sorted(devices, key=entries.__getitem__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Shares:
     shared: tuple[str, ...] = ()  # stacks whose remainders all devices share
     busiest: float = 1.0  # the work of the busiest device over the mean
 
-    def parts(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks, Stacks]:
+    def split_stacks(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks, Stacks]:
         """The evenly divided part of some stacks, and remainders to deal out and to share."""
         even = {k: x[: self.even[k]] for k, x in stacks.items() if self.even[k]}
         left = {k: x[self.even[k] :] for k, x in stacks.items() if len(x) > self.even[k]}
@@ -123,8 +124,8 @@ def share(
         # The work that all devices have alike: the mean of everything that is not dealt out.
         busiest = mean - sum(load) / devices + max(load)
         sizes = {key: shape[0] for key, shape in shapes.items()}
-        own = tuple(sorted(split))
-        shares = Shares(devices, sizes, even, rounds, own, busiest / mean if mean else 1.0)
+        shared = tuple(sorted(split))
+        shares = Shares(devices, sizes, even, rounds, shared, busiest / mean if mean else 1.0)
         return busiest + exchanged, shares
 
     def balanced(split: Sequence[str]) -> tuple[float, Shares]:
@@ -135,15 +136,15 @@ def share(
         for key in sorted(shapes.keys() - split, key=prices.__getitem__):
             for number in range(even[key], -1, -devices):
                 even = {**even, key: number}
-                found = dealt(split, even, at_once=True)
-                if len(found[1].rounds) > ROUNDS:
+                candidate = dealt(split, even, at_once=True)
+                if len(candidate[1].rounds) > ROUNDS:
                     return best
-                if found[1].busiest <= BALANCED:
-                    return found
+                if candidate[1].busiest <= BALANCED:
+                    return candidate
         return best
 
-    found = (balanced(to_split[:number]) for number in range(len(to_split) + 1))
-    return min(found, key=lambda pair: pair[0])[1]
+    choices = (balanced(to_split[:number]) for number in range(len(to_split) + 1))
+    return min(choices, key=lambda pair: pair[0])[1]
 
 
 def _dealt(
@@ -156,16 +157,16 @@ def _dealt(
     matrices = [(key, i) for key, number in left.items() for i in range(number)]
     matrices.sort(key=lambda item: -prices[item[0]])
     busy = [(0.0, device) for device in range(devices)]  # a heap
-    own: list[list[tuple[str, int]]] = [[] for _ in busy]
+    by_device: list[list[tuple[str, int]]] = [[] for _ in busy]
     each = 1 if at_once else devices
     for start in range(0, len(matrices), each):
         items = matrices[start : start + each]
         least = [heapq.heappop(busy) for _ in items]
         for (load, device), item in zip(least, items, strict=True):
-            own[device].append(item)
+            by_device[device].append(item)
             heapq.heappush(busy, (load + prices[item[0]], device))
     rounds = []
-    for items in itertools.zip_longest(*own):
+    for items in itertools.zip_longest(*by_device):
         kinds = tuple(dict.fromkeys(item[0] for item in items if item))
         kind = tuple(kinds.index(item[0]) if item else len(kinds) for item in items)
         rounds.append(Round(kinds, kind, tuple(item[1] if item else 0 for item in items)))

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from .._validate import shown
-from ._exchange import Exchange, Given
+from ._exchange import ByOwner, Exchange
 from ._layout import DistributedState, StateLayout, split_axis
 from ._meshes import along, explicit_sharding, is_explicit, resharded, sharded_like, travelled
 from ._routes import Axes, Form, Stack, padded, travel_spec
@@ -61,47 +61,47 @@ class Step(NamedTuple):
         self, ways: Sequence[Exchange], state: DistributedState, *arrays: dict[str, jax.Array]
     ) -> tuple[dict[str, jax.Array], DistributedState]:
         """The update of arrays, which go to the owners of their matrices on these ways."""
-        given = [way.sent(own) for way, own in zip(ways, arrays, strict=True)]
-        found, state = self.update(state, *given)
-        return ways[0].returned(found, arrays[0]), state
+        sent = [way.sent(tiles) for way, tiles in zip(ways, arrays, strict=True)]
+        updates, state = self.update(state, *sent)
+        return ways[0].returned(updates, arrays[0]), state
 
     def update(
-        self, state: DistributedState, gradients: Given, params: Given | None = None
-    ) -> tuple[Given, DistributedState]:
+        self, state: DistributedState, gradients: ByOwner, params: ByOwner | None = None
+    ) -> tuple[ByOwner, DistributedState]:
         """The device's updates, those of a round's matrix as a flat row, and its state."""
         common, even, dealt, split = {}, {}, [], {}
-        found = Given({}, [], {})
-        params = params or Given({}, [{}] * len(gradients.dealt), {})
-        own = {key: (state.even[key], state.common[key]) for key in gradients.even}
-        old = self._restarted(own, gradients.even, params.even)
+        updates = ByOwner({}, [], {})
+        params = params or ByOwner({}, [{}] * len(gradients.dealt), {})
+        parts = {key: (state.even[key], state.common[key]) for key in gradients.even}
+        old = self._restarted(parts, gradients.even, params.even)
         for key, x in gradients.even.items():
-            given = x, old[key], params.even.get(key)
-            found.even[key], new = self._direction(key, *given)
+            p = params.even.get(key)
+            updates.even[key], new = self._direction(key, x, old[key], p)
             even[key], common[key] = self.layout.of[key].split.parts(new)
         for key, x in gradients.shared.items():
             p = params.shared.get(key)
-            found.shared[key], split[key], common[key] = self._shared(key, x, state, p)
+            updates.shared[key], split[key], common[key] = self._shared(key, x, state, p)
         rounds = self.layout.shares.rounds
-        for r, buffers, *given in zip(
+        for r, buffers, *arguments in zip(
             rounds, state.dealt, gradients.dealt, params.dealt, strict=True
         ):
-            row, buffers = self._dealt(r, state.common, buffers, *given)
-            found.dealt.append(row)
+            row, buffers = self._dealt(r, state.common, buffers, *arguments)
+            updates.dealt.append(row)
             dealt.append(buffers)
         for key in state.common.keys() - common.keys():
             common[key] = self._counted(key, state.common[key], gradients, params)
-        return found, DistributedState(common, even, tuple(dealt), split)
+        return updates, DistributedState(common, even, tuple(dealt), split)
 
     def _restarted(self, parts: Mapping[str, Any], gradients: Any, params: Any) -> dict[str, Any]:
         """The states of stacks, from both of their parts, with restarts of damaged matrices."""
-        states = {key: self.layout.of[key].split.joined(*own) for key, own in parts.items()}
+        states = {key: self.layout.of[key].split.joined(*both) for key, both in parts.items()}
         if self.restart is None or not states:
             return states
         return self.restart(states, {key: params.get(key, gradients[key]) for key in states})
 
-    def _direction(self, key: str, gradient: jax.Array, *given: Any, **more: Any) -> Any:
+    def _direction(self, key: str, gradient: jax.Array, *arguments: Any, **more: Any) -> Any:
         """The update of some matrices of a stack, and their state."""
-        update, new = self.inner.update(gradient, *given, **self.extra_args, **more)
+        update, new = self.inner.update(gradient, *arguments, **self.extra_args, **more)
         if update.shape != gradient.shape:
             raise ValueError(
                 f"the direction of the matrices {key!r} must have the shape of their gradient, "
@@ -111,31 +111,30 @@ class Step(NamedTuple):
 
     def _dealt(self, r: Round, common: Any, buffers: Any, gradients: Any, params: Any) -> Any:
         """The update of the device's matrix of a round, and its state."""
-        own = {dtype: x[0] for dtype, x in buffers.items()}
-        lengths = {dtype: x.size for dtype, x in own.items()}
+        flat = {dtype: x[0] for dtype, x in buffers.items()}
+        lengths = {dtype: x.size for dtype, x in flat.items()}
         size = max(math.prod(gradients[key].shape[1:]) for key in r.kinds)
 
-        def work(key: str, own: Any) -> Any:
-            parts = {key: (self.layout.of[key].unpacked(own), common[key])}
+        def work(key: str, buffers: Any) -> Any:
+            parts = {key: (self.layout.of[key].unpacked(buffers), common[key])}
             state = self._restarted(parts, gradients, params)[key]
-            given = gradients[key], state, params.get(key)
-            update, new = self._direction(key, *given)
+            update, new = self._direction(key, gradients[key], state, params.get(key))
             arrays, _ = self.layout.of[key].split.parts(new)
             row = padded(update.reshape(-1), size)
             return row, self.layout.of[key].packed(arrays, lengths)
 
-        def alike(key: str, own: Any) -> Any:
-            row, own = work(key, own)
-            return row.astype(dtype), own
+        def alike(key: str, buffers: Any) -> Any:
+            row, buffers = work(key, buffers)
+            return row.astype(dtype), buffers
 
         dtype = jnp.result_type(
-            *(jax.eval_shape(functools.partial(work, key), own)[0] for key in r.kinds)
+            *(jax.eval_shape(functools.partial(work, key), flat)[0] for key in r.kinds)
         )
         branches: list[Any] = [functools.partial(alike, key) for key in r.kinds]
-        branches.append(lambda own: (jnp.zeros(size, dtype), own))
+        branches.append(lambda buffers: (jnp.zeros(size, dtype), buffers))
         kind = jnp.asarray(r.kind)[jax.lax.axis_index(self.axes)]
-        row, own = jax.lax.switch(kind, branches, own)
-        return row[None], {dtype: x[None] for dtype, x in own.items()}
+        row, flat = jax.lax.switch(kind, branches, flat)
+        return row[None], {dtype: x[None] for dtype, x in flat.items()}
 
     def _shared(
         self, key: str, gradient: jax.Array, state: DistributedState, params: Any
@@ -147,7 +146,7 @@ class Step(NamedTuple):
             axis = split_axis(like.shape, devices)
             return x if axis is None else jax.lax.all_gather(x, self.axes, axis=axis, tiled=True)
 
-        def part(x: jax.Array, like: Any) -> jax.Array:
+        def own_part(x: jax.Array, like: Any) -> jax.Array:
             axis = split_axis(like.shape, devices)
             if axis is None:
                 return x
@@ -156,13 +155,13 @@ class Step(NamedTuple):
             return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
         parts = {key: (jax.tree.map(gathered, state.split[key], layout.matrix), state.common[key])}
-        given = {} if params is None else {key: params}
-        own = self._restarted(parts, {key: gradient}, given)[key]
-        update, new = self._direction(key, gradient, own, params, shared_axis=self.axes)
+        by_key = {} if params is None else {key: params}
+        whole = self._restarted(parts, {key: gradient}, by_key)[key]
+        update, new = self._direction(key, gradient, whole, params, shared_axis=self.axes)
         arrays, common = layout.split.parts(new)
-        return update, jax.tree.map(part, arrays, layout.matrix), common
+        return update, jax.tree.map(own_part, arrays, layout.matrix), common
 
-    def _counted(self, key: str, common: Any, gradients: Given, params: Given) -> Any:
+    def _counted(self, key: str, common: Any, gradients: ByOwner, params: ByOwner) -> Any:
         """Counts a step of a stack that has only dealt-out matrices: arrays that all devices have.
 
         They do not depend on the matrices, so XLA leaves out the rest of this update.
@@ -191,11 +190,10 @@ class OnMesh:
 
     @functools.cached_property
     def devices(self) -> int:
-        """The number of devices."""
         return math.prod(self.mesh.shape[a] for a in self.axes)
 
     def spec(self, form: Form, x: jax.Array) -> P:
-        """How an array lies along the axes; on Auto axes, where it may not be known, is to lie."""
+        """How an array lies along the axes or, where that is not known, how it is to lie."""
         if self.lie:
             if form.parameter not in self.lie:
                 raise ValueError(
@@ -209,7 +207,6 @@ class OnMesh:
         return P() if sharding is None else along(sharding.spec, self.axes)
 
     def placed(self, state: DistributedState, layout: StateLayout) -> DistributedState:
-        """The state, with each array where it belongs."""
         return jax.tree.map(
             lambda x, spec: resharded(x, self.mesh, spec), state, layout.specs(self.axes)
         )
@@ -217,25 +214,23 @@ class OnMesh:
     started = placed  # from a whole state
 
     def travelled(self, x: jax.Array, spec: P) -> jax.Array:
-        """An array as it is to lie."""
         return (resharded if self.known else travelled)(x, self.mesh, spec)
 
     def run(
         self, step: Step, state: DistributedState, gradients: Matrices, *params: Matrices
     ) -> tuple[dict[str, jax.Array], DistributedState]:
-        """The updates of arrays, and the state."""
-        specs, given = step.layout.specs(self.axes), (gradients, *params)
+        specs, trees = step.layout.specs(self.axes), (gradients, *params)
         lie = [
             {
-                f.parameter: self.spec(f, m.arrays[f.parameter])
-                for own in m.forms.values()
-                for f in own
+                form.parameter: self.spec(form, tree.arrays[form.parameter])
+                for forms in tree.forms.values()
+                for form in forms
             }
-            for m in given
+            for tree in trees
         ]
         ways = [
-            Exchange(step.layout, matrices.forms, own, self.axes, self.mesh.shape)
-            for matrices, own in zip(given, lie, strict=True)
+            Exchange(step.layout, tree.forms, by_name, self.axes, self.mesh.shape)
+            for tree, by_name in zip(trees, lie, strict=True)
         ]
         work = jax.shard_map(
             functools.partial(step.exchanged, ways),
@@ -245,11 +240,11 @@ class OnMesh:
             check_vma=False,
         )
         arrays = [
-            {n: self.travelled(matrices.arrays[n], spec) for n, spec in own.items()}
-            for matrices, own in zip(given, lie, strict=True)
+            {n: self.travelled(tree.arrays[n], spec) for n, spec in by_name.items()}
+            for tree, by_name in zip(trees, lie, strict=True)
         ]
-        found, state = work(self.placed(state, step.layout), *arrays)
-        return {n: sharded_like(x, gradients.arrays[n]) for n, x in found.items()}, state
+        updates, state = work(self.placed(state, step.layout), *arrays)
+        return {n: sharded_like(x, gradients.arrays[n]) for n, x in updates.items()}, state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,11 +256,7 @@ class Within:
 
     @property
     def devices(self) -> int:
-        """The number of devices.
-
-        Raises:
-          ValueError: outside of such a function.
-        """
+        """The number of devices."""
         try:
             return jax.lax.axis_size(self.axes)
         except NameError as error:
@@ -276,24 +267,19 @@ class Within:
 
     @property
     def holders(self) -> int:
-        """Each device has a part of the state."""
         return self.devices
 
     def started(self, state: DistributedState, layout: StateLayout) -> DistributedState:
-        """The device's part of a whole state."""
-        del layout
-
-        def own(x: jax.Array) -> jax.Array:
+        def device_part(x: jax.Array) -> jax.Array:
             size = x.shape[0] // self.devices
             return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axes) * size, size)
 
-        even, dealt = jax.tree.map(own, (state.even, state.dealt))
+        even, dealt = jax.tree.map(device_part, (state.even, state.dealt))
         return state._replace(even=even, dealt=dealt)
 
     def run(
         self, step: Step, state: DistributedState, gradients: Matrices, *params: Matrices
     ) -> tuple[dict[str, jax.Array], DistributedState]:
-        """The updates of arrays, and the state."""
         sizes = {a: jax.lax.axis_size(a) for a in self.axes}
         ways = [
             Exchange(step.layout, m.forms, dict.fromkeys(m.arrays, P()), self.axes, sizes)

@@ -42,7 +42,7 @@ class LayerStates:
         """The inverse of `parts`."""
         return by_stack(like, self.split.joined(per_layer, common))
 
-    def joined(self, like: Any, per_layer: Any, common: Any) -> Any:
+    def combined(self, like: Any, per_layer: Any, common: Any) -> Any:
         """A state like `like`; `common` has the arrays that the layers returned, `(number, …)`."""
         before = self.parts(self.whole, like)[1]
         combined = jax.tree.map(
@@ -68,7 +68,6 @@ class LayerStates:
         )
 
     def replaced(self, stacked: Any, layer: Any, new: Any) -> Any:
-        """`stacked`, with another layer in its place."""
         return jax.tree.map(
             lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, layer * len(y), 0), stacked, new
         )

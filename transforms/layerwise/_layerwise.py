@@ -137,32 +137,33 @@ def layerwise(
         per_layer, common = states.parts(states.whole, state)
         step = functools.partial(_layer_step, block, optimizer, states, extra_args)
 
-        def visit(carry: Any, given: Any) -> tuple[Any, Any]:
-            (dx, stacked), (i, *inputs) = carry, given
-            own = i, dx, states.slices(stacked, i), common
-            i, dx, layer, returned = alone(step, (stacked, common, *inputs), own)
+        def visit(carry: Any, of_layer: Any) -> tuple[Any, Any]:
+            (dx, stacked), (i, *inputs) = carry, of_layer
+            changed = i, dx, states.slices(stacked, i), common
+            i, dx, layer, returned = alone(step, (stacked, common, *inputs), changed)
             return (dx, states.replaced(stacked, i, layer)), returned
 
         carry = _floating(jax.tree.map(jnp.asarray, dx)), (layers, per_layer)
-        given = jnp.arange(number), kept, inputs
-        (dx, (updated, per_layer)), returned = jax.lax.scan(visit, carry, given, reverse=True)
-        return updated, states.joined(state, per_layer, returned), _with_floating(x, dx)
+        of_layers = jnp.arange(number), kept, inputs
+        (dx, (updated, per_layer)), returned = jax.lax.scan(visit, carry, of_layers, reverse=True)
+        return updated, states.combined(state, per_layer, returned), _with_floating(x, dx)
 
     return output, backward
 
 
 def _layer_step(
-    block: Any, optimizer: Any, states: LayerStates, extra_args: Any, given: Any, own: Any
+    block: Any, optimizer: Any, states: LayerStates, extra_args: Any, inputs: Any, changed: Any
 ) -> Any:
     """The gradient of a layer, and then its update.
 
-    `given` are all layers with the arrays of their states, the common arrays, and the inputs of
-    this layer; `own` its index, the gradient of its output, and the rest that is returned: the
-    index, for writes, the gradient of the input, the layer with its arrays, and the common arrays.
+    `inputs` are all layers with the arrays of their states, the common arrays, and the inputs of
+    this layer. `changed` starts with its index and the gradient of its output; the result, in the
+    same form, is the index for writes, the gradient of the layer's input, the new layer with the
+    arrays of its state, and the common arrays.
     """
-    (stacked, common, x, others), (i, dx, *_) = given, own
+    (stacked, common, x, others), (i, dx, *_) = inputs, changed
     layer, _ = states.slices(stacked, i)
-    first = lambda layer, *given: block(jax.tree.map(lambda p: p[0], layer), *given)  # noqa: E731
+    first = lambda layer, *x: block(jax.tree.map(lambda p: p[0], layer), *x)  # noqa: E731
     gradient, dx = _vjp(first, layer, x, others, dx)
     # The layer is sliced again, and written, at an index that exists once `dx` has read its
     # weights. If XLA could write them earlier, it would copy those of all layers.
@@ -178,29 +179,27 @@ def _layer_step(
 def _one_part(
     block: Any, optimizer: Any, layer: Any, state: Any, x: Any, others: Any
 ) -> tuple[Any, Any]:
-    """`layerwise` with `stacked=False`."""
     output = block(from_int8(layer), x, *others)
 
     def backward(dx: Any, **extra_args: Any) -> tuple[Any, Any, Any]:
-        def step(given: Any, own: Any) -> Any:
+        def update_part(inputs: Any, changed: Any) -> Any:
             # The barriers: XLA keeps nothing of the forward pass for the block that is computed
             # again, and no gradient for later. The forward pass comes first, or the parameters
             # that it reads would be copied before they are updated in place.
-            (x, others, dx, _), (layer, state, _) = jax.lax.optimization_barrier((given, own))
+            (x, others, dx, _), (layer, state, _) = jax.lax.optimization_barrier((inputs, changed))
             gradient, dx = _vjp(block, layer, x, others, dx)
             updates, state = optimizer.update(gradient, state, layer, **extra_args)
             new = optax.apply_updates(layer, updates)
             return jax.lax.optimization_barrier((new, state, dx))
 
-        given = x, others, _floating(jax.tree.map(jnp.asarray, dx)), output
-        new, new_state, dx = alone(step, given, (layer, state, _floating(x)))
+        inputs = x, others, _floating(jax.tree.map(jnp.asarray, dx)), output
+        new, new_state, dx = alone(update_part, inputs, (layer, state, _floating(x)))
         return new, new_state, _with_floating(x, dx)
 
     return output, backward
 
 
 def _check_floating(layers: Any) -> None:
-    """Requires parameters that have gradients."""
     for name, x in named_leaves(jax.eval_shape(from_int8, layers)).present().items():
         if not _is_floating(x):
             raise ValueError(
@@ -223,7 +222,6 @@ def _number_of_layers(layers: Any) -> int:
 
 
 def _check_layer_axis(argument: str, tree: Any, number: int) -> None:
-    """Requires all arrays of a tree to have the layer axis."""
     for name, x in named_leaves(tree).present().items():
         if jnp.shape(x)[:1] != (number,):
             raise ValueError(
@@ -242,10 +240,9 @@ def _about_lists(tree: Any) -> str:
     )
 
 
-def _check_output(given: Any, output: Any) -> None:
-    """Requires a layer to return an input of the next one."""
+def _check_output(x: Any, output: Any) -> None:
     kind = functools.partial(jax.tree.map, lambda x: f"{jnp.result_type(x)}{[*jnp.shape(x)]}")
-    if (before := kind(given)) != (after := kind(output)):
+    if (before := kind(x)) != (after := kind(output)):
         raise ValueError(
             f"block: a layer gets {before} and returns {after}, but the next layer takes what it "
             "returns. Give stacked=False to parts that change it, such as an embedding or a head."
@@ -267,11 +264,9 @@ def _is_floating(x: Any) -> bool:
 
 
 def _floating(tree: Any) -> list[Any]:
-    """The leaves that have gradients."""
     return [x for x in jax.tree.leaves(tree) if _is_floating(x)]
 
 
 def _with_floating(tree: Any, floating: list[Any]) -> Any:
-    """The tree with other floating leaves."""
     new = iter(floating)
     return jax.tree.map(lambda x: next(new) if _is_floating(x) else x, tree)

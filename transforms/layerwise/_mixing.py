@@ -58,21 +58,21 @@ def check_layers_are_independent(
     first = _recognizable(states)
     numbers = first, _recognizable(states, first)
     programs = [_program(optimizer, layers, n, states.number, extra_args) for n in numbers]
-    _, shapes, given = programs[0]
+    _, shapes, (*of_layers, common) = programs[0]
     known = [
         LAYERS if jnp.issubdtype(x.dtype, jnp.inexact) else COUNTS
-        for x in jax.tree.leaves(given[:3])
+        for x in jax.tree.leaves(of_layers)
     ]
-    known += [NOTHING] * len(jax.tree.leaves(given[3]))
+    known += [NOTHING] * len(jax.tree.leaves(common))
     # What looks like layers for one number only, such as a table of a schedule, is none.
     each = [
         _Dependences(n).results(jaxpr, known)
         for n, (jaxpr, *_) in zip(numbers, programs, strict=True)
     ]
-    found = [min(pair) for pair in zip(*each, strict=True)]
+    results = [min(pair) for pair in zip(*each, strict=True)]
     of_updates = len(jax.tree.leaves(shapes[0]))
-    updates, kept = max(found[:of_updates]), max(found[of_updates:], default=NOTHING)
-    if RANDOM in found:
+    updates, kept = max(results[:of_updates]), max(results[of_updates:], default=NOTHING)
+    if RANDOM in results:
         raise ValueError(
             "optimizer: its updates are random, and every layer would get the same random numbers, "
             "because the key in the state has no layer axis, as in optax.add_noise. Use an "
@@ -108,9 +108,9 @@ def _program(
         updates, new = optimizer.update(gradients, state, params, **extra_args)
         return updates, traced.undeclared(new)
 
-    given = more, more, per_layer, common
+    inputs = more, more, per_layer, common
     try:
-        return *jax.make_jaxpr(update, return_shape=True)(*given), given
+        return *jax.make_jaxpr(update, return_shape=True)(*inputs), inputs
     except Exception as error:
         error.add_note(
             f"curvax.layerwise traced the update for {number} layers, to see whether the optimizer "
@@ -124,12 +124,12 @@ def _numbers(jaxpr: Any) -> set[str]:
 
     Their order may depend on the number of layers, as GPUs refresh several matrices at once.
     """
-    found: set[str] = set()
+    numbers: set[str] = set()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         values = [x.val for x in equation.invars if hasattr(x, "val")]
-        found |= {repr(float(x)) for x in values if _is_real(x)}
-        found |= set().union(*map(_numbers, _jaxprs_in(equation.params)))
-    return found
+        numbers |= {repr(float(x)) for x in values if _is_real(x)}
+        numbers |= set().union(*map(_numbers, _jaxprs_in(equation.params)))
+    return numbers
 
 
 def _is_real(x: Any) -> bool:
@@ -148,8 +148,8 @@ def _recognizable(states: LayerStates, besides: int = 0) -> int:
 
     def fits(number: int) -> bool:
         smaller = range(2, math.isqrt(number) + 1)
-        own = number != besides and all(n % number for n in sizes)
-        return own and all(number % i for i in smaller)
+        divides_none = number != besides and all(n % number for n in sizes)
+        return divides_none and all(number % i for i in smaller)
 
     upwards = itertools.takewhile(lambda n: n <= largest, itertools.count(states.number))
     downwards = range(states.number - 1, smallest - 1, -1)
@@ -162,25 +162,25 @@ class _Dependences:
 
     number: int  # of layers
 
-    def results(self, jaxpr: Any, given: Sequence[int]) -> list[int]:
+    def results(self, jaxpr: Any, kinds: Sequence[int]) -> list[int]:
         """The dependences of the results of a jaxpr, from those of its inputs."""
         inner = getattr(jaxpr, "jaxpr", jaxpr)
-        known = dict(zip(inner.invars, given, strict=True))
+        known = dict(zip(inner.invars, kinds, strict=True))
         for x, value in zip(inner.constvars, getattr(jaxpr, "consts", ()), strict=False):
             known[x] = self._of_constant(value)
 
-        def of(x: Any) -> int:
+        def kind_of(x: Any) -> int:
             return self._of_constant(x.val) if hasattr(x, "val") else known.get(x, NOTHING)
 
         for equation in inner.eqns:
-            found = self._of_equation(equation, [of(x) for x in equation.invars])
-            for x, result in zip(equation.outvars, found, strict=True):
+            results = self._of_equation(equation, [kind_of(x) for x in equation.invars])
+            for x, result in zip(equation.outvars, results, strict=True):
                 reduced = result == LAYERS or (result == COUNTS and _is_floating(x))
                 known[x] = MIXED if reduced and not self._has_layers(x.aval) else result
-        return [of(x) for x in inner.outvars]
+        return [kind_of(x) for x in inner.outvars]
 
     def _of_constant(self, value: Any) -> int:
-        """Of an array in the program: whether its numbers differ from layer to layer."""
+        """That of an array in the program: `INDEX` if its numbers differ from layer to layer."""
         axes = [i for i, n in enumerate(np.shape(value)) if n % self.number == 0]
         if not axes or isinstance(value, Tracer):
             return NOTHING
@@ -189,7 +189,7 @@ class _Dependences:
         varies = any((numbers != numbers.take([0], axis=i)).any() for i in axes)
         return INDEX if varies else NOTHING
 
-    def _ends_together(self, equation: Any, body: Any, given: list[int]) -> bool:
+    def _ends_together(self, equation: Any, body: Any, kinds: list[int]) -> bool:
         """Whether the end of a loop depends on all layers, and with it its results.
 
         A loop under `vmap` goes on for all of them until the last one ends, but each round selects
@@ -198,7 +198,7 @@ class _Dependences:
         if "cond_jaxpr" not in equation.params:
             return False
         (condition,) = _jaxprs_in({"cond": equation.params["cond_jaxpr"]})
-        if max(self.results(condition, given)) != MIXED:
+        if max(self.results(condition, kinds)) != MIXED:
             return False
         made_by = {x: e for e in body.eqns for x in e.outvars}
         selected = [
@@ -213,50 +213,49 @@ class _Dependences:
         return kind.size % self.number == 0
 
     def _is_along(self, x: Any, axis: int) -> bool:
-        """Whether this axis is that of the layers."""
         return x.aval.ndim > 0 and x.aval.shape[axis] % self.number == 0
 
-    def _of_equation(self, equation: Any, given: list[int]) -> list[int]:
+    def _of_equation(self, equation: Any, kinds: list[int]) -> list[int]:
         name, results = equation.primitive.name, equation.outvars
-        most = max(given, default=NOTHING)
+        most = max(kinds, default=NOTHING)
         if name == "optimization_barrier":
-            return given
+            return kinds
         if name == "is_finite":
             return [NOTHING]
-        if name in DRAWS and given[0] == NOTHING:
+        if name in DRAWS and kinds[0] == NOTHING:
             drawn = any(self._has_layers(x.aval) for x in results)
             return [RANDOM if drawn else most] * len(results)
         if name == "iota":
-            given = [INDEX if self._is_along(results[0], equation.params["dimension"]) else NOTHING]
-            most = given[0]
+            kinds = [INDEX if self._is_along(results[0], equation.params["dimension"]) else NOTHING]
+            most = kinds[0]
         if name in OPAQUE and most >= COUNTS:
             return [MIXED] * len(results)
         if name in ("jit", "pjit") and equation.params["name"] == "declared":
             return [NOTHING]
         if name == "cond":
-            branches = [self.results(b, given[1:]) for b in _jaxprs_in(equation.params)]
-            chosen = MIXED if given[0] == INDEX else given[0]
+            branches = [self.results(b, kinds[1:]) for b in _jaxprs_in(equation.params)]
+            chosen = MIXED if kinds[0] == INDEX else kinds[0]
             return [max(chosen, *each) for each in zip(*branches, strict=True)]
         if name in ("while", "scan"):
-            return self._of_loop(equation, given)
+            return self._of_loop(equation, kinds)
         inner: Any
         for inner in _jaxprs_in(equation.params):
             if [x.aval.shape for x in inner.invars] == [x.aval.shape for x in equation.invars]:
-                return self.results(inner, given)
+                return self.results(inner, kinds)
         enters = most in (LAYER, LAYERS) or any(map(_is_floating, results))
-        if INDEX in given and name not in SLICES and enters:
+        if INDEX in kinds and name not in SLICES and enters:
             return [MIXED] * len(results)
         if most == LAYERS and any(
             d == LAYERS and _is_floating(x) and any(self._is_along(x, i) for i in axes)
-            for d, x, axes in zip(given, equation.invars, _axes_along(equation), strict=True)
+            for d, x, axes in zip(kinds, equation.invars, _axes_along(equation), strict=True)
         ):
             return [MIXED] * len(results)
         if most == LAYERS and name == "reshape" and self._moves_layers(equation):
             return [MIXED]
         if name == "dynamic_slice" and most in (COUNTS, LAYERS):
-            in_turn = max(given[1:]) != NOTHING  # else it is the same layer in each round
+            in_turn = max(kinds[1:]) != NOTHING  # else it is the same layer in each round
             return [most if not self._is_of_one(equation) else LAYER if in_turn else MIXED]
-        if LAYER in given and name not in SLICES and any(self._has_layers(x.aval) for x in results):
+        if LAYER in kinds and name not in SLICES and any(self._has_layers(x.aval) for x in results):
             return [MIXED] * len(results)  # one layer's for all of them
         return [most] * len(results)
 
@@ -268,11 +267,11 @@ class _Dependences:
     def _moves_layers(self, equation: Any) -> bool:
         """Whether a reshape has other numbers of entries before the axis of the layers."""
 
-        def before(x: Any) -> set[int]:
+        def entries_before(x: Any) -> set[int]:
             shape = x.aval.shape
             return {math.prod(shape[:i]) for i, n in enumerate(shape) if n % self.number == 0}
 
-        return before(equation.invars[0]) != before(equation.outvars[0])
+        return entries_before(equation.invars[0]) != entries_before(equation.outvars[0])
 
     def _takes_layers(self, body: Any) -> bool:
         """Whether a round of a loop takes one layer out of all, other than in loops inside."""
@@ -285,56 +284,53 @@ class _Dependences:
                 return True
         return False
 
-    def _of_loop(self, equation: Any, given: list[int]) -> list[int]:
+    def _of_loop(self, equation: Any, kinds: list[int]) -> list[int]:
         """The results of a loop, whose carry may come to depend on more in each round."""
         skipped = equation.params.get("cond_nconsts", 0)
-        given_to_condition = given[:skipped]
+        of_condition = kinds[:skipped]
         body: Any
         (body,) = _jaxprs_in(
             {"body": equation.params.get("body_jaxpr", equation.params.get("jaxpr"))}
         )
-        given, outer = given[skipped:], [x.aval for x in equation.invars[skipped:]]
+        kinds, outer = kinds[skipped:], [x.aval for x in equation.invars[skipped:]]
         over_layers = any(
-            d == LAYERS and self._has_layers(x) for d, x in zip(given, outer, strict=True)
+            d == LAYERS and self._has_layers(x) for d, x in zip(kinds, outer, strict=True)
         )
         carried = sum(
             x.aval.ndim == y.aval.ndim for x, y in zip(body.outvars, equation.outvars, strict=True)
         )
         # The arguments are constants, the carry, and arrays of which each round gets a slice.
         is_slice = [x.ndim > y.aval.ndim for x, y in zip(outer, body.invars, strict=True)]
-        end = len(given) - sum(is_slice)
-        constants, carry = given[: end - carried], given[end - carried : end]
+        end = len(kinds) - sum(is_slice)
+        constants, carry = kinds[: end - carried], kinds[end - carried : end]
         slices = [
             LAYER if d in (COUNTS, LAYERS) and x.shape[0] % self.number == 0 else d
-            for d, x in zip(given[end:], outer[end:], strict=True)
+            for d, x in zip(kinds[end:], outer[end:], strict=True)
         ]
-        turns = any(a == LAYER and d == LAYERS for a, d in zip(slices, given[end:], strict=True))
+        turns = any(a == LAYER and d == LAYERS for a, d in zip(slices, kinds[end:], strict=True))
         turns = turns or self._takes_layers(body)
         if turns:  # what a round changes counts the layers
             before = body.invars[len(constants) :]
             pairs = zip(carry, before, body.outvars, strict=False)
             carry = [INDEX if d == NOTHING and x is not y else d for d, x, y in pairs]
         while True:
-            found = self.results(body, [*constants, *carry, *slices])
+            results = self.results(body, [*constants, *carry, *slices])
             if turns:  # a number that goes on from layer to layer
-                own = zip(found[:carried], body.outvars, strict=False)
-                goes_on = [
+                results[:carried] = [
                     (MIXED if _is_floating(x) else INDEX)
                     if d == LAYER and not self._has_layers(x.aval)
                     else d
-                    for d, x in own
+                    for d, x in zip(results[:carried], body.outvars, strict=False)
                 ]
-                found = [*goes_on, *found[carried:]]
-            after = [max(pair) for pair in zip(carry, found[:carried], strict=True)]
+            after = [max(pair) for pair in zip(carry, results[:carried], strict=True)]
             if after == carry:
-                if self._ends_together(equation, body, [*given_to_condition, *carry]):
-                    return [MIXED] * len(found)
-                return [LAYERS if over_layers and d == LAYER else d for d in found]
+                if self._ends_together(equation, body, [*of_condition, *carry]):
+                    return [MIXED] * len(results)
+                return [LAYERS if over_layers and d == LAYER else d for d in results]
             carry = after
 
 
 def _jaxprs_in(params: Any) -> Any:
-    """The programs among the parameters of an equation."""
     from jax.extend.core import jaxprs_in_params  # jax.extend loads Pallas: 20 ms of an import
 
     return jaxprs_in_params(params)
@@ -372,8 +368,8 @@ def _axes_along(equation: Any) -> list[Sequence[int]]:
         axes = (params.get("axis", params.get("reduction_dimension", -1)),)
     elif name == "gather":
         taken, sizes = params["dimension_numbers"].start_index_map, params["slice_sizes"]
-        own = arguments[0].aval.shape
-        return [[axis for axis in taken if sizes[axis] < own[axis]], ()]
+        shape = arguments[0].aval.shape
+        return [[axis for axis in taken if sizes[axis] < shape[axis]], ()]
     elif name.startswith("scatter"):
         numbers = params["dimension_numbers"]
         places = [i for i in range(arguments[2].aval.ndim) if i not in numbers.update_window_dims]

@@ -24,7 +24,7 @@ class Entry(NamedTuple):
     owners: tuple[tuple[str, slice | None], ...]  # with their slices of a shared first axis
     names: tuple[str, ...] = ()  # counters along the last axis
 
-    def parts(self, array: Any) -> dict[str, Any]:
+    def values_by_place(self, array: Any) -> dict[str, Any]:
         """The values of `array` by their path in the state: one, or one for each counter."""
         if not self.names:
             return {self.place: array}
@@ -59,24 +59,24 @@ def entries_in(whole: Traced, params: Any) -> list[Entry]:
         is_stored = room == Coded.__module__.rpartition(".")[0]
         return isinstance(node, Counts) or is_stored or moments(node) is not None
 
-    found: list[Entry] = []
-    for path, node in jax.tree_util.tree_leaves_with_path(whole.joined, is_leaf=is_unit):
+    entries: list[Entry] = []
+    for path, node in jax.tree_util.tree_leaves_with_path(whole.undivided, is_leaf=is_unit):
         if isinstance(node, Counts):
             value: Any = node.value
             owners = _owners(whole, (*path, GetAttrKey("value")), value)
             place = path[:-1] if path[-1:] == (GetAttrKey("counts"),) else path  # by the counters
-            found.append(Entry(place_of(place), _field(path), value, owners, node.names))
-        elif (own := moments(node)) is not None:
-            for name, entry in own.items():
+            entries.append(Entry(place_of(place), _field(path), value, owners, node.names))
+        elif (by_name := moments(node)) is not None:
+            for name, entry in by_name.items():
                 for inner, leaf in jax.tree_util.tree_leaves_with_path(entry):
                     place = "/".join(filter(None, (place_of(path), name, place_of(inner))))
-                    found.append(Entry(place, _field(path, inner), leaf, ((name, None),)))
+                    entries.append(Entry(place, _field(path, inner), leaf, ((name, None),)))
         else:
             for inner, leaf in jax.tree_util.tree_leaves_with_path(node):
                 full = (*path, *inner)
                 owners = _owners(whole, full, leaf)
-                found.append(Entry(place_of(full), _field(path, inner), leaf, owners))
-    return found
+                entries.append(Entry(place_of(full), _field(path, inner), leaf, owners))
+    return entries
 
 
 def _arrays_by_name(node: Any, named: NamedLeaves, params: Any) -> dict[str, Any] | None:
@@ -85,8 +85,8 @@ def _arrays_by_name(node: Any, named: NamedLeaves, params: Any) -> dict[str, Any
     if treedef != named.treedef and any(map(is_hole, leaves)):
         leaves, treedef = jax.tree.flatten(_filled(node, params), is_leaf=_is_one_entry)
     fits = treedef == named.treedef and all(
-        _is_one_entry(x) or (not is_hole(own) and jnp.shape(x) == jnp.shape(own))
-        for x, own in zip(leaves, named.leaves, strict=True)
+        _is_one_entry(x) or (not is_hole(param) and jnp.shape(x) == jnp.shape(param))
+        for x, param in zip(leaves, named.leaves, strict=True)
     )
     return dict(zip(named.names, leaves, strict=True)) if fits else None
 
@@ -98,8 +98,8 @@ def _is_one_entry(node: Any) -> bool:
 def _filled(node: Any, params: Any) -> Any:
     """`node` with a hole for each parameter where it has one for several."""
 
-    def fill(x: Any, own: Any) -> Any:
-        return jax.tree.map(lambda _: x, own, is_leaf=is_hole) if is_hole(x) else x
+    def fill(x: Any, param: Any) -> Any:
+        return jax.tree.map(lambda _: x, param, is_leaf=is_hole) if is_hole(x) else x
 
     try:
         return jax.tree.map(fill, node, params, is_leaf=_is_one_entry)

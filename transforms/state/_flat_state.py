@@ -13,9 +13,7 @@ from ..weights._inner import check_given
 from ._portable import in_structure
 
 
-def flat_state(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def flat_state(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """An optimizer whose state is a dict from paths to arrays, without any other container.
 
     Use it if other code asks each entry of a state for its shape or dtype, or maps over moments and

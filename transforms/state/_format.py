@@ -46,7 +46,7 @@ def describe_state(optimizer: Any, params: Any) -> dict[str, Any]:
       {'0/count': 'int32[]', '0/mu/dense/kernel': 'float32[4, 8]'}
     """
     whole = traced(optimizer, params)
-    portable = by_parameter(whole.joined)
+    portable = by_parameter(whole.undivided)
     leaves = named_leaves(portable).present()
     with_path = jax.tree_util.tree_leaves_with_path(portable, is_leaf=_is_empty)
     parts = dict.fromkeys(e.text for e in whole.events if isinstance(e, Meaning))
@@ -93,25 +93,24 @@ def check_state(optimizer: Any, params: Any, description: Any, *, portable: bool
             "params, the second argument, must be parameters or their shapes; got a description "
             "of a state. The order is (optimizer, params, description)."
         )
-    own = describe_state(optimizer, params)
-    given = checked(description)
+    expected, stored = describe_state(optimizer, params), checked(description)
     for what in ("arrays", "matrices"):
-        message = difference("description", own[what], given[what], what=what)
+        message = difference("description", expected[what], stored[what], what=what)
         if message is not None:
             raise ValueError(message)
-    if own["parts"] != given["parts"]:
+    if expected["parts"] != stored["parts"]:
         raise ValueError(
             "description: the arrays have the same shapes but another meaning: "
-            f"{'; '.join(given['parts'])} in the checkpoint, {'; '.join(own['parts'])} here."
+            f"{'; '.join(stored['parts'])} in the checkpoint, {'; '.join(expected['parts'])} here."
         )
-    if own["empty"] != given["empty"]:
-        places = sorted({*own["empty"]} ^ {*given["empty"]})
+    if expected["empty"] != stored["empty"]:
+        places = sorted({*expected["empty"]} ^ {*stored["empty"]})
         raise ValueError(
             f"description: the arrays are the same, but not the containers around them ({places[0]}"
             ", for one), as after another base or mask. Restore the checkpoint without a target, "
             "and curvax.place_state puts each array in its place."
         )
-    if not portable and own["stacks"] != given["stacks"]:
+    if not portable and expected["stacks"] != stored["stacks"]:
         raise ValueError(
             "description: the stacks of the state hold other parameters, or the same in another "
             "order. Save curvax.portable_state and give check_state portable=True, or give "
@@ -143,23 +142,23 @@ def _is_of(kind: Any, x: Any) -> bool:
 
 def checked(description: Any) -> dict[str, Any]:
     """The description, which a file may have changed, if it is one of a state of this format."""
-    given = description if isinstance(description, dict) else {}
-    found = given.get("curvax_state_format")
-    if type(found) is int and found != STATE_FORMAT:
-        age = "an older" if found < STATE_FORMAT else "a later"
+    entries = description if isinstance(description, dict) else {}
+    version = entries.get("curvax_state_format")
+    if type(version) is int and version != STATE_FORMAT:
+        age = "an older" if version < STATE_FORMAT else "a later"
         raise ValueError(
-            f"description: the checkpoint has state format {found}, from {age} version of curvax; "
-            f"this version reads format {STATE_FORMAT}. Install that version, or start with "
-            "optimizer.init(params)."
+            f"description: the checkpoint has state format {version}, from {age} version of "
+            f"curvax; this version reads format {STATE_FORMAT}. Install that version, or start "
+            "with optimizer.init(params)."
         )
-    wrong = next((key for key, kind in KINDS.items() if not _is_of(kind, given.get(key))), None)
+    wrong = next((key for key, kind in KINDS.items() if not _is_of(kind, entries.get(key))), None)
     if wrong is not None:
-        entry = f", whose entry {wrong!r} is {shown(given[wrong])}" if wrong in given else ""
+        entry = f", whose entry {wrong!r} is {shown(entries[wrong])}" if wrong in entries else ""
         raise ValueError(
             "description: expected the result of curvax.describe_state, got "
             f"{str(description)[:80]!r}{entry}."
         )
-    return given
+    return entries
 
 
 def stacks_in(description: Any) -> list[list[Stack]]:

@@ -14,9 +14,7 @@ import optax
 from .._validate import as_transformation
 
 
-def state_on_host(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def state_on_host(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """An optimizer whose state is in the hosts' memory between steps.
 
     Its state is that of `optimizer`. Place it with `state_sharding(…, memory_kind="pinned_host")`:
@@ -59,5 +57,4 @@ def _space(x: Any) -> Any:
 
 
 def _in_space(x: Any, space: Any) -> Any:
-    """`x` in this memory."""
     return x if _space(x) == space else jax.device_put(x, space)

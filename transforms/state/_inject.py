@@ -72,20 +72,21 @@ def inject_hyperparams(
     """
     named = {static_args} if isinstance(static_args, str) else set(static_args)
     optax.inject_hyperparams(factory, named)  # checks the names
-    own = inspect.signature(factory)
+    signature = inspect.signature(factory)
 
     @functools.wraps(factory)
     def injected(*args: Any, **kwargs: Any) -> optax.GradientTransformationExtraArgs:
-        given = own.bind_partial(*args, **{k: v for k, v in kwargs.items() if k in own.parameters})
-        given.apply_defaults()
-        made, signature = _with_numbers(factory, own, given.arguments, named)
-        bound = signature.bind(*args, **kwargs)
+        known = {name: x for name, x in kwargs.items() if name in signature.parameters}
+        defaults = signature.bind_partial(*args, **known)
+        defaults.apply_defaults()
+        made, extended = _with_numbers(factory, signature, defaults.arguments, named)
+        bound = extended.bind(*args, **kwargs)
         bound.apply_defaults()
         static = set(named)
         for name, value in bound.arguments.items():
             if name in named:
                 continue
-            if _is_plain_int(value) and _is_real(signature.parameters[name]):
+            if _is_plain_int(value) and _is_real(extended.parameters[name]):
                 bound.arguments[name] = float(value)
             elif not (_is_number(value) or _is_schedule(value)):
                 static.add(name)
@@ -119,19 +120,22 @@ def scheduled(
 
 
 def _with_numbers(
-    factory: Callable[..., Any], own: inspect.Signature, given: dict[str, Any], named: set[str]
+    factory: Callable[..., Any],
+    signature: inspect.Signature,
+    arguments: dict[str, Any],
+    named: set[str],
 ) -> tuple[Callable[..., Any], inspect.Signature]:
     """The factory with the numbers of its values as further arguments, and its signature."""
     places = {
         f"{name}_{field.name}": (name, field.name, getattr(value, field.name))
-        for name, value in given.items()
+        for name, value in arguments.items()
         if isinstance(value, Value) and dataclasses.is_dataclass(value) and name not in named
         for field in dataclasses.fields(value)  # pyright: ignore[reportArgumentType]
         if _is_number(number := getattr(value, field.name))
         or (_is_plain_int(number) and isinstance(field.default, float))
     }
     if not places:
-        return factory, own
+        return factory, signature
 
     def made(*args: Any, **kwargs: Any) -> Any:
         for argument, (name, field, _) in places.items():
@@ -140,8 +144,9 @@ def _with_numbers(
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     more = [inspect.Parameter(x, keyword, default=1.0 * n) for x, (_, _, n) in places.items()]
-    made.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])  # pyright: ignore
-    return made, made.__signature__  # pyright: ignore
+    extended = signature.replace(parameters=[*signature.parameters.values(), *more])
+    made.__signature__ = extended  # pyright: ignore
+    return made, extended
 
 
 def _is_number(value: Any) -> bool:

@@ -69,7 +69,7 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
         it names the first entry that differs, with both shapes.
     """
     whole = traced(optimizer, params)
-    joined = whole.joined
+    joined = whole.undivided
     if description is not None:
         portable = _split(joined, portable, stacks_in(description))
     portable = in_structure("portable", by_parameter(joined), portable)
@@ -80,8 +80,8 @@ def place_state(optimizer: Any, params: Any, portable: Any, *, description: Any 
         return _moved(division.layout.divided, node, shardings_of(division), mesh)
 
     def placed(x: Any, sharding: NamedSharding) -> Any:
-        own = getattr(x, "sharding", None)
-        there = isinstance(own, NamedSharding) and own.mesh == whole.mesh
+        current = getattr(x, "sharding", None)
+        there = isinstance(current, NamedSharding) and current.mesh == whole.mesh
         return x if there else jax.device_put(x, sharding)
 
     state = whole.map_divided(divided, stacked)
@@ -94,16 +94,16 @@ def joined_state(whole: Traced, state: Any) -> Any:
     """The state of one device: stacks as they are, nothing distributed."""
     state = in_structure("state", whole.state, state)
 
-    def joined(node: Any, division: Division) -> Any:
+    def undivided(node: Any, division: Division) -> Any:
         shapes, mesh = division.layout.joined_shapes, _mesh_of(division)
         shardings = jax.tree.map(lambda x: _other_axis(mesh, division.axes, x), shapes)
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(node)):
             return jax.tree.map(
                 lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
             )
-        return _moved(division.layout.joined, node, shardings, mesh)
+        return _moved(division.layout.undivided, node, shardings, mesh)
 
-    return whole.map_divided(joined, state, lambda x: _target(x, whole.mesh))
+    return whole.map_divided(undivided, state, lambda x: _target(x, whole.mesh))
 
 
 def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
@@ -125,43 +125,38 @@ def _split(like: Any, state: Any, views: list[list[Stack]]) -> dict[str, Any]:
     }
     # A path may go on with "/" in two of them: the longer one is its stack's.
     ordered = sorted(stacks, key=len, reverse=True)
-    found = {}
+    by_path = {}
     for name, x in named_leaves(state).present().items():
         start = next((s for s in ordered if name == s or name.startswith(f"{s}/")), None)
         if start is None:
-            found[name] = x
+            by_path[name] = x
         else:
             place, stack = stacks[start]
             rest = name.removeprefix(start)
             for parameter, part in stack.slices():
-                found[f"{place}/{parameter}{rest}"] = stack.part(x, part)
-    return found
+                by_path[f"{place}/{parameter}{rest}"] = stack.part(x, part)
+    return by_path
 
 
 def in_structure(
-    argument: str,
-    like: Any,
-    given: Any,
-    made_for: str = "these parameters",
-    *,
-    dtypes: bool = True,
+    argument: str, like: Any, tree: Any, made_for: str = "these parameters", *, dtypes: bool = True
 ) -> Any:
-    """The arrays of `given` in the containers of `like`, by their paths.
+    """The arrays of `tree` in the containers of `like`, by their paths.
 
     A state in an `nnx.Optimizer` has every array in a box, and a checkpoint restored without a
     target has dicts and lists for tuples, and strings for numbers.
     """
-    own = named_leaves(like)
-    arrays = arrays_in(given, own.names)
-    own_kinds, given_kinds = map(kinds_of, (own.present(), arrays))
-    message = difference(argument, own_kinds, given_kinds, made_for, dtypes=dtypes)
+    named = named_leaves(like)
+    arrays = arrays_in(tree, named.names)
+    expected, kinds = map(kinds_of, (named.present(), arrays))
+    message = difference(argument, expected, kinds, made_for, dtypes=dtypes)
     if message is not None:
         raise ValueError(message)
 
     def as_array(x: Any, like: Any) -> Any:  # some files have numbers for arrays without axes
         return x if hasattr(x, "dtype") else jnp.asarray(x, like.dtype)
 
-    return own.rebuild({name: as_array(arrays[name], x) for name, x in own.present().items()})
+    return named.rebuild({name: as_array(arrays[name], x) for name, x in named.present().items()})
 
 
 def _mesh_of(division: Division) -> Mesh:
@@ -190,9 +185,9 @@ def _moved(f: Callable[[Any], Any], tree: Any, shardings: Any, mesh: Mesh) -> An
     auto = Mesh(mesh.devices, mesh.axis_names)
 
     def placed(x: Any) -> Any:
-        own: Any = getattr(x, "sharding", None)
-        there = isinstance(own, NamedSharding) and own.mesh.shape == mesh.shape
-        return jax.device_put(x, NamedSharding(auto, own.spec if there else P()))
+        current: Any = getattr(x, "sharding", None)
+        there = isinstance(current, NamedSharding) and current.mesh.shape == mesh.shape
+        return jax.device_put(x, NamedSharding(auto, current.spec if there else P()))
 
     there = jax.tree.map(lambda s: NamedSharding(auto, s.spec), shardings)
     done = jax.jit(f, out_shardings=there)(jax.tree.map(placed, tree))

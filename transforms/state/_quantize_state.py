@@ -95,10 +95,9 @@ def quantize_state(
         return positive if role == "second" or not fields.isdisjoint(unsigned) else signed
 
     def codecs_of(state: Any) -> list[Codec | None]:
-        """How each array is coded, if it is."""
-        pairs = jax.tree_util.tree_leaves_with_path(state)
-        own = zip(pairs, jax.tree.leaves(roles(state)), strict=True)
-        return [codec_of(path, leaf, role) for (path, leaf), role in own]
+        leaves, known = jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(roles(state))
+        pairs = zip(leaves, known, strict=True)
+        return [codec_of(path, leaf, role) for (path, leaf), role in pairs]
 
     def init(params: Any) -> QuantizedState:
         plain = inner.init(params)
@@ -153,6 +152,5 @@ def _check_undivided(state: Any) -> None:
 
 
 def _in_views(state: Any) -> list[bool]:
-    """Whether each array belongs to a matrix view."""
     nodes = jax.tree.leaves(state, is_leaf=is_view)
     return [is_view(node) for node in nodes for _ in jax.tree.leaves(node)]

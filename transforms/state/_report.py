@@ -70,36 +70,36 @@ def report(optimizer: Any, params: Any, state: Any) -> str:
       | dense/bias | 0 | 0 | 1 | 1 | 0 | 0 |
       | dense/kernel | 1 | 0 | 1 | 0 | 1 | 0 |
     """
-    found: dict[str, dict[str, list[jax.Array]]] = {}
+    values: dict[str, dict[str, list[jax.Array]]] = {}
     damage: dict[str, Any] = {}
-    for owner, place, own in owned_arrays(optimizer, params, state):
-        if jnp.issubdtype(own.dtype, jnp.inexact):
-            damage[owner] = damage.get(owner, 0) + jnp.sum(~jnp.isfinite(own))
+    for owner, place, array in owned_arrays(optimizer, params, state):
+        if jnp.issubdtype(array.dtype, jnp.inexact):
+            damage[owner] = damage.get(owner, 0) + jnp.sum(~jnp.isfinite(array))
         fields = place.split("/")
         column = next((name for name in COLUMNS if name in fields), None)
         if column is not None:
-            found.setdefault(column, {}).setdefault(owner, []).append(own.reshape(-1))
+            values.setdefault(column, {}).setdefault(owner, []).append(array.reshape(-1))
     if any(damage.values()):
-        found["nonfinite"] = {name: [bad[None]] for name, bad in damage.items()}
-    if not found:
+        values["nonfinite"] = {name: [bad[None]] for name, bad in damage.items()}
+    if not values:
         return (
             f"Nothing to report: the state of this optimizer has none of {', '.join(COLUMNS)}. "
             "curvax.summarize shows what it has."
         )
-    columns = [name for name in COLUMNS if name in found]
+    columns = [name for name in COLUMNS if name in values]
     rows = [
-        f"| {name} | {' | '.join(_range(found[c].get(name, [])) for c in columns)} |"
+        f"| {name} | {' | '.join(_range(values[c].get(name, [])) for c in columns)} |"
         for name in named_leaves(params).present()
     ]
     head = [f"| parameter | {' | '.join(columns)} |", f"|---|{'---:|' * len(columns)}"]
     return "\n".join([*head, *rows])
 
 
-def _range(values: list[jax.Array]) -> str:
+def _range(arrays: list[jax.Array]) -> str:
     """The smallest and largest value, or one of them if they print alike."""
-    if not values:
+    if not arrays:
         return ""
-    together = jnp.concatenate(values)
+    together = jnp.concatenate(arrays)
     shown = [
         f"{x:,}" if jnp.issubdtype(together.dtype, jnp.integer) else f"{x:.2g}"
         for x in (jnp.min(together).item(), jnp.max(together).item())

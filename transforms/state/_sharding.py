@@ -85,7 +85,7 @@ def state_sharding(
 
     whole = traced(optimizer, params)
     copies = [of_copy(entry) for entry in entries_in(whole, params)]
-    shardings = jax.tree.unflatten(jax.tree.structure(whole.joined), copies)
+    shardings = jax.tree.unflatten(jax.tree.structure(whole.undivided), copies)
     return jax.tree.map(spelled, whole.state, whole.map_divided(of_part, shardings))
 
 

@@ -74,7 +74,7 @@ def state_of(optimizer: Any, params: Any, state: Any, path: str) -> dict[str, An
     if path not in names:
         raise ValueError(f"path: there is no parameter {path!r}; the paths are {', '.join(names)}.")
     arrays = owned_arrays(optimizer, params, state, (path,))
-    return {place: own for _, place, own in arrays}
+    return {place: array for _, place, array in arrays}
 
 
 def owned_arrays(
@@ -86,8 +86,8 @@ def owned_arrays(
     for entry, leaf in zip(owned_entries(whole, params), leaves, strict=True):
         for owner, part in entry.owners:
             if owners is None or owner in owners:
-                for place, own in entry.parts(leaf).items():
-                    yield owner, place, own if part is None else own[part]
+                for place, array in entry.values_by_place(leaf).items():
+                    yield owner, place, array if part is None else array[part]
 
 
 def summarize(optimizer: Any, params: Any) -> str:
@@ -127,19 +127,19 @@ def summarize(optimizer: Any, params: Any) -> str:
         raise ValueError(f"params must have arrays, or their shapes; got {shown(params)}.")
     whole = traced(optimizer, params)
     entries, treatment = owned_entries(whole, params), _treatments(whole.events)
-    own, parts, shared = dict.fromkeys(named_leaves(params).present(), 0), {}, 0
+    sizes, parts, shared = dict.fromkeys(named_leaves(params).present(), 0), {}, 0
     for entry in entries:
         size = _bytes(entry.leaf)
         parts[entry.field] = parts.get(entry.field, 0) + size
         shared += 0 if entry.owners else size
         for owner, part in entry.owners:
             share = 1 if part is None else (part.stop - part.start) / entry.leaf.shape[0]
-            own[owner] += round(size * share)
+            sizes[owner] += round(size * share)
     rows = [
-        f"| {name} | {_form_of(leaf)} | {treatment.get(name, 'as stored')} | {own[name]:,} |"
+        f"| {name} | {_form_of(leaf)} | {treatment.get(name, 'as stored')} | {sizes[name]:,} |"
         for name, leaf in named_leaves(params).present().items()
     ]
-    total = sum(own.values()) + shared
+    total = sum(sizes.values()) + shared
     by_part = sorted(parts.items(), key=lambda item: -item[1])
     return "\n".join(
         [
@@ -153,17 +153,16 @@ def summarize(optimizer: Any, params: Any) -> str:
             "|---|---|",
             *(f"| {field} | {size:,} |" for field, size in by_part),
             *_notes(whole, params),
-            *_warnings(params, own),
+            *_warnings(params, sizes),
         ]
     )
 
 
 def _notes(whole: Traced, params: Any) -> Iterator[str]:
-    """What there is to say of the devices."""
     leaves = named_leaves(params).present()
     names = dict.fromkeys(form.parameter for form in whole.forms.values())
-    placed = [(x, getattr(x, "sharding", None)) for x in map(leaves.get, names) if x is not None]
-    missing = sum(_bytes(x) - _shard_bytes(x, own) for x, own in placed if own is not None)
+    placed = [x for x in map(leaves.get, names) if getattr(x, "sharding", None) is not None]
+    missing = sum(_bytes(x) - _shard_bytes(x, x.sharding) for x in placed)  # pyright: ignore
     for division in whole.divisions:
         shares = division.layout.shares
         yield ""
@@ -174,7 +173,7 @@ def _notes(whole: Traced, params: Any) -> Iterator[str]:
                 "updates take a detour. With mesh=jax.tree.map(lambda x: x.sharding, params) they "
                 "take none."
             )
-    devices = max((len(own.device_set) for _, own in placed if own is not None), default=1)
+    devices = max((len(x.sharding.device_set) for x in placed), default=1)  # pyright: ignore
     if devices > 1 and not whole.divisions:
         yield ""
         yield (
@@ -187,11 +186,11 @@ def _shard_bytes(x: Any, sharding: Any) -> int:
     return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
-def _warnings(params: Any, own: dict[str, int]) -> Iterator[str]:
+def _warnings(params: Any, sizes: dict[str, int]) -> Iterator[str]:
     """Sentences about the parameters whose state is unexpectedly large, such as heads."""
     for name, leaf in named_leaves(params).present().items():
-        times = own[name] / max(1, _bytes(leaf))
-        if own[name] > LARGE and times > HEAVY:
+        times = sizes[name] / max(1, _bytes(leaf))
+        if sizes[name] > LARGE and times > HEAVY:
             yield ""
             yield (
                 f"The state of {name!r} is {times:.0f} times as large as the parameter. `side=` "
@@ -205,14 +204,15 @@ def _treatments(events: Sequence[Any]) -> dict[str, str]:
     devices = {k: n for e in events if isinstance(e, Division) for k, n in e.devices()}
     ranks = {event.shape: event.text for event in events if isinstance(event, RankRecord)}
     routed = [pair for e in events if isinstance(e, RoutingRecord) for pair in e.treatments.items()]
-    said: dict[str, dict[int, str]] = {}  # of parameters, by the first column of a part
+    texts: dict[str, dict[int, str]] = {}  # of parameters, by the first column of a part
     for group in (group for e in events if isinstance(e, ViewRecord) for group in e.groups):
         for form in group.members:
             text = _describe(form, group.key, kept)
             parts = (text, form.said_by, ranks.get(form.tile), devices.get(group.key))
-            said.setdefault(form.parameter, {})[form.start] = "; ".join(filter(None, parts))
+            texts.setdefault(form.parameter, {})[form.start] = "; ".join(filter(None, parts))
     return {n: f"not a matrix: {reason}" for n, reason in routed if isinstance(reason, str)} | {
-        name: " + ".join(own[start] for start in sorted(own)) for name, own in said.items()
+        name: " + ".join(by_start[start] for start in sorted(by_start))
+        for name, by_start in texts.items()
     }
 
 

@@ -85,18 +85,18 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
         named, new = named_leaves(tree), {}
         for path, like in named.present().items():
             owner, shape = (form.parameter, form.shape) if form else (path, like.shape)
-            found = theirs.get((field, owner))
-            if found is None or found.shape != shape:
+            moment = theirs.get((field, owner))
+            if moment is None or moment.shape != shape:
                 raise ValueError(
                     f"state has no {field} of {owner!r} with the shape {shape}, as optimizer has. "
                     "Treat parameters alike, by matrices= or weight_dimension_numbers=; of a "
                     "wrapper, such as optax.flatten, give the inner optimizer or its state."
                 )
-            found = jnp.asarray(found, like.dtype)
-            new[path] = form.to_matrices(found) if form else found
+            moment = jnp.asarray(moment, like.dtype)
+            new[path] = form.to_matrices(moment) if form else moment
         return named.rebuild(new)
 
-    def part(node: Any, form: MatrixForm | None) -> Any:
+    def continued(node: Any, form: MatrixForm | None) -> Any:
         if is_view(node):
             return MatrixViewState({n: over(x, whole.forms[n]) for n, x in node.inner.items()})
         if type(node) not in OURS:
@@ -107,17 +107,15 @@ def take_over(optimizer: Any, params: Any, state: Any) -> Any:
         new = {field: moments(field, tree, form) for field, tree in trees.items()}
         return node._replace(count=jnp.asarray(step, node.count.dtype), **new)
 
-    def over(tree: Any, form: MatrixForm | None = None) -> Any:
-        """A state, of one parameter if it has a form, with their moments and step."""
-        return jax.tree.map(functools.partial(part, form=form), tree, is_leaf=_is_part)
+    is_part = lambda node: is_view(node) or isinstance(node, (*OURS, *IN_A_BASIS))  # noqa: E731
 
-    own = by_parameter(joined_state(whole, optimizer.init(params)))
-    return place_state(optimizer, params, over(own))
+    def over(tree: Any, form: MatrixForm | None = None) -> Any:
+        """A state, or that of the parameter of a form, with the old moments and step."""
+        return jax.tree.map(functools.partial(continued, form=form), tree, is_leaf=is_part)
+
+    portable = by_parameter(joined_state(whole, optimizer.init(params)))
+    return place_state(optimizer, params, over(portable))
 
 
 def _has_moments(node: Any) -> bool:
     return {"count", "mu"} <= {*getattr(node, "_fields", ())}
-
-
-def _is_part(node: Any) -> bool:
-    return is_view(node) or isinstance(node, (*OURS, *IN_A_BASIS))

@@ -40,30 +40,27 @@ class Traced(NamedTuple):
     ) -> Any:
         """`state` with `f(node, division)` for distributed parts, `undivided(leaf)` elsewhere."""
 
-        def mapped(own: Any, node: Any) -> Any:
-            if not is_divided(own):
+        def mapped(like: Any, node: Any) -> Any:
+            if not is_divided(like):
                 return undivided(node)
             node = node.unbox() if isinstance(node, BoxedState) else node
-            found = f(node, _division(own))
-            if is_divided(found):
-                return type(own)(*found)
-            return {key: found[key] for key in own.common}  # by the keys that describe them
+            new = f(node, _division(like))
+            if is_divided(new):
+                return type(like)(*new)
+            return {key: new[key] for key in like.common}  # by the keys that describe them
 
         return jax.tree.map(mapped, self.state, state, is_leaf=is_divided)
 
     @property
     def divisions(self) -> tuple[Division, ...]:
-        """How the distributed parts are distributed."""
         return tuple(map(_division, _nodes(self.state, is_divided)))
 
     @property
     def mesh(self) -> Mesh | None:
-        """The mesh of the distributed parts, if there are any."""
         return next((division.mesh for division in self.divisions), None)
 
     @property
     def forms(self) -> dict[str, MatrixForm]:
-        """The forms of all parameters that are matrices, by their names in the portable state."""
         groups = [group for e in self.events if isinstance(e, ViewRecord) for group in e.groups]
         return {form.name: form for group in groups for form in group.members}
 
@@ -74,8 +71,7 @@ class Traced(NamedTuple):
         return [[*map(stack_of, v.common if is_divided(v) else v)] for v in views]
 
     @property
-    def joined(self) -> Any:
-        """The abstract state of one device."""
+    def undivided(self) -> Any:
         return self.map_divided(lambda _, division: division.layout.joined_shapes, self.state)
 
 
@@ -87,7 +83,6 @@ class Stack(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of matrices."""
         return sum(count for _, count in self.members)
 
     def slices(self) -> Iterator[tuple[str, slice]]:
@@ -128,8 +123,9 @@ def by_parameter(state: Any) -> Any:
             return node
         return MatrixViewState(
             {
-                name: jax.tree.map(functools.partial(stack.part, place=place), own)
-                for stack, own in ((stack_of(key), own) for key, own in node.inner.items())
+                name: jax.tree.map(functools.partial(stack.part, place=place), entries)
+                for key, entries in node.inner.items()
+                for stack in [stack_of(key)]
                 for name, place in stack.slices()
             }
         )
@@ -140,13 +136,13 @@ def by_parameter(state: Any) -> Any:
 def by_stack(like: Any, state: Any) -> Any:
     """The inverse of `by_parameter`, for a state whose stacked form is like `like`."""
 
-    def of_view(own: Any, given: Any) -> Any:
-        if not is_view(own):
-            return given
-        members = {key: [name for name, _ in stack_of(key).members] for key in own.inner}
+    def of_view(stacked: Any, entries: Any) -> Any:
+        if not is_view(stacked):
+            return entries
+        members = {key: [name for name, _ in stack_of(key).members] for key in stacked.inner}
         return MatrixViewState(
             {
-                key: jax.tree.map(_joined, *(given.inner[name] for name in names))
+                key: jax.tree.map(_array_of_stack, *(entries.inner[name] for name in names))
                 for key, names in members.items()
             }
         )
@@ -154,7 +150,7 @@ def by_stack(like: Any, state: Any) -> Any:
     return jax.tree.map(of_view, like, state, is_leaf=is_view)
 
 
-def _joined(*parts: jax.Array) -> jax.Array:
+def _array_of_stack(*parts: jax.Array) -> jax.Array:
     """The parts of a stack's array; of counts, which the parameters have alike, the largest."""
     if parts[0].ndim == 0:
         whole = jnp.issubdtype(parts[0].dtype, jnp.integer)
@@ -167,7 +163,7 @@ def traced(optimizer: Any, params: Any) -> Traced:
     check_optimizer(optimizer, params)
     for name, leaf in named_leaves(params).present().items():
         check_array(name, leaf)
-    found: list[Traced] = []
+    traces: list[Traced] = []
 
     def init(params: Any) -> Any:
         with recording() as events:
@@ -175,11 +171,11 @@ def traced(optimizer: Any, params: Any) -> Traced:
         packed = {id(x): e.names for e in events if isinstance(e, PerParameter) for x in e.arrays}
         leaves = jax.tree_util.tree_leaves_with_path(state)
         names = {place_of(path): packed[id(x)] for path, x in leaves if id(x) in packed}
-        found.append(Traced(state, names, tuple(events)))
+        traces.append(Traced(state, names, tuple(events)))
         return state
 
     state = jax.eval_shape(init, params)
-    return found[0]._replace(state=state)
+    return traces[0]._replace(state=state)
 
 
 def check_optimizer(
