@@ -71,14 +71,12 @@ class Cholesky(Quantized):
     damping_mode: str = "relative"
 
     def describe(self, order: int) -> str:
-        """Describes how factors of this order are stored."""
         if self.exact(order):
             return super().describe(order)
         feedback = "" if self.error_feedback is None else " and error feedback"
         return f"Cholesky factor{feedback} in {self.codec.describe()}"
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
-        """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""
         if self.exact(x.shape[-1]):
             return x
         if previous is None:
@@ -101,10 +99,10 @@ class Cholesky(Quantized):
         error = jnp.where(upper, error, 0)
         target = jnp.where(upper, c.mT, 0) + error
         scales = tile_scales(target, self.codec.block)
-        codes = quantize(target, scales, self.codec)
-        found = jnp.where(upper, dequantize(codes, scales, self.codec), 0)
+        codes = quantize(target, scales, self.codec)  # Eq. 10
+        decoded = jnp.where(upper, dequantize(codes, scales, self.codec), 0)
         decay = self.error_feedback
-        error = decay * error + (1 - decay) * (target - found)
+        error = decay * error + (1 - decay) * (target - decoded)  # Eq. 11
         error_scales = tile_scales(error, self.codec.block)
         error_codes = quantize(error, error_scales, self.codec)
         codes = in_rows(codes)  # XLA for GPUs would transpose all that leads to them
@@ -123,7 +121,6 @@ class Cholesky(Quantized):
         return TriangleAndError(codes, scales, diagonal, none)
 
     def decode_factor(self, stored: Any) -> jax.Array:
-        """The statistic `C Cᵀ`."""
         if not isinstance(stored, Triangle | TriangleAndError):
             return stored
         order = stored.diagonal.shape[-1]
@@ -132,7 +129,7 @@ class Cholesky(Quantized):
         else:
             coded = Coded(stored.codes, stored.scales[..., 1:, :-1])
             lower = jnp.where(strictly_lower(order), decode(coded, self.codec, order), 0)
-        return square_of_lower(with_diagonal(lower, stored.diagonal))
+        return square_of_lower(with_diagonal(lower, stored.diagonal))  # Eq. 7
 
 
 @checked

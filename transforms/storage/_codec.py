@@ -72,8 +72,8 @@ class CodeBook(abc.ABC):
     """The values of codes of so many bits.
 
     The integers of the first and the last code are -T and T, or 1 and T where all are positive. T
-    is at most 2²³, so that float32 holds the sum of two neighbors. `integers` is also defined for
-    the codes -1 and 2^b, as any numbers beyond those of the ends.
+    is at most 2²³, so that float32 holds the sum of two neighbors. `integers` also takes the codes
+    -1 and 2^b, for which any numbers beyond those of the ends will do.
     """
 
     bits: int
@@ -113,11 +113,9 @@ class Linear(CodeBook):
     """Uniform steps."""
 
     def integers(self, codes: Any) -> Any:
-        """The odd numbers k."""
         return 2 * codes - self.top
 
     def nearby(self, scaled: jax.Array) -> jax.Array:
-        """The inverse."""
         return (scaled + self.top) / 2
 
 
@@ -125,12 +123,10 @@ class Linear2(CodeBook):
     """Uniform steps after a signed square root."""
 
     def integers(self, codes: Any) -> Any:
-        """`k |k|`, and 0."""
         k = 2 * codes - self.top
         return abs(k) * k * (codes != self.zero).astype(k.dtype)
 
     def nearby(self, scaled: jax.Array) -> jax.Array:
-        """The inverse, but for the code of 0."""
         return (jnp.sign(scaled) * jnp.sqrt(jnp.abs(scaled)) + self.top) / 2
 
 
@@ -140,19 +136,13 @@ class Unsigned(CodeBook):
     signed = False
 
     def integers(self, codes: Any) -> Any:
-        """`(j + 1)²`."""
         return (codes + 1) ** 2
 
     def nearby(self, scaled: jax.Array) -> jax.Array:
-        """The inverse."""
         return jnp.sqrt(jnp.maximum(scaled, 0)) - 1
 
 
-CODE_BOOKS: dict[str, type[CodeBook]] = {
-    "linear2": Linear2,
-    "linear": Linear,
-    "unsigned": Unsigned,
-}
+CODE_BOOKS: dict[str, type[CodeBook]] = {"linear2": Linear2, "linear": Linear, "unsigned": Unsigned}
 """By the names that `map=` takes."""
 
 SIGNED = tuple(name for name, book in CODE_BOOKS.items() if book.signed)
@@ -168,7 +158,6 @@ class Codec:
     map: str = "linear2"
 
     def __post_init__(self):
-        """Checks the arguments."""
         OneOf(CODE_BOOKS).check("map", self.map)
         *more, last = map(str, CODE_BOOKS[self.map].widths)
         if self.bits not in CODE_BOOKS[self.map].widths:
@@ -180,11 +169,9 @@ class Codec:
 
     @functools.cached_property
     def book(self) -> CodeBook:
-        """The values of the codes."""
         return CODE_BOOKS[self.map](self.bits)
 
     def describe(self) -> str:
-        """The bits, and the map unless it is the default."""
         return f"{self.bits} bits" + ("" if self.map == "linear2" else f" ({self.map})")
 
 

@@ -31,7 +31,6 @@ class Graded:
     storage: Storage
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
-        """The stored form of `H (..., d, d)`."""
         order = x.shape[-1]
         if self.storage.exact(order):
             return self.storage.encode_factor(x, previous)
@@ -43,9 +42,9 @@ class Graded:
         if previous is None:
             return GradedFactor(self.storage.encode_correlation(correlation, None), roots)
         coded = self.storage.encode_correlation(correlation, previous.correlation)
-        found = GradedFactor(coded, roots)
-        failed = self.failed(found, previous)[..., None]
-        return found._replace(roots=jnp.where(failed, previous.roots, roots))
+        factor = GradedFactor(coded, roots)
+        failed = self.failed(factor, previous)[..., None]
+        return factor._replace(roots=jnp.where(failed, previous.roots, roots))
 
     def failed(self, stored: Any, previous: Any) -> jax.Array:
         """Whether a decomposition failed and the previous statistic stays, bool `(...)`."""
@@ -56,7 +55,6 @@ class Graded:
         return stored.correlation.failures != previous.correlation.failures
 
     def decode_factor(self, stored: Any) -> jax.Array:
-        """`H` of a stored form."""
         if not isinstance(stored, GradedFactor):
             return self.storage.decode_factor(stored)
         roots = stored.roots

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from .._trees import where_entries
 from ._codec import Codec, Coded, decode, dither_of, encode
@@ -37,11 +36,9 @@ class LazyMoments:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the decoded array."""
         return (*self.coded.codes.shape[:-1], self.columns)
 
     def decoded(self) -> jax.Array:
-        """The moments that the codes stand for."""
         return decode(self.coded, self.codec, self.columns).astype(self.dtype)
 
     def encoded(self, x: jax.Array) -> LazyMoments:
@@ -60,13 +57,12 @@ def is_lazy(node: Any) -> bool:
     return isinstance(node, LazyMoments)
 
 
-def decoding(inner: optax.GradientTransformationExtraArgs) -> Callable[..., Any]:
+def decoding(inner: Any) -> Callable[..., Any]:
     """The update of a transformation on decoded moments, which encodes them again."""
 
     def update(updates: Any, state: Any, params: Any, **extra_args: Any):
         plain = jax.tree.map(lambda x: x.decoded() if is_lazy(x) else x, state, is_leaf=is_lazy)
-        found: Any = inner.update(updates, plain, params, **extra_args)
-        updates, new = found
+        updates, new = inner.update(updates, plain, params, **extra_args)
         return updates, jax.tree.map(
             lambda old, x: old.encoded(x) if is_lazy(old) else x, state, new, is_leaf=is_lazy
         )

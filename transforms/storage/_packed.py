@@ -89,14 +89,12 @@ class Packed(Quantized):
     bases: Storage | None = None
 
     def describe(self, order: int) -> str:
-        """Describes how matrices of this order are stored."""
         if self.exact(order):
             return super().describe(order)
         triangles = f"packed triangles in {self.codec.describe()}"
         return triangles + (f"; bases: {self.bases.describe(order)}" if self.bases else "")
 
     def encode_factor(self, x: jax.Array, previous: Any) -> Any:
-        """Quantizes the Cholesky factor of `x`; `previous` stays if the decomposition fails."""
         order = x.shape[-1]
         if self.exact(order):
             return x
@@ -113,14 +111,12 @@ class Packed(Quantized):
         return kept._replace(failures=previous.failures + failed.astype(jnp.int32))
 
     def decode_factor(self, stored: Any) -> jax.Array:
-        """The statistic `C Cᵀ`."""
         if not isinstance(stored, PackedFactor):
             return stored
         c = decode_lower(stored, self.codec, stored.diagonal.shape[-1])
         return square_of_lower(with_diagonal(c, stored.diagonal))
 
     def encode_correlation(self, x: jax.Array, previous: Any) -> Any:
-        """Quantizes the strictly lower triangle, which is nearly that of its Cholesky factor."""
         order = x.shape[-1]
         if self.exact(order):
             return x
@@ -133,25 +129,21 @@ class Packed(Quantized):
         return PackedCorrelation(*encode_lower(x, self.codec, dither), updates)
 
     def decode_correlation(self, stored: Any, order: int) -> jax.Array:
-        """The matrix up to the error of its codes: it may be indefinite."""
         if not isinstance(stored, PackedCorrelation):
             return stored
         return mirrored(stored, self.codec, jnp.ones(order, stored.scales.dtype))
 
     def encode_root(self, x: jax.Array) -> Any:
-        """Quantizes the strictly lower triangle of an inverse root."""
         if self.exact(x.shape[-1]):
             return x
         return PackedTriangle(*encode_lower(x, self.codec), diagonals(x))
 
     def decode_root(self, stored: Any) -> jax.Array:
-        """The inverse root, symmetric."""
         if not isinstance(stored, PackedTriangle):
             return stored
         return mirrored(stored, self.codec, stored.diagonal)
 
     def encode_basis(self, x: jax.Array, previous: Any) -> Any:
-        """Quantizes the Householder vectors of orthogonal matrices."""
         if self.exact(x.shape[-1]):
             return x
         if self.bases is not None:
@@ -166,7 +158,6 @@ class Packed(Quantized):
         )
 
     def decode_basis(self, stored: Any) -> jax.Array:
-        """The basis, orthogonal up to rounding."""
         if self.bases is not None:
             return self.bases.decode_basis(stored)
         if not isinstance(stored, PackedTriangle):
@@ -183,7 +174,6 @@ class Packed(Quantized):
         return opened if columns < stored.diagonal.shape[-1] else formed(opened)
 
     def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
-        """`Uᵀ x` or, `back`, `U x`; on the right side `x U` or `x Uᵀ`."""
         if self.bases is not None:
             return self.bases.rotate(opened, x, side, back)
         if not isinstance(opened, Reflectors):

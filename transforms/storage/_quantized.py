@@ -49,22 +49,17 @@ class Quantized(Storage):
     __post_init__ = check_fields
 
     def describe(self, order: int) -> str:
-        """Describes how factors of this order are stored."""
         if self.exact(order):
             return f"dense, as {order}² < {self.min_elements}"
         return self.codec.describe()
 
     def decodes_singly(self, order: int) -> bool:
-        """Whether to decode one matrix at a time: only large ones."""
         return order >= SINGLY_FROM
 
     def exact(self, order: int) -> bool:
-        """Whether matrices of this order are too small to be quantized."""
         return order * order < self.min_elements
 
     def encode_factor(self, x: jax.Array, previous: Any = None) -> Any:
-        """Quantizes a square; the diagonal stays apart or is quantized as well."""
-        del previous
         if self.exact(x.shape[-1]):
             return x
         diagonal = diagonals(x) if self.keep_diagonal else None
@@ -73,7 +68,6 @@ class Quantized(Storage):
         return Square(*encode(x, self.codec), diagonal)
 
     def decode_factor(self, stored: Any) -> jax.Array:
-        """The matrix up to the error of its codes: a statistic may be indefinite."""
         if not isinstance(stored, Square):
             return stored
         x = decode(Coded(stored.codes, stored.scales), self.codec, stored.codes.shape[-2])

@@ -26,12 +26,10 @@ class Storage(Value):
         If so, the preconditioner loops over the matrices of a batch, and only one decoded factor is
         in memory (on a GPU, several of bounded size: `linalg/_loops.py`).
         """
-        del order
         return False
 
     def exact(self, order: int) -> bool:
         """Whether bases and statistics of this order come back as they were."""
-        del order
         return False
 
     @abc.abstractmethod
@@ -56,7 +54,6 @@ class Storage(Value):
 
     def decode_correlation(self, stored: Any, order: int) -> jax.Array:
         """This statistic `(..., order, order)`, in float32 at least."""
-        del order
         return self.decode_factor(stored)
 
     @abc.abstractmethod
@@ -80,7 +77,6 @@ class Storage(Value):
 
         A step opens a basis once for all of its products, and may leave it undecoded.
         """
-        del columns
         return self.decode_basis(stored)
 
     def rotate(self, opened: Any, x: jax.Array, side: Side, back: bool) -> jax.Array:
@@ -108,22 +104,15 @@ class Dense(Storage):
     dtype: Any = None
 
     def exact(self, order: int) -> bool:
-        """Whether it has no dtype to round to."""
-        del order
         return self.dtype is None
 
     def describe(self, order: int) -> str:
-        """Names the dtype."""
-        del order
         return "dense" if self.dtype is None else str(self.dtype)
 
     def encode_factor(self, x: jax.Array, previous: Any = None) -> jax.Array:
-        """Rounds to the dtype."""
-        del previous
         return x if self.dtype is None else x.astype(self.dtype)
 
     def decode_factor(self, stored: jax.Array) -> jax.Array:
-        """Widens to float32 at least."""
         return stored.astype(np.promote_types(stored.dtype, np.float32))
 
     encode_root = encode_basis = encode_factor
@@ -145,11 +134,7 @@ def dense(dtype: jax.typing.DTypeLike | None = None) -> Dense:
 
 
 def as_storage(storage: Any, name: str = "storage") -> Storage:
-    """`storage`, or `dense()` for None.
-
-    Raises:
-      ValueError: if it is neither a storage nor None.
-    """
+    """`storage`, or `dense()` for None."""
     storage = dense() if storage is None else storage
     examples = "curvax.quantized(), curvax.cholesky(), curvax.packed() or curvax.dense(), or None"
     check_value(name, storage, Storage, examples)

@@ -37,7 +37,6 @@ class LookaheadState(NamedTuple):
     inner: Any  # state of the inner optimizer
 
     def evaluated(self, params: Any) -> Any:
-        """W."""
         behind = _map_held(lambda p, m: _added(p, -self.ahead * m), params, self.step)
         return eval_params(self.inner, behind)
 
@@ -51,7 +50,6 @@ class PrimalAverageState(NamedTuple):
     inner: Any  # state of the inner optimizer
 
     def evaluated(self, params: Any) -> Any:
-        """X."""
         return _map_held(lambda y, z: _average_of(y, z, self.share).astype(y.dtype), params, self.z)
 
 
@@ -64,7 +62,6 @@ class TailAverageState(NamedTuple):
     inner: Any  # state of the inner optimizer
 
     def evaluated(self, params: Any) -> Any:
-        """The mean of W and E."""
         weights = eval_params(self.inner, params)
         return _map_held(lambda w, e: _added(w, self.share * (e - w)), weights, self.average)
 
@@ -319,7 +316,7 @@ def _copies(params: Any) -> Any:
 
 
 def _average_of(y: jax.Array, z: jax.Array, share: jax.Array) -> jax.Array:
-    """X, of which with Z this share makes Y."""
+    """X, from Y = share · X + (1 - share) · Z."""
     return y + (1 - share) / share * (y - z)
 
 

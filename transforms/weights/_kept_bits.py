@@ -40,9 +40,7 @@ class MasterState(NamedTuple):
     inner: Any  # state of the inner optimizer
 
 
-def kahan_summation(
-    inner: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Stores the rounding errors of parameters in bfloat16, and adds them at the next step.
 
     Parameter and compensation together have about 16 significant bits. Nothing is random.
@@ -85,9 +83,7 @@ def kahan_summation(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def master_weights(
-    inner: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
+def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Keeps float32 masters of parameters in bfloat16 in the state; parameters are these, rounded.
 
     A parameter that was changed elsewhere, and is no longer its rounded master, replaces it.
@@ -118,8 +114,10 @@ def master_weights(
             return jnp.where(nearest(w) == wide(p), w, wide(p)) if is_narrow(p) else p
 
         check_given(params)
-        given = jax.tree.map(current, params, state.masters)
-        updates, inner_state = update_inner(inner, updates, state.inner, params, extra_args, given)
+        current_params = jax.tree.map(current, params, state.masters)
+        updates, inner_state = update_inner(
+            inner, updates, state.inner, params, extra_args, current_params
+        )
 
         def change(p: jax.Array, u: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
             if not is_narrow(p):
@@ -127,7 +125,7 @@ def master_weights(
             w = w + wide(u)
             return update_to(nearest(w), p, u), w
 
-        changes, masters = map_unzip(2, change, params, updates, given)
+        changes, masters = map_unzip(2, change, params, updates, current_params)
         return changes, MasterState(masters, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)

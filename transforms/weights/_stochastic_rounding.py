@@ -9,6 +9,7 @@ counter, and 4 bytes per row.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import Any, NamedTuple
 
@@ -71,9 +72,10 @@ def stochastic_rounding(
 
     def init(params: Any) -> StochasticRoundingState:
         key = jax.random.key_data(jax.random.key(seed, impl=IMPLEMENTATION))
-        rows = (
-            jnp.zeros(0, jnp.uint32) if is_placeholder(params) else map_narrow(_row_numbers, params)
-        )
+        rows = jnp.zeros(0, jnp.uint32)
+        if not is_placeholder(params):
+            numbers = functools.partial(jnp.arange, dtype=jnp.uint32)
+            rows = map_narrow(lambda p: numbers(len(p)) if p.ndim else optax.MaskedNode(), params)
         return StochasticRoundingState(
             jnp.zeros((), jnp.int32), key, rows, init_inner(inner, params)
         )
@@ -94,10 +96,6 @@ def stochastic_rounding(
         return changes, StochasticRoundingState(count, state.key, state.rows, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _row_numbers(p: jax.Array) -> Any:
-    return jnp.arange(p.shape[0], dtype=jnp.uint32) if p.ndim else optax.MaskedNode()
 
 
 def _leaf_keys(params: Any, key: jax.Array) -> Any:
