@@ -117,14 +117,14 @@ def warmed_shampoo(
 def _with_adamw(method: Callable[..., Any]) -> Callable[..., optax.GradientTransformation]:
     """Nam and Ahn: a method with the AdamW of all other parameters."""
 
-    def make(
+    def with_adamw(
         rate: Any, *, b1: float, b2: float, eps: float, weight_decay: float, **numbers: Any
     ) -> optax.GradientTransformation:
         others = optax.adamw(rate, b1, b2, eps, weight_decay=weight_decay)
         rest = {"others": others, "weight_decay": weight_decay, **numbers}
         return method(rate, b1=b1, b2=b2, eps=eps, **rest)
 
-    return make
+    return with_adamw
 
 
 PRINTED = {"root": 2, "damping_mode": "absolute", "initial": 0.0, "statistics_every": 1}
@@ -138,11 +138,11 @@ def stale_direction(check_every: int, **numbers: Any) -> optax.GradientTransform
 def grafted(method: Callable[..., Any]) -> Callable[..., optax.GradientTransformation]:
     """As printed: the gradient is preconditioned, and Adam gives the length."""
 
-    def make(rate: Any, *, b1: float, eps: float, **numbers: Any) -> Any:
-        own = {"graft": grafts.adam(b1, eps), "eps": eps, **EXACT}
-        return method(rate, **{**own, **numbers})
+    def with_graft(rate: Any, *, b1: float, eps: float, **numbers: Any) -> Any:
+        as_printed = {"graft": grafts.adam(b1, eps), "eps": eps, **EXACT}
+        return method(rate, **{**as_printed, **numbers})
 
-    return _with_adamw(make)
+    return _with_adamw(with_graft)
 
 
 def _stale(rate: Any, *, check_every: int, **numbers: Any) -> Any:
@@ -152,34 +152,34 @@ def _stale(rate: Any, *, check_every: int, **numbers: Any) -> Any:
 @_with_adamw
 def soap_with_adamw(rate: Any, *, b2: float, check_every: int, **numbers: Any) -> Any:
     """SOAP, one decay rate for moments and factors."""
-    own = {"refresh": check_every, "bias_correction": True, **EXACT}
-    return soap(rate, b2=b2, b3=b2, **{**own, **numbers})
+    as_printed = {"refresh": check_every, "bias_correction": True, **EXACT}
+    return soap(rate, b2=b2, b3=b2, **{**as_printed, **numbers})
 
 
 def as_code(direction: Callable[..., Any]) -> Callable[..., optax.GradientTransformation]:
     """As in the authors' code: averaged gradients, weighted means, Adam's first steps, blocks."""
 
-    def make(
+    def as_in_code(
         rate: Any, *, b1: float, b2: float, eps: float, start: int, block_size: int, **numbers: Any
     ) -> Any:
         names = ("check_every", "threshold", "max_damping")
-        own = {name: numbers.pop(name) for name in names if name in numbers}
-        own |= {"graft": grafts.adam(b1, eps), "warmup_steps": start - 1, "bias_correction": True}
+        settings = {name: numbers.pop(name) for name in names if name in numbers}
+        settings |= {
+            "graft": grafts.adam(b1, eps),
+            "warmup_steps": start - 1,
+            "bias_correction": True,
+        }
         rule = {"matrices": MatrixRule(block_size=block_size)}
-        made = direction(b1=b1, b2=b2, eps=eps, **EXACT, **own)
+        made = direction(b1=b1, b2=b2, eps=eps, **EXACT, **settings)
         return assemble(made, rate, **{**rule, **numbers})
 
-    return _with_adamw(make)
-
-
-def _adamw_of(rate: Any, b1: float, b2: float, eps: float = 1e-8) -> Any:
-    return optax.adamw(rate, b1, b2, eps, weight_decay=0.0)
+    return _with_adamw(as_in_code)
 
 
 def marins(method: Callable[..., Any]) -> Callable[..., optax.GradientTransformation]:
     """Marin: gradients clipped, and Adam with a rate of its own for all other parameters."""
 
-    def make(
+    def with_clipping(
         rate: Any,
         *,
         schedule: Callable[..., Any],
@@ -197,7 +197,7 @@ def marins(method: Callable[..., Any]) -> Callable[..., optax.GradientTransforma
         made = method(rate, adam=adam, others=rest if others is None else others, **numbers)
         return optax.chain(optax.clip_by_global_norm(clip), made)
 
-    return make
+    return with_clipping
 
 
 FIVE = ((4.0848, -6.8946, 2.9270), *NEWTON_SCHULZ_COEFFICIENTS["turbo_muon"])
@@ -211,7 +211,6 @@ def muon_of_marin(
     rate: Any, *, adam: Any, others: Any, weight_decay: float, **numbers: Any
 ) -> optax.GradientTransformation:
     """With plain Nesterov momentum, and decay of matrices alone."""
-    del adam
     how = {"accumulate": "sum", "method": QUINTIC, "weights": weights.decay(weight_decay)}
     return muon(rate, others=others, **{**how, "matrices": HIDDEN, **numbers})
 
@@ -219,24 +218,24 @@ def muon_of_marin(
 @marins
 def adam_h(rate: Any, *, adam: Any, others: Any, **numbers: Any) -> optax.GradientTransformation:
     """Adam on spheres, with the output layer."""
-    given = {"matrices": OUTPUT_TOO, "weights": "hyperball", **numbers}
-    return assemble(adam, rate, others=others, **given)
+    settings = {"matrices": OUTPUT_TOO, "weights": "hyperball", **numbers}
+    return assemble(adam, rate, others=others, **settings)
 
 
 @marins
 def muon_h(rate: Any, *, adam: Any, others: Any, **numbers: Any) -> optax.GradientTransformation:
     """Muon on spheres; the output layer has Adam on a sphere."""
     output = assemble(adam, rate, matrices=OUTPUT_TOO, weights="hyperball", others=others)
-    given = {"matrices": HIDDEN, "weights": "hyperball", **numbers}
-    return muon(rate, accumulate="sum", method=QUINTIC, others=output, **given)
+    settings = {"matrices": HIDDEN, "weights": "hyperball", **numbers}
+    return muon(rate, accumulate="sum", method=QUINTIC, others=output, **settings)
 
 
 def _rest_of_records(schedule: Any, steps: int, b2: float, final: float, cooldown: float) -> Any:
     """Embedding, output layer and vectors, each at its rate."""
 
     def adam(peak: float) -> Any:
-        own = dataclasses.replace(schedule, final=final, cooldown=cooldown)
-        return optax.adamw(own(peak, steps), 0.8, b2, 1e-10, weight_decay=0.0)
+        rate = dataclasses.replace(schedule, final=final, cooldown=cooldown)(peak, steps)
+        return optax.adamw(rate, 0.8, b2, 1e-10, weight_decay=0.0)
 
     def label(path: Any, x: Any) -> str:
         if x.ndim < 2:

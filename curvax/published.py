@@ -72,17 +72,17 @@ class Run:
           >>> optimizer = run.optimizer()
           >>> shorter = run.optimizer(steps=1000, rank=64)
         """
-        given = {"steps": steps, "learning_rate": learning_rate}
-        given = {name: getattr(self, name) if x is None else x for name, x in given.items()}
-        for name, x in given.items():
+        values = {"steps": steps, "learning_rate": learning_rate}
+        values = {name: getattr(self, name) if x is None else x for name, x in values.items()}
+        for name, x in values.items():
             if x is None:
                 raise ValueError(f"{name} must be given: {self.source} has none. {self.open}")
-        Integer(self.schedule.idle + 1).check("steps", given["steps"])
-        Number("[0, inf)").check("learning_rate", given["learning_rate"])
-        rate = self.schedule(given["learning_rate"], given["steps"])
+        Integer(self.schedule.idle + 1).check("steps", values["steps"])
+        Number("[0, inf)").check("learning_rate", values["learning_rate"])
+        rate = self.schedule(values["learning_rate"], values["steps"])
         numbers = {**self.numbers, **changes}
         if self.whole:
-            numbers = {"schedule": self.schedule, "steps": given["steps"], **numbers}
+            numbers = {"schedule": self.schedule, "steps": values["steps"], **numbers}
         return MAKERS[self.make](rate, **numbers)
 
 
@@ -155,9 +155,9 @@ def _runs_of(table: dict[str, Any]) -> Iterator[tuple[str, Run]]:
         values = {**table, **method, **model}
         texts = [part["open"] for part in (method, model, table) if "open" in part]
         run, on = values.pop("run"), values.pop("on")
-        given: dict[str, Any] = {"make": run, **_taken(values, Run), "open": " ".join(texts)}
+        fields: dict[str, Any] = {"make": run, **_taken(values, Run), "open": " ".join(texts)}
         schedule = Schedule(**_taken(values, Schedule))
-        yield f"{run}/{on}", Run(**given, schedule=schedule, numbers=values)
+        yield f"{run}/{on}", Run(**fields, schedule=schedule, numbers=values)
 
 
 def _taken(values: dict[str, Any], kind: Any) -> dict[str, Any]:

@@ -65,93 +65,94 @@ def recipe(
       defaults: the recipe's arguments.
     """
     kind = inspect.Parameter.KEYWORD_ONLY
-    own = [inspect.Parameter(name, kind, default=value) for name, value in defaults.items()]
+    parameters = [inspect.Parameter(name, kind, default=value) for name, value in defaults.items()]
     hidden = () if weights_of is None else ("weights", "weight_decay_mask")
-    keywords = [*own, *(x for x in SHARED if x.name not in hidden)]
+    keywords = [*parameters, *(x for x in SHARED if x.name not in hidden)]
     rate = inspect.Parameter("learning_rate", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     signature = inspect.Signature((rate, *keywords))
 
     def made(function: Callable[..., optax.GradientTransformation]) -> Any:
-        def direction(**given: Any) -> optax.GradientTransformation:
-            return function(**{**defaults, **given})
+        def direction(**settings: Any) -> optax.GradientTransformation:
+            return function(**{**defaults, **settings})
 
         @functools.wraps(function)
         def optimizer(*args: Any, **settings: Any) -> Any:
-            given = signature.bind(*args, **settings).arguments
-            learning_rate = given.pop("learning_rate")
-            inner = direction(**{x: given.pop(x) for x in defaults if x in given})
+            arguments = signature.bind(*args, **settings).arguments
+            learning_rate = arguments.pop("learning_rate")
+            inner = direction(**{x: arguments.pop(x) for x in defaults if x in arguments})
             if weights_of is not None:
-                decay = given.pop("weight_decay", 0.0)
-                others, adam_rate = given.pop("others", None), given.pop("adam_learning_rate", None)
-                given["others"] = others_or_adamw(others, adam_rate, learning_rate, decay, None)
-                given["weights"] = weights_of(decay)
-            return assemble(inner, learning_rate, **given)
+                decay = arguments.pop("weight_decay", 0.0)
+                others = arguments.pop("others", None)
+                adam_rate = arguments.pop("adam_learning_rate", None)
+                arguments["others"] = others_or_adamw(others, adam_rate, learning_rate, decay, None)
+                arguments["weights"] = weights_of(decay)
+            return assemble(inner, learning_rate, **arguments)
 
-        found: Any = optimizer
-        direction.__signature__ = inspect.Signature(own)  # pyright: ignore
-        found.__signature__ = signature
-        found.__kwdefaults__ = {x.name: x.default for x in keywords}
-        found.direction = direction
-        return found
+        full: Any = optimizer
+        direction.__signature__ = inspect.Signature(parameters)  # pyright: ignore
+        full.__signature__ = signature
+        full.__kwdefaults__ = {x.name: x.default for x in keywords}
+        full.direction = direction
+        return full
 
     return made
 
 
 @recipe(**SOAP, initial=0.0, method="qr")
-def kl_soap(**given: Any) -> Any:
+def kl_soap(**settings: Any) -> Any:
     """SOAP on the statistics of KL-Shampoo (Lin et al., arXiv:2509.03378)."""
-    return scale_by_soap(statistics="kl", **given)
+    return scale_by_soap(statistics="kl", **settings)
 
 
 @recipe(**SOAP, method="rotations")
-def rotated_soap(**given: Any) -> Any:
+def rotated_soap(**settings: Any) -> Any:
     """SOAP in bases that follow their statistics by products, on all platforms."""
-    return scale_by_soap(**given)
+    return scale_by_soap(**settings)
 
 
 @recipe(**{**SOAP, "eps": 1e-8, "refresh": WARM}, method=None)
-def eigenvalue_corrected_shampoo(*, method: Any, refresh: Any, **given: Any) -> Any:
+def eigenvalue_corrected_shampoo(*, method: Any, refresh: Any, **settings: Any) -> Any:
     """SOAP whose bases are renewed by warm QR where they no longer diagonalize.
 
     Eschenhagen et al., arXiv:2506.03595. Its learning rate is that of Shampoo grafted by Adam.
     """
     if method is None:
         method = "qr" if isinstance(refresh, policies.Every) else eigenbases.qr(10)
-    return scale_by_soap(bias_correction=True, method=method, refresh=refresh, **given)
+    return scale_by_soap(bias_correction=True, method=method, refresh=refresh, **settings)
 
 
 @recipe(b1=0.95, b2=0.95, method="newton_schulz")
-def normuon(**given: Any) -> Any:
+def normuon(**settings: Any) -> Any:
     """Muon with a second moment for each output (Li et al., arXiv:2510.05491)."""
-    return optax.chain(scale_by_muon(**given), scale_by_shape(0.2))
+    return optax.chain(scale_by_muon(**settings), scale_by_shape(0.2))
 
 
 @recipe(b1=0.95, method=TURBO)
-def turbo_muon(**given: Any) -> Any:
+def turbo_muon(**settings: Any) -> Any:
     """Muon that starts from scaled rows, with four iterations in half precision.
 
     Boissin et al., arXiv:2512.04632.
     """
-    return optax.chain(scale_by_muon(**given), scale_by_shape(0.2))
+    return optax.chain(scale_by_muon(**settings), scale_by_shape(0.2))
 
 
 @recipe(rank=64, b1=0.95, side="left", seed=0)
-def dion(*, rank: int, **given: Any) -> Any:
+def dion(*, rank: int, **settings: Any) -> Any:
     """Orthonormal directions of low rank with error feedback (Ahn et al., arXiv:2504.05295)."""
-    return optax.chain(scale_by_dion(rank, **given), scale_by_shape())
+    return optax.chain(scale_by_dion(rank, **settings), scale_by_shape())
 
 
 @recipe(**SOAP, method="newton_schulz")
-def soap_before_muon(*, method: Any, **given: Any) -> Any:
+def soap_before_muon(*, method: Any, **settings: Any) -> Any:
     """A SOAP step, orthogonalized; `record_46` is the one of the record."""
-    return optax.chain(scale_by_soap(**given), orthogonalize(method), scale_by_shape(0.2))
+    return optax.chain(scale_by_soap(**settings), orthogonalize(method), scale_by_shape(0.2))
 
 
 @recipe(b1=0.95, b2=0.95, eps=0.0, refresh=10, storage=None, side="smaller")
-def one_sided_shampoo(*, b1: Any, refresh: Any, **given: Any) -> Any:
+def one_sided_shampoo(*, b1: Any, refresh: Any, **settings: Any) -> Any:
     """Shampoo with one factor, and the root of its pseudo-inverse (arXiv:2503.20762)."""
     policy = as_policy(refresh, offset=0, first=True)
-    preconditioned = precondition(momentum(b1), root=2, refresh=policy, **given)
+    preconditioned = precondition(momentum(b1), root=2, refresh=policy, **settings)
     return optax.chain(preconditioned, normalize_matrices(0.2))
 
 
@@ -162,18 +163,18 @@ def lars(*, b1: Any, scale: Any) -> Any:
 
 
 @recipe(lambda decay: weights.hyperball(), b1=0.95, method="newton_schulz")
-def hyperball_muon(**given: Any) -> Any:
+def hyperball_muon(**settings: Any) -> Any:
     """Muon on spheres: weights keep their norms (Wen et al., arXiv:2606.16899).
 
     `weight_decay` is that of all other parameters. It is `curvax.muon(rate, weights="hyperball")`.
     """
-    return scale_by_muon(**given)
+    return scale_by_muon(**settings)
 
 
 @recipe(lambda decay: weights.decay(decay, cautious=True), b1=0.95, method="newton_schulz")
-def cautious_muon(**given: Any) -> Any:
+def cautious_muon(**settings: Any) -> Any:
     """Muon with cautious decay of the matrices (Chen et al., arXiv:2510.12402)."""
-    return optax.chain(scale_by_muon(**given), scale_by_shape(0.2))
+    return optax.chain(scale_by_muon(**settings), scale_by_shape(0.2))
 
 
 RECORD = weights.chain(

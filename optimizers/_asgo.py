@@ -47,15 +47,15 @@ def scale_by_asgo(
     if side is None:
         side = "left" if theoretical else "smaller"
     return precondition(
-        None if theoretical else momentum(0.9 if b1 is None else b1, dtype=dtype),
-        refresh=as_policy(refresh, offset=1, first=True),
-        side=side,
+        None if theoretical else momentum(0.9 if b1 is None else b1, dtype=dtype),  # Alg. 2, line 6
+        refresh=as_policy(refresh, offset=1, first=True),  # line 12
+        side=side,  # line 7
         root=2,
-        b2=None if theoretical else (0.95 if b2 is None else b2),
+        b2=None if theoretical else (0.95 if b2 is None else b2),  # lines 8, 10; Alg. 1, line 6
         eps=eps,
-        damping_mode="outside" if theoretical else "absolute",
+        damping_mode="outside" if theoretical else "absolute",  # line 13; Alg. 1, line 7
         method=method,
-        statistics="momentum" if variant == "from_momentum" else "gradient",
+        statistics="momentum" if variant == "from_momentum" else "gradient",  # Eq. 4
         storage=storage,
         products=products,
         limit=limit,

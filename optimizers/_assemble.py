@@ -75,10 +75,10 @@ def assemble(
       >>> updates, state = jax.jit(optimizer.update)(params, optimizer.init(params), params)
     """
     if isinstance(direction, _Full) or not isinstance(direction, optax.GradientTransformation):
-        given = "a full optimizer" if isinstance(direction, _Full) else shown(direction)
+        kind = "a full optimizer" if isinstance(direction, _Full) else shown(direction)
         raise ValueError(
             "direction must be a transformation of matrices, such as curvax.scale_by_muon() or an "
-            f"optax.chain; got {given}."
+            f"optax.chain; got {kind}."
         )
     rule = as_rule(matrices, weight_dimension_numbers)
     side = as_value("weights", weights, Weights, "curvax.weights.hyperball()", WEIGHTS)
@@ -166,12 +166,12 @@ def _base(base: Any, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTra
     made = base(learning_rate) if callable(base) else None
     if not isinstance(made, optax.GradientTransformation):
         is_made = isinstance(base, optax.GradientTransformation)
-        given = "an optimizer" if is_made else shown(base)
+        kind = "an optimizer" if is_made else shown(base)
         gives = f", which gives {shown(made)}" if callable(base) else ""
         raise ValueError(
             "base must be a callable from a learning rate to an Optax transformation, such as "
             "optax.adamw or functools.partial(optax.adamw, weight_decay=0.1); got "
-            f"{given}{gives}."
+            f"{kind}{gives}."
         )
     return made
 
