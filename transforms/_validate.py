@@ -26,9 +26,8 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-_OF_VALUES = ("policies", "subspaces", "polar", "grafts", "eigenbases", "weights")
-MODULES = ("curvax", *(f"curvax.{name}" for name in _OF_VALUES))
-"""Where functions of curvax are found that give a value for an argument."""
+MODULES = ("policies", "subspaces", "polar", "grafts", "eigenbases", "weights")
+"""Where curvax has functions that give a value for an argument."""
 
 MAX_INTEGER = 2**31 - 1
 """The largest integer of a compiled program: int32, as JAX has it by default."""
@@ -37,7 +36,7 @@ MAX_INTEGER = 2**31 - 1
 def shown(value: Any) -> str:
     """A value in one short line; of a function of curvax that gives one, how to call it."""
     name = getattr(value, "__name__", None)
-    for module in MODULES:
+    for module in ("curvax", *(f"curvax.{name}" for name in MODULES)):
         is_public = name is not None and getattr(sys.modules.get(module), name, None) is value
         if is_public and value.__module__.startswith("curvax.transforms."):
             arguments = inspect.signature(value).parameters.values()
@@ -51,16 +50,13 @@ def concrete(value: Any) -> float | None:
     """The value as a float; `None` for a tracer, NaN if it is not a number, or a bool."""
     if isinstance(value, Tracer):
         return None
-    if isinstance(value, bool) or getattr(value, "dtype", None) == "bool":
+    is_scalar = isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
+    is_bool = isinstance(value, bool) or getattr(value, "dtype", None) == "bool"
+    try:
+        is_number = (isinstance(value, numbers.Real) or is_scalar) and not is_bool
+        return float(value) if is_number else float("nan")
+    except OverflowError:  # of an integer
         return float("nan")
-    if isinstance(value, numbers.Real) or (
-        isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
-    ):
-        try:
-            return float(value)
-        except OverflowError:  # of an integer
-            return float("nan")
-    return float("nan")
 
 
 class Rule(abc.ABC):
@@ -232,7 +228,6 @@ RULES: dict[str, Rule] = {
         (OneOf(("rms", "spectral")), "normalize_matrices.norm"),
         (OneOf(("matrix", "row", "column")), "floor.unit"),
         (OneOf(("parameter", "matrix")), "skip_spikes.unit"),
-        (OneOf((True, False, "doubling", "growing")), "every.first"),
         (Dtype(), "dtype"),
     )
     for name in names.split()

@@ -78,6 +78,7 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {  # by arguments: bad values, par
     "column_parts": (((4, 0), 8), "positive"),
     "bits": ((0, 5, 2.5, "4", None), "4"),
     "solver map products.step products.statistics products.refresh": (("top", "", 0.5), "one of"),
+    "every.first": (("false", 0, None), "'doubling' or 'growing'.* True or False"),
     "stagger": (("false", 0, None, -1, 2.5), "True or False.*integer of at least 1"),
     "coefficients": (PRESETS, "'quintic', 'classical', 'polar_express', 'turbo_muon'|three"),
     "power": ((-1.0, NAN, "0.5"), r"\[0, inf\)"),

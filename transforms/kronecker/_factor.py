@@ -30,8 +30,6 @@ from ..refresh._due import Refreshing, phases_of, refresh_due, untried
 from ..refresh._policy import RefreshPolicy, Verdict
 from ..storage._storage import Storage, StorageRecord
 
-SIDES = ("both", "left", "right", "smaller")
-
 
 @counters
 class FactorCounts(NamedTuple):

@@ -39,8 +39,6 @@ from ..directions._moment_ratio import largest_ratio
 from ..linalg._numerics import significant
 from ..refresh._policy import RefreshPolicy
 
-STATISTICS = ("gradient", "kl")
-
 
 def starting_multiple(
     g: jax.Array, sides: int, initial: jax.typing.ArrayLike, dtype: Any

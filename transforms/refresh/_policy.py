@@ -45,16 +45,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._validate import (
-    MAX_INTEGER,
-    Integer,
-    Value,
-    check_fields,
-    check_value,
-    checked,
-    if_injected,
-    shown,
-)
+from .._validate import MAX_INTEGER, Flag, Integer, Value, check_value, checked, if_injected, shown
 
 TOGETHER = 24
 """With `stagger=True` about so many matrices take their turn together. On an H100 cuSOLVER
@@ -117,7 +108,8 @@ class Every(RefreshPolicy):
     examines = None
 
     def __post_init__(self):
-        check_fields(self)
+        if self.first not in ("doubling", "growing"):
+            Flag().check("first (if not 'doubling' or 'growing')", self.first)
         if not isinstance(self.stagger, (bool, np.bool_)):
             Integer(1).check("stagger (if not True or False)", self.stagger)
 
