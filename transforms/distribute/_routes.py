@@ -154,14 +154,16 @@ class Route:
 
     @property
     def _axes(self) -> tuple[Labels, Labels, Labels]:
-        """The axes of matrices, on a device, in a row of numbers, and whole.
+        """The axes of matrices, as they are, in a row of numbers, and there with mesh axes.
 
-        In a row those that a mesh axis divides come first. If they came last, accelerators would
-        pad the few columns that a device has of a matrix.
+        In a row those that a mesh axis divides come first, until matrices are whole. If they came
+        last, TPUs would pad the few columns that a device has of a matrix (to 0.8 GB of
+        temporaries for 24 kernels of LLaMA-1B on 256 of them).
         """
         plain, together = _labels(self.sides)
-        ordered = sorted(plain, key=lambda label: not self.sides[label[0]])
-        return ((-1,), *plain), ((-1,), *ordered), ((-1,), *together)
+        order = sorted(range(len(plain)), key=lambda i: not self.sides[i])
+        ordered, woven = (((-1,), *(axes[i] for i in order)) for axes in (plain, together))
+        return ((-1,), *plain), ordered, woven
 
     @property
     def _local(self) -> tuple[int, ...]:
@@ -206,20 +208,22 @@ class Route:
 
     def matrices(self, x: jax.Array) -> jax.Array:
         """Matrices `(k, m, n)` from the parts that all devices have of them `(…, k, length)`."""
-        _, ordered, together = self._axes
+        plain, ordered, woven = self._axes
         whole = (self.inner, (-1,), (*self.chunks, -2))
         x = regrouped(x, (self.used, (-1,), (-2,)), whole, self.sizes)
         x = x[..., : math.prod(self.local)].reshape(*x.shape[:2], *self._local)
-        x = regrouped(x, (self.inner, *ordered), together, self.sizes)
-        return x.reshape(len(x), *self.form.tile)
+        x = regrouped(x, (self.inner, *ordered), woven, self.sizes)
+        x = regrouped(x, ordered, plain, self.sizes).reshape(len(x), *self.form.tile)
+        # XLA would leave them turned, and sum in another order than on one device.
+        return jax.lax.optimization_barrier(x)
 
     def rows_of_matrices(self, x: jax.Array, length: int) -> jax.Array:
         """The inverse of `matrices`: `(devices, k, length)`."""
-        _, ordered, together = self._axes
+        plain, ordered, woven = self._axes
         pairs = zip(self.local, self.sides, strict=True)
         sizes = (n * number(axes, self.sizes) for n, axes in pairs)
-        x = x.reshape(len(x), *sizes)
-        x = regrouped(x, together, (self.inner, *ordered), self.sizes)
+        x = regrouped(x.reshape(len(x), *sizes), plain, ordered, self.sizes)
+        x = regrouped(x, woven, (self.inner, *ordered), self.sizes)
         x = padded(x.reshape(*x.shape[:2], -1), number(self.chunks, self.sizes) * length)
         whole = (self.inner, (-1,), (*self.chunks, -2))
         return regrouped(x, whole, (self.used, (-1,), (-2,)), self.sizes)
