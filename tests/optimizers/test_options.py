@@ -66,7 +66,7 @@ class Other(NamedTuple):
     settings: Mapping[str, Any] = {}
 
 
-RANDOM = subspaces.randomized(1)
+RANDOM, FIRST, SECOND = subspaces.randomized(1), curvax.momentum(), curvax.scale_by_muon()
 MESH = {"mesh": jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)}
 SHARED: dict[str, Any] = {
     "matrices": "second/kernel",
@@ -170,138 +170,109 @@ def test_every_shared_argument_changes_something(row: Row, name: str) -> None:
         assert not without_effect(row.optimizer, of_method(row), [name], **SHARED)
 
 
-class Part(NamedTuple):
-    """A direction with a value, what its factory is given, and values unlike `OTHERS`."""
-
-    within: Callable[[Any], Any]
-    given: Mapping[str, Any] = {}
-    others: Mapping[str, Any] = {}
-
-
-def _itself(direction: Any) -> Any:
-    return direction
-
-
-def _shampoo(**settings: Any) -> Any:
-    return curvax.scale_by_shampoo(refresh=2, **settings)
-
-
-def _examined(refresh: Any) -> Any:
-    return curvax.scale_by_shampoo(refresh=refresh, damping_mode="absolute", eps=1e-9)
-
-
 def _in(make: Any, name: str, **settings: Any) -> Any:
+    """A function from a value to a direction that has it as this argument."""
     return lambda value: make(**settings, **{name: value})
-
-
-def _packed(storage: Any) -> Any:
-    rooted = _shampoo(storage=storage, method=eigenbases.stored_roots())
-    return optax.chain(curvax.scale_by_soap(storage=storage), rooted)
 
 
 def _beside(side: Any) -> Any:
     return optax.chain(curvax.momentum(), on_weights(side, 0.1))
 
 
-FOLLOWED = _in(curvax.scale_by_soap, "method", refresh=policies.diagonal_residual(2))
-SWITCHED = Part(_in(curvax.scale_by_alice, "switching", rank=2), {}, {"finder": subspaces.svd()})
-OF_FIRA = Part(_in(curvax.scale_by_fira, "compensation", rank=2))
-OF_GALORE = Part(_in(curvax.scale_by_galore, "basis", rank=2))
-STORED = _in(_shampoo, "storage")
-ALL_CODED = {"min_elements": 1}
-CODED = {"bits": 8, "map": "linear", "min_elements": 4096}
-PERIOD = {"refresh": curvax.every(2)}
-LONGER = {"refresh": curvax.every(3)}
-TWO = {"first": optax.identity(), "second": curvax.momentum(), "weights": (0.5, 0.5)}
-PARTS = {
-    "polar.newton_schulz": Part(curvax.orthogonalize, {}, {"coefficients": "classical"}),
-    "polar.balanced": Part(curvax.orthogonalize, {}, {"method": "svd"}),
-    "eigenbases.qr": Part(FOLLOWED),
-    "eigenbases.rotations": Part(_in(curvax.scale_by_soap, "method")),
-    "eigenbases.stored_roots": Part(_in(_shampoo, "method"), {}, {"solver": "products"}),
-    "eigenbases.saturated_roots": Part(
-        _in(_shampoo, "method", root=2), {}, {"coefficients": "classical"}
-    ),
-    "grafts.adam": Part(_in(_shampoo, "graft")),
-    "weights.hyperball": Part(_beside),
-    "weights.decay": Part(_beside, {"weight_decay": 0.1}),
-    "weights.brake": Part(_beside),
-    "weights.floor": Part(_beside, {"share": 0.25}),
-    "policies.every": Part(_in(curvax.scale_by_soap, "refresh"), {"k": 2}),
-    "policies.foam": Part(_examined),
-    "policies.diagonal_residual": Part(_examined),
-    "policies.below_norm": Part(_in(curvax.scale_by_sumo, "refresh", rank=2), {"threshold": 1.0}),
-    "subspaces.randomized": OF_GALORE,
-    "subspaces.iterated": OF_GALORE._replace(others={"start": RANDOM}),
-    "subspaces.gaussian": Part(_in(curvax.scale_by_apollo, "basis", rank=2)),
-    "subspaces.complement": SWITCHED,
-    "subspaces.full_basis": SWITCHED,
-    "subspaces.gaussian_mix": SWITCHED,
-    "subspaces.optimal": Part(_in(curvax.scale_by_alice, "compensation", rank=2)),
-    "subspaces.fira": OF_FIRA,
-    "subspaces.fira_plus": OF_FIRA,
-    "subspaces.channel_scaling": OF_FIRA,
-    "products": Part(
-        _in(curvax.scale_by_soap, "products"),
-        {},
-        {"step": "float32", "statistics": "bf16x6", "refresh": "bf16x3"},
-    ),
-    "dense": Part(STORED),
-    "quantized": Part(STORED, ALL_CODED, CODED),
-    "cholesky": Part(STORED, ALL_CODED, CODED),
-    "packed": Part(_packed, ALL_CODED, {**CODED, "bits": 6, "bases": curvax.dense()}),
-    "blend": Part(
-        _itself,
-        TWO,
-        {"first": curvax.scale_by_muon(), "second": optax.scale_by_rms(), "weights": (0.5, 1.0)},
-    ),
-    "trust_gate": Part(lambda x: curvax.blend(curvax.momentum(), curvax.scale_by_muon(), x)),
-    "momentum": Part(_itself),
-    "moment_ratio": Part(_itself),
-    "precondition_diagonal": Part(_itself),
-    "normalize_neurons": Part(_itself),
-    "normalize_matrices": Part(_itself),
-    "cautious_updates": Part(_itself, {"direction": curvax.moment_ratio()}),
-    "scale_by_dion": Part(_itself, {"rank": 2}),
-    "in_eigenbasis": Part(
-        _itself,
-        {"inner": curvax.moment_ratio(), **PERIOD},
-        {**LONGER, "divide": Other(True, {"statistics": "kl"}), "method": "rotations"},
-    ),
-    "precondition": Part(_itself, PERIOD, {**LONGER, "method": "rotations"}),
-    "in_subspace": Part(
-        _itself,
-        {"inner": curvax.moment_ratio(), "rank": 2, "basis": RANDOM, **PERIOD},
-        {**LONGER, "basis": subspaces.svd(), "compensation": "fira", "seed": 7},
-    ),
+def _stored(storage: Any) -> Any:
+    rooted = curvax.scale_by_shampoo(storage=storage, method=eigenbases.stored_roots())
+    return optax.chain(curvax.scale_by_soap(storage=storage), rooted)
+
+
+SHAMPOO, SOAP = curvax.scale_by_shampoo, curvax.scale_by_soap
+TESTED_BY: dict[Any, Any] = {  # by the kind of a value: the direction that shows what it does
+    polar.PolarMethod: curvax.orthogonalize,
+    eigenbases.BasisMethod: _in(SOAP, "method"),
+    eigenbases.RefreshMethod: _in(SHAMPOO, "method", root=2),
+    grafts.Graft: _in(SHAMPOO, "graft"),
+    weights.Weights: _beside,
+    policies.RefreshPolicy: _in(SHAMPOO, "refresh", damping_mode="absolute", eps=1e-9),
+    subspaces.BasisFinder: _in(curvax.scale_by_galore, "basis", rank=2),
+    subspaces.Compensation: _in(curvax.scale_by_alice, "compensation", rank=2),
+    curvax.Storage: _stored,
+    type(curvax.products()): _in(SOAP, "products"),
+    type(curvax.trust_gate()): _in(curvax.blend, "weights", first=FIRST, second=SECOND),
+    optax.GradientTransformation: lambda direction: direction,
+    "eigenbases.qr": _in(SOAP, "method", refresh=policies.diagonal_residual(2)),
+    "policies.below_norm": _in(curvax.scale_by_sumo, "refresh", rank=2),
 }
+MODULES = {
+    **{"eigenbases": eigenbases, "grafts": grafts, "polar": polar, "policies": policies},
+    **{"subspaces": subspaces, "weights": weights},
+}
+NO_PARTS = {"policies.damping_proxy", "policies.residual_and_diagonal", "weights.chain"}
+"""Functions of arrays, and what has values alone."""
+
+PARTS = [
+    *(
+        f"{module}.{name}"
+        for module, functions in MODULES.items()
+        for name, factory in vars(functions).items()
+        if inspect.isfunction(factory) and inspect.signature(factory).parameters
+    ),
+    *("products", "dense", "quantized", "cholesky", "packed", "blend", "trust_gate", "momentum"),
+    *("moment_ratio", "precondition_diagonal", "normalize_neurons", "normalize_matrices"),
+    *("cautious_updates", "scale_by_dion", "in_eigenbasis", "precondition", "in_subspace"),
+]
 """Whatever is made of options: the values, and the directions that more than one method has."""
+
+ALL_CODED = {"min_elements": 1}
+PERIOD, INNER = {"refresh": curvax.every(2)}, {"inner": curvax.moment_ratio()}
+GIVEN: dict[str, dict[str, Any]] = {
+    "weights.decay": {"weight_decay": 0.1},
+    "weights.floor": {"share": 0.25},
+    "policies.every": {"k": 2},
+    "policies.below_norm": {"threshold": 1.0},
+    **dict.fromkeys(("quantized", "cholesky", "packed"), ALL_CODED),
+    "blend": {"first": FIRST, "second": SECOND, "weights": (0.5, 0.5)},
+    "cautious_updates": {"direction": curvax.moment_ratio()},
+    "scale_by_dion": {"rank": 2},
+    "in_eigenbasis": {**INNER, **PERIOD},
+    "precondition": PERIOD,
+    "in_subspace": {**INNER, **PERIOD, "rank": 2, "basis": RANDOM},
+}
+"""What a part needs, or what lets its arguments act."""
+
+LONGER, CODED = {"refresh": curvax.every(3)}, {"bits": 8, "map": "linear", "min_elements": 4096}
+SWITCHED, PRESET = {"finder": subspaces.svd()}, {"coefficients": "classical"}
+OF_PARTS: dict[str, dict[str, Any]] = {
+    "polar.newton_schulz": PRESET,
+    "polar.balanced": {"method": "svd"},
+    "eigenbases.stored_roots": {"solver": "products"},
+    "eigenbases.saturated_roots": PRESET,
+    "policies.every": {"first": False},
+    "subspaces.iterated": {"start": RANDOM},
+    **{f"subspaces.{x}": SWITCHED for x in ("complement", "full_basis", "gaussian_mix")},
+    "products": {"step": "float32", "statistics": "bf16x6", "refresh": "bf16x3"},
+    **dict.fromkeys(("quantized", "cholesky"), CODED),
+    "packed": {**CODED, "bits": 6, "bases": curvax.dense()},
+    "blend": {"first": SECOND, "second": FIRST, "weights": (0.5, 1.0)},
+    "in_eigenbasis": {**LONGER, "divide": Other(True, {"statistics": "kl"}), "method": "rotations"},
+    "precondition": {**LONGER, "method": "rotations"},
+    "in_subspace": {**LONGER, "basis": subspaces.svd(), "compensation": "fira", "seed": 7},
+}
+"""Values unlike those of `OTHERS`."""
 
 REFUSES = {"in_subspace": {"clamp_rank"}}
 """Arguments that only refuse: without it, ranks that are too large."""
 
 
-@pytest.mark.parametrize("name", share(PARTS, of=5))
+@pytest.mark.parametrize("name", share((x for x in PARTS if x not in NO_PARTS), of=5))
 def test_every_argument_of_a_part_changes_something(name: str) -> None:
-    part, factory = PARTS[name], operator.attrgetter(name)(curvax)
+    factory, given = operator.attrgetter(name)(curvax), GIVEN.get(name, {})
+    kinds = (x for x in TESTED_BY if isinstance(x, type) and isinstance(factory(**given), x))
+    within = TESTED_BY.get(name) or TESTED_BY[next(kinds)]
 
     def make(**settings: Any) -> Any:
-        return curvax.assemble(part.within(factory(**{**part.given, **settings})), 0.1)
+        return curvax.assemble(within(factory(**{**given, **settings})), 0.1)
 
     own = [x for x in inspect.signature(factory).parameters if x not in REFUSES.get(name, ())]
-    assert not without_effect(factory, make, own, given=part.given, **part.others)
-
-
-def test_every_value_with_arguments_is_a_part() -> None:
-    modules = {"eigenbases": eigenbases, "grafts": grafts, "polar": polar, "subspaces": subspaces}
-    found = {
-        f"{module}.{name}"
-        for module, functions in {**modules, "policies": policies, "weights": weights}.items()
-        for name, factory in vars(functions).items()
-        if inspect.isfunction(factory) and inspect.signature(factory).parameters
-    }
-    measures = {"policies.damping_proxy", "policies.residual_and_diagonal"}  # functions of arrays
-    assert found - measures - {"weights.chain"} <= set(PARTS)  # which has values alone
+    assert not without_effect(factory, make, own, given=given, **OF_PARTS.get(name, {}))
 
 
 def test_an_argument_that_changes_nothing_is_found() -> None:
