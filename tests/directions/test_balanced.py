@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import curvax
+from tests.cells import cells
 from tests.reference.aurora import aurora, balanced_polar
 from tests.reference.muon_eq import muon_eq
 from tests.shared.transcriptions import FULL_RANK, HARD, Case, assert_follows, spread
@@ -44,7 +45,7 @@ def test_muon_eq_normalizes_outputs_or_inputs_before_the_polar_factor(form: str)
     assert_follows(Case(ours, theirs, HARD, of_scales))
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("rounds", cells([1, 2, 3], of=3))
 def test_aurora_follows_the_transcription(rounds: int) -> None:
     ours = optax.chain(
         curvax.momentum(0.95, nesterov=True),
@@ -55,7 +56,7 @@ def test_aurora_follows_the_transcription(rounds: int) -> None:
     assert_follows(Case(ours, theirs, HARD, CONVERGING))
 
 
-@pytest.mark.parametrize("beta", [0.5, 1.0])
+@pytest.mark.parametrize("beta", cells([0.5, 1.0], of=2))
 def test_exact_factors_may_be_balanced_too(beta: float) -> None:
     ours = curvax.orthogonalize(curvax.polar.balanced("svd", beta=beta))
     theirs = functools.partial(balanced_polar, beta=beta)

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import curvax
+from tests.cells import cells
 from tests.helpers import (
     assert_close,
     assert_names,
@@ -47,8 +48,9 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("weights", [(0.3, 0.7), (0.0, 1.0), (1.0, -0.25)])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "weights"), cells(FORMS, [(0.3, 0.7), (0.0, 1.0), (1.0, -0.25)], of=3)
+)
 def test_trajectories_equal_the_transcription(form: str, weights: tuple[float, float]) -> None:
     ours, options = FORMS[form]
     momentum = curvax.momentum(0.9)

@@ -31,7 +31,7 @@ def rms(x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.mean(np.float64(x) ** 2, axis=(-2, -1)))
 
 
-@pytest.mark.parametrize("name", cells(DIRECTIONS, of=3))
+@pytest.mark.parametrize("name", cells(DIRECTIONS, of=4))
 def test_updates_behind_any_direction_have_the_root_mean_square_that_is_asked_for(name):
     direction = optax.chain(DIRECTIONS[name], curvax.normalize_matrices(0.2))
     found, _ = run_scanned(direction, GRADIENTS)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import curvax
+from tests.cells import cells
 from tests.helpers import assert_close, run_scanned
 
 
@@ -14,7 +15,7 @@ def _drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("method", ["newton_schulz", "svd", "qdwh"])
+@pytest.mark.parametrize("method", cells(["newton_schulz", "svd", "qdwh"], of=2))
 def test_orthogonalize_is_the_function_of_its_method(method):
     tree = {"a": _drawn(5, 8, 13), "b": _drawn(5, 9, 9)}
     settings = {"steps": 3, "coefficients": "classical", "eps": 1e-3}

@@ -69,7 +69,7 @@ CUTS = ("whole", "by_row", "by_column", "by_both")
 # Every method, on every kind of mesh
 
 
-@pytest.mark.parametrize(("row", "kind", "cut"), cells(REGISTRY, AXIS_TYPES, CUTS, of=48))
+@pytest.mark.parametrize(("row", "kind", "cut"), cells(REGISTRY, AXIS_TYPES, CUTS, of=68))
 def test_a_method_on_a_mesh_is_the_method_on_one_device(row: Row, kind: str, cut: str) -> None:
     mesh = mesh_of(kind, *((2, 2) if cut == "by_both" else (4,)))
     specs = {name: getattr(leaf, cut, P()) for name, leaf in LEAVES.items()}
@@ -192,7 +192,7 @@ VARIANTS = {
 """Coded moments: an entry may be rounded to the next code, a part in 255 of a tile's largest."""
 
 
-@pytest.mark.parametrize("name", cells(VARIANTS, of=6))
+@pytest.mark.parametrize("name", cells(VARIANTS, of=7))
 def test_an_optimizer_on_a_mesh_is_the_optimizer_on_one_device(name: str) -> None:
     variant = VARIANTS[name]
     kind = ("auto", "explicit")[list(VARIANTS).index(name) % 2]
@@ -246,7 +246,7 @@ def test_a_staggered_state_keeps_its_schedule_on_other_devices() -> None:
 
 @pytest.mark.parametrize(
     ("name", "each", "stack"),
-    cells([("racs", 2, True), ("soap", 1, False), ("muon", 1, False)], of=2),
+    cells([("racs", 2, True), ("soap", 1, False), ("muon", 1, False)], of=3),
 )
 def test_the_same_work_gives_the_same_bits(name: str, each: int, stack: bool) -> None:
     """RACS always; what multiplies matrices, if a device has one of a shape, as without stacks.

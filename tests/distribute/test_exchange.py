@@ -78,7 +78,7 @@ LAYOUTS = {"whole": (), "by_row": ("x",), "by_column": (None, "x")}
 
 @pytest.mark.parametrize(
     ("name", "kind", "layout", "scanned"),
-    cells(("muon", "shampoo"), AXIS_TYPES, LAYOUTS, (True, False), of=12),
+    cells(("muon", "shampoo"), AXIS_TYPES, LAYOUTS, (True, False), of=24),
 )
 def test_a_step_exchanges_at_most_twice_the_matrices(
     name: str, kind: str, layout: str, scanned: bool

@@ -34,7 +34,7 @@ def needed(name: str) -> float:
     return 4 + (own * DEVICES / whole - 1)
 
 
-@pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=7))
+@pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=14))
 def test_a_device_receives_twice_its_share_each_way_at_most(name: str, kind: str) -> None:
     cost = cost_of(name, kind)
     assert 0 < cost.received <= needed(name)
@@ -46,12 +46,12 @@ def test_a_device_receives_twice_its_share_each_way_at_most(name: str, kind: str
 ONE_AXIS = [name for name in LAYOUTS if name.endswith("FSDP") or "over all devices" in name]
 
 
-@pytest.mark.parametrize(("name", "kind"), cells(ONE_AXIS, KINDS, of=6))
+@pytest.mark.parametrize(("name", "kind"), cells(ONE_AXIS, KINDS, of=15))
 def test_what_is_sharded_along_one_axis_needs_no_shardings(name: str, kind: str) -> None:
     assert cost_of(name, kind).received <= needed(name)
 
 
-@pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=5))
+@pytest.mark.parametrize(("name", "kind"), cells(CELLS, of=11))
 def test_a_layout_does_not_change_the_updates(name: str, kind: str) -> None:
     layout = LAYOUTS[name]
     mesh = mesh_of(kind.split(",")[0], *layout.mesh)
@@ -156,4 +156,4 @@ def test_a_direction_of_another_shape_is_named(number: int) -> None:
     transposing = optax.stateless(lambda g, _: jax.tree.map(lambda x: x.swapaxes(-1, -2), g))
     optimizer = curvax.on_matrices(transposing, mesh=mesh_of())
     with pytest.raises(ValueError, match="'4x6' must have the shape of their gradient"):
-        optimizer.update(params, optimizer.init(params), params)
+        jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)

@@ -49,7 +49,7 @@ def other_meshes() -> dict[str, tuple[Mesh, Any]]:
     }
 
 
-@pytest.mark.parametrize("name", cells(other_meshes(), of=2))
+@pytest.mark.parametrize("name", cells(other_meshes(), of=4))
 def test_any_axes_of_any_mesh(name: str) -> None:
     mesh, axes = other_meshes()[name]
     params, gradients = given(TWO_SHAPES)

@@ -47,7 +47,7 @@ def shared(state: Any) -> list[jax.Array]:
             ("muon, aol", "explicit", (2, 2)),
             ("muon, qdwh", "auto", (2, 2)),
         ],
-        of=2,
+        of=4,
     ),
 )
 def test_shared_matrices_have_the_updates_of_one_device(

@@ -15,6 +15,7 @@ import curvax
 from curvax.transforms.distribute import _shares
 from curvax.transforms.linalg import _turns
 from tests.algebra import leaves_in
+from tests.cells import ALL_CELLS
 from tests.registry import NAMED
 from tests.shared.meshes import (
     TWO_SHAPES,
@@ -25,8 +26,10 @@ from tests.shared.meshes import (
     mesh_of,
 )
 
+EXAMPLES = 100 if ALL_CELLS else 25
 
-@hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
+
+@hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
 @hypothesis.given(
     st.dictionaries(
         st.text("abc", min_size=1, max_size=3),
@@ -112,7 +115,7 @@ def test_cheap_matrices_that_fill_gaps_are_updated_as_on_one_device(kind: str) -
     assert f"4 devices the busiest has {2 * 8**2 * 32 / mean:.2f}" in summary
 
 
-@hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)
 @hypothesis.given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)), max_size=5),
     st.sets(st.integers(0, 4)),

@@ -25,7 +25,7 @@ def _storage(name):
 
 @pytest.mark.parametrize(
     ("policy", "storage"),
-    cells(["every", "staggered", "residual"], ["dense", "quantized", "cholesky"], of=5),
+    cells(["every", "staggered", "residual"], ["dense", "quantized", "cholesky"], of=9),
 )
 def test_bases_stay_orthonormal_and_states_advance(policy, storage):
     policies = {

@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Any, dict[str, Any], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize("case", cells(CASES, of=2))
+@pytest.mark.parametrize("case", cells(CASES, of=4))
 def test_a_factor_that_is_not_finite_keeps_its_last_good_root(case):
     """And starts anew, for the checks after it; the other matrix is not affected."""
     policy, settings, floors = CASES[case]

@@ -81,7 +81,7 @@ DIRECTIONS = {
     "soap": curvax.scale_by_soap(refresh=4, statistics="kl"),
     "roots": roots(refresh=curvax.every(4)),
 }
-some_directions = pytest.mark.parametrize("name", cells(DIRECTIONS, of=2))
+some_directions = pytest.mark.parametrize("name", cells(DIRECTIONS, of=3))
 
 
 @some_directions
@@ -132,7 +132,7 @@ COMBINED = {
 }
 
 
-@pytest.mark.parametrize("name", cells(COMBINED, of=2))
+@pytest.mark.parametrize("name", cells(COMBINED, of=3))
 def test_policies_and_storages_combine_with_whitened_statistics(name):
     """Also with zeros first; the direction is close to 1 in root mean square."""
     zero = np.zeros((6, 9))

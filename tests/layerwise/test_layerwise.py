@@ -111,7 +111,7 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", cells(OTHERS, of=10))
+@pytest.mark.parametrize("name", cells(OTHERS, of=14))
 def test_equals_the_ordinary_step_around_and_inside_a_method(name: str) -> None:
     optimizer = OTHERS[name]()
     expected, found = steps_of(ordinary, optimizer), steps_of(during, optimizer)

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 import curvax
+from tests.cells import cells
 from tests.layerwise.test_unlike_layers import assert_same_training
 
 LAYERS, WIDTH = 3, 8
@@ -51,7 +52,7 @@ def of_nnx() -> tuple[Any, Any, Any]:
     return params, one, lambda p, x: jax.lax.scan(lambda x, p: (one(p, x), None), x, p)[0]
 
 
-@pytest.mark.parametrize("of_flax", [of_linen, of_nnx])
+@pytest.mark.parametrize("of_flax", cells([of_linen, of_nnx], of=2))
 def test_layers_of_flax_are_trained_as_by_an_ordinary_step(of_flax: Any) -> None:
     with jax.numpy_rank_promotion("allow"):
         params, one, whole = of_flax()

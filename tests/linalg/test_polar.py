@@ -184,9 +184,10 @@ def test_newton_schulz_without_eps_ignores_powers_of_two_bit_for_bit(exponent, d
     assert np.isfinite(ALL["newton_schulz"](scaled)).all() and np.isfinite(of_scaled).all()
 
 
-@every_method
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("shape", [(5, 8, 13), (13, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "dtype", "shape"),
+    cells(ALL, ["float32", "bfloat16", "float16"], [(5, 8, 13), (13, 8)], of=4),
+)
 def test_a_zero_matrix_gives_zero(method, dtype, shape):
     factor = ALL[method](np.zeros(shape, dtype))
     assert factor.dtype == dtype

@@ -103,8 +103,9 @@ def test_programs_for_devices_have_the_presets(platform: str) -> None:
     assert count == {1: 2, 3: 4, 6: 2 * (6 + 2)}
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
-@pytest.mark.parametrize("method", [None, "eigh"])
+@pytest.mark.parametrize(
+    ("method", "platform"), cells([None, "eigh"], ["cpu", "cuda", "tpu"], of=2)
+)
 def test_statistics_and_refreshes_are_in_halves_where_devices_have_them(
     method: str | None, platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,7 +115,7 @@ def assert_updated(updates: Any, params: Any) -> None:
         assert np.isfinite(update).all() and np.any(update != 0), name
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=4))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
 def test_every_kind_of_leaf(row: Row) -> None:
     """In the context of an Explicit mesh. Types suffice: what JAX refuses, it refuses in them."""
     shardings = shardings_for("explicit", first_by="row")
@@ -134,7 +134,7 @@ def test_every_kind_of_leaf(row: Row) -> None:
     assert_matrix_branch(row, params, jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state))
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=4))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
 def test_no_batch_is_decomposed(row: Row) -> None:
     """On CPUs several may wait for each other forever; see docs/xla.md, "LAPACK"."""
     params = {

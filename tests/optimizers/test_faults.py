@@ -342,7 +342,7 @@ def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
     run = work.run(gradients, cholesky=broken)
     assert run.finite.all()
     parts = work.parts("failures", TRIANGLE)
-    assert len(parts) >= 3
+    assert {part.leaf for part in parts} >= {*shapes_of(cell)} - {"dense/bias"}
     refreshes = work.parts("refreshes", ())
     for part in parts:
         failed = changes(run.state[:, part.fields["failures"][:, 0]])
@@ -351,7 +351,8 @@ def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
         assert (failed == broken[:, None] * (1 + refreshed)).all()
         kept = np.concatenate([part.fields[field] for field in TRIANGLE], axis=1)
         changed = (run.state[1:, kept] != run.state[:-1, kept]).any(axis=-1)
-        assert (changed == ~broken[1:, None]).all(), part.name
+        # Of order 1 a correlation is constant.
+        assert (changed == ~broken[1:, None]).all() or part.fields["diagonal"].shape[1] == 1
 
 
 @each([cell for cell in SAMPLE if cell.row.svd or (cell.row.decomposes and not cell.row.keeps)])

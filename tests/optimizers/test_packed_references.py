@@ -83,7 +83,7 @@ def _there_and_back(bits: int, block: int = BLOCK, eps: float = SHIFT):
     return jax.jit(coded)
 
 
-@pytest.mark.parametrize(("bits", "order"), cells(BITS, (1, 2, 9, 22), of=5))
+@pytest.mark.parametrize(("bits", "order"), cells(BITS, (1, 2, 9, 22), of=6))
 def test_each_form_is_that_of_the_formulas(bits, order):
     packing, draw = packing_of(bits), np.random.default_rng(order)
     u = orthogonal(jax.random.key(order), order, order)
@@ -385,7 +385,7 @@ def _amplified(method: str, g: np.ndarray, state, direction: np.ndarray) -> floa
     return float(np.prod(norms) / np.linalg.norm(state["G_hat"]))
 
 
-@pytest.mark.parametrize(("method", "bits", "shape"), cells(METHODS, BITS, SHAPES, of=29))
+@pytest.mark.parametrize(("method", "bits", "shape"), cells(METHODS, BITS, SHAPES, of=36))
 def test_trajectories_follow_the_formulas(method, bits, shape):
     _assert_same_trajectory(method, bits, shape)
     with pytest.raises(AssertionError):  # the negative control

@@ -17,6 +17,7 @@ import pytest
 
 import curvax
 from curvax.transforms.kronecker._eigenbasis import EigenbasisState
+from tests.cells import cells
 from tests.helpers import assert_close
 from tests.project.test_readme import blocks_of
 from tests.reference.record_46 import published_settings, record
@@ -84,7 +85,7 @@ def ours(make: Any, gate: Any, names: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("role", ["mlp", "attention_output"])
+@pytest.mark.parametrize("role", cells(["mlp", "attention_output"], of=2))
 def test_the_page_has_the_record(role: str) -> None:
     found = ours(NAMES["record"], None if role == "mlp" else fading(), SHAPES)
     settings = dataclasses.replace(SETTINGS, role=role)

@@ -295,7 +295,7 @@ IDENTITIES["APOLLO-Mini of one column is APOLLO"] = Identity(
 )
 
 
-@pytest.mark.parametrize("name", cells(IDENTITIES, of=5))
+@pytest.mark.parametrize("name", cells(IDENTITIES, of=8))
 def test_directions_are_the_same(name: str) -> None:
     case = IDENTITIES[name]
     run = functools.partial(directions, gradients=case.gradients, dtype=case.dtype)
@@ -438,7 +438,7 @@ SCALED: dict[str, tuple[Any, int]] = {  # and the power of the scale that direct
 }
 
 
-@pytest.mark.parametrize("name", cells(SCALED, of=2))
+@pytest.mark.parametrize("name", cells(SCALED, of=4))
 def test_directions_scale_as_a_power_of_the_gradients_bit_for_bit(name: str) -> None:
     """By even powers of two, whose square roots fourth roots have in them; by others up to
     rounding. Shampoo's have `s^(1 - 4/p)`, with relative damping; grafting makes it `s`."""
@@ -577,7 +577,7 @@ BY_THRESHOLD: dict[str, tuple[Any, Any]] = {
 NEW_EIGENVALUES = ("dr_shampoo", "asgo by DR")  # at each check, whatever the threshold
 
 
-@pytest.mark.parametrize("name", cells(BY_THRESHOLD, of=3))
+@pytest.mark.parametrize("name", cells(BY_THRESHOLD, of=7))
 def test_limits_of_the_threshold(name: str) -> None:
     """Next to 0 all checks are refreshes; with an infinite threshold only the first one is."""
     by_threshold, by_period = BY_THRESHOLD[name]

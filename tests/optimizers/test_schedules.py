@@ -28,7 +28,7 @@ def scheduled(row: Row) -> dict[str, Any]:
     return own
 
 
-@pytest.mark.parametrize("row", cells(REGISTRY, of=4))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=9))
 def test_schedules_are_the_numbers_of_their_steps(row: Row) -> None:
     params, gradients = given(ONE_SHAPE | {"a/bias": (6,)}, 4)
     own = scheduled(row)
@@ -40,7 +40,7 @@ def test_schedules_are_the_numbers_of_their_steps(row: Row) -> None:
         assert_close(updates, run_scanned(constant, gradients, params)[0], row.growth)
 
 
-@pytest.mark.parametrize("name", ["muon", "soap", "osgdm"])
+@pytest.mark.parametrize("name", cells(["muon", "soap", "osgdm"], of=3))
 def test_meshes_with_explicit_axes_take_schedules(name: str) -> None:
     row = NAMED[name]
     as_on_one_device(

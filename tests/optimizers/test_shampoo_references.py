@@ -352,7 +352,7 @@ WAYS = [("float64", *both) for both in PERIODS_AND_ROOTS]
 WAYS += [("float32", *both) for both in PERIODS_AND_ROOTS[1:4]]
 
 
-@pytest.mark.parametrize(("case", "way"), cells(CASES, WAYS, of=3 * len(WAYS)))
+@pytest.mark.parametrize(("case", "way"), cells(CASES, WAYS, of=4 * len(WAYS)))
 def test_trajectories_follow_the_transcription(case, way):
     dtype, period, root = way
     if root not in CASES[case].roots:
@@ -402,7 +402,7 @@ BLOCK = 4
 CUTS = (((0, 4), (4, 7)), ((0, 4), (4, 8), (8, 10)))  # balanced: 7 = 4 + 3 rows, 10 = 4 + 4 + 2
 
 
-@pytest.mark.parametrize("method", ["eigh", "rotations"])
+@pytest.mark.parametrize("method", cells(["eigh", "rotations"], of=2))
 def test_a_matrix_in_ragged_blocks_has_the_directions_of_its_blocks(method):
     """Padding has no part in them, nor in FOAM's statistics, lengths, dampings and decisions.
 

@@ -34,7 +34,7 @@ CASES: dict[str, Callable[[], optax.GradientTransformation]] = {
 }
 
 
-@pytest.mark.parametrize("name", cells(CASES, of=2))
+@pytest.mark.parametrize("name", cells(CASES, of=3))
 def test_nothing_is_promoted_implicitly(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But by Optax's bias correction, which takes a float to an int32 power."""
     for module, theirs in (

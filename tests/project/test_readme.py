@@ -48,7 +48,7 @@ def summarized(page: Path) -> set[str]:
     return {row for table in tables for row in table.splitlines() if not row.startswith("| … ")}
 
 
-@pytest.mark.parametrize("page", cells(PAGES, of=15), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", cells(PAGES, of=22), ids=lambda page: page.stem)
 def test_pages_run(page: Path) -> None:
     """And print the table that they show."""
     flags = "--xla_force_host_platform_device_count=8"

@@ -39,7 +39,7 @@ def test_the_step_after_the_last_keeps_counting() -> None:
     assert all(step.dtype == jnp.int32 for step in steps)
 
 
-@pytest.mark.parametrize("name", cells(["shampoo", "soap", "galore", "muon"], of=2))
+@pytest.mark.parametrize("name", cells(["shampoo", "soap", "galore", "muon"], of=4))
 @pytest.mark.parametrize("count", [LARGEST - 2, -3])
 def test_an_optimizer_goes_on_at_the_limit(name: str, count: int) -> None:
     """Refreshes too: at 2³¹ - 1 the count used to stay, and was never due again."""

@@ -30,7 +30,7 @@ from tests.shared.policies import (
 # Staggering
 
 
-@pytest.mark.parametrize(("first", "early"), cells([(True, 1), (False, 0), ("doubling", 2)], of=2))
+@pytest.mark.parametrize(("first", "early"), cells([(True, 1), (False, 0), ("doubling", 2)], of=3))
 def test_staggered_refreshes_are_as_many_and_balanced(executed, first, early):
     """Every factor once per period; no step costs more than the mean and one decomposition."""
     shapes, period = {"a": (5, 4, 12), "b": (3, 8, 6)}, 4
@@ -191,7 +191,7 @@ MANY = [  # whose compiled steps two tests share
             *MANY,
             *itertools.product(["every, staggered", "DR"], ["unstacked"], [2]),
         ],
-        of=2,
+        of=3,
     ),
 )
 def test_no_decomposition_is_outside_a_loop_or_branch(name, layout, number):

@@ -87,8 +87,8 @@ DUE = {
 FIXED = (*(name for name in DUE if name.startswith("every")), "a user's schedule")
 
 
-METHODS = [(name, None) for name in cells(POLICIES, of=3)]
-METHODS += [(name, curvax.eigenbases.stored_roots()) for name in cells(FIXED, of=2)]
+METHODS = [(name, None) for name in cells(POLICIES, of=4)]
+METHODS += [(name, curvax.eigenbases.stored_roots()) for name in cells(FIXED, of=3)]
 
 
 @pytest.mark.parametrize(("name", "method"), METHODS)

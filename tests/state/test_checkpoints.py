@@ -63,7 +63,7 @@ def assert_continues(optimizer: Any, number: int, through: Callable, folder: Pat
 
 
 @pytest.mark.parametrize("through", [through_flax, through_pickle])
-@pytest.mark.parametrize("row", cells(REGISTRY, of=4))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
 def test_a_restored_state_continues_bit_for_bit(row: Row, through: Callable, tmp_path: Path):
     assert_continues(compiled(row), 4, through, tmp_path)
 

@@ -1,6 +1,7 @@
 """A state as a dict of arrays: for code that asks every entry of a state for its dtype."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from flax import nnx
 
 import curvax
 from curvax.transforms._paths import is_hole, named_leaves
+from tests.cells import cells
 from tests.helpers import assert_close, gradients_like, run
 
 PARAMS = {
@@ -20,10 +22,9 @@ PARAMS = {
 GRADIENTS = gradients_like(PARAMS, 3)
 
 
-@pytest.mark.parametrize("inner", [curvax.asgo(0.1), optax.contrib.muon(0.1)], ids=["asgo", "muon"])
-def test_every_entry_is_an_array_and_steps_are_the_same(
-    inner: optax.GradientTransformation,
-) -> None:
+@pytest.mark.parametrize("make", cells([curvax.asgo, optax.contrib.muon], of=2))
+def test_every_entry_is_an_array_and_steps_are_the_same(make: Any) -> None:
+    inner = make(0.1)
     (*_, expected), (*_, whole) = run(inner, GRADIENTS, PARAMS)
     (*_, found), (*_, state) = run(curvax.flat_state(inner), GRADIENTS, PARAMS)
     is_entry = {"is_leaf": lambda node: isinstance(node, optax.MaskedNode)}

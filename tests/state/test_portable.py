@@ -104,7 +104,7 @@ def checkpoint(directory: Path, *place: Any) -> Path:
             ("muon", ("explicit", 8), ("auto", 2, 2)),
             ("muon", ("auto", 8), ("explicit", 8)),
         ],
-        of=3,
+        of=6,
     ),
 )
 def test_a_checkpoint_can_be_restored_anywhere(
@@ -182,7 +182,7 @@ def stepped(optimizer: Any, params: Any) -> Any:
     return jax.jit(optimizer.update)(params, optimizer.init(params), params)[1]
 
 
-@pytest.mark.parametrize("name", cells(["muon", "asgo", "alice", "soap"], of=3))
+@pytest.mark.parametrize("name", cells(["muon", "asgo", "alice", "soap"], of=4))
 def test_the_portable_form_is_the_same_for_every_stack_and_mesh(name: str) -> None:
     """On matrices that are stacked on a mesh only, and on those that are stacked anyway."""
     mesh = mesh_of("auto", 2)

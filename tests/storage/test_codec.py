@@ -38,10 +38,10 @@ CODECS = [(bits, map) for map, book in CODE_BOOKS.items() for bits in book.width
 BLOCK = 4
 SHAPES = [(1, 9), (40, 13, 21), (2, 32, 3, 3)]  # of the last, a tile is larger than a matrix
 PRODUCTS = 4  # rounding errors between a scale and a decoded number
-every_bits = pytest.mark.parametrize("bits", cells(BITS, of=2))
+every_bits = pytest.mark.parametrize("bits", cells(BITS, of=3))
 
 
-every_codec = pytest.mark.parametrize(("bits", "map"), cells(CODECS, of=2))
+every_codec = pytest.mark.parametrize(("bits", "map"), cells(CODECS, of=3))
 
 
 @functools.partial(compiled, static_argnums=1)

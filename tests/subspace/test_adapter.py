@@ -29,7 +29,7 @@ ALL = ("query", "up", "down")
 
 @pytest.mark.parametrize(
     ("options", "names", "rank"),
-    cells([({"rank": 2}, ALL, 2), ({"rank": 99}, ALL[1:2], 6), ({"tolerance": 0.3}, ALL, 2)], of=2),
+    cells([({"rank": 2}, ALL, 2), ({"rank": 99}, ALL[1:2], 6), ({"tolerance": 0.3}, ALL, 2)], of=3),
     ids=str,
 )
 def test_factors_are_the_transcriptions(options, names, rank):

@@ -45,7 +45,7 @@ def _with_everything(finder):
     )
 
 
-@pytest.mark.parametrize(("finder", "shape"), cells(FINDERS, GRADIENTS, of=12))
+@pytest.mark.parametrize(("finder", "shape"), cells(FINDERS, GRADIENTS, of=14))
 def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(finder, shape):
     given = {shape: GRADIENTS[shape]}
     directions, states = trajectories(_with_everything(finder), given, "float32")
@@ -75,7 +75,7 @@ def test_bases_are_orthonormal_and_kept_as_declared_and_every_field_advances(fin
 
 @pytest.mark.parametrize(
     ("finder", "shape"),
-    cells(["svd", "randomized", "complement", "gaussian_mix"], GRADIENTS, of=6),
+    cells(["svd", "randomized", "complement", "gaussian_mix"], GRADIENTS, of=12),
 )
 def test_bases_do_not_depend_on_the_gradients_scale(finder, shape):
     """At the first step: second moments of all of them may leave the range of float32."""

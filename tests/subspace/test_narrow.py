@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import curvax
+from tests.cells import cells
 from tests.helpers import scanned
 
 UNIT = float(jnp.finfo(jnp.bfloat16).eps)
@@ -47,7 +48,7 @@ def test_an_average_in_bfloat16_follows() -> None:
     assert (jnp.bfloat16(b2) * nearest == nearest).all()
 
 
-@pytest.mark.parametrize("method", ["galore", "alice"])
+@pytest.mark.parametrize("method", cells(["galore", "alice"], of=2))
 def test_the_rounding_of_a_basis_is_not_taken_for_a_gradient(method: str) -> None:
     """Of gradients of rank one the other directions of the basis hold nothing."""
     left, right = np.random.default_rng(0).standard_normal((2, 16))

@@ -39,7 +39,7 @@ def _subspace_of(state):
     return found.subspace
 
 
-@pytest.mark.parametrize("method", cells(["alice", "sumo", "apollo"], of=2))
+@pytest.mark.parametrize("method", cells(["alice", "sumo", "apollo"], of=3))
 def test_zero_gradients_leave_a_subspace_alone_until_there_is_one(method):
     gradients = {"x": [np.zeros((6, 9))] * 2 + GRADIENTS["wide"][2:]}
     directions, states = trajectories(_by_period(method), gradients, "float32", 7)
@@ -50,7 +50,7 @@ def test_zero_gradients_leave_a_subspace_alone_until_there_is_one(method):
     assert directions["x"][2].any()
 
 
-@pytest.mark.parametrize("method", cells(DIRECTIONS, of=2))
+@pytest.mark.parametrize("method", cells(DIRECTIONS, of=3))
 def test_a_gradient_that_is_not_finite_counts_as_zero(method):
     bad = {"x": [g.copy() for g in GRADIENTS["wide"]]}
     bad["x"][0][2, 3] = np.nan

@@ -127,7 +127,7 @@ def bits_of(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "shape", cells([(2**18,), (512, 512), (2**17, 2), (2, 2**17), (8, 64, 512)], of=2)
+    "shape", cells([(2**18,), (512, 512), (2**17, 2), (2, 2**17), (8, 64, 512)], of=3)
 )
 def test_random_bits_are_uniform_and_independent(shape):
     """Means, single bits and correlations within five standard errors, blocks within six."""
