@@ -28,7 +28,7 @@ haiku = MatrixRule(family=HAIKU)
 
 hf_flax = MatrixRule(family=HF_FLAX)
 """Hugging Face's Flax models: as `linen`; GPT-2's `c_attn`, `c_proj` and `c_fc` are `(out, in)`,
-and `c_attn` is three matrices."""
+and `c_attn` is three matrices; a bias may say that they are `(in, out)`."""
 
 keras = MatrixRule(family=KERAS)
 """Keras: attention is `(D, H, K)`, or `(H, D, K)` in Gemma, and `(H, K, D)`; a transposed
@@ -45,7 +45,8 @@ nnx = MatrixRule(family=NNX)
 """Flax NNX: as `linen`; `nnx.vmap` over modules stacks like `nn.scan`."""
 
 torch_layout = MatrixRule(family=TORCH_LAYOUT)
-"""Models from PyTorch: each matrix is `(out, in)` whatever it is called, experts are `(experts,
-out, in)`, convolutions `(out, in, ...)`, transposed ones `(in, out, ...)`."""
+"""Models from PyTorch: each matrix is `(out, in)` whatever it is called, unless its bias
+contradicts; convolutions are `(out, in, ...)`, transposed ones `(in, out, ...)`. Experts are
+`(experts, out, in)` or `(experts, in, out)`, as a bias or a router tells; else the rule asks."""
 
 __all__ = ["equinox", "haiku", "hf_flax", "keras", "linen", "maxtext", "nnx", "torch_layout"]

@@ -1,8 +1,8 @@
 """The building blocks of all optimizers, one idea per room: a map.
 
 - `matrices`: from a parameter tree to stacks of matrices and back: which parameters are matrices
-  (`_matrix_rule`, by `_names` and `_readings`), their rows and columns (`_form`), stacks (`_view`),
-  in chunks (`_chunks`), the parameters of another optimizer (`_routing`).
+  (`_matrix_rule`, by `_parameters` and `_readings`), their rows and columns (`_form`), stacks
+  (`_view`), in chunks (`_chunks`), the parameters of another optimizer (`_routing`).
 - `directions`: from gradients to directions, one transformation a file; how moments follow a
   change of basis (`_carry`); what a step does with the weights beside the direction
   (`_weights_side`).

@@ -18,18 +18,19 @@ import jax
 
 from .._paths import NamedLeaves, is_hole
 from ._form import MatrixAxes
-from ._names import Shapes, is_head_name, is_output_first, layer_place, why_no_matrix
+from ._names import is_head_name
+from ._parameters import Parameter, Parameters
 
 _BATCH = re.compile(r"(layers?|blocks?|stack(ed)?|experts?|q?kv)(_\d+)?")
 _HEAD_AXIS = re.compile(r"(\w+_)?(heads?|groups?)\w*|projection")
 
 
 def annotated(
-    params: Any, named: NamedLeaves, read: Mapping[str, str], shapes: Shapes
+    params: Any, named: NamedLeaves, read: Mapping[str, str], parameters: Parameters
 ) -> dict[str, MatrixAxes | str]:
     """The axes, or the reason why it is not a matrix, of each parameter whose box tells.
 
-    `read` are the names that the rule reads, by path, and `shapes` has the shapes of these.
+    `read` are the names that the rule reads, by path, and `parameters` has these.
     """
     names = iter(named.names)  # of leaves, in the order of the boxes around them
     found: dict[str, MatrixAxes | str] = {}
@@ -39,7 +40,7 @@ def annotated(
         for box in boxes:
             own = list(itertools.islice(names, len(jax.tree.leaves(box, is_leaf=is_hole))))
             tells = _has_axis_names(box)
-            axes = _axes_of_box(read[own[0]], box, node, shapes) if tells else None
+            axes = _axes_of_box(parameters.each[read[own[0]]], box, node) if tells else None
             if axes is not None:
                 found[own[0]] = axes
     return found
@@ -78,20 +79,19 @@ def _listed(spec: Any) -> Iterator[str]:
         yield from itertools.chain.from_iterable(map(_listed, spec))
 
 
-def _axes_of_box(name: str, box: Any, node: Any, shapes: Shapes) -> MatrixAxes | str | None:
+def _axes_of_box(p: Parameter, box: Any, node: Any) -> MatrixAxes | str | None:
     letters, axes = _letters(box), _annotated_axes(box)
     family = "penzai" if hasattr(box, "data_array") else "haliax"
     if letters is not None:
         rows, columns = ([i for i, x in enumerate(letters) if x == end] for end in "io")
         return _axes_of_sides(rows, columns, "simply")
-    reason = why_no_matrix(name, shapes)
-    if axes is None or reason is not None:
-        return reason
-    if _is_layer(node) and layer_place(name).within == "/weight":
+    if axes is None or p.reason is not None:
+        return p.reason
+    if _is_layer(node) and p.place.within == "/weight":
         return _of_layer(axes, node)
-    if "vocab" in axes and not is_head_name(layer_place(name).layer):
+    if "vocab" in axes and not is_head_name(p.place.layer):
         return "embedding"
-    return _by_names(name, axes, family)
+    return _by_names(p, axes, family)
 
 
 def _of_layer(axes: Sequence[str], layer: Any) -> MatrixAxes | str:
@@ -105,7 +105,7 @@ def _of_layer(axes: Sequence[str], layer: Any) -> MatrixAxes | str:
     return _axes_of_sides(rows, columns, "haliax")
 
 
-def _by_names(name: str, axes: Sequence[str], family: str) -> MatrixAxes | str | None:
+def _by_names(p: Parameter, axes: Sequence[str], family: str) -> MatrixAxes | str | None:
     """Heads are one side, and the rest is the other; None if nothing separates two sides."""
     lower = [axis.lower() for axis in axes]
     own = [i for i, axis in enumerate(lower) if not _BATCH.fullmatch(axis)]
@@ -120,7 +120,7 @@ def _by_names(name: str, axes: Sequence[str], family: str) -> MatrixAxes | str |
         vector = "vector" if len(axes) == 1 else "a vector per layer"
         return vector if len(own) <= 1 or heads else None
     first, second = sorted((heads, others))
-    rows, columns = (second, first) if is_output_first(name) else (first, second)
+    rows, columns = (second, first) if p.output_first else (first, second)
     return _axes_of_sides(rows, columns, family)
 
 

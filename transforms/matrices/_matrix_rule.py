@@ -1,8 +1,8 @@
 """The rule that decides which parameters are matrices, and along which axes.
 
 It asks, in this order: the user's axes (`_specification`), the output layer (`_output_layer`), the
-box around the array (`_annotated`), the family of models (`_families`), the name (`_names`), and
-the shape, the bias and the layers beside it (`_readings`, `_evidence`), also those that go to other
+box around the array (`_annotated`), the family of models (`_families`), and the rule for the name,
+the shape and what lies beside it (`_names`, `_parameters`, `_readings`), also what goes to other
 optimizers (`shapes_around`). Without evidence, one error lists all such parameters.
 """
 
@@ -18,21 +18,11 @@ from typing import Any
 from .._paths import check_patterns, matches, named_leaves, shapes_around
 from .._validate import check_fields, check_predicate, check_real, shown
 from ._annotated import annotated
-from ._evidence import Parameters, is_vector_per_layer
 from ._families import Family
 from ._form import MatrixAxes, Reading, Readings
-from ._names import (
-    Shapes,
-    as_read,
-    has_one_input,
-    is_convolution,
-    is_depthwise,
-    is_named_matrix,
-    is_weight_of_its_own,
-    may_be_shared_table,
-    why_no_matrix,
-)
+from ._names import Shapes, as_read
 from ._output_layer import find_output_layer
+from ._parameters import Parameter, Parameters
 from ._readings import axes_of, per_head
 from ._specification import specified
 
@@ -44,6 +34,10 @@ Selection = str | Sequence[str] | Callable[[str, Any], bool]
 
 _SHOWN = 5
 """The most parameters that an error names in its first line."""
+
+
+_SHARED_TABLE = re.compile(r"(.*/)?pytree/\d+/weight")
+"""The layers of Equinox' `Shared`, of which one is often a table."""
 
 
 class _Default(enum.Enum):
@@ -172,18 +166,18 @@ class MatrixRule:
                 return said[name] or "weight_dimension_numbers is None"
             if chosen is not None and name not in chosen:
                 return "not selected by matrices"
-            own, selected, known = read[name], chosen is not None, boxed.get(name)
+            p, selected, known = parameters.each[read[name]], chosen is not None, boxed.get(name)
             if isinstance(known, MatrixAxes):
                 return known
             if known is None and self.family is not None:
-                known = self.family(own, parameters)
+                known = self.family(p)
             if known is None or (selected and isinstance(known, str)):
-                known = _by_rule(own, parameters, selected=selected)
+                known = _by_rule(p, selected=selected)
             if not isinstance(known, MatrixAxes):
                 return known
             if self.head_wise:
-                known = per_head(own, known)
-            guess = None if selected else _guess(own, parameters, known)
+                known = per_head(p, known)
+            guess = None if selected else _guess(p, known)
             if guess is None:
                 return known
             if self.guess:
@@ -221,43 +215,41 @@ def as_rule(
     return dataclasses.replace(rule, **given)
 
 
-def _by_rule(name: str, shapes: Parameters, *, selected: bool) -> Treatment | Readings:
+def _by_rule(p: Parameter, *, selected: bool) -> Treatment | Readings:
     """The rule for one parameter; what a user selected is a matrix under any name."""
-    shape = shapes[name]
-    is_vector = sum(size > 1 for size in shape) <= 1
-    reason = why_no_matrix(name, shapes)
-    if len(shape) <= 1:
-        reason = "vector" if shape else "scalar"
-    elif is_vector and not is_named_matrix(name, shapes) and not (selected and len(shape) == 2):
+    is_vector = sum(size > 1 for size in p.shape) <= 1
+    reason = p.reason
+    if p.ndim <= 1:
+        reason = "vector" if p.shape else "scalar"
+    elif is_vector and not p.is_named and not (selected and p.ndim == 2):
         reason = "vector"
-    if reason is None and not selected and is_depthwise(name, shapes):
-        reason = "depthwise convolution"
-    if reason is not None and not selected:
+    one_row = MatrixAxes(rows=(), columns=tuple(range(p.ndim)))
+    if selected:
+        if reason not in (None, "embedding"):
+            return one_row
+    elif reason is not None:
         return reason
-    one_row = MatrixAxes(rows=(), columns=tuple(range(len(shape))))
-    if reason not in (None, "embedding"):
-        return one_row
-    unnamed = len(shape) == 2 and not (selected or is_named_matrix(name, shapes))
-    if unnamed and is_vector_per_layer(name, shapes):
+    elif p.is_depthwise:
+        return "depthwise convolution"
+    elif p.ndim == 2 and not p.is_named and p.is_vector_per_layer:
         return "a vector per layer"
-    axes = axes_of(name, shapes)
+    axes = axes_of(p)
     if isinstance(axes, tuple) and is_vector:
         return one_row if selected else "vector"
     return axes
 
 
-def _guess(name: str, shapes: Parameters, axes: MatrixAxes) -> str | None:
+def _guess(p: Parameter, axes: MatrixAxes) -> str | None:
     """Why it is a guess that the parameter is a matrix; None if it is not."""
-    shape = shapes[name]
-    if len(shape) == 2 and not axes.said_by and not is_named_matrix(name, shapes):
+    if p.ndim == 2 and not axes.said_by and not p.is_named:
         return "a guess from its two axes"
-    if len(shape) == 2 and is_weight_of_its_own(name):
+    last = p.last.lower()  # like `mm_input_weight`: no `weight` of a layer, nor one of torch
+    if p.ndim == 2 and last.endswith("_weight") and not last.endswith("proj_weight"):
         return "a guess: its inputs may come first"
-    if may_be_shared_table(name):
+    if _SHARED_TABLE.fullmatch(p.name):
         return "a guess: a shared table has the same name"
-    merged = len(shape) > 3 and not isinstance(axes.rows, int)
-    is_conv = len(shape) > 2 and (merged or is_convolution(name, len(shape)))
-    if is_conv and has_one_input(name, shape):
+    merged = p.ndim > 3 and not isinstance(axes.rows, int)
+    if p.ndim > 2 and (merged or p.is_convolution) and p.has_one_input:
         return "a guess: a depthwise convolution has the same shape"
     return None
 

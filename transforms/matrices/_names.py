@@ -46,17 +46,12 @@ _VECTOR_WORDS = re.compile(
 _VECTOR_NAMES = re.compile(r"b(\d+|[a-z]|qkv)?(_.+)?|g|weight_g|time_(mix|first|faaaa|maa)(_.+)?")
 _FACTOR_NAMES = re.compile(r"time_.+_w\d")  # RWKV's, of what is otherwise a vector
 _BIAS_WORDS = re.compile(r"\w*bias(es)?")
-_NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")
+NORM_WORDS = re.compile(r"\w*norms?|normalization|ln|bn|gn|rms")
 _TABLE_WORDS = re.compile(
     r"(?!un|de)\w*embed\w*|\w*embs?|wte|wpe|pos|positions?|positional|relpos|tables?|codebooks?"
     r"|tokens"
 )
 _TABLE_NAMES = re.compile(r"W_E|cls|latents?|(.*_)?(tokens?|tok|prompts?)")
-_DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
-_TRANSPOSED = re.compile(r"transpos|deconv")
-_LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
-_SHARED_TABLE = re.compile(r"(.*/)?pytree/\d+/weight")
-OF_STATE_SPACE = ("A_log", "dt_bias")
 _POSITION_WORDS = re.compile(r"pos\w*|wpe|relpos|type|segment")
 _PROJECTION_WORDS = re.compile(r"patch(es)?|proj(ection)?|linear|dense|mlp|fc|conv\w*")
 
@@ -83,7 +78,8 @@ def _name_of_array(name: str, shapes: Shapes, boxed: bool) -> str:
     if last == "weight_v" and beside("weight_g"):
         return name.removesuffix("_v")
     is_twin = shapes.get(f"{above}/{_TWINS.get(last)}") == shapes[name]
-    of_array = _path_of(above)[2] in _SHARED or is_table(above) or _has_bias_word(above)
+    array = path_of(above)[2]
+    of_array = array in _SHARED or kind_of(above) == "table" or has(_BIAS_WORDS, array)
     is_field = last in _FIELDS and of_array and not (beside("k") or beside("key"))
     return above if boxed or is_twin or is_field else name
 
@@ -110,89 +106,29 @@ class Place(NamedTuple):
 @functools.cache
 def layer_place(name: str) -> Place:
     """The place of the parameter `name`."""
-    above, parent, last = _path_of(name)
+    above, parent, last = path_of(name)
     if last in _SHARED and parent:
         return Place(above, parent, f"/{last}")
     return Place(f"{above}{parent}/" if parent else "", last, "")
 
 
-def why_no_matrix(name: str, shapes: Shapes | None = None) -> str | None:
-    """Why a parameter of this path is not a matrix whatever its shape; None if its name allows it.
-
-    The reason is "embedding" for tables, else the name of the parameter and its layer. No table has
-    a bias, and a `b` beside an `a` is a second factor, but one beside a `w` a bias.
-    """
-    _, parent, last = _path_of(name)
-    start, _, end = last.rpartition("_")
-    beside = lambda x: f"{name.removesuffix(end)}{x}" in (shapes or {})  # noqa: E731
-    kind = _kind(name)
-    if end == "b" and beside("a"):
-        kind = None
-    elif end == "b" and start and beside("w"):
-        kind = "vector"
-    elif end == "w" and start and beside("b") and not _has(_NORM_WORDS, start):
-        kind = None
-    elif kind == "table":
-        return None if _has_bias(name, shapes or {}) else "embedding"
-    return kind and (f"{last} of {parent}" if parent else last)
-
-
-def _has_bias(name: str, shapes: Shapes) -> bool:
-    bias = bias_of(name, shapes)
-    return bias is not None and {*bias} <= {*shapes.get(name, ())}
-
-
 @functools.cache
-def _kind(name: str) -> str | None:
-    """What an array of this path is, "table" or "vector", unless its name is one of matrices."""
-    _, parent, last = _path_of(name)
+def kind_of(name: str) -> str | None:
+    """What an array of this path is, "table" or "vector", if its name says that it is either."""
+    _, parent, last = path_of(name)
     if _TABLE_NAMES.fullmatch(last):
         return "table"
     if _is_strong(last) or _FACTOR_NAMES.fullmatch(last):
         return None
-    if _VECTOR_NAMES.fullmatch(last) or _has(_VECTOR_WORDS, last):
+    if _VECTOR_NAMES.fullmatch(last) or has(_VECTOR_WORDS, last):
         return "vector"
     # A table may be called `weight` in a layer `embed_tokens` or `relative_attention_bias`.
     of_bias = last in _SHARED and _layer_has(_BIAS_WORDS, parent)
     of_layer = _layer_has(_TABLE_WORDS, parent) or of_bias
     if _layer_has(_TABLE_WORDS, last) or (of_layer and not is_head_name(parent)):
         return "table"
-    is_norm = _has(_NORM_WORDS, last) or _layer_has(_NORM_WORDS, parent)
+    is_norm = has(NORM_WORDS, last) or _layer_has(NORM_WORDS, parent)
     return "vector" if is_norm else None
-
-
-def is_table(name: str) -> bool:
-    """Whether the path is that of a table of tokens, positions or learned vectors."""
-    return _kind(name) == "table"
-
-
-def _has_bias_word(name: str) -> bool:
-    return _has(_BIAS_WORDS, _path_of(name)[2])
-
-
-def is_token_table(name: str, shapes: Shapes) -> bool:
-    """Whether the path is that of a table of tokens, as far as its name tells."""
-    _, parent, last = _path_of(name)
-    is_table = why_no_matrix(name, shapes) == "embedding"
-    return is_table and not any(_has(_POSITION_WORDS, part) for part in (parent, last))
-
-
-def is_named_matrix(name: str, shapes: Shapes) -> bool:
-    """Whether the path is one that matrices have, so that two axes are not a guess."""
-    _, _, last = _path_of(name)
-    named = _is_strong(last) or _SHARED_FORMS.fullmatch(last) is not None
-    return named and why_no_matrix(name, shapes) is None
-
-
-def is_output_first(name: str) -> bool:
-    """Whether the layout is torch's `(out, in, ...)`, as for all that is called `weight`."""
-    return "weight" in _words(_path_of(name)[2])
-
-
-def is_weight_of_its_own(name: str) -> bool:
-    """Whether it is called like `mm_input_weight`: no `weight` of a layer, and none of torch's."""
-    last = _path_of(name)[2].lower()
-    return last.endswith("_weight") and not last.endswith("proj_weight")
 
 
 def is_head_name(layer: str) -> bool:
@@ -205,49 +141,19 @@ def is_attention_scope(name: str) -> bool:
     return any(re.search("attention|attn", part.lower()) for part in name.split("/")[:-2])
 
 
-def is_convolution(name: str, ndim: int) -> bool:
-    """Whether the layer's name is one of a convolution; patches are embedded by convolutions."""
-    around, layer = _named_layer(name)
-    embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
-    return "conv" in layer or (ndim > 3 and embeds)
+def is_of_positions(name: str) -> bool:
+    """Whether a table is one of positions or types."""
+    return any(has(_POSITION_WORDS, part) for part in path_of(name)[1:])
 
 
-def is_transposed(name: str) -> bool:
-    """Whether the layer's name is one of a transposed convolution."""
-    return _TRANSPOSED.search(_named_layer(name)[1]) is not None
+def is_of_matrices(last: str) -> bool:
+    """Whether matrices have this name, if nothing of the path says otherwise."""
+    return _is_strong(last) or _SHARED_FORMS.fullmatch(last) is not None
 
 
-def is_local(name: str) -> bool:
-    """Whether the layer's name is one of a convolution with another kernel at each place."""
-    return _LOCAL.search(_named_layer(name)[1]) is not None
-
-
-def _named_layer(name: str) -> tuple[str, str]:
-    """The names of the module and of the layer, `patch_embed/proj`; of a list, that of the list."""
-    module, layer, _ = (part.lower() for part in layer_place(name))
-    *_, above, around = ["", "", *module.rstrip("/").split("/")]
-    return (above, around) if layer.isdigit() else (around, layer)
-
-
-def is_depthwise(name: str, shapes: Shapes) -> bool:
-    """Whether the parameter is a filter per channel.
-
-    Its name and an axis of size 1 tell, or that it is the convolution of a state space model (a
-    module with `A_log` or `dt_bias`, such as Mamba).
-    """
-    shape = shapes[name]
-    if len(shape) < 3:
-        return False
-    if _DEPTHWISE.search(_named_layer(name)[1]):
-        return has_one_input(name, shape) or (shape[-1] == 1 and not is_output_first(name))
-    if not (is_convolution(name, len(shape)) and has_one_input(name, shape)):
-        return False
-    return any(f"{near}{own}" in shapes for near in modules_near(name) for own in OF_STATE_SPACE)
-
-
-def has_one_input(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether the axis of inputs of a convolution has size 1: also that of a depthwise one."""
-    return shape[1 if is_output_first(name) else -2] == 1
+def is_output_first(last: str) -> bool:
+    """Whether the layout is torch's `(out, in, ...)`, as for all that is called `weight`."""
+    return "weight" in _words(last)
 
 
 @functools.cache
@@ -257,29 +163,15 @@ def scopes(name: str) -> tuple[str, ...]:
     return tuple("".join(f"{part}/" for part in parts[:n]) for n in range(len(parts), -1, -1))
 
 
-def modules_near(name: str) -> tuple[str, ...]:
-    """The module of the parameter's layer, and the one around it."""
-    return scopes(layer_place(name).scope)[:2]
-
-
-def may_be_shared_table(name: str) -> bool:
-    """Whether it is one of the layers of Equinox' `Shared`, of which one is often a table."""
-    return _SHARED_TABLE.fullmatch(name) is not None
-
-
 def is_of_norm(name: str) -> bool:
     """Whether the parameter is one of a normalization layer."""
-    _, parent, last = _path_of(name)
-    return not _is_strong(last) and _layer_has(_NORM_WORDS, parent)
+    _, parent, last = path_of(name)
+    return not _is_strong(last) and _layer_has(NORM_WORDS, parent)
 
 
-def bias_of(name: str, shapes: Shapes) -> tuple[int, ...] | None:
-    """The shape of the bias that belongs to the parameter, if there is one."""
-    return next((shapes[bias] for bias in _bias_names(name) if bias in shapes), None)
-
-
-def _bias_names(name: str) -> Iterator[str]:
-    *_, last = _path_of(name)
+def bias_names(name: str) -> Iterator[str]:
+    """The names that the bias of a parameter may have."""
+    *_, last = path_of(name)
     scope = name.removesuffix(last)
     for word in ("kernel", "weight"):
         if word in last:
@@ -294,7 +186,7 @@ def _bias_names(name: str) -> Iterator[str]:
         yield from (f"{name}_bias", f"{name}_b")
 
 
-def _path_of(name: str) -> tuple[str, str, str]:
+def path_of(name: str) -> tuple[str, str, str]:
     """The path above the layer (with a final "/"), the layer, and the parameter's own name."""
     *above, last = name.split("/")
     parent = above.pop() if above else ""
@@ -306,13 +198,14 @@ def _words(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _WORDS.findall(name))
 
 
-def _has(pattern: re.Pattern[str], name: str) -> bool:
+def has(pattern: re.Pattern[str], name: str) -> bool:
+    """Whether a word of the name fits."""
     return any(pattern.fullmatch(word) for word in _words(name))
 
 
 def _layer_has(pattern: re.Pattern[str], name: str) -> bool:
     """The same for a layer, unless it projects: `pos_proj`, `patch_embed`, `norm_mlp`."""
-    return _has(pattern, name) and not _has(_PROJECTION_WORDS, name)
+    return has(pattern, name) and not has(_PROJECTION_WORDS, name)
 
 
 def _is_strong(last: str) -> bool:

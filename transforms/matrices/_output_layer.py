@@ -7,16 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._validate import check_array
-from ._names import (
-    Shapes,
-    as_read,
-    is_attention_scope,
-    is_head_name,
-    is_named_matrix,
-    is_token_table,
-    layer_place,
-    scopes,
-)
+from ._names import as_read, is_attention_scope, is_head_name, is_of_positions, layer_place, scopes
+from ._parameters import Parameter, Parameters
 from ._readings import ends_of
 
 
@@ -36,9 +28,9 @@ def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
     for path, leaf in leaves.items():
         check_array(path, leaf)
     read = as_read({path: tuple(leaf.shape) for path, leaf in leaves.items()})
-    shapes = {read[path]: tuple(leaf.shape) for path, leaf in leaves.items()}
-    kernels = [n for n, shape in shapes.items() if len(shape) == 2 and is_named_matrix(n, shapes)]
-    by_name, by_place = _by_name(kernels), _by_place(kernels, shapes)
+    tree = Parameters({read[path]: tuple(leaf.shape) for path, leaf in leaves.items()})
+    kernels = [p for p in tree.each.values() if p.ndim == 2 and p.is_named]
+    by_name, by_place = _by_name([p.name for p in kernels]), _by_place(kernels, tree)
     found = by_name & by_place or by_name or by_place
     return frozenset(path for path, name in read.items() if name in found)
 
@@ -53,18 +45,18 @@ def _by_name(kernels: list[str]) -> set[str]:
     return {name for name in kernels if is_head(name) and not is_attention_scope(name)}
 
 
-def _by_place(kernels: list[str], shapes: Shapes) -> set[str]:
+def _by_place(kernels: list[Parameter], tree: Parameters) -> set[str]:
     # Features and outputs.
-    ends = {n: tuple(shapes[n][axis] for axis in ends_of(n, shapes)) for n in kernels}
+    ends = {p: tuple(p.shape[axis] for axis in ends_of(p)) for p in kernels}
     common = Counter(ends.values())
     tables = {
-        (module, shape[::-1])
-        for name, shape in shapes.items()
-        if len(shape) == 2 and is_token_table(name, shapes)
-        for module in scopes(name)[:2]  # with and without a layer of its own
+        (module, p.shape[::-1])
+        for p in tree.each.values()
+        if p.ndim == 2 and p.reason == "embedding" and not is_of_positions(p.name)
+        for module in scopes(p.name)[:2]  # with and without a layer of its own
     }
     return {
-        name
-        for name, shape in ends.items()
-        if (layer_place(name).scope, shape) in tables and common[shape] == 1
+        p.name
+        for p, shape in ends.items()
+        if (p.place.scope, shape) in tables and common[shape] == 1
     }

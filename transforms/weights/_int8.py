@@ -36,7 +36,7 @@ from .._paths import named_leaves
 from .._validate import as_transformation, check_predicate, check_real
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import one_layer_in_rows
-from ..matrices._names import why_no_matrix
+from ..matrices._names import kind_of
 from ..storage._codec import Coded, dither_of
 from ._inner import check_given
 
@@ -85,7 +85,7 @@ def to_int8(params: Any, *, where: Callable[[str, Any], bool] | None = None) -> 
 
     def encoded(name: str, x: Any) -> Any:
         is_matrix = jnp.ndim(x) >= 2 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-        chosen = is_matrix and why_no_matrix(name) is None if where is None else where(name, x)
+        chosen = is_matrix and kind_of(name) is None if where is None else where(name, x)
         if not chosen:
             return x
         if not is_matrix:

@@ -1,0 +1,369 @@
+"""A parameter among others: what its name, its shape and what lies beside it say.
+
+What lies beside it is evidence: its bias, the norms around it, the same parameters of the layers
+beside it, other parts of the same attention, and the router of its experts.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator
+
+from . import _names as names
+from ._form import MatrixAxes, as_tuple
+
+Shape = tuple[int, ...]
+
+_DEPTHWISE = re.compile(r"depthwise|dw_?conv|(?<![a-z])dw(?![a-z])")
+_TRANSPOSED = re.compile(r"transpos|deconv")
+_LOCAL = re.compile(r"conv_?local|local_?conv|locally_?connected")
+_OF_STATE_SPACE = ("A_log", "dt_bias")
+_ROUTERS = ("gate", "router", "router_gate", "gate_logits")
+_KERNELS = ("", "/kernel", "/w", "/weight")
+OF_MLP = re.compile(r"w_?i(_[01])?|w_?(in|up|gate|1|3)|(gate_)?(up|gate)(_proj)?")
+_DOWN = re.compile(r"wo|w_?(out|down|2)|down(_proj)?")
+SPELLED = {
+    "query": ("query", "q", "wq", "w_q", "q_proj", "query_proj"),
+    "key": ("key", "k", "wk", "w_k", "k_proj", "key_proj"),
+    "value": ("value", "v", "wv", "w_v", "v_proj", "value_proj"),
+    "out": ("out", "o", "wo", "w_o", "o_proj", "out_proj", "output"),
+}
+_ROLES = {name: role for role, spelled in SPELLED.items() for name in spelled}
+_AROUND_ROLE = re.compile(
+    r"((self|cross)_)?att(entio)?n_|_att(entio)?n|_proj(ection)?|_dense|_w(?![a-z])"
+)
+
+
+class Parameters(dict[str, Shape]):
+    """The shapes of parameters by the names that the rule reads, and what all of them say."""
+
+    @functools.cached_property
+    def each(self) -> dict[str, Parameter]:
+        """The parameters by name."""
+        return {name: Parameter(name, self) for name in self}
+
+    @functools.cached_property
+    def places(self) -> dict[tuple[str, str], list[Parameter]]:
+        """The same parameters of all layers of a module."""
+        found: dict[tuple[str, str], list[Parameter]] = {}
+        for p in self.each.values():
+            found.setdefault((p.place.scope, p.place.within), []).append(p)
+        return found
+
+    @functools.cached_property
+    def norms(self) -> dict[str, list[Shape]]:
+        """The shapes of all norms inside of each module that has some."""
+        return self._norms(None)
+
+    @functools.cached_property
+    def own_norms(self) -> dict[str, list[Shape]]:
+        """The same of each module that has a norm of its own, not in another module."""
+        return self._norms(2)
+
+    def _norms(self, modules: int | None) -> dict[str, list[Shape]]:
+        found: dict[str, list[Shape]] = {}
+        for name in filter(names.is_of_norm, self):
+            for scope in names.scopes(name)[:modules]:
+                found.setdefault(scope, []).append(self[name])
+        return found
+
+    @functools.cached_property
+    def layer_axes(self) -> dict[str, frozenset[int]]:
+        """Of each module with norms: the axis of layers (0, 1 or -1), or all that nothing excludes.
+
+        In scanned layers norms are `(layers, features)` or `(features, layers)`. Beside `(8, 3)` a
+        kernel `(8, 3, 16)` fits both, but another one, `(16, 3, 8)`, only axis 1. The last axis is
+        that of layers if no other fits all kernels, and one has the features of the norms first:
+        a norm of each head is `(heads, head_dim)` beside `(features, heads, head_dim)`.
+        """
+        every: frozenset[int] = frozenset((0, 1, -1))
+        found = dict.fromkeys(self.norms, every)
+        come_first: set[str] = set()
+        for p in self.each.values():
+            if p.ndim > 2 and p.reason is None:
+                for scope in filter(found.__contains__, names.scopes(p.name)):
+                    found[scope] &= p.axes_of_layers or every
+                    if (p.shape[0], p.shape[-1]) in self.norms[scope]:
+                        come_first.add(scope)
+        last = {scope: frozenset({-1} if scope in come_first else ()) for scope in found}
+        return {scope: axes - {-1} or axes & last[scope] for scope, axes in found.items()}
+
+
+class Parameter:
+    """A parameter among others."""
+
+    def __init__(self, name: str, tree: Parameters):
+        self.name, self.tree, self.shape = name, tree, tree[name]
+        self.ndim = len(self.shape)
+        self.place, self.last = names.layer_place(name), names.path_of(name)[2]
+
+    # By the name
+
+    @functools.cached_property
+    def reason(self) -> str | None:
+        """Why it is not a matrix whatever its shape; None if its name allows it.
+
+        The reason is "embedding" for tables, else the name of the parameter and its layer. No table
+        has a bias, and a `b` beside an `a` is a second factor, but one beside a `w` a bias.
+        """
+        _, parent, last = names.path_of(self.name)
+        start, _, end = last.rpartition("_")
+        beside = lambda x: f"{self.name.removesuffix(end)}{x}" in self.tree  # noqa: E731
+        kind = names.kind_of(self.name)
+        if end == "b" and beside("a"):
+            kind = None
+        elif end == "b" and start and beside("w"):
+            kind = "vector"
+        elif end == "w" and start and beside("b") and not names.has(names.NORM_WORDS, start):
+            kind = None
+        elif kind == "table":
+            has_bias = self.bias is not None and {*self.bias} <= {*self.shape}
+            return None if has_bias else "embedding"
+        return kind and (f"{last} of {parent}" if parent else last)
+
+    @functools.cached_property
+    def is_named(self) -> bool:
+        """Whether the path is one that matrices have, so that two axes are not a guess."""
+        return names.is_of_matrices(self.last) and self.reason is None
+
+    @property
+    def output_first(self) -> bool:
+        """Whether the layout is torch's `(out, in, ...)`, as for all that is called `weight`."""
+        return names.is_output_first(self.last)
+
+    @functools.cached_property
+    def role(self) -> str | None:
+        """The part of attention that its layer is: `attn_out_proj` is "out"."""
+        if self.place.within not in ("", "/kernel", "/w"):
+            return None
+        layer = self.place.layer.lower()  # TransformerLens' `W_Q`
+        return _ROLES.get(layer) or _ROLES.get(_AROUND_ROLE.sub("", layer))
+
+    @functools.cached_property
+    def _layer(self) -> tuple[str, str]:
+        """The names of the module and of the layer, `patch_embed/proj`; of a list, of the list."""
+        module, layer, _ = (part.lower() for part in self.place)
+        *_, above, around = ["", "", *module.rstrip("/").split("/")]
+        return (above, around) if layer.isdigit() else (around, layer)
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether the layer's name is one of a convolution; convolutions embed patches."""
+        around, layer = self._layer
+        embeds = "patch" in around or any(x in layer for x in ("patch", "stem", "embed"))
+        return "conv" in layer or (self.ndim > 3 and embeds)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the layer's name is one of a transposed convolution."""
+        return _TRANSPOSED.search(self._layer[1]) is not None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the layer's name is one of a convolution with another kernel at each place."""
+        return _LOCAL.search(self._layer[1]) is not None
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether the parameter is a filter per channel.
+
+        Its name and an axis of size 1 tell, or that it is the convolution of a state space model (a
+        module with `A_log` or `dt_bias`, such as Mamba).
+        """
+        if self.ndim < 3:
+            return False
+        if _DEPTHWISE.search(self._layer[1]):
+            return self.has_one_input or (self.shape[-1] == 1 and not self.output_first)
+        if not (self.is_convolution and self.has_one_input):
+            return False
+        return any(f"{near}{own}" in self.tree for near in self.near for own in _OF_STATE_SPACE)
+
+    @property
+    def has_one_input(self) -> bool:
+        """Whether the axis of inputs of a convolution has size 1: also that of a depthwise one."""
+        return self.shape[1 if self.output_first else -2] == 1
+
+    # By its bias
+
+    @functools.cached_property
+    def bias(self) -> Shape | None:
+        """The shape of the bias that belongs to the parameter, if there is one."""
+        found = (self.tree[bias] for bias in names.bias_names(self.name) if bias in self.tree)
+        return next(found, None)
+
+    @property
+    def width(self) -> int | None:
+        """The size of a bias that is a vector; Equinox's of a convolution is `(out, 1, 1)`."""
+        bias = self.bias
+        if not bias or len(bias) not in (1, self.ndim - 1) or any(size > 1 for size in bias[1:]):
+            return None
+        return bias[0]
+
+    def fits_bias(self, axes: MatrixAxes, *, loose: bool = False) -> bool:
+        """Whether a bias has the outputs, with axes of layers where the kernel has them.
+
+        Equinox' convolutions have an axis of size 1 for each other one of the kernel but the
+        inputs, `(out, 1, 1)`; of `(out, in, k)` only loosely. Loosely the axes may also be in the
+        order of the kernel, `(E, F)` of `(D, E, F)`. All places of a local convolution may share a
+        bias.
+        """
+        rows, columns = (
+            [axis % self.ndim for axis in as_tuple(side)] for side in (axes.rows, axes.columns)
+        )
+        outputs = [self.shape[axis] for axis in columns]
+        expected = [*outputs]
+        for axis in range(self.ndim):
+            if axis not in (*rows, *columns):
+                expected.insert(axis, self.shape[axis])
+        padded = (*expected, *[1] * (self.ndim - 1 - len(expected)))
+        fitting = [tuple(expected), *[padded] * (loose or self.ndim > 3)]
+        if self.is_local:
+            fitting.append(tuple(outputs))
+        if loose:
+            fitting.append(tuple(x for axis, x in enumerate(self.shape) if axis not in rows))
+        return self.bias is None or self.bias in fitting
+
+    @property
+    def inputs_by_bias(self) -> list[Shape]:
+        """The axes that may be inputs: those which the bias lacks."""
+        every = range(self.ndim)
+        return [
+            tuple(axis for axis in every if axis not in others)
+            for others in itertools.combinations(every, len(self.bias or ()))
+            if 0 < len(others) < self.ndim
+            and tuple(self.shape[axis] for axis in others) == self.bias
+        ]
+
+    # By the norms around it
+
+    @property
+    def scope_of_norms(self) -> str | None:
+        """The innermost module around it that has norms inside."""
+        return next((x for x in names.scopes(self.name) if x in self.tree.norms), None)
+
+    @functools.cached_property
+    def axes_of_layers(self) -> frozenset[int]:
+        """The axes that may be of layers, as far as the bias and the norms of a kernel tell."""
+        shape, bias = self.shape, self.bias
+        norms = self.tree.norms.get(self.scope_of_norms or "", [])
+        vectors = norms + ([bias] if bias and len(bias) < 3 else [])
+        fits = {axis for axis in (0, 1) if _are_stacks(vectors, shape[axis], axis)}
+        fits |= {-1} if _are_stacks(norms, shape[-1], 1) else set()  # a bias is also (heads, dim)
+        # Layers on axis 1 or the last need features too.
+        features = {x[0] for x in norms if x}
+        for axis, others in ((1, {*shape[:1], *shape[2:]}), (-1, {*shape[:-1]})):
+            if norms and not features & others:
+                fits.discard(axis)
+        return frozenset(fits)
+
+    def layer_axes(self, *, near: bool = False) -> frozenset[int]:
+        """The axes along which layers are stacked, as norms say; none without layers.
+
+        `near` norms are those of a module around the kernel, not of another module.
+        """
+        scope = self.scope_of_norms
+        if self.ndim < 3 or (near and scope not in self.tree.own_norms):
+            return frozenset()
+        every = self.axes_of_layers
+        return every if scope is None else every & self.tree.layer_axes[scope]
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether layers are on axis 1, also if it is a kernel of attention that says so."""
+        scope = self.scope_of_norms  # norms of the whole tree do not count
+        norms = self.tree.norms[scope] if scope else []
+        if self.layer_axes() or _are_stacks(norms, self.shape[1], 1):
+            return True
+        of_attention = re.compile(r".*attention\w*/(query|out)/kernel").fullmatch
+        return any(
+            len(x) == 4 and x[1] == self.shape[1] and of_attention(other)
+            for other, x in self.tree.items()
+        )
+
+    @property
+    def is_vector_per_layer(self) -> bool:
+        """Whether something beside a parameter with two axes says that one of them is of layers.
+
+        In scanned layers a norm is `(layers, features)` or `(features, layers)`, and what has two
+        axes is not a matrix. In a state space model, `D` has the axes of `A_log`: layers and heads,
+        or channels.
+        """
+        beside = (self.tree.get(f"{self.place.scope}{own}", ()) for own in _OF_STATE_SPACE)
+        if any(x[:2] == self.shape for x in beside):
+            return True
+        own = self.tree.own_norms
+        norms = next((own[scope] for scope in names.scopes(self.name) if scope in own), [])
+        return any(_are_stacks(norms, self.shape[axis], axis) for axis in (0, 1))
+
+    # By the layers beside it
+
+    @property
+    def near(self) -> tuple[str, ...]:
+        """The module of its layer, and the one around it."""
+        return names.scopes(self.place.scope)[:2]
+
+    @property
+    def beside(self) -> list[Parameter]:
+        """The same parameters of the other layers of the module."""
+        same = self.tree.places[self.place.scope, self.place.within]
+        return [p for p in same if p is not self]
+
+    def sibling(self, role: str) -> Parameter | None:
+        """Another part of the same attention; None if there is none, or a choice of shapes."""
+        for path in map(self.place.beside, SPELLED[role]):
+            if path in self.tree:
+                return self.tree.each[path]
+        found = {p.shape: p for p in self.beside if p.role == role}
+        return next(iter(found.values())) if len(found) == 1 else None
+
+    @property
+    def swapped(self) -> list[set[int]]:
+        """The pairs of axes that a layer beside it has the other way round: `up` and `down`."""
+        turned = {
+            (i, j): tuple(self.shape[{i: j, j: i}.get(axis, axis)] for axis in range(self.ndim))
+            for i, j in itertools.combinations(range(self.ndim), 2)
+        }
+        beside = {p.shape for p in self.beside} - {self.shape}
+        return [{*pair} for pair, x in turned.items() if x in beside]
+
+    @property
+    def axis_of_experts(self) -> int | None:
+        """The axis, 0 or 1, whose entries are the outputs of a router beside it."""
+        for features, experts in self._routers():
+            if self.shape[:2] == (features, experts) and features != experts:
+                return 1
+            if self.shape[0] in (features, experts):
+                return 0
+        return None
+
+    @property
+    def inputs_of_experts(self) -> int | None:
+        """The axis of the inputs of experts `(E, ., .)`, as a bias or a router tells; else None.
+
+        It is -1 or -2. A router has the features, which are the inputs of `up` and `gate` and the
+        outputs of `down`.
+        """
+        *stack, _, _ = self.shape
+        turned = {x: self.shape[-3 - x] for x in (-1, -2)}
+        fits = {x for x, outputs in turned.items() if self.bias == (*stack, outputs)}
+        for router in () if self.bias else self._routers():
+            of_features = {x for x in turned if self.shape[x] in {*router} - {stack[-1]}}
+            if stack[-1] in router and OF_MLP.fullmatch(self.place.layer):
+                fits = of_features
+            elif stack[-1] in router and _DOWN.fullmatch(self.place.layer):
+                fits = {-3 - x for x in of_features}
+        return fits.pop() if len(fits) == 1 else None
+
+    def _routers(self) -> Iterator[Shape]:
+        """The features and the experts of the routers beside it."""
+        for module, layer, kernel in itertools.product(self.near, _ROUTERS, _KERNELS):
+            router = self.tree.get(f"{module}{layer}{kernel}", ())
+            if len(router) == 2:
+                yield router[::-1] if names.is_output_first(kernel) else router
+
+
+def _are_stacks(vectors: list[Shape], layers: int, axis: int) -> bool:
+    stacked = (len(x) == 2 and x[axis] == layers and x[1 - axis] > 1 for x in vectors)
+    return bool(vectors) and all(stacked)
