@@ -184,6 +184,8 @@ def test_heads_of_queries_and_keys_may_be_matrices_of_their_own(rule: MatrixRule
     shapes = {f"self_attention/{name}/kernel": (D, H, K) for name in ("query", "key", "value")}
     query, key, value = sides(dataclasses.replace(rule, head_wise=True), shapes).values()
     assert query == key == ((0,), (2,)) and value == ((0,), (1, 2))
+    of_maxtext = dataclasses.replace(curvax.rules.maxtext, head_wise=True)
+    assert sides(of_maxtext, {"self_attention/q_proj/kernel": (D, H, K)}).popitem()[1] == query
 
 
 def test_summaries_say_which_family_decided() -> None:

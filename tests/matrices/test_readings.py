@@ -177,6 +177,15 @@ def test_what_the_rule_asks_with_all_that_evidence_leaves(row: Row) -> None:
     assert offered(row.shapes) == row.treatments
 
 
+def test_rows_are_read_as_written() -> None:
+    (param,) = rows("haiku: a/(b/c 2 3, {d,e} 4) ->\n    a/{d,e} 01.2 0.1/3, a/b/c b of a")
+    rules, shapes, treatments = param.values[0]
+    both = [MatrixAxes((0, 1), 2), MatrixAxes(0, 1, column_heads=3)]
+    assert rules == (curvax.rules.haiku,)
+    assert shapes == {"a/b/c": (2, 3), "a/d": (4,), "a/e": (4,)}
+    assert treatments == {"a/d": both, "a/e": both, "a/b/c": ["b of a"]}
+
+
 def test_one_error_lists_all_parameters_and_can_be_pasted() -> None:
     layers = {f"block_{i}/{name}": (12, 64, 64) for i in range(11) for name in ("wq", "mlp/kernel")}
     shapes = {**layers, "head_0/kernel": (2, 4, 8), "head_1/kernel": (2, 4, 8), "x/w": (3, 5, 7)}

@@ -2,11 +2,12 @@
 
 A row of a table is `rules: parameters -> treatments`, such as
 
-    MatrixRule linen: up/(kernel 8 3 16, bias 16) -> up/kernel 0 1.2
+    MatrixRule linen: up/(kernel 32 8, bias 32) -> up/kernel 1.0
 
-with `a/(b, c)` for `a/b, a/c`, and `{b,c}/d` for the same of both. A treatment is the axes of rows
-and columns, `01.2` (`0.1/3`: with three column heads), several readings that are offered, or the
-reason why a parameter is not a matrix. A row goes on in lines that begin with spaces.
+The rules may be ALL or FLAX; without any, it is the default. `a/(b, c)` is `a/b, a/c`, and
+`{b,c}/d` stands for the same of both. A treatment is the axes of rows and columns, `01.2` (`0.1/3`:
+with three column heads), several readings that are offered, or the reason why a parameter is not a
+matrix. A row goes on in lines that begin with spaces.
 """
 
 import itertools
