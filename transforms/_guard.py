@@ -102,11 +102,8 @@ def restarted(
     of a state belongs to the matrices if it starts with their axes. All stacks share a loop:
     programs for TPUs would move the states of small loops into the chip's memory and back.
 
-    Args:
-      init: `init` of the transformation of a stack.
-      states: the transformation's states.
-      likes: matrices `(..., m, n)`, of whose shapes and dtypes the states are.
-      counts: the attribute of a state that has a counter "damaged" `(...)`.
+    The states are for matrices like `likes (..., m, n)`; their attribute `counts` has a counter
+    "damaged" `(...)`.
     """
 
     def chosen(damaged: jax.Array, old: Any, new: Any) -> Any:

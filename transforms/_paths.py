@@ -17,13 +17,15 @@ import contextvars
 import fnmatch
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.tree_util import FlattenedIndexKey, GetAttrKey, keystr
+
+from ._recording import holding
 
 _shapes: contextvars.ContextVar[Mapping[str, tuple[int, ...]]] = contextvars.ContextVar(
     "whole",
@@ -129,14 +131,9 @@ def is_placeholder(params: Any) -> bool:
     return not jax.tree.leaves(params) and type(params).__name__ == "_ParamsPlaceholder"
 
 
-@contextlib.contextmanager
-def inside_of(tree: Any) -> Iterator[None]:
+def inside_of(tree: Any) -> contextlib.AbstractContextManager[None]:
     """Declares that the code inside works on parts of `tree`."""
-    token = _shapes.set(shapes_around(named_leaves(tree)))
-    try:
-        yield
-    finally:
-        _shapes.reset(token)
+    return holding(_shapes, shapes_around(named_leaves(tree)))
 
 
 def shapes_around(named: NamedLeaves) -> dict[str, tuple[int, ...]]:

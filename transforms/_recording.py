@@ -85,21 +85,23 @@ def is_repeated() -> bool:
 
 
 @contextlib.contextmanager
-def repeated() -> Iterator[None]:
-    """Runs `init` again, for its shapes or values alone: it records and checks nothing."""
-    token = _records.set(REPEATED)
+def holding(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[None]:
+    """The context variable has this value inside."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _records.reset(token)
+        variable.reset(token)
+
+
+def repeated() -> contextlib.AbstractContextManager[None]:
+    """Runs `init` again, for its shapes or values alone: it records and checks nothing."""
+    return holding(_records, REPEATED)
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Any]]:
     """Collects the events that transformations record inside."""
     events: list[Any] = []
-    token = _records.set(events)
-    try:
+    with holding(_records, events):
         yield events
-    finally:
-        _records.reset(token)

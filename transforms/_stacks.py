@@ -16,14 +16,14 @@ import contextvars
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from ._recording import Work, is_repeated, record
+from ._recording import Work, holding, is_repeated, record
 from ._trees import map_unzip
 from ._validate import check_matrices
 
@@ -50,14 +50,9 @@ class Plan(NamedTuple):
 _plan: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", default=None)
 
 
-@contextlib.contextmanager
-def planned(plan: Plan) -> Iterator[None]:
+def planned(plan: Plan) -> contextlib.AbstractContextManager[None]:
     """Declares the plan for `init` inside."""
-    token = _plan.set(plan)
-    try:
-        yield
-    finally:
-        _plan.reset(token)
+    return holding(_plan, plan)
 
 
 def as_planned(key: str, x: Any, members: Members | None = None) -> Planned:
@@ -75,16 +70,16 @@ def plan_for(x: Any) -> Plan:
     return plan
 
 
-@contextlib.contextmanager
-def projected(f: Callable[[Any], tuple[int, ...]], x: Any) -> Iterator[None]:
+def projected(
+    f: Callable[[Any], tuple[int, ...]], x: Any
+) -> contextlib.AbstractContextManager[None]:
     """The plan of arrays whose matrices `f` maps to others, for `init` inside."""
     plan = plan_for(x)
 
     def mapped(array: Planned) -> Planned:
         return array._replace(like=jax.ShapeDtypeStruct(f(array.like), array.like.dtype))
 
-    with planned(plan._replace(arrays={key: mapped(array) for key, array in plan.arrays.items()})):
-        yield
+    return planned(plan._replace(arrays={k: mapped(array) for k, array in plan.arrays.items()}))
 
 
 def each_array(
@@ -176,14 +171,9 @@ def matrix_names(x: Any) -> Members:
 def check_directions(
     part: str, inner: optax.GradientTransformation, like: Any, state: Any, params: Any = None
 ) -> None:
-    """Requires `inner` to give directions of the shapes of their gradients, for `init`.
+    """Requires `inner` to give directions of the shapes of gradients like these, for `init`.
 
-    Args:
-      part: the transformation around `inner`, whose products would broadcast other shapes.
-      inner: a transformation of a tree, or of an array.
-      like: gradients, or their shapes.
-      state: the state of `inner`.
-      params: the parameters for `inner`.
+    The products of `part`, the transformation around `inner`, would broadcast other shapes.
     """
     if is_repeated():
         return

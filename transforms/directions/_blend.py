@@ -47,7 +47,7 @@ from .._validate import (
     checked,
     shown,
 )
-from ..linalg._numerics import norms
+from ..linalg._numerics import inner_products, norms
 from ..linalg._schatten import schatten_norms
 
 
@@ -72,8 +72,8 @@ class TrustGate(Value):
     def shares(self, a: jax.Array, s: jax.Array, g: jax.Array, count: jax.Array) -> Any:
         """The weights `(..., 1, 1)` of both directions."""
         a, s, g = map(_of_length_1, (a, s, g))
-        agree = (_inner(s, a) - self.min_agree) / (1 - self.min_agree)
-        align = _inner(s, g) / jnp.maximum(_inner(a, g), 1e-8)
+        agree = (inner_products(s, a) - self.min_agree) / (1 - self.min_agree)
+        align = inner_products(s, g) / jnp.maximum(inner_products(a, g), 1e-8)
         gate: Any = jnp.clip(agree, 0, 1) * jnp.clip(align, 0, 1)
         gate = jnp.clip(gate, at_step(self.lowest, count), at_step(self.highest, count))
         return 1 - gate, gate
@@ -181,7 +181,3 @@ def blend(
 def _of_length_1(x: jax.Array) -> jax.Array:
     norm = norms(x)
     return x / jnp.where(norm == 0, 1, norm)
-
-
-def _inner(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.sum(x * y, axis=(-2, -1), keepdims=True)

@@ -103,9 +103,7 @@ class Graft(Value):
     def length(self, average: Any, b2: Any) -> optax.GradientTransformation | None:
         """The transformation that gives the length; None leaves the direction its own.
 
-        Args:
-          average: the transformation that averages gradients, or None.
-          b2: decay rate of the statistics; None sums them.
+        `average` averages gradients, or is None; `b2` is the statistics' decay rate, None for sums.
         """
         return None
 

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import check_fields
-from ..linalg._numerics import safe_norm
+from ..linalg._numerics import inner_products, safe_norm
 from ._weight_decay import shrinking
 from ._weight_norms import at_norm, lengths, long_as
 from ._weights_side import Weights
@@ -96,19 +96,21 @@ class Brake(Weights):
     def before(self, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
         if not self.pin:
             return step
-        along = _inner(step, w)
-        radial = w * (along / jnp.maximum(_inner(w, w), SMALLEST_SQUARE))
+        along = inner_products(step, w)
+        radial = w * (along / jnp.maximum(inner_products(w, w), SMALLEST_SQUARE))
         return step + (self._share(along) - 1) * radial
 
     def after(self, update: jax.Array, step: jax.Array, w: jax.Array, rate: Any) -> jax.Array:
         norm = lengths(w)
         if self.pin:
             norm = jnp.maximum(norm, SMALLEST)
-            return at_norm(update, w, jnp.maximum(norm + _inner(update, w) / norm, SMALLEST))
+            return at_norm(
+                update, w, jnp.maximum(norm + inner_products(update, w) / norm, SMALLEST)
+            )
         moved = w + update
         reached = lengths(moved)
         # |W + Δ|² - |W|², which rounds less than the difference of the norms.
-        squares = 2 * _inner(update, w) + _inner(update, update)
+        squares = 2 * inner_products(update, w) + inner_products(update, update)
         positive = reached > 0
         growth = jnp.where(positive, squares / jnp.where(positive, reached + norm, 1), 0)
         missing = (self._share(growth) - 1) * growth
@@ -292,7 +294,3 @@ def floor(share: jax.typing.ArrayLike, *, unit: str = "matrix") -> Floor:
 
 WEIGHTS = {"hyperball": Hyperball(), "brake": Brake(), None: None}
 """The values without arguments, by name."""
-
-
-def _inner(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.sum(x * y, axis=(-2, -1), keepdims=True)

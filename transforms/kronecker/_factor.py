@@ -182,13 +182,9 @@ class SideRule(abc.ABC):
     def accumulated(
         self, factors: Pair, sources: Sequence[jax.Array], count: jax.Array, start: Any = None
     ) -> Pair:
-        """Both sides after accumulating `s sᵀ`, or `sᵀ s` on the right, for `s (..., m, n)`.
+        """Both sides after accumulating `s sᵀ`, or `sᵀ s` on the right, for its `s (..., m, n)`.
 
-        Args:
-          factors: the states of the sides.
-          sources: an `s` for each side.
-          count: the step, from 1.
-          start: a statistic of zeros starts at this multiple `(...)` of the identity.
+        A statistic of zeros starts at the multiple `start (...)` of the identity.
         """
 
         def accumulate(side: Side, stored: Any, source: tuple[jax.Array, Any]) -> Any:

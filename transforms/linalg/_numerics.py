@@ -82,6 +82,11 @@ def power_of_two(largest: jax.Array) -> jax.Array:
     return jnp.clip(jnp.frexp(largest.astype(jnp.float32))[1], -126, 126)
 
 
+def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Those of the matrices of `x` and `y (..., m, n)`: `(..., 1, 1)`."""
+    return jnp.sum(x * y, axis=(-2, -1), keepdims=True)
+
+
 def significant(squares: jax.Array) -> jax.Array:
     """Which of `squares (..., n)` have roots above the rounding noise of the largest one's root.
 

@@ -44,18 +44,11 @@ def refresh_due(
     select: Callable[[jax.Array], jax.Array] | None = None,
     numbers: int | None = None,
 ) -> Any:
-    """Refreshes the matrices of a batch that are due.
+    """Refreshes the matrices of a batch that are due, in the loops of `visit_due`.
 
-    Args:
-      visit: as in `visit_all`.
-      entry: a pytree of arrays with the batch axes first.
-      batch: these axes.
-      schedule: the steps at which matrices are due.
-      count: the step, from 1.
-      inputs: what `visit` only reads.
-      phase: the result of `phases_of` in `init`.
-      select: maps the mask of the matrices that are due, bool (size,), to that of those to refresh.
-      numbers: those of a `Refreshing`.
+    `entry` and `inputs` are pytrees of arrays with the axes `batch` first, `count` is the step,
+    from 1, `phase` the result of `phases_of` in `init`, and `numbers` that of a `Refreshing`.
+    `select` maps the mask of the matrices that are due, bool (size,), to that of those to refresh.
     """
     size = math.prod(batch)
     due = schedule.due(count) if phase is None else schedule.due(count, phase.reshape(-1))
