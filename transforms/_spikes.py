@@ -29,11 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ._arrays import check_matrices
 from ._counts import counters
 from ._paths import is_placeholder, named_leaves
 from ._recording import PerParameter, record
 from ._trees import map_unzip
-from ._validate import as_transformation, check_matrices, checked
+from ._validate import as_transformation, checked
 
 
 @counters

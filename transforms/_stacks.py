@@ -23,9 +23,9 @@ import jax
 import numpy as np
 import optax
 
+from ._arrays import check_matrices
 from ._recording import Work, holding, is_repeated, record
 from ._trees import map_unzip
-from ._validate import check_matrices
 
 IMPLEMENTATION = "threefry2x32"
 

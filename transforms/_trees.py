@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ._arrays import check_array, check_matrices, check_real, check_same_shape
 from ._paths import is_hole, named_leaves
-from ._validate import check_array, check_matrices, check_real, check_same_shape
 
 
 def map_unzip(outputs: int, f: Callable[..., tuple[Any, ...]], tree: Any, *rest: Any):

@@ -12,7 +12,7 @@ from tests.registry import METHODS
 ROOT = Path(__file__).resolve().parents[2]
 TRANSFORMS = ROOT / "transforms"
 FLOORS = (
-    {"_recording", "_paths", "_counts", "_validate", "_side", "_keywords"},
+    {"_arrays", "_recording", "_paths", "_counts", "_validate", "_side", "_keywords"},
     {"_own_state", "_stacks", "_trees", "_spikes", "linalg"},
     {"refresh", "_guard", "storage", "directions", "distribute"},
     {"matrices", "kronecker"},

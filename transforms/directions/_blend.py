@@ -35,18 +35,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._arrays import check_matrices
 from .._counts import at_step, next_step
 from .._stacks import check_directions
 from .._trees import widened
-from .._validate import (
-    Number,
-    Value,
-    as_transformation,
-    check_fields,
-    check_matrices,
-    checked,
-    shown,
-)
+from .._validate import Number, Value, as_transformation, check_fields, checked, shown
 from ..linalg._numerics import inner_products, norms
 from ..linalg._schatten import schatten_norms
 

@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._arrays import check_matrices
 from .._stacks import check_directions
 from .._trees import in_full_range, widened
-from .._validate import Value, check_fields, check_matrices, check_transformation
+from .._validate import Value, check_fields, check_transformation
 from ..linalg._numerics import rescaled
 
 

@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from .._arrays import check_matrices
 from .._trees import map_with_weights
-from .._validate import check_matrices, checked
+from .._validate import checked
 from ..linalg._numerics import power_of_two, safe_norm, safe_root
 from ..linalg._schatten import SPECTRAL, schatten_norms
 

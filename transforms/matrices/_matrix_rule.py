@@ -15,8 +15,9 @@ import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from .._arrays import check_real
 from .._paths import check_patterns, matches, named_leaves, shapes_around
-from .._validate import check_fields, check_predicate, check_real, shown
+from .._validate import check_fields, check_predicate, shown
 from ._annotated import annotated
 from ._families import Family
 from ._form import MatrixAxes, Reading, Readings

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from .._validate import check_array
+from .._arrays import check_array
 from ._names import as_read, is_attention_scope, is_head_name, is_of_positions, layer_place, scopes
 from ._parameters import Parameter, Parameters
 from ._readings import ends_of

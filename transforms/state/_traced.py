@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from .._arrays import check_array
 from .._own_state import holds_state
 from .._paths import named_leaves
 from .._recording import PerParameter, recording
-from .._validate import check_array
 from ..distribute._distribute import Division
 from ..distribute._layout import BoxedState, is_divided
 from ..matrices._form import MatrixForm

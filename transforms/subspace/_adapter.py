@@ -21,9 +21,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .._arrays import check_same_shape
 from .._paths import named_leaves
 from .._trees import widened
-from .._validate import check_same_shape, checked
+from .._validate import checked
 from ..linalg._eigh import thin_svd, with_fixed_signs
 from ..linalg._loops import each_matrix
 from ..matrices._form import MatrixAxes

@@ -31,9 +31,10 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
+from .._arrays import check_real
 from .._counts import next_step
 from .._paths import named_leaves
-from .._validate import as_transformation, check_predicate, check_real
+from .._validate import as_transformation, check_predicate
 from ..linalg._numerics import magnitude
 from ..linalg._platforms import one_layer_in_rows
 from ..matrices._names import kind_of
