@@ -1,6 +1,7 @@
 """The sample of cells that a run without CURVAX_ALL_CELLS takes."""
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -12,6 +13,7 @@ def test_a_sample_has_every_value_and_the_samples_of_a_file_take_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sampler, "ALL_CELLS", False)
+    monkeypatch.setattr(sampler, "COUNT", Counter())
     methods, policies = "abcdefg", ("every", "foam")
     pairs = cells(methods, policies, of=2)
     assert len(pairs) == 7
