@@ -114,6 +114,7 @@ MatrixRule keras: attention/({query,key,value}/kernel 8 8 4, attention_output/ke
     attention/{query,key,value}/kernel 1.02 0.12
 MatrixRule linen: a/(q/kernel 4 20 8, q/bias 4 8, o/kernel 4 8 20) -> a/q/kernel 1.02 1.2
 MatrixRule: attn/(W_Q 4 20 8, W_O 4 8 20) -> attn/(W_Q 1.02 1.2, W_O 01.2)
+MatrixRule linen: attn/(W_Q 3 4 20 8, W_O 3 4 8 20) -> attn/(W_Q 2.13, W_O 12.3)
 # Experts either way round
 torch_layout: mlp/experts/(gate_up_proj 4 8 32, down_proj 4 16 8) ->
     mlp/experts/{gate_up_proj,down_proj} 1.2 2.1

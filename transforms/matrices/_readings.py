@@ -75,7 +75,10 @@ def _attention(p: Parameter) -> Readings:
     if p.ndim == 4:
         if p.bias is not None and len(p.bias) == 1 and p.bias[0] in p.shape:
             return ()  # layers would be an axis of the bias too
-        return tuple(with_layers(p, behind(usual, 4, i), i) for i in (0, 1))
+        stacked, other = p.sibling("out"), (*p.shape[:2], p.shape[3], p.shape[2])
+        first = not out and stacked is not None and stacked.shape == other
+        heads_first = (_heads_first(p)._replace(ambiguous=True),) if first else ()
+        return (*heads_first, *(with_layers(p, behind(usual, 4, i), i) for i in (0, 1)))
     heads, dim = p.shape[:2] if out else p.shape[1:]
     last, first, layers = _by_siblings(p)
     both = Reading(usual, f"{heads} heads of {dim}"), reading(p.shape, MatrixAxes(1, 2))
