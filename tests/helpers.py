@@ -30,11 +30,6 @@ if __version_info__ < (0, 11):
 TO_READ: dict[str, Any] = OPTIMIZED if ALL_CELLS else {}
 
 
-def share(cases: Iterable[Any], of: int) -> list[Any]:
-    """As `cells`, which takes its place."""
-    return list(cases)[:: 1 if ALL_CELLS else of]
-
-
 def resolution(*arrays: Any) -> float:
     """The machine epsilon of the coarsest floating dtype of `arrays`; 0 if there is none."""
     # Use the array's own dtype: without x64, JAX would turn float64 into float32.

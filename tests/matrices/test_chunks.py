@@ -11,7 +11,8 @@ import pytest
 
 import curvax
 from curvax.transforms.matrices import _chunks
-from tests.helpers import assert_close, gradients_like, run_scanned, share
+from tests.cells import cells
+from tests.helpers import assert_close, gradients_like, run_scanned
 
 SHAPES = {f"a{i}": (4, 6) for i in range(7)} | {"scanned": (5, 6, 4), "alone": (3, 3)}
 AXES = {"*": curvax.MatrixAxes(rows=-2, columns=-1)}
@@ -59,7 +60,7 @@ def loops(name: str, view: optax.GradientTransformation | None = None) -> int:
     )
 
 
-@pytest.mark.parametrize("name", share(DIRECTIONS, of=6))
+@pytest.mark.parametrize("name", cells(DIRECTIONS, of=6))
 def test_the_numbers_and_the_state_are_those_of_whole_stacks(name, monkeypatch) -> None:
     """Seven matrices in three chunks of two, five in two, and a rest of one."""
     whole, state = run_scanned(view_of(name), gradients())

@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import curvax
-from tests.helpers import assert_close, gradients_like, normal, run_scanned, share
+from tests.cells import cells
+from tests.helpers import assert_close, gradients_like, normal, run_scanned
 from tests.shared.meshes import as_on_one_device, divided_arrays, mesh_of
 
 # Four query heads and a head each of key and value, of width 2, for 8 features: (8, 4 + 1 + 1, 2).
@@ -56,7 +57,7 @@ def apart(tree: Any, layout: str) -> Any:
 
 @pytest.mark.parametrize(
     ("method", "layout"),
-    share([("muon", "outputs first"), ("soap", "inputs first"), ("muon", "heads apart")], of=2),
+    cells([("muon", "outputs first"), ("soap", "inputs first"), ("muon", "heads apart")], of=2),
 )
 def test_a_part_is_what_a_parameter_of_its_own_would_be(method: str, layout: str) -> None:
     params, gradients, axes = fused(layout)
@@ -86,7 +87,7 @@ def test_parts_of_scanned_layers_are_cut_in_blocks() -> None:
     assert_close(updates, x, 0)
 
 
-@pytest.mark.parametrize(("method", "kind"), share([("muon", "explicit"), ("soap", "auto")], of=2))
+@pytest.mark.parametrize(("method", "kind"), cells([("muon", "explicit"), ("soap", "auto")], of=2))
 def test_parts_on_a_mesh(method: str, kind: str) -> None:
     mesh = mesh_of(kind, 4)
     whole, gradients, axes = fused("inputs first")

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +16,8 @@ from flax.core import FrozenDict
 import curvax
 from curvax import MatrixAxes, MatrixRule
 from curvax.transforms._guard import GuardCounts
-from tests.helpers import assert_close, computations, gradients_like, run, share
+from tests.cells import cells
+from tests.helpers import assert_close, computations, gradients_like, run
 
 
 @jax.tree_util.register_dataclass
@@ -138,9 +138,7 @@ def step_of_dict(method: str) -> Any:
     return computations(step, *tree_gradient())
 
 
-@pytest.mark.parametrize(
-    ("method", "tree"), share(itertools.product(METHODS, list(TREES)[1:]), of=5)
-)
+@pytest.mark.parametrize(("method", "tree"), cells(METHODS, list(TREES)[1:], of=5))
 def test_every_kind_of_tree(method: str, tree: str) -> None:
     """The same is computed, in whatever order."""
     assert computations(first_step(method, tree), *tree_gradient()) == step_of_dict(method)
@@ -185,7 +183,7 @@ def test_a_callable_tree_of_booleans_is_a_mask() -> None:
     assert_close(decayed.head.w, undecayed.head.w - 0.01 * params.head.w, 4)
 
 
-@pytest.mark.parametrize("method", share([curvax.muon, curvax.osgdm], of=2))
+@pytest.mark.parametrize("method", cells([curvax.muon, curvax.osgdm], of=2))
 def test_a_mask_fits_by_path_whatever_boxes_hold_it(method: Any) -> None:
     """An `nnx.Optimizer` passes on parameters without the boxes that `nnx.state` has."""
     model = nnx.Linear(4, 6, use_bias=False, rngs=nnx.Rngs(0))
@@ -236,7 +234,7 @@ class ModuleWithStatic:
     seed: Any
 
 
-@pytest.mark.parametrize("method", share([curvax.muon, curvax.soap, curvax.asgo], of=2))
+@pytest.mark.parametrize("method", cells([curvax.muon, curvax.soap, curvax.asgo], of=2))
 def test_what_is_no_array_and_has_no_gradient_is_no_parameter(method: Any) -> None:
     """As `eqx.filter_grad` gives gradients of a whole module."""
     kernel, bias, _ = tree_gradient()

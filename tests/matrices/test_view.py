@@ -16,8 +16,8 @@ import pytest
 
 import curvax
 from curvax import MatrixAxes
-from tests.cells import ALL_CELLS
-from tests.helpers import assert_close, computations, run_scanned, share, with_spectrum
+from tests.cells import ALL_CELLS, cells
+from tests.helpers import assert_close, computations, run_scanned, with_spectrum
 
 # Directions on batches of matrices, in settings in which their errors stay near one rounding, so
 # that two ways of running them agree in the default bound of assert_close.
@@ -34,7 +34,7 @@ DIRECTIONS: dict[str, Callable[[], optax.GradientTransformation]] = {
 directions = [  # whose tests share compiled programs, so they run in one worker
     pytest.param(name, marks=pytest.mark.xdist_group(f"view {name}")) for name in DIRECTIONS
 ]
-some_directions = pytest.mark.parametrize("direction", share(directions, of=4))
+some_directions = pytest.mark.parametrize("direction", cells(directions, of=4))
 
 
 def conditioned_gradients(

@@ -12,9 +12,10 @@ import pytest
 
 import curvax
 from curvax import MatrixRule, inject_hyperparams
-from tests.cases import every_optimizer, in_turns
-from tests.helpers import assert_close, gradients_like, run, share
-from tests.registry import Row
+from tests.cases import every_optimizer
+from tests.cells import cells
+from tests.helpers import assert_close, gradients_like, run
+from tests.registry import REGISTRY, Row
 
 SHARED = {
     "matrices": None,
@@ -115,7 +116,7 @@ def test_outside_of_a_method_what_a_rule_leaves_out_is_none() -> None:
     assert left_out == given
 
 
-@in_turns(1)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_axes_beside_a_rule_are_axes_in_it(row: Row) -> None:
     axes = {"dense/kernel": curvax.MatrixAxes(1, 2)}
     params = {"dense/kernel": jax.ShapeDtypeStruct((2, 4, 6), jnp.float32)}
@@ -138,8 +139,8 @@ def without_matrices(optimizer: Any, steps: int = 3) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:no parameter is a matrix")
-@pytest.mark.parametrize("given", share(["defaults", "rate", "decay", "schedule", "others"], of=2))
-@in_turns(1, of=6)
+@pytest.mark.parametrize("given", cells(["defaults", "rate", "decay", "schedule", "others"], of=2))
+@pytest.mark.parametrize("row", cells(REGISTRY, of=6))
 def test_others_are_adamw_or_what_is_given(row: Row, given: str) -> None:
     """Bit for bit; with the matrices' learning rate and weight decay, if nothing else is said."""
     mask = lambda params: jax.tree.map(lambda p: p.ndim == 1, params)  # noqa: E731
@@ -222,7 +223,7 @@ def test_inject_hyperparams_in_others_has_their_rate() -> None:
     assert rates(state) == pytest.approx({of_matrices: 0.3, of_others: 2e-3})
 
 
-@in_turns(2)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_optaxs_inject_hyperparams_names_the_one_of_this_library(row: Row) -> None:
     """Where an integer, which Optax makes an array, has to be static."""
     whole = {"refresh", *row.static} - {"base"}
@@ -279,7 +280,7 @@ def test_a_scheduled_weight_decay_beside_a_base_decays_matrices_and_others_alike
         assert_close(updates, jax.tree.map(lambda p, step=step: -0.125 * step * p, TREE))
 
 
-@in_turns(0)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_a_python_float_is_an_array_without_axes(row: Row) -> None:
     params = {"kernel": np.ones((4, 6), np.float32), "temperature": 0.5}
     arrays = {**params, "temperature": np.float32(0.5)}

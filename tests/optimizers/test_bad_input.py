@@ -15,9 +15,10 @@ import pytest
 
 import curvax
 from curvax import MatrixAxes
-from tests.cases import every_optimizer, in_turns
+from tests.cases import every_optimizer
+from tests.cells import cells
 from tests.helpers import assert_names, rejection
-from tests.registry import Row
+from tests.registry import REGISTRY, Row
 from tests.shared.wrong_calls import assert_refused, wrong_calls
 
 
@@ -57,7 +58,7 @@ of_kernel(jnp.ones((2, 4, 6))) ->
 {'dense': {'kernel': jnp.ones((2, 2, 4, 6))}} -> 'dense/kernel' | (2, 2, 4, 6) | MatrixAxes
 [{'kernel': jnp.ones((2, 4, 6))}] -> '0/kernel' | (2, 4, 6) | MatrixAxes
 """)
-@in_turns(0)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_init_rejects_bad_parameters(row: Row, call: str, fragments: str) -> None:
     names = {**globals(), "init": row.make().init}
     assert_refused(f"init({call})", fragments, names)
@@ -87,7 +88,7 @@ MatrixAxes(1, 2, column_heads=4) -> 4 column_heads | 6 columns
 MatrixAxes(1, 2, column_parts=(3, 2)) -> 6 columns | (3, 2) | are 5
 optax.contrib.MuonDimensionNumbers(reduction_axis=5, output_axis=0) -> no axis 5 | -3 to 2
 """)
-@in_turns(1)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_init_rejects_bad_axes(row: Row, call: str, fragments: str) -> None:
     names = {**globals(), "make": row.make, "params": of_kernel(jnp.ones((2, 4, 6)))}
     made = f"make(weight_dimension_numbers={{'dense/kernel': {call}}}).init(params)"
@@ -108,7 +109,7 @@ def test_init_rejects_bad_axes(row: Row, call: str, fragments: str) -> None:
 lambda params: 3 -> 3 | MatrixAxes
 lambda params: {'dense': {'kernel': MatrixAxes(0, 1)}} -> structure | 'dense/bias'
 """)
-@in_turns(2)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_init_rejects_specifications_that_do_not_fit(row: Row, call: str, fragments: str) -> None:
     made = f"make(weight_dimension_numbers={call}).init(DENSE)"
     named = f"weight_dimension_numbers | {fragments}"
@@ -142,7 +143,7 @@ def test_two_parameters_with_one_path_are_rejected() -> None:
     assert_names(rejection(lambda: curvax.muon(0.1).init(params)), "'a/b' | same path")
 
 
-@in_turns(0)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_update_rejects_gradients_of_another_shape(row: Row) -> None:
     optimizer = row.make()
     state = jax.eval_shape(optimizer.init, DENSE)
@@ -151,7 +152,7 @@ def test_update_rejects_gradients_of_another_shape(row: Row) -> None:
     assert_names(message, "dense/kernel | (4, 8)")
 
 
-@in_turns(0)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_update_says_that_weight_decay_needs_params(row: Row) -> None:
     optimizer = row.make(weight_decay=0.1)
     state = jax.eval_shape(optimizer.init, DENSE)
@@ -159,7 +160,7 @@ def test_update_says_that_weight_decay_needs_params(row: Row) -> None:
     assert message == "update needs params: optimizer.update(gradients, state, params)."
 
 
-@in_turns(1)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_tracers_are_not_validated(row: Row) -> None:
     """A factory may be called while tracing, as `optax.inject_hyperparams` does."""
     given = {**row.defaults, **row.settings}
@@ -179,7 +180,7 @@ def test_tracers_are_not_validated(row: Row) -> None:
     assert_names(rejection(bad), "weight_decay | -1.5")
 
 
-@in_turns(2)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=3))
 def test_injected_hyperparameters_are_validated_where_they_are_numbers(row: Row) -> None:
     inject = optax.inject_hyperparams(row.optimizer, static_args=row.static)
     optimizer = inject(0.1, weight_decay=-1.0, **row.settings)

@@ -30,9 +30,8 @@ from curvax.transforms.linalg._products import LEVELS
 from curvax.transforms.linalg._products import NAMES as PRODUCTS
 from curvax.transforms.subspace._bases import SWITCHING
 from curvax.transforms.subspace._compensation import COMPENSATIONS
-from tests.cases import in_turns
-from tests.helpers import share
-from tests.registry import METHODS, Row
+from tests.cells import cells
+from tests.registry import METHODS, REGISTRY, Row
 
 PARAMS = {
     "first": {"kernel": jnp.ones((5, 4)), "bias": jnp.ones(4)},
@@ -155,7 +154,7 @@ def of_direction(row: Row) -> Callable[..., Any]:
     return lambda **settings: curvax.assemble(row.direction(**settings), 0.1)
 
 
-@pytest.mark.parametrize("row", share(METHODS, of=12), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", cells(METHODS, of=12), ids=lambda row: row.name)
 def test_every_argument_of_a_method_changes_something(row: Row) -> None:
     own = [name for name in inspect.signature(row.optimizer).parameters if name not in SHARED]
     assert not without_effect(row.optimizer, of_method(row), own)
@@ -164,7 +163,7 @@ def test_every_argument_of_a_method_changes_something(row: Row) -> None:
 
 
 @pytest.mark.parametrize("name", SHARED)
-@in_turns(1, of=12)
+@pytest.mark.parametrize("row", cells(REGISTRY, of=12))
 def test_every_shared_argument_changes_something(row: Row, name: str) -> None:
     if row in METHODS:
         assert not without_effect(row.optimizer, of_method(row), [name], **SHARED)
@@ -262,7 +261,7 @@ REFUSES = {"in_subspace": {"clamp_rank"}}
 """Arguments that only refuse: without it, ranks that are too large."""
 
 
-@pytest.mark.parametrize("name", share((x for x in PARTS if x not in NO_PARTS), of=5))
+@pytest.mark.parametrize("name", cells((x for x in PARTS if x not in NO_PARTS), of=5))
 def test_every_argument_of_a_part_changes_something(name: str) -> None:
     factory, given = operator.attrgetter(name)(curvax), GIVEN.get(name, {})
     kinds = (x for x in TESTED_BY if isinstance(x, type) and isinstance(factory(**given), x))
