@@ -133,7 +133,8 @@ def share(
         best = dealt(split, even)
         if best[1].busiest <= BALANCED:
             return best
-        for key in sorted(shapes.keys() - split, key=prices.__getitem__):
+        # In order where prices are equal: all processes of a mesh must divide alike.
+        for key in sorted((key for key in shapes if key not in split), key=prices.__getitem__):
             for number in range(even[key], -1, -devices):
                 even = {**even, key: number}
                 candidate = dealt(split, even, at_once=True)

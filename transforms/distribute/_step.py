@@ -88,7 +88,7 @@ class Step(NamedTuple):
             row, buffers = self._dealt(r, state.common, buffers, *arguments)
             updates.dealt.append(row)
             dealt.append(buffers)
-        for key in state.common.keys() - common.keys():
+        for key in [key for key in state.common if key not in common]:  # in order
             common[key] = self._counted(key, state.common[key], gradients, params)
         return updates, DistributedState(common, even, tuple(dealt), split)
 
