@@ -2,6 +2,10 @@
 
 import collections
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,6 +30,7 @@ from tests.shared.meshes import (
     mesh_of,
 )
 
+ROOT = Path(__file__).parents[2]
 EXAMPLES = 100 if ALL_CELLS else 25
 
 
@@ -195,3 +200,16 @@ def test_the_summary_says_on_how_many_devices_matrices_are() -> None:
             assert f"on {number} of 8 devices" in lines[name]
     assert "devices" not in lines["a/bias"]
     assert "devices" not in curvax.summarize(NAMED["muon"].make(), params)
+
+
+def test_processes_divide_alike_whatever_their_hashes() -> None:
+    """Stacks of one price are dealt out in their order; each host of a mesh computes it anew."""
+    shapes = {"large": (1, 80, 80)} | {f"{i}": (8, 32 + i, 64 - i) for i in range(4)}
+    call = f"from curvax.transforms.distribute._shares import share; print(share({shapes}, 4))"
+    printed = {
+        subprocess.check_output(
+            [sys.executable, "-c", call], env={**os.environ, "PYTHONHASHSEED": seed}, cwd=ROOT
+        )
+        for seed in ("1", "2")
+    }
+    assert printed == {f"{_shares.share(shapes, 4)}\n".encode()}
