@@ -313,7 +313,8 @@ def check_predicate(name: str, value: Any) -> None:
 def check_schedule(allowed: str, value: Any) -> None:
     """Requires a function of the step to a number; `allowed` begins the error."""
     try:
-        rate = jax.eval_shape(value, jax.ShapeDtypeStruct((), "int32"))
+        # Of a new function: JAX would keep the trace of this one for calls under another precision.
+        rate = jax.eval_shape(lambda step: value(step), jax.ShapeDtypeStruct((), "int32"))
     except jax.errors.JAXTypeError:  # it reads the step, which has to be concrete
         return
     except Exception as error:

@@ -130,7 +130,11 @@ ALL = [
 ]
 
 
-SAMPLE = cells(ALL, of=15)
+SAMPLE = [  # of each method
+    cell
+    for method in dict.fromkeys(cell.method for cell in ALL)
+    for cell in cells((cell for cell in ALL if cell.method == method), of=20)
+]
 COMPARED = cells(ALL, of=100)
 
 

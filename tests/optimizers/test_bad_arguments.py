@@ -294,7 +294,7 @@ newton_schulz(EYE, coefficients='none') -> coefficients | 'none' | 'quintic'
 newton_schulz(EYE, steps=2**40) -> steps | 1000
 # Which matrices, and which of them decay.
 MatrixAxes(0, 1, column_heads=2, column_parts=(4, 4)) -> column_heads=2 | (4, 4) | must be 1
-MatrixRule(MatrixRule()) -> matrices | MatrixRule | pattern
+MatrixRule(MatrixRule()) -> matrices | a rule | matrices=curvax.rules.linen
 on_matrices(optax.identity(), MatrixRule(), matrices='all') -> rule | matrices | not both
 muon(0.1, matrices=lambda leaf: leaf.ndim == 2) ->
     matrices | path and leaf | lambda path, leaf: leaf.ndim == 2; got <function

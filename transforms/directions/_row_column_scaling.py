@@ -24,7 +24,6 @@ this size at the first step. `racs` limits root mean squares to it; those of Gau
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -78,7 +77,8 @@ def scale_by_rows_and_columns(
       iterations: rounds of the fixed-point iteration.
       bias_correction: whether to divide the averages by `1 - b2ᵗ`. The paper does not, so its first
         direction is `1 / (1 - b2)` times longer.
-      limit: the largest root mean square of a matrix's direction; longer ones are shortened.
+      limit: the largest root mean square of a matrix's direction, over rows and columns that have
+        had gradients; longer ones are shortened.
 
     Returns:
       A transformation on batches of matrices `(..., m, n)`.
@@ -107,7 +107,9 @@ def scale_by_rows_and_columns(
         right = _inverse_square_root(columns / weight)[..., None, :]
         scaled = left * work * right
         if concrete(limit) != np.inf:
-            scaled = shortened(scaled, limit * math.prod(g.shape[-2:]) ** 0.5)
+            # Rows and columns of zeros do not count: padding changes no block.
+            size = jnp.sum(rows > 0, axis=-1) * jnp.sum(columns > 0, axis=-1)
+            scaled = shortened(scaled, limit * jnp.sqrt(size.astype(rows.dtype)))
         return scaled.astype(g.dtype), RowColumnState(count, rows, columns)
 
     return each_array("scale_by_rows_and_columns", init, update, work=None)

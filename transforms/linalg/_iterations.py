@@ -26,6 +26,10 @@ first of 2), and 5 more for `p = 4`, in a stack as for one of its matrices.
 | `p = 2`, by products / `eigh` | 4e-6 / 7e-7 | 3e-5 / 5e-6 | 1e-3 / 2e-4 |
 | `p = 4`, by products / `eigh` | 2e-6 / 5e-7 | 7e-6 / 1e-6 | 7e-5 / 1e-5 |
 
+In float64 rows are for condition numbers up to 5.6e14, and more rounds amplify rounding: `max |X^p
+A - I|` by products is 14, 360 and 23,000 times `κ · eps` for `κ` of 1e4, 1e8 and 1e12, where other
+solvers stay below 12 times.
+
 *Damping* relative to $\lambda_{\max}$ takes it from 32 power iterations, from below: 0.4 % too
 small for Gaussian factors, and at most `log(n) / 64` where the largest eigenvalues are close.
 
