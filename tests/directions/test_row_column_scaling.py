@@ -22,12 +22,13 @@ def test_row_and_column_scales_follow_the_transcription(shape, rounds):
         assert_close(s[b], expected_s)
 
 
-def test_zero_rows_and_columns_give_zero_and_change_nothing_else():
+@pytest.mark.parametrize("limit", [float("inf"), 0.5])
+def test_zero_rows_and_columns_give_zero_and_change_nothing_else(limit):
     zero = np.zeros((6, 7), np.float32)
     gradients = [np.asarray(g).copy() for g in gradients_like(zero, 3)]
     for g in gradients:
         g[2], g[:, 4] = 0, 0
-    transformation = curvax.scale_by_rows_and_columns(0.9, iterations=10)
+    transformation = curvax.scale_by_rows_and_columns(0.9, iterations=10, limit=limit)
     directions, states = run_scanned(transformation, gradients, zero)
     rows, columns = [0, 1, 3, 4, 5], [0, 1, 2, 3, 5, 6]
     for direction, state in zip(directions, states, strict=True):

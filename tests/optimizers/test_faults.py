@@ -355,7 +355,10 @@ def test_a_factor_without_a_cholesky_decomposition_stays(cell: Cell) -> None:
         assert (changed == ~broken[1:, None]).all() or part.fields["diagonal"].shape[1] == 1
 
 
-@each([cell for cell in SAMPLE if cell.row.svd or (cell.row.decomposes and not cell.row.keeps)])
+WITHOUT_STATE = [c for c in CELLS if c.row.svd or (c.row.decomposes and not c.row.keeps)]
+
+
+@each(cells(WITHOUT_STATE, of=20))
 def test_a_failed_decomposition_of_every_step_poisons_nothing(cell: Cell) -> None:
     """It has no last good one: every step takes its own."""
     work = program(cell)
