@@ -33,17 +33,17 @@ def annotated(
     `read` are the names that the rule reads, by path, and `parameters` has these.
     """
     names = iter(named.names)  # of leaves, in the order of the boxes around them
-    found: dict[str, MatrixAxes | str] = {}
+    axes_by_name: dict[str, MatrixAxes | str] = {}
     ends = lambda x: _has_axis_names(x) or _is_layer(x) or is_hole(x)  # noqa: E731
     for node in jax.tree.leaves(params, is_leaf=ends):
         boxes = jax.tree.leaves(node, is_leaf=lambda x: _has_axis_names(x) or is_hole(x))
         for box in boxes:
-            own = list(itertools.islice(names, len(jax.tree.leaves(box, is_leaf=is_hole))))
+            paths = list(itertools.islice(names, len(jax.tree.leaves(box, is_leaf=is_hole))))
             tells = _has_axis_names(box)
-            axes = _axes_of_box(parameters.each[read[own[0]]], box, node) if tells else None
+            axes = _axes_of_box(parameters.each[read[paths[0]]], box, node) if tells else None
             if axes is not None:
-                found[own[0]] = axes
-    return found
+                axes_by_name[paths[0]] = axes
+    return axes_by_name
 
 
 def _has_axis_names(x: Any) -> bool:
@@ -108,17 +108,17 @@ def _of_layer(axes: Sequence[str], layer: Any) -> MatrixAxes | str:
 def _by_names(p: Parameter, axes: Sequence[str], family: str) -> MatrixAxes | str | None:
     """Heads are one side, and the rest is the other; None if nothing separates two sides."""
     lower = [axis.lower() for axis in axes]
-    own = [i for i, axis in enumerate(lower) if not _BATCH.fullmatch(axis)]
-    outputs = [i for i in own if lower[i].endswith("_out")]
-    if outputs and len(outputs) < len(own):
-        return _axes_of_sides([i for i in own if i not in outputs], outputs, family)
-    heads = [i for i in own if _HEAD_AXIS.fullmatch(lower[i])]
-    others = [i for i in own if i not in heads]
-    if len(own) == 2:
-        heads, others = own[:1], own[1:]
+    apart = [i for i, axis in enumerate(lower) if not _BATCH.fullmatch(axis)]
+    outputs = [i for i in apart if lower[i].endswith("_out")]
+    if outputs and len(outputs) < len(apart):
+        return _axes_of_sides([i for i in apart if i not in outputs], outputs, family)
+    heads = [i for i in apart if _HEAD_AXIS.fullmatch(lower[i])]
+    others = [i for i in apart if i not in heads]
+    if len(apart) == 2:
+        heads, others = apart[:1], apart[1:]
     if not (heads and others):
         vector = "vector" if len(axes) == 1 else "a vector per layer"
-        return vector if len(own) <= 1 or heads else None
+        return vector if len(apart) <= 1 or heads else None
     first, second = sorted((heads, others))
     rows, columns = (second, first) if p.output_first else (first, second)
     return _axes_of_sides(rows, columns, family)

@@ -42,8 +42,8 @@ def in_chunks(
         leaves = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, LazyMoments))
         if any(isinstance(x, LazyMoments) for x in leaves):
             step = decoded
-        own: Any = functools.partial(step, **extra_args)
-        return (jax.jit(own) if extra_args else traced[step])(updates, state, params)
+        with_arguments: Any = functools.partial(step, **extra_args)
+        return (jax.jit(with_arguments) if extra_args else traced[step])(updates, state, params)
 
     return optax.GradientTransformationExtraArgs(inner.init, update)
 
@@ -54,27 +54,27 @@ def _by_chunks(
     """The update of a stack, on chunks of it unless it stays whole."""
     size = matrices_in_chunk(g.shape)
     split = StateSplit.of(state, g.shape[:1])
-    own, shared = split.parts(state)
-    heavy = sum(x.nbytes for x in jax.tree.leaves(own)) > HEAVY * 4 * g.size
+    arrays, shared = split.parts(state)
+    heavy = sum(x.nbytes for x in jax.tree.leaves(arrays)) > HEAVY * 4 * g.size
     if size == len(g) or heavy or projects or any(x.ndim for x in jax.tree.leaves(shared)):
         return update(g, state, params, **extra_args)
 
     def visit(start: Any, size: int, carry: Any) -> Any:
-        stack, own, _ = carry
-        x, old, p = _slices((stack, own, params), start, size)
+        stack, arrays, _ = carry
+        x, old, p = _slices((stack, arrays, params), start, size)
         direction, new = update(x, split.joined(old, shared), p, **extra_args)
         new_own, new_shared = split.parts(new)
         direction = direction.astype(g.dtype)
-        return _replaced(stack, direction, start), _replaced(own, new_own, start), new_shared
+        return _replaced(stack, direction, start), _replaced(arrays, new_own, start), new_shared
 
     rounds, rest = divmod(len(g), size)
     carry = jax.lax.fori_loop(
-        0, rounds, lambda i, carry: visit(i * size, size, carry), (g, own, shared)
+        0, rounds, lambda i, carry: visit(i * size, size, carry), (g, arrays, shared)
     )
     if rest:
         carry = visit(rounds * size, rest, carry)
-    direction, own, shared = carry
-    return direction, split.joined(own, shared)
+    direction, arrays, shared = carry
+    return direction, split.joined(arrays, shared)
 
 
 def matrices_in_chunk(shape: tuple[int, ...]) -> int:

@@ -64,10 +64,10 @@ class MatrixAxes:
 
     def __post_init__(self):
         for argument, axes in (("rows", self.rows), ("columns", self.columns)):
-            given = (axes,) if isinstance(axes, int) else axes
+            numbers = (axes,) if isinstance(axes, int) else axes
             if not (
-                isinstance(given, Sequence)
-                and all(isinstance(axis, int) and not isinstance(axis, bool) for axis in given)
+                isinstance(numbers, Sequence)
+                and all(isinstance(axis, int) and not isinstance(axis, bool) for axis in numbers)
             ):
                 raise ValueError(
                     f"{argument} must be an axis (an integer) or a sequence of axes, got {axes!r}."
@@ -136,9 +136,9 @@ def kernel_axes(ndim: int, *, output: int, layers: int = 0) -> MatrixAxes:
 
 def behind(axes: MatrixAxes, ndim: int, layers: int | None) -> MatrixAxes:
     """The axes of one layer, counted from 0 in an array that has layers on an axis, or none."""
-    own = [axis for axis in range(ndim) if layers is None or axis != layers % ndim]
+    remaining = [axis for axis in range(ndim) if layers is None or axis != layers % ndim]
     rows, columns = (
-        own[side] if isinstance(side, int) else tuple(own[axis] for axis in side)
+        remaining[side] if isinstance(side, int) else tuple(remaining[axis] for axis in side)
         for side in (axes.rows, axes.columns)
     )
     return dataclasses.replace(axes, rows=rows, columns=columns)
@@ -247,7 +247,7 @@ class MatrixForm:
         """The form of a device's tile of the parameter, whole along the sides that are cut."""
         batch, *sides = (math.prod(shape[axis] for axis in side) for side in self.axes)
         tile = tuple(
-            n if cut else own for n, cut, own in zip(self.tile, self.cut, sides, strict=True)
+            n if cut else length for n, cut, length in zip(self.tile, self.cut, sides, strict=True)
         )
         columns = self.columns if self.cut[1] else sides[1]
         return dataclasses.replace(
@@ -334,17 +334,17 @@ def matrix_forms(
 
 
 def _positions(
-    name: str, shape: tuple[int, ...], what: str, given: int | Sequence[int]
+    name: str, shape: tuple[int, ...], what: str, axes: int | Sequence[int]
 ) -> tuple[int, ...]:
     """The axes that form the rows or the columns, from 0."""
-    given, ndim = as_tuple(given), len(shape)
-    for axis in given:
+    axes, ndim = as_tuple(axes), len(shape)
+    for axis in axes:
         if not -ndim <= axis < ndim:
             raise ValueError(
                 f"the parameter {name!r} has shape {shape} and no axis {axis} for "
-                f"{what}={given}; axes must be in {-ndim} to {ndim - 1}."
+                f"{what}={axes}; axes must be in {-ndim} to {ndim - 1}."
             )
-    return tuple(axis % ndim for axis in given)
+    return tuple(axis % ndim for axis in axes)
 
 
 def _tiles(name: str, what: str, size: int, heads: int, block_size: int | None) -> tuple[int, int]:

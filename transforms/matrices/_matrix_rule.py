@@ -149,7 +149,7 @@ class MatrixRule:
         read = as_read(shapes)
         parameters = Parameters((read[name], shape) for name, shape in shapes.items())
         boxed = annotated(params, named, read, parameters)
-        said = specified(self.weight_dimension_numbers, params, named.names, shapes)
+        specification = specified(self.weight_dimension_numbers, params, named.names, shapes)
         complete = as_rule(self)
         if complete.output_layer == "auto":
             excluded = find_output_layer(leaves)
@@ -163,8 +163,8 @@ class MatrixRule:
         def treatment(name: str) -> Treatment | Readings:
             if name in excluded:
                 return "output layer"
-            if name in said:
-                return said[name] or "weight_dimension_numbers is None"
+            if name in specification:
+                return specification[name] or "weight_dimension_numbers is None"
             if chosen is not None and name not in chosen:
                 return "not selected by matrices"
             p, selected, known = parameters.each[read[name]], chosen is not None, boxed.get(name)
@@ -185,11 +185,11 @@ class MatrixRule:
                 return dataclasses.replace(known, said_by=guess)
             return _as_questions(known, guess)
 
-        found = {name: treatment(name) for name in leaves}
-        unclear = {name: x for name, x in found.items() if isinstance(x, tuple)}
+        treatments = {name: treatment(name) for name in leaves}
+        unclear = {name: x for name, x in treatments.items() if isinstance(x, tuple)}
         if unclear:
             raise _unspecified(unclear, shapes, named.names)
-        return {name: x for name, x in found.items() if not isinstance(x, tuple)}
+        return {name: x for name, x in treatments.items() if not isinstance(x, tuple)}
 
 
 Matrices = Selection | MatrixRule | None
@@ -197,23 +197,23 @@ Matrices = Selection | MatrixRule | None
 
 
 def as_rule(
-    matrices: Matrices = None, weight_dimension_numbers: Any = None, /, **own: Any
+    matrices: Matrices = None, weight_dimension_numbers: Any = None, /, **defaults: Any
 ) -> MatrixRule:
     """Builds the complete rule from two arguments of an optimizer.
 
-    `own` are the method's defaults of fields that the rule leaves out; other fields become `None`.
+    `defaults` are the method's, of fields that the rule leaves out; other fields become `None`.
     """
     rule = matrices if isinstance(matrices, MatrixRule) else MatrixRule(matrices)
     left_out = [f.name for f in dataclasses.fields(rule) if getattr(rule, f.name) is METHODS_OWN]
-    given = {name: own.get(name) for name in left_out}
+    fields = {name: defaults.get(name) for name in left_out}
     if weight_dimension_numbers is not None:
         if rule.weight_dimension_numbers is not None:
             raise ValueError(
                 "weight_dimension_numbers is given both as an argument and in matrices="
                 f"MatrixRule(...); give it only once. The argument is {weight_dimension_numbers!r}."
             )
-        given["weight_dimension_numbers"] = weight_dimension_numbers
-    return dataclasses.replace(rule, **given)
+        fields["weight_dimension_numbers"] = weight_dimension_numbers
+    return dataclasses.replace(rule, **fields)
 
 
 def _by_rule(p: Parameter, *, selected: bool) -> Treatment | Readings:

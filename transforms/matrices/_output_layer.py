@@ -31,8 +31,8 @@ def find_output_layer(leaves: Mapping[str, Any]) -> frozenset[str]:
     tree = Parameters({read[path]: tuple(leaf.shape) for path, leaf in leaves.items()})
     kernels = [p for p in tree.each.values() if p.ndim == 2 and p.is_named]
     by_name, by_place = _by_name([p.name for p in kernels]), _by_place(kernels, tree)
-    found = by_name & by_place or by_name or by_place
-    return frozenset(path for path, name in read.items() if name in found)
+    chosen = by_name & by_place or by_name or by_place
+    return frozenset(path for path, name in read.items() if name in chosen)
 
 
 def _by_name(kernels: list[str]) -> set[str]:

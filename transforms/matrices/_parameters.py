@@ -47,10 +47,10 @@ class Parameters(dict[str, Shape]):
     @functools.cached_property
     def places(self) -> dict[tuple[str, str], list[Parameter]]:
         """The same parameters of all layers of a module."""
-        found: dict[tuple[str, str], list[Parameter]] = {}
+        parts: dict[tuple[str, str], list[Parameter]] = {}
         for p in self.each.values():
-            found.setdefault((p.place.scope, p.place.within), []).append(p)
-        return found
+            parts.setdefault((p.place.scope, p.place.within), []).append(p)
+        return parts
 
     @functools.cached_property
     def norms(self) -> dict[str, list[Shape]]:
@@ -63,11 +63,11 @@ class Parameters(dict[str, Shape]):
         return self._norms(2)
 
     def _norms(self, modules: int | None) -> dict[str, list[Shape]]:
-        found: dict[str, list[Shape]] = {}
+        norms: dict[str, list[Shape]] = {}
         for name in filter(names.is_of_norm, self):
             for scope in names.scopes(name)[:modules]:
-                found.setdefault(scope, []).append(self[name])
-        return found
+                norms.setdefault(scope, []).append(self[name])
+        return norms
 
     @functools.cached_property
     def layer_axes(self) -> dict[str, frozenset[int]]:
@@ -79,16 +79,16 @@ class Parameters(dict[str, Shape]):
         a norm of each head is `(heads, head_dim)` beside `(features, heads, head_dim)`.
         """
         every: frozenset[int] = frozenset((0, 1, -1))
-        found = dict.fromkeys(self.norms, every)
+        layers = dict.fromkeys(self.norms, every)
         come_first: set[str] = set()
         for p in self.each.values():
             if p.ndim > 2 and p.reason is None:
-                for scope in filter(found.__contains__, names.scopes(p.name)):
-                    found[scope] &= p.axes_of_layers or every
+                for scope in filter(layers.__contains__, names.scopes(p.name)):
+                    layers[scope] &= p.axes_of_layers or every
                     if (p.shape[0], p.shape[-1]) in self.norms[scope]:
                         come_first.add(scope)
-        last = {scope: frozenset({-1} if scope in come_first else ()) for scope in found}
-        return {scope: axes - {-1} or axes & last[scope] for scope, axes in found.items()}
+        last = {scope: frozenset({-1} if scope in come_first else ()) for scope in layers}
+        return {scope: axes - {-1} or axes & last[scope] for scope, axes in layers.items()}
 
 
 class Parameter:
@@ -178,7 +178,7 @@ class Parameter:
             return self.has_one_input or (self.shape[-1] == 1 and not self.output_first)
         if not (self.is_convolution and self.has_one_input):
             return False
-        return any(f"{near}{own}" in self.tree for near in self.near for own in _OF_STATE_SPACE)
+        return any(f"{near}{field}" in self.tree for near in self.near for field in _OF_STATE_SPACE)
 
     @property
     def has_one_input(self) -> bool:
@@ -190,8 +190,8 @@ class Parameter:
     @functools.cached_property
     def bias(self) -> Shape | None:
         """The shape of the bias that belongs to the parameter, if there is one."""
-        found = (self.tree[bias] for bias in names.bias_names(self.name) if bias in self.tree)
-        return next(found, None)
+        biases = (self.tree[bias] for bias in names.bias_names(self.name) if bias in self.tree)
+        return next(biases, None)
 
     @property
     def width(self) -> int | None:
@@ -290,11 +290,14 @@ class Parameter:
         axes is not a matrix. In a state space model, `D` has the axes of `A_log`: layers and heads,
         or channels.
         """
-        beside = (self.tree.get(f"{self.place.scope}{own}", ()) for own in _OF_STATE_SPACE)
+        beside = (self.tree.get(f"{self.place.scope}{field}", ()) for field in _OF_STATE_SPACE)
         if any(x[:2] == self.shape for x in beside):
             return True
-        own = self.tree.own_norms
-        norms = next((own[scope] for scope in names.scopes(self.name) if scope in own), [])
+        norms_by_scope = self.tree.own_norms
+        norms = next(
+            (norms_by_scope[scope] for scope in names.scopes(self.name) if scope in norms_by_scope),
+            [],
+        )
         return any(_are_stacks(norms, self.shape[axis], axis) for axis in (0, 1))
 
     # By the layers beside it
@@ -315,8 +318,8 @@ class Parameter:
         for path in map(self.place.beside, SPELLED[role]):
             if path in self.tree:
                 return self.tree.each[path]
-        found = {p.shape: p for p in self.beside if p.role == role}
-        return next(iter(found.values())) if len(found) == 1 else None
+        by_shape = {p.shape: p for p in self.beside if p.role == role}
+        return next(iter(by_shape.values())) if len(by_shape) == 1 else None
 
     @property
     def swapped(self) -> list[set[int]]:

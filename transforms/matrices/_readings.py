@@ -82,13 +82,13 @@ def _attention(p: Parameter) -> Readings:
     heads, dim = p.shape[:2] if out else p.shape[1:]
     last, first, layers = _by_siblings(p)
     both = Reading(usual, f"{heads} heads of {dim}"), reading(p.shape, MatrixAxes(1, 2))
-    said = {both[0]: last or (out and first), both[1]: layers}
+    reasons = {both[0]: last or (out and first), both[1]: layers}
     if first and not out:
-        said[_heads_first(p)] = True
-    left = _narrowed(tuple(said), lambda r: p.fits_bias(r.axes), lambda r: said[r])
+        reasons[_heads_first(p)] = True
+    left = _narrowed(tuple(reasons), lambda r: p.fits_bias(r.axes), lambda r: reasons[r])
     if _is_by_size(p) and both[0] in left:
         return both[:1]
-    if len(left) == 1 or any(said.values()):
+    if len(left) == 1 or any(reasons.values()):
         return left
     return _left(p, _besides(both, _readings_of(p, _MERGED[3])))
 

@@ -76,11 +76,11 @@ def route(
             params, updates = as_arrays(params, updates)
             with inside_of(updates):
                 wide, weights = in_full_range((updates, params))
-                found = partition.update(wide, state, weights, **extra_args)
+                updates_and_state = partition.update(wide, state, weights, **extra_args)
             # Optax's Adam promotes moments and updates when gradients are wider than parameters,
             # which would compile the next step anew. A hyperparameter may be a plain number.
             like_before = lambda x, old: x.astype(getattr(old, "dtype", x.dtype))  # noqa: E731
-            return jax.tree.map(like_before, found, (updates, state))
+            return jax.tree.map(like_before, updates_and_state, (updates, state))
         except Exception as error:
             raise_explained(error, init, state, updates, params)
 

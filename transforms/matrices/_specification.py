@@ -28,30 +28,30 @@ def specified(
     if isinstance(spec, Mapping) and spec and all(map(_is_entry, spec.values())):
         entries = {str(pattern): entry for pattern, entry in spec.items()}
         check_patterns("weight_dimension_numbers", entries, names)
-        found = {name: next((p for p in entries if matches(name, p)), None) for name in names}
+        entry_of = {name: next((p for p in entries if matches(name, p)), None) for name in names}
     else:
         entries = _entries_by_place(spec)
-        found = {name: next((p for p in entries if _covers(p, name)), None) for name in names}
-        _check_structure(entries, found)
+        entry_of = {name: next((p for p in entries if _covers(p, name)), None) for name in names}
+        _check_structure(entries, entry_of)
     axes = {p: None if is_hole(entry) else as_matrix_axes(entry) for p, entry in entries.items()}
 
     def fits(name: str, place: str) -> bool:
         """Whether the parameter has the axes; `matrix_forms` checks an entry for it alone."""
-        own = axes[place]
-        if own is None or name not in shapes or place in (name, f"{name}/value"):
+        entry = axes[place]
+        if entry is None or name not in shapes or place in (name, f"{name}/value"):
             return True
-        return own.exist_in(len(shapes[name]))
+        return entry.exist_in(len(shapes[name]))
 
-    given = {name: place for name, place in found.items() if place is not None}
-    used = {name: place for name, place in given.items() if fits(name, place)}
-    for place in dict.fromkeys(given.values()):
-        own = axes[place]
-        if own is not None and place not in used.values():
-            covered = [f"{name!r} {shapes[name]}" for name, by in given.items() if by == place]
+    place_of = {name: place for name, place in entry_of.items() if place is not None}
+    used = {name: place for name, place in place_of.items() if fits(name, place)}
+    for place in dict.fromkeys(place_of.values()):
+        entry = axes[place]
+        if entry is not None and place not in used.values():
+            covered = [f"{name!r} {shapes[name]}" for name, by in place_of.items() if by == place]
             shown = ", ".join(covered[:8]) + (", ..." if len(covered) > 8 else "")
             raise ValueError(
                 f"weight_dimension_numbers: none of the parameters of {place!r} has the axes "
-                f"rows={own.rows} and columns={own.columns}; they are {shown}."
+                f"rows={entry.rows} and columns={entry.columns}; they are {shown}."
             )
     return {name: axes[place] for name, place in used.items()}
 
@@ -87,10 +87,10 @@ def _covers(place: str, name: str) -> bool:
     return place in ("", name, f"{name}/value") or name.startswith(f"{place}/")
 
 
-def _check_structure(entries: Mapping[str, Any], found: Mapping[str, str | None]) -> None:
+def _check_structure(entries: Mapping[str, Any], entry_of: Mapping[str, str | None]) -> None:
     """Requires a tree of entries to have the structure of the parameters."""
-    names, lacking = [*found], [name for name, place in found.items() if place is None]
-    surplus = sorted(set(entries) - set(found.values()))
+    names, lacking = [*entry_of], [name for name, place in entry_of.items() if place is None]
+    surplus = sorted(set(entries) - set(entry_of.values()))
     if lacking or surplus:
         where = f"has no entry for {lacking[0]!r}" if lacking else f"has an entry at {surplus[0]!r}"
         raise ValueError(

@@ -251,9 +251,11 @@ class _View:
         old = on_mesh_of(gradients, state.inner) if explicit else state.inner
         if self.restart is not None and old:
             old = self.restart(old, gradients if matrices is None else matrices)
-        own, directions, new = matrices or {}, {}, {}
+        parameters, directions, new = matrices or {}, {}, {}
         for key, g in gradients.items():
-            directions[key], new[key] = self.inner.update(g, old[key], own.get(key), **extra_args)
+            directions[key], new[key] = self.inner.update(
+                g, old[key], parameters.get(key), **extra_args
+            )
         for group in groups:
             shape = jnp.shape(directions[group.key])
             if shape != gradients[group.key].shape:
@@ -272,14 +274,14 @@ class _View:
             return updates, MatrixViewState(state)
         forms = {group.key: group.members for group in groups}
         leaves = named_leaves(updates)
-        given = [Matrices(forms, leaves.present())]
+        matrices = [Matrices(forms, leaves.present())]
         if params is not None:
-            given.append(Matrices(forms, named_leaves(params).present()))
+            matrices.append(Matrices(forms, named_leaves(params).present()))
         plain = state.unbox() if isinstance(state, BoxedState) else state
         step: Any = self.inner.update
-        found, new = step(given[0], plain, *given[1:], **extra_args)
+        directions, new = step(matrices[0], plain, *matrices[1:], **extra_args)
         new = state.replace_boxed(new) if isinstance(state, BoxedState) else new
-        return leaves.rebuild(found), MatrixViewState(new)
+        return leaves.rebuild(directions), MatrixViewState(new)
 
 
 def _boxed(init: Callable[[Any], MatrixViewState], params: Any) -> MatrixViewState:
@@ -299,8 +301,8 @@ def gather(groups: tuple[Group, ...], tree: Any, *, explicit: bool = False) -> d
     leaves = named_leaves(tree).present()
     stacks = {}
     for group in groups:
-        own = [(form, jnp.asarray(leaves[form.parameter])) for form in group.members]
-        parts = [form.to_matrices(unsharded(x) if explicit else x) for form, x in own]
+        arrays = [(form, jnp.asarray(leaves[form.parameter])) for form in group.members]
+        parts = [form.to_matrices(unsharded(x) if explicit else x) for form, x in arrays]
         stacks[group.key] = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     return stacks
 
@@ -315,7 +317,9 @@ def scatter(groups: tuple[Group, ...], stacks: Any, like: Any, *, explicit: bool
         for form, x in zip(group.members, slices, strict=True):
             parts.setdefault(form.parameter, []).append((form, x))
 
-    updates = {name: from_matrices(own).astype(leaves[name].dtype) for name, own in parts.items()}
+    updates = {
+        name: from_matrices(pieces).astype(leaves[name].dtype) for name, pieces in parts.items()
+    }
     if explicit:
         updates = {name: sharded_like(x, leaves[name]) for name, x in updates.items()}
     return named.rebuild(updates)
