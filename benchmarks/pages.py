@@ -184,19 +184,20 @@ def parts() -> str:
     for suite, group in ((x, group) for x, groups in _calls.PARTS.items() for group in groups):
         without = {x["seed"]: x for x in _calls.result_of(suite, group["beside"], runs()).finals}
         for call in group["calls"]:
-            finals = _calls.result_of(suite, call, runs()).finals
-            if len(finals) < 3:
+            found = _calls.result_of(suite, call, runs())
+            if not found.finals:
                 continue
-            found = Result(None, finals)
-            beside = Result(None, [without[x["seed"]] for x in finals])
-            d = difference(found.losses, beside.losses)
-            row = [f"`{suite}`", f"`{group['beside']}`", f"`{call}`", f"{len(finals)}"]
-            row += [spread(found.losses, ".3f"), f"{d.mean:+.3f} ({d.low:+.3f} … {d.high:+.3f})"]
-            rows.append([*row, cell(found.milliseconds / beside.milliseconds, ".2f")])
+            beside = Result(None, [without[x["seed"]] for x in found.finals])
+            change = f"{np.mean(np.subtract(found.losses, beside.losses)):+.3f}"
+            if len(found.finals) > 2:
+                d = difference(found.losses, beside.losses)
+                change += f" ({d.low:+.3f} … {d.high:+.3f})"
+            row = [f"`{suite}`", f"`{group['beside']}`", f"`{call}`", f"{len(found.finals)}"]
+            rows.append([*row, spread(found.losses, ".3f"), change])
     rows.sort(key=lambda row: (row[:2], float(row[5].split()[0])))
     titles = ["suite", "beside", "call", "seeds", "validation loss, mean (range)"]
-    titles += ["difference, mean (95 % interval)", "time of a step over that beside it"]
-    written = table(titles, rows).replace("| --- | ---: | ---: |", "| --- | --- | --- |")
+    written = table([*titles, "difference, mean (95 % interval)"], rows)
+    written = written.replace("| --- | ---: | ---: |", "| --- | --- | --- |")
     return f"{written}\n\n{origin(*_calls.PARTS, command='calls')}"
 
 
