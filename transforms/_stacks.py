@@ -157,8 +157,8 @@ class StateSplit(NamedTuple):
 
     def joined(self, batched: Any, others: Any) -> Any:
         """The inverse of `parts`; it takes lists of the arrays too."""
-        parts = iter(jax.tree.leaves(batched)), iter(jax.tree.leaves(others))
-        return self.treedef.unflatten([next(parts[not b]) for b in self.batched])
+        arrays, rest = iter(jax.tree.leaves(batched)), iter(jax.tree.leaves(others))
+        return self.treedef.unflatten([next(arrays if b else rest) for b in self.batched])
 
 
 def matrix_names(x: Any) -> Members:
