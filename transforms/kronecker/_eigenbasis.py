@@ -21,7 +21,8 @@ $X = U_L^\top G\, U_R$; a refresh turns $U$ and $H$ (`_bases.py`, `linalg/_turns
 *Moments.* $f$ keeps its moments in the rotated space. When a basis changes, first moments rotate
 with it, by $U_{new}^\top U_{old}$; this is the same as keeping them in the original space. Second
 moments do not rotate like tensors and stay as they are; if a refresh by QR reorders columns, they
-are reordered alike, and so are eigenvalues. States declare their moments (`_carry.py`).
+are reordered alike. So are the eigenvalues $\lambda$ and $\mu$; the first refresh, and every one by
+rotations, replaces these by the diagonal of $H$. States declare their moments (`_carry.py`).
 
 *Bound.* With both kinds of moments in one basis, $f$ keeps the bound of `_moment_ratio.py`. A
 refresh breaks it, because an entry may get a moment from one place and a variance from another.

@@ -92,7 +92,7 @@ def products(
     | | bf16x3 | 5e-5 | 9e-4 | 0.04 |
     | | TF32, JAX's default on GPUs | 1e-3 | 0.03 | 0.8 |
     | | bf16, JAX's default on TPUs | 0.01 | 0.2 | 1.3 |
-    | a tracked basis, refreshed at every step | float32 | 0.034 | 0.022 | 0.031 |
+    | a basis followed by rotations at every step | float32 | 0.034 | 0.022 | 0.031 |
     | | bf16x3 | 0.034 | 0.023 | 0.032 |
     | | bf16x3, statistics in bf16 | 0.035 | 0.022 | 0.030 |
     | | bf16x3, refresh in bf16 | 0.034 | 0.033 | 0.054 |
@@ -107,7 +107,8 @@ def products(
 
     Args:
       step: of gradients with bases or roots. `None` is JAX's default precision, which is TF32 on
-        GPUs and bfloat16 on TPUs, but "float32" where the product feeds a statistic.
+        GPUs and bfloat16 on TPUs, but "float32" on the way into bases where inverses amplify its
+        errors: those of roots, and of gradients that are whitened.
       statistics: of Gram products. `None` is "bf16x3" in programs for TPUs and for GPUs that have
         bfloat16 (from the A100 on), where statistics are kept in their bases: there a Gram matrix
         is graded, and its errors are relative to each of its rows. Elsewhere it is "float32", and
