@@ -36,7 +36,6 @@ from ._record import FOLDER, cell, table
 from .evidence import _calls, _compare, _lines, _plan
 from .evidence._compare import (
     CLAIMS,
-    LEVEL,
     Result,
     corrected,
     difference,
@@ -161,12 +160,11 @@ def kept() -> str:
         found = _calls.compared(name, printed, runs())
         if found is None:
             continue
-        call, adamw, tuned, share = found
-        gains = [f"{a - b:.3f}" for a, b in ((adamw, call), (adamw, tuned))]
-        worth = f"{100 * share:.0f} %" if adamw - tuned > LEVEL else ""
+        gains = [x and f"{found.adamw - x:.3f}" for x in (found.call, found.tuned)]
+        share = None if found.share is None else f"{100 * found.share:.0f} %"
         own = _calls.result_of(name, printed.call, runs())
         row = [f"`{name}`", f"`{printed.call}`", spread(own.losses, ".3f"), f"{len(own.finals)}"]
-        rows.append([*row, *gains, worth])
+        rows.append([*row, *(x or "" for x in (*gains, share))])
     titles = ["suite", "call", "validation loss, mean (range)", "seeds", "below AdamW's"]
     written = table([*titles, "the tuned point below AdamW's", "kept"], rows)
     written = written.replace("| --- | ---: |", "| --- | --- |")

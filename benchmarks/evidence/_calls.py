@@ -84,12 +84,13 @@ LIVELY = Printed(
     "curvax.soap(0.01, refresh=3, others=optax.adamw(4 * rate))",
 )
 SHORTER = Printed("a shorter momentum", "curvax.soap(0.01, b1=0.9)")
+REST = (SWAN, SHAMPOO, ALICE, RACS)
 PRINTED = {
-    "recipe-250": (SOAP, MUON, SWAN, SHAMPOO, ALICE, RACS),
-    "recipe-1000": (SOAP, MUON),
-    "finetune-250": (TUNED, GENTLE),
-    "code-250": (SOAP, SHORTER, FRESH, LIVELY, MUON),
-    "vision-2000": (TUNED, SOAP),
+    "recipe-250": (SOAP, MUON, *REST),
+    "recipe-1000": (SOAP, MUON, *REST),
+    "finetune-250": (TUNED, GENTLE, SOAP, *REST),
+    "code-250": (SOAP, SHORTER, FRESH, LIVELY, MUON, *REST),
+    "vision-2000": (TUNED, SOAP, *REST),
 }
 PARTS = tomllib.loads((Path(__file__).parent / "parts.toml").read_text())
 
@@ -170,12 +171,18 @@ def result_of(suite: str, call: str, runs: Runs) -> Result:
 
 
 class Compared(NamedTuple):
-    """Mean losses with the seeds that the call has run with, and its share of the tuned gain."""
+    """Mean losses with the seeds that the call has run with."""
 
     call: float
     adamw: float
-    tuned: float
-    share: float
+    tuned: float | None  # of its method, if the suite tunes it
+
+    @property
+    def share(self) -> float | None:
+        """Of the tuned gain; `None` where there is none."""
+        if self.tuned is None or self.adamw - self.tuned <= LEVEL:
+            return None
+        return (self.adamw - self.call) / (self.adamw - self.tuned)
 
 
 def compared(suite: str, printed: Printed, runs: Runs) -> Compared | None:
@@ -188,19 +195,19 @@ def compared(suite: str, printed: Printed, runs: Runs) -> Compared | None:
     def mean(method: str) -> float:
         return float(np.mean([x["loss"] for x in found[method].finals if x["seed"] in own]))
 
-    call, adamw, tuned = float(np.mean(list(own.values()))), mean("adamw"), mean(printed.method)
-    return Compared(call, adamw, tuned, (adamw - call) / (adamw - tuned))
+    tuned = mean(printed.method) if printed.method in found else None
+    return Compared(float(np.mean(list(own.values()))), mean("adamw"), tuned)
 
 
 def alternatives(suite: str, runs: Runs) -> dict[str, Printed]:
     """By printed call that keeps too little: the first of the same method that keeps enough."""
     found: dict[str, Printed] = {}
     own = {x: y for x in PRINTED[suite] if (y := compared(suite, x, runs)) is not None}
-    first = {x.method: x for x in reversed(own)}
-    for printed, given in own.items():
+    shares = {x: y.share for x, y in own.items() if y.share is not None}
+    first = {x.method: x for x in reversed(shares)}
+    for printed, share in shares.items():
         short = first[printed.method]
-        gains = given.adamw - given.tuned > LEVEL and own[short].share < ENOUGH <= given.share
-        if gains:
+        if shares[short] < ENOUGH <= share:
             found.setdefault(short.call, printed)
     return found
 
