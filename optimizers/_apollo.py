@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from ..transforms.directions._moment_ratio import adam
 from ..transforms.directions._norm_growth import limit_norm_growth
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices, as_rule
@@ -41,7 +42,7 @@ def scale_by_apollo(
     """
     return optax.chain(
         in_subspace(
-            optax.scale_by_adam(b1, b2, eps),
+            adam(b1, b2, eps),
             rank,
             basis=gaussian(kept=False) if basis is None else basis,  # Algorithm 9: U
             refresh=as_policy(refresh, offset=0),

@@ -10,6 +10,7 @@ import optax
 
 from ..transforms._guard import guard_leaves
 from ..transforms._validate import as_value, checked, concrete, shown
+from ..transforms.directions._moment_ratio import adam
 from ..transforms.directions._weight_decay import mask_of, optional_decay
 from ..transforms.directions._weights_side import Weights, on_weights
 from ..transforms.directions._weights_values import WEIGHTS
@@ -145,7 +146,7 @@ def others_or_adamw(
     if others is None:
         rate = learning_rate if adam_learning_rate is None else adam_learning_rate
         return optax.chain(
-            optax.scale_by_adam(),
+            adam(),
             _decayed_weights(weight_decay, weight_decay_mask),
             optax.scale_by_learning_rate(rate),
         )

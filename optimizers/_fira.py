@@ -8,6 +8,7 @@ import jax
 import optax
 
 from ..transforms.directions._carry import Carry
+from ..transforms.directions._moment_ratio import adam
 from ..transforms.directions._weights_side import Weights
 from ..transforms.matrices._matrix_rule import Matrices
 from ..transforms.refresh._policy import Refresh, as_policy
@@ -40,7 +41,7 @@ def scale_by_fira(
     """
     return optax.chain(
         in_subspace(
-            optax.scale_by_adam(b1, b2, eps),
+            adam(b1, b2, eps),
             rank,
             basis=svd() if basis is None else basis,
             refresh=as_policy(refresh, offset=0),

@@ -15,7 +15,7 @@ from tests.registry import REGISTRY, Row
 
 # With as many columns as rows no factor has an eigenvalue of 0, twice or more often, where
 # eigenvectors have no derivative.
-SHAPES = {"a": {"kernel": (5, 5)}, "bias": (4,)}
+SHAPES = {"a": {"kernel": (5, 5)}, "b": {"kernel": (5, 5)}, "bias": (4,)}
 COMPILED = cells(REGISTRY, of=17)
 
 
@@ -72,7 +72,7 @@ def test_entries_without_a_gradient_have_a_derivative_of_zero_in_a_ratio_of_mome
     assert jnp.isfinite(found).all() and found[0].all() and not found[1].any()
 
 
-BY_NORMS = {
+OF_ZEROS = {
     "newton_schulz": curvax.orthogonalize("newton_schulz"),
     "gram": curvax.orthogonalize(curvax.polar.newton_schulz(norm="gram")),
     "normalize_rows": curvax.normalize_rows(),
@@ -81,13 +81,21 @@ BY_NORMS = {
     "spectral": curvax.normalize_matrices(norm="spectral"),
     "racs": curvax.scale_by_racs(),
     "limit_norm_growth": curvax.limit_norm_growth(1.01),
+    "qr_svd": curvax.orthogonalize("qr_svd"),
+    "foam": curvax.scale_by_foam(),
+    "kl_shampoo": curvax.scale_by_kl_shampoo(),
+    "osgdm": curvax.scale_by_osgdm(),
+    "sumo": curvax.scale_by_sumo(rank=2),
+    "galore": curvax.scale_by_galore(rank=2),
+    "fira": curvax.scale_by_fira(rank=2),
+    "apollo": curvax.scale_by_apollo(rank=2),
 }
 
 
-@pytest.mark.parametrize("name", BY_NORMS)
-def test_zeros_have_a_derivative_where_a_norm_divides(name: str) -> None:
+@pytest.mark.parametrize("name", OF_ZEROS)
+def test_zeros_have_a_derivative(name: str) -> None:
     """In reverse mode, beside a matrix with a derivative as if it were alone."""
-    direction = BY_NORMS[name]
+    direction = OF_ZEROS[name]
     g = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)), jnp.float32).at[1].set(0)
 
     def back(g: Any) -> Any:
@@ -98,6 +106,24 @@ def test_zeros_have_a_derivative_where_a_norm_divides(name: str) -> None:
     derivative = back(g)
     assert jnp.isfinite(derivative).all()
     np.testing.assert_allclose(derivative[0], back(g[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_other_parameters_without_a_gradient_have_a_derivative_of_zero() -> None:
+    optimizer = curvax.muon(0.1)
+    zeros = {"kernel": jnp.zeros((3, 3)), "bias": jnp.zeros(3)}
+    state = optimizer.init(zeros)
+    found = jax.grad(lambda g: jnp.sum(optimizer.update(g, state, zeros)[0]["bias"]))(zeros)
+    assert jnp.isfinite(found["bias"]).all()
+
+
+def test_a_length_of_zero_has_a_derivative_in_the_next_step() -> None:
+    clip = curvax.clip_by_last_norm(1.0)
+
+    def loss(g: Any) -> Any:
+        _, state = clip.update(g, clip.init(g))
+        return jnp.sum(clip.update(g + 1, state)[0])
+
+    assert (jax.grad(loss)(jnp.zeros(1)) == 1).all()
 
 
 def test_eigenbases_without_a_limit_have_derivatives_in_reverse_mode() -> None:

@@ -21,6 +21,7 @@ import optax
 from .._counts import next_step
 from .._trees import widened
 from .._validate import checked
+from ..linalg._numerics import safe_root
 
 
 class ClipByLastNormState(NamedTuple):
@@ -70,8 +71,9 @@ def clip_by_last_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransform
         return ClipByLastNormState(jnp.zeros([], jnp.float32), jnp.zeros([], jnp.int32))
 
     def update(updates: Any, state: Any, params: Any = None):
-        # A norm of 0 gives the quotient ∞.
-        factor = jnp.minimum(1.0, max_norm / jnp.sqrt(state.squares))
+        norm = safe_root(state.squares)
+        long = ~(norm <= max_norm)  # also if it is NaN
+        factor = jnp.where(long, max_norm / jnp.where(long, norm, 1), 1)
         clipped = jax.tree.map(lambda g: g * factor.astype(g.dtype), updates)
         squares = [jnp.square(g) for g in jax.tree.leaves(widened(updates))]
         each = [jnp.sum(jnp.where(jnp.isfinite(x), x, 0)).astype(jnp.float32) for x in squares]

@@ -25,6 +25,7 @@ from .._stacks import check_directions
 from .._trees import in_full_range, widened
 from .._validate import Value, check_fields, check_transformation
 from ..linalg._numerics import rescaled
+from ._moment_ratio import adam as adam_direction
 
 
 class GraftState(NamedTuple):
@@ -138,7 +139,7 @@ class AdamGraft(Graft):
     __post_init__ = check_fields
 
     def length(self, average: Any, b2: Any) -> optax.GradientTransformation:
-        return optax.scale_by_adam(self.b1, 0.999 if b2 is None else b2, self.eps)
+        return adam_direction(self.b1, 0.999 if b2 is None else b2, self.eps)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ D = M / (\sqrt v + \epsilon)$$
 them to ±1. An entry gives 0 if $\sqrt v \le 64 \sqrt{\max(m, n)}\,\mathrm{eps}\,\max \sqrt v$,
 with the maximum over its matrix, or if $v = 0$. Most noise is that of eigenvectors: in SOAP's first
 step on random matrices up to 17 eps for order 6, 298 for 32 and 429 for 128 (measured on a CPU).
-In a subspace, where an entry is determined by whatever basis is used, the bound is the rounding of
-a product with it, which `in_subspace` gives. Batch entries do not influence each other. *Cost*:
-`10 mn` FLOPs.
+In a subspace, where an entry is determined by whatever basis is used, `in_subspace` has set those
+within their own rounding to 0, and only `v = 0` gives 0. Batch entries do not influence each other.
+*Cost*: `10 mn` FLOPs.
 
 *Bound.* By the Cauchy-Schwarz inequality, for $b_1^2 < b_2$ and averages that start at zero,
 
@@ -36,6 +36,9 @@ from .._counts import next_step
 from .._stacks import each_array
 from .._validate import checked
 from ..linalg._numerics import magnitude, safe_root
+
+TINY = float(np.finfo(np.float32).tiny)
+"""Less than half a unit of each square from 1e-15 on, whose root is nothing beside Adam's ε."""
 
 
 class MomentRatioState(NamedTuple):
@@ -104,6 +107,15 @@ def moment_ratio(
     return optax.GradientTransformationExtraArgs(
         *each_array("moment_ratio", init, update, work=None)
     )
+
+
+def adam(
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+) -> optax.GradientTransformation:
+    """Optax's Adam, whose updates have a derivative of 0 at gradients of 0."""
+    return optax.scale_by_adam(b1, b2, eps, eps_root=TINY)  # pyright: ignore[reportArgumentType]
 
 
 def largest_ratio(

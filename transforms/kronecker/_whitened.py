@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from ..directions._moment_ratio import largest_ratio
-from ..linalg._numerics import significant
+from ..linalg._numerics import safe_root, significant
 from ..refresh._policy import RefreshPolicy
 
 
@@ -45,7 +45,8 @@ def starting_multiple(
 ) -> jax.Array:
     """The multiple of the identity, `(...)`, at which the statistics of `g (..., m, n)` start."""
     mean_square = jnp.mean(jnp.square(g.astype(dtype)), axis=(-2, -1))
-    return jnp.where(jnp.asarray(initial) > 0, initial, mean_square ** (1 / sides)).astype(dtype)
+    start = safe_root(mean_square) if sides == 2 else mean_square
+    return jnp.where(jnp.asarray(initial) > 0, initial, start).astype(dtype)
 
 
 def inverse_roots(d: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jax.core import eval_jaxpr
 
 from ._numerics import declared
-from ._platforms import by_platform, in_rows
+from ._platforms import behind_barrier, by_platform, in_rows
 
 
 class Groups(NamedTuple):
@@ -174,7 +174,7 @@ def at_most_once(f: Callable[..., Any], due: jax.Array, inputs: Any, state: Any)
     A `lax.cond` would copy a state that it does not change; a loop with no rounds does not. XLA
     would compute what does not depend on the round before the loop, at every step.
     """
-    anew = lambda j: jax.lax.optimization_barrier((inputs, j))[0]  # noqa: E731
+    anew = lambda j: behind_barrier((inputs, j))[0]  # noqa: E731
     round_of = lambda j, s: f(anew(j), s)  # noqa: E731
     return _rounds(due.astype(jnp.int32), round_of, state, most=1)
 
@@ -200,7 +200,12 @@ def while_at_most(
 
     def scanned(captured: Any, state: Any) -> Any:
         running, advance = bound(captured)
-        visit = lambda s, _: (jax.lax.cond(running(s), advance, lambda s: s, s), None)  # noqa: E731
+
+        def visit(state: Any, _: Any) -> tuple[Any, None]:
+            runs = running(state)
+            moved = lambda s: jax.tree.map(lambda a, b: jnp.where(runs, a, b), advance(s), s)  # noqa: E731
+            return jax.lax.cond(_of_any(runs), moved, lambda s: s, state), None
+
         return jax.lax.scan(visit, state, length=most)[0]
 
     def bound(captured: Any) -> list[Callable[[Any], Any]]:
@@ -208,6 +213,20 @@ def while_at_most(
 
     closed, captured = zip(*(_closed(f, state) for f in (unfinished, step)), strict=True)
     return loop(captured, state)
+
+
+@jax.custom_batching.custom_vmap
+def _of_any(flag: jax.Array) -> jax.Array:
+    """`flag`; under `vmap`, whether any of the batch is True.
+
+    A condition on a batch is a choice, whose tangents JAX cannot transpose in a rule for them.
+    """
+    return flag
+
+
+@_of_any.def_vmap
+def _(size: int, is_batch: list[bool], flags: jax.Array) -> tuple[jax.Array, bool]:
+    return _of_any(jnp.any(flags, axis=0)), False
 
 
 def _closed(f: Callable[[Any], Any], argument: Any) -> tuple[Callable[[Any, Any], Any], Any]:
@@ -277,7 +296,7 @@ def _visit_groups(
         last, flat = carry
         i = next_of(j, last).astype(jnp.int32)
         # In a batch of one, a loop invariant.
-        one, _ = jax.lax.optimization_barrier(([take(x, i) for x in flat + read], j))
+        one, _ = behind_barrier(([take(x, i) for x in flat + read], j))
         one = in_rows(one)
         entry = treedef.unflatten(one[: len(flat)])
         new = jax.tree.leaves(visit(entry, read_treedef.unflatten(one[len(flat) :])))

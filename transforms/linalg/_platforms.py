@@ -93,6 +93,17 @@ def _row_major(arrays: Any) -> Any:
     return jax.tree.map(lambda x: x if x.ndim < 2 else by_rows(x), arrays)
 
 
+@jax.custom_jvp
+def behind_barrier(tree: Any) -> Any:
+    """`jax.lax.optimization_barrier`, which JAX transposes only if all arrays have tangents."""
+    return jax.lax.optimization_barrier(tree)
+
+
+@behind_barrier.defjvp
+def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    return behind_barrier(*primals), tangents[0]
+
+
 def diagonals(x: jax.Array) -> jax.Array:
     """The diagonals `(..., d)` of `x (..., d, d)`, without the gather of `jnp.diagonal`.
 

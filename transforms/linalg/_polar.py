@@ -33,7 +33,7 @@ errors against float64, of five iterations and 128 × 512 (`tests/linalg/test_po
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -253,7 +253,7 @@ def polar_svd(x: jax.Array, size: int | None = None, axis_name: AxisName = None)
     """
     size, x = size or max(x.shape[-2:]), inexact(x)
     by_products = partial(_of_range, size=size, axis_name=axis_name)
-    by_svd = partial(_by_svd, size=size)
+    by_svd = _zero_of_zero(partial(_by_svd, size=size))
     return by_platform(gpu=by_products, tpu=by_products, default=by_svd)(x)
 
 
@@ -264,7 +264,20 @@ def polar_qr_svd(x: jax.Array, axis_name: AxisName = None) -> jax.Array:
     anyway; a QR goes column by column.
     """
     by_products = partial(_of_range, size=max(x.shape[-2:]), axis_name=axis_name)
-    return by_platform(gpu=by_products, tpu=by_products, default=_by_qr_svd)(inexact(x))
+    by_svd = _zero_of_zero(_by_qr_svd)
+    return by_platform(gpu=by_products, tpu=by_products, default=by_svd)(inexact(x))
+
+
+def _zero_of_zero(f: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """`f`, with a derivative of 0 at matrices of zeros, where decompositions have none."""
+
+    def changed(x: jax.Array) -> jax.Array:
+        some = jnp.any(x != 0, axis=(-2, -1), keepdims=True)
+        *_, m, n = x.shape
+        sound = jnp.eye(m, n, dtype=x.dtype) * jnp.arange(1, n + 1, dtype=x.dtype)[None]
+        return jnp.where(some, f(jnp.where(some, x, jnp.broadcast_to(sound, x.shape))), 0)
+
+    return changed
 
 
 def _scaled_or_zero(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from .._validate import checked
-from ..linalg._numerics import EIGENVALUE_NOISE
+from ..linalg._numerics import EIGENVALUE_NOISE, safe_norm
 from ._policy import Check, Every, RefreshPolicy, Verdict
 
 ROUNDING_FLOOR = EIGENVALUE_NOISE
@@ -60,10 +60,10 @@ def damping_proxy(
     error = jnp.where(jnp.abs(error) <= noise, 0, error)
     damped = jnp.maximum(jnp.maximum(eigenvalues, 0) + damping, noise)
     whitening = damped**-0.5
-    change = jnp.linalg.norm(whitening[:, None] * error * whitening[None, :])  # RC
+    change = safe_norm(whitening[:, None] * error * whitening[None, :])  # RC
     # Ours: rows that have always been 0, such as the padding of blocks, do not enter α.
     roots = jnp.where(live, damped ** (-1 / root), 0)
-    norm = jnp.linalg.norm(roots)
+    norm = safe_norm(roots)
     return jnp.max(roots) / jnp.where(norm > 0, norm, 1) * change / root
 
 

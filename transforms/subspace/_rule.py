@@ -116,7 +116,8 @@ class SubspaceRule:
     def project(self, g: jax.Array, u: jax.Array, subspace: Subspace) -> Projected:
         """Computes σ (zero if not finite), whether each matrix is finite, and the column energies.
 
-        A row of σ that is rounding noise, at most `noise · ‖σ‖` long, is zero.
+        An entry of σ within its own rounding, `√d eps` times the length of its column of g, is
+        zero, and so is a row within that of a rounded basis.
 
         An entry of g that is not finite makes σ not finite, and σ is the smaller array to check;
         where a compensation reads the energies of g, they are checked as well. A matrix whose first
@@ -129,11 +130,16 @@ class SubspaceRule:
         lengths = _read_once(jnp.sum(sigma * sigma, axis=side.other_axis, keepdims=True))
         total = jnp.sum(lengths, axis=side.axis, keepdims=True)
         # Adam would raise the rounding noise of a direction in which g is zero to its own length.
-        noise = self._noise(g, max(g.shape[-2:]))
-        sigma = jnp.where(lengths < noise**2 * total, 0, sigma)  # NaN stays
-        inside = whole = None
-        if self.compensation is not None:
-            inside, whole = _squares(sigma, side), _read_once(_squares(g, side))
+        whole = _read_once(_squares(g, side))
+        eps = side.order(g) ** 0.5 * float(jnp.finfo(g.dtype).eps)
+        noise = eps * jnp.expand_dims(jnp.sqrt(whole), side.axis)
+        of_basis = self._basis_noise(g) ** 2 * total
+        sigma = jnp.where((jnp.abs(sigma) < noise) | (lengths < of_basis), 0, sigma)  # NaN stays
+        inside = None
+        if self.compensation is None:
+            whole = None
+        else:
+            inside = _squares(sigma, side)
             if self.compensation.residual is not None:
                 total = total + whole.sum(axis=-1)[..., None, None]
         finite = jnp.isfinite(total) & ~(untried(subspace)[..., None, None] & (total > 0))
@@ -141,16 +147,15 @@ class SubspaceRule:
         inside, whole = jax.tree.map(lambda x: jnp.where(columns, x, 0), (inside, whole))
         return Projected(g, u, jnp.where(finite, sigma, 0), finite, inside, whole)
 
-    def _noise(self, g: jax.Array, terms: int) -> float:
-        """The rounding error of a sum of so many terms, relative to the lengths of its factors.
+    def _basis_noise(self, g: jax.Array) -> float:
+        """The length of a row of σ that the rounding of a stored basis leaves, relative to ‖G‖.
 
-        The errors of a rounded basis are independent: of a row of σ they make at most half a unit
-        times `‖G‖ / √(3 · order)`, unless few rows hold the gradient. The factor 4√3 is a margin.
+        Its errors are independent: they make at most half a unit times `‖G‖ / √(3 · order)`, unless
+        few rows hold the gradient. The factor 4√3 is a margin.
         """
-        noise = terms * float(jnp.finfo(g.dtype).eps)
-        if self.dtype is None or not self.basis.kept:
-            return noise
-        return max(noise, float(jnp.finfo(self.dtype).eps) / self.side_of(g).order(g) ** 0.5)
+        if self.dtype is None or not self.basis.kept or self.dtype == g.dtype:
+            return 0.0
+        return float(jnp.finfo(self.dtype).eps) / self.side_of(g).order(g) ** 0.5
 
     def check(
         self, g: jax.Array, size: jax.Array, subspace: Subspace, number: Any, first: Any = None
@@ -330,7 +335,7 @@ class SubspaceRule:
         squares = functools.partial(_squares, side=side)
         inner = squares(moved)
         outside = whole - inside
-        noise = self._noise(g, rows)
+        noise = max(rows * float(jnp.finfo(g.dtype).eps), self._basis_noise(g))
         outside = jnp.where(jnp.abs(outside) <= noise * whole, 0, outside)
         rho = self.compensation.residual
         if rho is None:

@@ -168,9 +168,8 @@ def in_subspace(
             wide = jax.lax.optimization_barrier(wide)
         u = rule.basis_in_use(wide, subspace)
         projected = rule.project(wide, u, subspace)
-        # Of an entry of σ, by itself: for `moment_ratio`.
-        noise = rule.orders(wide)[0] ** 0.5 * float(jnp.finfo(wide.dtype).eps)
-        moved, inner_state = transform.update(projected.sigma, inner_state, None, noise=noise)
+        # σ has no noise: `moment_ratio` need not look for it.
+        moved, inner_state = transform.update(projected.sigma, inner_state, None, noise=0.0)
         direction, subspace = rule.combined(projected, subspace, moved)
         new = SubspaceState(count, subspace, inner_state)
         return direction.astype(g.dtype), _narrow(stored, new)
