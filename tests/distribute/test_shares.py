@@ -64,6 +64,9 @@ def test_every_matrix_is_on_one_device_and_no_device_has_much_more_than_others(
                 load[device] += _shares.cost(*shapes[r.kinds[kind]][1:])
     for key, shape in shapes.items():
         assert sorted(found[key]) == list(range(shape[0]))
+        rounds = [[i for i in r.entries(key, -1) if i >= 0] for r in shares.rounds]
+        places = [i for entries in rounds for i in sorted(entries)]
+        assert places == sorted(places)  # updates come back round by round
     dearest = max((_shares.cost(*shape[1:]) for shape in shapes.values()), default=0)
     assert max(number) - min(number) <= len(shares.rounds)
     assert max(load) - min(load) <= dearest * (1 + 1e-9)
@@ -118,6 +121,15 @@ def test_cheap_matrices_that_fill_gaps_are_updated_as_on_one_device(kind: str) -
     summary = curvax.summarize(optimizer, params)
     mean = (6 * 8**2 * 32 + 12 * 4**2 * 16) / 4
     assert f"4 devices the busiest has {2 * 8**2 * 32 / mean:.2f}" in summary
+
+
+def test_a_matrix_that_is_dealt_out_early_into_a_late_round_gets_its_own_update() -> None:
+    """The third of four small ones goes to a device that has one, the last to one that has none."""
+    shapes = {"large": (2, 24, 12), "square": (1, 16, 16), "small": (4, 12, 12)}
+    assert len(_shares.share(shapes, 4).rounds) == 3
+    kernels = {f"{key}/{i}/kernel": x[1:] for key, x in shapes.items() for i in range(x[0])}
+    racs = NAMED["racs"]
+    as_on_one_device(racs.make, *given(kernels, 2), mesh_of(), racs.growth)
 
 
 @hypothesis.settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None)

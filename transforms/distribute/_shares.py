@@ -166,9 +166,11 @@ def _dealt(
         for (load, device), item in zip(least, items, strict=True):
             by_device[device].append(item)
             heapq.heappush(busy, (load + prices[item[0]], device))
-    rounds = []
+    rounds, numbers = [], {key: itertools.count() for key in left}
     for items in itertools.zip_longest(*by_device):
+        # Anew, in the order of the rounds, in which updates come back.
+        entries = {item: next(numbers[item[0]]) for item in sorted(filter(None, items))}
         kinds = tuple(dict.fromkeys(item[0] for item in items if item))
         kind = tuple(kinds.index(item[0]) if item else len(kinds) for item in items)
-        rounds.append(Round(kinds, kind, tuple(item[1] if item else 0 for item in items)))
+        rounds.append(Round(kinds, kind, tuple(entries.get(item, 0) for item in items)))
     return tuple(rounds), [load for load, _ in busy]
