@@ -55,18 +55,16 @@ def test_every_matrix_is_on_one_device_and_no_device_has_much_more_than_others(
         number += shares.even[key] // devices
         load += shares.even[key] // devices * _shares.cost(*shape[1:])
     for r in shares.rounds:
-        assert len(r.kind) == len(r.entry) == devices
-        assert len(set(r.kinds)) == len(r.kinds) == len(set(r.kind) - {len(r.kinds)})
-        for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
-            if kind < len(r.kinds):
-                found[r.kinds[kind]].append(shares.even[r.kinds[kind]] + entry)
-                number[device] += 1
-                load[device] += _shares.cost(*shapes[r.kinds[kind]][1:])
+        busy = [device for owners in r.owners.values() for device in owners]
+        assert len(set(busy)) == len(busy) and set(busy) <= set(range(devices))
+        for i, (key, owners) in enumerate(r.owners.items()):
+            places = r.places(key, devices)[[*owners]]
+            found[key] += [*places]  # in order: updates come back round by round
+            assert {*owners} == {*np.flatnonzero(r.kinds(devices) == i)}
+            number[[*owners]] += 1
+            load[[*owners]] += _shares.cost(*shapes[key][1:])
     for key, shape in shapes.items():
-        assert sorted(found[key]) == list(range(shape[0]))
-        rounds = [[i for i in r.entries(key, -1) if i >= 0] for r in shares.rounds]
-        places = [i for entries in rounds for i in sorted(entries)]
-        assert places == sorted(places)  # updates come back round by round
+        assert found[key] == list(range(shape[0]))
     dearest = max((_shares.cost(*shape[1:]) for shape in shapes.values()), default=0)
     assert max(number) - min(number) <= len(shares.rounds)
     assert max(load) - min(load) <= dearest * (1 + 1e-9)
@@ -105,7 +103,7 @@ def test_no_device_has_a_tenth_more_work_than_the_mean(name: str) -> None:
     shares = _shares.share(shapes, devices, (), _shares.product_cost)
     assert shares.busiest <= 1.1
     held = sum(shares.even[key] // devices * math.prod(shape[1:]) for key, shape in shapes.items())
-    held += sum(max(math.prod(shapes[key][1:]) for key in r.kinds) for r in shares.rounds)
+    held += sum(max(math.prod(shapes[key][1:]) for key in r.owners) for r in shares.rounds)
     assert held <= most * sum(map(math.prod, shapes.values())) / devices
     with mock.patch.object(_shares, "BALANCED", math.inf):
         assert _shares.share(shapes, devices, (), _shares.product_cost).busiest > 1.1
@@ -155,10 +153,9 @@ def test_matrices_are_shared_as_far_as_it_makes_a_step_shorter(
         load += sum(left[key] * price[key] for key in shares.shared) / devices
         dealt = collections.Counter[str]()
         for r in shares.rounds:
-            for device, kind in enumerate(r.kind):
-                if kind < len(r.kinds):
-                    dealt[r.kinds[kind]] += 1
-                    load[device] += price[r.kinds[kind]]
+            for key, owners in r.owners.items():
+                dealt[key] += len(owners)
+                load[[*owners]] += price[key]
         assert dealt == {key: n for key, n in left.items() if n and key not in shares.shared}
         return max(load) + sum(left[key] * 20 * min(shapes[key][1:]) ** 2 for key in shares.shared)
 

@@ -28,7 +28,7 @@ from .._stacks import Plan, init_each, plan_of, planned
 from .._validate import as_transformation
 from ._layout import StateLayout
 from ._meshes import axis_names, is_explicit, mesh_axes
-from ._shares import Stacks, cost, product_cost
+from ._shares import cost, product_cost
 from ._step import Matrices, OnMesh, Step, Within
 
 SMALLEST = 1024
@@ -170,11 +170,14 @@ def _layouts(
     return layout_of
 
 
-def _init(init: Callable[[Any], Any], layout: StateLayout, stacks: Stacks) -> dict[str, Any]:
+def _init(
+    init: Callable[[Any], Any], layout: StateLayout, stacks: Mapping[str, Any]
+) -> dict[str, Any]:
     """The states of one device, in a plan that knows the owner of each matrix."""
-    arrays = plan_of(stacks).arrays
-    owners = {key: layout.shares.devices_of(key) for key in arrays}
-    plan = {key: array._replace(devices=owners[key]) for key, array in arrays.items()}
+    plan = {
+        key: array._replace(devices=layout.shares.devices_of(key, len(array.devices)))
+        for key, array in plan_of(stacks).arrays.items()
+    }
     with planned(Plan(plan)):
         return init_each(init, stacks)
 

@@ -24,6 +24,7 @@ from .._own_state import difference, kinds_of
 from .._paths import is_box, is_hole, named_leaves
 from .._recording import repeated
 from .._stacks import StateSplit, init_each
+from ._routes import padded
 from ._shares import Round, cost, share
 
 StackShapes = Mapping[str, jax.ShapeDtypeStruct]
@@ -93,8 +94,7 @@ class StackLayout:
             parts[x.dtype.name].append(x.reshape(-1))
         buffers = {}
         for dtype, length in lengths.items():
-            flat = jnp.concatenate([*parts[dtype], jnp.zeros(0, dtype)])
-            buffers[dtype] = jnp.pad(flat, (0, length - flat.size))
+            buffers[dtype] = padded(jnp.concatenate([*parts[dtype], jnp.zeros(0, dtype)]), length)
         return buffers
 
     def unpacked(self, buffers: Mapping[str, jax.Array]) -> Any:
@@ -168,20 +168,15 @@ class StateLayout:
             jax.tree.map(lambda x: spec_of(x.shape, axes, devices), split),
         )
 
-    def lengths(self, kinds: tuple[str, ...]) -> dict[str, int]:
+    def lengths(self, r: Round) -> dict[str, int]:
         """The length of a round's buffers, by dtype."""
         longest: Counter[str] = Counter()
-        for key in kinds:
+        for key in r.owners:
             sizes: Counter[str] = Counter()
             for x in jax.tree.leaves(self.of[key].matrix):
                 sizes[x.dtype.name] += math.prod(x.shape)
             longest |= sizes  # the larger of both
         return dict(longest)
-
-    def matrices(self, rows: jax.Array, key: str) -> jax.Array:
-        """Flat rows as matrices of a stack."""
-        shape = self.stacks[key].shape[1:]
-        return rows[:, : math.prod(shape)].reshape(-1, *shape)
 
     def divided(self, states: Mapping[str, Any]) -> DistributedState:
         """The distributed form of the states of one device."""
@@ -191,17 +186,14 @@ class StateLayout:
         def entries_at(key: str, place: slice) -> Any:
             return jax.tree.map(lambda x: x[place], parts[key][0])
 
-        def row(r: Round, kind: int, entry: int, lengths: dict[str, int]) -> Buffers:
-            if kind == len(r.kinds):
-                return {dtype: jnp.zeros(size, dtype) for dtype, size in lengths.items()}
-            key = r.kinds[kind]
-            place = even[key] + entry
-            return self.of[key].packed(entries_at(key, slice(place, place + 1)), lengths)
-
         dealt = []
         for r in self.shares.rounds:
-            lengths = self.lengths(r.kinds)
-            rows = [row(r, *place, lengths) for place in zip(r.kind, r.entry, strict=True)]
+            lengths = self.lengths(r)
+            rows = [{dtype: jnp.zeros(n, dtype) for dtype, n in lengths.items()}]
+            rows *= self.shares.devices
+            for key, owners in r.owners.items():
+                for i, device in enumerate(owners, r.start[key]):
+                    rows[device] = self.of[key].packed(entries_at(key, slice(i, i + 1)), lengths)
             dealt.append(jax.tree.map(lambda *x: jnp.stack(x), *rows))
         return DistributedState(
             {key: common for key, (_, common) in parts.items()},
@@ -212,21 +204,19 @@ class StateLayout:
 
     def undivided(self, state: DistributedState) -> dict[str, Any]:
         """The states of one device; the inverse of `divided`."""
-        left: dict[str, dict[int, Any]] = {key: {} for key in self.of}
+        parts = {key: [state.even[key]] if key in state.even else [] for key in self.of}
         for r, buffers in zip(self.shares.rounds, state.dealt, strict=True):
-            for device, (kind, entry) in enumerate(zip(r.kind, r.entry, strict=True)):
-                if kind < len(r.kinds):
-                    row = {dtype: x[device] for dtype, x in buffers.items()}
-                    left[r.kinds[kind]][entry] = self.of[r.kinds[kind]].unpacked(row)
+            for key, owners in r.owners.items():
+                rows = [{dtype: x[device] for dtype, x in buffers.items()} for device in owners]
+                parts[key] += map(self.of[key].unpacked, rows)
+        for key, arrays in state.split.items():
+            parts[key].append(arrays)
 
-        def arrays_of(key: str) -> Any:
-            parts = [state.even[key]] if key in state.even else []
-            parts += [arrays for _, arrays in sorted(left[key].items())]
-            parts += [state.split[key]] if key in state.split else []
-            return jax.tree.map(lambda *x: x[0] if len(x) == 1 else jnp.concatenate(x), *parts)
+        def joined(*x: jax.Array) -> jax.Array:
+            return x[0] if len(x) == 1 else jnp.concatenate(x)
 
         return {
-            key: layout.split.joined(arrays_of(key), state.common[key])
+            key: layout.split.joined(jax.tree.map(joined, *parts[key]), state.common[key])
             for key, layout in self.of.items()
         }
 

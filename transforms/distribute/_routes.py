@@ -10,21 +10,19 @@ another axis of the array, if it divides one, or the array is gathered along it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from ._meshes import as_axes
 
 Axes = tuple[str, ...]
-
-
 Form = Any  # a `MatrixForm`, or a `Stack`
 Labels = tuple[tuple[Any, ...], ...]  # of the parts of axes
 
@@ -75,33 +73,35 @@ class Move(NamedTuple):
             return jax.lax.all_gather(x, self.axes, axis=self.source, tiled=True)
         return jax.lax.all_to_all(x, self.axes, self.target, self.source, tiled=True)
 
-    def back(self, x: jax.Array, size: int) -> jax.Array:
+    def back(self, x: jax.Array) -> jax.Array:
         if self.target is None:
-            length = x.shape[self.source] // size
-            start = jax.lax.axis_index(self.axes) * length
-            return jax.lax.dynamic_slice_in_dim(x, start, length, self.source)
+            return device_part(x, self.axes, self.source)
         return jax.lax.all_to_all(x, self.axes, self.source, self.target, tiled=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Route:
-    """How an array travels."""
+class Route(NamedTuple):
+    """How an array travels.
+
+    In a row of numbers, the axes of a matrix that a mesh axis divides come first, until matrices
+    are whole. If they came last, TPUs would pad the few columns that a device has of a matrix (to
+    0.8 GB of temporaries for 24 kernels of LLaMA-1B on 256 of them).
+    """
 
     form: Form
     tile: Form  # of the array on one device after the moves
-    sizes: Mapping[str, int] = dataclasses.field(repr=False)  # of mesh axes
     moves: tuple[Move, ...]
     batch: tuple[Axes, ...]  # the mesh axes along each axis of the batch, and along heads or blocks
-    sides: tuple[Axes, ...]  # and along each axis of a matrix
-    local: tuple[int, ...]  # the axes of a matrix on one device
-    used: Axes = ()  # by all arrays that travel together
+    order: tuple[int, ...]  # of the axes of a matrix in a row
+    sides: tuple[Axes, ...]  # in this order, the mesh axes along each
+    local: tuple[int, ...]  # and its length on one device
+    used: Axes  # the mesh axes along which it or an array that travels with it is divided
 
     @classmethod
-    def of(cls, form: Form, spec: P, sizes: Mapping[str, int]) -> Route:
+    def of(cls, form: Form, spec: P, used: Axes) -> Route:
         """The route of an array that lies like this."""
         entries = (*spec, *[None] * (len(form.shape) - len(spec)))
-        placed = [tuple(a for a in as_axes(entry) if sizes[a] > 1) for entry in entries]
-        shape = [n // number(axes, sizes) for n, axes in zip(form.shape, placed, strict=True)]
+        placed = [tuple(a for a in as_axes(entry) if a in used) for entry in entries]
+        shape = [n // number(axes) for n, axes in zip(form.shape, placed, strict=True)]
         batch, *sides = form.axes
         cut = [
             axis for side, is_cut in zip(sides, form.cut, strict=True) if is_cut for axis in side
@@ -110,7 +110,7 @@ class Route:
         for axis in cut:
             if not placed[axis]:
                 continue
-            size = number(placed[axis], sizes)
+            size = number(placed[axis])
             # Along a batch axis the parts would be exchanged once more.
             others = [i for i in form.permutation if i not in cut and shape[i] % size == 0]
             target = max(others, key=lambda i: (i not in batch, shape[i]), default=None)
@@ -124,8 +124,10 @@ class Route:
         for side, is_cut, size in zip(sides, form.cut, tile.tile, strict=True):
             along += [()] if is_cut else [placed[axis] for axis in side]
             local += [size] if is_cut else [shape[axis] for axis in side]
+        order = sorted(range(len(along)), key=lambda i: not along[i])
+        along, local = (tuple(x[i] for i in order) for x in (along, local))
         along_batch = (*(placed[axis] for axis in batch), ())
-        return cls(form, tile, sizes, (*moves,), along_batch, (*along,), (*local,))
+        return cls(form, tile, (*moves,), along_batch, (*order,), along, local, used)
 
     @property
     def inner(self) -> Axes:
@@ -138,95 +140,85 @@ class Route:
         return sum(self.batch, ())
 
     @property
+    def idle(self) -> Axes:
+        """The mesh axes along which the array is whole, but others are not."""
+        return tuple(a for a in self.used if a not in self.inner + self.outer)
+
+    @property
     def chunks(self) -> Axes:
         """The mesh axes that divide a matrix's part on one device once more."""
-        return self.outer + tuple(a for a in self.used if a not in self.inner + self.outer)
+        return self.outer + self.idle
 
     @property
     def row_length(self) -> int:
         """The least length of a row."""
-        return -(-math.prod(self.local) // number(self.chunks, self.sizes))
+        return -(-math.prod(self.local) // number(self.chunks))
 
     @property
     def assembly(self) -> Any:
         """What two routes have in common that make matrices from rows in the same way."""
-        return self.sides, self.local, self.chunks
-
-    @property
-    def _axes(self) -> tuple[Labels, Labels, Labels]:
-        """The axes of matrices, as they are, in a row of numbers, and there with mesh axes.
-
-        In a row those that a mesh axis divides come first, until matrices are whole. If they came
-        last, TPUs would pad the few columns that a device has of a matrix (to 0.8 GB of
-        temporaries for 24 kernels of LLaMA-1B on 256 of them).
-        """
-        plain, together = _labels(self.sides)
-        order = sorted(range(len(plain)), key=lambda i: not self.sides[i])
-        ordered, woven = (((-1,), *(axes[i] for i in order)) for axes in (plain, together))
-        return ((-1,), *plain), ordered, woven
-
-    @property
-    def _local(self) -> tuple[int, ...]:
-        return tuple(self.local[i] for (i,) in self._axes[1][1:])
+        return self.order, self.sides, self.local, self.chunks
 
     def rows_of_tile(self, x: jax.Array, length: int) -> jax.Array:
         """The device's parts of all matrices `(count, length)`, from its tile of the array."""
         for move in self.moves:
             x = move.there(x)
-        x = self.tile.to_matrices(x)
-        plain, ordered, _ = self._axes
-        x = regrouped(x.reshape(len(x), *self.local), plain, ordered, self.sizes)
-        outer, rest = self.outer, self.chunks[len(self.outer) :]
-        x = padded(x.reshape(len(x), -1), number(self.chunks, self.sizes) * length)
-        devices = (number(axes, self.sizes) for axes in (outer, rest))
-        x = x.reshape(*_batch(self.tile), *devices, length)
-        x = device_entry(x, rest, x.ndim - 2)
+        x = self._turned(self.tile.to_matrices(x), self.local)
+        x = padded(x.reshape(len(x), -1), number(self.chunks) * length)
+        x = x.reshape(*_batch(self.tile), number(self.outer), number(self.idle), length)
+        x = device_entry(x, self.idle, x.ndim - 2)
+        outer = self.outer
         x = jax.lax.all_to_all(x, outer, x.ndim - 2, 0) if outer else jnp.moveaxis(x, -2, 0)
         apart, together = _labels(self.batch)
-        return regrouped(x, (outer, *apart), together, self.sizes).reshape(-1, length)
+        return regrouped(x, (outer, *apart), together).reshape(-1, length)
 
     def part(self, rows: jax.Array) -> jax.Array:
         """The inverse: the form's part `(batch, rows, columns)` of the device's tile."""
-        outer, rest = self.outer, self.chunks[len(self.outer) :]
-        apart, together = _labels(self.batch)
+        outer, (apart, together) = self.outer, _labels(self.batch)
         x = rows.reshape(*_batch(self.form), rows.shape[-1])
-        x = regrouped(x, together, (outer, *apart), self.sizes)
+        x = regrouped(x, together, (outer, *apart))
         x = jax.lax.all_to_all(x, outer, 0, x.ndim - 2) if outer else jnp.moveaxis(x, 0, -2)
-        if rest:
-            x = jax.lax.all_gather(x, rest, axis=x.ndim - 1)
-        plain, ordered, _ = self._axes
+        if self.idle:
+            x = jax.lax.all_gather(x, self.idle, axis=x.ndim - 1)
         x = x.reshape(self.tile.count, -1)[:, : math.prod(self.local)]
-        x = regrouped(x.reshape(len(x), *self._local), ordered, plain, self.sizes)
+        x = self._turned_back(x.reshape(len(x), *self.local))
         return self.tile.uncut(x.reshape(-1, *self.tile.tile))
 
     def whole(self, parts: Sequence[jax.Array]) -> jax.Array:
         """The device's tile of the array as it lies, from all its parts."""
         x = self.tile.joined(parts)
         for move in reversed(self.moves):
-            x = move.back(x, number(move.axes, self.sizes))
+            x = move.back(x)
         return x
 
     def matrices(self, x: jax.Array) -> jax.Array:
         """Matrices `(k, m, n)` from the parts that all devices have of them `(…, k, length)`."""
-        plain, ordered, woven = self._axes
+        apart, together = _labels(self.sides)
         whole = (self.inner, (-1,), (*self.chunks, -2))
-        x = regrouped(x, (self.used, (-1,), (-2,)), whole, self.sizes)
-        x = x[..., : math.prod(self.local)].reshape(*x.shape[:2], *self._local)
-        x = regrouped(x, (self.inner, *ordered), woven, self.sizes)
-        x = regrouped(x, ordered, plain, self.sizes).reshape(len(x), *self.form.tile)
+        x = regrouped(x, (self.used, (-1,), (-2,)), whole)
+        x = x[..., : math.prod(self.local)].reshape(*x.shape[:2], *self.local)
+        x = regrouped(x, (self.inner, (-1,), *apart), ((-1,), *together))
+        x = self._turned_back(x).reshape(len(x), *self.form.tile)
         # XLA would leave them turned, and sum in another order than on one device.
         return jax.lax.optimization_barrier(x)
 
     def rows_of_matrices(self, x: jax.Array, length: int) -> jax.Array:
         """The inverse of `matrices`: `(devices, k, length)`."""
-        plain, ordered, woven = self._axes
+        apart, together = _labels(self.sides)
         pairs = zip(self.local, self.sides, strict=True)
-        sizes = (n * number(axes, self.sizes) for n, axes in pairs)
-        x = regrouped(x.reshape(len(x), *sizes), plain, ordered, self.sizes)
-        x = regrouped(x, woven, (self.inner, *ordered), self.sizes)
-        x = padded(x.reshape(*x.shape[:2], -1), number(self.chunks, self.sizes) * length)
+        x = self._turned(x, [n * number(axes) for n, axes in pairs])
+        x = regrouped(x, ((-1,), *together), (self.inner, (-1,), *apart))
+        x = padded(x.reshape(*x.shape[:2], -1), number(self.chunks) * length)
         whole = (self.inner, (-1,), (*self.chunks, -2))
-        return regrouped(x, whole, (self.used, (-1,), (-2,)), self.sizes)
+        return regrouped(x, whole, (self.used, (-1,), (-2,)))
+
+    def _turned(self, x: jax.Array, lengths: Sequence[int]) -> jax.Array:
+        """Matrices in the order of a row, in which their axes have these lengths."""
+        x = x.reshape(len(x), *(lengths[i] for i in np.argsort(self.order)))
+        return x.transpose(0, *(1 + i for i in self.order))
+
+    def _turned_back(self, x: jax.Array) -> jax.Array:
+        return x.transpose(0, *(1 + int(i) for i in np.argsort(self.order)))
 
 
 def _batch(form: Form) -> tuple[int, ...]:
@@ -246,16 +238,38 @@ def travel_spec(form: Form, mesh: Mesh, axes: Axes) -> P:
     mesh axes divide in neither way is replicated.
     """
     axes = tuple(a for a in axes if mesh.shape[a] > 1)
+    devices = math.prod(mesh.shape[a] for a in axes)
     for side in sorted((form.axes[2], form.axes[1]), key=len):
         for axis in reversed(side):
-            if form.shape[axis] % number(axes, mesh.shape) == 0:
+            if form.shape[axis] % devices == 0:
                 return P(*[None] * axis, axes)
     return P()
 
 
-def number(axes: Sequence[str], sizes: Mapping[str, int]) -> int:
+# Inside a mapped axis.
+
+
+def number(axes: Sequence[str]) -> int:
     """The number of devices along some mesh axes."""
-    return math.prod(sizes[a] for a in axes)
+    return jax.lax.axis_size(tuple(axes))
+
+
+def device_index(axes: Axes) -> Any:
+    """The device's number among those along some mesh axes."""
+    return jax.lax.axis_index(axes) if axes else 0
+
+
+def device_entry(x: Any, axes: Axes, axis: int = 0) -> jax.Array:
+    """The device's entry of an axis that has one for each device along some mesh axes."""
+    if not axes:
+        return jax.lax.index_in_dim(x, 0, axis, keepdims=False)
+    return jax.lax.dynamic_index_in_dim(x, jax.lax.axis_index(axes), axis, keepdims=False)
+
+
+def device_part(x: jax.Array, axes: Axes, axis: int = 0) -> jax.Array:
+    """The device's part of an axis that devices along some mesh axes divide."""
+    size = x.shape[axis] // number(axes)
+    return jax.lax.dynamic_slice_in_dim(x, device_index(axes) * size, size, axis)
 
 
 def padded(x: jax.Array, size: int) -> jax.Array:
@@ -264,22 +278,16 @@ def padded(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
-def regrouped(x: Any, before: Labels, after: Labels, sizes: Mapping[str, int]) -> Any:
+def regrouped(x: Any, before: Labels, after: Labels) -> Any:
     """Splits the first axes of `x` into parts, and merges these in another order.
 
     `before` and `after` are the parts of each axis: mesh axes, and a number for all else.
     """
     lengths: dict[Any, int] = {}
     for n, parts in zip(x.shape, before, strict=False):
-        rest = n // number([a for a in parts if a in sizes], sizes)
-        lengths |= {a: sizes.get(a, rest) for a in parts}
+        along = {a: number([a]) for a in parts if isinstance(a, str)}
+        lengths |= {a: along.get(a, n // math.prod(along.values())) for a in parts}
     order, last = [[*lengths].index(a) for parts in after for a in parts], x.shape[len(before) :]
     x = x.reshape(*lengths.values(), *last)
     x = x.transpose(*order, *range(len(order), x.ndim))
     return x.reshape(*(math.prod(lengths[a] for a in parts) for parts in after), *last)
-
-
-def device_entry(x: jax.Array, axes: Axes, axis: int = 0) -> jax.Array:
-    """A device's entry of an axis that has one for each device along some mesh axes."""
-    index = jax.lax.axis_index(axes) if axes else 0
-    return jax.lax.dynamic_index_in_dim(x, index, axis, keepdims=False)

@@ -18,10 +18,10 @@ blocks, with `block_size`) bounds the number of devices with work.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
-import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -42,54 +42,40 @@ ROUNDS = 8
 """So many rounds at most, if these are dealt out: each is compiled on its own."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):
     """At most one matrix per device."""
 
-    kinds: tuple[str, ...]  # the stacks that the matrices come from
-    kind: tuple[int, ...]  # per device, an index into `kinds`; `len(kinds)` for no matrix
-    entry: tuple[int, ...]  # and the index into the remainder of that stack
+    owners: Mapping[str, tuple[int, ...]]  # per stack, the devices that get its next matrices
+    start: Mapping[str, int]  # and the place of the first of these in the stack
 
-    def entries(self, key: str, none: int) -> list[int]:
-        """Which matrix of the remainder of a stack each device gets; `none` if it gets none."""
-        stacks = [*self.kinds, None]  # the stack of each device's matrix
-        pairs = zip(self.kind, self.entry, strict=True)
-        return [entry if stacks[kind] == key else none for kind, entry in pairs]
+    def kinds(self, devices: int) -> np.ndarray:
+        """Per device, an index into the stacks; their number where it gets no matrix."""
+        kinds = np.full(devices, len(self.owners))
+        for i, owners in enumerate(self.owners.values()):
+            kinds[[*owners]] = i
+        return kinds
 
-    def owners(self, key: str) -> list[int]:
-        """The devices that get matrices of a stack, in the order of these."""
-        entries = self.entries(key, -1)
-        devices = [device for device, entry in enumerate(entries) if entry >= 0]
-        return sorted(devices, key=entries.__getitem__)
+    def places(self, key: str, devices: int) -> np.ndarray:
+        """Per device, the place of its matrix in a stack; of the first where it gets none."""
+        places = np.full(devices, self.start[key])
+        places[[*self.owners[key]]] += np.arange(len(self.owners[key]))
+        return places
 
 
-@dataclasses.dataclass(frozen=True)
-class Shares:
+class Shares(NamedTuple):
     """How some stacks are divided among devices."""
 
     devices: int
-    sizes: Mapping[str, int]  # per stack, the number of matrices
-    even: Mapping[str, int]  # and how many of them, the first, are divided evenly
+    even: Mapping[str, int]  # per stack, how many matrices, the first, are divided evenly
     rounds: tuple[Round, ...]
     shared: tuple[str, ...] = ()  # stacks whose remainders all devices share
     busiest: float = 1.0  # the work of the busiest device over the mean
 
-    def split_stacks(self, stacks: Mapping[str, jax.Array]) -> tuple[Stacks, Stacks, Stacks]:
-        """The evenly divided part of some stacks, and remainders to deal out and to share."""
-        even = {k: x[: self.even[k]] for k, x in stacks.items() if self.even[k]}
-        left = {k: x[self.even[k] :] for k, x in stacks.items() if len(x) > self.even[k]}
-        shared = {key: left.pop(key) for key in self.shared}
-        return even, left, shared
-
-    def devices_of(self, key: str) -> np.ndarray:
-        """The device that owns each matrix of a stack, in order; 0 where all share one."""
-        owners, even = np.zeros(self.sizes[key], int), self.even[key]
-        owners[:even] = np.repeat(np.arange(self.devices), even // self.devices)
-        for r in self.rounds:
-            for device, entry in enumerate(r.entries(key, -1)):
-                if entry >= 0:
-                    owners[even + entry] = device
-        return owners
+    def devices_of(self, key: str, number: int) -> np.ndarray:
+        """The device that owns each of a stack's matrices, in order; 0 where all share one."""
+        owners = [*np.repeat(range(self.devices), self.even[key] // self.devices)]
+        owners += [device for r in self.rounds for device in r.owners.get(key, ())]
+        return np.array(owners + [0] * (number - len(owners)), int)
 
 
 def cost(rows: int, columns: int) -> float:
@@ -120,12 +106,11 @@ def share(
     ) -> tuple[float, Shares]:
         left = {key: shape[0] - even[key] for key, shape in shapes.items()}
         exchanged = EXCHANGE * sum(left.pop(key) * min(shapes[key][1:]) ** 2 for key in split)
-        rounds, load = _dealt(left, prices, devices, at_once)
+        rounds, load = _dealt(left, even, prices, devices, at_once)
         # The work that all devices have alike: the mean of everything that is not dealt out.
         busiest = mean - sum(load) / devices + max(load)
-        sizes = {key: shape[0] for key, shape in shapes.items()}
         shared = tuple(sorted(split))
-        shares = Shares(devices, sizes, even, rounds, shared, busiest / mean if mean else 1.0)
+        shares = Shares(devices, even, rounds, shared, busiest / mean if mean else 1.0)
         return busiest + exchanged, shares
 
     def balanced(split: Sequence[str]) -> tuple[float, Shares]:
@@ -149,28 +134,34 @@ def share(
 
 
 def _dealt(
-    left: Mapping[str, int], prices: Mapping[str, float], devices: int, at_once: bool
+    left: Mapping[str, int],
+    even: Mapping[str, int],
+    prices: Mapping[str, float],
+    devices: int,
+    at_once: bool,
 ) -> tuple[tuple[Round, ...], list[float]]:
     """Rounds of so many matrices of each stack, and the work of each device.
 
     As few rounds as possible, or (`at_once`) as little work as possible for the busiest device.
     """
-    matrices = [(key, i) for key, number in left.items() for i in range(number)]
-    matrices.sort(key=lambda item: -prices[item[0]])
+    matrices = [key for key, number in left.items() for _ in range(number)]
+    matrices.sort(key=lambda key: -prices[key])
     busy = [(0.0, device) for device in range(devices)]  # a heap
-    by_device: list[list[tuple[str, int]]] = [[] for _ in busy]
+    by_round: list[dict[str, tuple[int, ...]]] = []
+    dealt = [0] * devices  # to each device
     each = 1 if at_once else devices
-    for start in range(0, len(matrices), each):
-        items = matrices[start : start + each]
-        least = [heapq.heappop(busy) for _ in items]
-        for (load, device), item in zip(least, items, strict=True):
-            by_device[device].append(item)
-            heapq.heappush(busy, (load + prices[item[0]], device))
-    rounds, numbers = [], {key: itertools.count() for key in left}
-    for items in itertools.zip_longest(*by_device):
-        # Anew, in the order of the rounds, in which updates come back.
-        entries = {item: next(numbers[item[0]]) for item in sorted(filter(None, items))}
-        kinds = tuple(dict.fromkeys(item[0] for item in items if item))
-        kind = tuple(kinds.index(item[0]) if item else len(kinds) for item in items)
-        rounds.append(Round(kinds, kind, tuple(entries.get(item, 0) for item in items)))
+    for first in range(0, len(matrices), each):
+        keys = matrices[first : first + each]
+        least = [heapq.heappop(busy) for _ in keys]
+        for (load, device), key in zip(least, keys, strict=True):
+            if dealt[device] == len(by_round):
+                by_round.append({})
+            owners = by_round[dealt[device]]
+            owners[key] = (*owners.get(key, ()), device)
+            dealt[device] += 1
+            heapq.heappush(busy, (load + prices[key], device))
+    rounds, start = [], Counter(even)
+    for owners in by_round:
+        rounds.append(Round(owners, {key: start[key] for key in owners}))
+        start.update({key: len(devices) for key, devices in owners.items()})
     return tuple(rounds), [load for load, _ in busy]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from .._validate import shown
 from ._exchange import ByOwner, Exchange
 from ._layout import DistributedState, StateLayout, split_axis
 from ._meshes import along, explicit_sharding, is_explicit, resharded, sharded_like, travelled
-from ._routes import Axes, Form, Stack, padded, travel_spec
+from ._routes import Axes, Form, Stack, device_index, device_part, padded, travel_spec
 from ._shares import Round
 
 
@@ -58,12 +58,16 @@ class Step(NamedTuple):
     extra_args: Mapping[str, Any]
 
     def exchanged(
-        self, ways: Sequence[Exchange], state: DistributedState, *arrays: dict[str, jax.Array]
+        self,
+        forms: Mapping[str, tuple[Form, ...]],
+        specs: Mapping[str, P],
+        state: DistributedState,
+        *arrays: dict[str, jax.Array],
     ) -> tuple[dict[str, jax.Array], DistributedState]:
-        """The update of arrays, which go to the owners of their matrices on these ways."""
-        sent = [way.sent(tiles) for way, tiles in zip(ways, arrays, strict=True)]
-        updates, state = self.update(state, *sent)
-        return ways[0].returned(updates, arrays[0]), state
+        """The update of gradients (and parameters), which go to the owners of their matrices."""
+        way = Exchange(self.layout, forms, specs, self.axes)
+        updates, state = self.update(state, *map(way.sent, arrays))
+        return way.returned(updates, arrays[0]), state
 
     def update(
         self, state: DistributedState, gradients: ByOwner, params: ByOwner | None = None
@@ -75,17 +79,17 @@ class Step(NamedTuple):
         parts = {key: (state.even[key], state.common[key]) for key in gradients.even}
         old = self._restarted(parts, gradients.even, params.even)
         for key, x in gradients.even.items():
-            p = params.even.get(key)
-            updates.even[key], new = self._direction(key, x, old[key], p)
-            even[key], common[key] = self.layout.of[key].split.parts(new)
+            updates.even[key], even[key], common[key] = self._direction(
+                key, x, old[key], params.even.get(key)
+            )
         for key, x in gradients.shared.items():
-            p = params.shared.get(key)
-            updates.shared[key], split[key], common[key] = self._shared(key, x, state, p)
-        rounds = self.layout.shares.rounds
-        for r, buffers, *arguments in zip(
-            rounds, state.dealt, gradients.dealt, params.dealt, strict=True
+            updates.shared[key], split[key], common[key] = self._shared(
+                key, x, state, params.shared.get(key)
+            )
+        for r, *arguments in zip(
+            self.layout.shares.rounds, state.dealt, gradients.dealt, params.dealt, strict=True
         ):
-            row, buffers = self._dealt(r, state.common, buffers, *arguments)
+            row, buffers = self._dealt(r, state.common, *arguments)
             updates.dealt.append(row)
             dealt.append(buffers)
         for key in [key for key in state.common if key not in common]:  # in order
@@ -99,40 +103,44 @@ class Step(NamedTuple):
             return states
         return self.restart(states, {key: params.get(key, gradients[key]) for key in states})
 
-    def _direction(self, key: str, gradient: jax.Array, *arguments: Any, **more: Any) -> Any:
-        """The update of some matrices of a stack, and their state."""
-        update, new = self.inner.update(gradient, *arguments, **self.extra_args, **more)
+    def _direction(
+        self, key: str, gradient: jax.Array, state: Any, params: Any, **more: Any
+    ) -> tuple[jax.Array, Any, Any]:
+        """The update of some matrices of a stack, and both parts of their state.
+
+        The update is in the gradient's dtype if that has fewer bits.
+        """
+        update, new = self.inner.update(gradient, state, params, **self.extra_args, **more)
         if update.shape != gradient.shape:
             raise ValueError(
                 f"the direction of the matrices {key!r} must have the shape of their gradient, "
                 f"{gradient.shape}; got {update.shape}."
             )
-        return update, new
+        narrow = min(update.dtype, gradient.dtype, key=lambda dtype: dtype.itemsize)
+        return update.astype(narrow), *self.layout.of[key].split.parts(new)
 
     def _dealt(self, r: Round, common: Any, buffers: Any, gradients: Any, params: Any) -> Any:
         """The update of the device's matrix of a round, and its state."""
         flat = {dtype: x[0] for dtype, x in buffers.items()}
         lengths = {dtype: x.size for dtype, x in flat.items()}
-        size = max(math.prod(gradients[key].shape[1:]) for key in r.kinds)
+        size = max(gradients[key].size for key in r.owners)
 
         def work(key: str, buffers: Any) -> Any:
             parts = {key: (self.layout.of[key].unpacked(buffers), common[key])}
             state = self._restarted(parts, gradients, params)[key]
-            update, new = self._direction(key, gradients[key], state, params.get(key))
-            arrays, _ = self.layout.of[key].split.parts(new)
-            row = padded(update.reshape(-1), size)
-            return row, self.layout.of[key].packed(arrays, lengths)
+            update, arrays, _ = self._direction(key, gradients[key], state, params.get(key))
+            return padded(update.reshape(-1), size), self.layout.of[key].packed(arrays, lengths)
 
-        def alike(key: str, buffers: Any) -> Any:
-            row, buffers = work(key, buffers)
+        works: list[Any] = [functools.partial(work, key) for key in r.owners]
+        dtype = jnp.result_type(*(jax.eval_shape(work, flat)[0] for work in works))
+        works.append(lambda buffers: (jnp.zeros(size, dtype), buffers))
+
+        def alike(work: Any, buffers: Any) -> Any:
+            row, buffers = work(buffers)
             return row.astype(dtype), buffers
 
-        dtype = jnp.result_type(
-            *(jax.eval_shape(functools.partial(work, key), flat)[0] for key in r.kinds)
-        )
-        branches: list[Any] = [functools.partial(alike, key) for key in r.kinds]
-        branches.append(lambda buffers: (jnp.zeros(size, dtype), buffers))
-        kind = jnp.asarray(r.kind)[jax.lax.axis_index(self.axes)]
+        kind = jnp.asarray(r.kinds(self.layout.shares.devices))[device_index(self.axes)]
+        branches = [functools.partial(alike, work) for work in works]
         row, flat = jax.lax.switch(kind, branches, flat)
         return row[None], {dtype: x[None] for dtype, x in flat.items()}
 
@@ -148,17 +156,14 @@ class Step(NamedTuple):
 
         def own_part(x: jax.Array, like: Any) -> jax.Array:
             axis = split_axis(like.shape, devices)
-            if axis is None:
-                return x
-            size = x.shape[axis] // devices
-            start = jax.lax.axis_index(self.axes) * size
-            return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+            return x if axis is None else device_part(x, self.axes, axis)
 
         parts = {key: (jax.tree.map(gathered, state.split[key], layout.matrix), state.common[key])}
         by_key = {} if params is None else {key: params}
         whole = self._restarted(parts, {key: gradient}, by_key)[key]
-        update, new = self._direction(key, gradient, whole, params, shared_axis=self.axes)
-        arrays, common = layout.split.parts(new)
+        update, arrays, common = self._direction(
+            key, gradient, whole, params, shared_axis=self.axes
+        )
         return update, jax.tree.map(own_part, arrays, layout.matrix), common
 
     def _counted(self, key: str, common: Any, gradients: ByOwner, params: ByOwner) -> Any:
@@ -166,12 +171,11 @@ class Step(NamedTuple):
 
         They do not depend on the matrices, so XLA leaves out the rest of this update.
         """
-        i = next(i for i, r in enumerate(self.layout.shares.rounds) if key in r.kinds)
+        i = next(i for i, r in enumerate(self.layout.shares.rounds) if key in r.owners)
         layout = self.layout.of[key]
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), layout.matrix)
         state, p = layout.split.joined(zeros, common), params.dealt[i].get(key)
-        _, new = self.inner.update(gradients.dealt[i][key], state, p, **self.extra_args)
-        return layout.split.parts(new)[1]
+        return self._direction(key, gradients.dealt[i][key], state, p)[2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,30 +223,19 @@ class OnMesh:
     def run(
         self, step: Step, state: DistributedState, gradients: Matrices, *params: Matrices
     ) -> tuple[dict[str, jax.Array], DistributedState]:
-        specs, trees = step.layout.specs(self.axes), (gradients, *params)
-        lie = [
-            {
-                form.parameter: self.spec(form, tree.arrays[form.parameter])
-                for forms in tree.forms.values()
-                for form in forms
-            }
-            for tree in trees
-        ]
-        ways = [
-            Exchange(step.layout, tree.forms, by_name, self.axes, self.mesh.shape)
-            for tree, by_name in zip(trees, lie, strict=True)
-        ]
+        """The update and the state of a step. Parameters travel as their gradients do."""
+        specs = step.layout.specs(self.axes)
+        forms = (form for of_stack in gradients.forms.values() for form in of_stack)
+        lie = {form.parameter: self.spec(form, gradients.arrays[form.parameter]) for form in forms}
+        trees = (gradients, *params)
         work = jax.shard_map(
-            functools.partial(step.exchanged, ways),
+            functools.partial(step.exchanged, gradients.forms, lie),
             mesh=self.mesh,
-            in_specs=(specs, *lie),
-            out_specs=(lie[0], specs),
+            in_specs=(specs, *(lie for _ in trees)),
+            out_specs=(lie, specs),
             check_vma=False,
         )
-        arrays = [
-            {n: self.travelled(tree.arrays[n], spec) for n, spec in by_name.items()}
-            for tree, by_name in zip(trees, lie, strict=True)
-        ]
+        arrays = [{n: self.travelled(m.arrays[n], spec) for n, spec in lie.items()} for m in trees]
         updates, state = work(self.placed(state, step.layout), *arrays)
         return {n: sharded_like(x, gradients.arrays[n]) for n, x in updates.items()}, state
 
@@ -270,19 +263,12 @@ class Within:
         return self.devices
 
     def started(self, state: DistributedState, layout: StateLayout) -> DistributedState:
-        def device_part(x: jax.Array) -> jax.Array:
-            size = x.shape[0] // self.devices
-            return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(self.axes) * size, size)
-
-        even, dealt = jax.tree.map(device_part, (state.even, state.dealt))
-        return state._replace(even=even, dealt=dealt)
+        own = functools.partial(device_part, axes=self.axes)
+        return state._replace(**jax.tree.map(own, {"even": state.even, "dealt": state.dealt}))
 
     def run(
         self, step: Step, state: DistributedState, gradients: Matrices, *params: Matrices
     ) -> tuple[dict[str, jax.Array], DistributedState]:
-        sizes = {a: jax.lax.axis_size(a) for a in self.axes}
-        ways = [
-            Exchange(step.layout, m.forms, dict.fromkeys(m.arrays, P()), self.axes, sizes)
-            for m in (gradients, *params)
-        ]
-        return step.exchanged(ways, state, gradients.arrays, *(m.arrays for m in params))
+        lie = dict.fromkeys(gradients.arrays, P())
+        arrays = (m.arrays for m in (gradients, *params))
+        return step.exchanged(gradients.forms, lie, state, *arrays)
