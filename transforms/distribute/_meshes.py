@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from .._paths import named_leaves
@@ -91,16 +90,14 @@ def travelled(x: jax.Array, mesh: Mesh, spec: P) -> jax.Array:
     mesh axis moves alone, before the others (or behind them), whose place is given first.
     """
     first = {a for entry in spec for a in as_axes(entry)[:-1]}
-    if not first:
-        return resharded(x, mesh, spec)
-    others = along(spec, [*first])
-    place = jax.shard_map(
-        lambda x: x, mesh=mesh, axis_names=first, in_specs=others, out_specs=others, check_vma=False
-    )
-    return resharded(place(x), mesh, spec)
+    if first:
+        others = along(spec, [*first])
+        specs = {"in_specs": others, "out_specs": others}
+        x = jax.shard_map(lambda x: x, mesh=mesh, axis_names=first, check_vma=False, **specs)(x)
+    return resharded(x, mesh, spec)
 
 
-def is_explicit(mesh: Mesh) -> bool:
+def is_explicit(mesh: Mesh | AbstractMesh) -> bool:
     """Whether shardings on this mesh are part of types."""
     return AxisType.Explicit in mesh.axis_types
 
@@ -126,30 +123,21 @@ def sharding_of(x: Any) -> Any:
 def explicit_sharding(x: Any) -> NamedSharding | None:
     """The sharding of `x` if its mesh has Explicit axes (JAX's default), else None."""
     sharding = sharding_of(x)
-    if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
-        return sharding
-    return None
+    known = isinstance(sharding, NamedSharding) and is_explicit(sharding.mesh)
+    return sharding if known else None
 
 
-def unsharded(x: Any) -> Any:
-    """`x` replicated, if its mesh has Explicit axes.
+def unsharded(tree: Any, like: Any = None) -> Any:
+    """`tree` replicated on the mesh of `like` (itself by default), if that has Explicit axes.
 
-    On these JAX does not merge sharded axes, or multiply along them.
+    There JAX does not mix arrays on and off the mesh, merge sharded axes, or multiply along them.
     """
-    x = jnp.asarray(x)
-    sharding = explicit_sharding(x)
+    leaves = jax.tree.leaves(tree if like is None else like)
+    sharding = next(filter(None, map(explicit_sharding, leaves)), None)
     if sharding is None:
-        return x
-    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, P()))
-
-
-def on_mesh_of(gradients: dict[str, jax.Array], state: Any) -> Any:
-    """`state` on the mesh of the gradients: JAX does not mix arrays on and off an Explicit mesh."""
-    sharding = next(filter(None, map(explicit_sharding, gradients.values())), None)
-    if sharding is None:
-        return state
+        return tree
     whole = NamedSharding(sharding.mesh, P())
-    return jax.tree.map(lambda x: jax.sharding.reshard(x, whole), state)
+    return jax.tree.map(lambda x: jax.sharding.reshard(x, whole), tree)
 
 
 def sharded_like(x: jax.Array, like: Any) -> jax.Array:

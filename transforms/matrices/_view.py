@@ -33,7 +33,6 @@ from ..distribute._meshes import (
     check_on_mesh,
     mesh_and_specs,
     mesh_axes,
-    on_mesh_of,
     sharded_like,
     unsharded,
 )
@@ -234,7 +233,7 @@ class _View:
             if self.divided:
                 return MatrixViewState(self.inner.init(matrices))
             # As a step returns it, so that a step compiled ahead of time takes its own state.
-            return MatrixViewState(on_mesh_of(matrices, init_each(self.inner.init, matrices)))
+            return MatrixViewState(unsharded(init_each(self.inner.init, matrices), matrices))
 
     def update(self, updates: Any, state: Any, params: Any = None, **extra_args: Any):
         if self.mesh is not None:
@@ -248,7 +247,7 @@ class _View:
         matrices = None
         if params is not None:
             matrices = gather(groups, params, explicit=explicit)
-        old = on_mesh_of(gradients, state.inner) if explicit else state.inner
+        old = unsharded(state.inner, gradients) if explicit else state.inner
         if self.restart is not None and old:
             old = self.restart(old, gradients if matrices is None else matrices)
         parameters, directions, new = matrices or {}, {}, {}
